@@ -1,0 +1,206 @@
+// Package keyspace names every key and stream. It hides how tenants are spread over partitions and
+// how a hash tag keeps the keys of a partition in one Redis Cluster slot. Pure functions only.
+//
+// Ids are put into keys unescaped: callers have validated them against ^[A-Za-z0-9._-]{1,128}$, so
+// neither a brace nor a colon of a user's ever enters a key.
+package keyspace
+
+import (
+	"fmt"
+	"hash/crc32"
+	"strconv"
+)
+
+// Names of the consumer groups.
+const (
+	GroupIngest     = "ingest"
+	GroupWorkers    = "workers"
+	GroupAggregator = "aggregator"
+)
+
+// Space is one installation's keys: a prefix and a number of partitions.
+type Space struct {
+	prefix     string
+	partitions int
+}
+
+// New returns the space of an installation. Prefix must hold no brace; partitions is at least 1.
+func New(prefix string, partitions int) (Space, error) {
+	for _, r := range prefix {
+		if r == '{' || r == '}' {
+			return Space{}, fmt.Errorf("key prefix %q: must not hold a brace, which would change the hash tag", prefix)
+		}
+	}
+	if partitions < 1 {
+		return Space{}, fmt.Errorf("partitions %d: must be at least 1", partitions)
+	}
+	return Space{prefix: prefix, partitions: partitions}, nil
+}
+
+// Partitions is the number of partitions.
+func (s Space) Partitions() int { return s.partitions }
+
+// Ingest is the stream that producers write.
+func (s Space) Ingest() string { return s.prefix + "ingest" }
+
+// Rejected is the stream of messages that could not be accepted, with the reason.
+func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
+
+// Events is the stream of announcements that anyone may read.
+func (s Space) Events() string { return s.prefix + "events" }
+
+// PartitionCount holds the number of partitions that the data was laid out with.
+func (s Space) PartitionCount() string { return s.prefix + "partitions" }
+
+// Workers is a hash: worker process → its status as JSON.
+func (s Space) Workers() string { return s.prefix + "workers" }
+
+// Stages is a hash: process of another role → its status as JSON.
+func (s Space) Stages() string { return s.prefix + "stages" }
+
+// Idempotency holds the first request that was made with an Idempotency-Key, by the key's hash.
+func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }
+
+// OfTenant is the partition that holds everything of a tenant.
+func (s Space) OfTenant(tenant string) Partition { return s.Partition(s.index(tenant)) }
+
+// OfGroup is the partition that holds the registry key of a group: who owns it.
+func (s Space) OfGroup(group string) Partition { return s.Partition(s.index(group)) }
+
+func (s Space) index(id string) int {
+	return int(crc32.ChecksumIEEE([]byte(id)) % uint32(s.partitions))
+}
+
+// Partition returns partition i, counted from 0.
+func (s Space) Partition(i int) Partition {
+	return Partition{index: i, base: s.prefix + "{" + strconv.Itoa(i) + "}:"}
+}
+
+// All returns every partition.
+func (s Space) All() []Partition {
+	all := make([]Partition, s.partitions)
+	for i := range all {
+		all[i] = s.Partition(i)
+	}
+	return all
+}
+
+// Partition is one shard of tenants; its keys share a hash tag.
+type Partition struct {
+	index int
+	base  string
+}
+
+// Index counts from 0.
+func (p Partition) Index() int { return p.index }
+
+// Base is what every key of the partition starts with. Scripts are given it as their first key:
+// it routes them to the partition's slot and they build the other keys from it.
+func (p Partition) Base() string { return p.base }
+
+// Owner holds the tenant that a group belongs to; it lies in the partition of the group's id.
+func (p Partition) Owner(group string) string { return p.base + "owner:" + group }
+
+// Group is a hash: what was asked for, the state and the ledger.
+func (p Partition) Group(group string) string { return p.base + "group:" + group }
+
+// States is a string: two bytes a job, its state's letter and its attempt.
+func (p Partition) States(group string) string { return p.base + "states:" + group }
+
+// Queue is a list: the waiting jobs of a group and type, oldest first.
+func (p Partition) Queue(group, typ string) string { return p.base + "queue:" + group + ":" + typ }
+
+// Payloads is a hash: ordinal → a payload that is too large to travel.
+func (p Partition) Payloads(group string) string { return p.base + "payloads:" + group }
+
+// Results is a list: chunks of result lines, as they were reduced.
+func (p Partition) Results(group string) string { return p.base + "results:" + group }
+
+// Aggregate is a hash: partial aggregates and their versions, by slot.
+func (p Partition) Aggregate(group string) string { return p.base + "aggregate:" + group }
+
+// Failures is a hash: ordinal → the error, and the job so that a later round can run it.
+func (p Partition) Failures(group string) string { return p.base + "failures:" + group }
+
+// Errors is a hash: ordinal → the latest error of a job that is to be retried.
+func (p Partition) Errors(group string) string { return p.base + "errors:" + group }
+
+// Codes is a hash: error code → number of failed jobs.
+func (p Partition) Codes(group string) string { return p.base + "codes:" + group }
+
+// Fair is a hash: virtual times of a type's lanes.
+func (p Partition) Fair(typ string) string { return p.base + "fair:" + typ }
+
+// FairLane is a sorted set: tenants with waiting jobs of a type and lane, by start tag.
+func (p Partition) FairLane(typ, lane string) string { return p.base + "fair:" + typ + ":" + lane }
+
+// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane, least work first.
+func (p Partition) FairTenant(typ, lane, tenant string) string {
+	return p.base + "fair:" + typ + ":" + lane + ":" + tenant
+}
+
+// Parked is a sorted set: tenants without a permit, by the time (ms) of their next one.
+func (p Partition) Parked(typ string) string { return p.base + "parked:" + typ }
+
+// Types is a sorted set: job types, by the time (ms) when a live worker last served them.
+func (p Partition) Types() string { return p.base + "types" }
+
+// Load is a hash: what waits and what is non-ready of a type.
+func (p Partition) Load(typ string) string { return p.base + "load:" + typ }
+
+// Tenant is a hash: a tenant's counters and its rate window.
+func (p Partition) Tenant(tenant string) string { return p.base + "tenant:" + tenant }
+
+// Active is a set: tenants that have jobs which could run now.
+func (p Partition) Active() string { return p.base + "active" }
+
+// Rate is a hash: the partition's rate window.
+func (p Partition) Rate() string { return p.base + "rate" }
+
+// NonReady is a sorted set: tenants by the earliest time (ms) at which one of their parked jobs is due.
+func (p Partition) NonReady() string { return p.base + "non-ready" }
+
+// NonReadyOf is a sorted set: a tenant's parked jobs by due time (ms).
+func (p Partition) NonReadyOf(tenant string) string { return p.base + "non-ready:" + tenant }
+
+// Scheduled is a sorted set: groups that may not start yet, by their time (ms).
+func (p Partition) Scheduled() string { return p.base + "scheduled" }
+
+// Ready is the stream of jobs of a type that are handed out.
+func (p Partition) Ready(typ string) string { return p.base + "ready:" + typ }
+
+// ResultStream is the stream of results that are not reduced yet.
+func (p Partition) ResultStream() string { return p.base + "results" }
+
+// DeadLetters is the stream of jobs that used up their retries or failed for good.
+func (p Partition) DeadLetters() string { return p.base + "dead-letters" }
+
+// Attention is a set: groups whose state may be able to advance.
+func (p Partition) Attention() string { return p.base + "attention" }
+
+// Outbox is the stream of events that are not announced yet.
+func (p Partition) Outbox() string { return p.base + "outbox" }
+
+// Messages is a sorted set: ids of messages that were applied, by time (ms).
+func (p Partition) Messages() string { return p.base + "messages" }
+
+// Groups is a sorted set: every group by its time of creation (ms).
+func (p Partition) Groups() string { return p.base + "groups" }
+
+// GroupsOf is a sorted set: a tenant's groups by time of creation (ms).
+func (p Partition) GroupsOf(tenant string) string { return p.base + "groups:" + tenant }
+
+// Open is a sorted set: groups that have not ended, by time of creation (ms).
+func (p Partition) Open() string { return p.base + "open" }
+
+// Ended is a sorted set: groups that have ended, by that time (ms).
+func (p Partition) Ended() string { return p.base + "ended" }
+
+// Watch is a hash: the watcher that leads the partition, until when, and its fencing number.
+func (p Partition) Watch() string { return p.base + "watch" }
+
+// Garbage is a list: what could not be read, newest first, bounded.
+func (p Partition) Garbage() string { return p.base + "garbage" }
+
+// Wake is a list that holds a token while there may be work for an idle role.
+func (p Partition) Wake(role string) string { return p.base + "wake:" + role }

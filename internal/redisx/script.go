@@ -1,0 +1,61 @@
+package redisx
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Script is a Lua script that Redis knows by its hash.
+type Script struct {
+	name string
+	src  string
+	sha  string
+}
+
+// NewScript names a script's source.
+func NewScript(name, src string) *Script {
+	sum := sha1.Sum([]byte(src))
+	return &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}
+}
+
+// Name is the script's file name without its ending.
+func (s *Script) Name() string { return s.name }
+
+// Source is the script's text.
+func (s *Script) Source() string { return s.src }
+
+// Run executes the script with key, which routes it to its slot, and args. Redis forgets scripts on
+// restart and failover: an unknown one is sent again in full. Nothing else is retried here, because
+// only the caller knows what a lost reply means. A traced ctx gets a span.
+func (s *Script) Run(ctx context.Context, c redis.Cmdable, key string, args []any) (any, error) {
+	parent := trace.SpanFromContext(ctx)
+	if parent.IsRecording() {
+		var span trace.Span
+		ctx, span = parent.TracerProvider().Tracer("redisx").Start(ctx, "redis "+s.name, trace.WithSpanKind(trace.SpanKindClient))
+		defer span.End()
+		reply, err := s.run(ctx, c, key, args)
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		return reply, err
+	}
+	return s.run(ctx, c, key, args)
+}
+
+func (s *Script) run(ctx context.Context, c redis.Cmdable, key string, args []any) (any, error) {
+	keys := []string{key}
+	reply, err := c.EvalSha(ctx, s.sha, keys, args...).Result()
+	if err != nil && IsNoScript(err) {
+		reply, err = c.Eval(ctx, s.src, keys, args...).Result()
+	}
+	if err != nil && err != redis.Nil {
+		return nil, fmt.Errorf("script %s: %w", s.name, err)
+	}
+	return reply, nil
+}

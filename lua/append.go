@@ -1,0 +1,80 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var appendJobs = script("append")
+
+// MaxAppend is the most jobs that one call takes, MaxAppendBytes the most bytes of payload.
+const (
+	MaxAppend      = 200
+	MaxAppendBytes = 1 << 20
+)
+
+// NewJob is a job that enters a group.
+type NewJob struct {
+	Type    string // the group's when empty
+	RunAt   time.Time
+	Trace   string // traceparent, "" when the job is not sampled
+	Payload []byte
+}
+
+// AppendArgs are jobs of one group. Request makes a repeated call harmless; Forget are earlier
+// requests that cannot be repeated any more.
+type AppendArgs struct {
+	Group   string
+	Request string
+	Limit   int64 // most jobs of a group
+	Forget  []string
+	Jobs    []NewJob
+}
+
+// AppendReply says which ordinals the jobs got.
+type AppendReply struct {
+	First, N  int64
+	Duplicate bool // the request was applied before; First and N are unknown
+}
+
+// Append stores jobs. Errors: api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
+func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
+	args := make([]any, 0, 4+len(a.Forget)+4*len(a.Jobs))
+	args = append(args, a.Group, a.Request, a.Limit, len(a.Forget))
+	for _, f := range a.Forget {
+		args = append(args, f)
+	}
+	for i := range a.Jobs {
+		j := &a.Jobs[i]
+		at := int64(0)
+		if !j.RunAt.IsZero() {
+			at = j.RunAt.UnixMilli()
+		}
+		args = append(args, j.Type, at, j.Trace, j.Payload)
+	}
+	r, err := run(ctx, c, appendJobs, p, args...)
+	if err != nil {
+		return AppendReply{}, err
+	}
+	switch r.str(0) {
+	case "OK":
+		return AppendReply{First: r.num(1), N: r.num(2)}, nil
+	case "DUP":
+		return AppendReply{Duplicate: true}, nil
+	case "NOGROUP":
+		return AppendReply{}, fmt.Errorf("group %s: %w", a.Group, api.ErrNotFound)
+	case "SEALED":
+		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w", a.Group, r.str(1), api.ErrSealed)
+	case "TOTAL":
+		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w", a.Group, r.num(1), r.num(2), len(a.Jobs), api.ErrConflict)
+	case "LIMIT":
+		return AppendReply{}, fmt.Errorf("group %s: a group holds at most %d jobs, %d are there: start another group: %w", a.Group, a.Limit, r.num(1), api.ErrConflict)
+	}
+	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
+}

@@ -1,0 +1,92 @@
+package lua
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Delivered is a job as it lies in a ready stream; prelude.lua draws the blob.
+type Delivered struct {
+	Group, Type                string
+	Attempt                    int
+	Retries, Throttles, Losses int
+	Waits                      string // fair|rate|congestion in ms, as the blob has them
+	Since                      time.Time
+	Ordinal                    int64
+	Accepted                   time.Time
+	Trace                      string // traceparent, "" when the job is not sampled
+	Payload                    string // empty: it lies in the group's payloads
+	Queued                     string // the blob from its ordinal on
+}
+
+// Field is the name of a ready entry's only field.
+const Field = "j"
+
+var errBlob = errors.New("not a job: group|type|attempt|retries|throttles|losses|wait|wait|wait|since|reason|ordinal|accepted|trace|payload is expected")
+
+// ParseDelivered reads a ready entry's blob.
+func ParseDelivered(blob string) (Delivered, error) {
+	var d Delivered
+	c := cutter{rest: blob}
+	d.Group, d.Type = c.text(), c.text()
+	d.Attempt, d.Retries, d.Throttles, d.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
+	at := c.rest
+	_, _, _ = c.num(), c.num(), c.num()
+	if !c.bad {
+		d.Waits = at[:len(at)-len(c.rest)-1]
+	}
+	d.Since = time.UnixMilli(c.num())
+	_ = c.text() // the reason, empty in a ready stream
+	d.Queued = c.rest
+	d.Ordinal = c.num()
+	d.Accepted = time.UnixMilli(c.num())
+	d.Trace = c.text()
+	d.Payload = c.rest
+	if c.bad || d.Group == "" || d.Type == "" {
+		return Delivered{}, errBlob
+	}
+	return d, nil
+}
+
+// Waited reads how long the job has waited for fairness, rate and congestion.
+func (d *Delivered) Waited() (fair, rate, congestion time.Duration) {
+	c := cutter{rest: d.Waits + "|"}
+	ms := func() time.Duration { return time.Duration(c.num()) * time.Millisecond }
+	return ms(), ms(), ms()
+}
+
+// QueuedWithTrace is the blob from the ordinal on, with the trace context exchanged.
+func (d *Delivered) QueuedWithTrace(trace string) string {
+	if trace == d.Trace {
+		return d.Queued
+	}
+	head := d.Queued[:len(d.Queued)-len(d.Payload)-1-len(d.Trace)]
+	return head + trace + "|" + d.Payload
+}
+
+// cutter takes values off the front of a blob; bad says that one was missing or no number.
+type cutter struct {
+	rest string
+	bad  bool
+}
+
+func (c *cutter) text() string {
+	v, rest, ok := strings.Cut(c.rest, "|")
+	if !ok {
+		c.bad = true
+		return ""
+	}
+	c.rest = rest
+	return v
+}
+
+func (c *cutter) num() int64 {
+	n, err := strconv.ParseInt(c.text(), 10, 64)
+	if err != nil || n < 0 {
+		c.bad = true
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,29 @@
+-- cancel: a group ends at once; nothing of it starts any more. Its waiting jobs leave the queue here, sweep settles the ledger.  any open state → CANCELLED
+-- KEYS  base
+-- ARGV  group
+-- Reply {'OK'} | {'NOGROUP'} | {'ENDED', status}
+-- Twice: the second call answers OK and changes nothing. Goes through when memory is full. Cost: the group's types.
+local group = ARGV[1]
+local key = B .. 'group:' .. group
+local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'round')
+if not g[1] then return { 'NOGROUP' } end
+if g[1] == 'CANCELLED' then return { 'OK' } end
+if g[1] == 'COMPLETED' or g[1] == 'FAILED' then return { 'ENDED', g[1] } end
+local now, tenant = now_ms(), g[2]
+local held = call('ZSCORE', B .. 'scheduled', group)
+pass_oom()
+call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
+call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CANCELLED', 'round', g[5], 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
+for typ in string.gmatch(g[3] or '', '[^|]+') do
+  local queue = B .. 'queue:' .. group .. ':' .. typ
+  local n = call('LLEN', queue)
+  if n > 0 then
+    call('HINCRBY', B .. 'load:' .. typ, 'waiting', -n)
+    if not held then activate(tenant, -n) end
+    call('UNLINK', queue)
+  end
+  call('ZREM', B .. 'fair:' .. typ .. ':' .. g[4] .. ':' .. tenant, group)
+end
+call('ZREM', B .. 'scheduled', group)
+attend(group)
+return { 'OK' }

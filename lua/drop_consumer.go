@@ -1,0 +1,22 @@
+package lua
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+var dropConsumer = redisx.NewScript("drop_consumer", source("drop_consumer"))
+
+// DropConsumer forgets a consumer that holds nothing and was idle for so long; it tells whether it did.
+func DropConsumer(ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration) (bool, error) {
+	r, err := dropConsumer.Run(ctx, c, stream, []any{group, consumer, idle.Milliseconds()})
+	if err != nil {
+		return false, err
+	}
+	n, _ := r.(int64)
+	return n == 1, nil
+}

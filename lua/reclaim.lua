@@ -1,0 +1,64 @@
+-- reclaim: takes back what dead workers hold.  ready or in flight → non-ready, due at once (a run spends a permit again); or failed after too many losses
+-- KEYS  base
+-- ARGV  type, lease ms, most entries, most losses of a job
+-- Reply {taken back, buried, {ids that were deleted under us}, stale}
+-- Idle times are checked in here, in the same step that moves. Only a started job counts a loss. Twice: the entries are gone.
+-- Goes through when memory is full. Cost: some µs an entry.
+local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local stream = B .. 'ready:' .. typ
+local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
+if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
+local now = now_ms()
+local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
+call('ZCARD', B .. 'non-ready')
+call('XLEN', B .. 'dead-letters')
+pass_oom()
+for _, p in ipairs(pending) do
+  local id = p[1]
+  local found = call('XRANGE', stream, id, id)
+  entries[#entries + 1] = id
+  if #found == 0 then
+    missing[#missing + 1] = id
+  else
+    local blob = found[1][2][2]
+    local j = parse(blob)
+    if not j then
+      set_aside('ready:' .. typ, blob)
+      stale = stale + 1
+    else
+      local group, key = j.group, B .. 'group:' .. j.group
+      local g = call('HMGET', key, 'tenant', 'status')
+      local state = call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2 + 1)
+      local letter, m = string.sub(state, 1, 1), string.sub(state, 2)
+      -- A job that was started again under the same entry has one attempt more than its blob says.
+      if m == mark(j.attempt + 1) and letter == 'I' then j.attempt = j.attempt + 1 end
+      if g[1] and g[2] ~= 'CANCELLED' and (letter == 'R' or letter == 'I') and m == mark(j.attempt) then
+        local field, tenant = letter == 'R' and 'ready' or 'in_flight', g[1]
+        if letter == 'I' then j.losses = j.losses + 1 end
+        if j.losses > cap then
+          bury(group, tenant, j, blob, 'WORKER_LOST', 'every worker that started this job was lost; see max deliveries', now)
+          call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'F' .. m)
+          add(key, field, -1, 'failed', 1)
+          call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -1)
+          check_end(group)
+          buried = buried + 1
+        else
+          if letter == 'I' then
+            call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({ ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job', attempts = j.attempt, at = now, ['until'] = now, reason = 'E' }))
+          end
+          j.since, j.reason = now, 'E'
+          park(tenant, typ, now, compose(j, blob))
+          call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', 1)
+          call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'N' .. m)
+          add(key, field, -1, 'non_ready', 1)
+          taken = taken + 1
+        end
+      else
+        stale = stale + 1
+      end
+    end
+  end
+end
+call('XACK', stream, 'workers', unpack(entries))
+call('XDEL', stream, unpack(entries))
+return { taken, buried, missing, stale }

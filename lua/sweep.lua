@@ -1,0 +1,49 @@
+-- sweep: settles the ledger of a cancelled group, a chunk at a time.  waiting, non-ready, ready, in flight → cancelled
+-- KEYS  base
+-- ARGV  group, most jobs
+-- Reply {'MORE', swept} | {'DONE', swept}
+-- Its cursor lies in the group. Twice: goes on where it is. Goes through when memory is full. Cost: about 0.3 µs a job.
+local group, most = ARGV[1], tonumber(ARGV[2])
+local key = B .. 'group:' .. group
+local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'parked_sweep')
+if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0 } end
+local at, accepted, tenant = tonumber(g[2]), tonumber(g[3] or 0), g[4]
+local NAMES = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight' }
+pass_oom()
+if at < accepted then
+  local span, n, counts = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1), 0, { W = 0, N = 0, R = 0, I = 0 }
+  local swept = string.gsub(span, '(.)(.)', function(letter, m)
+    if not NAMES[letter] then return nil end
+    counts[letter], n = counts[letter] + 1, n + 1
+    return 'C' .. m
+  end)
+  if n > 0 then call('SETRANGE', B .. 'states:' .. group, at * 2, swept) end
+  add(key, 'waiting', -counts.W, 'non_ready', -counts.N, 'ready', -counts.R, 'in_flight', -counts.I, 'cancelled', n)
+  add(B .. 'tenant:' .. tenant, 'unfinished', -n)
+  call('HSET', key, 'sweep', math.min(accepted, at + most))
+  return { 'MORE', n }
+end
+-- What it has parked goes too, so that nothing scheduled for next year stays in memory.
+local set, cursor = B .. 'non-ready:' .. tenant, g[5] or '0'
+local page = call('ZSCAN', set, cursor, 'COUNT', most)
+local removed = 0
+for i = 1, #page[2], 2 do
+  local j = parse(page[2][i])
+  if j and j.group == group then
+    call('ZREM', set, page[2][i])
+    call('HINCRBY', B .. 'load:' .. j.typ, 'non_ready', -1)
+    if j.reason ~= 'S' then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
+    if j.reason == 'R' then activate(tenant, -1) end
+    removed = removed + 1
+  end
+end
+if removed > 0 then reindex(tenant) end
+if page[1] ~= '0' then
+  call('HSET', key, 'parked_sweep', page[1])
+  return { 'MORE', 0 }
+end
+call('UNLINK', B .. 'payloads:' .. group, B .. 'errors:' .. group)
+call('HDEL', key, 'sweep', 'parked_sweep')
+call('ZREM', B .. 'open', group)
+call('ZADD', B .. 'ended', now_ms(), group)
+return { 'DONE', 0 }
