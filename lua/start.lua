@@ -1,8 +1,8 @@
 -- start: a worker begins jobs that it has read.  ready → in flight
 -- KEYS  base
 -- ARGV  type, n groups, then for each: group, n jobs, then for each job by ascending ordinal: entry, ordinal, attempt
--- Reply {tokens in the order of ARGV, groups}: a token is the attempt to report under, or -1 not to be run: the entry was stale
---       (cancelled, ended, of an older attempt) and is gone. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
+-- Reply {tokens in the order of ARGV, groups}: a token is the attempt to report under, or -1 not to be run: the entry is stale.
+--       Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
 -- The state's letter and attempt are the fence: whoever holds the attempt that stands there owns the job. An entry that comes again under
 -- its old id (the consumer group was lost and made anew) gets a new attempt, so that an earlier holder is stale from then on.
 -- Twice: the second call gives a new attempt. Goes through when memory is full. Cost: under 1 µs a job.
@@ -32,7 +32,11 @@ for _ = 1, groups do
         token, again = attempts[i] + 1, again + 1
       end
     end
-    if token >= 0 then new[i] = 'I' .. mark(token) else gone[#gone + 1] = entries[i] end
+    if token >= 0 then
+      new[i] = 'I' .. mark(token)
+    elseif not g[1] or g[1] == 'CANCELLED' or not string.find(state, '^[RI]') then
+      gone[#gone + 1] = entries[i]
+    end
     tokens[#tokens + 1] = token
   end
   store_states(group, ords, new, span)

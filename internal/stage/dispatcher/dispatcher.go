@@ -1,0 +1,255 @@
+// Package dispatcher is the role that brings parked jobs back: it promotes what is due and gets a
+// permit, lets scheduled groups start, and takes back what dead workers left behind.
+package dispatcher
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Config is what the role can be told.
+type Config struct {
+	Interval   time.Duration // the longest pause while something is parked
+	BatchSize  int           // jobs a script
+	FetchBatch int           // the least that a ready stream may hold
+	ReadyCap   int           // the most
+	Rate       lua.Rate
+	Lease      time.Duration // a worker that is silent for so long is dead
+	MaxLosses  int           // a job that lost so many workers fails
+}
+
+// How many entries of dead workers one script takes back, and how often consumers are looked through.
+const (
+	reclaimBatch     = 100
+	consumerInterval = time.Minute
+	consumerIdle     = 10 * time.Minute
+)
+
+// Dispatcher is one process's dispatcher, for all partitions.
+type Dispatcher struct {
+	cfg      Config
+	conn     *redisx.Conn
+	space    keyspace.Space
+	tel      *telemetry.Telemetry
+	metrics  *telemetry.DispatcherMetrics
+	capacity *stage.Capacity
+	id       string
+
+	running                       atomic.Bool
+	moved, skipped, taken, buried atomic.Int64
+	quiet                         quiet
+}
+
+// New returns a dispatcher named id.
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Dispatcher {
+	return &Dispatcher{
+		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewDispatcherMetrics(tel.Meter), id: id,
+		capacity: stage.NewCapacity(conn, space),
+	}
+}
+
+// Run dispatches until ctx ends.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	d.running.Store(true)
+	defer d.running.Store(false)
+	_ = d.capacity.Refresh(ctx)
+	runs := []func(context.Context) error{
+		func(ctx context.Context) error {
+			return stage.Every(ctx, d.tel.Log, "capacity", stage.StatusInterval, d.capacity.Refresh)
+		},
+		func(ctx context.Context) error {
+			return stage.Every(ctx, d.tel.Log, "status", stage.StatusInterval, func(ctx context.Context) error {
+				return stage.PublishStage(ctx, d.conn, d.space, d.Status())
+			})
+		},
+	}
+	for _, p := range d.space.All() {
+		part := &partition{Dispatcher: d, p: p}
+		promote := stage.Loop{Name: "promote", Conn: d.conn, Wake: p.Wake("dispatcher"), Log: d.tel.Log}
+		reclaim := stage.Loop{Name: "reclaim", Conn: d.conn, Log: d.tel.Log}
+		runs = append(runs,
+			func(ctx context.Context) error { return promote.Run(ctx, part.promote) },
+			func(ctx context.Context) error { return reclaim.Run(ctx, part.reclaim) },
+		)
+	}
+	err := stage.Group(ctx, runs...)
+	stage.Withdraw(context.WithoutCancel(ctx), d.conn, d.space, d.id)
+	return err
+}
+
+// Status is what the process shows of itself.
+func (d *Dispatcher) Status() api.StageStatus {
+	return api.StageStatus{
+		ID: d.id, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
+		Counts: map[string]int64{
+			"total_moved": d.moved.Load(), "total_skipped": d.skipped.Load(),
+			"taken_back": d.taken.Load(), "worker_lost": d.buried.Load(),
+		},
+	}
+}
+
+type partition struct {
+	*Dispatcher
+	p           keyspace.Partition
+	consumersAt time.Time
+}
+
+// promote lets scheduled groups start and moves what is due.
+func (p *partition) promote(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	released, next, err := lua.Schedule(ctx, p.conn.Cmd, p.p, 100)
+	if err != nil {
+		return 0, err
+	}
+	types, err := stage.Types(ctx, p.conn, p.p)
+	if err != nil {
+		return 0, err
+	}
+	caps := make(map[string]int, len(types))
+	for _, typ := range types {
+		caps[typ] = p.capacity.Bound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
+	}
+	r, err := lua.Promote(ctx, p.conn.Cmd, p.p, lua.PromoteArgs{
+		Most: p.cfg.BatchSize, Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(),
+		FullWait: p.cfg.Interval / 4, Caps: caps,
+	})
+	if err != nil {
+		return 0, err
+	}
+	p.moved.Add(int64(r.Moved))
+	p.skipped.Add(int64(r.Skipped))
+	p.record(ctx, r, time.Since(began))
+	if r.Moved > 0 || released > 0 {
+		return 0, nil
+	}
+	idle := time.Duration(-1)
+	for _, wait := range []time.Duration{next, r.Wait} {
+		if wait >= 0 && (idle < 0 || wait < idle) {
+			idle = max(wait, time.Millisecond)
+		}
+	}
+	if idle > p.cfg.Interval {
+		idle = p.cfg.Interval
+	}
+	return idle, nil
+}
+
+// reclaim looks for jobs of dead workers, a few times in a lease.
+func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
+	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
+	wait, err := p.quiet.left(ctx, p.conn, p.cfg.Lease)
+	if err != nil || wait > 0 {
+		return min(max(wait, time.Millisecond), pause), err
+	}
+	types, err := stage.Types(ctx, p.conn, p.p)
+	if err != nil {
+		return 0, p.quiet.note(err, p.cfg.Lease)
+	}
+	for _, typ := range types {
+		r, err := lua.Reclaim(ctx, p.conn.Cmd, p.p, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
+		if err != nil {
+			return 0, p.quiet.note(err, p.cfg.Lease)
+		}
+		p.taken.Add(int64(r.Taken))
+		p.buried.Add(int64(r.Buried))
+		if len(r.Missing) > 0 {
+			p.tel.Log.Error("entries of a ready stream were deleted while workers held them", "partition", p.p.Index(), "type", typ, "entries", r.Missing)
+		}
+		if r.Taken+r.Buried+r.Stale > 0 {
+			p.tel.Log.Warn("took jobs back from lost workers", "partition", p.p.Index(), "type", typ, "taken", r.Taken, "failed", r.Buried, "stale", r.Stale)
+			pause = 0
+		}
+	}
+	if time.Since(p.consumersAt) > consumerInterval {
+		p.consumersAt = time.Now()
+		return pause, p.dropConsumers(ctx, types)
+	}
+	return pause, nil
+}
+
+// dropConsumers forgets dead workers that hold nothing any more.
+func (p *partition) dropConsumers(ctx context.Context, types []string) error {
+	for _, typ := range types {
+		consumers, err := p.conn.Cmd.XInfoConsumers(ctx, p.p.Ready(typ), keyspace.GroupWorkers).Result()
+		if err != nil {
+			if redisx.IsUnavailable(err) {
+				return err
+			}
+			continue // nobody has read the stream yet
+		}
+		for _, c := range consumers {
+			if c.Pending > 0 || c.Idle < consumerIdle {
+				continue
+			}
+			if _, err := lua.DropConsumer(ctx, p.conn.Cmd, p.p.Ready(typ), keyspace.GroupWorkers, c.Name, consumerIdle); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// quiet keeps reclaim from working for a lease after Redis was away: idle times count on meanwhile, so
+// that everybody looks dead.
+type quiet struct {
+	mu      sync.Mutex
+	until   time.Time
+	checked bool
+}
+
+// note remembers that Redis was away.
+func (q *quiet) note(err error, lease time.Duration) error {
+	if redisx.IsUnavailable(err) {
+		q.mu.Lock()
+		q.until, q.checked = time.Now().Add(lease), false
+		q.mu.Unlock()
+	}
+	return err
+}
+
+// left is how long to keep quiet. A process that has just come, or come back, asks Redis how long it is up.
+func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.checked {
+		info, err := conn.Cmd.Info(ctx, "server").Result()
+		if err != nil && redisx.IsUnavailable(err) {
+			q.until = time.Now().Add(lease)
+			return 0, err
+		}
+		q.checked = true
+		if up, ok := uptime(info); ok && up < lease {
+			q.until = later(q.until, time.Now().Add(lease-up))
+		}
+	}
+	return time.Until(q.until), nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// uptime reads INFO; a server that does not tell (the embedded one) is never restarted under us.
+func uptime(info string) (time.Duration, bool) {
+	for line := range strings.Lines(info) {
+		if v, ok := strings.CutPrefix(line, "uptime_in_seconds:"); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(v))
+			return time.Duration(n) * time.Second, err == nil
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,48 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// record counts what was promoted and traces the sampled jobs among it.
+func (p *partition) record(ctx context.Context, r lua.PromoteReply, took time.Duration) {
+	p.metrics.Cycle(r.Moved, r.Skipped, took)
+	for _, a := range r.Permits {
+		p.metrics.Allowed(a.Tenant, int(a.N))
+	}
+	for _, d := range r.Denials {
+		p.metrics.Denied(d.Tenant, d.Reason)
+	}
+	if len(r.Traced) == 0 {
+		return
+	}
+	destination := p.p.NonReady()
+	links := make([]trace.Link, 0, len(r.Traced))
+	for i := range r.Traced {
+		t := &r.Traced[i]
+		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{
+			Parent: t.Parent, ID: t.SpanID, Name: "promote", Start: t.Now,
+			Attributes: func() []attribute.KeyValue {
+				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination)
+				attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt)...)
+				return append(attrs, attribute.String("bulkaction.non_ready.reason", reasons[t.Reason]),
+					attribute.Int64("bulkaction.non_ready.waited_ms", max(0, t.Now.Sub(t.Since)).Milliseconds()))
+			},
+		})
+		span.End()
+		links = append(links, trace.Link{SpanContext: span.SpanContext()})
+	}
+	_, batch := p.tel.Tracer.Start(ctx, "promote batch", trace.WithTimestamp(r.Traced[0].Now), trace.WithLinks(links...), trace.WithAttributes(
+		append(telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination), telemetry.MessageCount(r.Moved))...))
+	batch.End()
+}
+
+// reasons why a job was in non-ready, as the scripts abbreviate them.
+var reasons = map[string]string{"R": "RATE_LIMITED", "A": "API_THROTTLED", "E": "TRANSIENT_ERROR", "S": "SCHEDULED"}

@@ -1,0 +1,157 @@
+// Package fetcher is the role that hands jobs out: it takes the next ones from the fair queue, spends
+// rate permits on them and puts them into the ready streams, as far as these may grow. It hides how it
+// paces itself: batches grow while there is work, and it is woken when there is some again.
+package fetcher
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Config is what the role can be told.
+type Config struct {
+	Interval    time.Duration // the longest pause when idle
+	BatchSize   int           // jobs a script at the start; grows under load
+	ReadyCap    int           // most jobs in a ready stream that nobody has read
+	Rate        lua.Rate
+	LaneWeights [3]int // high, normal, low
+}
+
+// maxBatch keeps one script under some milliseconds.
+const maxBatch = 200
+
+// Waits for a full ready stream: the first, and the longest that they grow to.
+const (
+	fullWaitMin = time.Millisecond
+	fullWaitMax = 50 * time.Millisecond
+)
+
+// Fetcher is one process's fetcher, for all partitions.
+type Fetcher struct {
+	cfg      Config
+	conn     *redisx.Conn
+	space    keyspace.Space
+	tel      *telemetry.Telemetry
+	metrics  *telemetry.FetcherMetrics
+	capacity *stage.Capacity
+	id       string
+
+	running                             atomic.Bool
+	fetched, ready, nonReady, emptyPoll atomic.Int64
+}
+
+// New returns a fetcher named id.
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Fetcher {
+	return &Fetcher{
+		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewFetcherMetrics(tel.Meter), id: id,
+		capacity: stage.NewCapacity(conn, space),
+	}
+}
+
+// Run fetches until ctx ends.
+func (f *Fetcher) Run(ctx context.Context) error {
+	f.running.Store(true)
+	defer f.running.Store(false)
+	_ = f.capacity.Refresh(ctx)
+	runs := []func(context.Context) error{
+		func(ctx context.Context) error {
+			return stage.Every(ctx, f.tel.Log, "capacity", stage.StatusInterval, f.capacity.Refresh)
+		},
+		func(ctx context.Context) error {
+			return stage.Every(ctx, f.tel.Log, "status", stage.StatusInterval, func(ctx context.Context) error {
+				return stage.PublishStage(ctx, f.conn, f.space, f.Status())
+			})
+		},
+	}
+	for _, p := range f.space.All() {
+		loop := stage.Loop{Name: "fetch", Conn: f.conn, Wake: p.Wake("fetcher"), Log: f.tel.Log}
+		part := &partition{Fetcher: f, p: p, batch: map[string]int{}}
+		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
+	}
+	err := stage.Group(ctx, runs...)
+	stage.Withdraw(context.WithoutCancel(ctx), f.conn, f.space, f.id)
+	return err
+}
+
+// Status is what the process shows of itself.
+func (f *Fetcher) Status() api.StageStatus {
+	return api.StageStatus{
+		ID: f.id, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
+		Counts: map[string]int64{
+			"total_fetched": f.fetched.Load(), "admitted_ready": f.ready.Load(),
+			"admitted_non_ready": f.nonReady.Load(), "empty_polls": f.emptyPoll.Load(),
+		},
+	}
+}
+
+// partition is the loop's state for one partition.
+type partition struct {
+	*Fetcher
+	p        keyspace.Partition
+	types    []string
+	typesAt  time.Time
+	batch    map[string]int
+	fullWait time.Duration
+}
+
+// step admits one batch of every type and says how long nothing can be done.
+func (p *partition) step(ctx context.Context) (time.Duration, error) {
+	if p.types == nil || time.Since(p.typesAt) > p.cfg.Interval {
+		types, err := stage.Types(ctx, p.conn, p.p)
+		if err != nil {
+			return 0, err
+		}
+		p.types, p.typesAt = types, time.Now()
+	}
+	idle, moved, full := p.cfg.Interval, 0, false
+	for _, typ := range p.types {
+		r, err := p.admit(ctx, typ)
+		if err != nil {
+			return 0, err
+		}
+		moved += r.Moved + r.Parked
+		full = full || r.State == lua.AdmitFull
+		if r.State == lua.AdmitOK {
+			idle = 0
+		} else if r.Wait >= 0 {
+			idle = min(idle, max(r.Wait, time.Millisecond))
+		}
+	}
+	if !full || moved > 0 {
+		p.fullWait = fullWaitMin
+	}
+	if full && idle > 0 {
+		idle = min(idle, p.fullWait)
+		p.fullWait = min(2*p.fullWait, fullWaitMax)
+	}
+	if moved == 0 && !full {
+		p.emptyPoll.Add(1)
+		p.metrics.EmptyPoll()
+	}
+	return idle, nil
+}
+
+func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, error) {
+	batch := max(p.batch[typ], p.cfg.BatchSize)
+	r, err := lua.Admit(ctx, p.conn.Cmd, p.p, lua.AdmitArgs{
+		Type: typ, Most: batch, Cap: p.capacity.Bound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap),
+		Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(), LaneWeights: p.cfg.LaneWeights,
+	})
+	if err != nil {
+		return r, err
+	}
+	p.batch[typ] = 0
+	if r.Moved == batch {
+		p.batch[typ] = min(2*batch, max(maxBatch, p.cfg.BatchSize))
+	}
+	p.record(ctx, typ, r)
+	return r, nil
+}

@@ -1,0 +1,49 @@
+package fetcher
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// record counts what was admitted and traces the sampled jobs among it.
+func (p *partition) record(ctx context.Context, typ string, r lua.AdmitReply) {
+	p.fetched.Add(int64(r.Moved + r.Parked))
+	p.ready.Add(int64(r.Moved))
+	p.nonReady.Add(int64(r.Parked))
+	p.metrics.Fetched(r.Moved, r.Parked)
+	if r.State == lua.AdmitFull {
+		p.metrics.Rejected()
+	}
+	for _, a := range r.Permits {
+		p.metrics.Allowed(a.Tenant, int(a.N))
+	}
+	for _, d := range r.Denials {
+		p.metrics.Denied(d.Tenant, d.Reason)
+	}
+	if len(r.Traced) == 0 {
+		return
+	}
+	destination := p.p.Ready(typ)
+	links := make([]trace.Link, 0, len(r.Traced))
+	for i := range r.Traced {
+		t := &r.Traced[i]
+		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{
+			Parent: t.Parent, ID: t.SpanID, Name: "admit", Start: t.Now,
+			Attributes: func() []attribute.KeyValue {
+				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination)
+				attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)...)
+				return append(attrs, telemetry.WaitAttributes(max(0, t.Now.Sub(t.Accepted)), 0, 0)...)
+			},
+		})
+		span.End()
+		links = append(links, trace.Link{SpanContext: span.SpanContext()})
+	}
+	_, batch := p.tel.Tracer.Start(ctx, "admit batch", trace.WithTimestamp(r.Traced[0].Now), trace.WithLinks(links...), trace.WithAttributes(
+		append(telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination), telemetry.MessageCount(r.Moved))...))
+	batch.End()
+}

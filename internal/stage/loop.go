@@ -1,0 +1,108 @@
+// Package stage holds what the roles share: the loop of a partition, which waits for work instead of
+// polling for it, the exchange of capacity between workers and those who feed them, and the status that
+// processes show. A role's own behaviour is in the package of its name below this one.
+package stage
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Loop repeats a step until its context ends. A loop that has work never sleeps.
+type Loop struct {
+	Name string // for the log
+	Conn *redisx.Conn
+	Wake string // a list that gets a token when there may be work; "" is none
+	Log  *slog.Logger
+}
+
+// Step does some work and says how long to wait before the next: 0 when there is more to do now,
+// a negative time to wait until woken, but never longer than the loop's longest wait of a second.
+type Step func(ctx context.Context) (idle time.Duration, err error)
+
+// Run returns nil when ctx has ended. Errors of a step are logged once until it works again, and
+// are retried with backoff: a role outlives Redis.
+func (l Loop) Run(ctx context.Context, step Step) error {
+	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
+	failing := false
+	for ctx.Err() == nil {
+		idle, err := step(ctx)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			if !failing {
+				l.Log.Error("step failed, trying again until it works", "loop", l.Name, "error", err)
+			}
+			failing = true
+			if redisx.Sleep(ctx, backoff.Next()) != nil {
+				return nil
+			}
+			continue
+		case failing:
+			l.Log.Info("step works again", "loop", l.Name)
+			failing = false
+		}
+		backoff.Reset()
+		if idle == 0 {
+			continue
+		}
+		if idle < 0 {
+			idle = redisx.MaxBlock
+		}
+		l.wait(ctx, idle)
+	}
+	return nil
+}
+
+// wait ends early when a token comes. A wait that can't be had from Redis is slept.
+func (l Loop) wait(ctx context.Context, d time.Duration) {
+	if l.Wake == "" || d < time.Millisecond {
+		_ = redisx.Sleep(ctx, d)
+		return
+	}
+	d = min(d, redisx.MaxBlock)
+	// The library rounds short waits up to a second, the command does not.
+	err := l.Conn.Block.Do(ctx, "BLPOP", l.Wake, strconv.FormatFloat(d.Seconds(), 'f', 3, 64)).Err()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		_ = redisx.Sleep(ctx, d)
+	}
+}
+
+// Group runs several loops until all have returned; the first error ends the others.
+func Group(ctx context.Context, runs ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(runs))
+	var wg sync.WaitGroup
+	for i, run := range runs {
+		wg.Go(func() {
+			if errs[i] = run(ctx); errs[i] != nil {
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Every calls f at intervals until ctx ends; the first call is at once. Errors are logged at debug level:
+// whoever calls this can do without a round.
+func Every(ctx context.Context, log *slog.Logger, name string, interval time.Duration, f func(context.Context) error) error {
+	for {
+		if err := f(ctx); err != nil && ctx.Err() == nil {
+			log.Debug("round failed", "round", name, "error", err)
+		}
+		if redisx.Sleep(ctx, interval) != nil {
+			return nil
+		}
+	}
+}

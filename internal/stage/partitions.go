@@ -1,0 +1,36 @@
+package stage
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// CheckPartitions compares the configured number of partitions with the one that the data was laid out
+// with; the first process to come writes it. Another number would look for tenants in the wrong places.
+func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
+	want := strconv.Itoa(space.Partitions())
+	if err := conn.Cmd.SetNX(ctx, space.PartitionCount(), want, 0).Err(); err != nil {
+		return fmt.Errorf("check number of partitions: %w", err)
+	}
+	have, err := conn.Cmd.Get(ctx, space.PartitionCount()).Result()
+	if err != nil {
+		return fmt.Errorf("check number of partitions: %w", err)
+	}
+	if have != want {
+		return fmt.Errorf("BULKACTION_PARTITIONS is %s, but the data in Redis is laid out in %s partitions (key %s): set it to %s, or use another BULKACTION_KEY_PREFIX", want, have, space.PartitionCount(), have)
+	}
+	return nil
+}
+
+// Types lists the job types that a partition has seen.
+func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]string, error) {
+	types, err := conn.Cmd.ZRange(ctx, p.Types(), 0, -1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("list types of partition %d: %w", p.Index(), err)
+	}
+	return types, nil
+}

@@ -1,0 +1,131 @@
+package stage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// StatusInterval is how often a process shows its status; one that is silent for StatusTTL counts as gone.
+const (
+	StatusInterval = 500 * time.Millisecond
+	StatusTTL      = 5 * time.Second
+)
+
+// WorkerReport is a worker process's status with what those who feed it need to know.
+type WorkerReport struct {
+	api.WorkerStatus
+	StartedPerSecond map[string]float64 `json:"started_per_second"` // by type
+}
+
+// PublishWorker shows a worker's report to everybody.
+func PublishWorker(ctx context.Context, conn *redisx.Conn, space keyspace.Space, r WorkerReport) error {
+	return publish(ctx, conn, space.Workers(), r.ID, r)
+}
+
+// PublishStage shows another role's status.
+func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus) error {
+	return publish(ctx, conn, space.Stages(), s.ID, s)
+}
+
+// Withdraw takes a process's status away when it stops.
+func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {
+	_ = conn.Cmd.HDel(ctx, space.Workers(), id).Err()
+	_ = conn.Cmd.HDel(ctx, space.Stages(), id).Err()
+}
+
+func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any) error {
+	b, err := json.Marshal(status)
+	if err != nil {
+		return fmt.Errorf("encode status: %w", err)
+	}
+	if err := conn.Cmd.HSet(ctx, key, id, b).Err(); err != nil {
+		return fmt.Errorf("publish status: %w", err)
+	}
+	return nil
+}
+
+// Workers reads the reports of live workers.
+func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
+	return read(ctx, conn, space.Workers(), func(r WorkerReport) time.Time { return r.SeenAt })
+}
+
+// Stages reads the status of live processes of the other roles.
+func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
+	return read(ctx, conn, space.Stages(), func(s api.StageStatus) time.Time { return s.SeenAt })
+}
+
+func read[T any](ctx context.Context, conn *redisx.Conn, key string, seen func(T) time.Time) ([]T, error) {
+	all, err := conn.Cmd.HGetAll(ctx, key).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read status: %w", err)
+	}
+	ids := make([]string, 0, len(all))
+	for id := range all {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	var live []T
+	for _, id := range ids {
+		var s T
+		err := json.Unmarshal([]byte(all[id]), &s)
+		switch age := time.Since(seen(s)); {
+		case err != nil || age > 20*StatusTTL:
+			_ = conn.Cmd.HDel(ctx, key, id).Err() // left behind by a process that was killed, or not ours
+		case age <= StatusTTL:
+			live = append(live, s)
+		}
+	}
+	return live, nil
+}
+
+// Capacity knows how much the workers can take, by type, from their reports.
+type Capacity struct {
+	conn  *redisx.Conn
+	space keyspace.Space
+
+	mu    sync.Mutex
+	slots map[string]int
+	rate  map[string]float64
+}
+
+// NewCapacity knows nothing until its first Refresh.
+func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
+	return &Capacity{conn: conn, space: space}
+}
+
+// Refresh reads the workers' reports.
+func (c *Capacity) Refresh(ctx context.Context) error {
+	workers, err := Workers(ctx, c.conn, c.space)
+	if err != nil {
+		return err
+	}
+	slots, rate := map[string]int{}, map[string]float64{}
+	for _, w := range workers {
+		for _, typ := range w.Types {
+			slots[typ] += w.WorkerStatus.Workers
+			rate[typ] += w.StartedPerSecond[typ]
+		}
+	}
+	c.mu.Lock()
+	c.slots, c.rate = slots, rate
+	c.mu.Unlock()
+	return nil
+}
+
+// Bound is how many jobs of a type may lie ready in one partition: what the workers drain in 100 ms, at
+// least their number and least, and at most most. A longer line would undo fairness and the rate limit.
+func (c *Capacity) Bound(typ string, least, most int) int {
+	c.mu.Lock()
+	slots, rate := c.slots[typ], c.rate[typ]
+	c.mu.Unlock()
+	share := float64(c.space.Partitions())
+	return min(most, max(least, slots, int(rate/10/share)))
+}

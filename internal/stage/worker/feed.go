@@ -1,0 +1,246 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// maxPrefetch bounds what one process holds beyond what runs; maxBatch bounds one script.
+const (
+	maxPrefetch = 1000
+	maxBatch    = 200
+)
+
+// prefetchFor is how much work a process takes in advance: it must not idle while the next batch is on its
+// way, and must not hold what another could run.
+const prefetchFor = 20 * time.Millisecond
+
+// partition feeds the pool from one partition and settles what came of it.
+type partition struct {
+	*Worker
+	p       keyspace.Partition
+	reader  *redisx.Reader
+	results chan *task
+	settled chan struct{}
+}
+
+// room is how many more jobs the process may hold.
+func (w *Worker) room() int {
+	size, _ := w.slots.sizes()
+	target := size
+	if d := w.durable.value(); d > 0 {
+		target += min(maxPrefetch-1, int(int64(size)*int64(prefetchFor)/int64(d)))
+	}
+	return target - int(w.held.n.Load())
+}
+
+// feed reads and starts one batch.
+func (p *partition) feed(ctx context.Context) (time.Duration, error) {
+	room := p.room()
+	if room <= 0 {
+		select {
+		case <-p.held.freed:
+		case <-ctx.Done():
+		case <-time.After(p.cfg.Block):
+		}
+		return 0, nil
+	}
+	streams := make([]string, len(p.types))
+	for i, typ := range p.types {
+		streams[i] = p.p.Ready(typ)
+	}
+	batches, err := p.reader.Read(ctx, streams, max(1, min(room, maxBatch)/len(streams)), p.cfg.Block)
+	if err != nil {
+		return 0, err
+	}
+	for i := range batches {
+		typ := p.types[slices.Index(streams, batches[i].Stream)]
+		for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
+			p.take(ctx, typ, entries)
+		}
+	}
+	if room > 0 {
+		p.held.signal() // another partition may have waited for this one's look
+	}
+	return 0, nil
+}
+
+// take starts a batch of entries and hands it to the pool. What can't be started stays pending: it is
+// asked for again until Redis answers or the process stops, and then it is the dispatcher's.
+func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) {
+	tasks := make([]*task, 0, len(entries))
+	for _, e := range entries {
+		d, err := lua.ParseDelivered(e.Get(lua.Field))
+		if err == nil && d.Type != typ {
+			err = fmt.Errorf("its type is %q", d.Type)
+		}
+		if err != nil {
+			p.setAside(ctx, typ, e, err)
+			continue
+		}
+		tasks = append(tasks, &task{Delivered: d, entry: e.ID, attempt: d.Attempt, part: p})
+	}
+	if len(tasks) == 0 {
+		return
+	}
+	slices.SortFunc(tasks, func(a, b *task) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
+	})
+	tasks = slices.CompactFunc(tasks, func(a, b *task) bool {
+		return a.Group == b.Group && a.Ordinal == b.Ordinal && a.Attempt == b.Attempt && a.entry == b.entry
+	})
+	p.held.reserve(len(tasks))
+	if ctx.Err() != nil {
+		p.handBack(tasks)
+		return
+	}
+	started, err := p.start(ctx, typ, tasks)
+	if err != nil {
+		p.handBack(tasks)
+		return
+	}
+	p.held.track(started)
+	for i, t := range started {
+		select {
+		case p.work <- t:
+		case <-ctx.Done():
+			p.handBack(started[i:])
+			return
+		}
+	}
+}
+
+// start asks for the tasks until there is an answer. A lost answer makes the second one raise the attempt.
+func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
+	groups := make([]lua.StartGroup, 0, 8)
+	for _, t := range tasks {
+		if n := len(groups); n == 0 || groups[n-1].Group != t.Group {
+			groups = append(groups, lua.StartGroup{Group: t.Group})
+		}
+		g := &groups[len(groups)-1]
+		g.Jobs = append(g.Jobs, lua.StartJob{Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.Attempt})
+	}
+	var r lua.StartReply
+	err := p.insist(ctx, "start jobs", func(ctx context.Context) (err error) {
+		r, err = lua.Start(ctx, p.conn.Cmd, p.p, typ, groups)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	now, i := time.Now(), 0
+	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
+	for g := range groups {
+		for range groups[g].Jobs {
+			t := tasks[i]
+			t.terms = r.Groups[g]
+			if r.Tokens[i] < 0 {
+				dropped = append(dropped, t)
+			} else {
+				t.attempt, t.begun = int(r.Tokens[i]), true
+				started = append(started, t)
+				if t.Attempt == 1 {
+					p.metrics.Started(now.Sub(t.Accepted))
+				}
+			}
+			i++
+		}
+	}
+	if len(dropped) > 0 {
+		p.tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
+		p.held.remove(dropped)
+	}
+	p.started.add(typ, len(started))
+	return started, p.loadPayloads(ctx, started)
+}
+
+// loadPayloads fetches the payloads that are too large to travel.
+func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
+	var large []*task
+	for _, t := range tasks {
+		t.payload = t.Payload
+		if t.payload == "" {
+			t.large = true
+			large = append(large, t)
+		}
+	}
+	if len(large) == 0 {
+		return nil
+	}
+	return p.insist(ctx, "load payloads", func(ctx context.Context) error {
+		replies := make([]*redis.StringCmd, len(large))
+		_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for i, t := range large {
+				replies[i] = pipe.HGet(ctx, p.p.Payloads(t.Group), fmt.Sprint(t.Ordinal))
+			}
+			return nil
+		})
+		if err != nil && err != redis.Nil {
+			return err
+		}
+		for i, t := range large {
+			t.payload = replies[i].Val() // "" when it is gone: run reports that
+		}
+		return nil
+	})
+}
+
+// insist repeats an idempotent step with backoff until it works or ctx ends. An error that is not Redis
+// being away is given up after a few tries: repeating would not mend it.
+func (p *partition) insist(ctx context.Context, what string, step func(context.Context) error) error {
+	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
+	warned := false
+	for failures := 0; ; {
+		err := step(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if !redisx.IsUnavailable(err) {
+			if failures++; failures == 5 {
+				return err
+			}
+		}
+		if !warned {
+			warned = true
+			p.tel.Log.Warn("redis does not answer as it should, trying again", "step", what, "error", err)
+		}
+		if redisx.Sleep(ctx, backoff.Next()) != nil {
+			return err
+		}
+	}
+}
+
+// handBack reports tasks that were read but will not run here.
+func (p *partition) handBack(tasks []*task) {
+	for _, t := range tasks {
+		if t.ended.CompareAndSwap(false, true) {
+			t.released = true
+			p.results <- t
+		}
+	}
+}
+
+// setAside keeps an entry that is no job for a person to look at.
+func (p *partition) setAside(ctx context.Context, typ string, e redisx.Entry, reason error) {
+	p.tel.Log.Warn("set an unreadable entry aside", "partition", p.p.Index(), "type", typ, "entry", e.ID, "reason", reason)
+	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
+	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+		pipe.LPush(ctx, p.p.Garbage(), text)
+		pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
+		pipe.XAck(ctx, p.p.Ready(typ), keyspace.GroupWorkers, e.ID)
+		pipe.XDel(ctx, p.p.Ready(typ), e.ID)
+		return nil
+	})
+	if err != nil {
+		p.tel.Log.Error("set aside entry failed, it stays pending", "entry", e.ID, "error", err)
+	}
+}

@@ -1,0 +1,72 @@
+package worker
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// cancelInterval is how often a worker asks whether groups of its jobs were cancelled: the contexts of
+// their jobs end within a second.
+const cancelInterval = 400 * time.Millisecond
+
+// renew keeps the leases of everything that is held; a job whose lease is lost is stopped.
+func (w *Worker) renew(ctx context.Context) error {
+	for key, tasks := range byStream(w.held.all()) {
+		for chunk := range slices.Chunk(tasks, maxBatch) {
+			jobs := make([]lua.Held, len(chunk))
+			for i, t := range chunk {
+				jobs[i] = lua.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt}
+			}
+			lost, err := lua.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
+			if err != nil {
+				return err
+			}
+			for _, i := range lost {
+				if !chunk[i].ended.Load() {
+					chunk[i].stop(errLost)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// dropCancelled stops the jobs of groups that were cancelled.
+func (w *Worker) dropCancelled(ctx context.Context) error {
+	byGroup := map[keyspace.Partition]map[string][]*task{}
+	for _, t := range w.held.all() {
+		groups := byGroup[t.part.p]
+		if groups == nil {
+			groups = map[string][]*task{}
+			byGroup[t.part.p] = groups
+		}
+		groups[t.Group] = append(groups[t.Group], t)
+	}
+	for p, groups := range byGroup {
+		status := map[string]*redis.StringCmd{}
+		_, err := w.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for g := range groups {
+				status[g] = pipe.HGet(ctx, p.Group(g), "status")
+			}
+			return nil
+		})
+		if err != nil && err != redis.Nil {
+			return err
+		}
+		for g, tasks := range groups {
+			if status[g].Err() == redis.Nil || api.Status(status[g].Val()) == api.StatusCancelled {
+				for _, t := range tasks {
+					t.stop(errCancelled)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+package worker
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// MaxCount is the most jobs that one process runs side by side.
+const MaxCount = 10000
+
+// reportTime is how long a stopping process tries to report its last outcomes.
+const reportTime = 5 * time.Second
+
+// A processor that ignores the end of its context is given up after this, on top of the job's timeout.
+const overrun = time.Second
+
+// slots are the goroutines that run jobs.
+type slots struct {
+	w   *Worker
+	mu  sync.Mutex
+	ctx context.Context
+	all []*slot
+	wg  sync.WaitGroup
+
+	size, active atomic.Int64
+}
+
+type slot struct {
+	quit chan struct{}
+	now  atomic.Pointer[task]
+}
+
+func newSlots(w *Worker) *slots { return &slots{w: w} }
+
+// sizes are how many jobs can run at once, and how many do.
+func (s *slots) sizes() (size, active int) { return int(s.size.Load()), int(s.active.Load()) }
+
+// resize starts or ends slots; ctx is what their jobs run under, nil for that of the first call.
+func (s *slots) resize(ctx context.Context, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx != nil {
+		s.ctx = ctx
+	}
+	for len(s.all) < n {
+		s.open()
+	}
+	for len(s.all) > n {
+		last := s.all[len(s.all)-1]
+		s.all = s.all[:len(s.all)-1]
+		close(last.quit)
+	}
+	s.size.Store(int64(n))
+	s.w.held.signal()
+}
+
+// open starts a slot; the lock is held.
+func (s *slots) open() {
+	sl := &slot{quit: make(chan struct{})}
+	s.all = append(s.all, sl)
+	ctx := s.ctx
+	s.wg.Go(func() { s.serve(ctx, sl) })
+}
+
+func (s *slots) serve(ctx context.Context, sl *slot) {
+	for {
+		select {
+		case <-sl.quit:
+			return
+		case t, ok := <-s.w.work:
+			if !ok {
+				return
+			}
+			if cause := t.stopped(); cause != nil {
+				t.part.handBack([]*task{t})
+				continue
+			}
+			sl.now.Store(t)
+			s.active.Add(1)
+			mine := s.w.run(ctx, t)
+			if !mine {
+				return // the watchdog has replaced this slot, and counted
+			}
+			s.active.Add(-1)
+			sl.now.Store(nil)
+		}
+	}
+}
+
+// current are ids of jobs that run now, at most n.
+func (s *slots) current(n int) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := []string{}
+	for _, sl := range s.all {
+		if t := sl.now.Load(); t != nil && len(ids) < n {
+			ids = append(ids, t.Group+"."+strconv.FormatInt(t.Ordinal, 10))
+		}
+	}
+	return ids
+}
+
+// replace gives up a slot whose job does not end, and opens another in its place.
+func (s *slots) replace(t *task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active.Add(-1)
+	for i, sl := range s.all {
+		if sl.now.Load() == t {
+			s.all = append(s.all[:i], s.all[i+1:]...)
+			s.open()
+			return
+		}
+	}
+}
+
+// watchdog reports jobs whose processor ignores its context, so that they hold up nothing but themselves.
+func (w *Worker) watchdog(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, t := range w.held.all() {
+				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
+				if began == 0 || now.Sub(time.Unix(0, began)) < limit+min(overrun, limit) {
+					continue
+				}
+				w.abandon(t, func() {
+					t.verdict = processor.Classify(timeoutError(limit))
+					t.trace = t.Trace
+				})
+			}
+		}
+	}
+}
+
+// abandon reports a running task in its processor's stead.
+func (w *Worker) abandon(t *task, outcome func()) {
+	if !t.ended.CompareAndSwap(false, true) {
+		return
+	}
+	t.took = time.Since(time.Unix(0, t.began.Load()))
+	outcome()
+	w.count(t)
+	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
+	w.slots.replace(t)
+	t.part.results <- t
+}
+
+// drain lets running jobs finish within the grace period, and hands back the rest.
+func (w *Worker) drain(giveUp func()) {
+	for {
+		select {
+		case t := <-w.work:
+			t.part.handBack([]*task{t})
+			continue
+		default:
+		}
+		break
+	}
+	w.slots.resize(nil, 0)
+	if w.held.empty(w.cfg.Grace) {
+		return
+	}
+	w.tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", w.slots.active.Load())
+	for _, t := range w.held.all() {
+		t.stop(errShutdown)
+	}
+	if w.held.empty(overrun) {
+		return
+	}
+	for _, t := range w.held.all() {
+		if t.began.Load() != 0 {
+			w.abandon(t, func() { t.released = true })
+		}
+	}
+	if !w.held.empty(reportTime) {
+		giveUp() // Redis is away: the dispatcher takes the jobs back after a lease
+		w.held.empty(time.Minute)
+	}
+}

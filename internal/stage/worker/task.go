@@ -1,0 +1,188 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// task is one attempt in this process, from its start to its settled outcome.
+type task struct {
+	lua.Delivered
+	entry   string
+	attempt int // the one to report under
+	terms   lua.GroupTerms
+	part    *partition
+	payload string
+	large   bool // the payload lies in a key of its own
+	begun   bool // Redis has it in flight
+
+	// While it runs:
+	began  atomic.Int64 // unix ns; 0 before
+	ended  atomic.Bool  // whoever sets it reports the outcome
+	cancel context.CancelCauseFunc
+	mu     sync.Mutex // guards cancel and cause
+	cause  error      // why it was cancelled before it ran
+
+	// How it ended:
+	verdict  processor.Verdict
+	result   []byte // JSON
+	took     time.Duration
+	released bool   // it ended without an outcome
+	trace    string // for the reduce span
+}
+
+// stop ends the task's context, now or as soon as it has one.
+func (t *task) stop(cause error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cause == nil {
+		t.cause = cause
+	}
+	if t.cancel != nil {
+		t.cancel(cause)
+	}
+}
+
+func (t *task) stopped() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.cause
+}
+
+// timeout is how long the task may run.
+func (t *task) timeout(fallback time.Duration) time.Duration {
+	if t.terms.JobTimeout > 0 {
+		return t.terms.JobTimeout
+	}
+	return fallback
+}
+
+// held are the tasks of this process that are not settled; leases are renewed for those that were started.
+type held struct {
+	mu    sync.Mutex
+	tasks map[*task]struct{}
+	n     atomic.Int64
+	freed chan struct{} // gets a token when some were let go
+}
+
+func newHeld() *held {
+	return &held{tasks: map[*task]struct{}{}, freed: make(chan struct{}, 1)}
+}
+
+// reserve counts n tasks that were read; track then names those that were started.
+func (h *held) reserve(n int) { h.n.Add(int64(n)) }
+
+func (h *held) track(tasks []*task) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, t := range tasks {
+		h.tasks[t] = struct{}{}
+	}
+}
+
+func (h *held) remove(tasks []*task) {
+	h.mu.Lock()
+	for _, t := range tasks {
+		delete(h.tasks, t)
+	}
+	h.mu.Unlock()
+	h.n.Add(-int64(len(tasks)))
+	h.signal()
+}
+
+// empty waits until nothing is held any more, and tells whether it came to that in time.
+func (h *held) empty(within time.Duration) bool {
+	late := time.After(within)
+	for h.n.Load() > 0 {
+		select {
+		case <-h.freed:
+		case <-late:
+			return h.n.Load() == 0
+		}
+	}
+	return true
+}
+
+func (h *held) signal() {
+	select {
+	case h.freed <- struct{}{}:
+	default:
+	}
+}
+
+// all are the tasks that were started and not settled.
+func (h *held) all() []*task {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]*task, 0, len(h.tasks))
+	for t := range h.tasks {
+		out = append(out, t)
+	}
+	return out
+}
+
+// stream is where a task's entry lies.
+type stream struct {
+	p   keyspace.Partition
+	typ string
+}
+
+func byStream(tasks []*task) map[stream][]*task {
+	out := map[stream][]*task{}
+	for _, t := range tasks {
+		k := stream{t.part.p, t.Type}
+		out[k] = append(out[k], t)
+	}
+	return out
+}
+
+// ewma is a moving average of durations.
+type ewma struct{ ns atomic.Int64 }
+
+func (e *ewma) add(d time.Duration) {
+	old := e.ns.Load()
+	if old == 0 {
+		e.ns.Store(max(1, int64(d)))
+		return
+	}
+	e.ns.Store(max(1, old+(int64(d)-old)/16))
+}
+
+func (e *ewma) value() time.Duration { return time.Duration(e.ns.Load()) }
+
+// startRates counts starts by type and tells their rate between two looks.
+type startRates struct {
+	mu   sync.Mutex
+	n    map[string]int
+	last time.Time
+	rate map[string]float64
+}
+
+func (s *startRates) add(typ string, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n == nil {
+		s.n = map[string]int{}
+	}
+	s.n[typ] += n
+}
+
+func (s *startRates) perSecond(now time.Time) map[string]float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	elapsed := now.Sub(s.last).Seconds()
+	if !s.last.IsZero() && elapsed > 0.1 {
+		s.rate = map[string]float64{}
+		for typ, n := range s.n {
+			s.rate[typ] = float64(n) / elapsed
+		}
+	}
+	s.n, s.last = map[string]int{}, now
+	return s.rate
+}

@@ -1,0 +1,168 @@
+// Package worker is the role that runs jobs: it reads the ready streams of the types that it has
+// processors for, starts jobs under a lease, runs them side by side, and reports what came of them. It
+// hides batching, leases, time-outs, also of processors that ignore their context, and the hand-back of
+// what could not be finished.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// Config is what the role can be told.
+type Config struct {
+	Count        int           // jobs that run side by side
+	Types        []string      // of those with a processor; empty is all
+	Block        time.Duration // the longest blocking read
+	JobTimeout   time.Duration // where a group says nothing else
+	MaxRetries   int           // where a group says nothing else
+	MaxThrottles int           // a partner's refusals that a job survives
+	Lease        time.Duration // silent for so long, the worker counts as dead
+	Grace        time.Duration // for running jobs, when the process is to stop
+	Backoff      time.Duration // before the first retry; doubles with each
+	MaxBackoff   time.Duration
+	Congestion   lua.Congestion // RPS is that of one partition
+}
+
+// Worker is one process's pool.
+type Worker struct {
+	cfg     Config
+	conn    *redisx.Conn
+	space   keyspace.Space
+	tel     *telemetry.Telemetry
+	metrics *telemetry.WorkerMetrics
+	id      string // also the consumer's name: unique to the process's start
+	procs   map[string]processor.Processor
+	types   []string
+
+	work     chan *task
+	held     *held
+	slots    *slots
+	durable  ewma
+	started  startRates
+	stopping atomic.Bool
+	parts    []*partition
+}
+
+// New returns a worker named id that runs jobs with these processors.
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, procs ...processor.Processor) (*Worker, error) {
+	w := &Worker{
+		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
+		procs: map[string]processor.Processor{}, work: make(chan *task, maxPrefetch), held: newHeld(),
+	}
+	for _, p := range procs {
+		if w.procs[p.Type()] != nil {
+			return nil, fmt.Errorf("two processors for type %s: keep one", p.Type())
+		}
+		w.procs[p.Type()] = p
+		if len(cfg.Types) == 0 || slices.Contains(cfg.Types, p.Type()) {
+			w.types = append(w.types, p.Type())
+		}
+	}
+	for _, typ := range cfg.Types {
+		if w.procs[typ] == nil {
+			return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build a worker that has one", typ)
+		}
+	}
+	if len(w.types) == 0 {
+		return nil, errors.New("worker without a processor: give it at least one")
+	}
+	slices.Sort(w.types)
+	w.slots = newSlots(w)
+	for _, p := range space.All() {
+		w.parts = append(w.parts, &partition{
+			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id),
+			results: make(chan *task, maxPrefetch), settled: make(chan struct{}),
+		})
+	}
+	w.metrics.ObservePool(w.slots.sizes)
+	return w, nil
+}
+
+// Run works until ctx ends, then lets running jobs finish within the grace period and hands the rest back.
+func (w *Worker) Run(ctx context.Context) error {
+	// What is held must be reported and kept alive beyond the end of ctx.
+	after, finish := context.WithCancel(context.WithoutCancel(ctx))
+	defer finish()
+	w.slots.resize(after, w.cfg.Count)
+
+	var settling, feeding, upkeep sync.WaitGroup
+	for _, p := range w.parts {
+		settling.Go(func() { p.settle(after) })
+		feeding.Go(func() {
+			loop := stage.Loop{Name: "read ready stream", Conn: w.conn, Log: w.tel.Log}
+			_ = loop.Run(ctx, p.feed)
+		})
+	}
+	upkeep.Go(func() {
+		_ = stage.Every(after, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renew)
+	})
+	upkeep.Go(func() {
+		_ = stage.Every(after, w.tel.Log, "look for cancelled groups", cancelInterval, w.dropCancelled)
+	})
+	upkeep.Go(func() { _ = stage.Every(after, w.tel.Log, "status", stage.StatusInterval, w.publish) })
+	upkeep.Go(func() { w.watchdog(after) })
+
+	<-ctx.Done()
+	w.stopping.Store(true)
+	feeding.Wait()
+	w.drain(finish)
+	for _, p := range w.parts {
+		close(p.results)
+	}
+	settling.Wait()
+	finish()
+	upkeep.Wait()
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	stage.Withdraw(end, w.conn, w.space, w.id)
+	w.forget(end)
+	return nil
+}
+
+// forget takes this process's consumers away, as far as they hold nothing.
+func (w *Worker) forget(ctx context.Context) {
+	for _, p := range w.parts {
+		for _, typ := range w.types {
+			_, _ = lua.DropConsumer(ctx, w.conn.Cmd, p.p.Ready(typ), keyspace.GroupWorkers, w.id, 0)
+		}
+	}
+}
+
+// Resize changes how many jobs run side by side, at once upwards, downwards as jobs end.
+func (w *Worker) Resize(n int) error {
+	if n < 1 || n > MaxCount {
+		return fmt.Errorf("worker count %d: must be 1 to %d", n, MaxCount)
+	}
+	w.slots.resize(nil, n)
+	return nil
+}
+
+// Status is what the process shows of itself.
+func (w *Worker) Status() api.WorkerStatus {
+	size, active := w.slots.sizes()
+	return api.WorkerStatus{
+		ID: w.id, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
+		CurrentJobs: w.slots.current(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
+	}
+}
+
+func (w *Worker) publish(ctx context.Context) error {
+	if w.stopping.Load() {
+		return nil
+	}
+	return stage.PublishWorker(ctx, w.conn, w.space, stage.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now())})
+}
