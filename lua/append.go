@@ -27,13 +27,25 @@ type NewJob struct {
 	Payload []byte
 }
 
-// AppendArgs are jobs of one group. Request makes a repeated call harmless; Forget are earlier
-// requests that cannot be repeated any more.
+// AppendMode says whether a submission ends with these jobs; such a call needs no request id.
+type AppendMode string
+
+// Modes of an Append.
+const (
+	AppendMore AppendMode = ""
+	AppendLast AppendMode = "last"
+	AppendSeal AppendMode = "seal" // and the group takes no more jobs
+)
+
+// EntryRequest is the request id of an entry of the ingest stream.
+func EntryRequest(entry string) string { return "@" + entry }
+
+// AppendArgs are jobs of one group. Request makes a repeated call harmless.
 type AppendArgs struct {
 	Group   string
 	Request string
 	Limit   int64 // most jobs of a group
-	Forget  []string
+	Mode    AppendMode
 	Jobs    []NewJob
 }
 
@@ -45,11 +57,8 @@ type AppendReply struct {
 
 // Append stores jobs. Errors: api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
-	args := make([]any, 0, 4+len(a.Forget)+4*len(a.Jobs))
-	args = append(args, a.Group, a.Request, a.Limit, len(a.Forget))
-	for _, f := range a.Forget {
-		args = append(args, f)
-	}
+	args := make([]any, 0, 4+4*len(a.Jobs))
+	args = append(args, a.Group, a.Request, a.Limit, string(a.Mode))
 	for i := range a.Jobs {
 		j := &a.Jobs[i]
 		at := int64(0)

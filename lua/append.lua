@@ -1,16 +1,21 @@
 -- append: jobs enter a group.  (nothing) → waiting, or non-ready until their run_at
 -- KEYS  base
--- ARGV  group, request id ('' = none), limit of jobs a group, k ids of requests to forget, the k ids,
+-- ARGV  group, request id ('' = none; @ENTRY = an entry of the ingest stream), limit of jobs a group,
+--       '' | 'last' of a submission | 'seal' last, and no more jobs come,
 --       then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
 -- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'NOGROUP'} | {'SEALED', status} |
 --       {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
 -- Twice with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: a few µs a job.
 local LARGE = 4096
-local group, request, limit, forget = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local key, arg = B .. 'group:' .. group, 5 + forget
-local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types')
+local group, request, limit, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local key, arg = B .. 'group:' .. group, 5
+-- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
+local entry_ms = string.match(request, '^@(%d+)%-')
+local seen = B .. (entry_ms and 'entries' or 'messages')
+local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted')
 if not g[1] then return { 'NOGROUP' } end
-if request ~= '' and call('ZSCORE', B .. 'messages', request) then return { 'DUP' } end
+if mode ~= '' and g[10] then return { 'DUP' } end
+if request ~= '' and call('ZSCORE', seen, request) then return { 'DUP' } end
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 if g[6] or status == 'CANCELLED' then return { 'SEALED', status } end
 local n = (#ARGV - arg + 1) / 4
@@ -81,11 +86,9 @@ if n > 0 then call('SETRANGE', B .. 'states:' .. group, accepted * 2, table.conc
 add(key, 'accepted', n, 'waiting', waiting, 'non_ready', n - waiting)
 add(B .. 'tenant:' .. tenant, 'unfinished', n)
 if not held then activate(tenant, waiting) end
-if request ~= '' then call('ZADD', B .. 'messages', now, request) end
-if forget > 0 then
-  for i = 5, 4 + forget do call('ZREM', B .. 'messages', ARGV[i]) end
-end
-if total and accepted + n == total then
+if request ~= '' then call('ZADD', seen, entry_ms or now, request) end
+if mode ~= '' then call('HSET', key, 'submitted', 1) end
+if mode == 'seal' or (total and accepted + n == total) then
   call('HSET', key, 'sealed', 1)
   attend(group)
 end

@@ -184,6 +184,9 @@ func (p Partition) Outbox() string { return p.base + "outbox" }
 // Messages is a sorted set: ids of messages that were applied, by time (ms).
 func (p Partition) Messages() string { return p.base + "messages" }
 
+// Entries is a sorted set: entries of the ingest stream that were applied and may still be pending, by their time (ms).
+func (p Partition) Entries() string { return p.base + "entries" }
+
 // Groups is a sorted set: every group by its time of creation (ms).
 func (p Partition) Groups() string { return p.base + "groups" }
 

@@ -28,13 +28,11 @@ func (p *partition) record(ctx context.Context, r lua.PromoteReply, took time.Du
 	for i := range r.Traced {
 		t := &r.Traced[i]
 		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{
-			Parent: t.Parent, ID: t.SpanID, Name: "promote", Start: t.Now,
-			Attributes: func() []attribute.KeyValue {
-				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination)
-				attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt)...)
-				return append(attrs, attribute.String("bulkaction.non_ready.reason", reasons[t.Reason]),
-					attribute.Int64("bulkaction.non_ready.waited_ms", max(0, t.Now.Sub(t.Since)).Milliseconds()))
-			},
+			Parent: t.Parent, ID: t.SpanID, Name: "promote", Start: t.Now}, func() []attribute.KeyValue {
+			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination)
+			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt)...)
+			return append(attrs, attribute.String("bulkaction.non_ready.reason", reasons[t.Reason]),
+				attribute.Int64("bulkaction.non_ready.waited_ms", max(0, t.Now.Sub(t.Since)).Milliseconds()))
 		})
 		span.End()
 		links = append(links, trace.Link{SpanContext: span.SpanContext()})

@@ -33,12 +33,10 @@ func (p *partition) record(ctx context.Context, typ string, r lua.AdmitReply) {
 	for i := range r.Traced {
 		t := &r.Traced[i]
 		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{
-			Parent: t.Parent, ID: t.SpanID, Name: "admit", Start: t.Now,
-			Attributes: func() []attribute.KeyValue {
-				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination)
-				attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)...)
-				return append(attrs, telemetry.WaitAttributes(max(0, t.Now.Sub(t.Accepted)), 0, 0)...)
-			},
+			Parent: t.Parent, ID: t.SpanID, Name: "admit", Start: t.Now}, func() []attribute.KeyValue {
+			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination)
+			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)...)
+			return append(attrs, telemetry.WaitAttributes(max(0, t.Now.Sub(t.Accepted)), 0, 0)...)
 		})
 		span.End()
 		links = append(links, trace.Link{SpanContext: span.SpanContext()})

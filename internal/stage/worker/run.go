@@ -148,12 +148,10 @@ func (w *Worker) startSpan(ctx context.Context, t *task, now time.Time) (context
 		return ctx, trace.SpanFromContext(ctx)
 	}
 	return w.tel.StartJob(ctx, telemetry.JobSpan{
-		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer, Start: now,
-		Attributes: func() []attribute.KeyValue {
-			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.part.p.Ready(t.Type))
-			attrs = append(attrs, telemetry.MessageID(t.entry))
-			attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.attempt)...)
-			return append(attrs, telemetry.WaitAttributes(t.Waited())...)
-		},
+		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer, Start: now}, func() []attribute.KeyValue {
+		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.part.p.Ready(t.Type))
+		attrs = append(attrs, telemetry.MessageID(t.entry))
+		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.attempt)...)
+		return append(attrs, telemetry.WaitAttributes(t.Waited())...)
 	})
 }

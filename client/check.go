@@ -1,0 +1,47 @@
+package client
+
+import (
+	"fmt"
+
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// check refuses here what the server would refuse where the producer can't see it. Nothing is published of
+// a group of which a part is wrong.
+func check(parcels []parcel) error {
+	seen := 0
+	for _, p := range parcels {
+		if err := p.check(); err != nil {
+			if seen > 0 {
+				err = fmt.Errorf("after the first %d jobs: %w", seen, err)
+			}
+			return fmt.Errorf("%s of group %s: %w", p.typ, p.group, err)
+		}
+		seen += p.jobs
+	}
+	return nil
+}
+
+func (p parcel) check() (err error) {
+	d := messages.Decoder{Ops: p.ops}
+	switch p.typ {
+	case messages.TypeGroupSubmit:
+		_, err = d.DecodeSubmit(p.data)
+	case messages.TypeJobsAppend:
+		_, err = d.DecodeAppend(p.data)
+	case messages.TypeGroupSeal:
+		_, err = d.DecodeSeal(p.data)
+	case messages.TypeGroupCancel:
+		_, err = d.DecodeCancel(p.data)
+	}
+	return err
+}
+
+// anyOps lets every reducer of a group pass: which there are beside those that are built in, the server knows.
+func anyOps(g Group) map[string]bool {
+	ops := map[string]bool{}
+	for _, a := range g.Aggregate {
+		ops[a.Op] = true
+	}
+	return ops
+}

@@ -1,0 +1,93 @@
+package client
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// Error is an answer of the API that is not a success. Find it with errors.As.
+type Error struct {
+	Status     int           // of HTTP
+	Problem    api.Problem   // every bad field is in its Fields
+	RetryAfter time.Duration // when to try again, as the server says; 0 when it doesn't
+	RequestID  string        // finds the request in the server's log
+
+	appended api.Appended // by an append, before it was refused
+}
+
+// Error says all that the server said, on one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	title := e.Problem.Title
+	if title == "" {
+		title = http.StatusText(e.Status)
+	}
+	fmt.Fprintf(&b, "%d %s", e.Status, title)
+	if e.Problem.Detail != "" {
+		b.WriteString(": " + e.Problem.Detail)
+	}
+	for i, f := range e.Problem.Fields {
+		sep := "; "
+		if i == 0 {
+			sep = ": "
+		}
+		b.WriteString(sep + f.Field + ": " + f.Problem)
+	}
+	if e.Status == http.StatusInternalServerError && e.RequestID != "" {
+		fmt.Fprintf(&b, " (request %s)", e.RequestID)
+	}
+	if e.RetryAfter > 0 {
+		fmt.Fprintf(&b, " (try again in %s)", e.RetryAfter)
+	}
+	return b.String()
+}
+
+const maxProblemBytes = 1 << 20
+
+// problemOf reads an answer that is not a success. What is not a problem document, say a proxy's page, is
+// told by its status alone.
+func problemOf(resp *http.Response) *Error {
+	e := &Error{
+		Status:     resp.StatusCode,
+		RetryAfter: retryAfter(resp.Header.Get("Retry-After"), time.Now()),
+		RequestID:  resp.Header.Get("X-Request-Id"),
+	}
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if media != "application/problem+json" && media != "application/json" {
+		return e
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblemBytes))
+	var p api.AppendProblem // a superset
+	if err == nil && json.Unmarshal(body, &p) == nil {
+		e.Problem, e.appended = p.Problem, p.Appended
+	}
+	return e
+}
+
+// appendedBefore returns what an append had stored when it was refused.
+func appendedBefore(err error) api.Appended {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.appended
+	}
+	return api.Appended{}
+}
+
+// retryAfter reads both forms of the header: seconds and an HTTP date.
+func retryAfter(header string, now time.Time) time.Duration {
+	if s, err := strconv.ParseInt(strings.TrimSpace(header), 10, 32); err == nil {
+		return max(0, time.Duration(s)*time.Second)
+	}
+	if at, err := http.ParseTime(header); err == nil {
+		return max(0, at.Sub(now).Round(time.Millisecond))
+	}
+	return 0
+}

@@ -1,0 +1,167 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+)
+
+// call is one request and how it may be repeated.
+type call struct {
+	what   string // for errors: "get group g"
+	method string // GET when empty
+	path   string // escaped
+	query  url.Values
+	header http.Header
+	body   []byte
+	stream bool // the answer is read as it comes
+	repeat policy
+}
+
+// policy says whether a call that failed with err may be made again.
+type policy func(err error) bool
+
+// always is for calls that have the same effect when made twice.
+func always(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		return true // the connection could not be made, or broke
+	}
+	switch e.Status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
+// whenRefused is for calls that may only be made again when the first surely had no effect.
+func whenRefused(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status == http.StatusTooManyRequests
+}
+
+// get makes a call and decodes its answer.
+func get[T any](ctx context.Context, a *API, c call) (T, error) {
+	var v T
+	resp, err := a.do(ctx, c)
+	if err != nil {
+		return v, err
+	}
+	defer drain(resp.Body)
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		return v, fmt.Errorf("%s: read answer: %w", c.what, err)
+	}
+	return v, nil
+}
+
+// do makes a call until it succeeds or may not be repeated; the caller closes the answer's body.
+func (a *API) do(ctx context.Context, c call) (*http.Response, error) {
+	for attempt := 1; ; attempt++ {
+		resp, err := a.once(ctx, c)
+		if err == nil {
+			return resp, nil
+		}
+		err = fmt.Errorf("%s: %w", c.what, err)
+		if ctx.Err() != nil || attempt >= a.attempts || !c.repeat(err) || a.nobodyThere(err) {
+			return nil, err
+		}
+		wait := pause(err, attempt)
+		if wait > a.maxWait || endsWithin(ctx, wait) {
+			return nil, err
+		}
+		if stopped := a.sleep(ctx, wait); stopped != nil {
+			return nil, fmt.Errorf("%w; then %w", err, stopped)
+		}
+	}
+}
+
+// nobodyThere says whether no connection could be made, to an address that never answered before. A server
+// that restarts is waited for, a wrong address is not.
+func (a *API) nobodyThere(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial" && !a.reached.Load()
+}
+
+func (a *API) once(ctx context.Context, c call) (*http.Response, error) {
+	method := c.method
+	if method == "" {
+		method = http.MethodGet
+	}
+	target := a.base + c.path
+	if len(c.query) > 0 {
+		target += "?" + c.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(c.body))
+	if err != nil {
+		return nil, err
+	}
+	if len(c.body) > 0 {
+		req.Header.Set("Content-Type", "application/json") // unless header says otherwise
+	}
+	for k, v := range c.header {
+		req.Header[k] = v
+	}
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
+
+	client := a.unary
+	if c.stream {
+		client = a.stream
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	a.reached.Store(true)
+	if resp.StatusCode/100 == 2 {
+		return resp, nil
+	}
+	defer drain(resp.Body)
+	return nil, problemOf(resp)
+}
+
+// drain reads a rest so that the connection can be used again, but not a long one.
+func drain(body io.ReadCloser) {
+	_, _ = io.CopyN(io.Discard, body, 64<<10)
+	_ = body.Close()
+}
+
+const (
+	minPause = 100 * time.Millisecond
+	maxPause = 5 * time.Second
+)
+
+// pause is what the server asks for, or else twice as long each time, with jitter so that clients spread.
+func pause(err error, attempt int) time.Duration {
+	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
+		return e.RetryAfter
+	}
+	d := min(minPause<<min(attempt-1, 10), maxPause)
+	return d/2 + rand.N(d/2)
+}
+
+// endsWithin says whether ctx's deadline comes first, so that waiting for d would be in vain.
+func endsWithin(ctx context.Context, d time.Duration) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && time.Until(deadline) < d
+}
+
+var validID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+
+// groupPath refuses what is no id before it becomes part of a URL.
+func groupPath(group, rest string) (string, error) {
+	if !validID.MatchString(group) || group == "." || group == ".." {
+		return "", fmt.Errorf("group id %q: must match %s", group, validID)
+	}
+	return "/v1/groups/" + group + rest, nil
+}

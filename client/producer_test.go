@@ -1,0 +1,402 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+const ingest = "bulk-action:ingest"
+
+func produce(t *testing.T, addr string, opts ...client.ProducerOption) *client.Producer {
+	t.Helper()
+	p, err := client.NewProducer(t.Context(), "redis://"+addr, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	return p
+}
+
+// published returns the entries of the ingest stream.
+func published(t *testing.T, r *miniredis.Miniredis, stream string) []map[string]string {
+	t.Helper()
+	if !r.Exists(stream) {
+		return nil
+	}
+	entries, err := r.Stream(stream)
+	require.NoError(t, err)
+	var all []map[string]string
+	for _, e := range entries {
+		fields := map[string]string{}
+		for i := 0; i < len(e.Values); i += 2 {
+			fields[e.Values[i]] = e.Values[i+1]
+		}
+		all = append(all, fields)
+	}
+	return all
+}
+
+func jobsOf(t *testing.T, entry map[string]string) []messages.Job {
+	t.Helper()
+	var body struct{ Jobs []messages.Job }
+	require.NoError(t, json.Unmarshal([]byte(entry["data"]), &body))
+	return body.Jobs
+}
+
+func TestProducerWritesFlatEntries(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr())
+	ctx := t.Context()
+
+	id, err := p.Submit(ctx, client.Group{ID: "g", Tenant: "acme", Type: "SEND_EMAIL", Seal: true, Jobs: []client.Job{{Payload: map[string]string{"to": "a@example.com"}}}})
+	require.NoError(t, err)
+	require.Equal(t, "g", id)
+	n, err := p.AppendJobs(ctx, "g", []client.Job{{Payload: 1}, {Payload: "<2>", Type: "NOOP"}})
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.NoError(t, p.Seal(ctx, "g", nil))
+	require.NoError(t, p.Seal(ctx, "g", ptr(int64(3))))
+	require.NoError(t, p.Cancel(ctx, "g"))
+	n, err = p.AppendJobs(ctx, "g", nil)
+	require.NoError(t, err)
+	require.Zero(t, n)
+
+	var got []string
+	ids := map[string]bool{}
+	for _, e := range published(t, r, ingest) {
+		require.Len(t, e, 3, "type, data and id; no traceparent where there is no trace")
+		got = append(got, e["type"]+" "+e["data"])
+		ids[e["id"]] = true
+	}
+	require.Equal(t, []string{
+		`group.submit {"id":"g","tenant":"acme","type":"SEND_EMAIL","seal":true,"jobs":[{"payload":{"to":"a@example.com"}}]}`,
+		`jobs.append {"group":"g","jobs":[{"payload":1},{"payload":"<2>","type":"NOOP"}]}`,
+		`group.seal {"group":"g"}`,
+		`group.seal {"group":"g","total":3}`,
+		`group.cancel {"group":"g"}`,
+	}, got)
+	require.Len(t, ids, 5, "each message has an id of its own")
+}
+
+func TestProducerNamesTheGroup(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr(), client.WithPrefix("other:"))
+	id, err := p.Submit(t.Context(), client.Group{Type: "NOOP"})
+	require.NoError(t, err)
+	require.NotEmpty(t, id)
+	entries := published(t, r, "other:ingest")
+	require.Len(t, entries, 1)
+	require.JSONEq(t, fmt.Sprintf(`{"id": %q, "type": "NOOP"}`, id), entries[0]["data"])
+}
+
+func TestProducerSplits(t *testing.T) {
+	small := make([]client.Job, 2*client.MaxMessageJobs+1)
+	for i := range small {
+		small[i].Payload = i
+	}
+	large := make([]client.Job, 5)
+	for i := range large {
+		large[i].Payload = fmt.Sprint(i, strings.Repeat("x", 200<<10))
+	}
+	for _, c := range []struct {
+		name    string
+		jobs    []client.Job
+		batches []int
+	}{
+		{"by number", small, []int{client.MaxMessageJobs, client.MaxMessageJobs, 1}},
+		{"by size", large, []int{2, 2, 1}},
+		{"not", small[:client.MaxMessageJobs], []int{client.MaxMessageJobs}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := miniredis.RunT(t)
+			p := produce(t, r.Addr())
+			g := client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Seal: true, Jobs: c.jobs}
+			_, err := p.Submit(t.Context(), g)
+			require.NoError(t, err)
+			n, err := p.AppendJobs(t.Context(), "h", c.jobs)
+			require.NoError(t, err)
+			require.Equal(t, len(c.jobs), n)
+
+			entries := published(t, r, ingest)
+			require.Len(t, entries, 2*len(c.batches))
+			for half := range 2 {
+				var payloads []json.RawMessage
+				for i, size := range c.batches {
+					e := entries[half*len(c.batches)+i]
+					require.LessOrEqual(t, len(e["data"]), client.MaxMessageBytes)
+					jobs := jobsOf(t, e)
+					require.Len(t, jobs, size)
+					for _, j := range jobs {
+						payloads = append(payloads, j.Payload)
+					}
+				}
+				for i, job := range c.jobs {
+					want, _ := json.Marshal(job.Payload)
+					require.Equal(t, string(want), string(payloads[i]), "no job lost, in order")
+				}
+			}
+			var first messages.SubmitGroup
+			require.NoError(t, json.Unmarshal([]byte(entries[0]["data"]), &first))
+			if len(c.batches) == 1 {
+				require.True(t, first.Seal)
+				require.Nil(t, first.Total)
+				return
+			}
+			require.False(t, first.Seal, "or it would be sealed before the rest is there")
+			require.EqualValues(t, len(c.jobs), *first.Total)
+			require.Equal(t, messages.TypeJobsAppend, entries[1]["type"])
+		})
+	}
+}
+
+func TestProducerMayRepeat(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr())
+	jobs := make([]client.Job, client.MaxMessageJobs+1)
+	ids := func(do func()) (all []string) {
+		before := len(published(t, r, ingest))
+		do()
+		for _, e := range published(t, r, ingest)[before:] {
+			all = append(all, e["id"])
+		}
+		return all
+	}
+	submit := func(priority string) func() {
+		return func() {
+			_, err := p.Submit(t.Context(), client.Group{ID: "g", Type: "NOOP", Priority: priority, Seal: true, Jobs: jobs})
+			require.NoError(t, err)
+		}
+	}
+	app := func(jobs []client.Job, opts ...client.AppendOption) func() {
+		return func() {
+			_, err := p.AppendJobs(t.Context(), "g", jobs, opts...)
+			require.NoError(t, err)
+		}
+	}
+	first := ids(submit("low"))
+	require.Len(t, first, 2)
+	require.Equal(t, first, ids(submit("low")), "the same group is the same messages")
+	require.NotEqual(t, first[0], ids(submit("high"))[0], "other content is not taken for a repetition")
+
+	require.NotEqual(t, ids(app(jobs)), ids(app(jobs)), "the same jobs may be meant twice")
+	keyed := ids(app(jobs, client.WithDedupKey("k")))
+	require.Equal(t, keyed, ids(app(jobs, client.WithDedupKey("k"))))
+	require.NotEqual(t, keyed, ids(app(jobs, client.WithDedupKey("l"))))
+	require.NotEqual(t, keyed[0], keyed[1])
+}
+
+func TestProducerRefusesWhatTheServerWould(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr())
+	secret := strings.Repeat("secret", 50_000)
+	for name, g := range map[string]client.Group{
+		`group id "a/b": must match`:              {ID: "a/b", Type: "NOOP"},
+		`type id "": must match`:                  {},
+		`tenant id "a{b}": must match`:            {Type: "NOOP", Tenant: "a{b}"},
+		`job 1: type id "a b": must match`:        {Type: "NOOP", Jobs: []client.Job{{}, {Type: "a b"}}},
+		`job 0: payload of 300002 bytes: at most`: {Type: "NOOP", Jobs: []client.Job{{Payload: secret}}},
+		`encode job 0: json: unsupported type`:    {Type: "NOOP", Jobs: []client.Job{{Payload: func() {}}}},
+		`total 3: is sealed with 1 jobs`:          {Type: "NOOP", Jobs: []client.Job{{}}, Total: ptr(int64(3)), Seal: true},
+	} {
+		_, err := p.Submit(t.Context(), g)
+		require.ErrorContains(t, err, name)
+		require.NotContains(t, err.Error(), "secret")
+	}
+	_, err := p.AppendJobs(t.Context(), "", []client.Job{{}})
+	require.ErrorContains(t, err, `group id "": must match`)
+	require.Error(t, p.Seal(t.Context(), "a b", nil))
+	require.Error(t, p.Cancel(t.Context(), "a b"))
+	require.Empty(t, published(t, r, ingest))
+}
+
+func TestProducerLooksAtTheBacklog(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr(), client.WithMaxBacklog(3))
+	now := time.Now()
+	p.SetBacklogClock(func() time.Time { return now })
+	ctx := t.Context()
+	one := []client.Job{{Payload: 1}}
+
+	_, err := p.AppendJobs(ctx, "g", one)
+	require.NoError(t, err)
+	_, err = p.AppendJobs(ctx, "g", one)
+	require.NoError(t, err)
+
+	n, err := p.AppendJobs(ctx, "g", make([]client.Job, client.MaxMessageJobs+1))
+	require.Zero(t, n)
+	require.ErrorIs(t, err, client.ErrBacklogFull)
+	var full *client.BacklogError
+	require.ErrorAs(t, err, &full)
+	require.Equal(t, client.BacklogError{Length: 2, Max: 3, Wait: time.Second}, *full)
+	require.EqualError(t, err, "publish jobs.append of group g: ingest backlog full: 2 messages, at most 3: try again in 1s")
+	require.Len(t, published(t, r, ingest), 2, "all of it or nothing")
+
+	require.NoError(t, p.Cancel(ctx, "g"), "there is room for one")
+	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "what was sent since the look counts")
+
+	r.Del(ingest)
+	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "the look is not old enough")
+	now = now.Add(time.Second)
+	_, err = p.AppendJobs(ctx, "g", make([]client.Job, 10*client.MaxMessageJobs))
+	require.NoError(t, err, "more than ever fits goes into an empty stream")
+}
+
+func TestProducerTraces(t *testing.T) {
+	r := miniredis.RunT(t)
+	spans := tracetest.NewSpanRecorder()
+	p := produce(t, r.Addr(), client.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
+	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
+	_, err := p.Submit(trace.ContextWithSpanContext(t.Context(), parent), client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: make([]client.Job, 2)})
+	require.NoError(t, err)
+
+	ended := spans.Ended()
+	require.Len(t, ended, 1)
+	s := ended[0]
+	require.Equal(t, "send ingest", s.Name())
+	require.Equal(t, trace.SpanKindProducer, s.SpanKind())
+	require.Equal(t, parent.TraceID(), s.SpanContext().TraceID())
+	attrs := map[string]string{}
+	for _, kv := range s.Attributes() {
+		attrs[string(kv.Key)] = kv.Value.Emit()
+	}
+	entry := published(t, r, ingest)[0]
+	require.Equal(t, map[string]string{
+		"messaging.system": "redis", "messaging.destination.name": ingest, "messaging.operation.name": "send",
+		"messaging.operation.type": "send", "messaging.message.id": entry["id"], "messaging.batch.message_count": "2",
+		"bulkaction.group": "g", "bulkaction.tenant": "acme",
+	}, attrs)
+	require.Equal(t, fmt.Sprintf("00-%s-%s-01", s.SpanContext().TraceID(), s.SpanContext().SpanID()), entry["traceparent"])
+}
+
+func TestProducerWithoutTracerHandsItsParentOn(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr())
+	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
+	require.NoError(t, p.Cancel(trace.ContextWithSpanContext(t.Context(), parent), "g"))
+	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", published(t, r, ingest)[0]["traceparent"])
+}
+
+// lossy passes bytes on to Redis and loses as many replies to XADD as it is told, with their connections.
+func lossy(t *testing.T, target string, lose *atomic.Int32) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = in.Close() }()
+				out, err := net.Dial("tcp", target)
+				if err != nil {
+					return
+				}
+				defer func() { _ = out.Close() }()
+				var adding atomic.Bool
+				go func() {
+					buf := make([]byte, 64<<10)
+					for {
+						n, err := in.Read(buf)
+						if strings.Contains(strings.ToLower(string(buf[:n])), "xadd") {
+							adding.Store(true)
+						}
+						if _, werr := out.Write(buf[:n]); err != nil || werr != nil {
+							_ = out.Close()
+							return
+						}
+					}
+				}()
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := out.Read(buf)
+					if err != nil || (adding.Swap(false) && lose.Add(-1) >= 0) {
+						return
+					}
+					if _, err := in.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
+	r := miniredis.RunT(t)
+	var lose atomic.Int32
+	p := produce(t, lossy(t, r.Addr(), &lose))
+	lose.Store(2)
+	n, err := p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 1}})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	entries := published(t, r, ingest)
+	require.Len(t, entries, 3, "two of unknown fate, and the one that was answered for")
+	for _, e := range entries {
+		require.Equal(t, entries[0], e)
+	}
+
+	lose.Store(100)
+	n, err = p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 2}})
+	require.Zero(t, n)
+	require.ErrorContains(t, err, "publish jobs.append of group g: ")
+	require.True(t, errors.Is(err, io.EOF), "%v", err)
+	require.Len(t, published(t, r, ingest), 3+4, "and no more")
+}
+
+func TestProducerTakesAnAnswerForFinal(t *testing.T) {
+	r := miniredis.RunT(t)
+	require.NoError(t, r.Set("wrong:ingest", "a string"))
+	p := produce(t, r.Addr(), client.WithPrefix("wrong:"))
+	err := p.Cancel(t.Context(), "g")
+	require.ErrorContains(t, err, "look at backlog: WRONGTYPE")
+
+	p = produce(t, r.Addr())
+	require.NoError(t, p.Cancel(t.Context(), "g"))
+	r.SetError("OOM command not allowed when used memory > 'maxmemory'.")
+	err = p.Cancel(t.Context(), "g") // the look at the backlog is fresh
+	require.ErrorIs(t, err, client.ErrBacklogFull)
+	require.ErrorContains(t, err, "OOM")
+	var answer redis.Error
+	require.ErrorAs(t, err, &answer)
+
+	r.SetError("")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, p.Cancel(ctx, "g"), context.Canceled)
+}
+
+func TestNewProducerErrors(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	_, err = client.NewProducer(t.Context(), "redis://user:hunter2@"+l.Addr().String())
+	require.ErrorContains(t, err, "create producer: ")
+	require.NotContains(t, err.Error(), "hunter2")
+
+	_, err = client.NewProducer(t.Context(), "http://user:hunter2@x")
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "hunter2")
+
+	_, err = client.NewProducer(t.Context(), "redis://127.0.0.1", client.WithPrefix("{x}"))
+	require.ErrorContains(t, err, "brace")
+}

@@ -1,0 +1,109 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Bounds of one message: it stays cheap to handle, and one that must be repeated is small.
+const (
+	maxMessageJobs  = 500
+	maxMessageBytes = 512 << 10
+	headBytes       = 16 << 10 // kept free for what is not jobs
+)
+
+// publishAttempts of one message; the later ones only when the earlier ones' fate is unknown or Redis is not ready.
+const publishAttempts = 4
+
+// parcel is a message to be.
+type parcel struct {
+	typ           string
+	group, tenant string // for the span
+	data          []byte
+	jobs          int
+	ops           map[string]bool // reducers to let pass
+}
+
+func appendParcel(group, tenant string, jobs [][]byte) parcel {
+	head, _ := marshal(struct { // a string can always be encoded
+		Group string `json:"group"`
+	}{group})
+	data := withJobs(head, jobs)
+	return parcel{typ: messages.TypeJobsAppend, group: group, tenant: tenant, data: data, jobs: len(jobs)}
+}
+
+// split cuts jobs into batches that keep to the bounds of a message.
+func split(jobs [][]byte) [][][]byte {
+	var batches [][][]byte
+	for start := 0; start < len(jobs); {
+		size, end := len(jobs[start]), start+1
+		for end < len(jobs) && end-start < maxMessageJobs && size+1+len(jobs[end]) <= maxMessageBytes-headBytes {
+			size += 1 + len(jobs[end])
+			end++
+		}
+		batches = append(batches, jobs[start:end])
+		start = end
+	}
+	return batches
+}
+
+// publish adds one message to the ingest stream, in a span that the message carries on.
+func (p *Producer) publish(ctx context.Context, id string, m parcel) error {
+	attrs := []attribute.KeyValue{
+		semconv.MessagingSystemKey.String("redis"),
+		semconv.MessagingDestinationName(p.stream),
+		semconv.MessagingOperationName("send"),
+		semconv.MessagingOperationTypeSend,
+		semconv.MessagingMessageID(id),
+		attribute.String("bulkaction.group", m.group),
+	}
+	if m.tenant != "" {
+		attrs = append(attrs, attribute.String("bulkaction.tenant", m.tenant))
+	}
+	if m.jobs > 0 {
+		attrs = append(attrs, semconv.MessagingBatchMessageCount(m.jobs))
+	}
+	ctx, span := p.tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
+	defer span.End()
+
+	msg := message.NewMessage(id, m.data)
+	msg.SetContext(ctx)
+	msg.Metadata.Set(redisx.FieldType, m.typ)
+	propagation.TraceContext{}.Inject(ctx, propagation.MapCarrier(msg.Metadata))
+
+	err := p.repeatedly(ctx, func() error { return p.publisher.Publish(p.stream, msg) })
+	if err != nil {
+		span.RecordError(err)
+		span.SetStatus(codes.Error, "not published")
+	}
+	return err
+}
+
+// repeatedly calls publish until it succeeds, fails for good, or may not be tried any more.
+func (p *Producer) repeatedly(ctx context.Context, publish func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := publish()
+		switch {
+		case err == nil:
+			return nil
+		case redisx.IsOOM(err):
+			return fmt.Errorf("%w: %w", ErrBacklogFull, err)
+		case attempt == publishAttempts || ctx.Err() != nil || !redisx.IsUnavailable(err):
+			return err
+		}
+		if stopped := p.sleep(ctx, time.Duration(attempt)*minPause); stopped != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+)
+
+// maxRecordBytes is more than the server takes of a record. What is longer is cut, and refused by the server.
+const maxRecordBytes = 1 << 20
+
+// record is a line of NDJSON or a row of CSV, with its line break.
+type record struct {
+	data  []byte
+	lines int64
+	cut   bool // a part is missing: it was too long
+}
+
+// recordReader splits NDJSON or CSV into records, as the server does, and holds one at a time.
+type recordReader struct {
+	in   *bufio.Reader
+	csv  bool
+	line int64 // lines read
+	buf  []byte
+}
+
+func newRecordReader(r io.Reader, csv bool) *recordReader {
+	return &recordReader{in: bufio.NewReaderSize(r, 64<<10), csv: csv}
+}
+
+// header returns CSV's first row that is not empty; NDJSON has none.
+func (r *recordReader) header() ([]byte, error) {
+	for r.csv {
+		rec, err := r.next()
+		if err != nil || len(bytes.TrimSpace(rec.data)) > 0 {
+			return bytes.Clone(rec.data), err
+		}
+	}
+	return nil, nil
+}
+
+// Where in a row of CSV the reader is: only at a field's start does a quote open one, and only outside of
+// quotes does a line break end the row.
+type csvState int
+
+const (
+	fieldStart csvState = iota
+	inField
+	inQuotes
+	afterQuote // closed, or the first of a doubled one
+)
+
+func (s csvState) after(b byte) csvState {
+	switch {
+	case s == inQuotes && b != '"':
+		return inQuotes
+	case s == inQuotes:
+		return afterQuote
+	case b == ',':
+		return fieldStart
+	case b == '"' && (s == fieldStart || s == afterQuote):
+		return inQuotes
+	}
+	return inField
+}
+
+// next returns the next record, valid until the call after, or io.EOF. The last one gets a line break if it has none.
+func (r *recordReader) next() (record, error) {
+	rec := record{data: r.buf[:0]}
+	for state := fieldStart; ; {
+		b, err := r.in.ReadByte()
+		if errors.Is(err, io.EOF) && (len(rec.data) > 0 || rec.lines > 0) {
+			return r.done(rec), nil
+		}
+		if err != nil {
+			return record{}, err
+		}
+		switch {
+		case b == '\n' && state != inQuotes:
+			return r.done(rec), nil
+		case b == '\n':
+			rec.lines++
+		}
+		if r.csv {
+			state = state.after(b)
+		}
+		if len(rec.data) >= maxRecordBytes {
+			rec.cut = true
+			continue
+		}
+		rec.data = append(rec.data, b)
+	}
+}
+
+func (r *recordReader) done(rec record) record {
+	rec.data = append(rec.data, '\n')
+	rec.lines++
+	r.buf = rec.data
+	r.line += rec.lines
+	return rec
+}

@@ -1,0 +1,71 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+)
+
+// pages ranges over a list that comes in pages.
+func pages[P, T any](ctx context.Context, a *API, c call, split func(P) (items []T, cursor string)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		c := c
+		c.query = maps.Clone(c.query)
+		for {
+			page, err := get[P](ctx, a, c)
+			if err != nil {
+				yield(none, err)
+				return
+			}
+			items, cursor := split(page)
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if cursor == "" {
+				return
+			}
+			c.query.Set("cursor", cursor)
+		}
+	}
+}
+
+// lines ranges over the NDJSON of a group.
+func lines[T any](ctx context.Context, a *API, group, what string) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		path, err := groupPath(group, "/"+what)
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		c := call{what: "get " + what + " of group " + group, path: path, stream: true, repeat: always}
+		resp, err := a.do(ctx, c)
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		defer func() { _ = resp.Body.Close() }() // not drained: the rest may be long
+		d := json.NewDecoder(resp.Body)
+		for {
+			var v T
+			err := d.Decode(&v)
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(none, fmt.Errorf("%s: %w", c.what, err))
+				return
+			}
+			if !yield(v, nil) {
+				return
+			}
+		}
+	}
+}

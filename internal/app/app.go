@@ -1,0 +1,223 @@
+// Package app makes a stage a process: flags, configuration, telemetry, health, signals and an orderly end. A
+// process is a value: [Run] takes everything from outside as arguments, so tests start processes within their own.
+package app
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"syscall"
+
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// Exit codes of a process.
+const (
+	ExitOK    = 0 // stopped as it was told
+	ExitError = 1
+	ExitUsage = 2 // wrong flags or configuration
+)
+
+// Options are what a process gets from outside.
+type Options struct {
+	Role    string
+	Args    []string  // of the command line, without the program's name
+	Environ []string  // NAME=value; the last of a name counts
+	Stdout  io.Writer // io.Discard when nil
+	Stderr  io.Writer // io.Discard when nil
+}
+
+// Main runs a role as this process and exits. SIGTERM and SIGINT end run's context; a second one ends the process
+// at once.
+func Main(role string, run func(context.Context, *Process) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // from then on signals do what they do by default
+	os.Exit(Run(ctx, Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run))
+}
+
+// Run runs a role until run returns, and returns the exit code. Run should return when ctx ends, which is no
+// error; what it has registered with [Process.OnStop] is cleaned up afterwards, and so is a process that failed to start.
+func Run(ctx context.Context, o Options, run func(context.Context, *Process) error) int {
+	if o.Stdout == nil {
+		o.Stdout = io.Discard
+	}
+	if o.Stderr == nil {
+		o.Stderr = io.Discard
+	}
+	flags := flag.NewFlagSet("bulkaction-"+o.Role, flag.ContinueOnError)
+	flags.SetOutput(o.Stderr)
+	healthcheck := flags.Bool("healthcheck", false, "ask the running process whether it is ready: exit code 0 or 1")
+	version := flags.Bool("version", false, "print the version")
+	flags.Usage = func() { usage(flags) }
+	switch err := flags.Parse(o.Args); {
+	case errors.Is(err, flag.ErrHelp):
+		return ExitOK
+	case err != nil:
+		return ExitUsage
+	case flags.NArg() > 0:
+		fmt.Fprintf(o.Stderr, "%s: takes no arguments; configure it by environment variables, see -help\n", flags.Name())
+		return ExitUsage
+	case *version:
+		fmt.Fprintf(o.Stdout, "%s %s (%s)\n", flags.Name(), Version(), runtime.Version())
+		return ExitOK
+	}
+	cfg, unknown, err := Load(o.Environ)
+	if err != nil {
+		fmt.Fprintf(o.Stderr, "%s: wrong configuration:\n%s\n", flags.Name(), err)
+		return ExitUsage
+	}
+	if *healthcheck {
+		return report(o.Stderr, flags.Name(), checkHealth(ctx, cfg.Telemetry.AdminAddr))
+	}
+
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	p := newProcess(cfg, o.Role, fail)
+	if err := p.startTelemetry(ctx, o.Stderr); err != nil {
+		fmt.Fprintf(o.Stderr, "%s: wrong configuration:\n%s\n", flags.Name(), err)
+		return ExitUsage
+	}
+	for _, u := range unknown {
+		p.Tel.Log.Warn("unknown variable", "name", u.Name, "did_you_mean", u.DidYouMean)
+	}
+	err = errors.Join(p.run(ctx, run), p.stop(stopTimeout))
+	if err != nil {
+		p.Tel.Log.Error("failed", "error", err)
+		return ExitError
+	}
+	p.Tel.Log.Info("stopped")
+	return ExitOK
+}
+
+func (p *Process) startTelemetry(ctx context.Context, logs io.Writer) error {
+	tel, err := telemetry.Setup(ctx, telemetry.Options{
+		Service: "bulkaction-" + p.Role, Instance: p.Instance, Version: Version(),
+		LogLevel: p.Config.Telemetry.LogLevel, LogFormat: p.Config.Telemetry.LogFormat, LogWriter: logs,
+	})
+	if err != nil {
+		return err
+	}
+	p.Tel = tel
+	p.OnStop("telemetry", func(ctx context.Context) error {
+		if err := tel.Shutdown(ctx); err != nil { // a collector that is away is not the process's failure
+			p.Tel.Log.Warn("telemetry was not sent", "error", err)
+		}
+		return nil
+	})
+	return nil
+}
+
+func (p *Process) run(ctx context.Context, run func(context.Context, *Process) error) error {
+	p.Tel.Log.Info("starting", "role", p.Role, "version", Version(), "config", p.Config)
+	if err := p.serveAdmin(ctx); err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
+	err := run(ctx, p)
+	if ctx.Err() != nil && isCancelled(err) {
+		err = nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !isCancelled(cause) {
+		err = errors.Join(err, cause)
+	}
+	return err
+}
+
+// isCancelled tells that an error says nothing but that the context ended. errors.Is would be content with one
+// such among several.
+func isCancelled(err error) bool {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isCancelled(e) })
+	}
+	if inner := errors.Unwrap(err); inner != nil {
+		return isCancelled(inner)
+	}
+	return errors.Is(err, context.Canceled)
+}
+
+// checkHealth asks the process that listens on addr whether it is ready.
+func checkHealth(ctx context.Context, addr string) error {
+	host, port, _ := net.SplitHostPort(addr)
+	if port == "0" {
+		return fmt.Errorf("ask %s: the port was picked at start, so it is not known; set %sADMIN_ADDR", addr, envPrefix)
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*checkTimeout)
+	defer cancel()
+	url := "http://" + net.JoinHostPort(host, port) + "/readyz"
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", url, err)
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
+	response, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("ask for health: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+		return fmt.Errorf("ask %s: %s: %s", url, response.Status, body)
+	}
+	return nil
+}
+
+func report(w io.Writer, name string, err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	fmt.Fprintf(w, "%s: %s\n", name, err)
+	return ExitError
+}
+
+func usage(flags *flag.FlagSet) {
+	w := flags.Output()
+	fmt.Fprintf(w, "%s is configured by environment variables alone. Flags:\n", flags.Name())
+	flags.PrintDefaults()
+	section := ""
+	for _, v := range Variables() {
+		if v.Section != section {
+			section = v.Section
+			fmt.Fprintf(w, "\n%s\n", section)
+		}
+		fmt.Fprintf(w, "  %s=%s\n", v.Name, v.Default)
+		if v.Meaning != "" {
+			fmt.Fprintf(w, "        %s\n", v.Meaning)
+		}
+		fmt.Fprintf(w, "        %s\n", v.Rule)
+	}
+}
+
+// version is set by the linker: -ldflags "-X github.com/bulkaction/bulkaction/internal/app.version=v1.2.3".
+var version string
+
+// Version is the linker's, else the module's, else the revision's, else "devel".
+func Version() string {
+	if version != "" {
+		return version
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "devel"
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+			return s.Value[:12]
+		}
+	}
+	return "devel"
+}

@@ -1,0 +1,270 @@
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The names and defaults are a contract.
+func TestDefaults(t *testing.T) {
+	c, unknown, err := Load(nil)
+	require.NoError(t, err)
+	require.Empty(t, unknown)
+
+	require.Equal(t, RedisConfig{
+		URL: "redis://127.0.0.1:6379/0", PoolMinIdle: 10, PoolMaxActive: 50, DialTimeout: 5 * time.Second, CommandTimeout: 3 * time.Second,
+		KeyPrefix: "bulk-action:", Partitions: 1,
+	}, c.Redis)
+	require.Equal(t, FairQueueConfig{Alpha: 10000, Policy: "fair", LaneWeights: []int{6, 3, 1}}, c.FairQueue)
+	require.Equal(t, BackpressureConfig{
+		GlobalRPS: 10000, Share: "static", Limiter: "fixed", RateLimitWindow: time.Second, ReadyQueueMaxSize: 10000,
+		DispatchInterval: 100 * time.Millisecond, DispatchBatchSize: 100, DefaultBackoff: time.Second, MaxBackoff: time.Minute,
+	}, c.Backpressure)
+	require.Equal(t, CongestionConfig{Enabled: true, BaseBackoff: time.Second, MaxBackoff: 2 * time.Minute, StatsRetention: time.Hour}, c.Congestion)
+	require.Equal(t, WorkerConfig{
+		Count: 10, Timeout: time.Second, JobTimeout: 30 * time.Second, MaxRetryCount: 3, MaxThrottles: 100, MaxDeliveries: 5, Lease: 30 * time.Second,
+		ShutdownGracePeriod: 30 * time.Second, FetchInterval: 200 * time.Millisecond, FetchBatchSize: 50, NoProcessorTimeout: 15 * time.Minute,
+	}, c.Worker)
+	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
+	require.Equal(t, RetentionConfig{
+		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
+		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour,
+	}, c.Retention)
+	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:9090", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
+	require.Equal(t, "127.0.0.1", c.SMTP.Host)
+	require.Equal(t, 30*time.Second, c.HTTP.Timeout)
+}
+
+func TestEveryVariableIsRead(t *testing.T) {
+	samples := map[reflect.Kind]string{reflect.Bool: "true", reflect.Float64: "0.5"}
+	names := map[string]bool{}
+	for _, v := range Variables() {
+		require.False(t, names[v.Name], "%s twice", v.Name)
+		names[v.Name] = true
+		value := samples[v.field.Type.Kind()]
+		if low := v.field.Tag.Get("max"); low != "" {
+			value = low
+		}
+		if value == "" {
+			continue
+		}
+		c, unknown, _ := Load([]string{v.Name + "=" + value})
+		require.Empty(t, unknown)
+		got := bound(&c, v.Name)
+		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
+	}
+	require.Len(t, names, 68)
+	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
+		require.True(t, names[envPrefix+name], name)
+	}
+}
+
+func bound(c *Config, name string) Variable {
+	all := c.variables()
+	return all[slices.IndexFunc(all, func(v Variable) bool { return v.Name == name })]
+}
+
+func asNumber(v reflect.Value) float64 {
+	switch {
+	case v.CanInt():
+		return float64(v.Int())
+	case v.CanFloat():
+		return v.Float()
+	case v.Bool():
+		return 1
+	}
+	return 0
+}
+
+func TestEveryLimitHolds(t *testing.T) {
+	refused := func(v Variable, value string) {
+		t.Helper()
+		_, _, err := Load([]string{v.Name + "=" + value})
+		require.ErrorContains(t, err, fmt.Sprintf("%s=%q: must be %s", v.Name, value, v.Rule))
+	}
+	accepted := func(v Variable, value string) {
+		t.Helper()
+		if _, _, err := Load([]string{v.Name + "=" + value}); err != nil {
+			require.NotContains(t, err.Error(), "must be "+v.Rule, "%s=%s", v.Name, value) // relations may not hold
+		}
+	}
+	for _, v := range Variables() {
+		tag := v.field.Tag
+		if v.Meaning == "" {
+			continue // a processor's own
+		}
+		switch kind := v.field.Type.Kind(); {
+		case v.field.Type == durationType:
+			low, high := number(v.field.Type, tag.Get("min")), number(v.field.Type, tag.Get("max"))
+			accepted(v, tag.Get("min"))
+			accepted(v, tag.Get("max"))
+			refused(v, (time.Duration(low) - 1).String())
+			refused(v, (time.Duration(high) + time.Millisecond).String())
+			refused(v, "soon")
+			refused(v, "10")
+		case kind == reflect.Int || kind == reflect.Float64:
+			low, high := number(v.field.Type, tag.Get("min")), number(v.field.Type, tag.Get("max"))
+			accepted(v, tag.Get("min"))
+			accepted(v, tag.Get("max"))
+			refused(v, fmt.Sprint(low-1))
+			refused(v, fmt.Sprintf("%.0f", high*1.1+1))
+			refused(v, "many")
+			refused(v, "NaN")
+		case kind == reflect.Bool:
+			refused(v, "perhaps")
+		case tag.Get("oneof") != "":
+			for option := range strings.SplitSeq(tag.Get("oneof"), ",") {
+				accepted(v, option)
+			}
+			refused(v, "nonsense")
+			refused(v, tag.Get("oneof")+"x")
+		default:
+			require.NotNil(t, checks[tag.Get("check")].holds, "%s has no limit", v.Name)
+		}
+	}
+}
+
+func TestChecks(t *testing.T) {
+	cases := []struct {
+		name      string
+		good, bad []string
+	}{
+		{"REDIS_URL",
+			[]string{"redis://h:1", "rediss://u:p@h/3", "redis://a:1,b:2", "redis://a:1,redis://b:2", "redis-sentinel://a:1,b:2/main"},
+			[]string{"h:1", "http://h:1", "redis://", "redis://h:1/x", "redis://h:99999", "redis-sentinel://a:1"}},
+		{"KEY_PREFIX", []string{"a", "shop:bulk-action:", strings.Repeat("x", 64)}, []string{"a{b", "a}b", "a b", "ü", strings.Repeat("x", 65)}},
+		{"API_ADDR", []string{"127.0.0.1:0", "[::1]:80", "localhost:65535"}, []string{"127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http", "127.0.0.1:-1"}},
+		{"ADMIN_ADDR", []string{"127.0.0.1:0", "0.0.0.0:9090", ":9090"}, []string{"9090", "[::1"}},
+		{"WORKER_TYPES", []string{"A", "SEND_EMAIL,HTTP", strings.Repeat("x", 128)}, []string{"A, B", "A,,B", ",", "a{b}", strings.Repeat("x", 129)}},
+		{"FAIR_QUEUE_LANE_WEIGHTS", []string{"1,1,1", "1000,1,1"}, []string{"1,1", "1,1,1,1", "0,1,1", "1001,1,1", "6, 3, 1", "a,b,c", "1.5,1,1"}},
+	}
+	for _, c := range cases {
+		for _, value := range c.good {
+			_, _, err := Load([]string{envPrefix + c.name + "=" + value})
+			require.NoError(t, err, "%s=%s", c.name, value)
+		}
+		for _, value := range c.bad {
+			_, _, err := Load([]string{envPrefix + c.name + "=" + value})
+			require.ErrorContains(t, err, envPrefix+c.name+"=", value)
+			require.ErrorContains(t, err, "must be "+checks[bound(new(Config), envPrefix+c.name).field.Tag.Get("check")].rule)
+		}
+	}
+}
+
+func TestRelationsAndReleases(t *testing.T) {
+	cases := map[string]struct{ environ, want []string }{
+		"pool": {
+			[]string{"REDIS_POOL_MAX_ACTIVE=5"},
+			[]string{`BULKACTION_REDIS_POOL_MIN_IDLE="10": must not be above BULKACTION_REDIS_POOL_MAX_ACTIVE`},
+		},
+		"backoff": {
+			[]string{"BACKPRESSURE_DEFAULT_BACKOFF=2m", "CONGESTION_MAX_BACKOFF=10ms"},
+			[]string{
+				`BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF="2m0s": must not be above BULKACTION_BACKPRESSURE_MAX_BACKOFF`,
+				`BULKACTION_CONGESTION_BASE_BACKOFF="1s": must not be above BULKACTION_CONGESTION_MAX_BACKOFF`,
+			},
+		},
+		"window":              {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=1500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="1.5ms": must be whole milliseconds`}},
+		"API for all":         {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, since the API has no authentication yet; BULKACTION_API_ALLOW_UNAUTHENTICATED=true opens it to everyone all the same`}},
+		"API on no host":      {[]string{"API_ADDR=:8080"}, []string{"BULKACTION_API_ADDR"}},
+		"API on a name":       {[]string{"API_ADDR=example.com:80"}, []string{"BULKACTION_API_ADDR"}},
+		"API for all, wanted": {[]string{"API_ADDR=0.0.0.0:8080", "API_ALLOW_UNAUTHENTICATED=true"}, nil},
+		"API on loopback":     {[]string{"API_ADDR=[::1]:0"}, nil},
+		"admin for all":       {[]string{"ADMIN_ADDR=0.0.0.0:9090"}, nil},
+		"a mistake is not followed by another": {
+			[]string{"REDIS_POOL_MAX_ACTIVE=0"}, []string{`BULKACTION_REDIS_POOL_MAX_ACTIVE="0": must be a whole number of connections from 1 to 10000`},
+		},
+		"priority": {[]string{"FAIR_QUEUE_POLICY=priority"}, []string{`BULKACTION_FAIR_QUEUE_POLICY="priority": comes with a later release; for now it must be fair`}},
+		"elastic":  {[]string{"BACKPRESSURE_SHARE=elastic"}, []string{`BULKACTION_BACKPRESSURE_SHARE="elastic": comes with a later release; for now it must be static`}},
+		"sliding":  {[]string{"BACKPRESSURE_LIMITER=sliding"}, []string{`comes with a later release; for now it must be fixed`}},
+		"token":    {[]string{"BACKPRESSURE_LIMITER=token"}, []string{`comes with a later release; for now it must be fixed`}},
+		"processors": {
+			[]string{"SMTP_PORT=0", "SMTP_TLS=maybe", "HTTP_PROCESSOR_TIMEOUT=-1s"},
+			[]string{"BULKACTION_SMTP_PORT: 0 is not", `BULKACTION_SMTP_TLS: "maybe"`, "BULKACTION_HTTP_PROCESSOR_TIMEOUT: -1s"},
+		},
+		"processor's type": {[]string{"SMTP_PORT=mail"}, []string{`BULKACTION_SMTP_PORT="mail": must be a whole number`}},
+		"empty is default": {[]string{"WORKER_COUNT=", "REDIS_URL=", "WORKER_TYPES="}, nil},
+		"the last counts":  {[]string{"WORKER_COUNT=0", "WORKER_COUNT=7"}, nil},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			var environ []string
+			for _, e := range c.environ {
+				environ = append(environ, envPrefix+e)
+			}
+			_, _, err := Load(environ)
+			require.Len(t, split(err), len(c.want), "%v", err)
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+}
+
+func TestAllMistakesAreReportedAtOnce(t *testing.T) {
+	_, _, err := Load([]string{"BULKACTION_WORKER_COUNT=ten", "BULKACTION_PARTITIONS=0", "BULKACTION_LOG_LEVEL=loud", "BULKACTION_SMTP_PORT=0", "HOME=/"})
+	require.Equal(t, []string{
+		`BULKACTION_PARTITIONS="0": must be a whole number of partitions from 1 to 4096`,
+		`BULKACTION_WORKER_COUNT="ten": must be a whole number of jobs from 1 to 10000`,
+		`BULKACTION_LOG_LEVEL="loud": must be debug, info, warn or error`,
+		`BULKACTION_SMTP_PORT: 0 is not between 1 and 65535`,
+	}, strings.Split(err.Error(), "\n"))
+}
+
+func TestSecretsAreNeverShown(t *testing.T) {
+	const secret = "hunter?/two@zebra,"
+	for _, url := range []string{
+		"redis://user:" + secret + "@h:1/0", "redis:user:" + secret + "@h:1", "redis://u:" + secret + "@a:1,u:" + secret + "@b:2",
+		"redis-sentinel://a:1/main?sentinel_password=" + secret,
+	} {
+		c, _, err := Load([]string{envPrefix + "REDIS_URL=" + url, envPrefix + "SMTP_PASSWORD=" + secret, envPrefix + "PARTITIONS=0"})
+		require.Error(t, err)
+		shown := err.Error() + c.String() + fmt.Sprintf("%v %+v %#v", c, c, c) + slog.AnyValue(c).Resolve().String()
+		for _, part := range []string{"hunter", "two", "zebra"} {
+			require.NotContains(t, shown, part, url)
+		}
+	}
+}
+
+func TestShownConfiguration(t *testing.T) {
+	c, _, err := Load([]string{
+		"BULKACTION_WORKER_COUNT=7", "BULKACTION_WORKER_TYPES=A,B", "BULKACTION_LEASE=30s",
+		"BULKACTION_REDIS_URL=redis://user:secret@h:1/0", "BULKACTION_SMTP_USERNAME=u", "BULKACTION_SMTP_PASSWORD=secret",
+	})
+	require.NoError(t, err)
+	require.Equal(t, `[redis_url=[redacted]h:1/0 worker_count=7 worker_types=A,B smtp_username=u smtp_password=[redacted]]`,
+		c.LogValue().String(), "only what differs from the defaults")
+	require.Contains(t, c.String(), "BULKACTION_FAIR_QUEUE_LANE_WEIGHTS=6,3,1\n")
+	require.Contains(t, c.String(), "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1m0s\n")
+}
+
+func TestUnknownVariables(t *testing.T) {
+	_, unknown, err := Load([]string{
+		"BULKACTION_WORKERS_COUNT=7", "BULKACTION_GLOBAL_RPS=5", "BULKACTION_WORKER_COUNT=7", "BULKACTION_COMPLETELY_ELSE=1", "BULKACTION_=1", "WORKER_COUNT=1",
+		"BULKACTION_SMTP_PASWORD=x",
+	})
+	require.NoError(t, err)
+	require.Equal(t, []Unknown{
+		{"BULKACTION_", ""},
+		{"BULKACTION_COMPLETELY_ELSE", ""},
+		{"BULKACTION_GLOBAL_RPS", "BULKACTION_BACKPRESSURE_GLOBAL_RPS"},
+		{"BULKACTION_SMTP_PASWORD", "BULKACTION_SMTP_PASSWORD"},
+		{"BULKACTION_WORKERS_COUNT", "BULKACTION_WORKER_COUNT"},
+	}, unknown)
+}
+
+func TestDistance(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"abc", "", 3}, {"", "abc", 3}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"ab", "ba", 2}} {
+		require.Equal(t, c.want, distance(c.a, c.b), "%s → %s", c.a, c.b)
+	}
+}

@@ -1,0 +1,137 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caarlos0/env/v10"
+)
+
+// Unknown is a variable with our prefix that nothing reads: most likely a slip of the pen.
+type Unknown struct {
+	Name       string
+	DidYouMean string // the variable that is nearest in spelling, "" when none is near
+}
+
+// Load reads and checks the configuration in environ, a list of NAME=value of which the last of a name counts. An
+// empty value stands for the default. The error joins one for every mistake, each with the variable, its value
+// unless it is a secret, and what it must be. Unknown variables are no error, but should be told to someone.
+func Load(environ []string) (Config, []Unknown, error) {
+	set := map[string]string{}
+	for name, value := range env.ToMap(environ) {
+		if strings.HasPrefix(name, envPrefix) {
+			set[name] = value
+		}
+	}
+	var c Config
+	var mistakes []error
+	variables := c.variables()
+	bad := map[string]bool{}
+	for _, v := range variables {
+		if err := v.parse(set); err != nil {
+			mistakes = append(mistakes, err)
+			bad[v.Name] = true
+		}
+	}
+	mistakes = append(mistakes, c.relations(variables, bad)...)
+	mistakes = append(mistakes, c.processors(bad)...)
+	return c, unknown(set, variables), errors.Join(mistakes...)
+}
+
+// relations checks what values must be to each other, where each is fine alone.
+func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
+	var mistakes []error
+	check := func(holds bool, name, other, problem string) {
+		name, other = envPrefix+name, envPrefix+other
+		if holds || bad[name] || bad[other] {
+			return
+		}
+		v := variables[slices.IndexFunc(variables, func(v Variable) bool { return v.Name == name })]
+		mistakes = append(mistakes, v.mistake(v.show(), strings.ReplaceAll(problem, "OTHER", other)))
+	}
+	check(c.Redis.PoolMinIdle <= c.Redis.PoolMaxActive, "REDIS_POOL_MIN_IDLE", "REDIS_POOL_MAX_ACTIVE", "must not be above OTHER")
+	check(c.Backpressure.RateLimitWindow%time.Millisecond == 0,
+		"BACKPRESSURE_RATE_LIMIT_WINDOW", "BACKPRESSURE_LIMITER", "must be whole milliseconds")
+	check(c.Backpressure.DefaultBackoff <= c.Backpressure.MaxBackoff,
+		"BACKPRESSURE_DEFAULT_BACKOFF", "BACKPRESSURE_MAX_BACKOFF", "must not be above OTHER")
+	check(c.Congestion.BaseBackoff <= c.Congestion.MaxBackoff,
+		"CONGESTION_BASE_BACKOFF", "CONGESTION_MAX_BACKOFF", "must not be above OTHER")
+	check(c.Ingest.AllowUnauthenticated || isLoopback(c.Ingest.APIAddr), "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
+		"must be on 127.0.0.1, since the API has no authentication yet; OTHER=true opens it to everyone all the same")
+	return mistakes
+}
+
+// processors lets the processors' sections check themselves; their errors begin with the variable's own name.
+func (c *Config) processors(bad map[string]bool) []error {
+	var mistakes []error
+	sections := reflect.ValueOf(c).Elem()
+	for i := range sections.NumField() {
+		section, ok := sections.Field(i).Interface().(interface{ Validate() error })
+		prefix := envPrefix + sections.Type().Field(i).Tag.Get("envPrefix")
+		if !ok || anyPrefixed(bad, prefix) {
+			continue
+		}
+		for _, err := range split(section.Validate()) {
+			mistakes = append(mistakes, fmt.Errorf("%s%w", prefix, err))
+		}
+	}
+	return mistakes
+}
+
+func anyPrefixed(names map[string]bool, prefix string) bool {
+	for name := range names {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// split is the inverse of errors.Join.
+func split(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// String lists every variable with its value, secrets redacted.
+func (c Config) String() string {
+	var b strings.Builder
+	for _, v := range c.variables() {
+		fmt.Fprintf(&b, "%s=%s\n", v.Name, v.show())
+	}
+	return b.String()
+}
+
+// GoString is String, so that no verb shows a secret.
+func (c Config) GoString() string { return c.String() }
+
+var defaults = sync.OnceValue(func() map[string]string {
+	c, _, _ := Load(nil)
+	values := map[string]string{}
+	for _, v := range c.variables() {
+		values[v.Name] = v.show()
+	}
+	return values
+})
+
+// LogValue holds the variables that differ from their defaults, secrets redacted.
+func (c Config) LogValue() slog.Value {
+	var attrs []slog.Attr
+	for _, v := range c.variables() {
+		if value := v.show(); value != defaults()[v.Name] {
+			attrs = append(attrs, slog.String(strings.ToLower(strings.TrimPrefix(v.Name, envPrefix)), value))
+		}
+	}
+	return slog.GroupValue(attrs...)
+}

@@ -1,0 +1,78 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+)
+
+// drainTimeout is how long a stopping server lets open requests finish before it cuts them off.
+const drainTimeout = 5 * time.Second
+
+// Serve starts an HTTP server that stops with the process, and returns where it listens. Should it break, the
+// process ends with an error.
+func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Handler) (net.Addr, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for %s: %w", name, err)
+	}
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
+		ErrorLog: slog.NewLogLogger(p.Tel.Log.Handler(), slog.LevelWarn),
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			p.fail(fmt.Errorf("serve %s: %w", name, err))
+		}
+	}()
+	p.OnStop(name+" server", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+		defer cancel()
+		err := server.Shutdown(ctx)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = server.Close() // what is left is a stream that its client keeps open
+		}
+		<-served
+		return err
+	})
+	p.Tel.Log.Info("listening", "server", name, "addr", listener.Addr().String())
+	return listener.Addr(), nil
+}
+
+// HandleAdmin adds a route to the admin server; patterns are those of [http.ServeMux]. As the admin server knows
+// no authentication, requests other than GET and HEAD are for this host only, unless API_ALLOW_UNAUTHENTICATED.
+func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
+	open := p.Config.Ingest.AllowUnauthenticated
+	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		if !reads && !open && !fromLoopback(r) {
+			http.Error(w, "changes are for this host only", http.StatusForbidden)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
+func fromLoopback(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && peer.Addr().Unmap().IsLoopback()
+}
+
+func (p *Process) serveAdmin(ctx context.Context) error {
+	p.admin.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	p.admin.Handle("GET /readyz", p.Ready)
+	p.admin.Handle("GET /metrics", p.Tel.MetricsHandler())
+	addr, err := p.Serve(ctx, "admin", p.Config.Telemetry.AdminAddr, p.admin)
+	if err != nil {
+		return fmt.Errorf("%w; choose another %sADMIN_ADDR", err, envPrefix)
+	}
+	p.adminAddr = addr
+	return nil
+}

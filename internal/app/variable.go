@@ -1,0 +1,192 @@
+package app
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caarlos0/env/v10"
+)
+
+const envPrefix = "BULKACTION_"
+
+// Variable describes one environment variable, as the reference shows it.
+type Variable struct {
+	Section string
+	Name    string // in full
+	Default string // "" for none
+	Meaning string // "" where the section belongs to a processor, whose fields have comments instead
+	Rule    string // what a value must be
+
+	Owner reflect.Type // the struct that has the field
+	Field string       // the field's name there
+
+	prefix string
+	field  reflect.StructField
+	value  reflect.Value
+}
+
+// Variables lists every variable in the order of the reference.
+func Variables() []Variable { return new(Config).variables() }
+
+// variables are bound to the fields of c.
+func (c *Config) variables() []Variable {
+	var all []Variable
+	sections := reflect.ValueOf(c).Elem()
+	for i := range sections.NumField() {
+		field, section := sections.Type().Field(i), sections.Field(i)
+		prefix := envPrefix + field.Tag.Get("envPrefix")
+		for j := range section.NumField() {
+			f := section.Type().Field(j)
+			name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
+			if name == "" {
+				continue
+			}
+			all = append(all, Variable{
+				Section: field.Tag.Get("section"), Name: prefix + name, Default: f.Tag.Get("envDefault"), Meaning: f.Tag.Get("desc"), Rule: rule(f),
+				Owner: section.Type(), Field: f.Name, prefix: prefix, field: f, value: section.Field(j),
+			})
+		}
+	}
+	return all
+}
+
+// parse sets the field from the environment. The env library names only the field of what it could not
+// read, which is not unique, so each variable is parsed as a struct of its own.
+func (v Variable) parse(environ map[string]string) error {
+	alone := reflect.New(reflect.StructOf([]reflect.StructField{v.field}))
+	if err := env.ParseWithOptions(alone.Interface(), env.Options{Environment: environ, Prefix: v.prefix}); err != nil {
+		return v.mistake(environ[v.Name], "must be "+v.Rule)
+	}
+	v.value.Set(alone.Elem().Field(0))
+	if v.later(v.value.String()) {
+		return v.mistake(environ[v.Name], "comes with a later release; for now it must be "+v.field.Tag.Get("oneof"))
+	}
+	if !v.valid() {
+		return v.mistake(environ[v.Name], "must be "+v.Rule)
+	}
+	return nil
+}
+
+func (v Variable) mistake(value, problem string) error {
+	return fmt.Errorf("%s=%q: %s", v.Name, v.redact(value), problem)
+}
+
+func (v Variable) later(value string) bool {
+	return slices.Contains(strings.Split(v.field.Tag.Get("later"), ","), value) && value != ""
+}
+
+// valid holds the value to the limits in its tags.
+func (v Variable) valid() bool {
+	tag := v.field.Tag
+	if check := tag.Get("check"); check != "" {
+		return checks[check].holds(v.value)
+	}
+	if options := tag.Get("oneof"); options != "" {
+		return slices.Contains(strings.Split(options, ","), v.value.String())
+	}
+	if tag.Get("min") == "" {
+		return true
+	}
+	low, high := number(v.field.Type, tag.Get("min")), number(v.field.Type, tag.Get("max"))
+	var is float64
+	if v.value.CanInt() {
+		is = float64(v.value.Int())
+	} else {
+		is = v.value.Float()
+	}
+	return is >= low && is <= high // false for NaN
+}
+
+var durationType = reflect.TypeFor[time.Duration]()
+
+// number reads a limit of a tag, a duration in nanoseconds.
+func number(t reflect.Type, s string) float64 {
+	if t == durationType {
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			return math.NaN()
+		}
+		return float64(d)
+	}
+	n, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return math.NaN()
+	}
+	return n
+}
+
+// rule says in words what valid checks.
+func rule(f reflect.StructField) string {
+	tag := f.Tag
+	if check := tag.Get("check"); check != "" {
+		return checks[check].rule
+	}
+	if options := tag.Get("oneof"); options != "" {
+		text := strings.ReplaceAll(options, ",", ", ")
+		if at := strings.LastIndex(text, ", "); at >= 0 {
+			text = text[:at] + " or" + text[at+1:]
+		}
+		if later := tag.Get("later"); later != "" {
+			text += " (in a later release also " + strings.ReplaceAll(later, ",", ", ") + ")"
+		}
+		return text
+	}
+	text := map[reflect.Kind]string{
+		reflect.Bool: "true or false", reflect.Int: "a whole number", reflect.Int64: "a whole number", reflect.Float64: "a number",
+		reflect.String: "text", reflect.Slice: "a comma list",
+	}[f.Type.Kind()]
+	if f.Type == durationType {
+		text = "a duration"
+	}
+	if unit := tag.Get("unit"); unit != "" {
+		text += " of " + unit
+	}
+	if low := tag.Get("min"); low != "" {
+		return text + " from " + low + " to " + tag.Get("max")
+	}
+	if f.Type == durationType {
+		text += " such as 1m30s"
+	}
+	return text
+}
+
+// secretNames are the endings of variables that hold a secret, whoever's section they are in.
+var secretNames = regexp.MustCompile(`(PASSWORD|SECRET|TOKEN|API_KEY|HEADERS)$`)
+
+// credentials are what a URL holds before its host, and its query. Of a list everything up to the last host is taken
+// for them: a password that was not escaped may hold any character.
+var credentials = regexp.MustCompile(`(?s)^.*@|\?.*$`)
+
+const redacted = "[redacted]"
+
+// redact hides what must not be shown of a value.
+func (v Variable) redact(value string) string {
+	switch {
+	case v.field.Tag.Get("secret") == "url":
+		return credentials.ReplaceAllString(value, redacted)
+	case v.field.Tag.Get("secret") != "" || secretNames.MatchString(v.Name):
+		if value == "" {
+			return ""
+		}
+		return redacted
+	}
+	return value
+}
+
+// show writes the value as it would be configured, secrets redacted.
+func (v Variable) show() string {
+	if v.value.Kind() != reflect.Slice {
+		return v.redact(fmt.Sprint(v.value.Interface()))
+	}
+	parts := make([]string, v.value.Len())
+	for i := range parts {
+		parts[i] = fmt.Sprint(v.value.Index(i).Interface())
+	}
+	return v.redact(strings.Join(parts, ","))
+}

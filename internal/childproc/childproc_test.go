@@ -1,0 +1,129 @@
+package childproc
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("CHILDPROC_TEST_PARENT") != "" {
+		beParent()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// beParent starts a child, says its id, and waits to be killed.
+func beParent() {
+	c, err := Start(exec.Command("sleep", "600"))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(c.PID())
+	<-c.Done()
+	os.Exit(1)
+}
+
+func TestState(t *testing.T) {
+	c, err := Start(exec.Command("sh", "-c", "exit 3"))
+	require.NoError(t, err)
+	require.Equal(t, 3, c.State().ExitCode())
+	require.False(t, c.Running())
+	require.ErrorIs(t, c.Signal(syscall.SIGTERM), os.ErrProcessDone)
+	c.Kill() // harmless
+}
+
+func TestStartOfNothing(t *testing.T) {
+	_, err := Start(exec.Command("/no/such/binary"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorContains(t, err, "start /no/such/binary")
+}
+
+func TestKill(t *testing.T) {
+	c, err := Start(exec.Command("sleep", "600"))
+	require.NoError(t, err)
+	require.True(t, c.Running())
+	c.Kill()
+	require.Equal(t, syscall.SIGKILL, c.State().Sys().(syscall.WaitStatus).Signal())
+}
+
+func TestStop(t *testing.T) {
+	for name, tc := range map[string]struct {
+		script string
+		grace  time.Duration
+		want   int
+	}{
+		"that is heeded":  {"trap 'exit 7' TERM; echo up; while :; do sleep 0.01; done", time.Minute, 7},
+		"that is ignored": {"trap '' TERM; echo up; while :; do sleep 0.01; done", time.Millisecond, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, in := io.Pipe()
+			cmd := exec.Command("sh", "-c", tc.script)
+			cmd.Stdout = in
+			c, err := Start(cmd)
+			require.NoError(t, err)
+			_, err = bufio.NewReader(out).ReadString('\n')
+			require.NoError(t, err)
+			require.NoError(t, out.Close())
+
+			c.Stop(tc.grace)
+			require.Equal(t, tc.want, c.State().ExitCode())
+		})
+	}
+}
+
+// A test binary that is killed leaves nothing behind.
+func TestChildDiesWithItsParent(t *testing.T) {
+	if !DiesWithParent {
+		t.Log("this system leaves children behind")
+		return
+	}
+	binary, err := os.Executable()
+	require.NoError(t, err)
+	parent := exec.Command(binary)
+	parent.Env = append(os.Environ(), "CHILDPROC_TEST_PARENT=1")
+	out, err := parent.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, parent.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	require.NoError(t, err)
+
+	require.NoError(t, syscall.Kill(pid, 0), "the child runs")
+	require.NoError(t, parent.Process.Kill())
+	require.Error(t, parent.Wait())
+	require.Eventually(t, func() bool { return gone(pid) }, 10*time.Second, time.Millisecond)
+}
+
+// gone says whether the process has ended; whoever inherited it may not have reaped it yet.
+func gone(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+func TestTailKeepsTheEnd(t *testing.T) {
+	var tail Tail
+	line := strings.Repeat("x", 99) + "\n"
+	for range 5000 {
+		n, err := io.WriteString(&tail, line)
+		require.NoError(t, err)
+		require.Equal(t, len(line), n)
+	}
+	_, err := io.WriteString(&tail, "end")
+	require.NoError(t, err)
+	require.Len(t, tail.String(), tailBytes)
+	require.True(t, strings.HasSuffix(tail.String(), line+"end"))
+	require.Less(t, cap(tail.buf), 4*tailBytes)
+}

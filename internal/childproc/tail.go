@@ -1,0 +1,30 @@
+package childproc
+
+import "sync"
+
+// Tail is a writer that keeps the last bytes written to it, for the log of a child. Its zero value keeps
+// 64 KiB. It is safe for concurrent use.
+type Tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+const tailBytes = 64 << 10
+
+// Write keeps p and forgets what is too old. It never fails.
+func (w *Tail) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.buf = append(w.buf, p...)
+	if excess := len(w.buf) - tailBytes; excess > tailBytes { // moved seldom, not at each write
+		w.buf = append(w.buf[:0], w.buf[excess:]...)
+	}
+	return len(p), nil
+}
+
+// String returns what is kept.
+func (w *Tail) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.buf[max(0, len(w.buf)-tailBytes):])
+}

@@ -1,0 +1,54 @@
+package groups
+
+import (
+	"context"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Seal says that no more jobs come to a group, or none after total.
+func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		_, err := lua.Seal(ctx, s.conn.Cmd, p, group, total)
+		return err
+	})
+}
+
+// Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile, by the watcher.
+func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		if err := lua.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
+			return err
+		}
+		for {
+			if more, err := lua.Sweep(ctx, s.conn.Cmd, p, group); err != nil || !more {
+				return err
+			}
+		}
+	})
+}
+
+// Retry opens the next round of an ended group: its failed jobs run again. The watcher moves them.
+func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		_, err := lua.Reopen(ctx, s.conn.Cmd, p, group)
+		return err
+	})
+}
+
+func (s *Store) command(ctx context.Context, group string, do func(context.Context, keyspace.Partition) error) (api.Accepted, error) {
+	p, _, err := s.locate(ctx, group)
+	if err != nil {
+		return api.Accepted{}, err
+	}
+	if err := insist(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
+		return api.Accepted{}, outward(err)
+	}
+	status, err := s.conn.Cmd.HGet(ctx, p.Group(group), "status").Result()
+	if err != nil {
+		return api.Accepted{}, outward(err)
+	}
+	return api.Accepted{ID: group, Status: api.Status(status)}, nil
+}

@@ -1,0 +1,115 @@
+// Package groups is what can be done with bulk actions and seen of them: it stores submissions, takes
+// commands, and shows groups, jobs and queues. It hides where a group lies, how large submissions are
+// cut, and what makes a repeated request harmless. Ingest and the HTTP API stand on it.
+package groups
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Config is what the store can be told.
+type Config struct {
+	MaxBacklog           int64         // jobs that are not ended, of all groups; 0 is no limit
+	MaxMemoryRatio       float64       // of Redis's maxmemory, beyond which nothing is accepted; 0 is no limit
+	KeepGroups           time.Duration // how long ended groups are kept
+	KeepIdempotencyKeys  time.Duration
+	Rate                 lua.Rate
+	Limiter, LimiterMode string // for show
+}
+
+// Store knows every group of an installation.
+type Store struct {
+	cfg      Config
+	conn     *redisx.Conn
+	space    keyspace.Space
+	tel      *telemetry.Telemetry
+	reducers *reducer.Registry
+	pressure *pressure
+	appender redis.Cmdable // gathers concurrent appends
+
+}
+
+// New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, reducers *reducer.Registry, appender redis.Cmdable) *Store {
+	if appender == nil {
+		appender = conn.Cmd
+	}
+	return &Store{
+		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
+		pressure: newPressure(cfg, conn, space),
+	}
+}
+
+// locate finds the partition of a group and its tenant.
+func (s *Store) locate(ctx context.Context, group string) (keyspace.Partition, string, error) {
+	tenant, err := s.conn.Cmd.Get(ctx, s.space.OfGroup(group).Owner(group)).Result()
+	if errors.Is(err, redis.Nil) {
+		return keyspace.Partition{}, "", fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+	}
+	if err != nil {
+		return keyspace.Partition{}, "", outward(fmt.Errorf("find group %s: %w", group, err))
+	}
+	return s.space.OfTenant(tenant), tenant, nil
+}
+
+// outward says what a failure means to whoever asked.
+func outward(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case redisx.IsOOM(err):
+		return &api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "Redis is out of memory"}
+	case redisx.IsUnavailable(err), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+	}
+	return err
+}
+
+// patience is how long a request tries to get an answer out of Redis before it gives up.
+const patience = 5 * time.Second
+
+// insist repeats a step that is harmless when repeated, while Redis does not answer.
+func insist(ctx context.Context, step func(context.Context) error) error {
+	backoff := redisx.Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}
+	deadline := time.Now().Add(patience)
+	for {
+		err := step(ctx)
+		if err == nil || !redisx.IsUnavailable(err) || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
+		}
+		if redisx.Sleep(ctx, backoff.Next()) != nil {
+			return err
+		}
+	}
+}
+
+// plan compiles what a group has asked to be reduced.
+func (s *Store) plan(encoded string) (*reducer.Plan, error) { return Plan(s.reducers, encoded) }
+
+// Plan compiles the aggregates of a group from its hash's field.
+func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
+	var specs []reducer.Spec
+	if encoded != "" {
+		var asked []struct{ As, Op, Field string }
+		if err := json.Unmarshal([]byte(encoded), &asked); err != nil {
+			return nil, fmt.Errorf("read aggregates: %w", err)
+		}
+		for _, a := range asked {
+			specs = append(specs, reducer.Spec{As: a.As, Op: a.Op, Field: a.Field})
+		}
+	}
+	return registry.Compile(specs)
+}

@@ -1,0 +1,284 @@
+package groups
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Origin is where a submission comes from.
+type Origin struct {
+	IdempotencyKey string    // "" when none
+	TraceParent    string    // the producer's, "" when none
+	At             time.Time // when it came
+	// Published says that the producer has sent it by itself, so that the send is its own span.
+	Published bool
+}
+
+// Submit stores a group with its jobs. It may be repeated: the same content under the same id, or the
+// same idempotency key, is the same group. Errors are those of package api.
+func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
+	if err := s.pressure.check(ctx, len(g.Jobs)); err != nil {
+		return api.Accepted{}, err
+	}
+	hash := messages.ContentHash(g)
+	if o.IdempotencyKey != "" {
+		id, err := s.reserve(ctx, o.IdempotencyKey, hash, g.ID)
+		if err != nil {
+			return api.Accepted{}, outward(err)
+		}
+		g.ID = id
+	}
+	if g.Tenant == "" {
+		g.Tenant = g.ID
+	}
+	fields, err := s.fields(g)
+	if err != nil {
+		return api.Accepted{}, err
+	}
+	tenant := g.Tenant
+	p := s.space.OfTenant(tenant)
+	err = insist(ctx, func(ctx context.Context) error {
+		if err := s.claim(ctx, g.ID, tenant); err != nil {
+			return err
+		}
+		_, err := lua.Create(ctx, s.appender, p, lua.CreateArgs{Group: g.ID, Tenant: tenant, Type: g.Type, Hash: hash, Fields: fields})
+		return err
+	})
+	if err != nil {
+		return api.Accepted{}, outward(err)
+	}
+	if err := s.submitJobs(ctx, p, g, o); err != nil {
+		return api.Accepted{}, outward(err)
+	}
+	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
+}
+
+func (s *Store) submitJobs(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup, o Origin) error {
+	if len(g.Jobs) == 0 {
+		if !g.Seal && (g.Total == nil || *g.Total > 0) {
+			return nil
+		}
+		return insist(ctx, func(ctx context.Context) error {
+			_, err := lua.Seal(ctx, s.conn.Cmd, p, g.ID, nil)
+			return err
+		})
+	}
+	mode := lua.AppendLast
+	if g.Seal {
+		mode = lua.AppendSeal
+		if g.Total != nil && int64(len(g.Jobs)) < *g.Total {
+			mode = lua.AppendLast // the announced total decides
+		}
+	}
+	return s.store(ctx, p, g.Tenant, g.ID, g.Jobs, g.ID+"#", mode, o)
+}
+
+// Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
+func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
+	if err := s.pressure.check(ctx, len(jobs)); err != nil {
+		return err
+	}
+	p, tenant, err := s.locate(ctx, group)
+	if err != nil {
+		return err
+	}
+	return outward(s.store(ctx, p, tenant, group, jobs, group+"#"+request+"#", lua.AppendMore, o))
+}
+
+// AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
+// id for it, "" when it has none.
+func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin) error {
+	p, tenant, err := s.locate(ctx, group)
+	if err != nil {
+		return err
+	}
+	request := lua.EntryRequest(entry) + "#"
+	if message != "" {
+		request = message + "#"
+	}
+	return outward(s.store(ctx, p, tenant, group, jobs, request, lua.AppendMore, o))
+}
+
+// store puts jobs into a group in pieces that a script can take, each under a request id of its own.
+func (s *Store) store(ctx context.Context, p keyspace.Partition, tenant, group string, jobs []messages.Job, request string, mode lua.AppendMode, o Origin) error {
+	fresh := s.trace(ctx, p, tenant, group, jobs, o)
+	for piece := 0; len(fresh) > 0; piece++ {
+		n, bytes := 0, 0
+		for n < len(fresh) && n < lua.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= lua.MaxAppendBytes) {
+			bytes += len(fresh[n].Payload)
+			n++
+		}
+		a := lua.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: request + strconv.Itoa(piece)}
+		if n == len(fresh) {
+			a.Mode = mode
+		}
+		err := insist(ctx, func(ctx context.Context) error {
+			_, err := lua.Append(ctx, s.appender, p, a)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		fresh = fresh[n:]
+	}
+	return nil
+}
+
+// trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its message,
+// continues its producer's; the others begin one each, linked to the message's.
+func (s *Store) trace(ctx context.Context, p keyspace.Partition, tenant, group string, jobs []messages.Job, o Origin) []lua.NewJob {
+	message := o.TraceParent
+	var link trace.SpanContext
+	if !o.Published {
+		message = s.send(ctx, o.TraceParent, o.At, len(jobs))
+	}
+	link = telemetry.ParseTraceParent(message)
+	fresh := make([]lua.NewJob, len(jobs))
+	for i := range jobs {
+		j := &jobs[i]
+		fresh[i] = lua.NewJob{Type: j.Type, Payload: j.Payload}
+		if j.RunAt != nil {
+			fresh[i].RunAt = *j.RunAt
+		}
+		attrs := func() []attribute.KeyValue {
+			a := telemetry.MessagingAttributes(telemetry.OpReceive, "ingest", s.space.Ingest())
+			return append(a, telemetry.JobAttributes(tenant, group, -1, 0)...)
+		}
+		switch {
+		case j.TraceParent != "" && !o.Published:
+			fresh[i].Trace = s.tel.ContinueJobTrace(s.send(ctx, j.TraceParent, o.At, 1), "ingest", o.At, attrs)
+		case j.TraceParent != "":
+			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
+		case len(jobs) == 1 && message != "":
+			fresh[i].Trace = s.tel.ContinueJobTrace(message, "ingest", o.At, attrs)
+		default:
+			fresh[i].Trace = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
+		}
+	}
+	return fresh
+}
+
+// send is the producer's span of what came over HTTP; it returns the traceparent to follow.
+func (s *Store) send(ctx context.Context, parent string, at time.Time, jobs int) string {
+	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
+	}
+	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer), trace.WithTimestamp(at),
+		trace.WithAttributes(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest())...))
+	if jobs > 1 {
+		span.SetAttributes(telemetry.MessageCount(jobs))
+	}
+	span.End()
+	if next := telemetry.FormatTraceParent(span.SpanContext()); next != "" {
+		return next
+	}
+	return parent
+}
+
+// claim makes the group's id known; it belongs to one tenant for ever.
+func (s *Store) claim(ctx context.Context, group, tenant string) error {
+	key := s.space.OfGroup(group).Owner(group)
+	ok, err := s.conn.Cmd.SetNX(ctx, key, tenant, 0).Result()
+	if err != nil || ok {
+		return err
+	}
+	owner, err := s.conn.Cmd.Get(ctx, key).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return err
+	}
+	if owner != tenant {
+		return fmt.Errorf("group %s: another tenant's group has this id: choose another id: %w", group, api.ErrConflict)
+	}
+	return nil
+}
+
+// reservation is the first request that came with an idempotency key.
+type reservation struct {
+	Hash  string `json:"hash"`
+	Group string `json:"group"`
+}
+
+// reserve ties an idempotency key to the first request that comes with it, in whatever process, and
+// returns that request's group. Both of two equal requests at once then store one group.
+func (s *Store) reserve(ctx context.Context, key, hash, group string) (string, error) {
+	sum := sha256.Sum256([]byte(key))
+	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))
+	mine, err := json.Marshal(reservation{Hash: hash, Group: group})
+	if err != nil {
+		return "", err
+	}
+	var first reservation
+	err = insist(ctx, func(ctx context.Context) error {
+		if err := s.conn.Cmd.SetNX(ctx, at, mine, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
+			return err
+		}
+		have, err := s.conn.Cmd.Get(ctx, at).Bytes()
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal(have, &first)
+	})
+	if err != nil {
+		return "", fmt.Errorf("reserve idempotency key: %w", err)
+	}
+	if first.Hash != hash {
+		return "", fmt.Errorf("Idempotency-Key was used before with other content: use a new key: %w", api.ErrConflict)
+	}
+	return first.Group, nil
+}
+
+// fields are what the group's hash keeps of a submission.
+func (s *Store) fields(g *messages.SubmitGroup) (map[string]string, error) {
+	f := map[string]string{"lane": string(g.Priority), "name": g.Name, "base_priority": strconv.FormatFloat(g.BasePriority, 'f', -1, 64)}
+	if g.Priority == "" {
+		f["lane"] = string(messages.LaneNormal)
+	}
+	if g.MaxRetries != nil {
+		f["max_retries"] = strconv.Itoa(*g.MaxRetries)
+	}
+	if g.JobTimeout > 0 {
+		f["job_timeout"] = strconv.FormatInt(time.Duration(g.JobTimeout).Milliseconds(), 10)
+	}
+	if g.RunAt != nil {
+		f["run_at"] = strconv.FormatInt(g.RunAt.UnixMilli(), 10)
+	}
+	if g.FailureThreshold != nil {
+		f["failure_threshold"] = strconv.FormatFloat(*g.FailureThreshold, 'f', -1, 64)
+	}
+	if g.Total != nil {
+		f["total"] = strconv.FormatInt(*g.Total, 10)
+	}
+	if len(g.Aggregate) == 0 {
+		return f, nil
+	}
+	specs := make([]reducer.Spec, len(g.Aggregate))
+	for i, a := range g.Aggregate {
+		specs[i] = reducer.Spec{As: a.As, Op: a.Op, Field: a.Field}
+	}
+	if _, err := s.reducers.Compile(specs); err != nil {
+		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
+	}
+	b, err := json.Marshal(g.Aggregate)
+	if err != nil {
+		return nil, fmt.Errorf("encode aggregates: %w", err)
+	}
+	f["aggregate"] = string(b)
+	return f, nil
+}

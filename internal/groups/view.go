@@ -1,0 +1,249 @@
+package groups
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Group shows one group.
+func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
+	p, _, err := s.locate(ctx, id)
+	if err != nil {
+		return api.Group{}, err
+	}
+	views, err := s.Views(ctx, p, []string{id})
+	if err != nil {
+		return api.Group{}, outward(err)
+	}
+	if len(views) == 0 {
+		return api.Group{}, fmt.Errorf("group %s: %w", id, api.ErrNotFound)
+	}
+	return views[0], nil
+}
+
+// Views shows groups of one partition; those that are gone are left out.
+func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	type replies struct{ group, codes, aggregate *redis.MapStringStringCmd }
+	cmds := make([]replies, len(ids))
+	_, err := s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, id := range ids {
+			cmds[i] = replies{group: pipe.HGetAll(ctx, p.Group(id)), codes: pipe.HGetAll(ctx, p.Codes(id)), aggregate: pipe.HGetAll(ctx, p.Aggregate(id))}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read groups: %w", err)
+	}
+	views := make([]api.Group, 0, len(ids))
+	for i := range ids {
+		hash := cmds[i].group.Val()
+		if hash["status"] == "" {
+			continue
+		}
+		v, err := s.View(hash, cmds[i].codes.Val(), cmds[i].aggregate.Val(), time.Now())
+		if err != nil {
+			return nil, err
+		}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+// View is a group as its hash, its codes and its partial aggregates tell it.
+func (s *Store) View(hash, codes, aggregate map[string]string, now time.Time) (api.Group, error) {
+	n := func(field string) int64 {
+		v, _ := strconv.ParseInt(hash[field], 10, 64)
+		return v
+	}
+	g := api.Group{
+		ID: hash["id"], Tenant: hash["tenant"], Name: hash["name"], Type: hash["type"], Priority: hash["lane"],
+		Status: api.Status(hash["status"]), Sealed: hash["sealed"] != "", Paused: hash["paused"] != "", Round: int(n("round")),
+		Counts: api.Counts{
+			Accepted: n("accepted"), Waiting: n("waiting"), NonReady: n("non_ready"), Ready: n("ready"), InFlight: n("in_flight"),
+			Done: n("done"), Failed: n("failed"), Cancelled: n("cancelled"),
+		},
+		FailuresByCode: map[string]int64{}, Throttles: n("throttles"), Retries: n("retries"), Timestamps: map[string]time.Time{},
+	}
+	if hash["total"] != "" {
+		total := n("total")
+		g.Total = &total
+	}
+	for code, count := range codes {
+		if c, _ := strconv.ParseInt(count, 10, 64); c > 0 {
+			g.FailuresByCode[code] = c
+		}
+	}
+	for field := range hash {
+		if state, ok := strings.CutPrefix(field, "at:"); ok {
+			g.Timestamps[state] = time.UnixMilli(n(field)).UTC()
+		}
+	}
+	g.ETASeconds = eta(g, n("started"), now)
+	state, err := s.Merged(hash["aggregate"], aggregate)
+	if err != nil {
+		return g, fmt.Errorf("group %s: %w", g.ID, err)
+	}
+	if g.Aggregate, err = state.Values(); err != nil {
+		return g, fmt.Errorf("group %s: %w", g.ID, err)
+	}
+	return g, nil
+}
+
+// Merged puts the partial aggregates of a group together.
+func (s *Store) Merged(asked string, slots map[string]string) (*reducer.State, error) {
+	plan, err := s.plan(asked)
+	if err != nil {
+		return nil, err
+	}
+	all := plan.New()
+	for field, encoded := range slots {
+		if !strings.HasPrefix(field, "slot:") {
+			continue
+		}
+		part, err := plan.Decode([]byte(encoded))
+		if err != nil {
+			return nil, err
+		}
+		if err := all.Merge(part); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// eta guesses how long the group still needs from its speed since it started.
+func eta(g api.Group, startedMS int64, now time.Time) *float64 {
+	ended := g.Counts.Ended()
+	elapsed := now.Sub(time.UnixMilli(startedMS)).Seconds()
+	if g.Status.Ended() || startedMS == 0 || ended == 0 || elapsed <= 0 {
+		return nil
+	}
+	seconds := math.Round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed)*10) / 10
+	return &seconds
+}
+
+// ListQuery selects groups; zero values select everything.
+type ListQuery struct {
+	Tenant string
+	Status api.Status
+	Cursor string
+	Limit  int
+}
+
+// Groups lists groups, newest first. Its cursor is the place in the order of creation, so that groups
+// that come meanwhile neither shift nor repeat a page.
+func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
+	list := api.GroupList{Groups: []api.Group{}}
+	parts := s.space.All()
+	if q.Tenant != "" {
+		parts = []keyspace.Partition{s.space.OfTenant(q.Tenant)}
+	}
+	before, err := parseCursor(q.Cursor)
+	if err != nil {
+		return list, err
+	}
+	for len(list.Groups) < q.Limit {
+		page, err := s.newest(ctx, parts, q.Tenant, before, q.Limit)
+		if err != nil {
+			return list, outward(err)
+		}
+		if len(page) == 0 {
+			return list, nil
+		}
+		for _, at := range page {
+			before = at
+			views, err := s.Views(ctx, at.p, []string{at.id})
+			if err != nil {
+				return list, outward(err)
+			}
+			if len(views) == 1 && (q.Status == "" || views[0].Status == q.Status) {
+				list.Groups = append(list.Groups, views[0])
+				if len(list.Groups) == q.Limit {
+					list.Cursor = before.String()
+					return list, nil
+				}
+			}
+		}
+	}
+	return list, nil
+}
+
+// Job shows one job.
+func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
+	p, _, err := s.locate(ctx, group)
+	if err != nil {
+		return api.Job{}, err
+	}
+	field := strconv.FormatInt(ordinal, 10)
+	var state, failure, lastErr *redis.StringCmd
+	_, err = s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		state = pipe.GetRange(ctx, p.States(group), ordinal*2, ordinal*2+1)
+		failure = pipe.HGet(ctx, p.Failures(group), field)
+		lastErr = pipe.HGet(ctx, p.Errors(group), field)
+		return nil
+	})
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return api.Job{}, outward(fmt.Errorf("read job %s.%d: %w", group, ordinal, err))
+	}
+	if len(state.Val()) != 2 {
+		return api.Job{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
+	}
+	j := api.Job{ID: group + "." + field, Group: group, Ordinal: ordinal, State: stateNames[state.Val()[0]], Attempts: int(state.Val()[1]) - 33}
+	text := lastErr.Val()
+	if failure.Val() != "" {
+		text, _, _ = strings.Cut(failure.Val(), "\n")
+	}
+	if text == "" {
+		return j, nil
+	}
+	e, err := parseError(text)
+	if err != nil {
+		return j, nil // written by an older version: the state still holds
+	}
+	j.LastError = &api.JobError{Code: e.Code, Error: e.Error, At: time.UnixMilli(e.At).UTC()}
+	j.Attempts = max(j.Attempts, e.Attempts)
+	if e.Until > 0 && j.State == "non_ready" {
+		until := time.UnixMilli(e.Until).UTC()
+		j.Until = &until
+	}
+	return j, nil
+}
+
+var stateNames = map[byte]string{
+	lua.Waiting: "waiting", lua.NonReady: "non_ready", lua.Ready: "ready", lua.InFlight: "in_flight",
+	lua.Done: "done", lua.Reduced: "done", lua.Failed: "failed", lua.Cancelled: "cancelled",
+}
+
+// errorRecord is what the scripts write of a failed attempt.
+type errorRecord struct {
+	Ordinal  int64  `json:"ordinal"`
+	Code     string `json:"code"`
+	Error    string `json:"error"`
+	Attempts int    `json:"attempts"`
+	At       int64  `json:"at"`    // ms
+	Until    int64  `json:"until"` // ms; 0: it failed for good
+}
+
+func parseError(text string) (errorRecord, error) {
+	var e errorRecord
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		return e, fmt.Errorf("read error record: %w", err)
+	}
+	return e, nil
+}

@@ -1,0 +1,332 @@
+package httpapi
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+const ndjson = "application/x-ndjson"
+
+func postJobs(t *testing.T, h http.Handler, typ, body string, header ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	return call(t, h, "POST", "/v1/groups/g/jobs", body, append(header, "Content-Type", typ)...)
+}
+
+// numbered is a body of n lines, each with its number as payload.
+func numbered(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `{"payload":%d}`+"\n", i)
+	}
+	return b.String()
+}
+
+func TestAppendNDJSON(t *testing.T) {
+	f := newFake().with("g")
+	rec := postJobs(t, New(options(f)), ndjson, "\xef\xbb\xbf"+`{"payload":{"a":1}}`+"\n\n  \r\n"+`{"payload":2}`+"\r\nnonsense\n{}\n"+`{"payload":3}`,
+		"Traceparent", traceparent)
+	require.Equal(t, 200, rec.Code, rec.Body.String())
+	a := decode[api.Appended](t, rec)
+	require.EqualValues(t, 3, a.Accepted)
+	require.EqualValues(t, 2, a.RejectedTotal)
+	require.EqualValues(t, 5, a.Rejected[0].Line)
+	require.EqualValues(t, 6, a.Rejected[1].Line)
+	require.NotEmpty(t, a.Rejected[0].Error)
+	require.Equal(t, []string{`{"a":1}`, `2`, `3`}, f.payloads("g"))
+	require.Equal(t, traceparent, f.appends[0].TraceParent)
+	require.True(t, messages.ValidID(f.appends[0].RequestID))
+}
+
+func TestAppendCSV(t *testing.T) {
+	f := newFake().with("g")
+	rec := postJobs(t, New(options(f)), "text/csv; charset=utf-8", "\xef\xbb\xbfto,name\na@example.com,\"A, B\"\nonly-one\nc@example.com,C\n")
+	require.Equal(t, 200, rec.Code, rec.Body.String())
+	require.Equal(t, api.Appended{Accepted: 2, RejectedTotal: 1, Rejected: []api.LineError{{Line: 3, Error: "has 1 columns where the header has 2"}}},
+		decode[api.Appended](t, rec))
+	require.Equal(t, []string{`{"to":"a@example.com","name":"A, B"}`, `{"to":"c@example.com","name":"C"}`}, f.payloads("g"))
+
+	requireProblem(t, postJobs(t, New(options(f)), "text/csv", ""), 422, "header")
+}
+
+func TestAppendNothing(t *testing.T) {
+	h := New(options(newFake().with("g")))
+	for typ, body := range map[string]string{ndjson: "", "text/csv": "a\n"} {
+		rec := postJobs(t, h, typ, body)
+		require.JSONEq(t, `{"accepted":0,"rejected":[],"rejected_total":0}`, rec.Body.String())
+	}
+	rec := call(t, h, "POST", "/v1/groups/none/jobs", "nonsense", "Content-Type", ndjson)
+	require.Equal(t, 404, rec.Code, "rejected lines must not hide that there is no such group")
+}
+
+func TestAppendBatches(t *testing.T) {
+	f := newFake().with("g")
+	var sizes []int
+	h := New(options(recorder{f, &sizes}))
+	require.EqualValues(t, 1203, decode[api.Appended](t, postJobs(t, h, ndjson, numbered(1203))).Accepted)
+	require.Equal(t, []int{500, 500, 203}, sizes)
+	seen := map[string]bool{}
+	for _, opt := range f.appends {
+		seen[opt.RequestID] = true
+	}
+	require.Len(t, seen, 3, "each batch has a request id of its own")
+
+	sizes = nil
+	large := `{"payload":"` + strings.Repeat("x", 200<<10) + `"}` + "\n"
+	require.EqualValues(t, 5, decode[api.Appended](t, postJobs(t, h, ndjson, strings.Repeat(large, 5))).Accepted)
+	require.Equal(t, []int{2, 2, 1}, sizes)
+}
+
+// recorder notes how many jobs each batch has.
+type recorder struct {
+	*fake
+	sizes *[]int
+}
+
+func (r recorder) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
+	*r.sizes = append(*r.sizes, len(jobs))
+	return r.fake.Append(ctx, id, jobs, opt)
+}
+
+func TestRejectedLinesAreBounded(t *testing.T) {
+	f := newFake().with("g")
+	body := strings.Repeat("x\n", 3000) + numbered(10) + strings.Repeat("x", 1<<20) + "\n"
+	a := decode[api.Appended](t, postJobs(t, New(options(f)), ndjson, body))
+	require.EqualValues(t, 10, a.Accepted)
+	require.EqualValues(t, 3001, a.RejectedTotal)
+	require.Len(t, a.Rejected, maxRejected)
+	require.EqualValues(t, maxRejected, a.Rejected[maxRejected-1].Line)
+}
+
+func TestResentBodyAddsNothingTwice(t *testing.T) {
+	f := newFake().with("g").with("other")
+	h := New(options(f))
+	body := numbered(700) + "nonsense\n" + numbered(700)
+	first := postJobs(t, h, ndjson, body, "Idempotency-Key", "import-1")
+	f.groups["g"].view.Sealed = true
+	second := postJobs(t, h, ndjson, body, "Idempotency-Key", `"import-1"`)
+	require.Equal(t, 200, second.Code)
+	require.JSONEq(t, first.Body.String(), second.Body.String())
+	require.Len(t, f.payloads("g"), 1400)
+	f.groups["g"].view.Sealed = false
+
+	postJobs(t, h, ndjson, body, "Idempotency-Key", "import-2")
+	require.Len(t, f.payloads("g"), 2800, "another key is another body")
+	postJobs(t, h, ndjson, body)
+	require.Len(t, f.payloads("g"), 4200, "and so is none")
+	call(t, h, "POST", "/v1/groups/other/jobs", body, "Content-Type", ndjson, "Idempotency-Key", "import-1")
+	require.Len(t, f.payloads("other"), 1400, "a key counts for its group")
+}
+
+// A body that broke off and is sent again whole must arrive whole, wherever it broke.
+func TestBrokenBodyIsCompletedByItsRepeat(t *testing.T) {
+	body := numbered(1700)
+	for _, cut := range []int{0, 1, 500, 9000, 18_000, len(body) - 1} {
+		t.Run(fmt.Sprint(cut), func(t *testing.T) {
+			f := newFake().with("g")
+			h := New(options(f))
+			req := httptest.NewRequest("POST", "/v1/groups/g/jobs",
+				io.MultiReader(strings.NewReader(body[:cut]), iotest.ErrReader(io.ErrUnexpectedEOF)))
+			req.Header.Set("Content-Type", ndjson)
+			req.Header.Set("Idempotency-Key", "k")
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, req)
+			require.Equal(t, 400, rec.Code)
+			require.Equal(t, "close", rec.Header().Get("Connection"))
+			p := decode[api.AppendProblem](t, rec)
+			require.EqualValues(t, len(f.payloads("g")), p.Accepted)
+			require.EqualValues(t, p.Accepted+1, p.NextLine)
+			require.Zero(t, p.Accepted%batchLines)
+			require.Equal(t, 200, postJobs(t, h, ndjson, body, "Idempotency-Key", "k").Code)
+			require.Len(t, f.payloads("g"), 1700)
+			require.Equal(t, "1699", f.payloads("g")[1699])
+		})
+	}
+}
+
+func TestRefusalInTheMiddleTellsWhatWasTaken(t *testing.T) {
+	for name, c := range map[string]struct {
+		err        error
+		status     int
+		retryAfter string
+	}{
+		"sealed":       {fmt.Errorf("append to group g: %w", api.ErrSealed), 409, ""},
+		"cancelled":    {fmt.Errorf("append to group g: cancelled: %w", api.ErrConflict), 409, ""},
+		"backpressure": {&api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "backlog"}, 429, "5"},
+		"unavailable":  {api.ErrUnavailable, 503, "1"},
+		"unforeseen":   {errors.New("boom"), 500, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake().with("g")
+			f.onAppend = func(call int) error {
+				if call == 2 {
+					return c.err
+				}
+				return nil
+			}
+			rec := postJobs(t, New(options(f)), ndjson, "x\n"+numbered(1200)+"y\n"+numbered(1000))
+			require.Equal(t, c.status, rec.Code)
+			require.Equal(t, c.retryAfter, rec.Header().Get("Retry-After"))
+			p := decode[api.AppendProblem](t, rec)
+			require.EqualValues(t, 999, p.Accepted)
+			require.EqualValues(t, 1, p.RejectedTotal, "lines of the batch that was refused are not told twice")
+			require.EqualValues(t, 1001, p.NextLine)
+			require.Contains(t, p.Detail, "999 jobs")
+		})
+	}
+}
+
+// A client that is still sending sees the refusal rather than a broken connection.
+func TestRefusalReachesAClientThatIsSending(t *testing.T) {
+	f := newFake().with("g")
+	f.onAppend = func(call int) error {
+		if call == 3 {
+			return api.ErrSealed
+		}
+		return nil
+	}
+	srv := httptest.NewServer(New(options(f)))
+	defer srv.Close()
+	in, out := io.Pipe()
+	defer in.Close()
+	go func() {
+		line := []byte(`{"payload":{"n":1}}` + "\n")
+		for {
+			if _, err := out.Write(line); err != nil {
+				return
+			}
+		}
+	}()
+	resp, err := srv.Client().Post(srv.URL+"/v1/groups/g/jobs", ndjson, in)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, 409, resp.StatusCode)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(body), `"accepted":1500`)
+}
+
+// A client whose connection breaks leaves whole batches, and the handler ends.
+func TestConnectionThatBreaksInTheMiddle(t *testing.T) {
+	f := newFake().with("g")
+	ended := make(chan struct{})
+	h := New(options(f))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		h.ServeHTTP(w, r)
+	}))
+	defer srv.Close()
+	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+	require.NoError(t, err)
+	body := numbered(800)
+	_, err = fmt.Fprintf(conn, "POST /v1/groups/g/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", ndjson, 2*len(body), body)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	<-ended
+	require.Len(t, f.payloads("g"), 500)
+}
+
+// lineGenerator makes a body of many lines without holding it.
+type lineGenerator struct {
+	left int
+	line []byte
+	rest []byte
+}
+
+func (g *lineGenerator) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		if len(g.rest) == 0 {
+			if g.left == 0 {
+				return n, io.EOF
+			}
+			g.left--
+			g.rest = g.line
+		}
+		c := copy(p[n:], g.rest)
+		n, g.rest = n+c, g.rest[c:]
+	}
+	return n, nil
+}
+
+// scale counts jobs and forgets them, and watches the heap.
+type scale struct {
+	*fake
+	jobs, batches int
+	peak          uint64
+}
+
+func (s *scale) Append(_ context.Context, _ string, jobs []messages.Job, _ AppendOptions) error {
+	s.jobs += len(jobs)
+	if s.batches++; s.batches%100 == 0 {
+		s.peak = max(s.peak, heapInUse())
+	}
+	return nil
+}
+
+func heapInUse() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse
+}
+
+func TestAMillionLinesInFlatMemory(t *testing.T) {
+	const n = 1_000_000
+	for _, c := range []struct{ typ, head, line string }{
+		{ndjson, "", `{"payload":{"to":"somebody@example.com","n":12345}}` + "\n"},
+		{"text/csv", "to,n\n", "somebody@example.com,12345\n"},
+	} {
+		t.Run(c.typ, func(t *testing.T) {
+			runtime.GC()
+			s := &scale{fake: newFake().with("g")}
+			srv := httptest.NewServer(New(options(s)))
+			defer srv.Close()
+			before := heapInUse()
+			body := io.MultiReader(strings.NewReader(c.head), &lineGenerator{left: n, line: []byte(c.line)})
+			resp, err := srv.Client().Post(srv.URL+"/v1/groups/g/jobs", c.typ, body)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			answer, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.JSONEq(t, `{"accepted":1000000,"rejected":[],"rejected_total":0}`, string(answer))
+			require.Equal(t, n, s.jobs)
+			require.Less(t, s.peak, before+48<<20)
+		})
+	}
+}
+
+func BenchmarkAppend(b *testing.B) {
+	for _, c := range []struct{ typ, head, line string }{
+		{ndjson, "", `{"payload":{"to":"somebody@example.com","n":12345}}` + "\n"},
+		{"text/csv", "to,n\n", "somebody@example.com,12345\n"},
+	} {
+		b.Run(c.typ, func(b *testing.B) {
+			const n = 10_000
+			s := &scale{fake: newFake().with("g")}
+			h := New(options(s))
+			body := []byte(c.head + strings.Repeat(c.line, n))
+			b.ReportAllocs()
+			for b.Loop() {
+				req := httptest.NewRequest("POST", "/v1/groups/g/jobs", bufio.NewReader(bytes.NewReader(body)))
+				req.Header.Set("Content-Type", c.typ)
+				h.ServeHTTP(httptest.NewRecorder(), req)
+			}
+			b.ReportMetric(float64(s.jobs)/b.Elapsed().Seconds(), "jobs/s")
+		})
+	}
+}

@@ -1,0 +1,224 @@
+package httpapi
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// fake is a backend in memory. Its fields may be set before it serves.
+type fake struct {
+	err      error                // every call answers with it
+	onAppend func(call int) error // before the call-th batch is taken, from 0
+	results  func(func([]byte) error) error
+	views    func(ctx context.Context, look int) (api.Group, error) // scripts Group, from look 0
+
+	mu       sync.Mutex
+	groups   map[string]*fakeGroup
+	keys     map[string]api.Accepted
+	submits  []SubmitOptions
+	appends  []AppendOptions
+	queries  []ListQuery
+	looks    int
+	limits   []int
+	sealedAt map[string]*int64
+}
+
+type fakeGroup struct {
+	submitted messages.SubmitGroup
+	view      api.Group
+	jobs      []messages.Job
+	requests  map[string]bool
+}
+
+func newFake() *fake {
+	return &fake{groups: map[string]*fakeGroup{}, keys: map[string]api.Accepted{}, sealedAt: map[string]*int64{}}
+}
+
+// with adds a group that is there from the beginning.
+func (f *fake) with(id string) *fake {
+	_, err := f.Submit(context.Background(), &messages.SubmitGroup{ID: id, Type: "NOOP"}, SubmitOptions{})
+	if err != nil {
+		panic(err)
+	}
+	f.submits = nil
+	return f
+}
+
+func (f *fake) Submit(_ context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.submits = append(f.submits, opt)
+	if f.err != nil {
+		return api.Accepted{}, f.err
+	}
+	if a, ok := f.keys[opt.IdempotencyKey]; ok {
+		return a, nil
+	}
+	if f.groups[g.ID] != nil {
+		return api.Accepted{}, fmt.Errorf("submit group %s: exists with other content: %w", g.ID, api.ErrConflict)
+	}
+	f.groups[g.ID] = &fakeGroup{submitted: *g, jobs: g.Jobs, requests: map[string]bool{}, view: api.Group{
+		ID: g.ID, Tenant: g.ID, Type: g.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
+		Timestamps: map[string]time.Time{"created": time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
+	}}
+	a := api.Accepted{ID: g.ID, Status: api.StatusCreated}
+	if opt.IdempotencyKey != "" {
+		f.keys[opt.IdempotencyKey] = a
+	}
+	return a, nil
+}
+
+func (f *fake) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	call := len(f.appends)
+	f.appends = append(f.appends, opt)
+	g, err := f.find(id)
+	if err != nil {
+		return err
+	}
+	if f.onAppend != nil {
+		if err := f.onAppend(call); err != nil {
+			return err
+		}
+	}
+	if g.requests[opt.RequestID] {
+		return nil
+	}
+	if g.view.Sealed {
+		return fmt.Errorf("append to group %s: %w", id, api.ErrSealed)
+	}
+	g.requests[opt.RequestID] = true
+	g.jobs = append(g.jobs, jobs...)
+	return ctx.Err()
+}
+
+func (f *fake) find(id string) (*fakeGroup, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	g, ok := f.groups[id]
+	if !ok {
+		return nil, fmt.Errorf("group %s: %w", id, api.ErrNotFound)
+	}
+	return g, nil
+}
+
+func (f *fake) payloads(id string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for _, j := range f.groups[id].jobs {
+		out = append(out, string(j.Payload))
+	}
+	return out
+}
+
+func (f *fake) Seal(_ context.Context, id string, total *int64) (api.Accepted, error) {
+	return f.change(id, func(g *fakeGroup) { g.view.Sealed, f.sealedAt[id] = true, total })
+}
+
+func (f *fake) Cancel(_ context.Context, id string) (api.Accepted, error) {
+	return f.change(id, func(g *fakeGroup) { g.view.Status = api.StatusCancelled })
+}
+
+func (f *fake) Retry(_ context.Context, id string) (api.Accepted, error) {
+	return f.change(id, func(g *fakeGroup) { g.view.Round++ })
+}
+
+func (f *fake) change(id string, do func(*fakeGroup)) (api.Accepted, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, err := f.find(id)
+	if err != nil {
+		return api.Accepted{}, err
+	}
+	do(g)
+	return api.Accepted{ID: id, Status: g.view.Status}, nil
+}
+
+func (f *fake) Group(ctx context.Context, id string) (api.Group, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.views != nil {
+		f.looks++
+		return f.views(ctx, f.looks-1)
+	}
+	g, err := f.find(id)
+	if err != nil {
+		return api.Group{}, err
+	}
+	view := g.view
+	view.Counts.Accepted = int64(len(g.jobs))
+	view.Counts.Waiting = view.Counts.Accepted
+	return view, nil
+}
+
+func (f *fake) Groups(_ context.Context, q ListQuery) (api.GroupList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queries = append(f.queries, q)
+	var l api.GroupList
+	for _, g := range f.groups {
+		l.Groups = append(l.Groups, g.view)
+	}
+	slices.SortFunc(l.Groups, func(a, b api.Group) int { return -len(a.ID) + len(b.ID) })
+	return l, f.err
+}
+
+func (f *fake) Results(_ context.Context, id string, yield func([]byte) error) error {
+	if _, err := f.find(id); err != nil {
+		return err
+	}
+	if f.results == nil {
+		return nil
+	}
+	return f.results(yield)
+}
+
+func (f *fake) Failures(_ context.Context, id string, yield func(api.Failure) error) error {
+	if _, err := f.find(id); err != nil {
+		return err
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for i := range int64(2) {
+		if err := yield(api.Failure{Ordinal: i, Code: "PERMANENT", Error: "no such mailbox", Attempts: 1, At: at}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *fake) Job(_ context.Context, id string, ordinal int64) (api.Job, error) {
+	g, err := f.find(id)
+	if err != nil {
+		return api.Job{}, err
+	}
+	if ordinal >= int64(len(g.jobs)) {
+		return api.Job{}, fmt.Errorf("job %s.%d: %w", id, ordinal, api.ErrNotFound)
+	}
+	return api.Job{ID: fmt.Sprintf("%s.%d", id, ordinal), Group: id, Ordinal: ordinal, State: "waiting", Waiting: "fairness"}, nil
+}
+
+func (f *fake) DeadLetters(_ context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.limits = append(f.limits, limit)
+	if cursor == "stale" {
+		return api.DeadLetterList{}, fmt.Errorf("list dead letters: cursor of another list: %w", api.ErrInvalid)
+	}
+	return api.DeadLetterList{}, f.err
+}
+
+func (f *fake) Stats(context.Context) (api.Stats, error) {
+	return api.Stats{
+		Partitions: 1, Workers: []api.WorkerStatus{{ID: "w-1"}}, Stages: []api.StageStatus{{ID: "f-1", Role: "fetcher"}},
+		RateLimit: api.RateLimit{Limiter: "fixed", Share: "elastic"},
+	}, f.err
+}

@@ -1,0 +1,261 @@
+package httpapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+const (
+	defaultLimit = 50
+	maxLimit     = 1000
+	maxCursor    = 512 // bytes
+	idProblem    = "must match ^[A-Za-z0-9._-]{1,128}$"
+)
+
+func (s *server) submit(w http.ResponseWriter, r *http.Request) error {
+	if _, err := mediaType(r, "application/json"); err != nil {
+		return err
+	}
+	key, err := idempotencyKey(r)
+	if err != nil {
+		return err
+	}
+	body, release, err := s.readWhole(r, messages.MaxMessageBytes)
+	defer release()
+	if err != nil {
+		return err
+	}
+	g, err := s.decoder.DecodeSubmit(body)
+	if err != nil {
+		return err
+	}
+	if g.ID == "" {
+		g.ID = uuid.Must(uuid.NewV7()).String()
+	}
+	ctx, cancel := detached(r)
+	defer cancel()
+	a, err := s.backend.Submit(ctx, g, SubmitOptions{IdempotencyKey: key, TraceParent: traceParent(r)})
+	if err != nil {
+		return err
+	}
+	accepted(w, a)
+	return nil
+}
+
+// detached lets the store finish what it began when the client goes away, so that nobody tears it.
+func detached(r *http.Request) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(r.Context()), storeTimeout)
+}
+
+// accepted answers a submission or a command.
+func accepted(w http.ResponseWriter, a api.Accepted) {
+	a.Links = groupLinks(a.ID)
+	w.Header().Set("Location", a.Links["self"])
+	writeJSON(w, http.StatusAccepted, "application/json", a)
+}
+
+func groupLinks(id string) map[string]string {
+	self := "/v1/groups/" + id
+	links := map[string]string{"self": self}
+	for _, name := range []string{"jobs", "seal", "cancel", "retry", "results", "failures", "events"} {
+		links[name] = self + "/" + name
+	}
+	return links
+}
+
+// groupID reads the group's id from the path; one that cannot exist is named as such.
+func groupID(r *http.Request) (string, error) {
+	id := r.PathValue("id")
+	if !messages.ValidID(id) {
+		return "", badField("id", idProblem)
+	}
+	return id, nil
+}
+
+func (s *server) seal(w http.ResponseWriter, r *http.Request) error {
+	id, err := groupID(r)
+	if err != nil {
+		return err
+	}
+	var body struct {
+		Total *int64 `json:"total"`
+	}
+	if err := s.readOptional(r, &body); err != nil {
+		return err
+	}
+	if t := body.Total; t != nil && (*t < 0 || *t > messages.MaxTotal) {
+		return badField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
+	}
+	ctx, cancel := detached(r)
+	defer cancel()
+	a, err := s.backend.Seal(ctx, id, body.Total)
+	if err != nil {
+		return err
+	}
+	accepted(w, a)
+	return nil
+}
+
+// command serves a call on a group that takes no arguments.
+func (s *server) command(do func(context.Context, string) (api.Accepted, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		id, err := groupID(r)
+		if err != nil {
+			return err
+		}
+		if err := s.readOptional(r, &struct{}{}); err != nil {
+			return err
+		}
+		ctx, cancel := detached(r)
+		defer cancel()
+		a, err := do(ctx, id)
+		if err != nil {
+			return err
+		}
+		accepted(w, a)
+		return nil
+	}
+}
+
+func (s *server) group(w http.ResponseWriter, r *http.Request) error {
+	id, err := groupID(r)
+	if err != nil {
+		return err
+	}
+	g, err := s.backend.Group(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, "application/json", wholeGroup(g))
+	return nil
+}
+
+func (s *server) list(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	query := ListQuery{Tenant: q.Get("tenant"), Status: api.Status(strings.ToUpper(q.Get("status")))}
+	var err error
+	if query.Cursor, query.Limit, err = page(r); err != nil {
+		return err
+	}
+	if query.Tenant != "" && !messages.ValidID(query.Tenant) {
+		return badField("tenant", idProblem)
+	}
+	if query.Status != "" && rank(query.Status) == 0 {
+		return badField("status", "must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
+	}
+	l, err := s.backend.Groups(r.Context(), query)
+	if err != nil {
+		return err
+	}
+	l.Groups = orEmpty(l.Groups)
+	for i, g := range l.Groups {
+		l.Groups[i] = wholeGroup(g)
+	}
+	writeJSON(w, http.StatusOK, "application/json", l)
+	return nil
+}
+
+// page reads the query parameters of a list.
+func page(r *http.Request) (cursor string, limit int, err error) {
+	q := r.URL.Query()
+	cursor, limit = q.Get("cursor"), defaultLimit
+	if len(cursor) > maxCursor {
+		return "", 0, badField("cursor", "is not one that a page gave")
+	}
+	if v := q.Get("limit"); v != "" {
+		if limit, err = strconv.Atoi(v); err != nil || limit < 1 || limit > maxLimit {
+			return "", 0, badField("limit", fmt.Sprintf("must be 1 to %d", maxLimit))
+		}
+	}
+	return cursor, limit, nil
+}
+
+func (s *server) job(w http.ResponseWriter, r *http.Request) error {
+	id, err := groupID(r)
+	if err != nil {
+		return err
+	}
+	ordinal, err := strconv.ParseUint(r.PathValue("ordinal"), 10, 63)
+	if err != nil {
+		return badField("ordinal", "must be a whole number from 0")
+	}
+	j, err := s.backend.Job(r.Context(), id, int64(ordinal))
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, "application/json", j)
+	return nil
+}
+
+func (s *server) deadLetters(w http.ResponseWriter, r *http.Request) error {
+	cursor, limit, err := page(r)
+	if err != nil {
+		return err
+	}
+	l, err := s.backend.DeadLetters(r.Context(), cursor, limit)
+	if err != nil {
+		return err
+	}
+	l.DeadLetters = orEmpty(l.DeadLetters)
+	writeJSON(w, http.StatusOK, "application/json", l)
+	return nil
+}
+
+func (s *server) stats(w http.ResponseWriter, r *http.Request) error {
+	st, err := s.backend.Stats(r.Context())
+	if err != nil {
+		return err
+	}
+	st.Types, st.Workers, st.Stages = orEmpty(st.Types), orEmpty(st.Workers), orEmpty(st.Stages)
+	for i := range st.Workers {
+		st.Workers[i].Types = orEmpty(st.Workers[i].Types)
+		st.Workers[i].CurrentJobs = orEmpty(st.Workers[i].CurrentJobs)
+	}
+	for i := range st.Stages {
+		st.Stages[i].Counts = orEmptyMap(st.Stages[i].Counts)
+	}
+	writeJSON(w, http.StatusOK, "application/json", st)
+	return nil
+}
+
+// index says where everything is.
+func (s *server) index(w http.ResponseWriter, _ *http.Request) error {
+	writeJSON(w, http.StatusOK, "application/json", map[string]any{
+		"name":    "bulkaction",
+		"version": s.version,
+		"links": map[string]string{
+			"groups": "/v1/groups", "dead_letters": "/v1/dead-letters", "stats": "/v1/stats", "openapi": "/openapi.yaml",
+		},
+	})
+	return nil
+}
+
+// wholeGroup shows empty collections as such, never as null.
+func wholeGroup(g api.Group) api.Group {
+	g.FailuresByCode = orEmptyMap(g.FailuresByCode)
+	g.Aggregate = orEmptyMap(g.Aggregate)
+	g.Timestamps = orEmptyMap(g.Timestamps)
+	return g
+}
+
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+func orEmptyMap[T any](m map[string]T) map[string]T {
+	if m == nil {
+		return map[string]T{}
+	}
+	return m
+}

@@ -1,0 +1,238 @@
+package httpapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+func TestSubmit(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	rec := call(t, h, "POST", "/v1/groups", `{"id":"promo","type":"NOOP","jobs":[{"payload":{"n":1}},{"payload":null}]}`,
+		"Content-Type", "application/json; charset=UTF-8", "Traceparent", traceparent, "Idempotency-Key", "k-1")
+	require.Equal(t, 202, rec.Code, rec.Body.String())
+	a := decode[api.Accepted](t, rec)
+	require.Equal(t, "promo", a.ID)
+	require.Equal(t, api.StatusCreated, a.Status)
+	require.Equal(t, "/v1/groups/promo", rec.Header().Get("Location"))
+	require.Equal(t, "/v1/groups/promo/jobs", a.Links["jobs"])
+	require.Equal(t, []SubmitOptions{{IdempotencyKey: "k-1", TraceParent: traceparent}}, f.submits)
+	require.Equal(t, []string{`{"n":1}`, `null`}, f.payloads("promo"))
+
+	require.Equal(t, 200, call(t, h, "GET", a.Links["self"], "").Code)
+	again := call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType, "Idempotency-Key", `"k-1"`)
+	require.JSONEq(t, rec.Body.String(), again.Body.String(), "a quoted key is the same key")
+}
+
+func TestSubmitWithoutIDMakesOneUp(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	first := decode[api.Accepted](t, call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType, "Traceparent", "malformed"))
+	second := decode[api.Accepted](t, call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType))
+	require.NotEqual(t, first.ID, second.ID)
+	require.Len(t, f.groups, 2)
+	require.Equal(t, SubmitOptions{}, f.submits[0], "a malformed traceparent counts as absent")
+}
+
+func TestLargeBodiesShareMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(options(newFake()))
+		large := `{"type":"NOOP"}` + strings.Repeat(" ", smallBody)
+		require.True(t, s.bodies.TryAcquire(bodyMemory))
+		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType).Code, "small ones always pass")
+		rec := call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType)
+		requireProblem(t, rec, 429, "")
+		require.Equal(t, "1", rec.Header().Get("Retry-After"))
+
+		time.AfterFunc(bodyWait/2, func() { s.bodies.Release(bodyMemory) })
+		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType).Code)
+		require.True(t, s.bodies.TryAcquire(bodyMemory), "the share was given back")
+	})
+}
+
+func TestCommands(t *testing.T) {
+	f := newFake().with("g")
+	h := New(options(f))
+	total := int64(7)
+	for _, c := range []struct{ target, body string }{
+		{"/v1/groups/g/seal", ""}, {"/v1/groups/g/seal", " {} "}, {"/v1/groups/g/seal", `{"total":7}`},
+		{"/v1/groups/g/cancel", ""}, {"/v1/groups/g/cancel", "{}"}, {"/v1/groups/g/retry", ""},
+	} {
+		rec := call(t, h, "POST", c.target, c.body, "Content-Type", jsonType)
+		require.Equal(t, 202, rec.Code, rec.Body.String())
+		require.Equal(t, "/v1/groups/g", rec.Header().Get("Location"))
+	}
+	require.Equal(t, &total, f.sealedAt["g"])
+	g := decode[api.Group](t, call(t, h, "GET", "/v1/groups/g", ""))
+	require.True(t, g.Sealed)
+	require.Equal(t, api.StatusCancelled, g.Status)
+	require.Equal(t, 2, g.Round)
+}
+
+func TestNothingIsNull(t *testing.T) {
+	f := newFake().with("g")
+	f.groups["g"].view.Timestamps = nil
+	h := New(options(f))
+	for _, target := range []string{"/v1/groups/g", "/v1/groups", "/v1/dead-letters", "/v1/stats"} {
+		body := call(t, h, "GET", target, "").Body.String()
+		require.NotContains(t, strings.ReplaceAll(body, `"eta_seconds":null`, ""), "null", target)
+	}
+	require.Contains(t, call(t, New(options(newFake())), "GET", "/v1/groups", "").Body.String(), `"groups":[]`)
+}
+
+func TestListPassesItsQueryOn(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	call(t, h, "GET", "/v1/groups", "")
+	call(t, h, "GET", "/v1/groups?tenant=acme&status=running&cursor=c%2F1&limit=1000", "")
+	require.Equal(t, []ListQuery{
+		{Limit: 50}, {Tenant: "acme", Status: api.StatusRunning, Cursor: "c/1", Limit: 1000},
+	}, f.queries)
+	call(t, h, "GET", "/v1/dead-letters?limit=3", "")
+	require.Equal(t, []int{3}, f.limits)
+}
+
+func TestJob(t *testing.T) {
+	h := New(options(newFake()))
+	call(t, h, "POST", "/v1/groups", `{"id":"g","type":"NOOP","jobs":[{"payload":1}]}`, "Content-Type", jsonType)
+	j := decode[api.Job](t, call(t, h, "GET", "/v1/groups/g/jobs/0", ""))
+	require.Equal(t, api.Job{ID: "g.0", Group: "g", State: "waiting", Waiting: "fairness"}, j)
+}
+
+func TestResultsAndFailuresAreLines(t *testing.T) {
+	const n = 5000
+	f := newFake().with("g")
+	f.results = func(yield func([]byte) error) error {
+		for i := range n {
+			if err := yield(fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":1,"data":{"cost":2}}`, i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	h := New(options(f))
+	rec := call(t, h, "GET", "/v1/groups/g/results", "")
+	require.Equal(t, 200, rec.Code)
+	require.Equal(t, "application/x-ndjson", rec.Header().Get("Content-Type"))
+	lines := strings.Split(strings.TrimSuffix(rec.Body.String(), "\n"), "\n")
+	require.Len(t, lines, n)
+	var last api.Result
+	require.NoError(t, json.Unmarshal([]byte(lines[n-1]), &last))
+	require.EqualValues(t, n-1, last.Ordinal)
+	requireSchema(t, "Result", []byte(lines[0]))
+
+	lines = strings.Split(strings.TrimSuffix(call(t, h, "GET", "/v1/groups/g/failures", "").Body.String(), "\n"), "\n")
+	require.Len(t, lines, 2)
+	requireSchema(t, "Failure", []byte(lines[1]))
+
+	f.results = nil
+	rec = call(t, h, "GET", "/v1/groups/g/results", "")
+	require.Equal(t, 200, rec.Code)
+	require.Empty(t, rec.Body.String())
+}
+
+func TestResultsThatFail(t *testing.T) {
+	f := newFake().with("g")
+	line := []byte(`"` + strings.Repeat("x", 1000) + `"`)
+	failAfter := func(n int) func(func([]byte) error) error {
+		return func(yield func([]byte) error) error {
+			for range n {
+				if err := yield(line); err != nil {
+					return err
+				}
+			}
+			return fmt.Errorf("read results: %w", api.ErrUnavailable)
+		}
+	}
+	f.results = failAfter(2)
+	requireProblem(t, call(t, New(options(f)), "GET", "/v1/groups/g/results", ""), 503, "")
+
+	f.results = failAfter(1000)
+	srv := httptest.NewServer(New(options(f)))
+	defer srv.Close()
+	resp, err := srv.Client().Get(srv.URL + "/v1/groups/g/results")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	_, err = io.ReadAll(resp.Body)
+	require.Error(t, err, "a torn answer must not look whole")
+}
+
+func TestReaderThatLeavesEndsItsStream(t *testing.T) {
+	f := newFake().with("g")
+	ended := make(chan error, 1)
+	f.results = func(yield func([]byte) error) error {
+		line := []byte(`"` + strings.Repeat("x", 1000) + `"`)
+		for {
+			if err := yield(line); err != nil {
+				ended <- err
+				return err
+			}
+		}
+	}
+	srv := httptest.NewServer(New(options(f)))
+	defer srv.Close()
+	resp, err := srv.Client().Get(srv.URL + "/v1/groups/g/results")
+	require.NoError(t, err)
+	_, err = bufio.NewReader(resp.Body).ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Error(t, <-ended)
+}
+
+func TestManyClientsAtOnce(t *testing.T) {
+	f := newFake()
+	srv := httptest.NewServer(New(options(f)))
+	defer srv.Close()
+	var wg sync.WaitGroup
+	errs := make(chan error, 40)
+	for i := range 40 {
+		wg.Go(func() { errs <- submitAndAppend(srv, fmt.Sprintf("g-%d", i)) })
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	require.Len(t, f.groups, 40)
+	for id := range f.groups {
+		require.Len(t, f.payloads(id), 1200)
+	}
+}
+
+func submitAndAppend(srv *httptest.Server, id string) error {
+	for _, c := range []struct{ target, typ, body string }{
+		{"/v1/groups", jsonType, `{"id":"` + id + `","type":"NOOP"}`},
+		{"/v1/groups/" + id + "/jobs", "application/x-ndjson", strings.Repeat(`{"payload":{"a":1}}`+"\n", 600)},
+		{"/v1/groups/" + id + "/jobs", "text/csv", "a\n" + strings.Repeat("1\n", 600)},
+		{"/v1/groups/" + id + "/seal", jsonType, `{"total":1200}`},
+	} {
+		resp, err := srv.Client().Post(srv.URL+c.target, c.typ, strings.NewReader(c.body))
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusAccepted && resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", c.target, resp.Status)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// ServeHTTP is what surrounds every request: its id, its log line, the checks that keep web pages out,
+// and the recovery from a panic.
+func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw)}
+	r = r.WithContext(r.Context()) // a copy: net/http wants the body of its own request untouched
+	r.Body = newBodyReader(rw, r)
+	start := time.Now()
+	id := r.Header.Get("X-Request-Id")
+	if !messages.ValidID(id) {
+		id = uuid.NewString()
+	}
+	w.Header().Set("X-Request-Id", id)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+
+	defer func() {
+		v := recover()
+		if v != nil && v != http.ErrAbortHandler {
+			s.logPanic(r, id, v)
+			if w.status == 0 {
+				s.writeProblem(w, r, errInternal)
+				v = nil
+			}
+		}
+		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "request served",
+			slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)))
+		if v != nil {
+			panic(http.ErrAbortHandler) // breaks the connection: the client must not take a torn answer for a whole one
+		}
+	}()
+	if err := s.admit(r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// admit refuses what a web page of another site could have sent.
+func (s *server) admit(r *http.Request) error {
+	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
+		return newProblem(http.StatusMisdirectedRequest, "this server listens on loopback and serves only the hosts localhost and loopback addresses")
+	}
+	if err := s.csrf.Check(r); err != nil {
+		return newProblem(http.StatusForbidden, "requests that change something are not taken from web pages of another origin")
+	}
+	return nil
+}
+
+// dispatch picks the handler by method; a path without methods is unknown.
+func (s *server) dispatch(m methods) http.Handler {
+	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		serve, ok := m[r.Method]
+		switch {
+		case ok:
+		case len(m) == 0:
+			serve = func(http.ResponseWriter, *http.Request) error {
+				return newProblem(http.StatusNotFound, "no such path: see /openapi.yaml")
+			}
+		default:
+			w.Header().Set("Allow", allow)
+			serve = func(http.ResponseWriter, *http.Request) error {
+				return newProblem(http.StatusMethodNotAllowed, "this path takes "+allow)
+			}
+		}
+		if err := serve(w, r); err != nil {
+			s.fail(w.(*responseWriter), r, err)
+		}
+	})
+}
+
+// fail ends a request that could not be served: with a problem, or by breaking off where a part of the
+// answer is already out.
+func (s *server) fail(w *responseWriter, r *http.Request, err error) {
+	if w.status != 0 || errors.Is(err, context.Canceled) {
+		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer broken off",
+			slog.String("request_id", w.Header().Get("X-Request-Id")), slog.Any("error", err))
+		panic(http.ErrAbortHandler)
+	}
+	s.writeProblem(w, r, err)
+}
+
+// logPanic tells where, and what only where it cannot hold a payload.
+func (s *server) logPanic(r *http.Request, id string, v any) {
+	attrs := []slog.Attr{slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.String("stack", string(debug.Stack()))}
+	if err, ok := v.(error); ok {
+		var fault runtime.Error
+		if errors.As(err, &fault) {
+			attrs = append(attrs, slog.Any("error", fault))
+		}
+	}
+	s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "handler panicked", attrs...)
+}
+
+func loopbackHostHeader(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return isLoopbackHost(strings.Trim(host, "[]"))
+}
+
+func isLoopbackHost(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// responseWriter remembers what was answered and gives the client a while for each write.
+type responseWriter struct {
+	http.ResponseWriter
+	ctl    *http.ResponseController
+	status int // 0 until the answer has begun
+	bytes  int64
+}
+
+func (w *responseWriter) WriteHeader(code int) {
+	if w.status == 0 && code >= 200 {
+		w.status = code
+	}
+	w.extend()
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w *responseWriter) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	w.extend()
+	n, err := w.ResponseWriter.Write(p)
+	w.bytes += int64(n)
+	return n, err
+}
+
+// extend gives the next write its time. A writer without deadlines, as in tests, needs none.
+func (w *responseWriter) extend() { _ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout)) }
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -1,0 +1,155 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/getkin/kin-openapi/routers/legacy"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+var document = sync.OnceValues(func() (*openapi3.T, error) { return openapi3.NewLoader().LoadFromData(openapiDocument) })
+
+var documentRouter = sync.OnceValues(func() (routers.Router, error) {
+	doc, err := document()
+	if err != nil {
+		return nil, err
+	}
+	return legacy.NewRouter(doc)
+})
+
+// requireDocumented holds an answer to the document: its status, headers, media type and body. What the
+// document does not route must be refused.
+func requireDocumented(t *testing.T, req *http.Request, rec *httptest.ResponseRecorder) {
+	t.Helper()
+	router, err := documentRouter()
+	require.NoError(t, err)
+	route, params, err := router.FindRoute(req)
+	if err != nil {
+		if req.Method == http.MethodHead {
+			return
+		}
+		require.GreaterOrEqual(t, rec.Code, 400, "%s %s is not documented", req.Method, req.URL.Path)
+		return
+	}
+	err = openapi3filter.ValidateResponse(req.Context(), &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: &openapi3filter.RequestValidationInput{Request: req, PathParams: params, Route: route},
+		Status:                 rec.Code,
+		Header:                 rec.Header(),
+		Body:                   io.NopCloser(bytes.NewReader(rec.Body.Bytes())),
+		Options:                &openapi3filter.Options{IncludeResponseStatus: true},
+	})
+	require.NoError(t, err)
+}
+
+// requireSchema holds a JSON document to a named schema.
+func requireSchema(t *testing.T, name string, doc []byte) {
+	t.Helper()
+	d, err := document()
+	require.NoError(t, err)
+	var v any
+	require.NoError(t, json.Unmarshal(doc, &v))
+	require.NoError(t, d.Components.Schemas[name].Value.VisitJSON(v), string(doc))
+}
+
+func TestDocumentIsValidAndServed(t *testing.T) {
+	doc, err := document()
+	require.NoError(t, err)
+	require.NoError(t, doc.Validate(t.Context()))
+	rec := call(t, New(options(newFake())), "GET", "/openapi.yaml", "")
+	require.Equal(t, openapiDocument, rec.Body.Bytes())
+}
+
+func TestDocumentAndRoutesAgree(t *testing.T) {
+	doc, err := document()
+	require.NoError(t, err)
+	var documented, served []string
+	for path, item := range doc.Paths.Map() {
+		for method := range item.Operations() {
+			documented = append(documented, method+" "+path)
+		}
+	}
+	for _, rt := range newServer(options(newFake())).routes() {
+		served = append(served, rt.method+" "+strings.TrimSuffix(rt.path, "{$}"))
+	}
+	require.ElementsMatch(t, served, documented)
+}
+
+func TestEveryRefusalThatAsksToComeAgainSaysWhen(t *testing.T) {
+	doc, err := document()
+	require.NoError(t, err)
+	for path, item := range doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			for _, status := range []int{429, 503} {
+				if resp := op.Responses.Status(status); resp != nil {
+					require.Contains(t, resp.Value.Headers, "Retry-After", "%s %s %d", method, path, status)
+				}
+			}
+		}
+	}
+}
+
+// The schemas list the fields of the Go types, and require those that are always there.
+func TestDocumentAndTypesAgree(t *testing.T) {
+	doc, err := document()
+	require.NoError(t, err)
+	for _, c := range []struct {
+		schema  string
+		value   any
+		request bool
+	}{
+		{"SubmitGroup", messages.SubmitGroup{}, true}, {"SubmitJob", messages.Job{}, true}, {"Aggregate", messages.Aggregate{}, true},
+		{"Accepted", api.Accepted{}, false}, {"Appended", api.Appended{}, false}, {"AppendProblem", api.AppendProblem{}, false},
+		{"Counts", api.Counts{}, false}, {"DeadLetter", api.DeadLetter{}, false}, {"DeadLetterList", api.DeadLetterList{}, false},
+		{"Event", api.Event{}, false}, {"Failure", api.Failure{}, false}, {"FieldError", api.FieldError{}, false},
+		{"Group", api.Group{}, false}, {"GroupList", api.GroupList{}, false}, {"Job", api.Job{}, false}, {"JobError", api.JobError{}, false},
+		{"LineError", api.LineError{}, false}, {"Problem", api.Problem{}, false}, {"RateLimit", api.RateLimit{}, false},
+		{"Result", api.Result{}, false}, {"StageStatus", api.StageStatus{}, false}, {"Stats", api.Stats{}, false},
+		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
+	} {
+		t.Run(c.schema, func(t *testing.T) {
+			schema := doc.Components.Schemas[c.schema].Value
+			all, always := jsonFields(reflect.TypeOf(c.value))
+			var properties []string
+			for name := range schema.Properties {
+				properties = append(properties, name)
+			}
+			require.ElementsMatch(t, all, properties)
+			if c.request {
+				return
+			}
+			for _, name := range always {
+				require.Contains(t, schema.Required, name)
+			}
+		})
+	}
+}
+
+// jsonFields lists a struct's JSON fields, embedded ones too, and those that are never omitted.
+func jsonFields(typ reflect.Type) (all, always []string) {
+	for _, f := range reflect.VisibleFields(typ) {
+		if f.Anonymous {
+			continue
+		}
+		tag := strings.Split(f.Tag.Get("json"), ",")
+		all = append(all, tag[0])
+		if !slices.Contains(tag, "omitempty") {
+			always = append(always, tag[0])
+		}
+	}
+	return all, always
+}

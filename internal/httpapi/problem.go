@@ -1,0 +1,119 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// problemError is a refusal that knows its answer.
+type problemError struct {
+	api.Problem
+	retryAfter time.Duration // 0: none is given
+}
+
+func (e *problemError) Error() string { return e.Title + ": " + e.Detail }
+
+func newProblem(status int, detail string, fields ...api.FieldError) *problemError {
+	return &problemError{Problem: api.Problem{
+		Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: detail, Fields: fields,
+	}}
+}
+
+func badField(field, problem string) *problemError {
+	return newProblem(http.StatusUnprocessableEntity, field+" "+problem, api.FieldError{Field: field, Problem: problem})
+}
+
+func comeAgain(status int, after time.Duration, detail string) *problemError {
+	p := newProblem(status, detail)
+	p.retryAfter = after
+	return p
+}
+
+var (
+	errInternal = newProblem(http.StatusInternalServerError, "the request could not be served; its X-Request-Id finds the reason in the server's log")
+	errShutdown = comeAgain(http.StatusServiceUnavailable, time.Second, "this server is shutting down: try again")
+)
+
+// problemOf turns any error into its answer. known is false for one that nobody foresaw.
+func problemOf(err error) (p *problemError, known bool) {
+	var (
+		invalid  *messages.ValidationError
+		tooLarge *messages.TooLargeError
+		busy     *api.BackpressureError
+	)
+	switch {
+	case errors.As(err, &p):
+		return p, true
+	case errors.As(err, &invalid):
+		p = newProblem(http.StatusUnprocessableEntity, clip(err.Error()))
+		for _, f := range invalid.Fields {
+			p.Fields = append(p.Fields, api.FieldError{Field: f.Field, Problem: f.Problem})
+		}
+	case errors.As(err, &tooLarge):
+		p = newProblem(http.StatusRequestEntityTooLarge, err.Error(),
+			api.FieldError{Field: tooLarge.Field, Problem: fmt.Sprintf("is %d bytes; at most %d are taken", tooLarge.Size, tooLarge.Limit)})
+	case errors.Is(err, api.ErrNotFound):
+		p = newProblem(http.StatusNotFound, err.Error())
+	case errors.Is(err, api.ErrConflict), errors.Is(err, api.ErrSealed):
+		p = newProblem(http.StatusConflict, err.Error())
+	case errors.Is(err, api.ErrInvalid):
+		p = newProblem(http.StatusUnprocessableEntity, err.Error())
+	case errors.As(err, &busy):
+		p = comeAgain(http.StatusTooManyRequests, max(busy.RetryAfter, time.Second), err.Error())
+	case errors.Is(err, api.ErrBackpressure):
+		p = comeAgain(http.StatusTooManyRequests, time.Second, err.Error())
+	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+		p = comeAgain(http.StatusServiceUnavailable, time.Second, "the store cannot be reached or does not answer: try again in a moment")
+	default:
+		return errInternal, false
+	}
+	return p, true
+}
+
+// writeProblem answers with err's problem.
+func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, err error) {
+	p := s.problem(w, r, err)
+	writeJSON(w, p.Status, "application/problem+json", p.Problem)
+}
+
+// problem prepares the answer's headers and logs what nobody foresaw.
+func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *problemError {
+	p, known := problemOf(err)
+	if !known {
+		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "request failed",
+			slog.String("request_id", w.Header().Get("X-Request-Id")), slog.String("method", r.Method),
+			slog.String("path", r.URL.Path), slog.Any("error", err))
+	}
+	if p.retryAfter > 0 {
+		seconds := (p.retryAfter + time.Second - 1) / time.Second
+		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+	}
+	bodyOf(r).abandon(w.Header())
+	return p
+}
+
+// writeJSON answers with v.
+func writeJSON(w http.ResponseWriter, status int, contentType string, v any) {
+	body := encode(v)
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
+}
+
+// encode is json.Marshal of an answer. One that cannot be encoded is a bug, and its panic is recovered.
+func encode(v any) []byte {
+	body, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Errorf("encode answer: %w", err))
+	}
+	return body
+}

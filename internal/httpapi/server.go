@@ -1,0 +1,197 @@
+// Package httpapi is the HTTP API: routes, limits, streaming and problem answers on net/http. It keeps
+// nothing itself; what is stored and why something is refused is its Backend's.
+package httpapi
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// Limits of what one connection or process spends on a request.
+const (
+	headerTimeout = 10 * time.Second // to read a request's headers
+	bodyTimeout   = 60 * time.Second // to read a body that is not streamed, or to give it up
+	idleTimeout   = 30 * time.Second // of silence in a streamed body, or of a client that does not read
+	lingerTimeout = 3 * time.Second  // for what a client still sends of a body that was refused
+	keepAlive     = 2 * time.Minute  // of a connection between requests
+	storeTimeout  = 30 * time.Second // for the backend to store one request or batch
+	maxHeader     = 64 << 10         // bytes
+	smallBody     = 64 << 10         // bytes; smaller bodies are not counted into bodyMemory
+	bodyMemory    = 128 << 20        // bytes of bodies that are read whole, held at once
+	bodyWait      = 10 * time.Second // for a share of bodyMemory, before a 429
+)
+
+// Backend is what the API needs from the store. It returns the sentinels of package api, wrapped, and keeps
+// no part of what else it returns.
+type Backend interface {
+	// Submit stores a group with its jobs, all or nothing as seen by the caller. A repeated idempotency key
+	// answers as it did the first time. The group always has an id.
+	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
+	// Append adds at most 500 jobs, their lines at most 512 KiB together. A request id that the
+	// group has seen before adds nothing and succeeds, even when the group has been sealed since.
+	Append(ctx context.Context, group string, jobs []messages.Job, opt AppendOptions) error
+	// Seal says that no more jobs come, or none after total.
+	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
+	// Cancel ends a group at once.
+	Cancel(ctx context.Context, group string) (api.Accepted, error)
+	// Retry opens the next round of an ended group.
+	Retry(ctx context.Context, group string) (api.Accepted, error)
+	// Group shows one group.
+	Group(ctx context.Context, id string) (api.Group, error)
+	// Groups lists groups, newest first, a page at a time.
+	Groups(ctx context.Context, q ListQuery) (api.GroupList, error)
+	// Results calls yield with each result, a JSON object without newlines. It stops at yield's error and
+	// returns it; an unknown group is refused before the first call.
+	Results(ctx context.Context, id string, yield func(line []byte) error) error
+	// Failures calls yield with each failed job, on the terms of Results.
+	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
+	// Job shows one job.
+	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
+	// DeadLetters lists dead letters, newest first, a page at a time.
+	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
+	// Stats sums up what waits and runs.
+	Stats(ctx context.Context) (api.Stats, error)
+}
+
+// SubmitOptions is what a submission carries beside its body.
+type SubmitOptions struct {
+	IdempotencyKey string // "" when none; else 1 to 255 bytes of visible ASCII: hash it before it enters a Redis key
+	TraceParent    string // W3C traceparent of the request, "" when none or malformed
+}
+
+// AppendOptions is what a batch of appended jobs carries beside them.
+type AppendOptions struct {
+	RequestID   string // an id, unique per group: the same one brings the same jobs
+	TraceParent string // W3C traceparent of the request, "" when none or malformed
+}
+
+// ListQuery selects a page of groups; zero values select everything.
+type ListQuery struct {
+	Tenant string
+	Status api.Status
+	Cursor string
+	Limit  int // 1 to 1,000
+}
+
+// Options is what the API is built from.
+type Options struct {
+	Backend Backend
+	Log     *slog.Logger // nothing is logged when nil
+	Decoder messages.Decoder
+	Version string // shown at /
+}
+
+// New returns the API as a handler that trusts every Host header: for a server that listens on loopback
+// use NewServer.
+func New(opt Options) http.Handler { return newServer(opt) }
+
+// NewServer returns the API with the limits that it needs against slow and hostile clients; the caller
+// listens and serves. addr is where it will listen: on a loopback address only loopback Host headers are
+// served, so that no web page reaches it by DNS rebinding. Shutdown ends event streams and tells streamed
+// appends to come again.
+func NewServer(addr string, opt Options) *http.Server {
+	s := newServer(opt)
+	s.loopbackOnly = isLoopback(addr)
+	closing := make(chan struct{})
+	s.closing = closing
+	srv := &http.Server{
+		Addr:              addr,
+		Handler:           s,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       keepAlive,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	srv.RegisterOnShutdown(sync.OnceFunc(func() { close(closing) }))
+	return srv
+}
+
+type server struct {
+	backend      Backend
+	log          *slog.Logger
+	decoder      messages.Decoder
+	version      string
+	mux          *http.ServeMux
+	csrf         http.CrossOriginProtection
+	loopbackOnly bool
+	closing      <-chan struct{} // closed when the server shuts down; nil when it is not ours
+	bodies       *semaphore.Weighted
+}
+
+func newServer(opt Options) *server {
+	s := &server{
+		backend: opt.Backend,
+		log:     opt.Log,
+		decoder: opt.Decoder,
+		version: opt.Version,
+		mux:     http.NewServeMux(),
+		bodies:  semaphore.NewWeighted(bodyMemory),
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	paths := map[string]methods{"/": {}}
+	for _, rt := range s.routes() {
+		if paths[rt.path] == nil {
+			paths[rt.path] = methods{}
+		}
+		paths[rt.path][rt.method] = rt.serve
+		if rt.method == http.MethodGet && !rt.stream {
+			paths[rt.path][http.MethodHead] = rt.serve
+		}
+	}
+	for path, m := range paths {
+		s.mux.Handle(path, s.dispatch(m))
+	}
+	return s
+}
+
+// handler serves a request, or returns an error and has then written nothing, or broke off.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+type methods map[string]handler
+
+type route struct {
+	method, path string
+	serve        handler
+	stream       bool // answers without end: no HEAD
+}
+
+func (s *server) routes() []route {
+	const get, post = http.MethodGet, http.MethodPost
+	return []route{
+		{method: get, path: "/{$}", serve: s.index},
+		{method: get, path: "/openapi.yaml", serve: s.openapi},
+		{method: post, path: "/v1/groups", serve: s.submit},
+		{method: get, path: "/v1/groups", serve: s.list},
+		{method: get, path: "/v1/groups/{id}", serve: s.group},
+		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs},
+		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: s.job},
+		{method: post, path: "/v1/groups/{id}/seal", serve: s.seal},
+		{method: post, path: "/v1/groups/{id}/cancel", serve: s.command(s.backend.Cancel)},
+		{method: post, path: "/v1/groups/{id}/retry", serve: s.command(s.backend.Retry)},
+		{method: get, path: "/v1/groups/{id}/results", serve: s.results, stream: true},
+		{method: get, path: "/v1/groups/{id}/failures", serve: s.failures, stream: true},
+		{method: get, path: "/v1/groups/{id}/events", serve: s.events, stream: true},
+		{method: get, path: "/v1/dead-letters", serve: s.deadLetters},
+		{method: get, path: "/v1/stats", serve: s.stats},
+	}
+}
+
+// isLoopback says whether a server that listens on addr is reached only from its own machine.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	return isLoopbackHost(host)
+}

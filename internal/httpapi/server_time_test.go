@@ -1,0 +1,227 @@
+package httpapi
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// A body may take as long as it likes while it moves, and not when it stands still.
+func TestSlowBodies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake().with("g")
+		client := serve(t, New(options(f)))
+		post := func(pause time.Duration) (int, string) {
+			in, out := io.Pipe()
+			var writer sync.WaitGroup
+			defer writer.Wait()
+			defer in.Close()
+			writer.Go(func() {
+				for range 4 {
+					if _, err := io.WriteString(out, numbered(batchLines)); err != nil {
+						return
+					}
+					time.Sleep(pause)
+				}
+				out.Close()
+			})
+			resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, in)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			return resp.StatusCode, string(body)
+		}
+		code, body := post(idleTimeout - time.Second)
+		require.Equal(t, 200, code, body)
+		require.Contains(t, body, `"accepted":2000`)
+
+		code, body = post(idleTimeout + time.Second)
+		require.Equal(t, 408, code, body)
+		require.Contains(t, body, `"accepted":0`)
+	})
+}
+
+// A refusal does not wait for a body that nobody reads.
+func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := NewServer("127.0.0.1:0", options(newFake()))
+		client := serveOn(t, srv)
+		for target, status := range map[string]int{
+			"/v1/nothing": 404, "/v1/stats": 405, "/v1/groups": 415, "/v1/groups/%00/jobs": 422, "/v1/groups/g/cancel": 408,
+		} {
+			in, _ := io.Pipe()
+			start := time.Now()
+			resp, err := client.Post("http://localhost"+target, "", in)
+			require.NoError(t, err)
+			require.Equal(t, status, resp.StatusCode, target)
+			if status != 408 {
+				require.Equal(t, start, time.Now(), target)
+			}
+			require.NoError(t, resp.Body.Close())
+			require.NoError(t, in.Close())
+		}
+	})
+}
+
+// The deadline of a body must not outlive it, or a slow store would be cut off.
+func TestSlowStoreOutlivesTheBodysDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake().with("g")
+		client := serve(t, New(options(slowStore{f, storeTimeout - time.Second})))
+		resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3*batchLines)))
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, 200, resp.StatusCode)
+
+		client = serve(t, New(options(slowStore{f, storeTimeout + time.Second})))
+		resp, err = client.Post("http://localhost/v1/groups/g/cancel", jsonType, strings.NewReader("{}"))
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, 503, resp.StatusCode)
+	})
+}
+
+type slowStore struct {
+	*fake
+	delay time.Duration
+}
+
+func (s slowStore) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
+	time.Sleep(s.delay)
+	return s.fake.Append(ctx, id, jobs, opt)
+}
+
+func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
+	select {
+	case <-ctx.Done():
+		return api.Accepted{}, fmt.Errorf("cancel group: %w", ctx.Err())
+	case <-time.After(s.delay):
+		return api.Accepted{}, nil
+	}
+}
+
+// A client that goes away does not tear what the store has begun.
+func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stored := make(chan error, 1)
+		client := serve(t, New(options(begun{newFake(), stored})))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, "POST", "http://localhost/v1/groups/g/retry", nil)
+		require.NoError(t, err)
+		_, err = client.Do(req)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, <-stored)
+	})
+}
+
+type begun struct {
+	*fake
+	stored chan error
+}
+
+func (b begun) Retry(ctx context.Context, _ string) (api.Accepted, error) {
+	time.Sleep(2 * time.Second)
+	b.stored <- ctx.Err()
+	return api.Accepted{}, nil
+}
+
+// A client that does not read is given up, so that it holds no page of results for ever.
+func TestClientThatDoesNotReadIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake().with("g")
+		ended := make(chan error, 1)
+		f.results = func(yield func([]byte) error) error {
+			for {
+				if err := yield([]byte(`{"ordinal":1,"duration_ms":1,"attempts":1,"data":null}`)); err != nil {
+					ended <- err
+					return err
+				}
+			}
+		}
+		client := serve(t, New(options(f)))
+		resp, err := client.Get("http://localhost/v1/groups/g/results")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		start := time.Now()
+		require.Error(t, <-ended)
+		require.Equal(t, idleTimeout, time.Since(start))
+	})
+}
+
+func TestShutdownEndsStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := showing(history(1, created)).with("g")
+		srv := NewServer("127.0.0.1:0", options(f))
+		client := serveOn(t, srv)
+		events, err := client.Get("http://localhost/v1/groups/g/events")
+		require.NoError(t, err)
+		defer events.Body.Close()
+		require.Len(t, readEvents(t, events.Body, 1), 1)
+
+		in, out := io.Pipe()
+		defer in.Close()
+		answered := make(chan string, 1)
+		go func() {
+			resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, in)
+			if err != nil {
+				answered <- err.Error()
+				return
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			answered <- resp.Status + string(body)
+		}()
+		_, err = io.WriteString(out, numbered(batchLines-1))
+		require.NoError(t, err)
+
+		stopped := make(chan error, 1)
+		go func() { stopped <- srv.Shutdown(t.Context()) }()
+		_, err = io.ReadAll(events.Body)
+		require.Error(t, err, "the watch did not end as the group ends")
+		_, err = io.WriteString(out, numbered(2*batchLines)) // what is in a batch is still stored
+		_ = err                                              // the server may have hung up before the last line
+		answer := <-answered
+		require.Contains(t, answer, "503")
+		require.Contains(t, answer, `"accepted":500`)
+		require.NoError(t, <-stopped)
+		out.Close()
+	})
+}
+
+func TestConnectionServesOnAfterLongStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake().with("g")
+		srv := NewServer("127.0.0.1:0", options(f))
+		client := serveOn(t, srv)
+		dials := 0
+		dial := client.Transport.(*http.Transport).DialContext
+		client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials++
+			return dial(ctx, network, addr)
+		}
+		for range 3 {
+			resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3)))
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, 200, resp.StatusCode)
+			time.Sleep(idleTimeout + bodyTimeout) // past every deadline that was set, short of keepAlive
+		}
+		require.Equal(t, 1, dials)
+	})
+}

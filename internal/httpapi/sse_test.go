@@ -1,0 +1,312 @@
+package httpapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// history is a group's way through its states: each look sees it one step further.
+func history(round int, states ...api.Status) api.Group {
+	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
+	g := api.Group{
+		ID: "g", Tenant: "g", Type: "NOOP", Priority: "normal", Round: round, Sealed: true,
+		Status: states[len(states)-1], Timestamps: map[string]time.Time{},
+	}
+	for i, s := range states {
+		g.Timestamps[strings.ToLower(string(s))] = at.Add(time.Duration(i) * time.Second)
+	}
+	return g
+}
+
+func done(g api.Group, n int64) api.Group {
+	g.Counts = api.Counts{Accepted: 10, Waiting: 10 - n, Done: n}
+	return g
+}
+
+const (
+	created, dispatched, running = api.StatusCreated, api.StatusDispatched, api.StatusRunning
+	aggregating, completed       = api.StatusAggregating, api.StatusCompleted
+)
+
+// showing is a backend whose group looks like each of views in turn, then like the last.
+func showing(views ...api.Group) *fake {
+	f := newFake()
+	f.views = func(_ context.Context, look int) (api.Group, error) { return views[min(look, len(views)-1)], nil }
+	return f
+}
+
+// event is one server-sent event; a comment has only its text.
+type event struct {
+	id, name, comment string
+	data              api.Event
+	at                time.Time // when it was read
+}
+
+// readEvents reads until the stream ends, or has given limit events and comments.
+func readEvents(t *testing.T, body io.Reader, limit int) (events []event) {
+	t.Helper()
+	var e event
+	for in := bufio.NewScanner(body); len(events) < limit && in.Scan(); {
+		field, value, _ := strings.Cut(in.Text(), ": ")
+		switch field {
+		case "":
+			if value != "" {
+				e.comment = value
+			}
+			if e != (event{}) {
+				e.at = time.Now()
+				events = append(events, e)
+			}
+			e = event{}
+		case "id":
+			e.id = value
+		case "event":
+			e.name = value
+		case "data":
+			requireSchema(t, "Event", []byte(value))
+			require.NoError(t, json.Unmarshal([]byte(value), &e.data))
+			require.Equal(t, e.id, e.data.ID)
+		case "retry":
+		default:
+			require.Fail(t, "unknown field", in.Text())
+		}
+	}
+	return events
+}
+
+func told(events []event) (out []string) {
+	for _, e := range events {
+		out = append(out, e.id+" "+e.name+" "+strings.TrimPrefix(e.data.Type, "group."))
+	}
+	return out
+}
+
+// watch reads all events of a group on the bubble's clock.
+func watch(t *testing.T, f *fake, lastID string) (events []event, code int) {
+	t.Helper()
+	req := httptest.NewRequest("GET", "/v1/groups/g/events", nil)
+	if lastID != "" {
+		req.Header.Set("Last-Event-ID", lastID)
+	}
+	rec := httptest.NewRecorder()
+	New(options(f)).ServeHTTP(rec, req)
+	requireDocumented(t, req, rec)
+	return readEvents(t, rec.Body, 1000), rec.Code
+}
+
+func TestEventsTellEveryState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events, code := watch(t, showing(
+			done(history(1, created), 0),
+			done(history(1, created, dispatched, running), 0),
+			done(history(1, created, dispatched, running), 4),
+			done(history(1, created, dispatched, running), 7),
+			done(history(1, created, dispatched, running, aggregating), 10),
+			done(history(1, created, dispatched, running, aggregating, completed), 10),
+		), "")
+		require.Equal(t, 200, code)
+		require.Equal(t, []string{
+			"1.1 state created", "1.2 state dispatched", "1.3 state running", "1.3.1 progress progress", "1.3.2 progress progress",
+			"1.4 state aggregating", "1.5 state completed",
+		}, told(events))
+		for i, e := range events {
+			if e.name == "state" {
+				require.Equal(t, strings.ToLower(string(e.data.Group.Status)), strings.TrimPrefix(e.data.Type, "group."))
+				require.Equal(t, e.data.Group.Timestamps[strings.ToLower(string(e.data.Group.Status))], e.data.At, i)
+			}
+		}
+		require.EqualValues(t, 7, events[4].data.Group.Counts.Done)
+		require.EqualValues(t, 10, events[6].data.Group.Counts.Done)
+	})
+}
+
+func TestEventsOfAnEndedGroup(t *testing.T) {
+	all := history(1, created, dispatched, running, aggregating, completed)
+	for name, c := range map[string]struct {
+		group  api.Group
+		lastID string
+		code   int
+		want   []string
+	}{
+		"from the beginning": {all, "", 200, []string{
+			"1.1 state created", "1.2 state dispatched", "1.3 state running", "1.4 state aggregating", "1.5 state completed"}},
+		"resumed":                  {all, "1.3", 200, []string{"1.4 state aggregating", "1.5 state completed"}},
+		"resumed after a progress": {all, "1.3.12", 200, []string{"1.4 state aggregating", "1.5 state completed"}},
+		"all seen":                 {all, "1.5", 204, nil},
+		"all of the round seen":    {history(2, dispatched, completed), "2.5.1", 204, nil},
+		"resumed in the next round": {history(2, dispatched, running, aggregating, completed), "1.5", 200, []string{
+			"2.2 state dispatched", "2.3 state running", "2.4 state aggregating", "2.5 state completed"}},
+		"of a group that was there before": {history(1, created, completed), "3.4", 200, []string{"1.1 state created", "1.5 state completed"}},
+		"cancelled":                        {history(1, created, api.StatusCancelled), "1.1", 200, []string{"1.5 state cancelled"}},
+		"failed":                           {history(1, created, running, api.StatusFailed), "1.3", 200, []string{"1.5 state failed"}},
+		"not ours":                         {history(1, created, completed), "x.y", 200, []string{"1.1 state created", "1.5 state completed"}},
+		"hostile":                          {history(1, created, completed), "1.-1", 200, []string{"1.1 state created", "1.5 state completed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			events, code := watch(t, showing(c.group), c.lastID)
+			require.Equal(t, c.code, code)
+			require.Equal(t, c.want, told(events))
+		})
+	}
+}
+
+func TestResumedWatchBeginsWithTheGroupAsItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := history(1, created, dispatched, running)
+		events, _ := watch(t, showing(now, now, history(1, created, dispatched, running, api.StatusCancelled)), "1.3.4")
+		require.Equal(t, []string{"1.3.5 progress progress", "1.5 state cancelled"}, told(events))
+	})
+}
+
+func TestProgressIsPaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		eta := 1.0
+		f := newFake()
+		start := time.Now()
+		f.views = func(_ context.Context, look int) (api.Group, error) {
+			if time.Since(start) > 10*time.Second {
+				return history(1, created, running, completed), nil
+			}
+			g := done(history(1, created, running), int64(look)%10)
+			g.ETASeconds = &eta
+			return g, nil
+		}
+		client := serve(t, New(options(f)))
+		resp, err := client.Get("http://localhost/v1/groups/g/events")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, "text/event-stream", resp.Header.Get("Content-Type"))
+		events := readEvents(t, resp.Body, 1000)
+		require.Greater(t, len(events), 45)
+		for i := 3; i < len(events); i++ {
+			require.GreaterOrEqual(t, events[i].at.Sub(events[i-1].at), 200*time.Millisecond)
+		}
+	})
+}
+
+func TestQuietWatchKeepsTheConnectionAwake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		start := time.Now()
+		f.views = func(_ context.Context, look int) (api.Group, error) {
+			eta := float64(look) // changes by itself, which is no progress
+			g := history(1, created)
+			g.ETASeconds = &eta
+			if s := time.Since(start); s > 20*time.Second && s < 40*time.Second {
+				return api.Group{}, fmt.Errorf("read group: %w", api.ErrUnavailable)
+			}
+			return g, nil
+		}
+		client := serve(t, New(options(f)))
+		resp, err := client.Get("http://localhost/v1/groups/g/events")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		events := readEvents(t, resp.Body, 5)
+		require.Equal(t, "created", strings.TrimPrefix(events[0].data.Type, "group."))
+		for i, e := range events[1:] {
+			require.NotEmpty(t, e.comment)
+			require.LessOrEqual(t, e.at.Sub(events[i].at), heartbeat+watchIdle)
+		}
+		require.Less(t, f.looks, 90, "a quiet group is looked at less often")
+	})
+}
+
+func TestWatcherThatLeavesEndsItsWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := showing(history(1, created))
+		client := serve(t, New(options(f)))
+		ctx, cancel := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, "GET", "http://localhost/v1/groups/g/events", nil)
+		require.NoError(t, err)
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Len(t, readEvents(t, resp.Body, 1), 1)
+		cancel()
+		synctest.Wait()
+		looks := f.looks
+		time.Sleep(time.Minute)
+		require.Equal(t, looks, f.looks)
+	})
+}
+
+func TestGroupThatVanishesEndsItsWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.views = func(_ context.Context, look int) (api.Group, error) {
+			if look > 3 {
+				return api.Group{}, api.ErrNotFound
+			}
+			return history(1, created), nil
+		}
+		resp, err := serve(t, New(options(f))).Get("http://localhost/v1/groups/g/events")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		_, err = io.ReadAll(resp.Body)
+		require.Error(t, err)
+	})
+}
+
+// serve serves h on connections in memory, whose deadlines go by the bubble's clock.
+func serve(t *testing.T, h http.Handler) *http.Client {
+	t.Helper()
+	return serveOn(t, &http.Server{Handler: h})
+}
+
+func serveOn(t *testing.T, srv *http.Server) *http.Client {
+	t.Helper()
+	ln := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+	transport := &http.Transport{DialContext: ln.dial}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ln) }()
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		require.NoError(t, srv.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+	return &http.Client{Transport: transport}
+}
+
+// pipes is a listener in memory.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case p.conns <- server:
+		return client, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { close(p.closed); return nil }
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }

@@ -1,0 +1,72 @@
+package httpapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+const (
+	streamBuffer = 32 << 10    // bytes of an answer that wait to be sent
+	streamDelay  = time.Second // the longest that they wait while the store is slow
+)
+
+func (s *server) results(w http.ResponseWriter, r *http.Request) error {
+	id, err := groupID(r)
+	if err != nil {
+		return err
+	}
+	return streamLines(w, func(write func([]byte) error) error {
+		return s.backend.Results(r.Context(), id, write)
+	})
+}
+
+func (s *server) failures(w http.ResponseWriter, r *http.Request) error {
+	id, err := groupID(r)
+	if err != nil {
+		return err
+	}
+	return streamLines(w, func(write func([]byte) error) error {
+		return s.backend.Failures(r.Context(), id, func(f api.Failure) error {
+			line, err := json.Marshal(f)
+			if err != nil {
+				return fmt.Errorf("encode failure %d of group %s: %w", f.Ordinal, id, err)
+			}
+			return write(line)
+		})
+	})
+}
+
+// streamLines answers with NDJSON as produce gives it. Until the first buffer is full, an error can still
+// become a problem; later it breaks the connection, so that nobody takes the part for the whole.
+func streamLines(w http.ResponseWriter, produce func(write func(line []byte) error) error) error {
+	out := bufio.NewWriterSize(w, streamBuffer)
+	ctl := http.NewResponseController(w)
+	sent := time.Now()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	err := produce(func(line []byte) error {
+		_, _ = out.Write(line) // its error is sticky
+		if err := out.WriteByte('\n'); err != nil {
+			return err
+		}
+		if time.Since(sent) < streamDelay {
+			return nil
+		}
+		sent = time.Now()
+		if err := out.Flush(); err != nil {
+			return err
+		}
+		return ctl.Flush()
+	})
+	if err != nil {
+		return err
+	}
+	if out.Buffered() == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	return out.Flush()
+}

@@ -1,0 +1,263 @@
+package messages
+
+import (
+	"bytes"
+	"slices"
+	"time"
+)
+
+// Decoder reads and validates bodies. The zero value is ready to use. Every field that is not known is refused; null
+// and the empty string count as absent, except for a payload, which may be any JSON. Of a repeated key the last counts.
+//
+// Errors are a *ValidationError with every bad field, or a *TooLargeError.
+type Decoder struct {
+	Ops map[string]bool  // names of the reducers that a group may ask for beside AggregateOps
+	Now func() time.Time // time.Now when nil
+}
+
+// DecodeSubmit reads the body of POST /v1/groups or the data of a group.submit message. Payloads share data's memory.
+func (d Decoder) DecodeSubmit(data []byte) (*SubmitGroup, error) {
+	return decode(d, "body", data, (*decoding).submit)
+}
+
+// DecodeAppend reads the data of a jobs.append message. Payloads share data's memory.
+func (d Decoder) DecodeAppend(data []byte) (*AppendJobs, error) {
+	return decode(d, "body", data, (*decoding).append)
+}
+
+// DecodeSeal reads the data of a group.seal message.
+func (d Decoder) DecodeSeal(data []byte) (*SealGroup, error) {
+	return decode(d, "body", data, (*decoding).seal)
+}
+
+// DecodeCancel reads the data of a group.cancel message.
+func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
+	return decode(d, "body", data, (*decoding).cancel)
+}
+
+// DecodeJob reads one line of NDJSON. The payload is a copy, so the line's memory may be used again.
+func (d Decoder) DecodeJob(line []byte) (Job, error) {
+	job, err := decode(d, "line", line, func(r *decoding, object []byte) Job {
+		return r.job(place{}, object)
+	})
+	job.Payload = bytes.Clone(job.Payload)
+	return job, err
+}
+
+func decode[T any](d Decoder, root string, data []byte, read func(*decoding, []byte) T) (body T, err error) {
+	if len(data) > MaxMessageBytes {
+		return body, &TooLargeError{Field: root, Limit: MaxMessageBytes, Size: len(data)}
+	}
+	object, bad := checkObject(root, data)
+	if bad != nil {
+		return body, &ValidationError{Fields: []FieldError{*bad}}
+	}
+	r := decoding{Decoder: d}
+	body = read(&r, object)
+	if err := r.bad.err(); err != nil {
+		var none T
+		return none, err
+	}
+	return body, nil
+}
+
+// decoding reads one body, going on after what is bad.
+type decoding struct {
+	Decoder
+	bad problems
+}
+
+func (r *decoding) submit(object []byte) *SubmitGroup {
+	g := new(SubmitGroup)
+	var at place
+	jobs := 0
+	for key, v := range members(object) {
+		switch string(key) {
+		case "id":
+			g.ID = r.id(at, "id", v)
+		case "tenant":
+			g.Tenant = r.id(at, "tenant", v)
+		case "name":
+			g.Name = r.groupName(at, "name", v)
+		case "type":
+			g.Type = r.id(at, "type", v)
+		case "priority":
+			g.Priority = r.lane(at, "priority", v)
+		case "base_priority":
+			g.BasePriority = r.basePriority(at, "base_priority", v)
+		case "max_retries":
+			g.MaxRetries = r.maxRetries(at, "max_retries", v)
+		case "job_timeout":
+			g.JobTimeout = r.jobTimeout(at, "job_timeout", v)
+		case "run_at":
+			g.RunAt = r.runAt(at, "run_at", v)
+		case "failure_threshold":
+			g.FailureThreshold = r.failureThreshold(at, "failure_threshold", v)
+		case "aggregate":
+			g.Aggregate = r.aggregates("aggregate", v)
+		case "callback_url":
+			if r.text(at, "callback_url", v) != "" {
+				r.bad.add(at, "callback_url", "not supported yet; leave it out and read /v1/groups/{id}/events instead")
+			}
+		case "total":
+			g.Total = r.whole(at, "total", v, MaxTotal)
+		case "jobs":
+			g.Jobs, jobs = r.jobs("jobs", v)
+		case "seal":
+			g.Seal = r.flag(at, "seal", v)
+		default:
+			r.unknown(at, key)
+		}
+	}
+	r.require(at, "type", g.Type)
+	if g.Total != nil && int64(jobs) > *g.Total {
+		r.bad.add(at, "jobs", "must be no more than total, which is %d", *g.Total)
+	}
+	return g
+}
+
+func (r *decoding) append(object []byte) *AppendJobs {
+	a := new(AppendJobs)
+	var at place
+	for key, v := range members(object) {
+		switch string(key) {
+		case "group":
+			a.Group = r.id(at, "group", v)
+		case "jobs":
+			a.Jobs, _ = r.jobs("jobs", v)
+		default:
+			r.unknown(at, key)
+		}
+	}
+	r.require(at, "group", a.Group)
+	if a.Jobs == nil {
+		r.bad.add(at, "jobs", problemRequired)
+	}
+	return a
+}
+
+func (r *decoding) seal(object []byte) *SealGroup {
+	s := new(SealGroup)
+	var at place
+	for key, v := range members(object) {
+		switch string(key) {
+		case "group":
+			s.Group = r.id(at, "group", v)
+		case "total":
+			s.Total = r.whole(at, "total", v, MaxTotal)
+		default:
+			r.unknown(at, key)
+		}
+	}
+	r.require(at, "group", s.Group)
+	return s
+}
+
+func (r *decoding) cancel(object []byte) *CancelGroup {
+	g := new(CancelGroup)
+	var at place
+	for key, v := range members(object) {
+		switch string(key) {
+		case "group":
+			g.Group = r.id(at, "group", v)
+		default:
+			r.unknown(at, key)
+		}
+	}
+	r.require(at, "group", g.Group)
+	return g
+}
+
+// jobs reads a list of jobs and counts it, bad ones included. It is nil only when absent.
+func (r *decoding) jobs(list string, v []byte) (jobs []Job, n int) {
+	if !r.is('[', "an array of jobs", place{}, list, v) {
+		return nil, 0
+	}
+	// A job takes at least so many bytes: a list of other things must not claim memory for jobs.
+	jobs = make([]Job, 0, min(count(v), 1+len(v)/len(`{"payload":0},`)))
+	for i, element := range elements(v) {
+		n++
+		at := place{list, i}
+		if element[0] != '{' {
+			r.bad.add(at, "", "must be an object, not %s", kind(element))
+			continue
+		}
+		if job := r.job(at, element); r.bad.none() {
+			jobs = append(jobs, job)
+		}
+	}
+	return jobs, n
+}
+
+func (r *decoding) job(at place, object []byte) (job Job) {
+	for key, v := range members(object) {
+		switch string(key) {
+		case "payload":
+			job.Payload = v
+		case "type":
+			job.Type = r.id(at, "type", v)
+		case "run_at":
+			job.RunAt = r.runAt(at, "run_at", v)
+		case "traceparent":
+			job.TraceParent = normalTraceParent(r.text(at, "traceparent", v))
+		default:
+			r.unknown(at, key)
+		}
+	}
+	switch size := len(job.Payload); {
+	case size == 0:
+		r.bad.add(at, "payload", "required; may be any JSON, null too")
+	case size > MaxPayloadBytes:
+		r.bad.tooLarge(at, "payload", size, MaxPayloadBytes)
+	}
+	return job
+}
+
+func (r *decoding) aggregates(list string, v []byte) (all []Aggregate) {
+	if !r.is('[', "an array of aggregates", place{}, list, v) {
+		return nil
+	}
+	if n := count(v); n > MaxAggregates {
+		r.bad.add(place{}, list, "must have at most %d aggregates, not %d", MaxAggregates, n)
+		return nil
+	}
+	for i, element := range elements(v) {
+		at := place{list, i}
+		if element[0] != '{' {
+			r.bad.add(at, "", "must be an object, not %s", kind(element))
+			continue
+		}
+		a := r.aggregate(at, element)
+		if a.As != "" && slices.ContainsFunc(all, func(b Aggregate) bool { return a.As == b.As }) {
+			r.bad.add(at, "as", "must be unique among the group's aggregates")
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+func (r *decoding) aggregate(at place, object []byte) (a Aggregate) {
+	for key, v := range members(object) {
+		switch string(key) {
+		case "as":
+			if a.As = r.id(at, "as", v); len(a.As) > maxAsLength {
+				r.bad.add(at, "as", "must be at most %d bytes", maxAsLength)
+			}
+		case "op":
+			a.Op = r.text(at, "op", v)
+		case "field":
+			a.Field = r.resultPath(at, "field", v)
+		default:
+			r.unknown(at, key)
+		}
+	}
+	r.require(at, "as", a.As)
+	r.require(at, "op", a.Op)
+	if a.Op != "" && !slices.Contains(AggregateOps, a.Op) && !r.Ops[a.Op] {
+		r.bad.add(at, "op", "must be one of %s", r.opNames())
+	}
+	if a.Op != "count" {
+		r.require(at, "field", a.Field)
+	}
+	return a
+}

@@ -1,0 +1,256 @@
+package messages
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"unicode/utf8"
+)
+
+const whiteSpace = " \t\r\n"
+
+// cursor steps over the keys and values of an object, or the elements of an array. It trusts that json.Valid has
+// passed the text; given anything else it says something else, but ends and never panics.
+type cursor struct{ rest []byte }
+
+// enter opens an object or an array.
+func enter(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
+
+// next returns the next value as it is written, empty at the end.
+func (c *cursor) next() []byte {
+	i := 0
+	for i < len(c.rest) && isSeparator(c.rest[i]) {
+		i++
+	}
+	n := i + extent(c.rest[i:])
+	value := c.rest[i:n:n]
+	c.rest = c.rest[n:]
+	return value
+}
+
+// member returns the next key, in quotes, and its value; a value that is empty ends the object.
+func (c *cursor) member() (key, value []byte) {
+	if key = c.next(); len(key) < 2 || key[0] != '"' {
+		return nil, nil
+	}
+	return key, c.next()
+}
+
+// extent is the length of the value that b begins with, 0 where there is none.
+func extent(b []byte) int {
+	if len(b) == 0 || isClosing(b[0]) {
+		return 0
+	}
+	switch b[0] {
+	case '"':
+		return stringExtent(b)
+	case '{', '[':
+		return containerExtent(b)
+	}
+	for i, c := range b {
+		if isSeparator(c) || isClosing(c) {
+			return i
+		}
+	}
+	return len(b)
+}
+
+func stringExtent(b []byte) int {
+	for i := 1; i < len(b); i++ {
+		switch b[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return len(b)
+}
+
+func containerExtent(b []byte) int {
+	for i, depth := 0, 0; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			i += stringExtent(b[i:]) - 1
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return len(b)
+}
+
+func isSeparator(c byte) bool {
+	return c == ' ' || c == ',' || c == ':' || c == '\n' || c == '\t' || c == '\r'
+}
+
+func isClosing(c byte) bool { return c == '}' || c == ']' }
+
+// members ranges over an object's keys, unquoted, and values.
+func members(object []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		c := enter(object)
+		for {
+			key, value := c.member()
+			if len(value) == 0 || !yield(unquote(key), value) {
+				return
+			}
+		}
+	}
+}
+
+// elements ranges over an array's values.
+func elements(array []byte) iter.Seq2[int, []byte] {
+	return func(yield func(i int, value []byte) bool) {
+		c := enter(array)
+		for i := 0; ; i++ {
+			value := c.next()
+			if len(value) == 0 || !yield(i, value) {
+				return
+			}
+		}
+	}
+}
+
+// count is how many values an array has.
+func count(array []byte) (n int) {
+	for range elements(array) {
+		n++
+	}
+	return n
+}
+
+// unquote returns what a string literal stands for, sharing its bytes where nothing is escaped.
+func unquote(literal []byte) []byte {
+	if len(literal) < 2 {
+		return nil
+	}
+	if bytes.IndexByte(literal, '\\') < 0 {
+		return literal[1 : len(literal)-1]
+	}
+	var s string
+	if json.Unmarshal(literal, &s) != nil {
+		return literal
+	}
+	return []byte(s)
+}
+
+// kind names what a value is.
+func kind(value []byte) string {
+	if len(value) == 0 {
+		return "nothing"
+	}
+	switch value[0] {
+	case '{':
+		return "an object"
+	case '[':
+		return "an array"
+	case '"':
+		return "a string"
+	case 't', 'f':
+		return "a boolean"
+	case 'n':
+		return "null"
+	}
+	return "a number"
+}
+
+// checkObject finds what keeps data from being a JSON object in UTF-8 and returns it without the white space around.
+// root is what errors call the whole.
+func checkObject(root string, data []byte) ([]byte, *FieldError) {
+	trimmed := bytes.Trim(data, whiteSpace)
+	switch {
+	case len(trimmed) == 0:
+		return nil, &FieldError{root, "required; must be a JSON object"}
+	case !utf8.Valid(data):
+		return nil, &FieldError{root, "must be UTF-8; is not at byte " + strconv.Itoa(invalidUTF8(data))}
+	case !json.Valid(trimmed):
+		return nil, syntaxError(root, data)
+	case trimmed[0] != '{':
+		return nil, &FieldError{root, "must be a JSON object, not " + kind(trimmed)}
+	}
+	return trimmed, nil
+}
+
+// invalidUTF8 is the offset of the first byte that is not part of a character.
+func invalidUTF8(data []byte) int {
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n == 1 {
+			return i
+		}
+		i += n
+	}
+	return len(data)
+}
+
+// syntaxError says where the JSON of data breaks, and in which field when that can be told.
+func syntaxError(root string, data []byte) *FieldError {
+	err := json.Unmarshal(data, new(json.RawMessage))
+	var syntax *json.SyntaxError
+	if !errors.As(err, &syntax) {
+		return &FieldError{root, "must be valid JSON"}
+	}
+	if field := locate(data[:min(max(syntax.Offset-1, 0), int64(len(data)))]); field != "" {
+		root = field
+	}
+	return &FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
+}
+
+// locate names the field in which an object that breaks off ends, "" when that is between fields. It tells nothing
+// from within a payload.
+func locate(broken []byte) string {
+	key, value := lastMember(broken)
+	if key == nil {
+		return ""
+	}
+	at := place{index: -1}
+	list := fieldName(unquote(key))
+	if len(value) == 0 || value[0] != '[' {
+		return list
+	}
+	var last []byte
+	for at.index, last = range elements(value) {
+	}
+	if at.index < 0 {
+		return list
+	}
+	at.list = list
+	if key, _ := lastMember(last); key != nil {
+		return at.name(fieldName(unquote(key)))
+	}
+	return at.name("")
+}
+
+// lastMember returns the member in which an object that breaks off ends, nil when its key is not complete.
+func lastMember(broken []byte) (key, value []byte) {
+	broken = bytes.Trim(broken, whiteSpace)
+	if len(broken) == 0 || broken[0] != '{' {
+		return nil, nil
+	}
+	for c := enter(broken); len(c.rest) > 0; {
+		if key, value = c.member(); !json.Valid(key) {
+			return nil, nil
+		}
+	}
+	return key, value
+}
+
+// fieldName is a key as errors spell it: plain where it can be an id, else in quotes, in either case short.
+func fieldName(key []byte) string {
+	const limit = 64
+	name := string(key)
+	if ValidID(name) && len(name) <= limit {
+		return name
+	}
+	if len(name) > limit {
+		return strconv.QuoteToASCII(name[:limit]) + "…"
+	}
+	return strconv.QuoteToASCII(name)
+}

@@ -1,0 +1,247 @@
+package messages
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// AggregateOps are the reductions that are built in.
+var AggregateOps = []string{"count", "sum", "min", "max", "mean", "distribution", "count_by", "collect"}
+
+const (
+	maxAsLength     = 64  // bytes
+	maxFieldLength  = 256 // bytes of an aggregate's field
+	maxKeyLength    = 255 // bytes of an idempotency key
+	maxBasePriority = 1e15
+	maxYearsAhead   = 10 // of a run_at
+	firstYear       = 2000
+)
+
+const (
+	problemID       = "must match ^[A-Za-z0-9._-]{1,128}$"
+	problemRequired = "required"
+)
+
+// ValidID says whether id may name a tenant, group, type or message: ^[A-Za-z0-9._-]{1,128}$.
+func ValidID(id string) bool {
+	if len(id) == 0 || len(id) > MaxIDLength {
+		return false
+	}
+	for i := range len(id) {
+		switch c := id[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// ValidIdempotencyKey says whether key has 1 to 255 bytes of visible ASCII.
+func ValidIdempotencyKey(key string) bool {
+	if len(key) == 0 || len(key) > maxKeyLength {
+		return false
+	}
+	for i := range len(key) {
+		if key[i] <= ' ' || key[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// normalTraceParent returns s as a traceparent of version 00, and "" when it is malformed. Of a later version it keeps
+// what version 00 knows. https://www.w3.org/TR/trace-context/#versioning-of-traceparent
+func normalTraceParent(s string) string {
+	const size = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	if len(s) < size || s[2] != '-' || s[35] != '-' || s[52] != '-' {
+		return ""
+	}
+	version, traceID, parentID, flags := s[:2], s[3:35], s[36:52], s[53:size]
+	switch {
+	case !isHex(version) || !isHex(traceID) || !isHex(parentID) || !isHex(flags), version == "ff":
+		return ""
+	case strings.Trim(traceID, "0") == "", strings.Trim(parentID, "0") == "":
+		return ""
+	case version == "00" && len(s) > size, len(s) > size && s[size] != '-':
+		return ""
+	case version == "00":
+		return s
+	}
+	return "00" + s[2:size]
+}
+
+// isHex says whether s has lower case hexadecimal digits only.
+func isHex(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// The readers of single values return the zero value for null, and for what is bad, after they have noted it.
+
+// is says whether v is of the kind that first begins.
+func (r *decoding) is(first byte, want string, at place, field string, v []byte) bool {
+	if v[0] != first && v[0] != 'n' {
+		r.bad.add(at, field, "must be %s, not %s", want, kind(v))
+	}
+	return v[0] == first
+}
+
+func (r *decoding) require(at place, field, value string) {
+	if value == "" {
+		r.bad.add(at, field, problemRequired)
+	}
+}
+
+func (r *decoding) unknown(at place, key []byte) {
+	r.bad.add(at, fieldName(key), "not a known field; correct its spelling or leave it out")
+}
+
+func (r *decoding) text(at place, field string, v []byte) string {
+	if !r.is('"', "a string", at, field, v) {
+		return ""
+	}
+	return string(unquote(v))
+}
+
+func (r *decoding) flag(at place, field string, v []byte) bool {
+	if v[0] != 't' && v[0] != 'f' {
+		r.is('t', "true or false", at, field, v)
+	}
+	return v[0] == 't'
+}
+
+func (r *decoding) id(at place, field string, v []byte) string {
+	id := r.text(at, field, v)
+	if id != "" && !ValidID(id) {
+		r.bad.add(at, field, problemID)
+	}
+	return id
+}
+
+func (r *decoding) groupName(at place, field string, v []byte) string {
+	name := r.text(at, field, v)
+	if len(name) > MaxNameLength || strings.ContainsFunc(name, unicode.IsControl) {
+		r.bad.add(at, field, "must be at most %d bytes of UTF-8 without control characters", MaxNameLength)
+	}
+	return name
+}
+
+func (r *decoding) lane(at place, field string, v []byte) Lane {
+	lane := Lane(r.text(at, field, v))
+	switch lane {
+	case "", LaneHigh, LaneNormal, LaneLow:
+	default:
+		r.bad.add(at, field, "must be %s, %s or %s", LaneHigh, LaneNormal, LaneLow)
+	}
+	return lane
+}
+
+// whole reads an integer from 0 to limit, nil for null.
+func (r *decoding) whole(at place, field string, v []byte, limit int64) *int64 {
+	if v[0] == 'n' {
+		return nil
+	}
+	n, err := strconv.ParseInt(string(v), 10, 64)
+	if err != nil || n < 0 || n > limit {
+		r.bad.add(at, field, "must be a whole number from 0 to %d", limit)
+		return nil
+	}
+	return &n
+}
+
+func (r *decoding) maxRetries(at place, field string, v []byte) *int {
+	n := r.whole(at, field, v, MaxRetriesLimit)
+	if n == nil {
+		return nil
+	}
+	retries := int(*n)
+	return &retries
+}
+
+func (r *decoding) basePriority(at place, field string, v []byte) float64 {
+	if v[0] == 'n' {
+		return 0
+	}
+	x, err := strconv.ParseFloat(string(v), 64)
+	if err != nil || x < -maxBasePriority || x > maxBasePriority {
+		r.bad.add(at, field, "must be a number from %g to %g", -maxBasePriority, maxBasePriority)
+		return 0
+	}
+	if x == 0 {
+		return 0 // not -0
+	}
+	return x
+}
+
+func (r *decoding) failureThreshold(at place, field string, v []byte) *float64 {
+	if v[0] == 'n' {
+		return nil
+	}
+	x, err := strconv.ParseFloat(string(v), 64)
+	if err != nil || x <= 0 || x > 1 {
+		r.bad.add(at, field, "must be a number above 0, to 1")
+		return nil
+	}
+	return &x
+}
+
+func (r *decoding) jobTimeout(at place, field string, v []byte) Duration {
+	var d Duration
+	err := d.UnmarshalJSON(v)
+	if err != nil || d != 0 && (d < Duration(time.Millisecond) || d > Duration(MaxJobTimeout)) {
+		r.bad.add(at, field, `must be a duration such as "1m30s" or a number of seconds, from 1ms to %s`, Duration(MaxJobTimeout))
+		return 0
+	}
+	return d
+}
+
+func (r *decoding) runAt(at place, field string, v []byte) *time.Time {
+	s := r.text(at, field, v)
+	if s == "" {
+		return nil
+	}
+	now := time.Now
+	if r.Now != nil {
+		now = r.Now
+	}
+	var t time.Time
+	err := t.UnmarshalText([]byte(s))
+	if t = t.UTC(); err != nil || t.Year() < firstYear || t.After(now().AddDate(maxYearsAhead, 0, 0)) {
+		r.bad.add(at, field, "must be a time of RFC 3339 such as 2030-01-31T09:00:00Z, from the year %d to %d years ahead",
+			firstYear, maxYearsAhead)
+		return nil
+	}
+	return &t
+}
+
+// resultPath reads a path into {data, duration_ms}.
+func (r *decoding) resultPath(at place, field string, v []byte) string {
+	path := r.text(at, field, v)
+	steps := strings.Split(path, ".")
+	switch {
+	case path == "", path == "duration_ms":
+	case len(path) > maxFieldLength, steps[0] != "data", slices.Contains(steps, ""), strings.ContainsFunc(path, unicode.IsControl):
+		r.bad.add(at, field, "must be duration_ms, or a path such as data.cost or data.items.0.price, of at most %d bytes", maxFieldLength)
+	}
+	return path
+}
+
+// opNames lists what an aggregate may ask for.
+func (r *decoding) opNames() string {
+	names := slices.Clone(AggregateOps)
+	for _, op := range slices.Sorted(maps.Keys(r.Ops)) {
+		if r.Ops[op] && !slices.Contains(names, op) {
+			names = append(names, op)
+		}
+	}
+	return strings.Join(names, ", ")
+}

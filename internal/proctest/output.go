@@ -1,0 +1,102 @@
+package proctest
+
+import (
+	"bytes"
+	"encoding/json"
+	"sync"
+
+	"github.com/bulkaction/bulkaction/internal/childproc"
+)
+
+// output is what a process writes: kept, and read line by line for what it says.
+type output struct {
+	mu      sync.Mutex
+	streams []*stream
+	tail    childproc.Tail
+	stdout  bytes.Buffer
+	addrs   map[string]string // server → addr
+	race    bool
+	changed chan struct{} // closed and replaced when an address becomes known
+}
+
+func newOutput() *output {
+	return &output{addrs: map[string]string{}, changed: make(chan struct{})}
+}
+
+// stream is one of the process's two outputs.
+type stream struct {
+	out    *output
+	stdout bool
+	line   []byte // begun, not ended yet
+}
+
+func (o *output) stream(stdout bool) *stream {
+	s := &stream{out: o, stdout: stdout}
+	o.streams = append(o.streams, s)
+	return s
+}
+
+// Write takes what was read off the pipe. It never fails.
+func (s *stream) Write(p []byte) (int, error) {
+	s.out.mu.Lock()
+	defer s.out.mu.Unlock()
+	if s.stdout {
+		s.out.stdout.Write(p)
+	}
+	s.line = append(s.line, p...)
+	for {
+		line, rest, ended := bytes.Cut(s.line, []byte("\n"))
+		if !ended {
+			return len(p), nil
+		}
+		_, _ = s.out.tail.Write(s.line[:len(line)+1]) // whole lines, so that the streams don't mix within one
+		s.out.read(line)
+		s.line = rest
+	}
+}
+
+func (o *output) read(line []byte) {
+	if bytes.Contains(line, []byte("WARNING: DATA RACE")) {
+		o.race = true
+		return
+	}
+	var entry struct{ Msg, Server, Addr string }
+	if !bytes.HasPrefix(line, []byte("{")) || json.Unmarshal(line, &entry) != nil {
+		return
+	}
+	if entry.Msg != "listening" || entry.Addr == "" {
+		return
+	}
+	o.addrs[entry.Server] = entry.Addr
+	close(o.changed)
+	o.changed = make(chan struct{})
+}
+
+func (o *output) listening(server string) (addr string, changed <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.addrs[server], o.changed
+}
+
+func (o *output) raced() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.race
+}
+
+// log returns the last lines, and those that were begun.
+func (o *output) log() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	text := o.tail.String()
+	for _, s := range o.streams {
+		text += string(s.line)
+	}
+	return text
+}
+
+func (o *output) stdoutText() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.stdout.String()
+}

@@ -1,0 +1,191 @@
+// Package proctest runs our binaries as tests see them from outside: built once a test run, started with an
+// environment of their own, killed at will. It hides how a process says where it listens: with a JSON log line
+// whose msg is "listening" and whose server ("admin" or "api") and addr tell the rest.
+package proctest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/childproc"
+)
+
+// startTimeout is how long a process may take until it listens, or is ready.
+const startTimeout = 60 * time.Second
+
+// The names that a listening line gives its server.
+const (
+	adminServer = "admin"
+	apiServer   = "api"
+)
+
+// Process is one run of a binary. Methods that fail end the test, and are called from its goroutine.
+type Process struct {
+	t      testing.TB
+	name   string
+	child  *childproc.Child
+	output *output
+}
+
+// Start starts a binary of cmd/ by its name. Of this process's environment it gets only what Go, the shell and
+// temporary files need. Env is added to that, and to: the admin and the API server listen on a free port of
+// loopback, logs are JSON. The process is killed when the test ends; its output is shown if the test failed.
+func Start(t testing.TB, name string, env map[string]string, args ...string) *Process {
+	t.Helper()
+	path, err := built.path(name)
+	if err != nil {
+		t.Fatalf("start %s: %v", name, err)
+	}
+	p := &Process{t: t, name: name, output: newOutput()}
+	cmd := exec.Command(path, args...)
+	cmd.Env = environ(env)
+	cmd.Dir = t.TempDir()
+	stdout, stderr := p.output.stream(true), p.output.stream(false)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	if p.child, err = childproc.Start(cmd); err != nil {
+		t.Fatalf("start %s: %v", name, err)
+	}
+	t.Cleanup(func() {
+		p.child.Kill()
+		if p.output.raced() {
+			t.Errorf("%s, process %d, has a data race", name, p.PID())
+		}
+		if t.Failed() {
+			t.Logf("output of %s, process %d, %s:\n%s", name, p.PID(), p.child.State(), p.Log())
+		}
+	})
+	return p
+}
+
+// inherited are the variables that do not change what a process does.
+var inherited = []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GORACE", "GOTRACEBACK"}
+
+func environ(env map[string]string) []string {
+	all := map[string]string{
+		"BULKACTION_ADMIN_ADDR": "127.0.0.1:0",
+		"BULKACTION_API_ADDR":   "127.0.0.1:0",
+		"BULKACTION_LOG_FORMAT": "json",
+	}
+	for _, name := range inherited {
+		if value, ok := os.LookupEnv(name); ok {
+			all[name] = value
+		}
+	}
+	maps.Copy(all, env)
+	var list []string
+	for name, value := range all {
+		list = append(list, name+"="+value)
+	}
+	return list
+}
+
+// PID is the process's id.
+func (p *Process) PID() int { return p.child.PID() }
+
+// Running says whether the process has not ended yet.
+func (p *Process) Running() bool { return p.child.Running() }
+
+// Log returns the end of what the process has written to stdout and stderr.
+func (p *Process) Log() string { return p.output.log() }
+
+// Stdout returns all that the process has written to stdout; it is complete after Wait.
+func (p *Process) Stdout() string { return p.output.stdoutText() }
+
+// Signal sends sig to the process.
+func (p *Process) Signal(sig os.Signal) {
+	p.t.Helper()
+	if err := p.child.Signal(sig); err != nil {
+		p.t.Fatalf("%s: %v", p.name, err)
+	}
+}
+
+// Kill ends the process as a crash would, and waits for its end.
+func (p *Process) Kill() { p.child.Kill() }
+
+// Wait waits for the process to end and returns its exit code, -1 when a signal ended it. The test fails when that
+// takes longer than timeout.
+func (p *Process) Wait(timeout time.Duration) int {
+	p.t.Helper()
+	select {
+	case <-p.child.Done():
+		return p.child.State().ExitCode()
+	case <-time.After(timeout):
+		p.t.Fatalf("%s, process %d, still runs after %s", p.name, p.PID(), timeout)
+		return 0
+	}
+}
+
+// AdminAddr waits for the host:port of the admin server, and returns it.
+func (p *Process) AdminAddr() string { p.t.Helper(); return p.addr(adminServer) }
+
+// APIAddr waits for the host:port of the API, and returns it.
+func (p *Process) APIAddr() string { p.t.Helper(); return p.addr(apiServer) }
+
+func (p *Process) addr(server string) string {
+	p.t.Helper()
+	expired := time.After(startTimeout)
+	for {
+		addr, changed := p.output.listening(server)
+		if addr != "" {
+			return addr
+		}
+		select {
+		case <-changed:
+		case <-p.child.Done():
+			if addr, _ := p.output.listening(server); addr != "" {
+				return addr
+			}
+			p.t.Fatalf("%s has ended and never said where its %s server listens", p.name, server)
+		case <-expired:
+			p.t.Fatalf("%s has not said in %s where its %s server listens", p.name, startTimeout, server)
+		}
+	}
+}
+
+// WaitReady waits until /readyz of the admin server answers 200.
+func (p *Process) WaitReady() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), startTimeout)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	url := "http://" + p.AdminAddr() + "/readyz"
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ready(ctx, client, url)
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-p.child.Done():
+			p.t.Fatalf("%s ended before it was ready: %v", p.name, err)
+		case <-ctx.Done():
+			p.t.Fatalf("%s is not ready: %v", p.name, err)
+		}
+	}
+}
+
+func ready(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // what can be read says why
+		return fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return nil
+}

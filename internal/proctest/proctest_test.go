@@ -1,0 +1,169 @@
+package proctest
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m, "./internal/proctest/testdata/role")) }
+
+func TestProcess(t *testing.T) {
+	t.Parallel()
+	p := Start(t, "role", nil)
+	p.WaitReady()
+	require.NotEqual(t, p.AdminAddr(), p.APIAddr())
+
+	resp, err := http.Get("http://" + p.APIAddr() + "/readyz")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+
+	p.Signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.Wait(time.Minute))
+	require.Contains(t, p.Log(), `"msg":"drained"`)
+	require.Empty(t, p.Stdout())
+}
+
+func TestKill(t *testing.T) {
+	t.Parallel()
+	p := Start(t, "role", nil)
+	require.NotEmpty(t, p.AdminAddr())
+	require.True(t, p.Running())
+	p.Kill()
+	require.False(t, p.Running())
+	require.Equal(t, -1, p.Wait(time.Minute))
+}
+
+func TestEnvironmentIsClean(t *testing.T) {
+	t.Setenv("BULKACTION_KEY_PREFIX", "leaks:")
+	t.Setenv("OTEL_SERVICE_NAME", "leaks")
+	p := Start(t, "role", map[string]string{"BULKACTION_API_ADDR": "127.0.0.1:1", "X": "y z"}, "env")
+	require.Equal(t, 3, p.Wait(time.Minute))
+
+	var own []string
+	for line := range strings.Lines(p.Stdout()) {
+		name, _, _ := strings.Cut(line, "=")
+		if !slices.Contains(inherited, name) {
+			own = append(own, strings.TrimSpace(line))
+		}
+	}
+	require.ElementsMatch(t, []string{
+		"BULKACTION_ADMIN_ADDR=127.0.0.1:0", "BULKACTION_API_ADDR=127.0.0.1:1", "BULKACTION_LOG_FORMAT=json", "X=y z",
+	}, own)
+	require.Contains(t, p.Log(), "not data\n")
+}
+
+func TestFailures(t *testing.T) {
+	for name, tc := range map[string]struct {
+		test func(t testing.TB)
+		want string
+	}{
+		"an unknown binary": {
+			func(t testing.TB) { Start(t, "absent", nil) }, "start absent: no such binary",
+		},
+		"a process that ends without listening": {
+			func(t testing.TB) { Start(t, "role", nil, "env").AdminAddr() }, "never said where its admin server listens",
+		},
+		"a process that does not end": {
+			func(t testing.TB) { Start(t, "role", nil).Wait(time.Nanosecond) }, "still runs after 1ns",
+		},
+		"a signal to a process that has ended": {
+			func(t testing.TB) { p := Start(t, "role", nil); p.Kill(); p.Signal(syscall.SIGTERM) }, os.ErrProcessDone.Error(),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Contains(t, failing(t, tc.test).fatal, tc.want)
+		})
+	}
+}
+
+func TestDataRaceFailsTheTest(t *testing.T) {
+	f := failing(t, func(t testing.TB) {
+		Start(t, "role", map[string]string{"SAY": "WARNING: DATA RACE"}).WaitReady()
+	})
+	require.Contains(t, f.errored, "has a data race")
+}
+
+func TestMissingMain(t *testing.T) {
+	_, err := (*binaries)(nil).path("role")
+	require.ErrorContains(t, err, "TestMain does not call proctest.Main")
+}
+
+func TestPrebuiltBinaries(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "role"), nil, 0o700))
+	t.Setenv(EnvBinaries, dir)
+	b, remove, err := prepare("./no/such/package")
+	require.NoError(t, err)
+	path, err := b.path("role")
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(dir, "role"), path)
+	remove()
+	require.FileExists(t, path)
+}
+
+func TestBrokenBuild(t *testing.T) {
+	b, remove, err := prepare("./no/such/package")
+	require.NoError(t, err)
+	defer remove()
+	_, err = b.path("role")
+	require.ErrorContains(t, err, "go build ./no/such/package")
+}
+
+// recorder is a test that may fail.
+type recorder struct {
+	testing.TB
+	fatal, errored string
+	cleanups       []func()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.fatal = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+func (r *recorder) Errorf(format string, args ...any) { r.errored = fmt.Sprintf(format, args...) }
+func (r *recorder) Cleanup(fn func())                 { r.cleanups = append(r.cleanups, fn) }
+
+// failing runs a test with its clean-ups.
+func failing(t *testing.T, test func(testing.TB)) *recorder {
+	t.Helper()
+	r := &recorder{TB: t}
+	var wg sync.WaitGroup
+	wg.Go(func() { test(r) })
+	wg.Wait()
+	for _, fn := range r.cleanups {
+		fn()
+	}
+	return r
+}
+
+func TestLinesOfTwoStreamsDoNotMix(t *testing.T) {
+	o := newOutput()
+	stdout, stderr := o.stream(true), o.stream(false)
+	for _, w := range []struct {
+		to   *stream
+		text string
+	}{
+		{stdout, "half a "}, {stderr, `{"msg":"listen`}, {stdout, "line\nnext"}, {stderr, "ing\",\"server\":\"api\",\"addr\":\"h:1\"}\n"},
+	} {
+		n, err := w.to.Write([]byte(w.text))
+		require.NoError(t, err)
+		require.Len(t, w.text, n)
+	}
+	require.Equal(t, "half a line\n{\"msg\":\"listening\",\"server\":\"api\",\"addr\":\"h:1\"}\nnext", o.log())
+	addr, _ := o.listening("api")
+	require.Equal(t, "h:1", addr)
+	require.Equal(t, "half a line\nnext", o.stdoutText())
+}

@@ -1,0 +1,117 @@
+package redisproc
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/childproc"
+)
+
+const (
+	probeInterval = 5 * time.Millisecond
+	probeTimeout  = 250 * time.Millisecond
+	tailBytes     = 16 << 10
+)
+
+// freePort picks a port below the range from which systems take the local ports of outgoing connections: one of
+// those could sit on the port while the server is down, even a client that dials it.
+func freePort() int {
+	const lowest, highest = 10_000, 32_000
+	for {
+		port := lowest + rand.IntN(highest-lowest)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
+		_ = l.Close()
+		return port
+	}
+}
+
+// awaitReady asks until the child itself answers: another process may have won the race for its port.
+func awaitReady(ctx context.Context, addr string, child *childproc.Child) error {
+	tick := time.NewTicker(probeInterval)
+	defer tick.Stop()
+	for {
+		err := probe(ctx, addr, child.PID())
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-child.Done():
+			return errors.New("it ended at once")
+		case <-ctx.Done():
+			return fmt.Errorf("it does not answer (%w): %w", err, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// probe returns nil when the server at addr is process pid and has loaded its data. It speaks the protocol
+// itself, so that a failed try leaves neither a pool nor a line in a log.
+func probe(ctx context.Context, addr string, pid int) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+
+	if _, err := io.WriteString(conn, "INFO\r\n"); err != nil {
+		return err
+	}
+	r := bufio.NewReader(conn)
+	head, err := r.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(head, "-NOAUTH") {
+		return nil // it asks for a password, so it is up; that is all that can be known
+	}
+	size, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "$")))
+	if err != nil {
+		return fmt.Errorf("it answered %q", strings.TrimSpace(head))
+	}
+	info := make([]byte, size)
+	if _, err := io.ReadFull(r, info); err != nil {
+		return err
+	}
+	switch text := string(info); {
+	case !strings.Contains(text, fmt.Sprintf("\r\nprocess_id:%d\r\n", pid)):
+		return errPortTaken
+	case strings.Contains(text, "\r\nloading:1\r\n"):
+		return errors.New("it is loading its data")
+	}
+	return nil
+}
+
+// Log returns the end of what the server has logged, over all restarts.
+func (s *Server) Log() string { return s.logFrom(max(0, s.logSize()-tailBytes)) }
+
+func (s *Server) logFrom(offset int64) string {
+	text, err := io.ReadAll(io.NewSectionReader(s.log, offset, tailBytes))
+	if err != nil && !errors.Is(err, os.ErrClosed) {
+		return fmt.Sprintf("%s\n(read redis-server's log: %v)", text, err)
+	}
+	return string(text)
+}
+
+func (s *Server) logSize() int64 {
+	info, err := s.log.Stat()
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}

@@ -1,0 +1,233 @@
+// Package redisproc runs a private redis-server: a real process on loopback with a folder of its own, which
+// can be killed and started again on the same data, and which does not outlive this process. It hides the
+// choice of a free port and how one knows that the server is there.
+package redisproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/childproc"
+)
+
+// EnvBinary names the variable that says which redis-server to run, instead of the one in PATH.
+const EnvBinary = "BULKACTION_REDIS_SERVER"
+
+const (
+	startTimeout = 30 * time.Second // when the caller sets none
+	portAttempts = 20               // each loses only a race for its port
+)
+
+// ErrNoBinary says that there is no redis-server to run.
+var ErrNoBinary = errors.New("no redis-server found: run `make deps`, or set " + EnvBinary + " to its path")
+
+var errPortTaken = errors.New("port is taken")
+
+// Options of a server. The zero value is one that persists nothing, in a temporary folder.
+type Options struct {
+	Dir       string   // where it keeps its data and log; when empty a temporary folder that Close removes
+	AOF       bool     // append-only file, fsync every second, so that data survives Kill
+	MaxMemory int64    // in bytes, 0 for no limit; writes beyond it are refused
+	Cluster   bool     // a node of a cluster that is yet to be formed
+	Config    string   // content of a configuration file, which Sentinel needs
+	Args      []string // more arguments, which win over the options
+}
+
+// Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and Close take turns.
+type Server struct {
+	opts    Options
+	binary  string
+	ownsDir bool
+	port    int
+	log     *os.File
+
+	turn   sync.Mutex // one start or stop at a time
+	closed bool
+
+	mu    sync.Mutex
+	child *childproc.Child
+}
+
+// Start starts a server on a free port of 127.0.0.1 and waits until it answers, for as long as ctx allows and
+// 30 seconds at most. The error is ErrNoBinary when there is nothing to start.
+func Start(ctx context.Context, opts Options) (*Server, error) {
+	s, err := start(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("start redis-server: %w", err)
+	}
+	return s, nil
+}
+
+func start(ctx context.Context, opts Options) (_ *Server, err error) {
+	s := &Server{opts: opts}
+	if s.binary, err = findBinary(); err != nil {
+		return nil, err
+	}
+	if opts.Dir == "" {
+		s.ownsDir = true
+		if s.opts.Dir, err = os.MkdirTemp("", "bulkaction-redis-"); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if s.log, err = os.OpenFile(filepath.Join(s.opts.Dir, "redis.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600); err != nil {
+		return nil, err
+	}
+	if opts.Config != "" {
+		if err = os.WriteFile(s.configFile(), []byte(opts.Config), 0o600); err != nil {
+			return nil, err
+		}
+	}
+
+	for range portAttempts {
+		s.port = freePort()
+		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
+			break
+		}
+	}
+	return s, err
+}
+
+func findBinary() (string, error) {
+	name := os.Getenv(EnvBinary)
+	if name == "" {
+		name = "redis-server"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%w (%w)", ErrNoBinary, err)
+	}
+	return path, nil
+}
+
+// launch starts the process on s.port and waits until it answers.
+func (s *Server) launch(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+
+	logged := s.logSize()
+	cmd := exec.Command(s.binary, s.args()...) // not CommandContext: it outlives the start's ctx
+	cmd.Dir = s.opts.Dir
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	child, err := childproc.Start(cmd)
+	if err != nil {
+		return err
+	}
+	s.setChild(child)
+
+	if err := awaitReady(ctx, s.Addr(), child); err != nil {
+		child.Kill()
+		said := strings.TrimSpace(s.logFrom(logged))
+		if strings.Contains(said, "Address already in use") {
+			err = errPortTaken
+		}
+		return fmt.Errorf("%w; its log:\n%s", err, said)
+	}
+	return nil
+}
+
+func (s *Server) args() []string {
+	var args []string
+	if s.opts.Config != "" {
+		args = append(args, s.configFile())
+	}
+	args = append(args, "--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.opts.Dir, "--save", "")
+	if s.opts.AOF {
+		args = append(args, "--appendonly", "yes", "--appendfsync", "everysec")
+	}
+	if s.opts.MaxMemory > 0 {
+		args = append(args, "--maxmemory", strconv.FormatInt(s.opts.MaxMemory, 10), "--maxmemory-policy", "noeviction")
+	}
+	if s.opts.Cluster {
+		args = append(args, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(freePort()))
+	}
+	return append(args, s.opts.Args...)
+}
+
+// Addr is the server's host:port, the same after each Restart.
+func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
+
+// URL is the server's address as BULKACTION_REDIS_URL takes it.
+func (s *Server) URL() string { return "redis://" + s.Addr() + "/0" }
+
+// Dir is the folder of its data and log.
+func (s *Server) Dir() string { return s.opts.Dir }
+
+// PID is the id of the process that was started last.
+func (s *Server) PID() int { return s.current().PID() }
+
+// Running says whether the process runs.
+func (s *Server) Running() bool { return s.current().Running() }
+
+// Signal sends sig to the server's process, and to no other.
+func (s *Server) Signal(sig os.Signal) error { return s.current().Signal(sig) }
+
+// Kill ends the process as a crash would, and waits for its end.
+func (s *Server) Kill() {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	s.current().Kill()
+}
+
+// Restart starts the server again at the same address on what it has persisted, and waits until it answers.
+// One that still runs is killed first.
+func (s *Server) Restart(ctx context.Context) error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if s.closed {
+		return fmt.Errorf("restart redis-server at %s: %w", s.Addr(), os.ErrClosed)
+	}
+	s.current().Kill()
+	if err := s.launch(ctx); err != nil {
+		return fmt.Errorf("restart redis-server at %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Close kills the process and removes the folder, unless it was given in Options. Closing again does nothing.
+func (s *Server) Close() error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	if child := s.current(); child != nil {
+		child.Kill()
+	}
+	var errs []error
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+	}
+	if s.ownsDir {
+		errs = append(errs, os.RemoveAll(s.opts.Dir))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Server) current() *childproc.Child {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.child
+}
+
+func (s *Server) setChild(c *childproc.Child) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.child = c
+}
+
+func (s *Server) configFile() string { return filepath.Join(s.opts.Dir, "redis.conf") }

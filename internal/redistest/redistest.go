@@ -1,0 +1,145 @@
+// Package redistest gives tests a Redis: real servers that are private to a test or shared by a test binary,
+// miniredis, a cluster and a Sentinel set-up, all on loopback. It hides their processes, which end with the
+// test, and how one waits until they are ready. Without a redis-server to run, tests fail and say what to do.
+package redistest
+
+import (
+	"context"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+)
+
+// Redis is a real server that is private to a test. Methods that fail end the test.
+type Redis struct {
+	t      testing.TB
+	server *redisproc.Server
+}
+
+// Option changes a server before it is started.
+type Option func(*redisproc.Options)
+
+// AOF has the server persist its writes, fsynced every second, so that they survive Kill.
+func AOF(o *redisproc.Options) { o.AOF = true }
+
+// MaxMemory has the server refuse writes beyond so many bytes.
+func MaxMemory(bytes int64) Option {
+	return func(o *redisproc.Options) { o.MaxMemory = bytes }
+}
+
+// Args adds arguments to redis-server's command line.
+func Args(args ...string) Option {
+	return func(o *redisproc.Options) { o.Args = append(o.Args, args...) }
+}
+
+// Server starts a redis-server that persists nothing, unless an option says so, and ends with the test.
+func Server(t testing.TB, opts ...Option) *Redis {
+	t.Helper()
+	var o redisproc.Options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return start(t, o)
+}
+
+func start(t testing.TB, o redisproc.Options) *Redis {
+	t.Helper()
+	server, err := redisproc.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of redis-server at %s:\n%s", server.Addr(), server.Log())
+		}
+		if err := server.Close(); err != nil {
+			t.Errorf("close redis-server: %v", err)
+		}
+	})
+	return &Redis{t: t, server: server}
+}
+
+// URL is the server's address as BULKACTION_REDIS_URL takes it.
+func (r *Redis) URL() string { return r.server.URL() }
+
+// Addr is the server's host:port. It stays the same over restarts.
+func (r *Redis) Addr() string { return r.server.Addr() }
+
+// PID is the id of the server's process; a restart changes it.
+func (r *Redis) PID() int { return r.server.PID() }
+
+// Client returns a new client that never retries and is closed with the test.
+func (r *Redis) Client() *redis.Client { return client(r.t, r.Addr()) }
+
+func client(t testing.TB, addr string) *redis.Client {
+	c := redis.NewClient(&redis.Options{
+		Addr:                     addr,
+		MaxRetries:               -1, // a retried write is a second write
+		DialerRetries:            1,
+		Protocol:                 2,
+		DisableIdentity:          true, // miniredis knows none of this
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Kill ends the server as a crash would, and waits for its end.
+func (r *Redis) Kill() { r.server.Kill() }
+
+// Restart starts the server again at the same address on what it has persisted, after Kill or instead of it,
+// and waits until it answers.
+func (r *Redis) Restart() {
+	r.t.Helper()
+	if err := r.server.Restart(context.WithoutCancel(r.t.Context())); err != nil { // clean-ups may restart
+		r.t.Fatal(err)
+	}
+}
+
+// Suspend stops the server's process without closing its connections, as a stalled machine would.
+func (r *Redis) Suspend() {
+	r.t.Helper()
+	r.signal(syscall.SIGSTOP)
+}
+
+// Resume lets a suspended server go on.
+func (r *Redis) Resume() {
+	r.t.Helper()
+	r.signal(syscall.SIGCONT)
+}
+
+func (r *Redis) signal(sig os.Signal) {
+	r.t.Helper()
+	if err := r.server.Signal(sig); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// readyTimeout is how long a cluster or Sentinel may take to agree.
+const readyTimeout = 60 * time.Second
+
+// await calls ready until it returns nil.
+func await(t testing.TB, what string, ready func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("await %s: %v", what, err)
+		case <-tick.C:
+		}
+	}
+}

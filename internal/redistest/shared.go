@@ -1,0 +1,102 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+)
+
+var shared struct {
+	sync.Mutex
+	server *redisproc.Server
+	users  int
+}
+
+// Shared returns the URL of the test binary's one redis-server, started when first asked for, and a prefix of
+// keys that is the test's own. Tests that use it may run in parallel; they must not flush, configure or stop it.
+func Shared(t testing.TB) (url, prefix string) {
+	t.Helper()
+	server, err := acquire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() && !server.Running() {
+			t.Logf("the shared redis-server has ended; its log:\n%s", server.Log())
+		}
+		if err := release(); err != nil {
+			t.Errorf("close the shared redis-server: %v", err)
+		}
+	})
+	return server.URL(), fmt.Sprintf("t%08x:", rand.Uint32())
+}
+
+func acquire() (*redisproc.Server, error) {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server == nil {
+		// Not the test's context: the server outlives the test.
+		server, err := redisproc.Start(context.Background(), redisproc.Options{})
+		if err != nil {
+			return nil, err
+		}
+		// Nobody is left to remove the folder when the process ends; the server writes nothing there.
+		if err := os.RemoveAll(server.Dir()); err != nil {
+			return nil, errors.Join(err, server.Close())
+		}
+		shared.server = server
+	}
+	shared.users++
+	return shared.server, nil
+}
+
+// release keeps the server for the next test, where the system ends it together with the test binary.
+func release() error {
+	shared.Lock()
+	defer shared.Unlock()
+	shared.users--
+	if shared.users > 0 || childproc.DiesWithParent {
+		return nil
+	}
+	server := shared.server
+	shared.server = nil
+	return server.Close()
+}
+
+// IgnoreServers has goleak accept the goroutine that watches a redis-server, since the shared one lives as long
+// as the test binary.
+func IgnoreServers() goleak.Option {
+	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/childproc.(*Child).run")
+}
+
+// Mini starts a miniredis whose keys expire as time passes, and returns it with its URL. It ends with the test.
+func Mini(t testing.TB) (mini *miniredis.Miniredis, url string) {
+	t.Helper()
+	mini = miniredis.RunT(t)
+	mini.ClockTTL(true)
+	return mini, "redis://" + mini.Addr() + "/0"
+}
+
+// Both runs a test on the shared redis-server and on miniredis, as subtests of these names, each with a prefix of
+// keys of its own. The test may call t.Parallel.
+func Both(t *testing.T, test func(t *testing.T, url, prefix string)) {
+	t.Helper()
+	t.Run("redis", func(t *testing.T) {
+		url, prefix := Shared(t)
+		test(t, url, prefix)
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		_, url := Mini(t)
+		test(t, url, "t:")
+	})
+}

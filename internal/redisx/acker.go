@@ -1,0 +1,108 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	ackBatch  = 200
+	ackLinger = 3 * time.Millisecond // for more acknowledgements to share the round-trip
+)
+
+// acker collects acknowledgements and sends them in batches. An id stays in it until Redis has confirmed it.
+type acker struct {
+	conn          *Conn
+	stream, group string
+	del           bool
+	confirmed     func(ids []string)
+
+	mu   sync.Mutex
+	ids  []string
+	some chan struct{} // signals that there is an id
+	full chan struct{} // signals that there is a batch
+
+	sending sync.Mutex
+}
+
+func newAcker(conn *Conn, stream, group string, del bool, confirmed func(ids []string)) *acker {
+	return &acker{
+		conn: conn, stream: stream, group: group, del: del, confirmed: confirmed,
+		some: make(chan struct{}, 1), full: make(chan struct{}, 1),
+	}
+}
+
+func (a *acker) add(id string) {
+	a.mu.Lock()
+	a.ids = append(a.ids, id)
+	n := len(a.ids)
+	a.mu.Unlock()
+	signal(a.some)
+	if n >= ackBatch {
+		signal(a.full)
+	}
+}
+
+// awaitBatch returns false when ctx has ended.
+func (a *acker) awaitBatch(ctx context.Context) bool {
+	if len(a.first()) == 0 {
+		select {
+		case <-a.some:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	linger := time.NewTimer(ackLinger)
+	defer linger.Stop()
+	select {
+	case <-a.full:
+	case <-linger.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// flush sends everything that was added before. Sending an id again changes nothing.
+func (a *acker) flush(ctx context.Context) error {
+	a.sending.Lock()
+	defer a.sending.Unlock()
+	for {
+		ids := a.first()
+		if len(ids) == 0 {
+			return nil
+		}
+		if err := a.send(ctx, ids); err != nil {
+			return err
+		}
+		a.mu.Lock()
+		a.ids = slices.Delete(a.ids, 0, len(ids))
+		a.mu.Unlock()
+		a.confirmed(ids)
+	}
+}
+
+func (a *acker) first() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.ids[:min(len(a.ids), ackBatch)])
+}
+
+// send acknowledges and deletes in one transaction, since an entry that is only acknowledged would stay for ever.
+func (a *acker) send(ctx context.Context, ids []string) error {
+	_, err := a.conn.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+		tx.XAck(ctx, a.stream, a.group, ids...)
+		if a.del {
+			tx.XDel(ctx, a.stream, ids...)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("acknowledge entries of stream %s: %w", a.stream, err)
+	}
+	return nil
+}

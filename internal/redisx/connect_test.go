@@ -1,0 +1,220 @@
+package redisx
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+// lossyProxy forwards to a server, and loses the reply to the first command of a name, with its connection.
+type lossyProxy struct {
+	net.Listener
+	lose   string
+	once   sync.Once
+	copies sync.WaitGroup
+}
+
+func startLossyProxy(t *testing.T, target, lose string) *lossyProxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &lossyProxy{Listener: l, lose: lose}
+	p.copies.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.copies.Go(func() { p.serve(client, target) })
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); p.copies.Wait() })
+	return p
+}
+
+func (p *lossyProxy) serve(client net.Conn, target string) {
+	defer client.Close()
+	upstream, err := net.Dial("tcp", target)
+	if err != nil {
+		return
+	}
+	defer upstream.Close()
+	requests, replies := bufio.NewReader(client), bufio.NewReader(upstream)
+	for buf := make([]byte, 64<<10); ; {
+		n, err := requests.Read(buf)
+		if err != nil {
+			return
+		}
+		lost := false
+		if strings.Contains(strings.ToLower(string(buf[:n])), p.lose) {
+			p.once.Do(func() { lost = true })
+		}
+		if _, err := upstream.Write(buf[:n]); err != nil {
+			return
+		}
+		n, err = replies.Read(buf) // one reply to one request: the tests don't pipeline
+		if err != nil || lost {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func TestLostReplyIsNotRetried(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := redistest.Server(t)
+	direct := connect(t, s.URL())
+
+	for _, pool := range []string{"cmd", "block"} {
+		stream := unique("stream")
+		proxy := startLossyProxy(t, s.Addr(), "xadd")
+		c := connect(t, "redis://"+proxy.Addr().String())
+		client := c.Cmd
+		if pool == "block" {
+			client = c.Block
+		}
+		err := client.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "v"}}).Err()
+		require.Error(t, err, pool)
+		require.True(t, IsAmbiguous(err), "%s: %v", pool, err)
+		require.True(t, IsUnavailable(err), "%s: %v", pool, err)
+		require.EqualValues(t, 1, direct.Cmd.XLen(ctx, stream).Val(), pool)
+		require.NoError(t, c.Close())
+	}
+
+	// The control: go-redis's default adds the entry twice and says nothing.
+	proxy := startLossyProxy(t, s.Addr(), "xadd")
+	retrying := redis.NewClient(&redis.Options{Addr: proxy.Addr().String(), Protocol: 2, DisableIdentity: true})
+	defer retrying.Close()
+	require.NoError(t, retrying.XAdd(ctx, &redis.XAddArgs{Stream: "twice", Values: []string{"k", "v"}}).Err())
+	require.EqualValues(t, 2, direct.Cmd.XLen(ctx, "twice").Val())
+}
+
+func TestConnectWithoutRedis(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := redistest.Server(t)
+	s.Kill()
+	c := connect(t, s.URL())
+	err := c.Ping(ctx)
+	require.True(t, IsUnavailable(err), "%v", err)
+	require.False(t, IsAmbiguous(err), "%v", err)
+
+	s.Restart()
+	require.Eventually(t, func() bool { return c.Ping(ctx) == nil }, patience, glance)
+}
+
+// A server that hangs is away after the command timeout, and nobody knows what it did.
+func TestSilentServerIsAmbiguous(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := redistest.Server(t)
+	c, err := Connect(ctx, Config{URL: s.URL(), CommandTimeout: 100 * time.Millisecond})
+	require.NoError(t, err)
+	defer c.Close()
+	s.Suspend()
+	err = c.Cmd.Incr(ctx, "n").Err()
+	require.True(t, IsUnavailable(err) && IsAmbiguous(err), "%v", err)
+	s.Resume()
+	require.Eventually(t, func() bool { return c.Cmd.Get(ctx, "n").Val() == "1" }, patience, glance)
+}
+
+func TestConnectRefused(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := redistest.Server(t, redistest.Args("--requirepass", "sesame", "--databases", "2"))
+
+	_, err := Connect(ctx, Config{URL: "redis://:open@" + s.Addr()})
+	require.ErrorContains(t, err, "WRONGPASS")
+	require.NotContains(t, err.Error(), "open@")
+	_, err = Connect(ctx, Config{URL: "redis://" + s.Addr()})
+	require.ErrorContains(t, err, "NOAUTH")
+	_, err = Connect(ctx, Config{URL: "redis://:sesame@" + s.Addr() + "/9"})
+	require.ErrorContains(t, err, "out of range")
+	require.NotContains(t, err.Error(), "sesame")
+	_, err = Connect(ctx, Config{URL: "redis://:sesame@" + s.Addr() + "?cluster=true"})
+	require.ErrorContains(t, err, "cluster support disabled")
+	_, err = Connect(ctx, Config{URL: "nonsense"})
+	require.ErrorContains(t, err, "parse redis url")
+
+	c, err := Connect(ctx, Config{URL: "redis://:sesame@" + s.Addr() + "/1", ClientName: "ingest-1"})
+	require.NoError(t, err)
+	require.Equal(t, "ingest-1", c.Cmd.ClientGetName(ctx).Val())
+	require.False(t, c.IsCluster())
+	require.NoError(t, c.Close())
+}
+
+func TestConnectCluster(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	url, nodes := redistest.Cluster(t, 3)
+
+	for _, url := range []string{url, nodes[2].URL() + "?cluster=true"} {
+		c := connect(t, url)
+		require.True(t, c.IsCluster(), url)
+		require.NoError(t, c.Ping(ctx), url)
+		var masters atomic.Int32
+		require.NoError(t, c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+			masters.Add(1)
+			return shard.Ping(ctx).Err()
+		}))
+		require.EqualValues(t, 3, masters.Load(), url)
+
+		// One read serves streams that share a tag, wherever it lies.
+		for _, tag := range []string{"{0}:", "{1}:", "{5}:"} {
+			r := NewReader(c, unique("group"), "me")
+			_, err := r.Read(ctx, []string{tag + "a", tag + "b"}, 1, MaxBlock/100)
+			require.NoError(t, err)
+			add(t, c, tag+"a", "k", "v")
+			add(t, c, tag+"b", "k", "v")
+			batches, err := r.Read(ctx, []string{tag + "a", tag + "b"}, 1, MaxBlock)
+			require.NoError(t, err)
+			require.Len(t, batches, 2)
+		}
+	}
+	t.Run("subscriber", func(t *testing.T) { deliversEverything(t, url, 500) })
+
+	nodes[1].Kill()
+	c := connect(t, url)
+	require.True(t, IsUnavailable(c.Ping(ctx)), "every shard counts")
+}
+
+func TestConnectSentinel(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	master := redistest.Server(t, redistest.Args("--requirepass", "sesame"))
+	host, port, _ := strings.Cut(master.Addr(), ":")
+	sentinel := redistest.Server(t, redistest.Args("--sentinel"), func(o *redisproc.Options) {
+		o.Config = fmt.Sprintf("sentinel monitor main %s %s 1\nsentinel auth-pass main sesame\nrequirepass open\n", host, port)
+	})
+
+	c := connect(t, "redis-sentinel://:sesame@"+sentinel.Addr()+"/main/2?sentinel_password=open")
+	require.NoError(t, c.Ping(ctx))
+	require.False(t, c.IsCluster())
+	require.NoError(t, c.Cmd.Set(ctx, "k", "v", 0).Err())
+	direct := connect(t, "redis://:sesame@"+master.Addr()+"/2")
+	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
+}
+
+func TestBlockedReadOutlastsCommandTimeout(t *testing.T) {
+	t.Parallel()
+	c, err := Connect(context.Background(), Config{URL: redistest.Server(t).URL(), CommandTimeout: 200 * time.Millisecond})
+	require.NoError(t, err)
+	defer c.Close()
+	batches, err := NewReader(c, "g", "c").Read(context.Background(), []string{"empty"}, 1, MaxBlock)
+	require.NoError(t, err)
+	require.Empty(t, batches)
+}

@@ -1,0 +1,161 @@
+package redisx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+// answer is an error reply that the server would send.
+type answer string
+
+func (a answer) Error() string { return string(a) }
+func (answer) RedisError()     {}
+
+func TestErrorClasses(t *testing.T) {
+	opError := func(op string, err error) error { return &net.OpError{Op: op, Net: "tcp", Err: err} }
+	for name, test := range map[string]struct {
+		err                    error
+		unavailable, ambiguous bool
+	}{
+		"nil":                       {},
+		"nil reply":                 {err: redis.Nil},
+		"cancelled":                 {err: context.Canceled},
+		"closed client":             {err: redis.ErrClosed},
+		"plain":                     {err: errors.New("LOADING by a stranger")},
+		"deadline":                  {err: context.DeadlineExceeded, unavailable: true, ambiguous: true},
+		"read timeout":              {err: opError("read", os.ErrDeadlineExceeded), unavailable: true, ambiguous: true},
+		"reset":                     {err: opError("read", syscall.ECONNRESET), unavailable: true, ambiguous: true},
+		"broken pipe":               {err: opError("write", syscall.EPIPE), unavailable: true, ambiguous: true},
+		"eof":                       {err: io.EOF, unavailable: true, ambiguous: true},
+		"unexpected eof":            {err: io.ErrUnexpectedEOF, unavailable: true, ambiguous: true},
+		"closed under us":           {err: net.ErrClosed, unavailable: true, ambiguous: true},
+		"refused":                   {err: opError("dial", syscall.ECONNREFUSED), unavailable: true},
+		"unknown host":              {err: opError("dial", &net.DNSError{}), unavailable: true},
+		"pool timeout":              {err: redis.ErrPoolTimeout, unavailable: true},
+		"pool exhausted":            {err: redis.ErrPoolExhausted, unavailable: true},
+		"loading":                   {err: answer("LOADING Redis is loading the dataset in memory"), unavailable: true},
+		"cluster down":              {err: answer("CLUSTERDOWN The cluster is down"), unavailable: true},
+		"try again":                 {err: answer("TRYAGAIN Multiple keys request during rehashing of slot"), unavailable: true},
+		"master down":               {err: answer("MASTERDOWN Link with MASTER is down"), unavailable: true},
+		"read only":                 {err: answer("READONLY You can't write against a read only replica."), unavailable: true},
+		"no replicas":               {err: answer("NOREPLICAS Not enough good replicas to write."), unavailable: true},
+		"disk":                      {err: answer("MISCONF Redis is configured to save RDB snapshots"), unavailable: true},
+		"busy":                      {err: answer("BUSY Redis is busy running a script."), unavailable: true},
+		"too many":                  {err: answer("ERR max number of clients reached"), unavailable: true},
+		"oom":                       {err: answer("OOM command not allowed when used memory > 'maxmemory'.")},
+		"wrong type":                {err: answer("WRONGTYPE Operation against a key holding the wrong kind of value")},
+		"busy group":                {err: answer("BUSYGROUP Consumer Group name already exists")},
+		"read only, Redis 6 script": {err: answer("ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica."), unavailable: true},
+		"error":                     {err: answer("ERR syntax error")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, err := range []error{test.err, wrap(test.err)} {
+				require.Equal(t, test.unavailable, IsUnavailable(err), "unavailable")
+				require.Equal(t, test.ambiguous, IsAmbiguous(err), "ambiguous")
+			}
+		})
+	}
+}
+
+func wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("admit partition 3: %w", errors.Join(errors.New("first"), err))
+}
+
+func TestErrorCodes(t *testing.T) {
+	codes := map[string]func(error) bool{
+		"OOM command not allowed": IsOOM, "NOGROUP No such key": IsNoGroup,
+		"NOSCRIPT No matching script": IsNoScript, "WRONGTYPE Operation against": IsWrongType,
+	}
+	for text := range codes {
+		for other, is := range codes {
+			require.Equal(t, text == other, is(answer(text)), "%s is %s", text, other)
+			require.Equal(t, text == other, is(wrap(answer(text))), "wrapped %s is %s", text, other)
+		}
+	}
+}
+
+// A read that blocks while its stream is deleted is told so in words of its own.
+func TestVanishedStreamIsNoGroup(t *testing.T) {
+	require.True(t, IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
+	t.Parallel()
+	ctx := context.Background()
+	c := connect(t, redistest.Server(t).URL())
+	r := NewReader(c, "g", "me")
+	require.NoError(t, r.EnsureGroup(ctx, "s"))
+	replies := make(chan error, 1)
+	go func() {
+		_, err := r.read(ctx, []string{"s"}, 1, MaxBlock)
+		replies <- err
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(c.Cmd.Info(ctx, "clients").Val(), "blocked_clients:1") }, patience, time.Millisecond)
+	require.NoError(t, c.Cmd.FlushAll(ctx).Err())
+	require.True(t, IsNoGroup(<-replies))
+}
+
+// What servers answer, from commands and from within scripts.
+func TestErrorCodesOfServers(t *testing.T) {
+	onBoth(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
+
+		require.True(t, IsWrongType(c.Cmd.XLen(ctx, "string").Err()))
+		require.True(t, IsNoScript(c.Cmd.EvalSha(ctx, "0000000000000000000000000000000000000000", nil).Err()))
+		require.True(t, IsNoGroup(c.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: "g", Consumer: "c", Streams: []string{"none", ">"}, Block: -1,
+		}).Err()))
+
+		script := func(src string) error {
+			_, err := NewScript("test", src).Run(ctx, c.Cmd, "string", nil)
+			return err
+		}
+		require.True(t, IsWrongType(script(`return redis.call('XLEN', KEYS[1])`)))
+		require.True(t, IsNoGroup(script(`return redis.call('XPENDING', 'none', 'g', '-', '+', 1)`)))
+	})
+}
+
+func TestOutOfMemoryIsOOM(t *testing.T) {
+	t.Parallel()
+	c := connect(t, redistest.Server(t, redistest.MaxMemory(1<<20)).URL())
+	require.Eventually(t, func() bool {
+		return IsOOM(c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: "s", Values: []string{"k", string(make([]byte, 100_000))}}).Err())
+	}, patience, time.Millisecond)
+}
+
+func TestBackoff(t *testing.T) {
+	b := Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}
+	for range 2 {
+		for i, ceiling := range []time.Duration{20, 40, 80, 100, 100} {
+			got := b.Next()
+			require.GreaterOrEqual(t, got, max(b.Min, ceiling*time.Millisecond/2), "wait %d", i)
+			require.LessOrEqual(t, got, ceiling*time.Millisecond, "wait %d", i)
+		}
+		b.Reset()
+	}
+	tight := Backoff{Min: time.Second, Max: time.Second}
+	require.Equal(t, time.Second, tight.Next())
+}
+
+func TestSleepEndsWithContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	require.NoError(t, Sleep(ctx, 0))
+	cancel()
+	require.ErrorIs(t, Sleep(ctx, time.Hour), context.Canceled)
+	require.ErrorIs(t, Sleep(ctx, 0), context.Canceled)
+}

@@ -1,0 +1,86 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// renewScript sets the idle time of entries that are still the consumer's. A bare XCLAIM would steal back
+// those that another one has taken over meanwhile.
+//
+//	KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200). Reply: the ids that another consumer holds.
+var renewScript = NewScript("renew-pending", `
+local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local claim, lost = {'XCLAIM', stream, group, consumer, 0}, {}
+for i = 4, #ARGV do
+  local entry = redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1)[1]
+  if entry and entry[2] == consumer then
+    claim[#claim + 1] = ARGV[i]
+  elseif entry then
+    lost[#lost + 1] = ARGV[i]
+  end
+end
+if #claim > 5 then
+  claim[#claim + 1], claim[#claim + 2], claim[#claim + 3] = 'IDLE', idle, 'JUSTID'
+  redis.call(unpack(claim))
+end
+return lost
+`)
+
+// forgetScript deletes consumers that hold nothing and were idle for long. Deleting one that holds entries
+// would hide them from everyone, so both are looked at in the same step.
+//
+//	KEYS: stream. ARGV: group, idle ms. Reply: how many were deleted.
+var forgetScript = NewScript("forget-dead-consumers", `
+local stream, group, idle = KEYS[1], ARGV[1], tonumber(ARGV[2])
+if redis.call('EXISTS', stream) == 0 then return 0 end
+local dead = {}
+for _, pairs in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
+  local consumer = {}
+  for i = 1, #pairs, 2 do consumer[pairs[i]] = pairs[i + 1] end
+  if consumer.pending == 0 and consumer.idle > idle then dead[#dead + 1] = consumer.name end
+end
+for _, name in ipairs(dead) do redis.call('XGROUP', 'DELCONSUMER', stream, group, name) end
+return #dead
+`)
+
+const renewBatch = 200
+
+// renew sets how long own entries have been idle, and returns the ids of those that another consumer holds.
+func (s *subscription) renew(ctx context.Context, ids []string, idle time.Duration) (lost []string, err error) {
+	for batch := range slices.Chunk(ids, renewBatch) {
+		args := make([]any, 0, 3+len(batch))
+		args = append(args, s.cfg.Group, s.cfg.Consumer, idle.Milliseconds())
+		for _, id := range batch {
+			args = append(args, id)
+		}
+		reply, err := renewScript.Run(ctx, s.conn.Cmd, s.stream, args)
+		if IsNoGroup(err) {
+			return nil, nil // reading recreates it
+		}
+		if err != nil {
+			return lost, fmt.Errorf("renew entries of stream %s: %w", s.stream, err)
+		}
+		taken, _ := reply.([]any)
+		for _, id := range taken {
+			if id, ok := id.(string); ok {
+				lost = append(lost, id)
+			}
+		}
+	}
+	return lost, nil
+}
+
+// forgetDead removes the group's consumers that went without a trace.
+func (s *subscription) forgetDead(ctx context.Context) error {
+	reply, err := forgetScript.Run(ctx, s.conn.Cmd, s.stream, []any{s.cfg.Group, deadAfter.Milliseconds()})
+	if err != nil && !IsNoGroup(err) {
+		return fmt.Errorf("forget dead consumers of stream %s: %w", s.stream, err)
+	}
+	if n, _ := reply.(int64); n > 0 {
+		s.log.InfoContext(ctx, "forgot dead consumers", "count", n)
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+const (
+	readBatch   = 200      // entries of one read
+	readBytes   = 4 << 20  // what one read should bring, judged by the largest entries seen lately
+	firstSize   = 16 << 10 // bytes an entry is taken to have before one was seen
+	lastFlush   = 3 * time.Second
+	minRetry    = 50 * time.Millisecond
+	maxRetry    = 2 * time.Second
+	deadAfter   = time.Hour // an idle consumer that holds nothing is forgotten
+	redeliverBy = 32        // times RedeliverAfter: the longest wait of a nacked message
+)
+
+// subscription is one stream being read. Its goroutines: run reads, claims and hands out; one keeps the
+// entries in flight from being claimed; one sends acknowledgements; and one watches each message.
+type subscription struct {
+	cfg    SubscriberConfig
+	conn   *Conn
+	reader *Reader
+	stream string
+	log    *slog.Logger
+
+	out      chan *message.Message
+	sending  sync.RWMutex // held for reading while a message is handed out, so that out can be closed
+	flight   *inFlight
+	acks     *acker
+	watchers sync.WaitGroup
+	outage   outage
+
+	stop context.CancelFunc
+	done chan struct{}
+	err  error // of closing; to be read after done
+}
+
+func newSubscription(s *Subscriber, stream string, stop context.CancelFunc) *subscription {
+	log := s.cfg.Logger.With("stream", stream, "group", s.cfg.Group, "consumer", s.cfg.Consumer)
+	sub := &subscription{
+		cfg: s.cfg, conn: s.conn, reader: s.reader, stream: stream, log: log,
+		out:    make(chan *message.Message),
+		flight: newInFlight(s.cfg.MaxInFlight, s.cfg.MaxBytes),
+		outage: outage{log: log},
+		stop:   stop,
+		done:   make(chan struct{}),
+	}
+	sub.acks = newAcker(s.conn, stream, s.cfg.Group, s.cfg.DeleteOnAck, sub.flight.remove)
+	return sub
+}
+
+func (s *subscription) ended() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// run reads until ctx ends, then drains: handlers get CloseTimeout, and what they finish is acknowledged.
+func (s *subscription) run(ctx context.Context) {
+	defer close(s.done)
+	defer s.stop()
+	work, interrupt := context.WithCancel(context.WithoutCancel(ctx))
+	defer interrupt()
+	var loops sync.WaitGroup
+	loops.Go(func() { s.keepLoop(work) })
+	loops.Go(func() { s.ackLoop(work) })
+
+	s.readLoop(ctx, work)
+	s.sending.Lock()
+	close(s.out)
+	s.sending.Unlock()
+
+	drained := make(chan struct{})
+	go func() { s.watchers.Wait(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(s.cfg.CloseTimeout):
+	}
+	interrupt()
+	<-drained
+	loops.Wait()
+
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastFlush)
+	defer cancel()
+	if err := s.acks.flush(last); err != nil {
+		s.err = err
+		return
+	}
+	all, waiting := s.flight.held()
+	if n := len(all) - len(waiting); n > 0 {
+		s.err = fmt.Errorf("close subscription to %s: handlers of %d messages did not end in time; they are delivered again", s.stream, n)
+	}
+	// What no handler has is made to look abandoned, so that another consumer takes it over at once.
+	if _, err := s.renew(last, waiting, s.cfg.MinIdle); err != nil {
+		s.log.Debug("entries were not handed back, they are taken over later", "error", err)
+	}
+}
+
+// readLoop claims, then reads, then hands out, one batch a time, while there is room.
+func (s *subscription) readLoop(ctx, work context.Context) {
+	var (
+		retry  = Backoff{Min: minRetry, Max: maxRetry}
+		size   = firstSize
+		claims = claimCycle{next: "0-0"}
+	)
+	for {
+		room := s.flight.awaitRoom(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		count := max(1, min(room, readBatch, readBytes/size))
+		entries, err := s.nextEntries(ctx, &claims, count)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			// Idle time counts on while Redis is away: nothing may be taken over before its holder could renew it.
+			claims = claimCycle{next: "0-0", due: time.Now().Add(s.cfg.MinIdle)}
+			s.outage.failed("read", err)
+			_ = Sleep(ctx, retry.Next())
+			continue
+		}
+		s.outage.worked("read")
+		retry.Reset()
+
+		size -= size / 4
+		for _, e := range entries {
+			size = max(size, e.size())
+			s.deliver(ctx, work, e)
+		}
+	}
+}
+
+// claimCycle is where the search for abandoned entries stands.
+type claimCycle struct {
+	due  time.Time // of the next one
+	next string    // where to go on
+}
+
+// nextEntries returns the next page of abandoned entries while a search is due, and new entries otherwise.
+func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int) ([]Entry, error) {
+	if time.Now().Before(c.due) {
+		batches, err := s.reader.Read(ctx, []string{s.stream}, count, s.cfg.Block)
+		if err != nil || len(batches) == 0 {
+			return nil, err
+		}
+		return batches[0].Entries, nil
+	}
+	if c.next == "0-0" {
+		if err := s.forgetDead(ctx); err != nil {
+			return nil, err
+		}
+	}
+	entries, next, deleted, err := s.reader.claim(ctx, s.stream, s.cfg.MinIdle, c.next, count)
+	if err != nil && !IsNoGroup(err) {
+		return nil, err
+	}
+	if deleted > 0 {
+		s.log.WarnContext(ctx, "pending entries had been deleted from the stream", "count", deleted)
+	}
+	if c.next = next; err != nil || next == "0-0" {
+		*c = claimCycle{due: time.Now().Add(jitter(s.cfg.MinIdle)), next: "0-0"}
+	}
+	return entries, nil
+}
+
+// deliver hands an entry out for the first time, unless it is in flight here already.
+func (s *subscription) deliver(ctx, work context.Context, e Entry) {
+	d := s.flight.add(e)
+	if d == nil {
+		return
+	}
+	msg := newMessage(work, e)
+	if s.emit(ctx, d, msg) {
+		s.watchers.Go(func() { s.watch(ctx, work, d, msg) })
+	}
+}
+
+// emit returns false when ctx ended before the message was taken.
+func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Message) bool {
+	s.sending.RLock()
+	defer s.sending.RUnlock()
+	if ctx.Err() != nil { // out may be closed
+		return false
+	}
+	s.flight.setWorking(d, true)
+	select {
+	case s.out <- msg:
+		return true
+	case <-ctx.Done():
+		s.flight.setWorking(d, false)
+		return false
+	}
+}
+
+// watch waits for a message's fate and hands a nacked one out again, later each time.
+func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *message.Message) {
+	retry := Backoff{Min: s.cfg.RedeliverAfter, Max: redeliverBy * s.cfg.RedeliverAfter}
+	for {
+		select {
+		case <-msg.Acked():
+			s.acks.add(d.entry.ID)
+			return
+		case <-msg.Nacked():
+		case <-work.Done():
+			select {
+			case <-msg.Acked():
+				s.acks.add(d.entry.ID)
+			default:
+			}
+			return
+		}
+		s.flight.setWorking(d, false)
+		if Sleep(ctx, retry.Next()) != nil {
+			return
+		}
+		if s.flight.dropLost(d) {
+			return
+		}
+		msg = newMessage(work, d.entry)
+		if !s.emit(ctx, d, msg) {
+			return
+		}
+	}
+}
+
+// keepLoop renews the idle time of what is in flight, so that nobody takes it over.
+func (s *subscription) keepLoop(work context.Context) {
+	every := s.cfg.MinIdle / 3
+	retry := Backoff{Min: min(minRetry, every), Max: min(maxRetry, every)}
+	for wait := every; Sleep(work, wait) == nil; {
+		ids, _ := s.flight.held()
+		lost, err := s.renew(work, ids, 0)
+		if n := s.flight.setLost(lost); n > 0 {
+			s.log.WarnContext(work, "messages in work were taken over by another consumer", "count", n)
+		}
+		if err != nil {
+			s.outage.failed("renew", err)
+			wait = retry.Next()
+			continue
+		}
+		s.outage.worked("renew")
+		retry.Reset()
+		wait = every
+	}
+}
+
+func (s *subscription) ackLoop(work context.Context) {
+	retry := Backoff{Min: minRetry, Max: maxRetry}
+	for s.acks.awaitBatch(work) {
+		if err := s.acks.flush(work); err != nil {
+			s.outage.failed("ack", err)
+			_ = Sleep(work, retry.Next())
+			continue
+		}
+		s.outage.worked("ack")
+		retry.Reset()
+	}
+}

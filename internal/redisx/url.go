@@ -1,0 +1,191 @@
+package redisx
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// Options is what a Redis URL says. Passwords are kept out of every way to print it.
+type Options struct {
+	Addrs    []string // host:port of the server, of the cluster's seeds, or of the Sentinels
+	Cluster  bool
+	Master   string // the master's name at the Sentinels; "" without Sentinel
+	DB       int
+	TLS      bool
+	Username string
+
+	password         string
+	sentinelUsername string
+	sentinelPassword string
+}
+
+// String describes the options without a password, fit for logs.
+func (o Options) String() string {
+	kind := "single"
+	switch {
+	case o.Cluster:
+		kind = "cluster"
+	case o.Master != "":
+		kind = "sentinel master " + o.Master
+	}
+	return fmt.Sprintf("%s at %s db %d", kind, strings.Join(o.Addrs, ","), o.DB)
+}
+
+// GoString keeps %#v from showing the passwords.
+func (o Options) GoString() string { return o.String() }
+
+const urlForms = "write redis://[user:password@]host:port/db, redis://host1:port1,host2:port2 for a cluster, " +
+	"or redis-sentinel://[user:password@]host1:port1,host2:port2/master"
+
+// ParseURL reads the URL of a single server (redis://, rediss:// with TLS), of a cluster (a comma list of
+// hosts, with or without the scheme repeated, or ?cluster=true behind one endpoint) or of a master behind
+// Sentinel (redis-sentinel://, whose user and password are the master's; sentinel_username and
+// sentinel_password are parameters). Errors name the faulty part and never quote it: it may hold a password.
+func ParseURL(raw string) (Options, error) {
+	o, err := parseURL(raw)
+	if err != nil {
+		return Options{}, fmt.Errorf("parse redis url: %w; %s", err, urlForms)
+	}
+	return o, nil
+}
+
+// parseURL splits by hand: the errors of package url quote their input.
+func parseURL(raw string) (Options, error) {
+	var o Options
+	scheme, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		return o, errors.New("no scheme")
+	}
+	port := "6379"
+	switch scheme {
+	case "redis":
+	case "rediss":
+		o.TLS = true
+	case "redis-sentinel":
+		port = "26379"
+	default:
+		return o, errors.New("unknown scheme")
+	}
+
+	rest, query, _ := strings.Cut(rest, "?")
+	sentinel := scheme == "redis-sentinel"
+	if err := o.setQuery(query, sentinel); err != nil {
+		return o, err
+	}
+	// The password ends at the last @ before the path; a slash in it must be escaped, as in any URL.
+	hosts, path, _ := strings.Cut(rest, "/")
+	if strings.Contains(rest, "://") {
+		hosts, path = joinRepeated(rest, scheme)
+	}
+	if err := o.setHosts(hosts, port); err != nil {
+		return o, err
+	}
+	o.Cluster = o.Cluster || len(o.Addrs) > 1 && !sentinel
+	return o, o.setPath(path, sentinel)
+}
+
+// joinRepeated turns h1/0,redis://h2/0 into h1,h2 and the last path.
+func joinRepeated(rest, scheme string) (hosts, path string) {
+	parts := strings.Split(rest, ","+scheme+"://")
+	for i, part := range parts {
+		parts[i], path, _ = strings.Cut(part, "/")
+	}
+	return strings.Join(parts, ","), path
+}
+
+func (o *Options) setQuery(query string, sentinel bool) error {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return errors.New("malformed parameters")
+	}
+	for name, value := range values {
+		switch {
+		case name == "cluster" && !sentinel:
+			if o.Cluster, err = strconv.ParseBool(value[0]); err != nil {
+				return errors.New("parameter cluster is neither true nor false")
+			}
+		case name == "sentinel_username" && sentinel:
+			o.sentinelUsername = value[0]
+		case name == "sentinel_password" && sentinel:
+			o.sentinelPassword = value[0]
+		default:
+			return errors.New("unknown parameter, or one of another scheme (cluster; sentinel_username, sentinel_password)")
+		}
+	}
+	return nil
+}
+
+func (o *Options) setHosts(list, defaultPort string) error {
+	for i, host := range strings.Split(list, ",") {
+		if at := strings.LastIndexByte(host, '@'); at >= 0 {
+			if err := o.setUser(host[:at], i == 0); err != nil {
+				return err
+			}
+			host = host[at+1:]
+		}
+		addr, err := address(host, defaultPort)
+		if err != nil {
+			return fmt.Errorf("address %d: %w", i+1, err)
+		}
+		o.Addrs = append(o.Addrs, addr)
+	}
+	return nil
+}
+
+func (o *Options) setUser(info string, first bool) error {
+	user, password, _ := strings.Cut(info, ":")
+	user, errUser := url.PathUnescape(user)
+	password, errPassword := url.PathUnescape(password)
+	if errUser != nil || errPassword != nil {
+		return errors.New("user or password has a malformed % escape")
+	}
+	if !first && (user != o.Username || password != o.password) {
+		return errors.New("hosts of one cluster have different users or passwords (escape a comma in a password as %2C)")
+	}
+	o.Username, o.password = user, password
+	return nil
+}
+
+func address(host, defaultPort string) (string, error) {
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = strings.Trim(host, "[]"), defaultPort
+		if strings.HasPrefix(host, "[") != strings.HasSuffix(host, "]") || !strings.HasPrefix(host, "[") && strings.Contains(host, ":") {
+			return "", errors.New("not host:port (escape special characters in a password)")
+		}
+	}
+	if name == "" {
+		return "", errors.New("no host")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", errors.New("port is not between 1 and 65535 (escape special characters in a password)")
+	}
+	return net.JoinHostPort(name, port), nil
+}
+
+func (o *Options) setPath(path string, sentinel bool) error {
+	if sentinel {
+		var master string
+		master, path, _ = strings.Cut(path, "/")
+		if master == "" {
+			return errors.New("no name of a master")
+		}
+		o.Master = master
+	}
+	if path == "" {
+		return nil
+	}
+	db, err := strconv.ParseUint(path, 10, 16)
+	if err != nil {
+		return errors.New("database is not a number (escape a slash in a password as %2F)")
+	}
+	if db != 0 && o.Cluster {
+		return errors.New("a cluster has only database 0")
+	}
+	o.DB = int(db)
+	return nil
+}

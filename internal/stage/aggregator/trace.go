@@ -1,0 +1,34 @@
+package aggregator
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// trace ends the sampled jobs' traces.
+func (p *partition) trace(ctx context.Context, tenant, group string, jobs []done, began time.Time) {
+	var links []trace.Link
+	for i := range jobs {
+		j := &jobs[i]
+		if j.trace == "" {
+			continue
+		}
+		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{Parent: j.trace, Name: "reduce", Kind: trace.SpanKindConsumer, Start: began}, func() []attribute.KeyValue {
+			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream())
+			return append(attrs, telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)...)
+		})
+		span.End()
+		links = append(links, trace.Link{SpanContext: span.SpanContext()})
+	}
+	if len(links) == 0 {
+		return
+	}
+	_, batch := p.tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began), trace.WithLinks(links...), trace.WithAttributes(
+		append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream()), telemetry.MessageCount(len(jobs)))...))
+	batch.End()
+}

@@ -1,0 +1,215 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// grace is how long a message waits for its group, whose submission may still be on its way.
+const grace = 30 * time.Second
+
+// What a rejected entry keeps of a field, and how many rejected entries are kept.
+const (
+	maxKept     = 256 << 10
+	maxRejected = 100_000
+)
+
+// quiet keeps the router's everyday talk out of the log.
+var quiet = map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug}
+
+// errNotYet puts a message off: what it needs may be on its way.
+var errNotYet = errors.New("not yet")
+
+// recoverer turns what a handler answers into what becomes of the message: accepted, rejected with the
+// reason, or handed out again later. Nothing is dropped, and nothing is repeated at once.
+func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		_, err := next(msg)
+		if err == nil {
+			return nil, nil
+		}
+		var full *api.BackpressureError
+		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) || msg.Context().Err() != nil {
+			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(redisx.MetadataEntryID), "reason", err)
+			return nil, err
+		}
+		if err := in.reject(msg, err); err != nil {
+			return nil, err
+		}
+		return nil, nil
+	}
+}
+
+// reject sets a message aside with the reason.
+func (in *Ingest) reject(msg *message.Message, reason error) error {
+	e, _ := redisx.EntryOf(msg)
+	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}
+	for i := 0; i+1 < len(e.Fields); i += 2 {
+		v := e.Fields[i+1]
+		if len(v) > maxKept {
+			v = v[:maxKept] + fmt.Sprintf("… (%d more bytes)", len(v)-maxKept)
+		}
+		values = append(values, e.Fields[i], v)
+	}
+	in.tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(redisx.FieldType)))
+	err := in.conn.Cmd.XAdd(msg.Context(), &redis.XAddArgs{Stream: in.space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
+	if err != nil {
+		return fmt.Errorf("reject entry %s: %w", e.ID, err)
+	}
+	return nil
+}
+
+// handle stores what a message asks for.
+func (in *Ingest) handle(msg *message.Message) error {
+	e, ok := redisx.EntryOf(msg)
+	if !ok {
+		return errors.New("message without an entry")
+	}
+	values := make(map[string]any, len(e.Fields)/2)
+	for i := 0; i+1 < len(e.Fields); i += 2 {
+		values[e.Fields[i]] = e.Fields[i+1]
+	}
+	env, err := messages.ParseEntry(e.ID, values)
+	if err != nil {
+		return err
+	}
+	ctx, origin := msg.Context(), groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
+	switch env.Type {
+	case messages.TypeGroupSubmit:
+		return in.submit(ctx, env, origin)
+	case messages.TypeJobsAppend:
+		return in.append(ctx, env, e.ID, origin)
+	case messages.TypeGroupSeal:
+		return in.seal(ctx, env, e.ID)
+	default:
+		return in.cancel(ctx, env, e.ID)
+	}
+}
+
+func (in *Ingest) submit(ctx context.Context, env messages.Envelope, o groups.Origin) error {
+	g, err := in.decoder.DecodeSubmit(env.Data)
+	if err != nil {
+		return err
+	}
+	if g.ID == "" {
+		g.ID = env.ID
+	}
+	_, err = in.store.Submit(ctx, g, o)
+	return err
+}
+
+func (in *Ingest) append(ctx context.Context, env messages.Envelope, entry string, o groups.Origin) error {
+	a, err := in.decoder.DecodeAppend(env.Data)
+	if err != nil {
+		return err
+	}
+	id := env.ID
+	if id == entry {
+		id = ""
+	}
+	return in.awaitGroup(ctx, entry, in.store.AppendEntry(ctx, a.Group, a.Jobs, entry, id, o))
+}
+
+// seal takes effect when its total is reached; without one, when no older message is pending: an append
+// among them may be for this group, and another process may be at it.
+func (in *Ingest) seal(ctx context.Context, env messages.Envelope, entry string) error {
+	s, err := in.decoder.DecodeSeal(env.Data)
+	if err != nil {
+		return err
+	}
+	if s.Total == nil {
+		older, err := in.olderPending(ctx, entry)
+		if err != nil {
+			return err
+		}
+		if older {
+			return errNotYet
+		}
+	}
+	_, err = in.store.Seal(ctx, s.Group, s.Total)
+	return in.awaitGroup(ctx, entry, err)
+}
+
+func (in *Ingest) cancel(ctx context.Context, env messages.Envelope, entry string) error {
+	c, err := in.decoder.DecodeCancel(env.Data)
+	if err != nil {
+		return err
+	}
+	_, err = in.store.Cancel(ctx, c.Group)
+	return in.awaitGroup(ctx, entry, err)
+}
+
+// awaitGroup puts off a message whose group is not there: while older messages are pending, and for a
+// grace period, since messages of one group may come in any order.
+func (in *Ingest) awaitGroup(ctx context.Context, entry string, err error) error {
+	if !errors.Is(err, api.ErrNotFound) {
+		return err
+	}
+	if entryAge(entry) < grace {
+		return errNotYet
+	}
+	older, pendingErr := in.olderPending(ctx, entry)
+	if pendingErr != nil || older {
+		return errNotYet
+	}
+	return err
+}
+
+func entryAge(entry string) time.Duration {
+	ms, _, _ := strings.Cut(entry, "-")
+	n, _ := strconv.ParseInt(ms, 10, 64)
+	return time.Since(time.UnixMilli(n))
+}
+
+// oldest remembers the oldest pending entry for a moment, so that many seals at once ask once.
+type oldest struct {
+	mu sync.Mutex
+	id string
+	at time.Time
+}
+
+func (in *Ingest) olderPending(ctx context.Context, entry string) (bool, error) {
+	o := &in.pending
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.at) < 5*time.Millisecond && !before(o.id, entry) {
+		return false, nil // it was the oldest a moment ago: nothing older can have come since
+	}
+	id, ok, err := in.sub.OldestPending(ctx, in.space.Ingest())
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+	}
+	if !ok {
+		return false, nil
+	}
+	o.id, o.at = id, time.Now()
+	return before(id, entry), nil
+}
+
+// before compares ids of entries.
+func before(a, b string) bool {
+	ams, aseq := split(a)
+	bms, bseq := split(b)
+	return ams < bms || (ams == bms && aseq < bseq)
+}
+
+func split(id string) (ms, seq int64) {
+	m, s, _ := strings.Cut(id, "-")
+	ms, _ = strconv.ParseInt(m, 10, 64)
+	seq, _ = strconv.ParseInt(s, 10, 64)
+	return ms, seq
+}

@@ -1,0 +1,109 @@
+// Package ingest is the role that takes work in: over HTTP and from the ingest stream. It validates,
+// stores jobs, and puts groups into their tenants' fair queues. It hides that many small messages are
+// stored together, and what becomes of those that can't be accepted.
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// Config is what the role can be told.
+type Config struct {
+	APIAddr string
+	Version string
+	Lease   time.Duration // messages of an ingest that is silent for so long are taken over
+}
+
+// Ingest is one process's ingest.
+type Ingest struct {
+	cfg     Config
+	conn    *redisx.Conn
+	space   keyspace.Space
+	tel     *telemetry.Telemetry
+	id      string
+	store   *groups.Store
+	decoder messages.Decoder
+
+	sub      *redisx.Subscriber
+	listener net.Listener
+	pending  oldest
+}
+
+// New returns an ingest named id, which must be unique to the process's start. It listens at once, so that
+// a taken address is an error here.
+func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder) (*Ingest, error) {
+	sub, err := redisx.NewSubscriber(conn, redisx.SubscriberConfig{
+		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, DeleteOnAck: true, Logger: tel.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.APIAddr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
+	}
+	tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
+	return &Ingest{cfg: cfg, conn: conn, space: space, tel: tel, id: id, store: store, decoder: decoder, sub: sub, listener: listener}, nil
+}
+
+// APIAddr is where the API listens, host:port.
+func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
+
+// Run takes work in until ctx ends; what it has begun by then it finishes.
+func (in *Ingest) Run(ctx context.Context) error {
+	return stage.Group(ctx, in.serve, in.consume)
+}
+
+// drainTimeout is how long a stopping API lets open requests finish.
+const drainTimeout = 5 * time.Second
+
+func (in *Ingest) serve(ctx context.Context) error {
+	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{Backend: backend{in.store}, Log: in.tel.Log, Decoder: in.decoder, Version: in.cfg.Version})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		<-ctx.Done()
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		if srv.Shutdown(end) != nil {
+			_ = srv.Close()
+		}
+	}()
+	err := srv.Serve(in.listener)
+	if !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve the API: %w", err)
+	}
+	<-stopped
+	return nil
+}
+
+// consume hears the ingest stream.
+func (in *Ingest) consume(ctx context.Context) error {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, watermill.NewSlogLoggerWithLevelMapping(in.tel.Log, quiet))
+	if err != nil {
+		return fmt.Errorf("create router: %w", err)
+	}
+	router.AddMiddleware(in.recoverer, middleware.Recoverer)
+	router.AddNoPublisherHandler("ingest", in.space.Ingest(), in.sub, in.handle)
+	if err := router.Run(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("hear the ingest stream: %w", err)
+	}
+	return in.sub.Close()
+}

@@ -1,0 +1,214 @@
+// Package watcher is the role that moves groups through their states, announces that, and keeps house:
+// it settles what others left half done, ends jobs that nobody can run, and forgets what is past its
+// retention. One watcher leads a partition at a time, under a lease with a fencing number.
+package watcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Config is what the role can be told.
+type Config struct {
+	Interval           time.Duration // between looks at all open groups
+	NoProcessorTimeout time.Duration // a type that no live worker served for so long: its jobs fail
+	Retention          Retention
+}
+
+// Retention is how long things are kept. 0 is for ever.
+type Retention struct {
+	Groups, Results, MessageIDs, DeadLetters, Events time.Duration
+}
+
+const (
+	leaderLease  = 5 * time.Second
+	leaderRenew  = time.Second
+	idle         = 200 * time.Millisecond
+	houseKeeping = 10 * time.Second
+)
+
+// Watcher is one process's watcher, for all partitions.
+type Watcher struct {
+	cfg     Config
+	conn    *redisx.Conn
+	space   keyspace.Space
+	tel     *telemetry.Telemetry
+	metrics *telemetry.WatcherMetrics
+	id      string
+	store   *groups.Store
+	events  message.Publisher
+}
+
+// New returns a watcher named id, which publishes to events.
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, events message.Publisher) *Watcher {
+	return &Watcher{
+		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWatcherMetrics(tel.Meter), id: id, store: store, events: events,
+	}
+}
+
+// Run watches until ctx ends, then lets another lead.
+func (w *Watcher) Run(ctx context.Context) error {
+	runs := []func(context.Context) error{func(ctx context.Context) error {
+		return stage.Every(ctx, w.tel.Log, "queue gauges", time.Second, w.measure)
+	}}
+	for _, p := range w.space.All() {
+		part := &partition{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
+		loop := stage.Loop{Name: "watch", Conn: w.conn, Wake: p.Wake("watcher"), Log: w.tel.Log}
+		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
+	}
+	err := stage.Group(ctx, runs...)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	for _, p := range w.space.All() {
+		_, _ = lua.Lead(end, w.conn.Cmd, p, w.id, 0)
+	}
+	return err
+}
+
+// measure shows how much lies where.
+func (w *Watcher) measure(ctx context.Context) error {
+	st, err := w.store.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	var ready, nonReady int
+	backlog := make(map[string]int, len(st.Types))
+	for _, t := range st.Types {
+		ready += int(t.Ready)
+		nonReady += int(t.NonReady)
+		backlog[t.Type] = int(t.Backlog)
+	}
+	w.metrics.SetQueues(ready, nonReady, backlog)
+	return nil
+}
+
+// partition is the loop's state for one partition.
+type partition struct {
+	*Watcher
+	p         keyspace.Partition
+	log       *slog.Logger
+	fence     int64
+	renewedAt time.Time
+	lookedAt  time.Time
+	keptAt    time.Time
+}
+
+// step leads, if it may, and does what is to be done.
+func (p *partition) step(ctx context.Context) (time.Duration, error) {
+	if p.fence == 0 || time.Since(p.renewedAt) > leaderRenew {
+		fence, err := lua.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease)
+		if err != nil {
+			return 0, err
+		}
+		p.fence, p.renewedAt = fence, time.Now()
+	}
+	if p.fence == 0 {
+		return leaderRenew, nil
+	}
+	worked, err := p.attend(ctx)
+	if errors.Is(err, lua.ErrFenced) {
+		p.fence = 0
+		return leaderRenew, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	announced, err := p.announce(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if worked || announced {
+		return 0, nil
+	}
+	if time.Since(p.lookedAt) > p.cfg.Interval {
+		p.lookedAt = time.Now()
+		return 0, p.reconcile(ctx)
+	}
+	if time.Since(p.keptAt) > houseKeeping {
+		p.keptAt = time.Now()
+		return 0, p.keepHouse(ctx)
+	}
+	return idle, nil
+}
+
+// attendBatch is how many groups one step looks at.
+const attendBatch = 100
+
+// attend moves the groups that asked for it.
+func (p *partition) attend(ctx context.Context) (bool, error) {
+	ids, err := p.conn.Cmd.SRandMemberN(ctx, p.p.Attention(), attendBatch).Result()
+	if err != nil {
+		return false, fmt.Errorf("look for groups to move: %w", err)
+	}
+	for _, id := range ids {
+		if err := p.move(ctx, id); err != nil {
+			return false, err
+		}
+	}
+	return len(ids) > 0, nil
+}
+
+// move settles what is half done of a group and lets it advance. A group that spoils its own turn stays
+// behind and holds up nobody.
+func (p *partition) move(ctx context.Context, id string) error {
+	for _, chunk := range []func() (bool, error){
+		func() (bool, error) { return lua.Sweep(ctx, p.conn.Cmd, p.p, id) },
+		func() (bool, error) { return lua.Requeue(ctx, p.conn.Cmd, p.p, id) },
+	} {
+		for more := true; more; {
+			var err error
+			if more, err = chunk(); err != nil {
+				return p.spoiled(ctx, id, err)
+			}
+			if time.Since(p.renewedAt) > leaderRenew {
+				if p.fence, err = lua.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease); err != nil {
+					return err
+				}
+				p.renewedAt = time.Now()
+			}
+		}
+	}
+	if _, err := lua.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
+		return p.spoiled(ctx, id, err)
+	}
+	return nil
+}
+
+func (p *partition) spoiled(ctx context.Context, id string, err error) error {
+	if errors.Is(err, lua.ErrFenced) || redisx.IsUnavailable(err) || redisx.IsOOM(err) || ctx.Err() != nil {
+		return err
+	}
+	p.log.Warn("group can't be moved, looking again at the next round", "group", id, "error", err)
+	return p.conn.Cmd.SRem(ctx, p.p.Attention(), id).Err()
+}
+
+// reconcile looks at every open group, in case a call for attention was lost.
+func (p *partition) reconcile(ctx context.Context) error {
+	var cursor uint64
+	for {
+		page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), cursor, "", attendBatch).Result()
+		if err != nil {
+			return fmt.Errorf("look at open groups: %w", err)
+		}
+		for i := 0; i < len(page); i += 2 {
+			if err := p.move(ctx, page[i]); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}

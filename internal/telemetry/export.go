@@ -1,0 +1,113 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/contrib/exporters/autoexport"
+	"go.opentelemetry.io/otel/attribute"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+)
+
+// spanQueue is how many ended spans may wait for their export. The SDK's 2,048 are gone within one burst of batches.
+const spanQueue = 16384
+
+// spanExporter is nil where nobody has asked for traces. The SDK alone would then try localhost:4318.
+func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
+	if !wanted("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
+		return nil, nil
+	}
+	exporter, err := autoexport.NewSpanExporter(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("create trace exporter from OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_*: %w", err)
+	}
+	if autoexport.IsNoneSpanExporter(exporter) {
+		return nil, nil
+	}
+	return exporter, nil
+}
+
+// metricReader is nil where nobody has asked for metrics to be pushed.
+func metricReader(ctx context.Context) (sdkmetric.Reader, error) {
+	if !wanted("OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") {
+		return nil, nil
+	}
+	reader, err := autoexport.NewMetricReader(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("create metrics exporter from OTEL_METRICS_EXPORTER and OTEL_EXPORTER_OTLP_*: %w", err)
+	}
+	if autoexport.IsNoneMetricReader(reader) {
+		return nil, nil
+	}
+	return reader, nil
+}
+
+func wanted(exporter, endpoint string) bool {
+	if disabled, _ := strconv.ParseBool(os.Getenv("OTEL_SDK_DISABLED")); disabled {
+		return false
+	}
+	return os.Getenv(exporter) != "" || os.Getenv(endpoint) != "" || os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != ""
+}
+
+func batcherOptions() []sdktrace.BatchSpanProcessorOption {
+	if os.Getenv("OTEL_BSP_MAX_QUEUE_SIZE") != "" {
+		return nil
+	}
+	return []sdktrace.BatchSpanProcessorOption{sdktrace.WithMaxQueueSize(spanQueue)}
+}
+
+// samplerFromEnv reads OTEL_TRACES_SAMPLER and its _ARG as the SDK does, which keeps its own result to itself;
+// [Telemetry.NewJobTrace] asks the sampler before it builds anything.
+func samplerFromEnv() (sdktrace.Sampler, error) {
+	name := strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER")))
+	switch name {
+	case "", "parentbased_always_on":
+		return sdktrace.ParentBased(sdktrace.AlwaysSample()), nil
+	case "parentbased_always_off":
+		return sdktrace.ParentBased(sdktrace.NeverSample()), nil
+	case "always_on":
+		return sdktrace.AlwaysSample(), nil
+	case "always_off":
+		return sdktrace.NeverSample(), nil
+	case "traceidratio", "parentbased_traceidratio":
+		ratio, err := samplerRatio()
+		if err != nil {
+			return nil, err
+		}
+		if name == "traceidratio" {
+			return sdktrace.TraceIDRatioBased(ratio), nil
+		}
+		return sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio)), nil
+	}
+	return nil, fmt.Errorf("OTEL_TRACES_SAMPLER=%q: must be always_on, always_off, traceidratio, or one of these after parentbased_", name)
+}
+
+func samplerRatio() (float64, error) {
+	arg := strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER_ARG"))
+	if arg == "" {
+		return 1, nil
+	}
+	ratio, err := strconv.ParseFloat(arg, 64)
+	if err != nil || !(ratio >= 0 && ratio <= 1) {
+		return 0, fmt.Errorf("OTEL_TRACES_SAMPLER_ARG=%q: must be a number from 0 to 1", arg)
+	}
+	return ratio, nil
+}
+
+func newResource(ctx context.Context, o Options) (*resource.Resource, error) {
+	attrs := []attribute.KeyValue{semconv.ServiceName(o.Service), semconv.ServiceInstanceID(o.Instance)}
+	if o.Version != "" {
+		attrs = append(attrs, semconv.ServiceVersion(o.Version))
+	}
+	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(attrs...), resource.WithFromEnv())
+	if err != nil {
+		return nil, fmt.Errorf("read OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	}
+	return res, nil
+}

@@ -1,0 +1,104 @@
+package telemetry
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+)
+
+// JobSpan describes one step in a job's trace.
+type JobSpan struct {
+	Parent string         // the job's traceparent; when "" or not sampled, nothing is recorded
+	Name   string         // put together beforehand, since also an unsampled job would pay for it
+	Kind   trace.SpanKind // internal when 0
+	ID     string         // the span's id, 16 hex digits, where a script has minted it; random when ""
+	Start  time.Time      // now when zero
+	Links  []trace.Link
+}
+
+// noSpan is one value for all, since each conversion to the interface would allocate.
+var noSpan trace.Span = nooptrace.Span{}
+
+// StartJob starts a step of a job's trace; the caller ends it. attrs, which may be nil, is called only when the
+// span is recorded. For a job that is not sampled StartJob returns ctx itself and a span that does nothing, and
+// neither it nor the caller's closure allocates.
+func (t *Telemetry) StartJob(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) (context.Context, trace.Span) {
+	if s.Parent == "" || t.sampler == nil {
+		return ctx, noSpan
+	}
+	parent := ParseTraceParent(s.Parent)
+	if !parent.IsSampled() {
+		return ctx, noSpan
+	}
+	ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
+	if id, err := trace.SpanIDFromHex(s.ID); err == nil {
+		ctx = WithSpanID(ctx, id)
+	}
+	return t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
+}
+
+// NewJobTrace begins the trace of a job that is one of many in its message: a root span that starts at the
+// given time and ends now, linked to the message's span. It returns the job's traceparent, or "" when the
+// sampler does not choose it, which costs a random draw; attrs is then not called. An empty link is left out.
+func (t *Telemetry) NewJobTrace(link trace.SpanContext, name string, at time.Time, attrs func() []attribute.KeyValue) string {
+	if t.sampler == nil {
+		return ""
+	}
+	// The sampler sees the trace id that the span will have, so the SDK comes to the same decision.
+	id := randomTraceID()
+	choice := t.sampler.ShouldSample(sdktrace.SamplingParameters{
+		ParentContext: context.Background(), TraceID: id, Name: name, Kind: trace.SpanKindConsumer,
+	})
+	if choice.Decision != sdktrace.RecordAndSample {
+		return ""
+	}
+	s := JobSpan{Name: name, Kind: trace.SpanKindConsumer, Start: at}
+	if link.IsValid() {
+		s.Links = []trace.Link{{SpanContext: link}}
+	}
+	return t.begin(withTraceID(context.Background(), id), s, attrs)
+}
+
+// ContinueJobTrace continues the trace of a job's producer with a span that starts at the given time and ends
+// now, and returns the job's traceparent. The job follows its parent's sampling: "" when the parent is not
+// sampled. A parent that can't be read is none: then the job begins a trace of its own.
+func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs func() []attribute.KeyValue) string {
+	sc := ParseTraceParent(parent)
+	if !sc.IsValid() {
+		return t.NewJobTrace(trace.SpanContext{}, name, at, attrs)
+	}
+	if !sc.IsSampled() || t.sampler == nil {
+		return ""
+	}
+	ctx := trace.ContextWithRemoteSpanContext(context.Background(), sc)
+	return t.begin(ctx, JobSpan{Name: name, Kind: trace.SpanKindConsumer, Start: at}, attrs)
+}
+
+// begin records the first span of a job's trace and returns the traceparent to follow, "" when the SDK did not sample it.
+func (t *Telemetry) begin(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) string {
+	_, span := t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
+	span.End()
+	if !span.SpanContext().IsSampled() {
+		return ""
+	}
+	return FormatTraceParent(span.SpanContext())
+}
+
+// startOptions takes attrs beside s, where it would escape to the heap with the links.
+func startOptions(s JobSpan, attrs func() []attribute.KeyValue) []trace.SpanStartOption {
+	options := []trace.SpanStartOption{trace.WithSpanKind(s.Kind)}
+	if !s.Start.IsZero() {
+		options = append(options, trace.WithTimestamp(s.Start))
+	}
+	if attrs != nil {
+		options = append(options, trace.WithAttributes(attrs()...))
+	}
+	if len(s.Links) > 0 {
+		options = append(options, trace.WithLinks(s.Links...))
+	}
+	return options
+}

@@ -1,0 +1,208 @@
+package telemetry
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// FetcherMetrics are what the fetcher measures: how jobs leave the fair queue.
+type FetcherMetrics struct {
+	*rateLimits
+	fetched, emptyPolls, ready, nonReady               counter
+	admittedReady, admittedNonReady, admissionsRefused counter
+}
+
+// NewFetcherMetrics creates the fetcher's instruments.
+func NewFetcherMetrics(meter metric.Meter) *FetcherMetrics {
+	i := instruments{meter}
+	const admitted, help = "backpressure_admitted_total", "Jobs that left the fair queue, by where they went."
+	return &FetcherMetrics{
+		rateLimits:        newRateLimits(i, time.Now),
+		fetched:           i.counter("fetcher_total_fetched", "Jobs taken out of the fair queue."),
+		emptyPolls:        i.counter("fetcher_empty_polls", "Looks at the fair queue that found nothing to take."),
+		ready:             i.counter("fetcher_admitted_ready", "Jobs that the fetcher put into a ready stream."),
+		nonReady:          i.counter("fetcher_admitted_non_ready", "Jobs that the fetcher parked for want of a permit."),
+		admittedReady:     i.counter(admitted, help, attribute.String("destination", "ready")),
+		admittedNonReady:  i.counter(admitted, help, attribute.String("destination", "non_ready")),
+		admissionsRefused: i.counter("backpressure_rejected_total", "Admissions refused because the ready stream was full."),
+	}
+}
+
+// Fetched counts jobs that were taken out of the fair queue: into the ready stream, and into non-ready.
+func (m *FetcherMetrics) Fetched(ready, nonReady int) {
+	m.fetched.add(ready + nonReady)
+	m.ready.add(ready)
+	m.admittedReady.add(ready)
+	m.nonReady.add(nonReady)
+	m.admittedNonReady.add(nonReady)
+}
+
+// EmptyPoll counts a look at the fair queue that found nothing to take.
+func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
+
+// Rejected counts an admission that was refused because the ready stream was full.
+func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
+
+// DispatcherMetrics are what the dispatcher measures: how jobs leave non-ready. Its promotions spend permits.
+type DispatcherMetrics struct {
+	*rateLimits
+	moved, skipped, totalMoved, totalSkipped counter
+	cycle                                    histogram
+}
+
+// NewDispatcherMetrics creates the dispatcher's instruments.
+func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
+	i := instruments{meter}
+	return &DispatcherMetrics{
+		rateLimits:   newRateLimits(i, time.Now),
+		moved:        i.counter("dispatch_moved_total", "Jobs promoted from non-ready to a ready stream."),
+		skipped:      i.counter("dispatch_skip_total", "Promotions put off because the ready stream was full."),
+		totalMoved:   i.counter("dispatcher_total_moved", "Jobs promoted from non-ready to a ready stream."),
+		totalSkipped: i.counter("dispatcher_total_skipped", "Promotions put off because the ready stream was full."),
+		cycle: i.histogram("dispatch_cycle_duration_ms", "Time that one dispatch cycle took.",
+			0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
+	}
+}
+
+// Cycle counts what one dispatch cycle moved, what it put off because a ready stream was full, and its time.
+func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
+	m.moved.add(moved)
+	m.totalMoved.add(moved)
+	m.skipped.add(skipped)
+	m.totalSkipped.add(skipped)
+	m.cycle.record(took)
+}
+
+// WorkerMetrics are what the worker measures: attempts, and the pool that runs them.
+type WorkerMetrics struct {
+	pool                                             atomic.Pointer[func() (size, active int)]
+	succeeded, failed, timedOut, retried, deadLetter counter
+	duration, startDelay                             histogram
+}
+
+// NewWorkerMetrics creates the worker's instruments. The pool's gauges are 0 until [WorkerMetrics.ObservePool].
+func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
+	i := instruments{meter}
+	m := &WorkerMetrics{
+		succeeded:  i.counter("worker_job_success_total", "Attempts that succeeded."),
+		failed:     i.counter("worker_job_failed_total", "Attempts that failed."),
+		timedOut:   i.counter("worker_job_timeout_total", "Attempts that failed by running out of time."),
+		retried:    i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
+		deadLetter: i.counter("worker_dead_letter_total", "Jobs that failed for good."),
+		duration: i.histogram("worker_job_duration_ms", "Time that the processor ran, per attempt.",
+			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000),
+		startDelay: i.histogram("job_start_delay_ms", "Time from when a job was accepted to when it first started.",
+			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000),
+	}
+	size := i.gauge("worker_pool_size", "Jobs that this process can run at once.")
+	active := i.gauge("worker_pool_active", "Jobs that this process runs now.")
+	idle := i.gauge("worker_pool_idle", "Jobs that this process could run beside those it runs now.")
+	i.observe(func(o metric.Observer) {
+		var all, busy int
+		if pool := m.pool.Load(); pool != nil {
+			all, busy = (*pool)()
+		}
+		o.ObserveInt64(size, int64(all))
+		o.ObserveInt64(active, int64(busy))
+		o.ObserveInt64(idle, int64(max(all-busy, 0))) // a shrunk pool may have more running than places
+	}, size, active, idle)
+	return m
+}
+
+// ObservePool makes the pool's gauges ask for its size and how many jobs run; it replaces an earlier one.
+func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Store(&pool) }
+
+// Started records how long a job waited from being accepted to its first start.
+func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
+
+// Succeeded counts an attempt that ended well, and records how long the processor ran.
+func (m *WorkerMetrics) Succeeded(took time.Duration) {
+	m.succeeded.add(1)
+	m.duration.record(took)
+}
+
+// Failed counts an attempt that did not, and whether it was for running out of time.
+func (m *WorkerMetrics) Failed(took time.Duration, timedOut bool) {
+	m.failed.add(1)
+	if timedOut {
+		m.timedOut.add(1)
+	}
+	m.duration.record(took)
+}
+
+// Retried counts n jobs that were sent to run again.
+func (m *WorkerMetrics) Retried(n int) { m.retried.add(n) }
+
+// DeadLettered counts n jobs that failed for good.
+func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
+
+// WatcherMetrics are what the watcher measures: how much lies where.
+type WatcherMetrics struct{ queues atomic.Pointer[queues] }
+
+type queues struct {
+	ready, nonReady int64
+	backlog         []typeBacklog
+}
+
+type typeBacklog struct {
+	jobs   int64
+	series metric.ObserveOption
+}
+
+// NewWatcherMetrics creates the watcher's instruments.
+func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
+	i := instruments{meter}
+	m := &WatcherMetrics{}
+	m.queues.Store(&queues{})
+	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
+	nonReady := i.gauge("non_ready_queue_size", "Jobs parked until a time.")
+	backlog := i.gauge("backlog", "Jobs that wait to run, by type.")
+	i.observe(func(o metric.Observer) {
+		q := m.queues.Load()
+		o.ObserveInt64(ready, q.ready)
+		o.ObserveInt64(nonReady, q.nonReady)
+		for _, b := range q.backlog {
+			o.ObserveInt64(backlog, b.jobs, b.series)
+		}
+	}, ready, nonReady, backlog)
+	return m
+}
+
+// SetQueues replaces what the gauges show: jobs in ready streams, in non-ready, and the backlog by type. A
+// type that is not in backlog is no longer shown. The [MaxLabels] longest have a series each, the rest count as
+// [Other].
+func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog map[string]int) {
+	q := &queues{ready: int64(ready), nonReady: int64(nonReady)}
+	types := make([]string, 0, len(backlog))
+	rest := 0
+	for typ, jobs := range backlog {
+		if typ == Other {
+			rest += jobs
+			continue
+		}
+		types = append(types, typ)
+	}
+	slices.SortFunc(types, func(a, b string) int {
+		return cmp.Or(cmp.Compare(backlog[b], backlog[a]), cmp.Compare(a, b))
+	})
+	for n, typ := range types {
+		if n >= MaxLabels {
+			rest += backlog[typ]
+			continue
+		}
+		q.backlog = append(q.backlog, newTypeBacklog(typ, backlog[typ]))
+	}
+	if _, named := backlog[Other]; named || len(types) > MaxLabels {
+		q.backlog = append(q.backlog, newTypeBacklog(Other, rest))
+	}
+	m.queues.Store(q)
+}
+
+func newTypeBacklog(typ string, jobs int) typeBacklog {
+	return typeBacklog{jobs: int64(jobs), series: metric.WithAttributeSet(attribute.NewSet(attribute.String("type", typ)))}
+}

@@ -1,0 +1,141 @@
+package telemetry
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// Why a permit was denied.
+const (
+	DeniedGlobal   = "global"    // the limit of the whole system is reached
+	DeniedPerGroup = "per_group" // the tenant's share or own limit is reached
+)
+
+// What bounds the labels that users choose: this many values have a series, the rest count as Other.
+const (
+	MaxLabels = 64
+	Other     = "other"
+)
+
+// settleTime is how long a tenant keeps its series at least, once it falls silent.
+const settleTime = 10 * time.Minute
+
+// rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels tenants have
+// one of their own, the rest share Other. A tenant that was silent from one sweep to the next, settleTime later,
+// yields its place to a newcomer; its series then ends, and starts at 0 should it return, as a
+// restarted process's would. The counts are kept here, not in the SDK, which never forgets a series.
+type rateLimits struct {
+	now func() time.Time
+
+	mu       sync.RWMutex
+	byTenant map[string]*tenantPermits
+	sweepAt  time.Time
+	other    *tenantPermits
+}
+
+type tenantPermits struct {
+	allowed, global, perGroup                   atomic.Int64
+	allowedSeries, globalSeries, perGroupSeries metric.ObserveOption
+
+	seen int64 // the sum at the last sweep
+}
+
+func newRateLimits(i instruments, now func() time.Time) *rateLimits {
+	r := &rateLimits{now: now, byTenant: make(map[string]*tenantPermits), sweepAt: now().Add(settleTime), other: newTenantPermits(Other)}
+	allowed := i.observableCounter("rate_limit_allowed_total", "Permits given to jobs.")
+	denied := i.observableCounter("rate_limit_denied_total", "Permits denied, by the limit that was reached.")
+	i.observe(func(o metric.Observer) { r.observe(o, allowed, denied) }, allowed, denied)
+	return r
+}
+
+func newTenantPermits(tenant string) *tenantPermits {
+	label := attribute.String("tenant", tenant)
+	series := func(attrs ...attribute.KeyValue) metric.ObserveOption {
+		return metric.WithAttributeSet(attribute.NewSet(attrs...))
+	}
+	return &tenantPermits{
+		allowedSeries:  series(label),
+		globalSeries:   series(label, attribute.String("reason", DeniedGlobal)),
+		perGroupSeries: series(label, attribute.String("reason", DeniedPerGroup)),
+	}
+}
+
+// Allowed counts n permits that a tenant's jobs were given.
+func (r *rateLimits) Allowed(tenant string, n int) { r.of(tenant).allowed.Add(int64(max(n, 0))) }
+
+// Denied counts one refusal of a permit: [DeniedGlobal], or else [DeniedPerGroup].
+func (r *rateLimits) Denied(tenant, reason string) {
+	if reason == DeniedGlobal {
+		r.of(tenant).global.Add(1)
+		return
+	}
+	r.of(tenant).perGroup.Add(1)
+}
+
+func (r *rateLimits) of(tenant string) *tenantPermits {
+	r.mu.RLock()
+	p, full := r.byTenant[tenant], len(r.byTenant) >= MaxLabels
+	if p == nil && (tenant == Other || full && r.now().Before(r.sweepAt)) {
+		p = r.other
+	}
+	r.mu.RUnlock()
+	if p != nil {
+		return p
+	}
+	return r.admit(tenant)
+}
+
+func (r *rateLimits) admit(tenant string) *tenantPermits {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.byTenant[tenant]; p != nil {
+		return p
+	}
+	if len(r.byTenant) >= MaxLabels && !r.now().Before(r.sweepAt) {
+		r.sweep()
+	}
+	if len(r.byTenant) >= MaxLabels {
+		return r.other
+	}
+	p := newTenantPermits(tenant)
+	r.byTenant[tenant] = p
+	return p
+}
+
+// sweep removes the tenants that were silent since the last sweep.
+func (r *rateLimits) sweep() {
+	r.sweepAt = r.now().Add(settleTime)
+	for tenant, p := range r.byTenant {
+		sum := p.sum()
+		if sum == p.seen {
+			delete(r.byTenant, tenant)
+		}
+		p.seen = sum
+	}
+}
+
+func (p *tenantPermits) sum() int64 { return p.allowed.Load() + p.global.Load() + p.perGroup.Load() }
+
+func (r *rateLimits) observe(o metric.Observer, allowed, denied metric.Int64Observable) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	r.other.observe(o, allowed, denied)
+	for _, p := range r.byTenant {
+		p.observe(o, allowed, denied)
+	}
+}
+
+func (p *tenantPermits) observe(o metric.Observer, allowed, denied metric.Int64Observable) {
+	report := func(what metric.Int64Observable, n int64, series metric.ObserveOption) {
+		if n > 0 {
+			o.ObserveInt64(what, n, series)
+		}
+	}
+	report(allowed, p.allowed.Load(), p.allowedSeries)
+	report(denied, p.global.Load(), p.globalSeries)
+	report(denied, p.perGroup.Load(), p.perGroupSeries)
+}

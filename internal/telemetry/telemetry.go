@@ -1,0 +1,188 @@
+// Package telemetry is what a stage logs, traces and measures with. It hides the OpenTelemetry SDK, how
+// exporters are chosen by the standard OTEL_* variables, and how a job's trace context travels as a
+// W3C traceparent at no cost for jobs that are not sampled. Nothing is global but OpenTelemetry's error handler.
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/otlptranslator"
+	"go.opentelemetry.io/otel"
+	promexporter "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/metric"
+	noopmetric "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+)
+
+const scope = "github.com/bulkaction/bulkaction"
+
+// Telemetry is one process's logs, traces and metrics; all roles of a process share it.
+type Telemetry struct {
+	Log    *slog.Logger
+	Tracer trace.Tracer
+	Meter  metric.Meter
+
+	// TracerProvider and Propagator are for libraries that instrument themselves.
+	TracerProvider trace.TracerProvider
+	Propagator     propagation.TextMapPropagator
+
+	sampler  sdktrace.Sampler // nil: tracing is off
+	registry *prometheus.Registry
+	shutdown []func(context.Context) error // in the order to call
+}
+
+// Options say who reports, and where logs go.
+type Options struct {
+	Service   string    // service.name, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name another
+	Instance  string    // service.instance.id
+	Version   string    // service.version; left out when empty
+	LogLevel  string    // debug, info (also when empty), warn or error
+	LogFormat string    // json (also when empty) or text
+	LogWriter io.Writer // os.Stderr when nil
+}
+
+// Setup starts the telemetry of a process. Traces and pushed metrics are off, without any attempt to connect,
+// unless OTEL_* variables name an exporter or an endpoint; metrics can always be scraped from
+// [Telemetry.MetricsHandler]. An error names the option or variable that is wrong.
+func Setup(ctx context.Context, o Options) (*Telemetry, error) {
+	log, err := newLogger(o)
+	if err != nil {
+		return nil, err
+	}
+	res, err := newResource(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	t := Nop()
+	t.Log = log
+	if err := errors.Join(t.startTraces(ctx, res), t.startMetrics(ctx, res)); err != nil {
+		return nil, errors.Join(err, t.Shutdown(ctx))
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Error("telemetry failed", "error", err) }))
+	return t, nil
+}
+
+// Nop is telemetry that goes nowhere, for tests.
+func Nop() *Telemetry {
+	tracers := nooptrace.NewTracerProvider()
+	return &Telemetry{
+		Log:            slog.New(slog.DiscardHandler),
+		Tracer:         tracers.Tracer(scope),
+		Meter:          noopmetric.NewMeterProvider().Meter(scope),
+		TracerProvider: tracers,
+		Propagator:     propagation.TraceContext{},
+		registry:       prometheus.NewRegistry(),
+	}
+}
+
+// Shutdown sends what is not sent yet and stops, within ctx. Nothing is recorded afterwards.
+func (t *Telemetry) Shutdown(ctx context.Context) error {
+	var errs []error
+	for _, stop := range t.shutdown {
+		errs = append(errs, stop(ctx))
+	}
+	t.shutdown = nil
+	return errors.Join(errs...)
+}
+
+// MetricsHandler serves the metrics in Prometheus's text format. OpenMetrics is not offered: it would rename
+// the counters whose names do not end in _total.
+func (t *Telemetry) MetricsHandler() http.Handler {
+	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+func (t *Telemetry) startTraces(ctx context.Context, res *resource.Resource) error {
+	exporter, err := spanExporter(ctx)
+	if err != nil || exporter == nil {
+		return err
+	}
+	sampler, err := samplerFromEnv()
+	if err != nil {
+		return errors.Join(err, exporter.Shutdown(ctx))
+	}
+	t.useTraces(res, sampler, sdktrace.NewBatchSpanProcessor(exporter, batcherOptions()...))
+	return nil
+}
+
+func (t *Telemetry) useTraces(res *resource.Resource, sampler sdktrace.Sampler, processor sdktrace.SpanProcessor) {
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithResource(res),
+		sdktrace.WithSampler(sampler),
+		sdktrace.WithIDGenerator(idGenerator{}),
+		sdktrace.WithSpanProcessor(processor),
+	)
+	t.shutdown = append(t.shutdown, func(ctx context.Context) error {
+		return wrap("flush traces", provider.Shutdown(ctx))
+	})
+	t.sampler, t.TracerProvider, t.Tracer = sampler, provider, provider.Tracer(scope)
+}
+
+func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) error {
+	scraped, err := promexporter.New(
+		promexporter.WithRegisterer(t.registry),
+		promexporter.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithoutSuffixes),
+		promexporter.WithoutScopeInfo(),
+		promexporter.WithoutTargetInfo(),
+	)
+	if err != nil {
+		return fmt.Errorf("create metrics exporter: %w", err)
+	}
+	readers := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(scraped)}
+	pushed, err := metricReader(ctx)
+	if err != nil {
+		return err
+	}
+	if pushed != nil {
+		readers = append(readers, sdkmetric.WithReader(pushed))
+	}
+	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	provider := sdkmetric.NewMeterProvider(readers...)
+	t.shutdown = append(t.shutdown, func(ctx context.Context) error {
+		return wrap("flush metrics", provider.Shutdown(ctx))
+	})
+	t.Meter = provider.Meter(scope)
+	return nil
+}
+
+func newLogger(o Options) (*slog.Logger, error) {
+	levels := map[string]slog.Level{"debug": slog.LevelDebug, "": slog.LevelInfo, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+	level, ok := levels[o.LogLevel]
+	if !ok {
+		return nil, fmt.Errorf("log level %q: must be debug, info, warn or error", o.LogLevel)
+	}
+	w := o.LogWriter
+	if w == nil {
+		w = os.Stderr
+	}
+	var handler slog.Handler
+	switch o.LogFormat {
+	case "", "json":
+		handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
+	case "text":
+		handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})
+	default:
+		return nil, fmt.Errorf("log format %q: must be json or text", o.LogFormat)
+	}
+	return slog.New(handler).With("service", o.Service, "instance", o.Instance), nil
+}
+
+func wrap(action string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", action, err)
+}

@@ -1,0 +1,133 @@
+package email
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/mail"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// How a connection is encrypted: the values of [Config.TLS].
+const (
+	TLSNone          = "none"          // never
+	TLSOpportunistic = "opportunistic" // by STARTTLS where the server offers it
+	TLSMandatory     = "mandatory"     // by STARTTLS, or not at all
+	TLSImplicit      = "implicit"      // from the first byte on, usually on port 465
+)
+
+// How to authenticate: the values of [Config.Auth].
+const (
+	AuthNone    = "none"
+	AuthPlain   = "plain"
+	AuthLogin   = "login"
+	AuthCRAMMD5 = "cram-md5"
+	AuthAuto    = "auto" // the strongest that the server offers; none without a user name
+)
+
+// Config says how to reach the mail server. The names are environment variables under SMTP_.
+type Config struct {
+	// Host is the name or IP address of the mail server; its certificate must bear it.
+	Host string `env:"HOST" envDefault:"127.0.0.1"`
+	// Port is the TCP port of the mail server.
+	Port int `env:"PORT" envDefault:"25"`
+	// Username is the name to authenticate with; empty: do not authenticate.
+	Username string `env:"USERNAME"`
+	// Password is the password to authenticate with.
+	Password string `env:"PASSWORD"`
+	// PasswordFile is a file that holds the password; a line break at its end is left out.
+	PasswordFile string `env:"PASSWORD_FILE"`
+	// From is the sender of every mail, such as "Shop <shop@example.com>".
+	From string `env:"FROM" envDefault:"bulkaction@localhost"`
+	// TLS is how the connection is encrypted: none, opportunistic, mandatory (STARTTLS) or implicit.
+	TLS string `env:"TLS" envDefault:"opportunistic"`
+	// TLSCAFile is a PEM file of the only authorities to trust; empty: those of the system.
+	TLSCAFile string `env:"TLS_CA_FILE"`
+	// Auth is how to authenticate: none, plain, login, cram-md5 or auto.
+	Auth string `env:"AUTH" envDefault:"auto"`
+	// Timeout is the longest time to connect or to send one mail, within the job's own.
+	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
+	// MaxConnections is how many connections one process opens at most.
+	MaxConnections int `env:"MAX_CONNECTIONS" envDefault:"10"`
+	// MaxMessagesPerConnection is how many mails go over one connection before it is replaced; 0: no limit.
+	MaxMessagesPerConnection int `env:"MAX_MESSAGES_PER_CONNECTION" envDefault:"100"`
+	// IdleTimeout is after what time a connection without work is closed.
+	IdleTimeout time.Duration `env:"IDLE_TIMEOUT" envDefault:"30s"`
+	// HELO is the name to greet the server with; empty: the name of this host.
+	HELO string `env:"HELO"`
+}
+
+// Validate checks every field and joins an error for each bad one, named as its variable.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.Host != "" && !strings.Contains(c.Host, "/") && !hasControlOrSpace(c.Host), "HOST: must be a host name or an IP address")
+	check(c.Port >= 1 && c.Port <= 65535, "PORT: %d is not between 1 and 65535", c.Port)
+	check(slices.Contains([]string{TLSNone, TLSOpportunistic, TLSMandatory, TLSImplicit}, c.TLS),
+		"TLS: %q is not one of none, opportunistic, mandatory, implicit", c.TLS)
+	check(slices.Contains([]string{AuthNone, AuthPlain, AuthLogin, AuthCRAMMD5, AuthAuto}, c.Auth),
+		"AUTH: %q is not one of none, plain, login, cram-md5, auto", c.Auth)
+	check(c.TLS != TLSNone || c.Username == "" || (c.Auth != AuthPlain && c.Auth != AuthLogin) || isLocalhost(c.Host),
+		"AUTH: %s would show the password to the network; set TLS, or use cram-md5", c.Auth)
+	check(c.Username != "" || c.Auth == AuthNone || c.Auth == AuthAuto, "USERNAME: needed for AUTH %s", c.Auth)
+	check(c.Password == "" || c.PasswordFile == "", "PASSWORD: set either it or PASSWORD_FILE, not both")
+	check(c.Timeout > 0, "TIMEOUT: %s is not above 0", c.Timeout)
+	check(c.IdleTimeout > 0, "IDLE_TIMEOUT: %s is not above 0", c.IdleTimeout)
+	check(c.MaxConnections >= 1, "MAX_CONNECTIONS: %d is not above 0", c.MaxConnections)
+	check(c.MaxMessagesPerConnection >= 0, "MAX_MESSAGES_PER_CONNECTION: %d is negative", c.MaxMessagesPerConnection)
+	check(!hasControlOrSpace(c.HELO), "HELO: must not contain spaces or control characters")
+	from, err := mail.ParseAddress(c.From)
+	check(err == nil && isASCII(from.Address), "FROM: %q is not an e-mail address in ASCII", c.From)
+	_, err = c.password()
+	check(err == nil, "PASSWORD_FILE: %w", err)
+	_, err = c.tlsConfig()
+	check(err == nil, "TLS_CA_FILE: %w", err)
+	return errors.Join(errs...)
+}
+
+func (c Config) password() (string, error) {
+	if c.PasswordFile == "" {
+		return c.Password, nil
+	}
+	content, err := os.ReadFile(c.PasswordFile)
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimRight(string(content), "\r\n"), nil
+}
+
+func (c Config) tlsConfig() (*tls.Config, error) {
+	config := &tls.Config{
+		ServerName: c.Host, MinVersion: tls.VersionTLS12,
+		ClientSessionCache: tls.NewLRUClientSessionCache(0), // a replaced connection resumes its session
+	}
+	if c.TLSCAFile == "" {
+		return config, nil
+	}
+	pem, err := os.ReadFile(c.TLSCAFile)
+	if err != nil {
+		return nil, err
+	}
+	config.RootCAs = x509.NewCertPool()
+	if !config.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", c.TLSCAFile)
+	}
+	return config, nil
+}
+
+// isLocalhost is go-mail's rule for where a password may go unencrypted.
+func isLocalhost(host string) bool {
+	return host == "localhost" || host == "127.0.0.1" || host == "::1"
+}
+
+func hasControlOrSpace(s string) bool {
+	return strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f })
+}

@@ -1,0 +1,109 @@
+package email
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	stdmail "net/mail"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/wneessen/go-mail"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+const (
+	maxAddressBytes = 254 // RFC 5321, 4.5.3.1.3, without the angle brackets
+	maxSubjectBytes = 900 // one line may have 998
+	defaultBody     = "This message has no text.\n"
+)
+
+// message is a mail that is ready to be sent.
+type message struct {
+	id      string // Message-ID with its angle brackets
+	to      string // as RCPT wants it
+	utf8    bool   // the address is not ASCII, so the server must know SMTPUTF8
+	content *mail.Msg
+}
+
+// compose makes the job's mail, or tells why its payload makes none; never with a part of the payload.
+// Nothing in a payload can add a header: the address is parsed and written anew, a subject with control
+// characters is refused, and the body is encoded.
+func (p *Processor) compose(job processor.Job) (*message, error) {
+	var payload struct {
+		To      string `json:"to"`
+		Subject string `json:"subject"`
+		Body    string `json:"body"`
+	}
+	if err := json.Unmarshal(job.Payload, &payload); err != nil {
+		return nil, err
+	}
+	to, err := stdmail.ParseAddress(payload.To)
+	switch {
+	case payload.To == "":
+		return nil, errors.New("to is missing")
+	case err != nil:
+		return nil, errors.New("to is not an e-mail address")
+	case len(to.Address) > maxAddressBytes || len(to.Name) > maxAddressBytes:
+		return nil, fmt.Errorf("to has a name or an address of more than %d bytes", maxAddressBytes)
+	case len(payload.Subject) > maxSubjectBytes:
+		return nil, fmt.Errorf("subject is longer than %d bytes", maxSubjectBytes)
+	case strings.ContainsFunc(payload.Subject, isControl):
+		return nil, errors.New("subject has a line break or another control character")
+	}
+	if payload.Subject == "" {
+		payload.Subject = "Message from " + p.senderName()
+	}
+	if payload.Body == "" {
+		payload.Body = defaultBody
+	}
+
+	id := messageID(job, p.from.Address)
+	content := mail.NewMsg(mail.WithNoDefaultUserAgent())
+	content.FromMailAddress(p.from)
+	content.ToMailAddress(to)
+	content.Subject(payload.Subject)
+	content.SetDate()
+	content.SetMessageIDWithValue(id)
+	content.SetBodyString(mail.TypeTextPlain, payload.Body)
+	return &message{id: "<" + id + ">", to: path(to.Address), utf8: !isASCII(to.Address), content: content}, nil
+}
+
+func (p *Processor) senderName() string {
+	if p.from.Name != "" {
+		return p.from.Name
+	}
+	return p.from.Address
+}
+
+// messageID is the job's id at the sender's domain. A dot-atom allows no dot at its start or beside
+// another, and a job that was not made by the engine may have anything in its group: those bytes become ~
+// and two hex digits. Ids have no ~, so different jobs never share a Message-ID.
+func messageID(job processor.Job, sender string) string {
+	id := job.ID()
+	var b strings.Builder
+	for i := range len(id) {
+		c := id[i]
+		switch {
+		case c == '.' && i > 0 && id[i-1] != '.',
+			c == '-', c == '_', '0' <= c && c <= '9', 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z':
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "~%02x", c)
+		}
+	}
+	b.WriteString(sender[strings.LastIndexByte(sender, '@'):])
+	return b.String()
+}
+
+// path writes an address as MAIL and RCPT want it: quoted where needed, in angle brackets.
+func path(address string) string {
+	return (&stdmail.Address{Address: address}).String()
+}
+
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
+
+func isASCII(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
+}

@@ -1,0 +1,169 @@
+// Package smtpsink is a local SMTP server that takes mail in and delivers it nowhere: for demos, tests and
+// benchmarks. It counts what it accepted, by recipient and by Message-ID, so that a mail which was sent
+// twice is seen. It hides the protocol, STARTTLS and authentication.
+package smtpsink
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/emersion/go-smtp"
+)
+
+const (
+	defaultMaxTracked = 1 << 20
+	maxMessageBytes   = 4 << 20 // a payload of 256 KiB in quoted-printable, with room
+)
+
+// Mail is one accepted mail.
+type Mail struct {
+	From, To string // envelope addresses; To is the first recipient
+	Data     []byte // header and body with CRLF line ends; valid only during the call
+}
+
+// Options changes what a sink does. The zero value accepts everything in plain text.
+type Options struct {
+	// Reply decides about each recipient: 0 or 250 accepts, 4xx and 5xx refuse with that code and text.
+	// It is called concurrently, and the client waits as long as it takes.
+	Reply func(recipient string) (code int, text string)
+	// OnMail is called with each accepted mail, concurrently, before the client has its answer.
+	OnMail func(Mail)
+	// MaxTracked bounds how many Message-IDs and how many recipients are remembered, each; 0 is 1,048,576.
+	// Those that come later are counted only in Received.
+	MaxTracked int
+	// TLS offers STARTTLS, or, with ImplicitTLS, encrypts from the first byte on.
+	TLS         *tls.Config
+	ImplicitTLS bool
+	// Username, when set, makes clients authenticate before MAIL, by PLAIN, LOGIN or CRAM-MD5, encrypted or not.
+	Username, Password string
+	// Mechanisms restricts the offered authentication mechanisms; empty offers all three.
+	Mechanisms []string
+	// SMTPUTF8 lets addresses that are not ASCII in.
+	SMTPUTF8 bool
+}
+
+// Sink is a running server.
+type Sink struct {
+	opts     Options
+	server   *smtp.Server
+	listener net.Listener
+	serving  sync.WaitGroup
+	serveErr error // of the accept loop; read after serving
+
+	connections atomic.Int64
+	received    atomic.Int64
+	duplicates  atomic.Int64
+	mu          sync.Mutex
+	recipients  map[string]int
+	messageIDs  map[string]int
+}
+
+// Start listens on addr, such as "127.0.0.1:0", and serves until Close.
+func Start(addr string, opts Options) (*Sink, error) {
+	if opts.ImplicitTLS && opts.TLS == nil {
+		return nil, errors.New("start SMTP sink: ImplicitTLS needs TLS")
+	}
+	if opts.MaxTracked == 0 {
+		opts.MaxTracked = defaultMaxTracked
+	}
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("start SMTP sink: %w", err)
+	}
+	s := &Sink{
+		opts: opts, listener: listener,
+		recipients: map[string]int{}, messageIDs: map[string]int{},
+	}
+	s.server = smtp.NewServer(smtp.BackendFunc(s.newSession))
+	s.server.Domain = "smtpsink.invalid"
+	s.server.MaxMessageBytes = maxMessageBytes
+	s.server.AllowInsecureAuth = true
+	s.server.EnableSMTPUTF8 = opts.SMTPUTF8
+	s.server.ErrorLog = log.New(io.Discard, "", 0) // clients that hang up are the normal case here
+	listener = &countingListener{listener, &s.connections}
+	if opts.ImplicitTLS {
+		listener = tls.NewListener(listener, opts.TLS)
+	} else {
+		s.server.TLSConfig = opts.TLS
+	}
+	s.serving.Go(func() { s.serveErr = s.server.Serve(listener) })
+	return s, nil
+}
+
+// Addr is the host and port that the sink listens on.
+func (s *Sink) Addr() string { return s.listener.Addr().String() }
+
+// Received counts the accepted mails.
+func (s *Sink) Received() int64 { return s.received.Load() }
+
+// Connections counts the connections that clients have opened so far.
+func (s *Sink) Connections() int64 { return s.connections.Load() }
+
+// Duplicates counts the accepted mails whose Message-ID an earlier one had.
+func (s *Sink) Duplicates() int64 { return s.duplicates.Load() }
+
+// ReceivedByRecipient counts the accepted mails to one envelope address.
+func (s *Sink) ReceivedByRecipient(address string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.recipients[address]
+}
+
+// ReceivedByMessageID counts the accepted mails with one Message-ID, given with its angle brackets.
+func (s *Sink) ReceivedByMessageID(id string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.messageIDs[id]
+}
+
+// Close stops listening, cuts all connections and waits for the accept loop to end.
+func (s *Sink) Close() error {
+	err := s.server.Close()
+	_ = s.listener.Close() // the server does not know it yet when Close follows Start closely
+	s.serving.Wait()
+	if err = errors.Join(err, s.serveErr); err != nil {
+		return fmt.Errorf("close SMTP sink: %w", err)
+	}
+	return nil
+}
+
+func (s *Sink) accept(m Mail, messageID string) {
+	s.mu.Lock()
+	if messageID != "" {
+		if s.messageIDs[messageID] > 0 {
+			s.duplicates.Add(1)
+		}
+		s.track(s.messageIDs, messageID)
+	}
+	s.track(s.recipients, m.To)
+	s.mu.Unlock()
+	s.received.Add(1)
+	if s.opts.OnMail != nil {
+		s.opts.OnMail(m)
+	}
+}
+
+func (s *Sink) track(counts map[string]int, key string) {
+	if counts[key] > 0 || len(counts) < s.opts.MaxTracked {
+		counts[key]++
+	}
+}
+
+type countingListener struct {
+	net.Listener
+	n *atomic.Int64
+}
+
+func (l *countingListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.n.Add(1)
+	}
+	return c, err
+}

@@ -1,0 +1,76 @@
+package httpcall
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"syscall"
+)
+
+var errAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
+
+// notPublic are the IPv4 networks that are no place on the Internet, from IANA's special-purpose registry.
+var notPublic = prefixes(
+	"0.0.0.0/8",        // this network
+	"10.0.0.0/8",       // private
+	"100.64.0.0/10",    // carrier-grade NAT
+	"127.0.0.0/8",      // loopback
+	"168.63.129.16/32", // Azure's platform, reachable only from inside
+	"169.254.0.0/16",   // link-local, cloud metadata
+	"172.16.0.0/12",    // private
+	"192.0.0.0/24",     // protocol assignments
+	"192.0.2.0/24",     // documentation
+	"192.88.99.0/24",   // 6to4 relay
+	"192.168.0.0/16",   // private
+	"198.18.0.0/15",    // benchmarks
+	"198.51.100.0/24",  // documentation
+	"203.0.113.0/24",   // documentation
+	"224.0.0.0/4",      // multicast
+	"240.0.0.0/4",      // reserved, broadcast
+)
+
+// Of IPv6 only 2000::/3 is assigned to the Internet. That leaves out loopback, link-local, unique local,
+// multicast, IPv4-compatible and NAT64 addresses; within it, these are no place either, or hide an IPv4 one.
+var (
+	global6    = netip.MustParsePrefix("2000::/3")
+	notPublic6 = prefixes(
+		"2001::/23",     // protocol assignments, Teredo among them
+		"2001:db8::/32", // documentation
+		"2002::/16",     // 6to4
+		"3fff::/20",     // documentation
+	)
+)
+
+func prefixes(networks ...string) []netip.Prefix {
+	parsed := make([]netip.Prefix, len(networks))
+	for i, network := range networks {
+		parsed[i] = netip.MustParsePrefix(network)
+	}
+	return parsed
+}
+
+// checkAddress is a [net.Dialer]'s Control: it sees the address that is really dialled, after names are
+// resolved, so that no name can be made to point elsewhere between the check and its use.
+func (c Config) checkAddress(_, address string, _ syscall.RawConn) error {
+	target, err := netip.ParseAddrPort(address)
+	if err != nil || !c.mayCall(target.Addr()) {
+		return errAddressRefused
+	}
+	return nil
+}
+
+func (c Config) mayCall(ip netip.Addr) bool {
+	ip = ip.WithZone("").Unmap()
+	return c.AllowPrivate || isPublic(ip) || contains(c.AllowedCIDRs, ip)
+}
+
+func isPublic(ip netip.Addr) bool {
+	if ip.Is4() {
+		return !contains(notPublic, ip)
+	}
+	return global6.Contains(ip) && !contains(notPublic6, ip)
+}
+
+func contains(networks []netip.Prefix, ip netip.Addr) bool {
+	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(ip) })
+}

@@ -1,0 +1,82 @@
+package httpcall
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhichAddressesArePublic(t *testing.T) {
+	for address, want := range map[string]bool{
+		"8.8.8.8":                true,
+		"100.63.255.255":         true,
+		"172.32.0.1":             true,
+		"192.0.1.1":              true,
+		"2606:4700:4700::1111":   true,
+		"2a00:1450:4001:82b::1":  true,
+		"::ffff:8.8.8.8":         true, // is dialled as IPv4
+		"0.0.0.0":                false,
+		"0.1.2.3":                false,
+		"10.0.0.1":               false,
+		"100.64.0.1":             false,
+		"100.100.100.200":        false,
+		"127.0.0.1":              false,
+		"127.255.255.254":        false,
+		"168.63.129.16":          false,
+		"169.254.169.254":        false,
+		"172.16.0.1":             false,
+		"172.31.255.255":         false,
+		"192.0.0.170":            false,
+		"192.0.2.1":              false,
+		"192.88.99.1":            false,
+		"192.168.1.1":            false,
+		"198.18.0.1":             false,
+		"198.51.100.1":           false,
+		"203.0.113.1":            false,
+		"224.0.0.1":              false,
+		"239.255.255.255":        false,
+		"240.0.0.1":              false,
+		"255.255.255.255":        false,
+		"::":                     false,
+		"::1":                    false,
+		"::127.0.0.1":            false, // IPv4-compatible
+		"::ffff:127.0.0.1":       false, // IPv4-mapped
+		"::ffff:169.254.169.254": false,
+		"::ffff:0:10.0.0.1":      false, // IPv4-translated
+		"64:ff9b::a00:1":         false, // NAT64
+		"64:ff9b::808:808":       false,
+		"64:ff9b:1::a00:1":       false, // local NAT64
+		"100::1":                 false, // discard
+		"2001::1":                false, // Teredo
+		"2001:10::1":             false, // ORCHID
+		"2001:db8::1":            false,
+		"2002:a00:1::":           false, // 6to4
+		"3fff::1":                false,
+		"4000::1":                false, // not assigned
+		"5f00::1":                false, // segment routing
+		"fc00::1":                false,
+		"fd00:ec2::254":          false,
+		"fe80::1":                false,
+		"fe80::1%eth0":           false,
+		"fec0::1":                false, // site-local
+		"ff02::1":                false,
+	} {
+		t.Run(address, func(t *testing.T) {
+			ip := netip.MustParseAddr(address)
+			require.Equal(t, want, Config{}.mayCall(ip))
+			require.True(t, Config{AllowPrivate: true}.mayCall(ip))
+		})
+	}
+}
+
+func TestAllowedNetworks(t *testing.T) {
+	c := Config{AllowedCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")}}
+	for address, want := range map[string]bool{
+		"10.1.2.3:80": true, "[::ffff:10.1.2.3]:80": true, "[fd00::1]:80": true, "8.8.8.8:80": true,
+		"10.2.0.1:80": false, "[fe80::1%eth0]:80": false, "not an address": false,
+	} {
+		err := c.checkAddress("tcp", address, nil)
+		require.Equal(t, want, err == nil, address)
+	}
+}

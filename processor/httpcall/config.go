@@ -1,0 +1,43 @@
+package httpcall
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// Config says what calls may do. The names are environment variables under HTTP_PROCESSOR_.
+type Config struct {
+	// Timeout is the longest time for one call, its answer included, within the job's own.
+	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
+	// MaxResponseBytes is how much of an answer's body is kept; the rest is cut off.
+	MaxResponseBytes int `env:"MAX_RESPONSE_BYTES" envDefault:"65536"`
+	// MaxIdleConnsPerHost is how many connections to one host are kept open for reuse.
+	MaxIdleConnsPerHost int `env:"MAX_IDLE_CONNS_PER_HOST" envDefault:"64"`
+	// AllowPrivate lets jobs call every address, private and loopback ones too. Whoever submits jobs then
+	// reaches whatever this process reaches.
+	AllowPrivate bool `env:"ALLOW_PRIVATE" envDefault:"false"`
+	// AllowedCIDRs are networks that jobs may call although they are not public, such as 10.1.0.0/16.
+	AllowedCIDRs []netip.Prefix `env:"ALLOWED_CIDRS"`
+}
+
+// Validate checks every field and joins an error for each bad one, named as its variable.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.Timeout > 0, "TIMEOUT: %s is not above 0", c.Timeout)
+	check(c.MaxResponseBytes >= 0 && c.MaxResponseBytes <= processor.MaxResultBytes,
+		"MAX_RESPONSE_BYTES: %d is not between 0 and %d", c.MaxResponseBytes, processor.MaxResultBytes)
+	check(c.MaxIdleConnsPerHost >= 1, "MAX_IDLE_CONNS_PER_HOST: %d is not above 0", c.MaxIdleConnsPerHost)
+	for _, prefix := range c.AllowedCIDRs {
+		check(prefix.IsValid() && !prefix.Addr().Is4In6(), "ALLOWED_CIDRS: %s is not a network; write IPv4 as 10.1.0.0/16", prefix)
+	}
+	return errors.Join(errs...)
+}

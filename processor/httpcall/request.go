@@ -1,0 +1,109 @@
+package httpcall
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+var methods = []string{
+	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions,
+}
+
+// connectionHeaders speak about one connection, or about how the message is framed on it: they are not
+// the payload's business (RFC 9110, 7.6.1), and could make one request look like two.
+var connectionHeaders = []string{
+	"Connection", "Content-Length", "Expect", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// newRequest makes the job's request, or tells why its payload makes none; never with a part of the
+// payload.
+func newRequest(job processor.Job) (*http.Request, error) {
+	var payload struct {
+		URL     string            `json:"url"`
+		Method  string            `json:"method"`
+		Headers map[string]string `json:"headers"`
+		Body    json.RawMessage   `json:"body"`
+	}
+	if err := json.Unmarshal(job.Payload, &payload); err != nil {
+		return nil, err
+	}
+	target, err := url.Parse(payload.URL)
+	if err != nil || (target.Scheme != "http" && target.Scheme != "https") || target.Hostname() == "" {
+		return nil, errors.New("url is not an absolute http or https URL")
+	}
+	method := strings.ToUpper(payload.Method)
+	if method == "" {
+		method = http.MethodPost
+	}
+	if !slices.Contains(methods, method) {
+		return nil, fmt.Errorf("method is not one of %s", strings.Join(methods, ", "))
+	}
+	body, contentType, err := encodeBody(payload.Body)
+	if err != nil {
+		return nil, err
+	}
+	request, err := http.NewRequest(method, target.String(), body)
+	if err != nil {
+		return nil, errors.New("url, method or body make no request")
+	}
+	request.Header.Set("Idempotency-Key", job.ID())
+	request.Header.Set("User-Agent", "bulkaction")
+	if contentType != "" {
+		request.Header.Set("Content-Type", contentType)
+	}
+	for name, value := range payload.Headers {
+		if err := checkHeader(name, value, target.Host); err != nil {
+			return nil, err
+		}
+		request.Header.Set(name, value)
+	}
+	return request, nil
+}
+
+// encodeBody makes a string the body as it is, and anything else a JSON body; null is no body.
+func encodeBody(raw json.RawMessage) (body io.Reader, contentType string, err error) {
+	switch {
+	case len(raw) == 0 || string(raw) == "null":
+		return nil, "", nil
+	case raw[0] != '"':
+		return bytes.NewReader(raw), "application/json", nil
+	}
+	var text string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		return nil, "", err
+	}
+	return strings.NewReader(text), "text/plain; charset=utf-8", nil
+}
+
+func checkHeader(name, value, host string) error {
+	canonical := http.CanonicalHeaderKey(name)
+	switch {
+	case name == "" || strings.ContainsFunc(name, isNoTokenChar):
+		return errors.New("headers has a name that is not a token")
+	case strings.ContainsFunc(value, isNoFieldChar):
+		return errors.New("headers has a value with a line break or another control character")
+	case canonical == "Host" && !strings.EqualFold(value, host):
+		return errors.New("headers has a Host that is not the one of url")
+	case slices.Contains(connectionHeaders, canonical):
+		return fmt.Errorf("headers has %s, which belongs to the connection", canonical)
+	}
+	return nil
+}
+
+// isNoTokenChar and isNoFieldChar are RFC 9110, 5.6.2 and 5.5.
+func isNoTokenChar(r rune) bool {
+	letter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
+	return !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
+}
+
+func isNoFieldChar(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }

@@ -1,0 +1,192 @@
+package reducer
+
+import (
+	"encoding/json"
+	"math/big"
+	"slices"
+	"strconv"
+)
+
+// distributionFold keeps the moments exactly and the shape in a sketch: a mirrored one for negative
+// numbers, and a count of zeros.
+type distributionFold struct {
+	Count    int64   `json:"count"`
+	Min      *number `json:"min"`
+	Max      *number `json:"max"`
+	Sum      total   `json:"sum"`
+	Squares  total   `json:"squares"`
+	Zeros    int64   `json:"zeros"`
+	Positive buckets `json:"positive"`
+	Negative buckets `json:"negative"`
+}
+
+func (f *distributionFold) add(_ int64, v *value) bool {
+	n, ok := v.number()
+	if !ok {
+		return false
+	}
+	f.Count++
+	f.widen(n)
+	f.Sum.add(n)
+	f.Squares.addSquare(n)
+	switch x := n.float(); {
+	case x >= smallestValue:
+		f.Positive.add(bucketOf(x), 1)
+	case x <= -smallestValue:
+		f.Negative.add(bucketOf(-x), 1)
+	default:
+		f.Zeros++
+	}
+	return true
+}
+
+func (f *distributionFold) widen(n *number) {
+	if f.Min == nil || n.cmp(*f.Min) < 0 {
+		f.Min = new(*n)
+	}
+	if f.Max == nil || n.cmp(*f.Max) > 0 {
+		f.Max = new(*n)
+	}
+}
+
+func (f *distributionFold) merge(other fold) {
+	o := other.(*distributionFold)
+	if o.Count == 0 {
+		return
+	}
+	f.Count += o.Count
+	f.widen(o.Min)
+	f.widen(o.Max)
+	f.Sum.merge(&o.Sum)
+	f.Squares.merge(&o.Squares)
+	f.Zeros += o.Zeros
+	f.Positive.merge(&o.Positive)
+	f.Negative.merge(&o.Negative)
+}
+
+// distribution is what the group shows.
+type distribution struct {
+	Count  int64           `json:"count"`
+	Min    *number         `json:"min"`
+	Max    *number         `json:"max"`
+	Mean   json.RawMessage `json:"mean"`
+	StdDev json.RawMessage `json:"stddev"`
+	P50    json.RawMessage `json:"p50"`
+	P90    json.RawMessage `json:"p90"`
+	P95    json.RawMessage `json:"p95"`
+	P99    json.RawMessage `json:"p99"`
+}
+
+func (f *distributionFold) value() json.RawMessage {
+	if f.Count == 0 {
+		return null()
+	}
+	p := f.percentiles(50, 90, 95, 99)
+	b, err := json.Marshal(distribution{
+		Count: f.Count, Min: f.Min, Max: f.Max, Mean: mean(f.Sum.number(), f.Count), StdDev: floatJSON(f.deviation()),
+		P50: floatJSON(p[0]), P90: floatJSON(p[1]), P95: floatJSON(p[2]), P99: floatJSON(p[3]),
+	})
+	if err != nil {
+		return null()
+	}
+	return b
+}
+
+// deviation is the population's: √(n·Σx² - (Σx)²) / n, from exact sums, so that nothing cancels.
+func (f *distributionFold) deviation() float64 {
+	n := new(big.Rat).SetInt64(f.Count)
+	sum := f.Sum.number().rat()
+	spread := f.Squares.number().rat()
+	spread.Sub(spread.Mul(spread, n), sum.Mul(sum, sum))
+	if spread.Sign() <= 0 { // below zero only in a corrupt state
+		return 0
+	}
+	root := new(big.Float).SetPrec(128).SetRat(spread)
+	root.Sqrt(root)
+	deviation, _ := root.Quo(root, new(big.Float).SetInt64(f.Count)).Float64()
+	return deviation
+}
+
+// percentiles are the values of nearest rank, ⌈p·n/100⌉ from 1, as the sketch knows them, for
+// ascending p.
+func (f *distributionFold) percentiles(ps ...int64) []float64 {
+	least, most := f.Min.float(), f.Max.float()
+	found := make([]float64, 0, len(ps))
+	var passed int64
+	pass := func(x float64, count int64) {
+		passed += count
+		for len(found) < len(ps) && passed > 0 && (ps[len(found)]*f.Count+99)/100 <= passed {
+			found = append(found, min(max(x, least), most))
+		}
+	}
+	for i, n := range slices.Backward(f.Negative.counts) {
+		pass(-bucketValue(f.Negative.lowest+i), n)
+	}
+	pass(0, f.Zeros)
+	for i, n := range f.Positive.counts {
+		pass(bucketValue(f.Positive.lowest+i), n)
+	}
+	return found
+}
+
+func (f *distributionFold) check() error {
+	if !validCount(f.Count) || !validCount(f.Zeros) || f.Count-f.Zeros-f.Positive.total()-f.Negative.total() != 0 {
+		return errCount
+	}
+	if (f.Count == 0) != (f.Min == nil) || (f.Count == 0) != (f.Max == nil) {
+		return errCount
+	}
+	return nil
+}
+
+func (b *buckets) MarshalJSON() ([]byte, error) {
+	out := []byte{'['}
+	for i, n := range b.counts {
+		if n == 0 {
+			continue
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = strconv.AppendInt(out, int64(b.lowest+i), 10)
+		out = strconv.AppendInt(append(out, ','), n, 10)
+	}
+	return append(out, ']'), nil
+}
+
+func (b *buckets) UnmarshalJSON(encoded []byte) error {
+	var pairs []int64
+	if err := unmarshalStrict(encoded, &pairs); err != nil {
+		return err
+	}
+	*b = buckets{}
+	if len(pairs) == 0 {
+		return nil
+	}
+	if len(pairs)%2 != 0 || !slices.IsSorted(indices(pairs)) {
+		return errBuckets
+	}
+	lowest, top := pairs[0], pairs[len(pairs)-2]
+	if lowest < -maxBucket || top > maxBucket || top-lowest >= maxBuckets {
+		return errBuckets
+	}
+	b.lowest, b.counts = int(lowest), make([]int64, top-lowest+1)
+	var total int64
+	for i := 0; i < len(pairs); i += 2 {
+		index, count := pairs[i], pairs[i+1]
+		total += count
+		if count <= 0 || !validCount(count) || !validCount(total) {
+			return errBuckets
+		}
+		b.counts[index-lowest] += count
+	}
+	return nil
+}
+
+func indices(pairs []int64) []int64 {
+	out := make([]int64, 0, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		out = append(out, pairs[i])
+	}
+	return out
+}

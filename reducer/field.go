@@ -1,0 +1,149 @@
+package reducer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// fold is what a built-in op does with the values of its field. Its JSON is its partial state.
+type fold interface {
+	// add takes one value, neither missing nor null, or says that it is of the wrong type. It
+	// copies what it keeps.
+	add(ordinal int64, v *value) bool
+	// merge folds in another of its own type.
+	merge(other fold)
+	// check is asked after decoding whether the state is one that the op can have written.
+	check() error
+	value() json.RawMessage
+}
+
+type builtin struct {
+	empty    func() fold
+	anyField bool // works without a field
+}
+
+var builtins = map[string]builtin{
+	"count":        {func() fold { return &countFold{} }, true},
+	"sum":          {func() fold { return &sumFold{} }, false},
+	"min":          {func() fold { return &extremeFold{sign: -1} }, false},
+	"max":          {func() fold { return &extremeFold{sign: 1} }, false},
+	"mean":         {func() fold { return &meanFold{} }, false},
+	"distribution": {func() fold { return &distributionFold{} }, false},
+	"count_by":     {func() fold { return &countByFold{Counts: map[string]*int64{}} }, false},
+	"collect":      {func() fold { return &collectFold{} }, false},
+}
+
+func (b builtin) factory(spec Spec) (Accumulator, error) {
+	if spec.Field == "" {
+		if !b.anyField {
+			return nil, fmt.Errorf("op %q needs a field, such as data.cost", spec.Op)
+		}
+		return &fieldAccumulator{spec: spec, empty: b.empty, fold: b.empty()}, nil
+	}
+	path, err := parsePath(spec.Field)
+	if err != nil {
+		return nil, err
+	}
+	return &fieldAccumulator{spec: spec, path: path, empty: b.empty, fold: b.empty()}, nil
+}
+
+// fieldAccumulator is a built-in op over one field: it finds the values and counts what it skips.
+type fieldAccumulator struct {
+	spec    Spec
+	path    []string // nil: every result counts
+	empty   func() fold
+	fold    fold
+	skipped int64
+	alone   *lookup // set when used outside of a State
+}
+
+// lookup finds the field for an accumulator that no State does it for.
+type lookup struct {
+	fields  *extractor
+	slot    int
+	values  []value
+	scratch []byte
+}
+
+func (a *fieldAccumulator) Add(r Result) error {
+	if a.alone == nil {
+		l := &lookup{fields: newExtractor()}
+		l.slot = l.fields.slot(a.path)
+		l.values = make([]value, l.fields.slots)
+		a.alone = l
+	}
+	l := a.alone
+	l.scratch = l.fields.find(r, l.values, l.scratch)
+	a.observe(r.Ordinal, l.values, l.slot)
+	return nil
+}
+
+func (a *fieldAccumulator) observe(ordinal int64, values []value, slot int) {
+	if slot == noSlot {
+		a.fold.add(ordinal, nil)
+		return
+	}
+	if v := &values[slot]; v.missing() || !a.fold.add(ordinal, v) {
+		a.skipped++
+	}
+}
+
+func (a *fieldAccumulator) Skipped() int64 { return a.skipped }
+
+func (a *fieldAccumulator) Merge(other Accumulator) error {
+	o, ok := other.(*fieldAccumulator)
+	if !ok || o.spec != a.spec {
+		return errors.New("the other is of a different spec")
+	}
+	a.fold.merge(o.fold)
+	a.skipped += o.skipped
+	return nil
+}
+
+type encodedField struct {
+	Skipped int64           `json:"skipped"`
+	State   json.RawMessage `json:"state"`
+}
+
+func (a *fieldAccumulator) MarshalJSON() ([]byte, error) {
+	state, err := a.encodeFold()
+	if err != nil {
+		return nil, err
+	}
+	out := append(make([]byte, 0, len(state)+32), '{')
+	if a.skipped > 0 {
+		out = append(strconv.AppendInt(append(out, `"skipped":`...), a.skipped, 10), ',')
+	}
+	return append(append(append(out, `"state":`...), state...), '}'), nil
+}
+
+// encodeFold calls a fold's own encoder itself, since json.Marshal would scan its output again.
+func (a *fieldAccumulator) encodeFold() ([]byte, error) {
+	if m, ok := a.fold.(json.Marshaler); ok {
+		return m.MarshalJSON()
+	}
+	return json.Marshal(a.fold)
+}
+
+func (a *fieldAccumulator) UnmarshalJSON(b []byte) error {
+	var e encodedField
+	if err := unmarshalStrict(b, &e); err != nil {
+		return err
+	}
+	if !validCount(e.Skipped) || len(e.State) == 0 || string(e.State) == "null" {
+		return errors.New("it is incomplete")
+	}
+	decoded := a.empty()
+	if err := unmarshalStrict(e.State, decoded); err != nil {
+		return err
+	}
+	if err := decoded.check(); err != nil {
+		return err
+	}
+	a.fold, a.skipped = decoded, e.Skipped
+	return nil
+}
+
+func (a *fieldAccumulator) Value() (json.RawMessage, error) { return a.fold.value(), nil }

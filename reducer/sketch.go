@@ -1,0 +1,88 @@
+package reducer
+
+import (
+	"errors"
+	"math"
+	"slices"
+)
+
+// The sketch is DDSketch: C. Masson, J. E. Rim, H. K. Lee, "DDSketch: A fast and fully-mergeable quantile
+// sketch with relative-error guarantees", PVLDB 12(12), 2019. Bucket i counts the values in
+// (γ^(i-1), γ^i] and answers with 2γ^i/(γ+1), which is within accuracy of each of them.
+const (
+	accuracy = 0.01
+	gamma    = (1 + accuracy) / (1 - accuracy)
+	// maxBuckets of γ each span a factor of 6·10^17. What lies further below the greatest value
+	// falls into the lowest bucket (the paper's collapsing). The span hangs on the greatest value alone,
+	// so that the order in which values come and states merge makes no difference.
+	maxBuckets = 2048
+	// smallestValue is what counts as zero: below it float64 has no full precision.
+	smallestValue = 0x1p-1022
+	maxBucket     = 36_000 // bounds the index of every finite float64
+)
+
+var (
+	errBuckets = errors.New("its buckets are malformed")
+	logGamma   = math.Log(gamma)
+)
+
+// buckets counts magnitudes by index. Its JSON is [index, count, …] by ascending index.
+type buckets struct {
+	lowest int
+	counts []int64 // of lowest and the indices that follow
+}
+
+func bucketOf(x float64) int { return int(math.Ceil(math.Log(x) / logGamma)) }
+
+func bucketValue(i int) float64 { return 2 * math.Exp(float64(i)*logGamma) / (gamma + 1) }
+
+func (b *buckets) add(i int, count int64) {
+	if len(b.counts) == 0 {
+		b.lowest = i
+	}
+	if top := b.lowest + len(b.counts) - 1; i > top {
+		b.reach(i)
+	}
+	if i < b.lowest {
+		i = max(i, b.lowest+len(b.counts)-maxBuckets)
+		b.counts = slices.Insert(b.counts, 0, make([]int64, b.lowest-i)...)
+		b.lowest = i
+	}
+	b.counts[i-b.lowest] += count
+}
+
+// reach makes top the greatest index and folds what falls out of the span into the new lowest.
+func (b *buckets) reach(top int) {
+	floor := top - maxBuckets + 1
+	if excess := floor - b.lowest; excess > 0 && len(b.counts) > 0 {
+		cut := min(excess, len(b.counts))
+		var folded int64
+		for _, n := range b.counts[:cut] {
+			folded += n
+		}
+		b.counts = append(b.counts[:0], b.counts[cut:]...)
+		if len(b.counts) == 0 {
+			b.counts = append(b.counts, 0)
+		}
+		b.counts[0] += folded
+		b.lowest = floor
+	}
+	for len(b.counts) < top-b.lowest+1 {
+		b.counts = append(b.counts, 0)
+	}
+}
+
+func (b *buckets) merge(o *buckets) {
+	for i := len(o.counts) - 1; i >= 0; i-- { // from the greatest, so that the span is reached at once
+		if n := o.counts[i]; n > 0 {
+			b.add(o.lowest+i, n)
+		}
+	}
+}
+
+func (b *buckets) total() (n int64) {
+	for _, c := range b.counts {
+		n += c
+	}
+	return n
+}

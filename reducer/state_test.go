@@ -1,0 +1,222 @@
+package reducer_test
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+func TestDecodeRefuses(t *testing.T) {
+	plan := compile(t,
+		reducer.Spec{As: "n", Op: "count"},
+		reducer.Spec{As: "d", Op: "distribution", Field: "data"},
+		reducer.Spec{As: "k", Op: "count_by", Field: "data"},
+		reducer.Spec{As: "c", Op: "collect", Field: "data"},
+		reducer.Spec{As: "m", Op: "mean", Field: "data"},
+	)
+	const (
+		n = `"n":{"state":{"count":1}}`
+		d = `"d":{"state":{"count":2,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[0,1],"negative":[]}}`
+		k = `"k":{"skipped":1,"state":{"counts":{"a":1},"other":0}}`
+		c = `"c":{"state":{"ordinals":[0],"values":["a"]}}`
+		m = `"m":{"state":{"count":0,"sum":0}}`
+	)
+	all := func(parts ...string) string {
+		out := `{"count":2,"aggregates":{`
+		for i, p := range parts {
+			if i > 0 {
+				out += ","
+			}
+			out += p
+		}
+		return out + `}}`
+	}
+	good := all(n, d, k, c, m)
+	s, err := plan.Decode([]byte(good))
+	require.NoError(t, err)
+	require.Equal(t, int64(2), s.Count())
+	require.Equal(t, map[string]int64{"k": 1}, s.Skipped())
+
+	cases := map[string]string{
+		"nothing":                  ``,
+		"null":                     `null`,
+		"no count":                 `{"aggregates":{}}`,
+		"a negative count":         `{"count":-1}`,
+		"something behind":         good + `{}`,
+		"an unknown member":        `{"count":2,"version":2}`,
+		"aggregates missing":       `{"count":2}`,
+		"another aggregate":        all(n, d, k, c, `"x":{"state":{}}`),
+		"no state":                 all(n, d, k, c, `"m":{}`),
+		"a null state":             all(n, d, k, c, `"m":{"state":null}`),
+		"another op's state":       all(n, d, k, c, `"m":{"state":{"counts":{}}}`),
+		"a count beyond bounds":    all(`"n":{"state":{"count":9007199254740993}}`, d, k, c, m),
+		"a negative skip":          all(`"n":{"skipped":-1,"state":{"count":1}}`, d, k, c, m),
+		"a sum that is no number":  all(n, d, k, c, `"m":{"state":{"count":1,"sum":"1"}}`),
+		"a sum beyond bounds":      all(n, d, k, c, `"m":{"state":{"count":1,"sum":1e3000}}`),
+		"a mean of minus one":      all(n, d, k, c, `"m":{"state":{"count":-1,"sum":1}}`),
+		"buckets that don't add":   all(n, `"d":{"state":{"count":2,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[],"negative":[]}}`, k, c, m),
+		"no minimum":               all(n, `"d":{"state":{"count":1,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[],"negative":[]}}`, k, c, m),
+		"half a bucket":            all(n, `"d":{"state":{"count":2,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[0,1,2],"negative":[]}}`, k, c, m),
+		"buckets out of order":     all(n, `"d":{"state":{"count":3,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[1,1,0,1],"negative":[]}}`, k, c, m),
+		"buckets too far apart":    all(n, `"d":{"state":{"count":3,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[0,1,2048,1],"negative":[]}}`, k, c, m),
+		"an empty bucket":          all(n, `"d":{"state":{"count":1,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[0,0],"negative":[]}}`, k, c, m),
+		"a bucket out of range":    all(n, `"d":{"state":{"count":2,"min":0,"max":1,"sum":1,"squares":1,"zeros":1,"positive":[40000,1],"negative":[]}}`, k, c, m),
+		"no keys":                  all(n, d, `"k":{"state":{"counts":null,"other":1}}`, c, m),
+		"a key that counts null":   all(n, d, `"k":{"state":{"counts":{"a":null},"other":1}}`, c, m),
+		"a key that counts none":   all(n, d, `"k":{"state":{"counts":{"a":0},"other":1}}`, c, m),
+		"ordinals without values":  all(n, d, k, `"c":{"state":{"ordinals":[0],"values":[]}}`, m),
+		"something unknown within": all(n, d, k, `"c":{"state":{"ordinals":[],"values":[],"more":1}}`, m),
+	}
+	for name, encoded := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := plan.Decode([]byte(encoded))
+			require.ErrorContains(t, err, "decode aggregate")
+		})
+	}
+}
+
+func TestMergeRefuses(t *testing.T) {
+	cost := reducer.Spec{As: "x", Op: "sum", Field: "data.cost"}
+	s := compile(t, cost).New()
+	require.ErrorContains(t, s.Merge(s), "itself")
+	require.ErrorContains(t, s.Merge(compile(t).New()), "different plans")
+	require.ErrorContains(t, s.Merge(compile(t, reducer.Spec{As: "x", Op: "sum", Field: "data.price"}).New()), "different plans")
+	require.NoError(t, s.Merge(compile(t, cost).New()), "another plan of the same specs will do")
+}
+
+// faulty is a reducer whose author made every mistake that the interface allows for.
+type faulty struct{ encoded, value string }
+
+var errFaulty = errors.New("no")
+
+func (f *faulty) Add(reducer.Result) error        { return errFaulty }
+func (f *faulty) Merge(reducer.Accumulator) error { return errFaulty }
+func (f *faulty) MarshalJSON() ([]byte, error)    { return []byte(f.encoded), nil }
+func (f *faulty) UnmarshalJSON([]byte) error      { return errFaulty }
+func (f *faulty) Value() (value json.RawMessage, err error) {
+	if f.value == "" {
+		return nil, errFaulty
+	}
+	return json.RawMessage(f.value), nil
+}
+
+func TestFaultyReducerLeavesTheOthersAlone(t *testing.T) {
+	r := reducer.NewRegistry()
+	require.NoError(t, r.Register("fails", func(reducer.Spec) (reducer.Accumulator, error) { return &faulty{encoded: "1"}, nil }))
+	require.NoError(t, r.Register("babbles", func(reducer.Spec) (reducer.Accumulator, error) { return &faulty{encoded: "{", value: "{"}, nil }))
+	plan, err := r.Compile([]reducer.Spec{{As: "f", Op: "fails"}, {As: "n", Op: "count"}})
+	require.NoError(t, err)
+	s := plan.New()
+	err = s.Add(reducer.Result{Ordinal: 7})
+	require.ErrorIs(t, err, errFaulty)
+	require.EqualError(t, err, `add result 7 to aggregate "f": no`)
+	require.Equal(t, int64(1), s.Count())
+	values, err := s.Values()
+	require.EqualError(t, err, `compute aggregate "f": no`)
+	require.Equal(t, map[string]json.RawMessage{"f": json.RawMessage("null"), "n": json.RawMessage("1")}, values)
+	require.EqualError(t, s.Merge(plan.New()), `merge aggregate "f": no`)
+	encoded, err := s.Encode()
+	require.NoError(t, err)
+	_, err = plan.Decode(encoded)
+	require.EqualError(t, err, `decode aggregate "f": no`)
+
+	plan, err = r.Compile([]reducer.Spec{{As: "b", Op: "babbles"}})
+	require.NoError(t, err)
+	values, err = plan.New().Values()
+	require.ErrorContains(t, err, "invalid JSON")
+	require.Equal(t, "null", string(values["b"]))
+	_, err = plan.New().Encode()
+	require.ErrorContains(t, err, "invalid JSON")
+}
+
+type words map[string]int
+
+func mapReduceRegistry(t require.TestingT) *reducer.Registry {
+	r := reducer.NewRegistry()
+	require.NoError(t, r.Register("words", reducer.MapReduce(
+		func(res reducer.Result) (words, error) {
+			var list []string
+			if err := json.Unmarshal(res.Data, &list); err != nil {
+				return nil, err
+			}
+			if len(list) == 0 {
+				return nil, reducer.ErrSkip
+			}
+			w := words{}
+			for _, word := range list {
+				if word == "panic" {
+					panic(word)
+				}
+				w[word]++
+			}
+			return w, nil
+		},
+		func(a, b words) words {
+			for word, n := range b {
+				a[word] += n
+			}
+			return a
+		},
+		reducer.Finish(func(w words) (any, error) {
+			if w["unspeakable"] > 0 {
+				return nil, errFaulty
+			}
+			return map[string]any{"distinct": len(w), "words": w}, nil
+		}),
+	)))
+	return r
+}
+
+func TestMapReduce(t *testing.T) {
+	plan, err := mapReduceRegistry(t).Compile([]reducer.Spec{{As: "w", Op: "words"}})
+	require.NoError(t, err)
+	a, b := plan.New(), plan.New()
+	values, err := a.Values()
+	require.NoError(t, err)
+	require.Equal(t, "null", string(values["w"]))
+
+	require.NoError(t, a.Add(reducer.Result{Data: json.RawMessage(`["x","y"]`)}))
+	require.NoError(t, a.Add(reducer.Result{Ordinal: 1, Data: json.RawMessage(`[]`)}), "skipped silently")
+	require.ErrorContains(t, a.Add(reducer.Result{Ordinal: 2, Data: json.RawMessage(`{}`)}), `add result 2 to aggregate "w": json:`)
+	err = a.Add(reducer.Result{Ordinal: 3, Data: json.RawMessage(`["panic"]`)})
+	require.EqualError(t, err, `add result 3 to aggregate "w": the reducer's function panicked with a string`)
+	require.NoError(t, b.Add(reducer.Result{Ordinal: 4, Data: json.RawMessage(`["y","z"]`)}))
+
+	encoded, err := b.Encode()
+	require.NoError(t, err)
+	b, err = plan.Decode(encoded)
+	require.NoError(t, err)
+	require.NoError(t, a.Merge(b))
+	require.NoError(t, a.Merge(plan.New()))
+	values, err = a.Values()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"distinct":3,"words":{"x":1,"y":2,"z":1}}`, string(values["w"]))
+	require.Equal(t, int64(5), a.Count())
+	require.Equal(t, map[string]int64{"w": 3}, a.Skipped())
+
+	require.NoError(t, a.Add(reducer.Result{Ordinal: 5, Data: json.RawMessage(`["unspeakable"]`)}))
+	_, err = a.Values()
+	require.ErrorIs(t, err, errFaulty)
+
+	for _, bad := range []string{`{}`, `{"count":1}`, `{"count":0,"reduced":{}}`, `{"count":1,"reduced":[]}`, `{"count":-1}`, `{"x":1}`} {
+		_, err = plan.Decode([]byte(`{"count":1,"aggregates":{"w":` + bad + `}}`))
+		if bad == `{}` {
+			require.NoError(t, err, "the empty state")
+			continue
+		}
+		require.Error(t, err, bad)
+	}
+}
+
+func TestMapReduceRefuses(t *testing.T) {
+	r := mapReduceRegistry(t)
+	_, err := r.Compile([]reducer.Spec{{As: "w", Op: "words", Field: "data"}})
+	require.ErrorContains(t, err, `op "words" takes no field`)
+	require.NoError(t, r.Register("half", reducer.MapReduce(nil, func(a, b int) int { return a + b })))
+	_, err = r.Compile([]reducer.Spec{{As: "w", Op: "half"}})
+	require.ErrorContains(t, err, "lacks a function")
+}
