@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -69,11 +68,11 @@ func fullGroup() client.Group {
 	return client.Group{
 		ID: "g-1", Tenant: "acme", Name: "Spring <sale> & more", Type: "SEND_EMAIL", Priority: client.PriorityHigh,
 		BasePriority: 2.5, MaxRetries: ptr(0), JobTimeout: 90 * time.Second, RunAt: &at, FailureThreshold: ptr(0.25),
-		Aggregate:   []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
-		CallbackURL: "https://example.com/done", Total: ptr(int64(2)), Seal: true,
+		Aggregate: []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
+		Total:     ptr(int64(2)), Seal: true,
 		Jobs: []client.Job{
 			{Payload: map[string]any{"to": "a@example.com"}},
-			{Payload: json.RawMessage(`[1, "<two>"]`), Type: "NOOP", RunAt: &at, TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+			{Payload: json.RawMessage(`[1, "two"]`), Type: "NOOP", RunAt: &at, TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 		},
 	}
 }
@@ -85,10 +84,10 @@ func TestGroupMarshalsToTheContract(t *testing.T) {
 		"id": "g-1", "tenant": "acme", "name": "Spring <sale> & more", "type": "SEND_EMAIL", "priority": "high", "base_priority": 2.5,
 		"max_retries": 0, "job_timeout": "1m30s", "run_at": "2030-01-02T03:04:05Z", "failure_threshold": 0.25,
 		"aggregate": [{"as": "cost", "op": "sum", "field": "data.cost"}, {"as": "n", "op": "count"}],
-		"callback_url": "https://example.com/done", "total": 2, "seal": true,
+		"total": 2, "seal": true,
 		"jobs": [
 			{"payload": {"to": "a@example.com"}},
-			{"payload": [1, "<two>"], "type": "NOOP", "run_at": "2030-01-02T03:04:05Z",
+			{"payload": [1, "two"], "type": "NOOP", "run_at": "2030-01-02T03:04:05Z",
 			 "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}]}`, string(b))
 
 	b, err = json.Marshal(client.Group{Type: "NOOP", Jobs: []client.Job{{}}})
@@ -96,22 +95,23 @@ func TestGroupMarshalsToTheContract(t *testing.T) {
 	require.JSONEq(t, `{"type": "NOOP", "jobs": [{"payload": null}]}`, string(b))
 }
 
-func TestGroupHasTheFieldsThatTheServerReads(t *testing.T) {
-	b, err := json.Marshal(fullGroup())
+func TestGroupIsReadByTheServer(t *testing.T) {
+	want := fullGroup()
+	at := want.RunAt.AddDate(0, 0, 0)
+	b, err := json.Marshal(want)
 	require.NoError(t, err)
-	var sent, read map[string]any
-	require.NoError(t, json.Unmarshal(b, &sent))
-
-	var server messages.SubmitGroup
-	delete(sent, "job_timeout") // in a notation of its own
-	b, err = json.Marshal(sent)
+	got, err := messages.Decoder{}.DecodeSubmit(b)
 	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(b, &server))
-	b, err = json.Marshal(server)
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(b, &read))
-	delete(read, "job_timeout")
-	require.Equal(t, sent, read)
+	require.Equal(t, &messages.SubmitGroup{
+		ID: "g-1", Tenant: "acme", Name: "Spring <sale> & more", Type: "SEND_EMAIL", Priority: messages.LaneHigh,
+		BasePriority: 2.5, MaxRetries: ptr(0), JobTimeout: messages.Duration(90 * time.Second), RunAt: &at, FailureThreshold: ptr(0.25),
+		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
+		Total:     ptr(int64(2)), Seal: true,
+		Jobs: []messages.Job{
+			{Payload: json.RawMessage(`{"to":"a@example.com"}`)},
+			{Payload: json.RawMessage(`[1,"two"]`), Type: "NOOP", RunAt: &at, TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+		},
+	}, got)
 }
 
 func TestSubmit(t *testing.T) {
@@ -154,157 +154,6 @@ func TestSubmitCarriesTheTrace(t *testing.T) {
 	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", got)
 }
 
-// flaky answers as its steps say, then with success.
-type flaky struct {
-	mu    sync.Mutex
-	steps []func(http.ResponseWriter)
-	keys  []string
-}
-
-func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := len(f.keys)
-	f.keys = append(f.keys, r.Header.Get("Idempotency-Key"))
-	if n < len(f.steps) {
-		f.steps[n](w)
-		return
-	}
-	answer(w, http.StatusAccepted, api.Accepted{ID: "g"})
-}
-
-func status(code int, after string) func(http.ResponseWriter) {
-	return func(w http.ResponseWriter) {
-		if after != "" {
-			w.Header().Set("Retry-After", after)
-		}
-		refuse(w, code, api.Problem{Detail: "not now"})
-	}
-}
-
-func hangUp(http.ResponseWriter) { panic(http.ErrAbortHandler) }
-
-func TestRepetition(t *testing.T) {
-	submit := func(ctx context.Context, a *client.API) error {
-		_, err := a.Submit(ctx, client.Group{Type: "NOOP"})
-		return err
-	}
-	retry := func(ctx context.Context, a *client.API) error {
-		_, err := a.Retry(ctx, "g")
-		return err
-	}
-	seal := func(ctx context.Context, a *client.API) error {
-		_, err := a.Seal(ctx, "g", nil)
-		return err
-	}
-	type steps = []func(http.ResponseWriter)
-	for _, c := range []struct {
-		name  string
-		call  func(context.Context, *client.API) error
-		steps steps
-		calls int
-		waits []time.Duration // -1: a backoff
-		err   string
-	}{
-		{"waits as told", submit, steps{status(429, "7"), status(503, "2")}, 3, []time.Duration{7 * time.Second, 2 * time.Second}, ""},
-		{"backs off when not told", submit, steps{status(503, ""), status(502, ""), status(504, "")}, 4, []time.Duration{-1, -1, -1}, ""},
-		{"survives a broken connection", submit, steps{hangUp}, 2, []time.Duration{-1}, ""},
-		{"gives up in the end", submit, steps{status(503, "1"), status(503, "1"), status(503, "1"), status(503, "9")}, 4,
-			[]time.Duration{time.Second, time.Second, time.Second}, "submit group: 503 Service Unavailable: not now (try again in 9s)"},
-		{"does not wait for ever", submit, steps{status(429, "3600")}, 1, nil, "submit group: 429 Too Many Requests: not now (try again in 1h0m0s)"},
-		{"not what is wrong", submit, steps{status(422, "")}, 1, nil, "submit group: 422 Unprocessable Entity: not now"},
-		{"seal is repeatable", seal, steps{hangUp, status(503, "1")}, 3, []time.Duration{-1, time.Second}, ""},
-		{"retry when refused", retry, steps{status(429, "1")}, 2, []time.Duration{time.Second}, ""},
-		{"retry not when unknown", retry, steps{status(503, "1")}, 1, nil, "retry group g: 503 Service Unavailable: not now (try again in 1s)"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			f := &flaky{steps: c.steps}
-			a, w := serve(t, f)
-			err := c.call(t.Context(), a)
-			if c.err == "" {
-				require.NoError(t, err)
-			} else {
-				require.EqualError(t, err, c.err)
-			}
-			require.Len(t, f.keys, c.calls)
-			for _, k := range f.keys {
-				require.Equal(t, f.keys[0], k, "all attempts are one request")
-			}
-			got := w.taken()
-			require.Len(t, got, len(c.waits))
-			for i, want := range c.waits {
-				if want < 0 {
-					require.Positive(t, got[i])
-					require.LessOrEqual(t, got[i], 5*time.Second)
-					continue
-				}
-				require.Equal(t, want, got[i])
-			}
-		})
-	}
-}
-
-func TestRepetitionStopsWithContext(t *testing.T) {
-	f := &flaky{steps: []func(http.ResponseWriter){status(503, "1"), status(503, "1")}}
-	ctx, cancel := context.WithCancel(t.Context())
-	a, _ := serve(t, f, client.WithSleep(func(ctx context.Context, _ time.Duration) error {
-		cancel()
-		return ctx.Err()
-	}))
-	_, err := a.Group(ctx, "g")
-	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorContains(t, err, "503 Service Unavailable", "the answer is not hidden")
-	require.Len(t, f.keys, 1)
-}
-
-func TestRepetitionDoesNotOutwaitADeadline(t *testing.T) {
-	f := &flaky{steps: []func(http.ResponseWriter){status(503, "20")}}
-	a, w := serve(t, f)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	_, err := a.Group(ctx, "g")
-	require.ErrorContains(t, err, "503 Service Unavailable")
-	require.Empty(t, w.taken())
-}
-
-func TestErrorHoldsTheProblem(t *testing.T) {
-	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		refuse(w, http.StatusUnprocessableEntity, api.Problem{Detail: "2 fields are wrong", Fields: []api.FieldError{
-			{Field: "tenant", Problem: "must match ^[A-Za-z0-9._-]{1,128}$"},
-			{Field: "jobs[3].payload", Problem: "is missing"},
-		}})
-	}))
-	_, err := a.Submit(t.Context(), client.Group{Type: "NOOP"})
-	var e *client.Error
-	require.ErrorAs(t, err, &e)
-	require.Equal(t, 422, e.Status)
-	require.Len(t, e.Problem.Fields, 2)
-	require.EqualError(t, err, "submit group: 422 Unprocessable Entity: 2 fields are wrong: "+
-		"tenant: must match ^[A-Za-z0-9._-]{1,128}$; jobs[3].payload: is missing")
-}
-
-func TestErrorOfAStranger(t *testing.T) {
-	for name, body := range map[string]string{"text/html": "<h1>nginx</h1>", "application/problem+json": "{", "": ""} {
-		a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", name)
-			w.WriteHeader(http.StatusForbidden)
-			_, _ = io.WriteString(w, body)
-		}))
-		_, err := a.Stats(t.Context())
-		require.EqualError(t, err, "get stats: 403 Forbidden", name)
-	}
-}
-
-func TestRetryAfterAsDate(t *testing.T) {
-	f := &flaky{steps: []func(http.ResponseWriter){status(503, time.Now().Add(20*time.Second).UTC().Format(http.TimeFormat))}}
-	a, w := serve(t, f)
-	_, err := a.Group(t.Context(), "g")
-	require.NoError(t, err)
-	require.Len(t, w.taken(), 1)
-	require.InDelta(t, 20, w.taken()[0].Seconds(), 10)
-}
-
 func TestIDsDoNotEscapeTheirPath(t *testing.T) {
 	a, _ := serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("no request expected") }))
 	for _, id := range []string{"", "a/b", "..", ".", "a b", "a?b"} {
@@ -320,19 +169,6 @@ func TestIDsDoNotEscapeTheirPath(t *testing.T) {
 		_, err = a.Wait(t.Context(), id)
 		require.Error(t, err)
 	}
-}
-
-func TestUnreachable(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	w := &waits{}
-	a := client.NewAPI("http://"+l.Addr().String(), client.WithSleep(w.sleep), client.WithRetry(2, time.Minute))
-	_, err = a.Stats(t.Context())
-	require.ErrorContains(t, err, "get stats: ")
-	var op *net.OpError
-	require.ErrorAs(t, err, &op)
-	require.Len(t, w.taken(), 1)
 }
 
 func TestCommandsAndQueries(t *testing.T) {

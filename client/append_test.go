@@ -3,13 +3,14 @@ package client_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"net/http"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,61 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 )
+
+// sink takes appends as the server does: each key once. A line with "bad" is refused.
+type sink struct {
+	mu          sync.Mutex
+	fail        []func(http.ResponseWriter) // by request
+	requests    int
+	contentType string
+	answers     map[string]api.Appended // by idempotency key
+	bodies      []string                // that were taken
+}
+
+func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.Method+" "+r.URL.Path != "POST /v1/groups/g/jobs" {
+		refuse(w, http.StatusBadRequest, api.Problem{Detail: r.URL.Path})
+		return
+	}
+	s.contentType = r.Header.Get("Content-Type")
+	n := s.requests
+	s.requests++
+	if n < len(s.fail) && s.fail[n] != nil {
+		s.fail[n](w)
+		return
+	}
+	key := r.Header.Get("Idempotency-Key")
+	if _, known := s.answers[key]; !known {
+		if s.answers == nil {
+			s.answers = map[string]api.Appended{}
+		}
+		s.answers[key] = s.take(string(body))
+	}
+	answer(w, http.StatusOK, s.answers[key])
+}
+
+func (s *sink) take(body string) api.Appended {
+	s.bodies = append(s.bodies, body)
+	got := api.Appended{Rejected: []api.LineError{}}
+	lines := bufio.NewScanner(strings.NewReader(body))
+	lines.Buffer(nil, 16<<20)
+	for n := int64(1); lines.Scan(); n++ {
+		switch {
+		case strings.Contains(lines.Text(), "bad"):
+			got.RejectedTotal++
+			got.Rejected = append(got.Rejected, api.LineError{Line: n, Error: "is bad"})
+		case s.contentType == "text/csv" && n == 1, lines.Text() == "":
+		default:
+			got.Accepted++
+		}
+	}
+	return got
+}
+
+func (s *sink) whole() string { return strings.Join(s.bodies, "") }
 
 func numbered(n int) iter.Seq[client.Job] {
 	return func(yield func(client.Job) bool) {
@@ -29,132 +85,220 @@ func numbered(n int) iter.Seq[client.Job] {
 	}
 }
 
-func TestAppend(t *testing.T) {
-	var path, contentType string
-	var got []string
-	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		path, contentType, got = r.Method+" "+r.URL.Path, r.Header.Get("Content-Type"), nil
-		lines := bufio.NewScanner(r.Body)
-		for lines.Scan() {
-			got = append(got, lines.Text())
-		}
-		answer(w, http.StatusOK, api.Appended{Accepted: int64(len(got)), Rejected: []api.LineError{{Line: 2, Error: "no payload"}}, RejectedTotal: 1})
-	}))
-
-	t.Run("jobs", func(t *testing.T) {
-		const n = 5000 // many blocks
-		res, err := a.Append(t.Context(), "g", numbered(n))
-		require.NoError(t, err)
-		require.Equal(t, api.Appended{Accepted: n, Rejected: []api.LineError{{Line: 2, Error: "no payload"}}, RejectedTotal: 1}, res)
-		require.Equal(t, "POST /v1/groups/g/jobs", path)
-		require.Equal(t, "application/x-ndjson", contentType)
-		require.Equal(t, `{"payload":{"i":0}}`, got[0])
-		require.Equal(t, fmt.Sprintf(`{"payload":{"i":%d}}`, n-1), got[n-1])
-	})
-	t.Run("no jobs", func(t *testing.T) {
-		_, err := a.Append(t.Context(), "g", numbered(0))
-		require.NoError(t, err)
-		require.Empty(t, got)
-	})
-	t.Run("ndjson", func(t *testing.T) {
-		_, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader("{\"payload\":1}\n{\"payload\":2}"))
-		require.NoError(t, err)
-		require.Equal(t, []string{`{"payload":1}`, `{"payload":2}`}, got)
-	})
-	t.Run("csv", func(t *testing.T) {
-		_, err := a.AppendCSV(t.Context(), "g", strings.NewReader("to\na@example.com\n"))
-		require.NoError(t, err)
-		require.Equal(t, "text/csv", contentType)
-		require.Equal(t, []string{"to", "a@example.com"}, got)
-	})
-	t.Run("a job that can't be encoded", func(t *testing.T) {
-		_, err := a.Append(t.Context(), "g", func(yield func(client.Job) bool) {
-			_ = yield(client.Job{Payload: 1}) && yield(client.Job{Payload: make(chan int)})
-		})
-		require.ErrorContains(t, err, "append to group g: ")
-		require.ErrorContains(t, err, "encode job 1: json: unsupported type: chan int")
-	})
-	t.Run("an iterator that panics", func(t *testing.T) {
-		require.PanicsWithValue(t, "oh", func() {
-			_, _ = a.Append(t.Context(), "g", func(func(client.Job) bool) { panic("oh") })
-		})
-	})
+func ndjson(n int, bad ...int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "{\"payload\":%d}\n", i)
+	}
+	lines := strings.SplitAfter(b.String(), "\n")
+	for _, i := range bad {
+		lines[i-1] = "bad\n"
+	}
+	return strings.Join(lines, "")
 }
 
-func TestAppendIsRepeatedOnlyWhenUntouched(t *testing.T) {
+func TestAppendJobs(t *testing.T) {
+	s := &sink{}
+	a, _ := serve(t, s)
+	const n = 12_000 // three parts
+	res, err := a.Append(t.Context(), "g", numbered(n))
+	require.NoError(t, err)
+	require.Equal(t, api.Appended{Accepted: n}, res)
+	require.Equal(t, "application/x-ndjson", s.contentType)
+	require.Len(t, s.bodies, 3)
+	lines := strings.Split(s.whole(), "\n")
+	require.Len(t, lines, n+1)
+	require.Equal(t, `{"payload":{"i":0}}`, lines[0])
+	require.Equal(t, fmt.Sprintf(`{"payload":{"i":%d}}`, n-1), lines[n-1])
+	require.Len(t, s.answers, 3, "each part has a key of its own")
+
+	s.bodies = nil
+	res, err = a.Append(t.Context(), "g", numbered(0))
+	require.NoError(t, err)
+	require.Zero(t, res.Accepted)
+	require.Equal(t, []string{""}, s.bodies, "or nobody would notice that there is no such group")
+
+	res, err = a.Append(t.Context(), "g", func(yield func(client.Job) bool) {
+		for i := range 5001 {
+			if !yield(client.Job{Payload: i}) {
+				return
+			}
+		}
+		yield(client.Job{Payload: make(chan int)})
+	})
+	require.EqualError(t, err, "append to group g: encode job 5001: json: unsupported type: chan int")
+	require.EqualValues(t, 5000, res.Accepted)
+}
+
+func TestAppendNDJSON(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		first func(http.ResponseWriter, *http.Request)
-		calls int32
+		body  string
+		parts []int // bytes
+		lines []int64
 	}{
-		{"refused unread", func(w http.ResponseWriter, _ *http.Request) { status(429, "3")(w) }, 2},
-		{"refused in the middle", func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.ReadFull(r.Body, make([]byte, 10))
-			status(429, "3")(w)
-		}, 1},
-		{"wrong", func(w http.ResponseWriter, _ *http.Request) { refuse(w, 409, api.Problem{Detail: "is sealed"}) }, 1},
+		{"small", "{\"payload\":1}\n{\"payload\":2}", []int{28}, nil},
+		{"bad lines of many parts", ndjson(12_000, 1, 5000, 5001, 12_000), nil, []int64{1, 5000, 5001, 12_000}},
+		{"empty lines count", "\n\n" + ndjson(10, 3), nil, []int64{5}},
+		{"large lines", strings.Repeat("{\"payload\":\""+strings.Repeat("x", 1<<19)+"\"}\n", 9), []int{7 * (1<<19 + 15), 2 * (1<<19 + 15)}, nil},
+		{"an endless line", "{\"payload\":\"" + strings.Repeat("x", 3<<20) + "\n" + ndjson(3, 2), []int{1<<20 + 1, 32}, []int64{3}},
+		{"nothing", "", []int{0}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			var calls atomic.Int32
-			var size atomic.Int64
-			a, w := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if calls.Add(1) == 1 {
-					c.first(w, r)
-					return
-				}
-				n, _ := io.Copy(io.Discard, r.Body)
-				size.Store(n)
-				answer(w, http.StatusOK, api.Appended{Accepted: 1})
-			}))
-			const body = "{\"payload\":1}\n"
-			_, err := a.AppendNDJSON(t.Context(), "g", io.MultiReader(strings.NewReader(body)))
-			require.Equal(t, c.calls, calls.Load())
-			if c.calls == 2 {
-				require.NoError(t, err)
-				require.EqualValues(t, len(body), size.Load(), "the whole body, from its start")
-				require.Equal(t, []time.Duration{3 * time.Second}, w.taken())
-				return
+			s := &sink{}
+			a, _ := serve(t, s)
+			res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(c.body))
+			require.NoError(t, err)
+			require.EqualValues(t, len(c.lines), res.RejectedTotal)
+			for i, l := range res.Rejected {
+				require.Equal(t, c.lines[i], l.Line)
 			}
-			var e *client.Error
-			require.ErrorAs(t, err, &e)
+			if c.parts != nil {
+				var sizes []int
+				for _, b := range s.bodies {
+					sizes = append(sizes, len(b))
+				}
+				require.Equal(t, c.parts, sizes)
+			}
+			if len(c.body) < 1<<20 {
+				require.Equal(t, strings.TrimSuffix(c.body, "\n"), strings.TrimSuffix(s.whole(), "\n"))
+			}
 		})
 	}
 }
 
-func TestAppendStopsTakingJobsAfterAnError(t *testing.T) {
-	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { refuse(w, 409, api.Problem{Detail: "is sealed"}) }))
-	n := 0
-	_, err := a.Append(t.Context(), "g", func(yield func(client.Job) bool) {
-		for yield(client.Job{Payload: strings.Repeat("x", 1000)}) {
-			n++
-		}
-	})
-	require.ErrorContains(t, err, "append to group g: 409 Conflict: is sealed")
-	require.Less(t, n, 100)
+func TestAppendListsTheFirstThousandRejects(t *testing.T) {
+	a, _ := serve(t, &sink{})
+	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(strings.Repeat("bad\n", 6000)))
+	require.NoError(t, err)
+	require.EqualValues(t, 6000, res.RejectedTotal)
+	require.Len(t, res.Rejected, 1000)
+}
+
+func TestAppendCSV(t *testing.T) {
+	header := "\xef\xbb\xbfto,\"a \"\"b\"\"\nc\"\r\n" // two lines
+	row := "x@example.com,\"one\ntwo, \"\"three\"\"\"\r\n"
+	s := &sink{}
+	a, _ := serve(t, s)
+	const n = 6000 // rows of two lines: three parts
+	body := "\n" + header + strings.Repeat(row, n) + "bad,row"
+	res, err := a.AppendCSV(t.Context(), "g", strings.NewReader(body))
+	require.NoError(t, err)
+	require.Equal(t, "text/csv", s.contentType)
+	require.Len(t, s.bodies, 3)
+	whole := ""
+	for _, b := range s.bodies {
+		rest, ok := strings.CutPrefix(b, header)
+		require.True(t, ok, "each part begins with the header")
+		require.Zero(t, len(rest)%len(row)%8, "and ends with a row")
+		whole += rest
+	}
+	require.Equal(t, strings.Repeat(row, n)+"bad,row\n", whole)
+	require.Equal(t, []api.LineError{{Line: 1 + 2 + 2*n + 1, Error: "is bad"}}, res.Rejected, "numbered as in the file")
+}
+
+func TestAppendCSVWithoutEnd(t *testing.T) {
+	s := &sink{}
+	a, _ := serve(t, s)
+	body := "to\na@example.com\n\"" + strings.Repeat("never closed\n", 200_000) + "\"\nbad\n"
+	res, err := a.AppendCSV(t.Context(), "g", strings.NewReader(body))
+	require.NoError(t, err)
+	require.Len(t, s.bodies, 2)
+	require.Less(t, len(s.whole()), 2<<20, "what can't be taken is not sent")
+	require.EqualValues(t, 200_000+4, res.Rejected[len(res.Rejected)-1].Line)
+
+	s.bodies = nil
+	_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(""))
+	require.NoError(t, err)
+	require.Equal(t, []string{""}, s.bodies)
+}
+
+func TestAppendRepeatsAPartUnderItsKey(t *testing.T) {
+	// The second part's answer is lost, the third part comes when the server is busy.
+	s := &sink{fail: []func(http.ResponseWriter){nil, hangUp, nil, status(429, "3"), status(503, "")}}
+	a, w := serve(t, s)
+	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(12_000)))
+	require.NoError(t, err)
+	require.EqualValues(t, 12_000, res.Accepted)
+	require.Equal(t, 6, s.requests)
+	require.Equal(t, ndjson(12_000), s.whole(), "each job once, in order")
+	require.Contains(t, w.taken(), 3*time.Second)
+}
+
+func TestAppendAgainUnderOneKey(t *testing.T) {
+	s := &sink{fail: []func(http.ResponseWriter){nil, status(409, "")}}
+	a, _ := serve(t, s)
+	key := client.WithIdempotencyKey(strings.Repeat("k", 255))
+	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(6000)), key)
+	require.EqualError(t, err, "append to group g: 409 Conflict: not now")
+	require.EqualValues(t, 5000, res.Accepted, "what was accepted before")
+
+	res, err = a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(6000)), key)
+	require.NoError(t, err)
+	require.EqualValues(t, 6000, res.Accepted)
+	require.Equal(t, ndjson(6000), s.whole())
+
+	_, err = a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(6001)), key)
+	require.NoError(t, err)
+	require.Equal(t, ndjson(6000)+ndjson(6001)[len(ndjson(5000)):], s.whole(), "other content is not taken for a repetition")
+}
+
+func TestAppendTellsWhatAPartHadStored(t *testing.T) {
+	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusConflict)
+		_ = json.NewEncoder(w).Encode(api.AppendProblem{
+			Problem:  api.Problem{Title: "Conflict", Status: 409, Detail: "is sealed"},
+			Appended: api.Appended{Accepted: 500, Rejected: []api.LineError{{Line: 7, Error: "is bad"}}, RejectedTotal: 1},
+			NextLine: 502,
+		})
+	}))
+	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(600)))
+	require.EqualError(t, err, "append to group g: 409 Conflict: is sealed")
+	require.Equal(t, api.Appended{Accepted: 500, Rejected: []api.LineError{{Line: 7, Error: "is bad"}}, RejectedTotal: 1}, res)
+}
+
+type brokenReader struct{ io.Reader }
+
+func (b brokenReader) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err != nil {
+		err = errors.New("disk on fire")
+	}
+	return n, err
+}
+
+func TestAppendFromABrokenReader(t *testing.T) {
+	s := &sink{}
+	a, _ := serve(t, s)
+	_, err := a.AppendNDJSON(t.Context(), "g", brokenReader{strings.NewReader(ndjson(3))})
+	require.EqualError(t, err, "append to group g: read line 4: disk on fire")
+	require.Empty(t, s.bodies, "the last line may be torn")
+	_, err = a.AppendCSV(t.Context(), "g", brokenReader{strings.NewReader("to")})
+	require.EqualError(t, err, "append to group g: read: disk on fire")
 }
 
 // stuck is a reader that never has anything, like a terminal nobody types at.
-type stuck struct{ reading chan struct{} }
+type stuck struct{ reading, release chan struct{} }
 
 func (s stuck) Read([]byte) (int, error) {
 	close(s.reading)
-	select {}
+	<-s.release
+	return 0, io.EOF
 }
 
 func TestAppendEndsWithContextThoughItsReaderHangs(t *testing.T) {
-	gone := make(chan struct{})
-	a, _ := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		close(gone)
-	}))
+	s := &sink{}
+	a, _ := serve(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
-	s := stuck{make(chan struct{})}
+	r := stuck{make(chan struct{}), make(chan struct{})}
+	defer close(r.release)
 	go func() {
-		<-s.reading
+		<-r.reading
 		cancel()
 	}()
-	_, err := a.AppendNDJSON(ctx, "g", s)
-	require.True(t, errors.Is(err, context.Canceled), "%v", err)
-	<-gone
+	_, err := a.AppendNDJSON(ctx, "g", r)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, s.requests)
 }

@@ -19,20 +19,13 @@ import (
 // stage is a server of one group's events, one function a connection.
 type stage struct {
 	mu          sync.Mutex
-	group       api.Group
 	connections []func(w io.Writer, r *http.Request)
 	after       []string // Last-Event-ID of each connection
-	gets        int
 }
 
 func (s *stage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.URL.Path == "/v1/groups/g" {
-		s.gets++
-		answer(w, 200, s.group)
-		return
-	}
 	n := len(s.after)
 	s.after = append(s.after, r.Header.Get("Last-Event-ID"))
 	if n >= len(s.connections) {
@@ -40,19 +33,10 @@ func (s *stage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.WriteHeader(200)
-	_ = http.NewResponseController(w).Flush()
-	s.mu.Unlock() // the group can be read meanwhile
-	defer s.mu.Lock()
 	s.connections[n](w, r)
-	_ = http.NewResponseController(w).Flush()
 }
 
-func (s *stage) set(st api.Status) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.group.Status = st
-}
+func flush(w io.Writer) { _ = http.NewResponseController(w.(http.ResponseWriter)).Flush() }
 
 func event(w io.Writer, id, typ string, st api.Status) {
 	b, _ := json.Marshal(api.Event{ID: id, Type: typ, Group: &api.Group{ID: "g", Status: st}})
@@ -79,7 +63,7 @@ func follow(ctx context.Context, a *client.API, after string) (all []string, err
 }
 
 func TestEventsUntilTheEnd(t *testing.T) {
-	s := &stage{group: api.Group{ID: "g", Status: api.StatusCreated}, connections: []func(io.Writer, *http.Request){
+	s := &stage{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) {
 			_, _ = io.WriteString(w, ": hello\n\nretry: 3\n\n")
 			event(w, "1", "group.running", api.StatusRunning)
@@ -92,12 +76,12 @@ func TestEventsUntilTheEnd(t *testing.T) {
 	a, _ := serve(t, s)
 	got, err := follow(t.Context(), a, "")
 	require.NoError(t, err)
-	require.Equal(t, []string{" group.snapshot CREATED", "1 group.running RUNNING", " group.progress RUNNING", "2 group.completed COMPLETED"}, got)
+	require.Equal(t, []string{"1 group.running RUNNING", " group.progress RUNNING", "2 group.completed COMPLETED"}, got)
 	require.Equal(t, []string{""}, s.after)
 }
 
 func TestEventsResume(t *testing.T) {
-	s := &stage{group: api.Group{Status: api.StatusRunning}, connections: []func(io.Writer, *http.Request){
+	s := &stage{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) { // an orderly end
 			event(w, "1", "group.running", api.StatusRunning)
 			_, _ = io.WriteString(w, "retry: 1234\n\n")
@@ -106,7 +90,7 @@ func TestEventsResume(t *testing.T) {
 			event(w, "1", "group.running", api.StatusRunning) // once more
 			event(w, "2", "group.progress", api.StatusRunning)
 			_, _ = io.WriteString(w, "id: 3\ndata: {}\n")
-			_ = http.NewResponseController(w.(http.ResponseWriter)).Flush()
+			flush(w)
 			breakOff()
 		},
 		func(w io.Writer, _ *http.Request) { event(w, "3", "group.failed", api.StatusFailed) },
@@ -114,13 +98,13 @@ func TestEventsResume(t *testing.T) {
 	a, w := serve(t, s)
 	got, err := follow(t.Context(), a, "")
 	require.NoError(t, err)
-	require.Equal(t, []string{" group.snapshot RUNNING", "1 group.running RUNNING", "2 group.progress RUNNING", "3 group.failed FAILED"}, got)
+	require.Equal(t, []string{"1 group.running RUNNING", "2 group.progress RUNNING", "3 group.failed FAILED"}, got)
 	require.Equal(t, []string{"", "1", "2"}, s.after)
 	require.Equal(t, 1234*time.Millisecond, w.taken()[0], "as the server asks")
 }
 
 func TestEventsGoOnAfterAnID(t *testing.T) {
-	s := &stage{group: api.Group{Status: api.StatusCompleted}, connections: []func(io.Writer, *http.Request){
+	s := &stage{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) {
 			event(w, "8", "group.aggregating", api.StatusAggregating)
 			event(w, "9", "group.completed", api.StatusCompleted)
@@ -133,53 +117,44 @@ func TestEventsGoOnAfterAnID(t *testing.T) {
 	require.Equal(t, []string{"7"}, s.after)
 }
 
-func TestEventsOfAnEndedGroup(t *testing.T) {
-	s := &stage{group: api.Group{Status: api.StatusCancelled}, connections: []func(io.Writer, *http.Request){
-		func(_ io.Writer, r *http.Request) { <-r.Context().Done() },
-		func(io.Writer, *http.Request) {},
+func TestEventsAfterTheEnd(t *testing.T) {
+	s := &stage{connections: []func(io.Writer, *http.Request){
+		func(w io.Writer, _ *http.Request) { w.(http.ResponseWriter).WriteHeader(http.StatusNoContent) },
 	}}
 	a, _ := serve(t, s)
-	got, err := follow(t.Context(), a, "")
+	got, err := follow(t.Context(), a, "1.5")
 	require.NoError(t, err)
-	require.Equal(t, []string{" group.snapshot CANCELLED"}, got)
-
-	got, err = follow(t.Context(), a, "7")
-	require.NoError(t, err)
-	require.Equal(t, []string{" group.snapshot CANCELLED"}, got, "the server has nothing more to say")
+	require.Empty(t, got, "there is nothing more to be told")
+	require.Equal(t, []string{"1.5"}, s.after)
 }
 
 func TestEventsNoticeSilence(t *testing.T) {
-	s := &stage{group: api.Group{Status: api.StatusRunning}}
-	s.connections = []func(io.Writer, *http.Request){
+	s := &stage{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, r *http.Request) {
 			event(w, "1", "group.running", api.StatusRunning)
-			_ = http.NewResponseController(w.(http.ResponseWriter)).Flush()
+			flush(w)
 			<-r.Context().Done() // half open
 		},
-		func(w io.Writer, r *http.Request) {
-			s.set(api.StatusCompleted)
-			<-r.Context().Done()
-		},
-	}
+		func(w io.Writer, _ *http.Request) { event(w, "2", "group.completed", api.StatusCompleted) },
+	}}
 	a, _ := serve(t, s, client.WithSilence(50*time.Millisecond))
 	got, err := follow(t.Context(), a, "")
 	require.NoError(t, err)
-	require.Equal(t, []string{" group.snapshot RUNNING", "1 group.running RUNNING", " group.snapshot COMPLETED"}, got)
+	require.Equal(t, []string{"1 group.running RUNNING", "2 group.completed COMPLETED"}, got)
 	require.Equal(t, []string{"", "1"}, s.after)
 }
 
 func TestEventsGiveUp(t *testing.T) {
-	running := api.Group{Status: api.StatusRunning}
 	one := func(w io.Writer, _ *http.Request) { event(w, "1", "group.running", api.StatusRunning) }
 
 	t.Run("on what is final", func(t *testing.T) {
-		a, _ := serve(t, &stage{group: running, connections: []func(io.Writer, *http.Request){one}})
+		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){one}})
 		got, err := follow(t.Context(), a, "")
 		require.ErrorContains(t, err, "follow group g: 404 Not Found: no more connections")
-		require.Len(t, got, 2)
+		require.Len(t, got, 1)
 	})
 	t.Run("on what is no event", func(t *testing.T) {
-		a, _ := serve(t, &stage{group: running, connections: []func(io.Writer, *http.Request){
+		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){
 			func(w io.Writer, _ *http.Request) { _, _ = io.WriteString(w, "id: 1\ndata: <html>\n\n") },
 		}})
 		_, err := follow(t.Context(), a, "")
@@ -208,21 +183,21 @@ func TestEventsGiveUp(t *testing.T) {
 func TestEventsEndWithTheirConsumer(t *testing.T) {
 	hang := func(w io.Writer, r *http.Request) {
 		event(w, "1", "group.running", api.StatusRunning)
-		_ = http.NewResponseController(w.(http.ResponseWriter)).Flush()
+		flush(w)
 		<-r.Context().Done()
 	}
 	t.Run("who leaves", func(t *testing.T) {
-		a, _ := serve(t, &stage{group: api.Group{Status: api.StatusRunning}, connections: []func(io.Writer, *http.Request){hang}})
+		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){hang}})
 		n := 0
 		for _, err := range a.Events(t.Context(), "g", "") {
 			require.NoError(t, err)
-			if n++; n == 2 {
+			if n++; n == 1 {
 				break
 			}
 		}
 	})
 	t.Run("whose context ends", func(t *testing.T) {
-		a, _ := serve(t, &stage{group: api.Group{Status: api.StatusRunning}, connections: []func(io.Writer, *http.Request){hang}})
+		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){hang}})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var last error
@@ -238,18 +213,15 @@ func TestEventsEndWithTheirConsumer(t *testing.T) {
 }
 
 func TestWait(t *testing.T) {
-	s := &stage{group: api.Group{ID: "g", Status: api.StatusRunning}, connections: []func(io.Writer, *http.Request){
+	s := &stage{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) { event(w, "1", "group.aggregating", api.StatusAggregating) },
-		func(w io.Writer, _ *http.Request) { event(w, "2", "group.completed", api.StatusCompleted) },
-		func(io.Writer, *http.Request) {},
+		func(w io.Writer, _ *http.Request) { event(w, "2", "group.failed", api.StatusFailed) },
 	}}
 	a, _ := serve(t, s)
 	g, err := a.Wait(t.Context(), "g")
 	require.NoError(t, err)
-	require.Equal(t, api.StatusCompleted, g.Status)
+	require.Equal(t, api.StatusFailed, g.Status)
 
-	s.set(api.StatusFailed)
-	g, err = a.Wait(t.Context(), "g")
-	require.NoError(t, err)
-	require.Equal(t, api.StatusFailed, g.Status, "ended already")
+	_, err = a.Wait(t.Context(), "g")
+	require.ErrorContains(t, err, "404")
 }

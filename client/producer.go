@@ -58,7 +58,7 @@ func WithTracerProvider(p trace.TracerProvider) ProducerOption {
 }
 
 // NewProducer connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster, or
-// redis-sentinel://host:port,…/master.
+// redis-sentinel://host:port,…/master. A Redis that is away is logged and no error: calls fail until it is back.
 func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (*Producer, error) {
 	o := producerOptions{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {
@@ -71,9 +71,6 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 	conn, err := redisx.Connect(ctx, redisx.Config{URL: redisURL, CommandTimeout: 3 * time.Second, ClientName: "bulkaction-producer"})
 	if err != nil {
 		return nil, err
-	}
-	if err := conn.Ping(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("create producer: %w", err), conn.Close())
 	}
 	publisher, err := redisx.NewPublisher(conn, nil)
 	if err != nil {

@@ -1,19 +1,14 @@
 package client_test
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -206,23 +201,30 @@ func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 	p := produce(t, r.Addr())
 	secret := strings.Repeat("secret", 50_000)
 	for name, g := range map[string]client.Group{
-		`group id "a/b": must match`:              {ID: "a/b", Type: "NOOP"},
-		`type id "": must match`:                  {},
-		`tenant id "a{b}": must match`:            {Type: "NOOP", Tenant: "a{b}"},
-		`job 1: type id "a b": must match`:        {Type: "NOOP", Jobs: []client.Job{{}, {Type: "a b"}}},
-		`job 0: payload of 300002 bytes: at most`: {Type: "NOOP", Jobs: []client.Job{{Payload: secret}}},
-		`encode job 0: json: unsupported type`:    {Type: "NOOP", Jobs: []client.Job{{Payload: func() {}}}},
-		`total 3: is sealed with 1 jobs`:          {Type: "NOOP", Jobs: []client.Job{{}}, Total: ptr(int64(3)), Seal: true},
+		`id: must match`:                       {ID: "a/b", Type: "NOOP"},
+		`type: required`:                       {},
+		`tenant: must match`:                   {Type: "NOOP", Tenant: "a{b}"},
+		`priority: must be`:                    {Type: "NOOP", Priority: "urgent"},
+		`jobs[1].type: must match`:             {Type: "NOOP", Jobs: []client.Job{{}, {Type: "a b"}}},
+		`after the first 500 jobs: `:           {Type: "NOOP", Jobs: append(make([]client.Job, client.MaxMessageJobs), client.Job{Type: "a b"})},
+		`jobs[0].payload`:                      {Type: "NOOP", Jobs: []client.Job{{Payload: secret}}},
+		`encode job 0: json: unsupported type`: {Type: "NOOP", Jobs: []client.Job{{Payload: func() {}}}},
+		`total is 3, but it is sealed with 1`:  {Type: "NOOP", Jobs: []client.Job{{}}, Total: ptr(int64(3)), Seal: true},
 	} {
 		_, err := p.Submit(t.Context(), g)
 		require.ErrorContains(t, err, name)
 		require.NotContains(t, err.Error(), "secret")
 	}
 	_, err := p.AppendJobs(t.Context(), "", []client.Job{{}})
-	require.ErrorContains(t, err, `group id "": must match`)
+	require.ErrorContains(t, err, `group: required`)
+	_, err = p.AppendJobs(t.Context(), `"}`, []client.Job{{}})
+	require.ErrorContains(t, err, `group: must match`)
 	require.Error(t, p.Seal(t.Context(), "a b", nil))
 	require.Error(t, p.Cancel(t.Context(), "a b"))
 	require.Empty(t, published(t, r, ingest))
+
+	_, err = p.Submit(t.Context(), client.Group{Type: "NOOP", Aggregate: []client.Aggregate{{As: "x", Op: "of_your_own", Field: "data"}}})
+	require.NoError(t, err, "reducers plug in at the server")
 }
 
 func TestProducerLooksAtTheBacklog(t *testing.T) {
@@ -292,105 +294,13 @@ func TestProducerWithoutTracerHandsItsParentOn(t *testing.T) {
 	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", published(t, r, ingest)[0]["traceparent"])
 }
 
-// lossy passes bytes on to Redis and loses as many replies to XADD as it is told, with their connections.
-func lossy(t *testing.T, target string, lose *atomic.Int32) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer func() { _ = in.Close() }()
-				out, err := net.Dial("tcp", target)
-				if err != nil {
-					return
-				}
-				defer func() { _ = out.Close() }()
-				var adding atomic.Bool
-				go func() {
-					buf := make([]byte, 64<<10)
-					for {
-						n, err := in.Read(buf)
-						if strings.Contains(strings.ToLower(string(buf[:n])), "xadd") {
-							adding.Store(true)
-						}
-						if _, werr := out.Write(buf[:n]); err != nil || werr != nil {
-							_ = out.Close()
-							return
-						}
-					}
-				}()
-				buf := make([]byte, 64<<10)
-				for {
-					n, err := out.Read(buf)
-					if err != nil || (adding.Swap(false) && lose.Add(-1) >= 0) {
-						return
-					}
-					if _, err := in.Write(buf[:n]); err != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
-	return l.Addr().String()
-}
-
-func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
-	r := miniredis.RunT(t)
-	var lose atomic.Int32
-	p := produce(t, lossy(t, r.Addr(), &lose))
-	lose.Store(2)
-	n, err := p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 1}})
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	entries := published(t, r, ingest)
-	require.Len(t, entries, 3, "two of unknown fate, and the one that was answered for")
-	for _, e := range entries {
-		require.Equal(t, entries[0], e)
-	}
-
-	lose.Store(100)
-	n, err = p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 2}})
-	require.Zero(t, n)
-	require.ErrorContains(t, err, "publish jobs.append of group g: ")
-	require.True(t, errors.Is(err, io.EOF), "%v", err)
-	require.Len(t, published(t, r, ingest), 3+4, "and no more")
-}
-
-func TestProducerTakesAnAnswerForFinal(t *testing.T) {
-	r := miniredis.RunT(t)
-	require.NoError(t, r.Set("wrong:ingest", "a string"))
-	p := produce(t, r.Addr(), client.WithPrefix("wrong:"))
-	err := p.Cancel(t.Context(), "g")
-	require.ErrorContains(t, err, "look at backlog: WRONGTYPE")
-
-	p = produce(t, r.Addr())
-	require.NoError(t, p.Cancel(t.Context(), "g"))
-	r.SetError("OOM command not allowed when used memory > 'maxmemory'.")
-	err = p.Cancel(t.Context(), "g") // the look at the backlog is fresh
-	require.ErrorIs(t, err, client.ErrBacklogFull)
-	require.ErrorContains(t, err, "OOM")
-	var answer redis.Error
-	require.ErrorAs(t, err, &answer)
-
-	r.SetError("")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, p.Cancel(ctx, "g"), context.Canceled)
-}
-
 func TestNewProducerErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
-	_, err = client.NewProducer(t.Context(), "redis://user:hunter2@"+l.Addr().String())
-	require.ErrorContains(t, err, "create producer: ")
+	p := produce(t, "user:hunter2@"+l.Addr().String())
+	err = p.Cancel(t.Context(), "g")
+	require.ErrorContains(t, err, "publish group.cancel of group g: look at backlog: ")
 	require.NotContains(t, err.Error(), "hunter2")
 
 	_, err = client.NewProducer(t.Context(), "http://user:hunter2@x")

@@ -100,7 +100,7 @@ type RetentionConfig struct {
 
 // TelemetryConfig is about the admin address and logs; traces follow the standard OTEL_* variables.
 type TelemetryConfig struct {
-	AdminAddr string `env:"ADMIN_ADDR" envDefault:"127.0.0.1:9090" check:"addr" desc:"Address of /healthz, /readyz and /metrics. Port 0 picks a free one."`
+	AdminAddr string `env:"ADMIN_ADDR" envDefault:"127.0.0.1:0" check:"addr" desc:"Address of /healthz, /readyz and /metrics. Port 0 picks a free one and logs it, so that several roles can share a host."`
 	LogLevel  string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error" desc:"Least severe lines that are logged."`
 	LogFormat string `env:"LOG_FORMAT" envDefault:"json" oneof:"json,text" desc:"How lines are logged, to standard error."`
 }

@@ -37,7 +37,7 @@ func TestDefaults(t *testing.T) {
 		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
 		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour,
 	}, c.Retention)
-	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:9090", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
+	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:0", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
 	require.Equal(t, "127.0.0.1", c.SMTP.Host)
 	require.Equal(t, 30*time.Second, c.HTTP.Timeout)
 }
@@ -239,7 +239,7 @@ func TestShownConfiguration(t *testing.T) {
 		"BULKACTION_REDIS_URL=redis://user:secret@h:1/0", "BULKACTION_SMTP_USERNAME=u", "BULKACTION_SMTP_PASSWORD=secret",
 	})
 	require.NoError(t, err)
-	require.Equal(t, `[redis_url=[redacted]h:1/0 worker_count=7 worker_types=A,B smtp_username=u smtp_password=[redacted]]`,
+	require.Equal(t, `[redis_url=[redacted]@h:1/0 worker_count=7 worker_types=A,B smtp_username=u smtp_password=[redacted]]`,
 		c.LogValue().String(), "only what differs from the defaults")
 	require.Contains(t, c.String(), "BULKACTION_FAIR_QUEUE_LANE_WEIGHTS=6,3,1\n")
 	require.Contains(t, c.String(), "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1m0s\n")

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// drainTimeout is how long a stopping server lets open requests finish before it cuts them off.
+// drainTimeout is how long a stopping server lets open requests finish before it cuts them off, or half the time that
+// is left, so that something is left for what stops after it.
 const drainTimeout = 5 * time.Second
 
 // Serve starts an HTTP server that stops with the process, and returns where it listens. Should it break, the
@@ -21,6 +22,12 @@ func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Han
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", name, err)
 	}
+	p.serve(name, listener, handler)
+	p.Tel.Log.Info("listening", "server", name, "addr", listener.Addr().String())
+	return listener.Addr(), nil
+}
+
+func (p *Process) serve(name string, listener net.Listener, handler http.Handler) {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
 		ErrorLog: slog.NewLogLogger(p.Tel.Log.Handler(), slog.LevelWarn),
@@ -33,7 +40,8 @@ func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Han
 		}
 	}()
 	p.OnStop(name+" server", func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+		end, _ := ctx.Deadline()
+		ctx, cancel := context.WithTimeout(ctx, min(drainTimeout, time.Until(end)/2))
 		defer cancel()
 		err := server.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -42,8 +50,6 @@ func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Han
 		<-served
 		return err
 	})
-	p.Tel.Log.Info("listening", "server", name, "addr", listener.Addr().String())
-	return listener.Addr(), nil
 }
 
 // HandleAdmin adds a route to the admin server; patterns are those of [http.ServeMux]. As the admin server knows

@@ -159,24 +159,22 @@ func rule(f reflect.StructField) string {
 // secretNames are the endings of variables that hold a secret, whoever's section they are in.
 var secretNames = regexp.MustCompile(`(PASSWORD|SECRET|TOKEN|API_KEY|HEADERS)$`)
 
-// credentials are what a URL holds before its host, and its query. Of a list everything up to the last host is taken
-// for them: a password that was not escaped may hold any character.
-var credentials = regexp.MustCompile(`(?s)^.*@|\?.*$`)
-
 const redacted = "[redacted]"
 
 // redact hides what must not be shown of a value.
 func (v Variable) redact(value string) string {
+	secret := v.field.Tag.Get("secret")
 	switch {
-	case v.field.Tag.Get("secret") == "url":
-		return credentials.ReplaceAllString(value, redacted)
-	case v.field.Tag.Get("secret") != "" || secretNames.MatchString(v.Name):
-		if value == "" {
-			return ""
+	case value == "" || secret == "" && !secretNames.MatchString(v.Name):
+		return value
+	case secret == "url" && !strings.Contains(value, "?"):
+		// Up to the last @ anything may be a password, even one that was not escaped; so may parameters.
+		if at := strings.LastIndexByte(value, '@'); at >= 0 {
+			return redacted + value[at:]
 		}
-		return redacted
+		return value
 	}
-	return value
+	return redacted
 }
 
 // show writes the value as it would be configured, secrets redacted.

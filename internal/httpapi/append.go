@@ -79,8 +79,12 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	case err != nil:
 		p := s.problem(w, r, err).Problem
-		p.Detail += fmt.Sprintf("; %d jobs were taken before: send the same body with the same Idempotency-Key again, or what begins at line %d",
-			a.answer.Accepted, a.nextLine)
+		p.Detail += fmt.Sprintf("; %d jobs were taken before: ", a.answer.Accepted)
+		if key == "" {
+			p.Detail += fmt.Sprintf("send what begins at line %d", a.nextLine)
+		} else {
+			p.Detail += "send the same body again with the same Idempotency-Key"
+		}
 		writeJSON(w, p.Status, "application/problem+json", api.AppendProblem{Problem: p, Appended: a.answer, NextLine: a.nextLine})
 		return nil
 	}
@@ -123,7 +127,7 @@ func (a *appender) run(ctx context.Context, src jobSource, closing <-chan struct
 		bad, isBad := err.(*lineError)
 		switch {
 		case err == io.EOF:
-			return a.finish(ctx)
+			return a.finish(ctx, line)
 		case err != nil && !isBad:
 			return brokenBody(err) // the begun batch is dropped: its id belongs to the whole one
 		}
@@ -169,8 +173,8 @@ func (a *appender) flush(ctx context.Context, next int64) error {
 }
 
 // finish stores the last batch. A body without a good line must not hide that there is no such group.
-func (a *appender) finish(ctx context.Context) error {
-	if err := a.flush(ctx, a.nextLine+int64(a.lines)); err != nil {
+func (a *appender) finish(ctx context.Context, end int64) error {
+	if err := a.flush(ctx, end); err != nil {
 		return err
 	}
 	if a.stored {

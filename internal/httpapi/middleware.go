@@ -72,20 +72,17 @@ func (s *server) admit(r *http.Request) error {
 func (s *server) dispatch(m methods) http.Handler {
 	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		serve, ok := m[r.Method]
-		switch {
+		var err error
+		switch serve, ok := m[r.Method]; {
 		case ok:
+			err = serve(w, r)
 		case len(m) == 0:
-			serve = func(http.ResponseWriter, *http.Request) error {
-				return newProblem(http.StatusNotFound, "no such path: see /openapi.yaml")
-			}
+			err = newProblem(http.StatusNotFound, "no such path: see /openapi.yaml")
 		default:
 			w.Header().Set("Allow", allow)
-			serve = func(http.ResponseWriter, *http.Request) error {
-				return newProblem(http.StatusMethodNotAllowed, "this path takes "+allow)
-			}
+			err = newProblem(http.StatusMethodNotAllowed, "this path takes "+allow)
 		}
-		if err := serve(w, r); err != nil {
+		if err != nil {
 			s.fail(w.(*responseWriter), r, err)
 		}
 	})

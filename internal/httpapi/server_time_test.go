@@ -188,6 +188,8 @@ func TestShutdownEndsStreams(t *testing.T) {
 		_, err = io.WriteString(out, numbered(batchLines-1))
 		require.NoError(t, err)
 
+		synctest.Wait() // net/http drops a request that it has not begun
+
 		stopped := make(chan error, 1)
 		go func() { stopped <- srv.Shutdown(t.Context()) }()
 		_, err = io.ReadAll(events.Body)

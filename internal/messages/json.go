@@ -16,7 +16,7 @@ const whiteSpace = " \t\r\n"
 // passed the text; given anything else it says something else, but ends and never panics.
 type cursor struct{ rest []byte }
 
-// enter opens an object or an array.
+// enter opens an object or an array that has no white space before it.
 func enter(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
 
 // next returns the next value as it is written, empty at the end.

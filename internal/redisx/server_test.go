@@ -37,7 +37,7 @@ func onBoth(t *testing.T, test func(t *testing.T, url string)) {
 
 func connect(t testing.TB, url string) *Conn {
 	t.Helper()
-	c, err := Connect(context.Background(), Config{URL: url, PoolMaxActive: 20, DialTimeout: 5 * time.Second, CommandTimeout: 5 * time.Second})
+	c, err := Connect(context.Background(), Config{URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c

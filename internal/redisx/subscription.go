@@ -244,7 +244,7 @@ func (s *subscription) keepLoop(work context.Context) {
 		if n := s.flight.setLost(lost); n > 0 {
 			s.log.WarnContext(work, "messages in work were taken over by another consumer", "count", n)
 		}
-		if err != nil {
+		if err != nil && work.Err() == nil {
 			s.outage.failed("renew", err)
 			wait = retry.Next()
 			continue
@@ -258,7 +258,9 @@ func (s *subscription) keepLoop(work context.Context) {
 func (s *subscription) ackLoop(work context.Context) {
 	retry := Backoff{Min: minRetry, Max: maxRetry}
 	for s.acks.awaitBatch(work) {
-		if err := s.acks.flush(work); err != nil {
+		if err := s.acks.flush(work); err != nil && work.Err() != nil {
+			return // the last flush comes
+		} else if err != nil {
 			s.outage.failed("ack", err)
 			_ = Sleep(work, retry.Next())
 			continue

@@ -1,0 +1,139 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// A group as it travels.
+func ExampleGroup() {
+	retries := 3
+	body, err := json.Marshal(client.Group{
+		Tenant:     "acme",
+		Type:       "SEND_EMAIL",
+		MaxRetries: &retries,
+		JobTimeout: 30 * time.Second,
+		Aggregate:  []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}},
+		Jobs:       []client.Job{{Payload: map[string]string{"to": "a@example.com"}}},
+		Seal:       true,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(string(body))
+	// Output:
+	// {"tenant":"acme","type":"SEND_EMAIL","max_retries":3,"job_timeout":"30s","aggregate":[{"as":"cost","op":"sum","field":"data.cost"}],"seal":true,"jobs":[{"payload":{"to":"a@example.com"}}]}
+}
+
+// Submit a group, wait for its end and look at what failed.
+func ExampleAPI() {
+	ctx := context.Background()
+	a := client.NewAPI("http://127.0.0.1:8080")
+	accepted, err := a.Submit(ctx, client.Group{
+		Tenant: "acme",
+		Type:   "SEND_EMAIL",
+		Jobs:   []client.Job{{Payload: map[string]string{"to": "a@example.com"}}},
+		Seal:   true,
+	})
+	if problem, ok := errors.AsType[*client.Error](err); ok {
+		log.Fatalf("refused: %v", problem.Problem.Fields)
+	} else if err != nil {
+		log.Fatal(err)
+	}
+
+	group, err := a.Wait(ctx, accepted.ID)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s: %d done, %d failed\n", group.Status, group.Counts.Done, group.Counts.Failed)
+	for failure, err := range a.Failures(ctx, accepted.ID) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(failure.Ordinal, failure.Code, failure.Error)
+	}
+}
+
+// Stream a file of any length into a group. The key makes it safe to run all of this again.
+func ExampleAPI_AppendCSV() {
+	ctx := context.Background()
+	file, err := os.Open("recipients.csv")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer file.Close()
+
+	a := client.NewAPI("http://127.0.0.1:8080")
+	if _, err := a.Submit(ctx, client.Group{ID: "spring-2030", Tenant: "acme", Type: "SEND_EMAIL"}); err != nil {
+		log.Fatal(err)
+	}
+	appended, err := a.AppendCSV(ctx, "spring-2030", file, client.WithIdempotencyKey("spring-2030"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, line := range appended.Rejected {
+		fmt.Printf("line %d %s\n", line.Line, line.Error)
+	}
+	if _, err := a.Seal(ctx, "spring-2030", nil); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Append jobs while they are being made.
+func ExampleAPI_Append() {
+	a := client.NewAPI("http://127.0.0.1:8080")
+	_, err := a.Append(context.Background(), "spring-2030", func(yield func(client.Job) bool) {
+		for n := range 1_000_000 {
+			if !yield(client.Job{Payload: map[string]int{"customer": n}}) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Follow a group's progress.
+func ExampleAPI_Events() {
+	a := client.NewAPI("http://127.0.0.1:8080")
+	for event, err := range a.Events(context.Background(), "spring-2030", "") {
+		if err != nil {
+			log.Fatal(err)
+		}
+		if g := event.Group; g != nil {
+			fmt.Println(event.Type, g.Counts.Ended(), "of", g.Counts.Accepted)
+		}
+	}
+}
+
+// Publish to Redis, without an API server, and slow down when the server is behind.
+func ExampleProducer() {
+	ctx := context.Background()
+	p, err := client.NewProducer(ctx, "redis://127.0.0.1:6379/0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer p.Close()
+
+	group := client.Group{ID: "spring-2030", Tenant: "acme", Type: "SEND_EMAIL", Seal: true,
+		Jobs: []client.Job{{Payload: map[string]string{"to": "a@example.com"}}}}
+	for {
+		_, err := p.Submit(ctx, group)
+		full, ok := errors.AsType[*client.BacklogError](err)
+		if !ok {
+			if err != nil {
+				log.Fatal(err)
+			}
+			return
+		}
+		time.Sleep(full.Wait)
+	}
+}

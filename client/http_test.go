@@ -1,0 +1,199 @@
+package client_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// flaky answers as its steps say, then with success.
+type flaky struct {
+	mu    sync.Mutex
+	steps []func(http.ResponseWriter)
+	keys  []string
+}
+
+func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.keys)
+	f.keys = append(f.keys, r.Header.Get("Idempotency-Key"))
+	if n < len(f.steps) {
+		f.steps[n](w)
+		return
+	}
+	answer(w, http.StatusAccepted, api.Accepted{ID: "g"})
+}
+
+func status(code int, after string) func(http.ResponseWriter) {
+	return func(w http.ResponseWriter) {
+		if after != "" {
+			w.Header().Set("Retry-After", after)
+		}
+		refuse(w, code, api.Problem{Detail: "not now"})
+	}
+}
+
+func hangUp(http.ResponseWriter) { panic(http.ErrAbortHandler) }
+
+func TestRepetition(t *testing.T) {
+	submit := func(ctx context.Context, a *client.API) error {
+		_, err := a.Submit(ctx, client.Group{Type: "NOOP"})
+		return err
+	}
+	retry := func(ctx context.Context, a *client.API) error {
+		_, err := a.Retry(ctx, "g")
+		return err
+	}
+	seal := func(ctx context.Context, a *client.API) error {
+		_, err := a.Seal(ctx, "g", nil)
+		return err
+	}
+	type steps = []func(http.ResponseWriter)
+	for _, c := range []struct {
+		name  string
+		call  func(context.Context, *client.API) error
+		steps steps
+		calls int
+		waits []time.Duration // -1: a backoff
+		err   string
+	}{
+		{"waits as told", submit, steps{status(429, "7"), status(503, "2")}, 3, []time.Duration{7 * time.Second, 2 * time.Second}, ""},
+		{"backs off when not told", submit, steps{status(503, ""), status(502, ""), status(504, "")}, 4, []time.Duration{-1, -1, -1}, ""},
+		{"survives a broken connection", submit, steps{hangUp}, 2, []time.Duration{-1}, ""},
+		{"gives up in the end", submit, steps{status(503, "1"), status(503, "1"), status(503, "1"), status(503, "9")}, 4,
+			[]time.Duration{time.Second, time.Second, time.Second}, "submit group: 503 Service Unavailable: not now (try again in 9s)"},
+		{"does not wait for ever", submit, steps{status(429, "3600")}, 1, nil, "submit group: 429 Too Many Requests: not now (try again in 1h0m0s)"},
+		{"not what is wrong", submit, steps{status(422, "")}, 1, nil, "submit group: 422 Unprocessable Entity: not now"},
+		{"seal is repeatable", seal, steps{hangUp, status(503, "1")}, 3, []time.Duration{-1, time.Second}, ""},
+		{"retry when refused", retry, steps{status(429, "1")}, 2, []time.Duration{time.Second}, ""},
+		{"retry not when unknown", retry, steps{status(503, "1")}, 1, nil, "retry group g: 503 Service Unavailable: not now (try again in 1s)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := &flaky{steps: c.steps}
+			a, w := serve(t, f)
+			err := c.call(t.Context(), a)
+			if c.err == "" {
+				require.NoError(t, err)
+			} else {
+				require.EqualError(t, err, c.err)
+			}
+			require.Len(t, f.keys, c.calls)
+			for _, k := range f.keys {
+				require.Equal(t, f.keys[0], k, "all attempts are one request")
+			}
+			got := w.taken()
+			require.Len(t, got, len(c.waits))
+			for i, want := range c.waits {
+				if want < 0 {
+					require.Positive(t, got[i])
+					require.LessOrEqual(t, got[i], 5*time.Second)
+					continue
+				}
+				require.Equal(t, want, got[i])
+			}
+		})
+	}
+}
+
+func TestRepetitionStopsWithContext(t *testing.T) {
+	f := &flaky{steps: []func(http.ResponseWriter){status(503, "1"), status(503, "1")}}
+	ctx, cancel := context.WithCancel(t.Context())
+	a, _ := serve(t, f, client.WithSleep(func(ctx context.Context, _ time.Duration) error {
+		cancel()
+		return ctx.Err()
+	}))
+	_, err := a.Group(ctx, "g")
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "503 Service Unavailable", "the answer is not hidden")
+	require.Len(t, f.keys, 1)
+}
+
+func TestRepetitionDoesNotOutwaitADeadline(t *testing.T) {
+	f := &flaky{steps: []func(http.ResponseWriter){status(503, "20")}}
+	a, w := serve(t, f)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := a.Group(ctx, "g")
+	require.ErrorContains(t, err, "503 Service Unavailable")
+	require.Empty(t, w.taken())
+}
+
+func TestErrorHoldsTheProblem(t *testing.T) {
+	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusUnprocessableEntity, api.Problem{Detail: "2 fields are wrong", Fields: []api.FieldError{
+			{Field: "tenant", Problem: "must match ^[A-Za-z0-9._-]{1,128}$"},
+			{Field: "jobs[3].payload", Problem: "is missing"},
+		}})
+	}))
+	_, err := a.Submit(t.Context(), client.Group{Type: "NOOP"})
+	var e *client.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 422, e.Status)
+	require.Len(t, e.Problem.Fields, 2)
+	require.EqualError(t, err, "submit group: 422 Unprocessable Entity: 2 fields are wrong: "+
+		"tenant: must match ^[A-Za-z0-9._-]{1,128}$; jobs[3].payload: is missing")
+}
+
+func TestErrorOfAStranger(t *testing.T) {
+	for name, body := range map[string]string{"text/html": "<h1>nginx</h1>", "application/problem+json": "{", "": ""} {
+		a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", name)
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(w, body)
+		}))
+		_, err := a.Stats(t.Context())
+		require.EqualError(t, err, "get stats: 403 Forbidden", name)
+	}
+}
+
+func TestErrorNamesTheRequest(t *testing.T) {
+	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Request-Id", "r-1")
+		refuse(w, http.StatusInternalServerError, api.Problem{})
+	}))
+	_, err := a.Stats(t.Context())
+	require.EqualError(t, err, "get stats: 500 Internal Server Error (request r-1)")
+}
+
+func TestRetryAfterAsDate(t *testing.T) {
+	f := &flaky{steps: []func(http.ResponseWriter){status(503, time.Now().Add(20*time.Second).UTC().Format(http.TimeFormat))}}
+	a, w := serve(t, f)
+	_, err := a.Group(t.Context(), "g")
+	require.NoError(t, err)
+	require.Len(t, w.taken(), 1)
+	require.InDelta(t, 20, w.taken()[0].Seconds(), 10)
+}
+
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	w := &waits{}
+	a := client.NewAPI("http://"+l.Addr().String(), client.WithSleep(w.sleep), client.WithRetry(2, time.Minute))
+	_, err = a.Stats(t.Context())
+	require.ErrorContains(t, err, "get stats: ")
+	var op *net.OpError
+	require.ErrorAs(t, err, &op)
+	require.Empty(t, w.taken(), "a wrong address does not become right")
+
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, api.Stats{}) }))
+	a = client.NewAPI(srv.URL, client.WithSleep(w.sleep), client.WithRetry(3, time.Minute))
+	_, err = a.Stats(t.Context())
+	require.NoError(t, err)
+	srv.Close()
+	_, err = a.Stats(t.Context())
+	require.ErrorAs(t, err, &op)
+	require.Len(t, w.taken(), 2, "a server that restarts is waited for")
+}

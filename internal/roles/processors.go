@@ -1,0 +1,32 @@
+package roles
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/email"
+	"github.com/bulkaction/bulkaction/processor/httpcall"
+	"github.com/bulkaction/bulkaction/processor/noop"
+)
+
+// BuiltIn runs jobs with the built-in processors. NOOP is for drills: it is served only where WORKER_TYPES names it.
+func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
+	mail, err := email.New(p.Config.SMTP)
+	if err != nil {
+		return fmt.Errorf("processor SEND_EMAIL: %w", err)
+	}
+	p.OnStop("smtp connections", func(context.Context) error { return mail.Close() })
+	call, err := httpcall.New(p.Config.HTTP)
+	if err != nil {
+		return fmt.Errorf("processor HTTP: %w", err)
+	}
+	p.OnStop("http connections", func(context.Context) error { call.Close(); return nil })
+	procs := []processor.Processor{mail, call}
+	if drill := new(noop.Processor); slices.Contains(p.Config.Worker.Types, drill.Type()) {
+		procs = append(procs, drill)
+	}
+	return Worker(procs...)(ctx, p, b)
+}

@@ -1,0 +1,209 @@
+// Package roles builds the six roles from a process's configuration: what cmd/ROLE runs alone, and
+// `bulkaction dev` runs together.
+package roles
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
+	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
+	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
+	"github.com/bulkaction/bulkaction/internal/stage/ingest"
+	"github.com/bulkaction/bulkaction/internal/stage/watcher"
+	"github.com/bulkaction/bulkaction/internal/stage/worker"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Role is what a process runs until its context ends.
+type Role func(context.Context, *app.Process) error
+
+// Base is what every role of a process stands on.
+type Base struct {
+	Conn  *redisx.Conn
+	Space keyspace.Space
+}
+
+// Connect opens the connection of a process and waits until Redis answers and holds data of this layout.
+// The process closes it when it stops.
+func Connect(ctx context.Context, p *app.Process) (Base, error) {
+	cfg := p.Config.Redis
+	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
+	if err != nil {
+		return Base{}, err
+	}
+	conn, err := redisx.Connect(ctx, redisx.Config{
+		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxActive: cfg.PoolMaxActive, DialTimeout: cfg.DialTimeout,
+		CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
+	})
+	if err != nil {
+		return Base{}, err
+	}
+	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
+	p.Ready.Add("redis", conn.Ping)
+	return Base{Conn: conn, Space: space}, awaitLayout(ctx, p, conn, space)
+}
+
+// awaitLayout compares the number of partitions, once Redis can be asked.
+func awaitLayout(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
+	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+	for {
+		err := stage.CheckPartitions(ctx, conn, space)
+		if err == nil || !redisx.IsUnavailable(err) {
+			return err
+		}
+		p.Tel.Log.Warn("redis is away, waiting for it", "error", err)
+		if redisx.Sleep(ctx, backoff.Next()) != nil {
+			return nil // told to stop
+		}
+	}
+}
+
+func rate(c app.Config) lua.Rate {
+	return lua.Rate{RPS: int64(c.Backpressure.GlobalRPS), Window: c.Backpressure.RateLimitWindow}
+}
+
+func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cmdable) *groups.Store {
+	c := p.Config
+	return groups.New(groups.Config{
+		MaxBacklog: int64(c.Ingest.MaxBacklog), MaxMemoryRatio: c.Ingest.MaxMemoryRatio, KeepIdempotencyKeys: c.Retention.IdempotencyKeys,
+		Rate: rate(c), Limiter: c.Backpressure.Limiter, LimiterMode: c.Backpressure.Share,
+	}, b.Conn, b.Space, p.Tel, reducers, appender)
+}
+
+// Ingest takes work in, over HTTP and from the ingest stream. Reducers written in Go make their names known here.
+func Ingest(reducers *reducer.Registry, listening func(addr string)) func(context.Context, *app.Process, Base) error {
+	return func(ctx context.Context, p *app.Process, b Base) error {
+		batched, ok := b.Conn.Cmd.(interface {
+			AutoPipelineWithOptions(*redis.AutoPipelineOptions) (*redis.AutoPipeliner, error)
+		})
+		var appender redis.Cmdable
+		if ok {
+			opt := redis.DefaultBlockingAutoPipelineOptions()
+			pipe, err := batched.AutoPipelineWithOptions(opt)
+			if err != nil {
+				return fmt.Errorf("gather appends: %w", err)
+			}
+			appender = pipe
+		}
+		ops := map[string]bool{}
+		for _, op := range reducers.Ops() {
+			ops[op] = true
+		}
+		in, err := ingest.New(ctx, ingest.Config{APIAddr: p.Config.Ingest.APIAddr, Version: app.Version(), Lease: p.Config.Worker.Lease},
+			b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
+		if err != nil {
+			return err
+		}
+		if listening != nil {
+			listening(in.APIAddr())
+		}
+		return in.Run(ctx)
+	}
+}
+
+// Fetcher hands jobs out.
+func Fetcher(ctx context.Context, p *app.Process, b Base) error {
+	c := p.Config
+	weights := [3]int(c.FairQueue.LaneWeights)
+	return fetcher.New(fetcher.Config{
+		Interval: c.Worker.FetchInterval, BatchSize: c.Worker.FetchBatchSize, ReadyCap: c.Backpressure.ReadyQueueMaxSize, Rate: rate(c), LaneWeights: weights,
+	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
+}
+
+// Dispatcher brings parked jobs back.
+func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
+	c := p.Config
+	return dispatcher.New(dispatcher.Config{
+		Interval: c.Backpressure.DispatchInterval, BatchSize: c.Backpressure.DispatchBatchSize, FetchBatch: c.Worker.FetchBatchSize,
+		ReadyCap: c.Backpressure.ReadyQueueMaxSize, Rate: rate(c), Lease: c.Worker.Lease, MaxLosses: c.Worker.MaxDeliveries,
+	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
+}
+
+// Worker runs jobs with these processors.
+func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
+	return func(ctx context.Context, p *app.Process, b Base) error {
+		c := p.Config
+		congestion := lua.Congestion{Base: c.Backpressure.DefaultBackoff, Cap: c.Backpressure.MaxBackoff}
+		if c.Congestion.Enabled {
+			congestion = lua.Congestion{Base: c.Congestion.BaseBackoff, Cap: c.Congestion.MaxBackoff, RPS: rate(c).RPSOf(b.Space.Partitions())}
+		}
+		w, err := worker.New(worker.Config{
+			Count: c.Worker.Count, Types: c.Worker.Types, Block: c.Worker.Timeout, JobTimeout: c.Worker.JobTimeout, MaxRetries: c.Worker.MaxRetryCount,
+			MaxThrottles: c.Worker.MaxThrottles, Lease: c.Worker.Lease, Grace: c.Worker.ShutdownGracePeriod,
+			Backoff: c.Backpressure.DefaultBackoff, MaxBackoff: c.Backpressure.MaxBackoff, Congestion: congestion,
+		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
+		if err != nil {
+			return err
+		}
+		p.HandleAdmin("GET /pool", http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, w.Status()) }))
+		p.HandleAdmin("PUT /pool", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			var asked struct {
+				Workers int `json:"workers"`
+			}
+			err := json.NewDecoder(http.MaxBytesReader(rw, r.Body, 1<<10)).Decode(&asked)
+			if err == nil {
+				err = w.Resize(asked.Workers)
+			}
+			if err != nil {
+				http.Error(rw, `{"workers": n} is expected: `+err.Error(), http.StatusUnprocessableEntity)
+				return
+			}
+			p.Tel.Log.Info("pool resized", "workers", asked.Workers)
+			writeJSON(rw, w.Status())
+		}))
+		return w.Run(ctx)
+	}
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the client is gone
+}
+
+// Watcher moves groups through their states.
+func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
+	return func(ctx context.Context, p *app.Process, b Base) error {
+		events, err := redisx.NewPublisher(b.Conn, nil)
+		if err != nil {
+			return err
+		}
+		r := p.Config.Retention
+		return watcher.New(watcher.Config{
+			Interval: 30 * time.Second, NoProcessorTimeout: p.Config.Worker.NoProcessorTimeout,
+			Retention: watcher.Retention{Groups: r.Groups, Results: r.Results, MessageIDs: r.MessageIDs, DeadLetters: r.DeadLetters, Events: r.Events},
+		}, b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, nil), events).Run(ctx)
+	}
+}
+
+// Aggregator reduces results; reducers written in Go run here.
+func Aggregator(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
+	return func(ctx context.Context, p *app.Process, b Base) error {
+		return aggregator.New(aggregator.Config{Block: p.Config.Worker.Timeout, Lease: p.Config.Worker.Lease},
+			b.Conn, b.Space, p.Tel, p.Instance, reducers).Run(ctx)
+	}
+}
+
+// Alone is a role as a process of its own.
+func Alone(run func(context.Context, *app.Process, Base) error) Role {
+	return func(ctx context.Context, p *app.Process) error {
+		b, err := Connect(ctx, p)
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+		return run(ctx, p, b)
+	}
+}
