@@ -32,7 +32,7 @@ func (e *Error) Error() string {
 		title = http.StatusText(e.Status)
 	}
 	fmt.Fprintf(&b, "%d %s", e.Status, title)
-	if e.Problem.Detail != "" {
+	if e.Problem.Detail != "" && !e.fieldsSayAll() {
 		b.WriteString(": " + e.Problem.Detail)
 	}
 	for i, f := range e.Problem.Fields {
@@ -49,6 +49,11 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, " (try again in %s)", e.RetryAfter)
 	}
 	return b.String()
+}
+
+// fieldsSayAll is true of a detail that only repeats the fields.
+func (e *Error) fieldsSayAll() bool {
+	return len(e.Problem.Fields) > 0 && strings.Contains(e.Problem.Detail, e.Problem.Fields[0].Problem)
 }
 
 const maxProblemBytes = 1 << 20

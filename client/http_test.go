@@ -146,6 +146,12 @@ func TestErrorHoldsTheProblem(t *testing.T) {
 		"tenant: must match ^[A-Za-z0-9._-]{1,128}$; jobs[3].payload: is missing")
 }
 
+func TestErrorSaysNothingTwice(t *testing.T) {
+	e := &client.Error{Status: 422, Problem: api.Problem{Title: "Unprocessable Entity", Detail: "tenant: must match x; type: required",
+		Fields: []api.FieldError{{Field: "tenant", Problem: "must match x"}, {Field: "type", Problem: "required"}}}}
+	require.EqualError(t, e, "422 Unprocessable Entity: tenant: must match x; type: required")
+}
+
 func TestErrorOfAStranger(t *testing.T) {
 	for name, body := range map[string]string{"text/html": "<h1>nginx</h1>", "application/problem+json": "{", "": ""} {
 		a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

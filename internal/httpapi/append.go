@@ -124,9 +124,10 @@ type appender struct {
 func (a *appender) run(ctx context.Context, src jobSource, closing <-chan struct{}) error {
 	for {
 		job, line, size, err := src.next()
-		bad, isBad := err.(*lineError)
+		var bad *lineError
+		isBad := errors.As(err, &bad)
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return a.finish(ctx, line)
 		case err != nil && !isBad:
 			return brokenBody(err) // the begun batch is dropped: its id belongs to the whole one

@@ -78,7 +78,7 @@ func (b *bodyReader) expire(after time.Duration) {
 // abandon prepares an answer that does not wait for what is left of the body: the connection is closed
 // after it.
 func (b *bodyReader) abandon(h http.Header) {
-	if b.ended != io.EOF {
+	if !errors.Is(b.ended, io.EOF) {
 		h.Set("Connection", "close")
 		b.expire(lingerTimeout)
 	}

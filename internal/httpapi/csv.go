@@ -26,7 +26,7 @@ func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 	_, err := s.rows.next()
 	var bad *lineError
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return nil, badField("header", "is missing: the first row names the payload's fields")
 	case errors.As(err, &bad):
 		return nil, badField("header", bad.problem)
@@ -120,11 +120,11 @@ func (c *csvReader) scan() (line int64, fault error) {
 	for state := fieldStart; ; c.size++ {
 		b, err := c.in.ReadByte()
 		switch {
-		case err == io.EOF && c.size == 0:
+		case errors.Is(err, io.EOF) && c.size == 0:
 			return line, io.EOF
-		case err == io.EOF && state == inQuotes:
+		case errors.Is(err, io.EOF) && state == inQuotes:
 			return line, &lineError{"opens a quote that is never closed"}
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			b = '\n'
 		case err != nil:
 			return line, err

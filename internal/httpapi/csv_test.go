@@ -24,7 +24,7 @@ func drain(t *testing.T, src jobSource) (payloads, refused []string) {
 		job, line, _, err := src.next()
 		var bad *lineError
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return payloads, refused
 		case errors.As(err, &bad):
 			refused = append(refused, string(rune('0'+line))+": "+bad.problem)
@@ -134,7 +134,7 @@ func TestLines(t *testing.T) {
 			var lines []string
 			for {
 				line, err := in.next()
-				if err == io.EOF {
+				if errors.Is(err, io.EOF) {
 					break
 				}
 				if err != nil {
@@ -165,7 +165,7 @@ func FuzzCSV(f *testing.F) {
 		for {
 			want, wantErr := std.Read()
 			line, err := ours.next()
-			if wantErr == io.EOF {
+			if errors.Is(wantErr, io.EOF) {
 				require.Equal(t, io.EOF, err)
 				return
 			}
@@ -206,7 +206,7 @@ func FuzzLines(f *testing.F) {
 		var got []string
 		for {
 			line, err := in.next()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

@@ -32,7 +32,7 @@ func (l *lineReader) next() ([]byte, error) {
 	l.line++
 	for size := 0; ; {
 		part, err := l.in.ReadSlice('\n')
-		if err != nil && err != io.EOF && !errors.Is(err, bufio.ErrBufferFull) {
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull) {
 			return nil, err
 		}
 		size += len(part)

@@ -36,7 +36,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 
 	defer func() {
 		v := recover()
-		if v != nil && v != http.ErrAbortHandler {
+		if err, _ := v.(error); v != nil && !errors.Is(err, http.ErrAbortHandler) {
 			s.logPanic(r, id, v)
 			if w.status == 0 {
 				s.writeProblem(w, r, errInternal)

@@ -33,7 +33,7 @@ func TestSlowBodies(t *testing.T) {
 					if _, err := io.WriteString(out, numbered(batchLines)); err != nil {
 						return
 					}
-					time.Sleep(pause)
+					<-time.After(pause)
 				}
 				out.Close()
 			})
@@ -100,7 +100,7 @@ type slowStore struct {
 }
 
 func (s slowStore) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
-	time.Sleep(s.delay)
+	<-time.After(s.delay)
 	return s.fake.Append(ctx, id, jobs, opt)
 }
 
@@ -122,7 +122,10 @@ func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, "POST", "http://localhost/v1/groups/g/retry", nil)
 		require.NoError(t, err)
-		_, err = client.Do(req)
+		resp, err := client.Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.NoError(t, <-stored)
 	})
@@ -134,7 +137,7 @@ type begun struct {
 }
 
 func (b begun) Retry(ctx context.Context, _ string) (api.Accepted, error) {
-	time.Sleep(2 * time.Second)
+	<-time.After(2 * time.Second)
 	b.stored <- ctx.Err()
 	return api.Accepted{}, nil
 }
@@ -222,7 +225,7 @@ func TestConnectionServesOnAfterLongStreams(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, resp.Body.Close())
 			require.Equal(t, 200, resp.StatusCode)
-			time.Sleep(idleTimeout + bodyTimeout) // past every deadline that was set, short of keepAlive
+			<-time.After(idleTimeout + bodyTimeout) // past every deadline that was set, short of keepAlive
 		}
 		require.Equal(t, 1, dials)
 	})

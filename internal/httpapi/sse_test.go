@@ -239,7 +239,7 @@ func TestWatcherThatLeavesEndsItsWatch(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		looks := f.looks
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		require.Equal(t, looks, f.looks)
 	})
 }

@@ -3,6 +3,7 @@ package redisx
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -55,10 +56,10 @@ func add(t testing.TB, c *Conn, stream string, fields ...string) string {
 	return id
 }
 
-// calls counts the commands of a name that a client sends.
+// calls counts the commands that begin so which a client sends.
 type calls struct {
-	name string
-	n    atomic.Int64
+	begin []any
+	n     atomic.Int64
 }
 
 func (c *calls) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -66,7 +67,7 @@ func (c *calls) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if cmd.Name() == c.name && err == nil {
+		if args := cmd.Args(); err == nil && len(args) >= len(c.begin) && slices.Equal(args[:len(c.begin)], c.begin) {
 			c.n.Add(1)
 		}
 		return err

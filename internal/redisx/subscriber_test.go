@@ -294,7 +294,7 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 		stream := unique("ingest")
 		cfg := SubscriberConfig{MinIdle: 3 * time.Second}
 		slow, other := connect(t, url), connect(t, url)
-		renewals, claims := &calls{name: "evalsha"}, &calls{name: "xautoclaim"}
+		renewals, claims := &calls{begin: []any{"evalsha", renewScript.sha}}, &calls{begin: []any{"xautoclaim"}}
 		slow.Cmd.AddHook(renewals)
 		other.Cmd.AddHook(claims)
 

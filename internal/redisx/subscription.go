@@ -241,10 +241,13 @@ func (s *subscription) keepLoop(work context.Context) {
 	for wait := every; Sleep(work, wait) == nil; {
 		ids, _ := s.flight.held()
 		lost, err := s.renew(work, ids, 0)
+		if work.Err() != nil {
+			return
+		}
 		if n := s.flight.setLost(lost); n > 0 {
 			s.log.WarnContext(work, "messages in work were taken over by another consumer", "count", n)
 		}
-		if err != nil && work.Err() == nil {
+		if err != nil {
 			s.outage.failed("renew", err)
 			wait = retry.Next()
 			continue
@@ -258,9 +261,11 @@ func (s *subscription) keepLoop(work context.Context) {
 func (s *subscription) ackLoop(work context.Context) {
 	retry := Backoff{Min: minRetry, Max: maxRetry}
 	for s.acks.awaitBatch(work) {
-		if err := s.acks.flush(work); err != nil && work.Err() != nil {
-			return // the last flush comes
-		} else if err != nil {
+		err := s.acks.flush(work)
+		if work.Err() != nil {
+			return // run sends the rest
+		}
+		if err != nil {
 			s.outage.failed("ack", err)
 			_ = Sleep(work, retry.Next())
 			continue

@@ -1,0 +1,85 @@
+# Needs Go and make; `make deps` gets the rest. CI calls the same targets, see .ci/run.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+
+PKG       ?= ./...
+TESTFLAGS ?=
+FUZZTIME  ?= 10s
+
+LINT_VERSION := 2.15.0
+# The installed golangci-lint when it is this very version, or else our own copy.
+LINT = $(shell golangci-lint version 2>/dev/null | grep -q 'version v\?$(LINT_VERSION) ' && command -v golangci-lint || echo $(OWN_LINT))
+OWN_LINT := $(CURDIR)/.bin/golangci-lint-$(LINT_VERSION)
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: deps
+deps: ## Install redis-server, which the tests run against, unless it is there
+	@bash .ci/deps redis-server
+
+.PHONY: build
+build: ## Build the binaries into bin/
+	go build -o bin/ ./cmd/...
+
+.PHONY: fmt
+fmt: lint-tool ## Format the code
+	$(LINT) fmt
+
+.PHONY: vet
+vet: ## Run go vet
+	go vet $(PKG)
+
+.PHONY: lint
+lint: lint-tool ## Check the format and the house rules, .golangci.yml
+	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
+
+.PHONY: check
+check: vet lint deps ## Before a commit: format, vet, lint and short tests
+	go test -short $(TESTFLAGS) $(PKG)
+
+.PHONY: test
+test: deps ## Run all tests
+	go test $(TESTFLAGS) $(PKG)
+
+.PHONY: race
+race: deps ## Run all tests with the race detector
+	@bash .ci/deps cc
+	go test -race $(TESTFLAGS) $(PKG)
+
+.PHONY: integration
+integration: deps ## Run the tests across processes only
+	go test $(TESTFLAGS) ./tests/integration/...
+
+.PHONY: fuzz
+fuzz: ## Fuzz each target for FUZZTIME, 10s unless given
+	@set -e; \
+	files=$$(grep -rl --include='*_test.go' '^func Fuzz' .) || { echo "no fuzz targets"; exit 0; }; \
+	for file in $$files; do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$file); do \
+			echo "fuzz $$(dirname $$file) $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
+		done; \
+	done
+
+.PHONY: bench
+bench: deps ## Run each benchmark once
+	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(PKG)
+
+.PHONY: docs
+docs: ## Generate what is generated, docs/configuration.md among it
+	go generate ./...
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin .bin
+
+.PHONY: lint-tool
+lint-tool:
+	@if [ "$(LINT)" = "$(OWN_LINT)" ]; then $(MAKE) --no-print-directory "$(OWN_LINT)"; fi
+
+$(OWN_LINT):
+	GOBIN="$(CURDIR)/.bin" GOFLAGS=-buildvcs=false go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(LINT_VERSION)
+	mv .bin/golangci-lint "$@"

@@ -1,0 +1,195 @@
+// Package bench measures the system as it is deployed: real processes on a private redis-server. What it
+// reports is recomputed from what Redis and the operating system say, not from what the processes claim.
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Fleet is the six roles as processes, and the Redis under them.
+type Fleet struct {
+	Conn *redisx.Conn
+	URL  string
+
+	redis *redisproc.Server // nil when it is not ours
+	procs []*exec.Cmd
+	logs  []*tail
+	usage map[string]time.Duration
+}
+
+// FleetOptions say what to start. Role is how this very program becomes a role, e.g. {"bulkaction", "role"}:
+// the role's name is appended.
+type FleetOptions struct {
+	Role     []string
+	RedisURL string // "": a private redis-server
+	AOF      bool   // of the private one
+	Env      []string
+	Replicas map[string]int // of a role; 1 where it says nothing
+}
+
+// roles in the order in which they start.
+var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"}
+
+// StartFleet starts Redis and the roles.
+func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
+	f := &Fleet{URL: o.RedisURL, usage: map[string]time.Duration{}}
+	if f.URL == "" {
+		server, err := redisproc.Start(ctx, redisproc.Options{AOF: o.AOF})
+		if err != nil {
+			return nil, err
+		}
+		f.redis, f.URL = server, server.URL()
+	}
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: f.URL, PoolMaxActive: 20, CommandTimeout: 10 * time.Second})
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	f.Conn = conn
+	for _, role := range roles {
+		for range max(1, o.Replicas[role]) {
+			if err := f.start(o, role); err != nil {
+				return nil, errors.Join(err, f.Close())
+			}
+		}
+	}
+	return f, nil
+}
+
+func (f *Fleet) start(o FleetOptions, role string) error {
+	cmd := exec.Command(o.Role[0], append(o.Role[1:], role)...) // #nosec G204: this program itself
+	cmd.Env = append(os.Environ(), "BULKACTION_REDIS_URL="+f.URL, "BULKACTION_API_ADDR=127.0.0.1:0", "BULKACTION_ADMIN_ADDR=127.0.0.1:0",
+		"BULKACTION_LOG_LEVEL=warn", "BULKACTION_WORKER_TYPES=NOOP")
+	cmd.Env = append(cmd.Env, o.Env...)
+	log := &tail{}
+	cmd.Stderr, cmd.Stdout = log, io.Discard
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", role, err)
+	}
+	f.procs, f.logs = append(f.procs, cmd), append(f.logs, log)
+	return nil
+}
+
+// Check says whether all processes still run, and what one said that does not.
+func (f *Fleet) Check() error {
+	for i, p := range f.procs {
+		if err := p.Process.Signal(syscall.Signal(0)); err != nil {
+			return fmt.Errorf("process %v has ended: %s", p.Args, f.logs[i].String())
+		}
+	}
+	return nil
+}
+
+// Usage is the CPU time of all processes of the fleet and of this one, and of Redis, so far.
+func (f *Fleet) Usage(ctx context.Context) (processes, redisCPU time.Duration, err error) {
+	for _, p := range f.procs {
+		t, err := processCPU(p.Process.Pid)
+		if err != nil {
+			return 0, 0, err
+		}
+		processes += t
+	}
+	self, err := processCPU(os.Getpid())
+	if err != nil {
+		return 0, 0, err
+	}
+	var mu sync.Mutex
+	err = f.Conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+		info, err := c.Info(ctx, "cpu").Result()
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		redisCPU += seconds(info, "used_cpu_user") + seconds(info, "used_cpu_sys")
+		return nil
+	})
+	return processes + self, redisCPU, err
+}
+
+func seconds(info, name string) time.Duration {
+	for line := range strings.Lines(info) {
+		if v, ok := strings.CutPrefix(line, name+":"); ok {
+			s, _ := strconv.ParseFloat(strings.TrimSpace(v), 64)
+			return time.Duration(s * float64(time.Second))
+		}
+	}
+	return 0
+}
+
+// clockTick is what /proc counts CPU time in; it is 100 a second on every Linux that Go runs on.
+const clockTick = 10 * time.Millisecond
+
+func processCPU(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time of process %d: %w: the bench needs Linux", pid, err)
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	user, err1 := strconv.ParseInt(fields[11], 10, 64)
+	sys, err2 := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
+}
+
+// Close stops the processes, politely first, and Redis.
+func (f *Fleet) Close() error {
+	var errs []error
+	for _, p := range f.procs {
+		_ = p.Process.Signal(syscall.SIGTERM)
+	}
+	for i, p := range f.procs {
+		late := time.AfterFunc(15*time.Second, func() { _ = p.Process.Kill() })
+		if err := p.Wait(); err != nil {
+			errs = append(errs, fmt.Errorf("process %v: %w: %s", p.Args, err, f.logs[i].String()))
+		}
+		late.Stop()
+	}
+	if f.Conn != nil {
+		errs = append(errs, f.Conn.Close())
+	}
+	if f.redis != nil {
+		errs = append(errs, f.redis.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// tail keeps the last lines that a process wrote.
+type tail struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
+		t.lines = append(t.lines, s.Text())
+	}
+	if n := len(t.lines); n > 20 {
+		t.lines = t.lines[n-20:]
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.Join(t.lines, "\n")
+}

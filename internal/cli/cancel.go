@@ -1,0 +1,39 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+func newCancel(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cancel GROUP",
+		Short: "End a group at once: nothing of it starts any more",
+		Args:  oneGroup,
+		RunE:  r.onGroup((*client.API).Cancel),
+	}
+}
+
+// onGroup runs a command of the API on a group.
+func (r *Root) onGroup(do func(*client.API, context.Context, string) (api.Accepted, error)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		a, err := r.API()
+		if err != nil {
+			return err
+		}
+		accepted, err := do(a, cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		if r.JSON {
+			return r.Print(accepted)
+		}
+		t := newTable(r.Out)
+		t.row(accepted.ID, accepted.Status)
+		return t.flush()
+	}
+}

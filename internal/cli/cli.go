@@ -1,0 +1,168 @@
+// Package cli is the command line: a file a command. It hides flags, tables, progress bars, and how an error
+// becomes advice and an exit code.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// Exit codes.
+const (
+	exitFine        = 0
+	exitError       = 1
+	exitUsage       = 2
+	exitFailedJobs  = 3
+	exitInterrupted = 130
+)
+
+// IO is where commands read and write: data to Out, all else to Err.
+type IO struct {
+	In            io.Reader
+	Out, Err      io.Writer
+	IsTerminal    bool // Err is a terminal: progress may be shown
+	OutIsTerminal bool // Out is a terminal: lists are tables
+}
+
+// Std is the process's own IO.
+func Std() IO {
+	return IO{
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+		IsTerminal:    term.IsTerminal(int(os.Stderr.Fd())),
+		OutIsTerminal: term.IsTerminal(int(os.Stdout.Fd())),
+	}
+}
+
+// Root is what commands share: their IO and the global flags.
+type Root struct {
+	IO
+	JSON    bool // --json
+	address string
+	ran     bool // flags and arguments were right
+}
+
+// Command makes one command. Its RunE returns errors and prints none of them.
+type Command func(*Root) *cobra.Command
+
+// commands are those that need nothing but the API.
+var commands = []Command{newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newRetry, newDeadLetters, newStats}
+
+// Main runs the command line that args say, with more commands beside the API's, and returns its exit code.
+func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
+	r := &Root{IO: stdio}
+	cmd := r.command(append(append([]Command{}, commands...), more...))
+	cmd.SetArgs(args)
+	return r.exitCode(ctx, cmd.ExecuteContext(ctx))
+}
+
+const defaultAddress = "http://127.0.0.1:8080"
+
+func (r *Root) command(all []Command) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "bulkaction",
+		Short:         "Run bulk actions: submit groups of jobs, follow them, see what came of them",
+		Version:       version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Long: "Run bulk actions: submit groups of jobs, follow them, see what came of them.\n\n" +
+			"Data goes to standard output, progress to standard error and only on a terminal.\n" +
+			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group ended with failed jobs, 130 interrupted.",
+	}
+	root.SetIn(r.In)
+	root.SetOut(r.Out)
+	root.SetErr(r.Err)
+	root.SetVersionTemplate("{{.Version}}\n")
+	address := os.Getenv("BULKACTION_API")
+	if address == "" {
+		address = defaultAddress
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
+	flags.BoolVar(&r.JSON, "json", false, "print JSON: an object, or a line for each of many")
+	for _, c := range all {
+		cmd := c(r)
+		r.noteRun(cmd)
+		root.AddCommand(cmd)
+	}
+	return root
+}
+
+// noteRun tells errors about flags and arguments from those of the command itself.
+func (r *Root) noteRun(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		r.noteRun(sub)
+	}
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			r.ran = true
+			return run(cmd, args)
+		}
+	}
+}
+
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+// API is a client of the API that --api names. It has patience: a busy server slows a command down and doesn't end it.
+func (r *Root) API() (*client.API, error) {
+	address := r.address
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, usagef("--api %q: write it as %s", r.address, defaultAddress)
+	}
+	return client.NewAPI(address, client.WithRetry(12, time.Minute)), nil
+}
+
+// Print writes v to Out as a line of JSON.
+func (r *Root) Print(v any) error {
+	e := json.NewEncoder(r.Out)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// Notef writes a line to Err.
+func (r *Root) Notef(format string, args ...any) { _, _ = fmt.Fprintf(r.Err, format+"\n", args...) }
+
+// exitCode tells of err, and what to do next, on Err.
+func (r *Root) exitCode(ctx context.Context, err error) int {
+	var failed *failedJobsError
+	var usage *usageError
+	switch {
+	case err == nil, errors.Is(err, syscall.EPIPE):
+		return exitFine // who read our output has had enough of it
+	case ctx.Err() != nil:
+		r.Notef("bulkaction: interrupted")
+		r.advise(err)
+		return exitInterrupted
+	case errors.As(err, &failed):
+		r.tell(err)
+		return exitFailedJobs
+	case errors.As(err, &usage) || !r.ran:
+		r.tell(err)
+		r.Notef("See `bulkaction --help`, or `bulkaction COMMAND --help`.")
+		return exitUsage
+	}
+	r.tell(err)
+	return exitError
+}

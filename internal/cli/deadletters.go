@@ -1,0 +1,58 @@
+package cli
+
+import (
+	"fmt"
+	"iter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func newDeadLetters(r *Root) *cobra.Command {
+	var limit int
+	cmd := &cobra.Command{
+		Use:   "dead-letters",
+		Short: "Print the jobs that failed for good, newest first: a table on a terminal, else a line of JSON each",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if limit < 0 {
+				return usagef("--limit %d: must be 0 (all) or more", limit)
+			}
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			more := false
+			letters := first(limit, a.DeadLetters(cmd.Context()), &more)
+			const format = "%-20v %-24v %-16v %-16v %-20v %v"
+			head := fmt.Sprintf(format, "AT", "JOB", "TENANT", "TYPE", "CODE", "ERROR")
+			err = printLines(r, letters, head, func(d api.DeadLetter) string {
+				return fmt.Sprintf(format, stamp(d.At), d.Job, d.Tenant, d.Type, d.Code, d.Error)
+			})
+			if more {
+				r.Notef("These are the newest %d; --limit 0 prints all.", limit)
+			}
+			return err
+		},
+	}
+	cmd.Flags().IntVar(&limit, "limit", 100, "print so many; 0: all")
+	return cmd
+}
+
+// first is at most n items, all when n is 0. More becomes true when some were left out.
+func first[T any](n int, items iter.Seq2[T, error], more *bool) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		seen := 0
+		for item, err := range items {
+			if n > 0 && seen == n {
+				*more = err == nil
+				return
+			}
+			if !yield(item, err) {
+				return
+			}
+			seen++
+		}
+	}
+}

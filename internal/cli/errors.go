@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// usageError is a mistake in the command line that only the command could notice.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// hintedError brings its own advice.
+type hintedError struct {
+	error
+	hint string
+}
+
+func (e *hintedError) Unwrap() error { return e.error }
+
+func withHint(err error, format string, args ...any) error {
+	return &hintedError{err, fmt.Sprintf(format, args...)}
+}
+
+// failedJobsError says that a group has ended with failed jobs.
+type failedJobsError struct{ group api.Group }
+
+func (e *failedJobsError) Error() string {
+	return fmt.Sprintf("group %s ended with %d failed jobs of %d", e.group.ID, e.group.Counts.Failed, e.group.Counts.Accepted)
+}
+
+// verdict is nil for a group that has not ended, or ended without failed jobs.
+func verdict(g api.Group) error {
+	if !g.Status.Ended() || (g.Counts.Failed == 0 && g.Status != api.StatusFailed) {
+		return nil
+	}
+	return &failedJobsError{g}
+}
+
+// tell writes an error and its advice.
+func (r *Root) tell(err error) {
+	r.Notef("bulkaction: %s", clean(err.Error()))
+	r.advise(err)
+}
+
+// advise writes what to do next.
+func (r *Root) advise(err error) {
+	if hint := advice(err); hint != "" {
+		r.Notef("%s", hint)
+	}
+}
+
+func advice(err error) string {
+	if e, ok := errors.AsType[*hintedError](err); ok {
+		return e.hint
+	}
+	if e, ok := errors.AsType[*failedJobsError](err); ok {
+		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.", e.group.ID)
+	}
+	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "dial" {
+		return "Is it running? Start it with `bulkaction dev`, or say where it is with --api or BULKACTION_API."
+	}
+	e, ok := errors.AsType[*client.Error](err)
+	if !ok {
+		return ""
+	}
+	switch e.Status {
+	case http.StatusNotFound:
+		return "Check the group's id, and with --api or BULKACTION_API that this is the right server."
+	case http.StatusTooManyRequests:
+		return "The server has more work than it can take. Try again later."
+	case http.StatusServiceUnavailable:
+		return "The server can't reach its Redis, or is shutting down. Try again in a moment."
+	case http.StatusInternalServerError:
+		return "The server's log says more."
+	}
+	return ""
+}
+
+// oneGroup wants exactly the id of a group.
+func oneGroup(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usagef("%s needs the id of one group, got %d arguments", cmd.Name(), len(args))
+	}
+	return nil
+}

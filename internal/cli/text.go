@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// clean keeps what others wrote, say a partner's error message, from steering the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
+}
+
+// short cuts a long text.
+func short(s string, runes int) string {
+	r := []rune(s)
+	if len(r) <= runes {
+		return s
+	}
+	return string(r[:runes-1]) + "…"
+}
+
+// thousands writes 1234567 as 1,234,567.
+func thousands(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
+
+// table aligns columns.
+type table struct{ w *tabwriter.Writer }
+
+func newTable(out io.Writer) table { return table{tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)} }
+
+func (t table) row(cells ...any) {
+	for i, c := range cells {
+		sep := "\t"
+		if i == len(cells)-1 {
+			sep = "\n"
+		}
+		_, _ = fmt.Fprint(t.w, clean(fmt.Sprint(c)), sep) // an error comes again from Flush
+	}
+}
+
+// section begins a new block of rows; the columns of blocks are aligned on their own.
+func (t table) section(cells ...any) {
+	_, _ = fmt.Fprintln(t.w)
+	t.row(cells...)
+}
+
+func (t table) flush() error { return t.w.Flush() }
+
+// groupTable shows all of a group to people.
+func groupTable(out io.Writer, g api.Group) error {
+	t := newTable(out)
+	t.row("Group", g.ID)
+	if g.Name != "" {
+		t.row("Name", g.Name)
+	}
+	t.row("Tenant", g.Tenant)
+	t.row("Type", g.Type)
+	t.row("Priority", g.Priority)
+	t.row("Status", groupState(g))
+	t.row("Progress", progressText(g))
+
+	c := g.Counts
+	t.section("JOBS", "COUNT")
+	for _, n := range []struct {
+		name  string
+		count int64
+	}{
+		{"waiting", c.Waiting}, {"non-ready", c.NonReady}, {"ready", c.Ready}, {"in flight", c.InFlight},
+		{"done", c.Done}, {"failed", c.Failed}, {"cancelled", c.Cancelled}, {"accepted", c.Accepted},
+	} {
+		t.row(n.name, thousands(n.count))
+	}
+	t.row("throttles", thousands(g.Throttles))
+	t.row("retries", thousands(g.Retries))
+
+	if len(g.FailuresByCode) > 0 {
+		t.section("FAILED WITH", "JOBS")
+		for _, code := range slices.Sorted(maps.Keys(g.FailuresByCode)) {
+			t.row(code, thousands(g.FailuresByCode[code]))
+		}
+	}
+	if len(g.Aggregate) > 0 {
+		t.section("AGGREGATE", "VALUE")
+		for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
+			t.row(name, short(string(g.Aggregate[name]), 200))
+		}
+	}
+	if len(g.Timestamps) > 0 {
+		t.section("STATE", "SINCE")
+		states := slices.SortedFunc(maps.Keys(g.Timestamps), func(a, b string) int {
+			if c := g.Timestamps[a].Compare(g.Timestamps[b]); c != 0 {
+				return c
+			}
+			return strings.Compare(a, b)
+		})
+		for _, s := range states {
+			t.row(s, stamp(g.Timestamps[s]))
+		}
+	}
+	return t.flush()
+}
+
+func groupState(g api.Group) string {
+	s := string(g.Status)
+	if g.Paused {
+		s += ", paused"
+	}
+	if !g.Sealed && !g.Status.Ended() {
+		s += ", not sealed"
+	}
+	if g.Round > 1 {
+		s += fmt.Sprintf(", round %d", g.Round)
+	}
+	return s
+}
+
+// progressText says how many jobs have ended, of how many, and when the rest will.
+func progressText(g api.Group) string {
+	of := max(g.Counts.Accepted, deref(g.Total))
+	s := fmt.Sprintf("%s of %s ended", thousands(g.Counts.Ended()), thousands(of))
+	if of > 0 {
+		s += fmt.Sprintf(" (%d%%)", 100*g.Counts.Ended()/of)
+	}
+	if g.ETASeconds != nil && !g.Status.Ended() {
+		s += fmt.Sprintf(", about %s left", (time.Duration(*g.ETASeconds * float64(time.Second))).Round(time.Second))
+	}
+	return s
+}
+
+func deref(n *int64) int64 {
+	if n == nil {
+		return 0
+	}
+	return *n
+}

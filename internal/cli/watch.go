@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+func newWatch(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "watch GROUP",
+		Short: "Follow a group to its end",
+		Long: "Follow a group to its end: a line for each change of its state, or with --json for each event, then a summary.\n" +
+			"The exit code is 3 when it ends with failed jobs.",
+		Args: oneGroup,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			print := r.printState
+			if r.JSON {
+				print = func(e api.Event) error { return r.Print(e) }
+			}
+			g, err := r.follow(cmd.Context(), a, args[0], print)
+			if err != nil {
+				return withHint(err, "The group goes on without being watched: `bulkaction watch %s` takes it up again.", args[0])
+			}
+			if !r.JSON {
+				if err := groupTable(r.Out, g); err != nil {
+					return err
+				}
+			}
+			return verdict(g)
+		},
+	}
+}
+
+// follow shows a group's progress until it has ended. Each event is printed.
+func (r *Root) follow(ctx context.Context, a *client.API, id string, print func(api.Event) error) (api.Group, error) {
+	var bar *bar
+	defer func() { bar.stop() }()
+	for e, err := range a.Events(ctx, id, "") {
+		if err != nil {
+			return api.Group{}, err
+		}
+		if bar == nil { // only now, so that an error comes without one
+			bar = r.newBar("", 0)
+		}
+		if err := print(e); err != nil {
+			return api.Group{}, err
+		}
+		if e.Group == nil {
+			continue
+		}
+		bar.show(*e.Group)
+		if e.Group.Status.Ended() {
+			return *e.Group, nil
+		}
+	}
+	return a.Group(ctx, id)
+}
+
+const typeProgress = "group.progress"
+
+// printState prints a change of state, unless a bar on the same terminal shows it.
+func (r *Root) printState(e api.Event) error {
+	if e.Group == nil || e.Type == typeProgress || (r.IsTerminal && r.OutIsTerminal) {
+		return nil
+	}
+	line := fmt.Sprintf("%s %-11s %s, %s failed\n", stamp(e.At), e.Group.Status, progressText(*e.Group), thousands(e.Group.Counts.Failed))
+	_, err := io.WriteString(r.Out, line)
+	return err
+}

@@ -1,0 +1,83 @@
+// Package dev runs all six roles in one process, on an embedded Redis or on a real one. It hides how
+// roles that are made to run alone share a process.
+package dev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/roles"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Options say where and how. Environ is the process's environment; what is given here goes before it.
+type Options struct {
+	RedisURL string // "": an embedded one, which keeps nothing
+	Addr     string // of the API; "": as the environment has it
+	Environ  []string
+	Log      io.Writer
+	// Started is called once the API listens: with its address and the URL of the Redis in use.
+	Started func(api, redisURL string)
+}
+
+// Run runs all roles until ctx ends and returns the exit code of the process. What went wrong is in the log.
+func Run(ctx context.Context, o Options) int {
+	environ := append([]string{"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"}, o.Environ...)
+	if o.RedisURL == "" {
+		embedded, err := Embedded()
+		if err != nil {
+			fmt.Fprintf(o.Log, "bulkaction: %v\n", err)
+			return app.ExitError
+		}
+		defer embedded.Close()
+		o.RedisURL = "redis://" + embedded.Addr() + "/0"
+	}
+	environ = append(environ, "BULKACTION_REDIS_URL="+o.RedisURL)
+	if o.Addr != "" {
+		environ = append(environ, "BULKACTION_API_ADDR="+o.Addr)
+	}
+	return app.Run(ctx, app.Options{Role: "dev", Environ: environ, Stderr: o.Log}, func(ctx context.Context, p *app.Process) error {
+		return run(ctx, p, func(addr string) {
+			if o.Started != nil {
+				o.Started(addr, o.RedisURL)
+			}
+		})
+	})
+}
+
+// Embedded starts a Redis within this process that keeps nothing. Its clock is the system's.
+func Embedded() (*miniredis.Miniredis, error) {
+	m := miniredis.NewMiniRedis()
+	if err := m.StartAddr("127.0.0.1:0"); err != nil {
+		return nil, fmt.Errorf("start embedded redis: %w", err)
+	}
+	m.ClockTTL(true)
+	return m, nil
+}
+
+// run starts the roles; workers outlive those that feed them, as in a deployment that is stopped in order.
+func run(ctx context.Context, p *app.Process, started func(addr string)) error {
+	b, err := roles.Connect(ctx, p)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	reducers := reducer.NewRegistry()
+	err = stage.Group(ctx,
+		func(ctx context.Context) error { return roles.Ingest(reducers, started)(ctx, p.As("ingest"), b) },
+		func(ctx context.Context) error { return roles.Fetcher(ctx, p.As("fetcher"), b) },
+		func(ctx context.Context) error { return roles.Dispatcher(ctx, p.As("dispatcher"), b) },
+		func(ctx context.Context) error { return roles.BuiltIn(ctx, p.As("worker"), b) },
+		func(ctx context.Context) error { return roles.Watcher(reducers)(ctx, p.As("watcher"), b) },
+		func(ctx context.Context) error { return roles.Aggregator(reducers)(ctx, p.As("aggregator"), b) },
+	)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}

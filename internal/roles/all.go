@@ -1,0 +1,26 @@
+package roles
+
+import "github.com/bulkaction/bulkaction/reducer"
+
+// Names are the six roles in the order of the pipeline.
+var Names = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
+
+// ByName is a role as a process of its own, with what is built in; nil when there is none of that name.
+func ByName(name string) Role {
+	reducers := reducer.NewRegistry()
+	switch name {
+	case "ingest":
+		return Alone(Ingest(reducers, nil))
+	case "fetcher":
+		return Alone(Fetcher)
+	case "dispatcher":
+		return Alone(Dispatcher)
+	case "worker":
+		return Alone(BuiltIn)
+	case "aggregator":
+		return Alone(Aggregator(reducers))
+	case "watcher":
+		return Alone(Watcher(reducers))
+	}
+	return nil
+}
