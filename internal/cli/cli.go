@@ -13,7 +13,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -121,8 +120,8 @@ func version() string {
 	return "(devel)"
 }
 
-// API is a client of the API that --api names. It has patience: a busy server slows a command down and doesn't end it.
-func (r *Root) API() (*client.API, error) {
+// API is a client of the API that --api names.
+func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	address := r.address
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
@@ -131,7 +130,7 @@ func (r *Root) API() (*client.API, error) {
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return nil, usagef("--api %q: write it as %s", r.address, defaultAddress)
 	}
-	return client.NewAPI(address, client.WithRetry(12, time.Minute)), nil
+	return client.NewAPI(address, opts...), nil
 }
 
 // Print writes v to Out as a line of JSON.

@@ -23,13 +23,13 @@ func newWatch(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			print := r.printState
+			emit := r.printState
 			if r.JSON {
-				print = func(e api.Event) error { return r.Print(e) }
+				emit = func(e api.Event) error { return r.Print(e) }
 			}
-			g, err := r.follow(cmd.Context(), a, args[0], print)
+			g, err := r.follow(cmd.Context(), a, args[0], emit)
 			if err != nil {
-				return withHint(err, "The group goes on without being watched: `bulkaction watch %s` takes it up again.", args[0])
+				return err
 			}
 			if !r.JSON {
 				if err := groupTable(r.Out, g); err != nil {
@@ -41,18 +41,21 @@ func newWatch(r *Root) *cobra.Command {
 	}
 }
 
-// follow shows a group's progress until it has ended. Each event is printed.
-func (r *Root) follow(ctx context.Context, a *client.API, id string, print func(api.Event) error) (api.Group, error) {
+// follow shows a group's progress until it has ended. Each event is emitted.
+func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(api.Event) error) (api.Group, error) {
 	var bar *bar
 	defer func() { bar.stop() }()
 	for e, err := range a.Events(ctx, id, "") {
+		if err != nil && ctx.Err() != nil {
+			return api.Group{}, withHint(err, "The group goes on: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` ends it.", id)
+		}
 		if err != nil {
 			return api.Group{}, err
 		}
 		if bar == nil { // only now, so that an error comes without one
 			bar = r.newBar("", 0)
 		}
-		if err := print(e); err != nil {
+		if err := emit(e); err != nil {
 			return api.Group{}, err
 		}
 		if e.Group == nil {

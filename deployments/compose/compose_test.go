@@ -1,0 +1,152 @@
+package compose_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"gopkg.in/yaml.v3"
+)
+
+var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "watcher", "aggregator"}
+
+type service struct {
+	Image           string
+	Command         any // a list, or a line for the shell-like parser
+	Ports           []string
+	Environment     map[string]string
+	Restart         string
+	StopGracePeriod string `yaml:"stop_grace_period"`
+	Healthcheck     struct{ Test []string }
+	Deploy          struct{ Replicas int }
+	DependsOn       any `yaml:"depends_on"`
+	Build           struct{ Context, Dockerfile string }
+	Volumes         []string
+}
+
+func services(t *testing.T) map[string]service {
+	t.Helper()
+	var file struct{ Services map[string]service }
+	read(t, "compose.yaml", &file)
+	return file.Services
+}
+
+func read(t *testing.T, name string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(text, into), name)
+}
+
+// A role's service, binary and health check share its name.
+func TestEveryRoleRuns(t *testing.T) {
+	all := services(t)
+	for _, role := range roles {
+		t.Run(role, func(t *testing.T) {
+			s, ok := all[role]
+			require.True(t, ok, "no such service")
+			binary := "/usr/local/bin/" + role
+			require.Equal(t, []any{binary}, s.Command)
+			require.Equal(t, []string{"CMD", binary, "-healthcheck"}, s.Healthcheck.Test)
+			require.DirExists(t, filepath.Join("../../cmd", role))
+
+			require.Equal(t, "unless-stopped", s.Restart)
+			require.Equal(t, map[string]any{"redis": map[string]any{"condition": "service_healthy"}}, s.DependsOn)
+			require.FileExists(t, filepath.Join(s.Build.Context, s.Build.Dockerfile))
+			grace, err := time.ParseDuration(s.StopGracePeriod)
+			require.NoError(t, err)
+			require.Greater(t, grace, 30*time.Second, "shorter than SHUTDOWN_GRACE_PERIOD")
+		})
+	}
+}
+
+func TestPortsAreOnLoopback(t *testing.T) {
+	for name, s := range services(t) {
+		for _, port := range s.Ports {
+			require.Regexp(t, `^127\.0\.0\.1:\d+:\d+$`, resolved(port), name)
+		}
+		if len(s.Ports) > 0 {
+			require.LessOrEqual(t, s.Deploy.Replicas, 1, "%s: replicas can't share a published port", name)
+		}
+	}
+}
+
+var variable = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
+
+// resolved puts the defaults in place of the variables.
+func resolved(text string) string { return variable.ReplaceAllString(text, "$1") }
+
+func TestVariablesAreDocumented(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/configuration.md")
+	require.NoError(t, err)
+	known := regexp.MustCompile("`(BULKACTION_[A-Z_]+)`").FindAllString(string(docs), -1)
+	require.NotEmpty(t, known)
+	for name, s := range services(t) {
+		for _, v := range slices.Sorted(maps.Keys(s.Environment)) {
+			if !strings.HasPrefix(v, "OTEL_") {
+				require.Contains(t, known, "`"+v+"`", name)
+			}
+		}
+	}
+}
+
+func TestRedisLosesNothing(t *testing.T) {
+	redis := services(t)["redis"]
+	for _, want := range []string{"--appendonly yes", "--maxmemory-policy noeviction"} {
+		require.Contains(t, redis.Command, want)
+	}
+	require.NotEmpty(t, redis.Healthcheck.Test)
+	require.Equal(t, []string{"redis-data:/data"}, redis.Volumes)
+}
+
+func TestCollector(t *testing.T) {
+	var config struct {
+		Receivers struct {
+			Prometheus struct {
+				Config struct {
+					ScrapeConfigs []struct {
+						DNS []struct{ Names []string } `yaml:"dns_sd_configs"`
+					} `yaml:"scrape_configs"`
+				}
+			}
+		}
+		Exporters map[string]struct{ Endpoint string }
+		Service   struct {
+			Pipelines map[string]struct{ Receivers, Processors, Exporters []string }
+		}
+	}
+	read(t, "otel-collector.yaml", &config)
+	var parts map[string]map[string]any
+	read(t, "otel-collector.yaml", &parts)
+
+	for name, pipeline := range config.Service.Pipelines {
+		for kind, used := range map[string][]string{
+			"receivers": pipeline.Receivers, "processors": pipeline.Processors, "exporters": pipeline.Exporters,
+		} {
+			require.NotEmpty(t, used, name)
+			require.Subset(t, slices.Collect(maps.Keys(parts[kind])), used, fmt.Sprint(name, " ", kind))
+		}
+	}
+	require.Equal(t, roles, config.Receivers.Prometheus.Config.ScrapeConfigs[0].DNS[0].Names)
+
+	host, _, _ := strings.Cut(config.Exporters["otlp_grpc/jaeger"].Endpoint, ":")
+	require.Contains(t, services(t), host)
+}
+
+// The image is built with the Go that go.mod asks for.
+func TestDockerfileFollowsGoMod(t *testing.T) {
+	mod, err := os.ReadFile("../../go.mod")
+	require.NoError(t, err)
+	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(mod))
+	require.Len(t, version, 2)
+	docker, err := os.ReadFile("Dockerfile")
+	require.NoError(t, err)
+	require.Contains(t, string(docker), "FROM golang:"+version[1]+"-")
+}

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/demo"
+)
+
+func newDemo(r *Root) *cobra.Command {
+	var o demo.Options
+	var stay bool
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Send e-mails of some tenants to a local sink, through all roles in this process",
+		Long: "Run all roles in this process and send e-mails through them: a group a tenant, by SMTP, to a sink that runs here\n" +
+			"too. Nothing leaves this machine. At the end the data is audited.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Tenants < 1 || o.Jobs < o.Tenants {
+				return usagef("--jobs %d --tenants %d: each tenant needs at least one job", o.Jobs, o.Tenants)
+			}
+			o.Environ, o.Log = append([]string{"BULKACTION_LOG_LEVEL=warn", "BULKACTION_LOG_FORMAT=text"}, os.Environ()...), r.Err
+			if !r.JSON {
+				redis := "an embedded Redis, which keeps nothing"
+				if o.RedisURL != "" {
+					redis = "the given Redis"
+				}
+				r.Notef("Sending %s e-mails of %d tenants by SMTP to a sink on this machine, on %s.", thousands(int64(o.Jobs)), o.Tenants, redis)
+			}
+			bars := r.newBars()
+			o.Progress = bars.show
+			shown := false
+			if stay {
+				o.Stay = func(result demo.Result, address string) {
+					bars.stop()
+					shown = true
+					_ = r.showDemo(result)
+					r.Notef("Staying at %s until interrupted. Try: bulkaction --api %s status %s", address, address, result.Groups[0].ID)
+					<-cmd.Context().Done()
+				}
+			}
+			result, err := demo.Run(cmd.Context(), o)
+			bars.stop()
+			if err != nil {
+				return err
+			}
+			if !shown {
+				if err := r.showDemo(result); err != nil {
+					return err
+				}
+			}
+			switch {
+			case !result.Audit.OK:
+				return fmt.Errorf("the audit found %d violations: run `bulkaction audit` on a Redis that stays", len(result.Audit.Violations))
+			case result.Failed > 0:
+				return &failedJobsError{failed: result.Failed}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Jobs, "jobs", 10_000, "e-mails in all")
+	f.IntVar(&o.Tenants, "tenants", 3, "tenants, a group each")
+	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")
+	f.StringVar(&o.Addr, "addr", "", "address of the API (default: a free port of loopback)")
+	f.BoolVar(&stay, "stay", false, "keep everything running afterwards, to look around")
+	return cmd
+}
+
+// showDemo prints the summary.
+func (r *Root) showDemo(d demo.Result) error {
+	if r.JSON {
+		return r.Print(d)
+	}
+	t := newTable(r.Out)
+	t.row("TENANT", "GROUP", "STATUS", "DONE", "FAILED")
+	for _, g := range d.Groups {
+		t.row(g.Tenant, g.ID, g.Status, thousands(g.Done), thousands(g.Failed))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	audit := "clean"
+	if !d.Audit.OK {
+		audit = fmt.Sprintf("%d violations", len(d.Audit.Violations))
+	}
+	_, err := fmt.Fprintf(r.Out, "\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink, %.2f throttles a job, audit %s\n",
+		thousands(d.Done), thousands(d.Jobs), d.ElapsedSeconds, thousands(int64(d.JobsPerSecond)), thousands(d.SinkReceived), d.ThrottlesPerJob, audit)
+	return err
+}
+
+// bars are a progress bar a group.
+type bars struct {
+	r       *Root
+	byGroup map[string]*bar
+}
+
+func (r *Root) newBars() *bars { return &bars{r: r, byGroup: map[string]*bar{}} }
+
+func (b *bars) show(groups []api.Group) {
+	for _, g := range groups {
+		if b.byGroup[g.ID] == nil {
+			b.byGroup[g.ID] = b.r.newBar(g.Tenant, g.Counts.Accepted)
+		}
+		b.byGroup[g.ID].show(g)
+	}
+}
+
+func (b *bars) stop() {
+	for _, bar := range b.byGroup {
+		bar.stop()
+	}
+}

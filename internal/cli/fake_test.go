@@ -1,0 +1,352 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// fakeAPI answers as the contract says. Groups end as soon as they are sealed; a job whose payload has "fail" fails.
+type fakeAPI struct {
+	*httptest.Server
+	mu      sync.Mutex
+	groups  map[string]*fakeGroup
+	calls   []string // method and path
+	busy    int      // appends to refuse with 429
+	letters int      // dead letters there are
+	hold    bool     // sealed groups don't end by themselves
+}
+
+type fakeGroup struct {
+	api.Group
+	submitted *messages.SubmitGroup
+	jobs      []messages.Job
+	keys      map[string]bool
+	changed   chan struct{} // closed and replaced at each change
+}
+
+func newFakeAPI(t *testing.T) *fakeAPI {
+	f := &fakeAPI{groups: map[string]*fakeGroup{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/groups", f.submit)
+	mux.HandleFunc("POST /v1/groups/{id}/jobs", f.append)
+	mux.HandleFunc("POST /v1/groups/{id}/{verb}", f.command)
+	mux.HandleFunc("GET /v1/groups/{id}", f.group)
+	mux.HandleFunc("GET /v1/groups/{id}/events", f.events)
+	mux.HandleFunc("GET /v1/groups/{id}/{what}", f.list)
+	mux.HandleFunc("GET /v1/dead-letters", f.deadLetters)
+	mux.HandleFunc("GET /v1/stats", f.stats)
+	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		f.calls = append(f.calls, r.Method+" "+r.URL.Path)
+		f.mu.Unlock()
+		mux.ServeHTTP(w, r)
+	}))
+	t.Cleanup(f.Close)
+	return f
+}
+
+func reply(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func problem(w http.ResponseWriter, status int, detail string, fields ...api.FieldError) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(api.Problem{Title: http.StatusText(status), Status: status, Detail: detail, Fields: fields})
+}
+
+// find returns the group with the lock held, or answers 404.
+func (f *fakeAPI) find(w http.ResponseWriter, r *http.Request) (*fakeGroup, func()) {
+	f.mu.Lock()
+	g := f.groups[r.PathValue("id")]
+	if g == nil {
+		f.mu.Unlock()
+		problem(w, http.StatusNotFound, "group "+r.PathValue("id")+": not found")
+		return nil, nil
+	}
+	return g, f.mu.Unlock
+}
+
+func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s, err := messages.Decoder{}.DecodeSubmit(body)
+	if err != nil {
+		fields := []api.FieldError{}
+		if bad, ok := err.(*messages.ValidationError); ok {
+			for _, b := range bad.Fields {
+				fields = append(fields, api.FieldError(b))
+			}
+		}
+		problem(w, http.StatusUnprocessableEntity, err.Error(), fields...)
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.ID == "" {
+		s.ID = fmt.Sprintf("made-up-%d", len(f.groups))
+	}
+	if f.groups[s.ID] == nil {
+		f.groups[s.ID] = &fakeGroup{
+			Group: api.Group{
+				ID: s.ID, Tenant: s.Tenant, Name: s.Name, Type: s.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
+				Timestamps: map[string]time.Time{"created": epoch},
+			},
+			submitted: s, keys: map[string]bool{}, changed: make(chan struct{}),
+		}
+		f.groups[s.ID].add(s.Jobs)
+		if s.Seal {
+			f.seal(f.groups[s.ID])
+		}
+	}
+	accepted(w, f.groups[s.ID])
+}
+
+func accepted(w http.ResponseWriter, g *fakeGroup) {
+	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Links: map[string]string{"self": "/v1/groups/" + g.ID}})
+}
+
+func (g *fakeGroup) add(jobs []messages.Job) {
+	g.jobs = append(g.jobs, jobs...)
+	g.Counts.Accepted += int64(len(jobs))
+	g.Counts.Waiting += int64(len(jobs))
+}
+
+// seal ends the group, unless it is held.
+func (f *fakeAPI) seal(g *fakeGroup) {
+	g.Sealed = true
+	g.Status = api.StatusRunning
+	if !f.hold {
+		g.finish()
+	}
+	g.change()
+}
+
+func (g *fakeGroup) change() {
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+func (g *fakeGroup) finish() {
+	g.Counts.Waiting, g.Status = 0, api.StatusCompleted
+	for _, j := range g.jobs {
+		if bytes.Contains(j.Payload, []byte("fail")) {
+			g.Counts.Failed++
+			continue
+		}
+		g.Counts.Done++
+	}
+	if g.Counts.Failed > 0 {
+		g.FailuresByCode = map[string]int64{"SMTP_550": g.Counts.Failed}
+	}
+	g.Aggregate = map[string]json.RawMessage{"cost": json.RawMessage("12.5")}
+	g.Timestamps["completed"] = epoch.Add(time.Minute)
+}
+
+func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	g, unlock := f.find(w, r)
+	if g == nil {
+		return
+	}
+	defer unlock()
+	if f.busy > 0 {
+		f.busy--
+		w.Header().Set("Retry-After", "0")
+		problem(w, http.StatusTooManyRequests, "too much work is waiting")
+		return
+	}
+	got := api.Appended{Rejected: []api.LineError{}}
+	var jobs []messages.Job
+	csv := r.Header.Get("Content-Type") == "text/csv"
+	lines := bufio.NewScanner(bytes.NewReader(body))
+	for n := int64(1); lines.Scan(); n++ {
+		job := messages.Job{Payload: json.RawMessage(fmt.Sprintf("%q", lines.Text()))}
+		var err error
+		if !csv {
+			job, err = messages.Decoder{}.DecodeJob(lines.Bytes())
+		}
+		switch {
+		case err != nil:
+			got.RejectedTotal++
+			got.Rejected = append(got.Rejected, api.LineError{Line: n, Error: err.Error()})
+		case !csv || n > 1:
+			jobs = append(jobs, job)
+		}
+	}
+	key := r.Header.Get("Idempotency-Key")
+	if g.Sealed && !g.keys[key] {
+		problem(w, http.StatusConflict, "group "+g.ID+": group is sealed: no more jobs are taken")
+		return
+	}
+	if !g.keys[key] {
+		g.keys[key] = true
+		g.add(jobs)
+	}
+	got.Accepted = int64(len(jobs))
+	reply(w, http.StatusOK, got)
+}
+
+func (f *fakeAPI) command(w http.ResponseWriter, r *http.Request) {
+	g, unlock := f.find(w, r)
+	if g == nil {
+		return
+	}
+	defer unlock()
+	switch verb := r.PathValue("verb"); {
+	case verb == "seal":
+		if !g.Sealed {
+			f.seal(g)
+		}
+	case verb == "cancel" && !g.Status.Ended():
+		g.Status, g.Counts.Cancelled, g.Counts.Waiting = api.StatusCancelled, g.Counts.Waiting, 0
+		g.change()
+	case verb == "retry" && g.Status.Ended():
+		g.Round, g.Status = g.Round+1, api.StatusRunning
+	default:
+		problem(w, http.StatusConflict, "group "+g.ID+" is "+string(g.Status)+": "+verb+" is not possible")
+		return
+	}
+	accepted(w, g)
+}
+
+func (f *fakeAPI) group(w http.ResponseWriter, r *http.Request) {
+	if g, unlock := f.find(w, r); g != nil {
+		defer unlock()
+		reply(w, http.StatusOK, g.Group)
+	}
+}
+
+func (f *fakeAPI) events(w http.ResponseWriter, r *http.Request) {
+	g, unlock := f.find(w, r)
+	if g == nil {
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	for n := 0; ; n++ {
+		now, changed := g.Group, g.changed
+		typ := "group." + strings.ToLower(string(now.Status))
+		unlock()
+		b, _ := json.Marshal(api.Event{ID: fmt.Sprint(n), Type: typ, At: epoch, Group: &now})
+		_, _ = fmt.Fprintf(w, "id: %d\ndata: %s\n\n", n, b)
+		_ = http.NewResponseController(w).Flush()
+		if now.Status.Ended() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+		f.mu.Lock()
+	}
+}
+
+func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request) {
+	g, unlock := f.find(w, r)
+	if g == nil {
+		return
+	}
+	defer unlock()
+	e := json.NewEncoder(w)
+	for i, j := range g.jobs {
+		failed := bytes.Contains(j.Payload, []byte("fail"))
+		switch what := r.PathValue("what"); {
+		case what == "results" && !failed:
+			_ = e.Encode(api.Result{Ordinal: int64(i), DurationMS: 1.5, Attempts: 1, Data: json.RawMessage(`{"cost":"<1>"}`)})
+		case what == "failures" && failed:
+			_ = e.Encode(api.Failure{Ordinal: int64(i), Code: "SMTP_550", Error: "no such user \x1b[31m<x>", Attempts: 4, At: epoch})
+		}
+	}
+}
+
+func (f *fakeAPI) deadLetters(w http.ResponseWriter, r *http.Request) {
+	const page = 3
+	from := 0
+	_, _ = fmt.Sscan(r.URL.Query().Get("cursor"), &from)
+	l := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
+	for i := from; i < min(from+page, f.letters); i++ {
+		l.DeadLetters = append(l.DeadLetters, api.DeadLetter{Job: fmt.Sprintf("g.%d", i), Tenant: "acme", Group: "g", Ordinal: int64(i), Type: "SEND_EMAIL", Code: "SMTP_550", Error: "no", At: epoch})
+	}
+	if from+page < f.letters {
+		l.Cursor = fmt.Sprint(from + page)
+	}
+	reply(w, http.StatusOK, l)
+}
+
+func (f *fakeAPI) stats(w http.ResponseWriter, _ *http.Request) {
+	reply(w, http.StatusOK, api.Stats{
+		Partitions: 4, Groups: 12, ActiveTenants: 3, StartedPerSec: 1234.56, DeadLetters: 7,
+		Types:     []api.TypeStats{{Type: "SEND_EMAIL", Backlog: 1234567, Waiting: 1234000, NonReady: 500, Ready: 67, InFlight: 10, Workers: 2}},
+		Workers:   []api.WorkerStatus{{ID: "w-1", Types: []string{"SEND_EMAIL", "HTTP"}, Workers: 10, Active: 9, SeenAt: epoch, ShuttingDown: true}},
+		Stages:    []api.StageStatus{{ID: "f-1", Role: "fetcher", Counts: map[string]int64{"fetched": 5, "empty": 1}, SeenAt: epoch}},
+		RateLimit: api.RateLimit{Limiter: "fixed", Share: "elastic", RPS: 10000, WindowMS: 1000, Used: 42},
+	})
+}
+
+// called says whether a call was made.
+func (f *fakeAPI) called(call string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Contains(f.calls, call)
+}
+
+// of returns a group.
+func (f *fakeAPI) of(t *testing.T, id string) fakeGroup {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	require.Contains(t, f.groups, id)
+	return *f.groups[id]
+}
+
+// run is one run of the command line.
+type run struct {
+	code     int
+	out, err string
+}
+
+type console struct {
+	in                  io.Reader
+	out                 io.Writer // instead of a buffer
+	terminal, outIsTerm bool
+}
+
+// exec runs a command against the fake.
+func (f *fakeAPI) exec(ctx context.Context, c console, args ...string) run {
+	return c.exec(ctx, append([]string{"--api", f.URL}, args...)...)
+}
+
+func (c console) exec(ctx context.Context, args ...string) run {
+	var out, err bytes.Buffer
+	stdio := IO{In: c.in, Out: &out, Err: &err, IsTerminal: c.terminal, OutIsTerminal: c.outIsTerm}
+	if c.in == nil {
+		stdio.In = strings.NewReader("")
+	}
+	if c.out != nil {
+		stdio.Out = c.out
+	}
+	code := Main(ctx, args, stdio)
+	return run{code, out.String(), err.String()}
+}

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync/atomic"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// maxToldRejects is how many refused lines people are told.
+const maxToldRejects = 20
+
+// stream creates a group, appends the file's jobs and seals it.
+func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) (submitted, error) {
+	csv, err := s.isCSV()
+	if err != nil {
+		return submitted{}, err
+	}
+	in, err := open(s.file, s.root.In)
+	if err != nil {
+		return submitted{}, err
+	}
+	defer func() { _ = in.Close() }()
+
+	accepted, err := a.Submit(ctx, g)
+	if err != nil {
+		return submitted{}, err
+	}
+	appended, err := s.append(ctx, a, accepted.ID, in, csv)
+	if err != nil {
+		return submitted{}, s.broken(err, accepted.ID, appended)
+	}
+	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
+		_, err := a.Cancel(ctx, accepted.ID)
+		return submitted{}, joinReason(fmt.Errorf("not one of %d lines was accepted, so that group %s is cancelled", appended.RejectedTotal, accepted.ID), err)
+	}
+	if !s.noSeal {
+		if accepted, err = a.Seal(ctx, accepted.ID, nil); err != nil {
+			return submitted{}, s.broken(err, g.ID, appended)
+		}
+	}
+	out, err := describe(accepted, nil)
+	out.Accepted, out.Rejected, out.RejectedTotal = &appended.Accepted, appended.Rejected, appended.RejectedTotal
+	return out, err
+}
+
+// append sends the file with a progress bar, and tells of refused lines.
+func (s *submission) append(ctx context.Context, a *client.API, group string, in io.Reader, csv bool) (api.Appended, error) {
+	m := &meter{Reader: in, size: size(in)}
+	m.bar = s.root.newBar("sending", m.size)
+	defer m.bar.stop()
+	do := a.AppendNDJSON
+	if csv {
+		do = a.AppendCSV
+	}
+	// The key makes it safe to run the command again for the same group.
+	appended, err := do(ctx, group, m, client.WithIdempotencyKey("bulkaction submit "+group))
+	m.bar.stop()
+	if !s.root.JSON {
+		for _, l := range appended.Rejected[:min(len(appended.Rejected), maxToldRejects)] {
+			s.root.Notef("line %d: %s", l.Line, clean(l.Error))
+		}
+		if more := appended.RejectedTotal - maxToldRejects; more > 0 {
+			s.root.Notef("and %s more lines", thousands(more))
+		}
+	}
+	return appended, err
+}
+
+// broken says how to go on after a submission that broke off.
+func (s *submission) broken(err error, group string, appended api.Appended) error {
+	again := "Run the same command again to go on"
+	if s.id == "" {
+		again += fmt.Sprintf(", with --id %s", group)
+	}
+	if s.file == fromStdin {
+		again += " (and the same input)"
+	}
+	return withHint(err, "Group %s has taken at least %d jobs and is not sealed. %s: no job counts twice. Or `bulkaction cancel %s`.",
+		group, appended.Accepted, again, group)
+}
+
+// joinReason adds the reason why what err says did not quite work.
+func joinReason(err, reason error) error {
+	if reason == nil {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", err, reason)
+}
+
+// size is a regular file's, in bytes; 0 when it is unknown.
+func size(in io.Reader) int64 {
+	f, ok := in.(interface{ Stat() (fs.FileInfo, error) })
+	if !ok {
+		return 0
+	}
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	return info.Size()
+}
+
+// meter shows on a bar how much was read.
+type meter struct {
+	io.Reader
+	size  int64
+	bytes atomic.Int64
+	lines atomic.Int64
+	bar   *bar
+}
+
+func (m *meter) Read(p []byte) (int, error) {
+	n, err := m.Reader.Read(p)
+	lines := m.lines.Add(int64(bytes.Count(p[:n], []byte("\n"))))
+	read := m.bytes.Add(int64(n))
+	m.bar.say("sending", thousands(lines)+" lines")
+	m.bar.set(read, m.size)
+	return n, err
+}

@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+func newSubmit(r *Root) *cobra.Command {
+	s := &submission{root: r}
+	cmd := &cobra.Command{
+		Use:   "submit --type TYPE (--file PATH | --payload JSON ...) | submit --body PATH",
+		Short: "Submit a group of jobs and print its id",
+		Long: "Submit a group of jobs and print its id.\n\n" +
+			"A file is streamed, whatever its length: NDJSON has a job a line, {\"payload\": ...}; in CSV the header row\n" +
+			"names the payload's fields. Given an --id, the same command can be run again after it broke off, and no job counts twice.\n" +
+			"With --wait the exit code is 3 when the group ends with failed jobs, and 1 when it is cancelled.",
+		Example: "  bulkaction submit --type SEND_EMAIL --tenant acme --file recipients.csv --wait\n" +
+			"  bulkaction submit --type NOOP --payload '{\"sleep_ms\": 10}' --aggregate as=n,op=count",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
+	}
+	s.addFlags(cmd.Flags())
+	return cmd
+}
+
+// submission is one `submit`.
+type submission struct {
+	root *Root
+	flagValues
+}
+
+// submitted is what --json prints.
+type submitted struct {
+	ID     string            `json:"id"`
+	Status api.Status        `json:"status"`
+	Links  map[string]string `json:"links,omitempty"`
+	// Of a file.
+	Accepted      *int64          `json:"accepted,omitempty"`
+	Rejected      []api.LineError `json:"rejected,omitempty"` // the first thousand
+	RejectedTotal int64           `json:"rejected_total,omitempty"`
+	Group         *api.Group      `json:"group,omitempty"` // as it ended, with --wait
+}
+
+func (s *submission) run(cmd *cobra.Command) error {
+	if err := s.check(cmd.Flags()); err != nil {
+		return err
+	}
+	a, err := s.root.API(client.WithRetry(12, time.Minute)) // a busy server slows us down, and doesn't end us
+	if err != nil {
+		return err
+	}
+	out, err := s.submit(cmd, a)
+	if err != nil {
+		return err
+	}
+	if !s.root.JSON {
+		if _, err := fmt.Fprintln(s.root.Out, out.ID); err != nil {
+			return err
+		}
+	}
+	if s.wait {
+		if err := s.await(cmd.Context(), a, &out); err != nil {
+			return err
+		}
+	}
+	if s.root.JSON {
+		if err := s.root.Print(out); err != nil {
+			return err
+		}
+	}
+	return s.verdict(out)
+}
+
+func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error) {
+	ctx := cmd.Context()
+	if s.body != "" {
+		body, err := s.readBody(s.root.In)
+		if err != nil {
+			return submitted{}, err
+		}
+		return describe(a.SubmitJSON(ctx, body))
+	}
+	g, err := s.group(cmd.Flags())
+	if err != nil {
+		return submitted{}, err
+	}
+	if s.file == "" {
+		return describe(a.Submit(ctx, g))
+	}
+	if g.ID == "" {
+		g.ID = uuid.NewString() // known beforehand, so that it can be told when the submission breaks off
+	}
+	return s.stream(ctx, a, g)
+}
+
+func describe(accepted api.Accepted, err error) (submitted, error) {
+	return submitted{ID: accepted.ID, Status: accepted.Status, Links: accepted.Links}, err
+}
+
+// await follows the group to its end.
+func (s *submission) await(ctx context.Context, a *client.API, out *submitted) error {
+	g, err := s.root.follow(ctx, a, out.ID, func(api.Event) error { return nil })
+	if err != nil {
+		return err
+	}
+	out.Group, out.Status = &g, g.Status
+	if s.root.JSON {
+		return nil
+	}
+	return groupTable(s.root.Out, g)
+}
+
+// verdict says whether what was asked for has come about.
+func (s *submission) verdict(out submitted) error {
+	if g := out.Group; g != nil {
+		if err := verdict(*g); err != nil {
+			return err
+		}
+		if g.Status == api.StatusCancelled {
+			return fmt.Errorf("group %s was cancelled: %d jobs did not run", g.ID, g.Counts.Cancelled)
+		}
+	}
+	if out.RejectedTotal > 0 {
+		return withHint(fmt.Errorf("%d lines were refused; the other %d jobs of group %s are accepted", out.RejectedTotal, *out.Accepted, out.ID),
+			"Put the refused lines right and submit them as another group.")
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// flagValues are the flags of submit.
+type flagValues struct {
+	typ, tenant, id, name, priority string
+	maxRetries                      int
+	jobTimeout                      time.Duration
+	failureThreshold                float64
+	runAt                           string
+	aggregates                      []string
+
+	file, format string
+	payloads     []string
+	body         string
+	noSeal, wait bool
+}
+
+const fromStdin = "-"
+
+func (v *flagValues) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&v.typ, "type", "", "job type: the processor that runs the jobs")
+	f.StringVar(&v.tenant, "tenant", "", "whose share and limits to use; the group is its own tenant without")
+	f.StringVar(&v.id, "id", "", "id of the group; made up without")
+	f.StringVar(&v.name, "name", "", "name for people")
+	f.StringVar(&v.priority, "priority", "", "high, normal or low (default normal)")
+	f.IntVar(&v.maxRetries, "max-retries", 0, "how often a failed job runs again (default: the workers')")
+	f.DurationVar(&v.jobTimeout, "job-timeout", 0, "longest run of a job, such as 30s (default: the workers')")
+	f.Float64Var(&v.failureThreshold, "failure-threshold", 1, "share of failed jobs, above 0 to 1, at which the group is FAILED")
+	f.StringVar(&v.runAt, "run-at", "", "start no job before: a time such as 2030-01-31T09:00:00Z, or from now, such as 10m")
+	f.StringArrayVar(&v.aggregates, "aggregate", nil, "reduce the results, such as as=cost,op=sum,field=data.cost (repeatable)")
+
+	f.StringVar(&v.file, "file", "", "stream jobs from this .ndjson, .jsonl or .csv file; - is standard input")
+	f.StringVar(&v.format, "format", "", "ndjson or csv (default: by the file's name; ndjson for standard input)")
+	f.StringArrayVar(&v.payloads, "payload", nil, "a job's payload, JSON (repeatable)")
+	f.StringVar(&v.body, "body", "", "submit this file as it is, a complete body of POST /v1/groups; - is standard input")
+	f.BoolVar(&v.noSeal, "no-seal", false, "more jobs will be appended later")
+	f.BoolVar(&v.wait, "wait", false, "follow the group to its end")
+}
+
+// withBody are the flags that go together with --body.
+var withBody = map[string]bool{"body": true, "wait": true, "json": true, "api": true}
+
+// check finds flags that don't go together.
+func (v *flagValues) check(f *pflag.FlagSet) error {
+	var errs []string
+	say := func(format string, args ...any) { errs = append(errs, fmt.Sprintf(format, args...)) }
+	sources := 0
+	for _, name := range []string{"file", "payload", "body"} {
+		if f.Changed(name) {
+			sources++
+		}
+	}
+	switch {
+	case sources > 1:
+		say("--file, --payload and --body exclude each other")
+	case sources == 0 && !v.noSeal:
+		say("where are the jobs? Give --file, --payload or --body, or --no-seal to append them later")
+	}
+	f.Visit(func(fl *pflag.Flag) {
+		if f.Changed("body") && sources == 1 && !withBody[fl.Name] {
+			say("--%s does not go with --body, which says all", fl.Name)
+		}
+	})
+	if !f.Changed("body") && v.typ == "" {
+		say("--type is missing")
+	}
+	if f.Changed("format") && v.file == "" {
+		say("--format goes with --file")
+	}
+	if v.wait && v.noSeal {
+		say("--wait would wait for ever with --no-seal")
+	}
+	if len(errs) > 0 {
+		return &usageError{strings.Join(errs, "; ")}
+	}
+	return nil
+}
+
+// group is what the flags say, with the payloads as its jobs.
+func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
+	g := client.Group{
+		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
+		Seal: v.file == "" && !v.noSeal,
+	}
+	if f.Changed("max-retries") {
+		g.MaxRetries = &v.maxRetries
+	}
+	if f.Changed("failure-threshold") {
+		g.FailureThreshold = &v.failureThreshold
+	}
+	if v.runAt != "" {
+		at, err := parseRunAt(v.runAt, time.Now())
+		if err != nil {
+			return g, err
+		}
+		g.RunAt = &at
+	}
+	for _, text := range v.aggregates {
+		a, err := parseAggregate(text)
+		if err != nil {
+			return g, err
+		}
+		g.Aggregate = append(g.Aggregate, a)
+	}
+	for i, p := range v.payloads {
+		if !json.Valid([]byte(p)) {
+			return g, usagef("--payload number %d is not JSON", i+1)
+		}
+		g.Jobs = append(g.Jobs, client.Job{Payload: json.RawMessage(p)})
+	}
+	return g, nil
+}
+
+func parseRunAt(text string, now time.Time) (time.Time, error) {
+	if d, err := time.ParseDuration(text); err == nil {
+		return now.Add(d).UTC(), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, usagef("--run-at %q: write a time such as 2030-01-31T09:00:00Z, or from now, such as 10m", text)
+	}
+	return at, nil
+}
+
+func parseAggregate(text string) (a client.Aggregate, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		switch strings.TrimSpace(key) {
+		case "as":
+			a.As = value
+		case "op":
+			a.Op = value
+		case "field":
+			a.Field = value
+		default:
+			return a, usagef("--aggregate %q: knows as, op and field, not %q", text, key)
+		}
+	}
+	if a.As == "" || a.Op == "" {
+		return a, usagef("--aggregate %q: needs as=NAME and op=OPERATION", text)
+	}
+	return a, nil
+}
+
+// readBody reads --body, and finds out whether waiting for it will have an end.
+func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
+	in, err := open(v.body, stdin)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	body, err := io.ReadAll(in)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", v.body, err)
+	}
+	var end struct {
+		Seal  bool   `json:"seal"`
+		Total *int64 `json:"total"`
+	}
+	if err := json.Unmarshal(body, &end); err != nil {
+		return nil, usagef("--body %s is not the JSON of a group: %v", v.body, err)
+	}
+	if v.wait && !end.Seal && end.Total == nil {
+		return nil, usagef(`--wait would wait for ever: the body has neither "seal": true nor a "total"`)
+	}
+	return body, nil
+}
+
+// isCSV says how --file is to be read.
+func (v *flagValues) isCSV() (bool, error) {
+	format := v.format
+	if format == "" && v.file == fromStdin {
+		format = "ndjson"
+	}
+	if format == "" {
+		format = strings.TrimPrefix(strings.ToLower(filepath.Ext(v.file)), ".")
+	}
+	switch format {
+	case "csv":
+		return true, nil
+	case "ndjson", "jsonl":
+		return false, nil
+	}
+	return false, usagef("what is in %s? Say --format ndjson or --format csv", v.file)
+}
+
+// open opens a file, or standard input, which stays open.
+func open(path string, stdin io.Reader) (io.ReadCloser, error) {
+	if path == fromStdin {
+		return io.NopCloser(stdin), nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || info.IsDir() {
+		return nil, errors.Join(fmt.Errorf("open %s: is a directory", path), err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,235 @@
+// Package demo runs the main job for everyone to see: e-mails of several tenants, sent by SMTP to a sink
+// on this machine, through all roles, with an audit at the end.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/dev"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
+)
+
+// Options say how much is sent, and on what.
+type Options struct {
+	Jobs, Tenants int
+	RedisURL      string // "": the embedded one
+	Addr          string // of the API; "": a free port of loopback
+	Environ       []string
+	Log           io.Writer
+	// Progress is called a few times a second with each group; it may be nil.
+	Progress func([]api.Group)
+	// Stay, when it is not nil, is called with the result before everything is stopped.
+	Stay func(Result, string)
+}
+
+// GroupResult is what came of one tenant's group.
+type GroupResult struct {
+	ID     string     `json:"id"`
+	Tenant string     `json:"tenant"`
+	Status api.Status `json:"status"`
+	Done   int64      `json:"done"`
+	Failed int64      `json:"failed"`
+}
+
+// Result is the summary.
+type Result struct {
+	Jobs            int64         `json:"jobs"`
+	Done            int64         `json:"done"`
+	Failed          int64         `json:"failed"`
+	ElapsedSeconds  float64       `json:"elapsed_seconds"`
+	JobsPerSecond   float64       `json:"jobs_per_second"`
+	ThrottlesPerJob float64       `json:"throttles_per_job"`
+	Groups          []GroupResult `json:"groups"`
+	SinkReceived    int64         `json:"sink_received"`
+	Audit           Audit         `json:"audit"`
+}
+
+// Audit is what the audit said.
+type Audit struct {
+	OK         bool              `json:"ok"`
+	Violations []audit.Violation `json:"violations"`
+}
+
+// tenants are the first names; further ones are numbered.
+var tenants = []string{"acme", "globex", "initech"}
+
+func tenant(i int) string {
+	if i < len(tenants) {
+		return tenants[i]
+	}
+	return "tenant-" + strconv.Itoa(i+1)
+}
+
+// Run runs the demo to its end. An error means that it could not be run; failed jobs are in the result.
+func Run(ctx context.Context, o Options) (Result, error) {
+	if o.Addr == "" {
+		o.Addr = "127.0.0.1:0"
+	}
+	sink, err := smtpsink.Start("127.0.0.1:0", smtpsink.Options{})
+	if err != nil {
+		return Result{}, fmt.Errorf("start the mail sink: %w", err)
+	}
+	defer sink.Close() //nolint:errcheck // nothing is lost with it
+	host, port, _ := strings.Cut(sink.Addr(), ":")
+
+	devCtx, stop := context.WithCancel(ctx)
+	type place struct{ api, redis string }
+	started, ended := make(chan place, 1), make(chan int, 1)
+	go func() {
+		ended <- dev.Run(devCtx, dev.Options{
+			RedisURL: o.RedisURL, Addr: o.Addr, Log: o.Log, Environ: append(slices.Clone(o.Environ),
+				"BULKACTION_SMTP_HOST="+host, "BULKACTION_SMTP_PORT="+port, "BULKACTION_SMTP_TLS=none", "BULKACTION_SMTP_AUTH=none",
+				"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"),
+			Started: func(api, redis string) { started <- place{api, redis} },
+		})
+	}()
+	defer func() { stop(); <-ended }()
+	var at place
+	select {
+	case at = <-started:
+	case code := <-ended:
+		ended <- code
+		return Result{}, errors.New("the roles did not start: the lines above say why")
+	case <-ctx.Done():
+		return Result{}, ctx.Err()
+	}
+
+	r, err := send(ctx, client.NewAPI("http://"+at.api), o)
+	if err != nil {
+		return r, err
+	}
+	if r.Audit, err = check(ctx, at.redis, o.Environ); err != nil {
+		return r, err
+	}
+	r.SinkReceived = sink.Received()
+	if o.Stay != nil {
+		o.Stay(r, "http://"+at.api)
+	}
+	return r, nil
+}
+
+// send submits a group a tenant and follows them to their ends.
+func send(ctx context.Context, c *client.API, o Options) (Result, error) {
+	began := time.Now()
+	run := strconv.FormatInt(began.UnixMilli(), 36)
+	ids := make([]string, o.Tenants)
+	for i := range ids {
+		jobs := o.Jobs*(i+1)/o.Tenants - o.Jobs*i/o.Tenants
+		id := fmt.Sprintf("demo-%s-%s", run, tenant(i))
+		ids[i] = id
+		_, err := c.Submit(ctx, client.Group{
+			ID: id, Tenant: tenant(i), Name: "Demo promotion of " + tenant(i), Type: "SEND_EMAIL",
+			Aggregate: []client.Aggregate{{As: "sent", Op: "count"}, {As: "duration_ms", Op: "distribution", Field: "duration_ms"}},
+		})
+		if err != nil {
+			return Result{}, fmt.Errorf("submit group %s: %w", id, err)
+		}
+		if _, err := c.Append(ctx, id, mails(tenant(i), jobs), client.WithIdempotencyKey(id)); err != nil {
+			return Result{}, fmt.Errorf("append to group %s: %w", id, err)
+		}
+		if _, err := c.Seal(ctx, id, nil); err != nil {
+			return Result{}, fmt.Errorf("seal group %s: %w", id, err)
+		}
+	}
+	groups, err := follow(ctx, c, ids, o.Progress)
+	if err != nil {
+		return Result{}, err
+	}
+	return summarise(groups, time.Since(began)), nil
+}
+
+// mails are what a tenant sends, as a recipients file would say it.
+func mails(tenant string, n int) iter.Seq[client.Job] {
+	return func(yield func(client.Job) bool) {
+		for i := range n {
+			job := client.Job{Payload: map[string]string{
+				"to": fmt.Sprintf("customer-%d@%s.example.com", i+1, tenant), "subject": "News from " + tenant,
+				"body": fmt.Sprintf("Dear customer %d,\n\nthis promotion is for you.\n", i+1),
+			}}
+			if !yield(job) {
+				return
+			}
+		}
+	}
+}
+
+// follow looks at the groups a few times a second until all have ended.
+func follow(ctx context.Context, c *client.API, ids []string, progress func([]api.Group)) ([]api.Group, error) {
+	for {
+		groups := make([]api.Group, len(ids))
+		ended := true
+		for i, id := range ids {
+			g, err := c.Group(ctx, id)
+			if err != nil {
+				return nil, fmt.Errorf("follow group %s: %w", id, err)
+			}
+			groups[i] = g
+			ended = ended && g.Status.Ended()
+		}
+		if progress != nil {
+			progress(groups)
+		}
+		if ended {
+			return groups, nil
+		}
+		if err := redisx.Sleep(ctx, 100*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func summarise(groups []api.Group, elapsed time.Duration) Result {
+	r := Result{Groups: []GroupResult{}}
+	var throttles int64
+	for _, g := range groups {
+		r.Jobs += g.Counts.Accepted
+		r.Done += g.Counts.Done
+		r.Failed += g.Counts.Failed
+		throttles += g.Throttles
+		r.Groups = append(r.Groups, GroupResult{ID: g.ID, Tenant: g.Tenant, Status: g.Status, Done: g.Counts.Done, Failed: g.Counts.Failed})
+	}
+	r.ElapsedSeconds = math.Round(elapsed.Seconds()*100) / 100
+	r.JobsPerSecond = math.Round(float64(r.Done+r.Failed) / elapsed.Seconds())
+	if r.Jobs > 0 {
+		r.ThrottlesPerJob = math.Round(float64(throttles)/float64(r.Jobs)*1e4) / 1e4
+	}
+	return r
+}
+
+// check audits what is in Redis.
+func check(ctx context.Context, redisURL string, environ []string) (Audit, error) {
+	cfg, _, err := app.Load(append(slices.Clone(environ), "BULKACTION_REDIS_URL="+redisURL))
+	if err != nil {
+		return Audit{}, err
+	}
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: redisURL, DialTimeout: cfg.Redis.DialTimeout, CommandTimeout: cfg.Redis.CommandTimeout})
+	if err != nil {
+		return Audit{}, err
+	}
+	defer conn.Close() //nolint:errcheck // only read from
+	space, err := keyspace.New(cfg.Redis.KeyPrefix, cfg.Redis.Partitions)
+	if err != nil {
+		return Audit{}, err
+	}
+	report, err := audit.Run(ctx, conn, space, audit.Options{})
+	if err != nil {
+		return Audit{}, fmt.Errorf("audit: %w", err)
+	}
+	return Audit{OK: report.OK, Violations: report.Violations}, nil
+}
+

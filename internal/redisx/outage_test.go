@@ -1,0 +1,130 @@
+package redisx
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+func TestSubscriberSurvivesFlush(t *testing.T) {
+	onBoth(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		out := subscribe(t, subscriber(t, c, SubscriberConfig{}), stream)
+		publish(t, c, stream, 0, 1)
+		held := receive(t, out)
+		require.NoError(t, c.Cmd.FlushAll(context.Background()).Err())
+		require.Eventually(t, func() bool { // or the new entry has the old one's id
+			return held.Metadata[MetadataEntryID] < fmt.Sprint(time.Now().UnixMilli())
+		}, patience, time.Millisecond)
+		publish(t, c, stream, 1, 2)
+		msg := receive(t, out)
+		require.Equal(t, "m1", msg.UUID)
+		require.True(t, held.Ack())
+		require.True(t, msg.Ack())
+		awaitEmpty(t, c, stream)
+	})
+}
+
+// A group that is created anew delivers what is in work here once more; it is not handed out twice.
+func TestSubscriberSurvivesLostGroup(t *testing.T) {
+	onBoth(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		out := subscribe(t, subscriber(t, c, SubscriberConfig{}), stream)
+		publish(t, c, stream, 0, 1)
+		held := receive(t, out)
+		require.NoError(t, c.Cmd.XGroupDestroy(context.Background(), stream, group).Err())
+		publish(t, c, stream, 1, 2)
+		msg := receive(t, out)
+		require.Equal(t, "m1", msg.UUID)
+		held.Ack()
+		msg.Ack()
+		awaitEmpty(t, c, stream)
+	})
+}
+
+func TestSubscriberSurvivesRestart(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t, redistest.AOF)
+	c := connect(t, s.URL())
+	stream := unique("ingest")
+	publish(t, c, stream, 0, 200)
+
+	var log logBuffer
+	var got tally
+	half, resume := make(chan struct{}), make(chan struct{})
+	stop := route(t, subscriber(t, c, SubscriberConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}), stream, func(msg *message.Message) error {
+		got.add(msg.UUID)
+		if msg.UUID == "m99" {
+			close(half)
+		}
+		if msg.UUID >= "m2" && msg.UUID < "m3" {
+			<-resume // in work during the outage
+		}
+		return nil
+	})
+	<-half
+	s.Kill()
+	require.Eventually(t, func() bool { return log.count("stream cannot be served") > 0 }, patience, glance)
+	close(resume)
+	s.Restart()
+	publish(t, c, stream, 200, 300)
+	awaitEmpty(t, c, stream)
+	require.Eventually(t, func() bool { return log.count("stream is served again") > 0 }, patience, glance)
+	stop()
+	require.Equal(t, 300, got.size())
+	require.Equal(t, 1, log.count("stream cannot be served"), "%s", &log)
+	require.Equal(t, 1, log.count("stream is served again"), "%s", &log)
+}
+
+func TestSubscriberSurvivesFailover(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := redistest.Sentinel(t)
+	c := connect(t, s.URL)
+	stream := unique("ingest")
+	var got tally
+	stop := route(t, subscriber(t, c, SubscriberConfig{}), stream, func(msg *message.Message) error {
+		got.add(msg.UUID)
+		return nil
+	})
+	publish(t, c, stream, 0, 100)
+	awaitEmpty(t, c, stream)
+	s.Master.Kill()
+	s.AwaitFailover()
+	require.Eventually(t, func() bool { return c.Cmd.Set(ctx, "writable", "yes", 0).Err() == nil }, patience, glance)
+	publish(t, c, stream, 100, 200)
+	require.Eventually(t, func() bool { return got.size() == 200 }, patience, glance)
+	require.Eventually(t, func() bool { return c.Cmd.XLen(ctx, stream).Val() == 0 }, patience, glance)
+	stop()
+}
+
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func (l *logBuffer) count(text string) int { return strings.Count(l.String(), text) }
