@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -30,9 +30,13 @@ type Fleet struct {
 	URL  string
 
 	redis *redisproc.Server // nil when it is not ours
-	procs []*exec.Cmd
-	logs  []*tail
-	usage map[string]time.Duration
+	procs []process
+}
+
+type process struct {
+	*childproc.Child
+	role string
+	log  *childproc.Tail
 }
 
 // FleetOptions say what to start. Role is how this very program becomes a role, e.g. {"bulkaction", "role"}:
@@ -50,7 +54,7 @@ var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher",
 
 // StartFleet starts Redis and the roles.
 func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
-	f := &Fleet{URL: o.RedisURL, usage: map[string]time.Duration{}}
+	f := &Fleet{URL: o.RedisURL}
 	if f.URL == "" {
 		server, err := redisproc.Start(ctx, redisproc.Options{AOF: o.AOF})
 		if err != nil {
@@ -78,20 +82,21 @@ func (f *Fleet) start(o FleetOptions, role string) error {
 	cmd.Env = append(os.Environ(), "BULKACTION_REDIS_URL="+f.URL, "BULKACTION_API_ADDR=127.0.0.1:0", "BULKACTION_ADMIN_ADDR=127.0.0.1:0",
 		"BULKACTION_LOG_LEVEL=warn", "BULKACTION_WORKER_TYPES=NOOP")
 	cmd.Env = append(cmd.Env, o.Env...)
-	log := &tail{}
+	log := &childproc.Tail{}
 	cmd.Stderr, cmd.Stdout = log, io.Discard
-	if err := cmd.Start(); err != nil {
+	child, err := childproc.Start(cmd)
+	if err != nil {
 		return fmt.Errorf("start %s: %w", role, err)
 	}
-	f.procs, f.logs = append(f.procs, cmd), append(f.logs, log)
+	f.procs = append(f.procs, process{child, role, log})
 	return nil
 }
 
 // Check says whether all processes still run, and what one said that does not.
 func (f *Fleet) Check() error {
-	for i, p := range f.procs {
-		if err := p.Process.Signal(syscall.Signal(0)); err != nil {
-			return fmt.Errorf("process %v has ended: %s", p.Args, f.logs[i].String())
+	for _, p := range f.procs {
+		if !p.Running() {
+			return fmt.Errorf("the %s has ended: %s", p.role, p.log)
 		}
 	}
 	return nil
@@ -100,7 +105,7 @@ func (f *Fleet) Check() error {
 // Usage is the CPU time of all processes of the fleet and of this one, and of Redis, so far.
 func (f *Fleet) Usage(ctx context.Context) (processes, redisCPU time.Duration, err error) {
 	for _, p := range f.procs {
-		t, err := processCPU(p.Process.Pid)
+		t, err := processCPU(p.PID())
 		if err != nil {
 			return 0, 0, err
 		}
@@ -148,18 +153,19 @@ func processCPU(pid int) (time.Duration, error) {
 	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
 }
 
+// stopGrace is how long a process may take to stop.
+const stopGrace = 15 * time.Second
+
 // Close stops the processes, politely first, and Redis.
 func (f *Fleet) Close() error {
 	var errs []error
 	for _, p := range f.procs {
-		_ = p.Process.Signal(syscall.SIGTERM)
+		_ = p.Signal(syscall.SIGTERM)
 	}
-	for i, p := range f.procs {
-		late := time.AfterFunc(15*time.Second, func() { _ = p.Process.Kill() })
-		if err := p.Wait(); err != nil {
-			errs = append(errs, fmt.Errorf("process %v: %w: %s", p.Args, err, f.logs[i].String()))
+	for _, p := range f.procs {
+		if p.Stop(stopGrace); p.State() == nil || !p.State().Success() {
+			errs = append(errs, fmt.Errorf("the %s ended with %v: %s", p.role, p.State(), p.log))
 		}
-		late.Stop()
 	}
 	if f.Conn != nil {
 		errs = append(errs, f.Conn.Close())
@@ -168,28 +174,4 @@ func (f *Fleet) Close() error {
 		errs = append(errs, f.redis.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// tail keeps the last lines that a process wrote.
-type tail struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
-		t.lines = append(t.lines, s.Text())
-	}
-	if n := len(t.lines); n > 20 {
-		t.lines = t.lines[n-20:]
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.Join(t.lines, "\n")
 }

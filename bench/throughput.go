@@ -326,9 +326,9 @@ func (b *run) commands(ctx context.Context) (int64, error) {
 func (b *run) roleCPU() map[string]time.Duration {
 	out := map[string]time.Duration{}
 	for _, p := range b.f.procs {
-		cpu, err := processCPU(p.Process.Pid)
+		cpu, err := processCPU(p.PID())
 		if err == nil {
-			out[p.Args[len(p.Args)-1]] += cpu
+			out[p.role] += cpu
 		}
 	}
 	return out

@@ -1,3 +1,5 @@
+//go:build audit
+
 // Package demo runs the main job for everyone to see: e-mails of several tenants, sent by SMTP to a sink
 // on this machine, through all roles, with an audit at the end.
 package demo

@@ -194,7 +194,7 @@ func (in *Ingest) olderPending(ctx context.Context, entry string) (bool, error) 
 		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
 	}
 	if !ok {
-		return false, nil
+		return true, nil // not even this one: the group was lost, and is to deliver everything again
 	}
 	o.id, o.at = id, time.Now()
 	return before(id, entry), nil

@@ -50,7 +50,7 @@ type Ingest struct {
 // a taken address is an error here.
 func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder) (*Ingest, error) {
 	sub, err := redisx.NewSubscriber(conn, redisx.SubscriberConfig{
-		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, DeleteOnAck: true, Logger: tel.Log,
+		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, DeleteOnAck: true, CloseTimeout: drainTimeout, Logger: tel.Log,
 	})
 	if err != nil {
 		return nil, err

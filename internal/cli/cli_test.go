@@ -1,0 +1,182 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func TestWrongUsage(t *testing.T) {
+	f := newFakeAPI(t)
+	for _, c := range []struct {
+		args string
+		err  string
+	}{
+		{"nosuch", `unknown command "nosuch"`},
+		{"status", "status needs the id of one group, got 0 arguments"},
+		{"watch a b", "watch needs the id of one group, got 2 arguments"},
+		{"status g --nosuch", "unknown flag: --nosuch"},
+		{"stats extra", `unknown command "extra"`},
+		{"dead-letters --limit -1", "--limit -1: must be 0 (all) or more"},
+		{"dead-letters --limit x", "invalid argument"},
+		{"stats --api ftp://x", `--api "ftp://x": write it as http://127.0.0.1:8080`},
+		{"stats --api :::", "--api"},
+		{"submit", "where are the jobs? Give --file, --payload or --body, or --no-seal to append them later; --type is missing"},
+		{"submit --type T --file x.csv --payload 1", "--file, --payload and --body exclude each other"},
+		{"submit --type T --body x", "--type does not go with --body, which says all"},
+		{"submit --type T --payload {", "--payload number 1 is not JSON"},
+		{"submit --type T --payload 1 --run-at soon", `--run-at "soon": write a time`},
+		{"submit --type T --payload 1 --aggregate op=sum", "needs as=NAME and op=OPERATION"},
+		{"submit --type T --payload 1 --aggregate as=x,op=sum,of=y", `knows as, op and field, not "of"`},
+		{"submit --type T --payload 1 --format csv", "--format goes with --file"},
+		{"submit --type T --wait --no-seal", "--wait would wait for ever with --no-seal"},
+		{"submit --type T --file cli.go", "what is in cli.go? Say --format ndjson or --format csv"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			got := f.exec(t.Context(), console{}, strings.Fields(c.args)...)
+			require.Equal(t, exitUsage, got.code, got.err)
+			require.Contains(t, got.err, c.err)
+			require.Contains(t, got.err, "See `bulkaction --help`")
+			require.Empty(t, got.out)
+		})
+	}
+	require.Empty(t, f.calls, "nothing is sent")
+}
+
+func TestHelpIsFine(t *testing.T) {
+	for _, args := range [][]string{nil, {"--help"}, {"help", "submit"}, {"submit", "--help"}, {"--version"}} {
+		got := console{}.exec(t.Context(), args...)
+		require.Equal(t, exitFine, got.code)
+		require.NotEmpty(t, got.out)
+		require.Empty(t, got.err)
+	}
+	for _, c := range []string{"submit", "status", "watch", "results", "failures", "cancel", "retry", "dead-letters", "stats"} {
+		require.Contains(t, console{}.exec(t.Context()).out, "  "+c+" ")
+	}
+}
+
+func TestMoreCommands(t *testing.T) {
+	var out strings.Builder
+	demo := func(r *Root) *cobra.Command {
+		return &cobra.Command{Use: "demo", RunE: func(*cobra.Command, []string) error { return r.Print(map[string]int{"jobs": 1}) }}
+	}
+	code := Main(t.Context(), []string{"demo"}, IO{In: strings.NewReader(""), Out: &out, Err: &out}, demo)
+	require.Equal(t, exitFine, code)
+	require.Equal(t, "{\"jobs\":1}\n", out.String())
+}
+
+func TestAddressOfTheAPI(t *testing.T) {
+	f := newFakeAPI(t)
+	t.Setenv("BULKACTION_API", strings.TrimPrefix(f.URL, "http://"))
+	require.Equal(t, exitFine, console{}.exec(t.Context(), "stats", "--json").code)
+	require.Equal(t, exitFine, console{}.exec(t.Context(), "stats", "--json", "--api", f.URL+"/").code)
+	require.Equal(t, []string{"GET /v1/stats", "GET /v1/stats"}, f.calls)
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "connection refused")
+	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`, or say where it is with --api or BULKACTION_API.")
+	require.Empty(t, got.out)
+
+	f := newFakeAPI(t)
+	for _, command := range []string{"status", "watch", "results", "failures", "cancel", "retry"} {
+		got := f.exec(t.Context(), console{terminal: true}, command, "nosuch")
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, "404 Not Found: group nosuch: not found\nCheck the group's id")
+		require.Empty(t, got.out)
+	}
+	got = f.exec(t.Context(), console{}, "status", "a/b")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, `group id "a/b": must match`)
+
+	for status, advice := range map[int]string{500: "The server's log says more.", 429: "more work than it can take", 503: "Redis"} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "3600") // too long to be waited for
+			problem(w, status, "")
+		}))
+		got := console{}.exec(t.Context(), "stats", "--api", srv.URL)
+		srv.Close()
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, advice)
+	}
+}
+
+// brokenPipe is a pipe whose reader has left.
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+func TestBrokenPipe(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	f.letters = 10
+	for _, args := range []string{"results g", "status g", "status g --json", "watch g", "watch g --json", "dead-letters", "stats", "submit --type T --payload 1"} {
+		got := f.exec(t.Context(), console{out: brokenPipe{}}, strings.Fields(args)...)
+		require.Equal(t, exitFine, got.code, args)
+		require.Empty(t, got.err, args)
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestLostOutputIsAnError(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	for _, args := range []string{"results g", "status g", "watch g", "stats", "cancel g"} {
+		require.Equal(t, exitError, f.exec(t.Context(), console{out: fullDisk{}}, strings.Fields(args)...).code, args)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	f := newFakeAPI(t)
+	f.hold = true
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	for _, args := range []string{"watch g", "watch g --json", "submit --type T --id g --payload 1 --wait", "submit --type T --id h --payload 1 --wait --json"} {
+		for _, terminal := range []bool{false, true} {
+			f.mu.Lock()
+			f.calls = nil
+			f.mu.Unlock()
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan run)
+			go func() { done <- f.exec(ctx, console{terminal: terminal}, strings.Fields(args)...) }()
+			require.Eventually(t, func() bool { return f.called("GET /v1/groups/g/events") || f.called("GET /v1/groups/h/events") }, waitFor, tick)
+			cancel()
+			got := <-done
+			require.Equal(t, exitInterrupted, got.code, args)
+			require.Contains(t, got.err, "bulkaction: interrupted\nThe group goes on: `bulkaction watch ")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, command := range []string{"stats", "dead-letters", "status g", "results g"} {
+		require.Equal(t, exitInterrupted, f.exec(ctx, console{}, strings.Fields(command)...).code)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	var failed *failedJobsError
+	require.NoError(t, verdict(api.Group{Status: api.StatusRunning, Counts: api.Counts{Failed: 3}}))
+	require.NoError(t, verdict(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3}}))
+	require.NoError(t, verdict(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Cancelled: 3}}))
+	require.ErrorAs(t, verdict(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3, Failed: 1}}), &failed)
+	require.ErrorAs(t, verdict(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Failed: 1}}), &failed)
+	require.ErrorAs(t, verdict(api.Group{Status: api.StatusFailed}), &failed)
+	require.Empty(t, advice(errors.New("something else")))
+}

@@ -1,0 +1,219 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// groupOf submits group g of two jobs, of which one fails.
+func groupOf(t *testing.T, f *fakeAPI) {
+	t.Helper()
+	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--tenant", "acme", "--id", "g", "--name", "Spring", "--payload", `"ok"`, "--payload", `"fail"`)
+	require.Equal(t, exitFine, got.code, got.err)
+	require.Equal(t, "g\n", got.out)
+	require.Empty(t, got.err)
+}
+
+func TestStatus(t *testing.T) {
+	f := newFakeAPI(t)
+	groupOf(t, f)
+	got := f.exec(t.Context(), console{}, "status", "g")
+	require.Equal(t, exitFailedJobs, got.code)
+	require.Equal(t, `Group      g
+Name       Spring
+Tenant     acme
+Type       SEND_EMAIL
+Priority   normal
+Status     COMPLETED
+Progress   2 of 2 ended (100%)
+
+JOBS        COUNT
+waiting     0
+non-ready   0
+ready       0
+in flight   0
+done        1
+failed      1
+cancelled   0
+accepted    2
+throttles   0
+retries     0
+
+FAILED WITH   JOBS
+SMTP_550      1
+
+AGGREGATE   VALUE
+cost        12.5
+
+STATE       SINCE
+created     2030-01-02 03:04:05Z
+completed   2030-01-02 03:05:05Z
+`, got.out)
+	require.Equal(t, "bulkaction: group g ended with 1 failed jobs of 2\n"+
+		"See them with `bulkaction failures g`, run them again with `bulkaction retry g`.\n", got.err)
+
+	got = f.exec(t.Context(), console{}, "status", "g", "--json")
+	require.Equal(t, exitFailedJobs, got.code)
+	var g api.Group
+	require.NoError(t, json.Unmarshal([]byte(got.out), &g))
+	require.Equal(t, f.of(t, "g").Group, g)
+	require.Equal(t, 1, strings.Count(got.out, "\n"))
+}
+
+func TestStatusOfARunningGroup(t *testing.T) {
+	f := newFakeAPI(t)
+	f.hold = true
+	groupOf(t, f)
+	f.groups["g"].Counts.Failed = 1
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "status", "g").code, "it may still be retried")
+}
+
+func TestGroupText(t *testing.T) {
+	eta, total := 83.4, int64(12_345)
+	g := api.Group{Status: api.StatusRunning, Paused: true, Round: 2, Total: &total, Counts: api.Counts{Accepted: 10_000, Done: 1200, Failed: 34}, ETASeconds: &eta}
+	require.Equal(t, "RUNNING, paused, not sealed, round 2", groupState(g))
+	require.Equal(t, "1,234 of 12,345 ended (9%), about 1m23s left", progressText(g))
+	require.Equal(t, "0 of 0 ended", progressText(api.Group{}))
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", -1234567: "-1,234,567", -100: "-100"} {
+		require.Equal(t, want, thousands(n))
+	}
+	require.Equal(t, "a [2Jb c", clean("a\x1b[2Jb\nc"))
+	require.Equal(t, "ab…", short("abcd", 3))
+}
+
+func TestResultsAndFailures(t *testing.T) {
+	f := newFakeAPI(t)
+	groupOf(t, f)
+	const result = `{"ordinal":0,"duration_ms":1.5,"attempts":1,"data":{"cost":"<1>"}}` + "\n"
+	const failure = `{"ordinal":1,"code":"SMTP_550","error":"no such user \u001b[31m<x>","attempts":4,"at":"2030-01-02T03:04:05Z"}` + "\n"
+	for _, c := range []struct {
+		console console
+		args    string
+		want    string
+	}{
+		{console{}, "results g", result},
+		{console{}, "results g --json", result},
+		{console{outIsTerm: true}, "results g", result},
+		{console{}, "failures g", failure},
+		{console{outIsTerm: true}, "failures g --json", failure},
+		{console{outIsTerm: true}, "failures g", "" +
+			"JOB        CODE                 ATTEMPTS AT                   ERROR\n" +
+			"1          SMTP_550             4        2030-01-02 03:04:05Z no such user  [31m<x>\n"},
+	} {
+		got := f.exec(t.Context(), c.console, strings.Fields(c.args)...)
+		require.Equal(t, run{exitFine, c.want, ""}, got, c.args)
+	}
+}
+
+func TestCancelAndRetry(t *testing.T) {
+	f := newFakeAPI(t)
+	groupOf(t, f)
+	got := f.exec(t.Context(), console{}, "cancel", "g")
+	require.Equal(t, exitError, got.code)
+	require.Equal(t, "bulkaction: cancel group g: 409 Conflict: group g is COMPLETED: cancel is not possible\n", got.err)
+
+	require.Equal(t, run{exitFine, "g   RUNNING\n", ""}, f.exec(t.Context(), console{}, "retry", "g"))
+	require.Equal(t, 2, f.of(t, "g").Round)
+	got = f.exec(t.Context(), console{}, "cancel", "g", "--json")
+	require.Equal(t, run{exitFine, `{"id":"g","status":"CANCELLED","links":{"self":"/v1/groups/g"}}` + "\n", ""}, got)
+}
+
+func TestDeadLetters(t *testing.T) {
+	f := newFakeAPI(t)
+	f.letters = 7
+	got := f.exec(t.Context(), console{}, "dead-letters")
+	require.Equal(t, exitFine, got.code)
+	require.Equal(t, 7, strings.Count(got.out, "\n"))
+	require.Empty(t, got.err)
+	var first api.DeadLetter
+	require.NoError(t, json.NewDecoder(strings.NewReader(got.out)).Decode(&first))
+	require.Equal(t, "g.0", first.Job)
+
+	got = f.exec(t.Context(), console{outIsTerm: true}, "dead-letters", "--limit", "3")
+	require.Equal(t, exitFine, got.code)
+	require.Equal(t, "AT                   JOB                      TENANT           TYPE             CODE                 ERROR", strings.Split(got.out, "\n")[0])
+	require.Equal(t, 4, strings.Count(got.out, "\n"))
+	require.Equal(t, "These are the newest 3; --limit 0 prints all.\n", got.err)
+
+	for limit, lines := range map[string]int{"0": 7, "7": 7, "1": 1} {
+		got = f.exec(t.Context(), console{}, "dead-letters", "--json", "--limit", limit)
+		require.Equal(t, lines, strings.Count(got.out, "\n"))
+		require.Equal(t, limit == "1", got.err != "")
+	}
+}
+
+func TestStats(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, run{exitFine, `Groups               12
+Active tenants       3
+Started per second   1234.6
+Rate limit           10,000 a second, fixed window of 1000 ms, elastic; 42 used in this window
+Rejected messages    0
+Dead letters         7
+Partitions           4
+
+TYPE         BACKLOG     WAITING     NON-READY   READY   IN FLIGHT   WORKERS
+SEND_EMAIL   1,234,567   1,234,000   500         67      10          2
+
+WORKER   ACTIVE   OF   SERVES            SEEN
+w-1      9        10   SEND_EMAIL HTTP   2030-01-02 03:04:05Z, shutting down
+
+STAGE   ROLE                   COUNTS              SEEN
+f-1     fetcher, not running   empty=1 fetched=5   2030-01-02 03:04:05Z
+`, ""}, f.exec(t.Context(), console{}, "stats"))
+
+	got := f.exec(t.Context(), console{}, "stats", "--json")
+	var s api.Stats
+	require.NoError(t, json.Unmarshal([]byte(got.out), &s))
+	require.Equal(t, 4, s.Partitions)
+	require.Equal(t, "none", limitText(api.RateLimit{}))
+}
+
+func TestWatch(t *testing.T) {
+	f := newFakeAPI(t)
+	f.hold = true
+	groupOf(t, f)
+	watched := make(chan run)
+	go func() { watched <- f.exec(t.Context(), console{}, "watch", "g") }()
+	require.Eventually(t, func() bool { return f.called("GET /v1/groups/g/events") }, waitFor, tick)
+	f.mu.Lock()
+	f.groups["g"].finish()
+	f.groups["g"].change()
+	f.mu.Unlock()
+
+	got := <-watched
+	require.Equal(t, exitFailedJobs, got.code)
+	require.Contains(t, got.out, "2030-01-02 03:04:05Z COMPLETED   2 of 2 ended (100%), 1 failed\nGroup      g\n")
+	require.Contains(t, got.err, "group g ended with 1 failed jobs of 2")
+
+	got = f.exec(t.Context(), console{}, "watch", "g", "--json")
+	require.Equal(t, exitFailedJobs, got.code)
+	var e api.Event
+	require.NoError(t, json.Unmarshal([]byte(got.out), &e), "nothing but events")
+	require.Equal(t, "group.completed", e.Type)
+}
+
+func TestWatchOnATerminal(t *testing.T) {
+	f := newFakeAPI(t)
+	groupOf(t, f)
+	got := f.exec(t.Context(), console{terminal: true, outIsTerm: true}, "watch", "g")
+	require.Equal(t, exitFailedJobs, got.code)
+	require.True(t, strings.HasPrefix(got.out, "Group      g\n"), "the bar shows the states: %s", got.out)
+	require.Contains(t, got.err, "COMPLETED")
+	require.Contains(t, got.err, "2 of 2 ended (100%), 1 failed")
+
+	got = f.exec(t.Context(), console{terminal: true}, "watch", "g", "--json")
+	require.True(t, json.Valid([]byte(got.out)), "progress is not data")
+	require.Contains(t, got.err, "COMPLETED")
+}
+
+const (
+	waitFor = 10 * time.Second
+	tick    = time.Millisecond
+)

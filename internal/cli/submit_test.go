@@ -1,0 +1,261 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+func file(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+	return path
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestSubmitFlags(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--tenant", "acme", "--id", "g", "--name", "Spring sale",
+		"--priority", "high", "--max-retries", "0", "--job-timeout", "90s", "--failure-threshold", "0.5", "--run-at", "2030-01-31T09:00:00Z",
+		"--aggregate", "as=cost,op=sum,field=data.cost", "--aggregate", "as=n,op=count",
+		"--payload", `{"to":"a@example.com"}`, "--payload", "[1,2]")
+	require.Equal(t, run{exitFine, "g\n", ""}, got)
+	at := time.Date(2030, 1, 31, 9, 0, 0, 0, time.UTC)
+	require.Equal(t, &messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Name: "Spring sale", Type: "SEND_EMAIL", Priority: messages.LaneHigh, MaxRetries: ptr(0),
+		JobTimeout: messages.Duration(90 * time.Second), RunAt: &at, FailureThreshold: ptr(0.5), Seal: true,
+		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
+		Jobs:      []messages.Job{{Payload: json.RawMessage(`{"to":"a@example.com"}`)}, {Payload: json.RawMessage("[1,2]")}},
+	}, f.of(t, "g").submitted)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--payload", "1", "--json")
+	require.Equal(t, run{exitFine, `{"id":"made-up-1","status":"COMPLETED","links":{"self":"/v1/groups/made-up-1"}}` + "\n", ""}, got)
+	require.Equal(t, &messages.SubmitGroup{ID: "made-up-1", Type: "NOOP", Seal: true, Jobs: []messages.Job{{Payload: json.RawMessage("1")}}}, f.of(t, "made-up-1").submitted)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--id", "open", "--no-seal")
+	require.Equal(t, exitFine, got.code)
+	require.False(t, f.of(t, "open").Sealed)
+}
+
+func TestParseRunAt(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	at, err := parseRunAt("1h30m", now)
+	require.NoError(t, err)
+	require.Equal(t, now.Add(90*time.Minute), at)
+}
+
+func TestSubmitRefused(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "a b", "--tenant", "x/y", "--payload", "1")
+	require.Equal(t, exitError, got.code)
+	require.Equal(t, "bulkaction: submit group: 422 Unprocessable Entity: "+
+		"tenant: must match ^[A-Za-z0-9._-]{1,128}$; type: must match ^[A-Za-z0-9._-]{1,128}$\n", got.err)
+	require.Empty(t, got.out)
+}
+
+func TestSubmitFile(t *testing.T) {
+	ndjson := strings.Repeat("{\"payload\":{\"to\":\"a@example.com\"}}\n", 12_000)
+	csv := "to\n" + strings.Repeat("a@example.com\n", 3)
+	for _, c := range []struct {
+		name, content, stdin string
+		args                 []string
+		jobs                 int
+	}{
+		{"a.ndjson", ndjson, "", nil, 12_000},
+		{"a.JSONL", ndjson[:36*7], "", nil, 7},
+		{"a.csv", csv, "", nil, 3},
+		{"a.txt", csv, "", []string{"--format", "csv"}, 3},
+		{"", "", ndjson[:36*2], nil, 2},
+		{"", "", csv, []string{"--format", "csv"}, 3},
+		{"empty.ndjson", "", "", nil, 0},
+	} {
+		t.Run(c.name+c.stdin[:min(3, len(c.stdin))], func(t *testing.T) {
+			f := newFakeAPI(t)
+			path := "-"
+			if c.name != "" {
+				path = file(t, c.name, c.content)
+			}
+			args := append([]string{"submit", "--type", "T", "--id", "g", "--file", path}, c.args...)
+			got := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
+			require.Equal(t, run{exitFine, "g\n", ""}, got)
+			g := f.of(t, "g")
+			require.Len(t, g.jobs, c.jobs)
+			require.True(t, g.Sealed)
+			require.False(t, g.submitted.Seal, "only when all jobs are there")
+
+			again := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
+			require.Equal(t, got, again, "the same command may run again")
+			require.Len(t, f.of(t, "g").jobs, c.jobs)
+		})
+	}
+}
+
+func TestSubmitExample(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--file", "../../examples/recipients.csv", "--json")
+	require.Equal(t, exitFine, got.code, got.err)
+	var out submitted
+	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
+	require.EqualValues(t, 20, *out.Accepted)
+	require.Len(t, f.of(t, out.ID).jobs, 20)
+}
+
+func TestSubmitFileThatIsNotThere(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "open nosuch.csv: no such file or directory")
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--format", "csv", "--file", ".")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "open .: is a directory")
+	require.Empty(t, f.calls, "no group is created")
+}
+
+func TestSubmitFileOnATerminal(t *testing.T) {
+	f := newFakeAPI(t)
+	path := file(t, "a.ndjson", strings.Repeat("{\"payload\":1}\n", 6000))
+	got := f.exec(t.Context(), console{terminal: true}, "submit", "--type", "T", "--id", "g", "--file", path, "--wait")
+	require.Equal(t, exitFine, got.code)
+	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"), got.out)
+	require.Contains(t, got.err, "sending")
+	require.Contains(t, got.err, "6,000 lines")
+	require.Contains(t, got.err, "100 %")
+	require.Contains(t, got.err, "6,000 of 6,000 ended (100%)")
+}
+
+func TestSubmitWithBadLines(t *testing.T) {
+	f := newFakeAPI(t)
+	path := file(t, "a.ndjson", "{\"payload\":1}\n{\"pay\":2}\n{\"payload\":3}\n"+strings.Repeat("x\n", 30))
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", path)
+	require.Equal(t, exitError, got.code)
+	require.Equal(t, "g\n", got.out)
+	lines := strings.Split(got.err, "\n")
+	require.Contains(t, lines[0], "line 2: ")
+	require.Contains(t, lines[0], "pay: not a known field")
+	require.Contains(t, lines[19], "line 22: ")
+	require.Equal(t, "and 11 more lines", lines[20])
+	require.Equal(t, "bulkaction: 31 lines were refused; the other 2 jobs of group g are accepted", lines[21])
+	require.True(t, f.of(t, "g").Sealed)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--file", path, "--json", "--wait")
+	require.Equal(t, exitError, got.code)
+	var out submitted
+	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
+	require.EqualValues(t, 2, *out.Accepted)
+	require.EqualValues(t, 31, out.RejectedTotal)
+	require.Len(t, out.Rejected, 31)
+	require.EqualValues(t, 2, out.Group.Counts.Done)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", file(t, "b.ndjson", "x\n"))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "bulkaction: not one of 1 lines was accepted, so that group i is cancelled\n")
+	require.Empty(t, got.out)
+	require.EqualValues(t, "CANCELLED", f.of(t, "i").Status)
+}
+
+func TestSubmitWaits(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1", "--wait")
+	require.Equal(t, exitFine, got.code, got.err)
+	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"))
+	require.Empty(t, got.err)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--payload", `"fail"`, "--wait", "--json")
+	require.Equal(t, exitFailedJobs, got.code)
+	var out submitted
+	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
+	require.EqualValues(t, "COMPLETED", out.Status)
+	require.EqualValues(t, 1, out.Group.Counts.Failed)
+
+	f.hold = true
+	waited := make(chan run)
+	go func() {
+		waited <- f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--payload", "1", "--wait")
+	}()
+	require.Eventually(t, func() bool { return f.called("GET /v1/groups/i/events") }, waitFor, tick)
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "cancel", "i").code)
+	got = <-waited
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "group i was cancelled: 1 jobs did not run")
+}
+
+func TestSubmitBody(t *testing.T) {
+	f := newFakeAPI(t)
+	const body = `{"id": "g", "type": "T", "seal": true, "jobs": [{"payload": 1}]}`
+	require.Equal(t, run{exitFine, "g\n", ""}, f.exec(t.Context(), console{}, "submit", "--body", file(t, "body.json", body)))
+	require.Len(t, f.of(t, "g").jobs, 1)
+	got := f.exec(t.Context(), console{in: strings.NewReader(strings.Replace(body, "g", "h", 1))}, "submit", "--body", "-", "--wait")
+	require.Equal(t, exitFine, got.code)
+	require.Len(t, f.of(t, "h").jobs, 1)
+
+	for content, want := range map[string]string{
+		"{":             "is not the JSON of a group",
+		`{"type": "T"}`: "--wait would wait for ever",
+	} {
+		got := f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--body", "-", "--wait")
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, want)
+	}
+}
+
+func TestSubmitBearsWithABusyServer(t *testing.T) {
+	f := newFakeAPI(t)
+	f.busy = 3
+	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
+	require.Equal(t, run{exitFine, "g\n", ""}, got)
+	require.Len(t, f.of(t, "g").jobs, 1)
+}
+
+func TestSubmitThatBreaksOff(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "cancel", "g").code)
+	f.groups["g"].Sealed = true
+	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "bulkaction: append to group g: 409 Conflict: group g: group is sealed: no more jobs are taken\n")
+	require.Contains(t, got.err, "Run the same command again to go on (and the same input): no job counts twice. Or `bulkaction cancel g`.")
+}
+
+func TestSubmitInterruptedWhileSending(t *testing.T) {
+	for _, terminal := range []bool{false, true} {
+		f := newFakeAPI(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		in, out := io.Pipe()
+		done := make(chan run)
+		go func() {
+			done <- f.exec(ctx, console{in: in, terminal: terminal}, "submit", "--type", "T", "--file", "-")
+		}()
+		for range 5001 { // more than one part
+			_, err := fmt.Fprintln(out, `{"payload":1}`)
+			require.NoError(t, err)
+		}
+		require.Eventually(t, func() bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			for _, g := range f.groups {
+				return len(g.jobs) == 5000
+			}
+			return false
+		}, waitFor, tick)
+		cancel()
+		got := <-done
+		require.NoError(t, out.Close())
+		require.Equal(t, exitInterrupted, got.code)
+		require.Contains(t, got.err, "bulkaction: interrupted\nGroup ")
+		require.Contains(t, got.err, "has taken at least 5000 jobs and is not sealed. Run the same command again to go on, with --id ")
+		require.Empty(t, got.out)
+	}
+}
