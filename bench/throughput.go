@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -119,7 +121,7 @@ type run struct {
 func round(x float64) float64 { return math.Round(x*100) / 100 }
 
 // publish writes a message to the ingest stream.
-func (b *run) publish(pipe redis.Pipeliner, ctx context.Context, typ string, data any) error {
+func (b *run) publish(ctx context.Context, pipe redis.Pipeliner, typ string, data any) error {
 	body, err := json.Marshal(data)
 	if err != nil {
 		return err
@@ -144,7 +146,7 @@ func (b *run) produce(ctx context.Context, jobs int) error {
 		id := fmt.Sprintf("%s-%d", b.name, i)
 		left[i] = jobs*(i+1)/b.o.Tenants - jobs*i/b.o.Tenants
 		b.groups = append(b.groups, id)
-		if err := b.publish(pipe, ctx, "group.submit", map[string]any{"id": id, "tenant": fmt.Sprintf("tenant-%d", i), "type": "NOOP", "total": left[i]}); err != nil {
+		if err := b.publish(ctx, pipe, "group.submit", map[string]any{"id": id, "tenant": fmt.Sprintf("tenant-%d", i), "type": "NOOP", "total": left[i]}); err != nil {
 			return err
 		}
 	}
@@ -165,7 +167,7 @@ func (b *run) produce(ctx context.Context, jobs int) error {
 			}
 			open = true
 			left[i] -= k
-			if err := b.publish(pipe, ctx, "jobs.append", map[string]any{"group": b.groups[i], "jobs": batch[:k]}); err != nil {
+			if err := b.publish(ctx, pipe, "jobs.append", map[string]any{"group": b.groups[i], "jobs": batch[:k]}); err != nil {
 				return err
 			}
 			if n++; n%20 == 0 {
@@ -268,13 +270,13 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 	}
 	id := b.name + "-queued"
 	pipe := b.f.Conn.Cmd.Pipeline()
-	if err := b.publish(pipe, ctx, "group.submit", map[string]any{"id": id, "tenant": id, "type": "NOOP", "run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}); err != nil {
+	if err := b.publish(ctx, pipe, "group.submit", map[string]any{"id": id, "tenant": id, "type": "NOOP", "run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}); err != nil {
 		return 0, err
 	}
 	payload := json.RawMessage(`{"pad":"` + strings.Repeat("x", max(1, b.o.Payload-10)) + `"}`)
 	batch := slices.Repeat([]job{{payload}}, 500)
 	for range jobs / len(batch) {
-		if err := b.publish(pipe, ctx, "jobs.append", map[string]any{"group": id, "jobs": batch}); err != nil {
+		if err := b.publish(ctx, pipe, "jobs.append", map[string]any{"group": id, "jobs": batch}); err != nil {
 			return 0, err
 		}
 	}
@@ -283,7 +285,7 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 	}
 	for {
 		n, err := b.f.Conn.Cmd.HGet(ctx, b.p.Group(id), "accepted").Int()
-		if err != nil && err != redis.Nil {
+		if err != nil && !errors.Is(err, redis.Nil) {
 			return 0, fmt.Errorf("measure memory: %w", err)
 		}
 		left, err := b.f.Conn.Cmd.XLen(ctx, b.space.Ingest()).Result()
@@ -293,17 +295,16 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 		if n == jobs && left == 0 {
 			break
 		}
-		if ctx.Err() != nil {
-			return 0, ctx.Err()
+		if err := redisx.Sleep(ctx, 20*time.Millisecond); err != nil {
+			return 0, err
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 	after, err := used()
 	if err != nil {
 		return 0, err
 	}
 	pipe = b.f.Conn.Cmd.Pipeline()
-	if err := b.publish(pipe, ctx, "group.cancel", map[string]any{"group": id}); err != nil {
+	if err := b.publish(ctx, pipe, "group.cancel", map[string]any{"group": id}); err != nil {
 		return 0, err
 	}
 	_, err = pipe.Exec(ctx)
@@ -341,13 +342,15 @@ func (b *run) latency(ctx context.Context) (p50, p99 float64, err error) {
 	for i := range ids {
 		ids[i] = fmt.Sprintf("%s-single-%d", b.name, i)
 		pipe := b.f.Conn.Cmd.Pipeline()
-		if err := b.publish(pipe, ctx, "group.submit", map[string]any{"id": ids[i], "tenant": "single", "type": "NOOP", "seal": true, "jobs": []job{{json.RawMessage("{}")}}}); err != nil {
+		if err := b.publish(ctx, pipe, "group.submit", map[string]any{"id": ids[i], "tenant": "single", "type": "NOOP", "seal": true, "jobs": []job{{json.RawMessage("{}")}}}); err != nil {
 			return 0, 0, err
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return 0, 0, fmt.Errorf("measure latency: %w", err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		if err := redisx.Sleep(ctx, 10*time.Millisecond); err != nil {
+			return 0, 0, err
+		}
 	}
 	one := *b
 	one.groups = ids

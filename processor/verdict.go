@@ -25,6 +25,7 @@ const (
 // Kind is what becomes of a job after an attempt.
 type Kind int
 
+// Kinds of verdicts.
 const (
 	Done       Kind = iota // the job is done
 	RetryLater             // it runs again after a wait, and one of its retries is used

@@ -36,6 +36,10 @@ var checks = map[string]struct {
 			return all(v, func(e reflect.Value) bool { return id.MatchString(e.String()) })
 		},
 	},
+	"replicas": {
+		"0, as waiting for replicas comes with a later release",
+		func(v reflect.Value) bool { return v.Int() == 0 },
+	},
 	"weights": {
 		"three whole numbers from 1 to 1000 with commas between them, without spaces",
 		func(v reflect.Value) bool {

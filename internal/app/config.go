@@ -31,7 +31,7 @@ type RedisConfig struct {
 	PoolMaxActive  int           `env:"REDIS_POOL_MAX_ACTIVE" envDefault:"50" min:"1" max:"10000" unit:"connections" desc:"Connections that the process opens at most; blocking reads have their own beside them."`
 	DialTimeout    time.Duration `env:"REDIS_DIAL_TIMEOUT" envDefault:"5s" min:"1ms" max:"5m" desc:"Longest time to connect."`
 	CommandTimeout time.Duration `env:"REDIS_COMMAND_TIMEOUT" envDefault:"3s" min:"1ms" max:"5m" desc:"Longest time to wait for a reply."`
-	WaitReplicas   int           `env:"REDIS_WAIT_REPLICAS" envDefault:"0" min:"0" max:"100" unit:"replicas" desc:"Replicas that must have a write before a producer is told that it was accepted."`
+	WaitReplicas   int           `env:"REDIS_WAIT_REPLICAS" envDefault:"0" check:"replicas" unit:"replicas" desc:"Replicas that must have a write before a producer is told that it was accepted."`
 	KeyPrefix      string        `env:"KEY_PREFIX" envDefault:"bulk-action:" check:"prefix" desc:"What every key begins with; each installation on one Redis has its own."`
 	Partitions     int           `env:"PARTITIONS" envDefault:"1" min:"1" max:"4096" unit:"partitions" desc:"Shards that tenants are spread over; on a cluster 16 and more. Stored in Redis at the first start; a process that is configured otherwise refuses to start."`
 }

@@ -52,6 +52,7 @@ type Root struct {
 	JSON    bool // --json
 	address string
 	ran     bool // flags and arguments were right
+	area    *barArea
 }
 
 // Command makes one command. Its RunE returns errors and prints none of them.

@@ -31,11 +31,17 @@ func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
 
-// failedJobsError says that a group has ended with failed jobs.
-type failedJobsError struct{ group api.Group }
+// failedJobsError says that jobs failed, of a group that has ended.
+type failedJobsError struct {
+	group      string // "" when they are of several
+	failed, of int64
+}
 
 func (e *failedJobsError) Error() string {
-	return fmt.Sprintf("group %s ended with %d failed jobs of %d", e.group.ID, e.group.Counts.Failed, e.group.Counts.Accepted)
+	if e.group == "" {
+		return fmt.Sprintf("%d jobs failed", e.failed)
+	}
+	return fmt.Sprintf("group %s ended with %d failed jobs of %d", e.group, e.failed, e.of)
 }
 
 // verdict is nil for a group that has not ended, or ended without failed jobs.
@@ -43,7 +49,7 @@ func verdict(g api.Group) error {
 	if !g.Status.Ended() || (g.Counts.Failed == 0 && g.Status != api.StatusFailed) {
 		return nil
 	}
-	return &failedJobsError{g}
+	return &failedJobsError{group: g.ID, failed: g.Counts.Failed, of: g.Counts.Accepted}
 }
 
 // tell writes an error and its advice.
@@ -63,8 +69,8 @@ func advice(err error) string {
 	if e, ok := errors.AsType[*hintedError](err); ok {
 		return e.hint
 	}
-	if e, ok := errors.AsType[*failedJobsError](err); ok {
-		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.", e.group.ID)
+	if e, ok := errors.AsType[*failedJobsError](err); ok && e.group != "" {
+		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.", e.group)
 	}
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "dial" {
 		return "Is it running? Start it with `bulkaction dev`, or say where it is with --api or BULKACTION_API."

@@ -248,8 +248,8 @@ func (f *fakeAPI) events(w http.ResponseWriter, r *http.Request) {
 	for n := 0; ; n++ {
 		now, changed := g.Group, g.changed
 		typ := "group." + strings.ToLower(string(now.Status))
-		unlock()
 		b, _ := json.Marshal(api.Event{ID: fmt.Sprint(n), Type: typ, At: epoch, Group: &now})
+		unlock()
 		_, _ = fmt.Fprintf(w, "id: %d\ndata: %s\n\n", n, b)
 		_ = http.NewResponseController(w).Flush()
 		if now.Status.Ended() {
@@ -271,6 +271,7 @@ func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request) {
 	}
 	defer unlock()
 	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
 	for i, j := range g.jobs {
 		failed := bytes.Contains(j.Payload, []byte("fail"))
 		switch what := r.PathValue("what"); {

@@ -9,34 +9,52 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bar is a progress bar on Err. Off a terminal it is nil, and its methods do nothing.
+// bar is a progress bar on Err. Off a terminal it is nil, and its methods do nothing. Bars that are shown at the same
+// time stand below each other. All but set and say belong to the goroutine that runs the command.
 type bar struct {
-	container *mpb.Progress
-	bar       *mpb.Bar
-	label     atomic.Pointer[string]
-	note      atomic.Pointer[string]
+	root    *Root
+	name    string
+	bar     *mpb.Bar
+	label   atomic.Pointer[string]
+	note    atomic.Pointer[string]
+	stopped bool
 }
 
-// newBar shows a bar at once. Until it is stopped nothing else may write to Err.
-func (r *Root) newBar(label string, total int64) *bar {
+// barArea is the part of Err that bars share. It exists while one of them does.
+type barArea struct {
+	container *mpb.Progress
+	bars      int
+}
+
+// newBar shows a bar at once. Until all bars are stopped nothing else may write to Err.
+func (r *Root) newBar(name string, total int64) *bar {
 	if !r.IsTerminal {
 		return nil
 	}
-	b := &bar{container: mpb.New(mpb.WithOutput(r.Err), mpb.WithWidth(40), mpb.WithAutoRefresh())}
-	b.say(label, "")
-	b.bar = b.container.AddBar(total,
-		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string { return *b.label.Load() })),
-		mpb.AppendDecorators(decor.Percentage(decor.WCSyncSpace), decor.Any(func(decor.Statistics) string { return *b.note.Load() })),
+	if r.area == nil {
+		r.area = &barArea{container: mpb.New(mpb.WithOutput(r.Err), mpb.WithAutoRefresh())}
+	}
+	r.area.bars++
+	b := &bar{root: r, name: name}
+	b.say("", "")
+	b.bar = r.area.container.AddBar(total,
+		mpb.BarWidth(24),
+		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string { return *b.label.Load() }, decor.WCSyncSpaceR)),
+		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return *b.note.Load() })),
 	)
 	return b
 }
 
-// say changes the texts before and behind the bar.
-func (b *bar) say(label, note string) {
+// say changes the texts behind the bar's name and behind the bar.
+func (b *bar) say(state, note string) {
 	if b == nil {
 		return
 	}
-	label, note = label+" ", "  "+note
+	label := b.name
+	if label != "" && state != "" {
+		label += " "
+	}
+	label, note = label+state+" ", "  "+note
 	b.label.Store(&label)
 	b.note.Store(&note)
 }
@@ -63,11 +81,16 @@ func (b *bar) show(g api.Group) {
 	b.set(g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
-// stop leaves the bar as it is and gives Err back. It may be called again.
+// stop leaves the bar as it is. With the last bar, Err is free again. It may be called again.
 func (b *bar) stop() {
-	if b == nil {
+	if b == nil || b.stopped {
 		return
 	}
+	b.stopped = true
 	b.bar.Abort(false)
-	b.container.Wait()
+	area := b.root.area
+	if area.bars--; area.bars == 0 {
+		area.container.Wait()
+		b.root.area = nil
+	}
 }

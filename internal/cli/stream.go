@@ -119,7 +119,11 @@ func (m *meter) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
 	lines := m.lines.Add(int64(bytes.Count(p[:n], []byte("\n"))))
 	read := m.bytes.Add(int64(n))
-	m.bar.say("sending", thousands(lines)+" lines")
+	note := thousands(lines) + " lines"
+	if m.size > 0 {
+		note += fmt.Sprintf(" (%d%%)", 100*read/m.size)
+	}
+	m.bar.say("", note)
 	m.bar.set(read, m.size)
 	return n, err
 }

@@ -66,18 +66,18 @@ func TestSubmitRefused(t *testing.T) {
 }
 
 func TestSubmitFile(t *testing.T) {
-	ndjson := strings.Repeat("{\"payload\":{\"to\":\"a@example.com\"}}\n", 12_000)
+	ndjson := func(n int) string { return strings.Repeat("{\"payload\":{\"to\":\"a@example.com\"}}\n", n) }
 	csv := "to\n" + strings.Repeat("a@example.com\n", 3)
 	for _, c := range []struct {
 		name, content, stdin string
 		args                 []string
 		jobs                 int
 	}{
-		{"a.ndjson", ndjson, "", nil, 12_000},
-		{"a.JSONL", ndjson[:36*7], "", nil, 7},
+		{"a.ndjson", ndjson(12_000), "", nil, 12_000},
+		{"a.JSONL", ndjson(7), "", nil, 7},
 		{"a.csv", csv, "", nil, 3},
 		{"a.txt", csv, "", []string{"--format", "csv"}, 3},
-		{"", "", ndjson[:36*2], nil, 2},
+		{"", "", ndjson(2), nil, 2},
 		{"", "", csv, []string{"--format", "csv"}, 3},
 		{"empty.ndjson", "", "", nil, 0},
 	} {
@@ -130,8 +130,7 @@ func TestSubmitFileOnATerminal(t *testing.T) {
 	require.Equal(t, exitFine, got.code)
 	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"), got.out)
 	require.Contains(t, got.err, "sending")
-	require.Contains(t, got.err, "6,000 lines")
-	require.Contains(t, got.err, "100 %")
+	require.Contains(t, got.err, "6,000 lines (100%)")
 	require.Contains(t, got.err, "6,000 of 6,000 ended (100%)")
 }
 
@@ -255,7 +254,7 @@ func TestSubmitInterruptedWhileSending(t *testing.T) {
 		require.NoError(t, out.Close())
 		require.Equal(t, exitInterrupted, got.code)
 		require.Contains(t, got.err, "bulkaction: interrupted\nGroup ")
-		require.Contains(t, got.err, "has taken at least 5000 jobs and is not sealed. Run the same command again to go on, with --id ")
+		require.Regexp(t, "has taken at least (0|5000) jobs and is not sealed. Run the same command again to go on, with --id ", got.err)
 		require.Empty(t, got.out)
 	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -108,10 +109,7 @@ func groupTable(out io.Writer, g api.Group) error {
 	if len(g.Timestamps) > 0 {
 		t.section("STATE", "SINCE")
 		states := slices.SortedFunc(maps.Keys(g.Timestamps), func(a, b string) int {
-			if c := g.Timestamps[a].Compare(g.Timestamps[b]); c != 0 {
-				return c
-			}
-			return strings.Compare(a, b)
+			return cmp.Or(g.Timestamps[a].Compare(g.Timestamps[b]), slices.Index(lifecycle, a)-slices.Index(lifecycle, b))
 		})
 		for _, s := range states {
 			t.row(s, stamp(g.Timestamps[s]))
@@ -119,6 +117,9 @@ func groupTable(out io.Writer, g api.Group) error {
 	}
 	return t.flush()
 }
+
+// lifecycle is the order of states that were reached at the same time.
+var lifecycle = []string{"created", "dispatched", "running", "aggregating", "completed", "failed", "cancelled"}
 
 func groupState(g api.Group) string {
 	s := string(g.Status)

@@ -105,6 +105,9 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 // AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
 // id for it, "" when it has none.
 func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin) error {
+	if err := s.pressure.check(ctx, len(jobs)); err != nil {
+		return err
+	}
 	p, tenant, err := s.locate(ctx, group)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
+	"errors"
 	"fmt"
 
 	"github.com/redis/go-redis/v9"
@@ -54,7 +55,7 @@ func (s *Script) run(ctx context.Context, c redis.Cmdable, key string, args []an
 	if err != nil && IsNoScript(err) {
 		reply, err = c.Eval(ctx, s.src, keys, args...).Result()
 	}
-	if err != nil && err != redis.Nil {
+	if err != nil && !errors.Is(err, redis.Nil) {
 		return nil, fmt.Errorf("script %s: %w", s.name, err)
 	}
 	return reply, nil

@@ -23,7 +23,7 @@ func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
 	if err != nil {
 		return fmt.Errorf("processor HTTP: %w", err)
 	}
-	p.OnStop("http connections", func(context.Context) error { call.Close(); return nil })
+	p.OnStop("http connections", func(context.Context) error { return call.Close() })
 	procs := []processor.Processor{mail, call}
 	if drill := new(noop.Processor); slices.Contains(p.Config.Worker.Types, drill.Type()) {
 		procs = append(procs, drill)

@@ -101,7 +101,7 @@ func (in *Ingest) consume(ctx context.Context) error {
 		return fmt.Errorf("create router: %w", err)
 	}
 	router.AddMiddleware(in.recoverer, middleware.Recoverer)
-	router.AddNoPublisherHandler("ingest", in.space.Ingest(), in.sub, in.handle)
+	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handle)
 	if err := router.Run(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("hear the ingest stream: %w", err)
 	}

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -184,7 +185,7 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 			}
 			return nil
 		})
-		if err != nil && err != redis.Nil {
+		if err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
 		for i, t := range large {

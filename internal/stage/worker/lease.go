@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -57,11 +58,11 @@ func (w *Worker) dropCancelled(ctx context.Context) error {
 			}
 			return nil
 		})
-		if err != nil && err != redis.Nil {
+		if err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
 		for g, tasks := range groups {
-			if status[g].Err() == redis.Nil || api.Status(status[g].Val()) == api.StatusCancelled {
+			if errors.Is(status[g].Err(), redis.Nil) || api.Status(status[g].Val()) == api.StatusCancelled {
 				for _, t := range tasks {
 					t.stop(errCancelled)
 				}

@@ -48,7 +48,7 @@ func (w *Worker) run(ctx context.Context, t *task) bool {
 		span.End()
 		return false
 	}
-	w.finish(t, span, jobCtx, result, err, took, limit)
+	w.finish(jobCtx, t, span, result, err, took, limit)
 	t.part.results <- t
 	return true
 }
@@ -72,7 +72,7 @@ func (w *Worker) process(ctx context.Context, t *task) (result any, err error) {
 }
 
 // finish turns what the processor answered into the task's outcome.
-func (w *Worker) finish(t *task, span trace.Span, ctx context.Context, result any, err error, took, limit time.Duration) {
+func (w *Worker) finish(ctx context.Context, t *task, span trace.Span, result any, err error, took, limit time.Duration) {
 	t.took = took
 	w.durable.add(took)
 	cause := context.Cause(ctx)

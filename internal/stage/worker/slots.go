@@ -23,7 +23,7 @@ const overrun = time.Second
 type slots struct {
 	w   *Worker
 	mu  sync.Mutex
-	ctx context.Context
+	run func(*slot) // serves jobs in a slot, under the context that they run under; nil until the pool starts
 	all []*slot
 	wg  sync.WaitGroup
 
@@ -40,13 +40,18 @@ func newSlots(w *Worker) *slots { return &slots{w: w} }
 // sizes are how many jobs can run at once, and how many do.
 func (s *slots) sizes() (size, active int) { return int(s.size.Load()), int(s.active.Load()) }
 
-// resize starts or ends slots; ctx is what their jobs run under, nil for that of the first call.
-func (s *slots) resize(ctx context.Context, n int) {
+// start opens n slots, whose jobs run under ctx.
+func (s *slots) start(ctx context.Context, n int) {
+	s.mu.Lock()
+	s.run = func(sl *slot) { s.serve(ctx, sl) }
+	s.mu.Unlock()
+	s.resize(n)
+}
+
+// resize opens or ends slots.
+func (s *slots) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if ctx != nil {
-		s.ctx = ctx
-	}
 	for len(s.all) < n {
 		s.open()
 	}
@@ -63,8 +68,8 @@ func (s *slots) resize(ctx context.Context, n int) {
 func (s *slots) open() {
 	sl := &slot{quit: make(chan struct{})}
 	s.all = append(s.all, sl)
-	ctx := s.ctx
-	s.wg.Go(func() { s.serve(ctx, sl) })
+	run := s.run
+	s.wg.Go(func() { run(sl) })
 }
 
 func (s *slots) serve(ctx context.Context, sl *slot) {
@@ -166,7 +171,7 @@ func (w *Worker) drain(giveUp func()) {
 		}
 		break
 	}
-	w.slots.resize(nil, 0)
+	w.slots.resize(0)
 	if w.held.empty(w.cfg.Grace) {
 		return
 	}

@@ -97,7 +97,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	// What is held must be reported and kept alive beyond the end of ctx.
 	after, finish := context.WithCancel(context.WithoutCancel(ctx))
 	defer finish()
-	w.slots.resize(after, w.cfg.Count)
+	w.slots.start(after, w.cfg.Count)
 
 	var settling, feeding, upkeep sync.WaitGroup
 	for _, p := range w.parts {
@@ -147,7 +147,7 @@ func (w *Worker) Resize(n int) error {
 	if n < 1 || n > MaxCount {
 		return fmt.Errorf("worker count %d: must be 1 to %d", n, MaxCount)
 	}
-	w.slots.resize(nil, n)
+	w.slots.resize(n)
 	return nil
 }
 

@@ -1,0 +1,294 @@
+// Package integration tests the system from outside: its six roles as processes of their own on a private
+// redis-server, driven as producers and operators do.
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/proctest"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/roles"
+)
+
+func TestMain(m *testing.M) { proctest.Main(m) }
+
+// patience is how long a test waits for anything on a machine that is busy with other things.
+const patience = 60 * time.Second
+
+// system is an installation: a Redis and the processes on it. Its methods end the test when they fail. The
+// processes end with the test; while they still run, the data is audited.
+type system struct {
+	t     testing.TB
+	ctx   context.Context
+	redis *redistest.Redis
+	rdb   *redis.Client
+	space keyspace.Space
+	env   map[string]string
+	procs map[string][]*proctest.Process
+
+	api *client.API // of the first ingest; nil when there is none
+}
+
+// setup is what a test may want otherwise than start has it.
+type setup struct {
+	replicas map[string]int // processes of a role; 1 where it says nothing
+	env      map[string]string
+	redis    []redistest.Option
+}
+
+type option func(*setup)
+
+// replicas starts n processes of a role; 0 is none.
+func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
+
+// env sets a variable of all processes, given without its prefix BULKACTION_ unless it is one of OpenTelemetry.
+func env(name, value string) option { return func(o *setup) { o.env[variable(name)] = value } }
+
+// onRedis starts the redis-server with options.
+func onRedis(opts ...redistest.Option) option {
+	return func(o *setup) { o.redis = append(o.redis, opts...) }
+}
+
+func variable(name string) string {
+	if strings.HasPrefix(name, "OTEL_") {
+		return name
+	}
+	return "BULKACTION_" + name
+}
+
+// start starts a Redis and one process of each role, unless options say otherwise, and waits until all are ready.
+func start(t testing.TB, opts ...option) *system {
+	t.Helper()
+	o := setup{replicas: map[string]int{}, env: map[string]string{
+		"BULKACTION_WORKER_TYPES":        "NOOP",
+		"BULKACTION_REDIS_POOL_MIN_IDLE": "1",
+	}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	partitions := 1
+	if n := o.env["BULKACTION_PARTITIONS"]; n != "" {
+		var err error
+		partitions, err = strconv.Atoi(n)
+		require.NoError(t, err)
+	}
+	space, err := keyspace.New("bulk-action:", partitions)
+	require.NoError(t, err)
+	server := redistest.Server(t, o.redis...)
+	s := &system{
+		t: t, ctx: context.WithoutCancel(t.Context()), // clean-ups use it too
+		redis: server, rdb: server.Client(), space: space, env: o.env, procs: map[string][]*proctest.Process{},
+	}
+	s.env["BULKACTION_REDIS_URL"] = server.URL()
+	for _, role := range roles.Names {
+		n, ok := o.replicas[role]
+		if !ok {
+			n = 1
+		}
+		for range n {
+			s.launch(role, nil)
+		}
+	}
+	for _, procs := range s.procs {
+		for _, p := range procs {
+			p.WaitReady()
+		}
+	}
+	if len(s.procs["ingest"]) > 0 {
+		s.api = client.NewAPI(s.url(0))
+	}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			s.audit()
+		}
+	})
+	return s
+}
+
+// launch starts one more process of a role, with more variables (full names), and does not wait.
+func (s *system) launch(role string, more map[string]string) *proctest.Process {
+	s.t.Helper()
+	all := maps.Clone(s.env)
+	maps.Copy(all, more)
+	p := proctest.Start(s.t, role, all)
+	s.procs[role] = append(s.procs[role], p)
+	return p
+}
+
+// add starts one more process of a role and waits until it is ready.
+func (s *system) add(role string) *proctest.Process {
+	s.t.Helper()
+	p := s.launch(role, nil)
+	p.WaitReady()
+	return p
+}
+
+// proc is the i-th process of a role.
+func (s *system) proc(role string, i int) *proctest.Process {
+	s.t.Helper()
+	require.Greater(s.t, len(s.procs[role]), i)
+	return s.procs[role][i]
+}
+
+// stop ends a process as an operator does; it must end well.
+func (s *system) stop(p *proctest.Process) {
+	s.t.Helper()
+	p.Signal(syscall.SIGTERM)
+	require.Equal(s.t, 0, p.Wait(patience), "exit code")
+}
+
+// url is the base of the i-th ingest's API.
+func (s *system) url(i int) string { s.t.Helper(); return "http://" + s.proc("ingest", i).APIAddr() }
+
+// submit creates a group over HTTP, through the first ingest, and returns its id.
+func (s *system) submit(g client.Group) string {
+	s.t.Helper()
+	accepted, err := s.api.Submit(s.ctx, g)
+	require.NoError(s.t, err)
+	return accepted.ID
+}
+
+// group shows a group, through the first ingest.
+func (s *system) group(id string) api.Group {
+	s.t.Helper()
+	g, err := s.api.Group(s.ctx, id)
+	require.NoError(s.t, err)
+	return g
+}
+
+// jobs are n jobs of NOOP with the same payload.
+func jobs(n int, payload string) []client.Job {
+	all := make([]client.Job, n)
+	for i := range all {
+		all[i] = client.Job{Payload: json.RawMessage(payload)}
+	}
+	return all
+}
+
+// wait waits until a group has ended its first round and returns it as the event has it.
+func (s *system) wait(group string) api.Group { s.t.Helper(); return s.waitRound(group, 1) }
+
+func (s *system) waitRound(group string, round int) api.Group {
+	s.t.Helper()
+	e := s.event("group "+group+" ends", func(e api.Event) bool {
+		return e.Group != nil && e.Group.ID == group && e.Group.Round == round && e.Group.Status.Ended()
+	})
+	return *e.Group
+}
+
+// event waits for an event, past or to come, that is the one.
+func (s *system) event(what string, is func(api.Event) bool) api.Event {
+	s.t.Helper()
+	var found api.Event
+	s.follow(s.space.Events(), what, func(m redis.XMessage) bool {
+		require.NoError(s.t, json.Unmarshal([]byte(m.Values["data"].(string)), &found))
+		return is(found)
+	})
+	return found
+}
+
+// follow calls done with the entries of a stream from its beginning until it returns true.
+func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	for last := "0"; ; {
+		found, err := s.rdb.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1000, Block: time.Second}).Result()
+		if ctx.Err() != nil {
+			require.Fail(s.t, "await "+what, "nothing of it on %s after %s", stream, patience)
+		}
+		if err != nil && !errors.Is(err, redis.Nil) {
+			time.Sleep(20 * time.Millisecond) // Redis may be away for a test's sake
+			continue
+		}
+		for _, st := range found {
+			for _, m := range st.Messages {
+				last = m.ID
+				if done(m) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// await looks until ok, for what no event tells.
+func (s *system) await(what string, ok func() bool) {
+	s.t.Helper()
+	expired := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-expired:
+			require.Fail(s.t, "await "+what, "not so after %s", patience)
+		}
+	}
+}
+
+// counts waits until a group's ledger is as wanted.
+func (s *system) awaitCounts(group, what string, ok func(api.Counts) bool) api.Counts {
+	s.t.Helper()
+	var c api.Counts
+	s.await("group "+group+": "+what, func() bool { c = s.group(group).Counts; return ok(c) })
+	return c
+}
+
+// call makes one HTTP request, with pairs of a header's name and value, and returns the answer's status and body.
+func (s *system) call(method, url, body string, header ...string) (int, []byte) {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.ctx, method, url, strings.NewReader(body))
+	require.NoError(s.t, err)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(s.t, err)
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	require.NoError(s.t, err)
+	return resp.StatusCode, answer
+}
+
+// xadd adds an entry with pairs of field and value to a stream, under an id that Redis gives.
+func (s *system) xadd(stream string, fields ...any) string {
+	s.t.Helper()
+	id, err := s.rdb.XAdd(s.ctx, &redis.XAddArgs{Stream: stream, Values: fields}).Result()
+	require.NoError(s.t, err)
+	return id
+}
+
+// conserved holds the law of the ledger: every job is in exactly one place.
+func conserved(t testing.TB, c api.Counts) {
+	t.Helper()
+	require.Equal(t, c.Accepted, c.Waiting+c.NonReady+c.Ready+c.InFlight+c.Done+c.Failed+c.Cancelled, "%+v", c)
+}
+
+// audit holds what is in Redis against what is promised.
+func (s *system) audit() {
+	s.t.Helper()
+	for g, err := range s.api.Groups(s.ctx, client.GroupFilter{}) {
+		require.NoError(s.t, err)
+		conserved(s.t, g.Counts)
+	}
+}
