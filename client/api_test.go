@@ -251,7 +251,8 @@ func TestListsGoFromPageToPage(t *testing.T) {
 		require.Equal(t, []string{"status=FAILED&tenant=acme", "cursor=x%3D%26y&status=FAILED&tenant=acme", "cursor=z&status=FAILED&tenant=acme"}, seen)
 	}
 	seen = nil
-	for range a.Groups(t.Context(), client.GroupFilter{}) {
+	for _, err := range a.Groups(t.Context(), client.GroupFilter{}) {
+		require.NoError(t, err)
 		break
 	}
 	require.Equal(t, []string{""}, seen, "no page is fetched in vain")
@@ -291,7 +292,8 @@ func TestResultsAndFailures(t *testing.T) {
 		{Ordinal: 0, DurationMS: 1.5, Attempts: 1, Data: json.RawMessage(`{"n":12345678901234567890}`)},
 		{Ordinal: 1, DurationMS: 2, Attempts: 2, Data: json.RawMessage(`null`)},
 	}, results)
-	for range a.Results(t.Context(), "g") {
+	for _, err := range a.Results(t.Context(), "g") {
+		require.NoError(t, err)
 		break
 	}
 

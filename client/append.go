@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -66,13 +67,13 @@ func (a *API) appendRecords(ctx context.Context, group string, r io.Reader, cont
 	in, stop := interruptible(ctx, r)
 	defer stop()
 	records := newRecordReader(in, contentType == "text/csv")
-	if u.header, err = records.header(); err != nil && err != io.EOF {
+	if u.header, err = records.header(); err != nil && !errors.Is(err, io.EOF) {
 		return u.total, fmt.Errorf("append to group %s: read: %w", group, err)
 	}
 	u.before = records.line
 	for {
 		rec, err := records.next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return u.total, u.finish(ctx)
 		}
 		if err != nil {

@@ -148,8 +148,8 @@ func TestClientAndServerAgree(t *testing.T) {
 				require.NoError(t, err)
 				events = append(events, e.ID)
 			}
-			for range a.Events(t.Context(), "g", "1.5") {
-				t.Error("the end was told before")
+			for e, err := range a.Events(t.Context(), "g", "1.5") {
+				t.Error("the end was told before", e, err)
 			}
 			require.Equal(t, []string{"1.5"}, events)
 

@@ -105,7 +105,7 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }()
+	defer resp.Body.Close()
 	f.was, f.alive = true, time.Now()
 	watchdog := time.AfterFunc(f.api.silence, func() { cancel(errSilent) })
 	defer watchdog.Stop()

@@ -58,6 +58,7 @@ func get[T any](ctx context.Context, a *API, c call) (T, error) {
 	if err != nil {
 		return v, err
 	}
+	defer resp.Body.Close()
 	defer drain(resp.Body)
 	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
 		return v, fmt.Errorf("%s: read answer: %w", c.what, err)
@@ -126,15 +127,13 @@ func (a *API) once(ctx context.Context, c call) (*http.Response, error) {
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
 	}
+	defer resp.Body.Close()
 	defer drain(resp.Body)
 	return nil, problemOf(resp)
 }
 
 // drain reads a rest so that the connection can be used again, but not a long one.
-func drain(body io.ReadCloser) {
-	_, _ = io.CopyN(io.Discard, body, 64<<10)
-	_ = body.Close()
-}
+func drain(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 64<<10) }
 
 const (
 	minPause = 100 * time.Millisecond

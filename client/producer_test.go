@@ -275,7 +275,7 @@ func TestProducerTraces(t *testing.T) {
 	require.Equal(t, parent.TraceID(), s.SpanContext().TraceID())
 	attrs := map[string]string{}
 	for _, kv := range s.Attributes() {
-		attrs[string(kv.Key)] = kv.Value.Emit()
+		attrs[string(kv.Key)] = kv.Value.String()
 	}
 	entry := published(t, r, ingest)[0]
 	require.Equal(t, map[string]string{

@@ -51,7 +51,7 @@ func lines[T any](ctx context.Context, a *API, group, what string) iter.Seq2[T, 
 			yield(none, err)
 			return
 		}
-		defer func() { _ = resp.Body.Close() }() // not drained: the rest may be long
+		defer resp.Body.Close() // and not drained: the rest may be long
 		d := json.NewDecoder(resp.Body)
 		for {
 			var v T

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -92,7 +93,7 @@ func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 	s, err := messages.Decoder{}.DecodeSubmit(body)
 	if err != nil {
 		fields := []api.FieldError{}
-		if bad, ok := err.(*messages.ValidationError); ok {
+		if bad, ok := errors.AsType[*messages.ValidationError](err); ok {
 			for _, b := range bad.Fields {
 				fields = append(fields, api.FieldError(b))
 			}

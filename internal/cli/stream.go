@@ -25,7 +25,7 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 	if err != nil {
 		return submitted{}, err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 
 	accepted, err := a.Submit(ctx, g)
 	if err != nil {

@@ -163,7 +163,7 @@ func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	body, err := io.ReadAll(in)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", v.body, err)

@@ -28,10 +28,9 @@ const prefetchFor = 20 * time.Millisecond
 // partition feeds the pool from one partition and settles what came of it.
 type partition struct {
 	*Worker
-	p       keyspace.Partition
-	reader  *redisx.Reader
-	results chan *task
-	settled chan struct{}
+	p      keyspace.Partition
+	reader *redisx.Reader
+	ended  *queue
 }
 
 // room is how many more jobs the process may hold.
@@ -46,12 +45,12 @@ func (w *Worker) room() int {
 
 // feed reads and starts one batch.
 func (p *partition) feed(ctx context.Context) (time.Duration, error) {
+	freed := p.held.freed()
 	room := p.room()
 	if room <= 0 {
 		select {
-		case <-p.held.freed:
+		case <-freed:
 		case <-ctx.Done():
-		case <-time.After(p.cfg.Block):
 		}
 		return 0, nil
 	}
@@ -59,7 +58,9 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 	for i, typ := range p.types {
 		streams[i] = p.p.Ready(typ)
 	}
-	batches, err := p.reader.Read(ctx, streams, max(1, min(room, maxBatch)/len(streams)), p.cfg.Block)
+	// The partitions read side by side, none knowing what the others find: each asks for its part of the room.
+	count := max(1, min(room/len(p.parts), maxBatch)/len(streams))
+	batches, err := p.reader.Read(ctx, streams, count, p.cfg.Block)
 	if err != nil {
 		return 0, err
 	}
@@ -68,9 +69,6 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 		for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
 			p.take(ctx, typ, entries)
 		}
-	}
-	if room > 0 {
-		p.held.signal() // another partition may have waited for this one's look
 	}
 	return 0, nil
 }
@@ -110,6 +108,10 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 		return
 	}
 	p.held.track(started)
+	if p.loadPayloads(ctx, started) != nil {
+		p.handBack(started)
+		return
+	}
 	for i, t := range started {
 		select {
 		case p.work <- t:
@@ -161,7 +163,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 		p.held.remove(dropped)
 	}
 	p.started.add(typ, len(started))
-	return started, p.loadPayloads(ctx, started)
+	return started, nil
 }
 
 // loadPayloads fetches the payloads that are too large to travel.

@@ -65,14 +65,14 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 
 // held are the tasks of this process that are not settled; leases are renewed for those that were started.
 type held struct {
-	mu    sync.Mutex
-	tasks map[*task]struct{}
-	n     atomic.Int64
-	freed chan struct{} // gets a token when some were let go
+	mu      sync.Mutex
+	tasks   map[*task]struct{}
+	n       atomic.Int64
+	changed chan struct{} // closed and replaced when some were let go, or more may be held
 }
 
 func newHeld() *held {
-	return &held{tasks: map[*task]struct{}{}, freed: make(chan struct{}, 1)}
+	return &held{tasks: map[*task]struct{}{}, changed: make(chan struct{})}
 }
 
 // reserve counts n tasks that were read; track then names those that were started.
@@ -96,23 +96,34 @@ func (h *held) remove(tasks []*task) {
 	h.signal()
 }
 
+// freed is closed at the next signal. Whoever waits for room asks for it before looking how much there is.
+func (h *held) freed() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.changed
+}
+
+// signal wakes everybody who waits: which partition has work is not known here.
+func (h *held) signal() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
 // empty waits until nothing is held any more, and tells whether it came to that in time.
 func (h *held) empty(within time.Duration) bool {
 	late := time.After(within)
-	for h.n.Load() > 0 {
+	for {
+		freed := h.freed()
+		if h.n.Load() == 0 {
+			return true
+		}
 		select {
-		case <-h.freed:
+		case <-freed:
 		case <-late:
 			return h.n.Load() == 0
 		}
-	}
-	return true
-}
-
-func (h *held) signal() {
-	select {
-	case h.freed <- struct{}{}:
-	default:
 	}
 }
 

@@ -1,0 +1,106 @@
+package lua_test
+
+import (
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// batch is what roles under load move in one call.
+const batch = 200
+
+// bench measures a step that moves a batch of jobs, made by prepare, on a Redis of its own. What it counts
+// is the whole call: building it, the round trip and the script.
+func bench(b *testing.B, prepare func(w *world, group string) func()) {
+	w := newWorld(b, redistest.Server(b).Client(), "b:")
+	prepare(w, "warm")() // the script is known from here on
+	b.ReportAllocs()
+	calls := 0
+	for b.Loop() {
+		b.StopTimer()
+		step := prepare(w, strconv.Itoa(calls))
+		b.StartTimer()
+		step()
+		calls++
+	}
+	jobs := float64(calls * batch)
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1e3/jobs, "µs/job")
+	b.ReportMetric(jobs/b.Elapsed().Seconds(), "jobs/s")
+}
+
+func BenchmarkAppend(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.create(group, "acme", "T")
+		a := lua.AppendArgs{Group: group, Jobs: jobs(batch)}
+		return func() { w.appendJobs(a) }
+	})
+}
+
+func BenchmarkAdmit(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.c.Del(w.Context(), w.p.Ready("T")) // the last batch, so that the stream stays short
+		w.create(group, "acme", "T")
+		w.append(group, batch)
+		return func() { require.Equal(w, batch, w.admit("T", batch, limit(1e9)).Moved) }
+	})
+}
+
+func BenchmarkStart(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.create(group, "acme", "T")
+		w.append(group, batch)
+		w.admit("T", batch, noLimit)
+		jobs := w.read("T", "c")
+		return func() { w.start("T", jobs) }
+	})
+}
+
+func BenchmarkOutcome(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.create(group, "acme", "T")
+		w.append(group, batch)
+		report := done(w.begin("T", "c", batch)...)
+		return func() { require.Equal(w, lua.OutcomeReply{Owned: batch}, w.outcome("T", report)) }
+	})
+}
+
+// BenchmarkOutcomeRetry is the slow path: every job comes back.
+func BenchmarkOutcomeRetry(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.create(group, "acme", "T")
+		w.append(group, batch)
+		report := []lua.GroupOutcome{{Group: group}}
+		for _, j := range w.begin("T", "c", batch) {
+			report[0].Others = append(report[0].Others, other(lua.OutcomeRetry, j, 0)[0].Others...)
+		}
+		return func() { require.Equal(w, lua.OutcomeReply{Owned: batch}, w.outcome("T", report)) }
+	})
+}
+
+func BenchmarkPromote(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.c.Del(w.Context(), w.p.Ready("T"))
+		w.create(group, "acme", "T")
+		w.append(group, batch)
+		var report []lua.GroupOutcome
+		for _, j := range w.begin("T", "c", batch) {
+			report = append(report, other(lua.OutcomeReleased, j, 0)...)
+		}
+		w.outcome("T", report)
+		return func() { w.promoteAll("T", batch) }
+	})
+}
+
+func BenchmarkReduce(b *testing.B) {
+	bench(b, func(w *world, group string) func() {
+		w.create(group, "acme", "T")
+		w.append(group, batch)
+		w.outcome("T", done(w.begin("T", "c", batch)...))
+		read := w.readResults(1)
+		return func() { require.Equal(w, lua.ReduceOK, w.reduceInto("0", read[0]).State) }
+	})
+}

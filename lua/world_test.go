@@ -1,0 +1,544 @@
+package lua_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// tb is what tests, benchmarks and rapid's checks have in common.
+type tb interface {
+	require.TestingT
+	Helper()
+	Context() context.Context
+}
+
+// world is one partition on one server, with the steps that the roles would take. Its steps must succeed.
+type world struct {
+	tb
+	c redis.UniversalClient
+	p keyspace.Partition
+}
+
+// both tells a story on a real Redis and on miniredis.
+func both(t *testing.T, story func(w *world)) {
+	t.Helper()
+	t.Parallel()
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		t.Parallel()
+		story(newWorld(t, client(t, url), prefix))
+	})
+}
+
+// onRedis tells a story that miniredis would not know.
+func onRedis(t *testing.T, story func(w *world)) {
+	t.Helper()
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	story(newWorld(t, client(t, url), prefix))
+}
+
+func newWorld(t tb, c redis.UniversalClient, prefix string) *world {
+	space, err := keyspace.New(prefix, 1)
+	require.NoError(t, err)
+	return &world{tb: t, c: c, p: space.Partition(0)}
+}
+
+func client(t testing.TB, url string) *redis.Client {
+	opts, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	opts.MaxRetries, opts.Protocol, opts.DisableIdentity = -1, 2, true // a retried write is a second write
+	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	c := redis.NewClient(opts)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Limits: none, and n permits in a window that lasts as long as any test.
+var noLimit = lua.Limit{Window: time.Second}
+
+func limit(permits int64) lua.Limit {
+	return lua.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
+}
+
+const seed = "0badcafe"
+
+func (w *world) create(group, tenant, typ string, fields ...string) {
+	w.Helper()
+	f := map[string]string{"lane": "normal"}
+	for i := 0; i+1 < len(fields); i += 2 {
+		f[fields[i]] = fields[i+1]
+	}
+	_, err := lua.Create(w.Context(), w.c, w.p, lua.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
+	require.NoError(w, err)
+}
+
+// jobs are n jobs that tell their ordinal, if they are the group's first.
+func jobs(n int) []lua.NewJob {
+	all := make([]lua.NewJob, n)
+	for i := range all {
+		all[i].Payload = fmt.Appendf(nil, `{"n":%d}`, i)
+	}
+	return all
+}
+
+func (w *world) append(group string, n int) {
+	w.Helper()
+	for all := range slices.Chunk(jobs(n), lua.MaxAppend) {
+		w.appendJobs(lua.AppendArgs{Group: group, Jobs: all})
+	}
+}
+
+func (w *world) appendJobs(a lua.AppendArgs) lua.AppendReply {
+	w.Helper()
+	a.Limit = cmp.Or(a.Limit, 1e7)
+	r, err := lua.Append(w.Context(), w.c, w.p, a)
+	require.NoError(w, err)
+	return r
+}
+
+func (w *world) seal(group string) {
+	w.Helper()
+	sealed, err := lua.Seal(w.Context(), w.c, w.p, group, nil)
+	require.NoError(w, err)
+	require.True(w, sealed)
+}
+
+func (w *world) cancel(group string) {
+	w.Helper()
+	require.NoError(w, lua.Cancel(w.Context(), w.c, w.p, group))
+}
+
+// sweep settles a cancelled group and returns the number of calls that it took.
+func (w *world) sweep(group string) int {
+	w.Helper()
+	for calls := 1; ; calls++ {
+		more, err := lua.Sweep(w.Context(), w.c, w.p, group)
+		require.NoError(w, err)
+		if !more {
+			return calls
+		}
+	}
+}
+
+// retry opens the next round of a group and requeues its failed jobs.
+func (w *world) retry(group string) {
+	w.Helper()
+	_, err := lua.Reopen(w.Context(), w.c, w.p, group)
+	require.NoError(w, err)
+	w.requeue(group)
+}
+
+func (w *world) requeue(group string) {
+	w.Helper()
+	for more := true; more; {
+		var err error
+		more, err = lua.Requeue(w.Context(), w.c, w.p, group)
+		require.NoError(w, err)
+	}
+}
+
+func (w *world) admit(typ string, most int, limit lua.Limit) lua.AdmitReply {
+	w.Helper()
+	return w.admitBelow(1000, typ, most, limit)
+}
+
+func (w *world) admitBelow(limitOfReady int, typ string, most int, limit lua.Limit) lua.AdmitReply {
+	w.Helper()
+	r, err := lua.Admit(w.Context(), w.c, w.p, lua.AdmitArgs{
+		Type: typ, Most: most, Cap: limitOfReady, Limit: limit, Seed: seed, LaneWeights: [3]int{6, 3, 1},
+	})
+	require.NoError(w, err)
+	return r
+}
+
+// promote moves what is due into the ready streams of types, each of which may hold 1000.
+func (w *world) promote(limit lua.Limit, types ...string) lua.PromoteReply {
+	w.Helper()
+	caps := map[string]int{}
+	for _, typ := range types {
+		caps[typ] = 1000
+	}
+	return w.promoteBelow(caps, limit)
+}
+
+func (w *world) promoteBelow(caps map[string]int, limit lua.Limit) lua.PromoteReply {
+	w.Helper()
+	r, err := lua.Promote(w.Context(), w.c, w.p, lua.PromoteArgs{Most: 100, Limit: limit, Seed: seed, FullWait: time.Millisecond, Caps: caps})
+	require.NoError(w, err)
+	return r
+}
+
+// promoteAll waits until n jobs of a type have become due and were promoted.
+func (w *world) promoteAll(typ string, n int) {
+	w.Helper()
+	moved := 0
+	w.eventually(func() bool {
+		moved += w.promote(noLimit, typ).Moved
+		return moved >= n
+	})
+	require.Equal(w, n, moved)
+}
+
+// eventually asks until it is true. What it waits for is Redis's clock.
+func (w *world) eventually(ok func() bool) {
+	w.Helper()
+	require.Eventually(w, ok, 20*time.Second, time.Millisecond)
+}
+
+// taken is a job that a worker has read, and has started when it has a token: the attempt to report under.
+type taken struct {
+	entry string
+	lua.Delivered
+	token int64
+	terms lua.GroupTerms
+}
+
+func (w *world) read(typ, consumer string) []taken {
+	w.Helper()
+	return w.readSome(typ, consumer, 1000)
+}
+
+func (w *world) readSome(typ, consumer string, most int64) []taken {
+	w.Helper()
+	w.consumerGroup(w.p.Ready(typ), keyspace.GroupWorkers)
+	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
+		Group: keyspace.GroupWorkers, Consumer: consumer, Streams: []string{w.p.Ready(typ), ">"}, Count: most, Block: -1,
+	}).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	require.NoError(w, err)
+	var out []taken
+	for _, m := range r[0].Messages {
+		d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+		require.NoError(w, err)
+		out = append(out, taken{entry: m.ID, Delivered: d, token: -1})
+	}
+	return out
+}
+
+// consumerGroup makes a consumer group at the start of a stream, unless it is there.
+func (w *world) consumerGroup(stream, group string) {
+	w.Helper()
+	if err := w.c.XGroupCreateMkStream(w.Context(), stream, group, "0").Err(); err != nil {
+		require.ErrorContains(w, err, "BUSYGROUP")
+	}
+}
+
+// start begins jobs of one type in one call, and notes the tokens.
+func (w *world) start(typ string, jobs []taken) {
+	w.Helper()
+	slices.SortFunc(jobs, byJob)
+	var groups []lua.StartGroup
+	for _, j := range jobs {
+		if n := len(groups); n == 0 || groups[n-1].Group != j.Group {
+			groups = append(groups, lua.StartGroup{Group: j.Group})
+		}
+		g := &groups[len(groups)-1]
+		g.Jobs = append(g.Jobs, lua.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
+	}
+	r, err := lua.Start(w.Context(), w.c, w.p, typ, groups)
+	require.NoError(w, err)
+	i := 0
+	for g := range groups {
+		for range groups[g].Jobs {
+			jobs[i].token, jobs[i].terms = r.Tokens[i], r.Groups[g]
+			i++
+		}
+	}
+}
+
+func byJob(a, b taken) int {
+	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal), cmp.Compare(a.Attempt, b.Attempt))
+}
+
+// begin hands out n jobs of a type, and has a worker read and start them.
+func (w *world) begin(typ, consumer string, n int) []taken {
+	w.Helper()
+	require.Equal(w, n, w.admit(typ, n, noLimit).Moved)
+	jobs := w.read(typ, consumer)
+	require.Len(w, jobs, n)
+	w.start(typ, jobs)
+	return jobs
+}
+
+// done is what a worker reports of jobs that ran well.
+func done(jobs ...taken) []lua.GroupOutcome {
+	jobs = slices.SortedStableFunc(slices.Values(jobs), byJob)
+	var groups []lua.GroupOutcome
+	for _, j := range jobs {
+		if n := len(groups); n == 0 || groups[n-1].Group != j.Group {
+			groups = append(groups, lua.GroupOutcome{Group: j.Group})
+		}
+		g := &groups[len(groups)-1]
+		g.Done = append(g.Done, lua.DoneJob{
+			Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Line: fmt.Appendf(nil, `{"ordinal":%d}`, j.Ordinal),
+			Trace: j.Trace, Marked: j.Payload == "" || j.token > 1,
+		})
+	}
+	return groups
+}
+
+// other is what a worker reports of a job that comes back or has failed.
+func other(kind lua.OutcomeKind, j taken, delay time.Duration) []lua.GroupOutcome {
+	o := lua.OtherJob{
+		Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Kind: kind, Retries: j.Retries, Throttles: j.Throttles, Losses: j.Losses,
+		Waits: j.Waits, Queued: []byte(j.Queued), Delay: delay, Code: "BOOM", Text: "it broke",
+	}
+	switch kind {
+	case lua.OutcomeUnstarted:
+		o.Attempt = j.Attempt
+	case lua.OutcomeRetry:
+		o.Retries++
+	case lua.OutcomeThrottled:
+		o.Throttles++
+	}
+	return []lua.GroupOutcome{{Group: j.Group, Others: []lua.OtherJob{o}}}
+}
+
+// soon are terms under which jobs come back at once.
+var soon = lua.Congestion{Cap: time.Second}
+
+func (w *world) outcome(typ string, groups []lua.GroupOutcome) lua.OutcomeReply {
+	w.Helper()
+	return w.outcomeIn(soon, typ, groups)
+}
+
+func (w *world) outcomeIn(terms lua.Congestion, typ string, groups []lua.GroupOutcome) lua.OutcomeReply {
+	w.Helper()
+	r, err := lua.Outcome(w.Context(), w.c, w.p, typ, terms, groups)
+	require.NoError(w, err)
+	return r
+}
+
+// reclaim takes back what was idle for no time at all.
+func (w *world) reclaim(typ string, maxLosses int) lua.ReclaimReply {
+	w.Helper()
+	r, err := lua.Reclaim(w.Context(), w.c, w.p, typ, 0, 1000, maxLosses)
+	require.NoError(w, err)
+	return r
+}
+
+func (w *world) status(group string) string {
+	w.Helper()
+	return w.c.HGet(w.Context(), w.p.Group(group), "status").Val()
+}
+
+func (w *world) lead() int64 {
+	w.Helper()
+	fence, err := lua.Lead(w.Context(), w.c, w.p, "w1", time.Hour)
+	require.NoError(w, err)
+	require.NotZero(w, fence)
+	return fence
+}
+
+// advance moves a group as far as it goes and returns the number of transitions.
+func (w *world) advance(group string) int {
+	w.Helper()
+	n, err := lua.Advance(w.Context(), w.c, w.p, group, w.lead())
+	require.NoError(w, err)
+	return n
+}
+
+func (w *world) expire(group string) {
+	w.Helper()
+	require.NoError(w, lua.Expire(w.Context(), w.c, w.p, group, w.lead(), false))
+}
+
+// results are entries of the results stream that an aggregator has read.
+type results struct {
+	entry, group, lines string
+	ordinals            []int64
+}
+
+func (w *world) readResults(most int64) []results {
+	w.Helper()
+	w.consumerGroup(w.p.ResultStream(), keyspace.GroupAggregator)
+	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
+		Group: keyspace.GroupAggregator, Consumer: "a", Streams: []string{w.p.ResultStream(), ">"}, Count: most, Block: -1,
+	}).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	require.NoError(w, err)
+	var out []results
+	for _, m := range r[0].Messages {
+		e := results{entry: m.ID, group: m.Values["g"].(string), lines: m.Values["l"].(string)}
+		for line := range strings.SplitSeq(e.lines, "\n") {
+			e.ordinals = append(e.ordinals, w.ordinalOf(line))
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+func (w *world) ordinalOf(line string) int64 {
+	w.Helper()
+	var n int64
+	_, err := fmt.Sscanf(line, `{"ordinal":%d`, &n)
+	require.NoError(w, err, line)
+	return n
+}
+
+// reduceInto reduces an entry into a slot whose state counts the jobs that went into it.
+func (w *world) reduceInto(slot string, e results) lua.ReduceReply {
+	w.Helper()
+	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+slot, "slot:"+slot).Val()
+	r, err := lua.Reduce(w.Context(), w.c, w.p, lua.ReduceArgs{
+		Group: e.group, Slot: slot, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
+		Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
+	})
+	require.NoError(w, err)
+	return r
+}
+
+// reduceAll does what an aggregator does with everything in the results stream.
+func (w *world) reduceAll() {
+	w.Helper()
+	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {
+		for _, e := range batch {
+			require.Equal(w, lua.ReduceOK, w.reduceInto("0", e).State)
+		}
+	}
+}
+
+// number reads what Redis keeps as text; what is not there is 0.
+func number(v any) int64 {
+	s, _ := v.(string)
+	n, _ := strconv.ParseInt(s, 10, 64)
+	return n
+}
+
+// places are the names of a job's states in the ledger, by letter.
+var places = map[byte]string{
+	lua.Waiting: "waiting", lua.NonReady: "non_ready", lua.Ready: "ready", lua.InFlight: "in_flight",
+	lua.Done: "done", lua.Reduced: "done", lua.Failed: "failed", lua.Cancelled: "cancelled",
+}
+
+// states are the letters of a group's jobs, without their attempts.
+func (w *world) states(group string) string {
+	w.Helper()
+	s, err := w.c.Get(w.Context(), w.p.States(group)).Result()
+	if !errors.Is(err, redis.Nil) {
+		require.NoError(w, err)
+	}
+	letters := make([]byte, len(s)/2)
+	for i := range letters {
+		letters[i] = s[2*i]
+	}
+	return string(letters)
+}
+
+// ledger reads the counters that are not 0 and checks promise 4: accepted is the sum of the places, and
+// these agree with the states.
+func (w *world) ledger(group string) map[string]int64 {
+	w.Helper()
+	h, err := w.c.HGetAll(w.Context(), w.p.Group(group)).Result()
+	require.NoError(w, err)
+	states, ledger, count, sum := w.states(group), map[string]int64{}, map[string]int64{}, int64(0)
+	for _, letter := range []byte(states) {
+		count[places[letter]]++
+	}
+	for _, field := range slices.Compact(slices.Sorted(maps.Values(places))) {
+		if n := number(h[field]); n != 0 {
+			ledger[field] = n
+			sum += n
+		}
+	}
+	require.Equal(w, count, ledger, "ledger of %s against its states %s", group, states)
+	require.Equal(w, number(h["accepted"]), sum, "accepted jobs of %s", group)
+	require.Equal(w, int64(strings.Count(states, string(lua.Reduced))), number(h["reduced"]), "reduced jobs of %s", group)
+	return ledger
+}
+
+// dump is everything that the partition holds, to compare: key → its content, type and consumers' entries included.
+func (w *world) dump() map[string]string {
+	w.Helper()
+	all := map[string]string{}
+	for _, key := range w.keys() {
+		all[strings.TrimPrefix(key, w.p.Base())] = w.content(key)
+	}
+	return all
+}
+
+func (w *world) keys() []string {
+	w.Helper()
+	var keys []string
+	for it := w.c.Scan(w.Context(), 0, w.p.Base()+"*", 1000).Iterator(); it.Next(w.Context()); {
+		keys = append(keys, it.Val())
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+func (w *world) content(key string) string {
+	w.Helper()
+	ctx, what := w.Context(), w.c.Type(w.Context(), key).Val()
+	var v any
+	var err error
+	switch what {
+	case "string":
+		v, err = w.c.Get(ctx, key).Result()
+	case "hash":
+		v, err = w.c.HGetAll(ctx, key).Result() // fmt sorts a map's keys
+	case "list":
+		v, err = w.c.LRange(ctx, key, 0, -1).Result()
+	case "set":
+		var s []string
+		s, err = w.c.SMembers(ctx, key).Result()
+		slices.Sort(s)
+		v = s
+	case "zset":
+		v, err = w.c.ZRangeWithScores(ctx, key, 0, -1).Result()
+	case "stream":
+		var entries []redis.XMessage
+		entries, err = w.c.XRange(ctx, key, "-", "+").Result()
+		v = fmt.Sprint(entries, w.pending(key))
+	}
+	require.NoError(w, err)
+	return fmt.Sprintf("%s %v", what, v)
+}
+
+// pending are the entries that consumers of a stream hold.
+func (w *world) pending(stream string) []string {
+	w.Helper()
+	var held []string
+	for _, group := range []string{keyspace.GroupWorkers, keyspace.GroupAggregator} {
+		p, err := w.c.XPendingExt(w.Context(), &redis.XPendingExtArgs{Stream: stream, Group: group, Start: "-", End: "+", Count: 10_000}).Result()
+		if err != nil {
+			require.ErrorContains(w, err, "NOGROUP")
+			continue
+		}
+		for _, e := range p {
+			held = append(held, e.Consumer+" "+e.ID)
+		}
+	}
+	return held
+}
+
+// unchanged runs a step that must leave no trace in Redis.
+func (w *world) unchanged(step func()) {
+	w.Helper()
+	before := w.dump()
+	step()
+	require.Equal(w, before, w.dump())
+}

@@ -1,0 +1,320 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/oteltest"
+)
+
+// secret is part of payloads and results, and of nothing else.
+const secret = "s3cr3t-of-the-customer"
+
+// traced starts an installation that sends its spans to a receiver.
+func traced(t *testing.T, opts ...option) (*system, *oteltest.Receiver) {
+	t.Helper()
+	r := oteltest.New(t)
+	return start(t, append([]option{
+		env("OTEL_EXPORTER_OTLP_ENDPOINT", r.Endpoint()), env("OTEL_METRICS_EXPORTER", "none"), env("OTEL_BSP_SCHEDULE_DELAY", "50"),
+	}, opts...)...), r
+}
+
+// parentOf is a traceparent, and its two ids.
+func parentOf(n int, flags string) (header, traceID, spanID string) {
+	traceID, spanID = fmt.Sprintf("%032x", 0xabc000+n), fmt.Sprintf("%016x", 0xdef000+n)
+	return "00-" + traceID + "-" + spanID + "-" + flags, traceID, spanID
+}
+
+// awaitTrace waits until a trace is whole and returns its spans in order: each is the parent of the next. The first
+// one follows parent, "" for none. Its first span is not the producer's when that is not ours.
+func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
+	t.Helper()
+	of := func(all []oteltest.Span) []oteltest.Span {
+		return slices.DeleteFunc(all, func(s oteltest.Span) bool { return s.TraceID != traceID })
+	}
+	var path []oteltest.Span
+	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
+		spans, at := of(all), parent
+		path = path[:0]
+		for {
+			i := slices.IndexFunc(spans, func(s oteltest.Span) bool { return s.ParentID == at })
+			if i < 0 {
+				break
+			}
+			path, at = append(path, spans[i]), spans[i].SpanID
+			spans = slices.Delete(spans, i, i+1)
+		}
+		return len(spans) == 0 && len(path) > 0 && path[len(path)-1].Name == "reduce"
+	})
+	for i := 1; i < len(path); i++ {
+		// Scripts tell times in whole milliseconds.
+		require.False(t, path[i].Start.Before(path[i-1].Start.Add(-2*time.Millisecond)), "%s starts before %s", path[i].Name, path[i-1].Name)
+	}
+	return path
+}
+
+// names are those of spans, with the attempt that they are about where they tell it.
+func names(spans []oteltest.Span) []string {
+	all := make([]string, len(spans))
+	for i, s := range spans {
+		all[i] = s.Name
+	}
+	return all
+}
+
+var kindOf = map[string]string{
+	"send ingest": "producer", "ingest": "consumer", "admit": "internal", "promote": "internal", "process NOOP": "consumer", "reduce": "consumer",
+}
+
+// describes holds what each span of a job's trace must tell.
+func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group string, ordinal int) {
+	t.Helper()
+	destination := map[string]string{
+		"send ingest": s.space.Ingest(), "ingest": s.space.Ingest(), "admit": s.space.OfTenant(tenant).Ready("NOOP"),
+		"promote": s.space.OfTenant(tenant).NonReady(), "process NOOP": s.space.OfTenant(tenant).Ready("NOOP"), "reduce": s.space.OfTenant(tenant).ResultStream(),
+	}
+	operation := map[string]string{"send ingest": "send", "ingest": "receive", "admit": "process", "promote": "process", "process NOOP": "process", "reduce": "process"}
+	for _, span := range path {
+		a := span.Attributes
+		require.Equal(t, kindOf[span.Name], span.Kind, span.Name)
+		require.Equal(t, "redis", a["messaging.system"], span.Name)
+		require.Equal(t, operation[span.Name], a["messaging.operation.type"], span.Name)
+		require.NotEmpty(t, a["messaging.operation.name"], span.Name)
+		require.Equal(t, destination[span.Name], a["messaging.destination.name"], span.Name)
+		require.Equal(t, tenant, a["bulkaction.tenant"], span.Name)
+		require.Equal(t, group, a["bulkaction.group"], span.Name)
+		if span.Name != "send ingest" && span.Name != "ingest" {
+			require.Equal(t, fmt.Sprint(group, ".", ordinal), a["bulkaction.job"], span.Name)
+		}
+		if span.Name == "process NOOP" {
+			require.GreaterOrEqual(t, a["bulkaction.attempt"], int64(1))
+			for _, wait := range []string{"fairness", "rate", "congestion"} {
+				require.Contains(t, a, "bulkaction.wait."+wait+"_ms")
+			}
+		}
+	}
+}
+
+// silent holds that no span tells anything of a payload.
+func silent(t *testing.T, spans []oteltest.Span) {
+	t.Helper()
+	for _, s := range spans {
+		text, err := json.Marshal([]any{s.Name, s.Attributes, s.Events, s.StatusMessage})
+		require.NoError(t, err)
+		require.NotContains(t, string(text), secret)
+	}
+}
+
+// batches holds that spans of batches with this name link to all of these spans.
+func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
+	t.Helper()
+	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
+		linked := map[string]bool{}
+		for _, s := range all {
+			if s.Name == name {
+				for _, l := range s.Links {
+					linked[l.TraceID+l.SpanID] = true
+				}
+			}
+		}
+		return !slices.ContainsFunc(jobs, func(s oteltest.Span) bool { return !linked[s.TraceID+s.SpanID] })
+	})
+}
+
+var wholeWay = []string{"send ingest", "ingest", "admit", "process NOOP", "reduce"}
+
+func payload() json.RawMessage { return json.RawMessage(`{"result":{"token":"` + secret + `"}}`) }
+
+func TestTraceOfOneJob(t *testing.T) {
+	t.Parallel()
+	s, r := traced(t)
+	body := func(id string) string {
+		return `{"id":"` + id + `","tenant":"acme","type":"NOOP","seal":true,"jobs":[{"payload":` + string(payload()) + `}]}`
+	}
+
+	t.Run("over HTTP it continues the request's", func(t *testing.T) {
+		header, traceID, parent := parentOf(1, "01")
+		status, answer := s.call("POST", s.url(0)+"/v1/groups", body("http"), "traceparent", header)
+		require.Equal(t, 202, status, string(answer))
+		path := awaitTrace(t, r, traceID, parent)
+		require.Equal(t, wholeWay, names(path))
+		describes(t, s, path, "acme", "http", 0)
+		awaitBatches(t, r, "admit batch", path[2:3])
+		awaitBatches(t, r, "reduce batch", path[4:])
+	})
+	t.Run("by the Go producer it follows its span", func(t *testing.T) {
+		recorder := tracetest.NewSpanRecorder()
+		p, err := client.NewProducer(t.Context(), s.redis.URL(), client.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))))
+		require.NoError(t, err)
+		defer p.Close()
+		_, err = p.Submit(t.Context(), client.Group{ID: "produced", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: payload()}}, Seal: true})
+		require.NoError(t, err)
+		require.Len(t, recorder.Ended(), 1)
+		send := recorder.Ended()[0]
+		require.Equal(t, "send ingest", send.Name())
+		path := awaitTrace(t, r, send.SpanContext().TraceID().String(), send.SpanContext().SpanID().String())
+		require.Equal(t, wholeWay[1:], names(path))
+		describes(t, s, path, "acme", "produced", 0)
+	})
+	t.Run("by XADD it continues the entry's", func(t *testing.T) {
+		header, traceID, parent := parentOf(2, "01")
+		s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", header, "data", body("raw"))
+		path := awaitTrace(t, r, traceID, parent)
+		require.Equal(t, wholeWay[1:], names(path))
+		describes(t, s, path, "acme", "raw", 0)
+	})
+	t.Run("unsampled it stays so", func(t *testing.T) {
+		header, traceID, _ := parentOf(3, "00")
+		status, answer := s.call("POST", s.url(0)+"/v1/groups", body("unsampled-http"), "traceparent", header)
+		require.Equal(t, 202, status, string(answer))
+		s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", header, "data", body("unsampled-raw"))
+		s.wait("unsampled-http")
+		s.wait("unsampled-raw")
+		for _, span := range everything(s, r) {
+			require.NotEqual(t, traceID, span.TraceID, span.Name)
+			require.NotContains(t, fmt.Sprint(span.Attributes), "unsampled-")
+		}
+	})
+	silent(t, r.Spans())
+}
+
+// everything stops all processes, which sends what they have not sent yet, and returns all spans.
+func everything(s *system, r *oteltest.Receiver) []oteltest.Span {
+	for _, role := range slices.Sorted(maps.Keys(s.procs)) {
+		for _, p := range s.procs[role] {
+			s.stop(p)
+		}
+	}
+	return r.Spans()
+}
+
+func TestTracesOfManyJobs(t *testing.T) {
+	t.Parallel()
+	s, r := traced(t)
+
+	// One of three jobs brings a traceparent of its own.
+	header, traceID, parent := parentOf(1, "01")
+	all := []client.Job{{Payload: payload()}, {Payload: payload(), TraceParent: header}, {Payload: payload()}}
+	s.submit(client.Group{ID: "three", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
+	own := awaitTrace(t, r, traceID, parent)
+	require.Equal(t, wholeWay, names(own))
+	describes(t, s, own, "acme", "three", 1)
+
+	// The others begin a trace each, linked to the message's span.
+	const n = 50
+	message, messageTrace, messageSpan := parentOf(2, "01")
+	data, err := json.Marshal(client.Group{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.Job{{Payload: payload()}}, n), Seal: true})
+	require.NoError(t, err)
+	s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", message, "data", data)
+	roots := map[string]oteltest.Span{}
+	r.WaitFor(t, patience, func(spans []oteltest.Span) bool {
+		clear(roots)
+		for _, span := range spans {
+			if span.Name == "ingest" && slices.Contains(span.Links, oteltest.Link{TraceID: messageTrace, SpanID: messageSpan}) {
+				roots[span.TraceID] = span
+			}
+		}
+		return len(roots) == n
+	})
+	seen, admits := map[int64]bool{}, []oteltest.Span(nil)
+	for id, root := range roots {
+		require.Empty(t, root.ParentID)
+		path := awaitTrace(t, r, id, "")
+		require.Equal(t, wholeWay[1:], names(path))
+		var ordinal int64
+		_, err := fmt.Sscanf(path[1].Attributes["bulkaction.job"].(string), "many.%d", &ordinal)
+		require.NoError(t, err)
+		seen[ordinal] = true
+		describes(t, s, path, "acme", "many", int(ordinal))
+		admits = append(admits, path[1])
+	}
+	require.Len(t, seen, n, "each job has one trace")
+	awaitBatches(t, r, "admit batch", admits)
+
+	// Over HTTP the message's span is ours, and known by the links to it.
+	linked := map[string]int{}
+	for _, span := range r.Spans() {
+		if span.Name == "ingest" && span.Attributes["bulkaction.group"] == "three" && span.ParentID == "" {
+			linked[span.Links[0].TraceID+span.Links[0].SpanID]++
+		}
+	}
+	require.Len(t, linked, 1)
+	for span, jobs := range linked {
+		require.Equal(t, 2, jobs)
+		require.True(t, slices.ContainsFunc(r.Spans(), func(s oteltest.Span) bool {
+			return s.TraceID+s.SpanID == span && s.Name == "send ingest" && s.Kind == "producer" && s.Attributes["messaging.batch.message_count"] == int64(3)
+		}))
+	}
+	silent(t, everything(s, r))
+}
+
+func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
+	t.Parallel()
+	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
+		env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
+	// Three permits a window for two tenants are one for each: with the next job, the first tenant is denied.
+	const n = 3
+	for at, tenant := range []string{"a", "b"} {
+		g := client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}
+		for i := range n {
+			header, _, _ := parentOf(10*at+i, "01")
+			g.Jobs = append(g.Jobs, client.Job{TraceParent: header, Payload: map[string]any{"fail": "retry", "fail_times": 1, "result": secret}})
+		}
+		s.submit(g)
+	}
+	s.add("fetcher")
+	denied := 0
+	for at, tenant := range []string{"a", "b"} {
+		for i := range n {
+			_, traceID, parent := parentOf(10*at+i, "01")
+			path := awaitTrace(t, r, traceID, parent)
+			describes(t, s, path, tenant, "of-"+tenant, i)
+			got := strings.Join(names(path), " → ")
+			first, second := path[len(path)-4], path[len(path)-2]
+			require.Equal(t, "Error", first.StatusCode)
+			require.EqualValues(t, 1, first.Attributes["bulkaction.attempt"])
+			require.EqualValues(t, 2, second.Attributes["bulkaction.attempt"])
+			require.Positive(t, second.Attributes["bulkaction.wait.congestion_ms"])
+			require.Equal(t, "TRANSIENT_ERROR", path[len(path)-3].Attributes["bulkaction.non_ready.reason"])
+			if path[3].Name != "promote" {
+				require.Equal(t, "send ingest → ingest → admit → process NOOP → promote → process NOOP → reduce", got)
+				continue
+			}
+			denied++
+			require.Equal(t, "send ingest → ingest → admit → promote → process NOOP → promote → process NOOP → reduce", got)
+			require.Equal(t, "RATE_LIMITED", path[3].Attributes["bulkaction.non_ready.reason"])
+			require.Positive(t, first.Attributes["bulkaction.wait.rate_ms"])
+			awaitBatches(t, r, "promote batch", path[3:4])
+		}
+	}
+	require.Positive(t, denied)
+	silent(t, everything(s, r))
+}
+
+func TestTracesCanBeOff(t *testing.T) {
+	t.Parallel()
+	for name, sampler := range map[string][]option{
+		"always_off": {env("OTEL_TRACES_SAMPLER", "always_off")},
+		"ratio of 0": {env("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), env("OTEL_TRACES_SAMPLER_ARG", "0")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, r := traced(t, sampler...)
+			s.submit(client.Group{ID: "many", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true})
+			s.submit(client.Group{ID: "one", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
+			s.wait("many")
+			s.wait("one")
+			require.Empty(t, everything(s, r))
+		})
+	}
+}
