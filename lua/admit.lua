@@ -7,7 +7,8 @@
 -- Twice: the second call takes the next jobs. Goes through when memory is full. Cost: about 3 µs a job.
 local typ, most, cap, width, permits, seed = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local weights = { high = tonumber(ARGV[7]), normal = tonumber(ARGV[8]), low = tonumber(ARGV[9]) }
-local LANES = { 'high', 'normal', 'low' }
+local LANES, WAITING = { 'high', 'normal', 'low' }, string.byte('W')
+local match, byte = string.match, string.byte
 local stream, fair, load_key, parked_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ, B .. 'parked:' .. typ
 local now = now_ms()
 local moved, parked, allowed, denied, traced, traces = 0, 0, {}, {}, {}, 0
@@ -20,19 +21,20 @@ end
 local room = math.min(most, cap - undelivered)
 if room <= 0 then return { 'FULL', 0, 0, -1, {}, {}, {} } end
 
-call('HLEN', load_key)
-call('SCARD', B .. 'active')
-call('ZCARD', B .. 'non-ready')
+see('HLEN', fair, load_key, B .. 'rate')
+see('SCARD', B .. 'active')
+see('ZCARD', B .. 'non-ready', fair .. ':high', fair .. ':normal', fair .. ':low')
+see('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
 pass_oom()
 
 -- Tenants whose next permit has come take their places again.
 for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do
+  see('HLEN', B .. 'tenant:' .. tenant)
+  local back = {}
   for _, lane in ipairs(LANES) do
-    if call('ZCARD', fair .. ':' .. lane .. ':' .. tenant) > 0 then
-      local own = tonumber(call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane) or 0)
-      call('ZADD', fair .. ':' .. lane, math.max(own, tonumber(call('HGET', fair, 'v:' .. lane) or 0)), tenant)
-    end
+    if call('ZCARD', fair .. ':' .. lane .. ':' .. tenant) > 0 then back[#back + 1] = lane end
   end
+  for _, lane in ipairs(back) do enter_lane(typ, lane, tenant) end
   call('ZREM', parked_key, tenant)
 end
 
@@ -46,9 +48,8 @@ local at, used = window(B .. 'rate', width, now)
 local part = permits > 0 and share(permits) or 0
 local state, wait = 'EMPTY', -1
 
-local function leave_lane(lane, tenant, own)
-  call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, own)
-  call('ZREM', fair .. ':' .. lane, tenant)
+local function leave(lane, tenant, own)
+  leave_lane(typ, lane, tenant, own)
   waiting[lane] = waiting[lane] - 1
 end
 
@@ -67,24 +68,25 @@ end
 local function take(group, tenant, k, place)
   local queue, key = B .. 'queue:' .. group .. ':' .. typ, B .. 'group:' .. group
   local popped = call('LRANGE', queue, 0, k - 1)
-  local blobs, ords, rest = {}, {}, {}
-  for _, blob in ipairs(popped) do
-    local ordinal, accepted, trace = string.match(blob, '^(%d+)|(%d+)|([^|]*)|')
+  local n, blobs, ords, accepted, traces = 0, {}, {}, {}, {}
+  for i = 1, #popped do
+    local ordinal, at, trace = match(popped[i], '^(%d+)|(%d+)|([^|]*)|')
     if ordinal then
-      local i = #blobs + 1
-      blobs[i], ords[i], rest[i] = blob, tonumber(ordinal), { accepted, trace }
+      n = n + 1
+      blobs[n], ords[n], accepted[n], traces[n] = popped[i], tonumber(ordinal), at, trace
     else
-      set_aside('queue:' .. group .. ':' .. typ, blob)
+      set_aside('queue:' .. group .. ':' .. typ, popped[i])
     end
   end
   local new, went = {}, 0
-  if #blobs > 0 then
+  if n > 0 then
     local states, span = load_states(group, ords)
     call('HGET', key, 'status')
-    for i, blob in ipairs(blobs) do
-      if string.sub(states[i], 1, 1) == 'W' then
+    for i = 1, n do
+      local letter, m = byte(states[i], 1, 2)
+      if letter == WAITING then
         went = went + 1
-        new[i] = place(blob, ords[i], string.byte(states[i], 2) - 33, rest[i][1], rest[i][2])
+        new[i] = place(blobs[i], ords[i], m - 33, accepted[i], traces[i])
       end
     end
     store_states(group, ords, new, span)
@@ -93,27 +95,32 @@ local function take(group, tenant, k, place)
   return went, #popped
 end
 
+-- Jobs that were taken in together have the same head, so it is put together once for them.
 local function admit_to_ready(group, tenant)
+  local head, to, head_attempt, head_accepted
   return function(blob, ordinal, attempt, accepted, trace)
     local queued = blob
     if trace ~= '' then
       traces = traces + 1
       local id = mint(seed, traces)
       for _, v in ipairs({ group, ordinal, tenant, trace, id, accepted, now }) do traced[#traced + 1] = v end
-      local head = ordinal .. '|' .. accepted .. '|'
-      queued = head .. follow(trace, id) .. string.sub(blob, #head + #trace + 1)
+      local front = ordinal .. '|' .. accepted .. '|'
+      queued = front .. follow(trace, id) .. string.sub(blob, #front + #trace + 1)
     end
-    local fairly = math.max(0, now - tonumber(accepted))
-    call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. '|0|0|0|' .. string.format('%.0f', fairly) .. '|0|0|' ..
-      string.format('%.0f', now) .. '||' .. queued)
-    return 'R' .. mark(attempt + 1)
+    if attempt ~= head_attempt or accepted ~= head_accepted then
+      head_attempt, head_accepted, to = attempt, accepted, 'R' .. mark(attempt + 1)
+      head = group .. '|' .. typ .. '|' .. (attempt + 1) .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) .. '|0|0|' ..
+        string.format('%.0f', now) .. '||'
+    end
+    call('XADD', stream, '*', 'j', head .. queued)
+    return to
   end
 end
 
 local function park_head(group, tenant, due)
   return function(blob, _, attempt, accepted)
-    park(tenant, typ, due, group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) ..
-      '|0|0|' .. string.format('%.0f', now) .. '|R|' .. blob)
+    park(tenant, typ, { due, group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) ..
+      '|0|0|' .. string.format('%.0f', now) .. '|R|' .. blob })
     return 'N' .. mark(attempt)
   end
 end
@@ -145,21 +152,19 @@ while moved < room do
   local first = call('ZRANGE', fair .. ':' .. lane, 0, 0, 'WITHSCORES')
   local tenant, start = first[1], tonumber(first[2])
   local tenant_key = B .. 'tenant:' .. tenant
+  local tenant_at, tenant_used = window(tenant_key, width, now)
   local group, of = next_group(lane, tenant)
   if not group then
-    leave_lane(lane, tenant, start)
+    leave(lane, tenant, start)
   else
-    local k = math.min(room - moved, math.max(1, math.ceil(room / waiting[lane])), 50)
-    local tenant_at, tenant_used = 0, 0
-    if permits > 0 then
-      tenant_at, tenant_used = window(tenant_key, width, now)
-      k = math.min(k, permits - used, part - tenant_used)
-    end
+    local k = math.min(room - moved, math.max(1, math.ceil(room / waiting[lane])), PICK)
+    if permits > 0 then k = math.min(k, permits - used, part - tenant_used) end
     if k <= 0 then
       -- Without a permit the tenant is parked as a whole; only its head job moves, as the marker of its next start.
       local due = tenant_at + width
       denied[#denied + 1] = tenant
       denied[#denied + 1] = 'per_group'
+      see('ZCARD', B .. 'non-ready:' .. tenant)
       call('ZADD', parked_key, due, tenant)
       local went, left = take(group, tenant, 1, park_head(group, tenant, due))
       settle(group, of, 'non_ready', went, left)
@@ -168,7 +173,7 @@ while moved < room do
       if left > went then activate(tenant, went - left) end
       for _, l in ipairs(LANES) do
         local own = call('ZSCORE', fair .. ':' .. l, tenant)
-        if own then leave_lane(l, tenant, own) end
+        if own then leave(l, tenant, own) end
       end
       parked = parked + went
     else
@@ -187,7 +192,7 @@ while moved < room do
       tag[lane] = virtual + went / weights[lane]
       call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'v:' .. lane, start)
       if call('ZCARD', of) == 0 then
-        leave_lane(lane, tenant, start + went)
+        leave(lane, tenant, start + went)
       else
         call('ZADD', fair .. ':' .. lane, start + went, tenant)
       end

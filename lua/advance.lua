@@ -8,11 +8,14 @@ local group, fence = ARGV[1], ARGV[2]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
 local moved = 0
+see('ZCARD', B .. 'open', B .. 'ended')
+see_attend()
 pass_oom()
 while true do
   local g = call('HMGET', key, 'status', 'sealed', 'requeue', 'started', 'accepted', 'done', 'failed', 'cancelled', 'reduced', 'failure_threshold', 'round', 'tenant')
   local status = g[1]
   if not status then break end
+  see_activate(g[12])
   local accepted, done, failed = tonumber(g[5] or 0), tonumber(g[6] or 0), tonumber(g[7] or 0)
   local all_ended = done + failed + tonumber(g[8] or 0) >= accepted
   local to
@@ -23,7 +26,7 @@ while true do
   elseif status == 'RUNNING' and all_ended then
     to = 'AGGREGATING'
   elseif status == 'AGGREGATING' and tonumber(g[9] or 0) >= done then
-    to = (failed > 0 and failed >= tonumber(g[10] or 1) * accepted) and 'FAILED' or 'COMPLETED'
+    to = (failed > 0 and failed / accepted >= tonumber(g[10] or 1)) and 'FAILED' or 'COMPLETED'
   end
   if not to then break end
   local now = now_ms()

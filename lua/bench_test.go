@@ -1,7 +1,9 @@
 package lua_test
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,23 +15,38 @@ import (
 // batch is what roles under load move in one call.
 const batch = 200
 
-// bench measures a step that moves a batch of jobs, made by prepare, on a Redis of its own. What it counts
-// is the whole call: building it, the round trip and the script.
+// bench measures a step that moves a batch of jobs, made by prepare, on a Redis of its own. µs/job is the whole
+// call: building it, the round trip and the script; redis-µs/job is what Redis says that the script took.
 func bench(b *testing.B, prepare func(w *world, group string) func()) {
 	w := newWorld(b, redistest.Server(b).Client(), "b:")
 	prepare(w, "warm")() // the script is known from here on
 	b.ReportAllocs()
-	calls := 0
+	calls, script := 0, 0
 	for b.Loop() {
 		b.StopTimer()
 		step := prepare(w, strconv.Itoa(calls))
+		require.NoError(b, w.c.ConfigResetStat(b.Context()).Err())
 		b.StartTimer()
 		step()
+		b.StopTimer()
+		script += w.scriptMicros()
 		calls++
+		b.StartTimer()
 	}
 	jobs := float64(calls * batch)
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1e3/jobs, "µs/job")
+	b.ReportMetric(float64(script)/jobs, "redis-µs/job")
 	b.ReportMetric(jobs/b.Elapsed().Seconds(), "jobs/s")
+}
+
+// scriptMicros is how long scripts ran since the statistics were reset.
+func (w *world) scriptMicros() int {
+	stats := w.c.Info(w.Context(), "commandstats").Val()
+	_, found, _ := strings.Cut(stats, "cmdstat_evalsha:")
+	var calls, micros int
+	_, err := fmt.Sscanf(found, "calls=%d,usec=%d", &calls, &micros)
+	require.NoError(w, err, stats)
+	return micros
 }
 
 func BenchmarkAppend(b *testing.B) {

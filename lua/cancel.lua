@@ -11,18 +11,28 @@ if g[1] == 'CANCELLED' then return { 'OK' } end
 if g[1] == 'COMPLETED' or g[1] == 'FAILED' then return { 'ENDED', g[1] } end
 local now, tenant = now_ms(), g[2]
 local held = call('ZSCORE', B .. 'scheduled', group)
+local waiting = {} -- by type
+for typ in string.gmatch(g[3] or '', '[^|]+') do
+  waiting[typ] = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
+  see('HLEN', B .. 'load:' .. typ)
+  see_enqueue(typ, g[4], tenant)
+end
+see_activate(tenant)
+see_attend()
 pass_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
+call('HDEL', key, 'requeue')
 call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CANCELLED', 'round', g[5], 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
-for typ in string.gmatch(g[3] or '', '[^|]+') do
-  local queue = B .. 'queue:' .. group .. ':' .. typ
-  local n = call('LLEN', queue)
+for typ, n in pairs(waiting) do
   if n > 0 then
     call('HINCRBY', B .. 'load:' .. typ, 'waiting', -n)
     if not held then activate(tenant, -n) end
-    call('UNLINK', queue)
+    call('UNLINK', B .. 'queue:' .. group .. ':' .. typ)
   end
-  call('ZREM', B .. 'fair:' .. typ .. ':' .. g[4] .. ':' .. tenant, group)
+  local lane = B .. 'fair:' .. typ .. ':' .. g[4]
+  call('ZREM', lane .. ':' .. tenant, group)
+  local own = call('ZSCORE', lane, tenant)
+  if own and call('ZCARD', lane .. ':' .. tenant) == 0 then leave_lane(typ, g[4], tenant, own) end
 end
 call('ZREM', B .. 'scheduled', group)
 attend(group)

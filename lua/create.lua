@@ -10,6 +10,10 @@ if have[1] then
   if have[1] == hash then return { 'SAME', have[2] } end
   return { 'CONFLICT', have[2] or '' }
 end
+see('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open')
+see('XLEN', B .. 'outbox')
+see('LLEN', B .. 'wake:watcher')
+
 local now = now_ms()
 local set = { 'id', group, 'tenant', tenant, 'type', typ, 'hash', hash, 'status', 'CREATED', 'round', 1, 'at:created', now }
 for i = 5, #ARGV do set[#set + 1] = ARGV[i] end

@@ -13,6 +13,12 @@ if what == 'results' then
   if g[1] then call('HSET', key, 'results_expired', 1) end
   return { 'OK' }
 end
+see('ZCARD', B .. 'groups', B .. 'ended', B .. 'open')
+see('SCARD', B .. 'attention', B .. 'active')
+if g[1] then
+  see('ZCARD', B .. 'groups:' .. g[1])
+  see('HLEN', B .. 'tenant:' .. g[1])
+end
 for typ in string.gmatch(g[3] or '', '[^|]+') do call('UNLINK', B .. 'queue:' .. group .. ':' .. typ) end
 call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 'results:' .. group, B .. 'aggregate:' .. group,
   B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)

@@ -9,17 +9,16 @@
 local typ, base, cap, rps, groups, arg = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), 6
 local stream = B .. 'ready:' .. typ
 local now, entries, owned, stale = now_ms(), {}, 0, 0
-call('XLEN', stream)
-call('XLEN', B .. 'results')
-call('XLEN', B .. 'dead-letters')
-call('ZCARD', B .. 'non-ready')
+local since = string.format('%.0f', now)
+see('XLEN', stream, B .. 'results')
+see('SCARD', B .. 'active')
+see_attend()
 pass_oom()
 
 -- The wait of a job that comes back (base + floor(non-ready of this tenant / its rate) * 1 s) is spread within the second by its place in the
 -- line, which keeps the order; or what the caller asks for, where that is longer.
-local function congestion(tenant, delay)
-  local rate = math.max(1, floor(rps / math.max(1, call('SCARD', B .. 'active'))))
-  local n = math.max(0, tonumber(call('HGET', B .. 'tenant:' .. tenant, 'congested') or 0))
+local rate = math.max(1, floor(rps / math.max(1, call('SCARD', B .. 'active'))))
+local function congestion(n, delay)
   local wait = base
   if rps > 0 then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
   return math.min(cap, math.max(wait, delay))
@@ -31,77 +30,102 @@ local function release(entry, live, state, m)
   if not live or string.sub(state, 2) == m or not string.find(state, '^[RI]') then entries[#entries + 1] = entry end
 end
 
+-- settle_done takes n done jobs of a group off ARGV and returns how many of them were owned.
+local function settle_done(group, live, n)
+  local ords, new, lines, traces, marked, first = {}, {}, {}, {}, {}, arg
+  for i = 1, n do
+    ords[i] = tonumber(ARGV[arg + 1])
+    arg = arg + 6
+  end
+  local states, span = load_states(group, ords)
+  for i = 1, n do
+    local at = first + (i - 1) * 6
+    local m = mark(tonumber(ARGV[at + 2]))
+    release(ARGV[at], live, states[i], m)
+    if live and states[i] == 'I' .. m then
+      new[i], lines[#lines + 1] = 'D' .. m, ARGV[at + 3]
+      if ARGV[at + 4] ~= '' then traces[#traces + 1] = ords[i] .. ' ' .. ARGV[at + 4] end
+      if ARGV[at + 5] ~= '' then marked[#marked + 1] = ords[i] end
+    end
+  end
+  if #lines == 0 then return 0 end
+  if #marked > 0 then see('HLEN', B .. 'errors:' .. group, B .. 'payloads:' .. group) end
+  call('XADD', B .. 'results', '*', 'g', group, 'l', table.concat(lines, '\n'), 't', table.concat(traces, '\n'))
+  store_states(group, ords, new, span)
+  if #marked > 0 then
+    call('HDEL', B .. 'errors:' .. group, unpack(marked))
+    call('HDEL', B .. 'payloads:' .. group, unpack(marked))
+  end
+  return #lines
+end
+
+-- settle_others does the same with n jobs that are not done. It returns how many have failed, were parked, and went back unstarted.
+local function settle_others(group, live, tenant, n)
+  local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
+  for i = 1, n do
+    ords[i] = tonumber(ARGV[arg + 1])
+    arg = arg + 12
+  end
+  local states, span = load_states(group, ords)
+  local congested = 0
+  if live then congested = math.max(0, tonumber(call('HGET', B .. 'tenant:' .. tenant, 'congested') or 0)) end
+  for i = 1, n do
+    local at = first + (i - 1) * 12
+    local ordinal, attempt, kind, queued = ords[i], tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 8]
+    local delay, code, message = tonumber(ARGV[at + 9]), ARGV[at + 10], ARGV[at + 11]
+    local state, m = states[i], mark(attempt)
+    local counts = '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6] .. '|' .. ARGV[at + 7] .. '|' .. since .. '|'
+    local head = group .. '|' .. typ .. '|' .. attempt .. counts
+    release(ARGV[at], live, state, m)
+    -- Whether a start took effect whose answer was lost is known only here.
+    if kind == 'u' and state == 'I' .. m then kind = 'h' end
+    if live and state == (kind == 'u' and 'R' or 'I') .. m then
+      if kind == 'f' then
+        local blob = head .. '|' .. queued
+        bury(group, tenant, parse(blob), blob, code, message, now)
+        new[i], failed = 'F' .. m, failed + 1
+      elseif kind == 'u' then
+        call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. counts .. '|' .. queued)
+        new[i], readied = 'R' .. mark(attempt + 1), readied + 1
+      else
+        local wait, reason = 0, kind == 't' and 'A' or 'E'
+        if kind == 't' and delay > 0 then wait = delay elseif kind ~= 'h' then wait = congestion(congested + #blobs / 2, math.abs(delay)) end
+        if kind ~= 'h' then
+          errors[#errors + 1] = ordinal
+          errors[#errors + 1] = cjson.encode({ ordinal = ordinal, code = code, error = message, attempts = attempt, at = now, ['until'] = now + wait, reason = reason })
+        end
+        if kind == 'r' then retries = retries + 1 end
+        blobs[#blobs + 1] = now + wait
+        blobs[#blobs + 1] = head .. reason .. '|' .. queued
+        new[i] = 'N' .. m
+      end
+    end
+  end
+  local parked = #blobs / 2
+  if parked > 0 then
+    if #errors > 0 then call('HSET', B .. 'errors:' .. group, unpack(errors)) end
+    park(tenant, typ, blobs)
+    call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', parked)
+  end
+  store_states(group, ords, new, span)
+  add(B .. 'group:' .. group, 'retries', retries)
+  return failed, parked, readied
+end
+
 for _ = 1, groups do
   local group, n_done, n_other = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   arg = arg + 3
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'tenant', 'status')
-  local live = g[1] and g[2] ~= 'CANCELLED'
-  local tenant, done, failed, parked, readied, unstarted = g[1], 0, 0, 0, 0, 0
-  if n_done > 0 then
-    local ords, first = {}, arg
-    for i = 1, n_done do
-      ords[i] = tonumber(ARGV[arg + 1])
-      arg = arg + 6
-    end
-    local states, span = load_states(group, ords)
-    local new, lines, traces = {}, {}, {}
-    for i = 1, n_done do
-      local at = first + (i - 1) * 6
-      local m = mark(tonumber(ARGV[at + 2]))
-      release(ARGV[at], live, states[i], m)
-      if live and states[i] == 'I' .. m then
-        done = done + 1
-        new[i], lines[done] = 'D' .. m, ARGV[at + 3]
-        if ARGV[at + 4] ~= '' then traces[#traces + 1] = ords[i] .. ' ' .. ARGV[at + 4] end
-        if ARGV[at + 5] ~= '' then
-          call('HDEL', B .. 'errors:' .. group, ords[i])
-          call('HDEL', B .. 'payloads:' .. group, ords[i])
-        end
-      end
-    end
-    if done > 0 then
-      call('XADD', B .. 'results', '*', 'g', group, 'l', table.concat(lines, '\n'), 't', table.concat(traces, '\n'))
-      store_states(group, ords, new, span)
-    end
-    owned, stale = owned + done, stale + n_done - done
+  local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
+  local done, failed, parked, readied = 0, 0, 0, 0
+  if live then see('HLEN', B .. 'tenant:' .. tenant) end
+  if live and n_other > 0 then
+    see_park(tenant, typ)
+    see_bury(group)
   end
-  for _ = 1, n_other do
-    local entry, ordinal, attempt, kind = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2]), ARGV[arg + 3]
-    local queued, delay, code, message = ARGV[arg + 8], tonumber(ARGV[arg + 9]), ARGV[arg + 10], ARGV[arg + 11]
-    local reason, m = kind == 't' and 'A' or 'E', mark(attempt)
-    local head = group .. '|' .. typ .. '|' .. attempt .. '|' .. ARGV[arg + 4] .. '|' .. ARGV[arg + 5] .. '|' .. ARGV[arg + 6] .. '|' .. ARGV[arg + 7] .. '|' .. string.format('%.0f', now) .. '|'
-    arg = arg + 12
-    local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)
-    release(entry, live, state, m)
-    -- Whether a start took effect whose answer was lost is known only here.
-    if kind == 'u' and state == 'I' .. m then kind = 'h' end
-    if live and state == (kind == 'u' and 'R' or 'I') .. m then
-      owned = owned + 1
-      local to
-      if kind == 'f' then
-        local blob = head .. '|' .. queued
-        bury(group, tenant, parse(blob), blob, code, message, now)
-        to, failed = 'F' .. m, failed + 1
-      elseif kind == 'u' then
-        call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. string.sub(head, #group + #typ + #tostring(attempt) + 3) .. '|' .. queued)
-        to, unstarted = 'R' .. mark(attempt + 1), unstarted + 1
-      else
-        local wait = 0
-        if kind == 't' and delay > 0 then wait = delay elseif kind ~= 'h' then wait = congestion(tenant, math.abs(delay)) end
-        if kind ~= 'h' then
-          call('HSET', B .. 'errors:' .. group, ordinal, cjson.encode({ ordinal = ordinal, code = code, error = message, attempts = attempt, at = now, ['until'] = now + wait, reason = reason }))
-        end
-        park(tenant, typ, now + wait, head .. reason .. '|' .. queued)
-        call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', 1)
-        if kind == 'r' then call('HINCRBY', key, 'retries', 1) end
-        to, parked = 'N' .. m, parked + 1
-      end
-      call('SETRANGE', B .. 'states:' .. group, ordinal * 2, to)
-    else
-      stale = stale + 1
-    end
-  end
+  if n_done > 0 then done = settle_done(group, live, n_done) end
+  if n_other > 0 then failed, parked, readied = settle_others(group, live, tenant, n_other) end
   if done + failed + parked > 0 then
     add(key, 'in_flight', -done - failed - parked, 'done', done, 'failed', failed, 'non_ready', parked)
     if done + failed > 0 then
@@ -109,6 +133,8 @@ for _ = 1, groups do
       check_end(group)
     end
   end
+  owned = owned + done + failed + parked + readied
+  stale = stale + n_done + n_other - done - failed - parked - readied
 end
 if #entries > 0 then
   call('XACK', stream, 'workers', unpack(entries))

@@ -1,6 +1,5 @@
 -- prelude: what every script begins with. KEYS[1] is the partition's base, e.g. "bulk-action:{0}:"; all
--- other keys are built from it and so share its slot. Types come first: a key of the wrong type raises an
--- error while nothing is written yet.
+-- other keys are built from it and so share its slot.
 --
 -- A job is a blob that moves:  queued  = ordinal|accepted_ms|trace|payload
 --                              moving  = group|type|attempt|retries|throttles|losses|wait_fair|wait_rate|wait_congestion|since|reason|queued
@@ -15,6 +14,12 @@ local function now_ms()
 end
 
 local function mark(attempt) return string.char(33 + attempt % 90) end
+
+-- see reads keys that are going to be written, by a command that suits their type. What can be wrong with a key (it is of another type, or its slot is
+-- being moved) then goes wrong while nothing is written yet: an error does not undo earlier writes. A helper that writes has a see of its own beside it.
+local function see(read, ...)
+  for i = 1, select('#', ...) do call(read, (select(i, ...))) end
+end
 
 -- pass_oom makes the script's first write one that Redis allows when its memory is full; everything after it then goes through.
 local function pass_oom() call('XACK', B .. 'outbox', 'oom', '0-0') end
@@ -35,7 +40,12 @@ local function load_states(group, ords)
     end
     return got, s
   end
-  for i = 1, n do got[i] = call('GETRANGE', key, ords[i] * 2, ords[i] * 2 + 1) end
+  -- A job that is named twice counts once: R with a mark that no attempt has lets nothing happen to the second.
+  local named = {}
+  for i = 1, n do
+    got[i] = named[ords[i]] and 'R ' or call('GETRANGE', key, ords[i] * 2, ords[i] * 2 + 1)
+    named[ords[i]] = true
+  end
   return got, nil
 end
 
@@ -77,12 +87,20 @@ local function wake(role)
 end
 
 -- attend asks the watcher to look at a group.
+local function see_attend()
+  see('SCARD', B .. 'attention')
+  see('LLEN', B .. 'wake:watcher')
+end
 local function attend(group)
   call('SADD', B .. 'attention', group)
   wake('watcher')
 end
 
 -- activate counts n more (or fewer) jobs of a tenant that want a permit; a tenant is active while it has some.
+local function see_activate(tenant)
+  see('HLEN', B .. 'tenant:' .. tenant)
+  see('SCARD', B .. 'active')
+end
 local function activate(tenant, n)
   if n == 0 then return end
   local left = call('HINCRBY', B .. 'tenant:' .. tenant, 'active', n)
@@ -93,28 +111,48 @@ end
 -- Least remaining work with aging: each waiting job of a group counts as much as this age (ms).
 local AGE_MS = 100
 
+-- A tenant is given at most so many jobs in a row.
+local PICK = 50
+
 -- enqueue puts n waiting jobs' worth of a group into its tenant's fair queue, and the tenant into the lane.
--- A tenant that returns starts at max(own tag, the lane's virtual time): idling earns nothing and costs nothing.
+-- A tenant that returns starts at max(own tag, the lane's virtual time): idling earns nothing and costs nothing. A tag that is further ahead than
+-- one pick comes from a former life of the type (see retire).
+local function see_enqueue(typ, lane, tenant)
+  see('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
+  see('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant, B .. 'parked:' .. typ)
+end
+local function enter_lane(typ, lane, tenant)
+  local own = tonumber(call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane) or 0)
+  local virtual = tonumber(call('HGET', B .. 'fair:' .. typ, 'v:' .. lane) or 0)
+  call('ZADD', B .. 'fair:' .. typ .. ':' .. lane, math.max(virtual, math.min(own, virtual + PICK)), tenant)
+end
+local function leave_lane(typ, lane, tenant, own)
+  call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, own)
+  call('ZREM', B .. 'fair:' .. typ .. ':' .. lane, tenant)
+end
 local function enqueue(typ, lane, tenant, group, n, now)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
   call('ZINCRBY', of, n * AGE_MS, group)
-  local lane_key = B .. 'fair:' .. typ .. ':' .. lane
-  if call('ZSCORE', lane_key, tenant) or call('ZSCORE', B .. 'parked:' .. typ, tenant) then return end
-  local own = tonumber(call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane) or 0)
-  local virtual = tonumber(call('HGET', B .. 'fair:' .. typ, 'v:' .. lane) or 0)
-  call('ZADD', lane_key, math.max(own, virtual), tenant)
+  if call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant) or call('ZSCORE', B .. 'parked:' .. typ, tenant) then return end
+  enter_lane(typ, lane, tenant)
 end
 
--- park puts a moving blob into its tenant's non-ready set and keeps the index at the earliest.
-local function park(tenant, typ, due, blob)
-  call('ZADD', B .. 'non-ready:' .. tenant, due, blob)
-  local first = call('ZSCORE', B .. 'non-ready', tenant)
+-- park puts moving blobs, each behind its due time, into their tenant's non-ready set and keeps the index at the earliest.
+local function see_park(tenant, typ)
+  see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
+  see('HLEN', B .. 'load:' .. typ)
+  see('LLEN', B .. 'wake:dispatcher')
+end
+local function park(tenant, typ, blobs)
+  call('ZADD', B .. 'non-ready:' .. tenant, unpack(blobs))
+  local due, first = blobs[1], call('ZSCORE', B .. 'non-ready', tenant)
+  for i = 3, #blobs, 2 do due = math.min(due, blobs[i]) end
   if not first or due < tonumber(first) then
     call('ZADD', B .. 'non-ready', due, tenant)
     wake('dispatcher')
   end
-  call('HINCRBY', B .. 'load:' .. typ, 'non_ready', 1)
+  call('HINCRBY', B .. 'load:' .. typ, 'non_ready', #blobs / 2)
 end
 
 -- reindex sets a tenant's place among those with parked jobs to its earliest due time, or to not_before where that is later.
@@ -170,8 +208,12 @@ local function set_aside(where, what)
 end
 
 -- bury ends a job as failed: the error and the job for a later round, the code, and a dead letter.
+local function see_bury(group)
+  see('XLEN', B .. 'dead-letters')
+  see('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
+end
 local function bury(group, tenant, j, blob, code, message, now)
-  local key, payload = B .. 'group:' .. group, string.sub(blob, j.payload_at)
+  local payload = string.sub(blob, j.payload_at)
   local err = cjson.encode({ ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now })
   if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end
   call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group, 'ordinal', j.ordinal,

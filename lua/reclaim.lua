@@ -6,12 +6,13 @@
 -- Goes through when memory is full. Cost: some µs an entry.
 local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local stream = B .. 'ready:' .. typ
+see('XLEN', stream)
 local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
 if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
 local now = now_ms()
 local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
-call('ZCARD', B .. 'non-ready')
-call('XLEN', B .. 'dead-letters')
+see('LLEN', B .. 'garbage')
+see_attend()
 pass_oom()
 for _, p in ipairs(pending) do
   local id = p[1]
@@ -34,6 +35,9 @@ for _, p in ipairs(pending) do
       if m == mark(j.attempt + 1) and letter == 'I' then j.attempt = j.attempt + 1 end
       if g[1] and g[2] ~= 'CANCELLED' and (letter == 'R' or letter == 'I') and m == mark(j.attempt) then
         local field, tenant = letter == 'R' and 'ready' or 'in_flight', g[1]
+        see('HLEN', B .. 'tenant:' .. tenant)
+        see_park(tenant, typ)
+        see_bury(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
           bury(group, tenant, j, blob, 'WORKER_LOST', 'every worker that started this job was lost; see max deliveries', now)
@@ -47,7 +51,7 @@ for _, p in ipairs(pending) do
             call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({ ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job', attempts = j.attempt, at = now, ['until'] = now, reason = 'E' }))
           end
           j.since, j.reason = now, 'E'
-          park(tenant, typ, now, compose(j, blob))
+          park(tenant, typ, { now, compose(j, blob) })
           call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', 1)
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'N' .. m)
           add(key, field, -1, 'non_ready', 1)

@@ -1,6 +1,6 @@
 -- reduce: merges results of one group into its aggregate, each job exactly once.  done → reduced
 -- KEYS  base
--- ARGV  group, slot, version of the slot that was read, its new state, lines of results, n entries, the entries, n ordinals, the ordinals ascending
+-- ARGV  group, slot, version of the slot that was read, its new state, lines of results, n entries, then the entries, n ordinals, the ordinals ascending
 -- Reply {'OK', new version} | {'VERSION', version} the slot has moved on: read it again | {'BAD', ordinals that are not to be reduced} nothing was
 --       written: leave them out and call again | {'GONE'} the group is no more; its entries are taken away
 -- The slot's version and the states' letters are the fence. Twice: the ordinals are reduced already, so the second call answers BAD.
@@ -16,8 +16,8 @@ local function settle()
   end
 end
 local g = call('HMGET', key, 'status')
-call('XLEN', stream)
-call('LLEN', B .. 'results:' .. group)
+see('XLEN', stream)
+see('LLEN', B .. 'results:' .. group)
 if not g[1] then
   settle()
   return { 'GONE' }
@@ -26,6 +26,7 @@ local have = tonumber(call('HGET', aggregate, 'version:' .. slot) or 0)
 if have ~= version then return { 'VERSION', have } end
 local m, ords = tonumber(ARGV[7 + n]), {}
 for i = 1, m do ords[i] = tonumber(ARGV[7 + n + i]) end
+see_attend()
 pass_oom()
 if m > 0 then
   local states, span = load_states(group, ords)

@@ -2,39 +2,66 @@
 -- KEYS  base
 -- ARGV  group, most jobs
 -- Reply {'MORE', moved} | {'DONE', moved}
+-- The group's field requeue holds the cursor of the scan: one from the start would go over the empty places of what has moved, again and again.
 -- Twice: what was moved is not among the failures any more. Refused when memory is full. Cost: some µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key, failures = B .. 'group:' .. group, B .. 'failures:' .. group
-local g = call('HMGET', key, 'tenant', 'lane', 'requeue')
-if not g[3] then return { 'DONE', 0 } end
-local now, tenant = now_ms(), g[1]
-local page, moved = call('HSCAN', failures, '0', 'COUNT', most), 0
-for i = 1, math.min(#page[2], most * 2), 2 do
-  local ordinal, value = page[2][i], page[2][i + 1]
-  local cut = string.find(value, '\n', 1, true) or 0
-  local blob = string.sub(value, cut + 1)
-  local j, code = parse(blob), string.match(string.sub(value, 1, cut), '"code":"([^"]+)"')
-  local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)
-  if not j or not code then
-    set_aside('failures:' .. group, value)
-  elseif string.sub(state, 1, 1) == 'F' then
-    local queued = ordinal .. '|' .. string.format('%.0f', now) .. '|' .. j.trace .. '|' .. string.sub(blob, j.payload_at)
-    call('RPUSH', B .. 'queue:' .. group .. ':' .. j.typ, queued)
-    call('SETRANGE', B .. 'states:' .. group, ordinal * 2, 'W')
-    call('HINCRBY', B .. 'load:' .. j.typ, 'waiting', 1)
-    call('HINCRBY', B .. 'codes:' .. group, code, -1)
-    enqueue(j.typ, g[2], tenant, group, 1, now)
-    moved = moved + 1
+local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status')
+if not g[3] or g[4] == 'CANCELLED' then return { 'DONE', 0 } end
+local now, tenant, lane = now_ms(), g[1], g[2]
+local page = call('HSCAN', failures, g[3], 'COUNT', most)
+local cursor, n = page[1], #page[2]
+if cursor == '0' then n = math.min(n, most * 2) end -- a small hash comes whole; what is left of it is scanned again
+local queues, order, ords, codes, scanned, garbage = {}, {}, {}, {}, {}, {}
+for i = 1, n, 2 do
+  local value = page[2][i + 1]
+  local err, blob = string.match(value, '^([^\n]*)\n(.*)$')
+  local j = blob and parse(blob)
+  local ok, e = pcall(cjson.decode, err or '')
+  scanned[#scanned + 1] = page[2][i]
+  if not j or not ok or type(e) ~= 'table' or type(e.code) ~= 'string' then
+    garbage[#garbage + 1] = value
+  elseif call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2) == 'F' then
+    if not queues[j.typ] then queues[j.typ], order[#order + 1] = {}, j.typ end
+    local q = queues[j.typ]
+    q[#q + 1] = j.ordinal .. '|' .. string.format('%.0f', now) .. '|' .. j.trace .. '|' .. string.sub(blob, j.payload_at)
+    ords[#ords + 1] = j.ordinal
+    codes[e.code] = (codes[e.code] or 0) + 1
   end
-  call('HDEL', failures, ordinal)
 end
+for _, typ in ipairs(order) do
+  see('LLEN', B .. 'queue:' .. group .. ':' .. typ)
+  see('HLEN', B .. 'load:' .. typ)
+  see_enqueue(typ, lane, tenant)
+end
+see('HLEN', B .. 'codes:' .. group)
+see('ZCARD', B .. 'types')
+see('LLEN', B .. 'wake:fetcher', B .. 'garbage')
+see_activate(tenant)
+see_attend()
+
+for _, typ in ipairs(order) do
+  local q = queues[typ]
+  call('RPUSH', B .. 'queue:' .. group .. ':' .. typ, unpack(q))
+  call('HINCRBY', B .. 'load:' .. typ, 'waiting', #q)
+  enqueue(typ, lane, tenant, group, #q, now)
+  if not call('ZSCORE', B .. 'types', typ) then call('ZADD', B .. 'types', now, typ) end
+end
+for _, ordinal in ipairs(ords) do call('SETRANGE', B .. 'states:' .. group, ordinal * 2, 'W') end
+for code, count in pairs(codes) do call('HINCRBY', B .. 'codes:' .. group, code, -count) end
+for _, value in ipairs(garbage) do set_aside('failures:' .. group, value) end
+local moved = #ords
 if moved > 0 then
   add(key, 'failed', -moved, 'waiting', moved)
   add(B .. 'tenant:' .. tenant, 'unfinished', moved)
   activate(tenant, moved)
   wake('fetcher')
 end
-if call('HLEN', failures) > 0 then return { 'MORE', moved } end
+if #scanned > 0 then call('HDEL', failures, unpack(scanned)) end
+if call('HLEN', failures) > 0 then
+  call('HSET', key, 'requeue', cursor)
+  return { 'MORE', moved }
+end
 call('HDEL', key, 'requeue')
 attend(group)
 return { 'DONE', moved }

@@ -7,21 +7,31 @@ local most = tonumber(ARGV[1])
 local now = now_ms()
 local due = call('ZRANGEBYSCORE', B .. 'scheduled', '-inf', now, 'LIMIT', 0, most)
 if #due > 0 then
-  pass_oom()
+  local ready = {} -- groups that may start, each with the lengths of its queues by type
   for _, group in ipairs(due) do
-    local key = B .. 'group:' .. group
-    local g = call('HMGET', key, 'tenant', 'lane', 'types', 'status')
+    local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane', 'types', 'status')
     if g[1] and g[4] ~= 'CANCELLED' then
-      local waiting = 0
+      local waiting = {}
       for typ in string.gmatch(g[3] or '', '[^|]+') do
         local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-        if n > 0 then enqueue(typ, g[2], g[1], group, n, now) end
-        waiting = waiting + n
+        see_enqueue(typ, g[2], g[1])
+        if n > 0 then waiting[typ] = n end
       end
-      activate(g[1], waiting)
+      see_activate(g[1])
+      ready[#ready + 1] = { group, g[1], g[2], waiting }
     end
-    call('ZREM', B .. 'scheduled', group)
   end
+  see('LLEN', B .. 'wake:fetcher')
+  pass_oom()
+  for _, r in ipairs(ready) do
+    local all = 0
+    for typ, n in pairs(r[4]) do
+      enqueue(typ, r[3], r[2], r[1], n, now)
+      all = all + n
+    end
+    activate(r[2], all)
+  end
+  call('ZREM', B .. 'scheduled', unpack(due))
   wake('fetcher')
 end
 local first = call('ZRANGE', B .. 'scheduled', 0, 0, 'WITHSCORES')

@@ -9,7 +9,8 @@
 local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local now, tokens, about, gone = now_ms(), {}, {}, {}
-call('XLEN', stream)
+see('XLEN', stream)
+see_attend()
 pass_oom()
 for _ = 1, groups do
   local group, n = ARGV[arg], tonumber(ARGV[arg + 1])
@@ -21,7 +22,7 @@ for _ = 1, groups do
   end
   local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries')
   local states, span = load_states(group, ords)
-  local new, begun, again = {}, 0, 0
+  local new, begun = {}, 0
   for i = 1, n do
     local state, token = states[i], -1
     if g[1] and g[1] ~= 'CANCELLED' then
@@ -29,7 +30,7 @@ for _ = 1, groups do
       if state == 'R' .. mine then
         token, begun = attempts[i], begun + 1
       elseif state == 'I' .. mine then
-        token, again = attempts[i] + 1, again + 1
+        token = attempts[i] + 1
       end
     end
     if token >= 0 then

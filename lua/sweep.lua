@@ -5,11 +5,13 @@
 -- Its cursor lies in the group. Twice: goes on where it is. Goes through when memory is full. Cost: about 0.3 µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key = B .. 'group:' .. group
-local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'parked_sweep')
+local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'parked_sweep', 'types')
 if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0 } end
 local at, accepted, tenant = tonumber(g[2]), tonumber(g[3] or 0), g[4]
 local NAMES = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight' }
-pass_oom()
+see_activate(tenant)
+see('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant)
+for typ in string.gmatch(g[6] or '', '[^|]+') do see('HLEN', B .. 'load:' .. typ) end
 if at < accepted then
   local span, n, counts = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1), 0, { W = 0, N = 0, R = 0, I = 0 }
   local swept = string.gsub(span, '(.)(.)', function(letter, m)
@@ -17,6 +19,7 @@ if at < accepted then
     counts[letter], n = counts[letter] + 1, n + 1
     return 'C' .. m
   end)
+  pass_oom()
   if n > 0 then call('SETRANGE', B .. 'states:' .. group, at * 2, swept) end
   add(key, 'waiting', -counts.W, 'non_ready', -counts.N, 'ready', -counts.R, 'in_flight', -counts.I, 'cancelled', n)
   add(B .. 'tenant:' .. tenant, 'unfinished', -n)
@@ -26,11 +29,11 @@ end
 -- What it has parked goes too, so that nothing scheduled for next year stays in memory.
 local set, cursor = B .. 'non-ready:' .. tenant, g[5] or '0'
 local page = call('ZSCAN', set, cursor, 'COUNT', most)
+pass_oom()
 local removed = 0
 for i = 1, #page[2], 2 do
   local j = parse(page[2][i])
-  if j and j.group == group then
-    call('ZREM', set, page[2][i])
+  if j and j.group == group and call('ZREM', set, page[2][i]) == 1 then
     call('HINCRBY', B .. 'load:' .. j.typ, 'non_ready', -1)
     if j.reason ~= 'S' then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
     if j.reason == 'R' then activate(tenant, -1) end

@@ -3,7 +3,7 @@ package groups
 import (
 	"cmp"
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -52,14 +52,13 @@ func (s *Store) newest(ctx context.Context, parts []keyspace.Partition, tenant s
 		if tenant != "" {
 			key = p.GroupsOf(tenant)
 		}
-		for offset := int64(0); ; offset += int64(limit) {
+		for offset, got := int64(0), 0; ; offset += int64(limit) {
 			found, err := s.conn.Cmd.ZRevRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{
 				Min: "-inf", Max: strconv.FormatFloat(before.created, 'f', 0, 64), Offset: offset, Count: int64(limit),
 			}).Result()
 			if err != nil {
 				return nil, fmt.Errorf("list groups: %w", err)
 			}
-			got := 0
 			for _, z := range found {
 				at := place{created: z.Score, id: z.Member.(string), p: p}
 				if at.after(before) {
@@ -67,8 +66,9 @@ func (s *Store) newest(ctx context.Context, parts []keyspace.Partition, tenant s
 					got++
 				}
 			}
-			// Those created in the cursor's very millisecond may fill a whole page before it.
-			if got > 0 || len(found) < limit {
+			// Those created in the cursor's very millisecond may fill pages before it. Each partition must give
+			// as many as it has, or the next one's would be taken for what follows.
+			if got >= limit || len(found) < limit {
 				break
 			}
 		}
@@ -79,8 +79,11 @@ func (s *Store) newest(ctx context.Context, parts []keyspace.Partition, tenant s
 	return page[:min(len(page), limit)], nil
 }
 
-// pageSize is how much of a long list is read at once.
-const pageSize = 100
+// How much of a long list is read at once: chunks of results, of up to some MB each, and failures.
+const (
+	chunkPage = 10
+	pageSize  = 100
+)
 
 // Results calls yield with each result of a done job, as they were reduced.
 func (s *Store) Results(ctx context.Context, id string, yield func(line []byte) error) error {
@@ -88,8 +91,8 @@ func (s *Store) Results(ctx context.Context, id string, yield func(line []byte) 
 	if err != nil {
 		return err
 	}
-	for from := int64(0); ; from += pageSize {
-		chunks, err := s.conn.Cmd.LRange(ctx, p.Results(id), from, from+pageSize-1).Result()
+	for from := int64(0); ; from += chunkPage {
+		chunks, err := s.conn.Cmd.LRange(ctx, p.Results(id), from, from+chunkPage-1).Result()
 		if err != nil {
 			return outward(fmt.Errorf("read results of group %s: %w", id, err))
 		}
@@ -100,7 +103,7 @@ func (s *Store) Results(ctx context.Context, id string, yield func(line []byte) 
 				}
 			}
 		}
-		if len(chunks) < pageSize {
+		if len(chunks) < chunkPage {
 			return nil
 		}
 	}
@@ -112,7 +115,7 @@ func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure)
 	if err != nil {
 		return err
 	}
-	seen := map[int64]bool{} // HSCAN may repeat itself while the hash grows
+	var seen bitset // HSCAN may repeat itself while the hash grows
 	for cursor := uint64(0); ; {
 		page, next, err := s.conn.Cmd.HScan(ctx, p.Failures(id), cursor, "", pageSize).Result()
 		if err != nil {
@@ -124,10 +127,9 @@ func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure)
 			if err != nil {
 				return fmt.Errorf("failures of group %s: %w", id, err)
 			}
-			if seen[e.Ordinal] {
+			if !seen.add(e.Ordinal) {
 				continue
 			}
-			seen[e.Ordinal] = true
 			if err := yield(api.Failure{Ordinal: e.Ordinal, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: time.UnixMilli(e.At).UTC()}); err != nil {
 				return err
 			}
@@ -136,6 +138,20 @@ func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure)
 			return nil
 		}
 	}
+}
+
+// bitset is a set of ordinals: a group may have millions of them.
+type bitset []uint64
+
+// add returns false for one that is in the set.
+func (b *bitset) add(ordinal int64) bool {
+	word, bit := int(ordinal/64), uint64(1)<<(ordinal%64)
+	if word >= len(*b) {
+		*b = append(*b, make([]uint64, word+1-len(*b))...)
+	}
+	fresh := (*b)[word]&bit == 0
+	(*b)[word] |= bit
+	return fresh
 }
 
 // DeadLetters lists dead letters of all partitions, newest first. The cursor holds the place in each.
@@ -155,6 +171,7 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 		api.DeadLetter
 	}
 	var all []letter
+	more := false
 	for i, p := range parts {
 		top := "+"
 		if before[i] != "" {
@@ -168,13 +185,12 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 			return list, outward(fmt.Errorf("read dead letters: %w", err))
 		}
 		for _, e := range entries {
-			if d, err := deadLetter(e); err == nil {
-				all = append(all, letter{i, d})
-			}
+			all = append(all, letter{i, deadLetter(e)})
 		}
+		more = more || len(entries) == limit
 	}
 	slices.SortStableFunc(all, func(a, b letter) int { return b.At.Compare(a.At) })
-	more := len(all) >= limit
+	more = more || len(all) > limit
 	for _, l := range all[:min(limit, len(all))] {
 		list.DeadLetters = append(list.DeadLetters, l.DeadLetter)
 		before[l.part] = l.EntryID
@@ -185,20 +201,20 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 	return list, nil
 }
 
-var errDeadLetter = errors.New("not a dead letter")
-
-func deadLetter(e redis.XMessage) (api.DeadLetter, error) {
+// deadLetter shows an entry; what it lacks, because others wrote it, is empty.
+func deadLetter(e redis.XMessage) api.DeadLetter {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	at, err := strconv.ParseInt(text("at"), 10, 64)
 	if err != nil {
-		return api.DeadLetter{}, errDeadLetter
+		ms, _, _ := strings.Cut(e.ID, "-")
+		at = number(ms)
 	}
 	d := api.DeadLetter{
 		EntryID: e.ID, Job: text("job"), Tenant: text("tenant"), Group: text("group"), Ordinal: number(text("ordinal")), Type: text("type"),
 		Code: text("code"), Error: text("error"), Attempts: int(number(text("attempts"))), At: time.UnixMilli(at).UTC(),
 	}
-	if payload := text("payload"); payload != "" {
+	if payload := text("payload"); json.Valid([]byte(payload)) {
 		d.Payload = []byte(payload)
 	}
-	return d, nil
+	return d
 }

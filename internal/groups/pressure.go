@@ -27,6 +27,7 @@ type pressure struct {
 
 	mu      sync.Mutex
 	at      time.Time
+	err     error // of the latest look
 	backlog int64
 	drain   float64 // jobs a second
 	memory  float64 // of maxmemory
@@ -40,11 +41,14 @@ func newPressure(cfg Config, conn *redisx.Conn, space keyspace.Space) *pressure 
 func (p *pressure) check(ctx context.Context, n int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// One request looks for all. So it must not end with that request, and what it could not see is an answer too:
+	// otherwise all would wait in turn while Redis does not answer.
 	if time.Since(p.at) > pressureAge {
-		if err := p.look(ctx); err != nil {
-			return outward(err)
-		}
+		p.err = p.look(context.WithoutCancel(ctx))
 		p.at = time.Now()
+	}
+	if p.err != nil {
+		return outward(p.err)
 	}
 	if limit := p.cfg.MaxBacklog; limit > 0 && p.backlog+int64(n) > limit {
 		return &api.BackpressureError{RetryAfter: p.wait(p.backlog + int64(n) - limit), Reason: fmt.Sprintf("the backlog holds %d of at most %d jobs", p.backlog, limit)}
@@ -98,27 +102,20 @@ func (p *pressure) lookAtMemory(ctx context.Context) error {
 		return nil
 	}
 	p.memory = 0
-	var mu sync.Mutex
-	look := func(ctx context.Context, c redis.Cmdable) error {
-		info, err := c.Info(ctx, "memory").Result()
-		if err != nil {
-			if redisx.IsUnavailable(err) {
-				return err
-			}
-			return nil // the embedded server has no such section
+	var mu sync.Mutex // of the shards' answers
+	return p.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		info, err := shard.Info(ctx, "memory").Result()
+		if redisx.IsUnavailable(err) {
+			return err
 		}
-		used, limit := infoNumber(info, "used_memory"), infoNumber(info, "maxmemory")
-		if limit > 0 {
+		// The embedded server has no such section.
+		if limit := infoNumber(info, "maxmemory"); limit > 0 {
 			mu.Lock()
-			p.memory = max(p.memory, float64(used)/float64(limit))
-			mu.Unlock()
+			defer mu.Unlock()
+			p.memory = max(p.memory, float64(infoNumber(info, "used_memory"))/float64(limit))
 		}
 		return nil
-	}
-	if cluster, ok := p.conn.Cmd.(*redis.ClusterClient); ok {
-		return cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return look(ctx, c) })
-	}
-	return look(ctx, p.conn.Cmd)
+	})
 }
 
 func infoNumber(info, name string) int64 {

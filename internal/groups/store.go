@@ -22,9 +22,8 @@ import (
 
 // Config is what the store can be told.
 type Config struct {
-	MaxBacklog           int64         // jobs that are not ended, of all groups; 0 is no limit
-	MaxMemoryRatio       float64       // of Redis's maxmemory, beyond which nothing is accepted; 0 is no limit
-	KeepGroups           time.Duration // how long ended groups are kept
+	MaxBacklog           int64   // jobs that are not ended, of all groups; 0 is no limit
+	MaxMemoryRatio       float64 // of Redis's maxmemory, beyond which nothing is accepted; 0 is no limit
 	KeepIdempotencyKeys  time.Duration
 	Rate                 lua.Rate
 	Limiter, LimiterMode string // for show
@@ -39,7 +38,6 @@ type Store struct {
 	reducers *reducer.Registry
 	pressure *pressure
 	appender redis.Cmdable // gathers concurrent appends
-
 }
 
 // New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).

@@ -64,10 +64,28 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if err != nil {
 		return api.Accepted{}, outward(err)
 	}
-	if err := s.submitJobs(ctx, p, g, o); err != nil {
+	stored, err := s.submitted(ctx, p, g)
+	if err == nil && !stored {
+		err = s.submitJobs(ctx, p, g, o)
+	}
+	if err != nil {
 		return api.Accepted{}, outward(err)
 	}
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
+}
+
+// submitted tells whether a repeated submission of several pieces has been stored as a whole: the ids of its
+// pieces are forgotten before the group is.
+func (s *Store) submitted(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) (bool, error) {
+	if len(g.Jobs) <= lua.MaxAppend {
+		return false, nil
+	}
+	var stored bool
+	err := insist(ctx, func(ctx context.Context) (err error) {
+		stored, err = s.conn.Cmd.HExists(ctx, p.Group(g.ID), "submitted").Result()
+		return err
+	})
+	return stored, err
 }
 
 func (s *Store) submitJobs(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup, o Origin) error {
@@ -150,7 +168,7 @@ func (s *Store) trace(ctx context.Context, p keyspace.Partition, tenant, group s
 	message := o.TraceParent
 	var link trace.SpanContext
 	if !o.Published {
-		message = s.send(ctx, o.TraceParent, o.At, len(jobs))
+		message = s.send(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
 	}
 	link = telemetry.ParseTraceParent(message)
 	fresh := make([]lua.NewJob, len(jobs))
@@ -166,7 +184,7 @@ func (s *Store) trace(ctx context.Context, p keyspace.Partition, tenant, group s
 		}
 		switch {
 		case j.TraceParent != "" && !o.Published:
-			fresh[i].Trace = s.tel.ContinueJobTrace(s.send(ctx, j.TraceParent, o.At, 1), "ingest", o.At, attrs)
+			fresh[i].Trace = s.tel.ContinueJobTrace(s.send(ctx, tenant, group, j.TraceParent, o.At, 1), "ingest", o.At, attrs)
 		case j.TraceParent != "":
 			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
 		case len(jobs) == 1 && message != "":
@@ -179,12 +197,12 @@ func (s *Store) trace(ctx context.Context, p keyspace.Partition, tenant, group s
 }
 
 // send is the producer's span of what came over HTTP; it returns the traceparent to follow.
-func (s *Store) send(ctx context.Context, parent string, at time.Time, jobs int) string {
+func (s *Store) send(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
 	}
 	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer), trace.WithTimestamp(at),
-		trace.WithAttributes(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest())...))
+		trace.WithAttributes(append(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest()), telemetry.JobAttributes(tenant, group, -1, 0)...)...))
 	if jobs > 1 {
 		span.SetAttributes(telemetry.MessageCount(jobs))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -57,15 +58,15 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 			continue
 		}
 		v, err := s.View(hash, cmds[i].codes.Val(), cmds[i].aggregate.Val(), time.Now())
-		if err != nil {
-			return nil, err
+		if err != nil { // this process may lack a reducer: the rest still holds
+			s.tel.Log.WarnContext(ctx, "showed a group without its aggregate", "group", v.ID, "error", err)
 		}
 		views = append(views, v)
 	}
 	return views, nil
 }
 
-// View is a group as its hash, its codes and its partial aggregates tell it.
+// View is a group as its hash, its codes and its partial aggregates tell it. With an error it lacks the aggregate only.
 func (s *Store) View(hash, codes, aggregate map[string]string, now time.Time) (api.Group, error) {
 	n := func(field string) int64 {
 		v, _ := strconv.ParseInt(hash[field], 10, 64)
@@ -166,14 +167,14 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 		if len(page) == 0 {
 			return list, nil
 		}
+		views, err := s.viewPage(ctx, page)
+		if err != nil {
+			return list, outward(err)
+		}
 		for _, at := range page {
 			before = at
-			views, err := s.Views(ctx, at.p, []string{at.id})
-			if err != nil {
-				return list, outward(err)
-			}
-			if len(views) == 1 && (q.Status == "" || views[0].Status == q.Status) {
-				list.Groups = append(list.Groups, views[0])
+			if v, ok := views[at.id]; ok && (q.Status == "" || v.Status == q.Status) {
+				list.Groups = append(list.Groups, v)
 				if len(list.Groups) == q.Limit {
 					list.Cursor = before.String()
 					return list, nil
@@ -184,11 +185,33 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 	return list, nil
 }
 
+// viewPage shows the groups of a page, by id; those that are gone are left out.
+func (s *Store) viewPage(ctx context.Context, page []place) (map[string]api.Group, error) {
+	byPartition := map[keyspace.Partition][]string{}
+	for _, at := range page {
+		byPartition[at.p] = append(byPartition[at.p], at.id)
+	}
+	all := make(map[string]api.Group, len(page))
+	for p, ids := range byPartition {
+		views, err := s.Views(ctx, p, ids)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range views {
+			all[v.ID] = v
+		}
+	}
+	return all, nil
+}
+
 // Job shows one job.
 func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
 	p, _, err := s.locate(ctx, group)
 	if err != nil {
 		return api.Job{}, err
+	}
+	if ordinal < 0 || ordinal >= messages.MaxTotal {
+		return api.Job{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
 	field := strconv.FormatInt(ordinal, 10)
 	var state, failure, lastErr *redis.StringCmd

@@ -97,6 +97,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) func(contex
 			if err != nil {
 				return fmt.Errorf("gather appends: %w", err)
 			}
+			defer func() { _ = pipe.Close() }()
 			appender = pipe
 		}
 		ops := map[string]bool{}

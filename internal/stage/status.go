@@ -35,8 +35,11 @@ func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, 
 	return publish(ctx, conn, space.Stages(), s.ID, s)
 }
 
-// Withdraw takes a process's status away when it stops.
+// Withdraw takes a process's status away when it stops, also when ctx has ended. It tries for a second:
+// a status that stays is not believed for long.
 func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
 	_ = conn.Cmd.HDel(ctx, space.Workers(), id).Err()
 	_ = conn.Cmd.HDel(ctx, space.Stages(), id).Err()
 }

@@ -23,10 +23,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/proctest"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
 func TestMain(m *testing.M) { proctest.Main(m) }
+
+// roles are the binaries in the order of the pipeline.
+var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
 // patience is how long a test waits for anything on a machine that is busy with other things.
 const patience = 60 * time.Second
@@ -96,7 +98,7 @@ func start(t testing.TB, opts ...option) *system {
 		redis: server, rdb: server.Client(), space: space, env: o.env, procs: map[string][]*proctest.Process{},
 	}
 	s.env["BULKACTION_REDIS_URL"] = server.URL()
-	for _, role := range roles.Names {
+	for _, role := range roles {
 		n, ok := o.replicas[role]
 		if !ok {
 			n = 1
@@ -151,6 +153,24 @@ func (s *system) stop(p *proctest.Process) {
 	s.t.Helper()
 	p.Signal(syscall.SIGTERM)
 	require.Equal(s.t, 0, p.Wait(patience), "exit code")
+}
+
+// stopAll ends all processes at once, as an operator does; what they had not sent or written, they have then.
+func (s *system) stopAll() {
+	s.t.Helper()
+	for _, procs := range s.procs {
+		for _, p := range procs {
+			if p.Running() {
+				p.Signal(syscall.SIGTERM)
+			}
+		}
+	}
+	for role, procs := range s.procs {
+		for _, p := range procs {
+			require.Equal(s.t, 0, p.Wait(patience), "exit code of %s", role)
+		}
+	}
+	s.procs = map[string][]*proctest.Process{}
 }
 
 // url is the base of the i-th ingest's API.
@@ -287,8 +307,22 @@ func conserved(t testing.TB, c api.Counts) {
 // audit holds what is in Redis against what is promised.
 func (s *system) audit() {
 	s.t.Helper()
-	for g, err := range s.api.Groups(s.ctx, client.GroupFilter{}) {
+	for _, p := range s.space.All() {
+		ids, err := s.rdb.ZRange(s.ctx, p.Groups(), 0, -1).Result()
 		require.NoError(s.t, err)
-		conserved(s.t, g.Counts)
+		for _, id := range ids {
+			var c struct {
+				Accepted  int64 `redis:"accepted"`
+				Waiting   int64 `redis:"waiting"`
+				NonReady  int64 `redis:"non_ready"`
+				Ready     int64 `redis:"ready"`
+				InFlight  int64 `redis:"in_flight"`
+				Done      int64 `redis:"done"`
+				Failed    int64 `redis:"failed"`
+				Cancelled int64 `redis:"cancelled"`
+			}
+			require.NoError(s.t, s.rdb.HGetAll(s.ctx, p.Group(id)).Scan(&c))
+			conserved(s.t, api.Counts(c))
+		}
 	}
 }

@@ -3,7 +3,6 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -190,11 +189,7 @@ func TestTraceOfOneJob(t *testing.T) {
 
 // everything stops all processes, which sends what they have not sent yet, and returns all spans.
 func everything(s *system, r *oteltest.Receiver) []oteltest.Span {
-	for _, role := range slices.Sorted(maps.Keys(s.procs)) {
-		for _, p := range s.procs[role] {
-			s.stop(p)
-		}
-	}
+	s.stopAll()
 	return r.Spans()
 }
 

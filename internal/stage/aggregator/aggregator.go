@@ -34,6 +34,9 @@ type Config struct {
 const (
 	readBatch = 50 // entries, each of up to 200 jobs
 	slotCount = 16 // parts of an aggregate
+	// What one script reduces at most: entries are taken together until they weigh this.
+	reduceBytes = 1 << 20
+	reduceLines = 2000
 )
 
 // Aggregator is one process's aggregator, for all partitions.
@@ -104,31 +107,49 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	p.left = nil
-	byGroup, order := map[string][]redisx.Entry{}, []string(nil)
-	for _, e := range entries {
-		g := e.Get("g")
-		if byGroup[g] == nil {
-			order = append(order, g)
+	parts := portions(entries)
+	for i, part := range parts {
+		err := p.reduce(ctx, part.group, part.entries)
+		if err == nil {
+			continue
 		}
-		byGroup[g] = append(byGroup[g], e)
-	}
-	for i, g := range order {
-		if err := p.reduce(ctx, g, byGroup[g]); err != nil {
-			delete(p.known, g)
-			for _, rest := range order[i:] {
-				p.left = append(p.left, byGroup[rest]...)
+		delete(p.known, part.group)
+		if redisx.IsUnavailable(err) || ctx.Err() != nil {
+			for _, rest := range parts[i:] {
+				p.left = append(p.left, rest.entries...)
 			}
-			if redisx.IsUnavailable(err) || ctx.Err() != nil {
-				return 0, err
-			}
-			// One group must not hold up the others: its entries stay pending and are claimed again.
-			p.tel.Log.Error("reduce failed, trying again later", "partition", p.p.Index(), "group", g, "error", err)
-			p.left = p.left[len(byGroup[g]):]
-			return 0, nil
+			return 0, err
 		}
+		// One group must not hold up the others: its entries stay pending and are claimed again.
+		p.tel.Log.Error("reduce failed, trying again later", "partition", p.p.Index(), "group", part.group, "error", err)
 	}
 	p.tidy()
 	return 0, nil
+}
+
+// portion is what one script reduces: entries of one group.
+type portion struct {
+	group        string
+	entries      []redisx.Entry
+	bytes, lines int
+}
+
+// portions sorts entries by group, in the order in which they came.
+func portions(entries []redisx.Entry) []*portion {
+	var all []*portion
+	open := map[string]*portion{}
+	for _, e := range entries {
+		group, lines := e.Get("g"), e.Get("l")
+		part := open[group]
+		if part == nil || part.bytes >= reduceBytes || part.lines >= reduceLines {
+			part = &portion{group: group}
+			open[group], all = part, append(all, part)
+		}
+		part.entries = append(part.entries, e)
+		part.bytes += len(lines)
+		part.lines += 1 + strings.Count(lines, "\n")
+	}
+	return all
 }
 
 func (p *partition) read(ctx context.Context) ([]redisx.Entry, error) {
@@ -152,10 +173,10 @@ func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 	msgs, _, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
 		Stream: p.p.ResultStream(), Group: keyspace.GroupAggregator, Consumer: p.id, MinIdle: p.cfg.Lease, Start: "0-0", Count: readBatch,
 	}).Result()
+	if redisx.IsNoGroup(err) {
+		return nil, nil // the read creates it
+	}
 	if err != nil {
-		if redisx.IsNoGroup(err) {
-			return nil, nil // the read creates it
-		}
 		return nil, fmt.Errorf("claim results: %w", err)
 	}
 	entries := make([]redisx.Entry, 0, len(msgs))
@@ -237,13 +258,16 @@ func (p *partition) merge(k *known, jobs []done, args *lua.ReduceArgs) error {
 			return err
 		}
 	}
-	lines := make([]string, len(jobs))
+	lines, leftOut, reason := make([]string, len(jobs)), 0, error(nil)
 	for i := range jobs {
 		if err := state.Add(jobs[i].Result); err != nil {
-			p.tel.Log.Warn("a reducer left a result out", "group", args.Group, "ordinal", jobs[i].Ordinal, "error", err)
+			leftOut, reason = leftOut+1, err
 		}
 		lines[i] = jobs[i].line
 		args.Ordinals = append(args.Ordinals, jobs[i].Ordinal)
+	}
+	if leftOut > 0 {
+		p.tel.Log.Warn("a reducer left results out", "group", args.Group, "results", leftOut, "last_error", reason)
 	}
 	encoded, err := state.Encode()
 	if err != nil {
@@ -312,7 +336,7 @@ func parseEntries(entries []redisx.Entry) ([]done, error) {
 				Attempts   int             `json:"attempts"`
 				Data       json.RawMessage `json:"data"`
 			}
-			if err := json.Unmarshal([]byte(line), &r); err != nil || r.Ordinal == nil {
+			if err := json.Unmarshal([]byte(line), &r); err != nil || r.Ordinal == nil || *r.Ordinal < 0 {
 				return nil, fmt.Errorf("entry %s holds no result: a line of JSON with an ordinal is expected", e.ID)
 			}
 			jobs = append(jobs, done{

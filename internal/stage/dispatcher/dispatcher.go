@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -84,7 +86,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		)
 	}
 	err := stage.Group(ctx, runs...)
-	stage.Withdraw(context.WithoutCancel(ctx), d.conn, d.space, d.id)
+	stage.Withdraw(ctx, d.conn, d.space, d.id)
 	return err
 }
 
@@ -178,23 +180,27 @@ func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
 	return pause, nil
 }
 
-// dropConsumers forgets dead workers that hold nothing any more.
+// dropConsumers forgets dead workers and aggregators that hold nothing any more.
 func (p *partition) dropConsumers(ctx context.Context, types []string) error {
 	for _, typ := range types {
-		consumers, err := p.conn.Cmd.XInfoConsumers(ctx, p.p.Ready(typ), keyspace.GroupWorkers).Result()
-		if err != nil {
-			if redisx.IsUnavailable(err) {
-				return err
-			}
-			continue // nobody has read the stream yet
+		if err := p.dropDead(ctx, p.p.Ready(typ), keyspace.GroupWorkers); err != nil {
+			return err
 		}
-		for _, c := range consumers {
-			if c.Pending > 0 || c.Idle < consumerIdle {
-				continue
-			}
-			if _, err := lua.DropConsumer(ctx, p.conn.Cmd, p.p.Ready(typ), keyspace.GroupWorkers, c.Name, consumerIdle); err != nil {
-				return err
-			}
+	}
+	return p.dropDead(ctx, p.p.ResultStream(), keyspace.GroupAggregator)
+}
+
+func (p *partition) dropDead(ctx context.Context, stream, group string) error {
+	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
+	if redisx.IsUnavailable(err) {
+		return err
+	}
+	for _, c := range consumers { // none: nobody has read the stream yet
+		if c.Pending > 0 || c.Idle < consumerIdle {
+			continue
+		}
+		if _, err := lua.DropConsumer(ctx, p.conn.Cmd, stream, group, c.Name, consumerIdle); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -222,17 +228,25 @@ func (q *quiet) note(err error, lease time.Duration) error {
 func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.checked {
-		info, err := conn.Cmd.Info(ctx, "server").Result()
-		if err != nil && redisx.IsUnavailable(err) {
-			q.until = time.Now().Add(lease)
-			return 0, err
-		}
-		q.checked = true
-		if up, ok := uptime(info); ok && up < lease {
-			q.until = later(q.until, time.Now().Add(lease-up))
-		}
+	if q.checked {
+		return time.Until(q.until), nil
 	}
+	var mu sync.Mutex // of the shards' answers
+	until := q.until
+	err := conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		info, err := shard.Info(ctx, "server").Result()
+		mu.Lock()
+		defer mu.Unlock()
+		if up, ok := uptime(info); ok && up < lease {
+			until = later(until, time.Now().Add(lease-up))
+		}
+		return err
+	})
+	if redisx.IsUnavailable(err) {
+		q.until = time.Now().Add(lease)
+		return 0, err
+	}
+	q.until, q.checked = until, true
 	return time.Until(q.until), nil
 }
 

@@ -77,7 +77,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
 	err := stage.Group(ctx, runs...)
-	stage.Withdraw(context.WithoutCancel(ctx), f.conn, f.space, f.id)
+	stage.Withdraw(ctx, f.conn, f.space, f.id)
 	return err
 }
 
@@ -98,13 +98,15 @@ type partition struct {
 	p        keyspace.Partition
 	types    []string
 	typesAt  time.Time
+	paused   bool
 	batch    map[string]int
 	fullWait time.Duration
 }
 
 // step admits one batch of every type and says how long nothing can be done.
 func (p *partition) step(ctx context.Context) (time.Duration, error) {
-	if p.types == nil || time.Since(p.typesAt) > p.cfg.Interval {
+	// After a pause the work may be of a type that was not there before.
+	if p.paused || time.Since(p.typesAt) > p.cfg.Interval {
 		types, err := stage.Types(ctx, p.conn, p.p)
 		if err != nil {
 			return 0, err
@@ -136,6 +138,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		p.emptyPoll.Add(1)
 		p.metrics.EmptyPoll()
 	}
+	p.paused = idle > 0
 	return idle, nil
 }
 

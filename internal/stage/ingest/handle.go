@@ -22,6 +22,10 @@ import (
 // grace is how long a message waits for its group, whose submission may still be on its way.
 const grace = 30 * time.Second
 
+// mendTime is how long a message is tried to which Redis answers an error: what is wrong there may be mended, and
+// what was accepted is to be stored. A message that can't be mended must not be in the way for ever.
+const mendTime = 10 * time.Minute
+
 // What a rejected entry keeps of a field, and how many rejected entries are kept.
 const (
 	maxKept     = 256 << 10
@@ -45,6 +49,11 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 		var full *api.BackpressureError
 		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) || msg.Context().Err() != nil {
 			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(redisx.MetadataEntryID), "reason", err)
+			return nil, err
+		}
+		var refused redis.Error
+		if entry := msg.Metadata.Get(redisx.MetadataEntryID); errors.As(err, &refused) && min(entryAge(entry), time.Since(in.created)) < mendTime {
+			in.tel.Log.Warn("redis refused to store a message, trying again", "entry", entry, "error", err)
 			return nil, err
 		}
 		if err := in.reject(msg, err); err != nil {

@@ -44,6 +44,7 @@ type Ingest struct {
 	sub      *redisx.Subscriber
 	listener net.Listener
 	pending  oldest
+	created  time.Time
 }
 
 // New returns an ingest named id, which must be unique to the process's start. It listens at once, so that
@@ -60,7 +61,7 @@ func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Spac
 		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
 	}
 	tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
-	return &Ingest{cfg: cfg, conn: conn, space: space, tel: tel, id: id, store: store, decoder: decoder, sub: sub, listener: listener}, nil
+	return &Ingest{cfg: cfg, conn: conn, space: space, tel: tel, id: id, store: store, decoder: decoder, sub: sub, listener: listener, created: time.Now()}, nil
 }
 
 // APIAddr is where the API listens, host:port.
@@ -102,8 +103,9 @@ func (in *Ingest) consume(ctx context.Context) error {
 	}
 	router.AddMiddleware(in.recoverer, middleware.Recoverer)
 	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handle)
-	if err := router.Run(ctx); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("hear the ingest stream: %w", err)
+	err = router.Run(ctx)
+	if ctx.Err() == nil { // it also returns when its subscription has ended
+		return fmt.Errorf("hear the ingest stream: %w", errors.Join(err, in.sub.Close(), errors.New("it is heard no more")))
 	}
 	return in.sub.Close()
 }

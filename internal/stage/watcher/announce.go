@@ -78,7 +78,7 @@ func (p *partition) event(ctx context.Context, e redis.XMessage) (api.Event, err
 	}
 	view, err := p.store.View(hash, codes.Val(), aggregate.Val(), time.UnixMilli(at))
 	if err != nil {
-		return api.Event{}, err
+		p.log.Warn("announced a group without its aggregate", "group", id, "error", err)
 	}
 	state := strings.ToLower(text("status"))
 	return api.Event{

@@ -99,48 +99,62 @@ type partition struct {
 	*Watcher
 	p         keyspace.Partition
 	log       *slog.Logger
-	fence     int64
+	fence     int64 // 0: another leads
+	ledSince  time.Time
 	renewedAt time.Time
+	cursor    uint64 // of the look at all open groups; 0: none is going on
 	lookedAt  time.Time
 	keptAt    time.Time
+	expired   float64 // groups that ended until then (ms) have lost their results
 }
 
 // step leads, if it may, and does what is to be done.
 func (p *partition) step(ctx context.Context) (time.Duration, error) {
-	if p.fence == 0 || time.Since(p.renewedAt) > leaderRenew {
-		fence, err := lua.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease)
-		if err != nil {
-			return 0, err
-		}
-		p.fence, p.renewedAt = fence, time.Now()
+	if err := p.lead(ctx); err != nil {
+		return 0, err
 	}
 	if p.fence == 0 {
-		return leaderRenew, nil
+		return 0, redisx.Sleep(ctx, leaderRenew) // not woken: the tokens are for who leads
 	}
-	worked, err := p.attend(ctx)
+	worked, err := p.work(ctx)
 	if errors.Is(err, lua.ErrFenced) {
 		p.fence = 0
-		return leaderRenew, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	announced, err := p.announce(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if worked || announced {
 		return 0, nil
 	}
-	if time.Since(p.lookedAt) > p.cfg.Interval {
-		p.lookedAt = time.Now()
-		return 0, p.reconcile(ctx)
-	}
-	if time.Since(p.keptAt) > houseKeeping {
-		p.keptAt = time.Now()
-		return 0, p.keepHouse(ctx)
+	if err != nil || worked {
+		return 0, err
 	}
 	return idle, nil
+}
+
+// lead asks for the lead, or keeps it.
+func (p *partition) lead(ctx context.Context) error {
+	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
+		return nil
+	}
+	fence, err := lua.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease)
+	if err != nil {
+		return err
+	}
+	if fence != p.fence {
+		p.ledSince = time.Now()
+	}
+	p.fence, p.renewedAt = fence, time.Now()
+	return nil
+}
+
+// work does a piece of everything that is due, so that nothing starves however much there is of the rest. It
+// says whether there was something.
+func (p *partition) work(ctx context.Context) (bool, error) {
+	worked := false
+	for _, piece := range []func(context.Context) (bool, error){p.attend, p.announce, p.reconcile, p.keepHouse} {
+		some, err := piece(ctx)
+		if err != nil {
+			return false, err
+		}
+		worked = worked || some
+	}
+	return worked, nil
 }
 
 // attendBatch is how many groups one step looks at.
@@ -172,11 +186,8 @@ func (p *partition) move(ctx context.Context, id string) error {
 			if more, err = chunk(); err != nil {
 				return p.spoiled(ctx, id, err)
 			}
-			if time.Since(p.renewedAt) > leaderRenew {
-				if p.fence, err = lua.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease); err != nil {
-					return err
-				}
-				p.renewedAt = time.Now()
+			if err := p.lead(ctx); err != nil {
+				return err
 			}
 		}
 	}
@@ -194,21 +205,20 @@ func (p *partition) spoiled(ctx context.Context, id string, err error) error {
 	return p.conn.Cmd.SRem(ctx, p.p.Attention(), id).Err()
 }
 
-// reconcile looks at every open group, in case a call for attention was lost.
-func (p *partition) reconcile(ctx context.Context) error {
-	var cursor uint64
-	for {
-		page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), cursor, "", attendBatch).Result()
-		if err != nil {
-			return fmt.Errorf("look at open groups: %w", err)
-		}
-		for i := 0; i < len(page); i += 2 {
-			if err := p.move(ctx, page[i]); err != nil {
-				return err
-			}
-		}
-		if cursor = next; cursor == 0 {
-			return nil
+// reconcile looks at every open group now and then, in case a call for attention was lost: a page a time.
+func (p *partition) reconcile(ctx context.Context) (bool, error) {
+	if p.cursor == 0 && time.Since(p.lookedAt) <= p.cfg.Interval {
+		return false, nil
+	}
+	page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", attendBatch).Result()
+	if err != nil {
+		return false, fmt.Errorf("look at open groups: %w", err)
+	}
+	for i := 0; i < len(page); i += 2 {
+		if err := p.move(ctx, page[i]); err != nil {
+			return false, err
 		}
 	}
+	p.cursor, p.lookedAt = next, time.Now()
+	return next != 0, nil
 }

@@ -15,10 +15,11 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// maxPrefetch bounds what one process holds beyond what runs; maxBatch bounds one script.
+// maxPrefetch bounds what one process holds beyond what runs; maxBatch and maxBatchBytes bound one script.
 const (
-	maxPrefetch = 1000
-	maxBatch    = 200
+	maxPrefetch   = 1000
+	maxBatch      = 200
+	maxBatchBytes = 1 << 20
 )
 
 // prefetchFor is how much work a process takes in advance: it must not idle while the next batch is on its
@@ -191,6 +192,10 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 			return err
 		}
 		for i, t := range large {
+			// Each reply has its own error: behind a payload that is gone the connection may have failed.
+			if err := replies[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
 			t.payload = replies[i].Val() // "" when it is gone: run reports that
 		}
 		return nil
@@ -227,7 +232,7 @@ func (p *partition) handBack(tasks []*task) {
 	for _, t := range tasks {
 		if t.ended.CompareAndSwap(false, true) {
 			t.released = true
-			p.results <- t
+			p.ended.add(t)
 		}
 	}
 }

@@ -49,12 +49,13 @@ func (w *Worker) run(ctx context.Context, t *task) bool {
 		return false
 	}
 	w.finish(jobCtx, t, span, result, err, took, limit)
-	t.part.results <- t
+	t.part.ended.add(t)
 	return true
 }
 
-// process calls the processor; a panic is an error like any other.
-func (w *Worker) process(ctx context.Context, t *task) (result any, err error) {
+// process calls the processor and encodes its result. A panic, also in the result's own methods, is an error
+// like any other.
+func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err error) {
 	if t.payload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
 	}
@@ -65,23 +66,26 @@ func (w *Worker) process(ctx context.Context, t *task) (result any, err error) {
 			err = processor.Retry("PANIC", errors.New("the processor panicked"))
 		}
 	}()
-	return w.procs[t.Type].Process(ctx, processor.Job{
+	result, err := w.procs[t.Type].Process(ctx, processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
 		Payload: json.RawMessage(t.payload), Attempt: t.attempt, AcceptedAt: t.Accepted,
 	})
+	if err != nil {
+		return nil, err
+	}
+	return encodeResult(result)
 }
 
 // finish turns what the processor answered into the task's outcome.
-func (w *Worker) finish(ctx context.Context, t *task, span trace.Span, result any, err error, took, limit time.Duration) {
-	t.took = took
+func (w *Worker) finish(ctx context.Context, t *task, span trace.Span, result []byte, err error, took, limit time.Duration) {
+	t.took, t.result = took, result
 	w.durable.add(took)
 	cause := context.Cause(ctx)
-	if err == nil {
-		t.result, err = encodeResult(result)
-	} else if interrupted(cause) {
+	switch {
+	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || took >= limit):
+		err = timeoutError(limit) // what comes after the time is up counts no more as done
+	case err != nil && interrupted(cause):
 		t.released = true
-	} else if errors.Is(cause, context.DeadlineExceeded) {
-		err = timeoutError(limit)
 	}
 	t.verdict = processor.Classify(err)
 	w.count(t)

@@ -18,44 +18,21 @@ const linger = time.Millisecond
 // maxRetryAfter bounds what a partner may ask for.
 const maxRetryAfter = 24 * time.Hour
 
-// settle reports outcomes in batches until results is closed. While one batch is on its way the next
-// one gathers, so that batches grow with the load by themselves.
+// settle reports outcomes in batches until the queue is closed. While one batch is on its way the next one
+// gathers, so that batches grow with the load by themselves.
 func (p *partition) settle(ctx context.Context) {
-	defer close(p.settled)
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(linger)
 	defer timer.Stop()
-	for {
-		t, ok := <-p.results
-		if !ok {
-			return
-		}
-		batch := []*task{t}
+	for p.ended.wait() {
 		timer.Reset(linger)
-	gather:
-		for len(batch) < maxBatch {
+		for late := false; !late && p.ended.len() < min(maxBatch, int(p.held.n.Load())); {
 			select {
-			case t, ok := <-p.results:
-				if !ok {
-					break gather
-				}
-				batch = append(batch, t)
-				continue
-			default:
-			}
-			if int64(len(batch)) >= p.held.n.Load() {
-				break
-			}
-			select {
-			case t, ok := <-p.results:
-				if !ok {
-					break gather
-				}
-				batch = append(batch, t)
+			case <-p.ended.some:
 			case <-timer.C:
-				break gather
+				late = true
 			}
 		}
-		p.report(ctx, batch)
+		p.report(ctx, p.ended.take(maxBatch, maxBatchBytes))
 	}
 }
 
@@ -141,9 +118,9 @@ func (t *task) nextTrace() string {
 
 // backoff doubles with each earlier try, up to its bound, less a random part of up to a tenth.
 func (p *partition) backoff(tries int) time.Duration {
-	d := p.cfg.MaxBackoff
-	if tries < 30 {
-		d = min(d, p.cfg.Backoff<<tries)
+	d := min(p.cfg.Backoff, p.cfg.MaxBackoff)
+	for ; tries > 0 && d < p.cfg.MaxBackoff; tries-- {
+		d = min(2*d, p.cfg.MaxBackoff)
 	}
 	return d - time.Duration(rand.Int64N(int64(d)/10+1))
 }

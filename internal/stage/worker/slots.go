@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,11 +22,12 @@ const overrun = time.Second
 
 // slots are the goroutines that run jobs.
 type slots struct {
-	w   *Worker
-	mu  sync.Mutex
-	run func(*slot) // serves jobs in a slot, under the context that they run under; nil until the pool starts
-	all []*slot
-	wg  sync.WaitGroup
+	w      *Worker
+	mu     sync.Mutex
+	run    func(*slot) // serves jobs in a slot, under the context that they run under; nil until the pool starts
+	closed bool
+	all    []*slot
+	wg     sync.WaitGroup // of the slots that were not given up
 
 	size, active atomic.Int64
 }
@@ -35,61 +37,82 @@ type slot struct {
 	now  atomic.Pointer[task]
 }
 
-func newSlots(w *Worker) *slots { return &slots{w: w} }
+func newSlots(w *Worker, size int) *slots {
+	s := &slots{w: w}
+	s.size.Store(int64(size))
+	return s
+}
 
 // sizes are how many jobs can run at once, and how many do.
 func (s *slots) sizes() (size, active int) { return int(s.size.Load()), int(s.active.Load()) }
 
-// start opens n slots, whose jobs run under ctx.
-func (s *slots) start(ctx context.Context, n int) {
+// start opens the slots, whose jobs run under ctx.
+func (s *slots) start(ctx context.Context) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.run = func(sl *slot) { s.serve(ctx, sl) }
-	s.mu.Unlock()
-	s.resize(n)
+	s.fit()
 }
 
-// resize opens or ends slots.
+// resize opens slots at once, and closes them as their jobs end.
 func (s *slots) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.size.Store(int64(n))
+	s.fit()
+	s.w.held.signal()
+}
+
+// close ends the slots as their jobs end. None is opened any more.
+func (s *slots) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.size.Store(0)
+	s.fit()
+}
+
+// fit opens or closes slots; the lock is held.
+func (s *slots) fit() {
+	if s.run == nil {
+		return
+	}
+	n := int(s.size.Load())
 	for len(s.all) < n {
-		s.open()
+		sl := &slot{quit: make(chan struct{})}
+		s.all = append(s.all, sl)
+		s.wg.Add(1)
+		go s.run(sl)
 	}
 	for len(s.all) > n {
 		last := s.all[len(s.all)-1]
 		s.all = s.all[:len(s.all)-1]
 		close(last.quit)
 	}
-	s.size.Store(int64(n))
-	s.w.held.signal()
-}
-
-// open starts a slot; the lock is held.
-func (s *slots) open() {
-	sl := &slot{quit: make(chan struct{})}
-	s.all = append(s.all, sl)
-	run := s.run
-	s.wg.Go(func() { run(sl) })
 }
 
 func (s *slots) serve(ctx context.Context, sl *slot) {
 	for {
+		select { // alone, so that a closed slot takes no more
+		case <-sl.quit:
+			s.wg.Done()
+			return
+		default:
+		}
 		select {
 		case <-sl.quit:
-			return
-		case t, ok := <-s.w.work:
-			if !ok {
-				return
-			}
-			if cause := t.stopped(); cause != nil {
+		case t := <-s.w.work:
+			if t.stopped() != nil {
 				t.part.handBack([]*task{t})
 				continue
 			}
 			sl.now.Store(t)
 			s.active.Add(1)
-			mine := s.w.run(ctx, t)
-			if !mine {
-				return // the watchdog has replaced this slot, and counted
+			if !s.w.run(ctx, t) {
+				return // replace has counted this slot out
 			}
 			s.active.Add(-1)
 			sl.now.Store(nil)
@@ -115,13 +138,9 @@ func (s *slots) replace(t *task) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.active.Add(-1)
-	for i, sl := range s.all {
-		if sl.now.Load() == t {
-			s.all = append(s.all[:i], s.all[i+1:]...)
-			s.open()
-			return
-		}
-	}
+	s.wg.Done()
+	s.all = slices.DeleteFunc(s.all, func(sl *slot) bool { return sl.now.Load() == t })
+	s.fit()
 }
 
 // watchdog reports jobs whose processor ignores its context, so that they hold up nothing but themselves.
@@ -157,21 +176,19 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	w.count(t)
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
 	w.slots.replace(t)
-	t.part.results <- t
+	t.part.ended.add(t)
 }
 
 // drain lets running jobs finish within the grace period, and hands back the rest.
 func (w *Worker) drain(giveUp func()) {
-	for {
+	w.slots.close()
+	for len(w.work) > 0 {
 		select {
 		case t := <-w.work:
 			t.part.handBack([]*task{t})
-			continue
-		default:
+		default: // a slot was faster
 		}
-		break
 	}
-	w.slots.resize(0)
 	if w.held.empty(w.cfg.Grace) {
 		return
 	}

@@ -55,6 +55,9 @@ func (t *task) stopped() error {
 	return t.cause
 }
 
+// size is what the task's outcome weighs on its way to Redis, in bytes, roughly.
+func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict.Message) }
+
 // timeout is how long the task may run.
 func (t *task) timeout(fallback time.Duration) time.Duration {
 	if t.terms.JobTimeout > 0 {

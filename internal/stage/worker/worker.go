@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -64,6 +65,9 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 		procs: map[string]processor.Processor{}, work: make(chan *task, maxPrefetch), held: newHeld(),
 	}
 	for _, p := range procs {
+		if !messages.ValidID(p.Type()) {
+			return nil, fmt.Errorf("processor type %q: must be 1 to %d characters of A-Z a-z 0-9 . _ -", p.Type(), messages.MaxIDLength)
+		}
 		if w.procs[p.Type()] != nil {
 			return nil, fmt.Errorf("two processors for type %s: keep one", p.Type())
 		}
@@ -81,11 +85,10 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 		return nil, errors.New("worker without a processor: give it at least one")
 	}
 	slices.Sort(w.types)
-	w.slots = newSlots(w)
+	w.slots = newSlots(w, cfg.Count)
 	for _, p := range space.All() {
 		w.parts = append(w.parts, &partition{
-			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id),
-			results: make(chan *task, maxPrefetch), settled: make(chan struct{}),
+			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), ended: newQueue(),
 		})
 	}
 	w.metrics.ObservePool(w.slots.sizes)
@@ -97,7 +100,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	// What is held must be reported and kept alive beyond the end of ctx.
 	after, finish := context.WithCancel(context.WithoutCancel(ctx))
 	defer finish()
-	w.slots.start(after, w.cfg.Count)
+	w.slots.start(after)
 
 	var settling, feeding, upkeep sync.WaitGroup
 	for _, p := range w.parts {
@@ -121,14 +124,15 @@ func (w *Worker) Run(ctx context.Context) error {
 	feeding.Wait()
 	w.drain(finish)
 	for _, p := range w.parts {
-		close(p.results)
+		p.ended.close()
 	}
 	settling.Wait()
+	w.slots.wg.Wait()
 	finish()
 	upkeep.Wait()
+	stage.Withdraw(ctx, w.conn, w.space, w.id)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	stage.Withdraw(end, w.conn, w.space, w.id)
 	w.forget(end)
 	return nil
 }
@@ -160,9 +164,11 @@ func (w *Worker) Status() api.WorkerStatus {
 	}
 }
 
+// publish shows the status to everybody. A worker that stops serves no type any more: nobody is to count on it.
 func (w *Worker) publish(ctx context.Context) error {
-	if w.stopping.Load() {
-		return nil
+	r := stage.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now())}
+	if r.ShuttingDown {
+		r.Types = []string{}
 	}
-	return stage.PublishWorker(ctx, w.conn, w.space, stage.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now())})
+	return stage.PublishWorker(ctx, w.conn, w.space, r)
 }

@@ -1,0 +1,161 @@
+package watcher
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+const (
+	buryBatch = 100
+	// buryBlock is longer than the fetcher takes to fill a ready stream again.
+	buryBlock = 100 * time.Millisecond
+)
+
+// buryUnserved fails the jobs of types that no live worker has served for long, as far as this process has seen:
+// what was so before it led does not count, since the whole installation may have been down.
+func (p *partition) buryUnserved(ctx context.Context) (bool, error) {
+	types, err := p.unserved(ctx)
+	if err != nil || p.cfg.NoProcessorTimeout <= 0 {
+		return false, err
+	}
+	more := false
+	for typ, since := range types {
+		if time.Since(since) < p.cfg.NoProcessorTimeout || time.Since(p.ledSince) < p.cfg.NoProcessorTimeout {
+			continue
+		}
+		again, err := p.bury(ctx, typ)
+		if err != nil {
+			return false, err
+		}
+		more = more || again
+	}
+	return more, nil
+}
+
+// unserved are the types whose jobs wait without a worker, and since when. The others are noted as all right.
+func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) {
+	workers, err := stage.Workers(ctx, p.conn, p.space)
+	if err != nil {
+		return nil, err
+	}
+	served := map[string]bool{}
+	for _, w := range workers {
+		for _, typ := range w.Types {
+			served[typ] = true
+		}
+	}
+	types, err := p.conn.Cmd.ZRangeWithScores(ctx, p.p.Types(), 0, -1).Result()
+	if err != nil || len(types) == 0 {
+		return nil, err
+	}
+	loads, ready := make([]*redis.SliceCmd, len(types)), make([]*redis.IntCmd, len(types))
+	_, err = p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, z := range types {
+			typ := z.Member.(string)
+			loads[i], ready[i] = pipe.HMGet(ctx, p.p.Load(typ), "waiting", "non_ready"), pipe.XLen(ctx, p.p.Ready(typ))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for types without a worker: %w", err)
+	}
+	waiting := map[string]time.Time{}
+	var fine []redis.Z
+	for i, z := range types {
+		typ, load := z.Member.(string), loads[i].Val()
+		if served[typ] || (none(load[0]) && none(load[1]) && ready[i].Val() == 0) {
+			fine = append(fine, redis.Z{Score: float64(time.Now().UnixMilli()), Member: typ})
+			continue
+		}
+		waiting[typ] = time.UnixMilli(int64(z.Score))
+	}
+	if len(fine) > 0 {
+		if err := p.conn.Cmd.ZAddXX(ctx, p.p.Types(), fine...).Err(); err != nil {
+			return nil, fmt.Errorf("note types that are served: %w", err)
+		}
+	}
+	return waiting, nil
+}
+
+func none(count any) bool { return count == nil || count == "0" }
+
+// bury takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends more after
+// them.
+func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
+	stream := p.p.Ready(typ)
+	reader := redisx.NewReader(p.conn, keyspace.GroupWorkers, p.id)
+	defer func() {
+		_, _ = lua.DropConsumer(ctx, p.conn.Cmd, stream, keyspace.GroupWorkers, p.id, 0)
+	}()
+	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
+		batches, err := reader.Read(ctx, []string{stream}, buryBatch, buryBlock)
+		if err != nil || len(batches) == 0 {
+			return false, err
+		}
+		buried, err := p.buryJobs(ctx, typ, batches[0].Entries)
+		if err != nil {
+			return false, err
+		}
+		p.log.Warn("failed jobs of a type that no worker serves", "type", typ, "jobs", buried)
+	}
+	return true, nil
+}
+
+// buryJobs starts and fails entries. What is no job stays pending, for reclaim to set aside.
+func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.Entry) (int64, error) {
+	type job struct {
+		lua.Delivered
+		entry string
+	}
+	var jobs []job
+	for _, e := range entries {
+		if d, err := lua.ParseDelivered(e.Get(lua.Field)); err == nil {
+			jobs = append(jobs, job{d, e.ID})
+		}
+	}
+	if len(jobs) == 0 {
+		return 0, nil
+	}
+	slices.SortFunc(jobs, func(a, b job) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
+	})
+	var starts []lua.StartGroup
+	for _, j := range jobs {
+		if n := len(starts); n == 0 || starts[n-1].Group != j.Group {
+			starts = append(starts, lua.StartGroup{Group: j.Group})
+		}
+		g := &starts[len(starts)-1]
+		g.Jobs = append(g.Jobs, lua.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
+	}
+	started, err := lua.Start(ctx, p.conn.Cmd, p.p, typ, starts)
+	if err != nil {
+		return 0, err
+	}
+	reason := fmt.Sprintf("no live worker has served the type %s for %s: start a worker that has a processor for it, then retry the group", typ, p.cfg.NoProcessorTimeout)
+	var outcomes []lua.GroupOutcome
+	for i, j := range jobs {
+		if started.Tokens[i] < 0 {
+			continue
+		}
+		if n := len(outcomes); n == 0 || outcomes[n-1].Group != j.Group {
+			outcomes = append(outcomes, lua.GroupOutcome{Group: j.Group})
+		}
+		g := &outcomes[len(outcomes)-1]
+		g.Others = append(g.Others, lua.OtherJob{
+			Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(started.Tokens[i]), Kind: lua.OutcomeFailed,
+			Waits: j.Waits, Queued: []byte(j.Queued), Code: "NO_PROCESSOR", Text: reason,
+		})
+	}
+	r, err := lua.Outcome(ctx, p.conn.Cmd, p.p, typ, lua.Congestion{}, outcomes)
+	return r.Owned, err
+}

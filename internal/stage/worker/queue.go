@@ -1,0 +1,72 @@
+package worker
+
+import (
+	"slices"
+	"sync"
+)
+
+// queue holds the tasks that have ended and are not reported. Adding never blocks, since neither the watchdog
+// nor a process that stops may have to wait for Redis; what is held bounds it. One goroutine takes.
+type queue struct {
+	mu     sync.Mutex
+	tasks  []*task
+	closed bool
+	some   chan struct{} // gets a token when something was added
+}
+
+func newQueue() *queue { return &queue{some: make(chan struct{}, 1)} }
+
+func (q *queue) add(t *task) {
+	q.mu.Lock()
+	q.tasks = append(q.tasks, t)
+	q.mu.Unlock()
+	q.signal()
+}
+
+// close says that nothing more will be added.
+func (q *queue) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.signal()
+}
+
+func (q *queue) signal() {
+	select {
+	case q.some <- struct{}{}:
+	default:
+	}
+}
+
+func (q *queue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.tasks)
+}
+
+// wait returns true once there is a task, false when none will come.
+func (q *queue) wait() bool {
+	for {
+		q.mu.Lock()
+		n, closed := len(q.tasks), q.closed
+		q.mu.Unlock()
+		if n > 0 || closed {
+			return n > 0
+		}
+		<-q.some
+	}
+}
+
+// take returns the oldest tasks, at most most of them and about so many bytes, but one at least.
+func (q *queue) take(most, bytes int) []*task {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := 0
+	for n < min(most, len(q.tasks)) && (n == 0 || bytes > 0) {
+		bytes -= q.tasks[n].size()
+		n++
+	}
+	batch := slices.Clone(q.tasks[:n])
+	q.tasks = slices.Delete(q.tasks, 0, n)
+	return batch
+}

@@ -1,0 +1,332 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/worker"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+func TestTakesAJobAndRunsIt(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: []byte(`{"to":"a@example.com"}`)}}})
+		w.Admit("T")
+		ran := make(chan processor.Job, 10)
+		stop := w.Run(pool(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+			ran <- j
+			return map[string]int{"cost": 3}, nil
+		})))
+		w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
+		stop()
+
+		require.Len(w.T, ran, 1)
+		job := <-ran
+		require.WithinDuration(w.T, time.Now(), job.AcceptedAt, stagetest.Patience)
+		job.AcceptedAt = time.Time{}
+		require.Equal(w.T, processor.Job{Tenant: "acme", Group: "g", Type: "T", Payload: json.RawMessage(`{"to":"a@example.com"}`), Attempt: 1}, job)
+
+		results := w.Results()
+		require.Len(w.T, results, 1)
+		require.Positive(w.T, results[0].DurationMS)
+		results[0].DurationMS = 0
+		require.Equal(w.T, []api.Result{{Attempts: 1, Data: json.RawMessage(`{"cost":3}`)}}, results)
+
+		// Nothing is left of it: neither the entry nor the consumer nor the status.
+		ctx := context.WithoutCancel(w.T.Context())
+		require.Zero(w.T, w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val())
+		consumers, err := w.Conn.Cmd.XInfoConsumers(ctx, w.P.Ready("T"), keyspace.GroupWorkers).Result()
+		require.NoError(w.T, err)
+		require.Empty(w.T, consumers)
+		workers, err := stage.Workers(ctx, w.Conn, w.Space)
+		require.NoError(w.T, err)
+		require.Empty(w.T, workers)
+	})
+}
+
+func TestFailingJobIsRetriedAndThenDead(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Jobs("g", "T", 1)
+		w.Feed(stagetest.Patience, "T")
+		cfg := config()
+		cfg.Backoff, cfg.MaxBackoff, cfg.MaxRetries = 16*time.Millisecond, 40*time.Millisecond, 4
+		attempts := make(chan int, 100)
+		waits := make(chan time.Duration, 100)
+		var ended time.Time // of the attempt before; attempts of a job follow one another
+		w.Run(pool(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+			defer func() { ended = time.Now() }()
+			attempts <- j.Attempt
+			if j.Attempt > 1 {
+				waits <- time.Since(ended)
+			}
+			return nil, processor.Retry("API_DOWN", errors.New("the API is down"))
+		})))
+		w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+
+		require.Len(w.T, attempts, 5)
+		for want := 1; want <= 5; want++ {
+			require.Equal(w.T, want, <-attempts)
+		}
+		for _, least := range []time.Duration{16, 32, 40, 40} { // less the jitter of a tenth, and what a clock of ms cuts off
+			require.GreaterOrEqual(w.T, <-waits, least*time.Millisecond*9/10-2*time.Millisecond)
+		}
+		g := w.Group("g")
+		require.Equal(w.T, map[string]int64{"API_DOWN": 1}, g.FailuresByCode)
+		require.EqualValues(w.T, 4, g.Retries)
+
+		letters := w.DeadLetters()
+		require.Len(w.T, letters, 1)
+		require.WithinDuration(w.T, time.Now(), letters[0].At, stagetest.Patience)
+		letters[0].At, letters[0].EntryID = time.Time{}, ""
+		require.Equal(w.T, []api.DeadLetter{{
+			Job: "g.0", Tenant: "acme", Group: "g", Type: "T", Code: "API_DOWN", Error: "the API is down", Attempts: 5, Payload: json.RawMessage(`0`),
+		}}, letters)
+	})
+}
+
+func TestGroupsOwnRetries(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	none := 0
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &none, Jobs: stagetest.Numbered(1)})
+	w.Admit("T")
+	w.Run(pool(w, config(), answer("T", nil, errors.New("boom"))))
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+	require.Equal(t, map[string]int64{processor.CodeError: 1}, w.Group("g").FailuresByCode)
+}
+
+func TestErrorsDecide(t *testing.T) {
+	t.Parallel()
+	type bad struct{ F func() }
+	for name, tt := range map[string]struct {
+		proc     func(context.Context, processor.Job) (any, error)
+		code     string
+		attempts int
+	}{
+		"permanent":          {func(context.Context, processor.Job) (any, error) { return nil, processor.Permanent("NO_SUCH_USER", nil) }, "NO_SUCH_USER", 1},
+		"panic":              {func(context.Context, processor.Job) (any, error) { panic("secret") }, "PANIC", 2},
+		"panic of a result":  {func(context.Context, processor.Job) (any, error) { return panics{}, nil }, "PANIC", 2},
+		"no JSON":            {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
+		"no number":          {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
+		"malformed JSON":     {func(context.Context, processor.Job) (any, error) { return json.RawMessage(`{"a":`), nil }, "INVALID_RESULT", 1},
+		"too large":          {func(context.Context, processor.Job) (any, error) { return strings.Repeat("x", processor.MaxResultBytes), nil }, "RESULT_TOO_LARGE", 1},
+		"too large and JSON": {func(context.Context, processor.Job) (any, error) { return json.RawMessage(strings.Repeat(" ", processor.MaxResultBytes+1)), nil }, "RESULT_TOO_LARGE", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			w.Jobs("g", "T", 1)
+			w.Feed(stagetest.Patience, "T")
+			cfg := config()
+			cfg.MaxRetries = 1
+			w.Run(pool(w, cfg, processor.Func("T", tt.proc)))
+			w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+			letter := w.DeadLetters()[0]
+			require.Equal(t, tt.code, letter.Code)
+			require.Equal(t, tt.attempts, letter.Attempts)
+			require.NotContains(t, letter.Error, "secret")
+		})
+	}
+}
+
+type panics struct{}
+
+func (panics) MarshalJSON() ([]byte, error) { panic("secret") }
+
+func TestResults(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 6)
+	w.Admit("T")
+	kinds := []any{
+		nil, struct{ A int }{7}, json.RawMessage("{\n  \"a\": [1,\r\n 2]\n}"), json.RawMessage(nil), "a\nb", strings.Repeat("x", processor.MaxResultBytes-2),
+	}
+	w.Run(pool(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { return kinds[j.Ordinal], nil })))
+	w.AwaitCounts("g", api.Counts{Accepted: 6, Done: 6})
+	got := map[int64]string{}
+	for _, r := range w.Results() {
+		got[r.Ordinal] = string(r.Data)
+	}
+	require.Equal(t, map[int64]string{
+		0: `null`, 1: `{"A":7}`, 2: `{"a":[1,2]}`, 3: `null`, 4: `"a\nb"`, 5: `"` + strings.Repeat("x", processor.MaxResultBytes-2) + `"`,
+	}, got)
+}
+
+// A batch of large results is cut, so that neither a script nor an entry grows beyond bounds.
+func TestLargeResultsAreReportedInPieces(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 100)
+	w.Admit("T")
+	cfg := config()
+	cfg.Count = 100
+	w.Run(pool(w, cfg, answer("T", strings.Repeat("x", processor.MaxResultBytes-2), nil)))
+	w.AwaitCounts("g", api.Counts{Accepted: 100, Done: 100})
+	require.Len(t, w.Results(), 100)
+	entries, err := w.Conn.Cmd.XRange(t.Context(), w.P.ResultStream(), "-", "+").Result()
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.Less(t, len(e.Values["l"].(string)), 1<<20+2*processor.MaxResultBytes)
+	}
+}
+
+func TestThrottledUsesNoRetry(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		after       time.Duration
+		least, most time.Duration
+	}{
+		"with Retry-After":    {after: 90 * time.Second, least: 90 * time.Second, most: 90 * time.Second},
+		"without Retry-After": {least: 450 * time.Millisecond, most: 500 * time.Millisecond}, // the backoff, less its jitter
+		"with one too long":   {after: 1000 * time.Hour, least: 24 * time.Hour, most: 24 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			w.Jobs("g", "T", 1)
+			w.Admit("T")
+			cfg := config()
+			cfg.Backoff = 500 * time.Millisecond
+			w.Run(pool(w, cfg, answer("T", nil, processor.Throttled(tt.after, errors.New("429")))))
+			w.AwaitCounts("g", api.Counts{Accepted: 1, NonReady: 1})
+			j := w.Job("g", 0)
+			require.Equal(t, processor.CodeThrottled, j.LastError.Code)
+			wait := j.Until.Sub(j.LastError.At)
+			require.GreaterOrEqual(t, wait, tt.least)
+			require.LessOrEqual(t, wait, tt.most)
+			require.Zero(t, w.Group("g").Retries)
+		})
+	}
+}
+
+func TestThrottledTooOften(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Feed(stagetest.Patience, "T")
+	cfg := config()
+	cfg.MaxThrottles, cfg.MaxRetries = 3, 0
+	w.Run(pool(w, cfg, answer("T", nil, processor.Throttled(time.Millisecond, nil))))
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+	letter := w.DeadLetters()[0]
+	require.Equal(t, processor.CodeThrottled, letter.Code)
+	require.Equal(t, 4, letter.Attempts)
+}
+
+func TestPayloadInAKeyOfItsOwn(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	large := []byte(`"` + strings.Repeat("x", 100<<10) + `"`)
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: large}, {Payload: []byte(`1`)}, {Payload: large}}})
+	w.Admit("T")
+	require.NoError(t, w.Conn.Cmd.HDel(t.Context(), w.P.Payloads("g"), "2").Err())
+	got := make(chan processor.Job, 10)
+	w.Run(pool(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { got <- j; return nil, nil })))
+	w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Failed: 1})
+	require.Len(t, got, 2)
+	for range 2 {
+		if j := <-got; j.Ordinal == 0 {
+			require.Equal(t, string(large), string(j.Payload))
+		}
+	}
+	require.Equal(t, map[string]int64{"PAYLOAD_LOST": 1}, w.Group("g").FailuresByCode)
+	require.Zero(t, w.Conn.Cmd.Exists(t.Context(), w.P.Payloads("g")).Val())
+}
+
+func TestGarbageIsSetAside(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		for _, fields := range [][]any{{"j", "rubbish"}, {"x", "y"}, {"j", "g|OTHER|1|0|0|0|0|0|0|0||0|0||1"}} {
+			require.NoError(w.T, w.Conn.Cmd.Do(ctx, append([]any{"xadd", w.P.Ready("T"), "*"}, fields...)...).Err())
+		}
+		w.Jobs("g", "T", 2)
+		w.Admit("T")
+		w.Run(pool(w, config(), answer("T", nil, nil)))
+		w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 2})
+		w.Await("three entries set aside", func() bool { return len(w.Garbage()) == 3 })
+		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
+		require.Zero(w.T, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers))
+		require.Contains(w.T, w.Garbage()[2], "rubbish")
+	})
+}
+
+func TestTwoTypes(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("a", "A", 20)
+	w.Jobs("b", "B", 20)
+	w.Jobs("c", "C", 1)
+	for _, typ := range []string{"A", "B", "C"} {
+		w.Admit(typ)
+	}
+	cfg := config()
+	cfg.Types = []string{"A", "B"}
+	wk := pool(w, cfg, answer("A", 1, nil), answer("B", 2, nil), answer("C", 3, nil))
+	require.Equal(t, []string{"A", "B"}, wk.Status().Types)
+	w.Run(wk)
+	w.AwaitCounts("a", api.Counts{Accepted: 20, Done: 20})
+	w.AwaitCounts("b", api.Counts{Accepted: 20, Done: 20})
+	require.Equal(t, api.Counts{Accepted: 1, Ready: 1}, w.Counts("c"))
+}
+
+// Two processes share a stream: no job runs twice, and none is left.
+func TestTwoWorkers(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		const n = 500
+		w.Jobs("g", "T", n)
+		w.Admit("T")
+		ran := make(chan int64, 2*n)
+		proc := processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { ran <- j.Ordinal; return nil, nil })
+		w.Run(pool(w, config(), proc))
+		w.Run(pool(w, config(), proc))
+		w.AwaitCounts("g", api.Counts{Accepted: n, Done: n})
+		seen := map[int64]bool{}
+		for range len(ran) {
+			seen[<-ran] = true
+		}
+		require.Len(w.T, seen, n)
+		require.Empty(w.T, ran)
+	})
+}
+
+// All partitions are served, also where fewer jobs run side by side than there are partitions.
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	url := stagetest.Shared(t)
+	w := stagetest.New(t, url.URL, "p:"+url.P.Base(), 1)
+	_ = w
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		types []string
+		procs []processor.Processor
+		want  string
+	}{
+		"no processor":      {nil, nil, "at least one"},
+		"two of a type":     {nil, []processor.Processor{answer("T", nil, nil), answer("T", nil, nil)}, "two processors for type T"},
+		"a type of nobody":  {[]string{"X"}, []processor.Processor{answer("T", nil, nil)}, `no processor for type "X"`},
+		"a type's bad name": {nil, []processor.Processor{answer("{T}", nil, nil)}, `processor type "{T}"`},
+	} {
+		cfg := config()
+		cfg.Types = tt.types
+		space, err := keyspace.New("x:", 1)
+		require.NoError(t, err)
+		_, err = worker.New(cfg, nil, space, telemetry.Nop(), "id", tt.procs...)
+		require.ErrorContains(t, err, tt.want, name)
+	}
+}

@@ -1,0 +1,130 @@
+package stagetest
+
+import (
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Group shows a group, whose ledger must agree with its jobs' states.
+func (w *World) Group(id string) api.Group {
+	w.T.Helper()
+	p := w.partition(id)
+	// One look at both, since the system may be at work.
+	var hash *redis.MapStringStringCmd
+	var states *redis.StringCmd
+	_, err := w.Conn.Cmd.TxPipelined(w.ctx(), func(pipe redis.Pipeliner) error {
+		hash, states = pipe.HGetAll(w.ctx(), p.Group(id)), pipe.Get(w.ctx(), p.States(id))
+		return nil
+	})
+	if err != nil {
+		require.ErrorIs(w.T, err, redis.Nil)
+	}
+	var c struct {
+		Accepted, Waiting, Ready, Done, Failed, Cancelled int64
+		NonReady                                          int64 `redis:"non_ready"`
+		InFlight                                          int64 `redis:"in_flight"`
+	}
+	fields := map[string]*int64{
+		"accepted": &c.Accepted, "waiting": &c.Waiting, "non_ready": &c.NonReady, "ready": &c.Ready, "in_flight": &c.InFlight,
+		"done": &c.Done, "failed": &c.Failed, "cancelled": &c.Cancelled,
+	}
+	for field, to := range fields {
+		if v := hash.Val()[field]; v != "" {
+			*to = Decode[int64](w.T, v)
+		}
+	}
+	letters := map[byte]*int64{
+		lua.Waiting: new(int64), lua.NonReady: new(int64), lua.Ready: new(int64), lua.InFlight: new(int64),
+		lua.Done: new(int64), lua.Failed: new(int64), lua.Cancelled: new(int64),
+	}
+	letters[lua.Reduced] = letters[lua.Done]
+	for i := 0; i < len(states.Val()); i += 2 {
+		n := letters[states.Val()[i]]
+		require.NotNil(w.T, n, "states of %s: %s", id, states.Val())
+		*n++
+	}
+	ledger := api.Counts{
+		Accepted: c.Accepted, Waiting: c.Waiting, NonReady: c.NonReady, Ready: c.Ready, InFlight: c.InFlight,
+		Done: c.Done, Failed: c.Failed, Cancelled: c.Cancelled,
+	}
+	if hash.Val()["sweep"] == "" { // while a cancelled group is swept the ledger lags behind
+		require.Equal(w.T, api.Counts{
+			Accepted: int64(len(states.Val()) / 2), Waiting: *letters[lua.Waiting], NonReady: *letters[lua.NonReady], Ready: *letters[lua.Ready],
+			InFlight: *letters[lua.InFlight], Done: *letters[lua.Done], Failed: *letters[lua.Failed], Cancelled: *letters[lua.Cancelled],
+		}, ledger, "the ledger of %s and its states %s", id, states.Val())
+	}
+	g, err := w.Store.Group(w.ctx(), id)
+	require.NoError(w.T, err)
+	g.Counts = ledger
+	return g
+}
+
+func (w *World) partition(group string) keyspace.Partition {
+	w.T.Helper()
+	tenant, err := w.Conn.Cmd.Get(w.ctx(), w.Space.OfGroup(group).Owner(group)).Result()
+	require.NoError(w.T, err)
+	return w.Space.OfTenant(tenant)
+}
+
+// Counts is a group's ledger.
+func (w *World) Counts(id string) api.Counts { w.T.Helper(); return w.Group(id).Counts }
+
+// AwaitCounts waits until a group's ledger is as wanted.
+func (w *World) AwaitCounts(id string, want api.Counts) {
+	w.T.Helper()
+	var got api.Counts
+	w.Await("counts of "+id, func() bool { got = w.Counts(id); return got == want })
+	require.Equal(w.T, want, got)
+}
+
+// Job shows one job.
+func (w *World) Job(group string, ordinal int64) api.Job {
+	w.T.Helper()
+	j, err := w.Store.Job(w.ctx(), group, ordinal)
+	require.NoError(w.T, err)
+	return j
+}
+
+// Pending is how many entries of a stream are delivered and not acknowledged.
+func (w *World) Pending(stream, group string) int64 {
+	w.T.Helper()
+	p, err := w.Conn.Cmd.XPending(w.ctx(), stream, group).Result()
+	require.NoError(w.T, err)
+	return p.Count
+}
+
+// Results are the lines of results that wait to be reduced, in the order of the stream.
+func (w *World) Results() []api.Result {
+	w.T.Helper()
+	entries, err := w.Conn.Cmd.XRange(w.ctx(), w.P.ResultStream(), "-", "+").Result()
+	require.NoError(w.T, err)
+	var all []api.Result
+	for _, e := range entries {
+		for line := range strings.SplitSeq(e.Values["l"].(string), "\n") {
+			all = append(all, Decode[api.Result](w.T, line))
+		}
+	}
+	return all
+}
+
+// DeadLetters are the newest dead letters.
+func (w *World) DeadLetters() []api.DeadLetter {
+	w.T.Helper()
+	l, err := w.Store.DeadLetters(w.ctx(), "", 1000)
+	require.NoError(w.T, err)
+	return l.DeadLetters
+}
+
+// Garbage is what was set aside, newest first.
+func (w *World) Garbage() []string {
+	w.T.Helper()
+	list, err := w.Conn.Cmd.LRange(w.ctx(), w.P.Garbage(), 0, -1).Result()
+	require.NoError(w.T, err)
+	return list
+}

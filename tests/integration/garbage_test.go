@@ -1,0 +1,224 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// message is an entry that can't be accepted: its fields, and what the reason for its rejection must say.
+type message struct {
+	fields []any
+	reason string
+}
+
+// of is a message of a type that says this.
+func of(typ, data, reason string) message {
+	return message{[]any{"type", typ, "data", data}, reason}
+}
+
+// What a message on the ingest stream can be.
+const groupSubmit, jobsAppend, groupSeal, groupCancel = "group.submit", "jobs.append", "group.seal", "group.cancel"
+
+func garbage() map[string]message {
+	all := map[string]message{
+		"no field that we know":     {[]any{"hello", "world"}, "type"},
+		"an unknown type":           of("group.explode", `{}`, "type"),
+		"a type of another case":    of("Group.Submit", `{"type":"NOOP"}`, "type"),
+		"no data":                   {[]any{"type", groupSubmit}, "data"},
+		"no type":                   {[]any{"data", `{"type":"NOOP","jobs":[]}`}, "type"},
+		"empty data":                of(groupSubmit, ``, "data"),
+		"truncated JSON":            of(groupSubmit, `{"type":"NOOP","jobs":[{"payload":{"to":"a`, "data"),
+		"two values":                of(groupSubmit, `{"type":"NOOP"} {}`, "data"),
+		"a list":                    of(groupSubmit, `[{"type":"NOOP"}]`, "object"),
+		"binary junk":               of(groupSubmit, "\x00\xff\xfe\x01\r\n{}", "data"),
+		"JSON with a bad byte":      of(groupSubmit, "{\"type\":\"NOOP\",\"name\":\"\xff\"}", ""),
+		"a number for a type":       of(groupSubmit, `{"type":17}`, "type"),
+		"a text for jobs":           of(groupSubmit, `{"type":"NOOP","jobs":"many"}`, "jobs"),
+		"a job that is none":        of(groupSubmit, `{"type":"NOOP","jobs":[1]}`, "jobs"),
+		"a job without a payload":   of(groupSubmit, `{"type":"NOOP","jobs":[{}]}`, "payload"),
+		"no type of the jobs":       of(groupSubmit, `{"jobs":[{"payload":1}]}`, "type"),
+		"an unknown field":          of(groupSubmit, `{"type":"NOOP","sael":true}`, "sael"),
+		"a total below the jobs":    of(groupSubmit, `{"type":"NOOP","total":1,"jobs":[{"payload":1},{"payload":2}]}`, "total"),
+		"a negative total":          of(groupSubmit, `{"type":"NOOP","total":-1}`, "total"),
+		"a priority that is none":   of(groupSubmit, `{"type":"NOOP","priority":"urgent"}`, "priority"),
+		"a reducer that is none":    of(groupSubmit, `{"type":"NOOP","aggregate":[{"as":"x","op":"average","field":"data.x"}]}`, "op"),
+		"a payload of over 256 KiB": of(groupSubmit, `{"type":"NOOP","jobs":[{"payload":"`+strings.Repeat("x", 256<<10)+`"}]}`, "payload"),
+		"an append without a group": of(jobsAppend, `{"jobs":[{"payload":1}]}`, "group"),
+		"an append without jobs":    of(jobsAppend, `{"group":"g"}`, "jobs"),
+		"a seal without a group":    of(groupSeal, `{}`, "group"),
+		"a cancel of a number":      of(groupCancel, `{"group":1}`, "group"),
+	}
+	for what, id := range map[string]string{
+		"a brace": "a{b", "two braces": "{0}", "a colon": "bulk-action:x", "a newline": `a\nb`, "200 characters": strings.Repeat("x", 200),
+		"letters of another script": "größe", "a space": "a b", "a slash": "../etc", "a nul": `a\u0000b`, "a star": "*", "a quote": `a\"b`,
+	} {
+		for _, field := range []string{"id", "tenant", "type"} {
+			all["a group's "+field+" with "+what] = of(groupSubmit, fmt.Sprintf(`{"type":"NOOP",%q:"%s"}`, field, id), field)
+		}
+		all["a job's type with "+what] = of(groupSubmit, `{"type":"NOOP","jobs":[{"payload":1,"type":"`+id+`"}]}`, "type")
+		all["a group to append to with "+what] = of(jobsAppend, `{"group":"`+id+`","jobs":[{"payload":1}]}`, "group")
+		all["a group to seal with "+what] = of(groupSeal, `{"group":"`+id+`"}`, "group")
+	}
+	for what, id := range map[string]string{"a brace": "{0}", "a newline": "a\nb", "200 characters": strings.Repeat("x", 200), "junk": "\xff\x00"} {
+		all["a message's id with "+what] = message{[]any{"type", groupSubmit, "data", `{"type":"NOOP"}`, "id", id}, "id"}
+	}
+	all["an empty id of a group to seal"] = of(groupSeal, `{"group":""}`, "group")
+	all["an empty type"] = of(groupSubmit, `{"type":""}`, "type")
+	return all
+}
+
+// rejected waits until so many messages were set aside, and returns them by the id of their entry.
+func (s *system) rejected(n int) map[string]map[string]any {
+	s.t.Helper()
+	found := map[string]map[string]any{}
+	s.follow(s.space.Rejected(), fmt.Sprint(n, " rejected messages"), func(m redis.XMessage) bool {
+		id, _ := m.Values["entry"].(string)
+		require.NotContains(s.t, found, id, "rejected twice")
+		found[id] = m.Values
+		return len(found) == n
+	})
+	return found
+}
+
+func TestGarbageOnTheIngestStream(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	pid := s.proc("ingest", 0).PID()
+	sent := map[string]message{} // by entry
+	name := map[string]string{}
+	began := time.Now()
+	good := func(i int) string { return fmt.Sprint("good-", i) }
+	for what, m := range garbage() {
+		id := s.xadd(s.space.Ingest(), m.fields...)
+		sent[id], name[id] = m, what
+		if n := len(sent); n%10 == 0 {
+			s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"`+good(n)+`","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
+		}
+	}
+	// The same id with other content is another group's, and one that is sealed takes no more.
+	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"taken","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
+	s.xadd(s.space.Ingest(), "type", groupSubmit, "id", "taken-2", "data", `{"type":"NOOP","seal":true}`)
+	other := map[string]message{
+		"another content under an id":          of(groupSubmit, `{"id":"taken","type":"NOOP","seal":true,"jobs":[{"payload":2}]}`, "another group"),
+		"another tenant under an id":           of(groupSubmit, `{"id":"taken","tenant":"thief","type":"NOOP"}`, "another"),
+		"an append to a sealed group":          of(jobsAppend, `{"group":"taken","jobs":[{"payload":3}]}`, "sealed"),
+		"another content under a message's id": {[]any{"type", groupSubmit, "id", "taken-2", "data", `{"type":"NOOP","jobs":[]}`}, "another group"},
+		"a seal with another total":            of(groupSeal, `{"group":"taken","total":7}`, ""),
+		"an append to a finished group":        {[]any{"type", jobsAppend, "id", "m-1", "data", `{"group":"taken","jobs":[{"payload":4}]}`}, "sealed"},
+	}
+	s.wait("taken")
+	s.wait("taken-2")
+	for what, m := range other {
+		id := s.xadd(s.space.Ingest(), m.fields...)
+		sent[id], name[id] = m, what
+	}
+
+	for id, e := range s.rejected(len(sent)) {
+		m, what := sent[id], name[id]
+		require.NotNil(t, m.fields, "entry %s was good: %v", id, e["reason"])
+		require.NotEmpty(t, e["reason"], what)
+		require.Contains(t, e["reason"], m.reason, what)
+		at, err := time.Parse(time.RFC3339Nano, e["at"].(string))
+		require.NoError(t, err)
+		require.WithinRange(t, at, began.Add(-time.Minute), time.Now().Add(time.Minute))
+		for i := 0; i < len(m.fields); i += 2 {
+			want, got := m.fields[i+1].(string), e[m.fields[i].(string)]
+			require.Contains(t, got, want[:min(len(want), 256<<10)], what)
+		}
+	}
+	for i := 10; i <= len(sent); i += 10 {
+		if i <= len(sent)-len(other) {
+			g := s.wait(good(i))
+			require.Equal(t, api.Counts{Accepted: 1, Done: 1}, g.Counts)
+		}
+	}
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.group("taken").Counts)
+	require.True(t, s.proc("ingest", 0).Running())
+	require.Equal(t, pid, s.proc("ingest", 0).PID())
+	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx, s.space.Ingest()).Val() == 0 })
+
+	// Nobody's keys were touched: every key is made of what was validated.
+	keys, err := s.rdb.Keys(s.ctx, "*").Result()
+	require.NoError(t, err)
+	for _, key := range keys {
+		require.Regexp(t, `^bulk-action:(\{0\}:)?[A-Za-z0-9._:-]+$`, key)
+	}
+	var st api.Stats
+	st, err = s.api.Stats(s.ctx)
+	require.NoError(t, err)
+	require.EqualValues(t, len(sent), st.Rejected)
+}
+
+// A message for a group that nobody knows waits for the group, but not for ever: one that is old is rejected.
+func TestMessagesForUnknownGroups(t *testing.T) {
+	t.Parallel()
+	s := start(t, replicas("ingest", 0))
+	want := map[string]string{}
+	for i, m := range []message{
+		of(jobsAppend, `{"group":"nobody","jobs":[{"payload":1}]}`, "nobody"), of(groupSeal, `{"group":"nobody"}`, "nobody"),
+		of(groupSeal, `{"group":"nobody","total":2}`, "nobody"), of(groupCancel, `{"group":"nobody"}`, "nobody"),
+	} {
+		id := fmt.Sprintf("1000-%d", i)
+		require.NoError(t, s.rdb.XAdd(s.ctx, &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
+		want[id] = m.reason
+	}
+	// One that is young stays, and holds up nobody.
+	s.xadd(s.space.Ingest(), "type", jobsAppend, "data", `{"group":"later","jobs":[{"payload":{}}]}`)
+	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"good","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
+	s.add("ingest")
+	s.api = client.NewAPI(s.url(0))
+	for id, e := range s.rejected(len(want)) {
+		require.Contains(t, want, id)
+		require.Contains(t, e["reason"], want[id])
+		require.Contains(t, e["reason"], "not found")
+	}
+	s.wait("good")
+	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"later","type":"NOOP"}`)
+	s.xadd(s.space.Ingest(), "type", groupSeal, "data", `{"group":"later"}`)
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("later").Counts)
+}
+
+func TestGarbageOnInnerStreams(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	p := s.space.Partition(0)
+	s.submit(client.Group{ID: "first", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
+	s.wait("first")
+
+	junk := []string{"", "junk", "\x00\xff", "a|b|c", "first|NOOP|x|0|0|0|0|0|0|0||0|0||", "first|OTHER|1|0|0|0|0|0|0|0||0|0||", strings.Repeat("|", 5000)}
+	for _, j := range junk {
+		s.xadd(p.Ready("NOOP"), "j", j)
+		s.xadd(p.ResultStream(), "g", "first", "l", j, "t", "")
+	}
+	s.xadd(p.Ready("NOOP"), "other", "field")
+	s.xadd(p.ResultStream(), "other", "field")
+	s.xadd(p.ResultStream(), "g", "nobody", "l", `{"ordinal":0,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // of no group
+	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":3,"duration_ms":1,"attempts":1,"data":null}`, "t", "")  // reduced before
+	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":99,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // no such job
+	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||3|1700000000000||{}")                                 // ended before
+	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||99|1700000000000||{}")                                // no such job
+	s.xadd(p.Ready("NOOP"), "j", "nobody|NOOP|1|0|0|0|0|0|0|0||0|1700000000000||{}")                                // of no group
+
+	s.submit(client.Group{ID: "second", Type: "NOOP", Jobs: jobs(200, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
+	g := s.wait("second")
+	require.EqualValues(t, 200, g.Counts.Done)
+	require.JSONEq(t, "200", string(g.Aggregate["n"]))
+
+	want := int64(2*len(junk) + 2)
+	s.await("all of it set aside", func() bool { return s.rdb.LLen(s.ctx, p.Garbage()).Val() >= want })
+	list, err := s.rdb.LRange(s.ctx, p.Garbage(), 0, -1).Result()
+	require.NoError(t, err)
+	require.Len(t, list, int(want))
+	s.await("empty streams", func() bool {
+		return s.rdb.XLen(s.ctx, p.Ready("NOOP")).Val() == 0 && s.rdb.XLen(s.ctx, p.ResultStream()).Val() == 0
+	})
+	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
+}
