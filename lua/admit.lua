@@ -68,20 +68,20 @@ end
 local function take(group, tenant, k, place)
   local queue, key = B .. 'queue:' .. group .. ':' .. typ, B .. 'group:' .. group
   local popped = call('LRANGE', queue, 0, k - 1)
-  local n, blobs, ords, accepted, traces = 0, {}, {}, {}, {}
+  local n, blobs, ords, accepted, traces, garbage = 0, {}, {}, {}, {}, {}
   for i = 1, #popped do
     local ordinal, at, trace = match(popped[i], '^(%d+)|(%d+)|([^|]*)|')
     if ordinal then
       n = n + 1
       blobs[n], ords[n], accepted[n], traces[n] = popped[i], tonumber(ordinal), at, trace
     else
-      set_aside('queue:' .. group .. ':' .. typ, popped[i])
+      garbage[#garbage + 1] = popped[i]
     end
   end
   local new, went = {}, 0
+  see('HLEN', key)
   if n > 0 then
     local states, span = load_states(group, ords)
-    call('HGET', key, 'status')
     for i = 1, n do
       local letter, m = byte(states[i], 1, 2)
       if letter == WAITING then
@@ -91,6 +91,7 @@ local function take(group, tenant, k, place)
     end
     store_states(group, ords, new, span)
   end
+  for _, blob in ipairs(garbage) do set_aside('queue:' .. group .. ':' .. typ, blob) end
   call('LPOP', queue, #popped)
   return went, #popped
 end
@@ -165,9 +166,9 @@ while moved < room do
       denied[#denied + 1] = tenant
       denied[#denied + 1] = 'per_group'
       see('ZCARD', B .. 'non-ready:' .. tenant)
-      call('ZADD', parked_key, due, tenant)
       local went, left = take(group, tenant, 1, park_head(group, tenant, due))
       settle(group, of, 'non_ready', went, left)
+      call('ZADD', parked_key, due, tenant)
       call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
       call('HINCRBY', tenant_key, 'congested', went)
       if left > went then activate(tenant, went - left) end

@@ -60,7 +60,7 @@ local function choose(tenant, mine, tenant_used)
           local own = tenant_used >= mine
           denied[#denied + 1] = tenant
           denied[#denied + 1] = own and 'per_group' or 'global'
-          return going, dropped, garbage, own and at + width or not_before
+          return going, dropped, garbage, own and at + width or nil
         else
           named[job] = true
           going[#going + 1] = { j, blob }

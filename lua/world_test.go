@@ -542,3 +542,7 @@ func (w *world) unchanged(step func()) {
 	step()
 	require.Equal(w, before, w.dump())
 }
+
+func fmtInt(n int64) string { return strconv.FormatInt(n, 10) }
+
+func mapsValues(m map[string]int) func(func(int) bool) { return maps.Values(m) }

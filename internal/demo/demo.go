@@ -1,5 +1,3 @@
-//go:build audit
-
 // Package demo runs the main job for everyone to see: e-mails of several tenants, sent by SMTP to a sink
 // on this machine, through all roles, with an audit at the end.
 package demo
@@ -234,4 +232,3 @@ func check(ctx context.Context, redisURL string, environ []string) (Audit, error
 	}
 	return Audit{OK: report.OK, Violations: report.Violations}, nil
 }
-

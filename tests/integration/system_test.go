@@ -20,8 +20,10 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/proctest"
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -271,11 +273,19 @@ func (s *system) awaitCounts(group, what string, ok func(api.Counts) bool) api.C
 	return c
 }
 
-// call makes one HTTP request, with pairs of a header's name and value, and returns the answer's status and body.
-func (s *system) call(method, url, body string, header ...string) (int, []byte) {
-	s.t.Helper()
-	req, err := http.NewRequestWithContext(s.ctx, method, url, strings.NewReader(body))
-	require.NoError(s.t, err)
+// response is the answer to an HTTP request.
+type response struct {
+	status int
+	body   []byte
+	err    error
+}
+
+// do makes one HTTP request, with pairs of a header's name and value. It may be called by any goroutine.
+func do(method, url, body string, header ...string) (r response) {
+	req, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		return response{err: err}
+	}
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -283,11 +293,21 @@ func (s *system) call(method, url, body string, header ...string) (int, []byte) 
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultClient.Do(req)
-	require.NoError(s.t, err)
+	if err != nil {
+		return response{err: err}
+	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	require.NoError(s.t, err)
-	return resp.StatusCode, answer
+	r.status = resp.StatusCode
+	r.body, r.err = io.ReadAll(resp.Body)
+	return r
+}
+
+// call makes an HTTP request that must be answered, and returns the answer's status and body.
+func (s *system) call(method, url, body string, header ...string) (int, []byte) {
+	s.t.Helper()
+	r := do(method, url, body, header...)
+	require.NoError(s.t, r.err)
+	return r.status, r.body
 }
 
 // xadd adds an entry with pairs of field and value to a stream, under an id that Redis gives.
@@ -307,22 +327,11 @@ func conserved(t testing.TB, c api.Counts) {
 // audit holds what is in Redis against what is promised.
 func (s *system) audit() {
 	s.t.Helper()
-	for _, p := range s.space.All() {
-		ids, err := s.rdb.ZRange(s.ctx, p.Groups(), 0, -1).Result()
-		require.NoError(s.t, err)
-		for _, id := range ids {
-			var c struct {
-				Accepted  int64 `redis:"accepted"`
-				Waiting   int64 `redis:"waiting"`
-				NonReady  int64 `redis:"non_ready"`
-				Ready     int64 `redis:"ready"`
-				InFlight  int64 `redis:"in_flight"`
-				Done      int64 `redis:"done"`
-				Failed    int64 `redis:"failed"`
-				Cancelled int64 `redis:"cancelled"`
-			}
-			require.NoError(s.t, s.rdb.HGetAll(s.ctx, p.Group(id)).Scan(&c))
-			conserved(s.t, api.Counts(c))
-		}
-	}
+	conn, err := redisx.Connect(s.ctx, redisx.Config{URL: s.redis.URL()})
+	require.NoError(s.t, err)
+	defer conn.Close()
+	report, err := audit.Run(s.ctx, conn, s.space, audit.Options{})
+	require.NoError(s.t, err)
+	require.Empty(s.t, report.Violations)
+	require.True(s.t, report.OK)
 }

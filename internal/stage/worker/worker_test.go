@@ -13,6 +13,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
@@ -45,12 +47,10 @@ func TestTakesAJobAndRunsIt(t *testing.T) {
 		results[0].DurationMS = 0
 		require.Equal(w.T, []api.Result{{Attempts: 1, Data: json.RawMessage(`{"cost":3}`)}}, results)
 
-		// Nothing is left of it: neither the entry nor the consumer nor the status.
+		// Nothing is left of it: neither the entry nor the status.
 		ctx := context.WithoutCancel(w.T.Context())
 		require.Zero(w.T, w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val())
-		consumers, err := w.Conn.Cmd.XInfoConsumers(ctx, w.P.Ready("T"), keyspace.GroupWorkers).Result()
-		require.NoError(w.T, err)
-		require.Empty(w.T, consumers)
+		require.Zero(w.T, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers))
 		workers, err := stage.Workers(ctx, w.Conn, w.Space)
 		require.NoError(w.T, err)
 		require.Empty(w.T, workers)
@@ -116,14 +116,20 @@ func TestErrorsDecide(t *testing.T) {
 		code     string
 		attempts int
 	}{
-		"permanent":          {func(context.Context, processor.Job) (any, error) { return nil, processor.Permanent("NO_SUCH_USER", nil) }, "NO_SUCH_USER", 1},
-		"panic":              {func(context.Context, processor.Job) (any, error) { panic("secret") }, "PANIC", 2},
-		"panic of a result":  {func(context.Context, processor.Job) (any, error) { return panics{}, nil }, "PANIC", 2},
-		"no JSON":            {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
-		"no number":          {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
-		"malformed JSON":     {func(context.Context, processor.Job) (any, error) { return json.RawMessage(`{"a":`), nil }, "INVALID_RESULT", 1},
-		"too large":          {func(context.Context, processor.Job) (any, error) { return strings.Repeat("x", processor.MaxResultBytes), nil }, "RESULT_TOO_LARGE", 1},
-		"too large and JSON": {func(context.Context, processor.Job) (any, error) { return json.RawMessage(strings.Repeat(" ", processor.MaxResultBytes+1)), nil }, "RESULT_TOO_LARGE", 1},
+		"permanent": {func(context.Context, processor.Job) (any, error) {
+			return nil, processor.Permanent("NO_SUCH_USER", nil)
+		}, "NO_SUCH_USER", 1},
+		"panic":             {func(context.Context, processor.Job) (any, error) { panic("secret") }, "PANIC", 2},
+		"panic of a result": {func(context.Context, processor.Job) (any, error) { return panics{}, nil }, "PANIC", 2},
+		"no JSON":           {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
+		"no number":         {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
+		"malformed JSON":    {func(context.Context, processor.Job) (any, error) { return json.RawMessage(`{"a":`), nil }, "INVALID_RESULT", 1},
+		"too large": {func(context.Context, processor.Job) (any, error) {
+			return strings.Repeat("x", processor.MaxResultBytes), nil
+		}, "RESULT_TOO_LARGE", 1},
+		"too large and JSON": {func(context.Context, processor.Job) (any, error) {
+			return json.RawMessage(strings.Repeat(" ", processor.MaxResultBytes+1)), nil
+		}, "RESULT_TOO_LARGE", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -305,9 +311,36 @@ func TestTwoWorkers(t *testing.T) {
 // All partitions are served, also where fewer jobs run side by side than there are partitions.
 func TestPartitions(t *testing.T) {
 	t.Parallel()
-	url := stagetest.Shared(t)
-	w := stagetest.New(t, url.URL, "p:"+url.P.Base(), 1)
-	_ = w
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 8)
+	groups := []string{"g0", "g1", "g2", "g3", "g4", "g5", "g6", "g7", "g8", "g9"}
+	for _, g := range groups {
+		w.Submit(messages.SubmitGroup{ID: g, Type: "T", Jobs: stagetest.Numbered(30)})
+	}
+	w.Admit("T")
+	cfg := config()
+	cfg.Count, cfg.Block = 1, time.Second
+	w.Run(pool(w, cfg, answer("T", nil, nil)))
+	for _, g := range groups {
+		w.AwaitCounts(g, api.Counts{Accepted: 30, Done: 30})
+	}
+}
+
+// A partition without work does not keep the slots from one with work, however long its reads block.
+func TestIdlePartitionsHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 16)
+	w.Jobs("g", "T", 40)
+	w.Admit("T")
+	cfg := config()
+	cfg.Count, cfg.Block = 1, time.Second
+	began := time.Now()
+	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
+		return nil, redisx.Sleep(ctx, 25*time.Millisecond) // longer than what is prefetched
+	})))
+	w.AwaitCounts("g", api.Counts{Accepted: 40, Done: 40})
+	require.Less(t, time.Since(began), 10*time.Second) // with a wait of a second between two jobs it takes 40
 }
 
 func TestNewRefuses(t *testing.T) {

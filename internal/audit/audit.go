@@ -1,0 +1,196 @@
+// Package audit proves from the data in Redis that no job was lost and none counted twice: promise 4,
+// conservation. It hides how a system that keeps moving can be judged at all.
+//
+// # Laws
+//
+//   - [Conservation]: a group's accepted jobs are the sum of those that are waiting, non-ready, ready, in flight, done,
+//     failed and cancelled. None of these is negative.
+//   - [States]: a group has one state for each accepted job, and as many of each letter as its ledger says.
+//   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else: a waiting one in a queue
+//     of its group, a parked one in its tenant's non-ready set, a ready or started one in the ready stream of its type, a failed one
+//     among its group's failures, which agree with the error codes. Nothing lies anywhere that is no such job. What a cancelled
+//     group has left in a ready stream may stay until a worker comes by.
+//   - [Results]: each done job's result lies in exactly one entry of the results stream, each reduced one's in exactly one line of the
+//     group's results, unless these have expired. The slots of the aggregate count the reduced jobs, and so does an aggregate
+//     that counts.
+//   - [Lifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and ended groups. One whose jobs have all
+//     ended and are reduced has ended too, or asks for the watcher's attention.
+//   - [Load]: what types count as waiting and non-ready lies there. What tenants count as unfinished, active and congested are
+//     such jobs, and those with active ones are in the active set. Counters of what violates another law are not judged.
+//   - [Registry]: a group is owned by its tenant, lies in its partition and is on its list.
+//
+// # Method
+//
+// A group's ledger, states and small structures are read in one transaction, so that they can be held against each other. What
+// is too large for that is read between two readings of the states: a job whose state and attempt are the same in both has
+// not moved meanwhile, and only such jobs are judged. An attempt grows with each move, so no job comes back to the same state
+// unnoticed. Counters over many keys are read with them in one transaction where that is small, otherwise twice, and are
+// judged only when both readings agree to the byte: never, while what they count keeps moving. Whatever is found
+// is looked at again and reported only if it stays.
+//
+// Redis is read in pages of some hundred elements, without KEYS or SCAN. Memory: one group's states and some bits a job, and two
+// bytes for each job between the first and the last one of a group that is neither waiting nor ended.
+package audit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// The laws, as a [Violation] names them.
+const (
+	Conservation = "conservation"
+	States       = "states"
+	Place        = "place"
+	Results      = "results"
+	Lifecycle    = "lifecycle"
+	Load         = "load"
+	Registry     = "registry"
+)
+
+// Report is what an audit came to.
+type Report struct {
+	OK         bool        `json:"ok"`
+	Groups     int64       `json:"groups"`
+	Jobs       int64       `json:"jobs"`       // accepted, of all groups
+	Violations []Violation `json:"violations"` // never nil; by partition, group and ordinal
+}
+
+// Violation is one breach of a law. It holds no payload.
+type Violation struct {
+	Law       string `json:"law"`
+	Partition int    `json:"partition"`
+	Group     string `json:"group"`             // "" when it is about a tenant or a type
+	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when it is not about one job
+	Detail    string `json:"detail"`
+}
+
+// Options are what an audit can be told.
+type Options struct {
+	Reducers *reducer.Registry // to read aggregates with; nil: the built-in ones. Of others only the counts are checked.
+
+	batch int // bytes of states kept at once; 0: maxBatch
+}
+
+const (
+	// sightings is in how many looks in a row a finding must be the same to be reported.
+	sightings = 3
+	// maxLooks bounds the looks at a partition that finds something else each time.
+	maxLooks = 8
+	// maxBatch is how much of the states of unfinished groups is kept at once.
+	maxBatch = 64 << 20
+)
+
+// Run audits all partitions, which may be at work. It changes nothing. An error means that it could not be finished.
+func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
+	if opts.Reducers == nil {
+		opts.Reducers = reducer.NewRegistry()
+	}
+	opts.batch = cmp.Or(opts.batch, maxBatch)
+	report := Report{Violations: []Violation{}}
+	for _, p := range space.All() {
+		a := auditor{db: db{conn.Cmd}, space: space, p: p, opts: opts}
+		if err := a.run(ctx, &report); err != nil {
+			return report, fmt.Errorf("audit partition %d: %w", p.Index(), err)
+		}
+	}
+	slices.SortStableFunc(report.Violations, compare)
+	report.OK = len(report.Violations) == 0
+	return report, nil
+}
+
+func compare(a, b Violation) int {
+	ordinal := func(v Violation) int64 {
+		if v.Ordinal == nil {
+			return none
+		}
+		return *v.Ordinal
+	}
+	return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Group, b.Group), cmp.Compare(ordinal(a), ordinal(b)),
+		cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
+}
+
+// auditor audits one partition.
+type auditor struct {
+	db
+	space keyspace.Space
+	p     keyspace.Partition
+	opts  Options
+}
+
+// run looks at the partition until what it finds is certain.
+func (a *auditor) run(ctx context.Context, report *Report) error {
+	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond}
+	seen := map[finding]int{}
+	for n := 1; ; n++ {
+		l := a.newLook()
+		if err := l.run(ctx); err != nil {
+			return err
+		}
+		found := l.found.all()
+		certain, again := 0, make(map[finding]int, len(found))
+		for f := range found {
+			again[f] = seen[f] + 1
+			if again[f] >= sightings {
+				certain++
+			}
+		}
+		seen = again
+		if certain == len(found) || n == maxLooks {
+			report.Groups += l.groups
+			report.Jobs += l.jobs
+			for f, detail := range found {
+				if seen[f] >= sightings {
+					report.Violations = append(report.Violations, f.violation(a.p.Index(), detail))
+				}
+			}
+			return nil
+		}
+		if err := redisx.Sleep(ctx, backoff.Next()); err != nil {
+			return err
+		}
+	}
+}
+
+// look is one pass over a partition.
+type look struct {
+	*auditor
+	found        findings
+	groups, jobs int64
+
+	tenants, types map[string]bool
+	// What hangs together with another violation is not judged.
+	doubtfulTenants, doubtfulTypes map[string]bool
+
+	live  map[string]*live // groups of the batch with jobs in places that groups share
+	bytes int              // that these keep
+	swept map[string]bool  // keys of shared places that were read once
+}
+
+func (a *auditor) newLook() *look {
+	return &look{
+		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, doubtfulTenants: map[string]bool{},
+		doubtfulTypes: map[string]bool{}, live: map[string]*live{}, swept: map[string]bool{},
+	}
+}
+
+func (l *look) run(ctx context.Context) error {
+	err := l.db.ranked(ctx, l.p.Groups(), func(ids []string) error { return l.page(ctx, ids) })
+	if err != nil {
+		return fmt.Errorf("read groups: %w", err)
+	}
+	if err := l.shared(ctx, true); err != nil {
+		return fmt.Errorf("read what groups share: %w", err)
+	}
+	if err := l.counters(ctx); err != nil {
+		return fmt.Errorf("read counters: %w", err)
+	}
+	return nil
+}

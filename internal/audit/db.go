@@ -1,0 +1,221 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+const (
+	pageSize  = 500              // elements or commands at once
+	pageBytes = 1 << 20          // that a page is aimed at
+	patience  = 10 * time.Second // while Redis does not answer
+)
+
+// db reads from one Redis, a page at a time. What is not there is no error.
+type db struct{ cmd redis.UniversalClient }
+
+// atOnce sends commands on one partition as a transaction: their replies belong to the same instant.
+func (d db) atOnce(ctx context.Context, fill func(redis.Pipeliner)) error {
+	return d.exec(ctx, d.cmd.TxPipeline, fill)
+}
+
+// inTurn sends commands together; others may come between them.
+func (d db) inTurn(ctx context.Context, fill func(redis.Pipeliner)) error {
+	return d.exec(ctx, d.cmd.Pipeline, fill)
+}
+
+// exec repeats what Redis did not answer: reading twice harms nothing.
+func (d db) exec(ctx context.Context, pipeline func() redis.Pipeliner, fill func(redis.Pipeliner)) error {
+	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
+	for deadline := time.Now().Add(patience); ; {
+		pipe := pipeline()
+		fill(pipe)
+		if pipe.Len() == 0 {
+			return nil
+		}
+		cmds, err := pipe.Exec(ctx)
+		if err = failure(cmds, err); !redisx.IsUnavailable(err) || time.Now().After(deadline) || redisx.Sleep(ctx, backoff.Next()) != nil {
+			return err
+		}
+	}
+}
+
+func failure(cmds []redis.Cmder, err error) error {
+	for _, c := range cmds {
+		if e := c.Err(); e != nil && !errors.Is(e, redis.Nil) {
+			return fmt.Errorf("%s: %w", c.Name(), e)
+		}
+	}
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	return err
+}
+
+// pace adapts the number of elements of a page to their size.
+type pace struct{ n int64 }
+
+func (p *pace) next(bytes int) {
+	p.n = max(1, min(pageSize, 4*p.n, p.n*pageBytes/int64(max(1, bytes))))
+}
+
+// ranked calls fn with a sorted set's members by ascending score. One that keeps its score comes exactly once.
+func (d db) ranked(ctx context.Context, key string, fn func([]string) error) error {
+	from, passed := "-inf", map[string]bool{} // members at that very score
+	for {
+		var cmd *redis.ZSliceCmd
+		count := int64(pageSize + len(passed))
+		err := d.inTurn(ctx, func(p redis.Pipeliner) {
+			cmd = p.ZRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{Min: from, Max: "+inf", Count: count})
+		})
+		if err != nil {
+			return err
+		}
+		found := cmd.Val()
+		var page []string
+		for _, z := range found {
+			member, score := z.Member.(string), strconv.FormatFloat(z.Score, 'f', -1, 64)
+			if score != from {
+				from = score
+				clear(passed)
+			} else if passed[member] {
+				continue
+			}
+			passed[member] = true
+			page = append(page, member)
+		}
+		if len(page) > 0 {
+			if err := fn(page); err != nil {
+				return err
+			}
+		}
+		if int64(len(found)) < count {
+			return nil
+		}
+	}
+}
+
+// scan calls fn with what a SCAN command of one key yields. An element that stays comes at least once.
+func (d db) scan(ctx context.Context, command func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd, fn func([]string) error) error {
+	for cursor := uint64(0); ; {
+		var cmd *redis.ScanCmd
+		if err := d.inTurn(ctx, func(p redis.Pipeliner) { cmd = command(p, cursor) }); err != nil {
+			return err
+		}
+		page, next := cmd.Val()
+		if err := fn(page); err != nil {
+			return err
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+// members is a scan of a sorted set, without scores.
+func (d db) members(ctx context.Context, key string, fn func([]string) error) error {
+	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd { return p.ZScan(ctx, key, cursor, "", pageSize) }
+	return d.scan(ctx, command, func(page []string) error {
+		members := page[:0]
+		for i := 0; i < len(page); i += 2 {
+			members = append(members, page[i])
+		}
+		return fn(members)
+	})
+}
+
+// stream calls fn with the entries that a stream has now, each once.
+func (d db) stream(ctx context.Context, key string, fn func([]redis.XMessage) error) error {
+	var newest *redis.XMessageSliceCmd
+	if err := d.inTurn(ctx, func(p redis.Pipeliner) { newest = p.XRevRangeN(ctx, key, "+", "-", 1) }); err != nil {
+		return err
+	}
+	if len(newest.Val()) == 0 {
+		return nil
+	}
+	speed := pace{n: 50}
+	for from, to := "-", newest.Val()[0].ID; ; {
+		var cmd *redis.XMessageSliceCmd
+		if err := d.inTurn(ctx, func(p redis.Pipeliner) { cmd = p.XRangeN(ctx, key, from, to, speed.n) }); err != nil {
+			return err
+		}
+		page, bytes := cmd.Val(), 0
+		if len(page) == 0 {
+			return nil
+		}
+		for _, e := range page {
+			for _, v := range e.Values {
+				bytes += len(v.(string))
+			}
+		}
+		speed.next(bytes)
+		from = "(" + page[len(page)-1].ID
+		if err := fn(page); err != nil {
+			return err
+		}
+	}
+}
+
+// log calls fn with the first n elements of a list that only grows, at its end.
+func (d db) log(ctx context.Context, key string, n int64, fn func(string)) error {
+	speed := pace{n: 8}
+	for at := int64(0); at < n; {
+		page, err := d.elements(ctx, key, at, min(speed.n, n-at))
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		bytes := 0
+		for _, e := range page {
+			bytes += len(e)
+			fn(e)
+		}
+		at += int64(len(page))
+		speed.next(bytes)
+	}
+	return nil
+}
+
+// queue calls fn with the first n elements of a list, or what is left of them: it may lose elements at its head and gain
+// some at its end meanwhile. Each comes once, since a page begins with the last element of the one before, wherever it is by then.
+func (d db) queue(ctx context.Context, key string, n int64, fn func(string)) error {
+	last, at := "", int64(0) // the last element that was read, and where it was
+	for first := true; n > 0; first = false {
+		page, err := d.elements(ctx, key, at, pageSize)
+		if err != nil {
+			return err
+		}
+		next := 0
+		if !first {
+			for next = slices.Index(page, last) + 1; next == 0 && at > 0; next = slices.Index(page, last) + 1 {
+				at = max(0, at-pageSize)
+				if page, err = d.elements(ctx, key, at, pageSize); err != nil {
+					return err
+				}
+			}
+		}
+		fresh := page[next:] // all, when the last element has left the list
+		if len(fresh) == 0 {
+			return nil
+		}
+		for _, e := range fresh {
+			fn(e)
+		}
+		n -= int64(len(fresh))
+		last, at = fresh[len(fresh)-1], at+int64(len(page))-1
+	}
+	return nil
+}
+
+func (d db) elements(ctx context.Context, key string, at, n int64) ([]string, error) {
+	var cmd *redis.StringSliceCmd
+	err := d.inTurn(ctx, func(p redis.Pipeliner) { cmd = p.LRange(ctx, key, at, at+n-1) })
+	return cmd.Val(), err
+}

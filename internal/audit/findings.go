@@ -1,0 +1,68 @@
+package audit
+
+import "fmt"
+
+// none is the ordinal of a finding that is not about one job.
+const none = int64(-1)
+
+// finding is what identifies a violation from one look to the next. Same holds what must not have changed meanwhile: a
+// job's state and attempt, or by how much a counter is wrong.
+type finding struct {
+	law, group string
+	ordinal    int64
+	same       string
+}
+
+func (f finding) violation(partition int, detail string) Violation {
+	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail}
+	if f.ordinal != none {
+		v.Ordinal = &f.ordinal
+	}
+	return v
+}
+
+// Bounds of a report, of one partition.
+const (
+	maxAlike    = 100 // of one group and law
+	maxFindings = 10_000
+)
+
+type kind struct{ law, group string }
+
+// findings gathers a look's findings and bounds them. The zero value is ready for use.
+type findings struct {
+	details map[finding]string
+	counts  map[kind]int
+	surplus int // beyond maxFindings
+}
+
+func (fs *findings) add(f finding, format string, args ...any) {
+	if fs.details == nil {
+		fs.details, fs.counts = map[finding]string{}, map[kind]int{}
+	}
+	if _, ok := fs.details[f]; ok {
+		return
+	}
+	k := kind{f.law, f.group}
+	switch {
+	case fs.counts[k] == 0 && len(fs.details) >= maxFindings:
+		fs.surplus++
+		return
+	case fs.counts[k] < maxAlike:
+		fs.details[f] = fmt.Sprintf(format, args...)
+	}
+	fs.counts[k]++
+}
+
+// all is what was found, with a line for what is left out.
+func (fs *findings) all() map[finding]string {
+	for k, n := range fs.counts {
+		if n > maxAlike {
+			fs.details[finding{k.law, k.group, none, "more"}] = fmt.Sprintf("and %d more like these", n-maxAlike)
+		}
+	}
+	if fs.surplus > 0 {
+		fs.details[finding{Place, "", none, "surplus"}] = fmt.Sprintf("and %d findings about more groups", fs.surplus)
+	}
+	return fs.details
+}

@@ -1,0 +1,249 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// group is what belongs to one group, all as it was at one instant.
+type group struct {
+	id, tenant string
+	types      []string
+	hash       map[string]string
+	states     string
+	queues     []int64 // lengths, in the order of types
+	failures   int64   // records
+	lines      int64   // chunks of result lines
+	codes      map[string]string
+	slots      map[string]string // of the aggregate
+	open, ended, attention,
+	listed, ofTenant bool
+
+	counts [256]int64 // jobs by letter
+}
+
+// head is what must be known of a group to read the rest of it at once.
+type head struct {
+	id, tenant, types string
+	states            int64 // bytes
+}
+
+// page audits some groups by themselves.
+func (l *look) page(ctx context.Context, ids []string) error {
+	for len(ids) > 0 {
+		n := min(len(ids), pageSize)
+		cmds := make([]*redis.SliceCmd, n)
+		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+			for i, id := range ids[:n] {
+				cmds[i] = p.HMGet(ctx, l.p.Group(id), "tenant", "types", "accepted")
+			}
+		})
+		if err != nil {
+			return err
+		}
+		heads := make([]head, n)
+		for i, cmd := range cmds {
+			v := cmd.Val()
+			heads[i] = head{id: ids[i], tenant: text(v[0]), types: text(v[1]), states: 2 * number(v[2])}
+		}
+		if err := l.heads(ctx, heads); err != nil {
+			return err
+		}
+		ids = ids[n:]
+	}
+	return nil
+}
+
+// heads audits groups, as many at once as make a page.
+func (l *look) heads(ctx context.Context, heads []head) error {
+	for len(heads) > 0 {
+		n, commands, bytes := 0, 0, int64(0)
+		for n < len(heads) && (n == 0 || commands+heads[n].commands() <= pageSize && bytes+heads[n].states <= pageBytes) {
+			commands += heads[n].commands()
+			bytes += heads[n].states
+			n++
+		}
+		groups, changed, err := l.read(ctx, heads[:n])
+		if err != nil {
+			return err
+		}
+		for _, g := range groups {
+			if err := l.group(ctx, g); err != nil {
+				return fmt.Errorf("group %s: %w", g.id, err)
+			}
+		}
+		if err := l.owners(ctx, groups); err != nil {
+			return err
+		}
+		if err := l.heads(ctx, changed); err != nil {
+			return err
+		}
+		heads = heads[n:]
+	}
+	return nil
+}
+
+func (h head) commands() int { return 11 + len(split(h.types)) }
+
+// read takes a snapshot of groups. Those that got another type since are returned as changed; those that are gone are left out.
+func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed []head, err error) {
+	type replies struct {
+		hash, codes, slots                     *redis.MapStringStringCmd
+		states                                 *redis.StringCmd
+		failures, lines                        *redis.IntCmd
+		queues                                 []*redis.IntCmd
+		listed, ofTenant, open, ended, unequal *redis.FloatCmd
+		attention                              *redis.BoolCmd
+	}
+	cmds := make([]replies, len(heads))
+	err = l.atOnce(ctx, func(p redis.Pipeliner) {
+		for i, h := range heads {
+			cmds[i] = replies{
+				hash: p.HGetAll(ctx, l.p.Group(h.id)), states: p.Get(ctx, l.p.States(h.id)),
+				failures: p.HLen(ctx, l.p.Failures(h.id)), codes: p.HGetAll(ctx, l.p.Codes(h.id)),
+				lines: p.LLen(ctx, l.p.Results(h.id)), slots: p.HGetAll(ctx, l.p.Aggregate(h.id)),
+				listed: p.ZScore(ctx, l.p.Groups(), h.id), ofTenant: p.ZScore(ctx, l.p.GroupsOf(h.tenant), h.id),
+				open: p.ZScore(ctx, l.p.Open(), h.id), ended: p.ZScore(ctx, l.p.Ended(), h.id),
+				attention: p.SIsMember(ctx, l.p.Attention(), h.id),
+			}
+			for _, typ := range split(h.types) {
+				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, l.p.Queue(h.id, typ)))
+			}
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	is := func(c *redis.FloatCmd) bool { return c.Err() == nil }
+	for i, h := range heads {
+		c := cmds[i]
+		hash := c.hash.Val()
+		if hash["status"] == "" {
+			if is(c.listed) {
+				l.found.add(finding{Registry, h.id, none, "unknown"}, "it is on the list of groups, but there is no such group")
+			}
+			continue
+		}
+		if hash["types"] != h.types || hash["tenant"] != h.tenant {
+			changed = append(changed, head{id: h.id, tenant: hash["tenant"], types: hash["types"], states: int64(len(c.states.Val()))})
+			continue
+		}
+		g := &group{
+			id: h.id, tenant: h.tenant, types: split(h.types), hash: hash, states: c.states.Val(), failures: c.failures.Val(), lines: c.lines.Val(),
+			codes: c.codes.Val(), slots: c.slots.Val(), open: is(c.open), ended: is(c.ended), attention: c.attention.Val(),
+			listed: is(c.listed), ofTenant: is(c.ofTenant),
+		}
+		for _, q := range c.queues {
+			g.queues = append(g.queues, q.Val())
+		}
+		for at := 0; at+1 < len(g.states); at += 2 {
+			g.counts[g.states[at]]++
+		}
+		groups = append(groups, g)
+	}
+	return groups, changed, nil
+}
+
+// group holds one group against the laws, and keeps what has to be sought in places that groups share.
+func (l *look) group(ctx context.Context, g *group) error {
+	l.groups++
+	l.jobs += g.number("accepted")
+	l.tenants[g.tenant] = true
+	for _, typ := range g.types {
+		l.types[typ] = true
+	}
+	l.ledger(g)
+	l.lifecycle(g)
+	l.aggregate(g)
+	if err := l.own(ctx, g); err != nil {
+		return err
+	}
+	l.keep(g)
+	if l.bytes < l.opts.batch {
+		return nil
+	}
+	return l.shared(ctx, false)
+}
+
+// owners holds groups against the registry, which lies in other partitions too.
+func (l *look) owners(ctx context.Context, groups []*group) error {
+	cmds := make([]*redis.StringCmd, len(groups))
+	err := l.inTurn(ctx, func(p redis.Pipeliner) {
+		for i, g := range groups {
+			cmds[i] = p.Get(ctx, l.space.OfGroup(g.id).Owner(g.id))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for i, g := range groups {
+		if !g.ofTenant {
+			l.report(g, Registry, "list", "it is missing on its tenant's list of groups")
+		}
+		if at := l.space.OfTenant(g.tenant).Index(); at != l.p.Index() {
+			l.report(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
+		}
+		if id := g.hash["id"]; id != g.id {
+			l.report(g, Registry, "id", "it says that its id is %q", id)
+		}
+		owner := cmds[i].Val()
+		if owner == g.tenant {
+			continue
+		}
+		var now *redis.StringCmd // a group is forgotten before its owner key
+		if err := l.inTurn(ctx, func(p redis.Pipeliner) { now = p.HGet(ctx, l.p.Group(g.id), "tenant") }); err != nil {
+			return err
+		}
+		if now.Val() == g.tenant {
+			l.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q", g.tenant, owner)
+		}
+	}
+	return nil
+}
+
+// report notes a finding about a group as a whole.
+func (l *look) report(g *group, law, same, format string, args ...any) {
+	l.found.add(finding{law, g.id, none, same}, format, args...)
+	l.doubt(law, g.tenant, g.types...)
+}
+
+// doubt notes whose counters can't be judged after a finding.
+func (l *look) doubt(law, tenant string, types ...string) {
+	if law != Conservation && law != States && law != Place {
+		return
+	}
+	l.doubtfulTenants[tenant] = true
+	for _, typ := range types {
+		l.doubtfulTypes[typ] = true
+	}
+}
+
+func (g *group) number(field string) int64 { return number(g.hash[field]) }
+
+func (g *group) status() string { return g.hash["status"] }
+
+// unended counts the jobs that are not done, failed or cancelled.
+func (g *group) unended() int64 {
+	return g.counts[lua.Waiting] + g.counts[lua.NonReady] + g.counts[lua.Ready] + g.counts[lua.InFlight]
+}
+
+func text(v any) string { s, _ := v.(string); return s }
+
+// number reads a hash field's value; one that is not there is 0.
+func number(v any) int64 {
+	n, _ := strconv.ParseInt(text(v), 10, 64)
+	return n
+}
+
+func split(types string) []string {
+	if types == "" {
+		return nil
+	}
+	return strings.Split(types, "|")
+}

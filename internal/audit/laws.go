@@ -1,0 +1,229 @@
+package audit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// fields are the ledger's, with the letters of the jobs that each counts.
+var fields = []struct{ name, letters string }{
+	{"waiting", string(lua.Waiting)}, {"non_ready", string(lua.NonReady)}, {"ready", string(lua.Ready)}, {"in_flight", string(lua.InFlight)},
+	{"done", string(lua.Done) + string(lua.Reduced)}, {"failed", string(lua.Failed)}, {"cancelled", string(lua.Cancelled)},
+}
+
+// ledger holds a group's counters against each other and against its states.
+func (l *look) ledger(g *group) {
+	accepted, sum := g.number("accepted"), int64(0)
+	var parts []string
+	for _, f := range fields {
+		n := g.number(f.name)
+		sum += n
+		if n != 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", f.name, n))
+		}
+		if n < 0 {
+			l.report(g, Conservation, f.name, "%s is %d", f.name, n)
+		}
+	}
+	if sum != accepted {
+		l.report(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s", accepted, sum, strings.Join(parts, ", "))
+	}
+	if len(g.states) != int(2*accepted) {
+		l.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted), "accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
+	}
+	known := "A"
+	for _, f := range append(slices.Clone(fields), struct{ name, letters string }{"reduced", string(lua.Reduced)}) {
+		have, n := int64(0), g.number(f.name)
+		for _, letter := range []byte(f.letters) {
+			have += g.counts[letter]
+		}
+		known += f.letters
+		if have != n {
+			l.report(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state", f.name, n, have)
+		}
+	}
+	for at := 0; at+1 < len(g.states); at += 2 {
+		if letter := g.states[at]; strings.IndexByte(known, letter) < 0 {
+			l.found.add(finding{States, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
+			l.doubt(States, g.tenant, g.types...)
+		}
+	}
+	var coded int64
+	for _, code := range slices.Sorted(maps.Keys(g.codes)) {
+		n := number(g.codes[code])
+		coded += n
+		if n < 0 {
+			l.report(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
+		}
+	}
+	if failed := g.counts[lua.Failed]; coded != failed {
+		l.report(g, Place, fmt.Sprint("codes ", coded-failed), "%d jobs have failed, but by their codes %d", failed, coded)
+	}
+}
+
+// path is the order of states of a group that is not cancelled.
+var path = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
+
+// lifecycle holds a group's status against its timestamps, its jobs and the lists that it is on.
+func (l *look) lifecycle(g *group) {
+	status := api.Status(g.status())
+	cancelled, sweeping := status == api.StatusCancelled, g.hash["sweep"] != ""
+	rank := slices.Index(path, status)
+	if status.Ended() {
+		rank = len(path)
+	} else if rank < 0 {
+		l.report(g, Lifecycle, "status", "its status is %q, which is none", status)
+		return
+	}
+	l.timestamps(g, status, rank)
+	if g.hash["sealed"] == "" && rank > 0 {
+		l.report(g, Lifecycle, "sealed", "it is %s without being sealed", status)
+	}
+	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
+		l.report(g, Lifecycle, "lists", "it is %s, but %s", status, lists(g))
+	}
+	unended, unreduced := g.unended(), g.counts[lua.Done]
+	switch {
+	case cancelled:
+		if !sweeping && unended > 0 {
+			l.report(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
+		}
+	case rank >= 3 && unended > 0:
+		l.report(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
+	case rank == len(path) && unreduced > 0:
+		l.report(g, Lifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
+	case rank == len(path):
+		threshold, err := strconv.ParseFloat(g.hash["failure_threshold"], 64)
+		if err != nil {
+			threshold = 1
+		}
+		failed, all := g.counts[lua.Failed], len(g.states)/2
+		if tooMany := failed > 0 && float64(failed) >= threshold*float64(all); tooMany != (status == api.StatusFailed) {
+			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g", status, failed, all, threshold)
+		}
+	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.attention:
+		l.report(g, Lifecycle, "stuck", "it is %s, sealed, and all its jobs have ended and are reduced, but it does not ask for the watcher's attention", status)
+	}
+}
+
+func lists(g *group) string {
+	switch {
+	case g.open && g.ended:
+		return "on the lists of open and of ended groups"
+	case g.open:
+		return "on the list of open groups"
+	case g.ended:
+		return "on the list of ended groups"
+	}
+	return "neither on the list of open nor on that of ended groups"
+}
+
+// timestamps says when a group entered each state of this round: those on its way have a time, in order, and no others.
+func (l *look) timestamps(g *group, status api.Status, rank int) {
+	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
+	var last int64
+	passed := true // all states up to here have a time
+	for i, s := range path {
+		has := at(s) != ""
+		switch {
+		case status == api.StatusCancelled && has && !passed, has && i > rank:
+			l.report(g, Lifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
+		case !has && (i == 0 || i <= rank && status != api.StatusCancelled):
+			l.report(g, Lifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
+		}
+		passed = passed && has
+		if has {
+			last = l.ordered(g, s, last, number(at(s)))
+		}
+	}
+	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
+		if has := at(s) != ""; has != (s == status) {
+			l.report(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
+		} else if has {
+			l.ordered(g, s, last, number(at(s)))
+		}
+	}
+}
+
+func (l *look) ordered(g *group, s api.Status, last, at int64) int64 {
+	if at < last {
+		l.report(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first", s, last-at)
+	}
+	return at
+}
+
+// aggregate holds what a group's slots have counted against its reduced jobs.
+func (l *look) aggregate(g *group) {
+	var all *reducer.State
+	plan, err := groups.Plan(l.opts.Reducers, g.hash["aggregate"])
+	if err == nil {
+		all = plan.New()
+	} // or else it was made by a reducer that this program doesn't have
+	var counted int64
+	for _, field := range slices.Sorted(maps.Keys(g.slots)) {
+		if !strings.HasPrefix(field, "slot:") {
+			continue
+		}
+		n, err := merge(plan, all, []byte(g.slots[field]))
+		if err != nil {
+			l.report(g, Results, field, "%s of its aggregate can't be read", field)
+			return
+		}
+		counted += n
+	}
+	reduced := g.counts[lua.Reduced]
+	if counted != reduced {
+		l.report(g, Results, fmt.Sprint("aggregate ", counted-reduced), "%d jobs are reduced, but its aggregate holds %d", reduced, counted)
+	}
+	if all == nil {
+		return
+	}
+	values, _ := all.Values() // what can't be computed is no count
+	for _, as := range counts(g.hash["aggregate"]) {
+		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
+			l.report(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s", reduced, as, n)
+		}
+	}
+}
+
+// merge adds a slot's partial state to all of them and returns its count. Without a plan it only reads the count.
+func merge(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
+	if all == nil {
+		var slot struct{ Count *int64 }
+		if err := json.Unmarshal(encoded, &slot); err != nil || slot.Count == nil {
+			return 0, errors.New("not a partial aggregate")
+		}
+		return *slot.Count, nil
+	}
+	part, err := plan.Decode(encoded)
+	if err != nil {
+		return 0, err
+	}
+	n := part.Count()
+	return n, all.Merge(part)
+}
+
+// counts names the aggregates that count all results.
+func counts(asked string) []string {
+	var specs []struct{ As, Op, Field string }
+	if json.Unmarshal([]byte(asked), &specs) != nil {
+		return nil // none was asked for
+	}
+	var names []string
+	for _, s := range specs {
+		if s.Op == "count" && s.Field == "" {
+			names = append(names, s.As)
+		}
+	}
+	return names
+}

@@ -1,0 +1,169 @@
+package audit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// stray is something of a job that its group did not have.
+type stray struct {
+	place   place
+	ordinal int64
+}
+
+// own holds the places that belong to the group alone against its states.
+func (l *look) own(ctx context.Context, g *group) error {
+	s := &sieve{base: g.states, cancelled: g.status() == string(api.StatusCancelled)}
+	var strays []stray
+	err := l.sift(ctx, g, func(pl place, ordinal int64, attempt int) {
+		if s.state(ordinal) != "" {
+			s.find(pl, ordinal, attempt)
+		} else if len(strays) < maxAlike {
+			strays = append(strays, stray{pl, ordinal})
+		}
+	})
+	if err != nil {
+		return err
+	}
+	expired := g.hash["results_expired"] != ""
+	covers := func(pl place) bool { return pl == inQueue || pl == inFailures || pl == inLines && !expired }
+	suspicious := len(strays) > 0
+	s.judge(s.base, covers, func(problem) bool {
+		suspicious = true
+		return false
+	})
+	if !suspicious {
+		return nil
+	}
+
+	var hash *redis.SliceCmd
+	var states *redis.StringCmd
+	err = l.atOnce(ctx, func(p redis.Pipeliner) {
+		hash, states = p.HMGet(ctx, l.p.Group(g.id), "at:created", "status", "results_expired"), p.Get(ctx, l.p.States(g.id))
+	})
+	if err != nil {
+		return err
+	}
+	v, now := hash.Val(), states.Val()
+	if text(v[0]) != g.hash["at:created"] {
+		return nil // another round of it, or it is gone
+	}
+	expired = expired || text(v[2]) != ""
+	s.cancelled = s.cancelled || text(v[1]) == string(api.StatusCancelled)
+	s.judge(now, covers, func(p problem) bool {
+		if p.place != inQueue || p.what != "missing" || !s.cancelled { // cancelling drops the queues at once
+			l.wrong(g.id, g.tenant, g.types, p)
+		}
+		return true
+	})
+	for _, x := range strays {
+		if x.ordinal >= int64(len(now)/2) {
+			l.found.add(finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)},
+				"something of it lies in %s, but the group has no such job", placeNames[x.place])
+			l.doubt(x.place.law(), g.tenant, g.types...)
+		}
+	}
+	return nil
+}
+
+// sift calls find with each job that lies in the group's own places.
+func (l *look) sift(ctx context.Context, g *group, find func(pl place, ordinal int64, attempt int)) error {
+	unreadable := func(pl place) {
+		l.report(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
+	}
+	for i, typ := range g.types {
+		err := l.db.queue(ctx, l.p.Queue(g.id, typ), g.queues[i], func(blob string) {
+			if ordinal, ok := queued(blob); ok {
+				find(inQueue, ordinal, unknown)
+			} else {
+				unreadable(inQueue)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if g.failures > 0 {
+		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
+			return p.HScan(ctx, l.p.Failures(g.id), cursor, "", pageSize)
+		}
+		seen := bits(nil) // a hash has a field once, though a scan may yield it twice
+		err := l.db.scan(ctx, command, func(page []string) error {
+			for i := 0; i+1 < len(page); i += 2 {
+				ordinal, attempt, ok := failed(g.id, page[i], page[i+1])
+				switch {
+				case !ok:
+					unreadable(inFailures)
+				case ordinal >= int64(len(g.states)/2):
+					find(inFailures, ordinal, attempt)
+				case !seen.has(ordinal):
+					seen.set(ordinal, int64(len(g.states)/2))
+					find(inFailures, ordinal, attempt)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return l.db.log(ctx, l.p.Results(g.id), g.lines, func(chunk string) {
+		for line := range strings.SplitSeq(chunk, "\n") {
+			if ordinal, ok := result(line); ok {
+				find(inLines, ordinal, unknown)
+			} else {
+				unreadable(inLines)
+			}
+		}
+	})
+}
+
+// queued reads the ordinal of a blob in a queue.
+func queued(blob string) (int64, bool) {
+	head, _, ok := strings.Cut(blob, "|")
+	n, err := strconv.ParseInt(head, 10, 64)
+	return n, ok && err == nil && n >= 0
+}
+
+// failed reads a failure's record: the error, and the job for a later round.
+func failed(group, field, record string) (ordinal int64, attempt int, ok bool) {
+	_, blob, ok := strings.Cut(record, "\n")
+	d, err := lua.ParseDelivered(blob)
+	return d.Ordinal, d.Attempt, ok && err == nil && d.Group == group && strconv.FormatInt(d.Ordinal, 10) == field
+}
+
+// result reads the ordinal of a line of results.
+func result(line string) (int64, bool) {
+	if rest, ok := strings.CutPrefix(line, `{"ordinal":`); ok { // as workers write it
+		if end := strings.IndexAny(rest, ",}"); end > 0 {
+			if n, err := strconv.ParseInt(rest[:end], 10, 64); err == nil && n >= 0 {
+				return n, true
+			}
+		}
+	}
+	var r struct{ Ordinal *int64 }
+	if json.Unmarshal([]byte(line), &r) != nil || r.Ordinal == nil || *r.Ordinal < 0 {
+		return 0, false
+	}
+	return *r.Ordinal, true
+}
+
+// reason says why a job is parked: the letter before the last bar before its ordinal.
+func reason(blob string) byte {
+	for range 10 {
+		_, rest, _ := strings.Cut(blob, "|")
+		blob = rest
+	}
+	if blob == "" {
+		return 0
+	}
+	return blob[0]
+}

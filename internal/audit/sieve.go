@@ -1,0 +1,177 @@
+package audit
+
+import (
+	"fmt"
+
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// place is where a job, or what is left of it, can lie.
+type place int
+
+const (
+	inQueue place = iota
+	inNonReady
+	inReady
+	inFailures
+	inStream // of results
+	inLines  // of the group's results
+	places
+)
+
+var placeNames = [places]string{"the group's queues", "non-ready", "the ready stream", "the group's failures", "the results stream", "the group's results"}
+
+func (pl place) law() string {
+	if pl == inStream || pl == inLines {
+		return Results
+	}
+	return Place
+}
+
+// stateNames are the words for letters.
+var stateNames = map[byte]string{
+	lua.Waiting: "waiting", lua.NonReady: "non-ready", lua.Ready: "ready", lua.InFlight: "in flight",
+	lua.Done: "done and not reduced", lua.Reduced: "done and reduced", lua.Failed: "failed", lua.Cancelled: "cancelled",
+}
+
+// home is where a job with a state must lie; false when nowhere.
+func home(letter byte) (place, bool) {
+	switch letter {
+	case lua.Waiting:
+		return inQueue, true
+	case lua.NonReady:
+		return inNonReady, true
+	case lua.Ready, lua.InFlight:
+		return inReady, true
+	case lua.Failed:
+		return inFailures, true
+	case lua.Done:
+		return inStream, true
+	case lua.Reduced:
+		return inLines, true
+	}
+	return 0, false
+}
+
+// unknown is the attempt of what does not tell it.
+const unknown = -1
+
+// belongs says whether what lies in a place under an attempt is a job with that state (a letter and a mark).
+func belongs(pl place, state string, attempt int) bool {
+	at, ok := home(state[0])
+	if !ok || at != pl {
+		return false
+	}
+	// A job that was started again under the same entry has one attempt more than that.
+	return attempt == unknown || state[1] == mark(attempt) || state[0] == lua.InFlight && state[1] == mark(attempt+1)
+}
+
+// mark is the second byte of a state.
+func mark(attempt int) byte { return byte(33 + attempt%90) }
+
+// describe says a state in words.
+func describe(state string) string {
+	name, ok := stateNames[state[0]]
+	if !ok {
+		name = fmt.Sprintf("%q", state[:1])
+	}
+	return fmt.Sprintf("%s at attempt %d", name, int(state[1])-33)
+}
+
+// bits is a set of small numbers. The nil set is empty.
+type bits []uint64
+
+func (b bits) has(i int64) bool { return b != nil && b[i/64]&(1<<(i%64)) != 0 }
+
+func (b *bits) set(i, size int64) {
+	if *b == nil {
+		*b = make(bits, (size+63)/64)
+	}
+	(*b)[i/64] |= 1 << (i % 64)
+}
+
+// sieve tells jobs that were found at home, and once, from the others.
+type sieve struct {
+	first       int64  // ordinal of the first job
+	base        string // states, two bytes a job
+	cancelled   bool   // nothing of the group may lie in its queues
+	seen, again bits   // at home; more than once
+	odd         [places]bits
+}
+
+func (s *sieve) size() int64 { return int64(len(s.base) / 2) }
+
+// state is a job's state at the first reading, "" when the sieve does not hold it.
+func (s *sieve) state(ordinal int64) string {
+	i := ordinal - s.first
+	if i < 0 || i >= s.size() {
+		return ""
+	}
+	return s.base[2*i : 2*i+2]
+}
+
+// find notes that a job, which the sieve must hold, lies in a place. It says whether it was found at home before.
+func (s *sieve) find(pl place, ordinal int64, attempt int) (again bool) {
+	i, n := ordinal-s.first, s.size()
+	switch {
+	case !belongs(pl, s.state(ordinal), attempt) || s.cancelled && pl == inQueue:
+		s.odd[pl].set(i, n)
+	case s.seen.has(i):
+		s.again.set(i, n)
+		return true
+	default:
+		s.seen.set(i, n)
+	}
+	return false
+}
+
+// forget takes a second finding back.
+func (s *sieve) forget(ordinal int64) {
+	s.again[(ordinal-s.first)/64] &^= 1 << ((ordinal - s.first) % 64)
+}
+
+// problem is what is wrong with a job.
+type problem struct {
+	ordinal int64
+	place   place
+	what    string // missing, twice or odd
+	state   string
+}
+
+// judge yields what is wrong with jobs whose state is the same in now as in base, as far as it concerns the places.
+func (s *sieve) judge(now string, covers func(place) bool, yield func(problem) (more bool)) {
+	for i := range min(s.size(), int64(len(now)/2)) {
+		state := s.base[2*i : 2*i+2]
+		if now[2*i:2*i+2] != state {
+			continue
+		}
+		if at, ok := home(state[0]); ok && covers(at) {
+			if !s.seen.has(i) && !yield(problem{s.first + i, at, "missing", state}) {
+				return
+			}
+			if s.again.has(i) && !yield(problem{s.first + i, at, "twice", state}) {
+				return
+			}
+		}
+		for pl := range places {
+			if s.odd[pl].has(i) && !yield(problem{s.first + i, pl, "odd", state}) {
+				return
+			}
+		}
+	}
+}
+
+func (p problem) detail() string {
+	switch p.what {
+	case "missing":
+		return fmt.Sprintf("it is %s, but not in %s", describe(p.state), placeNames[p.place])
+	case "twice":
+		return fmt.Sprintf("it is %s, and more than once in %s", describe(p.state), placeNames[p.place])
+	}
+	return fmt.Sprintf("it is %s, but something of it lies in %s", describe(p.state), placeNames[p.place])
+}
+
+func (l *look) wrong(group, tenant string, types []string, p problem) {
+	l.found.add(finding{p.place.law(), group, p.ordinal, fmt.Sprint(p.what, p.place, p.state)}, "%s", p.detail())
+	l.doubt(p.place.law(), tenant, types...)
+}

@@ -1,0 +1,409 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// world is an installation, with the steps that the roles would take. A step must succeed.
+type world struct {
+	require.TestingT
+	ctx   context.Context
+	conn  *redisx.Conn
+	c     redis.UniversalClient
+	space keyspace.Space
+	plans *reducer.Registry
+}
+
+func newWorld(t *testing.T, url, prefix string, partitions int) *world {
+	space, err := keyspace.New(prefix, partitions)
+	require.NoError(t, err)
+	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	w := &world{TestingT: t, ctx: t.Context(), conn: conn, c: conn.Cmd, space: space, plans: reducer.NewRegistry()}
+	w.ok(w.c.Set(w.ctx, space.PartitionCount(), partitions, 0).Err())
+	return w
+}
+
+func (w *world) ok(err error) { require.NoError(w, err) }
+
+func (w *world) audit(opts Options) Report {
+	r, err := Run(w.ctx, w.conn, w.space, opts)
+	w.ok(err)
+	return r
+}
+
+// part is the partition of a group.
+func (w *world) part(group string) keyspace.Partition { return w.space.OfTenant(w.tenant(group)) }
+
+func (w *world) tenant(group string) string {
+	tenant, err := w.c.Get(w.ctx, w.space.OfGroup(group).Owner(group)).Result()
+	w.ok(err)
+	return tenant
+}
+
+var noLimit = lua.Limit{Window: time.Second}
+
+// limited gives so many permits for ever.
+func limited(permits int64) lua.Limit { return lua.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits} }
+
+func (w *world) create(group, tenant, typ string, fields ...string) {
+	f := map[string]string{"lane": "normal"}
+	for i := 0; i+1 < len(fields); i += 2 {
+		f[fields[i]] = fields[i+1]
+	}
+	w.ok(w.c.SetNX(w.ctx, w.space.OfGroup(group).Owner(group), tenant, 0).Err())
+	_, err := lua.Create(w.ctx, w.c, w.space.OfTenant(tenant), lua.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
+	w.ok(err)
+}
+
+// jobs are n small jobs; change may make something else of them.
+func jobs(n int, change ...func(*lua.NewJob)) []lua.NewJob {
+	all := make([]lua.NewJob, n)
+	for i := range all {
+		all[i].Payload = fmt.Appendf(nil, `{"n":%d}`, i)
+		for _, c := range change {
+			c(&all[i])
+		}
+	}
+	return all
+}
+
+func large(j *lua.NewJob) { j.Payload = []byte(`"` + strings.Repeat("x", 5000) + `"`) }
+
+func ofType(typ string) func(*lua.NewJob) { return func(j *lua.NewJob) { j.Type = typ } }
+
+func later(j *lua.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
+
+func (w *world) append(group string, all []lua.NewJob) {
+	for some := range slices.Chunk(all, lua.MaxAppend) {
+		_, err := lua.Append(w.ctx, w.c, w.part(group), lua.AppendArgs{Group: group, Limit: 1e7, Jobs: some})
+		w.ok(err)
+	}
+}
+
+func (w *world) seal(group string) {
+	_, err := lua.Seal(w.ctx, w.c, w.part(group), group, nil)
+	w.ok(err)
+}
+
+func (w *world) admit(p keyspace.Partition, typ string, most int, limit lua.Limit) lua.AdmitReply {
+	r, err := lua.Admit(w.ctx, w.c, p, lua.AdmitArgs{Type: typ, Most: most, Cap: 100_000, Limit: limit, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+	w.ok(err)
+	return r
+}
+
+func (w *world) promote(p keyspace.Partition, types ...string) {
+	caps := map[string]int{}
+	for _, typ := range types {
+		caps[typ] = 100_000
+	}
+	_, err := lua.Promote(w.ctx, w.c, p, lua.PromoteArgs{Most: 100, Limit: noLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
+	w.ok(err)
+}
+
+// taken is a job that a worker has read.
+type taken struct {
+	entry string
+	lua.Delivered
+	token int64
+}
+
+func (w *world) read(p keyspace.Partition, typ, consumer string, most int64) []taken {
+	w.consumers(p.Ready(typ), keyspace.GroupWorkers)
+	var out []taken
+	for _, m := range w.fresh(p.Ready(typ), keyspace.GroupWorkers, consumer, most) {
+		d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+		w.ok(err)
+		out = append(out, taken{entry: m.ID, Delivered: d})
+	}
+	return out
+}
+
+func (w *world) consumers(stream, group string) {
+	if err := w.c.XGroupCreateMkStream(w.ctx, stream, group, "0").Err(); err != nil {
+		require.ErrorContains(w, err, "BUSYGROUP")
+	}
+}
+
+func (w *world) fresh(stream, group, consumer string, most int64) []redis.XMessage {
+	r, err := w.c.XReadGroup(w.ctx, &redis.XReadGroupArgs{Group: group, Consumer: consumer, Streams: []string{stream, ">"}, Count: most, Block: -1}).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	w.ok(err)
+	return r[0].Messages
+}
+
+// start begins jobs; those that are not to be run are left out.
+func (w *world) start(p keyspace.Partition, typ string, jobs []taken) []taken {
+	slices.SortFunc(jobs, func(a, b taken) int { return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal)) })
+	var started []taken
+	for _, j := range jobs {
+		r, err := lua.Start(w.ctx, w.c, p, typ, []lua.StartGroup{{Group: j.Group, Jobs: []lua.StartJob{{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt}}}})
+		w.ok(err)
+		if j.token = r.Tokens[0]; j.token >= 0 {
+			started = append(started, j)
+		}
+	}
+	return started
+}
+
+func (w *world) done(p keyspace.Partition, typ string, jobs ...taken) {
+	for _, j := range jobs {
+		line := fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":%d,"data":{"cost":2}}`, j.Ordinal, j.token)
+		w.outcome(p, typ, lua.GroupOutcome{Group: j.Group, Done: []lua.DoneJob{{
+			Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Line: line, Marked: true,
+		}}})
+	}
+}
+
+// back reports jobs that are not done.
+func (w *world) back(p keyspace.Partition, typ string, kind lua.OutcomeKind, delay time.Duration, jobs ...taken) {
+	for _, j := range jobs {
+		attempt := int(j.token)
+		if kind == lua.OutcomeUnstarted {
+			attempt = j.Attempt
+		}
+		w.outcome(p, typ, lua.GroupOutcome{Group: j.Group, Others: []lua.OtherJob{{
+			Entry: j.entry, Ordinal: j.Ordinal, Attempt: attempt, Kind: kind, Waits: j.Waits, Queued: []byte(j.Queued), Delay: delay, Code: "BOOM", Text: "it broke",
+		}}})
+	}
+}
+
+func (w *world) outcome(p keyspace.Partition, typ string, g lua.GroupOutcome) {
+	_, err := lua.Outcome(w.ctx, w.c, p, typ, lua.Congestion{Cap: time.Hour}, []lua.GroupOutcome{g})
+	w.ok(err)
+}
+
+// reduce does what an aggregator does with what it reads.
+func (w *world) reduce(p keyspace.Partition, slot string, most int64) {
+	w.consumers(p.ResultStream(), keyspace.GroupAggregator)
+	for _, m := range w.fresh(p.ResultStream(), keyspace.GroupAggregator, slot, most) {
+		w.reduceEntry(p, slot, m)
+	}
+}
+
+func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage) {
+	id, lines := m.Values["g"].(string), m.Values["l"].(string)
+	for {
+		have := w.c.HMGet(w.ctx, p.Aggregate(id), "version:"+slot, "slot:"+slot).Val()
+		plan, err := groups.Plan(w.plans, w.c.HGet(w.ctx, p.Group(id), "aggregate").Val())
+		w.ok(err)
+		state := plan.New()
+		if text(have[1]) != "" {
+			state, err = plan.Decode([]byte(text(have[1])))
+			w.ok(err)
+		}
+		args := lua.ReduceArgs{Group: id, Slot: slot, Version: number(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
+		for line := range strings.SplitSeq(lines, "\n") {
+			n, ok := result(line)
+			require.True(w, ok)
+			args.Ordinals = append(args.Ordinals, n)
+			w.ok(state.Add(reducer.Result{Ordinal: n, Data: []byte(`{"cost":2}`)}))
+		}
+		args.State, err = state.Encode()
+		w.ok(err)
+		r, err := lua.Reduce(w.ctx, w.c, p, args)
+		w.ok(err)
+		if r.State != lua.ReduceVersion {
+			require.Contains(w, []lua.ReduceState{lua.ReduceOK, lua.ReduceGone}, r.State)
+			return
+		}
+	}
+}
+
+// work runs everything of a type that may run, to its end.
+func (w *world) work(p keyspace.Partition, typ string) {
+	w.admit(p, typ, 200, noLimit)
+	w.done(p, typ, w.start(p, typ, w.read(p, typ, "c", 500))...)
+	w.reduce(p, "0", 500)
+}
+
+func (w *world) advance(group string) {
+	p := w.part(group)
+	fence, err := lua.Lead(w.ctx, w.c, p, "w", time.Hour)
+	w.ok(err)
+	_, err = lua.Advance(w.ctx, w.c, p, group, fence)
+	w.ok(err)
+}
+
+func (w *world) cancel(group string) { w.ok(lua.Cancel(w.ctx, w.c, w.part(group), group)) }
+
+func (w *world) sweep(group string) {
+	for more := true; more; {
+		var err error
+		more, err = lua.Sweep(w.ctx, w.c, w.part(group), group)
+		w.ok(err)
+	}
+}
+
+func (w *world) status(group string) string {
+	return w.c.HGet(w.ctx, w.part(group).Group(group), "status").Val()
+}
+
+func (w *world) states(group string) string {
+	return w.c.Get(w.ctx, w.part(group).States(group)).Val()
+}
+
+// jobIn is the n-th job of a group with a state.
+func (w *world) jobIn(group string, letter byte, n int) int64 {
+	states := w.states(group)
+	for at := 0; at < len(states); at += 2 {
+		if states[at] == letter {
+			if n == 0 {
+				return int64(at / 2)
+			}
+			n--
+		}
+	}
+	require.Fail(w, "no such job", "%s has no job %d in %c: %s", group, n, letter, states)
+	return 0
+}
+
+// count is how many jobs of a group have a state.
+func (w *world) count(group string, letter byte) (n int) {
+	states := w.states(group)
+	for at := 0; at < len(states); at += 2 {
+		if states[at] == letter {
+			n++
+		}
+	}
+	return n
+}
+
+const aggregates = `[{"as":"n","op":"count"},{"as":"cost","op":"sum","field":"data.cost"}]`
+
+// inhabited is a world with a job in every place. Group "all" has one in each of them.
+func inhabited(w *world) {
+	all, p := "all", w.space.OfTenant("acme")
+	w.create(all, "acme", "T", "aggregate", aggregates)
+	w.append(all, jobs(60))
+	w.append(all, jobs(3, large))
+	w.append(all, jobs(5, large, ofType("U")))
+	w.append(all, jobs(12, ofType("U")))
+	w.append(all, jobs(4, later))
+	w.admit(p, "T", 40, noLimit)
+	w.admit(p, "U", 8, noLimit)
+	started := w.start(p, "U", w.read(p, "U", "c1", 6))
+	w.done(p, "U", started[:3]...)
+	started = w.start(p, "T", w.read(p, "T", "c1", 35))
+	w.done(p, "T", started[:6]...)
+	w.reduce(p, "0", 5)
+	w.reduce(p, "7", 2)
+	w.back(p, "T", lua.OutcomeFailed, 0, started[6:9]...)
+	w.back(p, "T", lua.OutcomeRetry, time.Hour, started[9:11]...)
+	w.back(p, "T", lua.OutcomeThrottled, time.Hour, started[11:13]...)
+	w.back(p, "T", lua.OutcomeReleased, 0, started[13:15]...)
+	w.promote(p, "T")
+	w.start(p, "T", []taken{started[20]}) // again, under the same entry
+	w.back(p, "T", lua.OutcomeUnstarted, 0, w.read(p, "T", "c2", 2)...)
+
+	// Ends of all kinds.
+	for _, g := range []struct{ id, tenant string }{{"completed", "globex"}, {"expired", "globex"}, {"failed", "acme"}, {"retried", "acme"}, {"partly", "initech"}} {
+		p := w.space.OfTenant(g.tenant)
+		w.create(g.id, g.tenant, g.id, "aggregate", aggregates, "failure_threshold", "0.5")
+		w.append(g.id, jobs(10))
+		w.seal(g.id)
+		switch g.id {
+		case "failed", "retried", "partly":
+			w.admit(p, g.id, 10, noLimit)
+			some := w.start(p, g.id, w.read(p, g.id, "c", 10))
+			n := map[string]int{"failed": 5, "retried": 8, "partly": 2}[g.id]
+			w.back(p, g.id, lua.OutcomeFailed, 0, some[:n]...)
+			w.done(p, g.id, some[n:]...)
+			w.reduce(p, "1", 100)
+		default:
+			w.work(p, g.id)
+		}
+		w.advance(g.id)
+	}
+	require.Equal(w, "COMPLETED", w.status("completed"))
+	require.Equal(w, "FAILED", w.status("failed"))
+	require.Equal(w, "COMPLETED", w.status("partly"))
+	fence, err := lua.Lead(w.ctx, w.c, w.part("expired"), "w", time.Hour)
+	w.ok(err)
+	w.ok(lua.Expire(w.ctx, w.c, w.part("expired"), "expired", fence, true))
+	_, err = lua.Reopen(w.ctx, w.c, p, "retried")
+	w.ok(err)
+	w.create("moved", "acme", "moved")
+	w.append("moved", jobs(8))
+	w.seal("moved")
+	w.admit(p, "moved", 10, noLimit)
+	w.back(p, "moved", lua.OutcomeFailed, 0, w.start(p, "moved", w.read(p, "moved", "c", 5))...)
+	w.done(p, "moved", w.start(p, "moved", w.read(p, "moved", "c", 5))...)
+	w.reduce(p, "3", 100)
+	w.advance("moved")
+	_, err = lua.Reopen(w.ctx, w.c, p, "moved")
+	w.ok(err)
+	for more := true; more; {
+		more, err = lua.Requeue(w.ctx, w.c, p, "moved")
+		w.ok(err)
+	}
+
+	// Cancelled ones: settled, and not yet.
+	for _, id := range []string{"cancelled", "sweeping"} {
+		w.create(id, "hooli", id)
+		w.append(id, jobs(20))
+		w.append(id, jobs(2, later))
+		p := w.part(id)
+		w.admit(p, id, 10, noLimit)
+		some := w.start(p, id, w.read(p, id, "c", 7))
+		w.done(p, id, some[:2]...)
+		w.back(p, id, lua.OutcomeFailed, 0, some[2:3]...)
+		w.back(p, id, lua.OutcomeRetry, time.Hour, some[3:4]...)
+		w.cancel(id)
+	}
+	w.sweep("cancelled")
+
+	// One that may not start yet, one whose tenant has no permit, empty ones, one of many jobs.
+	w.create("scheduled", "globex", "T", "run_at", strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10))
+	w.append("scheduled", jobs(5))
+	w.create("limited", "umbrella", "limited")
+	w.append("limited", jobs(10))
+	neighbour := "umbrella"
+	for w.space.OfTenant(neighbour) != w.space.OfTenant("umbrella") || neighbour == "umbrella" {
+		neighbour += "-"
+	}
+	w.create("beside", neighbour, "beside")
+	w.append("beside", jobs(2))
+	w.admit(w.part("limited"), "limited", 10, limited(3))
+	require.Equal(w, 1, w.count("limited", lua.NonReady))
+	w.create("empty", "globex", "T")
+	w.create("sealed", "globex", "T")
+	w.seal("sealed")
+	w.advance("sealed")
+	require.Equal(w, "COMPLETED", w.status("sealed"))
+	w.create("attended", "globex", "attended")
+	w.append("attended", jobs(2))
+	w.work(w.part("attended"), "attended")
+	w.seal("attended")
+	w.create("many", "acme", "many")
+	w.append("many", jobs(3000))
+	w.admit(p, "many", 50, noLimit)
+
+	for _, letter := range "WNRIDAF" {
+		require.Positive(w, w.count(all, byte(letter)), string(letter))
+	}
+}

@@ -1,0 +1,180 @@
+package worker_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// A job runs for several leases, and so do those that wait for it in the same process: none is taken back.
+func TestLeasesAreRenewed(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		const lease, held = 300 * time.Millisecond, 20
+		w.Jobs("quick", "T", 100)
+		cfg := config()
+		cfg.Count, cfg.Lease = 1, lease
+		g := newGate("T")
+		w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+			if j.Group == "quick" {
+				return nil, nil
+			}
+			return g.Process(ctx, j)
+		})))
+		w.Feed(lease, "T")
+		w.AwaitCounts("quick", api.Counts{Accepted: 100, Done: 100})
+		w.Jobs("g", "T", held)
+		attempts := []int{stagetest.Receive(w.T, g.started, "the first job's start").Attempt}
+		w.AwaitCounts("g", api.Counts{Accepted: held, InFlight: held})
+		<-time.After(4 * lease)
+		require.Equal(w.T, api.Counts{Accepted: held, InFlight: held}, w.Counts("g"))
+		close(g.end)
+		w.AwaitCounts("g", api.Counts{Accepted: held, Done: held})
+		for range len(g.started) {
+			attempts = append(attempts, (<-g.started).Attempt)
+		}
+		require.Len(w.T, attempts, held)
+		for _, n := range attempts {
+			require.Equal(w.T, 1, n)
+		}
+	})
+}
+
+func TestLostLeaseEndsTheContext(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	cfg := config()
+	cfg.Count, cfg.Lease = 1, 300*time.Millisecond
+	first := newGate("T")
+	causes := make(chan error, 1)
+	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+		if j.Attempt == 1 {
+			_, err := first.Process(ctx, j)
+			causes <- context.Cause(ctx)
+			return "of the one that lost it", err
+		}
+		return "of the one that has it", nil
+	})))
+	stagetest.Receive(t, first.started, "the job's start")
+	// It is taken away, as from a worker that was silent.
+	w.Await("the job to be taken back", func() bool {
+		r, err := lua.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
+		return err == nil && r.Taken == 1
+	})
+	require.ErrorContains(t, stagetest.Receive(t, causes, "the context's end"), "lease was lost")
+	w.Feed(stagetest.Patience, "T")
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
+	results := w.Results()
+	require.Len(t, results, 1)
+	require.Equal(t, `"of the one that has it"`, string(results[0].Data))
+}
+
+// What a worker reports that has lost the job changes nothing, however late it comes.
+func TestStaleOutcomeChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	slow := newGate("T")
+	w.Run(pool(w, config(), deaf{slow})) // its lease is long: it does not notice
+	stagetest.Receive(t, slow.started, "the job's start")
+	r, err := lua.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
+	require.NoError(t, err)
+	require.Equal(t, 1, r.Taken)
+	require.Equal(t, api.Counts{Accepted: 1, NonReady: 1}, w.Counts("g"))
+	slow.end <- nil
+	w.Await("the outcome to be reported", func() bool { return len(slow.started) == 0 && w.Pending(w.P.Ready("T"), keyspace.GroupWorkers) == 0 })
+	w.Feed(stagetest.Patience, "T")
+	stagetest.Receive(t, slow.started, "the job's second start")
+	require.Equal(t, api.Counts{Accepted: 1, InFlight: 1}, w.Counts("g"))
+	slow.end <- nil
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
+	require.Len(t, w.Results(), 1)
+}
+
+func TestCancelledGroupEndsTheContext(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Jobs("g", "T", 2)
+		w.Admit("T")
+		g := newGate("T")
+		causes := make(chan error, 1)
+		cfg := config()
+		cfg.Count = 1
+		stop := w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+			_, _ = g.Process(ctx, j)
+			causes <- context.Cause(ctx)
+			return nil, nil
+		})))
+		stagetest.Receive(w.T, g.started, "the job's start")
+		ctx := context.WithoutCancel(w.T.Context())
+		_, err := w.Store.Cancel(ctx, "g")
+		require.NoError(w.T, err)
+		cancelled := time.Now()
+		require.ErrorContains(w.T, stagetest.Receive(w.T, causes, "the context's end"), "group was cancelled")
+		require.Less(w.T, time.Since(cancelled), time.Second) // as promised
+		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
+		stop()
+		require.Equal(w.T, api.Counts{Accepted: 2, Cancelled: 2}, w.Counts("g"))
+		require.Empty(w.T, g.started)
+		require.Empty(w.T, w.Results())
+	})
+}
+
+// Redis goes away while jobs run. What came of them is reported once it is back, and the rest runs.
+func TestRedisAwayAndBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	w := stagetest.New(t, server.URL(), "t:", 1)
+	const n = 40
+	w.Jobs("g", "T", n)
+	w.Admit("T")
+	g := newGate("T")
+	cfg := config()
+	cfg.Count = 10
+	w.Run(pool(w, cfg, g))
+	for range cfg.Count {
+		stagetest.Receive(t, g.started, "a job's start")
+	}
+	server.Kill()
+	for range cfg.Count { // they end while nobody can be told
+		g.end <- nil
+	}
+	server.Restart()
+	close(g.end)
+	w.AwaitCounts("g", api.Counts{Accepted: n, Done: n})
+	require.Len(t, w.Results(), n)
+	for len(g.started) > 0 {
+		require.Equal(t, 1, (<-g.started).Attempt)
+	}
+}
+
+// A worker stops also while Redis is away: what it could not report runs again elsewhere.
+func TestStopWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	w := stagetest.New(t, server.URL(), "t:", 1)
+	w.Jobs("g", "T", 2)
+	w.Admit("T")
+	g := newGate("T")
+	cfg := config()
+	cfg.Grace = 10 * time.Millisecond
+	stop, ended := running(w, pool(w, cfg, g))
+	stagetest.Receive(t, g.started, "a job's start")
+	stagetest.Receive(t, g.started, "a job's start")
+	server.Kill()
+	g.end <- nil
+	stop()
+	require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
+	server.Restart()
+	require.Equal(t, api.Counts{Accepted: 2, InFlight: 2}, w.Counts("g"))
+}

@@ -1,0 +1,277 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/worker"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// running runs a worker and tells it to stop, without waiting for it.
+func running(w *stagetest.World, wk *worker.Worker) (stop context.CancelFunc, ended <-chan error) {
+	ctx, stop := context.WithCancel(context.WithoutCancel(w.T.Context()))
+	done := make(chan error, 1)
+	go func() { done <- wk.Run(ctx) }()
+	w.T.Cleanup(stop)
+	return stop, done
+}
+
+func TestStopWaitsForTheRunningJob(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	g := newGate("T")
+	cfg := config()
+	cfg.Count = 3
+	wk := pool(w, cfg, g)
+	stop, ended := running(w, wk)
+	stagetest.Receive(t, g.started, "the job's start")
+	st := wk.Status()
+	require.Equal(t, []string{"g.0"}, st.CurrentJobs)
+	require.Equal(t, []int{3, 1, 2}, []int{st.Workers, st.Active, st.Idle})
+	require.False(t, st.ShuttingDown)
+
+	stop()
+	w.Await("status that it stops", func() bool {
+		all, err := stage.Workers(t.Context(), w.Conn, w.Space)
+		return err == nil && len(all) == 1 && all[0].ShuttingDown && len(all[0].Types) == 0 && all[0].Active == 1
+	})
+	require.True(t, wk.Status().ShuttingDown)
+	require.Empty(t, ended)
+	require.Equal(t, api.Counts{Accepted: 1, InFlight: 1}, w.Counts("g"))
+	require.NoError(t, wk.Resize(5)) // too late to matter
+
+	g.end <- nil
+	require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
+	consumers, err := w.Conn.Cmd.XInfoConsumers(t.Context(), w.P.Ready("T"), keyspace.GroupWorkers).Result()
+	require.NoError(t, err)
+	require.Empty(t, consumers)
+}
+
+func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
+	t.Parallel()
+	for name, ignores := range map[string]bool{"a processor that hears": false, "a processor that does not": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			w.Jobs("g", "T", 1)
+			w.Admit("T")
+			g := newGate("T")
+			var proc processor.Processor = g
+			causes := make(chan error, 1)
+			if ignores {
+				proc = deaf{g}
+			} else {
+				proc = processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+					_, err := g.Process(ctx, j)
+					causes <- context.Cause(ctx)
+					return nil, err
+				})
+			}
+			cfg := config()
+			cfg.Grace = 10 * time.Millisecond
+			stop, ended := running(w, pool(w, cfg, proc))
+			stagetest.Receive(t, g.started, "the job's start")
+			stop()
+			require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
+			require.Equal(t, api.Counts{Accepted: 1, NonReady: 1}, w.Counts("g"))
+			require.Zero(t, w.Group("g").Retries)
+			if ignores {
+				g.end <- nil // its late return changes nothing
+			} else {
+				require.ErrorContains(t, <-causes, "shutting down")
+			}
+
+			// Another process runs it at once, as a further attempt.
+			w.Feed(stagetest.Patience, "T")
+			again := newGate("T")
+			w.Run(pool(w, config(), again))
+			require.Equal(t, 2, stagetest.Receive(t, again.started, "the job's second start").Attempt)
+			again.end <- nil
+			w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
+		})
+	}
+}
+
+func TestStopHandsBackWhatNeverRan(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const quick, held = 200, 30
+	w.Jobs("quick", "T", quick)
+	w.Admit("T")
+	g := newGate("T")
+	cfg := config()
+	cfg.Count = 1
+	stop, ended := running(w, pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+		if j.Group == "quick" {
+			return nil, nil
+		}
+		return g.Process(ctx, j)
+	})))
+	w.AwaitCounts("quick", api.Counts{Accepted: quick, Done: quick}) // jobs are known to be short from now on: some are prefetched
+
+	w.Jobs("g", "T", held)
+	w.Admit("T")
+	stagetest.Receive(t, g.started, "the first job's start")
+	w.AwaitCounts("g", api.Counts{Accepted: held, InFlight: held})
+	stop()
+	w.AwaitCounts("g", api.Counts{Accepted: held, NonReady: held - 1, InFlight: 1})
+	g.end <- nil
+	require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
+	require.Equal(t, api.Counts{Accepted: held, NonReady: held - 1, Done: 1}, w.Counts("g"))
+	require.Empty(t, g.started)
+}
+
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	zero := 0
+	for name, tt := range map[string]struct{ worker, group time.Duration }{
+		"of the worker": {worker: 20 * time.Millisecond},
+		"of the group":  {worker: stagetest.Patience, group: 20 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			w.Submit(messages.SubmitGroup{
+				ID: "g", Tenant: "acme", Type: "T", JobTimeout: messages.Duration(tt.group), MaxRetries: &zero, Jobs: stagetest.Numbered(1)})
+			w.Admit("T")
+			cfg := config()
+			cfg.JobTimeout = tt.worker
+			causes := make(chan error, 1)
+			w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
+				<-ctx.Done()
+				causes <- context.Cause(ctx)
+				return nil, errors.New("interrupted")
+			})))
+			w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+			letter := w.DeadLetters()[0]
+			require.Equal(t, processor.CodeTimeout, letter.Code)
+			require.Equal(t, "timed out after 20ms", letter.Error)
+			require.ErrorIs(t, <-causes, context.DeadlineExceeded)
+		})
+	}
+}
+
+// What a processor answers after its time is up counts no more as done, also before it is given up.
+func TestTimeoutThatIsAnsweredLate(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	zero := 0
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &zero, Jobs: stagetest.Numbered(1)})
+	w.Admit("T")
+	cfg := config()
+	cfg.JobTimeout = 300 * time.Millisecond
+	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) { <-ctx.Done(); return "late", nil })))
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+	require.Equal(t, map[string]int64{processor.CodeTimeout: 1}, w.Group("g").FailuresByCode)
+}
+
+func TestTimeoutThatIsIgnored(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	zero := 0
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &zero, Jobs: stagetest.Numbered(3)})
+	w.Admit("T")
+	cfg := config()
+	cfg.Count, cfg.JobTimeout = 1, 30*time.Millisecond
+	g := newGate("T")
+	wk := pool(w, cfg, deaf{g})
+	stop := w.Run(wk)
+	// One after the other is given up, and the only slot is there again for the next.
+	for range 3 {
+		stagetest.Receive(t, g.started, "a job's start")
+	}
+	w.AwaitCounts("g", api.Counts{Accepted: 3, Failed: 3})
+	require.Equal(t, map[string]int64{processor.CodeTimeout: 3}, w.Group("g").FailuresByCode)
+	w.Await("one idle slot", func() bool {
+		st := wk.Status()
+		return st.Workers == 1 && st.Active == 0 && st.Idle == 1 && len(st.CurrentJobs) == 0
+	})
+
+	for range 3 {
+		g.end <- nil // late
+	}
+	w.Jobs("next", "T", 1)
+	w.Admit("T")
+	stagetest.Receive(t, g.started, "the next job's start")
+	g.end <- nil
+	w.AwaitCounts("next", api.Counts{Accepted: 1, Done: 1})
+	require.Equal(t, api.Counts{Accepted: 3, Failed: 3}, w.Counts("g"))
+	st := wk.Status()
+	require.Equal(t, []int{1, 0}, []int{st.Workers, st.Active})
+	stop()
+}
+
+func TestResize(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 12)
+	w.Admit("T")
+	g := newGate("T")
+	cfg := config()
+	cfg.Count = 2
+	wk := pool(w, cfg, g)
+	require.NoError(t, wk.Resize(1)) // before it runs
+	require.Equal(t, 1, wk.Status().Workers)
+	w.Run(wk)
+	active := func(size, n int) {
+		t.Helper()
+		w.Await("active slots", func() bool { st := wk.Status(); return st.Workers == size && st.Active == n })
+	}
+	active(1, 1)
+	require.NoError(t, wk.Resize(4))
+	active(4, 4) // at once
+	require.NoError(t, wk.Resize(2))
+	active(2, 4) // those that run go on
+	g.end <- nil
+	active(2, 3)
+	g.end <- nil
+	active(2, 2)
+	g.end <- nil
+	active(2, 2) // and another has begun
+	require.Len(t, g.started, 5)
+
+	require.ErrorContains(t, wk.Resize(0), "must be 1 to 10000")
+	require.ErrorContains(t, wk.Resize(worker.MaxCount+1), "must be 1 to 10000")
+	for range 9 {
+		g.end <- nil
+	}
+	w.AwaitCounts("g", api.Counts{Accepted: 12, Done: 12})
+}
+
+// A process holds what it runs and no more, as long as jobs are long: the rest is for others.
+func TestPrefetchIsBounded(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 50)
+	w.Admit("T")
+	g := newGate("T")
+	cfg := config()
+	cfg.Count, cfg.Block = 3, 10*time.Millisecond
+	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+		select { // longer than prefetching pays
+		case <-time.After(60 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		return g.Process(ctx, j)
+	})))
+	for done := range int64(12) {
+		w.AwaitCounts("g", api.Counts{Accepted: 50, Ready: 47 - done, InFlight: 3, Done: done})
+		g.end <- nil
+	}
+	require.LessOrEqual(t, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers), int64(3))
+	close(g.end)
+	w.AwaitCounts("g", api.Counts{Accepted: 50, Done: 50})
+}

@@ -1,0 +1,121 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/proctest"
+)
+
+// endless is a job that outlasts the test, unless its context ends.
+const endless = `{"sleep_ms":3600000}`
+
+// pool is a worker's pool as its admin address shows it.
+func (s *system) pool(p *proctest.Process) api.WorkerStatus {
+	s.t.Helper()
+	status, body := s.call("GET", "http://"+p.AdminAddr()+"/pool", "")
+	require.Equal(s.t, http.StatusOK, status, string(body))
+	var w api.WorkerStatus
+	require.NoError(s.t, json.Unmarshal(body, &w))
+	return w
+}
+
+func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
+	t.Parallel()
+	s := start(t, env("WORKER_COUNT", "5"), env("FETCH_BATCH_SIZE", "10"), env("BACKPRESSURE_DEFAULT_BACKOFF", "1h"), env("BACKPRESSURE_MAX_BACKOFF", "1h"),
+		env("CONGESTION_BASE_BACKOFF", "1h"), env("CONGESTION_MAX_BACKOFF", "1h"))
+	next := time.Now().Add(240 * time.Hour)
+	large := json.RawMessage(`{"sleep_ms":3600000,"x":"` + strings.Repeat("x", 10<<10) + `"}`)
+	// Jobs that take a while keep the worker from taking many in advance.
+	all := jobs(3, `{"sleep_ms":50}`)                                      // done
+	all = append(all, jobs(2, `{"sleep_ms":50,"fail":"permanent"}`)...)    // failed
+	all = append(all, jobs(4, `{"sleep_ms":50,"fail":"retry"}`)...)        // parked, to be retried
+	all = append(all, client.Job{RunAt: &next, Payload: map[string]any{}}) // parked, for a time
+	all = append(all, client.Job{Payload: large}, client.Job{Payload: large})
+	all = append(all, jobs(100, endless)...) // running, ready, waiting
+	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, JobTimeout: time.Hour})
+	s.submit(client.Group{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: jobs(5, endless), RunAt: &next})
+	before := s.awaitCounts("g", "jobs everywhere", func(c api.Counts) bool {
+		return c.Done == 3 && c.Failed == 2 && c.NonReady == 5 && c.InFlight >= 5 && c.Ready > 0 && c.Waiting > 0
+	})
+
+	for _, id := range []string{"g", "later"} {
+		for range 2 { // the second time changes nothing
+			answer, err := s.api.Cancel(s.ctx, id)
+			require.NoError(t, err)
+			require.Equal(t, api.StatusCancelled, answer.Status)
+		}
+	}
+	g := s.group("g")
+	require.Equal(t, api.StatusCancelled, g.Status)
+	conserved(t, g.Counts)
+	require.Equal(t, api.Counts{Accepted: before.Accepted, Done: 3, Failed: 2, Cancelled: before.Accepted - 5}, g.Counts)
+	require.Equal(t, api.Counts{Accepted: 5, Cancelled: 5}, s.group("later").Counts)
+	s.await("idle worker", func() bool { w := s.pool(s.proc("worker", 0)); return w.Active == 0 && len(w.CurrentJobs) == 0 })
+	require.Equal(t, g.Counts, s.group("g").Counts, "what the jobs reported then counts no more")
+	require.Equal(t, []string{"group.created", "group.dispatched", "group.running", "group.cancelled"}, types(s.history("g", 1)))
+
+	// Nothing of it is left to wait, and others have their turn.
+	p := s.space.Partition(0)
+	s.await("nothing is left", func() bool {
+		st, err := s.api.Stats(s.ctx)
+		require.NoError(t, err)
+		return st.Types[0].Backlog == 0 && st.Types[0].InFlight == 0 && st.ActiveTenants == 0
+	})
+	for _, key := range []string{p.NonReady(), p.NonReadyOf("acme"), p.Payloads("g"), p.Queue("g", "NOOP"), p.Scheduled(), p.Active()} {
+		require.Zero(t, s.rdb.Exists(s.ctx, key).Val(), key)
+	}
+	for _, command := range []string{"retry", "seal"} {
+		status, _ := s.call("POST", s.url(0)+"/v1/groups/g/"+command, "")
+		require.Contains(t, []int{http.StatusConflict, http.StatusAccepted}, status, command)
+	}
+	status, _ := s.call("POST", s.url(0)+"/v1/groups/g/jobs", `{"payload":{}}`, "Content-Type", "application/x-ndjson")
+	require.Equal(t, http.StatusConflict, status)
+	s.submit(client.Group{ID: "next", Tenant: "acme", Type: "NOOP", Jobs: jobs(50, `{}`), Seal: true})
+	require.EqualValues(t, 50, s.wait("next").Counts.Done)
+	status, _ = s.call("POST", s.url(0)+"/v1/groups/next/cancel", "")
+	require.Equal(t, http.StatusConflict, status, "it has ended")
+}
+
+// A tenant that is parked for want of a permit, and with it its waiting jobs, leaves nothing behind either.
+func TestCancelOfParkedTenants(t *testing.T) {
+	t.Parallel()
+	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))
+	tenants := []string{"a", "b"}
+	for _, tenant := range tenants {
+		s.submit(client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Jobs: jobs(200, `{}`), Seal: true})
+	}
+	s.add("fetcher")
+	for _, tenant := range tenants {
+		s.await("tenant "+tenant+" was parked", func() bool { return s.group("of-"+tenant).Throttles > 0 })
+	}
+	for _, tenant := range tenants {
+		s.xadd(s.space.Ingest(), "type", groupCancel, "data", fmt.Sprintf(`{"group":"of-%s"}`, tenant))
+	}
+	for _, tenant := range tenants {
+		g := s.wait("of-" + tenant)
+		require.Equal(t, api.StatusCancelled, g.Status)
+	}
+	p := s.space.Partition(0)
+	s.await("nobody is active or parked", func() bool {
+		return s.rdb.SCard(s.ctx, p.Active()).Val() == 0 && s.rdb.ZCard(s.ctx, p.NonReady()).Val() == 0 &&
+			s.rdb.ZCard(s.ctx, p.Parked("NOOP")).Val() == 0
+	})
+	for _, tenant := range tenants {
+		c := s.group("of-" + tenant).Counts
+		conserved(t, c)
+		require.EqualValues(t, 200, c.Done+c.Cancelled)
+		require.Positive(t, c.Cancelled)
+	}
+	// Alone, a tenant has all permits.
+	s.submit(client.Group{ID: "alone", Tenant: "c", Type: "NOOP", Jobs: jobs(5, `{}`), Seal: true})
+	require.Zero(t, s.wait("alone").Throttles)
+}
