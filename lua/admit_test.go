@@ -2,8 +2,10 @@ package lua_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -73,7 +75,7 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// A tenant that was idle comes back at the present: it is owed nothing.
+// A tenant that was idle comes back at the present: it is owed nothing for its absence but one turn.
 func TestAdmitTenantThatComesBack(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -81,15 +83,18 @@ func TestAdmitTenantThatComesBack(t *testing.T) {
 		}
 		w.append("b", 1)
 		w.admit("T", 1, noLimit)
-		w.append("a", 60)
-		w.admit("T", 30, noLimit)
-		w.append("b", 30)
+		w.append("a", 400)
+		for range 4 {
+			require.Equal(w, 50, w.admit("T", 50, noLimit).Moved)
+		}
+		w.append("b", 120)
 		w.admitted("T", group)
-		for range 20 {
+		for range 120 {
 			w.admit("T", 1, noLimit)
 		}
 		order := w.admitted("T", group)
-		require.Equal(w, 10, strings.Count(order, "b"), order)
+		require.InDelta(w, 60, strings.Count(order[60:], "b")*2, 10, order)
+		require.LessOrEqual(w, strings.Count(order, "b"), 50+70/2+1, order)
 	})
 }
 
@@ -195,16 +200,19 @@ func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 		}
 		l := lua.Limit{Window: window, Permits: permits}
 		var callers errgroup.Group
+		var moved atomic.Int64
 		for range 2 {
 			callers.Go(func() error {
-				for began := time.Now(); time.Since(began) < 6*window; {
-					args := lua.AdmitArgs{Type: "T", Most: 5, Cap: 1000, Limit: l, Seed: seed, LaneWeights: [3]int{6, 3, 1}}
-					if _, err := lua.Admit(w.Context(), w.c, w.p, args); err != nil {
+				for moved.Load() < 6*6 {
+					a, err := lua.Admit(w.Context(), w.c, w.p, lua.AdmitArgs{Type: "T", Most: 5, Cap: 1000, Limit: l, Seed: seed, LaneWeights: [3]int{6, 3, 1}})
+					if err != nil {
 						return err
 					}
-					if _, err := lua.Promote(w.Context(), w.c, w.p, lua.PromoteArgs{Most: 5, Limit: l, Seed: seed, Caps: map[string]int{"T": 1000}}); err != nil {
+					p, err := lua.Promote(w.Context(), w.c, w.p, lua.PromoteArgs{Most: 5, Limit: l, Seed: seed, Caps: map[string]int{"T": 1000}})
+					if err != nil {
 						return err
 					}
+					moved.Add(int64(a.Moved + p.Moved))
 				}
 				return nil
 			})
@@ -214,13 +222,10 @@ func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 		for _, j := range w.read("T", "c") {
 			windows[j.Since.UnixMilli()/window.Milliseconds()]++
 		}
-		require.GreaterOrEqual(w, len(windows), 5)
-		most := 0
+		require.GreaterOrEqual(w, len(windows), 6)
 		for at, n := range windows {
-			require.LessOrEqual(w, n, permits, "window %d", at)
-			most = max(most, n)
+			require.LessOrEqual(w, n, 6, "window %d: each of three tenants may have 2", at)
 		}
-		require.Equal(w, 2*3+1, most, "each of three tenants has 2 a window, and the markers that are due take what is left")
 	})
 }
 
@@ -403,6 +408,6 @@ func TestAdmitEverything(t *testing.T) {
 			require.Equal(w, strings.Repeat("R", i), w.states(g))
 			w.ledger(g)
 		}
-		require.Equal(w, 1, slices.Max(slices.Collect(mapsValues(seen))))
+		require.Equal(w, 1, slices.Max(slices.Collect(maps.Values(seen))), "none twice")
 	})
 }

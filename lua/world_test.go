@@ -201,7 +201,16 @@ func (w *world) promoteAll(typ string, n int) {
 // eventually asks until it is true. What it waits for is Redis's clock.
 func (w *world) eventually(ok func() bool) {
 	w.Helper()
-	require.Eventually(w, ok, 20*time.Second, time.Millisecond)
+	late := time.After(20 * time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-late:
+			require.FailNow(w, "it has not come to that in time")
+		case <-tick.C:
+		}
+	}
 }
 
 // taken is a job that a worker has read, and has started when it has a token: the attempt to report under.
@@ -544,5 +553,3 @@ func (w *world) unchanged(step func()) {
 }
 
 func fmtInt(n int64) string { return strconv.FormatInt(n, 10) }
-
-func mapsValues(m map[string]int) func(func(int) bool) { return maps.Values(m) }

@@ -403,6 +403,9 @@ func inhabited(w *world) {
 	w.append("many", jobs(3000))
 	w.admit(p, "many", 50, noLimit)
 
+	w.admit(p, "T", 3, noLimit)
+	w.done(p, "T", w.start(p, "T", w.read(p, "T", "c3", 3))...)
+
 	for _, letter := range "WNRIDAF" {
 		require.Positive(w, w.count(all, byte(letter)), string(letter))
 	}

@@ -1,7 +1,9 @@
 package stagetest
 
 import (
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -128,3 +130,6 @@ func (w *World) Garbage() []string {
 	require.NoError(w.T, err)
 	return list
 }
+
+// EntryID is the least id that an entry of a stream has at that time. Ids of one length compare as strings.
+func EntryID(at time.Time) string { return strconv.FormatInt(at.UnixMilli(), 10) + "-0" }

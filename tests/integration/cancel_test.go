@@ -49,7 +49,7 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 
 	for _, id := range []string{"g", "later"} {
 		for range 2 { // the second time changes nothing
-			answer, err := s.api.Cancel(s.ctx, id)
+			answer, err := s.api.Cancel(s.ctx(), id)
 			require.NoError(t, err)
 			require.Equal(t, api.StatusCancelled, answer.Status)
 		}
@@ -66,12 +66,12 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	// Nothing of it is left to wait, and others have their turn.
 	p := s.space.Partition(0)
 	s.await("nothing is left", func() bool {
-		st, err := s.api.Stats(s.ctx)
+		st, err := s.api.Stats(s.ctx())
 		require.NoError(t, err)
 		return st.Types[0].Backlog == 0 && st.Types[0].InFlight == 0 && st.ActiveTenants == 0
 	})
 	for _, key := range []string{p.NonReady(), p.NonReadyOf("acme"), p.Payloads("g"), p.Queue("g", "NOOP"), p.Scheduled(), p.Active()} {
-		require.Zero(t, s.rdb.Exists(s.ctx, key).Val(), key)
+		require.Zero(t, s.rdb.Exists(s.ctx(), key).Val(), key)
 	}
 	for _, command := range []string{"retry", "seal"} {
 		status, _ := s.call("POST", s.url(0)+"/v1/groups/g/"+command, "")
@@ -106,8 +106,8 @@ func TestCancelOfParkedTenants(t *testing.T) {
 	}
 	p := s.space.Partition(0)
 	s.await("nobody is active or parked", func() bool {
-		return s.rdb.SCard(s.ctx, p.Active()).Val() == 0 && s.rdb.ZCard(s.ctx, p.NonReady()).Val() == 0 &&
-			s.rdb.ZCard(s.ctx, p.Parked("NOOP")).Val() == 0
+		return s.rdb.SCard(s.ctx(), p.Active()).Val() == 0 && s.rdb.ZCard(s.ctx(), p.NonReady()).Val() == 0 &&
+			s.rdb.ZCard(s.ctx(), p.Parked("NOOP")).Val() == 0
 	})
 	for _, tenant := range tenants {
 		c := s.group("of-" + tenant).Counts

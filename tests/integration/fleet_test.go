@@ -79,7 +79,7 @@ func TestFleets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, append([]option{env("BACKPRESSURE_GLOBAL_RPS", "0"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms")}, opts...)...)
-			p, err := client.NewProducer(s.ctx, s.redis.URL())
+			p, err := client.NewProducer(s.ctx(), s.redis.URL())
 			require.NoError(t, err)
 			defer p.Close()
 			var loads []load
@@ -87,9 +87,9 @@ func TestFleets(t *testing.T) {
 				l := newLoad(fmt.Sprint("tenant-", i), 2857+i%2)
 				loads = append(loads, l)
 				if i%2 == 0 {
-					_, err = client.NewAPI(s.url(i%len(s.procs["ingest"]))).Submit(s.ctx, l.group)
+					_, err = client.NewAPI(s.url(i%len(s.procs["ingest"]))).Submit(s.ctx(), l.group)
 				} else {
-					_, err = p.Submit(s.ctx, l.group)
+					_, err = p.Submit(s.ctx(), l.group)
 				}
 				require.NoError(t, err)
 			}
@@ -99,13 +99,13 @@ func TestFleets(t *testing.T) {
 				l.check(t, s.group(l.group.ID))
 				failed += l.counts.Failed
 				seen := map[int64]bool{}
-				for r, err := range s.api.Results(s.ctx, l.group.ID) {
+				for r, err := range s.api.Results(s.ctx(), l.group.ID) {
 					require.NoError(t, err)
 					require.False(t, seen[r.Ordinal], "result %d twice", r.Ordinal)
 					seen[r.Ordinal] = true
 				}
 				require.Len(t, seen, int(l.counts.Done))
-				for f, err := range s.api.Failures(s.ctx, l.group.ID) {
+				for f, err := range s.api.Failures(s.ctx(), l.group.ID) {
 					require.NoError(t, err)
 					require.False(t, seen[f.Ordinal], "job %d is done and failed, or failed twice", f.Ordinal)
 					seen[f.Ordinal] = true
@@ -113,7 +113,7 @@ func TestFleets(t *testing.T) {
 				require.Len(t, seen, int(l.counts.Accepted))
 			}
 			letters := map[string]bool{}
-			for d, err := range s.api.DeadLetters(s.ctx) {
+			for d, err := range s.api.DeadLetters(s.ctx()) {
 				require.NoError(t, err)
 				require.False(t, letters[d.Job])
 				letters[d.Job] = true

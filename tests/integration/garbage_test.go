@@ -143,16 +143,16 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.group("taken").Counts)
 	require.True(t, s.proc("ingest", 0).Running())
 	require.Equal(t, pid, s.proc("ingest", 0).PID())
-	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx, s.space.Ingest()).Val() == 0 })
+	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 
 	// Nobody's keys were touched: every key is made of what was validated.
-	keys, err := s.rdb.Keys(s.ctx, "*").Result()
+	keys, err := s.rdb.Keys(s.ctx(), "*").Result()
 	require.NoError(t, err)
 	for _, key := range keys {
 		require.Regexp(t, `^bulk-action:(\{0\}:)?[A-Za-z0-9._:-]+$`, key)
 	}
 	var st api.Stats
-	st, err = s.api.Stats(s.ctx)
+	st, err = s.api.Stats(s.ctx())
 	require.NoError(t, err)
 	require.EqualValues(t, len(sent), st.Rejected)
 }
@@ -167,7 +167,7 @@ func TestMessagesForUnknownGroups(t *testing.T) {
 		of(groupSeal, `{"group":"nobody","total":2}`, "nobody"), of(groupCancel, `{"group":"nobody"}`, "nobody"),
 	} {
 		id := fmt.Sprintf("1000-%d", i)
-		require.NoError(t, s.rdb.XAdd(s.ctx, &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
+		require.NoError(t, s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
 		want[id] = m.reason
 	}
 	// One that is young stays, and holds up nobody.
@@ -213,12 +213,12 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	require.JSONEq(t, "200", string(g.Aggregate["n"]))
 
 	want := int64(2*len(junk) + 2)
-	s.await("all of it set aside", func() bool { return s.rdb.LLen(s.ctx, p.Garbage()).Val() >= want })
-	list, err := s.rdb.LRange(s.ctx, p.Garbage(), 0, -1).Result()
+	s.await("all of it set aside", func() bool { return s.rdb.LLen(s.ctx(), p.Garbage()).Val() >= want })
+	list, err := s.rdb.LRange(s.ctx(), p.Garbage(), 0, -1).Result()
 	require.NoError(t, err)
 	require.Len(t, list, int(want))
 	s.await("empty streams", func() bool {
-		return s.rdb.XLen(s.ctx, p.Ready("NOOP")).Val() == 0 && s.rdb.XLen(s.ctx, p.ResultStream()).Val() == 0
+		return s.rdb.XLen(s.ctx(), p.Ready("NOOP")).Val() == 0 && s.rdb.XLen(s.ctx(), p.ResultStream()).Val() == 0
 	})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
 }

@@ -66,7 +66,7 @@ func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait(second.ID).Counts)
 
 	var all []string
-	for g, err := range s.api.Groups(s.ctx, client.GroupFilter{Tenant: "acme"}) {
+	for g, err := range s.api.Groups(s.ctx(), client.GroupFilter{Tenant: "acme"}) {
 		require.NoError(t, err)
 		all = append(all, g.ID)
 	}
@@ -92,7 +92,7 @@ func TestIdempotencyKeyOfAnAppend(t *testing.T) {
 			require.EqualValues(t, 3, a.Rejected[0].Line)
 		}
 	}
-	_, err := s.api.Seal(s.ctx, "g", nil)
+	_, err := s.api.Seal(s.ctx(), "g", nil)
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Accepted: 3, Done: 3}, s.wait("g").Counts)
 }

@@ -47,11 +47,11 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	anyhow := append(shuffled("anyhow"), submission("anyhow"), submission("anyhow"), sealing("anyhow", total), sealing("anyhow", total))
 	rand.Shuffle(len(anyhow), func(i, j int) { anyhow[i], anyhow[j] = anyhow[j], anyhow[i] })
 
-	_, err := s.rdb.Pipelined(s.ctx, func(pipe redis.Pipeliner) error {
+	_, err := s.rdb.Pipelined(s.ctx(), func(pipe redis.Pipeliner) error {
 		for i := range max(len(last), len(first), len(anyhow)) {
 			for _, messages := range [][][]any{last, first, anyhow} {
 				if i < len(messages) {
-					pipe.XAdd(s.ctx, &redis.XAddArgs{Stream: s.space.Ingest(), Values: messages[i]})
+					pipe.XAdd(s.ctx(), &redis.XAddArgs{Stream: s.space.Ingest(), Values: messages[i]})
 				}
 			}
 		}
@@ -69,15 +69,15 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	for _, m := range append(append(last, first...), anyhow...) {
 		s.xadd(s.space.Ingest(), m...)
 	}
-	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx, s.space.Ingest()).Val() == 0 })
+	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 	for _, group := range []string{"sealed-last", "sealed-first", "anyhow"} {
 		require.Equal(t, want, s.group(group).Counts, group)
 	}
-	rejected, err := s.rdb.XRange(s.ctx, s.space.Rejected(), "-", "+").Result()
+	rejected, err := s.rdb.XRange(s.ctx(), s.space.Rejected(), "-", "+").Result()
 	require.NoError(t, err)
 	require.Empty(t, rejected)
 	both := map[string]bool{}
-	consumers, err := s.rdb.XInfoConsumers(s.ctx, s.space.Ingest(), "ingest").Result()
+	consumers, err := s.rdb.XInfoConsumers(s.ctx(), s.space.Ingest(), "ingest").Result()
 	require.NoError(t, err)
 	for _, c := range consumers {
 		both[c.Name] = true
@@ -92,7 +92,7 @@ func TestRepeatedMessageWithOtherContent(t *testing.T) {
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"g","type":"NOOP","jobs":[]}`)
 	for _, n := range []string{`{"payload":{}}`, `{"payload":{}},{"payload":{}}`, `{"payload":{}},{"payload":{}},{"payload":{}}`} {
 		s.xadd(s.space.Ingest(), "type", jobsAppend, "id", "m1", "data", `{"group":"g","jobs":[`+n+`]}`)
-		s.await("the message is done with", func() bool { return s.rdb.XLen(s.ctx, s.space.Ingest()).Val() == 0 })
+		s.await("the message is done with", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 	}
 	s.xadd(s.space.Ingest(), "type", groupSeal, "data", `{"group":"g"}`)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("g").Counts)

@@ -64,7 +64,7 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
 	require.JSONEq(t, fmt.Sprint(n), string(g.Aggregate["n"]))
 	require.Len(t, s.results("before"), n)
-	_, err := s.api.Seal(s.ctx, "open", nil)
+	_, err := s.api.Seal(s.ctx(), "open", nil)
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("open").Counts)
 }

@@ -16,7 +16,7 @@ import (
 func (s *system) results(group string) map[int64]api.Result {
 	s.t.Helper()
 	all := map[int64]api.Result{}
-	for r, err := range s.api.Results(s.ctx, group) {
+	for r, err := range s.api.Results(s.ctx(), group) {
 		require.NoError(s.t, err)
 		require.NotContains(s.t, all, r.Ordinal, "result twice")
 		all[r.Ordinal] = r
@@ -37,7 +37,7 @@ func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 		require.Equal(t, 1, r.Attempts)
 	}
 	require.Contains(t, s.proc("worker", 0).Log(), `"msg":"stopped"`)
-	st, err := s.api.Stats(s.ctx)
+	st, err := s.api.Stats(s.ctx())
 	require.NoError(t, err)
 	require.Empty(t, st.Workers, "it has signed off")
 }
@@ -76,16 +76,16 @@ func (s *system) underLoad(t *testing.T, during func()) {
 	for i := range groups {
 		ids = append(ids, s.submit(client.Group{ID: fmt.Sprint("g", i), Tenant: fmt.Sprint("t", i%3), Type: "NOOP", Jobs: jobs(messages*each, payload), Seal: true, Aggregate: sum}))
 	}
-	p, err := client.NewProducer(s.ctx, s.redis.URL())
+	p, err := client.NewProducer(s.ctx(), s.redis.URL())
 	require.NoError(t, err)
 	defer p.Close()
-	_, err = p.Submit(s.ctx, client.Group{ID: "streamed", Type: "NOOP", Aggregate: sum})
+	_, err = p.Submit(s.ctx(), client.Group{ID: "streamed", Type: "NOOP", Aggregate: sum})
 	require.NoError(t, err)
 	produced := make(chan error, 1)
 	begun := make(chan struct{})
 	go func() {
 		for i := range messages {
-			if _, err := p.AppendJobs(s.ctx, "streamed", jobs(each, payload)); err != nil {
+			if _, err := p.AppendJobs(s.ctx(), "streamed", jobs(each, payload)); err != nil {
 				produced <- err
 				return
 			}
@@ -93,7 +93,7 @@ func (s *system) underLoad(t *testing.T, during func()) {
 				close(begun)
 			}
 		}
-		produced <- p.Seal(s.ctx, "streamed", nil)
+		produced <- p.Seal(s.ctx(), "streamed", nil)
 	}()
 	<-begun
 	during()
@@ -154,13 +154,7 @@ func TestKilledWorker(t *testing.T) {
 	}
 	require.Len(t, all, n)
 	require.Positive(t, again, "what the lost worker ran has run again")
-	st, err := s.api.Stats(s.ctx)
-	require.NoError(t, err)
-	for _, stage := range st.Stages {
-		if stage.Role == "dispatcher" {
-			require.Positive(t, stage.Counts["taken_back"])
-		}
-	}
+	s.await("the dispatcher tells of it", func() bool { return s.stage("dispatcher").Counts["taken_back"] > 0 })
 }
 
 func TestEveryRoleIsKilledUnderLoad(t *testing.T) {

@@ -39,7 +39,6 @@ const patience = 60 * time.Second
 // processes end with the test; while they still run, the data is audited.
 type system struct {
 	t     testing.TB
-	ctx   context.Context
 	redis *redistest.Redis
 	rdb   *redis.Client
 	space keyspace.Space
@@ -96,8 +95,7 @@ func start(t testing.TB, opts ...option) *system {
 	require.NoError(t, err)
 	server := redistest.Server(t, o.redis...)
 	s := &system{
-		t: t, ctx: context.WithoutCancel(t.Context()), // clean-ups use it too
-		redis: server, rdb: server.Client(), space: space, env: o.env, procs: map[string][]*proctest.Process{},
+		t: t, redis: server, rdb: server.Client(), space: space, env: o.env, procs: map[string][]*proctest.Process{},
 	}
 	s.env["BULKACTION_REDIS_URL"] = server.URL()
 	for _, role := range roles {
@@ -124,6 +122,9 @@ func start(t testing.TB, opts ...option) *system {
 	})
 	return s
 }
+
+// ctx is the test's, but does not end before clean-ups, which use it too.
+func (s *system) ctx() context.Context { return context.WithoutCancel(s.t.Context()) }
 
 // launch starts one more process of a role, with more variables (full names), and does not wait.
 func (s *system) launch(role string, more map[string]string) *proctest.Process {
@@ -181,7 +182,7 @@ func (s *system) url(i int) string { s.t.Helper(); return "http://" + s.proc("in
 // submit creates a group over HTTP, through the first ingest, and returns its id.
 func (s *system) submit(g client.Group) string {
 	s.t.Helper()
-	accepted, err := s.api.Submit(s.ctx, g)
+	accepted, err := s.api.Submit(s.ctx(), g)
 	require.NoError(s.t, err)
 	return accepted.ID
 }
@@ -189,7 +190,7 @@ func (s *system) submit(g client.Group) string {
 // group shows a group, through the first ingest.
 func (s *system) group(id string) api.Group {
 	s.t.Helper()
-	g, err := s.api.Group(s.ctx, id)
+	g, err := s.api.Group(s.ctx(), id)
 	require.NoError(s.t, err)
 	return g
 }
@@ -228,7 +229,7 @@ func (s *system) event(what string, is func(api.Event) bool) api.Event {
 // follow calls done with the entries of a stream from its beginning until it returns true.
 func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	ctx, cancel := context.WithTimeout(s.ctx(), patience)
 	defer cancel()
 	for last := "0"; ; {
 		found, err := s.rdb.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1000, Block: time.Second}).Result()
@@ -236,7 +237,7 @@ func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 			require.Fail(s.t, "await "+what, "nothing of it on %s after %s", stream, patience)
 		}
 		if err != nil && !errors.Is(err, redis.Nil) {
-			time.Sleep(20 * time.Millisecond) // Redis may be away for a test's sake
+			_ = redisx.Sleep(ctx, 20*time.Millisecond) // Redis may be away for a test's sake
 			continue
 		}
 		for _, st := range found {
@@ -313,7 +314,7 @@ func (s *system) call(method, url, body string, header ...string) (int, []byte) 
 // xadd adds an entry with pairs of field and value to a stream, under an id that Redis gives.
 func (s *system) xadd(stream string, fields ...any) string {
 	s.t.Helper()
-	id, err := s.rdb.XAdd(s.ctx, &redis.XAddArgs{Stream: stream, Values: fields}).Result()
+	id, err := s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: stream, Values: fields}).Result()
 	require.NoError(s.t, err)
 	return id
 }
@@ -327,10 +328,10 @@ func conserved(t testing.TB, c api.Counts) {
 // audit holds what is in Redis against what is promised.
 func (s *system) audit() {
 	s.t.Helper()
-	conn, err := redisx.Connect(s.ctx, redisx.Config{URL: s.redis.URL()})
+	conn, err := redisx.Connect(s.ctx(), redisx.Config{URL: s.redis.URL()})
 	require.NoError(s.t, err)
 	defer conn.Close()
-	report, err := audit.Run(s.ctx, conn, s.space, audit.Options{})
+	report, err := audit.Run(s.ctx(), conn, s.space, audit.Options{})
 	require.NoError(s.t, err)
 	require.Empty(s.t, report.Violations)
 	require.True(s.t, report.OK)

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -217,38 +218,47 @@ func TestTimeoutThatIsIgnored(t *testing.T) {
 func TestResize(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 12)
+	const n = 40
+	w.Jobs("g", "T", n)
 	w.Admit("T")
 	g := newGate("T")
+	var running, most atomic.Int64
 	cfg := config()
 	cfg.Count = 2
-	wk := pool(w, cfg, g)
+	wk := pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+		now := running.Add(1)
+		defer running.Add(-1)
+		for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
+		}
+		return g.Process(ctx, j)
+	}))
 	require.NoError(t, wk.Resize(1)) // before it runs
 	require.Equal(t, 1, wk.Status().Workers)
 	w.Run(wk)
 	active := func(size, n int) {
 		t.Helper()
 		w.Await("active slots", func() bool { st := wk.Status(); return st.Workers == size && st.Active == n })
+		require.EqualValues(t, n, running.Load())
 	}
 	active(1, 1)
 	require.NoError(t, wk.Resize(4))
 	active(4, 4) // at once
 	require.NoError(t, wk.Resize(2))
 	active(2, 4) // those that run go on
-	g.end <- nil
-	active(2, 3)
-	g.end <- nil
-	active(2, 2)
-	g.end <- nil
-	active(2, 2) // and another has begun
-	require.Len(t, g.started, 5)
+	ended := 0
+	for ; wk.Status().Active > 2; ended++ { // a slot that stays may take another job
+		g.end <- nil
+		w.Await("the job's end", func() bool { return w.Counts("g").Done == int64(ended+1) })
+	}
+	most.Store(0)
+	for ; ended < n; ended++ {
+		g.end <- nil
+	}
+	w.AwaitCounts("g", api.Counts{Accepted: n, Done: n})
+	require.LessOrEqual(t, most.Load(), int64(2))
 
 	require.ErrorContains(t, wk.Resize(0), "must be 1 to 10000")
 	require.ErrorContains(t, wk.Resize(worker.MaxCount+1), "must be 1 to 10000")
-	for range 9 {
-		g.end <- nil
-	}
-	w.AwaitCounts("g", api.Counts{Accepted: 12, Done: 12})
 }
 
 // A process holds what it runs and no more, as long as jobs are long: the rest is for others.

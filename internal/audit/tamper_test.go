@@ -1,0 +1,558 @@
+package audit
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// whole is a violation of a group as a whole, of one of a job.
+func whole(law, group string) string { return strings.TrimSpace(law + " " + group) }
+
+func of(law, group string, ordinal int64) string { return fmt.Sprintf("%s %s %d", law, group, ordinal) }
+
+func summary(r Report) []string {
+	var all []string
+	for _, v := range r.Violations {
+		s := whole(v.Law, v.Group)
+		if v.Ordinal != nil {
+			s = of(v.Law, v.Group, *v.Ordinal)
+		}
+		all = append(all, s)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// all is the partition of the group of that name.
+func (w *world) all() keyspace.Partition { return w.part("all") }
+
+func (w *world) incr(key, field string, n int64) { w.ok(w.c.HIncrBy(w.ctx, key, field, n).Err()) }
+
+// setState writes the letter or mark of a job's state.
+func (w *world) setState(group string, ordinal int64, at int, to byte) {
+	w.ok(w.c.SetRange(w.ctx, w.part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
+}
+
+// entry is the entry of a ready stream that holds a job.
+func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
+	for _, m := range w.c.XRange(w.ctx, w.all().Ready(typ), "-", "+").Val() {
+		if d, err := lua.ParseDelivered(m.Values[lua.Field].(string)); err == nil && d.Group == group && d.Ordinal == ordinal {
+			return m
+		}
+	}
+	require.Fail(w, "no such entry")
+	return redis.XMessage{}
+}
+
+func (w *world) xadd(stream string, fields ...any) {
+	w.ok(w.c.XAdd(w.ctx, &redis.XAddArgs{Stream: stream, Values: fields}).Err())
+}
+
+// parked is a parked job of group all, with what lies in its tenant's set.
+func (w *world) parked() (blob string, ordinal int64) {
+	for _, blob := range w.c.ZRange(w.ctx, w.all().NonReadyOf("acme"), 0, -1).Val() {
+		if d, err := lua.ParseDelivered(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
+			return blob, d.Ordinal
+		}
+	}
+	require.Fail(w, "nothing parked")
+	return "", 0
+}
+
+func (w *world) park(p keyspace.Partition, tenant, blob string) {
+	w.ok(w.c.ZAdd(w.ctx, p.NonReadyOf(tenant), redis.Z{Score: 1e15, Member: blob}).Err())
+}
+
+// moving is what lies in a ready stream or a non-ready set.
+func moving(group, typ string, attempt, ordinal int) string {
+	return fmt.Sprintf("%s|%s|%d|0|0|0|0|0|0|1|E|%d|1||{}", group, typ, attempt, ordinal)
+}
+
+// chunk is the first chunk of a group's results, as lines, with its index's setter.
+func (w *world) chunk(group string) (lines []string, set func([]string)) {
+	key := w.part(group).Results(group)
+	return strings.Split(w.c.LIndex(w.ctx, key, 0).Val(), "\n"), func(lines []string) {
+		w.ok(w.c.LSet(w.ctx, key, 0, strings.Join(lines, "\n")).Err())
+	}
+}
+
+func line(ordinal int64) string { return fmt.Sprintf(`{"ordinal":%d,"data":1}`, ordinal) }
+
+var letters = map[string]byte{
+	"waiting": 'W', "non_ready": 'N', "ready": 'R', "in_flight": 'I', "done": 'A', "failed": 'F', "cancelled": 'C',
+}
+
+// tampers change what no script would, and return which violations that makes.
+var tampers = []struct {
+	name string
+	do   func(w *world) []string
+}{
+	{"accepted", func(w *world) []string {
+		w.incr(w.all().Group("all"), "accepted", 1)
+		return []string{whole(Conservation, "all"), whole(States, "all")}
+	}},
+	{"reduced", func(w *world) []string {
+		w.incr(w.all().Group("all"), "reduced", -1)
+		return []string{whole(States, "all")}
+	}},
+	{"two counters that even out", func(w *world) []string {
+		w.incr(w.all().Group("all"), "ready", 1)
+		w.incr(w.all().Group("all"), "done", -1)
+		return []string{whole(States, "all")}
+	}},
+	{"negative counter", func(w *world) []string {
+		w.ok(w.c.HSet(w.ctx, w.all().Group("all"), "cancelled", -1, "waiting", w.count("all", 'W')+1).Err())
+		return []string{whole(Conservation, "all"), whole(States, "all")}
+	}},
+	{"counter of an ended group", func(w *world) []string {
+		w.incr(w.part("completed").Group("completed"), "done", -1)
+		return []string{whole(Conservation, "completed"), whole(States, "completed")}
+	}},
+	{"one state more", func(w *world) []string {
+		n := int64(len(w.states("all")) / 2)
+		w.ok(w.c.Append(w.ctx, w.all().States("all"), "W!").Err())
+		return []string{whole(States, "all"), of(Place, "all", n)}
+	}},
+	{"no states", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.part("scheduled").States("scheduled")).Err())
+		want := []string{whole(States, "scheduled")}
+		for i := range int64(5) {
+			want = append(want, of(Place, "scheduled", i))
+		}
+		return want
+	}},
+	{"a letter that is none", func(w *world) []string {
+		n := w.jobIn("all", 'W', 0)
+		w.setState("all", n, 0, 'x')
+		return []string{whole(States, "all"), of(States, "all", n), of(Place, "all", n)}
+	}},
+	{"waiting to non-ready", func(w *world) []string {
+		n := w.jobIn("all", 'W', 1)
+		w.setState("all", n, 0, 'N')
+		return []string{whole(States, "all"), of(Place, "all", n)}
+	}},
+	{"reduced to done", func(w *world) []string {
+		n := w.jobIn("all", 'A', 1)
+		w.setState("all", n, 0, 'D')
+		return []string{whole(States, "all"), whole(Results, "all"), of(Results, "all", n)}
+	}},
+	{"done to reduced", func(w *world) []string {
+		n := w.jobIn("all", 'D', 0)
+		w.setState("all", n, 0, 'A')
+		return []string{whole(States, "all"), whole(Results, "all"), of(Results, "all", n)}
+	}},
+	{"failed to cancelled", func(w *world) []string {
+		n := w.jobIn("all", 'F', 0)
+		w.setState("all", n, 0, 'C')
+		return []string{whole(States, "all"), whole(Place, "all"), of(Place, "all", n)}
+	}},
+	{"reduced to waiting in an ended group", func(w *world) []string {
+		w.setState("completed", 3, 0, 'W')
+		return []string{
+			whole(States, "completed"), whole(Lifecycle, "completed"), whole(Results, "completed"), of(Results, "completed", 3), of(Place, "completed", 3),
+		}
+	}},
+	{"attempt of a parked job", func(w *world) []string {
+		_, n := w.parked()
+		w.setState("all", n, 1, mark(40))
+		return []string{of(Place, "all", n)}
+	}},
+	{"attempt of a ready job", func(w *world) []string {
+		n := w.jobIn("all", 'R', 0)
+		w.setState("all", n, 1, mark(40))
+		return []string{of(Place, "all", n)}
+	}},
+	{"attempt of a failed job", func(w *world) []string {
+		n := w.jobIn("all", 'F', 0)
+		w.setState("all", n, 1, mark(40))
+		return []string{of(Place, "all", n)}
+	}},
+
+	{"queued job gone", func(w *world) []string {
+		blob, err := w.c.LPop(w.ctx, w.all().Queue("all", "T")).Result()
+		w.ok(err)
+		n, _ := queued(blob)
+		return []string{of(Place, "all", n)}
+	}},
+	{"queue gone", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.part("scheduled").Queue("scheduled", "T")).Err())
+		var want []string
+		for i := range int64(5) {
+			want = append(want, of(Place, "scheduled", i))
+		}
+		return want
+	}},
+	{"queue of many gone", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.part("many").Queue("many", "many")).Err())
+		want := []string{whole(Place, "many")}
+		for i := range int64(maxAlike) {
+			want = append(want, of(Place, "many", 50+i))
+		}
+		return want
+	}},
+	{"queued job twice", func(w *world) []string {
+		blob := w.c.LIndex(w.ctx, w.all().Queue("all", "T"), 2).Val()
+		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "T"), blob).Err())
+		n, _ := queued(blob)
+		return []string{of(Place, "all", n)}
+	}},
+	{"queued job in two queues, among many", func(w *world) []string {
+		w.append("many", jobs(1, ofType("other")))
+		w.ok(w.c.RPush(w.ctx, w.part("many").Queue("many", "other"), w.c.LIndex(w.ctx, w.part("many").Queue("many", "many"), 1000).Val()).Err())
+		return []string{of(Place, "many", 1050)}
+	}},
+	{"unknown job queued", func(w *world) []string {
+		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "U"), "99999|1||{}").Err())
+		return []string{of(Place, "all", 99999)}
+	}},
+	{"no job queued", func(w *world) []string {
+		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "U"), "rubbish", "").Err())
+		return []string{whole(Place, "all")}
+	}},
+	{"ready job queued too", func(w *world) []string {
+		n := w.jobIn("all", 'R', 0)
+		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "T"), fmt.Sprintf("%d|1||{}", n)).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"queue of a cancelled group", func(w *world) []string {
+		n := w.jobIn("sweeping", 'W', 0)
+		w.ok(w.c.RPush(w.ctx, w.part("sweeping").Queue("sweeping", "sweeping"), fmt.Sprintf("%d|1||{}", n)).Err())
+		return []string{of(Place, "sweeping", n)}
+	}},
+
+	{"ready entry gone", func(w *world) []string {
+		n := w.jobIn("all", 'R', 0)
+		w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"entry of a started job gone", func(w *world) []string {
+		n := w.jobIn("all", 'I', 0)
+		w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"ready stream gone", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.part("limited").Ready("limited")).Err())
+		var want []string
+		for _, g := range []string{"limited", "beside"} {
+			for n := range w.count(g, 'R') {
+				want = append(want, of(Place, g, w.jobIn(g, 'R', n)))
+			}
+		}
+		return want
+	}},
+	{"ready entry twice", func(w *world) []string {
+		n := w.jobIn("all", 'R', 0)
+		w.xadd(w.all().Ready("T"), lua.Field, w.entry("T", "all", n).Values[lua.Field])
+		return []string{of(Place, "all", n)}
+	}},
+	{"ready entry under another attempt", func(w *world) []string {
+		n := w.jobIn("all", 'I', 1)
+		w.xadd(w.all().Ready("T"), lua.Field, moving("all", "T", 7, int(n)))
+		return []string{of(Place, "all", n)}
+	}},
+	{"ready entry of a done job", func(w *world) []string {
+		n := w.jobIn("all", 'A', 0)
+		w.xadd(w.all().Ready("T"), lua.Field, moving("all", "T", 1, int(n)))
+		return []string{of(Place, "all", n)}
+	}},
+	{"ready entry of an ended group", func(w *world) []string {
+		w.xadd(w.part("completed").Ready("T"), lua.Field, moving("completed", "T", 1, 4))
+		return []string{of(Place, "completed", 4)}
+	}},
+	{"ready entry of an unknown group", func(w *world) []string {
+		w.xadd(w.all().Ready("T"), lua.Field, moving("nosuch", "T", 1, 4))
+		return []string{of(Place, "nosuch", 4)}
+	}},
+	{"ready entry of an unknown job", func(w *world) []string {
+		w.xadd(w.all().Ready("T"), lua.Field, moving("all", "T", 1, 1e15))
+		return []string{of(Place, "all", 1e15)}
+	}},
+	{"ready entry in the stream of another type", func(w *world) []string {
+		n := w.jobIn("all", 'R', 0)
+		e := w.entry("T", "all", n)
+		w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), e.ID).Err())
+		w.xadd(w.all().Ready("U"), lua.Field, e.Values[lua.Field])
+		return []string{of(Place, "all", n)}
+	}},
+	{"no job ready", func(w *world) []string {
+		w.xadd(w.all().Ready("T"), "k", "v")
+		return []string{whole(Place, "")}
+	}},
+
+	{"parked job gone", func(w *world) []string {
+		blob, n := w.parked()
+		w.ok(w.c.ZRem(w.ctx, w.all().NonReadyOf("acme"), blob).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"parked job twice", func(w *world) []string {
+		blob, n := w.parked()
+		w.park(w.all(), "acme", blob+" ")
+		return []string{of(Place, "all", n)}
+	}},
+	{"parked under another attempt too", func(w *world) []string {
+		_, n := w.parked()
+		w.park(w.all(), "acme", moving("all", "T", 7, int(n)))
+		return []string{of(Place, "all", n)}
+	}},
+	{"parked job of another tenant", func(w *world) []string {
+		blob, n := w.parked()
+		w.ok(w.c.ZRem(w.ctx, w.all().NonReadyOf("acme"), blob).Err())
+		w.park(w.all(), "nobody", blob)
+		w.ok(w.c.ZAdd(w.ctx, w.all().NonReady(), redis.Z{Score: 1e15, Member: "nobody"}).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"parked job of an unknown group", func(w *world) []string {
+		w.park(w.all(), "acme", moving("nosuch", "T", 1, 0))
+		return []string{of(Place, "nosuch", 0)}
+	}},
+	{"parked job of a settled group", func(w *world) []string {
+		n := w.jobIn("cancelled", 'C', 0)
+		w.park(w.part("cancelled"), "hooli", moving("cancelled", "cancelled", 0, int(n)))
+		return []string{of(Place, "cancelled", n)}
+	}},
+	{"no job parked", func(w *world) []string {
+		w.park(w.all(), "acme", "rubbish")
+		return []string{whole(Place, "")}
+	}},
+
+	{"failure gone", func(w *world) []string {
+		n := w.jobIn("all", 'F', 0)
+		w.ok(w.c.HDel(w.ctx, w.all().Failures("all"), strconv.FormatInt(n, 10)).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"failure of a job that has not failed", func(w *world) []string {
+		n := w.jobIn("all", 'A', 0)
+		w.ok(w.c.HSet(w.ctx, w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n))).Err())
+		return []string{of(Place, "all", n)}
+	}},
+	{"failure of another job", func(w *world) []string {
+		n := w.jobIn("all", 'F', 0)
+		w.ok(w.c.HSet(w.ctx, w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n)+1)).Err())
+		return []string{whole(Place, "all"), of(Place, "all", n)}
+	}},
+	{"code", func(w *world) []string {
+		w.incr(w.all().Codes("all"), "BOOM", 1)
+		return []string{whole(Place, "all")}
+	}},
+
+	{"results entry gone", func(w *world) []string {
+		n := w.jobIn("all", 'D', 0)
+		for _, m := range w.c.XRange(w.ctx, w.all().ResultStream(), "-", "+").Val() {
+			if got, _ := result(m.Values["l"].(string)); got == n {
+				w.ok(w.c.XDel(w.ctx, w.all().ResultStream(), m.ID).Err())
+			}
+		}
+		return []string{of(Results, "all", n)}
+	}},
+	{"results entry twice", func(w *world) []string {
+		n := w.jobIn("all", 'D', 0)
+		w.xadd(w.all().ResultStream(), "g", "all", "l", line(n), "t", "")
+		return []string{of(Results, "all", n)}
+	}},
+	{"results of a reduced job", func(w *world) []string {
+		n := w.jobIn("all", 'A', 0)
+		w.xadd(w.all().ResultStream(), "g", "all", "l", line(n), "t", "")
+		return []string{of(Results, "all", n)}
+	}},
+	{"results of an unknown group", func(w *world) []string {
+		w.xadd(w.all().ResultStream(), "g", "nosuch", "l", line(0)+"\n"+line(1), "t", "")
+		return []string{of(Results, "nosuch", 0), of(Results, "nosuch", 1)}
+	}},
+	{"no results", func(w *world) []string {
+		w.xadd(w.all().ResultStream(), "g", "all", "l", "rubbish")
+		return []string{whole(Results, "")}
+	}},
+	{"results line gone", func(w *world) []string {
+		lines, set := w.chunk("completed")
+		n, _ := result(lines[0])
+		w.ok(w.c.LTrim(w.ctx, w.part("completed").Results("completed"), 1, -1).Err())
+		_ = set
+		return []string{of(Results, "completed", n)}
+	}},
+	{"results line twice", func(w *world) []string {
+		lines, set := w.chunk("completed")
+		n, _ := result(lines[0])
+		set(append(lines, lines[0]))
+		return []string{of(Results, "completed", n)}
+	}},
+	{"results line of another job", func(w *world) []string {
+		n := w.jobIn("all", 'F', 0)
+		lines, set := w.chunk("all")
+		set(append(lines, line(n)))
+		return []string{of(Results, "all", n)}
+	}},
+	{"results line that is none", func(w *world) []string {
+		lines, set := w.chunk("all")
+		set(append(lines, "rubbish"))
+		return []string{whole(Results, "all")}
+	}},
+	{"results expired without a word", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.part("completed").Results("completed")).Err())
+		var want []string
+		for n := range int64(10) {
+			want = append(want, of(Results, "completed", n))
+		}
+		return want
+	}},
+	{"slot gone", func(w *world) []string {
+		w.ok(w.c.HDel(w.ctx, w.all().Aggregate("all"), "slot:7").Err())
+		return []string{whole(Results, "all")}
+	}},
+	{"slot counts on", func(w *world) []string {
+		slot := w.c.HGet(w.ctx, w.all().Aggregate("all"), "slot:7").Val()
+		w.ok(w.c.HSet(w.ctx, w.all().Aggregate("all"), "slot:7", strings.Replace(slot, `{"count":2`, `{"count":3`, 1)).Err())
+		return []string{whole(Results, "all")}
+	}},
+	{"slot's aggregate counts on", func(w *world) []string {
+		slot := w.c.HGet(w.ctx, w.part("completed").Aggregate("completed"), "slot:0").Val()
+		i := strings.LastIndex(slot, `"count":10`)
+		require.Positive(w, i)
+		w.ok(w.c.HSet(w.ctx, w.part("completed").Aggregate("completed"), "slot:0", slot[:i]+`"count":11`+slot[i+10:]).Err())
+		return []string{whole(Results, "completed")}
+	}},
+	{"slot is rubbish", func(w *world) []string {
+		w.ok(w.c.HSet(w.ctx, w.all().Aggregate("all"), "slot:7", "rubbish").Err())
+		return []string{whole(Results, "all")}
+	}},
+
+	{"load waiting", func(w *world) []string {
+		w.incr(w.all().Load("T"), "waiting", -1)
+		return []string{whole(Load, "")}
+	}},
+	{"load non-ready", func(w *world) []string {
+		w.incr(w.all().Load("T"), "non_ready", 1)
+		return []string{whole(Load, "")}
+	}},
+	{"load of a type that nothing has", func(w *world) []string {
+		w.incr(w.all().Load("other"), "waiting", 1)
+		w.ok(w.c.ZAdd(w.ctx, w.all().Types(), redis.Z{Score: 1, Member: "other"}).Err())
+		return []string{whole(Load, "")}
+	}},
+	{"unfinished", func(w *world) []string {
+		w.incr(w.all().Tenant("acme"), "unfinished", 1)
+		return []string{whole(Load, "")}
+	}},
+	{"congested", func(w *world) []string {
+		w.incr(w.all().Tenant("acme"), "congested", 1)
+		return []string{whole(Load, "")}
+	}},
+	{"active", func(w *world) []string {
+		w.incr(w.part("limited").Tenant("umbrella"), "active", 1)
+		return []string{whole(Load, "")}
+	}},
+	{"counter of a tenant whose groups have ended", func(w *world) []string {
+		w.incr(w.part("partly").Tenant("initech"), "unfinished", -1)
+		return []string{whole(Load, "")}
+	}},
+	{"active tenant not in the set", func(w *world) []string {
+		w.ok(w.c.SRem(w.ctx, w.all().Active(), "acme").Err())
+		return []string{whole(Load, "")}
+	}},
+	{"nobody in the set", func(w *world) []string {
+		w.ok(w.c.SAdd(w.ctx, w.all().Active(), "nobody").Err())
+		return []string{whole(Load, "")}
+	}},
+
+	{"no owner", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.space.OfGroup("completed").Owner("completed")).Err())
+		return []string{whole(Registry, "completed")}
+	}},
+	{"another owner", func(w *world) []string {
+		w.ok(w.c.Set(w.ctx, w.space.OfGroup("completed").Owner("completed"), "acme", 0).Err())
+		return []string{whole(Registry, "completed")}
+	}},
+	{"not on its tenant's list", func(w *world) []string {
+		w.ok(w.c.ZRem(w.ctx, w.part("completed").GroupsOf("globex"), "completed").Err())
+		return []string{whole(Registry, "completed")}
+	}},
+	{"listed, but gone", func(w *world) []string {
+		w.ok(w.c.Del(w.ctx, w.part("completed").Group("completed")).Err())
+		return []string{whole(Registry, "completed")}
+	}},
+	{"in the wrong partition", func(w *world) []string {
+		p := w.space.Partition((w.space.OfTenant("acme").Index() + 1) % w.space.Partitions())
+		w.ok(w.c.Set(w.ctx, w.space.OfGroup("lost").Owner("lost"), "acme", 0).Err())
+		_, err := lua.Create(w.ctx, w.c, p, lua.CreateArgs{Group: "lost", Tenant: "acme", Type: "T", Hash: "h"})
+		w.ok(err)
+		return []string{whole(Registry, "lost")}
+	}},
+
+	{"completed once more", func(w *world) []string {
+		w.ok(w.c.HSet(w.ctx, w.part("partly").Group("partly"), "status", "FAILED", "at:failed", "9999999999999").Err())
+		w.ok(w.c.HDel(w.ctx, w.part("partly").Group("partly"), "at:completed").Err())
+		return []string{whole(Lifecycle, "partly")}
+	}},
+	{"status that is none", func(w *world) []string {
+		w.ok(w.c.HSet(w.ctx, w.part("empty").Group("empty"), "status", "ODD").Err())
+		return []string{whole(Lifecycle, "empty")}
+	}},
+	{"skipped a state", func(w *world) []string {
+		w.ok(w.c.HDel(w.ctx, w.part("partly").Group("partly"), "at:running").Err())
+		return []string{whole(Lifecycle, "partly")}
+	}},
+	{"a time of a state to come", func(w *world) []string {
+		w.ok(w.c.HSet(w.ctx, w.part("empty").Group("empty"), "at:running", 9e12).Err())
+		return []string{whole(Lifecycle, "empty")}
+	}},
+	{"times out of order", func(w *world) []string {
+		w.ok(w.c.HSet(w.ctx, w.part("partly").Group("partly"), "at:running", 1).Err())
+		return []string{whole(Lifecycle, "partly")}
+	}},
+	{"ended and not on the list", func(w *world) []string {
+		w.ok(w.c.ZRem(w.ctx, w.part("partly").Ended(), "partly").Err())
+		return []string{whole(Lifecycle, "partly")}
+	}},
+	{"ended and open", func(w *world) []string {
+		w.ok(w.c.ZAdd(w.ctx, w.part("partly").Open(), redis.Z{Score: 1, Member: "partly"}).Err())
+		return []string{whole(Lifecycle, "partly")}
+	}},
+	{"unsealed", func(w *world) []string {
+		w.ok(w.c.HDel(w.ctx, w.part("partly").Group("partly"), "sealed").Err())
+		return []string{whole(Lifecycle, "partly")}
+	}},
+	{"settled, but not all", func(w *world) []string {
+		w.ok(w.c.HDel(w.ctx, w.part("sweeping").Group("sweeping"), "sweep").Err())
+		return []string{whole(Lifecycle, "sweeping")}
+	}},
+	{"nobody looks", func(w *world) []string {
+		w.ok(w.c.SRem(w.ctx, w.part("attended").Attention(), "attended").Err())
+		return []string{whole(Lifecycle, "attended")}
+	}},
+}
+
+func TestTampering(t *testing.T) {
+	for name, letter := range letters {
+		tampers = append(tampers, struct {
+			name string
+			do   func(w *world) []string
+		}{"ledger " + name, func(w *world) []string {
+			w.incr(w.all().Group("all"), name, 1)
+			_ = letter
+			return []string{whole(Conservation, "all"), whole(States, "all")}
+		}})
+	}
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		for i, tamper := range tampers {
+			t.Run(tamper.name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, url, fmt.Sprintf("%s%d:", prefix, i), 3)
+				inhabited(w)
+				want := tamper.do(w)
+				slices.Sort(want)
+				r := w.audit(Options{})
+				require.False(t, r.OK)
+				require.Equal(t, want, summary(r), "%v", r.Violations)
+			})
+		}
+	})
+}

@@ -1,0 +1,269 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func config() dispatcher.Config {
+	return dispatcher.Config{
+		Interval: 20 * time.Millisecond, BatchSize: 10, FetchBatch: 50, ReadyCap: 1000,
+		Rate: lua.Rate{Window: time.Second}, Lease: stagetest.Patience, MaxLosses: 5,
+	}
+}
+
+// held is a job as a worker holds it that says nothing more.
+type held struct {
+	entry string
+	lua.Delivered
+	delivered time.Time
+}
+
+// take reads and starts n jobs as a worker would.
+func take(w *stagetest.World, typ, consumer string, n int) []held {
+	w.T.Helper()
+	ctx := context.WithoutCancel(w.T.Context())
+	if err := w.Conn.Cmd.XGroupCreateMkStream(ctx, w.P.Ready(typ), keyspace.GroupWorkers, "0").Err(); err != nil {
+		require.ErrorContains(w.T, err, "BUSYGROUP")
+	}
+	var jobs []held
+	w.Await("jobs to take", func() bool {
+		got, err := w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: keyspace.GroupWorkers, Consumer: consumer, Streams: []string{w.P.Ready(typ), ">"}, Count: int64(n - len(jobs)), Block: -1}).Result()
+		if errors.Is(err, redis.Nil) {
+			return false
+		}
+		require.NoError(w.T, err)
+		for _, m := range got[0].Messages {
+			d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+			require.NoError(w.T, err)
+			r, err := lua.Start(ctx, w.Conn.Cmd, w.P, typ, []lua.StartGroup{{Group: d.Group, Jobs: []lua.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
+			require.NoError(w.T, err)
+			require.EqualValues(w.T, d.Attempt, r.Tokens[0])
+			jobs = append(jobs, held{m.ID, d, time.Now()})
+		}
+		return len(jobs) == n
+	})
+	return jobs
+}
+
+func TestPromotesWhatIsDue(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		due := time.Now().Add(300 * time.Millisecond).Truncate(time.Millisecond)
+		jobs := stagetest.Numbered(25)
+		for i := range jobs {
+			jobs[i].RunAt = &due
+		}
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
+		d := dispatcher.New(config(), w.Connect(), w.Space, w.Tel, "d")
+		stop := w.Run(d)
+		w.AwaitCounts("g", api.Counts{Accepted: 25, Ready: 25})
+		ctx := context.WithoutCancel(w.T.Context())
+		first, err := w.Conn.Cmd.XRangeN(ctx, w.P.Ready("T"), "-", "+", 1).Result()
+		require.NoError(w.T, err)
+		require.GreaterOrEqual(w.T, first[0].ID, stagetest.EntryID(due))
+
+		w.Await("the count", func() bool { return d.Status().Counts["total_moved"] == 25 })
+		st := d.Status()
+		require.True(w.T, st.Running)
+		require.Zero(w.T, st.Counts["total_skipped"])
+		w.Await("the status to be shown", func() bool {
+			all, err := stage.Stages(ctx, w.Conn, w.Space)
+			return err == nil && len(all) == 1 && all[0].Role == "dispatcher" && all[0].Counts["total_moved"] == 25
+		})
+		stop()
+		require.False(w.T, d.Status().Running)
+	})
+}
+
+// It is woken by what is due before everything that it knows of.
+func TestIsWoken(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	cfg := config()
+	cfg.Interval = time.Minute
+	w.Run(dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d"))
+	began := time.Now()
+	const rounds = 20
+	for i := range rounds {
+		due := time.Now().Add(20 * time.Millisecond)
+		group := "g" + string(rune('a'+i))
+		w.Submit(messages.SubmitGroup{ID: group, Tenant: group, Type: "T", Jobs: []messages.Job{{Payload: []byte(`1`), RunAt: &due}}})
+		w.AwaitCounts(group, api.Counts{Accepted: 1, Ready: 1})
+	}
+	require.Less(t, time.Since(began), rounds*time.Second/2)
+}
+
+func TestLetsScheduledGroupsStart(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		at := time.Now().Add(300 * time.Millisecond)
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", RunAt: &at, Jobs: stagetest.Numbered(3)})
+		w.Run(dispatcher.New(config(), w.Connect(), w.Space, w.Tel, "d"))
+		w.Await("the jobs to be handed out", func() bool { w.Admit("T"); return w.Counts("g").Ready == 3 })
+		require.False(w.T, time.Now().Before(at))
+	})
+}
+
+// A ready stream that is full is passed over, and looked at again.
+func TestSkipsAFullReadyStream(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	due := time.Now().Add(50 * time.Millisecond)
+	jobs := stagetest.Numbered(8)
+	for i := range jobs {
+		jobs[i].RunAt = &due
+	}
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
+	cfg := config()
+	cfg.ReadyCap = 3
+	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	w.Run(d)
+	w.AwaitCounts("g", api.Counts{Accepted: 8, Ready: 3, NonReady: 5})
+	w.Await("some to be skipped", func() bool { return d.Status().Counts["total_skipped"] > 0 })
+	take(w, "T", "c", 3)
+	w.AwaitCounts("g", api.Counts{Accepted: 8, InFlight: 3, Ready: 3, NonReady: 2})
+}
+
+func TestTakesBackAfterTheLease(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 5)
+	w.Admit("T")
+	const lease = 700 * time.Millisecond
+	dead := take(w, "T", "dead", 3)
+	alive := take(w, "T", "alive", 2)
+	cfg := config()
+	cfg.Lease = lease
+	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	w.Run(d)
+	// One worker keeps its jobs alive, the other is silent.
+	w.Await("the jobs to be taken back", func() bool {
+		jobs := []lua.Held{}
+		for _, j := range alive {
+			jobs = append(jobs, lua.Held{Entry: j.entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: j.Attempt})
+		}
+		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", jobs)
+		require.NoError(t, err)
+		require.Empty(t, lost)
+		return w.Counts("g") == api.Counts{Accepted: 5, InFlight: 2, Ready: 3}
+	})
+	w.Await("the count", func() bool { return d.Status().Counts["taken_back"] == 3 })
+	for _, j := range dead {
+		seen := w.Job("g", j.Ordinal)
+		require.Equal(t, "WORKER_LOST", seen.LastError.Code)
+		require.GreaterOrEqual(t, seen.LastError.At.Sub(j.delivered), lease-50*time.Millisecond) // two clocks, one of them of ms
+	}
+	for _, j := range take(w, "T", "next", 3) {
+		require.Equal(t, 2, j.Attempt)
+		require.Equal(t, 1, j.Losses)
+	}
+}
+
+func TestBuriesWhatLosesEveryWorker(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	cfg := config()
+	cfg.Lease, cfg.MaxLosses = 100*time.Millisecond, 2
+	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	w.Run(d)
+	for range 3 {
+		take(w, "T", "dead", 1)
+	}
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
+	require.Equal(t, map[string]int64{"WORKER_LOST": 1}, w.Group("g").FailuresByCode)
+	require.Equal(t, 3, w.DeadLetters()[0].Attempts)
+	w.Await("its count", func() bool { return d.Status().Counts["worker_lost"] == 1 })
+}
+
+// Idle times count on while Redis is away, so that all workers look dead when it is back.
+func TestKeepsQuietAfterRedisWasAway(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	w := stagetest.New(t, server.URL(), "t:", 1)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	const lease = time.Second
+	j := take(w, "T", "alive", 1)[0]
+	cfg := config()
+	cfg.Lease = lease
+	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	w.Run(d)
+	server.Kill()
+	<-time.After(lease + lease/4)
+	server.Restart()
+	back := time.Now()
+	// The worker comes back as late as it may.
+	<-time.After(lease / 2)
+	for time.Since(back) < 2*lease {
+		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []lua.Held{{Entry: j.entry, Group: "g", Ordinal: 0, Attempt: 1}})
+		require.NoError(t, err)
+		require.Empty(t, lost)
+		<-time.After(lease / 10)
+	}
+	require.Zero(t, d.Status().Counts["taken_back"])
+	require.Equal(t, api.Counts{Accepted: 1, InFlight: 1}, w.Counts("g"))
+	// Then it falls silent.
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Ready: 1})
+}
+
+func TestForgetsDeadConsumers(t *testing.T) {
+	t.Parallel()
+	mini, url := redistest.Mini(t)
+	w := stagetest.New(t, url, "t:", 1)
+	w.Jobs("g", "T", 2)
+	w.Admit("T")
+	mini.SetTime(time.Now().Add(-time.Hour))
+	take(w, "T", "holds", 1)
+	abandon(w, w.P.Ready("T"), keyspace.GroupWorkers, take(w, "T", "gone", 1)[0].entry)
+	require.NoError(t, w.Conn.Cmd.XGroupCreateMkStream(t.Context(), w.P.ResultStream(), keyspace.GroupAggregator, "0").Err())
+	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.ResultStream(), Values: []string{"g", "g"}}).Err())
+	entries, err := w.Conn.Cmd.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+		Group: keyspace.GroupAggregator, Consumer: "gone", Streams: []string{w.P.ResultStream(), ">"}, Block: -1}).Result()
+	require.NoError(t, err)
+	abandon(w, w.P.ResultStream(), keyspace.GroupAggregator, entries[0].Messages[0].ID)
+	mini.SetTime(time.Time{})
+
+	cfg := config()
+	cfg.Lease = 100 * time.Hour
+	w.Run(dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d"))
+	consumers := func(stream, group string) (names []string) {
+		all, err := w.Conn.Cmd.XInfoConsumers(t.Context(), stream, group).Result()
+		require.NoError(t, err)
+		for _, c := range all {
+			names = append(names, c.Name)
+		}
+		return names
+	}
+	w.Await("those that hold nothing to be forgotten", func() bool {
+		left := consumers(w.P.Ready("T"), keyspace.GroupWorkers)
+		return len(left) == 1 && left[0] == "holds" && len(consumers(w.P.ResultStream(), keyspace.GroupAggregator)) == 0
+	})
+}
+
+// abandon has the consumer "gone" touch an entry, acknowledge it and say nothing more. A read is no sign of life to
+// miniredis.
+func abandon(w *stagetest.World, stream, group, entry string) {
+	w.T.Helper()
+	ctx := context.WithoutCancel(w.T.Context())
+	require.NoError(w.T, w.Conn.Cmd.XClaim(ctx, &redis.XClaimArgs{Stream: stream, Group: group, Consumer: "gone", Messages: []string{entry}}).Err())
+	require.NoError(w.T, w.Conn.Cmd.XAck(ctx, stream, group, entry).Err())
+}

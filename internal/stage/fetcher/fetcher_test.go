@@ -1,0 +1,169 @@
+package fetcher_test
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// config pauses as long as it can, so that what comes at once was woken.
+func config() fetcher.Config {
+	return fetcher.Config{
+		Interval: time.Minute, BatchSize: 50, ReadyCap: 1000, Rate: lua.Rate{Window: time.Second}, LaneWeights: [3]int{6, 3, 1},
+	}
+}
+
+func TestHandsJobsOut(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Jobs("g", "T", 5)
+		f := fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f")
+		require.False(w.T, f.Status().Running)
+		stop := w.Run(f)
+		w.AwaitCounts("g", api.Counts{Accepted: 5, Ready: 5})
+		ctx := context.WithoutCancel(w.T.Context())
+		require.EqualValues(w.T, 5, w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val())
+
+		w.Await("the count", func() bool { return f.Status().Counts["total_fetched"] == 5 })
+		st := f.Status()
+		require.True(w.T, st.Running)
+		require.EqualValues(w.T, 5, st.Counts["admitted_ready"])
+		require.Zero(w.T, st.Counts["admitted_non_ready"])
+		w.Await("the status to be shown", func() bool {
+			all, err := stage.Stages(ctx, w.Conn, w.Space)
+			return err == nil && len(all) == 1 && all[0].Role == "fetcher" && all[0].Running && all[0].Counts["total_fetched"] == 5
+		})
+		stop()
+		require.False(w.T, f.Status().Running)
+		all, err := stage.Stages(ctx, w.Conn, w.Space)
+		require.NoError(w.T, err)
+		require.Empty(w.T, all)
+	})
+}
+
+// The ready stream is short: what waits in it has lost its turn.
+func TestStopsAtAFullReadyStream(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Jobs("g", "T", 20)
+		cfg := config()
+		cfg.ReadyCap = 10
+		f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
+		w.Run(f)
+		w.AwaitCounts("g", api.Counts{Accepted: 20, Ready: 10, Waiting: 10})
+		w.Await("the count", func() bool { return f.Status().Counts["total_fetched"] == 10 })
+
+		// What a worker has read makes room for as many.
+		ctx := context.WithoutCancel(w.T.Context())
+		require.NoError(w.T, w.Conn.Cmd.XGroupCreate(ctx, w.P.Ready("T"), keyspace.GroupWorkers, "0").Err())
+		require.NoError(w.T, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: keyspace.GroupWorkers, Consumer: "c", Streams: []string{w.P.Ready("T"), ">"}, Count: 4, Block: -1}).Err())
+		w.AwaitCounts("g", api.Counts{Accepted: 20, Ready: 14, Waiting: 6})
+	})
+}
+
+// Jobs need not wait for an interval, whether their type is new or not.
+func TestIsWoken(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Run(fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f"))
+		began := time.Now()
+		const rounds = 20
+		for i := range rounds {
+			group, typ := fmt.Sprint("g", i), fmt.Sprint("T", i/2)
+			w.Jobs(group, typ, 3)
+			w.AwaitCounts(group, api.Counts{Accepted: 3, Ready: 3})
+		}
+		require.Less(w.T, time.Since(began), rounds*time.Second/2) // a pause lasts a second where nobody wakes
+	})
+}
+
+func TestIdlesQuietly(t *testing.T) {
+	t.Parallel()
+	for name, jobs := range map[string]int{"when nothing waits": 10, "when the ready stream is full": 20} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Server(t)
+			w := stagetest.New(t, server.URL(), "t:", 1)
+			w.Jobs("g", "T", jobs)
+			cfg := config()
+			cfg.Interval, cfg.ReadyCap = 200*time.Millisecond, 10
+			w.Run(fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f"))
+			w.AwaitCounts("g", api.Counts{Accepted: int64(jobs), Ready: 10, Waiting: int64(jobs) - 10})
+			before := commands(t, w)
+			<-time.After(time.Second)
+			require.Less(t, commands(t, w)-before, 150) // it looks 20 times, with some commands each, where it may look 1,000 times
+		})
+	}
+}
+
+var calls = regexp.MustCompile(`cmdstat_[^:]+:calls=(\d+),`)
+
+// commands is how many commands the server has executed.
+func commands(t *testing.T, w *stagetest.World) (n int) {
+	t.Helper()
+	info, err := w.Conn.Cmd.Info(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	for _, found := range calls.FindAllStringSubmatch(info, -1) {
+		k, err := strconv.Atoi(found[1])
+		require.NoError(t, err)
+		n += k
+	}
+	return n
+}
+
+// A tenant without a permit is parked as a whole, with one job as its marker, and comes back by itself.
+func TestSpendsPermits(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 30)
+	cfg := config()
+	cfg.Rate = lua.Rate{RPS: 100, Window: 100 * time.Millisecond}
+	f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
+	w.Run(f)
+	w.Await("everything to be handed out or parked", func() bool { c := w.Counts("g"); return c.Waiting == 0 && c.NonReady > 0 })
+	w.Await("the counts", func() bool { return f.Status().Counts["total_fetched"] == 30 })
+	st, c := f.Status().Counts, w.Counts("g")
+	require.Equal(t, st["admitted_non_ready"], c.NonReady)
+	require.Equal(t, st["admitted_ready"], c.Ready)
+
+	// No window has more than its ten.
+	entries, err := w.Conn.Cmd.XRange(t.Context(), w.P.Ready("T"), "-", "+").Result()
+	require.NoError(t, err)
+	windows := map[int64]int{}
+	for _, e := range entries {
+		var ms int64
+		_, err := fmt.Sscanf(e.ID, "%d-", &ms)
+		require.NoError(t, err)
+		windows[ms/100]++
+		require.LessOrEqual(t, windows[ms/100], 10)
+	}
+}
+
+// Redis goes away and comes back: the fetcher goes on.
+func TestOutlivesRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	w := stagetest.New(t, server.URL(), "t:", 1)
+	w.Run(fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f"))
+	w.Jobs("a", "T", 1)
+	w.AwaitCounts("a", api.Counts{Accepted: 1, Ready: 1})
+	server.Kill()
+	server.Restart()
+	w.Jobs("b", "T", 1)
+	w.AwaitCounts("b", api.Counts{Accepted: 1, Ready: 1})
+}
