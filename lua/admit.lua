@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  type, most jobs, cap of the ready stream, window ms, permits a window (0 = no limit), seed of span ids, weights of high, normal, low
 -- Reply {state, moved, parked, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, …}}
---       state: OK | FULL the ready stream is | LIMITED the global limit is reached | EMPTY nothing waits that may run; wait -1: until woken
+--       state: 'OK' | 'FULL' the ready stream is | 'LIMITED' the global limit is reached | 'EMPTY' nothing waits that may run; wait -1: until woken
 -- A job is never between two places: each pick is added to its new place before it leaves the old one, in one script.
 -- Twice: the second call takes the next jobs. Goes through when memory is full. Cost: about 3 µs a job.
 local typ, most, cap, width, permits, seed = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]

@@ -19,7 +19,7 @@ func TestAdvance(t *testing.T) {
 			require.Equal(w, n, w.advance("g"))
 			require.Equal(w, status, w.status("g"))
 			require.NotContains(w, w.c.SMembers(w.Context(), w.p.Attention()).Val(), "g")
-			w.unchanged(func() { require.Zero(w, w.advance2("g")) })
+			w.unchanged(func() { require.Zero(w, w.advance("g")) })
 		}
 		step(0, "CREATED") // more jobs may come
 		w.seal("g")
@@ -52,21 +52,6 @@ func TestAdvance(t *testing.T) {
 		require.Equal(w, map[string]string{"unfinished": "0"}, w.countersOf("acme"), "the tenant's congestion starts afresh")
 		require.Zero(w, w.advance("nobody"))
 	})
-}
-
-// advance2 is advance by the leader that is there: it does not renew its lease.
-func (w *world) advance2(group string) int {
-	w.Helper()
-	n, err := lua.Advance(w.Context(), w.c, w.p, group, w.fence())
-	require.NoError(w, err)
-	return n
-}
-
-func (w *world) fence() int64 {
-	w.Helper()
-	n, err := w.c.HGet(w.Context(), w.p.Watch(), "fence").Int64()
-	require.NoError(w, err)
-	return n
 }
 
 // countersOf is a tenant's hash without its place in the fair queue.
@@ -140,7 +125,7 @@ func TestAdvanceFenced(t *testing.T) {
 			return err
 		}
 		w.unchanged(func() { require.ErrorIs(w, advance(0), lua.ErrFenced, "nobody leads") })
-		old := w.lead()
+		old := w.fence()
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Watch(), "until", 1).Err()) // its lease is over
 		fence, err := lua.Lead(w.Context(), w.c, w.p, "w2", time.Minute)
 		require.NoError(w, err)

@@ -1,11 +1,11 @@
 -- append: jobs enter a group.  (nothing) → waiting, or non-ready until their run_at
 -- KEYS  base
 -- ARGV  group, request id ('' = none; @ENTRY = an entry of the ingest stream), limit of jobs a group,
---       '' | 'last' of a submission | 'seal' last, and no more jobs come,
+--       mode ('' | 'last' of a submission | 'seal' last, and no more jobs come),
 --       then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
 -- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'NOGROUP'} | {'SEALED', status} |
 --       {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
--- Twice with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: a few µs a job.
+-- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: a few µs a job.
 local LARGE = 4096
 local group, request, limit, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, arg = B .. 'group:' .. group, 5

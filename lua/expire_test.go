@@ -83,7 +83,7 @@ func TestExpireRefusesWhatIsOpen(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.append("g", 1)
-		w.lead()
+		w.fence()
 		refused := func() {
 			w.Helper()
 			w.unchanged(func() { require.NoError(w, lua.Expire(w.Context(), w.c, w.p, "g", w.fence(), false)) })
@@ -100,9 +100,9 @@ func TestExpireRefusesWhatIsOpen(t *testing.T) {
 // Results may be dropped before their group.
 func TestExpireResults(t *testing.T) {
 	both(t, func(w *world) {
-		w.reported("g", 2)
-		w.c.XGroupSetID(w.Context(), w.p.ResultStream(), "aggregator", "0")
-		w.reduceAll()
+		for _, e := range w.reported("g", 2) {
+			w.reduceInto("0", e)
+		}
 		w.advance("g")
 		require.Equal(w, int64(2), w.c.LLen(w.Context(), w.p.Results("g")).Val())
 		for range 2 {
@@ -132,7 +132,7 @@ func TestDropConsumer(t *testing.T) {
 		w.create("g", "acme", "T")
 		w.append("g", 1)
 		run := w.begin("T", "c", 1)
-		w.read("T", "idle")
+		require.NoError(w, w.c.XGroupCreateConsumer(w.Context(), w.p.Ready("T"), "workers", "idle").Err())
 		w.unchanged(func() {
 			require.False(w, w.dropConsumer("c"), "its entries would be found by nobody any more")
 			require.False(w, w.dropConsumer("nobody"))

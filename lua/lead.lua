@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  watcher, lease ms (0 = give it up)
 -- Reply {fencing number, or 0 while another leads; ms until the lease ends}
--- Twice: the same leader keeps its number.
+-- Twice: the same leader keeps its number. Goes through when memory is full. Cost: constant.
 local me, lease = ARGV[1], tonumber(ARGV[2])
 local key, now = B .. 'watch', now_ms()
 local w = call('HMGET', key, 'owner', 'until', 'fence')

@@ -1,7 +1,7 @@
 -- outcome: what came of jobs that a worker has run.  in flight → done, failed or non-ready; handed back unstarted: ready → ready
 -- KEYS  base
 -- ARGV  type, congestion base ms, congestion cap ms, permits a second of all tenants, n groups, then for each: group, n done, n others, then
---       for each done by ascending ordinal:  entry, ordinal, attempt, result line, trace, flags (e: has an error on record, p: has a payload of its own)
+--       for each done by ascending ordinal:  entry, ordinal, attempt, result line, trace, flag (m: has an error on record or a payload of its own)
 --       for each other by ascending ordinal: entry, ordinal, attempt, kind, retries, throttles, losses, waits (f|r|c), queued blob, delay ms, code, message
 --       kinds: r retry, t throttled by the partner (delay is Retry-After; -delay is the least where it said none), f failed for good, h handed back without an outcome, u handed back unstarted
 -- Reply {owned, stale}; a stale outcome changes nothing; its entry goes too, unless it may be the one that holds the job by now

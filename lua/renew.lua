@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  type, consumer, n jobs, then for each: entry, group, ordinal, attempt
 -- Reply the positions (from 1) of jobs that are lost: taken back, cancelled or ended
--- Twice: the same. Cost: about 1 µs a job.
+-- The states say who owns a job, so a lease that was stolen comes back. Twice: the same. Goes through when memory is full. Cost: about 1 µs a job.
 local typ, consumer, n = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, lost = {}, {}
 for i = 1, n do

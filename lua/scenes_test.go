@@ -190,7 +190,7 @@ var scenes = []struct {
 	{"advance", false, func(w *world) act {
 		w.create("g", "acme", "T")
 		w.seal("g")
-		fence := w.lead()
+		fence := w.fence()
 		w.c.SAdd(w.Context(), w.p.Active(), "acme") // as a torn script may have left it
 		w.c.HSet(w.Context(), w.p.Tenant("acme"), "active", 1)
 		return func() error {
@@ -242,14 +242,14 @@ var scenes = []struct {
 	}},
 	{"expire", false, func(w *world) act {
 		w.failed("g", 2)
-		fence := w.lead()
+		fence := w.fence()
 		w.c.SAdd(w.Context(), w.p.Attention(), "g")
 		w.c.SAdd(w.Context(), w.p.Active(), "acme")
 		return func() error { return lua.Expire(w.Context(), w.c, w.p, "g", fence, false) }
 	}},
 	{"expire results", false, func(w *world) act {
 		w.failed("g", 2)
-		fence := w.lead()
+		fence := w.fence()
 		return func() error { return lua.Expire(w.Context(), w.c, w.p, "g", fence, true) }
 	}},
 	{"retire", false, func(w *world) act {

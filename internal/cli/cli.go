@@ -58,8 +58,8 @@ type Root struct {
 // Command makes one command. Its RunE returns errors and prints none of them.
 type Command func(*Root) *cobra.Command
 
-// commands are those that need nothing but the API.
-var commands = []Command{newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newRetry, newDeadLetters, newStats, newDev, newDemo, newBench, newRole}
+// commands are all that there are.
+var commands = []Command{newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newRetry, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole}
 
 // Main runs the command line that args say, with more commands beside the API's, and returns its exit code.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {

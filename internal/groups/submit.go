@@ -25,6 +25,7 @@ import (
 // Origin is where a submission comes from.
 type Origin struct {
 	IdempotencyKey string    // "" when none
+	MadeUpID       bool      // the producer did not name the group
 	TraceParent    string    // the producer's, "" when none
 	At             time.Time // when it came
 	// Published says that the producer has sent it by itself, so that the send is its own span.
@@ -39,7 +40,11 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	}
 	hash := messages.ContentHash(g)
 	if o.IdempotencyKey != "" {
-		id, err := s.reserve(ctx, o.IdempotencyKey, hash, g.ID)
+		content := hash
+		if !o.MadeUpID {
+			content += " " + g.ID
+		}
+		id, err := s.reserve(ctx, o.IdempotencyKey, content, g.ID)
 		if err != nil {
 			return api.Accepted{}, outward(err)
 		}

@@ -37,12 +37,13 @@ func (s *server) submit(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if g.ID == "" {
+	named := g.ID != ""
+	if !named {
 		g.ID = uuid.Must(uuid.NewV7()).String()
 	}
 	ctx, cancel := detached(r)
 	defer cancel()
-	a, err := s.backend.Submit(ctx, g, SubmitOptions{IdempotencyKey: key, TraceParent: traceParent(r)})
+	a, err := s.backend.Submit(ctx, g, SubmitOptions{IdempotencyKey: key, MadeUpID: !named, TraceParent: traceParent(r)})
 	if err != nil {
 		return err
 	}

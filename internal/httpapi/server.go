@@ -64,6 +64,7 @@ type Backend interface {
 
 // SubmitOptions is what a submission carries beside its body.
 type SubmitOptions struct {
+	MadeUpID       bool   // the client did not name the group
 	IdempotencyKey string // "" when none; else 1 to 255 bytes of visible ASCII: hash it before it enters a Redis key
 	TraceParent    string // W3C traceparent of the request, "" when none or malformed
 }

@@ -14,7 +14,7 @@ import (
 type backend struct{ *groups.Store }
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
-	return b.Store.Submit(ctx, g, groups.Origin{IdempotencyKey: o.IdempotencyKey, TraceParent: o.TraceParent, At: time.Now()})
+	return b.Store.Submit(ctx, g, groups.Origin{IdempotencyKey: o.IdempotencyKey, MadeUpID: o.MadeUpID, TraceParent: o.TraceParent, At: time.Now()})
 }
 
 func (b backend) Append(ctx context.Context, group string, jobs []messages.Job, o httpapi.AppendOptions) error {
