@@ -96,32 +96,34 @@ local function take(group, tenant, k, place)
   return went, #popped
 end
 
+-- traced_by tells of a traced job's admission, to wherever, and has the blob follow it.
+local function traced_by(group, tenant, blob, ordinal, accepted, trace)
+  if trace == '' then return blob end
+  traces = traces + 1
+  local id = mint(seed, traces)
+  for _, v in ipairs({ group, ordinal, tenant, trace, id, accepted, now }) do traced[#traced + 1] = v end
+  local front = ordinal .. '|' .. accepted .. '|'
+  return front .. follow(trace, id) .. string.sub(blob, #front + #trace + 1)
+end
+
 -- Jobs that were taken in together have the same head, so it is put together once for them.
 local function admit_to_ready(group, tenant)
   local head, to, head_attempt, head_accepted
   return function(blob, ordinal, attempt, accepted, trace)
-    local queued = blob
-    if trace ~= '' then
-      traces = traces + 1
-      local id = mint(seed, traces)
-      for _, v in ipairs({ group, ordinal, tenant, trace, id, accepted, now }) do traced[#traced + 1] = v end
-      local front = ordinal .. '|' .. accepted .. '|'
-      queued = front .. follow(trace, id) .. string.sub(blob, #front + #trace + 1)
-    end
     if attempt ~= head_attempt or accepted ~= head_accepted then
       head_attempt, head_accepted, to = attempt, accepted, 'R' .. mark(attempt + 1)
       head = group .. '|' .. typ .. '|' .. (attempt + 1) .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) .. '|0|0|' ..
         string.format('%.0f', now) .. '||'
     end
-    call('XADD', stream, '*', 'j', head .. queued)
+    call('XADD', stream, '*', 'j', head .. traced_by(group, tenant, blob, ordinal, accepted, trace))
     return to
   end
 end
 
 local function park_head(group, tenant, due)
-  return function(blob, _, attempt, accepted)
+  return function(blob, ordinal, attempt, accepted, trace)
     park(tenant, typ, { due, group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) ..
-      '|0|0|' .. string.format('%.0f', now) .. '|R|' .. blob })
+      '|0|0|' .. string.format('%.0f', now) .. '|R|' .. traced_by(group, tenant, blob, ordinal, accepted, trace) })
     return 'N' .. mark(attempt)
   end
 end

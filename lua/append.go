@@ -37,6 +37,9 @@ const (
 	AppendSeal AppendMode = "seal" // and the group takes no more jobs
 )
 
+// SubmissionPrefix begins the request ids of a submission's pieces; their numbers follow, from 0.
+const SubmissionPrefix = "="
+
 // EntryRequest is the request id of an entry of the ingest stream.
 func EntryRequest(entry string) string { return "@" + entry }
 

@@ -1,6 +1,6 @@
 -- append: jobs enter a group.  (nothing) → waiting, or non-ready until their run_at
 -- KEYS  base
--- ARGV  group, request id ('' = none; @ENTRY = an entry of the ingest stream), limit of jobs a group,
+-- ARGV  group, request id ('' = none; @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), limit of jobs a group,
 --       mode ('' | 'last' of a submission | 'seal' last, and no more jobs come),
 --       then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
 -- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'NOGROUP'} | {'SEALED', status} |
@@ -11,11 +11,14 @@ local group, request, limit, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, arg = B .. 'group:' .. group, 5
 -- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
 local entry_ms = string.match(request, '^@(%d+)%-')
+-- Pieces of the submission come in order and are counted in the group itself, for as long as it lives.
+local piece = tonumber((string.match(request, '^=(%d+)$')))
 local applied = entry_ms and B .. 'entries' or B .. 'messages'
-local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted')
+local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces')
 if not g[1] then return { 'NOGROUP' } end
 if mode ~= '' and g[10] then return { 'DUP' } end
-if request ~= '' and call('ZSCORE', applied, request) then return { 'DUP' } end
+if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
+if request ~= '' and not piece and call('ZSCORE', applied, request) then return { 'DUP' } end
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 if g[6] or status == 'CANCELLED' then return { 'SEALED', status } end
 local n = (#ARGV - arg + 1) / 4
@@ -95,7 +98,11 @@ if n > 0 then call('SETRANGE', B .. 'states:' .. group, accepted * 2, table.conc
 add(key, 'accepted', n, 'waiting', waiting, 'non_ready', n - waiting)
 add(B .. 'tenant:' .. tenant, 'unfinished', n)
 if not held then activate(tenant, waiting) end
-if request ~= '' then call('ZADD', applied, entry_ms or now, request) end
+if piece then
+  call('HSET', key, 'pieces', piece + 1)
+elseif request ~= '' then
+  call('ZADD', applied, entry_ms or now, request)
+end
 if mode ~= '' then call('HSET', key, 'submitted', 1) end
 if sealing then
   call('HSET', key, 'sealed', 1)

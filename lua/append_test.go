@@ -63,6 +63,7 @@ func TestAppendTwice(t *testing.T) {
 			"seal":                {Mode: lua.AppendSeal},
 			"request that seals":  {Request: "r#1", Mode: lua.AppendSeal},
 			"request for a total": {Request: "r#2"},
+			"piece":               {Request: lua.SubmissionPrefix + "0"},
 		}
 		for name, a := range calls {
 			a.Group, a.Jobs = strings.ReplaceAll(name, " ", "-"), jobs(3)
@@ -75,6 +76,29 @@ func TestAppendTwice(t *testing.T) {
 		entries := w.c.ZRangeWithScores(w.Context(), w.p.Entries(), 0, -1).Val()
 		require.Len(w, entries, 1)
 		require.Equal(w, float64(1700000000000), entries[0].Score, "entries are forgotten by their own time")
+	})
+}
+
+// Pieces of a submission are counted in the group, so that they are known for as long as it lives.
+func TestAppendPieces(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		piece := func(n int, mode lua.AppendMode) bool {
+			return w.appendJobs(lua.AppendArgs{Group: "g", Request: lua.SubmissionPrefix + fmt.Sprint(n), Mode: mode, Jobs: jobs(2)}).Duplicate
+		}
+		require.False(w, piece(0, lua.AppendMore))
+		require.False(w, piece(1, lua.AppendMore))
+		w.unchanged(func() { // all over again, after the process has died
+			require.True(w, piece(0, lua.AppendMore))
+			require.True(w, piece(1, lua.AppendMore))
+		})
+		require.False(w, piece(2, lua.AppendSeal))
+		w.unchanged(func() {
+			require.True(w, piece(0, lua.AppendMore))
+			require.True(w, piece(2, lua.AppendSeal))
+		})
+		require.Equal(w, map[string]int64{"waiting": 6}, w.ledger("g"))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Messages()).Val())
 	})
 }
 

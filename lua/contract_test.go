@@ -51,7 +51,7 @@ func section(t *testing.T, header, title string) string {
 	t.Helper()
 	found := regexp.MustCompile(`(?m)^-- ` + title + ` +(.*(?:\n--    .*)*)`).FindStringSubmatch(header)
 	require.NotNil(t, found, "the header has no %s", title)
-	return strings.ReplaceAll(found[1], "\n--", "")
+	return strings.Join(strings.Fields(strings.ReplaceAll(found[1], "\n--", "")), " ")
 }
 
 func TestHeaders(t *testing.T) {
@@ -98,7 +98,7 @@ func fixedArgs(t *testing.T, header string) (n int, more bool) {
 	args := section(t, header, "ARGV")
 	args = regexp.MustCompile(`\([^()]*\)`).ReplaceAllString(args, "")
 	args, _, more = strings.Cut(args, ", then ")
-	return len(strings.Split(strings.TrimSpace(args), ", ")), more
+	return len(strings.Split(args, ", ")), more
 }
 
 // calls records how many arguments scripts were given, by the script's hash.

@@ -60,7 +60,7 @@ local function settle_done(group, live, n)
 end
 
 -- settle_others does the same with n jobs that are not done. It returns how many have failed, were parked, and went back unstarted.
-local function settle_others(group, live, tenant, n)
+local function settle_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
     ords[i] = tonumber(ARGV[arg + 1])
@@ -82,7 +82,7 @@ local function settle_others(group, live, tenant, n)
     if live and state == (kind == 'u' and 'R' or 'I') .. m then
       if kind == 'f' then
         local blob = head .. '|' .. queued
-        bury(group, tenant, parse(blob), blob, code, message, now)
+        bury(group, tenant, round, parse(blob), blob, code, message, now)
         new[i], failed = 'F' .. m, failed + 1
       elseif kind == 'u' then
         call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. counts .. '|' .. queued)
@@ -116,7 +116,7 @@ for _ = 1, groups do
   local group, n_done, n_other = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   arg = arg + 3
   local key = B .. 'group:' .. group
-  local g = call('HMGET', key, 'tenant', 'status')
+  local g = call('HMGET', key, 'tenant', 'status', 'round')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, parked, readied = 0, 0, 0, 0
   if live then see('HLEN', B .. 'tenant:' .. tenant) end
@@ -125,7 +125,7 @@ for _ = 1, groups do
     see_bury(group)
   end
   if n_done > 0 then done = settle_done(group, live, n_done) end
-  if n_other > 0 then failed, parked, readied = settle_others(group, live, tenant, n_other) end
+  if n_other > 0 then failed, parked, readied = settle_others(group, live, tenant, tonumber(g[3]), n_other) end
   if done + failed + parked > 0 then
     add(key, 'in_flight', -done - failed - parked, 'done', done, 'failed', failed, 'non_ready', parked)
     if done + failed > 0 then

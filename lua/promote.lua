@@ -6,7 +6,8 @@
 -- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none.
 -- A job leaves non-ready last. Twice: the second call finds the jobs gone. Goes through when memory is full. Cost: some µs a job.
 local most, width, permits, seed, full_wait = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
--- At most so many jobs are looked at for one that may go: a type whose ready stream is full hides no other type of the same tenant.
+-- At most so many jobs are looked at for one that may go; the next look at the tenant goes on behind them (field look): a type whose
+-- ready stream is full hides no other type of the same tenant.
 local LOOK = 1000
 local room = {}
 for i = 6, #ARGV, 2 do
@@ -28,17 +29,22 @@ see('SCARD', B .. 'active')
 see('LLEN', B .. 'garbage')
 if #due > 0 then pass_oom() end
 
--- choose looks at a tenant's jobs that are due, without writing: those that go, those that are no jobs of the ledger any more, what can't be read,
+-- choose looks at a tenant's jobs that are due and moves none: those that go, those that are no jobs of the ledger any more, what can't be read,
 -- and until when there is no use in looking again.
 local function choose(tenant, mine, tenant_used)
   local set, going, dropped, garbage, groups, named, not_before = B .. 'non-ready:' .. tenant, {}, {}, {}, {}, {}, nil
-  local offset, page = 0, nil
+  local tenant_key = B .. 'tenant:' .. tenant
+  local look = tonumber(call('HGET', tenant_key, 'look') or 0)
+  local offset, page = look, nil
   repeat
     page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
     offset = offset + #page
-    for _, blob in ipairs(page) do
+    for i, blob in ipairs(page) do
       if moved + #going >= most then return going, dropped, garbage, nil end
-      if looked >= LOOK then return going, dropped, garbage, not_before end
+      if looked >= LOOK then
+        if #going == 0 then call('HSET', tenant_key, 'look', offset - #page + i - 1) end
+        return going, dropped, garbage, not_before
+      end
       looked = looked + 1
       local j = parse(blob)
       if not j then
@@ -69,6 +75,7 @@ local function choose(tenant, mine, tenant_used)
       end
     end
   until #page < most
+  if look > 0 then call('HDEL', tenant_key, 'look') end
   return going, dropped, garbage, not_before
 end
 

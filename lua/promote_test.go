@@ -176,6 +176,36 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
+// Nor do so many that one call can't look at all of them.
+func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
+	onRedis(t, func(w *world) {
+		const blocked, behind = 2300, 1050
+		w.create("full", "acme", "T")
+		w.append("full", blocked)
+		for parked := 0; parked < blocked; {
+			report := []lua.GroupOutcome{{Group: "full"}}
+			for _, j := range w.begin("T", "c", min(200, blocked-parked)) {
+				report[0].Others = append(report[0].Others, other(lua.OutcomeReleased, j, 0)[0].Others...)
+				parked++
+			}
+			w.outcome("T", report)
+		}
+		for i, blob := range w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val() {
+			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: float64(i), Member: blob})
+		}
+		w.due("other", "acme", "U", behind+0.5)
+		w.eventually(func() bool {
+			w.promoteBelow(map[string]int{"T": 0, "U": 5}, noLimit)
+			return w.ledger("other")["ready"] == 1
+		})
+		require.Equal(w, map[string]int64{"non_ready": blocked}, w.ledger("full"))
+		w.eventually(func() bool {
+			w.promoteBelow(map[string]int{"T": 10, "U": 5}, noLimit)
+			return w.ledger("full")["ready"] == 10
+		})
+	})
+}
+
 // A type that this dispatcher does not know keeps its jobs.
 func TestPromoteUnknownType(t *testing.T) {
 	both(t, func(w *world) {

@@ -28,7 +28,7 @@ for _, p in ipairs(pending) do
       stale = stale + 1
     else
       local group, key = j.group, B .. 'group:' .. j.group
-      local g = call('HMGET', key, 'tenant', 'status')
+      local g = call('HMGET', key, 'tenant', 'status', 'round')
       local state = call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2 + 1)
       local letter, m = string.sub(state, 1, 1), string.sub(state, 2)
       -- A job that was started again under the same entry has one attempt more than its blob says.
@@ -40,7 +40,7 @@ for _, p in ipairs(pending) do
         see_bury(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
-          bury(group, tenant, j, blob, 'WORKER_LOST', 'every worker that started this job was lost; see max deliveries', now)
+          bury(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that started this job was lost; see max deliveries', now)
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'F' .. m)
           add(key, field, -1, 'failed', 1)
           call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -1)

@@ -113,24 +113,36 @@ func TestReopenRefuses(t *testing.T) {
 	})
 }
 
+// failedMany makes a group of n jobs that has ended: all of them have failed.
+func (w *world) failedMany(group string, n int) {
+	w.Helper()
+	w.create(group, "acme", "T")
+	w.append(group, n)
+	w.seal(group)
+	for left := n; left > 0; left -= 200 {
+		w.failSome(group, min(200, left))
+	}
+	w.advance(group)
+	require.Equal(w, "FAILED", w.status(group))
+}
+
+// failSome runs n jobs of a group, which fail in one batch.
+func (w *world) failSome(group string, n int) int64 {
+	w.Helper()
+	report := []lua.GroupOutcome{{Group: group}}
+	for _, j := range w.begin("T", "c", n) {
+		report[0].Others = append(report[0].Others, other(lua.OutcomeFailed, j, 0)[0].Others...)
+	}
+	r := w.outcome("T", report)
+	require.Equal(w, lua.OutcomeReply{Owned: int64(n)}, r)
+	return r.Owned
+}
+
 // More failed jobs than a scan of the hash looks at in one call.
 func TestRequeueManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 3000
-		w.create("g", "acme", "T")
-		w.append("g", n)
-		w.seal("g")
-		for failed := 0; failed < n; {
-			run := w.begin("T", "c", 200)
-			report := []lua.GroupOutcome{{Group: "g"}}
-			for _, j := range run {
-				report[0].Others = append(report[0].Others, other(lua.OutcomeFailed, j, 0)[0].Others...)
-			}
-			require.Equal(w, lua.OutcomeReply{Owned: 200}, w.outcome("T", report))
-			failed += len(run)
-		}
-		w.advance("g")
-		require.Equal(w, "FAILED", w.status("g"))
+		w.failedMany("g", n)
 		_, err := w.reopen("g")
 		require.NoError(w, err)
 		calls := 0
@@ -148,6 +160,25 @@ func TestRequeueManyJobs(t *testing.T) {
 		require.Equal(w, int64(n), w.c.LLen(w.Context(), w.p.Queue("g", "T")).Val())
 		require.Equal(w, fmt.Sprint(n), w.c.HGet(w.Context(), w.p.Tenant("acme"), "active").Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Codes("g"), "BOOM").Val())
+	})
+}
+
+// A job that fails again while others of its group still wait to be requeued has failed in this round: it stays.
+func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
+	both(t, func(w *world) {
+		const n = 250
+		w.failedMany("g", n)
+		_, err := w.reopen("g")
+		require.NoError(w, err)
+		failed := int64(0)
+		for more := true; more; {
+			more, err = lua.Requeue(w.Context(), w.c, w.p, "g")
+			require.NoError(w, err)
+			failed += w.failSome("g", min(20, int(w.ledger("g")["waiting"])))
+		}
+		require.Equal(w, map[string]int64{"waiting": n - failed, "failed": failed}, w.ledger("g"))
+		require.Equal(w, failed, w.c.HLen(w.Context(), w.p.Failures("g")).Val())
+		require.False(w, w.c.HExists(w.Context(), w.p.Group("g"), "requeue").Val())
 	})
 }
 

@@ -3,23 +3,30 @@
 -- ARGV  group, most jobs
 -- Reply {'MORE', moved} | {'DONE', moved}
 -- The group's field requeue holds the cursor of the scan: one from the start would go over the empty places of what has moved, again and again.
+-- Only what failed before this round moves: a job that fails again while others still wait to be moved keeps its failure.
 -- Twice: what was moved is not among the failures any more. Refused when memory is full. Cost: some µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key, failures = B .. 'group:' .. group, B .. 'failures:' .. group
-local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status')
+local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status', 'round')
 if not g[3] or g[4] == 'CANCELLED' then return { 'DONE', 0 } end
 local now, tenant, lane = now_ms(), g[1], g[2]
 local page = call('HSCAN', failures, g[3], 'COUNT', most)
 local cursor, n = page[1], #page[2]
-if cursor == '0' then n = math.min(n, most * 2) end -- a small hash comes whole; what is left of it is scanned again
+local cut = false -- a small hash comes whole; what is too much of it for one step is scanned again
 local queues, order, ords, codes, scanned, garbage = {}, {}, {}, {}, {}, {}
 for i = 1, n, 2 do
+  if #scanned >= most and cursor == '0' then
+    cut = true
+    break
+  end
   local value = page[2][i + 1]
   local err, blob = string.match(value, '^([^\n]*)\n(.*)$')
   local j = blob and parse(blob)
   local ok, e = pcall(cjson.decode, err or '')
-  scanned[#scanned + 1] = page[2][i]
-  if not j or not ok or type(e) ~= 'table' or type(e.code) ~= 'string' then
+  local again = ok and type(e) == 'table' and e.round == tonumber(g[5])
+  if not again then scanned[#scanned + 1] = page[2][i] end
+  if again then -- it stays
+  elseif not j or not ok or type(e) ~= 'table' or type(e.code) ~= 'string' then
     garbage[#garbage + 1] = value
   elseif call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2) == 'F' then
     if not queues[j.typ] then queues[j.typ], order[#order + 1] = {}, j.typ end
@@ -58,7 +65,8 @@ if moved > 0 then
   wake('fetcher')
 end
 if #scanned > 0 then call('HDEL', failures, unpack(scanned)) end
-if call('HLEN', failures) > 0 then
+-- One full scan has met everything that was there when it began.
+if cursor ~= '0' or cut then
   call('HSET', key, 'requeue', cursor)
   return { 'MORE', moved }
 end

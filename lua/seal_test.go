@@ -34,6 +34,19 @@ func TestSealUnknown(t *testing.T) {
 	})
 }
 
+func TestSealCancelled(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 1)
+		w.cancel("g")
+		w.unchanged(func() {
+			_, err := lua.Seal(w.Context(), w.c, w.p, "g", nil)
+			require.ErrorIs(w, err, api.ErrConflict)
+			w.sealWith("g", 1, false, api.ErrConflict)
+		})
+	})
+}
+
 // A total that is announced before its jobs takes effect when they are there.
 func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 	both(t, func(w *world) {

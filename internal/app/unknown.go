@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// others are variables of the command line, the tests and the harness, which share the prefix.
+var others = []string{"BULKACTION_API", "BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN"}
+
 // unknown lists what is set but not read, by name.
 func unknown(set map[string]string, variables []Variable) []Unknown {
 	var names []string
@@ -14,7 +17,7 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	}
 	var found []Unknown
 	for name := range set {
-		if !slices.Contains(names, name) {
+		if !slices.Contains(names, name) && !slices.Contains(others, name) {
 			found = append(found, Unknown{Name: name, DidYouMean: nearest(name, names)})
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -17,65 +18,69 @@ type loads struct {
 
 // counters holds the counters of tenants and of types against what they count.
 func (l *look) counters(ctx context.Context) error {
-	before, err := l.openPrint(ctx)
+	open, err := l.openGroups(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.newcomers(ctx); err != nil {
+		return err
+	}
+	handedOut, err := l.handedOut(ctx)
 	if err != nil {
 		return err
 	}
 	sum := loads{waiting: map[string]int64{}, nonReady: map[string]int64{}, prints: map[string]uint64{}}
-	names := slices.Sorted(maps.Keys(l.tenants))
-	err = l.tallies(ctx, names, func(t *tenant, y tally) {
+	if err := l.tallies(ctx, slices.Sorted(maps.Keys(l.tenants)), func(t *tenant, y tally) {
 		l.tenant(t.name, y)
-		if len(t.groups) == 0 && len(y.nonReady) == 0 {
-			return
-		}
-		sum.prints[t.name] = y.print
-		for typ, n := range y.waiting {
-			sum.waiting[typ] += n
-		}
-		for typ, n := range y.nonReady {
-			sum.nonReady[typ] += n
-		}
-	})
-	if err != nil {
+		sum.add(t, y)
+	}); err != nil {
 		return err
-	}
-	for typ := range sum.waiting {
-		l.types[typ] = true
-	}
-	for typ := range sum.nonReady {
-		l.types[typ] = true
 	}
 	types := slices.Sorted(maps.Keys(l.types))
 	have, err := l.loads(ctx, types)
 	if err != nil {
 		return err
 	}
-	// When all is as it was before, then so it was when the types were asked.
+	// When all is again as it was, it was so when the types were asked.
 	still := true
-	err = l.tallies(ctx, slices.Sorted(maps.Keys(sum.prints)), func(t *tenant, y tally) {
+	if err := l.tallies(ctx, slices.Sorted(maps.Keys(sum.prints)), func(t *tenant, y tally) {
 		still = still && y.print == sum.prints[t.name]
-	})
+	}); err != nil {
+		return err
+	}
+	handedOutNow, err := l.handedOut(ctx)
 	if err != nil {
 		return err
 	}
-	after, err := l.openPrint(ctx)
-	if err != nil || !still || before != after {
+	openNow, err := l.openGroups(ctx)
+	if err != nil || !still || handedOutNow != handedOut || openNow != open {
 		return err
 	}
 	for i, typ := range types {
-		if l.doubtfulTypes[typ] {
-			continue
-		}
-		for _, c := range []struct {
-			name       string
-			have, want int64
-		}{{"waiting", have[i][0], sum.waiting[typ]}, {"non_ready", have[i][1], sum.nonReady[typ]}} {
-			if c.have != c.want {
-				l.found.add(finding{Load, "", none, fmt.Sprint(typ, c.name, c.have-c.want)}, "type %s counts %d jobs as %s, but %d are", typ, c.have, c.name, c.want)
-			}
-		}
+		l.load(typ, "waiting", have[i][0], sum.waiting[typ])
+		l.load(typ, "non_ready", have[i][1], sum.nonReady[typ])
 	}
 	return nil
+}
+
+func (s *loads) add(t *tenant, y tally) {
+	if len(t.groups) == 0 && len(y.nonReady) == 0 {
+		return
+	}
+	s.prints[t.name] = y.print
+	for typ, n := range y.waiting {
+		s.waiting[typ] += n
+	}
+	for typ, n := range y.nonReady {
+		s.nonReady[typ] += n
+	}
+}
+
+// load reports what is wrong with a type's counter.
+func (l *look) load(typ, counter string, have, want int64) {
+	if have != want && !l.doubtfulTypes[typ] {
+		l.found.add(finding{Load, "", none, fmt.Sprint(typ, counter, have-want)}, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
+	}
 }
 
 // tenant reports what is wrong with a tenant's counters.
@@ -93,14 +98,60 @@ func (l *look) tenant(name string, y tally) {
 	}
 }
 
-// openPrint changes when a group becomes open or ends.
-func (l *look) openPrint(ctx context.Context) (string, error) {
+// newcomers adds the tenants and types of groups that were created since the look began.
+func (l *look) newcomers(ctx context.Context) error {
+	return l.ranked(ctx, l.p.Open(), func(ids []string) error {
+		for page := range slices.Chunk(ids, pageSize) {
+			cmds := make([]*redis.SliceCmd, len(page))
+			err := l.inTurn(ctx, func(p redis.Pipeliner) {
+				for i, id := range page {
+					cmds[i] = p.HMGet(ctx, l.p.Group(id), "tenant", "types")
+				}
+			})
+			if err != nil {
+				return err
+			}
+			for _, c := range cmds {
+				l.tenants[text(c.Val()[0])] = true
+				for _, typ := range split(text(c.Val()[1])) {
+					l.types[typ] = true
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// openGroups changes when a group becomes open or ends.
+func (l *look) openGroups(ctx context.Context) (string, error) {
 	var card *redis.IntCmd
 	var newest *redis.ZSliceCmd
 	err := l.atOnce(ctx, func(p redis.Pipeliner) {
 		card, newest = p.ZCard(ctx, l.p.Open()), p.ZRevRangeWithScores(ctx, l.p.Open(), 0, 0)
 	})
 	return fmt.Sprint(card.Val(), newest.Val()), err
+}
+
+// handedOut changes when a job becomes ready. Counters alone don't tell of one that was taken back and handed out again.
+func (l *look) handedOut(ctx context.Context) (string, error) {
+	var ids strings.Builder
+	for page := range slices.Chunk(slices.Sorted(maps.Keys(l.types)), pageSize/5) {
+		newest := make([]*redis.XMessageSliceCmd, len(page))
+		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+			for i, typ := range page {
+				newest[i] = p.XRevRangeN(ctx, l.p.Ready(typ), "+", "-", 1)
+			}
+		})
+		if err != nil {
+			return "", err
+		}
+		for i, c := range newest {
+			for _, e := range c.Val() {
+				ids.WriteString(page[i] + " " + e.ID + "\n")
+			}
+		}
+	}
+	return ids.String(), nil
 }
 
 // loads reads what types count as waiting and as non-ready.

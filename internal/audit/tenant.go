@@ -68,16 +68,11 @@ func (l *look) tallies(ctx context.Context, names []string, yield func(*tenant, 
 // tally reads some small tenants at once, or a large one twice.
 func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant, tally)) error {
 	if t := tenants[0]; !t.small() {
-		first, err := l.large(ctx, t)
+		y, err := l.twice(ctx, t)
 		if err != nil {
 			return err
 		}
-		second, err := l.large(ctx, t)
-		if err != nil {
-			return err
-		}
-		second.whole = second.whole && first.print == second.print
-		yield(t, second)
+		yield(t, y)
 		return nil
 	}
 	samples := make([]*sample, len(tenants))
@@ -101,8 +96,27 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 	return nil
 }
 
-// large reads a tenant page by page.
-func (l *look) large(ctx context.Context, t *tenant) (tally, error) {
+// twice reads a large tenant two times. The tally is whole when both are the same and nothing became ready meanwhile.
+func (l *look) twice(ctx context.Context, t *tenant) (tally, error) {
+	before, err := l.handedOut(ctx)
+	if err != nil {
+		return tally{}, err
+	}
+	first, err := l.once(ctx, t)
+	if err != nil {
+		return tally{}, err
+	}
+	second, err := l.once(ctx, t)
+	if err != nil {
+		return tally{}, err
+	}
+	after, err := l.handedOut(ctx)
+	second.whole = second.whole && first.print == second.print && before == after
+	return second, err
+}
+
+// once reads a tenant page by page.
+func (l *look) once(ctx context.Context, t *tenant) (tally, error) {
 	s := &sample{tenant: t}
 	for page := range slices.Chunk(l.asks(ctx, s), pageSize/10) {
 		err := l.inTurn(ctx, func(p redis.Pipeliner) {

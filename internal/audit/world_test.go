@@ -66,7 +66,9 @@ func (w *world) tenant(group string) string {
 var noLimit = lua.Limit{Window: time.Second}
 
 // limited gives so many permits for ever.
-func limited(permits int64) lua.Limit { return lua.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits} }
+func limited(permits int64) lua.Limit {
+	return lua.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
+}
 
 func (w *world) create(group, tenant, typ string, fields ...string) {
 	f := map[string]string{"lane": "normal"}

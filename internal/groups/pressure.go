@@ -50,6 +50,9 @@ func (p *pressure) check(ctx context.Context, n int) error {
 	if p.err != nil {
 		return outward(p.err)
 	}
+	if limit := p.cfg.MaxBacklog; limit > 0 && int64(n) > limit {
+		return fmt.Errorf("%d jobs at once: the backlog holds at most %d in all: send them in smaller pieces: %w", n, limit, api.ErrInvalid)
+	}
 	if limit := p.cfg.MaxBacklog; limit > 0 && p.backlog+int64(n) > limit {
 		return &api.BackpressureError{RetryAfter: p.wait(p.backlog + int64(n) - limit), Reason: fmt.Sprintf("the backlog holds %d of at most %d jobs", p.backlog, limit)}
 	}

@@ -110,7 +110,7 @@ func (s *Store) submitJobs(ctx context.Context, p keyspace.Partition, g *message
 			mode = lua.AppendLast // the announced total decides
 		}
 	}
-	return s.store(ctx, p, g.Tenant, g.ID, g.Jobs, g.ID+"#", mode, o)
+	return s.store(ctx, p, g.Tenant, g.ID, g.Jobs, lua.SubmissionPrefix, mode, o)
 }
 
 // Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
@@ -122,7 +122,7 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 	if err != nil {
 		return err
 	}
-	return outward(s.store(ctx, p, tenant, group, jobs, group+"#"+request+"#", lua.AppendMore, o))
+	return outward(s.store(ctx, p, tenant, group, jobs, "a#"+group+"#"+request+"#", lua.AppendMore, o))
 }
 
 // AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
@@ -137,7 +137,7 @@ func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.J
 	}
 	request := lua.EntryRequest(entry) + "#"
 	if message != "" {
-		request = message + "#"
+		request = "m#" + message + "#" // apart from those of HTTP, whose ids producers choose as well
 	}
 	return outward(s.store(ctx, p, tenant, group, jobs, request, lua.AppendMore, o))
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,24 +51,36 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	if err != nil {
 		return fmt.Errorf("encode status: %w", err)
 	}
-	if err := conn.Cmd.HSet(ctx, key, id, b).Err(); err != nil {
+	if _, err := show.Run(ctx, conn.Cmd, key, []any{id, b}); err != nil {
 		return fmt.Errorf("publish status: %w", err)
 	}
 	return nil
 }
 
+// show writes a status with Redis's time in front, since the clocks of hosts differ. Its first write is one
+// that Redis allows when its memory is full: a process that can't show itself would count as gone.
+var show = redisx.NewScript("show", `
+redis.call('HDEL', KEYS[1], '')
+local t = redis.call('TIME')
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)) .. ' ' .. ARGV[2])
+return 1`)
+
 // Workers reads the reports of live workers.
 func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
-	return read(ctx, conn, space.Workers(), func(r WorkerReport) time.Time { return r.SeenAt })
+	return read[WorkerReport](ctx, conn, space.Workers())
 }
 
 // Stages reads the status of live processes of the other roles.
 func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
-	return read(ctx, conn, space.Stages(), func(s api.StageStatus) time.Time { return s.SeenAt })
+	return read[api.StageStatus](ctx, conn, space.Stages())
 }
 
-func read[T any](ctx context.Context, conn *redisx.Conn, key string, seen func(T) time.Time) ([]T, error) {
+func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
 	all, err := conn.Cmd.HGetAll(ctx, key).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read status: %w", err)
+	}
+	now, err := conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
 	}
@@ -78,8 +92,10 @@ func read[T any](ctx context.Context, conn *redisx.Conn, key string, seen func(T
 	var live []T
 	for _, id := range ids {
 		var s T
-		err := json.Unmarshal([]byte(all[id]), &s)
-		switch age := time.Since(seen(s)); {
+		shown, text, _ := strings.Cut(all[id], " ")
+		ms, _ := strconv.ParseInt(shown, 10, 64)
+		err := json.Unmarshal([]byte(text), &s)
+		switch age := now.Sub(time.UnixMilli(ms)); {
 		case err != nil || age > 20*StatusTTL:
 			_ = conn.Cmd.HDel(ctx, key, id).Err() // left behind by a process that was killed, or not ours
 		case age <= StatusTTL:

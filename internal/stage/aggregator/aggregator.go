@@ -81,6 +81,7 @@ type partition struct {
 	p         keyspace.Partition
 	reader    *redisx.Reader
 	claimedAt time.Time
+	claimFrom string         // where the next claim looks on; "" is the beginning
 	left      []redisx.Entry // read, but not reduced for an error
 	known     map[string]*known
 }
@@ -170,8 +171,8 @@ func (p *partition) read(ctx context.Context) ([]redisx.Entry, error) {
 // claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed too: the
 // jobs' states let only one of both reduce it.
 func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
-	msgs, _, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
-		Stream: p.p.ResultStream(), Group: keyspace.GroupAggregator, Consumer: p.id, MinIdle: p.cfg.Lease, Start: "0-0", Count: readBatch,
+	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
+		Stream: p.p.ResultStream(), Group: keyspace.GroupAggregator, Consumer: p.id, MinIdle: p.cfg.Lease, Start: cmp.Or(p.claimFrom, "0-0"), Count: readBatch,
 	}).Result()
 	if redisx.IsNoGroup(err) {
 		return nil, nil // the read creates it
@@ -179,6 +180,7 @@ func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim results: %w", err)
 	}
+	p.claimFrom = next // entries that can't be reduced must not hide those behind them
 	entries := make([]redisx.Entry, 0, len(msgs))
 	for _, m := range msgs {
 		e := redisx.Entry{ID: m.ID}

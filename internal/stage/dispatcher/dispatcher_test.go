@@ -2,7 +2,6 @@ package dispatcher_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -27,41 +26,6 @@ func config() dispatcher.Config {
 		Interval: 20 * time.Millisecond, BatchSize: 10, FetchBatch: 50, ReadyCap: 1000,
 		Rate: lua.Rate{Window: time.Second}, Lease: stagetest.Patience, MaxLosses: 5,
 	}
-}
-
-// held is a job as a worker holds it that says nothing more.
-type held struct {
-	entry string
-	lua.Delivered
-	delivered time.Time
-}
-
-// take reads and starts n jobs as a worker would.
-func take(w *stagetest.World, typ, consumer string, n int) []held {
-	w.T.Helper()
-	ctx := context.WithoutCancel(w.T.Context())
-	if err := w.Conn.Cmd.XGroupCreateMkStream(ctx, w.P.Ready(typ), keyspace.GroupWorkers, "0").Err(); err != nil {
-		require.ErrorContains(w.T, err, "BUSYGROUP")
-	}
-	var jobs []held
-	w.Await("jobs to take", func() bool {
-		got, err := w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
-			Group: keyspace.GroupWorkers, Consumer: consumer, Streams: []string{w.P.Ready(typ), ">"}, Count: int64(n - len(jobs)), Block: -1}).Result()
-		if errors.Is(err, redis.Nil) {
-			return false
-		}
-		require.NoError(w.T, err)
-		for _, m := range got[0].Messages {
-			d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
-			require.NoError(w.T, err)
-			r, err := lua.Start(ctx, w.Conn.Cmd, w.P, typ, []lua.StartGroup{{Group: d.Group, Jobs: []lua.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
-			require.NoError(w.T, err)
-			require.EqualValues(w.T, d.Attempt, r.Tokens[0])
-			jobs = append(jobs, held{m.ID, d, time.Now()})
-		}
-		return len(jobs) == n
-	})
-	return jobs
 }
 
 func TestPromotesWhatIsDue(t *testing.T) {
@@ -137,7 +101,7 @@ func TestSkipsAFullReadyStream(t *testing.T) {
 	w.Run(d)
 	w.AwaitCounts("g", api.Counts{Accepted: 8, Ready: 3, NonReady: 5})
 	w.Await("some to be skipped", func() bool { return d.Status().Counts["total_skipped"] > 0 })
-	take(w, "T", "c", 3)
+	w.Take("T", "c", 3)
 	w.AwaitCounts("g", api.Counts{Accepted: 8, InFlight: 3, Ready: 3, NonReady: 2})
 }
 
@@ -147,8 +111,8 @@ func TestTakesBackAfterTheLease(t *testing.T) {
 	w.Jobs("g", "T", 5)
 	w.Admit("T")
 	const lease = 700 * time.Millisecond
-	dead := take(w, "T", "dead", 3)
-	alive := take(w, "T", "alive", 2)
+	dead := w.Take("T", "dead", 3)
+	alive := w.Take("T", "alive", 2)
 	cfg := config()
 	cfg.Lease = lease
 	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
@@ -157,7 +121,7 @@ func TestTakesBackAfterTheLease(t *testing.T) {
 	w.Await("the jobs to be taken back", func() bool {
 		jobs := []lua.Held{}
 		for _, j := range alive {
-			jobs = append(jobs, lua.Held{Entry: j.entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: j.Attempt})
+			jobs = append(jobs, lua.Held{Entry: j.Entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: j.Attempt})
 		}
 		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", jobs)
 		require.NoError(t, err)
@@ -168,9 +132,9 @@ func TestTakesBackAfterTheLease(t *testing.T) {
 	for _, j := range dead {
 		seen := w.Job("g", j.Ordinal)
 		require.Equal(t, "WORKER_LOST", seen.LastError.Code)
-		require.GreaterOrEqual(t, seen.LastError.At.Sub(j.delivered), lease-50*time.Millisecond) // two clocks, one of them of ms
+		require.GreaterOrEqual(t, seen.LastError.At.Sub(j.At), lease-50*time.Millisecond) // two clocks, one of them of ms
 	}
-	for _, j := range take(w, "T", "next", 3) {
+	for _, j := range w.Take("T", "next", 3) {
 		require.Equal(t, 2, j.Attempt)
 		require.Equal(t, 1, j.Losses)
 	}
@@ -186,7 +150,7 @@ func TestBuriesWhatLosesEveryWorker(t *testing.T) {
 	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
 	w.Run(d)
 	for range 3 {
-		take(w, "T", "dead", 1)
+		w.Take("T", "dead", 1)
 	}
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 	require.Equal(t, map[string]int64{"WORKER_LOST": 1}, w.Group("g").FailuresByCode)
@@ -202,7 +166,7 @@ func TestKeepsQuietAfterRedisWasAway(t *testing.T) {
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	const lease = time.Second
-	j := take(w, "T", "alive", 1)[0]
+	j := w.Take("T", "alive", 1)[0]
 	cfg := config()
 	cfg.Lease = lease
 	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
@@ -214,7 +178,7 @@ func TestKeepsQuietAfterRedisWasAway(t *testing.T) {
 	// The worker comes back as late as it may.
 	<-time.After(lease / 2)
 	for time.Since(back) < 2*lease {
-		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []lua.Held{{Entry: j.entry, Group: "g", Ordinal: 0, Attempt: 1}})
+		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []lua.Held{{Entry: j.Entry, Group: "g", Ordinal: 0, Attempt: 1}})
 		require.NoError(t, err)
 		require.Empty(t, lost)
 		<-time.After(lease / 10)
@@ -232,8 +196,8 @@ func TestForgetsDeadConsumers(t *testing.T) {
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
 	mini.SetTime(time.Now().Add(-time.Hour))
-	take(w, "T", "holds", 1)
-	abandon(w, w.P.Ready("T"), keyspace.GroupWorkers, take(w, "T", "gone", 1)[0].entry)
+	w.Take("T", "holds", 1)
+	abandon(w, w.P.Ready("T"), keyspace.GroupWorkers, w.Take("T", "gone", 1)[0].Entry)
 	require.NoError(t, w.Conn.Cmd.XGroupCreateMkStream(t.Context(), w.P.ResultStream(), keyspace.GroupAggregator, "0").Err())
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.ResultStream(), Values: []string{"g", "g"}}).Err())
 	entries, err := w.Conn.Cmd.XReadGroup(t.Context(), &redis.XReadGroupArgs{

@@ -16,6 +16,8 @@ import (
 )
 
 const (
+	// typeIdle is how long a type without jobs and workers is remembered.
+	typeIdle  = time.Hour
 	buryBatch = 100
 	// buryBlock is longer than the fetcher takes to fill a ready stream again.
 	buryBlock = 100 * time.Millisecond
@@ -71,17 +73,31 @@ func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) 
 	}
 	waiting := map[string]time.Time{}
 	var fine []redis.Z
+	var idle []string
 	for i, z := range types {
 		typ, load := z.Member.(string), loads[i].Val()
-		if served[typ] || (none(load[0]) && none(load[1]) && ready[i].Val() == 0) {
+		if empty := none(load[0]) && none(load[1]) && ready[i].Val() == 0; empty && !served[typ] {
+			idle = append(idle, typ)
+			continue
+		}
+		if served[typ] {
 			fine = append(fine, redis.Z{Score: float64(time.Now().UnixMilli()), Member: typ})
 			continue
 		}
-		waiting[typ] = time.UnixMilli(int64(z.Score))
+		// The score says when it was last served; its jobs may have come long after that.
+		if waiting[typ] = p.unservedSince[typ]; waiting[typ].IsZero() {
+			waiting[typ] = time.Now()
+		}
 	}
 	if len(fine) > 0 {
 		if err := p.conn.Cmd.ZAddXX(ctx, p.p.Types(), fine...).Err(); err != nil {
 			return nil, fmt.Errorf("note types that are served: %w", err)
+		}
+	}
+	p.unservedSince = waiting
+	for _, typ := range idle {
+		if _, err := lua.Retire(ctx, p.conn.Cmd, p.p, typ, time.Now().Add(-typeIdle)); err != nil {
+			return nil, err
 		}
 	}
 	return waiting, nil

@@ -17,7 +17,11 @@ import (
 
 // keepHouse does what is due only now and then, and goes on at once while there is more of it.
 func (p *partition) keepHouse(ctx context.Context) (bool, error) {
-	if time.Since(p.keptAt) <= houseKeeping {
+	every := houseKeeping
+	if bury := p.cfg.NoProcessorTimeout; bury > 0 {
+		every = min(every, bury)
+	}
+	if time.Since(p.keptAt) <= every {
 		return false, nil
 	}
 	more := false
@@ -56,14 +60,23 @@ func (p *partition) expireGroups(ctx context.Context) (bool, error) {
 	return len(ended) == attendBatch, nil
 }
 
-// forget drops a group and then its name; the name stays when the group was reopened in the last moment.
+// forget drops a group and then its name; the name stays, or comes back, when the group was made anew meanwhile.
 func (p *partition) forget(ctx context.Context, id string) error {
+	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return fmt.Errorf("forget group %s: %w", id, err)
+	}
 	if err := lua.Expire(ctx, p.conn.Cmd, p.p, id, p.fence, false); err != nil {
 		return err
 	}
 	left, err := p.conn.Cmd.Exists(ctx, p.p.Group(id)).Result()
 	if err == nil && left == 0 {
-		err = p.conn.Cmd.Del(ctx, p.space.OfGroup(id).Owner(id)).Err()
+		name := p.space.OfGroup(id).Owner(id)
+		if err = p.conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
+			if left, err = p.conn.Cmd.Exists(ctx, p.p.Group(id)).Result(); left > 0 {
+				err = p.conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
+			}
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("forget group %s: %w", id, err)
@@ -139,6 +152,9 @@ func (p *partition) trim(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
+// frozenIngest is how long a stopped process may take to go on without harm.
+const frozenIngest = 5 * time.Minute
+
 // forgetEntries drops the ids of ingest entries that can't come again: they are older than everything that
 // is still pending or was not delivered.
 func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
@@ -158,8 +174,11 @@ func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
 		if len(pending) > 0 {
 			oldest = pending[0].ID
 		}
-		ms, _, _ := strings.Cut(oldest, "-")
-		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf", "("+ms).Err(); err != nil {
+		text, _, _ := strings.Cut(oldest, "-")
+		ms, _ := strconv.ParseInt(text, 10, 64)
+		// An ingest that was frozen with an entry in its hands may come back although another has stored it.
+		ms = min(ms, time.Now().Add(-frozenIngest).UnixMilli())
+		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf", "("+strconv.FormatInt(ms, 10)).Err(); err != nil {
 			return false, fmt.Errorf("forget entries: %w", err)
 		}
 	}

@@ -97,15 +97,16 @@ func (w *Watcher) measure(ctx context.Context) error {
 // partition is the loop's state for one partition.
 type partition struct {
 	*Watcher
-	p         keyspace.Partition
-	log       *slog.Logger
-	fence     int64 // 0: another leads
-	ledSince  time.Time
-	renewedAt time.Time
-	cursor    uint64 // of the look at all open groups; 0: none is going on
-	lookedAt  time.Time
-	keptAt    time.Time
-	expired   float64 // groups that ended until then (ms) have lost their results
+	p             keyspace.Partition
+	log           *slog.Logger
+	fence         int64 // 0: another leads
+	ledSince      time.Time
+	unservedSince map[string]time.Time // types whose jobs this process has seen waiting without a worker
+	renewedAt     time.Time
+	cursor        uint64 // of the look at all open groups; 0: none is going on
+	lookedAt      time.Time
+	keptAt        time.Time
+	expired       float64 // groups that ended until then (ms) have lost their results
 }
 
 // step leads, if it may, and does what is to be done.
@@ -146,15 +147,16 @@ func (p *partition) lead(ctx context.Context) error {
 // work does a piece of everything that is due, so that nothing starves however much there is of the rest. It
 // says whether there was something.
 func (p *partition) work(ctx context.Context) (bool, error) {
-	worked := false
+	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.attend, p.announce, p.reconcile, p.keepHouse} {
 		some, err := piece(ctx)
-		if err != nil {
+		if errors.Is(err, lua.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
 		}
-		worked = worked || some
+		// While memory is full some pieces fail; the others may be those that free it.
+		errs, worked = errors.Join(errs, err), worked || some
 	}
-	return worked, nil
+	return worked, errs
 }
 
 // attendBatch is how many groups one step looks at.
@@ -166,12 +168,15 @@ func (p *partition) attend(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for groups to move: %w", err)
 	}
+	var full error
 	for _, id := range ids {
-		if err := p.move(ctx, id); err != nil {
+		if err := p.move(ctx, id); redisx.IsOOM(err) {
+			full = err // it stays in attention; the others may advance all the same
+		} else if err != nil {
 			return false, err
 		}
 	}
-	return len(ids) > 0, nil
+	return len(ids) > 0, full
 }
 
 // move settles what is half done of a group and lets it advance. A group that spoils its own turn stays

@@ -17,7 +17,7 @@ import (
 
 // maxPrefetch bounds what one process holds beyond what runs; maxBatch and maxBatchBytes bound one script.
 const (
-	maxPrefetch   = 1000
+	maxPrefetch   = 250
 	maxBatch      = 200
 	maxBatchBytes = 1 << 20
 )

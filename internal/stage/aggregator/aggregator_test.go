@@ -1,0 +1,279 @@
+package aggregator_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func config() aggregator.Config {
+	return aggregator.Config{Block: 20 * time.Millisecond, Lease: stagetest.Patience}
+}
+
+func run(w *stagetest.World, cfg aggregator.Config, id string, reducers *reducer.Registry) (stop func()) {
+	w.T.Helper()
+	return w.Run(aggregator.New(cfg, w.Connect(), w.Space, w.Tel, id, reducers))
+}
+
+// costs stores a group of n jobs that asks for the sum of their costs, and has them done in entries of that size.
+func costs(w *stagetest.World, group string, n, each int) {
+	w.T.Helper()
+	w.Submit(messages.SubmitGroup{
+		ID: group, Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(n),
+		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
+	})
+	w.Admit("T")
+	jobs := w.Take("T", "w", n)
+	for len(jobs) > 0 {
+		k := min(each, len(jobs))
+		w.Done(`{"cost":0.1}`, jobs[:k]...)
+		jobs = jobs[k:]
+	}
+}
+
+// reduced waits until all jobs of a group are reduced, and holds what came of them.
+func reduced(w *stagetest.World, group string, n int) {
+	w.T.Helper()
+	ctx := context.WithoutCancel(w.T.Context())
+	w.Await("all to be reduced", func() bool {
+		got, err := w.Conn.Cmd.HGet(ctx, w.P.Group(group), "reduced").Int()
+		return err == nil && got >= n
+	})
+	g := w.Group(group)
+	require.Equal(w.T, map[string]json.RawMessage{
+		"cost": json.RawMessage(strings.TrimSuffix(fmt.Sprintf("%d.%d", n/10, n%10), ".0")), "n": json.RawMessage(fmt.Sprint(n)),
+	}, g.Aggregate)
+	seen := map[int64]bool{}
+	require.NoError(w.T, w.Store.Results(ctx, group, func(line []byte) error {
+		r := stagetest.Decode[api.Result](w.T, string(line))
+		require.False(w.T, seen[r.Ordinal], "job %d twice", r.Ordinal)
+		seen[r.Ordinal] = true
+		return nil
+	}))
+	require.Len(w.T, seen, n)
+	require.Equal(w.T, api.Counts{Accepted: int64(n), Done: int64(n)}, g.Counts)
+}
+
+// drained waits until the stream of results is empty.
+func drained(w *stagetest.World) {
+	w.T.Helper()
+	w.Await("empty stream", func() bool {
+		return w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.P.ResultStream()).Val() == 0
+	})
+	require.Zero(w.T, w.Pending(w.P.ResultStream(), keyspace.GroupAggregator))
+}
+
+func TestReduces(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		stop := run(w, config(), "a", reducer.NewRegistry())
+		for i := range 5 {
+			costs(w, fmt.Sprint("g", i), 23, 7)
+		}
+		for i := range 5 {
+			reduced(w, fmt.Sprint("g", i), 23)
+		}
+		drained(w)
+		stop()
+	})
+}
+
+// An entry that comes again, wholly or with others, counts once.
+func TestRepeatedEntriesCountOnce(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		costs(w, "g", 40, 10)
+		entries, err := w.Conn.Cmd.XRange(ctx, w.P.ResultStream(), "-", "+").Result()
+		require.NoError(w.T, err)
+		require.Len(w.T, entries, 4)
+		repeat := func(lines string) {
+			require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.P.ResultStream(), Values: []string{"g", "g", "l", lines, "t", ""}}).Err())
+		}
+		var all []string
+		for _, e := range entries {
+			repeat(e.Values["l"].(string))
+			all = append(all, e.Values["l"].(string))
+		}
+		repeat(strings.Join(all, "\n"))
+		run(w, config(), "a", reducer.NewRegistry())
+		reduced(w, "g", 40)
+		drained(w)
+		repeat(all[2])
+		drained(w)
+		reduced(w, "g", 40)
+	})
+}
+
+func TestTwoAggregatorsOnOneGroup(t *testing.T) {
+	t.Parallel()
+	same := map[uint32]string{} // a name for each part of an aggregate
+	var pair [2]string
+	for i := 0; pair[0] == ""; i++ {
+		name := fmt.Sprint("a", i)
+		slot := crc32.ChecksumIEEE([]byte(name)) % 16
+		if same[slot] != "" {
+			pair = [2]string{same[slot], name}
+		}
+		same[slot] = name
+	}
+	for name, ids := range map[string][2]string{"each with a part of its own": {same[3], same[4]}, "with one part": pair} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			costs(w, "g", 1000, 3)
+			// Each claims at once what the other has in its hands.
+			cfg := config()
+			cfg.Lease = time.Millisecond
+			for _, id := range ids {
+				run(w, cfg, id, reducer.NewRegistry())
+			}
+			reduced(w, "g", 1000)
+			drained(w)
+		})
+	}
+}
+
+// What a dead aggregator has read is reduced by another after the lease, whether it had been reduced or not.
+func TestTakesOverFromTheDead(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		costs(w, "g", 20, 10)
+		read := w.ReadResults("dead")
+		require.Len(w.T, read, 2)
+		// The first entry was reduced; that it was acknowledged is what got lost.
+		registry := reducer.NewRegistry()
+		plan, err := groups.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
+		require.NoError(w.T, err)
+		state, args := plan.New(), lua.ReduceArgs{Group: "g", Slot: "9", Lines: []byte(read[0].Values["l"].(string))}
+		for line := range strings.SplitSeq(string(args.Lines), "\n") {
+			r := stagetest.Decode[api.Result](w.T, line)
+			require.NoError(w.T, state.Add(reducer.Result{Ordinal: r.Ordinal, Data: r.Data}))
+			args.Ordinals = append(args.Ordinals, r.Ordinal)
+		}
+		args.State, err = state.Encode()
+		require.NoError(w.T, err)
+		r, err := lua.Reduce(ctx, w.Conn.Cmd, w.P, args)
+		require.NoError(w.T, err)
+		require.Equal(w.T, lua.ReduceOK, r.State)
+
+		cfg := config()
+		cfg.Lease = 200 * time.Millisecond
+		run(w, cfg, "a", registry)
+		reduced(w, "g", 20)
+		drained(w)
+	})
+}
+
+func TestGarbageIsSetAside(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		costs(w, "g", 4, 2)
+		for _, values := range [][]string{
+			{"g", "g", "l", "rubbish", "t", ""},
+			{"g", "g", "l", `{"data":1}`},
+			{"g", "g", "l", `{"ordinal":-1,"data":1}`},
+			{"x", "y"},
+		} {
+			require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.P.ResultStream(), Values: values}).Err())
+		}
+		run(w, config(), "a", reducer.NewRegistry())
+		reduced(w, "g", 4)
+		w.Await("four entries set aside", func() bool { return len(w.Garbage()) == 4 })
+		drained(w)
+	})
+}
+
+// Results of a group that was forgotten go without a trace.
+func TestGroupIsGone(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{
+			Stream: w.P.ResultStream(), Values: []string{"g", "gone", "l", `{"ordinal":0,"duration_ms":1,"attempts":1,"data":1}`, "t", ""}}).Err())
+		run(w, config(), "a", reducer.NewRegistry())
+		drained(w)
+		require.Zero(w.T, w.Conn.Cmd.Exists(ctx, w.P.Aggregate("gone"), w.P.Results("gone"), w.P.States("gone"), w.P.Group("gone")).Val())
+		require.Empty(w.T, w.Garbage())
+	})
+}
+
+// Few results may be large: one script reduces no more than about a megabyte of them.
+func TestLargeResultsAreReducedInPieces(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const n = 60
+	w.Jobs("g", "T", n)
+	w.Admit("T")
+	for _, j := range w.Take("T", "w", n) {
+		w.Done(`"`+strings.Repeat("x", 60<<10)+`"`, j)
+	}
+	run(w, config(), "a", reducer.NewRegistry())
+	drained(w)
+	chunks, err := w.Conn.Cmd.LRange(t.Context(), w.P.Results("g"), 0, -1).Result()
+	require.NoError(t, err)
+	require.Greater(t, len(chunks), 2)
+	for _, c := range chunks {
+		require.Less(t, len(c), 1<<20+64<<10)
+	}
+	require.Equal(t, n, strings.Count(strings.Join(chunks, "\n"), "\n")+1)
+}
+
+// longest is the longest word of all results.
+func longest(t *testing.T) *reducer.Registry {
+	t.Helper()
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("longest", reducer.MapReduce(
+		func(r reducer.Result) (word string, err error) { return word, json.Unmarshal(r.Data, &word) },
+		func(a, b string) string {
+			if len(b) > len(a) {
+				return b
+			}
+			return a
+		},
+	)))
+	return registry
+}
+
+// A reducer written in Go runs where it is known. Where it is not, the group's results wait, and no others do.
+func TestReducerWrittenInGo(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	registry := longest(t)
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	w.Submit(messages.SubmitGroup{
+		ID: "words", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3), Aggregate: []messages.Aggregate{{As: "word", Op: "longest"}},
+	})
+	w.Admit("T")
+	for i, j := range w.Take("T", "w", 3) {
+		w.Done([]string{`"aa"`, `"a"`, `17`}[i], j) // the last one is left out
+	}
+	cfg := config()
+	cfg.Lease = 200 * time.Millisecond
+	stop := run(w, cfg, "without", reducer.NewRegistry())
+	costs(w, "g", 10, 2)
+	reduced(w, "g", 10)
+	require.EqualValues(t, 3, w.Conn.Cmd.XLen(t.Context(), w.P.ResultStream()).Val())
+	stop()
+
+	run(w, cfg, "with", registry)
+	drained(w)
+	require.Equal(t, map[string]json.RawMessage{"word": json.RawMessage(`"aa"`)}, w.Group("words").Aggregate)
+}

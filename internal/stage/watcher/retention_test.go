@@ -1,0 +1,134 @@
+package watcher_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/watcher"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// end has groups of one job end; some of their jobs have failed.
+func end(w *stagetest.World, n int) {
+	w.T.Helper()
+	for i := range n {
+		w.Jobs(fmt.Sprint("g", i), "T", 1)
+	}
+	w.Admit("T")
+	jobs := w.Take("T", "c", n)
+	w.Fail("BOOM", jobs[0])
+	for _, j := range jobs[1:] {
+		w.Done("null", j)
+	}
+	w.Reduce()
+	ctx := context.WithoutCancel(w.T.Context())
+	fence, err := lua.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(w.T, err)
+	for i := range n {
+		_, err := lua.Advance(ctx, w.Conn.Cmd, w.P, fmt.Sprint("g", i), fence)
+		require.NoError(w.T, err)
+	}
+	_, err = lua.Lead(ctx, w.Conn.Cmd, w.P, "test", 0)
+	require.NoError(w.T, err)
+}
+
+func TestForgetsGroups(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		const n = 250 // some batches
+		end(w, n)
+		w.Jobs("open", "T", 1)
+		<-time.After(20 * time.Millisecond)
+		run(w, watcher.Config{Retention: watcher.Retention{Groups: 10 * time.Millisecond, DeadLetters: 10 * time.Millisecond, MessageIDs: time.Nanosecond}}, "w")
+		w.Await("all that ended to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val() == 1 })
+		w.Await("the open group's events", func() bool { return len(ids(w, "open")) == 2 })
+		require.Equal(w.T, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("open"))
+		for i := range n {
+			_, err := w.Store.Group(ctx, fmt.Sprint("g", i))
+			require.ErrorIs(w.T, err, api.ErrNotFound)
+		}
+		// No key is left of any.
+		var keys []string
+		w.Await("no key of theirs", func() bool {
+			all, err := w.Conn.Cmd.Keys(ctx, w.P.Base()+"*").Result()
+			require.NoError(w.T, err)
+			keys = keys[:0]
+			for _, k := range all {
+				if name := k[strings.LastIndexByte(k, ':')+1:]; strings.HasPrefix(name, "g") && strings.Trim(name[1:], "0123456789") == "" {
+					keys = append(keys, k)
+				}
+			}
+			return len(keys) == 0
+		})
+		// The id is free again.
+		w.Jobs("g0", "T", 2)
+		require.Equal(w.T, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g0"))
+	})
+}
+
+func TestForgetsResultsBeforeGroups(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		const n = 130
+		end(w, n)
+		<-time.After(20 * time.Millisecond)
+		run(w, watcher.Config{Retention: watcher.Retention{Groups: time.Hour, Results: 10 * time.Millisecond}}, "w")
+		w.Await("no results", func() bool {
+			for i := range n {
+				if w.Conn.Cmd.Exists(ctx, w.P.Results(fmt.Sprint("g", i))).Val() > 0 {
+					return false
+				}
+			}
+			return true
+		})
+		require.Equal(w.T, api.Counts{Accepted: 1, Done: 1}, w.Counts("g7"))
+		require.EqualValues(w.T, n, w.Conn.Cmd.ZCard(ctx, w.P.Ended()).Val())
+	})
+}
+
+func TestTrims(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		long := time.Now().Add(-time.Hour)
+		for _, stream := range []string{w.P.DeadLetters(), w.Space.Events(), w.Space.Rejected()} {
+			for _, at := range []time.Time{long, time.Now()} {
+				require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: stream, ID: stagetest.EntryID(at), Values: []string{"type", "x", "data", `{"group":{}}`, "id", ""}}).Err())
+			}
+		}
+		require.NoError(w.T, w.Conn.Cmd.ZAdd(ctx, w.P.Messages(),
+			redis.Z{Score: float64(long.UnixMilli()), Member: "old"}, redis.Z{Score: float64(time.Now().UnixMilli()), Member: "new"}).Err())
+		run(w, watcher.Config{Retention: watcher.Retention{MessageIDs: time.Minute, DeadLetters: time.Minute, Events: time.Minute}}, "w")
+		for _, stream := range []string{w.P.DeadLetters(), w.Space.Events(), w.Space.Rejected()} {
+			w.Await(stream+" to be trimmed", func() bool { return w.Conn.Cmd.XLen(ctx, stream).Val() == 1 })
+		}
+		require.Equal(w.T, []string{"new"}, w.Conn.Cmd.ZRange(ctx, w.P.Messages(), 0, -1).Val())
+	})
+}
+
+// Ids of entries are kept as long as an older one of the ingest stream is pending, since it may come again.
+func TestForgetsEntriesThatCannotComeAgain(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	old := time.Now().Add(-time.Hour)
+	at := func(i int) time.Time { return old.Add(time.Duration(i) * time.Second) }
+	for i := range 4 {
+		require.NoError(t, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.Space.Ingest(), ID: stagetest.EntryID(at(i)), Values: []string{"x", "y"}}).Err())
+		require.NoError(t, w.Conn.Cmd.ZAdd(ctx, w.P.Entries(), redis.Z{Score: float64(at(i).UnixMilli()), Member: lua.EntryRequest(stagetest.EntryID(at(i)))}).Err())
+	}
+	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
+	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "c", Streams: []string{w.Space.Ingest(), ">"}}).Err())
+	require.NoError(t, w.Conn.Cmd.XAck(ctx, w.Space.Ingest(), keyspace.GroupIngest, stagetest.EntryID(at(0)), stagetest.EntryID(at(2))).Err())
+	run(w, watcher.Config{}, "w")
+	w.Await("the first to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Entries()).Val() == 3 })
+	require.Equal(t, lua.EntryRequest(stagetest.EntryID(at(1))), w.Conn.Cmd.ZRange(ctx, w.P.Entries(), 0, 0).Val()[0])
+}

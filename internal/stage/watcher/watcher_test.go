@@ -1,0 +1,316 @@
+package watcher_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/watcher"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
+	w.T.Helper()
+	conn := w.Connect()
+	events, err := redisx.NewPublisher(conn, nil)
+	require.NoError(w.T, err)
+	if cfg.Interval == 0 {
+		cfg.Interval = time.Hour // nothing is found by chance
+	}
+	return w.Run(watcher.New(cfg, conn, w.Space, w.Tel, id, w.Store, events))
+}
+
+// events are what was announced, in that order.
+func events(w *stagetest.World) []api.Event {
+	w.T.Helper()
+	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()
+	require.NoError(w.T, err)
+	var all []api.Event
+	for _, e := range entries {
+		event := stagetest.Decode[api.Event](w.T, e.Values["data"].(string))
+		require.Equal(w.T, event.Type, e.Values["type"])
+		require.Equal(w.T, event.ID, e.Values["id"])
+		all = append(all, event)
+	}
+	return all
+}
+
+// ids are those of a group's events, each without the group's.
+func ids(w *stagetest.World, group string) []string {
+	w.T.Helper()
+	var all []string
+	for _, e := range events(w) {
+		if e.Group.ID == group {
+			all = append(all, strings.TrimPrefix(e.ID, group+"."))
+		}
+	}
+	return all
+}
+
+// awaitIDs waits until a group has had these events, and no others.
+func awaitIDs(w *stagetest.World, group string, want ...string) {
+	w.T.Helper()
+	var got []string
+	w.Await("events of "+group, func() bool { got = ids(w, group); return len(got) >= len(want) })
+	require.Equal(w.T, want, got)
+}
+
+func TestGroupGoesThroughItsStates(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		run(w, watcher.Config{}, "w")
+		w.Jobs("g", "T", 3)
+		awaitIDs(w, "g", "1.created", "1.dispatched")
+		w.Admit("T")
+		jobs := w.Take("T", "c", 3)
+		awaitIDs(w, "g", "1.created", "1.dispatched", "1.running")
+		w.Done(`{"cost":1}`, jobs[:2]...)
+		w.Fail("BOOM", jobs[2])
+		awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating")
+		w.Reduce()
+		awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.completed")
+
+		all := events(w)
+		last := all[len(all)-1]
+		require.Equal(w.T, "group.completed", last.Type)
+		require.Equal(w.T, api.StatusCompleted, last.Group.Status)
+		require.Equal(w.T, api.Counts{Accepted: 3, Done: 2, Failed: 1}, last.Group.Counts)
+		require.Equal(w.T, map[string]int64{"BOOM": 1}, last.Group.FailuresByCode)
+		require.True(w.T, slices.IsSortedFunc(all, func(a, b api.Event) int { return a.At.Compare(b.At) }))
+		shown := w.Group("g")
+		require.Equal(w.T, shown.Timestamps, last.Group.Timestamps)
+		for _, e := range all {
+			require.Equal(w.T, shown.Timestamps[strings.TrimPrefix(e.Type, "group.")], e.At)
+		}
+
+		// The next round runs what has failed, and has events of its own.
+		_, err := w.Store.Retry(context.WithoutCancel(w.T.Context()), "g")
+		require.NoError(w.T, err)
+		w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Waiting: 1})
+		w.Finish("T")
+		awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.completed",
+			"2.created", "2.dispatched", "2.running", "2.aggregating", "2.completed")
+		require.Equal(w.T, api.Counts{Accepted: 3, Done: 3}, w.Counts("g"))
+		require.Zero(w.T, w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.P.Outbox()).Val())
+	})
+}
+
+func TestEndings(t *testing.T) {
+	t.Parallel()
+	half := 0.5
+	for name, tt := range map[string]struct {
+		jobs, failed int
+		threshold    *float64
+		want         string
+	}{
+		"no jobs":           {0, 0, nil, "1.completed"},
+		"some failed":       {4, 3, nil, "1.completed"},
+		"all failed":        {4, 4, nil, "1.failed"},
+		"below a threshold": {4, 1, &half, "1.completed"},
+		"at a threshold":    {4, 2, &half, "1.failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", FailureThreshold: tt.threshold, Jobs: stagetest.Numbered(tt.jobs)})
+			w.Admit("T")
+			if tt.jobs > 0 {
+				jobs := w.Take("T", "c", tt.jobs)
+				w.Fail("BOOM", jobs[:tt.failed]...)
+				w.Done("null", jobs[tt.failed:]...)
+				w.Reduce()
+			}
+			run(w, watcher.Config{}, "w")
+			awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating", tt.want)
+		})
+	}
+}
+
+// A watcher that has published an event and died before it could say so: the next one repeats it under the same id.
+func TestRepeatedEventHasTheSameID(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	outbox, err := w.Conn.Cmd.XRange(t.Context(), w.P.Outbox(), "-", "+").Result()
+	require.NoError(t, err)
+	require.Len(t, outbox, 1)
+	run(w, watcher.Config{}, "w")
+	awaitIDs(w, "g", "1.created", "1.dispatched")
+	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Outbox(), Values: outbox[0].Values}).Err())
+	w.Finish("T")
+	w.Await("the repeated event", func() bool { return len(ids(w, "g")) == 6 })
+	all := events(w)
+	slices.SortStableFunc(all, func(a, b api.Event) int { return strings.Compare(a.ID, b.ID) })
+	i := slices.IndexFunc(all, func(e api.Event) bool { return e.ID == "g.1.created" })
+	require.Equal(t, all[i], all[i+1])
+}
+
+// Of several watchers one leads. Each group's events come once; when the leader goes, another takes over.
+func TestOneLeads(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const n = 30
+	stops := []func(){run(w, watcher.Config{}, "a"), run(w, watcher.Config{}, "b"), run(w, watcher.Config{}, "c")}
+	play := func(from int) {
+		for i := range n {
+			w.Jobs(fmt.Sprint("g", from+i), "T", 2)
+		}
+		w.Finish("T")
+		for i := range n {
+			awaitIDs(w, fmt.Sprint("g", from+i), "1.created", "1.dispatched", "1.running", "1.aggregating", "1.completed")
+		}
+	}
+	play(0)
+	leader, err := w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "owner").Result()
+	require.NoError(t, err)
+	stops[leader[0]-'a']()
+	play(n)
+	next, err := w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "owner").Result()
+	require.NoError(t, err)
+	require.NotEqual(t, leader, next)
+}
+
+// A leader that has died is waited for until its lease ends, and what it then still tries is refused.
+func TestDeadLeaderIsFenced(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const lease = 1500 * time.Millisecond
+	fence, err := lua.Lead(t.Context(), w.Conn.Cmd, w.P, "dead", lease)
+	require.NoError(t, err)
+	ends := time.Now().Add(lease)
+	w.Jobs("g", "T", 1)
+	run(w, watcher.Config{}, "w")
+	awaitIDs(w, "g", "1.created", "1.dispatched")
+	require.WithinRange(t, w.Group("g").Timestamps["dispatched"], ends.Add(-50*time.Millisecond), ends.Add(stagetest.Patience)) // two clocks
+	_, err = lua.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
+	require.ErrorIs(t, err, lua.ErrFenced)
+	require.ErrorIs(t, lua.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), lua.ErrFenced)
+}
+
+// A call for attention may get lost; all open groups are looked at now and then.
+func TestLostCallForAttention(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	for i := range 250 { // some pages
+		w.Jobs(fmt.Sprint("g", i), "T", 1)
+	}
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Attention()).Err())
+	run(w, watcher.Config{Interval: 100 * time.Millisecond}, "w")
+	for i := range 250 {
+		group := fmt.Sprint("g", i)
+		w.Await(group+" to be dispatched", func() bool { return w.Group(group).Status == api.StatusDispatched })
+	}
+	w.Finish("T")
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Attention()).Err())
+	w.Await("the last one to end", func() bool { return w.Group("g249").Status == api.StatusCompleted })
+}
+
+// Whoever cancels a group settles its ledger; where it died meanwhile, the watcher does.
+func TestFinishesACancellation(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		w.Jobs("g", "T", 300)
+		w.Admit("T")
+		w.Done("null", w.Take("T", "c", 10)...)
+		require.NoError(w.T, lua.Cancel(ctx, w.Conn.Cmd, w.P, "g"))
+		run(w, watcher.Config{}, "w")
+		w.AwaitCounts("g", api.Counts{Accepted: 300, Done: 10, Cancelled: 290})
+		awaitIDs(w, "g", "1.created", "1.cancelled")
+		w.Await("it to be on the list of those that ended", func() bool {
+			return w.Conn.Cmd.ZScore(ctx, w.P.Ended(), "g").Err() == nil && w.Conn.Cmd.ZScore(ctx, w.P.Open(), "g").Err() != nil
+		})
+	})
+}
+
+// A group whose aggregate this process can't compute is announced without it.
+func TestAnnouncesWithoutTheAggregate(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	knows := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	_, err := knows.Submit(t.Context(), &messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Type: "T", Seal: true, Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, groups.Origin{At: time.Now()})
+	require.NoError(t, err)
+	run(w, watcher.Config{}, "w")
+	awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.completed")
+	require.Empty(t, events(w)[0].Group.Aggregate)
+	require.Equal(t, "acme", events(w)[0].Group.Tenant)
+}
+
+// failing is a publisher that fails some times.
+type failing struct {
+	message.Publisher
+	left int
+}
+
+func (f *failing) Publish(topic string, m ...*message.Message) error {
+	if f.left--; f.left >= 0 {
+		return fmt.Errorf("publish: %w", context.DeadlineExceeded)
+	}
+	return f.Publisher.Publish(topic, m...)
+}
+
+func TestPublishesUntilItWorks(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	publisher, err := redisx.NewPublisher(w.Conn, nil)
+	require.NoError(t, err)
+	w.Jobs("g", "T", 1)
+	w.Run(watcher.New(watcher.Config{Interval: time.Hour}, w.Connect(), w.Space, w.Tel, "w", w.Store, &failing{publisher, 3}))
+	awaitIDs(w, "g", "1.created", "1.dispatched")
+}
+
+func TestNoProcessor(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const timeout = time.Second
+	served := func() {
+		require.NoError(t, stage.PublishWorker(t.Context(), w.Conn, w.Space, stage.WorkerReport{
+			WorkerStatus: api.WorkerStatus{ID: "live", Types: []string{"SERVED"}, SeenAt: time.Now()}}))
+	}
+	served()
+	w.Jobs("served", "SERVED", 5)
+	w.Jobs("unserved", "UNSERVED", 250)
+	w.Admit("SERVED")
+	began := time.Now()
+	run(w, watcher.Config{NoProcessorTimeout: timeout}, "w")
+	w.Feed(stagetest.Patience, "UNSERVED")
+	w.Await("jobs to fail", func() bool {
+		served()
+		return w.Counts("unserved") == api.Counts{Accepted: 250, Failed: 250}
+	})
+	g := w.Group("unserved")
+	require.Equal(t, map[string]int64{"NO_PROCESSOR": 250}, g.FailuresByCode)
+	letter := w.DeadLetters()[0]
+	require.Equal(t, "NO_PROCESSOR", letter.Code)
+	require.Contains(t, letter.Error, "start a worker that has a processor for it")
+	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond) // two clocks
+	require.Equal(t, api.Counts{Accepted: 5, Ready: 5}, w.Counts("served"))
+	awaitIDs(w, "unserved", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.failed")
+
+	// A type that nobody has served for long, because it had no jobs, has its whole time again.
+	w.Await("the type to be idle for long", func() bool { return time.Since(began) > 4*timeout })
+	w.Jobs("later", "UNSERVED", 1)
+	submitted := time.Now()
+	w.AwaitCounts("later", api.Counts{Accepted: 1, Failed: 1})
+	require.GreaterOrEqual(t, time.Since(submitted), timeout-50*time.Millisecond)
+}

@@ -1,0 +1,137 @@
+package stagetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Held is a job as a worker holds it.
+type Held struct {
+	lua.Delivered
+	Entry string
+	At    time.Time // when it was started
+}
+
+// Take reads and starts n jobs of a type, as a worker would that says nothing more.
+func (w *World) Take(typ, consumer string, n int) []Held {
+	w.T.Helper()
+	w.ensure(w.P.Ready(typ), keyspace.GroupWorkers)
+	var jobs []Held
+	w.Await("jobs to take", func() bool {
+		got, err := w.Conn.Cmd.XReadGroup(w.ctx(), &redis.XReadGroupArgs{
+			Group: keyspace.GroupWorkers, Consumer: consumer, Streams: []string{w.P.Ready(typ), ">"}, Count: int64(n - len(jobs)), Block: -1}).Result()
+		if errors.Is(err, redis.Nil) {
+			return false
+		}
+		require.NoError(w.T, err)
+		for _, m := range got[0].Messages {
+			d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+			require.NoError(w.T, err)
+			r, err := lua.Start(w.ctx(), w.Conn.Cmd, w.P, typ, []lua.StartGroup{{Group: d.Group, Jobs: []lua.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
+			require.NoError(w.T, err)
+			require.EqualValues(w.T, d.Attempt, r.Tokens[0])
+			jobs = append(jobs, Held{d, m.ID, time.Now()})
+		}
+		return len(jobs) == n
+	})
+	return jobs
+}
+
+func (w *World) ensure(stream, group string) {
+	w.T.Helper()
+	if err := w.Conn.Cmd.XGroupCreateMkStream(w.ctx(), stream, group, "0").Err(); err != nil {
+		require.ErrorContains(w.T, err, "BUSYGROUP")
+	}
+}
+
+// Done reports jobs as done, each with data as its result, in one entry of results.
+func (w *World) Done(data string, jobs ...Held) {
+	w.T.Helper()
+	w.report(jobs, func(g *lua.GroupOutcome, j Held) {
+		g.Done = append(g.Done, lua.DoneJob{
+			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt,
+			Line: fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":%d,"data":%s}`, j.Ordinal, j.Attempt, data),
+		})
+	})
+}
+
+// Fail reports jobs as failed for good.
+func (w *World) Fail(code string, jobs ...Held) {
+	w.T.Helper()
+	w.report(jobs, func(g *lua.GroupOutcome, j Held) {
+		g.Others = append(g.Others, lua.OtherJob{
+			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: lua.OutcomeFailed, Waits: j.Waits, Queued: []byte(j.Queued), Code: code, Text: "it broke",
+		})
+	})
+}
+
+func (w *World) report(jobs []Held, add func(*lua.GroupOutcome, Held)) {
+	w.T.Helper()
+	if len(jobs) == 0 {
+		return
+	}
+	var groups []lua.GroupOutcome
+	for _, j := range jobs {
+		if n := len(groups); n == 0 || groups[n-1].Group != j.Group {
+			groups = append(groups, lua.GroupOutcome{Group: j.Group})
+		}
+		add(&groups[len(groups)-1], j)
+	}
+	r, err := lua.Outcome(w.ctx(), w.Conn.Cmd, w.P, jobs[0].Type, lua.Congestion{}, groups)
+	require.NoError(w.T, err)
+	require.EqualValues(w.T, len(jobs), r.Owned)
+}
+
+// ReadResults delivers the entries of results to an aggregator that does nothing with them.
+func (w *World) ReadResults(consumer string) []redis.XMessage {
+	w.T.Helper()
+	w.ensure(w.P.ResultStream(), keyspace.GroupAggregator)
+	got, err := w.Conn.Cmd.XReadGroup(w.ctx(), &redis.XReadGroupArgs{
+		Group: keyspace.GroupAggregator, Consumer: consumer, Streams: []string{w.P.ResultStream(), ">"}, Count: 10_000, Block: -1}).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	require.NoError(w.T, err)
+	return got[0].Messages
+}
+
+// Reduce reduces all results of groups that asked for nothing, as an aggregator would.
+func (w *World) Reduce() {
+	w.T.Helper()
+	for _, m := range w.ReadResults("test") {
+		a := lua.ReduceArgs{Group: m.Values["g"].(string), Slot: "0", Lines: []byte(m.Values["l"].(string)), Entries: []string{m.ID}}
+		for line := range strings.SplitSeq(string(a.Lines), "\n") {
+			a.Ordinals = append(a.Ordinals, Decode[struct{ Ordinal int64 }](w.T, line).Ordinal)
+		}
+		state, err := w.Store.Merged("", nil)
+		require.NoError(w.T, err)
+		a.State, err = state.Encode()
+		require.NoError(w.T, err)
+		a.Version, err = w.Conn.Cmd.HGet(w.ctx(), w.P.Aggregate(a.Group), "version:0").Int64()
+		if err != nil {
+			require.ErrorIs(w.T, err, redis.Nil)
+		}
+		r, err := lua.Reduce(w.ctx(), w.Conn.Cmd, w.P, a)
+		require.NoError(w.T, err)
+		require.Equal(w.T, lua.ReduceOK, r.State)
+	}
+}
+
+// Finish runs all jobs that wait of a type, as the other roles would: they are done and reduced.
+func (w *World) Finish(typ string) {
+	w.T.Helper()
+	w.Admit(typ)
+	n, err := w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.P.Ready(typ)).Result()
+	require.NoError(w.T, err)
+	w.Done("null", w.Take(typ, "test", int(n))...)
+	w.Reduce()
+}
