@@ -116,6 +116,23 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	})
 }
 
+// A cancelled group that is not swept to the end yet still counts for its tenant, whatever else of it ends meanwhile.
+func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
+	both(t, func(w *world) {
+		w.everywhere("g")
+		w.cancel("g")
+		require.NoError(w, w.sweeping("g")()) // its states, not what it has parked
+		w.create("other", "acme", "T")
+		w.seal("other")
+		w.advance("other")
+		w.sweep("g")
+		require.Equal(w, map[string]string{"active": "0", "congested": "0", "n": "1000", "unfinished": "0", "w": "0"}, w.countersOf("acme"))
+		w.create("next", "acme", "T")
+		w.append("next", 1)
+		require.Equal(w, []string{"acme"}, w.c.SMembers(w.Context(), w.p.Active()).Val())
+	})
+}
+
 func TestAdvanceFenced(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

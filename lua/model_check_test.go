@@ -1,6 +1,7 @@
 package lua_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -10,24 +11,68 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
+// sight is everything that one look finds, by group, type or tenant.
+type sight struct {
+	group, failures, load, tenant                            map[string]*redis.MapStringStringCmd
+	states                                                   map[string]*redis.StringCmd
+	queue, results, parked                                   map[string]*redis.StringSliceCmd
+	scheduled, inTenant, inLane, tenantParked, tenantIndexed map[string]*redis.FloatCmd
+	active                                                   map[string]*redis.BoolCmd
+	ready                                                    map[string]*redis.XMessageSliceCmd
+	resultStream                                             *redis.XMessageSliceCmd
+}
+
+// look reads it all in one round trip.
+func (m *model) look() *sight {
+	ctx, pipe := m.Context(), m.c.Pipeline()
+	s := &sight{
+		group: map[string]*redis.MapStringStringCmd{}, failures: map[string]*redis.MapStringStringCmd{}, load: map[string]*redis.MapStringStringCmd{},
+		tenant: map[string]*redis.MapStringStringCmd{}, states: map[string]*redis.StringCmd{}, queue: map[string]*redis.StringSliceCmd{},
+		results: map[string]*redis.StringSliceCmd{}, parked: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
+		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantParked: map[string]*redis.FloatCmd{},
+		tenantIndexed: map[string]*redis.FloatCmd{}, active: map[string]*redis.BoolCmd{}, ready: map[string]*redis.XMessageSliceCmd{},
+		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"),
+	}
+	for g, tenant := range m.tenants {
+		s.group[g], s.states[g], s.failures[g] = pipe.HGetAll(ctx, m.p.Group(g)), pipe.Get(ctx, m.p.States(g)), pipe.HGetAll(ctx, m.p.Failures(g))
+		s.results[g], s.scheduled[g] = pipe.LRange(ctx, m.p.Results(g), 0, -1), pipe.ZScore(ctx, m.p.Scheduled(), g)
+		for _, typ := range types {
+			s.queue[g+typ] = pipe.LRange(ctx, m.p.Queue(g, typ), 0, -1)
+			s.inTenant[g+typ], s.inLane[g+typ] = pipe.ZScore(ctx, m.p.FairTenant(typ, m.lanes[g], tenant), g), pipe.ZScore(ctx, m.p.FairLane(typ, m.lanes[g]), tenant)
+			s.tenantParked[g+typ] = pipe.ZScore(ctx, m.p.Parked(typ), tenant)
+		}
+	}
+	for _, tenant := range []string{"x", "y"} {
+		s.parked[tenant], s.tenantIndexed[tenant] = pipe.ZRange(ctx, m.p.NonReadyOf(tenant), 0, -1), pipe.ZScore(ctx, m.p.NonReady(), tenant)
+		s.tenant[tenant], s.active[tenant] = pipe.HGetAll(ctx, m.p.Tenant(tenant)), pipe.SIsMember(ctx, m.p.Active(), tenant)
+	}
+	for _, typ := range types {
+		s.ready[typ], s.load[typ] = pipe.XRange(ctx, m.p.Ready(typ), "-", "+"), pipe.HGetAll(ctx, m.p.Load(typ))
+	}
+	_, err := pipe.Exec(ctx)
+	if !errors.Is(err, redis.Nil) {
+		require.NoError(m, err)
+	}
+	return s
+}
+
 // check compares everything that is written down twice.
 func (m *model) check() {
-	lie := map[string][]string{} // where each job lies
-	note := func(place, blob string) taken {
+	s, lie := m.look(), map[string][]string{} // where each job lies
+	note := func(place, blob string) lua.Delivered {
 		d, err := lua.ParseDelivered(blob)
 		require.NoError(m, err, blob)
 		job := fmt.Sprint(d.Group, ".", d.Ordinal)
 		lie[job] = append(lie[job], place)
-		return taken{Delivered: d}
+		return d
 	}
 	waiting, nonReady := map[string]int64{}, map[string]int64{} // by type
 	active, unfinished, congested := map[string]int64{}, map[string]int64{}, map[string]int64{}
-	for _, tenant := range []string{"x", "y"} {
-		blobs := m.c.ZRange(m.Context(), m.p.NonReadyOf(tenant), 0, -1).Val()
-		for _, blob := range blobs {
-			j := note("N", blob)
-			require.Equal(m, tenant, m.tenants[j.Group])
-			nonReady[j.Type]++
+	for tenant, blobs := range s.parked {
+		for _, blob := range blobs.Val() {
+			d := note("N", blob)
+			require.Equal(m, tenant, m.tenants[d.Group])
+			nonReady[d.Type]++
 			if !strings.Contains(blob, "|S|") {
 				congested[tenant]++
 			}
@@ -35,98 +80,80 @@ func (m *model) check() {
 				active[tenant]++
 			}
 		}
-		indexed := m.c.ZScore(m.Context(), m.p.NonReady(), tenant).Err() == nil
-		require.Equal(m, len(blobs) > 0, indexed, "index of %s's parked jobs", tenant)
+		require.Equal(m, len(blobs.Val()) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
 	}
-	for _, typ := range types {
-		for _, e := range m.c.XRange(m.Context(), m.p.Ready(typ), "-", "+").Val() {
-			j := note("R", e.Values[lua.Field].(string))
-			require.Equal(m, typ, j.Type)
+	for typ, entries := range s.ready {
+		for _, e := range entries.Val() {
+			require.Equal(m, typ, note("R", e.Values[lua.Field].(string)).Type)
 		}
 	}
-	lines := m.resultLines()
-	for _, g := range m.groups() {
-		m.ledger(g)
-		status, tenant := m.status(g), m.tenants[g]
-		held := m.c.ZScore(m.Context(), m.p.Scheduled(), g).Err() == nil
+	lines := m.resultLines(s)
+	for g, tenant := range m.tenants {
+		h, states, held := s.group[g].Val(), letters(s.states[g].Val()), s.scheduled[g].Err() == nil
+		m.balance(h, states)
 		for _, typ := range types {
-			queue := m.c.LRange(m.Context(), m.p.Queue(g, typ), 0, -1).Val()
+			queue := s.queue[g+typ].Val()
 			waiting[typ] += int64(len(queue))
-			if !held {
-				active[tenant] += int64(len(queue))
-			}
 			for _, blob := range queue {
 				note("W", g+"|"+typ+"|0|0|0|0|0|0|0|0||"+blob)
 			}
 			if len(queue) > 0 && !held {
-				m.inFairQueue(typ, tenant, g)
+				active[tenant] += int64(len(queue))
+				require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
+				if s.tenantParked[g+typ].Err() != nil {
+					require.NoError(m, s.inLane[g+typ].Err(), "%s is not parked, so it stands in the lane", tenant)
+				}
 			}
 		}
-		failures := m.c.HGetAll(m.Context(), m.p.Failures(g)).Val()
-		states := m.states(g)
 		for i, letter := range []byte(states) {
 			job := fmt.Sprint(g, ".", i)
 			want := map[byte][]string{lua.Waiting: {"W"}, lua.NonReady: {"N"}, lua.Ready: {"R"}, lua.InFlight: {"R"}}[letter]
-			if status != "CANCELLED" { // until a cancelled group is swept and read away, its jobs may lie where they were
+			if h["status"] != "CANCELLED" { // until a cancelled group is swept and read away, its jobs may lie where they were
 				require.Equal(m, want, lie[job], "where %s lies, in %s", job, states)
 			}
 			if strings.ContainsRune("WNRI", rune(letter)) {
 				unfinished[tenant]++
 			}
-			_, failed := failures[fmt.Sprint(i)]
+			_, failed := s.failures[g].Val()[fmt.Sprint(i)]
 			require.Equal(m, letter == lua.Failed, failed, "failure of %s", job)
 			require.Equal(m, map[byte]string{lua.Done: "stream", lua.Reduced: "list"}[letter], lines[job], "results of %s", job)
 			require.Equal(m, letter == lua.Done || letter == lua.Reduced, m.done[job], "success of %s", job)
 		}
 	}
-	for _, typ := range types {
-		load := m.c.HGetAll(m.Context(), m.p.Load(typ)).Val()
-		require.Equal(m, []int64{waiting[typ], nonReady[typ]}, []int64{number(load["waiting"]), number(load["non_ready"])}, "load of %s", typ)
+	for typ, load := range s.load {
+		require.Equal(m, []int64{waiting[typ], nonReady[typ]}, []int64{number(load.Val()["waiting"]), number(load.Val()["non_ready"])}, "load of %s", typ)
 	}
-	for _, tenant := range []string{"x", "y"} {
-		h := m.c.HGetAll(m.Context(), m.p.Tenant(tenant)).Val()
+	for tenant, counters := range s.tenant {
+		h := counters.Val()
 		require.Equal(m, []int64{active[tenant], unfinished[tenant], congested[tenant]},
 			[]int64{number(h["active"]), number(h["unfinished"]), number(h["congested"])}, "active, unfinished and congested of %s", tenant)
-		require.Equal(m, active[tenant] > 0, m.c.SIsMember(m.Context(), m.p.Active(), tenant).Val(), "%s is active", tenant)
-	}
-}
-
-// inFairQueue checks that a group with waiting jobs will be found: its tenant stands in the lane, or is parked.
-func (m *model) inFairQueue(typ, tenant, group string) {
-	lane := m.c.HGet(m.Context(), m.p.Group(group), "lane").Val()
-	require.NoError(m, m.c.ZScore(m.Context(), m.p.FairTenant(typ, lane, tenant), group).Err(), "%s in its tenant's queue", group)
-	if m.c.ZScore(m.Context(), m.p.Parked(typ), tenant).Err() == redis.Nil {
-		require.NoError(m, m.c.ZScore(m.Context(), m.p.FairLane(typ, lane), tenant).Err(), "%s in the lane", tenant)
+		require.Equal(m, active[tenant] > 0, s.active[tenant].Val(), "%s is active", tenant)
 	}
 }
 
 // resultLines says where the line of each job's result lies; more than one is a failure.
-func (m *model) resultLines() map[string]string {
+func (m *model) resultLines(s *sight) map[string]string {
 	lines := map[string]string{}
-	note := func(group, chunk, where string) {
+	each := func(group, chunk string, f func(job string)) {
 		for line := range strings.SplitSeq(chunk, "\n") {
-			job := fmt.Sprint(group, ".", m.ordinalOf(line))
-			require.Empty(m, lines[job], "%s has two results", job)
-			lines[job] = where
+			f(fmt.Sprint(group, ".", m.ordinalOf(line)))
 		}
 	}
-	for _, g := range m.groups() {
-		for _, chunk := range m.c.LRange(m.Context(), m.p.Results(g), 0, -1).Val() {
-			note(g, chunk, "list")
+	for g, chunks := range s.results {
+		for _, chunk := range chunks.Val() {
+			each(g, chunk, func(job string) {
+				require.Empty(m, lines[job], "%s has two results", job)
+				lines[job] = "list"
+			})
 		}
 	}
-	// An entry may hold what was reduced already, by a caller that left the rest of it to another.
-	reduced := map[string]bool{}
-	for job := range lines {
-		reduced[job] = true
-	}
-	for _, e := range m.c.XRange(m.Context(), m.p.ResultStream(), "-", "+").Val() {
-		group := e.Values["g"].(string)
-		for line := range strings.SplitSeq(e.Values["l"].(string), "\n") {
-			if !reduced[fmt.Sprint(group, ".", m.ordinalOf(line))] {
-				note(group, line, "stream")
+	for _, e := range s.resultStream.Val() {
+		each(e.Values["g"].(string), e.Values["l"].(string), func(job string) {
+			require.NotEqual(m, "stream", lines[job], "%s has two results", job)
+			if lines[job] == "" { // or else the rest of the entry was left to another
+				lines[job] = "stream"
 			}
-		}
+		})
 	}
 	return lines
 }
@@ -151,12 +178,10 @@ func (m *model) finish() {
 		for _, typ := range types {
 			if jobs := m.read(typ, "last"); len(jobs) > 0 {
 				m.start(typ, jobs)
-				m.report(jobs, true)
+				m.report(jobs, []lua.OutcomeKind{"d"})
 			}
 		}
-		for _, e := range m.c.XRange(m.Context(), m.p.ResultStream(), "-", "+").Val() {
-			m.results = append(m.results, results{entry: e.ID, group: e.Values["g"].(string), lines: e.Values["l"].(string)})
-		}
+		m.collectResults()
 		m.reduceRest()
 		var still []string
 		for _, g := range open {
@@ -180,7 +205,15 @@ func (m *model) finish() {
 	m.nothingLeft()
 }
 
-// reduceRest reduces everything that lies in the results stream, whoever has read it.
+// collectResults takes over everything that lies in the results stream, whoever has read it.
+func (m *model) collectResults() {
+	m.results = nil
+	for _, e := range m.c.XRange(m.Context(), m.p.ResultStream(), "-", "+").Val() {
+		m.results = append(m.results, results{entry: e.ID, group: e.Values["g"].(string), lines: e.Values["l"].(string)})
+	}
+}
+
+// reduceRest reduces what was collected, as far as it was not before.
 func (m *model) reduceRest() {
 	for _, e := range m.results {
 		e.ordinals = nil

@@ -42,10 +42,11 @@ func checkModel(t *testing.T, c *redis.Client, prefix string) {
 	rapid.Check(t, func(rt *rapid.T) {
 		m := &model{
 			world: newWorld(rt, c, prefix+fmtInt(n.Add(1))+":"), rt: rt,
-			tenants: map[string]string{"a": "x", "b": "x", "c": "y"}, done: map[string]bool{}, requests: map[string]lua.AppendArgs{},
+			tenants: map[string]string{"a": "x", "b": "x", "c": "y"}, lanes: map[string]string{}, done: map[string]bool{}, requests: map[string]lua.AppendArgs{},
 		}
 		for _, g := range m.groups() {
 			lane := rapid.SampledFrom([]string{"high", "normal", "low"}).Draw(rt, "lane")
+			m.lanes[g] = lane
 			if rapid.Bool().Draw(rt, "held") {
 				m.create(g, m.tenants[g], "T", "lane", lane, "run_at", inAnHour())
 			} else {
@@ -71,6 +72,7 @@ func checkModel(t *testing.T, c *redis.Client, prefix string) {
 			"cancel":       func(*rapid.T) { m.actCancel() },
 			"sweep":        func(*rapid.T) { m.actSweep() },
 			"retry":        func(*rapid.T) { m.actRetry() },
+			"drain":        func(*rapid.T) { m.actDrain() },
 			"":             func(*rapid.T) { m.check() },
 		})
 		m.finish()
@@ -82,6 +84,7 @@ type model struct {
 	*world
 	rt       *rapid.T
 	tenants  map[string]string // by group
+	lanes    map[string]string // by group
 	held     []taken           // what workers hold, started or not
 	past     []taken           // what they held once; they may still report it
 	results  []results         // what aggregators have read, reduced or not
@@ -234,20 +237,21 @@ func (m *model) drop(j taken) (dropped []taken) {
 	return dropped
 }
 
-func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past), 5), false) }
-func (m *model) actReportDone() { m.report(some(m, m.held, 5), true) }
+func (m *model) actReport() {
+	m.report(some(m, slices.Concat(m.held, m.past), 5), []lua.OutcomeKind{
+		"d", "d", lua.OutcomeRetry, lua.OutcomeThrottled, lua.OutcomeFailed, lua.OutcomeReleased, lua.OutcomeUnstarted,
+	})
+}
 
-// report reports outcomes of any kind, per type in one batch.
-func (m *model) report(picked []taken, well bool) {
-	all := []lua.OutcomeKind{"d", "d", lua.OutcomeRetry, lua.OutcomeThrottled, lua.OutcomeFailed, lua.OutcomeReleased, lua.OutcomeUnstarted}
+func (m *model) actReportDone() { m.report(some(m, m.held, 5), []lua.OutcomeKind{"d"}) }
+
+// report reports outcomes of random kinds, d for done, per type in one batch.
+func (m *model) report(picked []taken, kinds []lua.OutcomeKind) {
 	for _, typ := range types {
 		byGroup, n := map[string]*lua.GroupOutcome{}, 0
 		var jobs []taken
 		for _, j := range picked {
-			kind := lua.OutcomeKind("d")
-			if !well {
-				kind = rapid.SampledFrom(all).Draw(m.rt, "kind")
-			}
+			kind := rapid.SampledFrom(kinds).Draw(m.rt, "kind")
 			if j.Type != typ || (j.token < 0 && kind != lua.OutcomeUnstarted) {
 				continue
 			}
@@ -288,6 +292,25 @@ func (m *model) report(picked []taken, well bool) {
 				m.past = append(m.past, m.drop(j)...)
 			}
 		}
+	}
+}
+
+// actDrain brings what there is to an outcome, and the groups as far as they go, so that there are rounds to retry.
+func (m *model) actDrain() {
+	m.timePasses()
+	m.promote(noLimit, types...)
+	for _, typ := range types {
+		m.admit(typ, 50, noLimit)
+		run := m.read(typ, "drain")
+		m.start(typ, run)
+		kind := rapid.SampledFrom([]lua.OutcomeKind{"d", lua.OutcomeFailed}).Draw(m.rt, "kind")
+		m.report(run, []lua.OutcomeKind{kind})
+	}
+	m.collectResults()
+	m.reduceRest()
+	for _, g := range m.groups() {
+		_, _ = lua.Seal(m.Context(), m.c, m.p, g, nil) // refused when it was cancelled
+		m.advance(g)
 	}
 }
 

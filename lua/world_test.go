@@ -447,27 +447,36 @@ var places = map[byte]string{
 	lua.Done: "done", lua.Reduced: "done", lua.Failed: "failed", lua.Cancelled: "cancelled",
 }
 
-// states are the letters of a group's jobs, without their attempts.
+// letters are the states of a group's jobs, without their attempts.
+func letters(states string) string {
+	b := make([]byte, len(states)/2)
+	for i := range b {
+		b[i] = states[2*i]
+	}
+	return string(b)
+}
+
 func (w *world) states(group string) string {
 	w.Helper()
 	s, err := w.c.Get(w.Context(), w.p.States(group)).Result()
 	if !errors.Is(err, redis.Nil) {
 		require.NoError(w, err)
 	}
-	letters := make([]byte, len(s)/2)
-	for i := range letters {
-		letters[i] = s[2*i]
-	}
-	return string(letters)
+	return letters(s)
 }
 
-// ledger reads the counters that are not 0 and checks promise 4: accepted is the sum of the places, and
-// these agree with the states.
+// ledger reads the counters that are not 0 and checks promise 4.
 func (w *world) ledger(group string) map[string]int64 {
 	w.Helper()
 	h, err := w.c.HGetAll(w.Context(), w.p.Group(group)).Result()
 	require.NoError(w, err)
-	states, ledger, count, sum := w.states(group), map[string]int64{}, map[string]int64{}, int64(0)
+	return w.balance(h, w.states(group))
+}
+
+// balance checks promise 4: accepted is the sum of the places, and these agree with the states.
+func (w *world) balance(h map[string]string, states string) map[string]int64 {
+	w.Helper()
+	ledger, count, sum := map[string]int64{}, map[string]int64{}, int64(0)
 	for _, letter := range []byte(states) {
 		count[places[letter]]++
 	}
@@ -477,9 +486,9 @@ func (w *world) ledger(group string) map[string]int64 {
 			sum += n
 		}
 	}
-	require.Equal(w, count, ledger, "ledger of %s against its states %s", group, states)
-	require.Equal(w, number(h["accepted"]), sum, "accepted jobs of %s", group)
-	require.Equal(w, int64(strings.Count(states, string(lua.Reduced))), number(h["reduced"]), "reduced jobs of %s", group)
+	require.Equal(w, count, ledger, "ledger of %s against its states %s", h["id"], states)
+	require.Equal(w, number(h["accepted"]), sum, "accepted jobs of %s", h["id"])
+	require.Equal(w, int64(strings.Count(states, string(lua.Reduced))), number(h["reduced"]), "reduced jobs of %s", h["id"])
 	return ledger
 }
 

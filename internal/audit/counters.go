@@ -112,7 +112,9 @@ func (l *look) newcomers(ctx context.Context) error {
 				return err
 			}
 			for _, c := range cmds {
-				l.tenants[text(c.Val()[0])] = true
+				if tenant := text(c.Val()[0]); tenant != "" {
+					l.tenants[tenant] = true
+				}
 				for _, typ := range split(text(c.Val()[1])) {
 					l.types[typ] = true
 				}

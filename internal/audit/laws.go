@@ -108,7 +108,7 @@ func (l *look) lifecycle(g *group) {
 			threshold = 1
 		}
 		failed, all := g.counts[lua.Failed], len(g.states)/2
-		if tooMany := failed > 0 && float64(failed) >= threshold*float64(all); tooMany != (status == api.StatusFailed) {
+		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
 			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g", status, failed, all, threshold)
 		}
 	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.attention:

@@ -43,7 +43,7 @@ func newAudit(r *Root) *cobra.Command {
 		}
 		defer conn.Close()
 		if err := conn.Ping(ctx); err != nil {
-			return fmt.Errorf("reach Redis: %w: say where it is with --redis-url", err)
+			return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
 		}
 		one, err := keyspace.New(prefix, 1)
 		if err != nil {
@@ -75,7 +75,7 @@ func newAudit(r *Root) *cobra.Command {
 }
 
 func (r *Root) showAudit(report audit.Report) error {
-	broken := fmt.Errorf("%d violations in %s groups", len(report.Violations), thousands(report.Groups))
+	broken := fmt.Errorf("the audit of %s groups, %s jobs found violations: %d", thousands(report.Groups), thousands(report.Jobs), len(report.Violations))
 	if r.JSON {
 		if err := r.Print(report); err != nil {
 			return err

@@ -38,6 +38,10 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if err := s.pressure.check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, err
 	}
+	fields, err := s.fields(g) // first: what is invalid uses no idempotency key
+	if err != nil {
+		return api.Accepted{}, err
+	}
 	hash := messages.ContentHash(g)
 	if o.IdempotencyKey != "" {
 		content := hash
@@ -53,10 +57,6 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if g.Tenant == "" {
 		g.Tenant = g.ID
 	}
-	fields, err := s.fields(g)
-	if err != nil {
-		return api.Accepted{}, err
-	}
 	tenant := g.Tenant
 	p := s.space.OfTenant(tenant)
 	err = insist(ctx, func(ctx context.Context) error {
@@ -69,28 +69,10 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if err != nil {
 		return api.Accepted{}, outward(err)
 	}
-	stored, err := s.submitted(ctx, p, g)
-	if err == nil && !stored {
-		err = s.submitJobs(ctx, p, g, o)
-	}
-	if err != nil {
+	if err := s.submitJobs(ctx, p, g, o); err != nil {
 		return api.Accepted{}, outward(err)
 	}
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
-}
-
-// submitted tells whether a repeated submission of several pieces has been stored as a whole: the ids of its
-// pieces are forgotten before the group is.
-func (s *Store) submitted(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) (bool, error) {
-	if len(g.Jobs) <= lua.MaxAppend {
-		return false, nil
-	}
-	var stored bool
-	err := insist(ctx, func(ctx context.Context) (err error) {
-		stored, err = s.conn.Cmd.HExists(ctx, p.Group(g.ID), "submitted").Result()
-		return err
-	})
-	return stored, err
 }
 
 func (s *Store) submitJobs(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup, o Origin) error {

@@ -256,7 +256,7 @@ func (r *decoding) aggregate(at place, object []byte) (a Aggregate) {
 	if a.Op != "" && !slices.Contains(AggregateOps, a.Op) && !r.Ops[a.Op] {
 		r.bad.add(at, "op", "must be one of %s", r.opNames())
 	}
-	if a.Op != "count" {
+	if custom := r.Ops[a.Op] && !slices.Contains(AggregateOps, a.Op); a.Op != "count" && !custom { // a reducer written in Go judges its own
 		r.require(at, "field", a.Field)
 	}
 	return a

@@ -24,6 +24,9 @@ type Held struct {
 // Take reads and starts n jobs of a type, as a worker would that says nothing more.
 func (w *World) Take(typ, consumer string, n int) []Held {
 	w.T.Helper()
+	if n == 0 {
+		return nil
+	}
 	w.ensure(w.P.Ready(typ), keyspace.GroupWorkers)
 	var jobs []Held
 	w.Await("jobs to take", func() bool {

@@ -44,7 +44,7 @@ func end(w *stagetest.World, n int) {
 func TestForgetsGroups(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		const n = 250 // some batches
+		const n = 110 // more than a batch
 		end(w, n)
 		w.Jobs("open", "T", 1)
 		<-time.After(20 * time.Millisecond)

@@ -1,0 +1,162 @@
+package audit
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+// numbers are from to to-1 as texts.
+func numbers(from, to int) []any {
+	var all []any
+	for i := from; i < to; i++ {
+		all = append(all, strconv.Itoa(i))
+	}
+	return all
+}
+
+// A queue that is read while its head is taken away and its end grows yields each element that stays, once.
+func TestQueueOnTheMove(t *testing.T) {
+	t.Parallel()
+	const all = 3 * pageSize
+	for _, c := range []struct {
+		name         string
+		after        int // elements, until
+		taken, added int
+		want         int // of the first ones come
+	}{
+		{"still", 0, 0, 0, all},
+		{"a few", 10, 7, 7, all},
+		{"many", 400, 399, 50, all},
+		{"the last one that was read", 500, 700, 0, all - 200},
+		{"all that was read and more", 900, 1100, 10, all - 101}, // 999 and 400: a page begins with the last one of the other
+		{"more than a page", 1001, 990, 0, all},
+		{"everything", 100, all, 0, pageSize},
+		{"everything, and new ones come", 100, all, 20, pageSize},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			url, prefix := redistest.Shared(t)
+			w := newWorld(t, url, prefix, 1)
+			key := prefix + "list"
+			w.ok(w.c.RPush(w.ctx, key, numbers(0, all)...).Err())
+			seen := map[string]int{}
+			err := db{w.c}.queue(w.ctx, key, all, func(e string) {
+				seen[e]++
+				if len(seen) != c.after {
+					return
+				}
+				if c.taken > 0 {
+					w.ok(w.c.LPopCount(w.ctx, key, c.taken).Err())
+				}
+				if c.added > 0 {
+					w.ok(w.c.RPush(w.ctx, key, numbers(all, all+c.added)...).Err())
+				}
+			})
+			require.NoError(t, err)
+			for i := c.taken; i < all; i++ {
+				require.Equal(t, 1, seen[strconv.Itoa(i)], i)
+			}
+			old := 0
+			for e, n := range seen {
+				require.Equal(t, 1, n, e)
+				if i, err := strconv.Atoi(e); err == nil && i < all {
+					old++
+				}
+			}
+			require.Equal(t, c.want, old)
+		})
+	}
+}
+
+// Members of one score are more than a page; some come and go meanwhile.
+func TestRanked(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		w := newWorld(t, url, prefix, 1)
+		key := prefix + "set"
+		for i := range 1500 {
+			w.ok(w.c.ZAdd(w.ctx, key, redis.Z{Score: float64(1_700_000_000_000 + max(i, 1300)), Member: fmt.Sprint("m", i)}).Err())
+		}
+		var got []string
+		err := db{w.c}.ranked(w.ctx, key, func(page []string) error {
+			if len(got) == 0 {
+				w.ok(w.c.ZRem(w.ctx, key, page[0], "m1499").Err())
+				w.ok(w.c.ZAdd(w.ctx, key, redis.Z{Score: 1_700_000_001_500, Member: "new"}).Err())
+			}
+			got = append(got, page...)
+			return nil
+		})
+		require.NoError(t, err)
+		require.Len(t, got, 1500)
+		slices.Sort(got)
+		require.Len(t, slices.Compact(got), 1500)
+		require.Contains(t, got, "new")
+		require.NotContains(t, got, "m1499")
+	})
+}
+
+// A scan may yield an element twice: that is not two of them.
+func TestScanThatRepeatsItself(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := newWorld(t, url, prefix, 1)
+	w.create("g", "acme", "T")
+	w.append("g", jobs(20, later))
+	p := w.space.Partition(0)
+	blobs := w.c.ZRange(w.ctx, p.NonReadyOf("acme"), 0, 1).Val()
+	w.park(p, "acme", blobs[1]+" ")
+
+	a := &auditor{db: db{w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
+	l := a.newLook()
+	w.ok(l.ranked(w.ctx, p.Groups(), func(ids []string) error { return l.page(w.ctx, ids) }))
+	w.ok(l.nonReady(w.ctx, "acme"))
+	w.ok(l.nonReady(w.ctx, "acme"))
+	w.ok(l.judge(w.ctx))
+	n, _ := queued(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
+	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, l.found.all())
+}
+
+func TestFindingsAreBounded(t *testing.T) {
+	t.Parallel()
+	var fs findings
+	for g := range 200 {
+		for i := range int64(2 * maxAlike) {
+			fs.add(finding{Place, fmt.Sprint(g), i, "x"}, "detail")
+		}
+	}
+	fs.add(finding{Place, "0", 0, "x"}, "the same again")
+	all := fs.all()
+	require.Equal(t, "detail", all[finding{Place, "0", 99, "x"}])
+	require.Equal(t, "and 100 more like these", all[finding{Place, "0", none, "more"}])
+	require.Equal(t, "and 20000 findings about more groups", all[finding{Place, "", none, "surplus"}])
+	require.Len(t, all, maxFindings+100+1)
+}
+
+func TestReadingOfLinesAndBlobs(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]int64{
+		`{"ordinal":17,"data":1}`: 17, `{"ordinal":3}`: 3, `{"data":{"ordinal":1},"ordinal":2}`: 2, `{ "ordinal" : 9 }`: 9,
+		`{"ordinal":-1}`: -1, `{"ordinal":1.5}`: -1, `{"ordinal":"1"}`: -1, `{"data":1}`: -1, `17`: -1, ``: -1, `{"ordinal":`: -1,
+	} {
+		n, ok := result(line)
+		require.Equal(t, want >= 0, ok, line)
+		if ok {
+			require.Equal(t, want, n, line)
+		}
+	}
+	for blob, want := range map[string]int64{"0|1||": 0, "12|1|00-x|{}": 12, "": -1, "12": -1, "|1||": -1, "-1|1||": -1, "x|1||": -1} {
+		n, ok := queued(blob)
+		require.Equal(t, want >= 0, ok, blob)
+		if ok {
+			require.Equal(t, want, n, blob)
+		}
+	}
+	require.Equal(t, byte('E'), reason("g|T|1|0|0|0|0|0|0|5|E|7|1||{\"a\":\"|\"}"))
+	require.Zero(t, reason("g|T"))
+}

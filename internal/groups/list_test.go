@@ -1,0 +1,264 @@
+package groups_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Groups of several partitions, many of them created in the same millisecond, come once each and in order,
+// whatever the size of a page.
+func TestListIsPaged(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 4)
+	const n = 60
+	type created struct {
+		ms int64
+		id string
+	}
+	var all []created
+	for i := range n {
+		g := created{int64(1_700_000_000_000 + i/20), fmt.Sprint("g", i)} // twenty a millisecond
+		if i%3 == 0 {
+			g.ms += 3 // and a third of them apart, to mix the partitions
+		}
+		all = append(all, g)
+		tenant := fmt.Sprint("t", i%7)
+		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: g.id, Tenant: tenant, Type: "T"}, now)
+		require.NoError(t, err)
+		p := w.Space.OfTenant(tenant)
+		for _, key := range []string{p.Groups(), p.GroupsOf(tenant)} {
+			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), key, redis.Z{Score: float64(g.ms), Member: g.id}).Err())
+		}
+	}
+	slices.SortFunc(all, func(a, b created) int { return cmp.Or(cmp.Compare(b.ms, a.ms), cmp.Compare(b.id, a.id)) })
+	list := func(q groups.ListQuery) (ids []string) {
+		t.Helper()
+		for {
+			page, err := w.Store.Groups(t.Context(), q)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.Groups), q.Limit)
+			for _, g := range page.Groups {
+				ids = append(ids, g.ID)
+			}
+			if page.Cursor == "" {
+				return ids
+			}
+			require.Len(t, page.Groups, q.Limit)
+			q.Cursor = page.Cursor
+		}
+	}
+	ids := func(keep func(string) bool) (ids []string) {
+		for _, g := range all {
+			if keep(g.id) {
+				ids = append(ids, g.id)
+			}
+		}
+		return ids
+	}
+	everyone := func(string) bool { return true }
+	for _, limit := range []int{1, 2, 3, 7, 19, 20, 59, 60, 61} {
+		require.Equal(t, ids(everyone), list(groups.ListQuery{Limit: limit}), "pages of %d", limit)
+	}
+	require.Equal(t, ids(func(id string) bool { return w.Group(id).Tenant == "t3" }), list(groups.ListQuery{Limit: 2, Tenant: "t3"}))
+
+	for _, id := range []string{"g5", "g17", "g42"} {
+		_, err := w.Store.Cancel(t.Context(), id)
+		require.NoError(t, err)
+	}
+	cancelled := func(id string) bool { return id == "g5" || id == "g17" || id == "g42" }
+	require.Equal(t, ids(cancelled), list(groups.ListQuery{Limit: 2, Status: api.StatusCancelled}))
+	require.Equal(t, ids(func(id string) bool { return !cancelled(id) }), list(groups.ListQuery{Limit: 10, Status: api.StatusCreated}))
+	require.Empty(t, list(groups.ListQuery{Limit: 10, Status: api.StatusFailed}))
+
+	// Groups that are gone, or new, disturb no page.
+	page, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10})
+	require.NoError(t, err)
+	gone := all[15].id
+	p := w.Space.OfTenant(w.Group(gone).Tenant)
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), p.Group(gone)).Err())
+	_, err = w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "new", Type: "T"}, now)
+	require.NoError(t, err)
+	require.Equal(t, slices.DeleteFunc(ids(everyone)[10:], func(id string) bool { return id == gone }), list(groups.ListQuery{Limit: 4, Cursor: page.Cursor}))
+
+	for _, cursor := range []string{"x", "1", "1.", "1.{}", ".g", "99999999999999999999.g"} {
+		_, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 1, Cursor: cursor})
+		var invalid *messages.ValidationError
+		require.ErrorAs(t, err, &invalid, cursor)
+	}
+}
+
+func TestDeadLettersArePaged(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 3)
+	const n = 25
+	var want []string
+	for i := range n {
+		at := time.Now().Add(time.Duration(i) * time.Second)
+		p := w.Space.Partition(i % 3)
+		values := []any{"job", fmt.Sprint("g.", i), "at", at.UnixMilli(), "payload", `{"n":1}`, "ordinal", i, "attempts", 3}
+		if i%5 == 0 { // others may write the stream too
+			values = []any{"job", fmt.Sprint("g.", i), "payload", "no JSON"}
+		}
+		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: p.DeadLetters(), ID: stagetest.EntryID(at), Values: values}).Err())
+		want = append(want, fmt.Sprint("g.", i))
+	}
+	slices.Reverse(want)
+	for _, limit := range []int{1, 2, 7, 24, 25, 100} {
+		var got []string
+		for cursor := ""; ; {
+			page, err := w.Store.DeadLetters(t.Context(), cursor, limit)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.DeadLetters), limit)
+			for _, d := range page.DeadLetters {
+				got = append(got, d.Job)
+				_, err := json.Marshal(d)
+				require.NoError(t, err)
+			}
+			if cursor = page.Cursor; cursor == "" {
+				break
+			}
+		}
+		require.Equal(t, want, got, "pages of %d", limit)
+	}
+	for _, cursor := range []string{"x", "1,2", "1,2,3,4", "{,,"} {
+		_, err := w.Store.DeadLetters(t.Context(), cursor, 1)
+		var invalid *messages.ValidationError
+		require.ErrorAs(t, err, &invalid, cursor)
+	}
+}
+
+func TestJob(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		later := time.Now().Add(time.Hour)
+		jobs := stagetest.Numbered(6)
+		jobs[5].RunAt = &later
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
+		w.Admit("T")
+		held := w.Take("T", "c", 4)
+		w.Done("7", held[0])
+		w.Fail("BOOM", held[1])
+		_, err := lua.Outcome(ctx, w.Conn.Cmd, w.P, "T", lua.Congestion{Cap: time.Hour}, []lua.GroupOutcome{{Group: "g", Others: []lua.OtherJob{{
+			Entry: held[2].Entry, Ordinal: 2, Attempt: 1, Kind: lua.OutcomeRetry, Retries: 1, Waits: held[2].Waits, Queued: []byte(held[2].Queued),
+			Delay: time.Minute, Code: "DOWN", Text: "it is down",
+		}}}})
+		require.NoError(w.T, err)
+
+		var states []string
+		for i := range int64(6) {
+			j := w.Job("g", i)
+			require.Equal(w.T, fmt.Sprint("g.", i), j.ID)
+			states = append(states, j.State)
+		}
+		require.Equal(w.T, []string{"done", "failed", "non_ready", "in_flight", "ready", "non_ready"}, states)
+		require.Equal(w.T, "BOOM", w.Job("g", 1).LastError.Code)
+		parked := w.Job("g", 2)
+		require.Equal(w.T, "DOWN", parked.LastError.Code)
+		require.Equal(w.T, 1, parked.Attempts)
+		require.Equal(w.T, time.Minute, parked.Until.Sub(parked.LastError.At))
+
+		for _, ordinal := range []int64{-1, 6, messages.MaxTotal, 1<<63 - 1, 1 << 62} {
+			_, err := w.Store.Job(ctx, "g", ordinal)
+			require.ErrorIs(w.T, err, api.ErrNotFound, "%d", ordinal)
+		}
+		_, err = w.Store.Job(ctx, "nobody", 0)
+		require.ErrorIs(w.T, err, api.ErrNotFound)
+	})
+}
+
+func TestResultsAndFailures(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const n = 600
+	w.Jobs("g", "T", n)
+	w.Admit("T")
+	held := w.Take("T", "c", n)
+	w.Fail("BOOM", held[:n/2]...)
+	for i := n / 2; i < n; i += 10 { // many chunks
+		w.Done("1", held[i:i+10]...)
+	}
+	w.Reduce()
+	var done, failed []int64
+	require.NoError(t, w.Store.Results(t.Context(), "g", func(line []byte) error {
+		done = append(done, stagetest.Decode[api.Result](t, string(line)).Ordinal)
+		return nil
+	}))
+	require.NoError(t, w.Store.Failures(t.Context(), "g", func(f api.Failure) error {
+		require.Equal(t, "BOOM", f.Code)
+		failed = append(failed, f.Ordinal)
+		return nil
+	}))
+	slices.Sort(failed)
+	var want []int64
+	for i := range int64(n) {
+		want = append(want, i)
+	}
+	require.Equal(t, want[n/2:], done)
+	require.Equal(t, want[:n/2], failed)
+
+	stop := fmt.Errorf("enough")
+	require.ErrorIs(t, w.Store.Results(t.Context(), "g", func([]byte) error { return stop }), stop)
+	require.ErrorIs(t, w.Store.Failures(t.Context(), "g", func(api.Failure) error { return stop }), stop)
+}
+
+// A process that does not know a reducer shows the rest of the group.
+func TestViewWithoutItsReducer(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	knows := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	_, err := knows.Submit(t.Context(), &messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, now)
+	require.NoError(t, err)
+	w.Jobs("h", "T", 1)
+	views, err := w.Store.Views(t.Context(), w.P, []string{"g", "gone", "h"})
+	require.NoError(t, err)
+	require.Len(t, views, 2)
+	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, views[0].Counts)
+	require.Empty(t, views[0].Aggregate)
+	shown, err := knows.Group(t.Context(), "g")
+	require.NoError(t, err)
+	require.Equal(t, "null", string(shown.Aggregate["x"]))
+}
+
+func TestStats(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 4)
+	w.Store = w.NewStore(groups.Config{Rate: lua.Rate{RPS: 100, Window: time.Second}, Limiter: "fixed", LimiterMode: "static"})
+	for i := range 8 {
+		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "A", Jobs: []messages.Job{{Payload: []byte(`1`)}, {Payload: []byte(`2`), Type: "B"}}})
+	}
+	w.Admit("A")
+	st, err := w.Store.Stats(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 4, st.Partitions)
+	require.EqualValues(t, 8, st.Groups)
+	require.EqualValues(t, 8, st.ActiveTenants)
+	require.Equal(t, []api.TypeStats{{Type: "A", Backlog: 8, Ready: 8}, {Type: "B", Backlog: 8, Waiting: 8}}, st.Types)
+	require.Equal(t, api.RateLimit{Limiter: "fixed", Share: "static", RPS: 100, WindowMS: 1000}, st.RateLimit)
+	body, err := json.Marshal(st)
+	require.NoError(t, err)
+	require.False(t, strings.Contains(string(body), "null"), "%s", body)
+}

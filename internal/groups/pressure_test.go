@@ -1,0 +1,102 @@
+package groups_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+)
+
+func TestBacklogIsBounded(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 3)
+	w.Store = w.NewStore(groups.Config{MaxBacklog: 10})
+	submit := func(id string, n int) error {
+		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: id, Type: "T", Jobs: stagetest.Numbered(n)}, now)
+		return err
+	}
+	require.NoError(t, submit("a", 4))
+	require.NoError(t, submit("b", 4)) // before anybody has looked again
+	var full *api.BackpressureError
+	require.ErrorAs(t, submit("c", 4), &full)
+	require.Equal(t, 10*time.Second, full.RetryAfter) // nobody is known to work
+	require.NoError(t, submit("c", 2))
+	require.ErrorAs(t, w.Store.Append(t.Context(), "c", stagetest.Numbered(1), "r", now), &full)
+	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // waiting would not help
+
+	// The wait is what the workers take for what is too much.
+	require.NoError(t, stage.PublishWorker(t.Context(), w.Conn, w.Space, stage.WorkerReport{
+		WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}, StartedPerSecond: map[string]float64{"T": 2}}))
+	w.Await("a look at the workers", func() bool {
+		require.ErrorAs(t, submit("d", 6), &full)
+		return full.RetryAfter == 3*time.Second
+	})
+	w.Admit("T") // what is handed out still waits
+	<-time.After(300 * time.Millisecond)
+	require.ErrorAs(t, submit("d", 1), &full)
+
+	// What runs makes room.
+	for _, p := range w.Space.All() {
+		w.P = p
+		n, err := w.Conn.Cmd.XLen(t.Context(), p.Ready("T")).Result()
+		require.NoError(t, err)
+		w.Take("T", "c", int(n))
+	}
+	w.Await("room", func() bool { return submit("d", 10) == nil })
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	const memory, piece = 64 << 20, 1 << 20
+	server := redistest.Server(t, redistest.MaxMemory(memory), redistest.Args("--maxmemory-policy", "noeviction"))
+	w := stagetest.New(t, server.URL(), "t:", 1)
+	w.Store = w.NewStore(groups.Config{MaxMemoryRatio: 0.5})
+	submitted := 0
+	submit := func(s *groups.Store) error {
+		submitted++
+		_, err := s.Submit(t.Context(), &messages.SubmitGroup{ID: fmt.Sprint("g", submitted), Type: "T", Jobs: stagetest.Numbered(1)}, now)
+		return err
+	}
+	require.NoError(t, submit(w.Store))
+	for i := range memory / 2 / piece {
+		require.NoError(t, w.Conn.Cmd.Set(t.Context(), fmt.Sprint("ballast", i), strings.Repeat("x", piece), 0).Err())
+	}
+	var full *api.BackpressureError
+	w.Await("no room", func() bool { return submit(w.Store) != nil })
+	require.ErrorAs(t, submit(w.Store), &full)
+	require.Contains(t, full.Reason, "at most 50%")
+
+	// A store that does not look hears it from Redis itself.
+	blind := w.NewStore(groups.Config{})
+	var err error
+	w.Await("Redis to be full", func() bool {
+		for size := piece; size > 16; size /= 4 {
+			for i := 0; w.Conn.Cmd.Set(t.Context(), fmt.Sprint("ballast-", size, "-", i), strings.Repeat("x", size), 0).Err() == nil; i++ {
+			}
+		}
+		err = submit(blind)
+		return err != nil
+	})
+	require.ErrorAs(t, err, &full)
+	require.Equal(t, "Redis is out of memory", full.Reason)
+	refused := fmt.Sprint("g", submitted)
+
+	keys, err := w.Conn.Cmd.Keys(t.Context(), "ballast*").Result()
+	require.NoError(t, err)
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), keys...).Err())
+	w.Await("room", func() bool { return submit(w.Store) == nil })
+	// What was refused half-way is completed when it comes again.
+	_, err = w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: refused, Type: "T", Jobs: stagetest.Numbered(1)}, now)
+	require.NoError(t, err)
+	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(refused))
+}

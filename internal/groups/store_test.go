@@ -1,0 +1,331 @@
+package groups_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// connection is one that fails, before or after the command has reached Redis.
+type connection struct {
+	redis.Cmdable
+	mu          sync.Mutex
+	left        int  // scripts that still go through; negative: all
+	loseReplies bool // each script's first reply is lost
+	lost        bool
+	scripts     int
+}
+
+func (c *connection) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	return c.eval(ctx, func() *redis.Cmd { return c.Cmdable.EvalSha(ctx, sha, keys, args...) })
+}
+
+func (c *connection) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+	return c.eval(ctx, func() *redis.Cmd { return c.Cmdable.Eval(ctx, script, keys, args...) })
+}
+
+func (c *connection) eval(ctx context.Context, do func() *redis.Cmd) *redis.Cmd {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left == 0 {
+		return failed(ctx, errors.New("the process has died"))
+	}
+	cmd := do()
+	if redisx.IsNoScript(cmd.Err()) {
+		return cmd // it is sent again in full
+	}
+	c.scripts++
+	c.left--
+	if c.loseReplies && !c.lost {
+		c.lost = true
+		return failed(ctx, io.EOF)
+	}
+	c.lost = false
+	return cmd
+}
+
+func failed(ctx context.Context, err error) *redis.Cmd {
+	cmd := redis.NewCmd(ctx)
+	cmd.SetErr(err)
+	return cmd
+}
+
+// through is a store whose submissions go through a connection that fails.
+func through(w *stagetest.World, c *connection) *groups.Store {
+	c.Cmdable = w.Conn.Cmd
+	return groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), c)
+}
+
+var now = groups.Origin{At: time.Now()}
+
+func large(n int) *messages.SubmitGroup {
+	return &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(n)}
+}
+
+// holds says whether a group's jobs are there, each once and in its place.
+func holds(w *stagetest.World, group string, n int) {
+	w.T.Helper()
+	require.Equal(w.T, api.Counts{Accepted: int64(n), Waiting: int64(n)}, w.Counts(group))
+	blobs, err := w.Conn.Cmd.LRange(context.WithoutCancel(w.T.Context()), w.P.Queue(group, "T"), 0, -1).Result()
+	require.NoError(w.T, err)
+	require.Len(w.T, blobs, n)
+	for i, blob := range blobs {
+		part := strings.SplitN(blob, "|", 4)
+		require.Equal(w.T, fmt.Sprint(i), part[0])
+		require.Equal(w.T, fmt.Sprint(i), part[3])
+	}
+}
+
+// A submission that is larger than a script is stored in pieces. Whoever dies between two of them is repeated.
+func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
+	t.Parallel()
+	const n, pieces = 2*lua.MaxAppend + 50, 3
+	for died := range 1 + pieces { // after so many scripts, the first of which creates the group
+		t.Run(fmt.Sprint("after ", died), func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			_, err := through(w, &connection{left: died}).Submit(t.Context(), large(n), now)
+			require.ErrorContains(t, err, "the process has died")
+			for range 2 {
+				accepted, err := w.Store.Submit(t.Context(), large(n), now)
+				require.NoError(t, err)
+				require.Equal(t, "g", accepted.ID)
+				holds(w, "g", n)
+			}
+			require.True(t, w.Group("g").Sealed)
+		})
+	}
+}
+
+func TestSubmitOutlivesLostReplies(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	c := &connection{left: -1, loseReplies: true}
+	_, err := through(w, c).Submit(t.Context(), large(2*lua.MaxAppend+50), now)
+	require.NoError(t, err)
+	require.Equal(t, 8, c.scripts) // each of the four twice
+	holds(w, "g", 2*lua.MaxAppend+50)
+}
+
+// Large payloads are cut into pieces by their size.
+func TestSubmitCutsBySize(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	payload := []byte(`"` + strings.Repeat("x", messages.MaxPayloadBytes-2) + `"`)
+	jobs := make([]messages.Job, 20)
+	for i := range jobs {
+		jobs[i].Payload = payload
+	}
+	c := &connection{left: -1}
+	_, err := through(w, c).Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: jobs}, now)
+	require.NoError(t, err)
+	require.Equal(t, 1+5, c.scripts)
+	require.Equal(t, api.Counts{Accepted: 20, Waiting: 20}, w.Counts("g"))
+	require.EqualValues(t, 20, w.Conn.Cmd.HLen(t.Context(), w.P.Payloads("g")).Val())
+}
+
+func TestSubmitConflicts(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		_, err := w.Store.Submit(ctx, large(3), now)
+		require.NoError(w.T, err)
+		_, err = w.Store.Submit(ctx, large(4), now)
+		require.ErrorIs(w.T, err, api.ErrConflict)
+		other := large(3)
+		other.Tenant = "other"
+		_, err = w.Store.Submit(ctx, other, now)
+		require.ErrorIs(w.T, err, api.ErrConflict)
+		holds(w, "g", 3)
+	})
+}
+
+// A group is its own tenant where it names none, and its content is the same with and without.
+func TestSubmitWithoutATenant(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	for _, tenant := range []string{"", "g"} {
+		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: tenant, Type: "T", Jobs: stagetest.Numbered(1)}, now)
+		require.NoError(t, err)
+	}
+	require.Equal(t, "g", w.Group("g").Tenant)
+	holds(w, "g", 1)
+}
+
+func TestSubmitWithoutJobs(t *testing.T) {
+	t.Parallel()
+	five := int64(5)
+	zero := int64(0)
+	for name, tt := range map[string]struct {
+		group  messages.SubmitGroup
+		sealed bool
+	}{
+		"open":           {messages.SubmitGroup{}, false},
+		"sealed":         {messages.SubmitGroup{Seal: true}, true},
+		"announced":      {messages.SubmitGroup{Total: &five}, false},
+		"announced none": {messages.SubmitGroup{Total: &zero}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			tt.group.ID, tt.group.Type = "g", "T"
+			for range 2 {
+				_, err := w.Store.Submit(t.Context(), &tt.group, now)
+				require.NoError(t, err)
+			}
+			require.Equal(t, tt.sealed, w.Group("g").Sealed)
+			require.Equal(t, tt.group.Total, w.Group("g").Total)
+		})
+	}
+}
+
+func TestIdempotencyKey(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		submit := func(key, id string, n int) (string, error) {
+			g := large(n)
+			g.ID = id // as the API makes one up
+			o := now
+			o.IdempotencyKey, o.MadeUpID = key, true
+			accepted, err := w.Store.Submit(ctx, g, o)
+			return accepted.ID, err
+		}
+		// Many at once: one of them is the first.
+		var wg sync.WaitGroup
+		got := make([]string, 10)
+		for i := range got {
+			wg.Go(func() { got[i], _ = submit("k", fmt.Sprint("g", i), 5) })
+		}
+		wg.Wait()
+		for _, id := range got {
+			require.Equal(w.T, got[0], id)
+		}
+		holds(w, got[0], 5)
+		require.EqualValues(w.T, 1, w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val())
+
+		_, err := submit("k", "x", 6)
+		require.ErrorIs(w.T, err, api.ErrConflict)
+		other, err := submit("another", "y", 5)
+		require.NoError(w.T, err)
+		require.Equal(w.T, "y", other)
+	})
+}
+
+// What was refused as invalid has used no key.
+func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	g := large(1)
+	g.Aggregate = []messages.Aggregate{{As: "x", Op: "no-such"}}
+	o := now
+	o.IdempotencyKey = "k"
+	_, err := w.Store.Submit(t.Context(), g, o)
+	var invalid *messages.ValidationError
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, "aggregate", invalid.Fields[0].Field)
+	g.Aggregate[0].Op = "count"
+	_, err = w.Store.Submit(t.Context(), g, o)
+	require.NoError(t, err)
+}
+
+func TestAppend(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, now)
+		require.NoError(w.T, err)
+		for range 2 { // the same request, and the same entry, twice
+			require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(250), "r", now))
+			require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-0", "", now))
+			require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-1", "m", now))
+		}
+		// The message's id counts, not the entry that it came in.
+		require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-2", "m", now))
+		require.Equal(w.T, api.Counts{Accepted: 750, Waiting: 750}, w.Counts("g"))
+		// Requests of different kinds don't meet.
+		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(1), "m", now))
+		require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(1), "1700000000000-3", "r", now))
+		require.Equal(w.T, api.Counts{Accepted: 752, Waiting: 752}, w.Counts("g"))
+
+		_, err = w.Store.Seal(ctx, "g", nil)
+		require.NoError(w.T, err)
+		require.ErrorIs(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(1), "late", now), api.ErrSealed)
+		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(250), "r", now)) // it was there before
+		require.ErrorIs(w.T, w.Store.Append(ctx, "nobody", stagetest.Numbered(1), "r", now), api.ErrNotFound)
+	})
+}
+
+func TestCommands(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		for _, command := range []func(context.Context, string) (api.Accepted, error){w.Store.Cancel, w.Store.Retry} {
+			_, err := command(ctx, "nobody")
+			require.ErrorIs(w.T, err, api.ErrNotFound)
+		}
+		w.Jobs("g", "T", 12_000) // more than one sweep
+		w.Admit("T")
+		_, err := w.Store.Retry(ctx, "g")
+		require.ErrorIs(w.T, err, api.ErrConflict)
+		accepted, err := w.Store.Cancel(ctx, "g")
+		require.NoError(w.T, err)
+		require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCancelled}, accepted)
+		require.Equal(w.T, api.Counts{Accepted: 12_000, Cancelled: 12_000}, w.Counts("g"))
+		_, err = w.Store.Cancel(ctx, "g")
+		require.NoError(w.T, err)
+
+		_, err = w.Store.Submit(ctx, &messages.SubmitGroup{ID: "open", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2)}, now)
+		require.NoError(w.T, err)
+		one, three := int64(1), int64(3)
+		_, err = w.Store.Seal(ctx, "open", &one)
+		require.ErrorIs(w.T, err, api.ErrConflict)
+		_, err = w.Store.Seal(ctx, "open", &three)
+		require.NoError(w.T, err)
+		require.False(w.T, w.Group("open").Sealed)
+		require.NoError(w.T, w.Store.Append(ctx, "open", stagetest.Numbered(1), "r", now))
+		require.True(w.T, w.Group("open").Sealed)
+	})
+}
+
+// While Redis is away everybody hears so, soon.
+func TestRedisIsAway(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	w := stagetest.New(t, server.URL(), "t:", 1)
+	w.Store = w.NewStore(groups.Config{MaxBacklog: 1000})
+	w.Jobs("g", "T", 1)
+	server.Suspend()
+	defer server.Resume()
+	began := time.Now()
+	var wg sync.WaitGroup
+	for i := range 10 {
+		wg.Go(func() {
+			ctx := context.WithoutCancel(t.Context())
+			g := large(1)
+			g.ID = fmt.Sprint("g", i)
+			_, err := w.Store.Submit(ctx, g, now)
+			if !errors.Is(err, api.ErrUnavailable) {
+				t.Errorf("submit: got %v, want %v", err, api.ErrUnavailable)
+			}
+		})
+	}
+	wg.Wait()
+	require.Less(t, time.Since(began), 20*time.Second) // 3 seconds of one look; each in turn would take 30
+}

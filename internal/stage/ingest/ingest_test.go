@@ -1,0 +1,197 @@
+package ingest_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/ingest"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// run runs an ingest and returns the base of its API.
+func run(w *stagetest.World, lease time.Duration) (url string) {
+	w.T.Helper()
+	in, err := ingest.New(context.WithoutCancel(w.T.Context()), ingest.Config{APIAddr: "127.0.0.1:0", Lease: lease},
+		w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
+	require.NoError(w.T, err)
+	w.Run(in)
+	return "http://" + in.APIAddr()
+}
+
+// publish adds a message as redis-cli would.
+func publish(w *stagetest.World, typ, data string, more ...string) (entry string) {
+	w.T.Helper()
+	id, err := w.Conn.Cmd.XAdd(context.WithoutCancel(w.T.Context()), &redis.XAddArgs{
+		Stream: w.Space.Ingest(), Values: append([]string{"type", typ, "data", data}, more...)}).Result()
+	require.NoError(w.T, err)
+	return id
+}
+
+// awaitGroup waits until a group is there and as wanted.
+func awaitGroup(w *stagetest.World, id string, ok func(api.Group) bool) {
+	w.T.Helper()
+	w.Await("group "+id, func() bool {
+		g, err := w.Store.Group(context.WithoutCancel(w.T.Context()), id)
+		return err == nil && ok(g)
+	})
+}
+
+// rejected waits for n rejected entries.
+func rejected(w *stagetest.World, n int) []redis.XMessage {
+	w.T.Helper()
+	var all []redis.XMessage
+	w.Await("rejected entries", func() bool {
+		var err error
+		all, err = w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Rejected(), "-", "+").Result()
+		require.NoError(w.T, err)
+		return len(all) >= n
+	})
+	require.Len(w.T, all, n)
+	return all
+}
+
+func drained(w *stagetest.World) {
+	w.T.Helper()
+	w.Await("empty stream", func() bool {
+		return w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.Space.Ingest()).Val() == 0
+	})
+}
+
+func TestTakesFromTheStream(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		// In whatever order they come.
+		publish(w, "group.seal", `{"group":"g","total":5}`)
+		publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1")
+		publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1") // repeated
+		publish(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":3},{"payload":4},{"payload":5}]}`)
+		unnamed := publish(w, "group.submit", `{"type":"T","seal":true,"jobs":[{"payload":1}]}`)
+		publish(w, "group.submit", `{"id":"c","type":"T","jobs":[{"payload":1}]}`)
+		publish(w, "group.cancel", `{"group":"c"}`)
+		run(w, stagetest.Patience)
+		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
+		require.Equal(w.T, api.Counts{Accepted: 5, Waiting: 5}, w.Counts("g"))
+		awaitGroup(w, unnamed, func(g api.Group) bool { return g.Sealed && g.Counts.Waiting == 1 })
+		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Cancelled == 1 })
+		drained(w)
+		require.Empty(w.T, rejected(w, 0))
+	})
+}
+
+// What can't be accepted is set aside with the reason, and never stops the others.
+func TestRejects(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		publish(w, "group.submit", `{"type":`)
+		publish(w, "no.such", `{}`)
+		publish(w, "group.submit", `{"type":"T","tenant":"{0}"}`)
+		publish(w, "group.submit", `{"id":"g","type":"T","seal":true,"jobs":[{"payload":1}]}`)
+		run(w, stagetest.Patience)
+		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
+		publish(w, "group.submit", `{"id":"g","type":"OTHER"}`)
+		publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1}]}`)
+		drained(w)
+		var reasons []string
+		for _, m := range rejected(w, 5) {
+			require.NotEmpty(w.T, m.Values["entry"])
+			require.NotEmpty(w.T, m.Values["at"])
+			require.NotEmpty(w.T, m.Values["type"])
+			require.NotEmpty(w.T, m.Values["data"])
+			reasons = append(reasons, m.Values["reason"].(string))
+		}
+		all := strings.Join(reasons, "\n")
+		for _, want := range []string{"no.such", "tenant", "another group has this id", "takes no more jobs"} {
+			require.Contains(w.T, all, want)
+		}
+		require.Equal(w.T, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("g"))
+	})
+}
+
+// A seal without a total waits for older entries, which another process may be at.
+func TestSealWaitsForOlderEntries(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{At: time.Now()})
+	require.NoError(t, err)
+	publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`)
+	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
+	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "dead", Streams: []string{w.Space.Ingest(), ">"}}).Err())
+	publish(w, "group.seal", `{"group":"g"}`)
+	run(w, 500*time.Millisecond) // then the dead one's entry is taken over
+	awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
+	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
+	drained(w)
+	require.Empty(t, rejected(w, 0))
+}
+
+// What Redis answers may be mended: the message was accepted, so it is tried again.
+func TestRedisRefusesAWhile(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	require.NoError(t, w.Conn.Cmd.Set(ctx, w.P.Group("g"), "of the wrong type", 0).Err())
+	publish(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
+	publish(w, "group.submit", `{"id":"h","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
+	run(w, stagetest.Patience)
+	awaitGroup(w, "h", func(g api.Group) bool { return g.Counts.Waiting == 1 }) // the others go on
+	w.Await("one entry to be left", func() bool { return w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val() == 1 })
+	require.NoError(t, w.Conn.Cmd.Del(ctx, w.P.Group("g")).Err())
+	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 1 })
+	drained(w)
+	require.Empty(t, rejected(w, 0))
+}
+
+func TestServesTheAPI(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		url := run(w, stagetest.Patience)
+		req, err := http.NewRequestWithContext(context.WithoutCancel(w.T.Context()), http.MethodPost, url+"/v1/groups",
+			strings.NewReader(`{"id":"g","type":"T","seal":true,"jobs":[{"payload":1},{"payload":2}]}`))
+		require.NoError(w.T, err)
+		req.Header.Set("Content-Type", "application/json")
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Do(req)
+		require.NoError(w.T, err)
+		require.NoError(w.T, resp.Body.Close())
+		require.Equal(w.T, http.StatusAccepted, resp.StatusCode)
+		require.Equal(w.T, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
+	})
+}
+
+func TestTakenAddress(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	url := run(w, stagetest.Patience)
+	_, err := ingest.New(t.Context(), ingest.Config{APIAddr: strings.TrimPrefix(url, "http://"), Lease: time.Second}, w.Conn, w.Space, w.Tel, "other", w.Store, messages.Decoder{})
+	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
+}
+
+// Two processes share the stream: each message is taken once.
+func TestTwoProcesses(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const n = 300
+	for range 2 {
+		run(w, stagetest.Patience)
+	}
+	for i := range n {
+		publish(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
+	}
+	drained(w)
+	for i := range n {
+		require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(fmt.Sprint("g", i)))
+	}
+}

@@ -1,0 +1,69 @@
+package integration
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/childproc"
+)
+
+// example builds a program of examples/ and runs it as one of the system's processes until the test ends.
+func (s *system) example(name string, more map[string]string, args ...string) {
+	s.t.Helper()
+	binary := filepath.Join(s.t.TempDir(), name)
+	out, err := exec.Command("go", "build", "-o", binary, "../../examples/"+name).CombinedOutput()
+	require.NoError(s.t, err, "%s", out)
+	cmd := exec.Command(binary, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	all := maps.Clone(s.env)
+	maps.Copy(all, more)
+	for _, k := range slices.Sorted(maps.Keys(all)) {
+		cmd.Env = append(cmd.Env, k+"="+all[k])
+	}
+	log := &childproc.Tail{}
+	cmd.Stderr = log
+	child, err := childproc.Start(cmd)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() {
+		child.Stop(patience)
+		if state := child.State(); s.t.Failed() || !state.Success() {
+			s.t.Errorf("%s ended with %v: %s", name, state, log)
+		}
+	})
+}
+
+func TestCustomProcessor(t *testing.T) {
+	s := start(t, replicas("worker", 0))
+	s.example("custom-processor", map[string]string{"BULKACTION_WORKER_TYPES": ""})
+	id := s.submit(client.Group{
+		Tenant: "acme", Type: "WORD_COUNT", Seal: true, Aggregate: []client.Aggregate{{As: "words", Op: "sum", Field: "data.words"}},
+		Jobs: []client.Job{{Payload: "to be or not to be"}, {Payload: "that is the question"}, {Payload: 42}},
+	})
+	g := s.wait(id)
+	require.Equal(t, api.Counts{Accepted: 3, Done: 2, Failed: 1}, g.Counts)
+	require.Equal(t, map[string]int64{"INVALID_PAYLOAD": 1}, g.FailuresByCode)
+	require.JSONEq(t, "10", string(g.Aggregate["words"]))
+}
+
+func TestCustomReducer(t *testing.T) {
+	s := start(t, replicas("ingest", 0), replicas("aggregator", 0), replicas("watcher", 0))
+	s.example("custom-reducer", nil, "aggregator")
+	s.example("custom-reducer", nil, "watcher")
+	s.example("custom-reducer", map[string]string{"BULKACTION_API_ADDR": "127.0.0.1:0"}, "ingest")
+	s.xadd(s.space.Ingest(), "type", "group.submit", "data", `{"id":"words","tenant":"acme","type":"NOOP","seal":true,"aggregate":[{"as":"word","op":"longest"}],
+		"jobs":[{"payload":{"result":"to"}},{"payload":{"result":"question"}},{"payload":{"result":"be"}},{"payload":{"result":7}}]}`)
+	shown := s.wait("words")
+	require.Equal(t, int64(4), shown.Counts.Done)
+	var word string
+	require.NoError(t, json.Unmarshal(shown.Aggregate["word"], &word))
+	require.Equal(t, "question", word)
+}
