@@ -44,8 +44,8 @@ func TestCluster(t *testing.T) {
 	inhabited(w)
 	require.Empty(t, w.audit(Options{}).Violations)
 	n := w.jobIn("all", lua.Ready, 0)
-	w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
-	w.ok(w.c.Del(w.ctx, w.space.OfGroup("many").Owner("many")).Err())
+	w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
+	w.ok(w.c.Del(w.Context(), w.space.OfGroup("many").Owner("many")).Err())
 	require.Equal(t, []string{of(Place, "all", n), whole(Registry, "many")}, summary(w.audit(Options{})))
 }
 
@@ -55,9 +55,9 @@ func TestViolationAsJSON(t *testing.T) {
 	w := newWorld(t, url, prefix, 1)
 	w.create("g", "acme", "T")
 	w.append("g", jobs(2))
-	w.ok(w.c.LPop(w.ctx, w.part("g").Queue("g", "T")).Err())
+	w.ok(w.c.LPop(w.Context(), w.part("g").Queue("g", "T")).Err())
 	w.incr(w.part("g").Group("g"), "throttles", 1)
-	w.ok(w.c.Del(w.ctx, w.space.OfGroup("g").Owner("g")).Err())
+	w.ok(w.c.Del(w.Context(), w.space.OfGroup("g").Owner("g")).Err())
 	b, err := json.Marshal(w.audit(Options{}))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"ok":false,"groups":1,"jobs":2,"violations":[
@@ -79,11 +79,11 @@ func TestReducerOfOnesOwn(t *testing.T) {
 	require.Empty(t, w.audit(Options{}).Violations)
 	require.Empty(t, w.audit(Options{Reducers: w.plans}).Violations)
 
-	w.ok(w.c.HSet(w.ctx, p.Aggregate("g"), "slot:0", `{"count":4,"aggregates":{}}`).Err())
+	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "slot:0", `{"count":4,"aggregates":{}}`).Err())
 	for _, opts := range []Options{{}, {Reducers: w.plans}} {
 		require.Equal(t, []string{whole(Results, "g")}, summary(w.audit(opts)))
 	}
-	w.ok(w.c.HSet(w.ctx, p.Aggregate("g"), "slot:0", `{}`).Err())
+	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "slot:0", `{}`).Err())
 	require.Equal(t, []string{whole(Results, "g")}, summary(w.audit(Options{})))
 }
 
@@ -135,7 +135,7 @@ func TestCancelledMeanwhile(t *testing.T) {
 	require.Empty(t, w.audit(Options{}).Violations)
 	w.sweep("g")
 	require.Empty(t, w.audit(Options{}).Violations)
-	require.EqualValues(t, 2, w.c.XLen(w.ctx, p.Ready("T")).Val(), "what nobody has met")
+	require.EqualValues(t, 2, w.c.XLen(w.Context(), p.Ready("T")).Val(), "what nobody has met")
 	w.reduce(p, "0", 10)
 	require.Empty(t, w.audit(Options{}).Violations)
 }

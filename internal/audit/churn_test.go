@@ -23,7 +23,7 @@ import (
 )
 
 // hard fails by a panic, which ends a goroutine other than the test's.
-type hard struct{}
+type hard struct{ tb }
 
 func (hard) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (hard) FailNow()                          { panic("failed") }
@@ -80,7 +80,7 @@ func (c *churn) may(err error) {
 
 // some is a random group of a partition that the churn has made, "" while there is none.
 func (c *churn) some(p keyspace.Partition, r *rand.Rand) string {
-	ids, err := c.c.ZRange(c.ctx, p.Groups(), 0, -1).Result()
+	ids, err := c.c.ZRange(c.Context(), p.Groups(), 0, -1).Result()
 	c.ok(err)
 	ids = slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, "g") })
 	if len(ids) == 0 {
@@ -92,7 +92,7 @@ func (c *churn) some(p keyspace.Partition, r *rand.Rand) string {
 func (c *churn) producer(p keyspace.Partition) func(*rand.Rand) {
 	n := 0
 	return func(r *rand.Rand) {
-		if open := c.c.ZCard(c.ctx, p.Open()).Val(); open < 8 {
+		if open := c.c.ZCard(c.Context(), p.Open()).Val(); open < 8 {
 			n++
 			tenant := c.tenants[r.IntN(len(c.tenants))]
 			if c.space.OfTenant(tenant) != p {
@@ -117,12 +117,12 @@ func (c *churn) producer(p keyspace.Partition) func(*rand.Rand) {
 				j.RunAt = time.Now().Add(30 * time.Millisecond)
 			}
 		})
-		if waiting, _ := c.c.HGet(c.ctx, p.Load(all[0].Type), "waiting").Int64(); waiting < 400 {
-			_, err := lua.Append(c.ctx, c.c, p, lua.AppendArgs{Group: id, Limit: 1e7, Jobs: all})
+		if waiting, _ := c.c.HGet(c.Context(), p.Load(all[0].Type), "waiting").Int64(); waiting < 400 {
+			_, err := lua.Append(c.Context(), c.c, p, lua.AppendArgs{Group: id, Limit: 1e7, Jobs: all})
 			c.may(err)
 		}
 		if r.IntN(10) == 0 {
-			_, err := lua.Seal(c.ctx, c.c, p, id, nil)
+			_, err := lua.Seal(c.Context(), c.c, p, id, nil)
 			c.may(err)
 		}
 	}
@@ -135,7 +135,7 @@ func (c *churn) fetcher(p keyspace.Partition) func(*rand.Rand) {
 			limit = lua.Limit{Window: 5 * time.Millisecond, Permits: 20}
 		}
 		c.admit(p, c.types[r.IntN(len(c.types))], 30, limit)
-		_, _, err := lua.Schedule(c.ctx, c.c, p, 10)
+		_, _, err := lua.Schedule(c.Context(), c.c, p, 10)
 		c.ok(err)
 	}
 }
@@ -144,7 +144,7 @@ func (c *churn) dispatcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
 		c.promote(p, c.types...)
 		if r.IntN(5) == 0 {
-			_, err := lua.Reclaim(c.ctx, c.c, p, c.types[r.IntN(len(c.types))], time.Duration(r.IntN(5))*time.Millisecond, 20, 3)
+			_, err := lua.Reclaim(c.Context(), c.c, p, c.types[r.IntN(len(c.types))], time.Duration(r.IntN(5))*time.Millisecond, 20, 3)
 			c.ok(err)
 		}
 	}
@@ -184,11 +184,11 @@ func (c *churn) aggregator(p keyspace.Partition, slot string) func(*rand.Rand) {
 	return func(r *rand.Rand) {
 		c.consumers(p.ResultStream(), keyspace.GroupAggregator)
 		for _, m := range c.fresh(p.ResultStream(), keyspace.GroupAggregator, slot, int64(1+r.IntN(20))) {
-			if id := m.Values["g"].(string); c.c.Exists(c.ctx, p.Group(id)).Val() == 1 {
+			if id := m.Values["g"].(string); c.c.Exists(c.Context(), p.Group(id)).Val() == 1 {
 				c.reduceEntry(p, slot, m)
 				continue
 			}
-			_, err := lua.Reduce(c.ctx, c.c, p, lua.ReduceArgs{Group: m.Values["g"].(string), Slot: slot, Entries: []string{m.ID}})
+			_, err := lua.Reduce(c.Context(), c.c, p, lua.ReduceArgs{Group: m.Values["g"].(string), Slot: slot, Entries: []string{m.ID}})
 			c.ok(err)
 		}
 	}
@@ -197,32 +197,32 @@ func (c *churn) aggregator(p keyspace.Partition, slot string) func(*rand.Rand) {
 // watcher also does what people do to groups that its scripts are at work on.
 func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
-		fence, err := lua.Lead(c.ctx, c.c, p, "w", time.Hour)
+		fence, err := lua.Lead(c.Context(), c.c, p, "w", time.Hour)
 		c.ok(err)
 		id := c.some(p, r)
 		if id == "" {
 			return
 		}
 		if r.IntN(10) == 0 {
-			if err = lua.Cancel(c.ctx, c.c, p, id); r.IntN(2) == 0 {
-				_, err = lua.Reopen(c.ctx, c.c, p, id)
+			if err = lua.Cancel(c.Context(), c.c, p, id); r.IntN(2) == 0 {
+				_, err = lua.Reopen(c.Context(), c.c, p, id)
 			}
 			c.may(err)
 		}
-		for _, id := range append(c.c.SMembers(c.ctx, p.Attention()).Val(), id) {
+		for _, id := range append(c.c.SMembers(c.Context(), p.Attention()).Val(), id) {
 			for _, chunk := range []func(context.Context, redis.Cmdable, keyspace.Partition, string) (bool, error){lua.Sweep, lua.Requeue} {
 				for more := true; more; {
-					more, err = chunk(c.ctx, c.c, p, id)
+					more, err = chunk(c.Context(), c.c, p, id)
 					c.ok(err)
 				}
 			}
-			_, err = lua.Advance(c.ctx, c.c, p, id, fence)
+			_, err = lua.Advance(c.Context(), c.c, p, id, fence)
 			c.ok(err)
 		}
-		if old := c.c.ZRange(c.ctx, p.Ended(), 0, -20).Val(); len(old) > 0 && c.idle(p, old[0]) {
-			c.ok(lua.Expire(c.ctx, c.c, p, old[0], fence, r.IntN(2) == 0))
-			if c.c.Exists(c.ctx, p.Group(old[0])).Val() == 0 {
-				c.ok(c.c.Del(c.ctx, c.space.OfGroup(old[0]).Owner(old[0])).Err())
+		if old := c.c.ZRange(c.Context(), p.Ended(), 0, -20).Val(); len(old) > 0 && c.idle(p, old[0]) {
+			c.ok(lua.Expire(c.Context(), c.c, p, old[0], fence, r.IntN(2) == 0))
+			if c.c.Exists(c.Context(), p.Group(old[0])).Val() == 0 {
+				c.ok(c.c.Del(c.Context(), c.space.OfGroup(old[0]).Owner(old[0])).Err())
 			}
 		}
 	}
@@ -230,11 +230,11 @@ func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 
 // idle says whether an ended group has nothing in the streams any more. Retention is longer than anything stays there.
 func (c *churn) idle(p keyspace.Partition, id string) bool {
-	if strings.ContainsAny(c.c.Get(c.ctx, p.States(id)).Val(), "D") {
+	if strings.ContainsAny(c.c.Get(c.Context(), p.States(id)).Val(), "D") {
 		return false
 	}
 	for _, typ := range c.types {
-		for _, m := range c.c.XRange(c.ctx, p.Ready(typ), "-", "+").Val() {
+		for _, m := range c.c.XRange(c.Context(), p.Ready(typ), "-", "+").Val() {
 			if strings.HasPrefix(m.Values[lua.Field].(string), id+"|") {
 				return false
 			}
@@ -251,7 +251,7 @@ func TestAuditOfAMovingWorld(t *testing.T) {
 		_, server, _ := strings.Cut(t.Name(), "/")
 		w := newWorld(t, url, prefix, 2)
 		moving := *w
-		moving.TestingT = hard{}
+		moving.tb = hard{t}
 		c := &churn{world: &moving, tenants: []string{"a", "b", "c", "d", "e"}, types: []string{"T", "U"}}
 		for i, tenant := range c.tenants { // more than fits into a page
 			id := "g" + tenant
@@ -260,7 +260,7 @@ func TestAuditOfAMovingWorld(t *testing.T) {
 			w.append(id, jobs(size[server], later))
 		}
 		stop := c.run(t.Context(), server == "miniredis") // which answers whoever asks most
-		defer stop()
+		t.Cleanup(func() { _ = stop() })
 		for i := 0; i < audits[server] || c.moves.Load() < 250; i++ {
 			r := w.audit(Options{batch: []int{0, 1000}[i%2]})
 			require.Empty(t, r.Violations, "audit %d", i)
@@ -269,7 +269,7 @@ func TestAuditOfAMovingWorld(t *testing.T) {
 		p := w.space.OfTenant("a")
 		w.create("broken", "a", "V")
 		w.append("broken", jobs(3))
-		w.ok(w.c.LPop(w.ctx, p.Queue("broken", "V")).Err())
+		w.ok(w.c.LPop(w.Context(), p.Queue("broken", "V")).Err())
 		for range 3 {
 			require.Contains(t, summary(w.audit(Options{})), of(Place, "broken", 0))
 		}

@@ -45,18 +45,18 @@ func TestQueueOnTheMove(t *testing.T) {
 			url, prefix := redistest.Shared(t)
 			w := newWorld(t, url, prefix, 1)
 			key := prefix + "list"
-			w.ok(w.c.RPush(w.ctx, key, numbers(0, all)...).Err())
+			w.ok(w.c.RPush(w.Context(), key, numbers(0, all)...).Err())
 			seen := map[string]int{}
-			err := db{w.c}.queue(w.ctx, key, all, func(e string) {
+			err := db{w.c}.queue(w.Context(), key, all, func(e string) {
 				seen[e]++
 				if len(seen) != c.after {
 					return
 				}
 				if c.taken > 0 {
-					w.ok(w.c.LPopCount(w.ctx, key, c.taken).Err())
+					w.ok(w.c.LPopCount(w.Context(), key, c.taken).Err())
 				}
 				if c.added > 0 {
-					w.ok(w.c.RPush(w.ctx, key, numbers(all, all+c.added)...).Err())
+					w.ok(w.c.RPush(w.Context(), key, numbers(all, all+c.added)...).Err())
 				}
 			})
 			require.NoError(t, err)
@@ -81,13 +81,13 @@ func TestRanked(t *testing.T) {
 		w := newWorld(t, url, prefix, 1)
 		key := prefix + "set"
 		for i := range 1500 {
-			w.ok(w.c.ZAdd(w.ctx, key, redis.Z{Score: float64(1_700_000_000_000 + max(i, 1300)), Member: fmt.Sprint("m", i)}).Err())
+			w.ok(w.c.ZAdd(w.Context(), key, redis.Z{Score: float64(1_700_000_000_000 + max(i, 1300)), Member: fmt.Sprint("m", i)}).Err())
 		}
 		var got []string
-		err := db{w.c}.ranked(w.ctx, key, func(page []string) error {
+		err := db{w.c}.ranked(w.Context(), key, func(page []string) error {
 			if len(got) == 0 {
-				w.ok(w.c.ZRem(w.ctx, key, page[0], "m1499").Err())
-				w.ok(w.c.ZAdd(w.ctx, key, redis.Z{Score: 1_700_000_001_500, Member: "new"}).Err())
+				w.ok(w.c.ZRem(w.Context(), key, page[0], "m1499").Err())
+				w.ok(w.c.ZAdd(w.Context(), key, redis.Z{Score: 1_700_000_001_500, Member: "new"}).Err())
 			}
 			got = append(got, page...)
 			return nil
@@ -109,15 +109,15 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	w.create("g", "acme", "T")
 	w.append("g", jobs(20, later))
 	p := w.space.Partition(0)
-	blobs := w.c.ZRange(w.ctx, p.NonReadyOf("acme"), 0, 1).Val()
+	blobs := w.c.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
 	w.park(p, "acme", blobs[1]+" ")
 
 	a := &auditor{db: db{w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
 	l := a.newLook()
-	w.ok(l.ranked(w.ctx, p.Groups(), func(ids []string) error { return l.page(w.ctx, ids) }))
-	w.ok(l.nonReady(w.ctx, "acme"))
-	w.ok(l.nonReady(w.ctx, "acme"))
-	w.ok(l.judge(w.ctx))
+	w.ok(l.ranked(w.Context(), p.Groups(), func(ids []string) error { return l.page(w.Context(), ids) }))
+	w.ok(l.nonReady(w.Context(), "acme"))
+	w.ok(l.nonReady(w.Context(), "acme"))
+	w.ok(l.judge(w.Context()))
 	n, _ := queued(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, l.found.all())
 }

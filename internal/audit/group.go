@@ -94,12 +94,12 @@ func (h head) commands() int { return 11 + len(split(h.types)) }
 // read takes a snapshot of groups. Those that got another type since are returned as changed; those that are gone are left out.
 func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed []head, err error) {
 	type replies struct {
-		hash, codes, slots                     *redis.MapStringStringCmd
-		states                                 *redis.StringCmd
-		failures, lines                        *redis.IntCmd
-		queues                                 []*redis.IntCmd
-		listed, ofTenant, open, ended, unequal *redis.FloatCmd
-		attention                              *redis.BoolCmd
+		hash, codes, slots            *redis.MapStringStringCmd
+		states                        *redis.StringCmd
+		failures, lines               *redis.IntCmd
+		queues                        []*redis.IntCmd
+		listed, ofTenant, open, ended *redis.FloatCmd
+		attention                     *redis.BoolCmd
 	}
 	cmds := make([]replies, len(heads))
 	err = l.atOnce(ctx, func(p redis.Pipeliner) {

@@ -36,16 +36,16 @@ func summary(r Report) []string {
 // all is the partition of the group of that name.
 func (w *world) all() keyspace.Partition { return w.part("all") }
 
-func (w *world) incr(key, field string, n int64) { w.ok(w.c.HIncrBy(w.ctx, key, field, n).Err()) }
+func (w *world) incr(key, field string, n int64) { w.ok(w.c.HIncrBy(w.Context(), key, field, n).Err()) }
 
 // setState writes the letter or mark of a job's state.
 func (w *world) setState(group string, ordinal int64, at int, to byte) {
-	w.ok(w.c.SetRange(w.ctx, w.part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
+	w.ok(w.c.SetRange(w.Context(), w.part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
 }
 
 // entry is the entry of a ready stream that holds a job.
 func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
-	for _, m := range w.c.XRange(w.ctx, w.all().Ready(typ), "-", "+").Val() {
+	for _, m := range w.c.XRange(w.Context(), w.all().Ready(typ), "-", "+").Val() {
 		if d, err := lua.ParseDelivered(m.Values[lua.Field].(string)); err == nil && d.Group == group && d.Ordinal == ordinal {
 			return m
 		}
@@ -55,12 +55,12 @@ func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
 }
 
 func (w *world) xadd(stream string, fields ...any) {
-	w.ok(w.c.XAdd(w.ctx, &redis.XAddArgs{Stream: stream, Values: fields}).Err())
+	w.ok(w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 }
 
 // parked is a parked job of group all, with what lies in its tenant's set.
 func (w *world) parked() (blob string, ordinal int64) {
-	for _, blob := range w.c.ZRange(w.ctx, w.all().NonReadyOf("acme"), 0, -1).Val() {
+	for _, blob := range w.c.ZRange(w.Context(), w.all().NonReadyOf("acme"), 0, -1).Val() {
 		if d, err := lua.ParseDelivered(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
 			return blob, d.Ordinal
 		}
@@ -70,7 +70,7 @@ func (w *world) parked() (blob string, ordinal int64) {
 }
 
 func (w *world) park(p keyspace.Partition, tenant, blob string) {
-	w.ok(w.c.ZAdd(w.ctx, p.NonReadyOf(tenant), redis.Z{Score: 1e15, Member: blob}).Err())
+	w.ok(w.c.ZAdd(w.Context(), p.NonReadyOf(tenant), redis.Z{Score: 1e15, Member: blob}).Err())
 }
 
 // moving is what lies in a ready stream or a non-ready set.
@@ -81,8 +81,8 @@ func moving(group, typ string, attempt, ordinal int) string {
 // chunk is the first chunk of a group's results, and what writes it.
 func (w *world) chunk(group string) (lines []string, set func([]string)) {
 	key := w.part(group).Results(group)
-	return strings.Split(w.c.LIndex(w.ctx, key, 0).Val(), "\n"), func(lines []string) {
-		w.ok(w.c.LSet(w.ctx, key, 0, strings.Join(lines, "\n")).Err())
+	return strings.Split(w.c.LIndex(w.Context(), key, 0).Val(), "\n"), func(lines []string) {
+		w.ok(w.c.LSet(w.Context(), key, 0, strings.Join(lines, "\n")).Err())
 	}
 }
 
@@ -109,7 +109,7 @@ var tampers = []tamper{
 		return []string{whole(States, "all")}
 	}},
 	{"negative counter", func(w *world) []string {
-		w.ok(w.c.HSet(w.ctx, w.all().Group("all"), "cancelled", -1, "waiting", w.count("all", 'W')+1).Err())
+		w.ok(w.c.HSet(w.Context(), w.all().Group("all"), "cancelled", -1, "waiting", w.count("all", 'W')+1).Err())
 		return []string{whole(Conservation, "all"), whole(States, "all")}
 	}},
 	{"counter of an ended group", func(w *world) []string {
@@ -118,11 +118,11 @@ var tampers = []tamper{
 	}},
 	{"one state more", func(w *world) []string {
 		n := int64(len(w.states("all")) / 2)
-		w.ok(w.c.Append(w.ctx, w.all().States("all"), "W!").Err())
+		w.ok(w.c.Append(w.Context(), w.all().States("all"), "W!").Err())
 		return []string{whole(States, "all"), of(Place, "all", n)}
 	}},
 	{"no states", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.part("scheduled").States("scheduled")).Err())
+		w.ok(w.c.Del(w.Context(), w.part("scheduled").States("scheduled")).Err())
 		want := []string{whole(States, "scheduled")}
 		for i := range int64(5) {
 			want = append(want, of(Place, "scheduled", i))
@@ -177,13 +177,13 @@ var tampers = []tamper{
 	}},
 
 	{"queued job gone", func(w *world) []string {
-		blob, err := w.c.LPop(w.ctx, w.all().Queue("all", "T")).Result()
+		blob, err := w.c.LPop(w.Context(), w.all().Queue("all", "T")).Result()
 		w.ok(err)
 		n, _ := queued(blob)
 		return []string{of(Place, "all", n)}
 	}},
 	{"queue gone", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.part("scheduled").Queue("scheduled", "T")).Err())
+		w.ok(w.c.Del(w.Context(), w.part("scheduled").Queue("scheduled", "T")).Err())
 		var want []string
 		for i := range int64(5) {
 			want = append(want, of(Place, "scheduled", i))
@@ -191,7 +191,7 @@ var tampers = []tamper{
 		return want
 	}},
 	{"queue of many gone", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.part("many").Queue("many", "many")).Err())
+		w.ok(w.c.Del(w.Context(), w.part("many").Queue("many", "many")).Err())
 		want := []string{whole(Place, "many")}
 		for i := range int64(maxAlike) {
 			want = append(want, of(Place, "many", 50+i))
@@ -199,47 +199,47 @@ var tampers = []tamper{
 		return want
 	}},
 	{"queued job twice", func(w *world) []string {
-		blob := w.c.LIndex(w.ctx, w.all().Queue("all", "T"), 2).Val()
-		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "T"), blob).Err())
+		blob := w.c.LIndex(w.Context(), w.all().Queue("all", "T"), 2).Val()
+		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), blob).Err())
 		n, _ := queued(blob)
 		return []string{of(Place, "all", n)}
 	}},
 	{"queued job in two queues, among many", func(w *world) []string {
 		w.append("many", jobs(1, ofType("other")))
-		w.ok(w.c.RPush(w.ctx, w.part("many").Queue("many", "other"), w.c.LIndex(w.ctx, w.part("many").Queue("many", "many"), 1000).Val()).Err())
+		w.ok(w.c.RPush(w.Context(), w.part("many").Queue("many", "other"), w.c.LIndex(w.Context(), w.part("many").Queue("many", "many"), 1000).Val()).Err())
 		return []string{of(Place, "many", 1050)}
 	}},
 	{"unknown job queued", func(w *world) []string {
-		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "U"), "99999|1||{}").Err())
+		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "U"), "99999|1||{}").Err())
 		return []string{of(Place, "all", 99999)}
 	}},
 	{"no job queued", func(w *world) []string {
-		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "U"), "rubbish", "").Err())
+		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "U"), "rubbish", "").Err())
 		return []string{whole(Place, "all")}
 	}},
 	{"ready job queued too", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
-		w.ok(w.c.RPush(w.ctx, w.all().Queue("all", "T"), fmt.Sprintf("%d|1||{}", n)).Err())
+		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), fmt.Sprintf("%d|1||{}", n)).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"queue of a cancelled group", func(w *world) []string {
 		n := w.jobIn("sweeping", 'W', 0)
-		w.ok(w.c.RPush(w.ctx, w.part("sweeping").Queue("sweeping", "sweeping"), fmt.Sprintf("%d|1||{}", n)).Err())
+		w.ok(w.c.RPush(w.Context(), w.part("sweeping").Queue("sweeping", "sweeping"), fmt.Sprintf("%d|1||{}", n)).Err())
 		return []string{of(Place, "sweeping", n)}
 	}},
 
 	{"ready entry gone", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
-		w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
+		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"entry of a started job gone", func(w *world) []string {
 		n := w.jobIn("all", 'I', 0)
-		w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
+		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready stream gone", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.part("limited").Ready("limited")).Err())
+		w.ok(w.c.Del(w.Context(), w.part("limited").Ready("limited")).Err())
 		var want []string
 		for _, g := range []string{"limited", "beside"} {
 			for n := range w.count(g, 'R') {
@@ -278,7 +278,7 @@ var tampers = []tamper{
 	{"ready entry in the stream of another type", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		e := w.entry("T", "all", n)
-		w.ok(w.c.XDel(w.ctx, w.all().Ready("T"), e.ID).Err())
+		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), e.ID).Err())
 		w.xadd(w.all().Ready("U"), lua.Field, e.Values[lua.Field])
 		return []string{of(Place, "all", n)}
 	}},
@@ -289,7 +289,7 @@ var tampers = []tamper{
 
 	{"parked job gone", func(w *world) []string {
 		blob, n := w.parked()
-		w.ok(w.c.ZRem(w.ctx, w.all().NonReadyOf("acme"), blob).Err())
+		w.ok(w.c.ZRem(w.Context(), w.all().NonReadyOf("acme"), blob).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"parked job twice", func(w *world) []string {
@@ -304,9 +304,9 @@ var tampers = []tamper{
 	}},
 	{"parked job of another tenant", func(w *world) []string {
 		blob, n := w.parked()
-		w.ok(w.c.ZRem(w.ctx, w.all().NonReadyOf("acme"), blob).Err())
+		w.ok(w.c.ZRem(w.Context(), w.all().NonReadyOf("acme"), blob).Err())
 		w.park(w.all(), "nobody", blob)
-		w.ok(w.c.ZAdd(w.ctx, w.all().NonReady(), redis.Z{Score: 1e15, Member: "nobody"}).Err())
+		w.ok(w.c.ZAdd(w.Context(), w.all().NonReady(), redis.Z{Score: 1e15, Member: "nobody"}).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"parked job of an unknown group", func(w *world) []string {
@@ -325,17 +325,17 @@ var tampers = []tamper{
 
 	{"failure gone", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
-		w.ok(w.c.HDel(w.ctx, w.all().Failures("all"), strconv.FormatInt(n, 10)).Err())
+		w.ok(w.c.HDel(w.Context(), w.all().Failures("all"), strconv.FormatInt(n, 10)).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"failure of a job that has not failed", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
-		w.ok(w.c.HSet(w.ctx, w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n))).Err())
+		w.ok(w.c.HSet(w.Context(), w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n))).Err())
 		return []string{of(Place, "all", n)}
 	}},
 	{"failure of another job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
-		w.ok(w.c.HSet(w.ctx, w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n)+1)).Err())
+		w.ok(w.c.HSet(w.Context(), w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n)+1)).Err())
 		return []string{whole(Place, "all"), of(Place, "all", n)}
 	}},
 	{"code", func(w *world) []string {
@@ -345,9 +345,9 @@ var tampers = []tamper{
 
 	{"results entry gone", func(w *world) []string {
 		n := w.jobIn("all", 'D', 0)
-		for _, m := range w.c.XRange(w.ctx, w.all().ResultStream(), "-", "+").Val() {
+		for _, m := range w.c.XRange(w.Context(), w.all().ResultStream(), "-", "+").Val() {
 			if got, _ := result(m.Values["l"].(string)); got == n {
-				w.ok(w.c.XDel(w.ctx, w.all().ResultStream(), m.ID).Err())
+				w.ok(w.c.XDel(w.Context(), w.all().ResultStream(), m.ID).Err())
 			}
 		}
 		return []string{of(Results, "all", n)}
@@ -373,7 +373,7 @@ var tampers = []tamper{
 	{"results line gone", func(w *world) []string {
 		lines, _ := w.chunk("completed")
 		n, _ := result(lines[0])
-		w.ok(w.c.LTrim(w.ctx, w.part("completed").Results("completed"), 1, -1).Err())
+		w.ok(w.c.LTrim(w.Context(), w.part("completed").Results("completed"), 1, -1).Err())
 		return []string{of(Results, "completed", n)}
 	}},
 	{"results line twice", func(w *world) []string {
@@ -394,7 +394,7 @@ var tampers = []tamper{
 		return []string{whole(Results, "all")}
 	}},
 	{"results expired without a word", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.part("completed").Results("completed")).Err())
+		w.ok(w.c.Del(w.Context(), w.part("completed").Results("completed")).Err())
 		var want []string
 		for n := range int64(10) {
 			want = append(want, of(Results, "completed", n))
@@ -402,23 +402,23 @@ var tampers = []tamper{
 		return want
 	}},
 	{"slot gone", func(w *world) []string {
-		w.ok(w.c.HDel(w.ctx, w.all().Aggregate("all"), "slot:7").Err())
+		w.ok(w.c.HDel(w.Context(), w.all().Aggregate("all"), "slot:7").Err())
 		return []string{whole(Results, "all")}
 	}},
 	{"slot counts on", func(w *world) []string {
-		slot := w.c.HGet(w.ctx, w.all().Aggregate("all"), "slot:7").Val()
-		w.ok(w.c.HSet(w.ctx, w.all().Aggregate("all"), "slot:7", strings.Replace(slot, `{"count":2`, `{"count":3`, 1)).Err())
+		slot := w.c.HGet(w.Context(), w.all().Aggregate("all"), "slot:7").Val()
+		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "slot:7", strings.Replace(slot, `{"count":2`, `{"count":3`, 1)).Err())
 		return []string{whole(Results, "all")}
 	}},
 	{"slot's aggregate counts on", func(w *world) []string {
-		slot := w.c.HGet(w.ctx, w.part("completed").Aggregate("completed"), "slot:0").Val()
+		slot := w.c.HGet(w.Context(), w.part("completed").Aggregate("completed"), "slot:0").Val()
 		i := strings.LastIndex(slot, `"count":10`)
 		require.Positive(w, i)
-		w.ok(w.c.HSet(w.ctx, w.part("completed").Aggregate("completed"), "slot:0", slot[:i]+`"count":11`+slot[i+10:]).Err())
+		w.ok(w.c.HSet(w.Context(), w.part("completed").Aggregate("completed"), "slot:0", slot[:i]+`"count":11`+slot[i+10:]).Err())
 		return []string{whole(Results, "completed")}
 	}},
 	{"slot is rubbish", func(w *world) []string {
-		w.ok(w.c.HSet(w.ctx, w.all().Aggregate("all"), "slot:7", "rubbish").Err())
+		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "slot:7", "rubbish").Err())
 		return []string{whole(Results, "all")}
 	}},
 
@@ -432,7 +432,7 @@ var tampers = []tamper{
 	}},
 	{"load of a type that nothing has", func(w *world) []string {
 		w.incr(w.all().Load("other"), "waiting", 1)
-		w.ok(w.c.ZAdd(w.ctx, w.all().Types(), redis.Z{Score: 1, Member: "other"}).Err())
+		w.ok(w.c.ZAdd(w.Context(), w.all().Types(), redis.Z{Score: 1, Member: "other"}).Err())
 		return []string{whole(Load, "")}
 	}},
 	{"unfinished", func(w *world) []string {
@@ -452,77 +452,77 @@ var tampers = []tamper{
 		return []string{whole(Load, "")}
 	}},
 	{"active tenant not in the set", func(w *world) []string {
-		w.ok(w.c.SRem(w.ctx, w.all().Active(), "acme").Err())
+		w.ok(w.c.SRem(w.Context(), w.all().Active(), "acme").Err())
 		return []string{whole(Load, "")}
 	}},
 	{"nobody in the set", func(w *world) []string {
-		w.ok(w.c.SAdd(w.ctx, w.all().Active(), "nobody").Err())
+		w.ok(w.c.SAdd(w.Context(), w.all().Active(), "nobody").Err())
 		return []string{whole(Load, "")}
 	}},
 
 	{"no owner", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.space.OfGroup("completed").Owner("completed")).Err())
+		w.ok(w.c.Del(w.Context(), w.space.OfGroup("completed").Owner("completed")).Err())
 		return []string{whole(Registry, "completed")}
 	}},
 	{"another owner", func(w *world) []string {
-		w.ok(w.c.Set(w.ctx, w.space.OfGroup("completed").Owner("completed"), "acme", 0).Err())
+		w.ok(w.c.Set(w.Context(), w.space.OfGroup("completed").Owner("completed"), "acme", 0).Err())
 		return []string{whole(Registry, "completed")}
 	}},
 	{"not on its tenant's list", func(w *world) []string {
-		w.ok(w.c.ZRem(w.ctx, w.part("completed").GroupsOf("globex"), "completed").Err())
+		w.ok(w.c.ZRem(w.Context(), w.part("completed").GroupsOf("globex"), "completed").Err())
 		return []string{whole(Registry, "completed")}
 	}},
 	{"listed, but gone", func(w *world) []string {
-		w.ok(w.c.Del(w.ctx, w.part("completed").Group("completed")).Err())
+		w.ok(w.c.Del(w.Context(), w.part("completed").Group("completed")).Err())
 		return []string{whole(Registry, "completed")}
 	}},
 	{"in the wrong partition", func(w *world) []string {
 		p := w.space.Partition((w.space.OfTenant("acme").Index() + 1) % w.space.Partitions())
-		w.ok(w.c.Set(w.ctx, w.space.OfGroup("lost").Owner("lost"), "acme", 0).Err())
-		_, err := lua.Create(w.ctx, w.c, p, lua.CreateArgs{Group: "lost", Tenant: "acme", Type: "T", Hash: "h"})
+		w.ok(w.c.Set(w.Context(), w.space.OfGroup("lost").Owner("lost"), "acme", 0).Err())
+		_, err := lua.Create(w.Context(), w.c, p, lua.CreateArgs{Group: "lost", Tenant: "acme", Type: "T", Hash: "h"})
 		w.ok(err)
 		return []string{whole(Registry, "lost")}
 	}},
 
 	{"completed once more", func(w *world) []string {
-		w.ok(w.c.HSet(w.ctx, w.part("partly").Group("partly"), "status", "FAILED", "at:failed", "9999999999999").Err())
-		w.ok(w.c.HDel(w.ctx, w.part("partly").Group("partly"), "at:completed").Err())
+		w.ok(w.c.HSet(w.Context(), w.part("partly").Group("partly"), "status", "FAILED", "at:failed", "9999999999999").Err())
+		w.ok(w.c.HDel(w.Context(), w.part("partly").Group("partly"), "at:completed").Err())
 		return []string{whole(Lifecycle, "partly")}
 	}},
 	{"status that is none", func(w *world) []string {
-		w.ok(w.c.HSet(w.ctx, w.part("empty").Group("empty"), "status", "ODD").Err())
+		w.ok(w.c.HSet(w.Context(), w.part("empty").Group("empty"), "status", "ODD").Err())
 		return []string{whole(Lifecycle, "empty")}
 	}},
 	{"skipped a state", func(w *world) []string {
-		w.ok(w.c.HDel(w.ctx, w.part("partly").Group("partly"), "at:running").Err())
+		w.ok(w.c.HDel(w.Context(), w.part("partly").Group("partly"), "at:running").Err())
 		return []string{whole(Lifecycle, "partly")}
 	}},
 	{"a time of a state to come", func(w *world) []string {
-		w.ok(w.c.HSet(w.ctx, w.part("empty").Group("empty"), "at:running", 9e12).Err())
+		w.ok(w.c.HSet(w.Context(), w.part("empty").Group("empty"), "at:running", 9e12).Err())
 		return []string{whole(Lifecycle, "empty")}
 	}},
 	{"times out of order", func(w *world) []string {
-		w.ok(w.c.HSet(w.ctx, w.part("partly").Group("partly"), "at:running", 1).Err())
+		w.ok(w.c.HSet(w.Context(), w.part("partly").Group("partly"), "at:running", 1).Err())
 		return []string{whole(Lifecycle, "partly")}
 	}},
 	{"ended and not on the list", func(w *world) []string {
-		w.ok(w.c.ZRem(w.ctx, w.part("partly").Ended(), "partly").Err())
+		w.ok(w.c.ZRem(w.Context(), w.part("partly").Ended(), "partly").Err())
 		return []string{whole(Lifecycle, "partly")}
 	}},
 	{"ended and open", func(w *world) []string {
-		w.ok(w.c.ZAdd(w.ctx, w.part("partly").Open(), redis.Z{Score: 1, Member: "partly"}).Err())
+		w.ok(w.c.ZAdd(w.Context(), w.part("partly").Open(), redis.Z{Score: 1, Member: "partly"}).Err())
 		return []string{whole(Lifecycle, "partly")}
 	}},
 	{"unsealed", func(w *world) []string {
-		w.ok(w.c.HDel(w.ctx, w.part("partly").Group("partly"), "sealed").Err())
+		w.ok(w.c.HDel(w.Context(), w.part("partly").Group("partly"), "sealed").Err())
 		return []string{whole(Lifecycle, "partly")}
 	}},
 	{"settled, but not all", func(w *world) []string {
-		w.ok(w.c.HDel(w.ctx, w.part("sweeping").Group("sweeping"), "sweep").Err())
+		w.ok(w.c.HDel(w.Context(), w.part("sweeping").Group("sweeping"), "sweep").Err())
 		return []string{whole(Lifecycle, "sweeping")}
 	}},
 	{"nobody looks", func(w *world) []string {
-		w.ok(w.c.SRem(w.ctx, w.part("attended").Attention(), "attended").Err())
+		w.ok(w.c.SRem(w.Context(), w.part("attended").Attention(), "attended").Err())
 		return []string{whole(Lifecycle, "attended")}
 	}},
 }

@@ -25,10 +25,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
+// tb is what the world wants of a test.
+type tb interface {
+	require.TestingT
+	Context() context.Context
+}
+
 // world is an installation, with the steps that the roles would take. A step must succeed.
 type world struct {
-	require.TestingT
-	ctx   context.Context
+	tb
 	conn  *redisx.Conn
 	c     redis.UniversalClient
 	space keyspace.Space
@@ -41,15 +46,15 @@ func newWorld(t *testing.T, url, prefix string, partitions int) *world {
 	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
-	w := &world{TestingT: t, ctx: t.Context(), conn: conn, c: conn.Cmd, space: space, plans: reducer.NewRegistry()}
-	w.ok(w.c.Set(w.ctx, space.PartitionCount(), partitions, 0).Err())
+	w := &world{tb: t, conn: conn, c: conn.Cmd, space: space, plans: reducer.NewRegistry()}
+	w.ok(w.c.Set(w.Context(), space.PartitionCount(), partitions, 0).Err())
 	return w
 }
 
 func (w *world) ok(err error) { require.NoError(w, err) }
 
 func (w *world) audit(opts Options) Report {
-	r, err := Run(w.ctx, w.conn, w.space, opts)
+	r, err := Run(w.Context(), w.conn, w.space, opts)
 	w.ok(err)
 	return r
 }
@@ -58,7 +63,7 @@ func (w *world) audit(opts Options) Report {
 func (w *world) part(group string) keyspace.Partition { return w.space.OfTenant(w.tenant(group)) }
 
 func (w *world) tenant(group string) string {
-	tenant, err := w.c.Get(w.ctx, w.space.OfGroup(group).Owner(group)).Result()
+	tenant, err := w.c.Get(w.Context(), w.space.OfGroup(group).Owner(group)).Result()
 	w.ok(err)
 	return tenant
 }
@@ -75,8 +80,8 @@ func (w *world) create(group, tenant, typ string, fields ...string) {
 	for i := 0; i+1 < len(fields); i += 2 {
 		f[fields[i]] = fields[i+1]
 	}
-	w.ok(w.c.SetNX(w.ctx, w.space.OfGroup(group).Owner(group), tenant, 0).Err())
-	_, err := lua.Create(w.ctx, w.c, w.space.OfTenant(tenant), lua.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
+	w.ok(w.c.SetNX(w.Context(), w.space.OfGroup(group).Owner(group), tenant, 0).Err())
+	_, err := lua.Create(w.Context(), w.c, w.space.OfTenant(tenant), lua.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
 	w.ok(err)
 }
 
@@ -100,18 +105,18 @@ func later(j *lua.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
 
 func (w *world) append(group string, all []lua.NewJob) {
 	for some := range slices.Chunk(all, lua.MaxAppend) {
-		_, err := lua.Append(w.ctx, w.c, w.part(group), lua.AppendArgs{Group: group, Limit: 1e7, Jobs: some})
+		_, err := lua.Append(w.Context(), w.c, w.part(group), lua.AppendArgs{Group: group, Limit: 1e7, Jobs: some})
 		w.ok(err)
 	}
 }
 
 func (w *world) seal(group string) {
-	_, err := lua.Seal(w.ctx, w.c, w.part(group), group, nil)
+	_, err := lua.Seal(w.Context(), w.c, w.part(group), group, nil)
 	w.ok(err)
 }
 
 func (w *world) admit(p keyspace.Partition, typ string, most int, limit lua.Limit) lua.AdmitReply {
-	r, err := lua.Admit(w.ctx, w.c, p, lua.AdmitArgs{Type: typ, Most: most, Cap: 100_000, Limit: limit, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+	r, err := lua.Admit(w.Context(), w.c, p, lua.AdmitArgs{Type: typ, Most: most, Cap: 100_000, Limit: limit, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 	w.ok(err)
 	return r
 }
@@ -121,7 +126,7 @@ func (w *world) promote(p keyspace.Partition, types ...string) {
 	for _, typ := range types {
 		caps[typ] = 100_000
 	}
-	_, err := lua.Promote(w.ctx, w.c, p, lua.PromoteArgs{Most: 100, Limit: noLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
+	_, err := lua.Promote(w.Context(), w.c, p, lua.PromoteArgs{Most: 100, Limit: noLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
 	w.ok(err)
 }
 
@@ -144,13 +149,13 @@ func (w *world) read(p keyspace.Partition, typ, consumer string, most int64) []t
 }
 
 func (w *world) consumers(stream, group string) {
-	if err := w.c.XGroupCreateMkStream(w.ctx, stream, group, "0").Err(); err != nil {
+	if err := w.c.XGroupCreateMkStream(w.Context(), stream, group, "0").Err(); err != nil {
 		require.ErrorContains(w, err, "BUSYGROUP")
 	}
 }
 
 func (w *world) fresh(stream, group, consumer string, most int64) []redis.XMessage {
-	r, err := w.c.XReadGroup(w.ctx, &redis.XReadGroupArgs{Group: group, Consumer: consumer, Streams: []string{stream, ">"}, Count: most, Block: -1}).Result()
+	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{Group: group, Consumer: consumer, Streams: []string{stream, ">"}, Count: most, Block: -1}).Result()
 	if errors.Is(err, redis.Nil) {
 		return nil
 	}
@@ -163,7 +168,7 @@ func (w *world) start(p keyspace.Partition, typ string, jobs []taken) []taken {
 	slices.SortFunc(jobs, func(a, b taken) int { return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal)) })
 	var started []taken
 	for _, j := range jobs {
-		r, err := lua.Start(w.ctx, w.c, p, typ, []lua.StartGroup{{Group: j.Group, Jobs: []lua.StartJob{{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt}}}})
+		r, err := lua.Start(w.Context(), w.c, p, typ, []lua.StartGroup{{Group: j.Group, Jobs: []lua.StartJob{{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt}}}})
 		w.ok(err)
 		if j.token = r.Tokens[0]; j.token >= 0 {
 			started = append(started, j)
@@ -195,7 +200,7 @@ func (w *world) back(p keyspace.Partition, typ string, kind lua.OutcomeKind, del
 }
 
 func (w *world) outcome(p keyspace.Partition, typ string, g lua.GroupOutcome) {
-	_, err := lua.Outcome(w.ctx, w.c, p, typ, lua.Congestion{Cap: time.Hour}, []lua.GroupOutcome{g})
+	_, err := lua.Outcome(w.Context(), w.c, p, typ, lua.Congestion{Cap: time.Hour}, []lua.GroupOutcome{g})
 	w.ok(err)
 }
 
@@ -210,8 +215,8 @@ func (w *world) reduce(p keyspace.Partition, slot string, most int64) {
 func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage) {
 	id, lines := m.Values["g"].(string), m.Values["l"].(string)
 	for {
-		have := w.c.HMGet(w.ctx, p.Aggregate(id), "version:"+slot, "slot:"+slot).Val()
-		plan, err := groups.Plan(w.plans, w.c.HGet(w.ctx, p.Group(id), "aggregate").Val())
+		have := w.c.HMGet(w.Context(), p.Aggregate(id), "version:"+slot, "slot:"+slot).Val()
+		plan, err := groups.Plan(w.plans, w.c.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.ok(err)
 		state := plan.New()
 		if text(have[1]) != "" {
@@ -227,7 +232,7 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 		}
 		args.State, err = state.Encode()
 		w.ok(err)
-		r, err := lua.Reduce(w.ctx, w.c, p, args)
+		r, err := lua.Reduce(w.Context(), w.c, p, args)
 		w.ok(err)
 		if r.State != lua.ReduceVersion {
 			require.Contains(w, []lua.ReduceState{lua.ReduceOK, lua.ReduceGone}, r.State)
@@ -245,28 +250,28 @@ func (w *world) work(p keyspace.Partition, typ string) {
 
 func (w *world) advance(group string) {
 	p := w.part(group)
-	fence, err := lua.Lead(w.ctx, w.c, p, "w", time.Hour)
+	fence, err := lua.Lead(w.Context(), w.c, p, "w", time.Hour)
 	w.ok(err)
-	_, err = lua.Advance(w.ctx, w.c, p, group, fence)
+	_, err = lua.Advance(w.Context(), w.c, p, group, fence)
 	w.ok(err)
 }
 
-func (w *world) cancel(group string) { w.ok(lua.Cancel(w.ctx, w.c, w.part(group), group)) }
+func (w *world) cancel(group string) { w.ok(lua.Cancel(w.Context(), w.c, w.part(group), group)) }
 
 func (w *world) sweep(group string) {
 	for more := true; more; {
 		var err error
-		more, err = lua.Sweep(w.ctx, w.c, w.part(group), group)
+		more, err = lua.Sweep(w.Context(), w.c, w.part(group), group)
 		w.ok(err)
 	}
 }
 
 func (w *world) status(group string) string {
-	return w.c.HGet(w.ctx, w.part(group).Group(group), "status").Val()
+	return w.c.HGet(w.Context(), w.part(group).Group(group), "status").Val()
 }
 
 func (w *world) states(group string) string {
-	return w.c.Get(w.ctx, w.part(group).States(group)).Val()
+	return w.c.Get(w.Context(), w.part(group).States(group)).Val()
 }
 
 // jobIn is the n-th job of a group with a state.
@@ -344,10 +349,10 @@ func inhabited(w *world) {
 	require.Equal(w, "COMPLETED", w.status("completed"))
 	require.Equal(w, "FAILED", w.status("failed"))
 	require.Equal(w, "COMPLETED", w.status("partly"))
-	fence, err := lua.Lead(w.ctx, w.c, w.part("expired"), "w", time.Hour)
+	fence, err := lua.Lead(w.Context(), w.c, w.part("expired"), "w", time.Hour)
 	w.ok(err)
-	w.ok(lua.Expire(w.ctx, w.c, w.part("expired"), "expired", fence, true))
-	_, err = lua.Reopen(w.ctx, w.c, p, "retried")
+	w.ok(lua.Expire(w.Context(), w.c, w.part("expired"), "expired", fence, true))
+	_, err = lua.Reopen(w.Context(), w.c, p, "retried")
 	w.ok(err)
 	w.create("moved", "acme", "moved")
 	w.append("moved", jobs(8))
@@ -357,10 +362,10 @@ func inhabited(w *world) {
 	w.done(p, "moved", w.start(p, "moved", w.read(p, "moved", "c", 5))...)
 	w.reduce(p, "3", 100)
 	w.advance("moved")
-	_, err = lua.Reopen(w.ctx, w.c, p, "moved")
+	_, err = lua.Reopen(w.Context(), w.c, p, "moved")
 	w.ok(err)
 	for more := true; more; {
-		more, err = lua.Requeue(w.ctx, w.c, p, "moved")
+		more, err = lua.Requeue(w.Context(), w.c, p, "moved")
 		w.ok(err)
 	}
 

@@ -41,7 +41,7 @@ func newAudit(r *Root) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		defer conn.Close()
+		defer func() { _ = conn.Close() }() // only read from
 		if err := conn.Ping(ctx); err != nil {
 			return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
 		}

@@ -113,7 +113,7 @@ func TestRejects(t *testing.T) {
 			reasons = append(reasons, m.Values["reason"].(string))
 		}
 		all := strings.Join(reasons, "\n")
-		for _, want := range []string{"no.such", "tenant", "another group has this id", "takes no more jobs"} {
+		for _, want := range []string{"must be one of group.submit", "valid JSON", "tenant", "another group has this id", "takes no more jobs"} {
 			require.Contains(w.T, all, want)
 		}
 		require.Equal(w.T, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("g"))

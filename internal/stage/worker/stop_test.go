@@ -70,7 +70,7 @@ func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
 			w.Jobs("g", "T", 1)
 			w.Admit("T")
 			g := newGate("T")
-			var proc processor.Processor = g
+			var proc processor.Processor
 			causes := make(chan error, 1)
 			if ignores {
 				proc = deaf{g}
