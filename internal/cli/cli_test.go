@@ -68,9 +68,9 @@ func TestHelpIsFine(t *testing.T) {
 func TestMoreCommands(t *testing.T) {
 	var out strings.Builder
 	demo := func(r *Root) *cobra.Command {
-		return &cobra.Command{Use: "demo", RunE: func(*cobra.Command, []string) error { return r.Print(map[string]int{"jobs": 1}) }}
+		return &cobra.Command{Use: "extra", RunE: func(*cobra.Command, []string) error { return r.Print(map[string]int{"jobs": 1}) }}
 	}
-	code := Main(t.Context(), []string{"demo"}, IO{In: strings.NewReader(""), Out: &out, Err: &out}, demo)
+	code := Main(t.Context(), []string{"extra"}, IO{In: strings.NewReader(""), Out: &out, Err: &out}, demo)
 	require.Equal(t, exitFine, code)
 	require.Equal(t, "{\"jobs\":1}\n", out.String())
 }

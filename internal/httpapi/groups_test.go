@@ -47,7 +47,7 @@ func TestSubmitWithoutIDMakesOneUp(t *testing.T) {
 	second := decode[api.Accepted](t, call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType))
 	require.NotEqual(t, first.ID, second.ID)
 	require.Len(t, f.groups, 2)
-	require.Equal(t, SubmitOptions{}, f.submits[0], "a malformed traceparent counts as absent")
+	require.Equal(t, SubmitOptions{MadeUpID: true}, f.submits[0], "a malformed traceparent counts as absent")
 }
 
 func TestLargeBodiesShareMemory(t *testing.T) {
