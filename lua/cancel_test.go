@@ -161,7 +161,11 @@ func TestCancelWhileRequeueing(t *testing.T) {
 		require.NoError(w, err)
 		w.cancel("g")
 		w.sweep("g")
-		w.unchanged(func() { w.requeue("g") })
+		w.unchanged(func() {
+			w.requeue("g")
+			_, err := w.reopen("g")
+			require.ErrorIs(w, err, api.ErrConflict)
+		})
 		require.Equal(w, map[string]int64{"failed": 3}, w.ledger("g"))
 		require.Equal(w, lua.AdmitEmpty, w.admit("T", 10, noLimit).State)
 	})

@@ -16,7 +16,8 @@ func (r Rate) PerWindow() int64 {
 	return max(1, r.RPS*r.Window.Milliseconds()/1000)
 }
 
-// Of is the part of one partition, counted from 0. The parts add up to the whole.
+// Of is the part of one partition, counted from 0. The parts add up to the whole, which must be at least 1 for each:
+// a part of 0 would be no limit. The configuration is refused otherwise.
 func (r Rate) Of(partition, partitions int) Limit {
 	n, i := int64(partitions), int64(partition)
 	all := r.PerWindow()

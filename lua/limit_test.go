@@ -21,8 +21,8 @@ func TestRate(t *testing.T) {
 		{0, time.Second, 3, 0, 0},
 		{10_000, time.Second, 1, 10_000, 10_000},
 		{10_000, 100 * time.Millisecond, 3, 1000, 3333},
-		{7, time.Second, 16, 7, 1},
-		{1, 10 * time.Millisecond, 4, 1, 1}, // at least one permit a window
+		{17, time.Second, 16, 17, 1},
+		{1, 10 * time.Millisecond, 1, 1, 1}, // at least one permit a window
 	} {
 		r := lua.Rate{RPS: c.rps, Window: c.window}
 		require.Equal(t, c.perWindow, r.PerWindow(), "%+v", c)
@@ -31,6 +31,7 @@ func TestRate(t *testing.T) {
 		for i := range c.partitions {
 			part := r.Of(i, c.partitions)
 			require.Equal(t, c.window, part.Window)
+			require.Equal(t, c.rps == 0, part.Permits == 0, "%+v", c)
 			sum += part.Permits
 		}
 		require.Equal(t, c.perWindow, sum, "the parts add up to the whole: %+v", c)

@@ -86,7 +86,7 @@ type model struct {
 	tenants  map[string]string // by group
 	lanes    map[string]string // by group
 	held     []taken           // what workers hold, started or not
-	past     []taken           // what they held once; they may still report it
+	past     []taken           // the last that they held once; they may still report it
 	results  []results         // what aggregators have read, reduced or not
 	requests map[string]lua.AppendArgs
 	done     map[string]bool // jobs whose success was taken
@@ -218,7 +218,7 @@ func (m *model) actStart() {
 		m.start(typ, batch)
 		for _, started := range batch {
 			if started.token >= 0 {
-				m.past = append(m.past, m.drop(started)...) // an earlier start of the same entry is stale now
+				m.drop(started) // an earlier start of the same entry is stale now
 				m.held = append(m.held, started)
 			}
 		}
@@ -226,15 +226,15 @@ func (m *model) actStart() {
 }
 
 // drop takes an entry out of what is held.
-func (m *model) drop(j taken) (dropped []taken) {
+func (m *model) drop(j taken) {
 	m.held = slices.DeleteFunc(m.held, func(h taken) bool {
 		if h.entry != j.entry || h.Type != j.Type {
 			return false
 		}
-		dropped = append(dropped, h)
+		m.past = append(m.past, h)
 		return true
 	})
-	return dropped
+	m.past = m.past[max(0, len(m.past)-8):]
 }
 
 func (m *model) actReport() {
@@ -289,7 +289,7 @@ func (m *model) report(picked []taken, kinds []lua.OutcomeKind) {
 		}
 		for _, j := range picked {
 			if j.Type == typ {
-				m.past = append(m.past, m.drop(j)...)
+				m.drop(j)
 			}
 		}
 	}

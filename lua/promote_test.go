@@ -236,6 +236,14 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 		require.Zero(w, w.promote(noLimit, "T").Moved)
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("h"))
 		require.Equal(w, int64(1), w.c.XLen(w.Context(), w.p.Ready("T")).Val())
+		run := w.read("T", "c")
+		w.start("T", run)
+		w.outcome("T", other(lua.OutcomeReleased, run[0], 0))
+		w.c.ZAdd(w.Context(), w.p.NonReadyOf("beta"), redis.Z{Score: 1, Member: blob})
+		require.Equal(w, 1, w.promote(noLimit, "T").Moved)
+		run = w.read("T", "c")
+		require.Len(w, run, 1)
+		require.Equal(w, 3, run[0].Attempt)
 	})
 }
 

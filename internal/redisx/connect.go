@@ -24,6 +24,7 @@ type Config struct {
 	URL            string        // see ParseURL
 	PoolMinIdle    int           // connections kept open, per server
 	PoolMaxActive  int           // most connections for commands, and as many again for blocking reads, per server
+	BlockingReads  int           // how many there may be at once: so many connections for them at least
 	DialTimeout    time.Duration // to connect
 	CommandTimeout time.Duration // to send a command, and to await its reply
 	ClientName     string        // shown by CLIENT LIST
@@ -48,6 +49,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 
 	block := cfg
 	block.PoolMinIdle = 0
+	block.PoolMaxActive = max(cfg.PoolMaxActive, cfg.BlockingReads)
 	c := &Conn{
 		Cmd:   redis.NewUniversalClient(o.universal(cfg, 0)),
 		Block: redis.NewUniversalClient(o.universal(block, MaxBlock)),

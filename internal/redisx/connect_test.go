@@ -218,3 +218,22 @@ func TestBlockedReadOutlastsCommandTimeout(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, batches)
 }
+
+// Blocking reads wait side by side, however few connections there are for commands.
+func TestBlockingReadsHaveRoom(t *testing.T) {
+	t.Parallel()
+	_, url := redistest.Mini(t)
+	const n = 30
+	c, err := Connect(t.Context(), Config{URL: url, PoolMaxActive: 2, BlockingReads: n, CommandTimeout: patience})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	var reads sync.WaitGroup
+	for i := range n {
+		reads.Go(func() { _ = c.Block.BLPop(context.WithoutCancel(t.Context()), patience, fmt.Sprint("list", i)).Err() })
+	}
+	require.Eventually(t, func() bool { return c.Block.PoolStats().TotalConns == n }, patience, time.Millisecond)
+	for i := range n {
+		require.NoError(t, c.Cmd.RPush(t.Context(), fmt.Sprint("list", i), "x").Err())
+	}
+	reads.Wait()
+}

@@ -48,6 +48,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxActive: cfg.PoolMaxActive, DialTimeout: cfg.DialTimeout,
 		CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
+		BlockingReads: len(Names) * (cfg.Partitions + 1), // each role waits at each partition, where one process has all
 	})
 	if err != nil {
 		return Base{}, err

@@ -31,8 +31,10 @@ type Config struct {
 	MaxLosses  int           // a job that lost so many workers fails
 }
 
-// How many entries of dead workers one script takes back, and how often consumers are looked through.
+// How many jobs one script moves at most, how many entries of dead workers it takes back, and how often consumers are
+// looked through.
 const (
+	maxBatch         = 200
 	reclaimBatch     = 100
 	consumerInterval = time.Minute
 	consumerIdle     = 10 * time.Minute
@@ -123,7 +125,7 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 		caps[typ] = p.capacity.Bound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
 	}
 	r, err := lua.Promote(ctx, p.conn.Cmd, p.p, lua.PromoteArgs{
-		Most: p.cfg.BatchSize, Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(),
+		Most: min(p.cfg.BatchSize, maxBatch), Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(),
 		FullWait: p.cfg.Interval / 4, Caps: caps,
 	})
 	if err != nil {

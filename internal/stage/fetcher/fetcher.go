@@ -143,7 +143,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 }
 
 func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, error) {
-	batch := max(p.batch[typ], p.cfg.BatchSize)
+	batch := min(max(p.batch[typ], p.cfg.BatchSize), maxBatch)
 	r, err := lua.Admit(ctx, p.conn.Cmd, p.p, lua.AdmitArgs{
 		Type: typ, Most: batch, Cap: p.capacity.Bound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap),
 		Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(), LaneWeights: p.cfg.LaneWeights,
@@ -153,7 +153,7 @@ func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, erro
 	}
 	p.batch[typ] = 0
 	if r.Moved == batch {
-		p.batch[typ] = min(2*batch, max(maxBatch, p.cfg.BatchSize))
+		p.batch[typ] = 2 * batch
 	}
 	p.record(ctx, typ, r)
 	return r, nil

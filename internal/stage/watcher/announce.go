@@ -24,7 +24,7 @@ func (p *partition) announce(ctx context.Context) (bool, error) {
 	}
 	for _, e := range entries {
 		event, err := p.event(ctx, e)
-		if redisx.IsUnavailable(err) {
+		if redisx.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
 		}
 		if err != nil {

@@ -42,57 +42,57 @@ func end(w *stagetest.World, n int) {
 }
 
 func TestForgetsGroups(t *testing.T) {
-	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
-		const n = 110 // more than a batch
-		end(w, n)
-		w.Jobs("open", "T", 1)
-		<-time.After(20 * time.Millisecond)
-		run(w, watcher.Config{Retention: watcher.Retention{Groups: 10 * time.Millisecond, DeadLetters: 10 * time.Millisecond, MessageIDs: time.Nanosecond}}, "w")
-		w.Await("all that ended to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val() == 1 })
-		w.Await("the open group's events", func() bool { return len(ids(w, "open")) == 2 })
-		require.Equal(w.T, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("open"))
-		for i := range n {
-			_, err := w.Store.Group(ctx, fmt.Sprint("g", i))
-			require.ErrorIs(w.T, err, api.ErrNotFound)
-		}
-		// No key is left of any.
-		var keys []string
-		w.Await("no key of theirs", func() bool {
-			all, err := w.Conn.Cmd.Keys(ctx, w.P.Base()+"*").Result()
-			require.NoError(w.T, err)
-			keys = keys[:0]
-			for _, k := range all {
-				if name := k[strings.LastIndexByte(k, ':')+1:]; strings.HasPrefix(name, "g") && strings.Trim(name[1:], "0123456789") == "" {
-					keys = append(keys, k)
-				}
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	const n = 110 // more than a batch
+	end(w, n)
+	w.Jobs("open", "T", 1)
+	<-time.After(20 * time.Millisecond)
+	run(w, watcher.Config{Retention: watcher.Retention{Groups: 10 * time.Millisecond, DeadLetters: 10 * time.Millisecond, MessageIDs: time.Nanosecond}}, "w")
+	w.Await("all that ended to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val() == 1 })
+	w.Await("the open group's events", func() bool { return len(ids(w, "open")) == 2 })
+	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("open"))
+	for i := range n {
+		_, err := w.Store.Group(ctx, fmt.Sprint("g", i))
+		require.ErrorIs(t, err, api.ErrNotFound)
+	}
+	// No key is left of any.
+	var keys []string
+	w.Await("no key of theirs", func() bool {
+		all, err := w.Conn.Cmd.Keys(ctx, w.P.Base()+"*").Result()
+		require.NoError(t, err)
+		keys = keys[:0]
+		for _, k := range all {
+			if name := k[strings.LastIndexByte(k, ':')+1:]; strings.HasPrefix(name, "g") && strings.Trim(name[1:], "0123456789") == "" {
+				keys = append(keys, k)
 			}
-			return len(keys) == 0
-		})
-		// The id is free again.
-		w.Jobs("g0", "T", 2)
-		require.Equal(w.T, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g0"))
+		}
+		return len(keys) == 0
 	})
+	// The id is free again.
+	w.Jobs("g0", "T", 2)
+	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g0"))
 }
 
 func TestForgetsResultsBeforeGroups(t *testing.T) {
-	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
-		const n = 130
-		end(w, n)
-		<-time.After(20 * time.Millisecond)
-		run(w, watcher.Config{Retention: watcher.Retention{Groups: time.Hour, Results: 10 * time.Millisecond}}, "w")
-		w.Await("no results", func() bool {
-			for i := range n {
-				if w.Conn.Cmd.Exists(ctx, w.P.Results(fmt.Sprint("g", i))).Val() > 0 {
-					return false
-				}
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	const n = 130
+	end(w, n)
+	<-time.After(20 * time.Millisecond)
+	run(w, watcher.Config{Retention: watcher.Retention{Groups: time.Hour, Results: 10 * time.Millisecond}}, "w")
+	w.Await("no results", func() bool {
+		for i := range n {
+			if w.Conn.Cmd.Exists(ctx, w.P.Results(fmt.Sprint("g", i))).Val() > 0 {
+				return false
 			}
-			return true
-		})
-		require.Equal(w.T, api.Counts{Accepted: 1, Done: 1}, w.Counts("g7"))
-		require.EqualValues(w.T, n, w.Conn.Cmd.ZCard(ctx, w.P.Ended()).Val())
+		}
+		return true
 	})
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g7"))
+	require.EqualValues(t, n, w.Conn.Cmd.ZCard(ctx, w.P.Ended()).Val())
 }
 
 func TestTrims(t *testing.T) {

@@ -28,7 +28,7 @@ var (
 // task up meanwhile and another slot has taken this one's place.
 func (w *Worker) run(ctx context.Context, t *task) bool {
 	now := time.Now()
-	t.began.Store(now.UnixNano())
+	t.began.Store(&now)
 	limit := t.timeout(w.cfg.JobTimeout)
 	timed, release := context.WithDeadline(ctx, now.Add(limit))
 	defer release()

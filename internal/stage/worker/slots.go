@@ -154,7 +154,7 @@ func (w *Worker) watchdog(ctx context.Context) {
 		case now := <-tick.C:
 			for _, t := range w.held.all() {
 				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
-				if began == 0 || now.Sub(time.Unix(0, began)) < limit+min(overrun, limit) {
+				if began == nil || now.Sub(*began) < limit+min(overrun, limit) {
 					continue
 				}
 				w.abandon(t, func() {
@@ -171,7 +171,7 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	if !t.ended.CompareAndSwap(false, true) {
 		return
 	}
-	t.took = time.Since(time.Unix(0, t.began.Load()))
+	t.took = time.Since(*t.began.Load())
 	outcome()
 	w.count(t)
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
@@ -200,7 +200,7 @@ func (w *Worker) drain(giveUp func()) {
 		return
 	}
 	for _, t := range w.held.all() {
-		if t.began.Load() != 0 {
+		if t.began.Load() != nil {
 			w.abandon(t, func() { t.released = true })
 		}
 	}

@@ -23,8 +23,8 @@ type task struct {
 	begun   bool // Redis has it in flight
 
 	// While it runs:
-	began  atomic.Int64 // unix ns; 0 before
-	ended  atomic.Bool  // whoever sets it reports the outcome
+	began  atomic.Pointer[time.Time] // nil before; with the monotonic clock, so that a stepping one gives up nothing
+	ended  atomic.Bool               // whoever sets it reports the outcome
 	cancel context.CancelCauseFunc
 	mu     sync.Mutex // guards cancel and cause
 	cause  error      // why it was cancelled before it ran
