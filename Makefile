@@ -6,6 +6,9 @@ SHELL := bash
 PKG       ?= ./...
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
+# What bench-flow measures; FLOW=congestion FLOWFLAGS=--quick is a minute's.
+FLOW      ?= congestion limits fairness
+FLOWFLAGS ?=
 
 LINT_VERSION := 2.15.0
 # The installed golangci-lint when it is this very version, or else our own copy.
@@ -67,6 +70,20 @@ fuzz: ## Fuzz each target for FUZZTIME, 10s unless given
 .PHONY: bench
 bench: deps ## Run each benchmark once
 	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(PKG)
+
+.PHONY: bench-flow
+bench-flow: deps ## Measure flow control, a good quarter of an hour, and write docs/plots/*.json
+	go build -o bin/ ./cmd/bulkaction
+	@mkdir -p docs/plots
+	@set -e; for what in $(FLOW); do \
+		echo "bulkaction bench $$what"; \
+		bin/bulkaction bench $$what $(FLOWFLAGS) --json > docs/plots/$$what.json.new; \
+		mv docs/plots/$$what.json.new docs/plots/$$what.json; \
+	done
+
+.PHONY: plots
+plots: ## Draw docs/plots/*.svg and write the table of figures from the JSON beside them
+	go run ./bench/plots docs/plots $(wildcard docs/flow-control*.md)
 
 .PHONY: docs
 docs: ## Generate what is generated, docs/configuration.md among it

@@ -102,6 +102,7 @@ type Job struct {
 	// Waiting says why an unfinished job is not running: fairness, rate, congestion, retry, paused, scheduled, no_processor.
 	Waiting string     `json:"waiting,omitempty"`
 	Until   *time.Time `json:"until,omitempty"` // not before
+	Why     *Why       `json:"why,omitempty"`   // the same at length
 }
 
 // JobError is what went wrong with a job's latest failed attempt.
@@ -158,6 +159,7 @@ type TypeStats struct {
 	Ready    int64  `json:"ready"`
 	InFlight int64  `json:"in_flight"`
 	Workers  int    `json:"workers"` // live worker processes that serve the type
+	Paused   bool   `json:"paused"`
 }
 
 // WorkerStatus is one live worker process's pool.

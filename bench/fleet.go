@@ -8,13 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -43,10 +44,25 @@ type process struct {
 // the role's name is appended.
 type FleetOptions struct {
 	Role     []string
-	RedisURL string // "": a private redis-server
-	AOF      bool   // of the private one
-	Env      []string
+	RedisURL string         // "": a private redis-server
+	AOF      bool           // of the private one
+	Env      []string       // NAME=value; wins over everything
 	Replicas map[string]int // of a role; 1 where it says nothing
+	Journal  string         // folder to which processes log permits and starts; "": none
+}
+
+// plain is what a fleet sets in any case: addresses that collide with nothing, and the processor for drills.
+var plain = map[string]string{"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "warn", "BULKACTION_WORKER_TYPES": "NOOP"}
+
+// Overrides are the variables that differ from a fresh installation's. Those of this process's environment are not among
+// them: the fleet does not inherit them.
+func (o FleetOptions) Overrides() map[string]string {
+	all := maps.Clone(plain)
+	for _, kv := range o.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		all[name] = value
+	}
+	return all
 }
 
 // roles in the order in which they start.
@@ -78,10 +94,16 @@ func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
 }
 
 func (f *Fleet) start(o FleetOptions, role string) error {
-	cmd := exec.Command(o.Role[0], append(o.Role[1:], role)...) // #nosec G204: this program itself
-	cmd.Env = append(os.Environ(), "BULKACTION_REDIS_URL="+f.URL, "BULKACTION_API_ADDR=127.0.0.1:0", "BULKACTION_ADMIN_ADDR=127.0.0.1:0",
-		"BULKACTION_LOG_LEVEL=warn", "BULKACTION_WORKER_TYPES=NOOP")
-	cmd.Env = append(cmd.Env, o.Env...)
+	args := append(slices.Clone(o.Role[1:]), role)
+	if o.Journal != "" {
+		args = append(args, "--journal", o.Journal)
+	}
+	cmd := exec.Command(o.Role[0], args...) // #nosec G204: this program itself
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "BULKACTION_") })
+	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.URL)
+	for name, value := range o.Overrides() {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
 	log := &childproc.Tail{}
 	cmd.Stderr, cmd.Stdout = log, io.Discard
 	child, err := childproc.Start(cmd)
@@ -156,17 +178,26 @@ func processCPU(pid int) (time.Duration, error) {
 // stopGrace is how long a process may take to stop.
 const stopGrace = 15 * time.Second
 
-// Close stops the processes, politely first, and Redis.
-func (f *Fleet) Close() error {
+// Stop stops the processes, politely and all at once; Redis stays. (A second signal would end a process at once, so each gets one.)
+func (f *Fleet) Stop() error {
+	var wg sync.WaitGroup
+	for _, p := range f.procs {
+		wg.Go(func() { p.Stop(stopGrace) })
+	}
+	wg.Wait()
 	var errs []error
 	for _, p := range f.procs {
-		_ = p.Signal(syscall.SIGTERM)
-	}
-	for _, p := range f.procs {
-		if p.Stop(stopGrace); p.State() == nil || !p.State().Success() {
-			errs = append(errs, fmt.Errorf("the %s ended with %v: %s", p.role, p.State(), p.log))
+		if state := p.State(); state == nil || !state.Success() {
+			errs = append(errs, fmt.Errorf("the %s ended with %v: %s", p.role, state, p.log))
 		}
 	}
+	f.procs = nil
+	return errors.Join(errs...)
+}
+
+// Close stops the processes and Redis.
+func (f *Fleet) Close() error {
+	errs := []error{f.Stop()}
 	if f.Conn != nil {
 		errs = append(errs, f.Conn.Close())
 	}

@@ -46,15 +46,13 @@ type Throughput struct {
 	UnfinishedAfterWait int               `json:"-"`
 }
 
-// overrides are the settings that differ from the defaults: no limit, so that the machine is measured.
-var overrides = map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": "0", "BULKACTION_WORKER_TYPES": "NOOP"}
+// noLimit has the machine measured, and not its limit.
+const noLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
 
 // RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the jobs done so far.
 func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
-	out := Throughput{Jobs: o.Jobs, Tenants: o.Tenants, PayloadBytes: o.Payload, MessagesJobs: o.Batch, Overrides: overrides}
-	for k, v := range overrides {
-		o.Env = append(o.Env, k+"="+v)
-	}
+	o.Env = append(o.Env, noLimit)
+	out := Throughput{Jobs: o.Jobs, Tenants: o.Tenants, PayloadBytes: o.Payload, MessagesJobs: o.Batch, Overrides: o.Overrides()}
 	f, err := StartFleet(ctx, o.FleetOptions)
 	if err != nil {
 		return out, err
@@ -122,11 +120,15 @@ func round(x float64) float64 { return math.Round(x*100) / 100 }
 
 // publish writes a message to the ingest stream.
 func (b *run) publish(ctx context.Context, pipe redis.Pipeliner, typ string, data any) error {
+	return publish(ctx, pipe, b.space, typ, data)
+}
+
+func publish(ctx context.Context, pipe redis.Pipeliner, space keyspace.Space, typ string, data any) error {
 	body, err := json.Marshal(data)
 	if err != nil {
 		return err
 	}
-	pipe.XAdd(ctx, &redis.XAddArgs{Stream: b.space.Ingest(), Values: []any{"type", typ, "data", body}})
+	pipe.XAdd(ctx, &redis.XAddArgs{Stream: space.Ingest(), Values: []any{"type", typ, "data", body}})
 	return nil
 }
 

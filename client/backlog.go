@@ -30,7 +30,8 @@ func (e *BacklogError) Is(target error) bool { return target == ErrBacklogFull }
 const (
 	defaultMaxBacklog = 100_000
 	backlogFreshness  = 500 * time.Millisecond
-	backlogWait       = time.Second
+	backlogWait       = time.Second // the least
+	backlogMaxWait    = time.Minute
 )
 
 // backlog watches the length of the ingest stream, looking at most once in backlogFreshness.
@@ -43,6 +44,8 @@ type backlog struct {
 	mu     sync.Mutex
 	length int64 // as last seen, and what was let in since
 	seen   time.Time
+	drain  float64   // messages a second that leave more than others add, smoothed
+	due    time.Time // when there is room for all that were refused so far
 }
 
 // admit makes room for n messages or returns a *BacklogError. More than fit at all are let in when the stream is
@@ -55,11 +58,31 @@ func (b *backlog) admit(ctx context.Context, n int64) error {
 		if err != nil {
 			return fmt.Errorf("look at backlog: %w", err)
 		}
+		if !b.seen.IsZero() {
+			b.drain += (max(0, float64(b.length-length)/now.Sub(b.seen).Seconds()) - b.drain) / 2
+		}
 		b.length, b.seen = length, now
 	}
 	if b.length+min(n, b.max) > b.max {
-		return &BacklogError{Length: b.length, Max: b.max, Wait: backlogWait}
+		return &BacklogError{Length: b.length, Max: b.max, Wait: b.wait(min(n, b.max))}
 	}
 	b.length += n
 	return nil
+}
+
+// wait is how long n messages that find no room have to, behind those that were refused before: told the same, all
+// would come back at once.
+func (b *backlog) wait(n int64) time.Duration {
+	if b.drain < 1 {
+		return backlogWait
+	}
+	now, ahead := b.now(), n
+	if b.due.Before(now) {
+		b.due, ahead = now, n+b.length-b.max
+	}
+	b.due = b.due.Add(time.Duration(float64(ahead) / b.drain * float64(time.Second)))
+	if latest := now.Add(backlogMaxWait); b.due.After(latest) {
+		b.due = latest
+	}
+	return max(backlogWait, b.due.Sub(now))
 }

@@ -259,6 +259,33 @@ func TestProducerLooksAtTheBacklog(t *testing.T) {
 	require.NoError(t, err, "more than ever fits goes into an empty stream")
 }
 
+// Those who are refused are not all told the same, once it is known how fast the stream drains.
+func TestProducerWaitsInLine(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := produce(t, r.Addr(), client.WithMaxBacklog(8))
+	now := time.Now()
+	p.SetBacklogClock(func() time.Time { return now })
+	for range 8 {
+		require.NoError(t, p.Cancel(t.Context(), "g"))
+	}
+	entries, err := r.Stream(ingest)
+	require.NoError(t, err)
+	r.Del(ingest)
+	for _, e := range entries[4:] {
+		_, err := r.XAdd(ingest, e.ID, e.Values)
+		require.NoError(t, err)
+	}
+	now = now.Add(time.Second) // four a second, and it is averaged with none before: two a second
+	for range 4 {
+		require.NoError(t, p.Cancel(t.Context(), "g"))
+	}
+	for _, want := range []time.Duration{time.Second, time.Second, 1500 * time.Millisecond, 2 * time.Second} {
+		var full *client.BacklogError
+		require.ErrorAs(t, p.Cancel(t.Context(), "g"), &full)
+		require.Equal(t, want, full.Wait)
+	}
+}
+
 func TestProducerTraces(t *testing.T) {
 	r := miniredis.RunT(t)
 	spans := tracetest.NewSpanRecorder()

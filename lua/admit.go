@@ -9,22 +9,19 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var admit = script("admit")
-
-// Limit is the rate limit of a partition: Permits in any window that is aligned to the epoch; 0 is no limit.
-type Limit struct {
-	Window  time.Duration
-	Permits int64
-}
+var admit = script("admit", "limits")
 
 // AdmitArgs asks for the next jobs of a type.
 type AdmitArgs struct {
 	Type        string
 	Most        int // jobs
 	Cap         int // jobs that may lie in the ready stream without having been read
+	Slots       int // jobs that the workers run side by side; 0: not known
+	Ahead       int // jobs that may lie in the ready stream beyond those, with Slots
 	Limit       Limit
-	Seed        string // 8 hex digits, from which span ids are minted
-	LaneWeights [3]int // high, normal, low
+	Seed        string        // 8 hex digits, from which span ids are minted
+	LaneWeights [3]int        // high, normal, low
+	KeepStats   time.Duration // of congestion, after a tenant's last event
 }
 
 // AdmitState says how an admission ended.
@@ -34,7 +31,8 @@ type AdmitState string
 const (
 	AdmitOK      AdmitState = "OK"
 	AdmitFull    AdmitState = "FULL"    // the ready stream holds as much as it may
-	AdmitLimited AdmitState = "LIMITED" // the global limit is reached
+	AdmitLimited AdmitState = "LIMITED" // the global limit is reached, or what is left of it is others'
+	AdmitPaused  AdmitState = "PAUSED"  // the type is
 	AdmitEmpty   AdmitState = "EMPTY"   // nothing waits that may run now
 )
 
@@ -47,6 +45,7 @@ type AdmitReply struct {
 	Permits []Permit
 	Denials []Denial
 	Traced  []AdmitTrace
+	AtUS    int64 // Redis time, µs
 }
 
 // AdmitTrace is a sampled job that was admitted; its span's id was minted by the script.
@@ -55,23 +54,26 @@ type AdmitTrace struct {
 	Ordinal        int64
 	Parent, SpanID string
 	Accepted, Now  time.Time
+	Fairness, Rate time.Duration // what it waited for
 }
 
 // Admit moves jobs from the fair queue to the ready stream.
 func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitArgs) (AdmitReply, error) {
-	r, err := run(ctx, c, admit, p, a.Type, a.Most, a.Cap, a.Limit.Window.Milliseconds(), a.Limit.Permits, a.Seed,
-		a.LaneWeights[0], a.LaneWeights[1], a.LaneWeights[2])
+	args := append([]any{a.Type, a.Most, a.Cap, a.Slots, a.Ahead}, a.Limit.args()...)
+	args = append(args, a.Limit.share(), a.Seed, keepStats(a.KeepStats), a.LaneWeights[0], a.LaneWeights[1], a.LaneWeights[2])
+	r, err := run(ctx, c, admit, p, args...)
 	if err != nil {
 		return AdmitReply{}, err
 	}
 	out := AdmitReply{
 		State: AdmitState(r.str(0)), Moved: int(r.num(1)), Parked: int(r.num(2)), Wait: time.Duration(r.num(3)) * time.Millisecond,
-		Permits: r.list(4).permits(), Denials: r.list(5).denials(),
+		Permits: r.list(4).permits(), Denials: r.list(5).denials(), AtUS: r.num(7),
 	}
-	for t := r.list(6); len(t) >= 7; t = t[7:] {
+	for t := r.list(6); len(t) >= 9; t = t[9:] {
 		out.Traced = append(out.Traced, AdmitTrace{
 			Group: t.str(0), Ordinal: t.num(1), Tenant: t.str(2), Parent: t.str(3), SpanID: t.str(4),
 			Accepted: time.UnixMilli(t.num(5)), Now: time.UnixMilli(t.num(6)),
+			Fairness: time.Duration(t.num(7)) * time.Millisecond, Rate: time.Duration(t.num(8)) * time.Millisecond,
 		})
 	}
 	return out, nil

@@ -1,71 +1,106 @@
 -- admit: takes the next jobs of a type out of the fair queue.  waiting → ready, or non-ready for the head of a tenant without a permit
 -- KEYS  base
--- ARGV  type, most jobs, cap of the ready stream, window ms, permits a window (0 = no limit), seed of span ids, weights of high, normal, low
--- Reply {state, moved, parked, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, …}}
---       state: 'OK' | 'FULL' the ready stream is | 'LIMITED' the global limit is reached | 'EMPTY' nothing waits that may run; wait -1: until woken
+-- ARGV  type, most jobs, cap of what is undelivered in the ready stream, workers (0 = not known), jobs that may lie there beyond those that they run, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part of them, tag of
+--       the division ('' = one partition), share (static | elastic), seed of span ids, ms that congestion statistics are kept, weights of high, normal, low
+-- Reply {state, moved, parked, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, waited for fairness ms, for the rate ms, …}, Redis µs}
+--       state: 'OK' | 'FULL' the ready stream is | 'LIMITED' by the rate | 'PAUSED' the type is | 'EMPTY' nothing waits that may run; wait -1: until woken
 -- A job is never between two places: each pick is added to its new place before it leaves the old one, in one script.
--- Twice: the second call takes the next jobs. Goes through when memory is full. Cost: about 3 µs a job.
-local typ, most, cap, width, permits, seed = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
-local weights = { high = tonumber(ARGV[7]), normal = tonumber(ARGV[8]), low = tonumber(ARGV[9]) }
+-- Twice: the second call takes the next jobs. Goes through when memory is full. Cost: about 3 µs a job, and some µs a tenant; O(log n) in tenants and groups.
+local typ, most, cap, slots, ahead = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local total, elastic, seed, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', ARGV[12], tonumber(ARGV[13])
+LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
+local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
 local LANES, WAITING = { 'high', 'normal', 'low' }, string.byte('W')
-local match, byte = string.match, string.byte
-local stream, fair, load_key, parked_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ, B .. 'parked:' .. typ
-local now = now_ms()
+-- A tenant is given at most so many jobs in a row.
+local PICK = 50
+local match, byte, format = string.match, string.byte, string.format
+local stream, fair, over, load_key, parked_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'over:' .. typ, B .. 'load:' .. typ, B .. 'parked:' .. typ
+US = now_us()
+local now = floor(US / 1000)
 local moved, parked, allowed, denied, traced, traces = 0, 0, {}, {}, {}, 0
 
-local undelivered = call('XLEN', stream)
-if undelivered > 0 then
+if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
+local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at')
+local entries = call('XLEN', stream)
+local undelivered = entries
+if entries > 0 then
   local p = redis.pcall('XPENDING', stream, 'workers')
-  if not p.err then undelivered = math.max(0, undelivered - p[1]) end
+  if not p.err then undelivered = math.max(0, entries - p[1]) end
 end
-local room = math.min(most, cap - undelivered)
-if room <= 0 then return { 'FULL', 0, 0, -1, {}, {}, {} } end
+local free = cap - undelivered
+if slots > 0 then free = math.min(free, slots + ahead - entries) end
+local full_at = slots > 0 and slots + floor(ahead / 2) - (ahead < 2 and 1 or 0) or 1000000000
+-- tell_full asks whoever starts or ends jobs of the type to wake the fetcher when there is room again.
+local function tell_full(at)
+  local text = floor(cap / 2) .. ' ' .. at
+  if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
+  pass_oom()
+  call('HSET', load_key, 'full', text .. format(' %.0f', now))
+end
+-- Parked jobs that are due have asked for a part of the stream, too (see promote).
+if load[3] and now - tonumber(load[3]) < 200 then free = math.ceil(free / 2) end
+local room = math.min(most, free)
+if room <= 0 then
+  tell_full(full_at)
+  return { 'FULL', 0, 0, -1, {}, {}, {}, US }
+end
 
 see('HLEN', fair, load_key, B .. 'rate')
 see('SCARD', B .. 'active')
-see('ZCARD', B .. 'non-ready', fair .. ':high', fair .. ':normal', fair .. ':low')
+see('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
+for _, lane in ipairs(LANES) do see('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
 see('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
 pass_oom()
+if load[1] then
+  call('HDEL', load_key, 'full')
+  load[1] = false
+end
+
+local factor = alpha()
+local by_group = factor ~= nil -- in one order of priority, whoever's they are
 
 -- Tenants whose next permit has come take their places again.
-for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do
+local function comeback(tenant)
   see('HLEN', B .. 'tenant:' .. tenant)
-  local back = {}
   for _, lane in ipairs(LANES) do
-    if call('ZCARD', fair .. ':' .. lane .. ':' .. tenant) > 0 then back[#back + 1] = lane end
+    local of = fair .. ':' .. lane .. ':' .. tenant
+    if call('ZCARD', of) > 0 then
+      enter_lane(typ, lane, tenant)
+      if by_group then
+        for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+      end
+    end
   end
-  for _, lane in ipairs(back) do enter_lane(typ, lane, tenant) end
   call('ZREM', parked_key, tenant)
 end
+for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
 
-local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v')
-local tag, waiting = {}, {}
+local g = global(total, tonumber(ARGV[9]), ARGV[10])
+local limited = total > 0
+local any_due = limited and count_due(g, now)
+local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
+local tag, waiting, lent = {}, {}, {}
 for i, lane in ipairs(LANES) do
   tag[lane], waiting[lane] = tonumber(lanes[i] or 0), call('ZCARD', fair .. ':' .. lane)
+  lent[lane] = call('ZCARD', over .. ':' .. lane)
 end
 local virtual = tonumber(lanes[4] or 0)
-local at, used = window(B .. 'rate', width, now)
-local part = permits > 0 and share(permits) or 0
 local state, wait = 'EMPTY', -1
 
-local function leave(lane, tenant, own)
-  leave_lane(typ, lane, tenant, own)
-  waiting[lane] = waiting[lane] - 1
-end
-
--- next_group is the tenant's group with the least work left that really has a job.
+-- next_group is the tenant's group with the least work left that really has a job, and how many.
 local function next_group(lane, tenant)
   local of = fair .. ':' .. lane .. ':' .. tenant
   while true do
     local first = call('ZRANGE', of, 0, 0)
     if #first == 0 then return nil end
-    if call('LLEN', B .. 'queue:' .. first[1] .. ':' .. typ) > 0 then return first[1], of end
+    local n = call('LLEN', B .. 'queue:' .. first[1] .. ':' .. typ)
+    if n > 0 then return first[1], n end
     call('ZREM', of, first[1])
   end
 end
 
 -- take moves up to k jobs from the head of a group's queue. It returns how many went and how many left the queue.
-local function take(group, tenant, k, place)
+local function take(group, k, place)
   local queue, key = B .. 'queue:' .. group .. ':' .. typ, B .. 'group:' .. group
   local popped = call('LRANGE', queue, 0, k - 1)
   local n, blobs, ords, accepted, traces, garbage = 0, {}, {}, {}, {}, {}
@@ -96,115 +131,361 @@ local function take(group, tenant, k, place)
   return went, #popped
 end
 
+-- waited divides a job's wait: since `bound` it was the rate that let nobody of the tenant through, before that it was others' turn.
+local function waited(accepted, bound)
+  local all = math.max(0, now - accepted)
+  local rate = bound and math.max(0, math.min(all, now - bound)) or 0
+  return all - rate, rate
+end
+
 -- traced_by tells of a traced job's admission, to wherever, and has the blob follow it.
-local function traced_by(group, tenant, blob, ordinal, accepted, trace)
+local function traced_by(group, tenant, blob, ordinal, accepted, trace, fairness, rate)
   if trace == '' then return blob end
   traces = traces + 1
   local id = mint(seed, traces)
-  for _, v in ipairs({ group, ordinal, tenant, trace, id, accepted, now }) do traced[#traced + 1] = v end
+  for _, v in ipairs({ group, ordinal, tenant, trace, id, accepted, now, fairness, rate }) do traced[#traced + 1] = v end
   local front = ordinal .. '|' .. accepted .. '|'
   return front .. follow(trace, id) .. string.sub(blob, #front + #trace + 1)
 end
 
 -- Jobs that were taken in together have the same head, so it is put together once for them.
-local function admit_to_ready(group, tenant)
-  local head, to, head_attempt, head_accepted
+local function to_ready(group, tenant, bound)
+  local head, to, head_attempt, head_accepted, fairness, rate
   return function(blob, ordinal, attempt, accepted, trace)
     if attempt ~= head_attempt or accepted ~= head_accepted then
       head_attempt, head_accepted, to = attempt, accepted, 'R' .. mark(attempt + 1)
-      head = group .. '|' .. typ .. '|' .. (attempt + 1) .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) .. '|0|0|' ..
-        string.format('%.0f', now) .. '||'
+      fairness, rate = waited(tonumber(accepted), bound)
+      head = group .. '|' .. typ .. '|' .. (attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
     end
-    call('XADD', stream, '*', 'j', head .. traced_by(group, tenant, blob, ordinal, accepted, trace))
+    call('XADD', stream, '*', 'j', head .. traced_by(group, tenant, blob, ordinal, accepted, trace, fairness, rate))
     return to
   end
 end
 
-local function park_head(group, tenant, due)
+local function to_park(group, tenant, bound, due)
   return function(blob, ordinal, attempt, accepted, trace)
-    park(tenant, typ, { due, group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|' .. string.format('%.0f', math.max(0, now - tonumber(accepted))) ..
-      '|0|0|' .. string.format('%.0f', now) .. '|R|' .. traced_by(group, tenant, blob, ordinal, accepted, trace) })
+    local fairness, rate = waited(tonumber(accepted), bound)
+    park(tenant, typ, { due, group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now) ..
+      traced_by(group, tenant, blob, ordinal, accepted, trace, fairness, rate) })
     return 'N' .. mark(attempt)
   end
 end
 
 -- settle writes the ledger after a take and lets an emptied group go.
-local function settle(group, of, field, went, left)
+-- It says whether the tenant has no other group in the lane.
+local function settle(group, of, field, went, gone, n)
   add(B .. 'group:' .. group, 'waiting', -went, field, went)
-  call('HINCRBY', load_key, 'waiting', -left)
-  if call('LLEN', B .. 'queue:' .. group .. ':' .. typ) == 0 then
-    call('ZREM', of, group)
-  else
-    call('ZINCRBY', of, -left * AGE_MS, group)
+  call('HINCRBY', load_key, 'waiting', -gone)
+  if gone < n then
+    call('ZINCRBY', of, -gone * AGE_MS, group)
+    return false
+  end
+  call('ZREM', of, group)
+  if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
+  return call('ZCARD', of) == 0
+end
+
+-- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its parked jobs that are due may claim.
+local F, claims = LIMIT_FIELDS[LIMITER], {}
+local function look(tenant)
+  local key = B .. 'tenant:' .. tenant
+  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd')
+  local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0) }
+  t.est = tonumber(h[6] or nil)
+  t.cost = math.max(1, t.est or tonumber(load[2] or 1)) / t.weight
+  t.bound = rate_since(t.rs, t.rd, now)
+  local all = limited and rate_since(g.rs, g.rd, now)
+  if all and (not t.bound or all < t.bound) then t.bound = all end
+  if not limited and not t.rps then return t end
+  see('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
+  see('HLEN', B .. 'congestion:' .. tenant)
+  local permits = t.rps and own_limit(t.rps)
+  if limited then
+    if not permits then permits = (by_group and elastic) and g.permits or share(g, h[4]) end
+    permits = math.min(permits, math.max(1, g.permits))
+  end
+  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
+  t.can = limited and math.min(t.left, g.left) or t.left
+  if any_due and t.can > 0 then
+    claims[tenant] = claims[tenant] or math.min(call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now), half_for_due(t.can))
+    t.can = math.max(0, t.can - claims[tenant])
+  end
+  return t
+end
+
+local function gone_from(lane, set)
+  if set == 'over' then lent[lane] = lent[lane] - 1 else waiting[lane] = waiting[lane] - 1 end
+end
+
+-- dismiss lets a tenant leave all lanes of the type.
+local function dismiss(tenant)
+  for _, l in ipairs(LANES) do
+    local own, borrowed = call('ZSCORE', fair .. ':' .. l, tenant), call('ZSCORE', over .. ':' .. l, tenant)
+    if own or borrowed then
+      leave_lane(typ, l, tenant, own or borrowed)
+      gone_from(l, own and 'fair' or 'over')
+    end
   end
 end
 
-while moved < room do
+-- park_tenant lets a tenant wait as a whole for its next permit; its head job moves, as the marker of its next start.
+local function park_tenant(t, lane, group, n)
+  if t.left > 0 then
+    -- It has permits, but they are left to jobs that are due.
+    call('ZADD', parked_key, now + 5, t.name)
+    dismiss(t.name)
+    if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
+    return
+  end
+  local due = math.ceil(t.next_at / 1000)
+  denied[#denied + 1] = t.name
+  denied[#denied + 1] = 'per_group'
+  local of = fair .. ':' .. lane .. ':' .. t.name
+  if call('ZSCORE', parked_key, t.name) then
+    rate_bound(t.key, t.rs, t.rd, now)
+  else
+    local went, gone = take(group, 1, to_park(group, t.name, t.bound or now, due))
+    rate_bound(t.key, t.rs, t.rd, now)
+    settle(group, of, 'non_ready', went, gone, n)
+    call('ZADD', parked_key, due, t.name)
+    if went > 0 then
+      call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
+      call('HINCRBY', t.key, 'congested', went)
+      call('HINCRBY', B .. 'congestion:' .. t.name, 'throttles', went)
+      call('HSET', B .. 'congestion:' .. t.name, 'last', now)
+      call('PEXPIRE', B .. 'congestion:' .. t.name, keep)
+    end
+    if gone > went then activate(t.name, went - gone) end
+    parked = parked + went
+  end
+  dismiss(t.name)
+  if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
+end
+
+-- give moves k jobs of a tenant's group to the ready stream and charges for them, in ms of work.
+local function give(t, lane, group, n, k)
+  if limited then k = math.min(k, g.left) end
+  local of = fair .. ':' .. lane .. ':' .. t.name
+  local went, gone = take(group, k, to_ready(group, t.name, t.bound))
+  local empty = settle(group, of, 'ready', went, gone, n)
+  activate(t.name, -gone)
+  if went > 0 and t.limit then spend[LIMITER](t.key, t.limit, went) end
+  if went > 0 and limited then
+    g.left = g.left - went
+    spend[LIMITER](B .. 'rate', g.state, went)
+  end
+  moved = moved + went
+  allowed[t.name] = (allowed[t.name] or 0) + went
+  return went, empty
+end
+
+-- charge moves the tags on. Start-time fair queueing (Goyal, Vin, Cheng 1996), for lanes and for the tenants of a lane. What a tenant owes
+-- is the difference between what its jobs were charged for and the time that they really took (see outcome).
+local function charge(t, lane, start, went, empty, from, to)
+  local cost = went * t.cost + t.owe / t.weight
+  if t.owe ~= 0 then call('HSET', t.key, 'owe:' .. typ, math.min(0, cost) * t.weight) end
+  cost = math.max(0, cost)
+  virtual = math.max(tag[lane], virtual)
+  tag[lane] = virtual + went * t.cost * t.weight / weights[lane]
+  call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'v:' .. lane, start, 'gen', lanes[5] or now)
+  if empty then
+    leave_lane(typ, lane, t.name, start + cost)
+    gone_from(lane, from)
+  else
+    call('ZADD', (to == 'over' and over or fair) .. ':' .. lane, start + cost, t.name)
+    if from ~= to then
+      call('ZREM', (from == 'over' and over or fair) .. ':' .. lane, t.name)
+      waiting[lane] = waiting[lane] + (to == 'fair' and 1 or -1)
+      lent[lane] = lent[lane] + (to == 'fair' and -1 or 1)
+    end
+  end
+end
+
+-- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room.
+local function quantum(tenants)
+  return math.min(room - moved, PICK, math.max(math.ceil(room / math.max(1, tenants)), math.min(20, floor(room / 2.5)), 1))
+end
+
+-- The last few jobs of a group go together, also beyond the room, as long as the workers need little time for them: a small group is not torn into pieces that
+-- wait in turn with a large one's. The tag pays for it. A new tenant's jobs count as those of the others, and it gets one for each worker at least.
+local FEW, FEW_MS = 20, 30
+local function finish(t, n)
+  if n > FEW or slots == 0 then return 0 end
+  n = math.min(n, cap - undelivered - moved)
+  if n * (t.est or tonumber(load[2] or 1)) <= FEW_MS * slots then return n end
+  return t.est and 0 or math.min(n, slots)
+end
+
+-- A job that runs can't be interrupted. So where others have jobs that are over quickly, long ones leave three in ten workers to these; where nobody
+-- has had any lately, they may take all. quick is the run time of the quickest tenant's jobs (ms, see outcome).
+local LONG_MS, LONG = 100, 10
+local quick = tonumber(load[4] or nil)
+if quick and now - tonumber(load[5] or 0) > QUICK_MS then quick = nil end
+local kept = math.ceil(slots * 0.3)
+local function room_for(t)
+  if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return PICK end
+  return slots - kept - entries - moved
+end
+
+-- next_lane is the one whose turn it is among those with tenants in a set.
+local function next_lane(count)
   local lane
   for _, l in ipairs(LANES) do
-    if waiting[l] > 0 and (not lane or math.max(tag[l], virtual) < math.max(tag[lane], virtual)) then lane = l end
+    if count[l] > 0 and (not lane or math.max(tag[l], virtual) < math.max(tag[lane], virtual)) then lane = l end
   end
-  if not lane then break end
-  if permits > 0 and used >= permits then
-    local head = call('ZRANGE', fair .. ':' .. lane, 0, 0)
-    denied[#denied + 1] = head[1]
-    denied[#denied + 1] = 'global'
-    state, wait = 'LIMITED', at + width - now
-    break
+  return lane
+end
+
+local function exhausted(tenant)
+  denied[#denied + 1] = tenant
+  denied[#denied + 1] = 'global'
+  rate_bound(B .. 'rate', g.rs, g.rd, now)
+  if moved > 0 then -- they are spent by now
+    local h = call('HMGET', B .. 'rate', LIMIT_FIELDS[LIMITER][1], LIMIT_FIELDS[LIMITER][2])
+    local _, next_at = left[LIMITER](B .. 'rate', h[1], h[2], g.permits)
+    g.next_at = next_at
   end
-  local first = call('ZRANGE', fair .. ':' .. lane, 0, 0, 'WITHSCORES')
-  local tenant, start = first[1], tonumber(first[2])
-  local tenant_key = B .. 'tenant:' .. tenant
-  local tenant_at, tenant_used = window(tenant_key, width, now)
-  local group, of = next_group(lane, tenant)
-  if not group then
-    leave(lane, tenant, start)
-  else
-    local k = math.min(room - moved, math.max(1, math.ceil(room / waiting[lane])), PICK)
-    if permits > 0 then k = math.min(k, permits - used, part - tenant_used) end
-    if k <= 0 then
-      -- Without a permit the tenant is parked as a whole; only its head job moves, as the marker of its next start.
-      local due = tenant_at + width
-      denied[#denied + 1] = tenant
-      denied[#denied + 1] = 'per_group'
-      see('ZCARD', B .. 'non-ready:' .. tenant)
-      local went, left = take(group, tenant, 1, park_head(group, tenant, due))
-      settle(group, of, 'non_ready', went, left)
-      call('ZADD', parked_key, due, tenant)
-      call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
-      call('HINCRBY', tenant_key, 'congested', went)
-      if left > went then activate(tenant, went - left) end
-      for _, l in ipairs(LANES) do
-        local own = call('ZSCORE', fair .. ':' .. l, tenant)
-        if own then leave(l, tenant, own) end
+  state, wait = 'LIMITED', math.max(0, math.ceil((g.next_at - US) / 1000))
+end
+
+-- by_turn serves lanes and tenants, those first that have permits of their own. Tenants that have used theirs stand by in `over`.
+local function by_turn()
+  -- At the start of a window those that have borrowed have permits of their own again.
+  local function fresh(lane)
+    if lent[lane] == 0 then return nil end
+    local first = call('ZRANGE', over .. ':' .. lane, 0, 0, 'WITHSCORES')
+    if #first == 0 then
+      lent[lane] = 0
+      return nil
+    end
+    local t = look(first[1])
+    if not t.can or t.can > 0 or t.paused then return t, tonumber(first[2]) end
+    return nil
+  end
+  local back, back_start, asked = {}, {}, {}
+  while moved < room do
+    local have = {}
+    for _, l in ipairs(LANES) do
+      if not asked[l] then
+        back[l], back_start[l] = fresh(l)
+        asked[l] = true
       end
-      parked = parked + went
+      have[l] = waiting[l] + (back[l] and 1 or 0)
+    end
+    local lane = next_lane(have)
+    if not lane then return true end
+    local first = call('ZRANGE', fair .. ':' .. lane, 0, 0, 'WITHSCORES')
+    local t, start, from = nil, tonumber(first[2]), 'fair'
+    if back[lane] and (not start or back_start[lane] <= start) then
+      t, start, from = back[lane], back_start[lane], 'over'
+      asked[lane] = nil
+    end
+    if limited and g.left <= 0 then
+      exhausted(t and t.name or first[1])
+      return false
+    end
+    t = t or look(first[1])
+    local group, n
+    if not t.paused then group, n = next_group(lane, t.name) end
+    if t.paused then
+      dismiss(t.name)
+    elseif not group then
+      leave_lane(typ, lane, t.name, start)
+      gone_from(lane, from)
+    elseif room_for(t) <= 0 then
+      full_at, state = slots - kept - 1, 'FULL'
+      tell_full(full_at)
+      return false
+    elseif not t.can or t.can > 0 then
+      local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or PICK, room_for(t))
+      local went, empty = give(t, lane, group, n, k)
+      charge(t, lane, start, went, empty, from, 'fair')
+      for _, l in ipairs(LANES) do -- what was read of it elsewhere is out of date
+        if back[l] and back[l].name == t.name then asked[l] = nil end
+      end
+    elseif elastic and not t.rps and t.left <= 0 then
+      call('ZADD', over .. ':' .. lane, start, t.name)
+      call('ZREM', fair .. ':' .. lane, t.name)
+      waiting[lane], lent[lane] = waiting[lane] - 1, lent[lane] + 1
     else
-      local went, left = take(group, tenant, k, admit_to_ready(group, tenant))
-      settle(group, of, 'ready', went, left)
-      activate(tenant, -left)
-      if permits > 0 then
-        used = used + went
-        spend(tenant_key, tenant_at, tenant_used + went)
-        spend(B .. 'rate', at, used)
+      park_tenant(t, lane, group, n)
+    end
+  end
+  return false
+end
+
+-- lend gives away what nobody else claims, by the same turns.
+local function lend()
+  local spare = g.left - reserved(g, typ, now) - reserved_due(g, now)
+  while moved < room do
+    local lane = next_lane(lent)
+    if not lane then return end
+    local first = call('ZRANGE', over .. ':' .. lane, 0, 0, 'WITHSCORES')
+    if spare <= 0 then
+      if g.left <= 0 then exhausted(first[1]) else
+        denied[#denied + 1] = first[1]
+        denied[#denied + 1] = 'per_group'
+        state, wait = 'LIMITED', math.max(1, math.min(10, math.ceil((g.next_at - US) / 1000)))
       end
-      moved = moved + went
-      allowed[tenant] = (allowed[tenant] or 0) + went
-      -- Start-time fair queueing (Goyal, Vin, Cheng 1996), for lanes and for the tenants of a lane.
-      virtual = math.max(tag[lane], virtual)
-      tag[lane] = virtual + went / weights[lane]
-      call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'v:' .. lane, start)
-      if call('ZCARD', of) == 0 then
-        leave(lane, tenant, start + went)
+      return
+    end
+    local t, start = look(first[1]), tonumber(first[2])
+    local group, n
+    if not t.paused then group, n = next_group(lane, t.name) end
+    if t.paused then
+      dismiss(t.name)
+    elseif not group then
+      leave_lane(typ, lane, t.name, start)
+      gone_from(lane, 'over')
+    elseif t.rps then -- it has got a limit of its own meanwhile
+      park_tenant(t, lane, group, n)
+    else
+      local went, empty = give(t, lane, group, n, math.min(quantum(lent[lane]), spare))
+      spare = spare - went
+      charge(t, lane, start, went, empty, 'over', 'over')
+    end
+  end
+end
+
+-- by_priority serves groups in the order of the user's formula.
+local function by_priority()
+  while moved < room do
+    local first = call('ZREVRANGE', B .. 'priority:' .. typ, 0, 0)
+    if #first == 0 then return end
+    local group = first[1]
+    local h = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane')
+    local tenant, lane = h[1], h[2]
+    if tenant then see('ZCARD', fair .. ':' .. lane .. ':' .. tenant) end
+    local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
+    if not tenant or n == 0 then
+      call('ZREM', B .. 'priority:' .. typ, group)
+    elseif limited and g.left <= 0 then
+      return exhausted(tenant)
+    else
+      local t = look(tenant)
+      if t.paused then
+        call('ZREM', B .. 'priority:' .. typ, group)
+      elseif not t.can or t.can > 0 then
+        local _, empty = give(t, lane, group, n, math.min(room - moved, PICK, t.can or PICK))
+        local own = empty and in_lane(typ, lane, tenant)
+        if own then leave_lane(typ, lane, tenant, own) end
       else
-        call('ZADD', fair .. ':' .. lane, start + went, tenant)
+        park_tenant(t, lane, group, n)
       end
     end
   end
 end
 
+if by_group then
+  by_priority()
+elseif by_turn() and elastic and limited then
+  lend()
+end
+
 if moved > 0 then
-  if state == 'EMPTY' then state = 'OK' end
+  if state == 'EMPTY' or state == 'FULL' then state = 'OK' end
+  -- The stream is as long as it may be.
+  if moved >= free then tell_full(full_at) end
 end
 if state == 'EMPTY' then
   local next_permit = call('ZRANGE', parked_key, 0, 0, 'WITHSCORES')
@@ -215,4 +496,4 @@ for tenant, n in pairs(allowed) do
   flat[#flat + 1] = tenant
   flat[#flat + 1] = n
 end
-return { state, moved, parked, wait, flat, denied, traced }
+return { state, moved, parked, wait, flat, denied, traced, US }

@@ -21,7 +21,16 @@ var ErrFenced = errors.New("another watcher leads the partition")
 
 // Lead asks to lead a partition for a lease; 0 gives it up. The fencing number is 0 while another leads.
 func Lead(ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration) (fence int64, err error) {
-	r, err := run(ctx, c, lead, p, watcher, lease.Milliseconds())
+	return takeTheLead(ctx, c, p, watcher, lease, "watch")
+}
+
+// LeadDivision asks in the same way to divide the limit among partitions. It is asked for in partition 0.
+func LeadDivision(ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration) (fence int64, err error) {
+	return takeTheLead(ctx, c, p, process, lease, "divide")
+}
+
+func takeTheLead(ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration, what string) (int64, error) {
+	r, err := run(ctx, c, lead, p, process, lease.Milliseconds(), what)
 	if err != nil {
 		return 0, err
 	}

@@ -36,11 +36,7 @@ while true do
   if to == 'COMPLETED' or to == 'FAILED' then
     call('ZREM', B .. 'open', group)
     call('ZADD', B .. 'ended', now, group)
-    -- A tenant without unfinished jobs is out of the active set at once, and its congestion starts afresh.
-    if tonumber(call('HGET', B .. 'tenant:' .. g[12], 'unfinished') or 0) <= 0 and call('ZCARD', B .. 'non-ready:' .. g[12]) == 0 then
-      call('SREM', B .. 'active', g[12])
-      call('HDEL', B .. 'tenant:' .. g[12], 'active', 'congested')
-    end
+    check_last(g[12])
   end
 end
 call('SREM', B .. 'attention', group)

@@ -49,16 +49,18 @@ func TestAdvance(t *testing.T) {
 		}
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Open()).Val())
 		require.Equal(w, float64(at), w.c.ZScore(w.Context(), w.p.Ended(), "g").Val())
-		require.Equal(w, map[string]string{"unfinished": "0"}, w.countersOf("acme"), "the tenant's congestion starts afresh")
+		require.Equal(w, map[string]string{"unfinished": "0", "ended": "2"}, w.countersOf("acme"), "the tenant's congestion starts afresh")
 		require.Zero(w, w.advance("nobody"))
 	})
 }
 
-// countersOf is a tenant's hash without its place in the fair queue.
+// countersOf is a tenant's hash without its place in the fair queue, and without the times that it holds.
 func (w *world) countersOf(tenant string) map[string]string {
 	w.Helper()
 	h := w.c.HGetAll(w.Context(), w.p.Tenant(tenant)).Val()
-	delete(h, "tag:T:normal")
+	for _, field := range []string{"tag:T:normal", "pace", "rs", "rd"} {
+		delete(h, field)
+	}
 	return h
 }
 
@@ -126,7 +128,7 @@ func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 		w.seal("other")
 		w.advance("other")
 		w.sweep("g")
-		require.Equal(w, map[string]string{"active": "0", "congested": "0", "n": "1000", "unfinished": "0", "w": "0"}, w.countersOf("acme"))
+		require.Equal(w, map[string]string{"n": "1000", "unfinished": "0", "w": "0", "ended": "2"}, w.countersOf("acme"), "its congestion starts afresh")
 		w.create("next", "acme", "T")
 		w.append("next", 1)
 		require.Equal(w, []string{"acme"}, w.c.SMembers(w.Context(), w.p.Active()).Val())

@@ -14,7 +14,7 @@ local entry_ms = string.match(request, '^@(%d+)%-')
 -- Pieces of the submission come in order and are counted in the group itself, for as long as it lives.
 local piece = tonumber((string.match(request, '^=(%d+)$')))
 local applied = entry_ms and B .. 'entries' or B .. 'messages'
-local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces')
+local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces', 'paused')
 if not g[1] then return { 'NOGROUP' } end
 if mode ~= '' and g[10] then return { 'DUP' } end
 if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
@@ -28,7 +28,9 @@ if accepted + n > limit then return { 'LIMIT', accepted } end
 local now = now_ms()
 local group_run_at = tonumber(g[8] or 0)
 -- A group stays held until schedule releases it, so that its jobs are counted as active once.
-local held = group_run_at > 0 and (group_run_at > now or call('ZSCORE', B .. 'scheduled', group) ~= false)
+local scheduled = group_run_at > 0 and (group_run_at > now or call('ZSCORE', B .. 'scheduled', group) ~= false)
+local held = scheduled or g[12] -- a paused one until it is resumed
+local factor = alpha()
 -- queues holds a list of blobs by type, later a list of due times and blobs.
 local queues, later, order, states, large, waiting = {}, {}, {}, {}, {}, 0
 for i = 0, n - 1 do
@@ -57,6 +59,7 @@ end
 local sealing = mode == 'seal' or (total and accepted + n == total)
 
 see('STRLEN', B .. 'states:' .. group)
+see_rerank(g[9], factor)
 see('ZCARD', applied, B .. 'types')
 see_activate(tenant)
 for _, typ in ipairs(order) do
@@ -66,7 +69,7 @@ for _, typ in ipairs(order) do
   if #later[typ] > 0 then see_park(tenant, typ) end
 end
 if #large > 0 then see('HLEN', B .. 'payloads:' .. group) end
-if held then
+if scheduled then
   see('ZCARD', B .. 'scheduled')
   see('LLEN', B .. 'wake:dispatcher')
 elseif waiting > 0 then
@@ -81,7 +84,7 @@ for _, typ in ipairs(order) do
   if #q > 0 then
     call('RPUSH', B .. 'queue:' .. group .. ':' .. typ, unpack(q))
     call('HINCRBY', B .. 'load:' .. typ, 'waiting', #q)
-    if not held then enqueue(typ, lane, tenant, group, #q, now) end
+    if not held then enqueue(typ, lane, tenant, group, #q, now, factor) end
   end
   if #later[typ] > 0 then park(tenant, typ, later[typ]) end
   if not string.find('|' .. types .. '|', '|' .. typ .. '|', 1, true) then
@@ -90,12 +93,13 @@ for _, typ in ipairs(order) do
   end
   if not call('ZSCORE', B .. 'types', typ) then call('ZADD', B .. 'types', now, typ) end
 end
-if held then
+if scheduled then
   call('ZADD', B .. 'scheduled', group_run_at, group)
   wake('dispatcher')
 end
 if n > 0 then call('SETRANGE', B .. 'states:' .. group, accepted * 2, table.concat(states)) end
 add(key, 'accepted', n, 'waiting', waiting, 'non_ready', n - waiting)
+rerank(group, types, factor)
 add(B .. 'tenant:' .. tenant, 'unfinished', n)
 if not held then activate(tenant, waiting) end
 if piece then

@@ -5,12 +5,12 @@
 -- Twice: the second call answers OK and changes nothing. Goes through when memory is full. Cost: the group's types.
 local group = ARGV[1]
 local key = B .. 'group:' .. group
-local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'round')
+local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'round', 'paused')
 if not g[1] then return { 'NOGROUP' } end
 if g[1] == 'CANCELLED' then return { 'OK' } end
 if g[1] == 'COMPLETED' or g[1] == 'FAILED' then return { 'ENDED', g[1] } end
 local now, tenant = now_ms(), g[2]
-local held = call('ZSCORE', B .. 'scheduled', group)
+local held = g[6] or call('ZSCORE', B .. 'scheduled', group)
 local waiting = {} -- by type
 for typ in string.gmatch(g[3] or '', '[^|]+') do
   waiting[typ] = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
@@ -21,7 +21,7 @@ see_activate(tenant)
 see_attend()
 pass_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
-call('HDEL', key, 'requeue')
+call('HDEL', key, 'requeue', 'paused')
 call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CANCELLED', 'round', g[5], 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
 for typ, n in pairs(waiting) do
   if n > 0 then
@@ -29,10 +29,7 @@ for typ, n in pairs(waiting) do
     if not held then activate(tenant, -n) end
     call('UNLINK', B .. 'queue:' .. group .. ':' .. typ)
   end
-  local lane = B .. 'fair:' .. typ .. ':' .. g[4]
-  call('ZREM', lane .. ':' .. tenant, group)
-  local own = call('ZSCORE', lane, tenant)
-  if own and call('ZCARD', lane .. ':' .. tenant) == 0 then leave_lane(typ, g[4], tenant, own) end
+  dequeue(typ, g[4], tenant, group)
 end
 call('ZREM', B .. 'scheduled', group)
 attend(group)

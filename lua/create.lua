@@ -10,7 +10,7 @@ if have[1] then
   if have[1] == hash then return { 'SAME', have[2] } end
   return { 'CONFLICT', have[2] or '' }
 end
-see('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open')
+see('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'tenants')
 see('XLEN', B .. 'outbox')
 see('LLEN', B .. 'wake:watcher')
 
@@ -21,6 +21,7 @@ call('HSET', key, unpack(set))
 call('ZADD', B .. 'groups', now, group)
 call('ZADD', B .. 'groups:' .. tenant, now, group)
 call('ZADD', B .. 'open', now, group)
+call('ZADD', B .. 'tenants', 0, tenant)
 call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CREATED', 'round', 1, 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
 wake('watcher')
 return { 'OK', 'CREATED' }

@@ -16,7 +16,7 @@ end
 see('ZCARD', B .. 'groups', B .. 'ended', B .. 'open')
 see('SCARD', B .. 'attention', B .. 'active')
 if g[1] then
-  see('ZCARD', B .. 'groups:' .. g[1])
+  see('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
   see('HLEN', B .. 'tenant:' .. g[1])
 end
 for typ in string.gmatch(g[3] or '', '[^|]+') do call('UNLINK', B .. 'queue:' .. group .. ':' .. typ) end
@@ -29,8 +29,12 @@ call('SREM', B .. 'attention', group)
 if g[1] then
   call('ZREM', B .. 'groups:' .. g[1], group)
   if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0) <= 0 then
+    set_inactive(g[1])
+    -- What an operator has set outlives the tenant's groups.
+    local set = call('HMGET', B .. 'tenant:' .. g[1], 'rps', 'weight', 'base_priority', 'paused')
+    if set[1] or set[2] or set[3] or set[4] then return { 'OK' } end
     call('UNLINK', B .. 'tenant:' .. g[1])
-    call('SREM', B .. 'active', g[1])
+    call('ZREM', B .. 'tenants', g[1])
   end
 end
 return { 'OK' }

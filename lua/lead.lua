@@ -1,10 +1,10 @@
--- lead: one watcher at a time leads a partition, under a lease and a number that grows with each change of leader.
+-- lead: one process at a time leads a partition, or divides the limit, under a lease and a number that grows with each change of leader.
 -- KEYS  base
--- ARGV  watcher, lease ms (0 = give it up)
+-- ARGV  process, lease ms (0 = give it up), what: watch | divide
 -- Reply {fencing number, or 0 while another leads; ms until the lease ends}
 -- Twice: the same leader keeps its number. Goes through when memory is full. Cost: constant.
 local me, lease = ARGV[1], tonumber(ARGV[2])
-local key, now = B .. 'watch', now_ms()
+local key, now = B .. ARGV[3], now_ms()
 local w = call('HMGET', key, 'owner', 'until', 'fence')
 local ends = tonumber(w[2] or 0)
 if w[1] and w[1] ~= me and ends > now then return { 0, ends - now } end

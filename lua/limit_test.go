@@ -31,8 +31,9 @@ func TestRate(t *testing.T) {
 		for i := range c.partitions {
 			part := r.Of(i, c.partitions)
 			require.Equal(t, c.window, part.Window)
-			require.Equal(t, c.rps == 0, part.Permits == 0, "%+v", c)
-			sum += part.Permits
+			require.Equal(t, c.perWindow, part.Permits, "of all partitions together: %+v", c)
+			require.Equal(t, c.partitions > 1, part.Tag != "", "what is divided has a name: %+v", c)
+			sum += part.Part
 		}
 		require.Equal(t, c.perWindow, sum, "the parts add up to the whole: %+v", c)
 	}

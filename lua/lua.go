@@ -18,9 +18,13 @@ import (
 //go:embed *.lua
 var sources embed.FS
 
-// script loads a transition with the prelude in front of it.
-func script(name string) *redisx.Script {
-	return redisx.NewScript(name, source("prelude")+source(name))
+// script loads a transition with the prelude, and what else it asks for, in front of it.
+func script(name string, parts ...string) *redisx.Script {
+	src := source("prelude")
+	for _, part := range parts {
+		src += source(part)
+	}
+	return redisx.NewScript(name, src+source(name))
 }
 
 func source(name string) string {

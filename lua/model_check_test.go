@@ -3,6 +3,8 @@ package lua_test
 import (
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -15,8 +17,11 @@ import (
 type sight struct {
 	group, failures, load, tenant                            map[string]*redis.MapStringStringCmd
 	states                                                   map[string]*redis.StringCmd
-	queue, results, parked                                   map[string]*redis.StringSliceCmd
+	queue, results, parked, aside                            map[string]*redis.StringSliceCmd
 	scheduled, inTenant, inLane, tenantParked, tenantIndexed map[string]*redis.FloatCmd
+	inOver, inOrder                                          map[string]*redis.FloatCmd
+	policy                                                   *redis.StringCmd
+	rate                                                     *redis.MapStringStringCmd
 	active                                                   map[string]*redis.BoolCmd
 	ready                                                    map[string]*redis.XMessageSliceCmd
 	resultStream                                             *redis.XMessageSliceCmd
@@ -31,7 +36,8 @@ func (m *model) look() *sight {
 		results: map[string]*redis.StringSliceCmd{}, parked: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
 		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantParked: map[string]*redis.FloatCmd{},
 		tenantIndexed: map[string]*redis.FloatCmd{}, active: map[string]*redis.BoolCmd{}, ready: map[string]*redis.XMessageSliceCmd{},
-		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"),
+		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"), aside: map[string]*redis.StringSliceCmd{},
+		inOver: map[string]*redis.FloatCmd{}, inOrder: map[string]*redis.FloatCmd{}, policy: pipe.Get(ctx, m.p.Policy()), rate: pipe.HGetAll(ctx, m.p.Rate()),
 	}
 	for g, tenant := range m.tenants {
 		s.group[g], s.states[g], s.failures[g] = pipe.HGetAll(ctx, m.p.Group(g)), pipe.Get(ctx, m.p.States(g)), pipe.HGetAll(ctx, m.p.Failures(g))
@@ -40,9 +46,11 @@ func (m *model) look() *sight {
 			s.queue[g+typ] = pipe.LRange(ctx, m.p.Queue(g, typ), 0, -1)
 			s.inTenant[g+typ], s.inLane[g+typ] = pipe.ZScore(ctx, m.p.FairTenant(typ, m.lanes[g], tenant), g), pipe.ZScore(ctx, m.p.FairLane(typ, m.lanes[g]), tenant)
 			s.tenantParked[g+typ] = pipe.ZScore(ctx, m.p.Parked(typ), tenant)
+			s.inOver[g+typ], s.inOrder[g+typ] = pipe.ZScore(ctx, m.p.FairOver(typ, m.lanes[g]), tenant), pipe.ZScore(ctx, m.p.FairPriority(typ), g)
 		}
 	}
-	for _, tenant := range []string{"x", "y"} {
+	for _, tenant := range owners {
+		s.aside[tenant] = pipe.ZRange(ctx, m.p.PausedOf(tenant), 0, -1)
 		s.parked[tenant], s.tenantIndexed[tenant] = pipe.ZRange(ctx, m.p.NonReadyOf(tenant), 0, -1), pipe.ZScore(ctx, m.p.NonReady(), tenant)
 		s.tenant[tenant], s.active[tenant] = pipe.HGetAll(ctx, m.p.Tenant(tenant)), pipe.SIsMember(ctx, m.p.Active(), tenant)
 	}
@@ -67,20 +75,26 @@ func (m *model) check() {
 		return d
 	}
 	waiting, nonReady := map[string]int64{}, map[string]int64{} // by type
+	extra := int64(0)
 	active, unfinished, congested := map[string]int64{}, map[string]int64{}, map[string]int64{}
 	for tenant, blobs := range s.parked {
 		for _, blob := range blobs.Val() {
 			d := note("N", blob)
 			require.Equal(m, tenant, m.tenants[d.Group])
 			nonReady[d.Type]++
-			if !strings.Contains(blob, "|S|") {
+			if !strings.Contains(blob, "|S|") && !strings.Contains(blob, "|P|") {
 				congested[tenant]++
 			}
 			if strings.Contains(blob, "|R|") {
 				active[tenant]++
 			}
 		}
-		require.Equal(m, len(blobs.Val()) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
+		if s.tenant[tenant].Val()["paused"] == "" {
+			require.Equal(m, len(blobs.Val()) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
+		}
+		for _, blob := range s.aside[tenant].Val() { // of what is or was paused
+			nonReady[note("N", blob).Type]++
+		}
 	}
 	for typ, entries := range s.ready {
 		for _, e := range entries.Val() {
@@ -97,12 +111,11 @@ func (m *model) check() {
 			for _, blob := range queue {
 				note("W", g+"|"+typ+"|0|0|0|0|0|0|0|0||"+blob)
 			}
-			if len(queue) > 0 && !held {
+			if len(queue) > 0 && !held && h["paused"] == "" {
 				active[tenant] += int64(len(queue))
-				require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
-				if s.tenantParked[g+typ].Err() != nil {
-					require.NoError(m, s.inLane[g+typ].Err(), "%s is not parked, so it stands in the lane", tenant)
-				}
+				m.standsInLine(s, g, typ)
+			} else {
+				require.Error(m, s.inOrder[g+typ].Err(), "%s has nothing that may run, so it has no place in the order", g)
 			}
 		}
 		for i, letter := range []byte(states) {
@@ -127,8 +140,26 @@ func (m *model) check() {
 		h := counters.Val()
 		require.Equal(m, []int64{active[tenant], unfinished[tenant], congested[tenant]},
 			[]int64{number(h["active"]), number(h["unfinished"]), number(h["congested"])}, "active, unfinished and congested of %s", tenant)
-		require.Equal(m, active[tenant] > 0, s.active[tenant].Val(), "%s is active", tenant)
+		require.Equal(m, active[tenant] > 0 && h["paused"] == "", s.active[tenant].Val(), "%s is active", tenant)
+		if weight, err := strconv.ParseFloat(h["weight"], 64); err == nil && s.active[tenant].Val() {
+			extra += int64(math.Floor((weight-1)*1000 + 0.5))
+		}
 	}
+	require.Equal(m, extra, number(s.rate.Val()["xw"]), "what active tenants weigh beyond 1")
+}
+
+// standsInLine checks the places of a group that waits and of its tenant.
+func (m *model) standsInLine(s *sight, g, typ string) {
+	tenant := m.tenants[g]
+	require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
+	if s.tenantParked[g+typ].Err() == nil || s.tenant[tenant].Val()["paused"] != "" {
+		return
+	}
+	if s.policy.Err() == nil {
+		require.NoError(m, s.inOrder[g+typ].Err(), "%s is not parked, so it has a place in the order", g)
+		return
+	}
+	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not parked, so it stands in the lane, with permits of its own or without", tenant)
 }
 
 // resultLines says where the line of each job's result lies; more than one is a failure.
@@ -161,6 +192,7 @@ func (m *model) resultLines(s *sight) map[string]string {
 // finish drives everything to its end, as the roles would.
 func (m *model) finish() {
 	m.held = nil // every worker has crashed
+	m.freely()
 	for _, g := range m.groups() {
 		if m.status(g) != "CANCELLED" {
 			m.seal(g)
@@ -251,7 +283,7 @@ func (m *model) nothingLeft() {
 		m.expire(g)
 	}
 	for _, key := range m.keys() {
-		require.Contains(m, append(shared, "rate", "messages", "parked:T", "parked:U"), strings.TrimPrefix(key, m.p.Base()))
+		require.Contains(m, append(shared, "rate", "messages", "parked:T", "parked:U", "policy"), strings.TrimPrefix(key, m.p.Base()))
 	}
 	require.NoError(m, m.c.Del(m.Context(), m.keys()...).Err()) // the next sequences have the memory to themselves
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,6 +43,9 @@ func checkModel(t *testing.T, c *redis.Client, prefix string) {
 			world: newWorld(rt, c, prefix+fmtInt(n.Add(1))+":"), rt: rt,
 			tenants: map[string]string{"a": "x", "b": "x", "c": "y"}, lanes: map[string]string{}, done: map[string]bool{}, requests: map[string]lua.AppendArgs{},
 		}
+		if rapid.Bool().Draw(rt, "by priority") {
+			m.byPriority(10_000)
+		}
 		for _, g := range m.groups() {
 			lane := rapid.SampledFrom([]string{"high", "normal", "low"}).Draw(rt, "lane")
 			m.lanes[g] = lane
@@ -73,6 +75,9 @@ func checkModel(t *testing.T, c *redis.Client, prefix string) {
 			"sweep":        func(*rapid.T) { m.actSweep() },
 			"retry":        func(*rapid.T) { m.actRetry() },
 			"drain":        func(*rapid.T) { m.actDrain() },
+			"pause":        func(*rapid.T) { m.actPause(lua.Pause) },
+			"resume":       func(*rapid.T) { m.actPause(lua.Resume) },
+			"set tenant":   func(*rapid.T) { m.actSet() },
 			"":             func(*rapid.T) { m.check() },
 		})
 		m.finish()
@@ -92,7 +97,7 @@ type model struct {
 	done     map[string]bool // jobs whose success was taken
 }
 
-var types = []string{"T", "U"}
+var types, owners = []string{"T", "U"}, []string{"x", "y"}
 
 func (m *model) groups() []string        { return slices.Sorted(maps.Keys(m.tenants)) }
 func (m *model) group() string           { return rapid.SampledFrom(m.groups()).Draw(m.rt, "group") }
@@ -159,10 +164,13 @@ func (m *model) actSeal() {
 }
 
 func (m *model) limit() lua.Limit {
-	if m.chance("limited") {
-		return limit(int64(m.upTo(4)) + 1)
+	if !m.chance("limited") {
+		return noLimit
 	}
-	return noLimit
+	l := limit(int64(m.upTo(4)) + 1)
+	l.Limiter = rapid.SampledFrom(limiters).Draw(m.rt, "limiter")
+	l.Share = rapid.SampledFrom([]string{lua.ShareStatic, lua.ShareElastic}).Draw(m.rt, "share")
+	return l
 }
 
 func (m *model) actAdmit() {
@@ -189,11 +197,11 @@ func (m *model) timePasses() {
 			m.c.ZAdd(m.Context(), key, redis.Z{Score: 1, Member: member})
 		}
 	}
-	for _, tenant := range []string{"x", "y"} {
+	for _, tenant := range owners {
 		first(m.p.NonReadyOf(tenant))
-		m.c.HDel(m.Context(), m.p.Tenant(tenant), "n")
+		m.c.HDel(m.Context(), m.p.Tenant(tenant), "n", "s", "t")
 	}
-	m.c.HDel(m.Context(), m.p.Rate(), "n")
+	m.c.HDel(m.Context(), m.p.Rate(), "n", "s", "t")
 	for _, g := range m.groups() {
 		m.c.HSet(m.Context(), m.p.Group(g), "run_at", 1)
 	}
@@ -331,48 +339,5 @@ func (m *model) doneJobs() map[string]bool {
 func (m *model) actCrash() {
 	for _, j := range some(m, m.held, 4) {
 		m.drop(j)
-	}
-}
-
-// actReduce reads results, or takes those of before, and reduces some of them together into one of two slots.
-func (m *model) actReduce() {
-	m.results = append(m.results, m.readResults(2)...)
-	for _, e := range some(m, m.results, 2) {
-		slot := rapid.SampledFrom([]string{"0", "1"}).Draw(m.rt, "slot")
-		before := m.states(e.group)
-		if m.chance("with an old version") {
-			r := m.reduce(lua.ReduceArgs{Group: e.group, Slot: slot, Version: 1000, State: []byte("0"), Entries: []string{e.entry}, Ordinals: e.ordinals})
-			require.Equal(m, lua.ReduceVersion, r.State)
-			continue
-		}
-		r := m.reduceInto(slot, e)
-		if r.State == lua.ReduceBad { // what an aggregator does: it leaves them out
-			require.Equal(m, before, m.states(e.group))
-			e.ordinals = slices.DeleteFunc(slices.Clone(e.ordinals), func(n int64) bool { return slices.Contains(r.Bad, n) })
-			e.lines = ""
-			for i, n := range e.ordinals {
-				e.lines += strings.Repeat("\n", min(i, 1)) + fmt.Sprintf(`{"ordinal":%d}`, n)
-			}
-			r = m.reduceInto(slot, e)
-		}
-		require.Equal(m, lua.ReduceOK, r.State)
-	}
-}
-
-func (m *model) actCancel() {
-	if m.chance("really") && m.chance("yes") {
-		_ = lua.Cancel(m.Context(), m.c, m.p, m.group()) // refused when it has ended
-	}
-}
-
-func (m *model) actSweep() {
-	_, err := lua.Sweep(m.Context(), m.c, m.p, m.group())
-	require.NoError(m, err)
-}
-
-func (m *model) actRetry() {
-	g := m.group()
-	if _, err := m.reopen(g); err == nil && !m.chance("stop there") {
-		m.requeue(g)
 	}
 }

@@ -51,6 +51,8 @@ type OtherJob struct {
 // GroupOutcome is one group's part of a batch, each list by ascending ordinal.
 type GroupOutcome struct {
 	Group  string
+	Took   time.Duration // of those that ran, together
+	Ran    int
 	Done   []DoneJob
 	Others []OtherJob
 }
@@ -59,6 +61,7 @@ type GroupOutcome struct {
 type Congestion struct {
 	Base, Cap time.Duration
 	RPS       int64 // of all tenants of the partition; 0: no limit
+	KeepStats time.Duration
 }
 
 // OutcomeReply counts the outcomes that took effect and those that were stale.
@@ -66,15 +69,15 @@ type OutcomeReply struct{ Owned, Stale int64 }
 
 // Outcome reports a batch of one type.
 func Outcome(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, terms Congestion, groups []GroupOutcome) (OutcomeReply, error) {
-	n := 6
+	n := 7
 	for i := range groups {
-		n += 3 + 6*len(groups[i].Done) + 12*len(groups[i].Others)
+		n += 5 + 6*len(groups[i].Done) + 12*len(groups[i].Others)
 	}
 	args := make([]any, 0, n)
-	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS, len(groups))
+	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS, keepStats(terms.KeepStats), len(groups))
 	for i := range groups {
 		g := &groups[i]
-		args = append(args, g.Group, len(g.Done), len(g.Others))
+		args = append(args, g.Group, len(g.Done), len(g.Others), float64(g.Took.Microseconds())/1000, g.Ran)
 		for j := range g.Done {
 			d := &g.Done[j]
 			flags := ""

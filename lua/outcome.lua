@@ -1,26 +1,33 @@
 -- outcome: what came of jobs that a worker has run.  in flight → done, failed or non-ready; handed back unstarted: ready → ready
 -- KEYS  base
--- ARGV  type, congestion base ms, congestion cap ms, permits a second of all tenants, n groups, then for each: group, n done, n others, then
+-- ARGV  type, congestion base ms, congestion cap ms, permits a second of all tenants, ms that congestion statistics are kept, n groups, then for each: group, n done, n others,
+--       ms that those of them took that ran, how many ran, then
 --       for each done by ascending ordinal:  entry, ordinal, attempt, result line, trace, flag (m: has an error on record or a payload of its own)
 --       for each other by ascending ordinal: entry, ordinal, attempt, kind, retries, throttles, losses, waits (f|r|c), queued blob, delay ms, code, message
 --       kinds: r retry, t throttled by the partner (delay is Retry-After; -delay is the least where it said none), f failed for good, h handed back without an outcome, u handed back unstarted
 -- Reply {owned, stale}; a stale outcome changes nothing; its entry goes too, unless it may be the one that holds the job by now
 -- One entry of results per batch and group. Twice: the second call is stale as a whole. Goes through when memory is full. Cost: about 3 µs a job.
-local typ, base, cap, rps, groups, arg = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), 6
+local typ, base, cap, rps, keep, groups, arg = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), 7
 local stream = B .. 'ready:' .. typ
 local now, entries, owned, stale = now_ms(), {}, 0, 0
 local since = string.format('%.0f', now)
 see('XLEN', stream, B .. 'results')
 see('SCARD', B .. 'active')
+see('HLEN', B .. 'load:' .. typ)
+see('LLEN', B .. 'wake:fetcher')
 see_attend()
 pass_oom()
 
 -- The wait of a job that comes back (base + floor(non-ready of this tenant / its rate) * 1 s) is spread within the second by its place in the
 -- line, which keeps the order; or what the caller asks for, where that is longer.
-local rate = math.max(1, floor(rps / math.max(1, call('SCARD', B .. 'active'))))
-local function congestion(n, delay)
-  local wait = base
-  if rps > 0 then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
+local active, factor = math.max(1, call('SCARD', B .. 'active')), alpha()
+local load = call('HMGET', B .. 'load:' .. typ, 'est', 'quick', 'quick_at')
+local est = tonumber(load[1] or nil)
+local charged = est or 1 -- to tenants of whom nothing is known
+local quickest
+local function congestion(n, delay, own)
+  local wait, rate = base, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))
+  if rps > 0 or own then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
   return math.min(cap, math.max(wait, delay))
 end
 
@@ -67,8 +74,11 @@ local function settle_others(group, live, tenant, round, n)
     arg = arg + 12
   end
   local states, span = load_states(group, ords)
-  local congested = 0
-  if live then congested = math.max(0, tonumber(call('HGET', B .. 'tenant:' .. tenant, 'congested') or 0)) end
+  local congested, own, waits, longest, returns = 0, nil, 0, 0, 0
+  if live then
+    local t = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'rps')
+    congested, own = math.max(0, tonumber(t[1] or 0)), tonumber(t[2] or nil)
+  end
   for i = 1, n do
     local at = first + (i - 1) * 12
     local ordinal, attempt, kind, queued = ords[i], tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 8]
@@ -89,8 +99,9 @@ local function settle_others(group, live, tenant, round, n)
         new[i], readied = 'R' .. mark(attempt + 1), readied + 1
       else
         local wait, reason = 0, kind == 't' and 'A' or 'E'
-        if kind == 't' and delay > 0 then wait = delay elseif kind ~= 'h' then wait = congestion(congested + #blobs / 2, math.abs(delay)) end
+        if kind == 't' and delay > 0 then wait = delay elseif kind ~= 'h' then wait = congestion(congested + #blobs / 2, math.abs(delay), own) end
         if kind ~= 'h' then
+          returns, waits, longest = returns + 1, waits + wait, math.max(longest, wait)
           errors[#errors + 1] = ordinal
           errors[#errors + 1] = cjson.encode({ ordinal = ordinal, code = code, error = message, attempts = attempt, at = now, ['until'] = now + wait, reason = reason })
         end
@@ -107,19 +118,56 @@ local function settle_others(group, live, tenant, round, n)
     park(tenant, typ, blobs)
     call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', parked)
   end
+  if returns > 0 then
+    local stats = B .. 'congestion:' .. tenant
+    add(stats, 'returns', returns, 'waited', waits)
+    if longest > tonumber(call('HGET', stats, 'longest') or 0) then call('HSET', stats, 'longest', longest) end
+    call('HSET', stats, 'last', now)
+    call('PEXPIRE', stats, keep)
+  end
   store_states(group, ords, new, span)
   add(B .. 'group:' .. group, 'retries', retries)
   return failed, parked, readied
 end
 
+-- settle_tenant keeps what admission needs to know: how long the tenant's jobs take, and what it owes: the time that they took beyond what they were
+-- charged for (or less). A job counts as 1 ms at least. And how fast the tenant's jobs end, over the last 5 to 10 s: pace is two marks of time and count.
+local PACE_MS = 5000
+local function settle_tenant(tenant, took, ran, ended)
+  local key = B .. 'tenant:' .. tenant
+  local t = call('HMGET', key, 'est:' .. typ, 'owe:' .. typ, 'ended', 'pace')
+  local had, set = tonumber(t[1] or charged), {}
+  if ran > 0 then
+    local mean = took / ran
+    local new = t[1] and had + (mean - had) * math.min(1, ran / 20) or mean
+    set[1], set[2] = 'est:' .. typ, string.format('%.3f', new)
+    set[3], set[4] = 'owe:' .. typ, string.format('%.3f', tonumber(t[2] or 0) + math.max(ran, took) - ran * math.max(1, had))
+    if not quickest or mean < quickest then quickest = mean end
+    est = est and est + (mean - est) * math.min(1, ran / 100) or mean
+  end
+  if ended > 0 then
+    local all = tonumber(t[3] or 0) + ended
+    set[#set + 1], set[#set + 2] = 'ended', all
+    local _, _, newer = string.find(t[4] or '', '([^ ]+ [^ ]+)$')
+    local at = tonumber(string.match(newer or '', '^[^ ]+') or nil)
+    if not at or now - at >= PACE_MS then
+      set[#set + 1], set[#set + 2] = 'pace', (newer and newer .. ' ' or '') .. since .. ' ' .. all
+    end
+  end
+  if #set > 0 then call('HSET', key, unpack(set)) end
+end
+
 for _ = 1, groups do
-  local group, n_done, n_other = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-  arg = arg + 3
+  local group, n_done, n_other, took, ran = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
+  arg = arg + 5
   local key = B .. 'group:' .. group
-  local g = call('HMGET', key, 'tenant', 'status', 'round')
+  local g = call('HMGET', key, 'tenant', 'status', 'round', 'types')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, parked, readied = 0, 0, 0, 0
-  if live then see('HLEN', B .. 'tenant:' .. tenant) end
+  if live then
+    see('HLEN', B .. 'tenant:' .. tenant, B .. 'congestion:' .. tenant)
+    see_rerank(g[4], factor)
+  end
   if live and n_other > 0 then
     see_park(tenant, typ)
     see_bury(group)
@@ -131,13 +179,23 @@ for _ = 1, groups do
     if done + failed > 0 then
       call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       check_end(group)
+      rerank(group, g[4], factor)
     end
+    settle_tenant(tenant, took, ran, done + failed)
   end
   owned = owned + done + failed + parked + readied
   stale = stale + n_done + n_other - done - failed - parked - readied
+end
+if quickest then
+  call('HSET', B .. 'load:' .. typ, 'est', string.format('%.3f', est))
+  -- The run time of the quickest tenant's jobs, of those that ended lately.
+  if not load[2] or quickest <= tonumber(load[2]) * 1.5 or now - tonumber(load[3]) > QUICK_MS then
+    call('HSET', B .. 'load:' .. typ, 'quick', string.format('%.3f', quickest), 'quick_at', now)
+  end
 end
 if #entries > 0 then
   call('XACK', stream, 'workers', unpack(entries))
   call('XDEL', stream, unpack(entries))
 end
+refill(typ)
 return { owned, stale }

@@ -3,15 +3,16 @@
 --
 -- A job is a blob that moves:  queued  = ordinal|accepted_ms|trace|payload
 --                              moving  = group|type|attempt|retries|throttles|losses|wait_fair|wait_rate|wait_congestion|since|reason|queued
--- An empty payload lies in payloads:GROUP. Reasons: R rate limited, A throttled by the API, E transient error, S scheduled.
+-- An empty payload lies in payloads:GROUP. Reasons: R rate limited, A throttled by the API, E transient error, S scheduled, P paused.
 -- A job's state is two bytes in states:GROUP at twice its ordinal: a letter and the attempt (33 + attempt % 90).
 -- Letters: W waiting, N non-ready, R ready, I in flight, D done, A done and reduced, F failed, C cancelled.
 local B, call, floor = KEYS[1], redis.call, math.floor
 
-local function now_ms()
+local function now_us()
   local t = call('TIME')
-  return t[1] * 1000 + floor(t[2] / 1000)
+  return t[1] * 1000000 + t[2]
 end
+local function now_ms() return floor(now_us() / 1000) end
 
 local function mark(attempt) return string.char(33 + attempt % 90) end
 
@@ -86,6 +87,31 @@ local function wake(role)
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
 end
 
+-- refill wakes the fetcher once a ready stream that it found full has room again: load.full holds what may be undelivered then, what
+-- may lie there in all, and since when it is full.
+local function refill(typ)
+  local load_key, stream = B .. 'load:' .. typ, B .. 'ready:' .. typ
+  local full = call('HGET', load_key, 'full')
+  if not full then return end
+  local undelivered, entries = string.match(full, '^(%d+) (%d+)')
+  local n = call('XLEN', stream)
+  if n > tonumber(entries or n) then return end
+  local p = redis.pcall('XPENDING', stream, 'workers')
+  if not p.err and n - p[1] > tonumber(undelivered or n) then return end
+  call('HDEL', load_key, 'full')
+  wake('fetcher')
+end
+
+-- A tenant with quick jobs is remembered for so long.
+local QUICK_MS = 10000
+
+-- is_stuck says whether a type's stream has been full for so long that its jobs can't use permits now.
+local STUCK_MS = 1000
+local function is_stuck(full, now)
+  local since = tonumber(string.match(full or '', '(%d+)$') or nil)
+  return since ~= nil and now - since > STUCK_MS
+end
+
 -- attend asks the watcher to look at a group.
 local function see_attend()
   see('SCARD', B .. 'attention')
@@ -96,47 +122,117 @@ local function attend(group)
   wake('watcher')
 end
 
--- activate counts n more (or fewer) jobs of a tenant that want a permit; a tenant is active while it has some.
+-- activate counts n more (or fewer) jobs of a tenant that want a permit; a tenant is active while it has some and is not paused.
+-- Each active tenant weighs 1 in the division of the limit; rate.xw holds what others weigh beyond that, in thousandths.
 local function see_activate(tenant)
-  see('HLEN', B .. 'tenant:' .. tenant)
+  see('HLEN', B .. 'tenant:' .. tenant, B .. 'rate')
   see('SCARD', B .. 'active')
+end
+local function extra_weight(weight) return floor((tonumber(weight or 1) - 1) * 1000 + 0.5) end
+local function set_active(tenant)
+  local t = call('HMGET', B .. 'tenant:' .. tenant, 'weight', 'paused')
+  if t[2] or call('SADD', B .. 'active', tenant) == 0 then return end
+  add(B .. 'rate', 'xw', extra_weight(t[1]))
+end
+local function set_inactive(tenant)
+  if call('SREM', B .. 'active', tenant) == 0 then return end
+  add(B .. 'rate', 'xw', -extra_weight(call('HGET', B .. 'tenant:' .. tenant, 'weight')))
 end
 local function activate(tenant, n)
   if n == 0 then return end
   local left = call('HINCRBY', B .. 'tenant:' .. tenant, 'active', n)
-  if left > 0 and left <= n then call('SADD', B .. 'active', tenant) end
-  if left <= 0 then call('SREM', B .. 'active', tenant) end
+  if left > 0 and left <= n then set_active(tenant) end
+  if left <= 0 then set_inactive(tenant) end
+end
+
+-- check_last lets a tenant without unfinished jobs out of the active set at once; its congestion starts afresh.
+local function check_last(tenant)
+  local key = B .. 'tenant:' .. tenant
+  if tonumber(call('HGET', key, 'unfinished') or 0) > 0 or call('ZCARD', B .. 'non-ready:' .. tenant) > 0 then return end
+  set_inactive(tenant)
+  call('HDEL', key, 'active', 'congested')
+  call('UNLINK', B .. 'congestion:' .. tenant)
 end
 
 -- Least remaining work with aging: each waiting job of a group counts as much as this age (ms).
 local AGE_MS = 100
 
--- A tenant is given at most so many jobs in a row.
-local PICK = 50
-
 -- enqueue puts n waiting jobs' worth of a group into its tenant's fair queue, and the tenant into the lane.
--- A tenant that returns starts at max(own tag, the lane's virtual time): idling earns nothing and costs nothing. A tag that is further ahead than
--- one pick comes from a former life of the type (see retire).
+-- A tenant that returns starts at max(own tag, the lane's virtual time): idling earns nothing and costs nothing. A tag belongs to one life
+-- of its type (gen, see retire): one from an earlier life says nothing.
 local function see_enqueue(typ, lane, tenant)
   see('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
-  see('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant, B .. 'parked:' .. typ)
+  see('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'over:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant,
+    B .. 'parked:' .. typ, B .. 'priority:' .. typ)
 end
 local function enter_lane(typ, lane, tenant)
-  local own = tonumber(call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane) or 0)
-  local virtual = tonumber(call('HGET', B .. 'fair:' .. typ, 'v:' .. lane) or 0)
-  call('ZADD', B .. 'fair:' .. typ .. ':' .. lane, math.max(virtual, math.min(own, virtual + PICK)), tenant)
+  local own = call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane)
+  local f = call('HMGET', B .. 'fair:' .. typ, 'v:' .. lane, 'gen')
+  local tag = tonumber(f[1] or 0)
+  if own then
+    local gen, at = string.match(own, '^(%d+) (.+)$')
+    if gen == (f[2] or '0') then tag = math.max(tag, tonumber(at) or 0) end
+  end
+  call('ZADD', B .. 'fair:' .. typ .. ':' .. lane, tag, tenant)
 end
 local function leave_lane(typ, lane, tenant, own)
-  call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, own)
+  local gen = call('HGET', B .. 'fair:' .. typ, 'gen') or '0'
+  call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, gen .. ' ' .. own)
   call('ZREM', B .. 'fair:' .. typ .. ':' .. lane, tenant)
+  call('ZREM', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
-local function enqueue(typ, lane, tenant, group, n, now)
+-- in_lane is a tenant's start tag, be it among those with permits of their own or among those that borrow.
+local function in_lane(typ, lane, tenant)
+  return call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant) or call('ZSCORE', B .. 'over:' .. typ .. ':' .. lane, tenant)
+end
+
+-- With FAIR_QUEUE_POLICY=priority the key policy holds ALPHA, and groups stand in one order, whoever's they are:
+-- priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), the user's own formula. A rank is written again whenever done or total changes.
+local function alpha() return tonumber(call('GET', B .. 'policy') or nil) end
+local function rank(group, factor)
+  local g = call('HMGET', B .. 'group:' .. group, 'at:created', 'base_priority', 'total', 'accepted', 'done', 'tenant')
+  local base = call('HGET', B .. 'tenant:' .. (g[6] or ''), 'base_priority')
+  local total, done = math.max(tonumber(g[3] or 0), tonumber(g[4] or 0)), tonumber(g[5] or 0)
+  return -tonumber(g[1] or 0) + tonumber(g[2] or 0) + tonumber(base or 0) + factor * (-1 + total / math.max(1, total - done))
+end
+local function see_rerank(types, factor)
+  if not factor then return end
+  for typ in string.gmatch(types or '', '[^|]+') do see('ZCARD', B .. 'priority:' .. typ) end
+end
+local function rerank(group, types, factor)
+  if not factor then return end
+  local score
+  for typ in string.gmatch(types or '', '[^|]+') do
+    if call('ZSCORE', B .. 'priority:' .. typ, group) then
+      score = score or rank(group, factor)
+      call('ZADD', B .. 'priority:' .. typ, score, group)
+    end
+  end
+end
+
+local function enqueue(typ, lane, tenant, group, n, now, factor)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
   call('ZINCRBY', of, n * AGE_MS, group)
-  if call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant) or call('ZSCORE', B .. 'parked:' .. typ, tenant) then return end
-  enter_lane(typ, lane, tenant)
+  if call('ZSCORE', B .. 'parked:' .. typ, tenant) then return end
+  if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+  if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end
+-- dequeue takes a group's waiting jobs of a type out of the fair queue; the jobs stay where they are.
+local function dequeue(typ, lane, tenant, group)
+  local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
+  call('ZREM', B .. 'priority:' .. typ, group)
+  if call('ZREM', of, group) == 0 or call('ZCARD', of) > 0 then return end
+  local own = in_lane(typ, lane, tenant)
+  if own then leave_lane(typ, lane, tenant, own) end
+end
+
+-- What is paused: a group says so itself, tenants and types are in one hash, which is empty nearly always.
+local function any_paused() return call('HLEN', B .. 'pauses') > 0 end
+local function is_paused(what, id) return call('HEXISTS', B .. 'pauses', what .. ':' .. id) == 1 end
+
+-- FAR is when a paused tenant's parked jobs are due; it is later than any time, and an integer that a score holds exactly.
+local FAR = 9007199254740991
 
 -- park puts moving blobs, each behind its due time, into their tenant's non-ready set and keeps the index at the earliest.
 local function see_park(tenant, typ)
@@ -183,19 +279,6 @@ local function compose(j, blob)
     j.wf .. '|' .. j.wr .. '|' .. j.wc .. '|' .. string.format('%.0f', j.since) .. '|' .. j.reason .. '|' .. j.ordinal .. '|' ..
     string.format('%.0f', j.accepted) .. '|' .. j.trace .. '|' .. string.sub(blob, j.payload_at)
 end
-
--- The limit `fixed`: at most R*w permits in any window of w ms that is aligned to the epoch. A clock that
--- steps back stays in the later window, so that no permit is given twice.
-local function window(key, width, now)
-  local w = call('HMGET', key, 'w', 'n')
-  local cur, at = now - now % width, tonumber(w[1] or 0)
-  if at >= cur then return at, tonumber(w[2] or 0) end
-  return cur, 0
-end
-local function spend(key, at, n) call('HSET', key, 'w', string.format('%.0f', at), 'n', n) end
-
--- share is one tenant's part of the partition's permits a window.
-local function share(permits) return math.max(1, floor(permits / math.max(1, call('SCARD', B .. 'active')))) end
 
 -- mint gives the n-th span id of a script's run; seed is 8 random hex digits.
 local function mint(seed, n) return seed .. string.format('%08x', n) end

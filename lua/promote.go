@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var promote = script("promote")
+var promote = script("promote", "limits")
 
 // PromoteArgs asks for parked jobs that are due.
 type PromoteArgs struct {
@@ -27,6 +27,7 @@ type PromoteReply struct {
 	Permits        []Permit
 	Denials        []Denial
 	Traced         []PromoteTrace
+	AtUS           int64 // Redis time, µs
 }
 
 // PromoteTrace is a sampled job that was promoted.
@@ -41,7 +42,8 @@ type PromoteTrace struct {
 
 // Promote moves due and permitted jobs from non-ready to the ready streams.
 func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
-	args := []any{a.Most, a.Limit.Window.Milliseconds(), a.Limit.Permits, a.Seed, a.FullWait.Milliseconds()}
+	args := append([]any{a.Most}, a.Limit.args()...)
+	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()))
 	for typ, limit := range a.Caps {
 		args = append(args, typ, limit)
 	}
@@ -51,7 +53,7 @@ func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Promo
 	}
 	out := PromoteReply{
 		Moved: int(r.num(0)), Skipped: int(r.num(1)), Wait: time.Duration(r.num(2)) * time.Millisecond,
-		Permits: r.list(3).permits(), Denials: r.list(4).denials(),
+		Permits: r.list(3).permits(), Denials: r.list(4).denials(), AtUS: r.num(6),
 	}
 	for t := r.list(5); len(t) >= 9; t = t[9:] {
 		out.Traced = append(out.Traced, PromoteTrace{

@@ -1,88 +1,180 @@
 -- promote: jobs whose time has come and that get a permit.  non-ready → ready
 -- KEYS  base
--- ARGV  most jobs, window ms, permits a window (0 = no limit), seed of span ids, ms to wait for a full ready stream, then pairs of type and cap
+-- ARGV  most jobs, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part, tag of the division, share (static | elastic),
+--       seed of span ids, ms to wait for a full ready stream, then pairs of type and cap
 -- Reply {moved, skipped for a full ready stream, wait ms until something can be done (-1: nothing is parked),
---        {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, since, now, attempt, reason, …}}
--- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none.
+--        {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, since, now, attempt, reason, …}, Redis µs}
+-- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none. What is paused is put aside.
 -- A job leaves non-ready last. Twice: the second call finds the jobs gone. Goes through when memory is full. Cost: some µs a job.
-local most, width, permits, seed, full_wait = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local most, total, elastic, seed, full_wait = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic', ARGV[8], tonumber(ARGV[9])
+LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- At most so many jobs are looked at for one that may go; the next look at the tenant goes on behind them (field look): a type whose
 -- ready stream is full hides no other type of the same tenant.
 local LOOK = 1000
-local room = {}
-for i = 6, #ARGV, 2 do
-  local stream = B .. 'ready:' .. ARGV[i]
-  local undelivered = call('XLEN', stream)
-  if undelivered > 0 then
-    local p = redis.pcall('XPENDING', stream, 'workers')
-    if not p.err then undelivered = math.max(0, undelivered - p[1]) end
-  end
-  room[ARGV[i]] = tonumber(ARGV[i + 1]) - undelivered
-  see('HLEN', B .. 'load:' .. ARGV[i])
-end
-local now = now_ms()
+local LANES = { 'high', 'normal', 'low' }
+US = now_us()
+local now = floor(US / 1000)
+local limited = total > 0
 local moved, skipped, looked, allowed, denied, traced, traces = 0, 0, 0, {}, {}, {}, 0
-local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
-local at, used = window(B .. 'rate', width, now)
-local part = permits > 0 and share(permits) or 0
-see('SCARD', B .. 'active')
-see('LLEN', B .. 'garbage')
-if #due > 0 then pass_oom() end
+local pauses = any_paused()
+local status = {} -- of groups: false, or whether it is paused
 
--- choose looks at a tenant's jobs that are due and moves none: those that go, those that are no jobs of the ledger any more, what can't be read,
--- and until when there is no use in looking again.
-local function choose(tenant, mine, tenant_used)
-  local set, going, dropped, garbage, groups, named, not_before = B .. 'non-ready:' .. tenant, {}, {}, {}, {}, {}, nil
-  local tenant_key = B .. 'tenant:' .. tenant
-  local look = tonumber(call('HGET', tenant_key, 'look') or 0)
-  local offset, page = look, nil
+local function group_of(group)
+  local s = status[group]
+  if s == nil then
+    local g = call('HMGET', B .. 'group:' .. group, 'status', 'paused')
+    s = { gone = not g[1] or g[1] == 'CANCELLED', paused = g[2] }
+    status[group] = s
+  end
+  return s
+end
+local function held_back(j) return group_of(j.group).paused or (pauses and is_paused('y', j.typ)) end
+
+-- bring_back returns what was put aside and is not paused any more, a piece at a time.
+local function bring_back(tenant)
+  local aside, key = B .. 'paused:' .. tenant, B .. 'tenant:' .. tenant
+  see('ZCARD', aside, B .. 'non-ready', B .. 'non-ready:' .. tenant)
+  see_activate(tenant)
+  -- What is still paused for another reason goes behind the mark of the latest resumption, so that it is looked at once.
+  local upto = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
+  local page = call('ZRANGEBYSCORE', aside, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
+  local back, gone, stay, wanted, congested = {}, {}, {}, 0, 0
+  for i = 1, #page, 2 do
+    local j = parse(page[i])
+    if j and not held_back(j) then
+      back[#back + 1], back[#back + 2], gone[#gone + 1] = page[i + 1], page[i], page[i]
+      if j.reason == 'R' then wanted = wanted + 1 end
+      if j.reason ~= 'S' and j.reason ~= 'P' then congested = congested + 1 end
+    else
+      stay[#stay + 1], stay[#stay + 2] = upto + 1, page[i]
+    end
+  end
+  if #stay > 0 then call('ZADD', aside, unpack(stay)) end
+  if #gone > 0 then
+    call('ZADD', B .. 'non-ready:' .. tenant, unpack(back))
+    add(key, 'congested', congested)
+    activate(tenant, wanted)
+    call('ZREM', aside, unpack(gone))
+  end
+  local paused = call('HGET', key, 'paused')
+  if not paused then reindex(tenant) end
+  if #page / 2 < most then
+    call('SREM', B .. 'resuming', tenant)
+    if call('ZCARD', aside) == 0 then call('SREM', B .. 'aside', tenant) end
+  end
+end
+see('SCARD', B .. 'resuming', B .. 'aside')
+local resuming = call('SRANDMEMBER', B .. 'resuming')
+if resuming then
+  pass_oom()
+  bring_back(resuming)
+end
+
+local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
+local room, full, typs = {}, {}, {}
+local g
+if #due > 0 then
+  for i = 10, #ARGV, 2 do
+    local typ = ARGV[i]
+    local stream, load = B .. 'ready:' .. typ, call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
+    local undelivered = call('XLEN', stream)
+    if undelivered > 0 then
+      local p = redis.pcall('XPENDING', stream, 'workers')
+      if not p.err then undelivered = math.max(0, undelivered - p[1]) end
+    end
+    local free = tonumber(ARGV[i + 1]) - undelivered
+    -- While others wait for their turn, the stream is shared with them.
+    if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end
+    room[typ], typs[typ] = free, load[2] or ''
+  end
+  see('SCARD', B .. 'active')
+  see('HLEN', B .. 'rate')
+  see('LLEN', B .. 'garbage')
+  pass_oom()
+  g = global(total, tonumber(ARGV[5]), ARGV[6])
+  if limited then count_due(g, now) end
+end
+
+-- look reads what counts for a tenant, as admit does. With jobs that wait, it leaves them a part of its permits.
+local F = LIMIT_FIELDS[LIMITER]
+local spare
+local function look(tenant)
+  local key = B .. 'tenant:' .. tenant
+  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'active', 'look')
+  local t = { key = key, paused = h[5], offset = tonumber(h[7] or 0), can = most }
+  if not limited and not h[3] then return t end
+  local permits = h[3] and own_limit(h[3])
+  if limited then
+    if not permits then permits = share(g, h[4]) end
+    permits = math.min(permits, math.max(1, g.permits))
+  end
+  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
+  t.can = t.left
+  if limited then
+    t.can = math.min(t.can, g.left)
+    if t.can > 0 then
+      t.others = math.max(0, math.min(tonumber(h[6] or 0) - 1, t.can - half_for_due(t.can)))
+      t.can = t.can - t.others
+    elseif g.left > 0 and elastic and not h[3] then
+      spare = spare or g.left - reserved(g, nil, now)
+      t.can = math.max(0, spare - reserved_due(g, now, tenant))
+      t.borrows = true
+    end
+  end
+  return t
+end
+
+-- choose looks at a tenant's jobs that are due and moves none: those that go, those that are no jobs of the ledger any more, those that are paused,
+-- what can't be read, and until when there is no use in looking again.
+local function choose(tenant, t)
+  local set, c, named, not_before = B .. 'non-ready:' .. tenant, { going = {}, dropped = {}, paused = {}, garbage = {} }, {}, nil
+  local offset, page = t.offset, nil
   repeat
     page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
     offset = offset + #page
     for i, blob in ipairs(page) do
-      if moved + #going >= most then return going, dropped, garbage, nil end
+      if moved + #c.going >= most then return c, nil end
       if looked >= LOOK then
-        if #going == 0 then call('HSET', tenant_key, 'look', offset - #page + i - 1) end
-        return going, dropped, garbage, not_before
+        if #c.going == 0 then call('HSET', t.key, 'look', offset - #page + i - 1) end
+        return c, not_before
       end
       looked = looked + 1
       local j = parse(blob)
       if not j then
-        garbage[#garbage + 1] = blob
-      elseif (room[j.typ] or 0) <= 0 then
-        skipped, not_before = skipped + 1, now + full_wait
+        c.garbage[#c.garbage + 1] = blob
       else
-        local g = groups[j.group]
-        if g == nil then
-          g = call('HGET', B .. 'group:' .. j.group, 'status') or 'CANCELLED'
-          groups[j.group] = g
-        end
         local job = j.group .. '.' .. j.ordinal
         local state = call('GETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, j.ordinal * 2 + 1)
-        if g == 'CANCELLED' or named[job] or state ~= 'N' .. mark(j.attempt) then
-          dropped[#dropped + 1] = { j, blob }
-        elseif permits > 0 and (used >= permits or tenant_used >= mine) then
+        if group_of(j.group).gone or named[job] or state ~= 'N' .. mark(j.attempt) then
+          c.dropped[#c.dropped + 1] = { j, blob }
+        elseif held_back(j) then
+          c.paused[#c.paused + 1] = { j, blob }
+          named[job] = true
+        elseif (room[j.typ] or 0) <= 0 then
+          skipped, not_before, full[j.typ] = skipped + 1, now + full_wait, true
+        elseif #c.going >= t.can then
           -- Who was denied by the global limit alone keeps its place in the order.
-          local own = tenant_used >= mine
+          local own = not limited or t.left - #c.going <= 0
           denied[#denied + 1] = tenant
-          denied[#denied + 1] = own and 'per_group' or 'global'
-          return going, dropped, garbage, own and at + width or nil
+          denied[#denied + 1] = (own or g.left > 0) and 'per_group' or 'global'
+          if own and not t.borrows then return c, math.ceil(t.next_at / 1000) end
+          return c, (limited and g.left > 0) and now + full_wait or nil
         else
           named[job] = true
-          going[#going + 1] = { j, blob }
-          room[j.typ], used, tenant_used = room[j.typ] - 1, used + 1, tenant_used + 1
+          c.going[#c.going + 1] = { j, blob }
+          room[j.typ] = room[j.typ] - 1
         end
       end
     end
   until #page < most
-  if look > 0 then call('HDEL', tenant_key, 'look') end
-  return going, dropped, garbage, not_before
+  if t.offset > 0 then call('HDEL', t.key, 'look') end
+  return c, not_before
 end
 
 -- to_ready puts one job into its ready stream.
 local function to_ready(tenant, j, blob)
   local waited = math.max(0, now - j.since)
-  if j.reason == 'R' then j.wr = j.wr + waited elseif j.reason ~= 'S' then j.wc = j.wc + waited end
+  if j.reason == 'R' then j.wr = j.wr + waited elseif j.reason == 'A' or j.reason == 'E' then j.wc = j.wc + waited end
   if j.trace ~= '' then
     traces = traces + 1
     local id = mint(seed, traces)
@@ -94,51 +186,78 @@ local function to_ready(tenant, j, blob)
   call('SETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, 'R' .. mark(j.attempt))
 end
 
-for _, tenant in ipairs(due) do
-  if moved >= most or looked >= LOOK or (permits > 0 and used >= permits) then break end
-  local set, tenant_key = B .. 'non-ready:' .. tenant, B .. 'tenant:' .. tenant
-  local tenant_at, tenant_used = window(tenant_key, width, now)
-  local mine = part
-  if permits > 0 and call('SISMEMBER', B .. 'active', tenant) == 0 then mine = math.max(1, floor(permits / (call('SCARD', B .. 'active') + 1))) end
-  local going, dropped, garbage, not_before = choose(tenant, mine, tenant_used)
-  local gone, load, ready, congested, wanted = garbage, {}, {}, 0, 0
+-- promote_of moves what a tenant may.
+local function promote_of(tenant, t)
+  local set = B .. 'non-ready:' .. tenant
+  see('ZCARD', B .. 'paused:' .. tenant)
+  local c, not_before = choose(tenant, t)
+  local gone, load, ready, congested, wanted = c.garbage, {}, {}, 0, 0
   local function leave(j, blob)
     gone[#gone + 1] = blob
-    load[j.typ] = (load[j.typ] or 0) + 1
-    if j.reason ~= 'S' then congested = congested + 1 end
+    if j.reason ~= 'S' and j.reason ~= 'P' then congested = congested + 1 end
     if j.reason == 'R' then wanted = wanted + 1 end
   end
-  for _, blob in ipairs(garbage) do set_aside('non-ready:' .. tenant, blob) end
-  for _, d in ipairs(dropped) do leave(d[1], d[2]) end
-  for _, g in ipairs(going) do
-    local group = g[1].group
+  local function unload(j) load[j.typ] = (load[j.typ] or 0) + 1 end
+  for _, blob in ipairs(c.garbage) do set_aside('non-ready:' .. tenant, blob) end
+  for _, d in ipairs(c.dropped) do
+    leave(d[1], d[2])
+    unload(d[1])
+  end
+  for _, d in ipairs(c.paused) do
+    leave(d[1], d[2])
+    call('ZADD', B .. 'paused:' .. tenant, now, d[2])
+    call('SADD', B .. 'aside', tenant)
+  end
+  for _, d in ipairs(c.going) do
+    local group = d[1].group
     ready[group] = (ready[group] or 0) + 1
-    leave(g[1], g[2])
-    to_ready(tenant, g[1], g[2])
+    leave(d[1], d[2])
+    unload(d[1])
+    to_ready(tenant, d[1], d[2])
   end
   for group, n in pairs(ready) do add(B .. 'group:' .. group, 'non_ready', -n, 'ready', n) end
   if #gone > 0 then
     for typ, n in pairs(load) do call('HINCRBY', B .. 'load:' .. typ, 'non_ready', -n) end
-    add(tenant_key, 'congested', -congested)
+    add(t.key, 'congested', -congested)
     activate(tenant, -wanted)
     call('ZREM', set, unpack(gone))
   end
-  if #going > 0 then
-    moved = moved + #going
+  local n = #c.going
+  if n > 0 then
+    moved = moved + n
     allowed[#allowed + 1] = tenant
-    allowed[#allowed + 1] = #going
-    if permits > 0 then
-      spend(tenant_key, tenant_at, tenant_used + #going)
-      spend(B .. 'rate', at, used)
+    allowed[#allowed + 1] = n
+    if t.limit then spend[LIMITER](t.key, t.limit, n) end
+    if limited then
+      g.left = g.left - n
+      if spare then spare = spare - n end
+      spend[LIMITER](B .. 'rate', g.state, n)
     end
   end
   reindex(tenant, not_before)
 end
 
+for _, tenant in ipairs(due) do
+  if moved >= most or looked >= LOOK or (limited and g.left <= 0) then break end
+  see('HLEN', B .. 'tenant:' .. tenant)
+  local t = look(tenant)
+  if t.paused then
+    call('ZADD', B .. 'non-ready', FAR, tenant)
+  else
+    promote_of(tenant, t)
+  end
+end
+-- Streams that were full owe these jobs a part; admit leaves it to them for a while.
+for typ, had in pairs(typs) do
+  if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', now) end
+  if not full[typ] and had ~= '' then call('HDEL', B .. 'load:' .. typ, 'due') end
+end
+
 local first, wait = call('ZRANGE', B .. 'non-ready', 0, 0, 'WITHSCORES'), -1
-if #first > 0 then wait = math.max(0, tonumber(first[2]) - now) end
-if wait == 0 and permits > 0 and used >= permits then
-  wait = at + width - now
+if #first > 0 and tonumber(first[2]) < FAR then wait = math.max(0, tonumber(first[2]) - now) end
+if wait == 0 and limited and g and g.left <= 0 then
+  wait = math.max(1, math.ceil((g.next_at - US) / 1000))
   if #denied == 0 then denied = { first[1], 'global' } end
 end
-return { moved, skipped, wait, allowed, denied, traced }
+if call('SCARD', B .. 'resuming') > 0 then wait = 0 end
+return { moved, skipped, wait, allowed, denied, traced, US }

@@ -15,13 +15,14 @@ import (
 func TestPromote(t *testing.T) {
 	both(t, func(w *world) {
 		r := w.promote(noLimit, "T")
-		require.Equal(w, lua.PromoteReply{Wait: -time.Millisecond, Permits: []lua.Permit{}, Denials: []lua.Denial{}}, r)
+		require.WithinDuration(w, time.Now(), time.UnixMicro(r.AtUS), time.Minute)
+		require.Equal(w, lua.PromoteReply{Wait: -time.Millisecond, Permits: []lua.Permit{}, Denials: []lua.Denial{}, AtUS: r.AtUS}, r)
 		w.parked("g", 3)
 		require.Equal(w, map[string]int64{"non_ready": 3}, w.ledger("g"))
 		require.Equal(w, "3", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
 
 		r = w.promote(noLimit, "T")
-		require.Equal(w, lua.PromoteReply{Moved: 3, Wait: -time.Millisecond, Permits: []lua.Permit{{Tenant: "acme", N: 3}}, Denials: []lua.Denial{}}, r)
+		require.Equal(w, lua.PromoteReply{Moved: 3, Wait: -time.Millisecond, Permits: []lua.Permit{{Tenant: "acme", N: 3}}, Denials: []lua.Denial{}, AtUS: r.AtUS}, r)
 		require.Equal(w, map[string]int64{"ready": 3}, w.ledger("g"))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.NonReady(), w.p.NonReadyOf("acme")).Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
@@ -112,7 +113,7 @@ func TestPromoteSharesPermits(t *testing.T) {
 		r := w.promote(limit(10), "T")
 		require.Equal(w, 5, r.Moved)
 		require.Equal(w, []lua.Denial{{Tenant: "acme", Reason: "per_group"}}, r.Denials)
-		require.Greater(w, r.Wait, time.Hour)
+		require.Greater(w, w.promote(limit(10), "T").Wait, time.Hour, "it comes back in the next window")
 		require.Equal(w, 5, w.admit("T", 10, limit(10)).Moved)
 	})
 }

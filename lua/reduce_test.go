@@ -1,10 +1,15 @@
 package lua_test
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
@@ -98,4 +103,61 @@ func TestReduceAGroupThatIsGone(t *testing.T) {
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Aggregate("g"), w.p.Results("g"), w.p.States("g")).Val())
 		w.unchanged(func() { require.Equal(w, lua.ReduceGone, w.reduceInto("0", e[1]).State) })
 	})
+}
+
+// results are entries of the results stream that an aggregator has read.
+type results struct {
+	entry, group, lines string
+	ordinals            []int64
+}
+
+func (w *world) readResults(most int64) []results {
+	w.Helper()
+	w.consumerGroup(w.p.ResultStream(), keyspace.GroupAggregator)
+	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
+		Group: keyspace.GroupAggregator, Consumer: "a", Streams: []string{w.p.ResultStream(), ">"}, Count: most, Block: -1,
+	}).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	require.NoError(w, err)
+	var out []results
+	for _, m := range r[0].Messages {
+		e := results{entry: m.ID, group: m.Values["g"].(string), lines: m.Values["l"].(string)}
+		for line := range strings.SplitSeq(e.lines, "\n") {
+			e.ordinals = append(e.ordinals, w.ordinalOf(line))
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+func (w *world) ordinalOf(line string) int64 {
+	w.Helper()
+	var n int64
+	_, err := fmt.Sscanf(line, `{"ordinal":%d`, &n)
+	require.NoError(w, err, line)
+	return n
+}
+
+// reduceInto reduces an entry into a slot whose state counts the jobs that went into it.
+func (w *world) reduceInto(slot string, e results) lua.ReduceReply {
+	w.Helper()
+	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+slot, "slot:"+slot).Val()
+	r, err := lua.Reduce(w.Context(), w.c, w.p, lua.ReduceArgs{
+		Group: e.group, Slot: slot, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
+		Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
+	})
+	require.NoError(w, err)
+	return r
+}
+
+// reduceAll does what an aggregator does with everything in the results stream.
+func (w *world) reduceAll() {
+	w.Helper()
+	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {
+		for _, e := range batch {
+			require.Equal(w, lua.ReduceOK, w.reduceInto("0", e).State)
+		}
+	}
 }

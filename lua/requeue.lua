@@ -7,9 +7,9 @@
 -- Twice: what was moved is not among the failures any more. Refused when memory is full. Cost: some µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key, failures = B .. 'group:' .. group, B .. 'failures:' .. group
-local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status', 'round')
+local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status', 'round', 'paused')
 if not g[3] or g[4] == 'CANCELLED' then return { 'DONE', 0 } end
-local now, tenant, lane = now_ms(), g[1], g[2]
+local now, tenant, lane, factor = now_ms(), g[1], g[2], alpha()
 local page = call('HSCAN', failures, g[3], 'COUNT', most)
 local cursor, n = page[1], #page[2]
 local cut = false -- a small hash comes whole; what is too much of it for one step is scanned again
@@ -51,7 +51,7 @@ for _, typ in ipairs(order) do
   local q = queues[typ]
   call('RPUSH', B .. 'queue:' .. group .. ':' .. typ, unpack(q))
   call('HINCRBY', B .. 'load:' .. typ, 'waiting', #q)
-  enqueue(typ, lane, tenant, group, #q, now)
+  if not g[6] then enqueue(typ, lane, tenant, group, #q, now, factor) end
   if not call('ZSCORE', B .. 'types', typ) then call('ZADD', B .. 'types', now, typ) end
 end
 for _, ordinal in ipairs(ords) do call('SETRANGE', B .. 'states:' .. group, ordinal * 2, 'W') end
@@ -61,7 +61,7 @@ local moved = #ords
 if moved > 0 then
   add(key, 'failed', -moved, 'waiting', moved)
   add(B .. 'tenant:' .. tenant, 'unfinished', moved)
-  activate(tenant, moved)
+  if not g[6] then activate(tenant, moved) end
   wake('fetcher')
 end
 if #scanned > 0 then call('HDEL', failures, unpack(scanned)) end

@@ -1,16 +1,12 @@
 package lua_test
 
 import (
-	"regexp"
-	"strings"
-	"testing"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
@@ -18,12 +14,17 @@ import (
 // act is one call of one script.
 type act func() error
 
-// scenes bring every script to every one of its writes: each prepares a partition and returns the call.
-var scenes = []struct {
+// scene is a script's call and what it comes upon.
+type scene struct {
 	name      string // of the script, and what it comes upon
 	takesMore bool   // it lets work in, so it is refused when memory is full
 	prepare   func(w *world) act
-}{
+}
+
+// scenes bring every script to every one of its writes: each prepares a partition and returns the call.
+var scenes = slices.Concat(lifeScenes, flowScenes)
+
+var lifeScenes = []scene{
 	{"create", true, func(w *world) act {
 		return func() error {
 			_, err := lua.Create(w.Context(), w.c, w.p, lua.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h"})
@@ -260,264 +261,4 @@ var scenes = []struct {
 			return err
 		}
 	}},
-}
-
-// large is a payload that does not travel with its job.
-var large = []byte(`"` + strings.Repeat("x", 5000) + `"`)
-
-func inAnHour() string { return timestamp(time.Now().Add(time.Hour)) }
-
-// hold makes a group of n jobs that is held until a time, which has come.
-func (w *world) hold(group string, n int) {
-	w.Helper()
-	w.create(group, "acme", "T", "run_at", inAnHour())
-	w.append(group, n)
-	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
-}
-
-// spent makes a group of a tenant that has used a huge share of the window's permits.
-func (w *world) spent(tenant string) {
-	w.Helper()
-	w.create("g", tenant, "T")
-	w.append("g", 3)
-	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant(tenant), "w", 0, "n", 1000).Err())
-}
-
-// overdue moves a tenant's parked jobs to the beginning of time.
-func (w *world) overdue(tenant string) {
-	w.Helper()
-	for _, blob := range w.c.ZRange(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
-		require.NoError(w, w.c.ZAddXX(w.Context(), w.p.NonReadyOf(tenant), redis.Z{Score: 1, Member: blob}).Err())
-	}
-	require.NoError(w, w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: tenant}).Err())
-}
-
-// parked makes a group of n jobs that a worker has handed back.
-func (w *world) parked(group string, n int) {
-	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, n)
-	for _, j := range w.begin("T", "c", n) {
-		require.Equal(w, lua.OutcomeReply{Owned: 1}, w.outcome("T", other(lua.OutcomeReleased, j, 0)))
-	}
-}
-
-// failed makes a group of n jobs that has ended: all of them have failed, at their second attempt.
-func (w *world) failed(group string, n int) {
-	w.Helper()
-	w.parked(group, n)
-	w.seal(group)
-	w.promoteAll("T", n)
-	run := w.read("T", "c")
-	w.start("T", run)
-	for _, j := range run {
-		require.Equal(w, lua.OutcomeReply{Owned: 1}, w.outcome("T", other(lua.OutcomeFailed, j, 0)))
-	}
-	w.advance(group)
-	require.Equal(w, "FAILED", w.status(group))
-}
-
-// everywhere makes a group with a job at every place: waiting, parked for each reason, ready, in flight, done and failed.
-func (w *world) everywhere(group string) {
-	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, 6)
-	run := w.begin("T", "c", 4)
-	w.outcome("T", done(run[0]))
-	w.outcome("T", other(lua.OutcomeFailed, run[1], 0))
-	w.outcome("T", other(lua.OutcomeRetry, run[2], time.Hour))
-	w.admit("T", 1, noLimit)
-	w.appendJobs(lua.AppendArgs{Group: group, Jobs: []lua.NewJob{{Payload: large, RunAt: time.Now().Add(time.Hour)}}})
-	w.append(group, 1)
-	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
-	require.Equal(w, 1, w.admit("T", 1, limit(20)).Parked)
-	require.Equal(w, "DFNIRNNW", w.states(group))
-}
-
-func timestamp(t time.Time) string { return fmtInt(t.UnixMilli()) }
-
-func (w *world) appending(a lua.AppendArgs) act {
-	return func() error {
-		_, err := lua.Append(w.Context(), w.c, w.p, a)
-		return err
-	}
-}
-
-func (w *world) sealing(group string, total *int64) act {
-	return func() error {
-		_, err := lua.Seal(w.Context(), w.c, w.p, group, total)
-		return err
-	}
-}
-
-func (w *world) admitting(l lua.Limit) act {
-	return func() error {
-		_, err := lua.Admit(w.Context(), w.c, w.p, lua.AdmitArgs{Type: "T", Most: 10, Cap: 10, Limit: l, Seed: seed, LaneWeights: [3]int{6, 3, 1}})
-		return err
-	}
-}
-
-func (w *world) promoting(l lua.Limit) act {
-	return func() error {
-		_, err := lua.Promote(w.Context(), w.c, w.p, lua.PromoteArgs{Most: 10, Limit: l, Seed: seed, Caps: map[string]int{"T": 10}})
-		return err
-	}
-}
-
-func (w *world) starting(jobs []taken) act {
-	g := lua.StartGroup{Group: jobs[0].Group}
-	for _, j := range jobs {
-		g.Jobs = append(g.Jobs, lua.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
-	}
-	return func() error {
-		_, err := lua.Start(w.Context(), w.c, w.p, "T", []lua.StartGroup{g})
-		return err
-	}
-}
-
-func (w *world) reporting(groups []lua.GroupOutcome) act {
-	return func() error {
-		_, err := lua.Outcome(w.Context(), w.c, w.p, "T", lua.Congestion{Base: time.Hour, Cap: time.Hour}, groups)
-		return err
-	}
-}
-
-func (w *world) reclaiming(maxLosses int) act {
-	return func() error {
-		_, err := lua.Reclaim(w.Context(), w.c, w.p, "T", 0, 100, maxLosses)
-		return err
-	}
-}
-
-func (w *world) reducing(e results) act {
-	return func() error {
-		_, err := lua.Reduce(w.Context(), w.c, w.p, lua.ReduceArgs{
-			Group: e.group, Slot: "0", State: []byte("{}"), Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
-		})
-		return err
-	}
-}
-
-func (w *world) sweeping(group string) act {
-	return func() error {
-		_, err := lua.Sweep(w.Context(), w.c, w.p, group)
-		return err
-	}
-}
-
-// quiet takes the tokens away that scripts leave for idle roles, so that a script has to leave new ones.
-func (w *world) quiet() {
-	for _, role := range []string{"fetcher", "dispatcher", "watcher"} {
-		require.NoError(w, w.c.Del(w.Context(), w.p.Wake(role)).Err())
-	}
-}
-
-// An error does not undo what a script wrote before it, so that a key of the wrong type must be noticed before the first
-// write: every key that a scene changes is spoiled in turn.
-func TestWrongTypesChangeNothing(t *testing.T) {
-	for _, s := range scenes {
-		t.Run(s.name, func(t *testing.T) {
-			both(t, func(w *world) {
-				prefix, n := strings.TrimSuffix(w.p.Base(), "{0}:"), 0
-				fresh := func() (*world, act) {
-					n++
-					v := newWorld(w, w.c, prefix+fmtInt(int64(n))+":")
-					do := s.prepare(v)
-					v.quiet()
-					return v, do
-				}
-				v, do := fresh()
-				before := v.dump()
-				require.NoError(w, do())
-				after := v.dump()
-				changed := changes(before, after)
-				require.NotEmpty(w, changed, "the scene must change something")
-				for _, key := range changed {
-					v, do := fresh()
-					v.spoil(v.p.Base()+key, before[key]+after[key])
-					spoiled := v.dump()
-					err := do()
-					if _, stays := after[key]; err == nil && !stays {
-						continue // it was to be deleted, whatever it is
-					}
-					require.Truef(w, redisx.IsWrongType(err), "%s is of the wrong type, the script says %v", key, err)
-					require.Equal(w, spoiled, v.dump(), "%s is of the wrong type", key)
-				}
-			})
-		})
-	}
-}
-
-// changes are the keys that differ.
-func changes(before, after map[string]string) []string {
-	var keys []string
-	for key, v := range after {
-		if before[key] != v {
-			keys = append(keys, key)
-		}
-	}
-	for key := range before {
-		if _, ok := after[key]; !ok {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
-// spoil replaces a key by one of another type than content has.
-func (w *world) spoil(key, content string) {
-	w.Helper()
-	require.NoError(w, w.c.Del(w.Context(), key).Err())
-	if strings.HasPrefix(content, "list") {
-		require.NoError(w, w.c.Set(w.Context(), key, "spoiled", 0).Err())
-	} else {
-		require.NoError(w, w.c.RPush(w.Context(), key, "spoiled").Err())
-	}
-}
-
-// When Redis is out of memory, what lets work in is refused as a whole, and what works it off goes through as ever.
-func TestOutOfMemory(t *testing.T) {
-	t.Parallel()
-	server := redistest.Server(t)
-	c := server.Client()
-	memory := func(bytes string) { require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", bytes).Err()) }
-	for i, s := range scenes {
-		t.Run(s.name, func(t *testing.T) { // one after the other: they share the memory
-			prepare := func(suffix string) (*world, act) {
-				w := newWorld(t, c, fmtInt(int64(i))+suffix)
-				do := s.prepare(w)
-				w.quiet()
-				return w, do
-			}
-			twin, asEver := prepare("twin:")
-			require.NoError(t, asEver())
-
-			w, do := prepare("oom:")
-			before := w.dump()
-			memory("1")
-			err := do()
-			memory("0")
-			if s.takesMore {
-				require.Truef(t, redisx.IsOOM(err), "%v", err)
-				require.Equal(t, before, w.dump())
-				return
-			}
-			require.NoError(t, err)
-			require.Equal(t, shape(twin.dump()), shape(w.dump()))
-		})
-	}
-}
-
-var (
-	snapshots = regexp.MustCompile(`snapshot:\[.*?\]`)
-	numbers   = regexp.MustCompile(`[0-9.]+(e\+[0-9]+)?`)
-)
-
-// shape is a dump without its numbers, most of which are times.
-func shape(dump map[string]string) map[string]string {
-	out := map[string]string{}
-	for key, v := range dump {
-		out[key] = numbers.ReplaceAllString(snapshots.ReplaceAllString(v, "snapshot"), "#")
-	}
-	return out
 }

@@ -7,10 +7,11 @@ local most = tonumber(ARGV[1])
 local now = now_ms()
 local due = call('ZRANGEBYSCORE', B .. 'scheduled', '-inf', now, 'LIMIT', 0, most)
 if #due > 0 then
+  local factor = alpha()
   local ready = {} -- groups that may start, each with the lengths of its queues by type
   for _, group in ipairs(due) do
-    local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane', 'types', 'status')
-    if g[1] and g[4] ~= 'CANCELLED' then
+    local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane', 'types', 'status', 'paused')
+    if g[1] and g[4] ~= 'CANCELLED' and not g[5] then -- a paused one enters when it is resumed
       local waiting = {}
       for typ in string.gmatch(g[3] or '', '[^|]+') do
         local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
@@ -26,7 +27,7 @@ if #due > 0 then
   for _, r in ipairs(ready) do
     local all = 0
     for typ, n in pairs(r[4]) do
-      enqueue(typ, r[3], r[2], r[1], n, now)
+      enqueue(typ, r[3], r[2], r[1], n, now, factor)
       all = all + n
     end
     activate(r[2], all)

@@ -36,6 +36,7 @@ type GroupTerms struct {
 type StartReply struct {
 	Tokens []int64
 	Groups []GroupTerms
+	AtUS   int64 // Redis time, µs
 }
 
 // Start marks jobs as in flight before they are run.
@@ -56,7 +57,7 @@ func Start(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ strin
 	if err != nil {
 		return StartReply{}, err
 	}
-	out := StartReply{Tokens: r.list(0).nums()}
+	out := StartReply{Tokens: r.list(0).nums(), AtUS: r.num(2)}
 	if len(out.Tokens) != n {
 		return StartReply{}, fmt.Errorf("script start: %d tokens for %d jobs", len(out.Tokens), n)
 	}

@@ -1,17 +1,44 @@
--- start: a worker begins jobs that it has read.  ready → in flight
+-- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, put aside
 -- KEYS  base
 -- ARGV  type, n groups, then for each: group, n jobs, then for each job by ascending ordinal: entry, ordinal, attempt
--- Reply {tokens in the order of ARGV, groups}: a token is the attempt to report under, or -1 not to be run: the entry is stale.
+-- Reply {tokens in the order of ARGV, groups, Redis µs}: a token is the attempt to report under, or -1 not to be run: the entry is stale.
 --       Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
 -- The state's letter and attempt are the fence: whoever holds the attempt that stands there owns the job. An entry that comes again under
 -- its old id (the consumer group was lost and made anew) gets a new attempt, so that an earlier holder is stale from then on.
 -- Twice: the second call gives a new attempt. Goes through when memory is full. Cost: under 1 µs a job.
 local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
-local now, tokens, about, gone = now_ms(), {}, {}, {}
+local us, load_key = now_us(), B .. 'load:' .. typ
+local now, tokens, about, gone = floor(us / 1000), {}, {}, {}
+local pauses = any_paused()
+local type_paused = pauses and is_paused('y', typ)
 see('XLEN', stream)
+see('HLEN', load_key)
+see('LLEN', B .. 'wake:fetcher')
 see_attend()
 pass_oom()
+
+-- put_aside lets jobs of what is paused wait beside the parked ones; they are looked for in the stream, as only their entries' ids came.
+local function put_aside(group, tenant, entries, ords, attempts, at)
+  see_park(tenant, typ)
+  see('ZCARD', B .. 'paused:' .. tenant)
+  see('SCARD', B .. 'aside')
+  local n = 0
+  for _, i in ipairs(at) do
+    local found = call('XRANGE', stream, entries[i], entries[i])
+    local j = #found > 0 and parse(found[1][2][2])
+    if j then
+      j.since, j.reason, n = now, 'P', n + 1
+      call('ZADD', B .. 'paused:' .. tenant, now, compose(j, found[1][2][2]))
+      call('SETRANGE', B .. 'states:' .. group, ords[i] * 2, 'N' .. mark(attempts[i]))
+      gone[#gone + 1] = entries[i]
+    end
+  end
+  if n == 0 then return end
+  call('SADD', B .. 'aside', tenant)
+  call('HINCRBY', load_key, 'non_ready', n)
+  add(B .. 'group:' .. group, 'ready', -n, 'non_ready', n)
+end
 for _ = 1, groups do
   local group, n = ARGV[arg], tonumber(ARGV[arg + 1])
   arg = arg + 2
@@ -20,14 +47,17 @@ for _ = 1, groups do
     entries[i], ords[i], attempts[i] = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
     arg = arg + 3
   end
-  local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries')
+  local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
   local states, span = load_states(group, ords)
-  local new, begun = {}, 0
+  local new, begun, paused = {}, 0, {}
+  local held = g[6] or type_paused or (pauses and g[3] and is_paused('t', g[3]))
   for i = 1, n do
     local state, token = states[i], -1
     if g[1] and g[1] ~= 'CANCELLED' then
       local mine = mark(attempts[i])
-      if state == 'R' .. mine then
+      if state == 'R' .. mine and held then
+        paused[#paused + 1] = i
+      elseif state == 'R' .. mine then
         token, begun = attempts[i], begun + 1
       elseif state == 'I' .. mine then
         token = attempts[i] + 1
@@ -48,10 +78,12 @@ for _ = 1, groups do
       attend(group)
     end
   end
+  if #paused > 0 then put_aside(group, g[3], entries, ords, attempts, paused) end
   about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '' }
 end
 if #gone > 0 then
   call('XACK', stream, 'workers', unpack(gone))
   call('XDEL', stream, unpack(gone))
 end
-return { tokens, about }
+refill(typ)
+return { tokens, about, us }

@@ -39,16 +39,16 @@ type RedisConfig struct {
 // FairQueueConfig says who comes next.
 type FairQueueConfig struct {
 	Alpha       float64 `env:"ALPHA" envDefault:"10000" min:"0" max:"1e15" desc:"Weight of a group's progress in the priority formula."`
-	Policy      string  `env:"POLICY" envDefault:"fair" oneof:"fair" later:"priority" desc:"How the next jobs are chosen: fair shares among tenants."`
+	Policy      string  `env:"POLICY" envDefault:"fair" oneof:"fair,priority" desc:"How the next jobs are chosen: fair turns among tenants, or the priority formula over all groups."`
 	LaneWeights []int   `env:"LANE_WEIGHTS" envDefault:"6,3,1" check:"weights" desc:"Shares of the lanes high, normal and low while all have work."`
 }
 
 // BackpressureConfig bounds what is handed out.
 type BackpressureConfig struct {
 	GlobalRPS         int           `env:"GLOBAL_RPS" envDefault:"10000" min:"0" max:"1000000000" unit:"jobs a second" desc:"Permits a second, for all tenants together; 0: no limit."`
-	Share             string        `env:"SHARE" envDefault:"static" oneof:"static" later:"elastic" desc:"Each active tenant's part of the permits: static parts are equal, and what a tenant leaves is not lent."`
-	Limiter           string        `env:"LIMITER" envDefault:"fixed" oneof:"fixed" later:"sliding,token" desc:"How permits are counted: fixed is at most so many in each aligned window."`
-	RateLimitWindow   time.Duration `env:"RATE_LIMIT_WINDOW" envDefault:"1s" min:"1ms" max:"1h" desc:"Length of a window, in whole milliseconds. It gets its part of the permits a second, at least 1."`
+	Share             string        `env:"SHARE" envDefault:"elastic" oneof:"elastic,static" desc:"Each active tenant gets an equal part of the permits, or one by its weight. elastic: what a tenant leaves is lent to others; static: it is not."`
+	Limiter           string        `env:"LIMITER" envDefault:"fixed" oneof:"fixed,sliding,token" desc:"How permits are counted. fixed: at most so many in each aligned window; sliding: in any span of that length; token: steadily, and at most a window's at once."`
+	RateLimitWindow   time.Duration `env:"RATE_LIMIT_WINDOW" envDefault:"1s" min:"10ms" max:"1h" desc:"Length of a window, in whole milliseconds. It gets its part of the permits a second, at least 1."`
 	ReadyQueueMaxSize int           `env:"READY_QUEUE_MAX_SIZE" envDefault:"10000" min:"1" max:"10000000" unit:"jobs" desc:"Jobs that a ready stream holds at most, started ones not counted."`
 	DispatchInterval  time.Duration `env:"DISPATCH_INTERVAL" envDefault:"100ms" min:"1ms" max:"1m" desc:"Pause of the dispatcher when nothing is due."`
 	DispatchBatchSize int           `env:"DISPATCH_BATCH_SIZE" envDefault:"100" min:"1" max:"10000" unit:"jobs" desc:"Jobs that a dispatch cycle begins with; it grows under load. One script moves 200 at most."`

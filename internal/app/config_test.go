@@ -24,7 +24,7 @@ func TestDefaults(t *testing.T) {
 	}, c.Redis)
 	require.Equal(t, FairQueueConfig{Alpha: 10000, Policy: "fair", LaneWeights: []int{6, 3, 1}}, c.FairQueue)
 	require.Equal(t, BackpressureConfig{
-		GlobalRPS: 10000, Share: "static", Limiter: "fixed", RateLimitWindow: time.Second, ReadyQueueMaxSize: 10000,
+		GlobalRPS: 10000, Share: "elastic", Limiter: "fixed", RateLimitWindow: time.Second, ReadyQueueMaxSize: 10000,
 		DispatchInterval: 100 * time.Millisecond, DispatchBatchSize: 100, DefaultBackoff: time.Second, MaxBackoff: time.Minute,
 	}, c.Backpressure)
 	require.Equal(t, CongestionConfig{Enabled: true, BaseBackoff: time.Second, MaxBackoff: 2 * time.Minute, StatsRetention: time.Hour}, c.Congestion)
@@ -158,7 +158,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-func TestRelationsAndReleases(t *testing.T) {
+func TestRelations(t *testing.T) {
 	cases := map[string]struct{ environ, want []string }{
 		"pool": {
 			[]string{"REDIS_POOL_MAX_ACTIVE=5"},
@@ -171,7 +171,7 @@ func TestRelationsAndReleases(t *testing.T) {
 				`BULKACTION_CONGESTION_BASE_BACKOFF="1s": must not be above BULKACTION_CONGESTION_MAX_BACKOFF`,
 			},
 		},
-		"window":              {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=1500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="1.5ms": must be whole milliseconds`}},
+		"window":              {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=10500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="10.5ms": must be whole milliseconds`}},
 		"API for all":         {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, since the API has no authentication yet; BULKACTION_API_ALLOW_UNAUTHENTICATED=true opens it to everyone all the same`}},
 		"API on no host":      {[]string{"API_ADDR=:8080"}, []string{"BULKACTION_API_ADDR"}},
 		"API on a name":       {[]string{"API_ADDR=example.com:80"}, []string{"BULKACTION_API_ADDR"}},
@@ -181,10 +181,12 @@ func TestRelationsAndReleases(t *testing.T) {
 		"a mistake is not followed by another": {
 			[]string{"REDIS_POOL_MAX_ACTIVE=0"}, []string{`BULKACTION_REDIS_POOL_MAX_ACTIVE="0": must be a whole number of connections from 1 to 10000`},
 		},
-		"priority": {[]string{"FAIR_QUEUE_POLICY=priority"}, []string{`BULKACTION_FAIR_QUEUE_POLICY="priority": comes with a later release; for now it must be fair`}},
-		"elastic":  {[]string{"BACKPRESSURE_SHARE=elastic"}, []string{`BULKACTION_BACKPRESSURE_SHARE="elastic": comes with a later release; for now it must be static`}},
-		"sliding":  {[]string{"BACKPRESSURE_LIMITER=sliding"}, []string{`comes with a later release; for now it must be fixed`}},
-		"token":    {[]string{"BACKPRESSURE_LIMITER=token"}, []string{`comes with a later release; for now it must be fixed`}},
+		"flow":                           {[]string{"FAIR_QUEUE_POLICY=priority", "BACKPRESSURE_SHARE=static", "BACKPRESSURE_LIMITER=sliding"}, nil},
+		"limiter":                        {[]string{"BACKPRESSURE_LIMITER=leaky"}, []string{`BULKACTION_BACKPRESSURE_LIMITER="leaky": must be fixed, sliding or token`}},
+		"negative limit":                 {[]string{"BACKPRESSURE_GLOBAL_RPS=-1"}, []string{`BULKACTION_BACKPRESSURE_GLOBAL_RPS="-1": must be a whole number of jobs a second from 0`}},
+		"short window":                   {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=9ms"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="9ms": must be a duration from 10ms`}},
+		"weight of nothing":              {[]string{"FAIR_QUEUE_LANE_WEIGHTS=6,0,1"}, []string{"BULKACTION_FAIR_QUEUE_LANE_WEIGHTS"}},
+		"less than a permit a partition": {[]string{"BACKPRESSURE_GLOBAL_RPS=10", "PARTITIONS=16"}, nil},
 		"processors": {
 			[]string{"SMTP_PORT=0", "SMTP_TLS=maybe", "HTTP_PROCESSOR_TIMEOUT=-1s"},
 			[]string{"BULKACTION_SMTP_PORT: 0 is not", `BULKACTION_SMTP_TLS: "maybe"`, "BULKACTION_HTTP_PROCESSOR_TIMEOUT: -1s"},

@@ -58,9 +58,6 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	check(c.Redis.PoolMinIdle <= c.Redis.PoolMaxActive, "REDIS_POOL_MIN_IDLE", "REDIS_POOL_MAX_ACTIVE", "must not be above OTHER")
 	check(c.Backpressure.RateLimitWindow%time.Millisecond == 0,
 		"BACKPRESSURE_RATE_LIMIT_WINDOW", "BACKPRESSURE_LIMITER", "must be whole milliseconds")
-	permits := int64(c.Backpressure.GlobalRPS) * c.Backpressure.RateLimitWindow.Milliseconds() / 1000
-	check(c.Backpressure.GlobalRPS == 0 || c.Redis.Partitions == 1 || permits >= int64(c.Redis.Partitions),
-		"BACKPRESSURE_GLOBAL_RPS", "PARTITIONS", "must give each of OTHER at least one permit a window")
 	check(c.Backpressure.DefaultBackoff <= c.Backpressure.MaxBackoff,
 		"BACKPRESSURE_DEFAULT_BACKOFF", "BACKPRESSURE_MAX_BACKOFF", "must not be above OTHER")
 	check(c.Congestion.BaseBackoff <= c.Congestion.MaxBackoff,

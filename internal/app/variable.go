@@ -64,9 +64,6 @@ func (v Variable) parse(environ map[string]string) error {
 		return v.mistake(environ[v.Name], "must be "+v.Rule)
 	}
 	v.value.Set(alone.Elem().Field(0))
-	if v.later(v.value.String()) {
-		return v.mistake(environ[v.Name], "comes with a later release; for now it must be "+v.field.Tag.Get("oneof"))
-	}
 	if !v.valid() {
 		return v.mistake(environ[v.Name], "must be "+v.Rule)
 	}
@@ -75,10 +72,6 @@ func (v Variable) parse(environ map[string]string) error {
 
 func (v Variable) mistake(value, problem string) error {
 	return fmt.Errorf("%s=%q: %s", v.Name, v.redact(value), problem)
-}
-
-func (v Variable) later(value string) bool {
-	return slices.Contains(strings.Split(v.field.Tag.Get("later"), ","), value) && value != ""
 }
 
 // valid holds the value to the limits in its tags.
@@ -131,9 +124,6 @@ func rule(f reflect.StructField) string {
 		text := strings.ReplaceAll(options, ",", ", ")
 		if at := strings.LastIndex(text, ", "); at >= 0 {
 			text = text[:at] + " or" + text[at+1:]
-		}
-		if later := tag.Get("later"); later != "" {
-			text += " (in a later release also " + strings.ReplaceAll(later, ",", ", ") + ")"
 		}
 		return text
 	}

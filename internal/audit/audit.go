@@ -7,7 +7,7 @@
 //     failed and cancelled. None of these is negative.
 //   - [States]: a group has one state for each accepted job, and as many of each letter as its ledger says.
 //   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else: a waiting one in a queue
-//     of its group, a parked one in its tenant's non-ready set, a ready or started one in the ready stream of its type, a failed one
+//     of its group, a parked one in its tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the ready stream of its type, a failed one
 //     among its group's failures, which agree with the error codes. Nothing lies anywhere that is no such job. What a cancelled
 //     group has left in a ready stream may stay until a worker comes by.
 //   - [Results]: each done job's result lies in exactly one entry of the results stream, each reduced one's in exactly one line of the

@@ -93,7 +93,7 @@ func (l *look) tenant(name string, y tally) {
 			l.found.add(finding{Load, "", none, fmt.Sprint(name, counter, y.have[i]-y.want[i])}, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
 		}
 	}
-	if active := y.have[1] > 0; active != y.inSet {
+	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
 		l.found.add(finding{Load, "", none, fmt.Sprint(name, "set", active)}, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
 	}
 }

@@ -115,8 +115,8 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	a := &auditor{db: db{w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
 	l := a.newLook()
 	w.ok(l.ranked(w.Context(), p.Groups(), func(ids []string) error { return l.page(w.Context(), ids) }))
-	w.ok(l.nonReady(w.Context(), "acme"))
-	w.ok(l.nonReady(w.Context(), "acme"))
+	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(l.judge(w.Context()))
 	n, _ := queued(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, l.found.all())

@@ -65,21 +65,25 @@ func (l *look) shared(ctx context.Context, last bool) error {
 		return err
 	}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), pageSize) {
-		cards := make([]*redis.IntCmd, len(page))
+		cards, aside := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
 		err := l.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, t := range page {
-				cards[i] = p.ZCard(ctx, l.p.NonReadyOf(t))
+				cards[i], aside[i] = p.ZCard(ctx, l.p.NonReadyOf(t)), p.ZCard(ctx, l.p.PausedOf(t))
 			}
 		})
 		if err != nil {
 			return err
 		}
 		for i, t := range page {
-			if cards[i].Val() == 0 {
-				continue
+			if cards[i].Val() > 0 {
+				if err := l.nonReady(ctx, t, l.p.NonReadyOf(t)); err != nil {
+					return err
+				}
 			}
-			if err := l.nonReady(ctx, t); err != nil {
-				return err
+			if aside[i].Val() > 0 {
+				if err := l.nonReady(ctx, t, l.p.PausedOf(t)); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -109,6 +113,12 @@ func (l *look) others(ctx context.Context, tenants map[string]bool) error {
 		return p.SScan(ctx, l.p.Active(), cursor, "", pageSize)
 	}
 	if err := l.scan(ctx, active, note(l.tenants)); err != nil {
+		return err
+	}
+	aside := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
+		return p.SScan(ctx, l.p.Aside(), cursor, "", pageSize)
+	}
+	if err := l.scan(ctx, aside, note(l.tenants)); err != nil {
 		return err
 	}
 	for t := range l.tenants {
@@ -168,9 +178,8 @@ func (l *look) results(ctx context.Context) error {
 	})
 }
 
-// nonReady reads what a tenant has parked.
-func (l *look) nonReady(ctx context.Context, tenant string) error {
-	key := l.p.NonReadyOf(tenant)
+// nonReady reads what a tenant has parked, or put aside.
+func (l *look) nonReady(ctx context.Context, tenant, key string) error {
 	defer func() { l.swept[key] = true }()
 	twice := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
 	err := l.members(ctx, key, func(page []string) error {

@@ -21,7 +21,7 @@ type tenant struct {
 }
 
 func (t *tenant) commands() int {
-	n := 5
+	n := 7
 	for _, g := range t.groups {
 		n += 2 + len(split(g.types))
 	}
@@ -34,7 +34,7 @@ func (t *tenant) small() bool { return t.commands() <= pageSize && t.parked <= p
 // tally is what a tenant's counters say, and what they should.
 type tally struct {
 	have, want        [3]int64 // see counterNames
-	inSet             bool     // of active tenants
+	inSet, paused     bool     // in the set of active tenants; a paused one is not
 	waiting, nonReady map[string]int64
 	whole             bool // want is what it was at the instant of have
 	print             uint64
@@ -83,6 +83,7 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 				ask(p)
 			}
 			samples[i].blobs = p.ZRange(ctx, l.p.NonReadyOf(t.name), 0, 2*pageSize)
+			samples[i].aside = p.ZRange(ctx, l.p.PausedOf(t.name), 0, 2*pageSize)
 		}
 	})
 	if err != nil {
@@ -91,6 +92,7 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 	for i, t := range tenants {
 		y := samples[i].tally()
 		y.count(samples[i].blobs.Val(), samples[i].card.Val())
+		y.countAside(samples[i].aside.Val(), samples[i].asideCard.Val())
 		yield(t, y)
 	}
 	return nil
@@ -134,7 +136,16 @@ func (l *look) once(ctx context.Context, t *tenant) (tally, error) {
 		y.count(page, int64(len(page)))
 		return nil
 	})
-	y.whole = y.whole && scanned == s.card.Val() // a scan may yield an element twice
+	if err != nil {
+		return y, err
+	}
+	aside := int64(0)
+	err = l.members(ctx, l.p.PausedOf(t.name), func(page []string) error {
+		aside += int64(len(page))
+		y.countAside(page, int64(len(page)))
+		return nil
+	})
+	y.whole = y.whole && scanned == s.card.Val() && aside == s.asideCard.Val() // a scan may yield an element twice
 	return y, err
 }
 
@@ -146,7 +157,10 @@ type sample struct {
 	newest   *redis.StringSliceCmd
 	card     *redis.IntCmd
 	blobs    *redis.StringSliceCmd
-	open     []groupSample
+	// What was put aside, because it is paused.
+	asideCard *redis.IntCmd
+	aside     *redis.StringSliceCmd
+	open      []groupSample
 }
 
 type groupSample struct {
@@ -159,14 +173,14 @@ type groupSample struct {
 func (l *look) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
 	s.open = make([]groupSample, len(s.groups))
 	asks := []func(redis.Pipeliner){func(p redis.Pipeliner) {
-		s.counters = p.HMGet(ctx, l.p.Tenant(s.name), counterNames[0], counterNames[1], counterNames[2])
+		s.counters = p.HMGet(ctx, l.p.Tenant(s.name), counterNames[0], counterNames[1], counterNames[2], "paused")
 		s.inSet, s.newest = p.SIsMember(ctx, l.p.Active(), s.name), p.ZRevRange(ctx, l.p.GroupsOf(s.name), 0, 0)
-		s.card = p.ZCard(ctx, l.p.NonReadyOf(s.name))
+		s.card, s.asideCard = p.ZCard(ctx, l.p.NonReadyOf(s.name)), p.ZCard(ctx, l.p.PausedOf(s.name))
 	}}
 	for i, g := range s.groups {
 		asks = append(asks, func(p redis.Pipeliner) {
 			o := groupSample{
-				ledger: p.HMGet(ctx, l.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight", "accepted", "failed", "at:created"),
+				ledger: p.HMGet(ctx, l.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight", "accepted", "failed", "at:created", "paused"),
 				held:   p.ZScore(ctx, l.p.Scheduled(), g.id),
 			}
 			for _, typ := range split(g.types) {
@@ -181,15 +195,18 @@ func (l *look) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
 // tally adds up what the tenant's groups hold. It is whole when they are those that were listed.
 func (s *sample) tally() tally {
 	y := tally{waiting: map[string]int64{}, nonReady: map[string]int64{}, inSet: s.inSet.Val()}
-	for i, v := range s.counters.Val() {
-		y.have[i] = number(v)
+	v := s.counters.Val()
+	for i := range y.have {
+		y.have[i] = number(v[i])
 	}
+	y.paused = text(v[3]) != ""
 	newest := s.newest.Val()
 	y.whole = len(newest) == 0 && s.tenant.newest == "" || len(newest) == 1 && newest[0] == s.tenant.newest
-	y.mark("%v %v %v", y.have, y.inSet, newest)
+	y.mark("%v %v %v %v", y.have, y.inSet, y.paused, newest)
 	for i, g := range s.groups {
 		o := s.open[i]
-		v, held := o.ledger.Val(), o.held.Err() == nil
+		v := o.ledger.Val()
+		held := o.held.Err() == nil || text(v[8]) != ""
 		y.whole = y.whole && text(v[0]) == g.types
 		for _, n := range v[1:5] {
 			y.want[0] += number(n)
@@ -228,9 +245,20 @@ func (y *tally) count(blobs []string, n int64) {
 		case 'R':
 			y.want[1]++
 			y.want[2]++
-		case 'S':
+		case 'S', 'P':
 		default:
 			y.want[2]++
+		}
+	}
+}
+
+// countAside adds jobs that were put aside, all of which there are n: they want no permit and are not congested.
+func (y *tally) countAside(blobs []string, n int64) {
+	y.whole = y.whole && int64(len(blobs)) == n
+	for _, blob := range blobs {
+		y.print += 7 * maphash.String(printSeed, blob)
+		if d, err := lua.ParseDelivered(blob); err == nil {
+			y.nonReady[d.Type]++
 		}
 	}
 }
@@ -240,13 +268,13 @@ func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
 	const few = 10
 	type replies struct {
 		newest, first *redis.StringSliceCmd
-		parked        *redis.IntCmd
+		parked, aside *redis.IntCmd
 	}
 	cmds := make([]replies, len(names))
 	err := l.inTurn(ctx, func(p redis.Pipeliner) {
 		for i, name := range names {
 			key := l.p.GroupsOf(name)
-			cmds[i] = replies{newest: p.ZRevRange(ctx, key, 0, 0), first: p.ZRange(ctx, key, 0, few-1), parked: p.ZCard(ctx, l.p.NonReadyOf(name))}
+			cmds[i] = replies{newest: p.ZRevRange(ctx, key, 0, 0), first: p.ZRange(ctx, key, 0, few-1), parked: p.ZCard(ctx, l.p.NonReadyOf(name)), aside: p.ZCard(ctx, l.p.PausedOf(name))}
 		}
 	})
 	if err != nil {
@@ -258,7 +286,7 @@ func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
 	}
 	tenants, pairs := make([]*tenant, len(names)), []pair(nil)
 	for i, name := range names {
-		t := &tenant{name: name, newest: strings.Join(cmds[i].newest.Val(), ""), parked: cmds[i].parked.Val()}
+		t := &tenant{name: name, newest: strings.Join(cmds[i].newest.Val(), ""), parked: cmds[i].parked.Val() + cmds[i].aside.Val()}
 		tenants[i] = t
 		add := func(ids []string) error {
 			for _, id := range ids {

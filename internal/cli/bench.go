@@ -3,6 +3,9 @@ package cli
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -13,12 +16,62 @@ func newBench(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the system: real processes on a private redis-server",
+		Long: "Measure the system: real processes on a private redis-server, with the defaults of a fresh installation. What differs is in the\n" +
+			"JSON's overrides; BULKACTION_ variables of the environment are not passed on, --set is.",
 	}
-	cmd.AddCommand(newBenchThroughput(r))
+	set := new(variables)
+	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil, "a variable of the processes, NAME=VALUE without BULKACTION_; may be repeated")
+	cmd.AddCommand(newBenchThroughput(r, set), newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
 	return cmd
 }
 
-func newBenchThroughput(r *Root) *cobra.Command {
+// variables are those of the processes that are to differ from the defaults.
+type variables []string
+
+// measured are the variables that a bench sets itself.
+var measured = []string{
+	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES", "BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
+	"BACKPRESSURE_RATE_LIMIT_WINDOW", "INGEST_MAX_BACKLOG",
+}
+
+func (s *variables) env() ([]string, error) {
+	env := make([]string, len(*s))
+	for i, kv := range *s {
+		name, _, ok := strings.Cut(kv, "=")
+		name = strings.TrimPrefix(name, "BULKACTION_")
+		switch {
+		case !ok || name == "":
+			return nil, usagef("--set %q: write it as NAME=VALUE", kv)
+		case slices.Contains(measured, name):
+			return nil, usagef("--set %s: the bench sets this itself; see its flags", kv)
+		}
+		env[i] = "BULKACTION_" + strings.TrimPrefix(kv, "BULKACTION_")
+	}
+	return env, nil
+}
+
+// experiment tells an experiment what this program is, and shows how far it is until done is called.
+func (r *Root) experiment(o *bench.Options, set *variables) (done func(), err error) {
+	if o.Env, err = set.env(); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	o.Role = []string{self, "role"}
+	bar := r.newBar("bench", 1)
+	var mu sync.Mutex // runs may go on side by side
+	o.Progress = func(part string, done, total int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		bar.say(part, "")
+		bar.set(done, max(total, 1))
+	}
+	return bar.stop, nil
+}
+
+func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 	var o bench.ThroughputOptions
 	cmd := &cobra.Command{
 		Use:   "throughput",
@@ -30,10 +83,15 @@ func newBenchThroughput(r *Root) *cobra.Command {
 					return usagef("%s %d: must be at least 1", name, n)
 				}
 			}
+			env, err := set.env()
+			if err != nil {
+				return err
+			}
 			self, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
+			o.Env = env
 			o.Role = []string{self, "role"}
 			bar := r.newBar("jobs", int64(o.Jobs))
 			result, err := bench.RunThroughput(cmd.Context(), o, func(done int) { bar.set(int64(done), int64(o.Jobs)) })

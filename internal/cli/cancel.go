@@ -14,12 +14,12 @@ func newCancel(r *Root) *cobra.Command {
 		Use:   "cancel GROUP",
 		Short: "End a group at once: nothing of it starts any more",
 		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Cancel),
+		RunE:  r.onGroup((*client.API).Cancel, ""),
 	}
 }
 
-// onGroup runs a command of the API on a group.
-func (r *Root) onGroup(do func(*client.API, context.Context, string) (api.Accepted, error)) func(*cobra.Command, []string) error {
+// onGroup runs a command of the API on a group. People are told what it did, where its status does not show it.
+func (r *Root) onGroup(do func(*client.API, context.Context, string) (api.Accepted, error), did string) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		a, err := r.API()
 		if err != nil {
@@ -33,7 +33,11 @@ func (r *Root) onGroup(do func(*client.API, context.Context, string) (api.Accept
 			return r.Print(accepted)
 		}
 		t := newTable(r.Out)
-		t.row(accepted.ID, accepted.Status)
+		if did == "" {
+			t.row(accepted.ID, accepted.Status)
+		} else {
+			t.row(accepted.ID, accepted.Status, did)
+		}
 		return t.flush()
 	}
 }

@@ -59,7 +59,7 @@ type Root struct {
 type Command func(*Root) *cobra.Command
 
 // commands are all that there are.
-var commands = []Command{newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newRetry, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole}
+var commands = []Command{newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newPause, newResume, newRetry, newWhy, newTenant, newType, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole}
 
 // Main runs the command line that args say, with more commands beside the API's, and returns its exit code.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {

@@ -41,6 +41,37 @@ func TestWrongUsage(t *testing.T) {
 		{"submit --type T --payload 1 --format csv", "--format goes with --file"},
 		{"submit --type T --wait --no-seal", "--wait would wait for ever with --no-seal"},
 		{"submit --type T --file cli.go", "what is in cli.go? Say --format ndjson or --format csv"},
+		{"submit --type a/b --payload 1 --priority urgent --tenant {", `--type "a/b": must match ^[A-Za-z0-9._-]{1,128}$; --tenant "{": must match`},
+		{"submit --type T --payload 1 --priority HIGH", `--priority "HIGH": must be high, normal or low`},
+		{"submit --type T --payload 1 --id a/b", `--id "a/b": must match`},
+		{"pause", "pause needs the id of one group, got 0 arguments"},
+		{"resume a b", "resume needs the id of one group, got 2 arguments"},
+		{"pause a/b", `group id "a/b": must match`},
+		{"type", "type needs to know what to do: pause, resume"},
+		{"type stop T", `unknown command "stop"`},
+		{"type pause", "pause needs the id of one type, got 0 arguments"},
+		{"type pause a/b", `type id "a/b": must match`},
+		{"tenant", "tenant needs to know what to do: ls, show, set, pause, resume"},
+		{"tenant drop acme", `unknown command "drop"`},
+		{"tenant ls acme", `unknown command "acme"`},
+		{"tenant show", "show needs the id of one tenant, got 0 arguments"},
+		{"tenant set acme", "nothing to set: give --rps, --weight, --base-priority or --clear"},
+		{"tenant set --rps 1", "set needs the id of one tenant, got 0 arguments"},
+		{"tenant set acme --rps 0", "--rps 0: must be above 0"},
+		{"tenant set acme --rps -1", "--rps -1: must be above 0"},
+		{"tenant set acme --rps NaN", "--rps NaN: must be above 0"},
+		{"tenant set acme --rps 1e10", "--rps 1e+10: must be above 0"},
+		{"tenant set acme --rps many", "invalid argument"},
+		{"tenant set acme --weight 0", "--weight 0: must be 0.001 to 1000"},
+		{"tenant set acme --weight 1001", "--weight 1001: must be 0.001 to 1000"},
+		{"tenant set acme --weight NaN", "--weight NaN: must be 0.001 to 1000"},
+		{"tenant set acme --base-priority 1.5", "invalid argument"},
+		{"tenant set acme --base-priority -1000000000000001", "--base-priority -1000000000000001: must be -1e15 to 1e15"},
+		{"why", "why needs a group, and an ordinal for one of its jobs, got 0 arguments"},
+		{"why g 1 2", "got 3 arguments"},
+		{"why g first", `ordinal "first": must be a whole number from 0`},
+		{"why g -- -1", `ordinal "-1": must be a whole number from 0`},
+		{"why a/b", `group id "a/b": must match`},
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			got := f.exec(t.Context(), console{}, strings.Fields(c.args)...)
@@ -60,7 +91,7 @@ func TestHelpIsFine(t *testing.T) {
 		require.NotEmpty(t, got.out)
 		require.Empty(t, got.err)
 	}
-	for _, c := range []string{"submit", "status", "watch", "results", "failures", "cancel", "retry", "dead-letters", "stats"} {
+	for _, c := range []string{"submit", "status", "watch", "results", "failures", "cancel", "pause", "resume", "retry", "why", "tenant", "type", "dead-letters", "stats"} {
 		require.Contains(t, console{}.exec(t.Context()).out, "  "+c+" ")
 	}
 }
@@ -94,14 +125,14 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	require.Empty(t, got.out)
 
 	f := newFakeAPI(t)
-	for _, command := range []string{"status", "watch", "results", "failures", "cancel", "retry"} {
+	for _, command := range []string{"status", "watch", "results", "failures", "cancel", "pause", "resume", "retry", "why"} {
 		got := f.exec(t.Context(), console{terminal: true}, command, "nosuch")
 		require.Equal(t, exitError, got.code)
 		require.Contains(t, got.err, "404 Not Found: group nosuch: not found\nCheck the group's id")
 		require.Empty(t, got.out)
 	}
 	got = f.exec(t.Context(), console{}, "status", "a/b")
-	require.Equal(t, exitError, got.code)
+	require.Equal(t, exitUsage, got.code)
 	require.Contains(t, got.err, `group id "a/b": must match`)
 
 	for status, advice := range map[int]string{500: "The server's log says more.", 429: "more work than it can take", 503: "Redis"} {

@@ -97,5 +97,5 @@ func oneGroup(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usagef("%s needs the id of one group, got %d arguments", cmd.Name(), len(args))
 	}
-	return nil
+	return checkID("group", args[0])
 }

@@ -33,6 +33,9 @@ type fakeAPI struct {
 	busy    int      // appends to refuse with 429
 	letters int      // dead letters there are
 	hold    bool     // sealed groups don't end by themselves
+	tenants map[string]api.TenantSettings
+	bodies  []string // of PUT
+	refuse  string   // answers an append with 422
 }
 
 type fakeGroup struct {
@@ -44,7 +47,7 @@ type fakeGroup struct {
 }
 
 func newFakeAPI(t *testing.T) *fakeAPI {
-	f := &fakeAPI{groups: map[string]*fakeGroup{}}
+	f := &fakeAPI{groups: map[string]*fakeGroup{}, tenants: map[string]api.TenantSettings{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/groups", f.submit)
 	mux.HandleFunc("POST /v1/groups/{id}/jobs", f.append)
@@ -52,6 +55,12 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/groups/{id}", f.group)
 	mux.HandleFunc("GET /v1/groups/{id}/events", f.events)
 	mux.HandleFunc("GET /v1/groups/{id}/{what}", f.list)
+	mux.HandleFunc("GET /v1/groups/{id}/why", f.why)
+	mux.HandleFunc("GET /v1/groups/{id}/jobs/{ordinal}", f.job)
+	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.switchOver)
+	mux.HandleFunc("GET /v1/tenants", f.listTenants)
+	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
+	mux.HandleFunc("PUT /v1/tenants/{id}", f.setTenant)
 	mux.HandleFunc("GET /v1/dead-letters", f.deadLetters)
 	mux.HandleFunc("GET /v1/stats", f.stats)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -179,6 +188,10 @@ func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
 		problem(w, http.StatusTooManyRequests, "too much work is waiting")
 		return
 	}
+	if f.refuse != "" {
+		problem(w, http.StatusUnprocessableEntity, f.refuse)
+		return
+	}
 	got := api.Appended{Rejected: []api.LineError{}}
 	var jobs []messages.Job
 	csv := r.Header.Get("Content-Type") == "text/csv"
@@ -224,6 +237,8 @@ func (f *fakeAPI) command(w http.ResponseWriter, r *http.Request) {
 	case verb == "cancel" && !g.Status.Ended():
 		g.Status, g.Counts.Cancelled, g.Counts.Waiting = api.StatusCancelled, g.Counts.Waiting, 0
 		g.change()
+	case (verb == "pause" || verb == "resume") && !g.Status.Ended():
+		g.Paused = verb == "pause"
 	case verb == "retry" && g.Status.Ended():
 		g.Round, g.Status = g.Round+1, api.StatusRunning
 	default:

@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"io"
+	"os"
 	"sync/atomic"
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
 
 	"github.com/bulkaction/bulkaction/api"
 )
@@ -32,7 +35,7 @@ func (r *Root) newBar(name string, total int64) *bar {
 		return nil
 	}
 	if r.area == nil {
-		r.area = &barArea{container: mpb.New(mpb.WithOutput(r.Err), mpb.WithAutoRefresh())}
+		r.area = &barArea{container: mpb.New(mpb.WithOutput(barOutput(r.Err, term.GetSize)), mpb.WithAutoRefresh())}
 	}
 	r.area.bars++
 	b := &bar{root: r, name: name}
@@ -43,6 +46,19 @@ func (r *Root) newBar(name string, total int64) *bar {
 		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return *b.note.Load() })),
 	)
 	return b
+}
+
+// barOutput is where bars are drawn. A terminal that does not know its size would get none: there they are drawn as on
+// one of 80 columns.
+func barOutput(out io.Writer, size func(fd int) (width, height int, err error)) io.Writer {
+	f, ok := out.(*os.File)
+	if !ok {
+		return out
+	}
+	if width, height, err := size(int(f.Fd())); err == nil && (width <= 0 || height <= 0) {
+		return struct{ io.Writer }{out} // what is no file has 80 columns
+	}
+	return out
 }
 
 // say changes the texts behind the bar's name and behind the bar.

@@ -11,6 +11,6 @@ func newRetry(r *Root) *cobra.Command {
 		Use:   "retry GROUP",
 		Short: "Run the failed jobs of an ended group again",
 		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Retry),
+		RunE:  r.onGroup((*client.API).Retry, ""),
 	}
 }

@@ -46,7 +46,11 @@ func statsTable(out io.Writer, s api.Stats) error {
 
 	t.section("TYPE", "BACKLOG", "WAITING", "NON-READY", "READY", "IN FLIGHT", "WORKERS")
 	for _, y := range s.Types {
-		t.row(y.Type, thousands(y.Backlog), thousands(y.Waiting), thousands(y.NonReady), thousands(y.Ready), thousands(y.InFlight), y.Workers)
+		name := y.Type
+		if y.Paused {
+			name += " (paused)"
+		}
+		t.row(name, thousands(y.Backlog), thousands(y.Waiting), thousands(y.NonReady), thousands(y.Ready), thousands(y.InFlight), y.Workers)
 	}
 	t.section("WORKER", "ACTIVE", "OF", "SERVES", "SEEN")
 	for _, w := range s.Workers {

@@ -1,11 +1,15 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
+	"strings"
 	"sync/atomic"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -26,13 +30,22 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 		return submitted{}, err
 	}
 	defer in.Close()
+	m := &meter{Reader: in, size: size(in)}
+	if csv {
+		if m.Reader, err = s.withHeader(in); err != nil {
+			return submitted{}, err
+		}
+	}
 
 	accepted, err := a.Submit(ctx, g)
 	if err != nil {
 		return submitted{}, err
 	}
-	appended, err := s.append(ctx, a, accepted.ID, in, csv)
+	appended, err := s.append(ctx, a, accepted.ID, m, csv)
 	if err != nil {
+		if refused := s.refused(ctx, a, accepted.ID, err); refused != nil {
+			return submitted{}, refused
+		}
 		return submitted{}, s.broken(err, accepted.ID, appended)
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
@@ -50,8 +63,7 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 }
 
 // append sends the file with a progress bar, and tells of refused lines.
-func (s *submission) append(ctx context.Context, a *client.API, group string, in io.Reader, csv bool) (api.Appended, error) {
-	m := &meter{Reader: in, size: size(in)}
+func (s *submission) append(ctx context.Context, a *client.API, group string, m *meter, csv bool) (api.Appended, error) {
 	m.bar = s.root.newBar("sending", m.size)
 	defer m.bar.stop()
 	do := a.AppendNDJSON
@@ -70,6 +82,39 @@ func (s *submission) append(ctx context.Context, a *client.API, group string, in
 		}
 	}
 	return appended, err
+}
+
+// withHeader refuses a CSV file that has nothing in it, before there is a group for it.
+func (s *submission) withHeader(in io.Reader) (io.Reader, error) {
+	const enough = 64 << 10 // bytes of nothing; what follows the server judges
+	r := bufio.NewReader(in)
+	for blank := []byte{}; ; {
+		b, err := r.ReadByte()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil, withHint(fmt.Errorf("submit %s: there is nothing in it", s.file), "A CSV file begins with a header row, which names the payload's fields.")
+		case err != nil:
+			return nil, fmt.Errorf("read %s: %w", s.file, err)
+		}
+		if blank = append(blank, b); !strings.ContainsRune(" \t\r\n", rune(b)) || len(blank) == enough {
+			return io.MultiReader(bytes.NewReader(blank), r), nil // lines are counted from the file's first
+		}
+	}
+}
+
+// refused cancels a group of which the server has not taken a single job and never will, say for a bad header row.
+// It is nil when that is not the case.
+func (s *submission) refused(ctx context.Context, a *client.API, group string, err error) error {
+	if e, ok := errors.AsType[*client.Error](err); !ok || e.Status != http.StatusUnprocessableEntity {
+		return nil
+	}
+	if g, lost := a.Group(ctx, group); lost != nil || g.Counts.Accepted > 0 {
+		return nil
+	}
+	if _, lost := a.Cancel(ctx, group); lost != nil {
+		return nil
+	}
+	return withHint(fmt.Errorf("%w; group %s has no jobs and is cancelled", err, group), "Put %s right and submit it as another group.", s.file)
 }
 
 // broken says how to go on after a submission that broke off.

@@ -58,10 +58,10 @@ func TestParseRunAt(t *testing.T) {
 
 func TestSubmitRefused(t *testing.T) {
 	f := newFakeAPI(t)
-	got := f.exec(t.Context(), console{}, "submit", "--type", "a b", "--tenant", "x/y", "--payload", "1")
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--max-retries", "-1", "--failure-threshold", "2", "--payload", "1")
 	require.Equal(t, exitError, got.code)
-	require.Equal(t, "bulkaction: submit group: 422 Unprocessable Entity: "+
-		"tenant: must match ^[A-Za-z0-9._-]{1,128}$; type: must match ^[A-Za-z0-9._-]{1,128}$\n", got.err)
+	require.Equal(t, "bulkaction: submit group: 422 Unprocessable Entity: max_retries: must be a whole number from 0 to 1000; "+
+		"failure_threshold: must be a number above 0, to 1\n", got.err)
 	require.Empty(t, got.out)
 }
 

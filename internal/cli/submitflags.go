@@ -7,12 +7,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // flagValues are the flags of submit.
@@ -78,6 +80,14 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	})
 	if !f.Changed("body") && v.typ == "" {
 		say("--type is missing")
+	}
+	for _, id := range []struct{ flag, value string }{{"type", v.typ}, {"tenant", v.tenant}, {"id", v.id}} {
+		if id.value != "" && !messages.ValidID(id.value) {
+			say("--%s %q: must match ^[A-Za-z0-9._-]{1,128}$", id.flag, id.value)
+		}
+	}
+	if !slices.Contains([]string{"", client.PriorityHigh, client.PriorityNormal, client.PriorityLow}, v.priority) {
+		say("--priority %q: must be high, normal or low", v.priority)
 	}
 	if f.Changed("format") && v.file == "" {
 		say("--format goes with --file")

@@ -143,7 +143,7 @@ func progressText(g api.Group) string {
 		s += fmt.Sprintf(" (%d%%)", 100*g.Counts.Ended()/of)
 	}
 	if g.ETASeconds != nil && !g.Status.Ended() {
-		s += fmt.Sprintf(", about %s left", (time.Duration(*g.ETASeconds * float64(time.Second))).Round(time.Second))
+		s += fmt.Sprintf(", about %s left", whole(*g.ETASeconds))
 	}
 	return s
 }

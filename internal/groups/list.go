@@ -39,9 +39,13 @@ func parseCursor(cursor string) (place, error) {
 	ms, id, ok := strings.Cut(cursor, ".")
 	created, err := strconv.ParseInt(ms, 10, 64)
 	if !ok || err != nil || !messages.ValidID(id) {
-		return place{}, &messages.ValidationError{Fields: []messages.FieldError{{Field: "cursor", Problem: "must be one that an earlier page gave"}}}
+		return place{}, badCursor()
 	}
 	return place{created: float64(created), id: id}, nil
+}
+
+func badCursor() error {
+	return &messages.ValidationError{Fields: []messages.FieldError{{Field: "cursor", Problem: "must be one that an earlier page gave"}}}
 }
 
 // newest merges the partitions' next groups after a place.
@@ -162,9 +166,8 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 	if cursor != "" {
 		before = strings.Split(cursor, ",")
 	}
-	bad := &messages.ValidationError{Fields: []messages.FieldError{{Field: "cursor", Problem: "must be one that an earlier page gave"}}}
 	if len(before) != len(parts) {
-		return list, bad
+		return list, badCursor()
 	}
 	type letter struct {
 		part int
@@ -176,7 +179,7 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 		top := "+"
 		if before[i] != "" {
 			if !messages.ValidID(before[i]) {
-				return list, bad
+				return list, badCursor()
 			}
 			top = "(" + before[i]
 		}

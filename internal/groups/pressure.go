@@ -3,9 +3,11 @@ package groups
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,8 +18,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
-// pressureAge is how old the view of the backlog may be.
-const pressureAge = 200 * time.Millisecond
+// pressureAge is how old the view of the backlog may be; freshAge, for one who wants more than a process's share.
+const (
+	pressureAge = 200 * time.Millisecond
+	freshAge    = 20 * time.Millisecond
+)
+
+// memoryWait is said while memory is full and does not fall.
+const memoryWait = 5 * time.Second
+
+// stageRole is what an ingest process calls itself in its status.
+const stageRole = "ingest"
 
 // pressure refuses work when the backlog or Redis's memory is full.
 type pressure struct {
@@ -25,55 +36,85 @@ type pressure struct {
 	conn  *redisx.Conn
 	space keyspace.Space
 
-	mu      sync.Mutex
-	at      time.Time
-	err     error // of the latest look
-	backlog int64
-	drain   float64 // jobs a second
-	memory  float64 // of maxmemory
+	mu     sync.Mutex
+	gate   gate
+	at     time.Time
+	err    error // of the latest look
+	memory memory
+
+	flying atomic.Int64 // jobs let in whose requests have not ended: a look may miss them
+}
+
+// memory is how full Redis is.
+type memory struct {
+	ratio float64 // of maxmemory
+	at    time.Time
+	falls float64 // a second
 }
 
 func newPressure(cfg Config, conn *redisx.Conn, space keyspace.Space) *pressure {
-	return &pressure{cfg: cfg, conn: conn, space: space}
+	return &pressure{cfg: cfg, conn: conn, space: space, gate: newGate(cfg.MaxBacklog)}
 }
 
 // check answers an *api.BackpressureError when n more jobs find no room.
 func (p *pressure) check(ctx context.Context, n int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	limit, jobs := p.cfg.MaxBacklog, int64(n)
+	if limit > 0 && jobs > limit {
+		return fmt.Errorf("%d jobs at once: the backlog holds at most %d in all: send them in smaller pieces: %w", n, limit, api.ErrInvalid)
+	}
+	age := pressureAge
+	if p.gate.large(jobs) {
+		age = freshAge
+	}
 	// One request looks for all. So it must not end with that request, and what it could not see is an answer too:
 	// otherwise all would wait in turn while Redis does not answer.
-	if time.Since(p.at) > pressureAge {
+	if time.Since(p.at) > age {
 		p.err = p.look(context.WithoutCancel(ctx))
 		p.at = time.Now()
 	}
 	if p.err != nil {
 		return outward(p.err)
 	}
-	if limit := p.cfg.MaxBacklog; limit > 0 && int64(n) > limit {
-		return fmt.Errorf("%d jobs at once: the backlog holds at most %d in all: send them in smaller pieces: %w", n, limit, api.ErrInvalid)
+	r, shut := requestOf(ctx), p.shut()
+	if shut == 0 && (limit <= 0 || n == 0) {
+		return nil
 	}
-	if limit := p.cfg.MaxBacklog; limit > 0 && p.backlog+int64(n) > limit {
-		return &api.BackpressureError{RetryAfter: p.wait(p.backlog + int64(n) - limit), Reason: fmt.Sprintf("the backlog holds %d of at most %d jobs", p.backlog, limit)}
+	var c claim
+	if r != nil {
+		c = r.claim
 	}
-	if limit := p.cfg.MaxMemoryRatio; limit > 0 && p.memory > limit {
-		return &api.BackpressureError{RetryAfter: p.wait(int64(p.drain) * 5), Reason: fmt.Sprintf("Redis uses %.0f%% of its memory, at most %.0f%% are filled", p.memory*100, limit*100)}
+	wait, ok := p.gate.admit(time.Now(), c, jobs, shut)
+	if ok {
+		r.letIn(p, jobs)
+		return nil
 	}
-	p.backlog += int64(n) // until the next look
-	return nil
+	full := &api.BackpressureError{RetryAfter: wait, Reason: fmt.Sprintf("the backlog holds %d of at most %d jobs", limit-p.gate.room, limit)}
+	switch {
+	case shut > 0:
+		full.Reason = fmt.Sprintf("Redis uses %.0f%% of its memory, at most %.0f%% are filled", p.memory.ratio*100, p.cfg.MaxMemoryRatio*100)
+	case jobs <= p.gate.room:
+		full.Reason += ", and the rest is promised to those who came before"
+	}
+	return full
 }
 
-// wait is how long the workers need for so many jobs at their present speed.
-func (p *pressure) wait(jobs int64) time.Duration {
-	if p.drain < 1 {
-		return 10 * time.Second
+// shut is how long there will be no memory: as it has been falling, or a guess.
+func (p *pressure) shut() time.Duration {
+	over := p.memory.ratio - p.cfg.MaxMemoryRatio
+	switch {
+	case p.cfg.MaxMemoryRatio <= 0 || over <= 0:
+		return 0
+	case p.memory.falls <= 0:
+		return memoryWait
 	}
-	seconds := float64(jobs) / p.drain
-	return time.Duration(min(max(seconds, 1), 60) * float64(time.Second))
+	return max(time.Second, time.Duration(min(over/p.memory.falls, time.Minute.Seconds())*float64(time.Second)))
 }
 
 func (p *pressure) look(ctx context.Context) error {
-	p.backlog = 0
+	since := p.at
+	backlog := p.flying.Load() // before the look: it may miss them, or count them twice
 	for _, part := range p.space.All() {
 		types, err := stage.Types(ctx, p.conn, part)
 		if err != nil {
@@ -84,19 +125,30 @@ func (p *pressure) look(ctx context.Context) error {
 			return err
 		}
 		for _, l := range loads {
-			p.backlog += l.Backlog
+			backlog += l.Backlog
 		}
 	}
 	workers, err := stage.Workers(ctx, p.conn, p.space)
 	if err != nil {
 		return err
 	}
-	p.drain = 0
+	drain := 0.0
 	for _, w := range workers {
 		for _, r := range w.StartedPerSecond {
-			p.drain += r
+			drain += r
 		}
 	}
+	stages, err := stage.Stages(ctx, p.conn, p.space)
+	if err != nil {
+		return err
+	}
+	peers := int64(0)
+	for _, s := range stages {
+		if s.Role == stageRole {
+			peers++
+		}
+	}
+	p.gate.see(backlog, peers, drain, time.Since(since))
 	return p.lookAtMemory(ctx)
 }
 
@@ -104,9 +156,9 @@ func (p *pressure) lookAtMemory(ctx context.Context) error {
 	if p.cfg.MaxMemoryRatio <= 0 {
 		return nil
 	}
-	p.memory = 0
 	var mu sync.Mutex // of the shards' answers
-	return p.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+	ratio := 0.0
+	err := p.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
 		if redisx.IsUnavailable(err) {
 			return err
@@ -115,10 +167,21 @@ func (p *pressure) lookAtMemory(ctx context.Context) error {
 		if limit := infoNumber(info, "maxmemory"); limit > 0 {
 			mu.Lock()
 			defer mu.Unlock()
-			p.memory = max(p.memory, float64(infoNumber(info, "used_memory"))/float64(limit))
+			ratio = max(ratio, float64(infoNumber(info, "used_memory"))/float64(limit))
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	m := &p.memory
+	now := time.Now()
+	if elapsed := now.Sub(m.at); !m.at.IsZero() && elapsed < time.Minute {
+		falls := (m.ratio - ratio) / elapsed.Seconds()
+		m.falls += (falls - m.falls) * (1 - math.Exp(-elapsed.Seconds()))
+	}
+	m.ratio, m.at = ratio, now
+	return nil
 }
 
 func infoNumber(info, name string) int64 {

@@ -22,7 +22,9 @@ func TestBacklogIsBounded(t *testing.T) {
 	w := stagetest.New(t, url, prefix, 3)
 	w.Store = w.NewStore(groups.Config{MaxBacklog: 10})
 	submit := func(id string, n int) error {
-		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: id, Type: "T", Jobs: stagetest.Numbered(n)}, now)
+		ctx, request := groups.WithRequest(t.Context(), id, true)
+		defer request.End()
+		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Type: "T", Jobs: stagetest.Numbered(n)}, now)
 		return err
 	}
 	require.NoError(t, submit("a", 4))
@@ -34,12 +36,12 @@ func TestBacklogIsBounded(t *testing.T) {
 	require.ErrorAs(t, w.Store.Append(t.Context(), "c", stagetest.Numbered(1), "r", now), &full)
 	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // waiting would not help
 
-	// The wait is what the workers take for what is too much.
+	// The wait is what the workers take for what is too much, and a little, in whole seconds.
 	require.NoError(t, stage.PublishWorker(t.Context(), w.Conn, w.Space, stage.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}, StartedPerSecond: map[string]float64{"T": 2}}))
 	w.Await("a look at the workers", func() bool {
 		require.ErrorAs(t, submit("d", 6), &full)
-		return full.RetryAfter == 3*time.Second
+		return full.RetryAfter == 5*time.Second
 	})
 	w.Admit("T") // what is handed out still waits
 	<-time.After(300 * time.Millisecond)

@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
@@ -43,6 +45,9 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 			sum.NonReady += l.NonReady
 			sum.Ready += l.Ready
 			sum.InFlight += l.InFlight
+		}
+		if err := s.pausedTypes(ctx, p, byType); err != nil {
+			return st, err
 		}
 		pipe := s.conn.Cmd.Pipeline()
 		groups, active, dead, rate := pipe.ZCard(ctx, p.Groups()), pipe.SCard(ctx, p.Active()), pipe.XLen(ctx, p.DeadLetters()), pipe.HMGet(ctx, p.Rate(), "w", "n")
@@ -87,4 +92,27 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 	}
 	slices.SortFunc(st.Types, func(a, b api.TypeStats) int { return cmp.Compare(a.Type, b.Type) })
 	return st, nil
+}
+
+// pauseOfType begins the fields of the hash of pauses that are about types.
+const pauseOfType = "y:"
+
+// pausedTypes marks the types that are paused, also those of which there was no job yet.
+func (s *Store) pausedTypes(ctx context.Context, p keyspace.Partition, byType map[string]*api.TypeStats) error {
+	for cursor := uint64(0); ; { // by and by: there may be as many paused tenants as there are tenants
+		page, next, err := s.conn.Cmd.HScan(ctx, p.Pauses(), cursor, pauseOfType+"*", 1000).Result()
+		if err != nil {
+			return fmt.Errorf("read pauses of partition %d: %w", p.Index(), err)
+		}
+		for i := 0; i < len(page); i += 2 {
+			typ := strings.TrimPrefix(page[i], pauseOfType)
+			if byType[typ] == nil {
+				byType[typ] = &api.TypeStats{Type: typ}
+			}
+			byType[typ].Paused = true
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
 }

@@ -2,8 +2,6 @@ package groups
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -13,9 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -63,7 +59,7 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 		}
 		views = append(views, v)
 	}
-	return views, nil
+	return views, s.estimate(ctx, p, views)
 }
 
 // View is a group as its hash, its codes and its partial aggregates tell it. With an error it lacks the aggregate only.
@@ -128,7 +124,7 @@ func (s *Store) Merged(asked string, slots map[string]string) (*reducer.State, e
 	return all, nil
 }
 
-// eta guesses how long the group still needs from its speed since it started.
+// eta guesses how long the group still needs from its speed since it started, for who can't ask how fast its tenant is.
 func eta(g api.Group, startedMS int64, now time.Time) *float64 {
 	ended := g.Counts.Ended()
 	elapsed := now.Sub(time.UnixMilli(startedMS)).Seconds()
@@ -202,71 +198,4 @@ func (s *Store) viewPage(ctx context.Context, page []place) (map[string]api.Grou
 		}
 	}
 	return all, nil
-}
-
-// Job shows one job.
-func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
-	p, _, err := s.locate(ctx, group)
-	if err != nil {
-		return api.Job{}, err
-	}
-	if ordinal < 0 || ordinal >= messages.MaxTotal {
-		return api.Job{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
-	}
-	field := strconv.FormatInt(ordinal, 10)
-	var state, failure, lastErr *redis.StringCmd
-	_, err = s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		state = pipe.GetRange(ctx, p.States(group), ordinal*2, ordinal*2+1)
-		failure = pipe.HGet(ctx, p.Failures(group), field)
-		lastErr = pipe.HGet(ctx, p.Errors(group), field)
-		return nil
-	})
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return api.Job{}, outward(fmt.Errorf("read job %s.%d: %w", group, ordinal, err))
-	}
-	if len(state.Val()) != 2 {
-		return api.Job{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
-	}
-	j := api.Job{ID: group + "." + field, Group: group, Ordinal: ordinal, State: stateNames[state.Val()[0]], Attempts: int(state.Val()[1]) - 33}
-	text := lastErr.Val()
-	if failure.Val() != "" {
-		text, _, _ = strings.Cut(failure.Val(), "\n")
-	}
-	if text == "" {
-		return j, nil
-	}
-	e, err := parseError(text)
-	if err != nil {
-		return j, nil // written by an older version: the state still holds
-	}
-	j.LastError = &api.JobError{Code: e.Code, Error: e.Error, At: time.UnixMilli(e.At).UTC()}
-	j.Attempts = max(j.Attempts, e.Attempts)
-	if e.Until > 0 && j.State == "non_ready" {
-		until := time.UnixMilli(e.Until).UTC()
-		j.Until = &until
-	}
-	return j, nil
-}
-
-var stateNames = map[byte]string{
-	lua.Waiting: "waiting", lua.NonReady: "non_ready", lua.Ready: "ready", lua.InFlight: "in_flight",
-	lua.Done: "done", lua.Reduced: "done", lua.Failed: "failed", lua.Cancelled: "cancelled",
-}
-
-// errorRecord is what the scripts write of a failed attempt.
-type errorRecord struct {
-	Ordinal  int64  `json:"ordinal"`
-	Code     string `json:"code"`
-	Error    string `json:"error"`
-	Attempts int    `json:"attempts"`
-	At       int64  `json:"at"`    // ms
-	Until    int64  `json:"until"` // ms; 0: it failed for good
-}
-
-func parseError(text string) (errorRecord, error) {
-	var e errorRecord
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		return e, fmt.Errorf("read error record: %w", err)
-	}
-	return e, nil
 }

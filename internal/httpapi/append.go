@@ -48,7 +48,7 @@ var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of paylo
 
 // appendJobs streams a body of any length into a group, in flat memory.
 func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,8 @@ type fake struct {
 	looks    int
 	limits   []int
 	sealedAt map[string]*int64
+	tenants  map[string]api.TenantSettings
+	notes    []string // other calls
 }
 
 type fakeGroup struct {
@@ -37,7 +39,7 @@ type fakeGroup struct {
 }
 
 func newFake() *fake {
-	return &fake{groups: map[string]*fakeGroup{}, keys: map[string]api.Accepted{}, sealedAt: map[string]*int64{}}
+	return &fake{groups: map[string]*fakeGroup{}, keys: map[string]api.Accepted{}, sealedAt: map[string]*int64{}, tenants: map[string]api.TenantSettings{}}
 }
 
 // with adds a group that is there from the beginning.
@@ -132,6 +134,75 @@ func (f *fake) Retry(_ context.Context, id string) (api.Accepted, error) {
 	return f.change(id, func(g *fakeGroup) { g.view.Round++ })
 }
 
+func (f *fake) Pause(_ context.Context, id string) (api.Accepted, error) {
+	return f.change(id, func(g *fakeGroup) { g.view.Paused = true })
+}
+
+func (f *fake) Resume(_ context.Context, id string) (api.Accepted, error) {
+	return f.change(id, func(g *fakeGroup) { g.view.Paused = false })
+}
+
+func (f *fake) PauseTenant(_ context.Context, id string) error  { return f.note("pause tenant " + id) }
+func (f *fake) ResumeTenant(_ context.Context, id string) error { return f.note("resume tenant " + id) }
+func (f *fake) PauseType(_ context.Context, id string) error    { return f.note("pause type " + id) }
+func (f *fake) ResumeType(_ context.Context, id string) error   { return f.note("resume type " + id) }
+
+func (f *fake) note(what string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.notes = append(f.notes, what)
+	return f.err
+}
+
+func (f *fake) Tenants(_ context.Context, cursor string, limit int) (api.TenantList, error) {
+	var l api.TenantList
+	if cursor != "" {
+		l.Tenants = []api.Tenant{{ID: cursor, Weight: 1, Window: api.TenantWindow{Limiter: "fixed", Share: "elastic"}}}
+	}
+	return l, f.note(fmt.Sprint("tenants ", cursor, " ", limit))
+}
+
+func (f *fake) Tenant(_ context.Context, id string) (api.Tenant, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set, ok := f.tenants[id]
+	if f.err == nil && !ok {
+		return api.Tenant{}, fmt.Errorf("tenant %s: %w", id, api.ErrNotFound)
+	}
+	return shownTenant(id, set), f.err
+}
+
+func (f *fake) SetTenant(_ context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tenants[id] = set
+	return shownTenant(id, set), f.err
+}
+
+func shownTenant(id string, set api.TenantSettings) api.Tenant {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	t := api.Tenant{
+		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority,
+		Window:     api.TenantWindow{Limiter: "fixed", Share: "elastic", WindowMS: 1000, NextPermitAt: &at},
+		Congestion: api.TenantCongestion{Throttles: 1, LastAt: &at},
+	}
+	if set.Weight != nil {
+		t.Weight = *set.Weight
+	}
+	return t
+}
+
+func (f *fake) Why(_ context.Context, id string) (api.Why, error) {
+	if _, err := f.find(id); err != nil {
+		return api.Why{}, err
+	}
+	at, place, seconds := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), int64(3), 1.5
+	return api.Why{
+		Job: id + ".0", Reason: api.WhyRate, Detail: "it waits", Until: &at, Position: &place, EstimateSeconds: &seconds, PausedBy: []string{"tenant"},
+		Limit: &api.WhyLimit{Scope: "tenant", RPS: 2.5, WindowMS: 1000, PerWindow: 2, Used: 2, NextPermitAt: &at},
+	}, nil
+}
+
 func (f *fake) change(id string, do func(*fakeGroup)) (api.Accepted, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -203,7 +274,7 @@ func (f *fake) Job(_ context.Context, id string, ordinal int64) (api.Job, error)
 	if ordinal >= int64(len(g.jobs)) {
 		return api.Job{}, fmt.Errorf("job %s.%d: %w", id, ordinal, api.ErrNotFound)
 	}
-	return api.Job{ID: fmt.Sprintf("%s.%d", id, ordinal), Group: id, Ordinal: ordinal, State: "waiting", Waiting: "fairness"}, nil
+	return api.Job{ID: fmt.Sprintf("%s.%d", id, ordinal), Group: id, Ordinal: ordinal, State: "waiting", Waiting: "fairness", Why: &api.Why{Reason: "fairness", Detail: "it waits"}}, nil
 }
 
 func (f *fake) DeadLetters(_ context.Context, cursor string, limit int) (api.DeadLetterList, error) {

@@ -66,23 +66,25 @@ func accepted(w http.ResponseWriter, a api.Accepted) {
 func groupLinks(id string) map[string]string {
 	self := "/v1/groups/" + id
 	links := map[string]string{"self": self}
-	for _, name := range []string{"jobs", "seal", "cancel", "retry", "results", "failures", "events"} {
+	for _, name := range []string{"jobs", "seal", "cancel", "pause", "resume", "retry", "why", "results", "failures", "events"} {
 		links[name] = self + "/" + name
 	}
 	return links
 }
 
-// groupID reads the group's id from the path; one that cannot exist is named as such.
-func groupID(r *http.Request) (string, error) {
-	id := r.PathValue("id")
+// pathID reads the id from the path; one that cannot exist is named as such.
+func pathID(r *http.Request) (string, error) { return pathValue(r, "id") }
+
+func pathValue(r *http.Request, name string) (string, error) {
+	id := r.PathValue(name)
 	if !messages.ValidID(id) {
-		return "", badField("id", idProblem)
+		return "", badField(name, idProblem)
 	}
 	return id, nil
 }
 
 func (s *server) seal(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
@@ -108,7 +110,7 @@ func (s *server) seal(w http.ResponseWriter, r *http.Request) error {
 // command serves a call on a group that takes no arguments.
 func (s *server) command(do func(context.Context, string) (api.Accepted, error)) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		id, err := groupID(r)
+		id, err := pathID(r)
 		if err != nil {
 			return err
 		}
@@ -127,7 +129,7 @@ func (s *server) command(do func(context.Context, string) (api.Accepted, error))
 }
 
 func (s *server) group(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
@@ -180,7 +182,7 @@ func page(r *http.Request) (cursor string, limit int, err error) {
 }
 
 func (s *server) job(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
@@ -233,7 +235,7 @@ func (s *server) index(w http.ResponseWriter, _ *http.Request) error {
 		"name":    "bulkaction",
 		"version": s.version,
 		"links": map[string]string{
-			"groups": "/v1/groups", "dead_letters": "/v1/dead-letters", "stats": "/v1/stats", "openapi": "/openapi.yaml",
+			"groups": "/v1/groups", "tenants": "/v1/tenants", "dead_letters": "/v1/dead-letters", "stats": "/v1/stats", "openapi": "/openapi.yaml",
 		},
 	})
 	return nil

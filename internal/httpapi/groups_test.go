@@ -112,7 +112,7 @@ func TestJob(t *testing.T) {
 	h := New(options(newFake()))
 	call(t, h, "POST", "/v1/groups", `{"id":"g","type":"NOOP","jobs":[{"payload":1}]}`, "Content-Type", jsonType)
 	j := decode[api.Job](t, call(t, h, "GET", "/v1/groups/g/jobs/0", ""))
-	require.Equal(t, api.Job{ID: "g.0", Group: "g", State: "waiting", Waiting: "fairness"}, j)
+	require.Equal(t, api.Job{ID: "g.0", Group: "g", State: "waiting", Waiting: "fairness", Why: &api.Why{Reason: "fairness", Detail: "it waits"}}, j)
 }
 
 func TestResultsAndFailuresAreLines(t *testing.T) {

@@ -119,6 +119,9 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"Group", api.Group{}, false}, {"GroupList", api.GroupList{}, false}, {"Job", api.Job{}, false}, {"JobError", api.JobError{}, false},
 		{"LineError", api.LineError{}, false}, {"Problem", api.Problem{}, false}, {"RateLimit", api.RateLimit{}, false},
 		{"Result", api.Result{}, false}, {"StageStatus", api.StageStatus{}, false}, {"Stats", api.Stats{}, false},
+		{"Why", api.Why{}, false}, {"WhyLimit", api.WhyLimit{}, false}, {"Paused", api.Paused{}, false},
+		{"TenantSettings", api.TenantSettings{}, true}, {"Tenant", api.Tenant{}, false}, {"TenantList", api.TenantList{}, false},
+		{"TenantWindow", api.TenantWindow{}, false}, {"TenantCongestion", api.TenantCongestion{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
 	} {
 		t.Run(c.schema, func(t *testing.T) {

@@ -45,6 +45,22 @@ type Backend interface {
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
 	// Retry opens the next round of an ended group.
 	Retry(ctx context.Context, group string) (api.Accepted, error)
+	// Pause lets nothing of a group start any more; Resume undoes it. Both may be repeated.
+	Pause(ctx context.Context, group string) (api.Accepted, error)
+	Resume(ctx context.Context, group string) (api.Accepted, error)
+	// PauseTenant and PauseType do the same with all groups of a tenant and all jobs of a type, known or not.
+	PauseTenant(ctx context.Context, tenant string) error
+	ResumeTenant(ctx context.Context, tenant string) error
+	PauseType(ctx context.Context, typ string) error
+	ResumeType(ctx context.Context, typ string) error
+	// Tenants lists tenants by id, a page at a time.
+	Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error)
+	// Tenant shows a tenant that has groups or settings.
+	Tenant(ctx context.Context, id string) (api.Tenant, error)
+	// SetTenant replaces a tenant's settings.
+	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
+	// Why says what the next job of a group waits for.
+	Why(ctx context.Context, group string) (api.Why, error)
 	// Group shows one group.
 	Group(ctx context.Context, id string) (api.Group, error)
 	// Groups lists groups, newest first, a page at a time.
@@ -54,7 +70,7 @@ type Backend interface {
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
 	// Failures calls yield with each failed job, on the terms of Results.
 	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
-	// Job shows one job.
+	// Job shows one job, and why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// DeadLetters lists dead letters, newest first, a page at a time.
 	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
@@ -168,7 +184,7 @@ type route struct {
 }
 
 func (s *server) routes() []route {
-	const get, post = http.MethodGet, http.MethodPost
+	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
 	return []route{
 		{method: get, path: "/{$}", serve: s.index},
 		{method: get, path: "/openapi.yaml", serve: s.openapi},
@@ -180,9 +196,19 @@ func (s *server) routes() []route {
 		{method: post, path: "/v1/groups/{id}/seal", serve: s.seal},
 		{method: post, path: "/v1/groups/{id}/cancel", serve: s.command(s.backend.Cancel)},
 		{method: post, path: "/v1/groups/{id}/retry", serve: s.command(s.backend.Retry)},
+		{method: post, path: "/v1/groups/{id}/pause", serve: s.command(s.backend.Pause)},
+		{method: post, path: "/v1/groups/{id}/resume", serve: s.command(s.backend.Resume)},
+		{method: get, path: "/v1/groups/{id}/why", serve: s.why},
 		{method: get, path: "/v1/groups/{id}/results", serve: s.results, stream: true},
 		{method: get, path: "/v1/groups/{id}/failures", serve: s.failures, stream: true},
 		{method: get, path: "/v1/groups/{id}/events", serve: s.events, stream: true},
+		{method: get, path: "/v1/tenants", serve: s.tenants},
+		{method: get, path: "/v1/tenants/{id}", serve: s.tenant},
+		{method: put, path: "/v1/tenants/{id}", serve: s.setTenant},
+		{method: post, path: "/v1/tenants/{id}/pause", serve: s.pausing("/v1/tenants/", "id", true, s.backend.PauseTenant)},
+		{method: post, path: "/v1/tenants/{id}/resume", serve: s.pausing("/v1/tenants/", "id", false, s.backend.ResumeTenant)},
+		{method: post, path: "/v1/types/{type}/pause", serve: s.pausing("/v1/types/", "type", true, s.backend.PauseType)},
+		{method: post, path: "/v1/types/{type}/resume", serve: s.pausing("/v1/types/", "type", false, s.backend.ResumeType)},
 		{method: get, path: "/v1/dead-letters", serve: s.deadLetters},
 		{method: get, path: "/v1/stats", serve: s.stats},
 	}

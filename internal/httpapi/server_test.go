@@ -118,7 +118,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"unknown path":         {"GET", "/v1/nothing", "", nil, 404, ""},
 		"trailing slash":       {"GET", "/v1/groups/", "", nil, 404, ""},
-		"a later release":      {"POST", "/v1/groups/g/pause", "", nil, 404, ""},
+		"a later release":      {"POST", "/v1/groups/g/rewind", "", nil, 404, ""},
 		"unknown group":        {"GET", "/v1/groups/none", "", nil, 404, ""},
 		"unknown results":      {"GET", "/v1/groups/none/results", "", nil, 404, ""},
 		"unknown failures":     {"GET", "/v1/groups/none/failures", "", nil, 404, ""},

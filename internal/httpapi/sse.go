@@ -69,7 +69,7 @@ func parsePosition(id string) position {
 // events streams what happens to a group, until it has ended, by looking at it. States are told from their
 // timestamps, so that none is skipped however quickly they follow.
 func (s *server) events(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}

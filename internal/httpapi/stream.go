@@ -16,7 +16,7 @@ const (
 )
 
 func (s *server) results(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func (s *server) results(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) failures(w http.ResponseWriter, r *http.Request) error {
-	id, err := groupID(r)
+	id, err := pathID(r)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -74,7 +75,8 @@ func awaitLayout(ctx context.Context, p *app.Process, conn *redisx.Conn, space k
 }
 
 func rate(c app.Config) lua.Rate {
-	return lua.Rate{RPS: int64(c.Backpressure.GlobalRPS), Window: c.Backpressure.RateLimitWindow}
+	b := c.Backpressure
+	return lua.Rate{RPS: int64(b.GlobalRPS), Window: b.RateLimitWindow, Limiter: b.Limiter, Share: b.Share}
 }
 
 func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cmdable) *groups.Store {
@@ -121,8 +123,13 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) func(contex
 func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
 	weights := [3]int(c.FairQueue.LaneWeights)
+	var alpha *float64
+	if c.FairQueue.Policy == "priority" {
+		alpha = &c.FairQueue.Alpha
+	}
 	return fetcher.New(fetcher.Config{
 		Interval: c.Worker.FetchInterval, BatchSize: c.Worker.FetchBatchSize, ReadyCap: c.Backpressure.ReadyQueueMaxSize, Rate: rate(c), LaneWeights: weights,
+		Alpha: alpha, KeepStats: c.Congestion.StatsRetention, Journal: journal.From(ctx),
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -132,6 +139,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	return dispatcher.New(dispatcher.Config{
 		Interval: c.Backpressure.DispatchInterval, BatchSize: c.Backpressure.DispatchBatchSize, FetchBatch: c.Worker.FetchBatchSize,
 		ReadyCap: c.Backpressure.ReadyQueueMaxSize, Rate: rate(c), Lease: c.Worker.Lease, MaxLosses: c.Worker.MaxDeliveries,
+		Journal: journal.From(ctx),
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -139,14 +147,15 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config
-		congestion := lua.Congestion{Base: c.Backpressure.DefaultBackoff, Cap: c.Backpressure.MaxBackoff}
+		congestion := lua.Congestion{Base: c.Backpressure.DefaultBackoff, Cap: c.Backpressure.MaxBackoff, KeepStats: c.Congestion.StatsRetention}
 		if c.Congestion.Enabled {
-			congestion = lua.Congestion{Base: c.Congestion.BaseBackoff, Cap: c.Congestion.MaxBackoff, RPS: rate(c).RPSOf(b.Space.Partitions())}
+			congestion = lua.Congestion{Base: c.Congestion.BaseBackoff, Cap: c.Congestion.MaxBackoff, RPS: rate(c).RPSOf(b.Space.Partitions()), KeepStats: c.Congestion.StatsRetention}
 		}
 		w, err := worker.New(worker.Config{
 			Count: c.Worker.Count, Types: c.Worker.Types, Block: c.Worker.Timeout, JobTimeout: c.Worker.JobTimeout, MaxRetries: c.Worker.MaxRetryCount,
 			MaxThrottles: c.Worker.MaxThrottles, Lease: c.Worker.Lease, Grace: c.Worker.ShutdownGracePeriod,
 			Backoff: c.Backpressure.DefaultBackoff, MaxBackoff: c.Backpressure.MaxBackoff, Congestion: congestion,
+			Journal: journal.From(ctx),
 		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
 		if err != nil {
 			return err

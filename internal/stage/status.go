@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -25,6 +24,7 @@ const (
 type WorkerReport struct {
 	api.WorkerStatus
 	StartedPerSecond map[string]float64 `json:"started_per_second"` // by type
+	RunMS            map[string]float64 `json:"run_ms"`             // mean time that a job of a type has run lately
 }
 
 // PublishWorker shows a worker's report to everybody.
@@ -65,6 +65,13 @@ local t = redis.call('TIME')
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)) .. ' ' .. ARGV[2])
 return 1`)
 
+// look reads all statuses, and Redis's time (ms) behind them.
+var look = redisx.NewScript("look", `
+local all = redis.call('HGETALL', KEYS[1])
+local t = redis.call('TIME')
+all[#all + 1] = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))
+return all`)
+
 // Workers reads the reports of live workers.
 func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
 	return read[WorkerReport](ctx, conn, space.Workers())
@@ -76,14 +83,23 @@ func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api
 }
 
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
-	all, err := conn.Cmd.HGetAll(ctx, key).Result()
+	reply, err := look.Run(ctx, conn.Cmd, key, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
 	}
-	now, err := conn.Cmd.Time(ctx).Result()
-	if err != nil {
-		return nil, fmt.Errorf("read status: %w", err)
+	fields, _ := reply.([]any)
+	text := func(i int) string {
+		s, _ := fields[i].(string)
+		return s
 	}
+	all, nowMS := map[string]string{}, int64(0)
+	for i := 0; i+1 < len(fields); i += 2 {
+		all[text(i)] = text(i + 1)
+	}
+	if len(fields)%2 == 1 {
+		nowMS, _ = strconv.ParseInt(text(len(fields)-1), 10, 64)
+	}
+	now := time.UnixMilli(nowMS)
 	ids := make([]string, 0, len(all))
 	for id := range all {
 		ids = append(ids, id)
@@ -103,48 +119,4 @@ func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error
 		}
 	}
 	return live, nil
-}
-
-// Capacity knows how much the workers can take, by type, from their reports.
-type Capacity struct {
-	conn  *redisx.Conn
-	space keyspace.Space
-
-	mu    sync.Mutex
-	slots map[string]int
-	rate  map[string]float64
-}
-
-// NewCapacity knows nothing until its first Refresh.
-func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
-	return &Capacity{conn: conn, space: space}
-}
-
-// Refresh reads the workers' reports.
-func (c *Capacity) Refresh(ctx context.Context) error {
-	workers, err := Workers(ctx, c.conn, c.space)
-	if err != nil {
-		return err
-	}
-	slots, rate := map[string]int{}, map[string]float64{}
-	for _, w := range workers {
-		for _, typ := range w.Types {
-			slots[typ] += w.WorkerStatus.Workers
-			rate[typ] += w.StartedPerSecond[typ]
-		}
-	}
-	c.mu.Lock()
-	c.slots, c.rate = slots, rate
-	c.mu.Unlock()
-	return nil
-}
-
-// Bound is how many jobs of a type may lie ready in one partition: what the workers drain in 100 ms, at
-// least their number and least, and at most most. A longer line would undo fairness and the rate limit.
-func (c *Capacity) Bound(typ string, least, most int) int {
-	c.mu.Lock()
-	slots, rate := c.slots[typ], c.rate[typ]
-	c.mu.Unlock()
-	share := float64(c.space.Partitions())
-	return min(most, max(least, slots, int(rate/10/share)))
 }

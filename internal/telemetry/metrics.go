@@ -78,11 +78,15 @@ func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.cycle.record(took)
 }
 
+// waits are the bounds of what may take from a moment to an hour, in ms.
+var waits = []float64{1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000}
+
 // WorkerMetrics are what the worker measures: attempts, and the pool that runs them.
 type WorkerMetrics struct {
 	pool                                             atomic.Pointer[func() (size, active int)]
 	succeeded, failed, timedOut, retried, deadLetter counter
 	duration, startDelay                             histogram
+	fairness, rate, congestion                       histogram
 }
 
 // NewWorkerMetrics creates the worker's instruments. The pool's gauges are 0 until [WorkerMetrics.ObservePool].
@@ -96,8 +100,10 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		deadLetter: i.counter("worker_dead_letter_total", "Jobs that failed for good."),
 		duration: i.histogram("worker_job_duration_ms", "Time that the processor ran, per attempt.",
 			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000),
-		startDelay: i.histogram("job_start_delay_ms", "Time from when a job was accepted to when it first started.",
-			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000),
+		startDelay: i.histogram("job_start_delay_ms", "Time from when a job was accepted to when it first started.", waits...),
+		fairness:   i.histogram("wait_fairness_ms", "Time that a job waited for its turn in the fair queue, at the start of each attempt.", waits...),
+		rate:       i.histogram("wait_rate_ms", "Time that a job waited for a permit, at the start of each attempt.", waits...),
+		congestion: i.histogram("wait_congestion_ms", "Time that a job waited after a failure or a partner's refusal, at the start of each attempt.", waits...),
 	}
 	size := i.gauge("worker_pool_size", "Jobs that this process can run at once.")
 	active := i.gauge("worker_pool_active", "Jobs that this process runs now.")
@@ -119,6 +125,13 @@ func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Sto
 
 // Started records how long a job waited from being accepted to its first start.
 func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
+
+// Waited records how long a job has waited so far, for fairness, rate and congestion, when an attempt starts.
+func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
+	m.fairness.record(fairness)
+	m.rate.record(rate)
+	m.congestion.record(congestion)
+}
 
 // Succeeded counts an attempt that ended well, and records how long the processor ran.
 func (m *WorkerMetrics) Succeeded(took time.Duration) {

@@ -89,6 +89,8 @@ func TestMetricNames(t *testing.T) {
 	worker := NewWorkerMetrics(tel.Meter)
 	worker.ObservePool(func() (int, int) { return 10, 4 })
 	worker.Started(20 * time.Millisecond)
+	worker.Waited(3*time.Millisecond, 40*time.Millisecond, 500*time.Millisecond)
+	worker.Waited(0, 0, 0)
 	worker.Succeeded(100 * time.Millisecond)
 	worker.Failed(time.Second, true)
 	worker.Failed(time.Second, false)
@@ -120,6 +122,12 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_rate_limit_denied_total{reason="global",tenant="zeta"} 1`,
 		`bulk_action_rate_limit_denied_total{reason="per_group",tenant="acme"} 1`,
 		`bulk_action_ready_queue_size 5`,
+		`bulk_action_wait_congestion_ms_count 2`,
+		`bulk_action_wait_congestion_ms_sum 500`,
+		`bulk_action_wait_fairness_ms_count 2`,
+		`bulk_action_wait_fairness_ms_sum 3`,
+		`bulk_action_wait_rate_ms_count 2`,
+		`bulk_action_wait_rate_ms_sum 40`,
 		`bulk_action_worker_dead_letter_total 1`,
 		`bulk_action_worker_job_duration_ms_count 3`,
 		`bulk_action_worker_job_duration_ms_sum 2100`,
@@ -144,7 +152,7 @@ func TestMetricNames(t *testing.T) {
 	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
 		want[namePrefix+name] = "gauge"
 	}
-	for _, name := range []string{"dispatch_cycle_duration_ms", "worker_job_duration_ms", "job_start_delay_ms"} {
+	for _, name := range []string{"dispatch_cycle_duration_ms", "worker_job_duration_ms", "job_start_delay_ms", "wait_fairness_ms", "wait_rate_ms", "wait_congestion_ms"} {
 		want[namePrefix+name] = "histogram"
 	}
 	for name := range types {

@@ -151,6 +151,36 @@ func (p Partition) Load(typ string) string { return p.base + "load:" + typ }
 // Tenant is a hash: a tenant's counters and its rate window.
 func (p Partition) Tenant(tenant string) string { return p.base + "tenant:" + tenant }
 
+// Tenants is a sorted set: every tenant that has groups or settings, all with score 0, so that they lie in the order of their names.
+func (p Partition) Tenants() string { return p.base + "tenants" }
+
+// Pauses is a hash: what is paused, t:TENANT or y:TYPE. A paused group says so itself.
+func (p Partition) Pauses() string { return p.base + "pauses" }
+
+// PausedOf is a sorted set: a tenant's parked jobs of what is paused, put aside until it goes on, by due time (ms).
+func (p Partition) PausedOf(tenant string) string { return p.base + "paused:" + tenant }
+
+// Aside is a set: tenants with jobs that were put aside.
+func (p Partition) Aside() string { return p.base + "aside" }
+
+// Resuming is a set: tenants whose jobs were put aside and come back now.
+func (p Partition) Resuming() string { return p.base + "resuming" }
+
+// FairOver is a sorted set: tenants of a lane that have used their own share of a window and may borrow, by start tag.
+func (p Partition) FairOver(typ, lane string) string { return p.base + "over:" + typ + ":" + lane }
+
+// FairPriority is a sorted set: groups with waiting jobs of a type by priority, with FAIR_QUEUE_POLICY=priority.
+func (p Partition) FairPriority(typ string) string { return p.base + "priority:" + typ }
+
+// Congestion is a hash: what a tenant's jobs have waited for, kept for a while.
+func (p Partition) Congestion(tenant string) string { return p.base + "congestion:" + tenant }
+
+// Policy is ALPHA, while the next jobs are chosen by the priority formula.
+func (p Partition) Policy() string { return p.base + "policy" }
+
+// Divide is a hash: the process that divides the limit among partitions, until when, and its fencing number; in partition 0.
+func (p Partition) Divide() string { return p.base + "divide" }
+
 // Active is a set: tenants that have jobs which could run now.
 func (p Partition) Active() string { return p.base + "active" }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -27,8 +28,9 @@ type Config struct {
 	FetchBatch int           // the least that a ready stream may hold
 	ReadyCap   int           // the most
 	Rate       lua.Rate
-	Lease      time.Duration // a worker that is silent for so long is dead
-	MaxLosses  int           // a job that lost so many workers fails
+	Lease      time.Duration    // a worker that is silent for so long is dead
+	MaxLosses  int              // a job that lost so many workers fails
+	Journal    *journal.Journal // nil outside experiments
 }
 
 // How many jobs one script moves at most, how many entries of dead workers it takes back, and how often consumers are
@@ -50,9 +52,9 @@ type Dispatcher struct {
 	capacity *stage.Capacity
 	id       string
 
-	running                       atomic.Bool
-	moved, skipped, taken, buried atomic.Int64
-	quiet                         quiet
+	running                               atomic.Bool
+	cycles, moved, skipped, taken, buried atomic.Int64
+	quiet                                 quiet
 }
 
 // New returns a dispatcher named id.
@@ -97,7 +99,7 @@ func (d *Dispatcher) Status() api.StageStatus {
 	return api.StageStatus{
 		ID: d.id, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
-			"total_moved": d.moved.Load(), "total_skipped": d.skipped.Load(),
+			"total_cycles": d.cycles.Load(), "total_moved": d.moved.Load(), "total_skipped": d.skipped.Load(),
 			"taken_back": d.taken.Load(), "worker_lost": d.buried.Load(),
 		},
 	}
@@ -122,7 +124,11 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	}
 	caps := make(map[string]int, len(types))
 	for _, typ := range types {
-		caps[typ] = p.capacity.Bound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
+		room := p.capacity.Room(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
+		caps[typ] = room.Cap
+		if room.Slots > 0 { // what may be undelivered beside what runs, and one at least: admit leaves no room where all workers are busy
+			caps[typ] = min(room.Cap, max(1, room.Ahead))
+		}
 	}
 	r, err := lua.Promote(ctx, p.conn.Cmd, p.p, lua.PromoteArgs{
 		Most: min(p.cfg.BatchSize, maxBatch), Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(),
@@ -133,6 +139,8 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	}
 	p.moved.Add(int64(r.Moved))
 	p.skipped.Add(int64(r.Skipped))
+	p.cycles.Add(1)
+	p.cfg.Journal.Permits(r.AtUS, p.p.Index(), journal.Promote, "", r.Permits)
 	p.record(ctx, r, time.Since(began))
 	if r.Moved > 0 || released > 0 {
 		return 0, nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -22,17 +23,17 @@ type Config struct {
 	BatchSize   int           // jobs a script at the start; grows under load
 	ReadyCap    int           // most jobs in a ready stream that nobody has read
 	Rate        lua.Rate
-	LaneWeights [3]int // high, normal, low
+	LaneWeights [3]int   // high, normal, low
+	Alpha       *float64 // of the priority formula over all groups; nil: by fair turns
+	KeepStats   time.Duration
+	Journal     *journal.Journal // nil outside experiments
 }
 
 // maxBatch keeps one script under some milliseconds.
 const maxBatch = 200
 
-// Waits for a full ready stream: the first, and the longest that they grow to.
-const (
-	fullWaitMin = time.Millisecond
-	fullWaitMax = 50 * time.Millisecond
-)
+// askEvery is how often a fetcher asks for a larger part of the limit.
+const askEvery = 20 * time.Millisecond
 
 // Fetcher is one process's fetcher, for all partitions.
 type Fetcher struct {
@@ -71,6 +72,13 @@ func (f *Fetcher) Run(ctx context.Context) error {
 			})
 		},
 	}
+	if f.space.Partitions() > 1 && f.cfg.Rate.RPS > 0 {
+		d := divider{rate: f.cfg.Rate, conn: f.conn, space: f.space, id: f.id}
+		runs = append(runs, func(ctx context.Context) error {
+			defer d.resign(ctx)
+			return stage.Loop{Name: "divide the limit", Conn: f.conn, Wake: f.space.Partition(0).Wake("divider"), Log: f.tel.Log}.Run(ctx, d.step)
+		})
+	}
 	for _, p := range f.space.All() {
 		loop := stage.Loop{Name: "fetch", Conn: f.conn, Wake: p.Wake("fetcher"), Log: f.tel.Log}
 		part := &partition{Fetcher: f, p: p, batch: map[string]int{}}
@@ -95,16 +103,24 @@ func (f *Fetcher) Status() api.StageStatus {
 // partition is the loop's state for one partition.
 type partition struct {
 	*Fetcher
-	p        keyspace.Partition
-	types    []string
-	typesAt  time.Time
-	paused   bool
-	batch    map[string]int
-	fullWait time.Duration
+	p       keyspace.Partition
+	types   []string
+	typesAt time.Time
+	paused  bool
+	policy  bool // it is set in Redis
+	asked   time.Time
+	turn    int // of the type that comes first
+	batch   map[string]int
 }
 
 // step admits one batch of every type and says how long nothing can be done.
 func (p *partition) step(ctx context.Context) (time.Duration, error) {
+	if !p.policy {
+		if err := lua.SetPolicy(ctx, p.conn.Cmd, p.p, p.cfg.Alpha); err != nil {
+			return 0, err
+		}
+		p.policy = true
+	}
 	// After a pause the work may be of a type that was not there before.
 	if p.paused || time.Since(p.typesAt) > p.cfg.Interval {
 		types, err := stage.Types(ctx, p.conn, p.p)
@@ -114,7 +130,9 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		p.types, p.typesAt = types, time.Now()
 	}
 	idle, moved, full := p.cfg.Interval, 0, false
-	for _, typ := range p.types {
+	p.turn++
+	for i := range p.types {
+		typ := p.types[(i+p.turn)%len(p.types)] // each is first in turn: where permits are short, the first finds the most
 		r, err := p.admit(ctx, typ)
 		if err != nil {
 			return 0, err
@@ -127,13 +145,6 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 			idle = min(idle, max(r.Wait, time.Millisecond))
 		}
 	}
-	if !full || moved > 0 {
-		p.fullWait = fullWaitMin
-	}
-	if full && idle > 0 {
-		idle = min(idle, p.fullWait)
-		p.fullWait = min(2*p.fullWait, fullWaitMax)
-	}
 	if moved == 0 && !full {
 		p.emptyPoll.Add(1)
 		p.metrics.EmptyPoll()
@@ -144,9 +155,10 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 
 func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, error) {
 	batch := min(max(p.batch[typ], p.cfg.BatchSize), maxBatch)
+	room := p.capacity.Room(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
 	r, err := lua.Admit(ctx, p.conn.Cmd, p.p, lua.AdmitArgs{
-		Type: typ, Most: batch, Cap: p.capacity.Bound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap),
-		Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(), LaneWeights: p.cfg.LaneWeights,
+		Type: typ, Most: batch, Cap: room.Cap, Slots: room.Slots, Ahead: room.Ahead,
+		Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(), LaneWeights: p.cfg.LaneWeights, KeepStats: p.cfg.KeepStats,
 	})
 	if err != nil {
 		return r, err
@@ -156,5 +168,18 @@ func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, erro
 		p.batch[typ] = 2 * batch
 	}
 	p.record(ctx, typ, r)
+	p.askForMore(ctx, r)
 	return r, nil
+}
+
+// askForMore wakes whoever divides the limit when this partition's part is used up.
+func (p *partition) askForMore(ctx context.Context, r lua.AdmitReply) {
+	if p.space.Partitions() == 1 || r.State != lua.AdmitLimited || time.Since(p.asked) < askEvery {
+		return
+	}
+	p.asked = time.Now()
+	wake := p.space.Partition(0).Wake("divider")
+	if n, err := p.conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
+		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // or else it looks by itself
+	}
 }

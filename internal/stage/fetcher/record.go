@@ -6,6 +6,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/lua"
 )
@@ -19,6 +20,7 @@ func (p *partition) record(ctx context.Context, typ string, r lua.AdmitReply) {
 	if r.State == lua.AdmitFull {
 		p.metrics.Rejected()
 	}
+	p.cfg.Journal.Permits(r.AtUS, p.p.Index(), journal.Admit, typ, r.Permits)
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))
 	}
@@ -36,7 +38,7 @@ func (p *partition) record(ctx context.Context, typ string, r lua.AdmitReply) {
 			Parent: t.Parent, ID: t.SpanID, Name: "admit", Start: t.Now}, func() []attribute.KeyValue {
 			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination)
 			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)...)
-			return append(attrs, telemetry.WaitAttributes(max(0, t.Now.Sub(t.Accepted)), 0, 0)...)
+			return append(attrs, telemetry.WaitAttributes(t.Fairness, t.Rate, 0)...)
 		})
 		span.End()
 		links = append(links, trace.Link{SpanContext: span.SpanContext()})

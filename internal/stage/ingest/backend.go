@@ -2,6 +2,8 @@ package ingest
 
 import (
 	"context"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -14,10 +16,29 @@ import (
 type backend struct{ *groups.Store }
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
+	who, sure := submitter(g, o)
+	ctx, request := groups.WithRequest(ctx, who, sure)
+	defer request.End()
 	return b.Store.Submit(ctx, g, groups.Origin{IdempotencyKey: o.IdempotencyKey, MadeUpID: o.MadeUpID, TraceParent: o.TraceParent, At: time.Now()})
 }
 
+// submitter is by what a submission is known when it comes again: what its producer calls it, else by the little
+// that a repetition has in common with the first.
+func submitter(g *messages.SubmitGroup, o httpapi.SubmitOptions) (who string, sure bool) {
+	switch {
+	case o.IdempotencyKey != "":
+		return "key " + o.IdempotencyKey, true
+	case !o.MadeUpID:
+		return "group " + g.ID, true
+	}
+	return strings.Join([]string{"new", g.Tenant, g.Type, g.Name, strconv.Itoa(len(g.Jobs))}, " "), false
+}
+
 func (b backend) Append(ctx context.Context, group string, jobs []messages.Job, o httpapi.AppendOptions) error {
+	base, number, _ := strings.Cut(o.RequestID, ".")
+	part, _ := strconv.ParseInt(number, 10, 64)
+	ctx, request := groups.WithPiece(ctx, "append "+group, base, part)
+	defer request.End()
 	return b.Store.Append(ctx, group, jobs, o.RequestID, groups.Origin{TraceParent: o.TraceParent, At: time.Now()})
 }
 

@@ -47,6 +47,9 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 			return nil, nil
 		}
 		var full *api.BackpressureError
+		if errors.As(err, &full) {
+			in.full.Store(time.Now().UnixNano())
+		}
 		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) || msg.Context().Err() != nil {
 			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(redisx.MetadataEntryID), "reason", err)
 			return nil, err
@@ -96,7 +99,10 @@ func (in *Ingest) handle(msg *message.Message) error {
 	if err != nil {
 		return err
 	}
-	ctx, origin := msg.Context(), groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
+	// Nothing is promised to a message that finds no room: it is stored, and is tried again until there is some.
+	ctx, request := groups.WithPatience(msg.Context())
+	defer request.End()
+	origin := groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
 	switch env.Type {
 	case messages.TypeGroupSubmit:
 		return in.submit(ctx, env, origin)

@@ -4,17 +4,20 @@
 package ingest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -29,6 +32,10 @@ type Config struct {
 	APIAddr string
 	Version string
 	Lease   time.Duration // messages of an ingest that is silent for so long are taken over
+
+	// MaxInFlight is how many messages may wait here, for room or for what they belong to, before no more are read;
+	// 10,000 when 0.
+	MaxInFlight int
 }
 
 // Ingest is one process's ingest.
@@ -45,13 +52,18 @@ type Ingest struct {
 	listener net.Listener
 	pending  oldest
 	created  time.Time
+	running  atomic.Bool
+	full     atomic.Int64 // when a message last found no room, in Unix nanoseconds
 }
+
+// defaultInFlight is more than the 1,000 of others, since appends may come before their group's submission.
+const defaultInFlight = 10_000
 
 // New returns an ingest named id, which must be unique to the process's start. It listens at once, so that
 // a taken address is an error here.
 func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder) (*Ingest, error) {
 	sub, err := redisx.NewSubscriber(conn, redisx.SubscriberConfig{
-		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, DeleteOnAck: true, CloseTimeout: drainTimeout, Logger: tel.Log,
+		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, MaxInFlight: cmp.Or(cfg.MaxInFlight, defaultInFlight), DeleteOnAck: true, CloseTimeout: drainTimeout, Logger: tel.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -69,7 +81,24 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
 // Run takes work in until ctx ends; what it has begun by then it finishes.
 func (in *Ingest) Run(ctx context.Context) error {
-	return stage.Group(ctx, in.serve, in.consume)
+	in.running.Store(true)
+	defer stage.Withdraw(ctx, in.conn, in.space, in.id)
+	return stage.Group(ctx, in.serve, in.consume,
+		func(ctx context.Context) error {
+			return stage.Every(ctx, in.tel.Log, "status", stage.StatusInterval, in.publish)
+		},
+		func(ctx context.Context) error {
+			return stage.Every(ctx, in.tel.Log, "look for cancellations", aheadInterval, new(ahead).look(in))
+		})
+}
+
+// Status is what the process shows of itself. The others count by it with how many they share the room for more work.
+func (in *Ingest) Status() api.StageStatus {
+	return api.StageStatus{ID: in.id, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
+}
+
+func (in *Ingest) publish(ctx context.Context) error {
+	return stage.PublishStage(ctx, in.conn, in.space, in.Status())
 }
 
 // drainTimeout is how long a stopping API lets open requests finish.

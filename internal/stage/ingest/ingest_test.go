@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/ingest"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
@@ -194,4 +195,61 @@ func TestTwoProcesses(t *testing.T) {
 	for i := range n {
 		require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(fmt.Sprint("g", i)))
 	}
+}
+
+// What finds no room waits, is neither rejected nor stored beyond the limit, and holds up no cancellation, however much
+// waits in front of it.
+func TestWaitsForRoom(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	const limit, waiting = 10, 300
+	w.Store = w.NewStore(groups.Config{MaxBacklog: limit})
+	w.Submit(messages.SubmitGroup{ID: "full", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(limit)})
+	for i := range waiting {
+		publish(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
+	}
+	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
+	in, err := ingest.New(ctx, ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, MaxInFlight: 100}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
+	require.NoError(t, err)
+	w.Run(in)
+	w.Await("as many as are read to find no room", func() bool { return w.Pending(w.Space.Ingest(), keyspace.GroupIngest) == 100 })
+	publish(w, "group.cancel", `{"group":"full"}`)
+	publish(w, "group.cancel", `{"group":`) // what can't be read is in nobody's way
+	require.EqualValues(t, limit, w.Counts("full").Accepted)
+	w.AwaitCounts("full", api.Counts{Accepted: limit, Cancelled: limit})
+
+	// There is room now, for as many as fit.
+	stored := func() (n int) {
+		list, err := w.Store.Groups(ctx, groups.ListQuery{Limit: 500})
+		require.NoError(t, err)
+		for _, g := range list.Groups {
+			n += int(g.Counts.Waiting)
+		}
+		return n
+	}
+	w.Await("room to be used", func() bool {
+		n := stored()
+		require.LessOrEqual(t, n, limit)
+		return n == limit
+	})
+	require.Empty(t, rejected(w, 0))
+	require.GreaterOrEqual(t, w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val(), int64(waiting-limit))
+}
+
+// Ingest processes know of each other, since they share the room for more work.
+func TestShowsItself(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	in, err := ingest.New(t.Context(), ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
+	require.NoError(t, err)
+	stop := w.Run(in)
+	shown := func() []api.StageStatus {
+		all, err := stage.Stages(t.Context(), w.Conn, w.Space)
+		require.NoError(t, err)
+		return all
+	}
+	w.Await("its status", func() bool { s := shown(); return len(s) == 1 && s[0].Role == "ingest" && s[0].Running })
+	stop()
+	require.Empty(t, shown())
 }

@@ -35,7 +35,8 @@ type Retention struct {
 const (
 	leaderLease  = 5 * time.Second
 	leaderRenew  = time.Second
-	idle         = 200 * time.Millisecond
+	idle         = time.Second // it is woken when there is something to do
+	measureEvery = 2 * time.Second
 	houseKeeping = 10 * time.Second
 )
 
@@ -61,7 +62,7 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 // Run watches until ctx ends, then lets another lead.
 func (w *Watcher) Run(ctx context.Context) error {
 	runs := []func(context.Context) error{func(ctx context.Context) error {
-		return stage.Every(ctx, w.tel.Log, "queue gauges", time.Second, w.measure)
+		return stage.Every(ctx, w.tel.Log, "queue gauges", measureEvery, w.measure)
 	}}
 	for _, p := range w.space.All() {
 		part := &partition{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}

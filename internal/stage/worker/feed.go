@@ -10,21 +10,22 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// maxPrefetch bounds what one process holds beyond what runs; maxBatch and maxBatchBytes bound one script.
+// maxPrefetch bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
 const (
-	maxPrefetch   = 250
+	maxPrefetch   = 200
 	maxBatch      = 200
 	maxBatchBytes = 1 << 20
 )
 
 // prefetchFor is how much work a process takes in advance: it must not idle while the next batch is on its
 // way, and must not hold what another could run.
-const prefetchFor = 20 * time.Millisecond
+const prefetchFor = 3 * time.Millisecond
 
 // partition feeds the pool from one partition and settles what came of it.
 type partition struct {
@@ -38,8 +39,8 @@ type partition struct {
 func (w *Worker) room() int {
 	size, _ := w.slots.sizes()
 	target := size
-	if d := w.durable.value(); d > 0 {
-		target += min(maxPrefetch-1, int(int64(size)*int64(prefetchFor)/int64(d)))
+	if d := w.pace(); d > 0 {
+		target += min(maxPrefetch, int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
 	return target - int(w.held.n.Load())
 }
@@ -150,7 +151,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
 			} else {
-				t.attempt, t.begun = int(r.Tokens[i]), true
+				t.attempt, t.begun, t.since, t.turn = int(r.Tokens[i]), true, now, p.turns.Add(1)
 				started = append(started, t)
 				if t.Attempt == 1 {
 					p.metrics.Started(now.Sub(t.Accepted))
@@ -164,7 +165,20 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 		p.held.remove(dropped)
 	}
 	p.started.add(typ, len(started))
+	p.log(r.AtUS, typ, started)
 	return started, nil
+}
+
+// log writes down what was started, in an experiment.
+func (p *partition) log(at int64, typ string, started []*task) {
+	if p.cfg.Journal == nil {
+		return
+	}
+	starts := make([]journal.Start, len(started))
+	for i, t := range started {
+		starts[i] = journal.Start{Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt}
+	}
+	p.cfg.Journal.Starts(at, p.p.Index(), typ, starts)
 }
 
 // loadPayloads fetches the payloads that are too large to travel.

@@ -59,3 +59,51 @@ func TestBackoff(t *testing.T) {
 		}
 	}
 }
+
+func TestLate(t *testing.T) {
+	now := time.Now()
+	line := func(since ...time.Duration) []*task {
+		var all []*task
+		for i, d := range since {
+			all = append([]*task{{turn: int64(i), since: now.Add(-d)}}, all...) // in any order
+		}
+		return all
+	}
+	const long, short = lateAfter, lateAfter - time.Millisecond
+	for name, tt := range map[string]struct {
+		waiting []*task
+		size    int
+		each    time.Duration
+		want    []int64 // turns
+	}{
+		"nothing waits":                      {nil, 4, time.Hour, nil},
+		"slow jobs hold up all":              {line(long, long, short), 4, time.Hour, []int64{0, 1}},
+		"what comes next soon stays":         {line(long, long, long), 2, lateAfter, []int64{2}},
+		"all come soon":                      {line(long, long, long), 3, lateAfter, nil},
+		"quick jobs":                         {line(long, long, long), 1, 0, nil},
+		"none waits for long":                {line(short, short), 1, time.Hour, nil},
+		"the place in the line, not the age": {line(short, long), 1, lateAfter, []int64{1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []int64
+			for _, l := range late(tt.waiting, tt.size, tt.each, now) {
+				got = append(got, l.turn)
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}
+
+func TestRunTimes(t *testing.T) {
+	r, now := newRunTimes(), time.Now()
+	require.Empty(t, r.milliseconds(now))
+	r.add("A", 10*time.Millisecond)
+	r.add("A", 30*time.Millisecond)
+	r.add("B", time.Second)
+	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(500*time.Millisecond)))
+	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(time.Second)), "a type that rests")
+	r.add("A", 120*time.Millisecond)
+	got := r.milliseconds(now.Add(time.Second + runAge))
+	require.InDelta(t, 20+100*(1-1/math.E), got["A"], 0.01)
+	require.InDelta(t, 1000, got["B"], 0)
+}

@@ -29,6 +29,7 @@ var (
 func (w *Worker) run(ctx context.Context, t *task) bool {
 	now := time.Now()
 	t.began.Store(&now)
+	w.metrics.Waited(t.Waited())
 	limit := t.timeout(w.cfg.JobTimeout)
 	timed, release := context.WithDeadline(ctx, now.Add(limit))
 	defer release()
@@ -80,6 +81,7 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 func (w *Worker) finish(ctx context.Context, t *task, span trace.Span, result []byte, err error, took, limit time.Duration) {
 	t.took, t.result = took, result
 	w.durable.add(took)
+	w.ran.add(t.Type, took)
 	cause := context.Cause(ctx)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || took >= limit):

@@ -47,7 +47,11 @@ func (p *partition) report(ctx context.Context, batch []*task) {
 			if n := len(groups); n == 0 || groups[n-1].Group != t.Group {
 				groups = append(groups, lua.GroupOutcome{Group: t.Group})
 			}
-			p.describe(&groups[len(groups)-1], t)
+			g := &groups[len(groups)-1]
+			if !t.released && t.began.Load() != nil {
+				g.Took, g.Ran = g.Took+t.took, g.Ran+1
+			}
+			p.describe(g, t)
 		}
 		var r lua.OutcomeReply
 		err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {

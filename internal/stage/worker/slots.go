@@ -7,18 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/bulkaction/bulkaction/processor"
 )
 
 // MaxCount is the most jobs that one process runs side by side.
 const MaxCount = 10000
-
-// reportTime is how long a stopping process tries to report its last outcomes.
-const reportTime = 5 * time.Second
-
-// A processor that ignores the end of its context is given up after this, on top of the job's timeout.
-const overrun = time.Second
 
 // slots are the goroutines that run jobs.
 type slots struct {
@@ -105,6 +97,9 @@ func (s *slots) serve(ctx context.Context, sl *slot) {
 		select {
 		case <-sl.quit:
 		case t := <-s.w.work:
+			if !t.taken.CompareAndSwap(false, true) {
+				continue // it waited too long, and was handed back
+			}
 			if t.stopped() != nil {
 				t.part.handBack([]*task{t})
 				continue
@@ -133,6 +128,25 @@ func (s *slots) current(n int) []string {
 	return ids
 }
 
+// age is how long the running jobs have run on average, of some hundred at most; 0 while a slot is free.
+func (s *slots) age(now time.Time) time.Duration {
+	if size, active := s.sizes(); active < size {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum, n := time.Duration(0), 0
+	for _, sl := range s.all[:min(len(s.all), 100)] {
+		if t := sl.now.Load(); t != nil {
+			if began := t.began.Load(); began != nil {
+				sum += now.Sub(*began)
+				n++
+			}
+		}
+	}
+	return sum / time.Duration(max(1, n))
+}
+
 // replace gives up a slot whose job does not end, and opens another in its place.
 func (s *slots) replace(t *task) {
 	s.mu.Lock()
@@ -141,71 +155,4 @@ func (s *slots) replace(t *task) {
 	s.wg.Done()
 	s.all = slices.DeleteFunc(s.all, func(sl *slot) bool { return sl.now.Load() == t })
 	s.fit()
-}
-
-// watchdog reports jobs whose processor ignores its context, so that they hold up nothing but themselves.
-func (w *Worker) watchdog(ctx context.Context) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			for _, t := range w.held.all() {
-				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
-				if began == nil || now.Sub(*began) < limit+min(overrun, limit) {
-					continue
-				}
-				w.abandon(t, func() {
-					t.verdict = processor.Classify(timeoutError(limit))
-					t.trace = t.Trace
-				})
-			}
-		}
-	}
-}
-
-// abandon reports a running task in its processor's stead.
-func (w *Worker) abandon(t *task, outcome func()) {
-	if !t.ended.CompareAndSwap(false, true) {
-		return
-	}
-	t.took = time.Since(*t.began.Load())
-	outcome()
-	w.count(t)
-	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
-	w.slots.replace(t)
-	t.part.ended.add(t)
-}
-
-// drain lets running jobs finish within the grace period, and hands back the rest.
-func (w *Worker) drain(giveUp func()) {
-	w.slots.close()
-	for len(w.work) > 0 {
-		select {
-		case t := <-w.work:
-			t.part.handBack([]*task{t})
-		default: // a slot was faster
-		}
-	}
-	if w.held.empty(w.cfg.Grace) {
-		return
-	}
-	w.tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", w.slots.active.Load())
-	for _, t := range w.held.all() {
-		t.stop(errShutdown)
-	}
-	if w.held.empty(overrun) {
-		return
-	}
-	for _, t := range w.held.all() {
-		if t.began.Load() != nil {
-			w.abandon(t, func() { t.released = true })
-		}
-	}
-	if !w.held.empty(reportTime) {
-		giveUp() // Redis is away: the dispatcher takes the jobs back after a lease
-		w.held.empty(time.Minute)
-	}
 }

@@ -19,8 +19,11 @@ type task struct {
 	terms   lua.GroupTerms
 	part    *partition
 	payload string
-	large   bool // the payload lies in a key of its own
-	begun   bool // Redis has it in flight
+	large   bool        // the payload lies in a key of its own
+	begun   bool        // Redis has it in flight
+	since   time.Time   // when it was
+	turn    int64       // its place in the line for a slot
+	taken   atomic.Bool // by a slot, or by who hands it back
 
 	// While it runs:
 	began  atomic.Pointer[time.Time] // nil before; with the monotonic clock, so that a stepping one gives up nothing
@@ -169,34 +172,3 @@ func (e *ewma) add(d time.Duration) {
 }
 
 func (e *ewma) value() time.Duration { return time.Duration(e.ns.Load()) }
-
-// startRates counts starts by type and tells their rate between two looks.
-type startRates struct {
-	mu   sync.Mutex
-	n    map[string]int
-	last time.Time
-	rate map[string]float64
-}
-
-func (s *startRates) add(typ string, n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.n == nil {
-		s.n = map[string]int{}
-	}
-	s.n[typ] += n
-}
-
-func (s *startRates) perSecond(now time.Time) map[string]float64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	elapsed := now.Sub(s.last).Seconds()
-	if !s.last.IsZero() && elapsed > 0.1 {
-		s.rate = map[string]float64{}
-		for typ, n := range s.n {
-			s.rate[typ] = float64(n) / elapsed
-		}
-	}
-	s.n, s.last = map[string]int{}, now
-	return s.rate
-}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -35,7 +36,8 @@ type Config struct {
 	Grace        time.Duration // for running jobs, when the process is to stop
 	Backoff      time.Duration // before the first retry; doubles with each
 	MaxBackoff   time.Duration
-	Congestion   lua.Congestion // RPS is that of one partition
+	Congestion   lua.Congestion   // RPS is that of one partition
+	Journal      *journal.Journal // nil outside experiments
 }
 
 // Worker is one process's pool.
@@ -54,6 +56,8 @@ type Worker struct {
 	slots    *slots
 	durable  ewma
 	started  startRates
+	ran      *runTimes
+	turns    atomic.Int64
 	stopping atomic.Bool
 	parts    []*partition
 }
@@ -62,7 +66,7 @@ type Worker struct {
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, procs ...processor.Processor) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, work: make(chan *task, maxPrefetch), held: newHeld(),
+		procs: map[string]processor.Processor{}, work: make(chan *task, maxPrefetch), held: newHeld(), ran: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
@@ -164,9 +168,12 @@ func (w *Worker) Status() api.WorkerStatus {
 	}
 }
 
+// runMS is how long jobs run on average of late, by type.
+func (w *Worker) runMS() map[string]float64 { return w.ran.milliseconds(time.Now()) }
+
 // publish shows the status to everybody. A worker that stops serves no type any more: nobody is to count on it.
 func (w *Worker) publish(ctx context.Context) error {
-	r := stage.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now())}
+	r := stage.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now()), RunMS: w.runMS()}
 	if r.ShuttingDown {
 		r.Types = []string{}
 	}

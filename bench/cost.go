@@ -1,0 +1,205 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// AdmitCost is what it costs to admit a job while so many tenants have waiting jobs.
+type AdmitCost struct {
+	AdmitCost      []TenantsCost `json:"admit_cost"`
+	AdmitCostRatio float64       `json:"admit_cost_ratio"` // of the most tenants to the fewest
+	AdmitBatch     int           `json:"admit_batch"`      // jobs a script
+}
+
+// TenantsCost is the cost with one number of tenants.
+type TenantsCost struct {
+	Tenants    int     `json:"tenants"`
+	Waiting    int     `json:"jobs_per_tenant"`
+	Jobs       int     `json:"jobs"`                 // that were admitted
+	RedisUSJob float64 `json:"redis_cpu_us_per_job"` // CPU time of the whole redis-server
+	ScriptUS   float64 `json:"script_us_per_job"`    // what the script took by Redis's statistics, waits for a CPU included
+}
+
+const (
+	costJobs    = 20     // of each tenant at least; few tenants have more, so that none runs out of them
+	costAdmits  = 10_000 // jobs
+	costWarm    = 1000   // before them
+	costBatch   = 50     // FETCH_BATCH_SIZE
+	costClients = 16     // that build the queues at the same time
+)
+
+var costTenants = []int{10, 1000, 100_000}
+
+func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
+	cost := &AdmitCost{AdmitBatch: costBatch}
+	for _, n := range costTenants {
+		c, err := costOf(ctx, o, n)
+		if err != nil {
+			return nil, fmt.Errorf("%d tenants: %w", n, err)
+		}
+		cost.AdmitCost = append(cost.AdmitCost, c)
+	}
+	cost.AdmitCostRatio = ratio(cost.AdmitCost[len(cost.AdmitCost)-1].RedisUSJob, cost.AdmitCost[0].RedisUSJob)
+	out.AdmitCost = cost
+	return map[string]string{}, nil
+}
+
+// queues are tenants with a group of waiting jobs each, on a private redis-server without any process.
+type queues struct {
+	conn  *redisx.Conn
+	p     keyspace.Partition
+	n     int
+	limit lua.Limit
+}
+
+func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, error) {
+	server, err := redisproc.Start(ctx, redisproc.Options{})
+	if err != nil {
+		return TenantsCost{}, err
+	}
+	defer server.Close() //nolint:errcheck // nothing is lost with it
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: server.URL(), PoolMaxActive: 2 * costClients, CommandTimeout: 10 * time.Second})
+	if err != nil {
+		return TenantsCost{}, err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is lost with it
+	space, err := keyspace.New("bulk-action:", 1)
+	if err != nil {
+		return TenantsCost{}, err
+	}
+	// The limit is counted, as it is by default, but never reached.
+	rate := lua.Rate{RPS: 1_000_000_000, Window: time.Second, Limiter: lua.LimiterFixed, Share: lua.ShareElastic}
+	q := &queues{conn, space.Partition(0), tenants, rate.Of(0, 1)}
+	part := fmt.Sprintf("cost, %d tenants", tenants)
+	progress := func(done int) { o.progress(part, int64(done), int64(tenants)) }
+	out := TenantsCost{Tenants: tenants, Waiting: max(costJobs, 2*(costWarm+costAdmits)/tenants)}
+	if err := q.fill(ctx, out.Waiting, progress); err != nil {
+		return out, err
+	}
+	if _, _, err := q.measure(ctx, costWarm); err != nil { // Redis learns the script, too
+		return out, err
+	}
+	spent, jobs, err := q.measure(ctx, costAdmits)
+	if err != nil {
+		return out, err
+	}
+	out.Jobs = jobs
+	out.RedisUSJob = round(float64(spent.cpu.Microseconds()) / float64(jobs))
+	out.ScriptUS = round(float64(spent.script.Microseconds()) / float64(jobs))
+	return out, nil
+}
+
+// fill gives every tenant a group of so many jobs.
+func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, costClients)
+	for c := range errs {
+		wg.Go(func() {
+			for i := int(next.Add(1) - 1); i < q.n && ctx.Err() == nil; i = int(next.Add(1) - 1) {
+				if err := q.tenant(ctx, strconv.Itoa(i), jobs); err != nil {
+					errs[c] = err
+					cancel()
+					return
+				}
+				if i%1000 == 0 {
+					progress(i)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := cause(errs); err != nil {
+		return fmt.Errorf("fill the queues: %w", err)
+	}
+	return ctx.Err()
+}
+
+func (q *queues) tenant(ctx context.Context, name string, jobs int) error {
+	group := "group-" + name
+	_, err := lua.Create(ctx, q.conn.Cmd, q.p, lua.CreateArgs{Group: group, Tenant: "tenant-" + name, Type: "NOOP", Hash: "-", Fields: map[string]string{"lane": "normal"}})
+	for left := jobs; left > 0 && err == nil; left -= lua.MaxAppend {
+		more := slices.Repeat([]lua.NewJob{{Payload: []byte("{}")}}, min(left, lua.MaxAppend))
+		_, err = lua.Append(ctx, q.conn.Cmd, q.p, lua.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})
+	}
+	return err
+}
+
+func (q *queues) admit(ctx context.Context) (int, error) {
+	r, err := lua.Admit(ctx, q.conn.Cmd, q.p, lua.AdmitArgs{
+		Type: "NOOP", Most: costBatch, Cap: 1 << 30, Limit: q.limit, Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
+	})
+	return r.Moved, err
+}
+
+// usage is time that Redis has spent.
+type usage struct{ cpu, script time.Duration }
+
+// measure admits jobs and says what Redis has spent on it.
+func (q *queues) measure(ctx context.Context, most int) (spent usage, jobs int, err error) {
+	before, err := q.usage(ctx)
+	if err != nil {
+		return usage{}, 0, err
+	}
+	for jobs < most {
+		n, err := q.admit(ctx)
+		if err != nil {
+			return usage{}, 0, err
+		}
+		if n == 0 {
+			return usage{}, 0, fmt.Errorf("admit: nothing was admitted from full queues after %d jobs", jobs)
+		}
+		jobs += n
+	}
+	after, err := q.usage(ctx)
+	if err != nil {
+		return usage{}, 0, err
+	}
+	return usage{after.cpu - before.cpu, after.script - before.script}, jobs, nil
+}
+
+func (q *queues) usage(ctx context.Context) (usage, error) {
+	stats, err := q.conn.Cmd.Info(ctx, "commandstats").Result()
+	if err != nil {
+		return usage{}, fmt.Errorf("read Redis's statistics: %w", err)
+	}
+	cpu, err := q.conn.Cmd.Info(ctx, "cpu").Result()
+	if err != nil {
+		return usage{}, fmt.Errorf("read Redis's statistics: %w", err)
+	}
+	return usage{
+		cpu:    seconds(cpu, "used_cpu_user") + seconds(cpu, "used_cpu_sys"),
+		script: time.Duration(commandTime(stats, "evalsha")) * time.Microsecond,
+	}, nil
+}
+
+// commandTime reads µs from lines like cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
+func commandTime(info, command string) int64 {
+	for line := range strings.Lines(info) {
+		fields, ok := strings.CutPrefix(strings.TrimSpace(line), "cmdstat_"+command+":")
+		if !ok {
+			continue
+		}
+		for field := range strings.SplitSeq(fields, ",") {
+			if v, ok := strings.CutPrefix(field, "usec="); ok {
+				n, _ := strconv.ParseInt(v, 10, 64)
+				return n
+			}
+		}
+	}
+	return 0
+}

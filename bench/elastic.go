@@ -1,0 +1,136 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Elastic is how a busy tenant is lent what nine idle ones leave, and how soon these have it back.
+type Elastic struct {
+	Partitions       int               `json:"partitions"`
+	BusyShareOfLimit float64           `json:"busy_share_of_limit"` // the busy tenant's permits as a part of the global limit
+	BusyWindows      int               `json:"busy_windows"`
+	ReturnWindows    int               `json:"return_windows"` // from the one in which a tenant returned to the one in which it had its share; the slowest tenant's
+	WindowsOverLimit int               `json:"windows_over_limit"`
+	LimitUsedRatio   float64           `json:"limit_used_ratio"`
+	PerWindow        []ElasticWindow   `json:"per_window"`
+	Overrides        map[string]string `json:"overrides"`
+}
+
+// ElasticWindow are the permits of one window.
+type ElasticWindow struct {
+	Busy       int64 `json:"busy"`
+	Others     int64 `json:"others"`
+	LeastOther int64 `json:"least_other"`
+}
+
+const (
+	elasticTenants = 10
+	elasticAlone   = 10 * time.Second // how long the busy tenant is nearly alone
+	trickle        = 250 * time.Millisecond
+	returnWindows  = 5 // of backlog, at its share, that each tenant returns with
+)
+
+func idler(i int) string { return fmt.Sprintf("idler-%d", i) }
+
+func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, error) {
+	out := Elastic{Partitions: partitions}
+	l, err := startLab(ctx, o.Options, setup{partitions: partitions, env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)}})
+	if err != nil {
+		return out, err
+	}
+	defer l.close()
+	out.Overrides = l.overrides
+	limit, err := l.rule(o.RPS)
+	if err != nil {
+		return out, err
+	}
+	share := limit.perWindow / elasticTenants
+	busy := group{id: l.name + "-busy", tenant: "busy", jobs: int(float64(limit.perWindow) * (elasticAlone.Seconds()/limit.window.Seconds() + returnWindows))}
+	if err := l.submit(ctx, busy); err != nil {
+		return out, err
+	}
+	busyFrom, err := l.awaitAccepted(ctx, []group{busy})
+	if err != nil {
+		return out, err
+	}
+	part := fmt.Sprintf("elastic, %d partitions", partitions)
+	for began, n := time.Now(), 0; time.Since(began) < elasticAlone; n++ {
+		g := group{id: fmt.Sprintf("%s-trickle-%d", l.name, n), tenant: idler(n % (elasticTenants - 1)), jobs: 1}
+		if err := l.submit(ctx, g); err != nil {
+			return out, err
+		}
+		l.progress(part, int64(time.Since(began)), int64(2*elasticAlone))
+		if err := redisx.Sleep(ctx, trickle); err != nil {
+			return out, err
+		}
+	}
+	busyTo, err := l.now(ctx)
+	if err != nil {
+		return out, err
+	}
+	returning := make([]group, elasticTenants-1)
+	for i := range returning {
+		returning[i] = group{id: fmt.Sprintf("%s-return-%d", l.name, i), tenant: idler(i), jobs: int(share) * returnWindows}
+	}
+	if err := l.submit(ctx, returning...); err != nil {
+		return out, err
+	}
+	ended, log, err := l.finish(ctx, part)
+	if err != nil {
+		return out, err
+	}
+	permits := permitEvents(log, nil)
+	if len(permits) == 0 {
+		return out, errNoPermits
+	}
+	returned := map[string]int64{}
+	for _, g := range ended[len(ended)-len(returning):] {
+		returned[g.tenant] = g.created * 1000
+	}
+	out.count(limit, log, busyFrom, busyTo, returned, share)
+	return out, nil
+}
+
+// count computes the figures; returned says when (µs) each tenant came back with a backlog of returnWindows shares.
+func (e *Elastic) count(limit rule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64) {
+	permits := permitEvents(log, nil)
+	busy := permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == "busy" })
+	used, windows := limit.used(busy, busyFrom, busyTo)
+	e.BusyShareOfLimit, e.BusyWindows = precise(used), windows
+	e.WindowsOverLimit, _ = limit.over(permits)
+	used, _ = limit.used(permits, busyFrom, permits[len(permits)-1].at)
+	e.LimitUsedRatio = precise(used)
+
+	width := limit.window.Microseconds()
+	first, last := permits[0].at/width, permits[len(permits)-1].at/width
+	tenants := map[string][]event{}
+	for name := range returned {
+		tenants[name] = permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == name })
+	}
+	for w := first; w <= last; w++ {
+		row := ElasticWindow{Busy: within(busy, w*width, (w+1)*width)}
+		row.Others = within(permits, w*width, (w+1)*width) - row.Busy
+		least := int64(-1)
+		for _, events := range tenants {
+			if n := within(events, w*width, (w+1)*width); least < 0 || n < least {
+				least = n
+			}
+		}
+		row.LeastOther = max(0, least)
+		e.PerWindow = append(e.PerWindow, row)
+	}
+	for name, at := range returned {
+		n := int64(0)
+		// One that never has its share counts all windows there are.
+		for at/width+n <= last && within(tenants[name], (at/width+n)*width, (at/width+n+1)*width) < share {
+			n++
+		}
+		e.ReturnWindows = max(e.ReturnWindows, int(n))
+	}
+}

@@ -1,0 +1,102 @@
+package bench
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/journal"
+)
+
+func starts(group string, every time.Duration, from, to time.Duration) []journal.StartEvent {
+	var out []journal.StartEvent
+	for at := from; at <= to; at += every {
+		out = append(out, journal.StartEvent{At: at.Microseconds(), Start: journal.Start{Group: group}})
+	}
+	return out
+}
+
+func TestMiddleCountsWhileAllHaveWork(t *testing.T) {
+	log := journal.Log{Starts: append(starts("a", 10*time.Millisecond, 0, 6*time.Second), starts("b", 20*time.Millisecond, 500*time.Millisecond, 9*time.Second)...)}
+	groups := []group{{id: "a"}, {id: "b"}}
+	m, err := middle(log, groups)
+	require.NoError(t, err)
+	require.EqualValues(t, 1_500_000, m.from, "a second after the later one's first start")
+	require.EqualValues(t, 5_000_000, m.to, "a second before the earlier one's last start")
+	require.Equal(t, []int64{350, 175}, m.counts)
+	require.InDelta(t, 0.0, deviation(m.counts, []float64{2, 1}), 1e-9)
+
+	_, err = middle(log, append(groups, group{id: "c"}))
+	require.ErrorContains(t, err, "none was logged")
+	_, err = middle(journal.Log{Starts: append(starts("a", time.Millisecond, 0, time.Second), starts("b", time.Millisecond, 0, time.Second)...)}, groups)
+	require.ErrorContains(t, err, "less than two seconds")
+}
+
+func TestLongestGap(t *testing.T) {
+	events := at(0, 1, 1200, 1, 1500, 1, 4000, 1)
+	require.EqualValues(t, 500_000, longestGap(events, 1_000_000, 2_000_000), "also up to the end")
+	require.EqualValues(t, 2_500_000, longestGap(events, 1_000_000, 4_100_000))
+	require.EqualValues(t, 1_000_000, longestGap(nil, 1_000_000, 2_000_000), "one that starves")
+}
+
+func TestMonitoredTellsClientsFromScripts(t *testing.T) {
+	require.Equal(t, command{"127.0.0.1:54321", "evalsha"}, monitored("+1700000000.123456 [0 127.0.0.1:54321] \"evalsha\" \"x\"\r\n"))
+	require.Equal(t, command{"[::1]:54321", "ping"}, monitored("+1700000000.123456 [3 [::1]:54321] \"PING\"\r\n"))
+	require.Empty(t, monitored("+1700000000.123456 [0 lua] \"get\" \"] a [\"\r\n"))
+	require.Empty(t, monitored("+OK\r\n"))
+}
+
+func TestCommandTime(t *testing.T) {
+	info := "# Commandstats\r\ncmdstat_eval:calls=1,usec=9,usec_per_call=9.00\r\ncmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,rejected_calls=0\r\n"
+	require.EqualValues(t, 120, commandTime(info, "evalsha"))
+	require.EqualValues(t, 9, commandTime(info, "eval"))
+	require.Zero(t, commandTime(info, "get"))
+}
+
+func TestCountPosts(t *testing.T) {
+	r := countPosts([]post{
+		{accepted: true},
+		{retryAfter: 2 * time.Second}, {after: true, accepted: true},
+		{retryAfter: time.Second}, {after: true, retryAfter: 4 * time.Second}, {after: true, accepted: true},
+	})
+	require.Equal(t, RetryAfter{
+		RetryAccepted: 0.6667, RetryTries: 3, RetryFirstRefused: 2, RetryFirstTries: 3, RetryWaitP50: 2, RetryWaitMax: 4,
+	}, r)
+	require.Zero(t, countPosts(nil).RetryAccepted)
+}
+
+func TestFairnessShowsOnlyThePartsThatRan(t *testing.T) {
+	b, err := json.Marshal(Fairness{Weights: &Weights{}, Overrides: map[string]map[string]string{}})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"weight_error":0,"weight_shares":null,"weight_starts":0,"overrides":{}}`, string(b))
+}
+
+func TestPerSecondCountsPermitsAndStarts(t *testing.T) {
+	require.Equal(t, []SecondOfTenants{{0, 5, 1}, {1, 0, 4}, {2, 3, 0}, {3, 0, 2}},
+		perSecond(at(1500, 5, 3100, 3), at(900, 7, 1600, 1, 2000, 4, 4000, 2)), "what started before the first permit is of no use to the plot")
+}
+
+func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {
+	require.InDelta(t, 4.5, makespan([]ledger{{created: 2000, ended: 3000}, {created: 1000, ended: 2000}, {created: 1500, ended: 5500, completed: 9000}}), 1e-9)
+}
+
+func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
+	t.Setenv("BULKACTION_WORKER_COUNT", "77") // of this process: not passed on, so not listed
+	o := FleetOptions{Env: []string{"BULKACTION_LEASE=1s", "BULKACTION_LOG_LEVEL=info", "BULKACTION_LEASE=2s"}}
+	require.Equal(t, map[string]string{
+		"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "info", "BULKACTION_WORKER_TYPES": "NOOP", "BULKACTION_LEASE": "2s",
+	}, o.Overrides())
+
+	l := lab{overrides: map[string]string{}}
+	r, err := l.rule(30)
+	require.NoError(t, err)
+	require.Equal(t, rule{"fixed", time.Second, 30}, r)
+	require.Equal(t, 10, l.workers())
+	l.overrides = map[string]string{"BULKACTION_BACKPRESSURE_LIMITER": "token", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW": "100ms", "BULKACTION_WORKER_COUNT": "4"}
+	r, err = l.rule(30)
+	require.NoError(t, err)
+	require.Equal(t, rule{"token", 100 * time.Millisecond, 3}, r)
+	require.Equal(t, 4, l.workers())
+}

@@ -1,0 +1,172 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Idle is what processes ask of Redis while there is nothing to do.
+type Idle struct {
+	IdleCommands float64                       `json:"idle_commands_per_second"` // of the process that sends most
+	IdleByRole   map[string]float64            `json:"idle_commands_per_second_by_role"`
+	IdleByName   map[string]map[string]float64 `json:"idle_commands_by_name"` // of each role
+	IdleSeconds  float64                       `json:"idle_seconds"`          // for which commands were counted
+}
+
+const (
+	idleSettle = 3 * time.Second
+	idleFor    = 10 * time.Second
+)
+
+func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
+	l, err := startLab(ctx, o.Options, setup{})
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	// Processes that have worked before are idle in another way than those that never have.
+	if _, err := l.oneByOne(ctx, "idle", []group{l.small("warm", 0, "warm")}); err != nil {
+		return nil, err
+	}
+	if err := redisx.Sleep(ctx, idleSettle); err != nil {
+		return nil, err
+	}
+	l.progress("idle", 1, 2)
+	names := map[string]string{}
+	if err := clientNames(ctx, l.f.Conn, names); err != nil {
+		return nil, err
+	}
+	counts, took, err := monitor(ctx, l.f.URL, idleFor)
+	if err != nil {
+		return nil, fmt.Errorf("listen to the commands: %w", err)
+	}
+	if err := clientNames(ctx, l.f.Conn, names); err != nil { // connections that came meanwhile
+		return nil, err
+	}
+	out.Idle = &Idle{IdleByRole: map[string]float64{}, IdleByName: map[string]map[string]float64{}, IdleSeconds: round(took.Seconds())}
+	for _, p := range l.f.procs { // one of each role
+		n, byName := 0, map[string]int{}
+		for c, count := range counts {
+			if strings.Contains(names[c.addr], fmt.Sprintf("-%d-", p.PID())) {
+				n += count
+				byName[c.name] += count
+			}
+		}
+		out.IdleByName[p.role] = map[string]float64{}
+		for name, count := range byName {
+			out.IdleByName[p.role][name] = round(float64(count) / took.Seconds())
+		}
+		out.IdleByRole[p.role] = round(float64(n) / took.Seconds())
+		out.IdleCommands = max(out.IdleCommands, out.IdleByRole[p.role])
+	}
+	if out.IdleCommands == 0 {
+		return nil, errors.New("count commands: none was heard of any process")
+	}
+	if _, _, err := l.finish(ctx, "idle"); err != nil {
+		return nil, err
+	}
+	return l.overrides, nil
+}
+
+// clientNames adds who is connected, by address.
+func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string) error {
+	var mu sync.Mutex
+	return conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		list, err := shard.ClientList(ctx).Result()
+		if err != nil {
+			return fmt.Errorf("list clients: %w", err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for line := range strings.Lines(list) {
+			var addr, name string
+			for field := range strings.FieldsSeq(line) {
+				if v, ok := strings.CutPrefix(field, "addr="); ok {
+					addr = v
+				}
+				if v, ok := strings.CutPrefix(field, "name="); ok {
+					name = v
+				}
+			}
+			names[addr] = name
+		}
+		return nil
+	})
+}
+
+// command is what a client sends.
+type command struct{ addr, name string }
+
+// monitor counts the commands that clients send; those of scripts are none of theirs.
+func monitor(ctx context.Context, url string, how time.Duration) (map[command]int, time.Duration, error) {
+	opt, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: this part needs a single Redis", err)
+	}
+	conn, err := redis.NewDialer(opt)(ctx, "tcp", opt.Addr)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer conn.Close()
+	if opt.Password != "" {
+		if _, err := fmt.Fprintf(conn, "AUTH %s %s\r\n", defaultUser(opt.Username), opt.Password); err != nil {
+			return nil, 0, err
+		}
+	}
+	if _, err := conn.Write([]byte("MONITOR\r\n")); err != nil {
+		return nil, 0, err
+	}
+	began := time.Now()
+	if err := conn.SetReadDeadline(began.Add(how)); err != nil {
+		return nil, 0, err
+	}
+	counts := map[command]int{}
+	lines := bufio.NewReaderSize(conn, 1<<20)
+	for {
+		line, err := lines.ReadString('\n')
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			return counts, time.Since(began), ctx.Err()
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		if strings.HasPrefix(line, "-") {
+			return nil, 0, errors.New(strings.TrimSpace(line))
+		}
+		if c := monitored(line); c.addr != "" {
+			counts[c]++
+		}
+	}
+}
+
+func defaultUser(name string) string {
+	if name == "" {
+		return "default"
+	}
+	return name
+}
+
+// monitored reads a line of MONITOR; there is no address when it is no client's command but a script's.
+//
+//	+1700000000.123456 [0 127.0.0.1:54321] "ping"
+func monitored(line string) command {
+	_, rest, ok := strings.Cut(line, " [")
+	who, said, closed := strings.Cut(rest, "] ")
+	_, addr, spaced := strings.Cut(who, " ")
+	if !ok || !closed || !spaced || addr == "lua" {
+		return command{}
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(said, `"`), `"`)
+	return command{addr, strings.ToLower(name)}
+}

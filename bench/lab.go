@@ -1,0 +1,347 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Options are what every experiment gets from outside.
+type Options struct {
+	Role     []string // see FleetOptions
+	RedisURL string   // "": a private redis-server for each run
+	Env      []string // NAME=value: more overrides, which win
+	// Progress is told how far a part of the experiment is; it may be nil.
+	Progress func(part string, done, total int64)
+}
+
+func (o Options) progress(part string, done, total int64) {
+	if o.Progress != nil {
+		o.Progress(part, done, total)
+	}
+}
+
+// setup is how the fleet of one run differs from a fresh installation's.
+type setup struct {
+	partitions int // 0: 1
+	env        map[string]string
+	replicas   map[string]int
+}
+
+// lab is one run of an experiment: a fleet that keeps journals, and what was submitted to it.
+type lab struct {
+	f         *Fleet
+	space     keyspace.Space
+	name      string // begins the ids of groups and tenants
+	journals  string
+	borrowed  string // prefix of the keys that are removed in the end, on a Redis that is not ours
+	overrides map[string]string
+	progress  func(part string, done, total int64)
+	groups    []group // as submitted
+}
+
+// group is a group of NOOP jobs that is to be submitted.
+type group struct {
+	id, tenant, priority string
+	jobs                 int
+	payload              func(i int) json.RawMessage // nil: {}
+}
+
+// startLab starts a fleet for one run.
+func startLab(ctx context.Context, o Options, s setup) (_ *lab, err error) {
+	l := &lab{name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36), progress: o.progress}
+	prefix := "bulk-action:"
+	env := maps.Clone(s.env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	if o.RedisURL != "" { // side by side with whatever lies there
+		l.borrowed = "bulk-action-bench-" + l.name + ":"
+		prefix, env["BULKACTION_KEY_PREFIX"] = l.borrowed, l.borrowed
+	}
+	partitions := max(1, s.partitions)
+	if partitions > 1 {
+		env["BULKACTION_PARTITIONS"] = strconv.Itoa(partitions)
+	}
+	if l.space, err = keyspace.New(prefix, partitions); err != nil {
+		return nil, err
+	}
+	if l.journals, err = os.MkdirTemp("", "bulkaction-journals-"); err != nil {
+		return nil, fmt.Errorf("make a folder for journals: %w", err)
+	}
+	options := FleetOptions{Role: o.Role, RedisURL: o.RedisURL, Replicas: s.replicas, Journal: l.journals}
+	for name, value := range env {
+		options.Env = append(options.Env, name+"="+value)
+	}
+	options.Env = append(options.Env, o.Env...)
+	l.overrides = options.Overrides()
+	if l.f, err = StartFleet(ctx, options); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(l.journals))
+	}
+	return l, nil
+}
+
+// close ends the run, whatever its state, and leaves nothing behind.
+func (l *lab) close() {
+	_ = l.f.Stop() // its figures stand or have failed already
+	if l.borrowed != "" {
+		_ = l.forget(context.Background())
+	}
+	_ = l.f.Close()
+	_ = os.RemoveAll(l.journals)
+}
+
+// forget removes the run's keys from a Redis that is not ours.
+func (l *lab) forget(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return l.f.Conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		keys := shard.Scan(ctx, 0, l.borrowed+"*", 1000).Iterator()
+		for keys.Next(ctx) {
+			if err := shard.Unlink(ctx, keys.Val()).Err(); err != nil {
+				return err
+			}
+		}
+		return keys.Err()
+	})
+}
+
+// perMessage is how many jobs one message carries.
+const perMessage = 500
+
+// submit publishes groups, small ones as one message each and large ones in pieces, in turn among them.
+func (l *lab) submit(ctx context.Context, groups ...group) error {
+	l.groups = append(l.groups, groups...)
+	pipe := l.f.Conn.Cmd.Pipeline()
+	add := func(typ string, data any) error {
+		if err := publish(ctx, pipe, l.space, typ, data); err != nil {
+			return err
+		}
+		if pipe.Len() < 20 {
+			return nil
+		}
+		_, err := pipe.Exec(ctx)
+		return err
+	}
+	rounds := 0
+	for _, g := range groups {
+		data := map[string]any{"id": g.id, "tenant": g.tenant, "type": "NOOP", "total": g.jobs}
+		if g.priority != "" {
+			data["priority"] = g.priority
+		}
+		if g.jobs <= perMessage {
+			data["jobs"] = g.piece(0)
+		} else {
+			rounds = max(rounds, (g.jobs+perMessage-1)/perMessage)
+		}
+		if err := add("group.submit", data); err != nil {
+			return fmt.Errorf("submit group %s: %w", g.id, err)
+		}
+	}
+	for round := range rounds {
+		for _, g := range groups {
+			if g.jobs <= perMessage || round*perMessage >= g.jobs {
+				continue
+			}
+			if err := add("jobs.append", map[string]any{"group": g.id, "jobs": g.piece(round * perMessage)}); err != nil {
+				return fmt.Errorf("append to group %s: %w", g.id, err)
+			}
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("submit groups: %w", err)
+	}
+	return nil
+}
+
+// piece are the jobs of one message.
+func (g *group) piece(from int) []job {
+	jobs := make([]job, min(perMessage, g.jobs-from))
+	for i := range jobs {
+		jobs[i].Payload = json.RawMessage("{}")
+		if g.payload != nil {
+			jobs[i].Payload = g.payload(from + i)
+		}
+	}
+	return jobs
+}
+
+// sleeping is the payload of jobs that take so long.
+func sleeping(ms int) func(int) json.RawMessage {
+	payload := json.RawMessage(fmt.Sprintf(`{"sleep_ms":%d}`, ms))
+	return func(int) json.RawMessage { return payload }
+}
+
+// ledger is what a group's hash says; times are Redis ms.
+type ledger struct {
+	id, tenant                                 string
+	status                                     api.Status
+	accepted, done, failed, throttles, retries int64
+	created, ended, completed                  int64
+}
+
+// took is how long the group needed from being accepted to COMPLETED.
+func (l ledger) took() float64 { return float64(l.completed-l.created) / 1e3 }
+
+// ledgers reads groups.
+func (l *lab) ledgers(ctx context.Context, groups []group) ([]ledger, error) {
+	fields := []string{"status", "accepted", "done", "failed", "throttles", "retries", "at:created", "at:aggregating", "at:completed"}
+	cmds := make([]*redis.SliceCmd, len(groups))
+	_, err := l.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, g := range groups {
+			cmds[i] = pipe.HMGet(ctx, l.space.OfTenant(g.tenant).Group(g.id), fields...)
+		}
+		return nil
+	})
+	if err != nil && len(groups) > 0 {
+		return nil, fmt.Errorf("read groups: %w", err)
+	}
+	out := make([]ledger, len(groups))
+	for i, c := range cmds {
+		v := c.Val()
+		n := func(at int) int64 {
+			s, _ := v[at].(string)
+			k, _ := strconv.ParseInt(s, 10, 64)
+			return k
+		}
+		status, _ := v[0].(string)
+		out[i] = ledger{
+			id: groups[i].id, tenant: groups[i].tenant, status: api.Status(status), accepted: n(1), done: n(2), failed: n(3),
+			throttles: n(4), retries: n(5), created: n(6), ended: n(7), completed: n(8),
+		}
+	}
+	return out, nil
+}
+
+// pollInterval is how often groups are looked at; what is measured are their own timestamps.
+const pollInterval = 20 * time.Millisecond
+
+// stalled is how long nothing may move before a run is given up.
+const stalled = 2 * time.Minute
+
+// await waits until groups are COMPLETED, and says how they are. Part names the wait for the progress.
+func (l *lab) await(ctx context.Context, part string, groups []group) ([]ledger, error) {
+	open, all := slices.Clone(groups), map[string]ledger{}
+	var total, last int64
+	for _, g := range groups {
+		total += int64(g.jobs)
+	}
+	movedAt := time.Now()
+	for n := 1; len(open) > 0; n++ {
+		now, err := l.ledgers(ctx, open)
+		if err != nil {
+			return nil, err
+		}
+		left := open[:0]
+		for i, g := range now {
+			all[g.id] = g
+			switch {
+			case g.status == api.StatusCompleted && g.done != int64(open[i].jobs):
+				return nil, fmt.Errorf("await group %s: completed with %d jobs done of %d", g.id, g.done, open[i].jobs)
+			case g.status == api.StatusFailed || g.status == api.StatusCancelled:
+				return nil, fmt.Errorf("await group %s: it is %s with %d failed jobs", g.id, g.status, g.failed)
+			case g.status != api.StatusCompleted:
+				left = append(left, open[i])
+			}
+		}
+		open = left
+		var done int64
+		for _, g := range all {
+			done += g.done
+		}
+		l.progress(part, done, total)
+		if done != last {
+			last, movedAt = done, time.Now()
+		}
+		if time.Since(movedAt) > stalled {
+			return nil, fmt.Errorf("await %d groups, %s among them: %d of %d jobs done and nothing moved for %s", len(open), open[0].id, done, total, stalled)
+		}
+		if n%50 == 0 {
+			if err := l.f.Check(); err != nil {
+				return nil, err
+			}
+		}
+		if len(open) > 0 {
+			if err := redisx.Sleep(ctx, pollInterval); err != nil {
+				return nil, err
+			}
+		}
+	}
+	out := make([]ledger, len(groups))
+	for i, g := range groups {
+		out[i] = all[g.id]
+	}
+	return out, nil
+}
+
+// finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the processes and reads their journals.
+func (l *lab) finish(ctx context.Context, part string) ([]ledger, journal.Log, error) {
+	groups, err := l.await(ctx, part, l.groups)
+	if err != nil {
+		return nil, journal.Log{}, err
+	}
+	report, err := audit.Run(ctx, l.f.Conn, l.space, audit.Options{})
+	if err != nil {
+		return nil, journal.Log{}, err
+	}
+	if !report.OK {
+		v := report.Violations[0]
+		return nil, journal.Log{}, fmt.Errorf("audit after the run: %d violations, first law %s, group %q: %s", len(report.Violations), v.Law, v.Group, v.Detail)
+	}
+	if err := l.f.Stop(); err != nil {
+		return nil, journal.Log{}, err
+	}
+	log, err := journal.Read(l.journals)
+	if err != nil {
+		return nil, journal.Log{}, err
+	}
+	if len(log.Starts) == 0 {
+		return nil, journal.Log{}, errNoStarts
+	}
+	return groups, log, nil
+}
+
+var errNoStarts = errors.New("the processes logged no starts: they are of another version than this program")
+
+// errNoPermits says that there is nothing to compute from.
+var errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
+
+// makespan is from the first group's acceptance to the end of the last job, in seconds.
+func makespan(groups []ledger) float64 {
+	first := slices.MinFunc(groups, func(a, b ledger) int { return cmp.Compare(a.created, b.created) })
+	last := slices.MaxFunc(groups, func(a, b ledger) int { return cmp.Compare(a.ended, b.ended) })
+	return float64(last.ended-first.created) / 1e3
+}
+
+// rule is the limit that the run's processes hold to.
+func (l *lab) rule(rps int) (rule, error) {
+	window, err := time.ParseDuration(cmp.Or(l.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
+	if err != nil {
+		return rule{}, fmt.Errorf("read the window: %w", err)
+	}
+	return newRule(cmp.Or(l.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
+}
+
+// now is Redis's clock in µs.
+func (l *lab) now(ctx context.Context) (int64, error) {
+	t, err := l.f.Conn.Cmd.Time(ctx).Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask for Redis's time: %w", err)
+	}
+	return t.UnixMicro(), nil
+}

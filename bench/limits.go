@@ -1,0 +1,311 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Limiters are all that there are.
+var Limiters = []string{"fixed", "sliding", "token"}
+
+// LimitsOptions say what is tried.
+type LimitsOptions struct {
+	Options
+	Limiters   []string
+	Windows    []time.Duration
+	Partitions []int
+	Seconds    float64 // of backlog at the limit, in each run; 0: 10. Five windows at least.
+	RPS        int
+	Parallel   int // runs side by side
+	NoElastic  bool
+}
+
+// Limits is what came of it.
+type Limits struct {
+	RPS       int               `json:"rps"`
+	Runs      []LimitRun        `json:"runs"`
+	Elastic   []Elastic         `json:"elastic,omitempty"`
+	Overrides map[string]string `json:"overrides"`
+}
+
+// LimitRun is one limiter under a load that is above it all the time.
+type LimitRun struct {
+	Limiter          string            `json:"limiter"`
+	WindowMS         int64             `json:"window_ms"`
+	Partitions       int               `json:"partitions"`
+	Windows          int               `json:"windows"` // aligned ones, from the first permit to the last
+	WindowsOverLimit int               `json:"windows_over_limit"`
+	MaxOver          float64           `json:"max_over"`         // permits beyond the limit, at worst
+	LimitUsedRatio   float64           `json:"limit_used_ratio"` // in the whole windows in which jobs waited
+	UsedWindows      int               `json:"used_windows"`     // these
+	Jobs             int64             `json:"jobs"`
+	Permits          int64             `json:"permits"`
+	Promoted         int64             `json:"promoted"` // permits of them that were spent on promotions
+	Starts           int64             `json:"starts"`
+	Unpermitted      int64             `json:"starts_without_permit"`
+	Retries          int64             `json:"retries"`
+	ThrottlesPerJob  float64           `json:"throttles_per_job"`
+	Overrides        map[string]string `json:"overrides"`
+}
+
+// The load of a limit run: fetchers and dispatchers that compete, tenants with a backlog, and others that come and go.
+const (
+	limitFetchers, limitDispatchers = 4, 2
+	baseTenants, visitors, visits   = 3, 12, 24
+	visitorPart                     = 0.25 // of all jobs
+	limitSeconds                    = 10
+	limitWindows                    = 5
+	limitSeed                       = 3
+)
+
+// RunLimits tries every combination, and then how the limit is lent.
+func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
+	out := Limits{RPS: o.RPS}
+	for _, limiter := range o.Limiters {
+		for _, window := range o.Windows {
+			for _, partitions := range o.Partitions {
+				out.Runs = append(out.Runs, LimitRun{Limiter: limiter, WindowMS: window.Milliseconds(), Partitions: partitions})
+			}
+		}
+	}
+	// The longest first, so that nothing is left running alone at the end.
+	order := make([]int, len(out.Runs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return int(out.Runs[b].WindowMS - out.Runs[a].WindowMS) })
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	next := make(chan int, len(order))
+	for _, i := range order {
+		next <- i
+	}
+	close(next)
+	var wg sync.WaitGroup
+	errs := make([]error, len(order))
+	for range o.Parallel {
+		wg.Go(func() {
+			for i := range next {
+				if ctx.Err() != nil {
+					return
+				}
+				if err := o.run(ctx, &out.Runs[i]); err != nil {
+					errs[i] = fmt.Errorf("%s: %w", out.Runs[i].name(), err)
+					cancel()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := cause(errs); err != nil {
+		return out, err
+	}
+	all := []map[string]string{}
+	for i := range out.Runs {
+		all = append(all, out.Runs[i].Overrides)
+	}
+	if !o.NoElastic {
+		for _, partitions := range o.Partitions {
+			e, err := runElastic(ctx, o, partitions)
+			if err != nil {
+				return out, fmt.Errorf("elastic with %d partitions: %w", partitions, err)
+			}
+			out.Elastic = append(out.Elastic, e)
+			all = append(all, e.Overrides)
+		}
+	}
+	out.Overrides = union(all...)
+	return out, ctx.Err()
+}
+
+// cause is what went wrong first: the rest was only cancelled.
+func cause(errs []error) error {
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// union lists every value that a variable was given in any run.
+func union(runs ...map[string]string) map[string]string {
+	values := map[string][]string{}
+	for _, r := range runs {
+		for name, v := range r {
+			if !slices.Contains(values[name], v) {
+				values[name] = append(values[name], v)
+			}
+		}
+	}
+	out := map[string]string{}
+	for name, v := range values {
+		slices.Sort(v)
+		out[name] = strings.Join(v, " | ")
+	}
+	return out
+}
+
+func (r *LimitRun) name() string {
+	return fmt.Sprintf("%s, window %s, %d partitions", r.Limiter, time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
+}
+
+// flaky is the payload of jobs of which some fail once: 5% come back after a transient error, 2% after a partner's refusal.
+func flaky(i int) json.RawMessage {
+	switch {
+	case i%20 == 7:
+		return json.RawMessage(`{"fail":"retry","fail_times":1}`)
+	case i%50 == 13:
+		return json.RawMessage(`{"fail":"throttle","fail_times":1}`)
+	}
+	return json.RawMessage(`{}`)
+}
+
+// visit is a group that is submitted some time into a run.
+type visit struct {
+	after time.Duration
+	group
+}
+
+// load is what a run is given: backlogs from the start, and visits that are over before the backlogs are.
+func load(name string, jobs int, seconds float64, seed uint64) (base []group, visitors []visit) {
+	forVisitors := int(float64(jobs) * visitorPart)
+	left := jobs - forVisitors
+	for i := range baseTenants {
+		n := left*(i+1)/baseTenants - left*i/baseTenants
+		base = append(base, group{id: fmt.Sprintf("%s-base-%d", name, i), tenant: fmt.Sprintf("base-%d", i), jobs: n, payload: flaky})
+	}
+	return base, visitsOf(name, forVisitors, seconds, rand.New(rand.NewPCG(seed, seed)))
+}
+
+func visitsOf(name string, jobs int, seconds float64, random *rand.Rand) []visit {
+	weights, sum := make([]float64, visits), 0.0
+	for i := range weights {
+		weights[i] = 0.1 + random.Float64()
+		sum += weights[i]
+	}
+	out := make([]visit, visits)
+	for i := range out {
+		out[i] = visit{time.Duration(0.7 * seconds * random.Float64() * float64(time.Second)), group{
+			id: fmt.Sprintf("%s-visit-%d", name, i), tenant: fmt.Sprintf("visitor-%d", random.IntN(visitors)),
+			jobs: max(1, int(float64(jobs)*weights[i]/sum)), payload: flaky,
+		}}
+	}
+	slices.SortFunc(out, func(a, b visit) int { return int(a.after - b.after) })
+	return out
+}
+
+// run fills in what came of one combination.
+func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
+	window := time.Duration(r.WindowMS) * time.Millisecond
+	seconds := o.Seconds
+	if seconds == 0 {
+		seconds = limitSeconds
+	}
+	seconds = max(seconds, limitWindows*window.Seconds())
+	limit := newRule(r.Limiter, o.RPS, window)
+	jobs := int(seconds * float64(limit.perWindow) / window.Seconds())
+	env := map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)}
+	if r.Limiter != "fixed" {
+		env["BULKACTION_BACKPRESSURE_LIMITER"] = r.Limiter
+	}
+	if window != time.Second {
+		env["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"] = window.String()
+	}
+	l, err := startLab(ctx, o.Options, setup{r.Partitions, env, map[string]int{"fetcher": limitFetchers, "dispatcher": limitDispatchers}})
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	r.Overrides = l.overrides
+	base, visits := load(l.name, jobs, seconds, limitSeed)
+	if err := l.submit(ctx, base...); err != nil {
+		return err
+	}
+	waitsFrom, err := l.awaitAccepted(ctx, base)
+	if err != nil {
+		return err
+	}
+	if err := l.play(ctx, visits); err != nil {
+		return err
+	}
+	ended, log, err := l.finish(ctx, r.name())
+	if err != nil {
+		return err
+	}
+	return r.count(limit, ended, log, waitsFrom)
+}
+
+// count computes the figures from the journals.
+func (r *LimitRun) count(limit rule, ended []ledger, log journal.Log, waitsFrom int64) error {
+	permits := permitEvents(log, nil)
+	waiting := permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Admit && strings.HasPrefix(p.Tenant, "base-") })
+	if len(waiting) == 0 {
+		return errNoPermits
+	}
+	r.Windows, r.Permits, r.Starts = limit.span(permits), total(permits), int64(len(log.Starts))
+	r.Unpermitted = max(0, r.Starts-r.Permits) // a run spends a permit
+	r.Promoted = total(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
+	r.WindowsOverLimit, r.MaxOver = limit.over(permits)
+	r.MaxOver = precise(r.MaxOver)
+	// Until the last job of a backlog is admitted, a job waits all the time.
+	used, windows := limit.used(permits, max(waitsFrom, permits[0].at), waiting[len(waiting)-1].at)
+	r.LimitUsedRatio, r.UsedWindows = precise(used), windows
+	var throttles int64
+	for _, g := range ended {
+		r.Jobs += g.accepted
+		r.Retries += g.retries
+		throttles += g.throttles
+	}
+	r.ThrottlesPerJob = ratio(float64(throttles), float64(r.Jobs))
+	return nil
+}
+
+// awaitAccepted waits until all jobs of groups are there, and says since when (µs).
+func (l *lab) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
+	for {
+		now, err := l.ledgers(ctx, groups)
+		if err != nil {
+			return 0, err
+		}
+		missing := slices.ContainsFunc(groups, func(g group) bool {
+			return !slices.ContainsFunc(now, func(n ledger) bool { return n.id == g.id && n.accepted == int64(g.jobs) })
+		})
+		if !missing {
+			return l.now(ctx)
+		}
+		if err := l.f.Check(); err != nil {
+			return 0, err
+		}
+		if err := redisx.Sleep(ctx, pollInterval/4); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// play submits visits when their times have come.
+func (l *lab) play(ctx context.Context, visits []visit) error {
+	began := time.Now()
+	for _, v := range visits {
+		if wait := v.after - time.Since(began); wait > 0 {
+			if err := redisx.Sleep(ctx, wait); err != nil {
+				return err
+			}
+		}
+		if err := l.submit(ctx, v.group); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/bench"
+)
+
+// published are the figures of the team whose article the design comes from.
+const (
+	publishedRatio     = 720.0 / 500
+	publishedThrottles = 1.45
+)
+
+func ofCongestion(c bench.Congestion, to map[string]chart) {
+	if len(c.PerSecond) > 0 {
+		permits, starts := make([]float64, len(c.PerSecond)), make([]float64, len(c.PerSecond))
+		for i, s := range c.PerSecond {
+			permits[i], starts[i] = float64(s.Permits), float64(s.Starts)
+		}
+		to["congestion-rate"] = chart{
+			title:    "Congestion: permits in each second",
+			subtitle: fmt.Sprintf("%d jobs of %d tenants, %d permits a second in all", c.Jobs, c.Tenants, c.RPS),
+			x:        "second of the run", y: "a second", lines: true, steps: true, labels: ticks(len(permits)),
+			series: []series{{"permits", permits}, {"starts", starts}}, goals: []goal{{"limit", float64(c.RPS)}},
+		}
+	}
+	to["congestion"] = chart{
+		title: "Congestion: against the published figures", subtitle: "makespan as a multiple of the ideal, and throttles a job; lower is better",
+		y: "×, and throttles a job", labels: []string{"makespan / ideal", "throttles a job"}, format: "%.3f",
+		series: []series{{"measured", []float64{c.MakespanRatio, c.ThrottlesPerJob}}, {"published", []float64{publishedRatio, publishedThrottles}}},
+	}
+}
+
+// ticks labels about ten of n points.
+func ticks(n int) []string {
+	out := make([]string, n)
+	step := max(1, int(niceStep(float64(n)/10)))
+	for i := 0; i < n; i += step {
+		out[i] = strconv.Itoa(i)
+	}
+	return out
+}
+
+func ofLimits(l bench.Limits, to map[string]chart) {
+	var labels []string
+	byPartitions := map[int]*series{}
+	var order []int
+	row := map[string]int{}
+	for _, r := range l.Runs {
+		label := r.Limiter + "\n" + (time.Duration(r.WindowMS) * time.Millisecond).String()
+		if _, ok := row[label]; !ok {
+			row[label] = len(labels)
+			labels = append(labels, label)
+		}
+		if byPartitions[r.Partitions] == nil {
+			byPartitions[r.Partitions] = &series{name: fmt.Sprintf("%d partitions", r.Partitions)}
+			order = append(order, r.Partitions)
+		}
+	}
+	over := 0
+	for _, s := range byPartitions {
+		s.values = make([]float64, len(labels))
+	}
+	for _, r := range l.Runs {
+		label := r.Limiter + "\n" + (time.Duration(r.WindowMS) * time.Millisecond).String()
+		byPartitions[r.Partitions].values[row[label]] = 100 * r.LimitUsedRatio
+		over += r.WindowsOverLimit
+	}
+	if len(labels) > 0 {
+		c := chart{
+			title:    "Limits: how much of the limit is used while jobs wait",
+			subtitle: fmt.Sprintf("4 fetchers and 2 dispatchers, %d permits a second; windows over the limit in all runs: %d", l.RPS, over),
+			x:        "limiter and window", y: "% of the permits", labels: labels, goals: []goal{{"99%", 99}},
+		}
+		for _, p := range order {
+			c.series = append(c.series, *byPartitions[p])
+		}
+		to["limits"] = c
+	}
+	for _, e := range l.Elastic {
+		busy, others := make([]float64, len(e.PerWindow)), make([]float64, len(e.PerWindow))
+		for i, w := range e.PerWindow {
+			busy[i], others[i] = float64(w.Busy), float64(w.Others)
+		}
+		to[fmt.Sprintf("elastic-%d", e.Partitions)] = chart{
+			title:    fmt.Sprintf("Elastic shares, partitions: %d", e.Partitions),
+			subtitle: fmt.Sprintf("one busy tenant among nine idle ones has %.1f%% of the limit; windows until all have their shares back: %d", 100*e.BusyShareOfLimit, e.ReturnWindows),
+			x:        "window", y: "permits", lines: true, steps: true, labels: ticks(len(busy)), goals: []goal{{"limit", float64(l.RPS)}},
+			series: []series{{"busy tenant", busy}, {"nine others", others}},
+		}
+	}
+}
+
+func ofFairness(f bench.Fairness, to map[string]chart) {
+	if n := f.Noisy; n != nil {
+		to["noisy"] = distribution("Small groups beside a noisy tenant",
+			fmt.Sprintf("%d jobs of one tenant, %d small tenants; p99 is %.2f × that of a small group alone", n.NoisyJobs, n.SmallTenants, n.SmallRatio),
+			n.SmallSoloSeconds, n.SmallSeconds)
+	}
+	if n := f.Long; n != nil {
+		to["noisy-long"] = distribution("Small groups beside a tenant with jobs 50 times as long",
+			fmt.Sprintf("p99 is %.2f × that of a small group alone", n.LongRatio), n.LongSoloSeconds, n.LongSmall)
+	}
+	if b := f.Behind; b != nil {
+		to["behind"] = distribution("Small groups behind a huge one of their own tenant",
+			fmt.Sprintf("%d jobs before them; the slowest takes %.2f × as long as alone", b.BehindHugeJobs, b.BehindRatio), sorted(b.BehindSoloSeconds), sorted(b.BehindSeconds))
+	}
+	if c := f.AdmitCost; c != nil {
+		s := series{name: "Redis CPU"}
+		var labels []string
+		for _, n := range c.AdmitCost {
+			labels = append(labels, strconv.Itoa(n.Tenants))
+			s.values = append(s.values, n.RedisUSJob)
+		}
+		to["admit-cost"] = chart{
+			title: "The cost of admitting a job", subtitle: fmt.Sprintf("%d jobs a script; from the fewest tenants to the most it grows %.2f ×", c.AdmitBatch, c.AdmitCostRatio),
+			x: "tenants with waiting jobs", y: "µs of Redis CPU a job", labels: labels, series: []series{s}, format: "%.1f",
+		}
+	}
+	ofShares(f, to)
+}
+
+func ofShares(f bench.Fairness, to map[string]chart) {
+	if f.Weights == nil || f.Lanes == nil {
+		return
+	}
+	due := []float64{1. / 7, 2. / 7, 4. / 7, .6, .3, .1}
+	got := append(append([]float64{}, f.WeightShares...), f.LaneShares...)
+	for i := range due {
+		due[i] *= 100
+	}
+	for i := range got {
+		got[i] *= 100
+	}
+	to["shares"] = chart{
+		title: "Shares under saturation", subtitle: fmt.Sprintf("furthest off: weights %.1f%%, lanes %.1f%% of what is due", 100*f.WeightError, 100*f.LaneError),
+		y: "% of the starts", labels: []string{"weight 1", "weight 2", "weight 4", "high", "normal", "low"}, format: "%.1f",
+		series: []series{{"measured", got}, {"due", due}},
+	}
+}

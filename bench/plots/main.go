@@ -1,0 +1,69 @@
+// Command plots shows what the benches have measured:
+//
+//	plots docs/plots docs/flow-control.md …
+//
+// reads congestion.json, limits.json and fairness.json in the folder, writes pictures (SVG) beside them, and the table of
+// figures into the documents. A file that is not there, or lacks a part, leaves its pictures and figures out.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: plots FOLDER [DOCUMENT…]")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], os.Args[2:]...); err != nil {
+		fmt.Fprintln(os.Stderr, "plots:", err)
+		os.Exit(1)
+	}
+}
+
+func run(dir string, documents ...string) error {
+	var r results
+	for name, into := range map[string]any{"congestion.json": &r.congestion, "limits.json": &r.limits, "fairness.json": &r.fairness} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintf(os.Stderr, "plots: there is no %s: `make bench-flow` measures it\n", name)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(b, into); err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	charts := r.charts()
+	for _, name := range slices.Sorted(maps.Keys(charts)) {
+		if err := os.WriteFile(filepath.Join(dir, name+".svg"), []byte(charts[name].svg()), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, file := range documents {
+		if err := write(file, table(r.figures())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// charts are all pictures that can be drawn, by name.
+func (r results) charts() map[string]chart {
+	out := map[string]chart{}
+	if r.congestion.Jobs > 0 {
+		ofCongestion(r.congestion, out)
+	}
+	ofLimits(r.limits, out)
+	ofFairness(r.fairness, out)
+	return out
+}

@@ -1,0 +1,238 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// RetryAfter is how honest the Retry-After of a refusal is, to clients that wait just as long.
+type RetryAfter struct {
+	RetryAccepted     float64 `json:"retry_after_accepted_ratio"` // of the tries after a wait
+	RetryTries        int     `json:"retry_after_tries"`
+	RetryFirstRefused int     `json:"retry_after_first_tries_refused"`
+	RetryFirstTries   int     `json:"retry_after_first_tries"`
+	RetryWaitP50      float64 `json:"retry_after_p50_seconds"`
+	RetryWaitMax      float64 `json:"retry_after_max_seconds"`
+	RetryMaxBacklog   int     `json:"retry_after_max_backlog"`
+	RetryPerSecond    float64 `json:"retry_after_jobs_per_second"` // that the workers did meanwhile: too long waits would let them idle
+}
+
+const (
+	retryClients = 40
+	retryBatches = 6
+	retryBacklog = 2000
+)
+
+// post is what became of one try.
+type post struct {
+	after      bool // it came after a wait that a refusal had asked for
+	accepted   bool
+	retryAfter time.Duration
+}
+
+func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, err := startLab(ctx, o.Options, setup{env: map[string]string{"BULKACTION_API_ADDR": addr, "BULKACTION_INGEST_MAX_BACKLOG": strconv.Itoa(retryBacklog)}})
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	if err := l.awaitAPI(ctx, addr); err != nil {
+		return nil, err
+	}
+	// Workers report how fast they are only when they have run something.
+	if _, err := l.oneByOne(ctx, "retry-after", []group{l.small("warm", 0, "warm")}); err != nil {
+		return nil, err
+	}
+	c := &clients{l: l, url: "http://" + addr + "/v1/groups"}
+	if err := c.run(ctx, o.Seed); err != nil {
+		return nil, err
+	}
+	ended, _, err := l.finish(ctx, "retry-after")
+	if err != nil {
+		return nil, err
+	}
+	r := countPosts(c.posts)
+	if r.RetryTries == 0 {
+		return nil, errors.New("no client was refused, so none came again: the backlog was never full")
+	}
+	r.RetryMaxBacklog = retryBacklog
+	jobs := 0
+	for _, g := range c.groups {
+		jobs += g.jobs
+	}
+	r.RetryPerSecond = round(float64(jobs) / makespan(ended[1:]))
+	out.RetryAfter = &r
+	return l.overrides, nil
+}
+
+// clients post batches of jobs, each its own, and wait as they are told when they are refused.
+type clients struct {
+	l   *lab
+	url string
+
+	mu     sync.Mutex
+	posts  []post
+	groups []group
+}
+
+func (c *clients) run(ctx context.Context, seed uint64) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	errs := make([]error, retryClients)
+	for i := range errs {
+		wg.Go(func() {
+			if errs[i] = c.client(ctx, i, rand.New(rand.NewPCG(seed, uint64(i)))); errs[i] != nil {
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	c.l.groups = append(c.l.groups, c.groups...)
+	return cause(errs)
+}
+
+func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
+	for b := range retryBatches {
+		if err := redisx.Sleep(ctx, time.Duration(random.IntN(1000))*time.Millisecond); err != nil {
+			return err
+		}
+		g := group{
+			id: fmt.Sprintf("%s-client-%d-%d", c.l.name, i, b), tenant: fmt.Sprintf("client-%d", i), jobs: 50 + random.IntN(100), payload: sleeping(smallSleepMS),
+		}
+		for after := false; ; after = true {
+			p, err := c.post(ctx, g)
+			if err != nil {
+				return err
+			}
+			p.after = after
+			c.note(p, g)
+			if p.accepted {
+				break
+			}
+			if err := redisx.Sleep(ctx, p.retryAfter); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *clients) note(p post, g group) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.posts = append(c.posts, p)
+	if p.accepted {
+		c.groups = append(c.groups, g)
+	}
+	c.l.progress("retry-after", int64(len(c.groups)), retryClients*retryBatches)
+}
+
+func (c *clients) post(ctx context.Context, g group) (post, error) {
+	body, err := json.Marshal(map[string]any{"id": g.id, "tenant": g.tenant, "type": "NOOP", "jobs": g.piece(0), "seal": true})
+	if err != nil {
+		return post{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return post{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return post{}, fmt.Errorf("post group %s: %w", g.id, err)
+	}
+	defer resp.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err != nil {
+		return post{}, fmt.Errorf("post group %s: %w", g.id, err)
+	}
+	switch resp.StatusCode {
+	case http.StatusAccepted:
+		return post{accepted: true}, nil
+	case http.StatusTooManyRequests:
+		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+		if err != nil || seconds < 1 {
+			return post{}, fmt.Errorf("post group %s: refused with Retry-After %q, which names no seconds", g.id, resp.Header.Get("Retry-After"))
+		}
+		return post{retryAfter: time.Duration(seconds) * time.Second}, nil
+	}
+	return post{}, fmt.Errorf("post group %s: %s: %s", g.id, resp.Status, said)
+}
+
+func countPosts(posts []post) RetryAfter {
+	var r RetryAfter
+	accepted := 0
+	var waits []float64
+	for _, p := range posts {
+		if !p.accepted {
+			waits = append(waits, p.retryAfter.Seconds())
+		}
+		switch {
+		case p.after:
+			r.RetryTries++
+			if p.accepted {
+				accepted++
+			}
+		default:
+			r.RetryFirstTries++
+			if !p.accepted {
+				r.RetryFirstRefused++
+			}
+		}
+	}
+	r.RetryAccepted, r.RetryWaitP50 = ratio(float64(accepted), float64(r.RetryTries)), percentile(waits, 50)
+	if len(waits) > 0 {
+		r.RetryWaitMax = slices.Max(waits)
+	}
+	return r
+}
+
+// freeAddr is one that nobody listens at now.
+func freeAddr(ctx context.Context) (string, error) {
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	defer listener.Close()
+	return listener.Addr().String(), nil
+}
+
+// awaitAPI waits until ingest answers.
+func (l *lab) awaitAPI(ctx context.Context, addr string) error {
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err == nil {
+			resp.Body.Close()
+			return nil
+		}
+		if err := l.f.Check(); err != nil {
+			return err
+		}
+		if err := redisx.Sleep(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// Pause lets nothing of the group start any more; its running jobs finish.
+func (a *API) Pause(ctx context.Context, group string) (api.Accepted, error) {
+	return a.command(ctx, group, "pause", nil, always)
+}
+
+// Resume lets the group go on.
+func (a *API) Resume(ctx context.Context, group string) (api.Accepted, error) {
+	return a.command(ctx, group, "resume", nil, always)
+}
+
+// Why says what the group's next job waits for. Job says it for any of its jobs.
+func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
+	path, err := groupPath(group, "/why")
+	if err != nil {
+		return api.Why{}, err
+	}
+	return get[api.Why](ctx, a, call{what: "explain group " + group, path: path, repeat: always})
+}
+
+// PauseTenant lets nothing of the tenant start any more; its running jobs finish. It need not be known yet.
+func (a *API) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
+	return a.switchOver(ctx, "tenant", tenant, "pause")
+}
+
+// ResumeTenant lets the tenant go on.
+func (a *API) ResumeTenant(ctx context.Context, tenant string) (api.Paused, error) {
+	return a.switchOver(ctx, "tenant", tenant, "resume")
+}
+
+// PauseType lets no job of the type start any more; running ones finish. It need not be known yet.
+func (a *API) PauseType(ctx context.Context, typ string) (api.Paused, error) {
+	return a.switchOver(ctx, "type", typ, "pause")
+}
+
+// ResumeType lets the type go on.
+func (a *API) ResumeType(ctx context.Context, typ string) (api.Paused, error) {
+	return a.switchOver(ctx, "type", typ, "resume")
+}
+
+func (a *API) switchOver(ctx context.Context, kind, id, verb string) (api.Paused, error) {
+	path, err := pathOf(kind, id, "/"+verb)
+	if err != nil {
+		return api.Paused{}, err
+	}
+	return get[api.Paused](ctx, a, call{what: verb + " " + kind + " " + id, method: http.MethodPost, path: path, repeat: always})
+}
+
+// Tenants ranges over the tenants that have groups or settings, by id, fetching page after page. An error ends it.
+func (a *API) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
+	c := call{what: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, repeat: always}
+	return pages(ctx, a, c, func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
+}
+
+// Tenant returns a tenant's settings and its part in the flow right now.
+func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
+	path, err := pathOf("tenant", tenant, "")
+	if err != nil {
+		return api.Tenant{}, err
+	}
+	return get[api.Tenant](ctx, a, call{what: "get tenant " + tenant, path: path, repeat: always})
+}
+
+// SetTenant replaces all settings of a tenant: what is nil gets its default. The next admission follows them.
+func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
+	path, err := pathOf("tenant", tenant, "")
+	if err != nil {
+		return api.Tenant{}, err
+	}
+	body, err := marshal(set)
+	if err != nil {
+		return api.Tenant{}, fmt.Errorf("set tenant %s: %w", tenant, err)
+	}
+	return get[api.Tenant](ctx, a, call{what: "set tenant " + tenant, method: http.MethodPut, path: path, body: body, repeat: always})
+}
+
+// pathOf refuses what is no id before it becomes part of a URL.
+func pathOf(kind, id, rest string) (string, error) {
+	if !validID.MatchString(id) || id == "." || id == ".." {
+		return "", fmt.Errorf("%s id %q: must match %s", kind, id, validID)
+	}
+	return "/v1/" + kind + "s/" + id + rest, nil
+}

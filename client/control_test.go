@@ -1,0 +1,171 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+)
+
+func TestControl(t *testing.T) {
+	var calls []string
+	a, w := serve(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		calls = append(calls, r.Method+" "+r.URL.RequestURI()+" "+string(body))
+		if len(calls)%2 == 1 {
+			refuse(rw, http.StatusServiceUnavailable, api.Problem{})
+			return
+		}
+		answer(rw, http.StatusOK, map[string]any{"id": "x", "paused": true, "detail": "it waits"})
+	}))
+	ctx := t.Context()
+	set := api.TenantSettings{RPS: ptr(2.5), BasePriority: ptr(int64(-3))}
+	for _, c := range []struct {
+		want string
+		do   func() error
+	}{
+		{"POST /v1/groups/g/pause ", func() error { _, err := a.Pause(ctx, "g"); return err }},
+		{"POST /v1/groups/g/resume ", func() error { _, err := a.Resume(ctx, "g"); return err }},
+		{"GET /v1/groups/g/why ", func() error {
+			why, err := a.Why(ctx, "g")
+			require.Equal(t, "it waits", why.Detail)
+			return err
+		}},
+		{"POST /v1/tenants/t/pause ", func() error { _, err := a.PauseTenant(ctx, "t"); return err }},
+		{"POST /v1/tenants/t/resume ", func() error { _, err := a.ResumeTenant(ctx, "t"); return err }},
+		{"POST /v1/types/T/pause ", func() error {
+			p, err := a.PauseType(ctx, "T")
+			require.True(t, p.Paused)
+			return err
+		}},
+		{"POST /v1/types/T/resume ", func() error { _, err := a.ResumeType(ctx, "T"); return err }},
+		{"GET /v1/tenants/t ", func() error {
+			tenant, err := a.Tenant(ctx, "t")
+			require.Equal(t, "x", tenant.ID)
+			return err
+		}},
+		{`PUT /v1/tenants/t {"rps":2.5,"base_priority":-3}`, func() error { _, err := a.SetTenant(ctx, "t", set); return err }},
+		{`PUT /v1/tenants/t {}`, func() error { _, err := a.SetTenant(ctx, "t", api.TenantSettings{}); return err }},
+	} {
+		calls = nil
+		require.NoError(t, c.do())
+		require.Equal(t, []string{c.want, c.want}, calls, "all of these may be repeated")
+	}
+	require.Len(t, w.taken(), 10)
+
+	calls = nil
+	for _, id := range []string{"", ".", "..", "a/b", "{x}", "a b"} {
+		_, err := a.PauseTenant(ctx, id)
+		require.ErrorContains(t, err, "tenant id", id)
+		_, err = a.ResumeType(ctx, id)
+		require.ErrorContains(t, err, "type id", id)
+		_, err = a.Tenant(ctx, id)
+		require.ErrorContains(t, err, "must match", id)
+		_, err = a.SetTenant(ctx, id, api.TenantSettings{})
+		require.ErrorContains(t, err, "must match", id)
+		_, err = a.Why(ctx, id)
+		require.ErrorContains(t, err, "group id", id)
+	}
+	_, err := a.SetTenant(ctx, "t", api.TenantSettings{RPS: ptr(math.NaN())})
+	require.ErrorContains(t, err, "set tenant t")
+	require.Empty(t, calls, "nothing is sent")
+}
+
+func TestTenantsArePaged(t *testing.T) {
+	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Query().Get("cursor") {
+		case "":
+			answer(w, http.StatusOK, api.TenantList{Tenants: []api.Tenant{{ID: "a"}, {ID: "b"}}, Cursor: "b"})
+		case "b":
+			answer(w, http.StatusOK, api.TenantList{Tenants: []api.Tenant{{ID: "c"}}})
+		default:
+			refuse(w, http.StatusUnprocessableEntity, api.Problem{})
+		}
+	}))
+	var ids string
+	for tenant, err := range a.Tenants(t.Context()) {
+		require.NoError(t, err)
+		ids += tenant.ID
+	}
+	require.Equal(t, "abc", ids)
+
+	gone := client.NewAPI("http://127.0.0.1:1", client.WithRetry(1, 0))
+	for _, err := range gone.Tenants(t.Context()) {
+		require.ErrorContains(t, err, "list tenants", fmt.Sprint(err))
+	}
+}
+
+// board is a backend of the real API that remembers one tenant and what was paused.
+type board struct {
+	httpapi.Backend // what is not here is not called
+
+	set    api.TenantSettings
+	paused []string
+}
+
+func (b *board) Tenant(_ context.Context, id string) (api.Tenant, error) {
+	return api.Tenant{ID: id, RPS: b.set.RPS, Weight: 1, BasePriority: b.set.BasePriority}, nil
+}
+
+func (b *board) SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
+	b.set = set
+	return b.Tenant(ctx, id)
+}
+
+func (b *board) PauseTenant(_ context.Context, id string) error {
+	b.paused = append(b.paused, "tenant "+id)
+	return nil
+}
+
+func (b *board) PauseType(_ context.Context, id string) error {
+	b.paused = append(b.paused, "type "+id)
+	return nil
+}
+
+func (b *board) Pause(_ context.Context, id string) (api.Accepted, error) {
+	return api.Accepted{}, fmt.Errorf("group %s has ended: %w", id, api.ErrConflict)
+}
+
+func (b *board) Why(context.Context, string) (api.Why, error) {
+	return api.Why{Reason: api.WhyPaused, Detail: "it is paused", PausedBy: []string{"tenant"}}, nil
+}
+
+func TestControlOfTheRealServer(t *testing.T) {
+	b := &board{}
+	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: b}))
+	set := api.TenantSettings{RPS: ptr(2.5), BasePriority: ptr(int64(-1e15))}
+	tenant, err := a.SetTenant(t.Context(), "acme", set)
+	require.NoError(t, err)
+	require.Equal(t, set, b.set)
+	shown, err := a.Tenant(t.Context(), "acme")
+	require.NoError(t, err)
+	require.Equal(t, tenant, shown)
+	_, err = a.SetTenant(t.Context(), "acme", api.TenantSettings{RPS: ptr(-1.0), Weight: ptr(0.0), BasePriority: ptr(int64(math.MaxInt64))})
+	var refused *client.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, http.StatusUnprocessableEntity, refused.Status)
+	require.Len(t, refused.Problem.Fields, 3, "every bad field is named")
+	require.Equal(t, set, b.set)
+
+	for _, do := range []func(context.Context, string) (api.Paused, error){a.PauseTenant, a.PauseType} {
+		p, err := do(t.Context(), "x.y")
+		require.NoError(t, err)
+		require.True(t, p.Paused)
+	}
+	require.Equal(t, []string{"tenant x.y", "type x.y"}, b.paused)
+	_, err = a.Pause(t.Context(), "g")
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, http.StatusConflict, refused.Status)
+	why, err := a.Why(t.Context(), "g")
+	require.NoError(t, err)
+	require.Equal(t, []string{"tenant"}, why.PausedBy)
+}

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/bench"
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
+	for _, tt := range []struct{ args, says string }{
+		{"bench congestion --jobs 0", "--jobs 0: must be at least 1"},
+		{"bench congestion --rps -1", "--rps -1: must be at least 1"},
+		{"bench congestion --jobs 2 --tenants 3", "--tenants 3: at most as many as --jobs 2"},
+		{"bench limits --limiter leaky", `--limiter "leaky": must be one of fixed, sliding, token`},
+		{"bench limits --window 5ms", `--window "5ms": must be whole milliseconds from 10ms to 1h`},
+		{"bench limits --window 100", `--window "100": must be whole milliseconds`},
+		{"bench limits --window 10500us", `--window "10500us": must be whole milliseconds`},
+		{"bench limits --partitions 0", "--partitions 0: must be from 1 to 64"},
+		{"bench limits --parallel 0", "--parallel at least 1"},
+		{"bench fairness --only noisy,quiet", `--only "quiet": must be some of noisy,long,weights,lanes,behind,cost,idle,retry-after`},
+		{"bench fairness --noisy-jobs 10", "--noisy-jobs 10: must be at least 2000"},
+		{"bench congestion --set WORKER_COUNT", `--set "WORKER_COUNT": write it as NAME=VALUE`},
+		{"bench limits --set BULKACTION_BACKPRESSURE_LIMITER=token", "the bench sets this itself"},
+		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
+		{"bench fairness extra", `unknown command "extra"`},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			var out, says strings.Builder
+			code := Main(t.Context(), strings.Fields(tt.args), IO{In: strings.NewReader(""), Out: &out, Err: &says})
+			require.Equal(t, exitUsage, code, says.String())
+			require.Contains(t, says.String(), tt.says)
+			require.Empty(t, out.String())
+		})
+	}
+}
+
+func TestSettingsAreVariablesOfTheProcesses(t *testing.T) {
+	env, err := (&variables{"WORKER_COUNT=20", "BULKACTION_LEASE=5s", "FAIR_QUEUE_LANE_WEIGHTS=1,1,1"}).env()
+	require.NoError(t, err)
+	require.Equal(t, []string{"BULKACTION_WORKER_COUNT=20", "BULKACTION_LEASE=5s", "BULKACTION_FAIR_QUEUE_LANE_WEIGHTS=1,1,1"}, env)
+}
+
+func TestJournaledRoleWritesItsJournal(t *testing.T) {
+	dir := t.TempDir()
+	role := func(ctx context.Context, _ *app.Process) error {
+		journal.From(ctx).Permits(7, 0, journal.Admit, "T", []lua.Permit{{Tenant: "acme", N: 3}})
+		return nil
+	}
+	var log strings.Builder
+	run := func(dir string) int {
+		return app.Run(t.Context(), app.Options{Role: "fetcher", Environ: []string{"BULKACTION_ADMIN_ADDR=127.0.0.1:0"}, Stderr: &log}, journaled(dir, role))
+	}
+	require.Equal(t, app.ExitOK, run(dir), log.String())
+	got, err := journal.Read(dir)
+	require.NoError(t, err)
+	require.Equal(t, []journal.PermitEvent{{At: 7, By: journal.Admit, Type: "T", Tenant: "acme", N: 3}}, got.Permits)
+
+	require.Equal(t, app.ExitOK, run(""), "without a folder there is no journal")
+	require.Equal(t, app.ExitError, run(filepath.Join(dir, "nowhere")))
+	_, err = os.Stat(filepath.Join(dir, "nowhere"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestBenchTablesShowWhatWasRun(t *testing.T) {
+	var out strings.Builder
+	r := &Root{IO: IO{Out: &out}}
+	require.NoError(t, r.showFairness(bench.Fairness{Idle: &bench.Idle{IdleCommands: 12.5}, Weights: &bench.Weights{WeightShares: []float64{0.14, 0.29, 0.57}, WeightError: 0.02}}))
+	require.Contains(t, out.String(), "12.5 commands a second")
+	require.Contains(t, out.String(), "[0.14 0.29 0.57], off by 2.0%")
+	require.NotContains(t, out.String(), "noisy")
+
+	out.Reset()
+	require.NoError(t, r.showLimits(bench.Limits{
+		Runs:    []bench.LimitRun{{Limiter: "token", WindowMS: 100, Partitions: 4, Windows: 90, WindowsOverLimit: 2, LimitUsedRatio: 0.991, Retries: 8}},
+		Elastic: []bench.Elastic{{Partitions: 4, BusyShareOfLimit: 0.97, ReturnWindows: 1}},
+	}))
+	require.Regexp(t, `token +100ms +4 +90 +2 +99\.10% +8`, out.String())
+	require.Regexp(t, `4 +97\.00% +1`, out.String())
+}

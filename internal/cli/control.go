@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+func newPause(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "pause GROUP",
+		Short: "Start nothing of a group any more, until it is resumed; running jobs finish",
+		Args:  oneGroup,
+		RunE:  r.onGroup((*client.API).Pause, "paused"),
+	}
+}
+
+func newResume(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "resume GROUP",
+		Short: "Let a group go on that was paused",
+		Args:  oneGroup,
+		RunE:  r.onGroup((*client.API).Resume, "resumed"),
+	}
+}
+
+func newType(r *Root) *cobra.Command {
+	return family("type", "Pause and resume job types; `stats` shows those that are paused",
+		&cobra.Command{
+			Use:   "pause TYPE",
+			Short: "Start no job of a type any more, until it is resumed; running ones finish",
+			Args:  oneID("type"),
+			RunE:  r.switching((*client.API).PauseType),
+		},
+		&cobra.Command{
+			Use:   "resume TYPE",
+			Short: "Let a type go on that was paused",
+			Args:  oneID("type"),
+			RunE:  r.switching((*client.API).ResumeType),
+		})
+}
+
+// switching runs a call that pauses or resumes what is no group.
+func (r *Root) switching(do func(*client.API, context.Context, string) (api.Paused, error)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		a, err := r.API()
+		if err != nil {
+			return err
+		}
+		p, err := do(a, cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		if r.JSON {
+			return r.Print(p)
+		}
+		state := "resumed"
+		if p.Paused {
+			state = "paused"
+		}
+		t := newTable(r.Out)
+		t.row(p.ID, state)
+		return t.flush()
+	}
+}
+
+// family is a command that only has others below it.
+func family(name, short string, members ...*cobra.Command) *cobra.Command {
+	names := make([]string, len(members))
+	for i, m := range members {
+		names[i] = m.Name()
+	}
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: short,
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return usagef("%s needs to know what to do: %s", name, strings.Join(names, ", "))
+		},
+	}
+	cmd.AddCommand(members...)
+	return cmd
+}
+
+// oneID wants exactly one id of something.
+func oneID(kind string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usagef("%s needs the id of one %s, got %d arguments", cmd.Name(), kind, len(args))
+		}
+		return checkID(kind, args[0])
+	}
+}
+
+// checkID refuses what can't be an id.
+func checkID(kind, id string) error {
+	if !messages.ValidID(id) {
+		return usagef("%s id %q: must match ^[A-Za-z0-9._-]{1,128}$", kind, id)
+	}
+	return nil
+}

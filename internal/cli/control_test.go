@@ -1,0 +1,292 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func (f *fakeAPI) switchOver(w http.ResponseWriter, r *http.Request) {
+	reply(w, http.StatusAccepted, api.Paused{ID: r.PathValue("id"), Paused: r.PathValue("verb") == "pause", Links: map[string]string{}})
+}
+
+func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := api.TenantList{Tenants: []api.Tenant{}}
+	for _, id := range slices.Sorted(maps.Keys(f.tenants)) {
+		if id > r.URL.Query().Get("cursor") && l.Cursor == "" {
+			l.Tenants = append(l.Tenants, f.shown(id))
+			if len(l.Tenants) == 2 {
+				l.Cursor = id
+			}
+		}
+	}
+	reply(w, http.StatusOK, l)
+}
+
+func (f *fakeAPI) tenant(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.tenants[r.PathValue("id")]; !ok {
+		problem(w, http.StatusNotFound, "tenant "+r.PathValue("id")+": not found")
+		return
+	}
+	reply(w, http.StatusOK, f.shown(r.PathValue("id")))
+}
+
+func (f *fakeAPI) setTenant(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	body, _ := io.ReadAll(r.Body)
+	f.bodies = append(f.bodies, string(body))
+	var set api.TenantSettings
+	if err := json.Unmarshal(body, &set); err != nil {
+		problem(w, http.StatusUnprocessableEntity, err.Error())
+		return
+	}
+	f.tenants[r.PathValue("id")] = set
+	reply(w, http.StatusOK, f.shown(r.PathValue("id")))
+}
+
+func (f *fakeAPI) shown(id string) api.Tenant {
+	set, at := f.tenants[id], epoch
+	t := api.Tenant{
+		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority, Active: true, Unfinished: 12345, NonReady: 678, JobsPerSecond: 9.5, ActiveTenants: 3,
+		Window:     api.TenantWindow{Limiter: "fixed", Share: "elastic", WindowMS: 1000, Used: 5, Limit: 10, GlobalUsed: 70, GlobalLimit: 0, NextPermitAt: &at},
+		Congestion: api.TenantCongestion{Throttles: 4, Returns: 3, MeanWaitMS: 1234.5, LongestWaitMS: 83_000, LastAt: &at},
+	}
+	if set.Weight != nil {
+		t.Weight = *set.Weight
+	}
+	return t
+}
+
+func theWhy(job string) api.Why {
+	at := epoch
+	return api.Why{
+		Job: job, Reason: api.WhyRate, Detail: "Its tenant acme has used up the limit.", Until: &at, Position: ptr(int64(1234)), EstimateSeconds: ptr(83.4),
+		Limit: &api.WhyLimit{Scope: "tenant", RPS: 12.5, WindowMS: 1000, PerWindow: 12, Used: 12, NextPermitAt: &at},
+	}
+}
+
+func (f *fakeAPI) why(w http.ResponseWriter, r *http.Request) {
+	if g, unlock := f.find(w, r); g != nil {
+		defer unlock()
+		reply(w, http.StatusOK, theWhy(g.ID+".0"))
+	}
+}
+
+func (f *fakeAPI) job(w http.ResponseWriter, r *http.Request) {
+	g, unlock := f.find(w, r)
+	if g == nil {
+		return
+	}
+	defer unlock()
+	j := api.Job{ID: g.ID + "." + r.PathValue("ordinal"), Group: g.ID, State: "in_flight", Attempts: 1}
+	if r.PathValue("ordinal") != "0" {
+		why := theWhy(j.ID)
+		j.State, j.Waiting, j.Why, j.Until = "non_ready", why.Reason, &why, why.Until
+		j.LastError = &api.JobError{Code: "SMTP_451", Error: "later \x1b[31m", At: epoch}
+	}
+	reply(w, http.StatusOK, j)
+}
+
+func TestPauseAndResume(t *testing.T) {
+	f := newFakeAPI(t)
+	f.hold = true
+	groupOf(t, f)
+	require.Equal(t, run{exitFine, "g   RUNNING   paused\n", ""}, f.exec(t.Context(), console{}, "pause", "g"))
+	require.True(t, f.of(t, "g").Paused)
+	require.Equal(t, run{exitFine, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"}}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
+	require.False(t, f.of(t, "g").Paused)
+	f.groups["g"].finish()
+	got := f.exec(t.Context(), console{}, "pause", "g")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "pause group g: 409 Conflict")
+
+	for kind, root := range map[string]string{"tenant": "/v1/tenants/x/", "type": "/v1/types/x/"} {
+		require.Equal(t, run{exitFine, "x   paused\n", ""}, f.exec(t.Context(), console{}, kind, "pause", "x"))
+		require.Equal(t, run{exitFine, `{"id":"x","paused":false,"links":{}}` + "\n", ""}, f.exec(t.Context(), console{}, kind, "resume", "x", "--json"))
+		require.True(t, f.called("POST "+root+"pause") && f.called("POST "+root+"resume"))
+	}
+}
+
+func TestTenantSet(t *testing.T) {
+	f := newFakeAPI(t)
+	for _, c := range []struct{ flags, body string }{
+		{"--rps 12.5", `{"rps":12.5}`}, // it is not known yet
+		{"--weight 2", `{"rps":12.5,"weight":2}`},
+		{"--base-priority -7", `{"rps":12.5,"weight":2,"base_priority":-7}`},
+		{"--rps 3 --weight 1", `{"rps":3,"weight":1,"base_priority":-7}`},
+		{"--base-priority 0", `{"rps":3,"base_priority":0}`},
+		{"--clear --weight 5", `{"weight":5}`},
+		{"--clear", `{}`},
+	} {
+		f.bodies = nil
+		got := f.exec(t.Context(), console{}, append([]string{"tenant", "set", "acme", "--json"}, strings.Fields(c.flags)...)...)
+		require.Equal(t, exitFine, got.code, got.err)
+		require.Equal(t, []string{c.body}, f.bodies, c.flags)
+		var shown api.Tenant
+		require.NoError(t, json.Unmarshal([]byte(got.out), &shown))
+		require.Equal(t, f.shown("acme"), shown)
+	}
+}
+
+func TestTenantShow(t *testing.T) {
+	f := newFakeAPI(t)
+	f.tenants["acme"] = api.TenantSettings{Weight: ptr(2.5), BasePriority: ptr(int64(-1234))}
+	require.Equal(t, run{exitFine, `Tenant            acme
+State             active
+Limit a second    share
+Weight            2.5
+Base priority     -1,234
+Unfinished jobs   12,345
+Non-ready         678
+Ended a second    9.5
+Active tenants    3
+
+WINDOW OF 1000 MS   USED   OF
+tenant              5      10
+all tenants         70     no limit
+next permit         2030-01-02 03:04:05Z
+
+CONGESTION     VALUE
+throttles      4
+returns        3
+mean wait      1.2 s
+longest wait   1m23s
+last           2030-01-02 03:04:05Z
+`, ""}, f.exec(t.Context(), console{}, "tenant", "show", "acme"))
+	got := f.exec(t.Context(), console{}, "tenant", "show", "nobody")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "A tenant is known from its first group or `bulkaction tenant set nobody` on.")
+	require.Equal(t, "paused", tenantState(api.Tenant{Paused: true, Active: true}))
+	require.Equal(t, "idle", tenantState(api.Tenant{}))
+}
+
+func TestTenantLs(t *testing.T) {
+	f := newFakeAPI(t)
+	for i := range 5 {
+		f.tenants[fmt.Sprint("t", i)] = api.TenantSettings{RPS: ptr(float64(i) + 0.5)}
+	}
+	got := f.exec(t.Context(), console{}, "tenant", "ls")
+	require.Equal(t, exitFine, got.code)
+	lines := strings.Split(strings.TrimSpace(got.out), "\n")
+	require.Len(t, lines, 5, "all pages")
+	var last api.Tenant
+	require.NoError(t, json.Unmarshal([]byte(lines[4]), &last))
+	require.Equal(t, f.shown("t4"), last)
+	got = f.exec(t.Context(), console{outIsTerm: true}, "tenant", "ls")
+	require.Equal(t, "TENANT                   STATE           RPS   WEIGHT   UNFINISHED    NON-READY  PER SEC\n"+
+		"t0                       active          0.5        1       12,345          678      9.5", strings.Join(strings.Split(got.out, "\n")[:2], "\n"))
+}
+
+func TestWhy(t *testing.T) {
+	f := newFakeAPI(t)
+	groupOf(t, f)
+	const said = `Waits for         rate
+Why               Its tenant acme has used up the limit.
+Not before        2030-01-02 03:04:05Z
+Jobs before it    1,234
+Starts in about   1m23s
+Limit             12.5 a second for its tenant; 12 of 12 used in this window of 1000 ms
+`
+	require.Equal(t, run{exitFine, "Job               g.0\n" + said, ""}, f.exec(t.Context(), console{}, "why", "g"))
+	require.Equal(t, run{exitFine, "Job               g.1\nState             non ready\n" + said +
+		"Last error        SMTP_451: later  [31m (2030-01-02 03:04:05Z)\n", ""}, f.exec(t.Context(), console{}, "why", "g", "1"))
+	require.Equal(t, run{exitFine, "Job     g.0\nState   in flight\n", ""}, f.exec(t.Context(), console{}, "why", "g", "0"))
+
+	var why api.Why
+	require.NoError(t, json.Unmarshal([]byte(f.exec(t.Context(), console{}, "why", "g", "--json").out), &why))
+	require.Equal(t, theWhy("g.0"), why)
+	var j api.Job
+	require.NoError(t, json.Unmarshal([]byte(f.exec(t.Context(), console{}, "why", "g", "1", "--json").out), &j))
+	require.Equal(t, theWhy("g.1"), *j.Why)
+}
+
+func TestStatsShowsWhatIsPaused(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, statsTable(&out, api.Stats{Types: []api.TypeStats{{Type: "A", Paused: true}, {Type: "B"}}}))
+	require.Contains(t, out.String(), "A (paused)   0")
+	require.NotContains(t, out.String(), "B (paused)")
+}
+
+// An empty CSV file has no header row: no group is made for it. One whose header row is refused leaves none open.
+func TestSubmitCSVWithoutJobs(t *testing.T) {
+	for _, content := range []string{"", "\n \r\n\t"} {
+		f := newFakeAPI(t)
+		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", content))
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, "there is nothing in it\nA CSV file begins with a header row")
+		require.Empty(t, f.calls)
+		got = f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--type", "T", "--file", "-", "--format", "csv")
+		require.Equal(t, exitError, got.code)
+		require.Empty(t, f.calls)
+	}
+	f := newFakeAPI(t)
+	f.refuse = "the header row names a twice"
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", "a,a\n1,2\n"))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "group g has no jobs and is cancelled")
+	require.Equal(t, api.StatusCancelled, f.of(t, "g").Status)
+
+	f = newFakeAPI(t)
+	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal", "--payload", "1").code)
+	f.refuse = "the header row names a twice"
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", "a,a\n1,2\n"))
+	require.Equal(t, exitError, got.code)
+	require.NotEqual(t, api.StatusCancelled, f.of(t, "g").Status, "it has jobs of before")
+
+	f = newFakeAPI(t) // blank lines may come first
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", "\n\nto\na@example.com\n"))
+	require.Equal(t, exitFine, got.code)
+	require.Len(t, f.of(t, "g").jobs, 1)
+}
+
+func TestBarsOnATerminalWithoutASize(t *testing.T) {
+	f, err := os.Create(t.TempDir() + "/tty")
+	require.NoError(t, err)
+	defer f.Close()
+	size := func(width, height int, err error) func(int) (int, int, error) {
+		return func(int) (int, int, error) { return width, height, err }
+	}
+	require.Equal(t, io.Writer(f), barOutput(f, size(80, 24, nil)))
+	require.Equal(t, io.Writer(f), barOutput(f, size(0, 0, errors.New("no terminal"))))
+	for _, s := range [][2]int{{0, 0}, {0, 24}, {80, 0}} {
+		out := barOutput(f, size(s[0], s[1], nil))
+		_, isFile := out.(*os.File)
+		require.False(t, isFile, "one of 80 columns is assumed")
+		_, err := out.Write([]byte("x"))
+		require.NoError(t, err)
+	}
+	b, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.Equal(t, "xxx", string(b))
+}
+
+func TestMissingMail(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	host, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	t.Setenv("BULKACTION_SMTP_HOST", host)
+	t.Setenv("BULKACTION_SMTP_PORT", port)
+	require.Empty(t, missingMail(t.Context()))
+	require.NoError(t, l.Close())
+	require.Equal(t, net.JoinHostPort(host, port), missingMail(t.Context()))
+	t.Setenv("BULKACTION_WORKER_TYPES", "NOOP,HTTP")
+	require.Empty(t, missingMail(t.Context()))
+}

@@ -1,0 +1,236 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+func newTenant(r *Root) *cobra.Command {
+	return family("tenant", "List, show, limit, weigh, pause and resume tenants",
+		newTenantLs(r), newTenantShow(r), newTenantSet(r),
+		&cobra.Command{
+			Use:   "pause TENANT",
+			Short: "Start nothing of a tenant any more, until it is resumed; running jobs finish",
+			Args:  oneID("tenant"),
+			RunE:  r.switching((*client.API).PauseTenant),
+		},
+		&cobra.Command{
+			Use:   "resume TENANT",
+			Short: "Let a tenant go on that was paused",
+			Args:  oneID("tenant"),
+			RunE:  r.switching((*client.API).ResumeTenant),
+		})
+}
+
+func newTenantLs(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: "List the tenants that have groups or settings: a table on a terminal, else a line of JSON each",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			const format = "%-24v %-8v %10v %8v %12v %12v %8v"
+			head := fmt.Sprintf(format, "TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC")
+			return printLines(r, a.Tenants(cmd.Context()), head, func(t api.Tenant) string {
+				return fmt.Sprintf(format, t.ID, tenantState(t), orShare(t.RPS), t.Weight, thousands(t.Unfinished), thousands(t.NonReady), t.JobsPerSecond)
+			})
+		},
+	}
+}
+
+func newTenantShow(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show TENANT",
+		Short: "Show a tenant: its settings, the current window, what waits, congestion",
+		Args:  oneID("tenant"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			t, err := a.Tenant(cmd.Context(), args[0])
+			if isNotFound(err) {
+				return withHint(err, "A tenant is known from its first group or `bulkaction tenant set %s` on. See all with `bulkaction tenant ls`.", args[0])
+			}
+			if err != nil {
+				return err
+			}
+			return r.showTenant(t)
+		},
+	}
+}
+
+// tenantFlags are the flags of tenant set.
+type tenantFlags struct {
+	rps, weight  float64
+	basePriority int64
+	clear        bool
+}
+
+func newTenantSet(r *Root) *cobra.Command {
+	var s tenantFlags
+	cmd := &cobra.Command{
+		Use:   "set TENANT [--rps N] [--weight W] [--base-priority B] [--clear]",
+		Short: "Change a tenant's limit, weight or base priority, effective at once",
+		Long: "Change a tenant's limit, weight or base priority, effective at once. What no flag names stays as it is;\n" +
+			"with --clear it gets its default. The tenant need not have a group yet.",
+		Example: "  bulkaction tenant set acme --rps 50 --weight 2\n  bulkaction tenant set acme --clear",
+		Args:    oneID("tenant"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := s.check(cmd); err != nil {
+				return err
+			}
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			var set api.TenantSettings
+			if !s.clear {
+				switch t, err := a.Tenant(cmd.Context(), args[0]); {
+				case err == nil:
+					set = api.TenantSettings{RPS: t.RPS, BasePriority: t.BasePriority}
+					if t.Weight != 1 {
+						set.Weight = &t.Weight
+					}
+				case !isNotFound(err):
+					return err
+				}
+			}
+			s.put(cmd, &set)
+			t, err := a.SetTenant(cmd.Context(), args[0], set)
+			if err != nil {
+				return err
+			}
+			return r.showTenant(t)
+		},
+	}
+	f := cmd.Flags()
+	f.Float64Var(&s.rps, "rps", 0, "jobs a second, a limit of its own (default: a share of the global limit)")
+	f.Float64Var(&s.weight, "weight", 1, "its part of what is shared, 0.001 to 1000")
+	f.Int64Var(&s.basePriority, "base-priority", 0, "added to that of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
+	f.BoolVar(&s.clear, "clear", false, "give what no other flag names its default")
+	return cmd
+}
+
+// check refuses what the server would.
+func (s *tenantFlags) check(cmd *cobra.Command) error {
+	const most = 1_000_000_000_000_000
+	set := cmd.Flags().Changed
+	switch {
+	case !set("rps") && !set("weight") && !set("base-priority") && !s.clear:
+		return usagef("nothing to set: give --rps, --weight, --base-priority or --clear")
+	case set("rps") && !(s.rps > 0 && s.rps <= 1e9):
+		return usagef("--rps %v: must be above 0, to 1,000,000,000; `tenant pause` lets nothing through", s.rps)
+	case !(s.weight >= 0.001 && s.weight <= 1000):
+		return usagef("--weight %v: must be 0.001 to 1000", s.weight)
+	case s.basePriority < -most || s.basePriority > most:
+		return usagef("--base-priority %d: must be -1e15 to 1e15", s.basePriority)
+	}
+	return nil
+}
+
+// put changes what flags name.
+func (s *tenantFlags) put(cmd *cobra.Command, set *api.TenantSettings) {
+	if cmd.Flags().Changed("rps") {
+		set.RPS = &s.rps
+	}
+	if cmd.Flags().Changed("weight") {
+		set.Weight = &s.weight
+	}
+	if cmd.Flags().Changed("base-priority") {
+		set.BasePriority = &s.basePriority
+	}
+}
+
+func isNotFound(err error) bool {
+	e, ok := errors.AsType[*client.Error](err)
+	return ok && e.Status == http.StatusNotFound
+}
+
+func (r *Root) showTenant(t api.Tenant) error {
+	if r.JSON {
+		return r.Print(t)
+	}
+	return tenantTable(r.Out, t)
+}
+
+// tenantTable shows all of a tenant to people.
+func tenantTable(out io.Writer, n api.Tenant) error {
+	t := newTable(out)
+	t.row("Tenant", n.ID)
+	t.row("State", tenantState(n))
+	t.row("Limit a second", orShare(n.RPS))
+	t.row("Weight", n.Weight)
+	base := "0"
+	if n.BasePriority != nil {
+		base = thousands(*n.BasePriority)
+	}
+	t.row("Base priority", base)
+	t.row("Unfinished jobs", thousands(n.Unfinished))
+	t.row("Non-ready", thousands(n.NonReady))
+	t.row("Ended a second", n.JobsPerSecond)
+	t.row("Active tenants", thousands(n.ActiveTenants))
+
+	w := n.Window
+	t.section(fmt.Sprintf("WINDOW OF %d MS", w.WindowMS), "USED", "OF")
+	t.row("tenant", thousands(w.Used), orNone(w.Limit))
+	t.row("all tenants", thousands(w.GlobalUsed), orNone(w.GlobalLimit))
+	if w.NextPermitAt != nil {
+		t.row("next permit", stamp(*w.NextPermitAt))
+	}
+
+	c := n.Congestion
+	t.section("CONGESTION", "VALUE")
+	t.row("throttles", thousands(c.Throttles))
+	t.row("returns", thousands(c.Returns))
+	t.row("mean wait", seconds(c.MeanWaitMS/1000))
+	t.row("longest wait", seconds(float64(c.LongestWaitMS)/1000))
+	if c.LastAt != nil {
+		t.row("last", stamp(*c.LastAt))
+	}
+	return t.flush()
+}
+
+func tenantState(t api.Tenant) string {
+	switch {
+	case t.Paused:
+		return "paused"
+	case t.Active:
+		return "active"
+	}
+	return "idle"
+}
+
+func orShare(rps *float64) string {
+	if rps == nil {
+		return "share"
+	}
+	return strconv.FormatFloat(*rps, 'f', -1, 64)
+}
+
+func orNone(limit int64) string {
+	if limit == 0 {
+		return "no limit"
+	}
+	return thousands(limit)
+}
+
+// seconds writes a time for people.
+func seconds(s float64) string {
+	if s < 60 {
+		return strconv.FormatFloat(math.Round(s*10)/10, 'f', -1, 64) + " s"
+	}
+	return whole(s)
+}

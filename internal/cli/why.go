@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func newWhy(r *Root) *cobra.Command {
+	var ordinal int64 = -1
+	return &cobra.Command{
+		Use:   "why GROUP [ORDINAL]",
+		Short: "Say why a job, or the next job of a group, is not running",
+		Long: "Say why a job is not running: paused, scheduled, no_processor, retry, congestion, rate or fairness, whichever comes\n" +
+			"first; without ORDINAL, that of the group's next job. --json prints the job, or the reason of the group's next one.",
+		Example: "  bulkaction why promo-7 0",
+		Args: func(cmd *cobra.Command, args []string) (err error) {
+			if len(args) < 1 || len(args) > 2 {
+				return usagef("why needs a group, and an ordinal for one of its jobs, got %d arguments", len(args))
+			}
+			if len(args) == 2 {
+				if ordinal, err = strconv.ParseInt(args[1], 10, 64); err != nil || ordinal < 0 {
+					return usagef("ordinal %q: must be a whole number from 0", args[1])
+				}
+			}
+			return checkID("group", args[0])
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			if ordinal < 0 {
+				why, err := a.Why(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				if r.JSON {
+					return r.Print(why)
+				}
+				return whyTable(r.Out, why, nil)
+			}
+			j, err := a.Job(cmd.Context(), args[0], ordinal)
+			if err != nil {
+				return err
+			}
+			if r.JSON {
+				return r.Print(j)
+			}
+			why := api.Why{Job: j.ID}
+			if j.Why != nil {
+				why = *j.Why
+			}
+			return whyTable(r.Out, why, &j)
+		},
+	}
+}
+
+// whyTable shows a reason, and of one job its state.
+func whyTable(out io.Writer, w api.Why, j *api.Job) error {
+	t := newTable(out)
+	if w.Job != "" {
+		t.row("Job", w.Job)
+	}
+	if j != nil {
+		t.row("State", strings.ReplaceAll(j.State, "_", " "))
+	}
+	if w.Reason != "" {
+		t.row("Waits for", w.Reason)
+	}
+	if w.Detail != "" {
+		t.row("Why", w.Detail)
+	}
+	if w.Until != nil {
+		t.row("Not before", stamp(*w.Until))
+	}
+	if w.Position != nil {
+		t.row("Jobs before it", thousands(*w.Position))
+	}
+	if w.EstimateSeconds != nil {
+		t.row("Starts in about", seconds(*w.EstimateSeconds))
+	}
+	if l := w.Limit; l != nil {
+		t.row("Limit", whyLimitText(*l))
+	}
+	if j != nil && j.LastError != nil {
+		t.row("Last error", fmt.Sprintf("%s: %s (%s)", j.LastError.Code, j.LastError.Error, stamp(j.LastError.At)))
+	}
+	return t.flush()
+}
+
+func whyLimitText(l api.WhyLimit) string {
+	whose := map[string]string{"tenant": "its tenant", "global": "all tenants"}[l.Scope]
+	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms",
+		strconv.FormatFloat(l.RPS, 'f', -1, 64), whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
+}
+
+// whole writes seconds as 1m23s.
+func whole(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
+}

@@ -1,0 +1,197 @@
+package groups
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Pause lets nothing of a group start any more; its running jobs finish.
+func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		return lua.Pause(ctx, s.conn.Cmd, p, lua.PauseGroup, group)
+	})
+}
+
+// Resume undoes Pause.
+func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		return lua.Resume(ctx, s.conn.Cmd, p, lua.PauseGroup, group)
+	})
+}
+
+// PauseTenant lets nothing of a tenant start any more, be it known already or not.
+func (s *Store) PauseTenant(ctx context.Context, tenant string) error {
+	return s.switchOver(ctx, lua.Pause, lua.PauseTenant, tenant, s.space.OfTenant(tenant))
+}
+
+// ResumeTenant undoes PauseTenant.
+func (s *Store) ResumeTenant(ctx context.Context, tenant string) error {
+	return s.switchOver(ctx, lua.Resume, lua.PauseTenant, tenant, s.space.OfTenant(tenant))
+}
+
+// PauseType lets no job of a type start any more, in partition after partition; what went wrong in between is
+// mended by repeating it.
+func (s *Store) PauseType(ctx context.Context, typ string) error {
+	return s.switchOver(ctx, lua.Pause, lua.PauseType, typ, s.space.All()...)
+}
+
+// ResumeType undoes PauseType.
+func (s *Store) ResumeType(ctx context.Context, typ string) error {
+	return s.switchOver(ctx, lua.Resume, lua.PauseType, typ, s.space.All()...)
+}
+
+type switching func(context.Context, redis.Cmdable, keyspace.Partition, lua.Pausable, string) error
+
+func (s *Store) switchOver(ctx context.Context, do switching, what lua.Pausable, id string, parts ...keyspace.Partition) error {
+	for _, p := range parts {
+		if err := insist(ctx, func(ctx context.Context) error { return do(ctx, s.conn.Cmd, p, what, id) }); err != nil {
+			return outward(err)
+		}
+	}
+	return nil
+}
+
+// SetTenant replaces a tenant's settings and shows the tenant. Who is unknown becomes known by it.
+func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
+	p := s.space.OfTenant(tenant)
+	err := insist(ctx, func(ctx context.Context) error {
+		return lua.SetTenant(ctx, s.conn.Cmd, p, tenant, lua.TenantSettings(set))
+	})
+	if err != nil {
+		return api.Tenant{}, outward(err)
+	}
+	st, err := s.tenantState(ctx, p, tenant)
+	return s.showTenant(tenant, st), outward(err)
+}
+
+// Tenant shows a tenant that has groups or settings.
+func (s *Store) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
+	st, err := s.tenantState(ctx, s.space.OfTenant(tenant), tenant)
+	if err != nil {
+		return api.Tenant{}, outward(err)
+	}
+	if !st.Known && !st.Paused {
+		return api.Tenant{}, fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
+	}
+	return s.showTenant(tenant, st), nil
+}
+
+// Tenants lists tenants by id. The cursor is the last id of the page before.
+func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
+	list := api.TenantList{Tenants: []api.Tenant{}}
+	after := "-"
+	if cursor != "" {
+		if !messages.ValidID(cursor) {
+			return list, badCursor()
+		}
+		after = "(" + cursor
+	}
+	type member struct {
+		id string
+		p  keyspace.Partition
+	}
+	var page []member
+	for _, p := range s.space.All() {
+		ids, err := s.conn.Cmd.ZRangeByLex(ctx, p.Tenants(), &redis.ZRangeBy{Min: after, Max: "+", Count: int64(limit) + 1}).Result()
+		if err != nil {
+			return list, outward(fmt.Errorf("list tenants: %w", err))
+		}
+		for _, id := range ids {
+			page = append(page, member{id, p})
+		}
+	}
+	slices.SortFunc(page, func(a, b member) int { return strings.Compare(a.id, b.id) })
+	if len(page) > limit {
+		page = page[:limit]
+		list.Cursor = page[limit-1].id
+	}
+	list.Tenants = slices.Grow(list.Tenants, len(page))[:len(page)]
+	looking, ctx := errgroup.WithContext(ctx)
+	looking.SetLimit(lookers)
+	for i, m := range page {
+		looking.Go(func() error {
+			st, err := s.tenantState(ctx, m.p, m.id)
+			list.Tenants[i] = s.showTenant(m.id, st)
+			return err
+		})
+	}
+	return list, outward(looking.Wait())
+}
+
+// lookers is how many scripts a list has under way at the same time.
+const lookers = 8
+
+func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (lua.TenantState, error) {
+	st, err := lua.Tenant(ctx, s.conn.Cmd, p, tenant, s.limit(p))
+	if err != nil {
+		return st, fmt.Errorf("read tenant %s: %w", tenant, err)
+	}
+	return st, nil
+}
+
+// limit is the part of the rate limit that a partition has.
+func (s *Store) limit(p keyspace.Partition) lua.Limit {
+	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
+}
+
+func (s *Store) showTenant(id string, st lua.TenantState) api.Tenant {
+	t := api.Tenant{
+		ID: id, RPS: st.Settings.RPS, Weight: 1, BasePriority: st.Settings.BasePriority, Paused: st.Paused, Active: st.Active,
+		Unfinished: st.Unfinished, NonReady: st.NonReady, JobsPerSecond: round(st.PerSecond, 10), ActiveTenants: st.ActiveTenants,
+		Window: api.TenantWindow{
+			Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, WindowMS: s.cfg.Rate.Window.Milliseconds(),
+			Used: st.Used, Limit: st.Limit, GlobalUsed: st.GlobalUsed, GlobalLimit: st.GlobalLimit,
+			NextPermitAt: later(latest(s.ownPermit(st), st.GlobalPermit), st.Now),
+		},
+		Congestion: api.TenantCongestion{
+			Throttles: st.Throttles, Returns: st.Returns, LongestWaitMS: st.LongestWait.Milliseconds(), LastAt: later(st.LastEvent, time.Time{}),
+		},
+	}
+	if st.Settings.Weight != nil {
+		t.Weight = *st.Settings.Weight
+	}
+	if st.Returns > 0 {
+		t.Congestion.MeanWaitMS = round(float64(st.Waits.Milliseconds())/float64(st.Returns), 10)
+	}
+	return t
+}
+
+// ownPermit is when a tenant may have a permit as far as that is up to itself. Who has used up a share may borrow
+// where shares are elastic, and is parked when there is nothing to borrow.
+func (s *Store) ownPermit(st lua.TenantState) time.Time {
+	if s.cfg.Rate.Share == lua.ShareElastic && st.Settings.RPS == nil {
+		return st.ParkedUntil
+	}
+	return latest(st.NextPermit, st.ParkedUntil)
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// later is a time when it comes after now, else nil.
+func later(at, now time.Time) *time.Time {
+	if !at.After(now) {
+		return nil
+	}
+	at = at.Truncate(time.Millisecond).UTC()
+	return &at
+}
+
+// round keeps so many parts of one.
+func round(v, parts float64) float64 { return math.Round(v*parts) / parts }

@@ -1,0 +1,241 @@
+package groups_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func TestPauseAGroup(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		w.Jobs("g", "T", 3)
+		for range 2 {
+			a, err := w.Store.Pause(ctx, "g")
+			require.NoError(w.T, err)
+			require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCreated}, a)
+			require.True(w.T, w.Group("g").Paused)
+		}
+		w.Admit("T")
+		require.Equal(w.T, api.Counts{Accepted: 3, Waiting: 3}, w.Counts("g"), "nothing is handed out")
+		for range 2 {
+			_, err := w.Store.Resume(ctx, "g")
+			require.NoError(w.T, err)
+			require.False(w.T, w.Group("g").Paused)
+		}
+		w.Admit("T")
+		require.Equal(w.T, api.Counts{Accepted: 3, Ready: 3}, w.Counts("g"))
+
+		for _, do := range []func(context.Context, string) (api.Accepted, error){w.Store.Pause, w.Store.Resume} {
+			_, err := do(ctx, "nobody")
+			require.ErrorIs(w.T, err, api.ErrNotFound)
+		}
+		_, err := w.Store.Cancel(ctx, "g")
+		require.NoError(w.T, err)
+		_, err = w.Store.Pause(ctx, "g")
+		require.ErrorIs(w.T, err, api.ErrConflict)
+	})
+}
+
+// A type is paused in all partitions, and stats show it, whether it has jobs or not.
+func TestPauseAType(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 3)
+	for i := range 6 {
+		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "T", Jobs: stagetest.Numbered(2)})
+	}
+	paused := func() (types []string) {
+		st, err := w.Store.Stats(t.Context())
+		require.NoError(t, err)
+		for _, typ := range st.Types {
+			if typ.Paused {
+				types = append(types, fmt.Sprint(typ.Type, " ", typ.Backlog))
+			}
+		}
+		return types
+	}
+	require.Empty(t, paused())
+	for range 2 {
+		require.NoError(t, w.Store.PauseType(t.Context(), "T"))
+		require.NoError(t, w.Store.PauseType(t.Context(), "unheard-of"))
+		require.NoError(t, w.Store.PauseTenant(t.Context(), "y"))
+	}
+	require.Equal(t, []string{"T 12", "unheard-of 0"}, paused())
+	w.Admit("T")
+	for i := range 6 {
+		require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts(fmt.Sprint("g", i)))
+	}
+	for range 2 {
+		require.NoError(t, w.Store.ResumeType(t.Context(), "T"))
+	}
+	require.Equal(t, []string{"unheard-of 0"}, paused())
+	w.Admit("T")
+	for i := range 6 {
+		require.Equal(t, api.Counts{Accepted: 2, Ready: 2}, w.Counts(fmt.Sprint("g", i)))
+	}
+}
+
+func TestTenant(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		w.Store = w.NewStore(groups.Config{Rate: lua.Rate{RPS: 100, Window: time.Second, Share: lua.ShareStatic}, Limiter: "fixed", LimiterMode: "static"})
+		for _, id := range []string{"acme", "nobody"} {
+			_, err := w.Store.Tenant(ctx, id)
+			require.ErrorIs(w.T, err, api.ErrNotFound)
+		}
+		later := time.Now().Add(time.Hour)
+		jobs := stagetest.Numbered(5)
+		jobs[4].RunAt = &later
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
+		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(1)})
+		acme, err := w.Store.Tenant(ctx, "acme")
+		require.NoError(w.T, err)
+		require.Equal(w.T, api.Tenant{
+			ID: "acme", Weight: 1, Active: true, Unfinished: 5, NonReady: 1, ActiveTenants: 2,
+			Window: api.TenantWindow{Limiter: "fixed", Share: "static", WindowMS: 1000, Limit: 50, GlobalLimit: 100},
+		}, acme)
+
+		for range 2 {
+			set, err := w.Store.SetTenant(ctx, "acme", api.TenantSettings{RPS: ptr(12.0), Weight: ptr(2.5), BasePriority: ptr(int64(-7))})
+			require.NoError(w.T, err)
+			require.Equal(w.T, 12.0, *set.RPS)
+			require.Equal(w.T, 2.5, set.Weight)
+			require.EqualValues(w.T, -7, *set.BasePriority)
+			require.EqualValues(w.T, 12, set.Window.Limit)
+			shown, err := w.Store.Tenant(ctx, "acme")
+			require.NoError(w.T, err)
+			require.Equal(w.T, set, shown)
+		}
+		set, err := w.Store.SetTenant(ctx, "acme", api.TenantSettings{Weight: ptr(3.0)})
+		require.NoError(w.T, err)
+		require.Nil(w.T, set.RPS, "what is not given is the default again")
+		require.Nil(w.T, set.BasePriority)
+		require.Equal(w.T, 3.0, set.Weight)
+		_, err = w.Store.SetTenant(ctx, "nobody", api.TenantSettings{})
+		require.NoError(w.T, err)
+		_, err = w.Store.Tenant(ctx, "nobody")
+		require.NoError(w.T, err, "settings make it known, default ones too")
+
+		for range 2 {
+			require.NoError(w.T, w.Store.PauseTenant(ctx, "acme"))
+			shown, err := w.Store.Tenant(ctx, "acme")
+			require.NoError(w.T, err)
+			require.True(w.T, shown.Paused)
+			require.False(w.T, shown.Active)
+		}
+		w.Admit("T")
+		require.EqualValues(w.T, 4, w.Counts("g").Waiting)
+		require.EqualValues(w.T, 1, w.Counts("h").Ready)
+		require.NoError(w.T, w.Store.ResumeTenant(ctx, "acme"))
+		w.Admit("T")
+		require.EqualValues(w.T, 4, w.Counts("g").Ready)
+	})
+}
+
+func TestTenantsArePaged(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 4)
+	var want []string
+	for i := range 23 {
+		id := fmt.Sprintf("t%02d", i)
+		want = append(want, id)
+		if i%2 == 0 {
+			w.Submit(messages.SubmitGroup{ID: "g" + id, Tenant: id, Type: "T", Jobs: stagetest.Numbered(i%3 + 1)})
+			continue
+		}
+		_, err := w.Store.SetTenant(t.Context(), id, api.TenantSettings{Weight: ptr(2.0)})
+		require.NoError(t, err)
+	}
+	for _, limit := range []int{1, 2, 7, 22, 23, 24} {
+		var got []string
+		for cursor := ""; ; {
+			page, err := w.Store.Tenants(t.Context(), cursor, limit)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.Tenants), limit)
+			for _, tenant := range page.Tenants {
+				got = append(got, tenant.ID)
+				alone, err := w.Store.Tenant(t.Context(), tenant.ID)
+				require.NoError(t, err)
+				require.Equal(t, alone, tenant)
+			}
+			if cursor = page.Cursor; cursor == "" {
+				break
+			}
+			require.Len(t, page.Tenants, limit)
+		}
+		require.Equal(t, want, got, "pages of %d", limit)
+	}
+	page, err := w.Store.Tenants(t.Context(), "t10x", 2)
+	require.NoError(t, err)
+	require.Equal(t, "t11", page.Tenants[0].ID, "the cursor's tenant may be gone")
+	for _, cursor := range []string{"(a", "[a", "{", "a b"} {
+		_, err := w.Store.Tenants(t.Context(), cursor, 1)
+		var invalid *messages.ValidationError
+		require.ErrorAs(t, err, &invalid, cursor)
+	}
+}
+
+// The time left is that of the group's own jobs and of those that its tenant runs before them, at the tenant's speed.
+func TestETA(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Submit(messages.SubmitGroup{ID: "small", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(30)})
+	w.Submit(messages.SubmitGroup{ID: "large", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(150)})
+	w.Submit(messages.SubmitGroup{ID: "paused", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(10)})
+	w.Submit(messages.SubmitGroup{ID: "still", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(10)})
+	w.Submit(messages.SubmitGroup{ID: "else", Tenant: "acme", Type: "U", Jobs: stagetest.Numbered(10)})
+	_, err := w.Store.Pause(t.Context(), "paused")
+	require.NoError(t, err)
+	require.Nil(t, w.Group("small").ETASeconds, "nothing is known yet")
+
+	// The speed is measured from the first jobs that end.
+	w.Submit(messages.SubmitGroup{ID: "done", Tenant: "acme", Type: "V", Jobs: stagetest.Numbered(20)})
+	w.Admit("V")
+	held := w.Take("V", "c", 20)
+	w.Done("1", held[:5]...)
+	w.Done("1", held[5:10]...)
+	var tenant api.Tenant
+	w.Await("a speed", func() bool {
+		tenant, err = w.Store.Tenant(t.Context(), "acme")
+		require.NoError(t, err)
+		return tenant.JobsPerSecond > 0
+	})
+	etas := func() map[string]*float64 {
+		l, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10})
+		require.NoError(t, err)
+		found := map[string]*float64{}
+		for _, g := range l.Groups {
+			found[g.ID] = g.ETASeconds
+		}
+		return found
+	}
+	got := etas()
+	for _, id := range []string{"small", "large", "else", "done"} {
+		require.NotNil(t, got[id], id)
+	}
+	require.InDelta(t, (30.0+150)/30, *got["large"] / *got["small"], 1.5, "the small one comes first")
+	require.InDelta(t, 3, *got["small"] / *got["else"], 1, "and has nothing before it")
+	require.Nil(t, got["paused"])
+	require.Nil(t, got["still"], "its tenant does not move")
+	require.NoError(t, w.Store.PauseType(t.Context(), "T"))
+	got = etas()
+	require.Nil(t, got["large"])
+	require.NotNil(t, got["else"])
+	require.NoError(t, w.Store.PauseTenant(t.Context(), "acme"))
+	require.False(t, slices.ContainsFunc([]string{"small", "else", "done"}, func(id string) bool { return etas()[id] != nil }))
+}

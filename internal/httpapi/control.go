@@ -1,0 +1,177 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// Limits of a tenant's settings.
+const (
+	maxTenantRPS    = 1e9
+	minTenantWeight = 0.001
+	maxTenantWeight = 1000
+	maxBasePriority = 1_000_000_000_000_000
+)
+
+// pausing serves pause and resume of what is no group: what lies under root and is named by a part of the path.
+func (s *server) pausing(root, name string, paused bool, do func(context.Context, string) error) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		id, err := pathValue(r, name)
+		if err != nil {
+			return err
+		}
+		if err := s.readOptional(r, &struct{}{}); err != nil {
+			return err
+		}
+		ctx, cancel := detached(r)
+		defer cancel()
+		if err := do(ctx, id); err != nil {
+			return err
+		}
+		writeJSON(w, http.StatusAccepted, "application/json", api.Paused{ID: id, Paused: paused, Links: map[string]string{
+			"pause": root + id + "/pause", "resume": root + id + "/resume",
+		}})
+		return nil
+	}
+}
+
+func (s *server) why(w http.ResponseWriter, r *http.Request) error {
+	id, err := pathID(r)
+	if err != nil {
+		return err
+	}
+	why, err := s.backend.Why(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, "application/json", why)
+	return nil
+}
+
+func (s *server) tenants(w http.ResponseWriter, r *http.Request) error {
+	cursor, limit, err := page(r)
+	if err != nil {
+		return err
+	}
+	l, err := s.backend.Tenants(r.Context(), cursor, limit)
+	if err != nil {
+		return err
+	}
+	l.Tenants = orEmpty(l.Tenants)
+	writeJSON(w, http.StatusOK, "application/json", l)
+	return nil
+}
+
+func (s *server) tenant(w http.ResponseWriter, r *http.Request) error {
+	id, err := pathID(r)
+	if err != nil {
+		return err
+	}
+	t, err := s.backend.Tenant(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, "application/json", t)
+	return nil
+}
+
+func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
+	id, err := pathID(r)
+	if err != nil {
+		return err
+	}
+	if _, err := mediaType(r, "application/json"); err != nil {
+		return err
+	}
+	body, release, err := s.readWhole(r, smallBody)
+	defer release()
+	if err != nil {
+		return err
+	}
+	set, err := decodeSettings(body)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := detached(r)
+	defer cancel()
+	t, err := s.backend.SetTenant(ctx, id, set)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, "application/json", t)
+	return nil
+}
+
+// decodeSettings reads the body of PUT /v1/tenants/{id}. A field that is null counts as absent. Errors name every bad field.
+func decodeSettings(body []byte) (api.TenantSettings, error) {
+	var set api.TenantSettings
+	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
+		return set, badField("body", `must be a JSON object such as {"rps": 50, "weight": 2}; {} sets the defaults`)
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return set, badField("body", "is not JSON: "+clip(err.Error()))
+	}
+	bad := &messages.ValidationError{}
+	say := func(field, format string, args ...any) {
+		const listed = 100
+		if len(bad.Fields) == listed {
+			bad.More++
+			return
+		}
+		bad.Fields = append(bad.Fields, messages.FieldError{Field: clip(field), Problem: fmt.Sprintf(format, args...)})
+	}
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		v := string(fields[field])
+		if v == "null" && knownSetting[field] {
+			continue
+		}
+		switch field {
+		case "rps":
+			if set.RPS = number(v); set.RPS == nil || *set.RPS <= 0 || *set.RPS > maxTenantRPS {
+				say(field, "must be a number above 0, to %d", int64(maxTenantRPS))
+			}
+		case "weight":
+			if set.Weight = number(v); set.Weight == nil || *set.Weight < minTenantWeight || *set.Weight > maxTenantWeight {
+				say(field, "must be a number from %g to %d", minTenantWeight, maxTenantWeight)
+			}
+		case "base_priority":
+			if n := number(v); n != nil && *n == math.Trunc(*n) && math.Abs(*n) <= maxBasePriority {
+				whole := int64(*n)
+				set.BasePriority = &whole
+			} else {
+				say(field, "must be a whole number from -%d to %[1]d", int64(maxBasePriority))
+			}
+		default:
+			say(field, "not a known field; known are base_priority, rps and weight")
+		}
+	}
+	if len(bad.Fields) > 0 {
+		return api.TenantSettings{}, bad
+	}
+	return set, nil
+}
+
+var knownSetting = map[string]bool{"rps": true, "weight": true, "base_priority": true}
+
+// number reads a JSON number; nil for anything else.
+func number(v string) *float64 {
+	if c := v[0]; c != '-' && (c < '0' || c > '9') {
+		return nil
+	}
+	x, err := strconv.ParseFloat(v, 64)
+	if err != nil {
+		return nil
+	}
+	return &x
+}

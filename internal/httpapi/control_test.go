@@ -1,0 +1,140 @@
+package httpapi
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func TestPauseAndResumeAGroup(t *testing.T) {
+	f := newFake().with("g")
+	h := New(options(f))
+	for _, verb := range []string{"pause", "pause", "resume", "resume"} { // each of them may be repeated
+		rec := call(t, h, "POST", "/v1/groups/g/"+verb, "")
+		require.Equal(t, 202, rec.Code, rec.Body.String())
+		a := decode[api.Accepted](t, rec)
+		require.Equal(t, "/v1/groups/g/"+verb, a.Links[verb])
+		require.Equal(t, verb == "pause", decode[api.Group](t, call(t, h, "GET", "/v1/groups/g", "")).Paused)
+		requireProblem(t, call(t, h, "POST", "/v1/groups/none/"+verb, ""), 404, "")
+	}
+	f.err = fmt.Errorf("group g is COMPLETED: %w", api.ErrConflict)
+	requireProblem(t, call(t, h, "POST", "/v1/groups/g/pause", ""), 409, "")
+}
+
+func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	var want []string
+	for _, kind := range []string{"tenant", "type"} {
+		for _, verb := range []string{"pause", "pause", "resume"} {
+			rec := call(t, h, "POST", "/v1/"+kind+"s/a.b-c_1/"+verb, "")
+			require.Equal(t, 202, rec.Code, rec.Body.String())
+			root := "/v1/" + kind + "s/a.b-c_1/"
+			require.Equal(t, api.Paused{ID: "a.b-c_1", Paused: verb == "pause", Links: map[string]string{"pause": root + "pause", "resume": root + "resume"}}, decode[api.Paused](t, rec))
+			want = append(want, verb+" "+kind+" a.b-c_1")
+		}
+	}
+	require.Equal(t, want, f.notes)
+	requireProblem(t, call(t, h, "POST", "/v1/tenants/a%7Bb/pause", ""), 422, "id")
+	requireProblem(t, call(t, h, "POST", "/v1/types/a%2Fb/resume", ""), 422, "type")
+	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", jsonType), 422, "body")
+	requireProblem(t, call(t, h, "POST", "/v1/tenants/t/pause", "", "Origin", "https://evil.example"), 403, "")
+	requireProblem(t, call(t, h, "GET", "/v1/types/T/pause", ""), 405, "")
+	require.Equal(t, want, f.notes, "what is refused does nothing")
+	f.err = api.ErrUnavailable
+	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", ""), 503, "")
+}
+
+func TestTenants(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	require.JSONEq(t, `{"tenants":[]}`, call(t, h, "GET", "/v1/tenants", "").Body.String())
+	l := decode[api.TenantList](t, call(t, h, "GET", "/v1/tenants?cursor=acme&limit=7", ""))
+	require.Equal(t, "acme", l.Tenants[0].ID)
+	require.Equal(t, []string{"tenants  50", "tenants acme 7"}, f.notes)
+	requireProblem(t, call(t, h, "GET", "/v1/tenants?limit=0", ""), 422, "limit")
+	requireProblem(t, call(t, h, "GET", "/v1/tenants/none", ""), 404, "")
+	requireProblem(t, call(t, h, "GET", "/v1/tenants/a%20b", ""), 422, "id")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/a%20b", "{}", "Content-Type", jsonType), 422, "id")
+}
+
+func TestTenantIsSetAsAWhole(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	put := func(body string) api.Tenant {
+		t.Helper()
+		rec := call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType)
+		require.Equal(t, 200, rec.Code, rec.Body.String())
+		require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), "as GET shows it")
+		return decode[api.Tenant](t, rec)
+	}
+	full := put(`{"rps": 2.5, "weight": 0.001, "base_priority": -1e15}`)
+	require.Equal(t, 2.5, *full.RPS)
+	require.Equal(t, 0.001, full.Weight)
+	require.EqualValues(t, -1_000_000_000_000_000, *full.BasePriority)
+	require.EqualValues(t, 1_000_000_000, *put(`{"rps": 1000000000, "weight": 1000, "base_priority": 1000000000000000}`).RPS)
+	for _, body := range []string{"{}", ` {"rps": null, "weight": null, "base_priority": null} `} {
+		put(`{"rps": 1, "weight": 3, "base_priority": 7}`)
+		cleared := put(body)
+		require.Nil(t, cleared.RPS)
+		require.Nil(t, cleared.BasePriority)
+		require.EqualValues(t, 1, cleared.Weight)
+	}
+	require.Contains(t, call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), `"rps":null,"weight":1,"base_priority":null`)
+}
+
+func TestBadSettingsAreAllNamed(t *testing.T) {
+	f := newFake()
+	h := New(options(f))
+	for body, fields := range map[string]string{
+		`{"rps":0,"weight":0,"base_priority":0.5}`:                 "base_priority rps weight",
+		`{"rps":-1,"weight":-1,"base_priority":1000000000000001}`:  "base_priority rps weight",
+		`{"rps":1000000000.5,"weight":1000.1,"base_priority":"1"}`: "base_priority rps weight",
+		`{"rps":"5","weight":true,"base_priority":[]}`:             "base_priority rps weight",
+		`{"rps":1e999,"weight":0.0009,"base_priority":-1e300}`:     "base_priority rps weight",
+		`{"RPS":1,"rps":{},"burst":null,"weight":1}`:               "RPS burst rps",
+		`null`:            "body",
+		`[]`:              "body",
+		`7`:               "body",
+		`"rps"`:           "body",
+		`{"rps":1}{}`:     "body",
+		`{"rps":1`:        "body",
+		`{"rps":NaN}`:     "body",
+		"   ":             "body",
+		`{"weight": 1,}`:  "body",
+		`{"rps": 1} null`: "body",
+	} {
+		p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType), 422, "")
+		var named []string
+		for _, b := range p.Fields {
+			named = append(named, b.Field)
+		}
+		require.Equal(t, fields, strings.Join(named, " "), body)
+	}
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "", "Content-Type", jsonType), 422, "body")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "{}"), 415, "")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.Repeat(" ", smallBody+1), "Content-Type", jsonType), 413, "")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "{}", "Content-Type", jsonType, "Origin", "https://evil.example"), 403, "")
+	require.Empty(t, f.tenants, "nothing was set")
+
+	many := "{"
+	for i := range 150 {
+		many += fmt.Sprintf(`"x%03d":1,`, i)
+	}
+	p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.TrimSuffix(many, ",")+"}", "Content-Type", jsonType), 422, "x000")
+	require.Len(t, p.Fields, 100)
+}
+
+func TestWhy(t *testing.T) {
+	h := New(options(newFake().with("g")))
+	w := decode[api.Why](t, call(t, h, "GET", "/v1/groups/g/why", ""))
+	require.Equal(t, api.WhyRate, w.Reason)
+	require.EqualValues(t, 3, *w.Position)
+	require.Equal(t, 2.5, w.Limit.RPS)
+	requireProblem(t, call(t, h, "GET", "/v1/groups/none/why", ""), 404, "")
+	requireProblem(t, call(t, h, "GET", "/v1/groups/a%20b/why", ""), 422, "id")
+}

@@ -1,0 +1,135 @@
+package journal_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t *testing.T, dir, instance string) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(dir, instance)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = j.Close() })
+	return j
+}
+
+func TestReadsWhatAllProcessesWrote(t *testing.T) {
+	dir := t.TempDir()
+	a, b := open(t, dir, "fetcher-a"), open(t, dir, "worker-b")
+	a.Permits(30, 1, journal.Promote, "T", []lua.Permit{{Tenant: "x", N: 2}, {Tenant: "y", N: 1}})
+	a.Permits(10, 0, journal.Admit, "T", []lua.Permit{{Tenant: "x", N: 50}})
+	b.Starts(40, 1, "T", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 2}})
+	b.Starts(20, 0, "U", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 0, Attempt: 1}})
+	b.Permits(50, 0, journal.Admit, "T", nil)
+	require.NoError(t, a.Close())
+	require.NoError(t, a.Close(), "closing again")
+	require.NoError(t, b.Close())
+
+	log, err := journal.Read(dir)
+	require.NoError(t, err)
+	require.Equal(t, journal.Log{
+		Permits: []journal.PermitEvent{
+			{At: 10, Partition: 0, By: journal.Admit, Type: "T", Tenant: "x", N: 50},
+			{At: 30, Partition: 1, By: journal.Promote, Type: "T", Tenant: "x", N: 2},
+			{At: 30, Partition: 1, By: journal.Promote, Type: "T", Tenant: "y", N: 1},
+		},
+		Starts: []journal.StartEvent{
+			{At: 20, Partition: 0, Type: "U", Start: journal.Start{Tenant: "x", Group: "g", Ordinal: 0, Attempt: 1}},
+			{At: 40, Partition: 1, Type: "T", Start: journal.Start{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 2}},
+		},
+	}, log)
+}
+
+func TestConcurrentWritersLoseNothing(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, "w")
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 5000 {
+				j.Starts(int64(i), 0, "T", []journal.Start{{Tenant: "x", Group: strconv.Itoa(g), Ordinal: int64(i), Attempt: 1}})
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, j.Close())
+	log, err := journal.Read(dir)
+	require.NoError(t, err)
+	seen := map[journal.Start]bool{}
+	for _, s := range log.Starts {
+		seen[s.Start] = true
+	}
+	require.Len(t, log.Starts, 40000)
+	require.Len(t, seen, 40000)
+}
+
+func TestNoJournalWritesNothing(t *testing.T) {
+	j := journal.From(t.Context())
+	require.Nil(t, j)
+	j.Permits(1, 0, journal.Admit, "T", []lua.Permit{{Tenant: "x", N: 1}})
+	j.Starts(1, 0, "T", []journal.Start{{}})
+	require.NoError(t, j.Close())
+}
+
+func TestContextCarriesIt(t *testing.T) {
+	j := open(t, t.TempDir(), "i")
+	require.Same(t, j, journal.From(journal.With(t.Context(), j)))
+}
+
+func TestEachProcessHasItsOwnFile(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir, "same")
+	_, err := journal.Open(dir, "same")
+	require.ErrorIs(t, err, os.ErrExist)
+	_, err = journal.Open(filepath.Join(dir, "nowhere"), "i")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestReadLeavesOutATornLineAndRefusesGarbage(t *testing.T) {
+	write := func(t *testing.T, content string) string {
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "p.journal.tsv"), []byte(content), 0o600))
+		return dir
+	}
+	log, err := journal.Read(write(t, "P\t1\t0\tT\tx\tadmit\t3\nS\t2\t0\tT\tx\tg\t1"))
+	require.NoError(t, err)
+	require.Len(t, log.Permits, 1)
+	require.Empty(t, log.Starts)
+
+	for name, content := range map[string]string{
+		"unknown kind":   "Q\t1\n",
+		"missing fields": "P\t1\t0\tT\tx\tadmit\n",
+		"no number":      "S\t1\t0\tT\tx\tg\tone\t1\n",
+		"empty line":     "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := journal.Read(write(t, content))
+			require.ErrorContains(t, err, "line 1")
+		})
+	}
+}
+
+func BenchmarkStarts(b *testing.B) {
+	j, err := journal.Open(b.TempDir(), "bench")
+	require.NoError(b, err)
+	defer j.Close()
+	batch := make([]journal.Start, 100)
+	for i := range batch {
+		batch[i] = journal.Start{Tenant: "tenant-1", Group: "group-1", Ordinal: int64(i), Attempt: 1}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		j.Starts(1_700_000_000_000_000, 0, "NOOP", batch)
+	}
+}

@@ -1,0 +1,126 @@
+package journal
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// PermitEvent is a number of permits that were given to a tenant at once.
+type PermitEvent struct {
+	At        int64 // µs of Redis
+	Partition int
+	By        string // [Admit] or [Promote]
+	Type      string
+	Tenant    string
+	N         int64
+}
+
+// StartEvent is a job that was begun.
+type StartEvent struct {
+	At        int64 // µs of Redis
+	Partition int
+	Type      string
+	Start
+}
+
+// Log is what all processes wrote, each list by time.
+type Log struct {
+	Permits []PermitEvent
+	Starts  []StartEvent
+}
+
+// Read reads the journals of all processes in dir. A last line that was cut off by its process's death is left out; any
+// other that can't be read is an error.
+func Read(dir string) (Log, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
+	if err != nil {
+		return Log{}, fmt.Errorf("read journals in %s: %w", dir, err)
+	}
+	r := reader{names: map[string]string{}}
+	for _, file := range files {
+		if err := r.file(file); err != nil {
+			return Log{}, fmt.Errorf("read journal %s: %w", file, err)
+		}
+	}
+	slices.SortStableFunc(r.log.Permits, func(a, b PermitEvent) int { return cmp.Compare(a.At, b.At) })
+	slices.SortStableFunc(r.log.Starts, func(a, b StartEvent) int { return cmp.Compare(a.At, b.At) })
+	return r.log, nil
+}
+
+type reader struct {
+	log   Log
+	names map[string]string // each name once, so that a long log does not keep its lines
+	nums  [4]int64
+}
+
+func (r *reader) file(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // only read from
+	in := bufio.NewReaderSize(f, 1<<16)
+	for n := 1; ; n++ {
+		line, err := in.ReadString('\n')
+		if errors.Is(err, io.EOF) { // a line without its end is left out
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := r.line(strings.Split(line[:len(line)-1], "\t")); err != nil {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+	}
+}
+
+func (r *reader) line(f []string) error {
+	switch {
+	case f[0] == "P" && len(f) == 7:
+		if err := r.parse(f[1], f[2], f[6]); err != nil {
+			return err
+		}
+		r.log.Permits = append(r.log.Permits, PermitEvent{
+			At: r.nums[0], Partition: int(r.nums[1]), Type: r.name(f[3]), Tenant: r.name(f[4]), By: r.name(f[5]), N: r.nums[2],
+		})
+	case f[0] == "S" && len(f) == 8:
+		if err := r.parse(f[1], f[2], f[6], f[7]); err != nil {
+			return err
+		}
+		r.log.Starts = append(r.log.Starts, StartEvent{
+			At: r.nums[0], Partition: int(r.nums[1]), Type: r.name(f[3]),
+			Start: Start{Tenant: r.name(f[4]), Group: r.name(f[5]), Ordinal: r.nums[2], Attempt: int(r.nums[3])},
+		})
+	default:
+		return fmt.Errorf("%d fields beginning with %q: neither a permit nor a start", len(f), f[0])
+	}
+	return nil
+}
+
+func (r *reader) parse(fields ...string) error {
+	for i, f := range fields {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return err
+		}
+		r.nums[i] = n
+	}
+	return nil
+}
+
+func (r *reader) name(s string) string {
+	if known, ok := r.names[s]; ok {
+		return known
+	}
+	s = strings.Clone(s)
+	r.names[s] = s
+	return s
+}

@@ -1,0 +1,126 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// reportTime is how long a stopping process tries to report its last outcomes.
+const reportTime = 5 * time.Second
+
+// A processor that ignores the end of its context is given up after this, on top of the job's timeout.
+const overrun = time.Second
+
+// lateAfter is how long a started job may wait for a slot before another process is to have it.
+const lateAfter = 200 * time.Millisecond
+
+// watchdog reports jobs whose processor ignores its context, so that they hold up nothing but themselves, and
+// hands back what waits too long for a slot.
+func (w *Worker) watchdog(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			tasks := w.held.all()
+			w.handBackLate(tasks, now)
+			for _, t := range tasks {
+				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
+				if began == nil || now.Sub(*began) < limit+min(overrun, limit) {
+					continue
+				}
+				w.abandon(t, func() {
+					t.verdict = processor.Classify(timeoutError(limit))
+					t.trace = t.Trace
+				})
+			}
+		}
+	}
+}
+
+// abandon reports a running task in its processor's stead.
+func (w *Worker) abandon(t *task, outcome func()) {
+	if !t.ended.CompareAndSwap(false, true) {
+		return
+	}
+	t.took = time.Since(*t.began.Load())
+	outcome()
+	w.count(t)
+	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
+	w.slots.replace(t)
+	t.part.ended.add(t)
+}
+
+// pace is how long a job takes: as the last ones did, or longer where all that run now have. So jobs that turn slow
+// are not taken in advance as if they were quick.
+func (w *Worker) pace() time.Duration {
+	d := w.durable.value()
+	if d == 0 {
+		return 0
+	}
+	return max(d, w.slots.age(time.Now()))
+}
+
+// handBackLate releases what was started in the belief that it would run soon, and has not.
+func (w *Worker) handBackLate(tasks []*task, now time.Time) {
+	size, active := w.slots.sizes()
+	if active < size {
+		return // they are about to run
+	}
+	waiting := make([]*task, 0, len(tasks))
+	for _, t := range tasks {
+		if !t.taken.Load() && !t.ended.Load() {
+			waiting = append(waiting, t)
+		}
+	}
+	for _, t := range late(waiting, size, max(w.durable.value(), w.slots.age(now)), now) {
+		if t.taken.CompareAndSwap(false, true) {
+			t.part.handBack([]*task{t})
+		}
+	}
+}
+
+// late are those of the waiting who have waited too long and will for as long again, where jobs take so long on average.
+func late(waiting []*task, size int, each time.Duration, now time.Time) []*task {
+	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.turn, b.turn) })
+	soon := int64(size) * int64(lateAfter) / int64(max(each, time.Microsecond))
+	rest := waiting[min(soon, int64(len(waiting))):]
+	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.since) < lateAfter })
+}
+
+// drain lets running jobs finish within the grace period, and hands back the rest.
+func (w *Worker) drain(giveUp func()) {
+	w.slots.close()
+	for len(w.work) > 0 {
+		select {
+		case t := <-w.work:
+			t.part.handBack([]*task{t})
+		default: // a slot was faster
+		}
+	}
+	if w.held.empty(w.cfg.Grace) {
+		return
+	}
+	w.tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", w.slots.active.Load())
+	for _, t := range w.held.all() {
+		t.stop(errShutdown)
+	}
+	if w.held.empty(overrun) {
+		return
+	}
+	for _, t := range w.held.all() {
+		if t.began.Load() != nil {
+			w.abandon(t, func() { t.released = true })
+		}
+	}
+	if !w.held.empty(reportTime) {
+		giveUp() // Redis is away: the dispatcher takes the jobs back after a lease
+		w.held.empty(time.Minute)
+	}
+}

@@ -1,0 +1,48 @@
+package worker_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+)
+
+// Jobs that turn slow after many quick ones were started in advance as if they were quick: what they hold up goes back.
+func TestHandsBackWhatSlowJobsHoldUp(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	slow := newGate("SLOW")
+	cfg := config()
+	cfg.Count = 2
+	stop := w.Run(pool(w, cfg, answer("QUICK", nil, nil), slow))
+	w.Jobs("quick", "QUICK", 500)
+	w.Admit("QUICK")
+	w.AwaitCounts("quick", api.Counts{Accepted: 500, Done: 500})
+
+	const jobs = 60
+	w.Jobs("slow", "SLOW", jobs)
+	w.Admit("SLOW")
+	for range cfg.Count {
+		stagetest.Receive(t, slow.started, "a slow job")
+	}
+	w.Await("what does not run to be handed back or left alone", func() bool {
+		c := w.Counts("slow")
+		return c.InFlight == int64(cfg.Count) && c.NonReady > 0
+	})
+	c := w.Counts("slow")
+	require.EqualValues(t, jobs-cfg.Count, c.NonReady+c.Ready)
+	require.Zero(t, w.Group("slow").Retries)
+
+	// Another process runs it, and the first one what it has begun.
+	w.Feed(stagetest.Patience, "SLOW")
+	w.Run(pool(w, config(), answer("SLOW", nil, nil)))
+	w.Await("the others to be done", func() bool { return w.Counts("slow").Done == jobs-int64(cfg.Count) })
+	require.Empty(t, slow.started, "nothing of it was begun by the first one")
+	for range cfg.Count {
+		slow.end <- nil
+	}
+	w.AwaitCounts("slow", api.Counts{Accepted: jobs, Done: jobs})
+	stop()
+}

@@ -1,0 +1,104 @@
+-- pause: nothing of a group, a tenant or a type starts any more, or starts again; running jobs finish.
+-- KEYS  base
+-- ARGV  group | tenant | type, id, whether: 1 = pause and 0 = resume
+-- Reply {'OK'} | {'NOGROUP'} | {'ENDED', status}
+-- A paused group's waiting jobs leave the fair queue and a paused tenant's stay there unserved; those that are parked or handed out are put aside when they are met
+-- (promote, start), and come back piece by piece (promote) after the resumption. Twice: the second call changes nothing. Goes through when memory is full.
+-- Cost: the group's types; of a tenant all types; of a type the tenants with jobs aside.
+local what, id, on = ARGV[1], ARGV[2], ARGV[3] == '1'
+local now, factor = now_ms(), alpha()
+local LANES = { 'high', 'normal', 'low' }
+see('SCARD', B .. 'aside', B .. 'resuming')
+see('HLEN', B .. 'rate')
+see('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
+
+-- resumed marks up to when what was put aside is to be looked at again (see promote).
+local function resumed()
+  local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
+  call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2)))
+end
+local function bring_back(tenant)
+  if call('SISMEMBER', B .. 'aside', tenant) == 1 then
+    resumed()
+    call('SADD', B .. 'resuming', tenant)
+  end
+  wake('dispatcher')
+  wake('fetcher')
+end
+
+if what == 'group' then
+  local key = B .. 'group:' .. id
+  local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'paused')
+  if not g[1] then return { 'NOGROUP' } end
+  if g[1] == 'COMPLETED' or g[1] == 'FAILED' or g[1] == 'CANCELLED' then return { 'ENDED', g[1] } end
+  if on == (g[5] and true or false) then return { 'OK' } end
+  local tenant, lane, waiting, all = g[2], g[4], {}, 0
+  for typ in string.gmatch(g[3] or '', '[^|]+') do
+    waiting[typ] = call('LLEN', B .. 'queue:' .. id .. ':' .. typ)
+    all = all + waiting[typ]
+    see_enqueue(typ, lane, tenant)
+  end
+  see_activate(tenant)
+  local scheduled = call('ZSCORE', B .. 'scheduled', id)
+  pass_oom()
+  if on then
+    call('HSET', key, 'paused', 1)
+    if scheduled then return { 'OK' } end
+    for typ in pairs(waiting) do dequeue(typ, lane, tenant, id) end
+    activate(tenant, -all)
+  else
+    call('HDEL', key, 'paused')
+    if not scheduled then
+      for typ, n in pairs(waiting) do
+        if n > 0 then enqueue(typ, lane, tenant, id, n, now, factor) end
+      end
+      activate(tenant, all)
+    end
+    bring_back(tenant)
+  end
+elseif what == 'tenant' then
+  local key = B .. 'tenant:' .. id
+  for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
+    for _, lane in ipairs(LANES) do see_enqueue(typ, lane, id) end
+  end
+  see('HLEN', B .. 'pauses')
+  see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants')
+  see_activate(id)
+  pass_oom()
+  if on then
+    call('HSET', key, 'paused', 1)
+    call('HSET', B .. 'pauses', 't:' .. id, 1)
+    call('ZADD', B .. 'tenants', 0, id)
+    set_inactive(id)
+  elseif call('HDEL', B .. 'pauses', 't:' .. id) == 1 then
+    call('HDEL', key, 'paused')
+    if tonumber(call('HGET', key, 'active') or 0) > 0 then set_active(id) end
+    for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
+      for _, lane in ipairs(LANES) do
+        local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. id
+        if call('ZCARD', of) > 0 and not call('ZSCORE', B .. 'parked:' .. typ, id) then
+          if not in_lane(typ, lane, id) then enter_lane(typ, lane, id) end
+          if factor then
+            for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+          end
+        end
+      end
+    end
+    reindex(id)
+    bring_back(id)
+  end
+else
+  see('HLEN', B .. 'pauses')
+  pass_oom()
+  if on then
+    call('HSET', B .. 'pauses', 'y:' .. id, 1)
+  elseif call('HDEL', B .. 'pauses', 'y:' .. id) == 1 then
+    if call('SCARD', B .. 'aside') > 0 then
+      resumed()
+      call('SUNIONSTORE', B .. 'resuming', B .. 'resuming', B .. 'aside')
+    end
+    wake('dispatcher')
+    wake('fetcher')
+  end
+end
+return { 'OK' }

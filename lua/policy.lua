@@ -1,0 +1,33 @@
+-- policy: how the next jobs are chosen: by fair turns, or by the user's priority formula over all groups. On a change, the open groups are ranked again, a chunk a call.
+-- KEYS  base
+-- ARGV  ALPHA ('' = fair turns), groups that were ranked so far, most groups
+-- Reply {1 = more to do, groups ranked so far} | {0}
+-- Whoever finds that the ranking was not finished (rate.ranked) begins again. Twice: groups are ranked as they are. Refused when memory is full, but for fair turns. Cost: some µs a group.
+local factor, from, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+see('HLEN', B .. 'rate')
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do see('ZCARD', B .. 'priority:' .. typ) end
+if not factor then pass_oom() end
+if from == 0 then
+  call('HSET', B .. 'rate', 'ranked', '?')
+  if factor then call('SET', B .. 'policy', ARGV[1]) else call('UNLINK', B .. 'policy') end
+end
+if not factor then
+  for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do call('UNLINK', B .. 'priority:' .. typ) end
+  call('HSET', B .. 'rate', 'ranked', '')
+  return { 0 }
+end
+local page = call('ZRANGE', B .. 'open', from, from + most - 1)
+for _, group in ipairs(page) do
+  local g = call('HMGET', B .. 'group:' .. group, 'types', 'paused', 'status')
+  if g[1] and not g[2] and g[3] ~= 'CANCELLED' and not call('ZSCORE', B .. 'scheduled', group) then
+    local score = rank(group, factor)
+    for typ in string.gmatch(g[1], '[^|]+') do
+      if call('LLEN', B .. 'queue:' .. group .. ':' .. typ) > 0 then call('ZADD', B .. 'priority:' .. typ, score, group) end
+    end
+  end
+end
+if #page < most then
+  call('HSET', B .. 'rate', 'ranked', ARGV[1])
+  return { 0 }
+end
+return { 1, from + #page }

@@ -1,0 +1,53 @@
+-- quota: moves a partition's part of the limit. One process at a time divides (see lead), and gives to nobody what it has not taken from somebody else before.
+-- KEYS  base
+-- ARGV  fencing number, limiter, window ms, permits a window of all partitions, this partition's first part, tag of the division, its part from now on (-1 = only look),
+--       µs before which an increase must not hold as a whole, and how much of it may hold at once
+-- Reply {'OK', part in force, permits that others may have at once, µs from when on they may have all that was lost (0 = nothing is on its way), permits that its jobs could use, active tenants} | {'FENCED'}
+-- A loss holds at once. What was spent in this window (fixed), or within the last (sliding), counts until the window is over: the rest of the loss can be given away now. With the
+-- token limiter the permits in the bucket stay as many as they are, as far as they fit. Twice: the second call changes nothing. Goes through when memory is full.
+local fence, total, part, tag, to, not_before, at_once = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
+US = now_us()
+local now, key, width = floor(US / 1000), B .. 'rate', WIDTH * 1000
+local F = LIMIT_FIELDS[LIMITER]
+local h = call('HMGET', key, 'qx', 'qt', 'q', 'q2', 'qf', F[1], F[2])
+if tonumber(h[1] or 0) > fence then return { 'FENCED' } end
+local q, q2, from, freed = part, nil, 0, 0
+if h[2] == tag then
+  q, q2, from = tonumber(h[3]), tonumber(h[4] or nil), tonumber(h[5] or 0)
+  if q2 and US >= from then q, q2 = q2, nil end
+end
+pass_oom()
+call('HSET', key, 'qx', fence)
+if to >= 0 and to ~= (q2 or q) then
+  local old = q
+  if LIMITER == 'token' then
+    local debt = math.max(0, math.min(width, tonumber(h[6] or 0) - US))
+    local tokens = math.min(to, (width - debt) / width * old)
+    call('HSET', key, 't', string.format('%.2f', to > 0 and US + width - tokens / to * width or US + width))
+    q, q2, freed = to, nil, math.max(0, old - to)
+  elseif to < q then
+    local used = 0
+    if q > 0 then used = q - left[LIMITER](key, h[6], h[7], q) end
+    q, q2, freed = to, nil, math.max(0, old - math.max(to, used))
+    if used > to then q2, from = to, LIMITER == 'fixed' and US - US % width + width or US + width end
+  elseif US >= not_before then
+    q, q2 = to, nil
+  else
+    q, q2, from = q + at_once, to, not_before
+  end
+  call('HSET', key, 'qt', tag, 'q', q)
+  if q2 then call('HSET', key, 'q2', q2, 'qf', string.format('%.0f', from)) else call('HDEL', key, 'q2', 'qf') end
+end
+if not q2 then from = 0 end
+
+-- What could use permits: jobs that wait or are due.
+local demand = 0
+for _, typ in ipairs(call('ZREVRANGE', B .. 'types', 0, TYPES - 1)) do
+  local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'full')
+  if not is_stuck(load[2], now) and not is_paused('y', typ) then demand = demand + math.max(0, tonumber(load[1] or 0)) end
+end
+for _, tenant in ipairs(call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)) do
+  demand = demand + call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now)
+end
+return { 'OK', q, freed, from, demand, call('SCARD', B .. 'active') }

@@ -1,0 +1,29 @@
+-- setting: replaces what an operator has set for a tenant: a rate limit of its own, a weight, a priority. The next admission follows it.
+-- KEYS  base
+-- ARGV  tenant, permits a second, weight, base priority ('' = the default)
+-- Reply {'OK'}
+-- Twice: the same. Refused when memory is full. Cost: constant; with FAIR_QUEUE_POLICY=priority the tenant's groups.
+local tenant, names = ARGV[1], { 'rps', 'weight', 'base_priority' }
+local key, factor = B .. 'tenant:' .. tenant, alpha()
+see_activate(tenant)
+see('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
+see('LLEN', B .. 'wake:fetcher')
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do see('ZCARD', B .. 'parked:' .. typ, B .. 'priority:' .. typ) end
+call('ZADD', B .. 'tenants', 0, tenant)
+local active = call('SISMEMBER', B .. 'active', tenant) == 1
+if active then set_inactive(tenant) end
+for i, name in ipairs(names) do
+  if ARGV[i + 1] == '' then call('HDEL', key, name) else call('HSET', key, name, ARGV[i + 1]) end
+end
+if active then set_active(tenant) end
+if factor then
+  for _, group in ipairs(call('ZRANGE', B .. 'groups:' .. tenant, 0, -1)) do
+    rerank(group, call('HGET', B .. 'group:' .. group, 'types') or '', factor)
+  end
+end
+-- Whoever is parked under the old limit is looked at again at once.
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
+  if call('ZSCORE', B .. 'parked:' .. typ, tenant) then call('ZADD', B .. 'parked:' .. typ, 0, tenant) end
+end
+wake('fetcher')
+return { 'OK' }
