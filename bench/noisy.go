@@ -27,11 +27,13 @@ type Noisy struct {
 
 // Long is the same with a noisy tenant whose jobs take 50 times as long as those of the others.
 type Long struct {
+	WorkerProcesses int       `json:"long_worker_processes"` // each with the default number of workers
 	LongNoisyJobs   int       `json:"long_noisy_jobs"`
 	LongP50         float64   `json:"long_small_p50_seconds"`
 	LongP99         float64   `json:"long_small_p99_seconds"`
 	LongSoloP99     float64   `json:"long_small_solo_p99_seconds"`
 	LongRatio       float64   `json:"long_ratio"`
+	LongRatioOne    float64   `json:"long_ratio_one_process"` // with one worker process, and a quarter of the noisy jobs
 	LongSmall       []float64 `json:"long_small_seconds"`
 	LongSoloSeconds []float64 `json:"long_small_solo_seconds"`
 }
@@ -39,7 +41,9 @@ type Long struct {
 const (
 	smallTenants = 99
 	longFactor   = 50
-	longJobs     = 800
+	longJobs     = 800 // a worker process
+	// With few workers there is little that long jobs could leave to others.
+	longProcesses = 4
 )
 
 // flood is one run of a noisy tenant and the small ones.
@@ -49,8 +53,10 @@ type flood struct {
 	overrides   map[string]string
 }
 
-func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS int) (flood, error) {
-	l, err := startLab(ctx, o.Options, unlimited())
+func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int) (flood, error) {
+	s := unlimited()
+	s.replicas = map[string]int{"worker": processes}
+	l, err := startLab(ctx, o.Options, s)
 	if err != nil {
 		return flood{}, err
 	}
@@ -67,7 +73,7 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 	if err := l.submit(ctx, group{id: l.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)}); err != nil {
 		return out, err
 	}
-	lasts := time.Duration(noisyJobs*sleepMS/l.workers()) * time.Millisecond
+	lasts := time.Duration(noisyJobs*sleepMS/l.workers()/processes) * time.Millisecond
 	if err := l.play(ctx, l.arrivals(lasts, o.Seed)); err != nil {
 		return out, err
 	}
@@ -113,7 +119,7 @@ func (l *lab) arrivals(lasts time.Duration, seed uint64) []visit {
 }
 
 func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	f, err := runFlood(ctx, o, "noisy", o.NoisyJobs, smallSleepMS)
+	f, err := runFlood(ctx, o, "noisy", o.NoisyJobs, smallSleepMS, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -153,15 +159,20 @@ func runAlone(ctx context.Context, o FairnessOptions, jobs int) (float64, error)
 }
 
 func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	f, err := runFlood(ctx, o, "long", longJobs, longFactor*smallSleepMS)
+	f, err := runFlood(ctx, o, "long", longJobs*longProcesses, longFactor*smallSleepMS, longProcesses)
+	if err != nil {
+		return nil, err
+	}
+	one, err := runFlood(ctx, o, "long, one worker process", longJobs, longFactor*smallSleepMS, 1)
 	if err != nil {
 		return nil, err
 	}
 	n := &Long{
-		LongNoisyJobs: longJobs, LongP50: percentile(f.small, 50), LongP99: percentile(f.small, 99), LongSoloP99: percentile(f.solo, 99),
+		WorkerProcesses: longProcesses, LongNoisyJobs: longJobs * longProcesses, LongP50: percentile(f.small, 50), LongP99: percentile(f.small, 99), LongSoloP99: percentile(f.solo, 99),
 		LongSmall: f.small, LongSoloSeconds: f.solo,
 	}
 	n.LongRatio = ratio(n.LongP99, n.LongSoloP99)
+	n.LongRatioOne = ratio(percentile(one.small, 99), percentile(one.solo, 99))
 	out.Long = n
 	return f.overrides, nil
 }

@@ -29,7 +29,7 @@ if entries > 0 then
 end
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
-local full_at = slots > 0 and slots + floor(ahead / 2) - (ahead < 2 and 1 or 0) or 1000000000
+local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000
 -- tell_full asks whoever starts or ends jobs of the type to wake the fetcher when there is room again.
 local function tell_full(at)
   local text = floor(cap / 2) .. ' ' .. at
@@ -185,6 +185,11 @@ local function settle(group, of, field, went, gone, n)
   return call('ZCARD', of) == 0
 end
 
+-- quick is the run time of the quickest tenant's jobs lately (ms, see outcome). What a new tenant's jobs take is not known; they are taken for quick ones
+-- and charged for when they have ended.
+local quick = tonumber(load[4] or nil)
+if quick and now - tonumber(load[5] or 0) > QUICK_MS then quick = nil end
+
 -- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its parked jobs that are due may claim.
 local F, claims = LIMIT_FIELDS[LIMITER], {}
 local function look(tenant)
@@ -192,7 +197,7 @@ local function look(tenant)
   local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd')
   local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0) }
   t.est = tonumber(h[6] or nil)
-  t.cost = math.max(1, t.est or tonumber(load[2] or 1)) / t.weight
+  t.cost = math.max(1, t.est or quick or tonumber(load[2] or 1)) / t.weight
   t.bound = rate_since(t.rs, t.rd, now)
   local all = limited and rate_since(g.rs, g.rd, now)
   if all and (not t.bound or all < t.bound) then t.bound = all end
@@ -317,10 +322,8 @@ local function finish(t, n)
 end
 
 -- A job that runs can't be interrupted. So where others have jobs that are over quickly, long ones leave three in ten workers to these; where nobody
--- has had any lately, they may take all. quick is the run time of the quickest tenant's jobs (ms, see outcome).
+-- has had any lately, they may take all.
 local LONG_MS, LONG = 100, 10
-local quick = tonumber(load[4] or nil)
-if quick and now - tonumber(load[5] or 0) > QUICK_MS then quick = nil end
 local kept = math.ceil(slots * 0.3)
 local function room_for(t)
   if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return PICK end

@@ -23,7 +23,8 @@ pass_oom()
 local active, factor = math.max(1, call('SCARD', B .. 'active')), alpha()
 local load = call('HMGET', B .. 'load:' .. typ, 'est', 'quick', 'quick_at')
 local est = tonumber(load[1] or nil)
-local charged = est or 1 -- to tenants of whom nothing is known
+-- To tenants of whom nothing is known.
+local charged = load[2] and now - tonumber(load[3]) <= QUICK_MS and tonumber(load[2]) or est or 1
 local quickest
 local function congestion(n, delay, own)
   local wait, rate = base, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))

@@ -106,7 +106,7 @@ func (c *Capacity) left(ctx context.Context, serving map[string]bool, slots map[
 const leftFor = 10 * time.Second
 
 // readyFor is how much work lies ready for the workers. A slot that becomes free finds the next job there, and the fetcher is woken when
-// half is gone; anything more only makes those wait who come next, past the reach of fairness and of the rate limit.
+// a quarter is gone; anything more only makes those wait who come next, past the reach of fairness and of the rate limit.
 const readyFor = 6 * time.Millisecond
 
 // Room is how many jobs of a type may lie in one partition's ready stream.
