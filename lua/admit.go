@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var admit = script("admit", "limits")
+var admit = script("admit", "limits", "handout")
 
 // AdmitArgs asks for the next jobs of a type.
 type AdmitArgs struct {

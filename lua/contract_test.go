@@ -24,8 +24,8 @@ import (
 
 // parts are what is put in front of scripts, and the parts that a script may begin with.
 var (
-	parts    = []string{"prelude", "limits"}
-	preludes = [][]string{{}, {"prelude"}, {"prelude", "limits"}}
+	parts    = []string{"prelude", "limits", "handout"}
+	preludes = [][]string{{}, {"prelude"}, {"prelude", "limits"}, {"prelude", "limits", "handout"}}
 )
 
 // scripts are the sources by name, without the parts.
