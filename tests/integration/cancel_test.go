@@ -88,7 +88,7 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 // A tenant that is parked for want of a permit, and with it its waiting jobs, leaves nothing behind either.
 func TestCancelOfParkedTenants(t *testing.T) {
 	t.Parallel()
-	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))
+	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))
 	tenants := []string{"a", "b"}
 	for _, tenant := range tenants {
 		s.submit(client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Jobs: jobs(200, `{}`), Seal: true})

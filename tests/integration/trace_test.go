@@ -255,7 +255,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 
 func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	t.Parallel()
-	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
+	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
 	// Three permits a window for two tenants are one for each: with the next job, the first tenant is denied.
 	const n = 3
