@@ -45,6 +45,9 @@ func TestPromotesWhatIsDue(t *testing.T) {
 		require.GreaterOrEqual(w.T, first[0].ID, stagetest.EntryID(due))
 
 		w.Await("the count", func() bool { return d.Status().Counts["total_moved"] == 25 })
+		cycles := d.Status().Counts["total_cycles"]
+		require.Positive(w.T, cycles)
+		w.Await("it counts its cycles", func() bool { return d.Status().Counts["total_cycles"] >= cycles+2 })
 		st := d.Status()
 		require.True(w.T, st.Running)
 		require.Zero(w.T, st.Counts["total_skipped"])

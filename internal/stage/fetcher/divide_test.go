@@ -1,0 +1,113 @@
+package fetcher
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+func TestDivide(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		all   int64
+		parts []lua.Part
+		want  []int64
+	}{
+		"nobody is short":              {100, []lua.Part{{InForce: 25, Demand: 20}, {InForce: 75}}, []int64{25, 75}},
+		"all to who has the demand":    {1000, []lua.Part{{InForce: 250, Demand: 9999, Active: 1}, {InForce: 250}, {InForce: 250}, {InForce: 250}}, []int64{994, 2, 2, 2}},
+		"by active tenants":            {100, []lua.Part{{InForce: 50, Demand: 999, Active: 1}, {InForce: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
+		"what one leaves":              {90, []lua.Part{{InForce: 30, Demand: 10, Active: 1}, {InForce: 30, Demand: 999, Active: 1}, {InForce: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
+		"fewer permits than parts":     {2, []lua.Part{{Demand: 9, Active: 1}, {InForce: 1}, {InForce: 1}}, []int64{2, 0, 0}},
+		"what was taken and not given": {100, []lua.Part{{InForce: 10, Demand: 999, Active: 1}, {InForce: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.parts)) })
+	}
+}
+
+func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		all := rapid.Int64Range(1, 100_000).Draw(t, "all")
+		left := all
+		parts := make([]lua.Part, rapid.IntRange(1, 20).Draw(t, "partitions"))
+		short := false
+		for i := range parts {
+			p := &parts[i]
+			p.InForce = rapid.Int64Range(0, left).Draw(t, "in force")
+			p.Demand, p.Active = rapid.Int64Range(0, 2*all).Draw(t, "demand"), rapid.Int64Range(0, 50).Draw(t, "active")
+			left -= p.InForce
+			short = short || min(all, p.Demand) > p.InForce
+		}
+		sum, unmet := int64(0), false
+		out := divide(all, parts)
+		for i, n := range out {
+			require.GreaterOrEqual(t, n, int64(0))
+			sum += n
+			unmet = unmet || n < min(all, parts[i].Demand)
+		}
+		require.LessOrEqual(t, sum, all)
+		if short && unmet {
+			require.Equal(t, all, sum, "nobody goes short while permits are left")
+		}
+	})
+}
+
+// A divider moves the limit to where the demand is and back; at no time do the parts in force exceed it.
+func TestDividerFollowsTheDemand(t *testing.T) {
+	t.Parallel()
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		const all = 100
+		w := stagetest.New(t, url, prefix, 4)
+		d := divider{rate: lua.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, conn: w.Conn, space: w.Space, id: "d"}
+		other := d
+		other.id = "other"
+		demand := func(partition int, jobs int64) {
+			p := w.Space.Partition(partition)
+			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Types(), redis.Z{Score: 1, Member: "T"}).Err())
+			require.NoError(t, w.Conn.Cmd.HSet(t.Context(), p.Load("T"), "waiting", jobs).Err())
+		}
+		parts := func() (out []int64) {
+			fence, err := lua.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", divideLease)
+			require.NoError(t, err)
+			sum := int64(0)
+			for i := range 4 {
+				p, err := lua.LookAtPart(t.Context(), w.Conn.Cmd, w.Space.Partition(i), fence, d.rate.Of(i, 4))
+				require.NoError(t, err)
+				require.False(t, p.Fenced)
+				out = append(out, p.InForce)
+				sum += p.InForce
+			}
+			require.LessOrEqual(t, sum, int64(all))
+			return out
+		}
+		follow := func(want []int64) {
+			t.Helper()
+			require.Eventually(t, func() bool {
+				_, err := d.step(t.Context())
+				require.NoError(t, err)
+				_, err = other.step(t.Context()) // it does not lead
+				require.NoError(t, err)
+				return slices.Equal(want, parts())
+			}, 20*time.Second, time.Millisecond)
+		}
+		require.Equal(t, []int64{25, 25, 25, 25}, parts())
+		demand(1, 1_000_000)
+		follow([]int64{0, 100, 0, 0})
+		demand(3, 1_000_000)
+		follow([]int64{0, 50, 0, 50})
+		demand(1, 0)
+		follow([]int64{0, 0, 0, 100})
+		d.resign(t.Context())
+		fence, err := lua.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", divideLease)
+		require.NoError(t, err)
+		require.Positive(t, fence, "the office is free")
+	})
+}
