@@ -14,6 +14,8 @@ local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = 
 local LANES = { 'high', 'normal', 'low' }
 -- A tenant is given at most so many jobs in a row.
 local PICK = 50
+-- At most so many tenants are looked at in one call.
+local LOOKS = 200
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
 local over, parked_key = B .. 'over:' .. typ, B .. 'parked:' .. typ
 US = now_us()
@@ -39,7 +41,7 @@ local function tell_full(at)
   call('HSET', load_key, 'full', text .. format(' %.0f', now))
 end
 -- Parked jobs that are due have asked for a part of the stream, too (see promote).
-if load[3] and now - tonumber(load[3]) < 200 then free = math.ceil(free / 2) end
+if load[3] and math.abs(now - tonumber(load[3])) < 200 then free = math.ceil(free / 2) end
 local room = math.min(most, free)
 if room <= 0 then
   tell_full(full_at)
@@ -75,6 +77,8 @@ local function comeback(tenant)
   call('ZREM', parked_key, tenant)
 end
 for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
+-- Nobody waits for so long, unless the clock was set back.
+for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do comeback(tenant) end
 
 local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
@@ -91,14 +95,14 @@ local state, wait = 'EMPTY', -1
 -- quick is the run time of the quickest tenant's jobs lately (ms, see outcome). What a new tenant's jobs take is not known; they are taken for quick ones
 -- and charged for when they have ended.
 local quick = tonumber(load[4] or nil)
-if quick and now - tonumber(load[5] or 0) > QUICK_MS then quick = nil end
+if quick and math.abs(now - tonumber(load[5] or 0)) > QUICK_MS then quick = nil end
 
 -- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its parked jobs that are due may claim.
 local F, claims = LIMIT_FIELDS[LIMITER], {}
 local function look(tenant)
   local key = B .. 'tenant:' .. tenant
-  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd')
-  local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0) }
+  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd', 'marker')
+  local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0), marker = h[10] }
   t.est = tonumber(h[6] or nil)
   t.cost = math.max(1, t.est or quick or tonumber(load[2] or 1)) / t.weight
   t.bound = rate_since(t.rs, t.rd, now)
@@ -115,7 +119,7 @@ local function look(tenant)
   t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
   t.can = limited and math.min(t.left, g.left) or t.left
   if any_due and t.can > 0 then
-    claims[tenant] = claims[tenant] or math.min(call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now), half_for_due(t.can))
+    claims[tenant] = claims[tenant] or math.min(overdue(tenant, now), half_for_due(t.can))
     t.can = math.max(0, t.can - claims[tenant])
   end
   return t
@@ -140,7 +144,7 @@ end
 local function park_tenant(t, lane, group, n)
   if t.left > 0 then
     -- It has permits, but they are left to jobs that are due.
-    call('ZADD', parked_key, now + 5, t.name)
+    call('ZADD', parked_key, now + 2, t.name)
     dismiss(t.name)
     if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
     return
@@ -149,8 +153,9 @@ local function park_tenant(t, lane, group, n)
   denied[#denied + 1] = t.name
   denied[#denied + 1] = 'per_group'
   local of = fair .. ':' .. lane .. ':' .. t.name
-  if call('ZSCORE', parked_key, t.name) then
+  if t.marker or call('ZSCORE', parked_key, t.name) then -- its former head has not got a permit yet
     rate_bound(t.key, t.rs, t.rd, now)
+    call('ZADD', parked_key, due, t.name)
   else
     local went, gone = take(group, 1, to_park(group, t.name, t.bound or now, due))
     rate_bound(t.key, t.rs, t.rd, now)
@@ -159,6 +164,7 @@ local function park_tenant(t, lane, group, n)
     if went > 0 then
       call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
       call('HINCRBY', t.key, 'congested', went)
+      call('HSET', t.key, 'marker', typ)
       call('HINCRBY', B .. 'congestion:' .. t.name, 'throttles', went)
       call('HSET', B .. 'congestion:' .. t.name, 'last', now)
       call('PEXPIRE', B .. 'congestion:' .. t.name, keep)
@@ -227,7 +233,7 @@ end
 -- A job that runs can't be interrupted. So where others have jobs that are over quickly, long ones leave three in ten workers to these; where nobody
 -- has had any lately, they may take all.
 local LONG_MS, LONG = 100, 10
-local kept = math.ceil(slots * 0.3)
+local kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
 local function room_for(t)
   if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return PICK end
   return slots - kept - entries - moved
@@ -269,18 +275,32 @@ local function by_turn()
     return nil
   end
   local back, back_start, asked = {}, {}, {}
+  -- A tenant with long jobs for which no worker may be taken now is passed over, and owed: whoever is further ahead than two of its jobs waits for it.
+  local passed, owed = { high = 0, normal = 0, low = 0 }, nil
+  local looks = 0
   while moved < room do
+    looks = looks + 1
+    if looks > LOOKS then
+      state = 'OK'
+      return false
+    end
     local have = {}
     for _, l in ipairs(LANES) do
       if not asked[l] then
         back[l], back_start[l] = fresh(l)
         asked[l] = true
       end
-      have[l] = waiting[l] + (back[l] and 1 or 0)
+      have[l] = waiting[l] - passed[l] + (back[l] and 1 or 0)
     end
     local lane = next_lane(have)
-    if not lane then return true end
-    local first = call('ZRANGE', fair .. ':' .. lane, 0, 0, 'WITHSCORES')
+    if not lane then
+      if owed and moved == 0 then
+        full_at, state = slots - kept - 1, 'FULL'
+        tell_full(full_at)
+      end
+      return not owed
+    end
+    local first = call('ZRANGE', fair .. ':' .. lane, passed[lane], passed[lane], 'WITHSCORES')
     local t, start, from = nil, tonumber(first[2]), 'fair'
     if back[lane] and (not start or back_start[lane] <= start) then
       t, start, from = back[lane], back_start[lane], 'over'
@@ -298,10 +318,19 @@ local function by_turn()
     elseif not group then
       leave_lane(typ, lane, t.name, start)
       gone_from(lane, from)
-    elseif room_for(t) <= 0 then
-      full_at, state = slots - kept - 1, 'FULL'
-      tell_full(full_at)
+    elseif owed and lane == owed.lane and start > owed.start + 2 * owed.cost then
+      if moved == 0 then
+        full_at, state = slots - kept - 1, 'FULL'
+        tell_full(full_at)
+      end
       return false
+    elseif room_for(t) <= 0 then
+      if from == 'over' then
+        back[lane], asked[lane] = nil, true
+      else
+        passed[lane] = passed[lane] + 1
+      end
+      if not owed then owed = { lane = lane, start = start, cost = t.cost } end
     elseif not t.can or t.can > 0 then
       local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or PICK, room_for(t))
       local went, empty = give(t, lane, group, n, k)
@@ -331,7 +360,8 @@ local function lend()
       if g.left <= 0 then exhausted(first[1]) else
         denied[#denied + 1] = first[1]
         denied[#denied + 1] = 'per_group'
-        state, wait = 'LIMITED', math.max(1, math.min(10, math.ceil((g.next_at - US) / 1000)))
+        rate_bound(B .. 'rate', g.rs, g.rd, now)
+        state, wait = 'LIMITED', math.max(1, math.min(2, math.ceil((g.next_at - US) / 1000)))
       end
       return
     end

@@ -35,6 +35,7 @@ while true do
   moved = moved + 1
   if to == 'COMPLETED' or to == 'FAILED' then
     call('ZREM', B .. 'open', group)
+    call('HDEL', key, 'paused')
     call('ZADD', B .. 'ended', now, group)
     check_last(g[12])
   end

@@ -30,11 +30,7 @@ if g[1] then
   call('ZREM', B .. 'groups:' .. g[1], group)
   if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0) <= 0 then
     set_inactive(g[1])
-    -- What an operator has set outlives the tenant's groups.
-    local set = call('HMGET', B .. 'tenant:' .. g[1], 'rps', 'weight', 'base_priority', 'paused')
-    if set[1] or set[2] or set[3] or set[4] then return { 'OK' } end
-    call('UNLINK', B .. 'tenant:' .. g[1])
-    call('ZREM', B .. 'tenants', g[1])
+    forget_tenant(g[1]) -- unless an operator has set something: that outlives its groups
   end
 end
 return { 'OK' }

@@ -123,8 +123,20 @@ end
 -- own_limit is what a tenant that has a limit of its own gets in a window.
 local function own_limit(rps) return math.max(1, floor(tonumber(rps) * WIDTH / 1000)) end
 
+-- overdue is how many of a tenant's parked jobs have been due for a moment and got no permit: who is due just now is served in time as a rule, and a permit that
+-- is kept for it meanwhile would be wasted where permits come one by one.
+local GRACE_MS = 20
+local function overdue(tenant, now) return call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now - GRACE_MS) end
+
 -- reserved is how many of the permits that are left others may claim for themselves: tenants that wait with some of their share
 -- unused, in the lanes of other types, and parked jobs that are due. Only what is beyond may be lent.
+local function shares_of(lane, g, equal)
+  local n = call('ZCARD', lane)
+  if g.xw == 0 or n == 0 then return n * equal end
+  local first, sum = call('ZRANGE', lane, 0, TENANTS - 1), 0
+  for _, tenant in ipairs(first) do sum = sum + share(g, call('HGET', B .. 'tenant:' .. tenant, 'weight')) end
+  return floor(sum * n / #first)
+end
 local function reserved(g, except, now)
   local sum, equal = 0, math.max(1, floor(g.permits / math.max(1, g.active)))
   for _, typ in ipairs(call('ZREVRANGE', B .. 'types', 0, TYPES - 1)) do
@@ -132,9 +144,11 @@ local function reserved(g, except, now)
       local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'full')
       local waiting = tonumber(load[1] or 0)
       if waiting > 0 and not is_stuck(load[2], now) and not is_paused('y', typ) then
-        local fair = B .. 'fair:' .. typ
-        local tenants = call('ZCARD', fair .. ':high') + call('ZCARD', fair .. ':normal') + call('ZCARD', fair .. ':low')
-        sum = sum + math.min(waiting, tenants * equal)
+        local fair, claim = B .. 'fair:' .. typ, 0
+        for _, lane in ipairs({ 'high', 'normal', 'low' }) do claim = claim + shares_of(fair .. ':' .. lane, g, equal) end
+        -- A stream that is full has room for so many when it is refilled.
+        if load[2] then claim = math.min(claim, tonumber(string.match(load[2], '^%d+') or nil) or 0) end
+        sum = sum + math.min(waiting, claim)
       end
     end
   end
@@ -143,7 +157,7 @@ end
 local function reserved_due(g, now, except)
   local sum, equal = 0, math.max(1, floor(g.permits / math.max(1, g.active)))
   for _, tenant in ipairs(call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)) do
-    if tenant ~= except then sum = sum + math.min(equal, call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now)) end
+    if tenant ~= except then sum = sum + math.min(equal, overdue(tenant, now)) end
   end
   return sum
 end

@@ -99,7 +99,7 @@ local function settle_others(group, live, tenant, round, n)
         call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. counts .. '|' .. queued)
         new[i], readied = 'R' .. mark(attempt + 1), readied + 1
       else
-        local wait, reason = 0, kind == 't' and 'A' or 'E'
+        local wait, reason = 0, kind == 't' and 'A' or kind == 'h' and '' or 'E'
         if kind == 't' and delay > 0 then wait = delay elseif kind ~= 'h' then wait = congestion(congested + #blobs / 2, math.abs(delay), own) end
         if kind ~= 'h' then
           returns, waits, longest = returns + 1, waits + wait, math.max(longest, wait)

@@ -45,7 +45,7 @@ var kinds = []struct {
 }{
 	{lua.OutcomeRetry, "non_ready", "1|1|0|0", "E"},
 	{lua.OutcomeThrottled, "non_ready", "1|0|1|0", "A"},
-	{lua.OutcomeReleased, "non_ready", "1|0|0|0", "E"},
+	{lua.OutcomeReleased, "non_ready", "1|0|0|0", ""},
 	{lua.OutcomeFailed, "failed", "", ""},
 }
 

@@ -62,7 +62,7 @@ elseif what == 'tenant' then
     for _, lane in ipairs(LANES) do see_enqueue(typ, lane, id) end
   end
   see('HLEN', B .. 'pauses')
-  see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants')
+  see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants', B .. 'groups:' .. id)
   see_activate(id)
   pass_oom()
   if on then
@@ -86,6 +86,7 @@ elseif what == 'tenant' then
     end
     reindex(id)
     bring_back(id)
+    forget_tenant(id)
   end
 else
   see('HLEN', B .. 'pauses')

@@ -13,7 +13,7 @@ import (
 
 var policy = script("policy")
 
-// rankGroups is how many groups one script ranks.
+// rankGroups is how many groups one script ranks, and those of the same ms.
 const rankGroups = 200
 
 // SetPolicy lets a partition choose the next jobs by the user's formula over all groups, with its ALPHA; nil is by fair turns. What waits is

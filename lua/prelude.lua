@@ -145,6 +145,15 @@ local function activate(tenant, n)
   if left <= 0 then set_inactive(tenant) end
 end
 
+-- forget_tenant drops what is known of a tenant that has neither groups nor settings.
+local function forget_tenant(tenant)
+  local key = B .. 'tenant:' .. tenant
+  local set = call('HMGET', key, 'rps', 'weight', 'base_priority', 'paused', 'unfinished')
+  if set[1] or set[2] or set[3] or set[4] or tonumber(set[5] or 0) > 0 or call('ZCARD', B .. 'groups:' .. tenant) > 0 then return end
+  call('UNLINK', key)
+  call('ZREM', B .. 'tenants', tenant)
+end
+
 -- check_last lets a tenant without unfinished jobs out of the active set at once; its congestion starts afresh.
 local function check_last(tenant)
   local key = B .. 'tenant:' .. tenant
@@ -152,6 +161,11 @@ local function check_last(tenant)
   set_inactive(tenant)
   call('HDEL', key, 'active', 'congested')
   call('UNLINK', B .. 'congestion:' .. tenant)
+  -- What is known of its types goes when these have become many.
+  if call('HLEN', key) < 100 then return end
+  for _, field in ipairs(call('HKEYS', key)) do
+    if string.find(field, '^est:') or string.find(field, '^owe:') or string.find(field, '^tag:') then call('HDEL', key, field) end
+  end
 end
 
 -- Least remaining work with aging: each waiting job of a group counts as much as this age (ms).

@@ -54,6 +54,7 @@ local function bring_back(tenant)
     call('ZADD', B .. 'non-ready:' .. tenant, unpack(back))
     add(key, 'congested', congested)
     activate(tenant, wanted)
+    if wanted > 0 then call('HSET', key, 'marker', '') end
     call('ZREM', aside, unpack(gone))
   end
   local paused = call('HGET', key, 'paused')
@@ -220,6 +221,7 @@ local function promote_of(tenant, t)
     for typ, n in pairs(load) do call('HINCRBY', B .. 'load:' .. typ, 'non_ready', -n) end
     add(t.key, 'congested', -congested)
     activate(tenant, -wanted)
+    if wanted > 0 then call('HDEL', t.key, 'marker') end
     call('ZREM', set, unpack(gone))
   end
   local n = #c.going

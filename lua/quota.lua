@@ -50,4 +50,5 @@ end
 for _, tenant in ipairs(call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)) do
   demand = demand + call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now)
 end
+if call('SCARD', B .. 'active') == 0 and call('ZCOUNT', B .. 'non-ready', '-inf', now) == 0 then demand = 0 end
 return { 'OK', q, freed, from, demand, call('SCARD', B .. 'active') }

@@ -26,4 +26,5 @@ for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
   if call('ZSCORE', B .. 'parked:' .. typ, tenant) then call('ZADD', B .. 'parked:' .. typ, 0, tenant) end
 end
 wake('fetcher')
+forget_tenant(tenant)
 return { 'OK' }

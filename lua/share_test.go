@@ -275,3 +275,19 @@ func countOf(s string, of rune) (n int) {
 	}
 	return n
 }
+
+// A tenant whose share is one permit a window has one marker, however many windows pass, and costs no throttle a job.
+func TestOneMarkerATenant(t *testing.T) {
+	both(t, func(w *world) {
+		w.set("acme", perWindow(1))
+		w.create("g", "acme", "T")
+		w.append("g", 200)
+		for range 20 {
+			w.newWindow("acme")
+			w.exhaust("T", 10, noLimit)
+			require.LessOrEqual(w, w.ledger("g")["non_ready"], int64(1))
+			w.promote(noLimit, "T")
+		}
+		require.Greater(w, w.ledger("g")["ready"], int64(10))
+	})
+}

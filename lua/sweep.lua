@@ -40,7 +40,10 @@ for i = 1, #page[2], 2 do
     call('HINCRBY', B .. 'load:' .. j.typ, 'non_ready', -1)
     if not aside then
       if j.reason ~= 'S' and j.reason ~= 'P' then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
-      if j.reason == 'R' then activate(tenant, -1) end
+      if j.reason == 'R' then
+        activate(tenant, -1)
+        call('HDEL', B .. 'tenant:' .. tenant, 'marker')
+      end
       removed = removed + 1
     end
   end

@@ -82,7 +82,7 @@ func moving(g *api.Group) bool {
 	return !g.Status.Ended() && !g.Paused && g.Counts.Accepted > g.Counts.Ended()
 }
 
-// speeds fills in how many jobs of each tenant end a second; 0 for one that is paused.
+// speeds fills in how many jobs of each tenant end a second, at most what limits let it; 0 for one that is paused.
 func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
 	tenants := make([]string, 0, len(of))
 	for t := range of {
@@ -102,7 +102,7 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 	}
 	for i, t := range tenants {
 		if !states[i].Paused {
-			of[t] = states[i].PerSecond
+			of[t] = s.notAbove(states[i], states[i].PerSecond)
 		}
 	}
 	return nil

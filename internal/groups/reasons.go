@@ -2,7 +2,7 @@ package groups
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,7 +37,11 @@ func (c *whyCase) paused(_ context.Context, w *api.Why) error {
 		named = append(named, what+" "+map[string]string{"group": c.group, "tenant": c.Tenant, "type": c.Type}[what])
 	}
 	w.Reason = api.WhyPaused
-	w.Detail = "Paused: " + strings.Join(named, " and ") + ". It goes on when that is resumed."
+	that := "that is"
+	if len(named) > 1 {
+		that = "all of them are"
+	}
+	w.Detail = "Paused: " + strings.Join(named, " and ") + ". It goes on when " + that + " resumed."
 	return nil
 }
 
@@ -66,7 +70,11 @@ func (c *whyCase) unserved(ctx context.Context, w *api.Why) error {
 		return err
 	}
 	w.Reason = api.WhyNoProcessor
-	w.Detail = "No live worker serves the type " + c.Type + ": start one."
+	w.Detail = "No live worker serves the type " + c.Type + ": start one. "
+	if c.Type == "NOOP" { // none serves it unasked
+		w.Detail = "No live worker serves the type NOOP: start one with NOOP in BULKACTION_WORKER_TYPES. "
+	}
+	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
 	if c.State == lua.NonReady {
 		w.Until = later(c.due, c.Now)
 	}
@@ -78,18 +86,26 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 	if c.State != lua.NonReady || c.reason == parkedScheduled || c.reason == parkedPaused {
 		return nil
 	}
-	c.at(w, c.due)
-	when := "its next attempt is at " + clock(c.due)
-	if !c.due.After(c.Now) {
-		when = "it is due, and starts as soon as it gets a permit and there is room among what is handed out"
+	st, err := c.s.tenantState(ctx, c.p, c.Tenant)
+	if err != nil {
+		return err
+	}
+	when, start := "its next attempt is at "+clock(c.due), "its reserved start is at "+clock(c.due)
+	if c.due.After(c.Now) {
+		c.at(w, c.due)
+	} else {
+		if when, err = c.overdue(ctx, w, st); err != nil {
+			return err
+		}
+		start = when
 	}
 	switch c.reason {
 	case parkedRate:
-		w.Reason = api.WhyRate
-		w.Detail = "Its tenant " + c.Tenant + " has used up its limit: " + strings.Replace(when, "next attempt", "reserved start", 1) + "."
-		st, err := c.s.tenantState(ctx, c.p, c.Tenant)
-		w.Limit = c.limitOf(st)
-		return err
+		w.Reason, w.Limit = api.WhyRate, c.limitOf(st)
+		w.Detail = c.spent(w.Limit, st) + ": " + start + "."
+		if w.Limit.Used < w.Limit.PerWindow { // it was when the job was parked
+			w.Detail = "Its tenant " + c.Tenant + " had no permit left: " + start + "."
+		}
 	case parkedThrottled:
 		w.Reason = api.WhyCongestion
 		w.Detail = "A partner asked for patience" + c.failed() + ": " + when + "."
@@ -98,6 +114,29 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 		w.Detail = "Its last attempt did not succeed" + c.failed() + ": " + when + "."
 	}
 	return nil
+}
+
+// overdue is a job whose time has come and that is held up: who was due earlier comes first.
+func (c *whyCase) overdue(ctx context.Context, w *api.Why, st lua.TenantState) (string, error) {
+	ahead, err := c.s.conn.Cmd.ZCount(ctx, c.p.NonReadyOf(c.Tenant), "-inf", "("+strconv.FormatInt(c.due.UnixMilli(), 10)).Result()
+	if err != nil {
+		return "", err
+	}
+	w.Position = &ahead
+	c.estimate(w, st.PerSecond, st)
+	said := "it is due and waits for a permit and for room among what is handed out"
+	if ahead > 0 {
+		said += ", behind " + count(ahead, "due job") + " of its tenant"
+	}
+	return said, nil
+}
+
+// estimate says how long the jobs before it take at a speed, if one is known.
+func (c *whyCase) estimate(w *api.Why, speed float64, st lua.TenantState) {
+	if speed = c.s.notAbove(st, speed); speed > 0 {
+		seconds := round(float64(*w.Position+1)/speed, 10)
+		w.EstimateSeconds = &seconds
+	}
 }
 
 // failed tells the code of the last attempt.
@@ -115,55 +154,6 @@ func (c *whyCase) at(w *api.Why, start time.Time) {
 	w.EstimateSeconds = &seconds
 }
 
-// limited is a job whose tenant, or everybody, has no permit left.
-func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
-	if c.State == lua.Ready { // it has its permit
-		return nil
-	}
-	st, err := c.s.tenantState(ctx, c.p, c.Tenant)
-	if err != nil {
-		return err
-	}
-	w.Until = later(latest(latest(c.ParkedUntil, c.s.ownPermit(st)), st.GlobalPermit), latest(c.Now, st.Now))
-	if w.Until == nil {
-		return nil
-	}
-	w.Reason, w.Limit = api.WhyRate, c.limitOf(st)
-	whose := "Its tenant " + c.Tenant + " has"
-	if w.Limit.Scope == scopeGlobal {
-		whose = "All tenants together have"
-	}
-	w.Detail = whose + " used up the limit: the next permit comes at " + clock(*w.Until) + c.line(w, st) + "."
-	if least := round(w.Until.Sub(c.Now).Seconds(), 10); w.EstimateSeconds != nil {
-		*w.EstimateSeconds = max(*w.EstimateSeconds, least)
-	}
-	return nil
-}
-
-// Whose limit it is.
-const (
-	scopeTenant = "tenant"
-	scopeGlobal = "global"
-)
-
-// limitOf is the limit that a tenant waits for: its own, unless only the one of all is used up.
-func (c *whyCase) limitOf(st lua.TenantState) *api.WhyLimit {
-	own, now := latest(c.s.ownPermit(st), c.ParkedUntil), latest(c.Now, st.Now)
-	l := &api.WhyLimit{
-		Scope: scopeTenant, PerWindow: st.Limit, Used: st.Used, WindowMS: c.s.cfg.Rate.Window.Milliseconds(), NextPermitAt: later(own, now),
-	}
-	if st.GlobalPermit.After(now) && !own.After(now) {
-		l.Scope, l.PerWindow, l.Used, l.NextPermitAt = scopeGlobal, st.GlobalLimit, st.GlobalUsed, later(st.GlobalPermit, now)
-	}
-	if l.WindowMS > 0 {
-		l.RPS = round(float64(l.PerWindow)*1000/float64(l.WindowMS), 1000)
-	}
-	if l.Scope == scopeTenant && st.Settings.RPS != nil {
-		l.RPS = *st.Settings.RPS
-	}
-	return l
-}
-
 // inLine is the last reason: nothing is in its way but others.
 func (c *whyCase) inLine(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
@@ -171,7 +161,10 @@ func (c *whyCase) inLine(ctx context.Context, w *api.Why) error {
 	case lua.Ready:
 		place := c.place
 		w.Position = &place
-		w.Detail = fmt.Sprintf("It is handed out and waits for a free worker, behind %d others.", place)
+		w.Detail = "It is handed out and waits for a free worker."
+		if place > 0 {
+			w.Detail = "It is handed out and waits for a free worker, behind " + count(place, "other") + "."
+		}
 	case lua.NonReady:
 		w.Detail = "Its time has come: it is handed out with the next permits."
 		if c.reason == parkedPaused {
@@ -194,20 +187,22 @@ func (c *whyCase) line(w *api.Why, st lua.TenantState) string {
 	}
 	place := max(0, c.Place) + c.JobsBefore
 	w.Position = &place
-	if c.ByPriority {
-		return fmt.Sprintf("; %d jobs of a higher priority come before it, of %d groups beside its own", place, c.GroupsBefore)
+	said, verb := "; "+count(place, "job"), "come"
+	if place == 1 {
+		verb = "comes"
 	}
-	said := fmt.Sprintf("; %d jobs of its tenant come before it", place)
+	if c.ByPriority {
+		said += " of a higher priority " + verb + " before it"
+	} else {
+		said += " of its tenant " + verb + " before it"
+	}
 	if c.GroupsBefore > 0 {
-		said += fmt.Sprintf(", of %d groups beside its own", c.GroupsBefore)
+		said += ", of " + count(c.GroupsBefore, "group") + " beside its own"
 	}
 	speed := st.PerSecond
 	if running := c.Now.Sub(c.Started).Seconds(); speed <= 0 && !c.Started.IsZero() && running > 0 {
 		speed = float64(c.Ended) / running
 	}
-	if speed > 0 {
-		seconds := round(float64(place+1)/speed, 10)
-		w.EstimateSeconds = &seconds
-	}
+	c.estimate(w, speed, st)
 	return said
 }

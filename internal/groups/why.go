@@ -127,6 +127,8 @@ func (c *whyCase) idle() string {
 		return "All of its jobs have ended; their results are being reduced."
 	case c.Ready+c.NonReady > 0:
 		return ""
+	case c.InFlight == 1:
+		return "No job of it waits: the last one is running."
 	case c.InFlight > 0:
 		return fmt.Sprintf("No job of it waits: the last %d are running.", c.InFlight)
 	case c.Ended >= c.Accepted:

@@ -7,11 +7,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -33,6 +31,8 @@ type Step func(ctx context.Context) (idle time.Duration, err error)
 func (l Loop) Run(ctx context.Context, step Step) error {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
+	w := &waker{conn: l.Conn, key: l.Wake, token: make(chan struct{}, 1)}
+	defer w.asked.Wait()
 	for ctx.Err() == nil {
 		idle, err := step(ctx)
 		switch {
@@ -58,22 +58,39 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 		if idle < 0 {
 			idle = redisx.MaxBlock
 		}
-		l.wait(ctx, idle)
+		w.wait(ctx, min(idle, redisx.MaxBlock))
 	}
 	return nil
 }
 
-// wait ends early when a token comes. A wait that can't be had from Redis is slept.
-func (l Loop) wait(ctx context.Context, d time.Duration) {
-	if l.Wake == "" || d < time.Millisecond {
-		_ = redisx.Sleep(ctx, d)
-		return
+// waker waits for a token or for a time. Redis ends a blocking read up to 100 ms late when it has nothing else to do, so the time is kept here: a
+// read that is still going on then serves the next wait. It reads only while somebody waits: a token is for who is idle.
+type waker struct {
+	conn    *redisx.Conn
+	key     string
+	token   chan struct{}
+	reading atomic.Bool
+	asked   sync.WaitGroup
+}
+
+func (w *waker) wait(ctx context.Context, d time.Duration) {
+	if w.key != "" && w.reading.CompareAndSwap(false, true) {
+		w.asked.Go(func() {
+			defer w.reading.Store(false)
+			if w.conn.Block.BLPop(context.WithoutCancel(ctx), redisx.MaxBlock, w.key).Err() == nil {
+				select {
+				case w.token <- struct{}{}:
+				default:
+				}
+			}
+		})
 	}
-	d = min(d, redisx.MaxBlock)
-	// The library rounds short waits up to a second, the command does not.
-	err := l.Conn.Block.Do(ctx, "BLPOP", l.Wake, strconv.FormatFloat(d.Seconds(), 'f', 3, 64)).Err()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		_ = redisx.Sleep(ctx, d)
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-w.token:
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 

@@ -20,6 +20,7 @@ type divider struct {
 	id    string
 
 	peaks []peak // of each partition's demand
+	moved time.Time
 }
 
 // How long a divider that is silent keeps its office, and how long it rests while there is no demand.
@@ -50,7 +51,7 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 	}
 	d.smooth(parts)
 	if settled {
-		if err := d.move(ctx, fence, parts, divide(d.rate.PerWindow(), parts)); err != nil {
+		if err := d.move(ctx, fence, parts, divide(d.rate.PerWindow(), parts, int(time.Now().UnixNano()/int64(d.rate.Window)))); err != nil {
 			return 0, err
 		}
 	}
@@ -79,18 +80,23 @@ type peak struct {
 	at     time.Time
 }
 
-// move takes, then gives.
+// move takes, then gives. What a partition has spent within a window can't be given away before it is over, and with the sliding limiter a window is always
+// behind, so a move costs permits: it is made for more, and not so often.
 func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want []int64) error {
-	all, least := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50)
+	all, least, early := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50), false
+	if d.rate.Limiter == lua.LimiterSliding {
+		least, early = max(1, all/10), time.Since(d.moved) < 5*d.rate.Window
+	}
 	worth, gains, spare := false, int64(0), all
 	for i, p := range parts {
-		worth = worth || want[i]-p.InForce >= least || p.InForce == 0 && want[i] > 0
+		worth = worth || !early && want[i]-p.InForce >= least || p.InForce*4 < want[i] && want[i] >= least || p.InForce == 0 && want[i] > 0
 		gains += max(0, want[i]-p.InForce)
 		spare -= p.InForce
 	}
 	if !worth {
 		return nil
 	}
+	d.moved = time.Now()
 	notBefore := int64(0)
 	for i, p := range parts {
 		if want[i] >= p.InForce {
@@ -129,8 +135,8 @@ func (d *divider) resign(ctx context.Context) {
 
 // divide says which part of all permits each partition should have. First come those that can use theirs, by their active tenants; what these
 // leave goes to whoever can use more. While nobody is short, everything stays as it is. A hundredth is kept for partitions without demand, so that a
-// tenant that comes need not wait for the next division, where the limit is large enough for that.
-func divide(all int64, parts []lua.Part) []int64 {
+// tenant that comes need not wait for the next division, where the limit is large enough for that. Where there are fewer permits than partitions, these take turns.
+func divide(all int64, parts []lua.Part, turn int) []int64 {
 	n := int64(len(parts))
 	floor := all / 100 / n
 	want, out := make([]int64, n), make([]int64, n)
@@ -167,6 +173,21 @@ func divide(all int64, parts []lua.Part) []int64 {
 		extra := left / (n - int64(k))
 		out[i] += extra
 		left -= extra
+	}
+	// Nobody goes without for ever.
+	var without, richest []int
+	most := max(1, slices.Max(out))
+	for i := range out {
+		if out[i] == 0 && want[i] > 0 {
+			without = append(without, i)
+		}
+		if out[i] == most {
+			richest = append(richest, i)
+		}
+	}
+	if len(without) > 0 && len(richest) > 0 {
+		out[without[turn%len(without)]]++
+		out[richest[turn%len(richest)]]--
 	}
 	return out
 }

@@ -26,10 +26,24 @@ func TestDivide(t *testing.T) {
 		"by active tenants":            {100, []lua.Part{{InForce: 50, Demand: 999, Active: 1}, {InForce: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
 		"what one leaves":              {90, []lua.Part{{InForce: 30, Demand: 10, Active: 1}, {InForce: 30, Demand: 999, Active: 1}, {InForce: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
 		"fewer permits than parts":     {2, []lua.Part{{Demand: 9, Active: 1}, {InForce: 1}, {InForce: 1}}, []int64{2, 0, 0}},
+		"a small one beside two busy":  {2, []lua.Part{{Demand: 5, Active: 1}, {InForce: 1, Demand: 999, Active: 1}, {InForce: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
 		"what was taken and not given": {100, []lua.Part{{InForce: 10, Demand: 999, Active: 1}, {InForce: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.parts)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.parts, 0)) })
 	}
+}
+
+// Where there are fewer permits than partitions, each has its turn.
+func TestDivideTakesTurns(t *testing.T) {
+	t.Parallel()
+	parts, got := make([]lua.Part, 16), make([]int64, 16)
+	for turn := range 160 {
+		for i, n := range divide(10, parts, turn) {
+			parts[i] = lua.Part{InForce: n, Demand: 1000, Active: 1}
+			got[i] += n
+		}
+	}
+	require.Positive(t, slices.Min(got))
 }
 
 func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
@@ -47,7 +61,7 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 			short = short || min(all, p.Demand) > p.InForce
 		}
 		sum, unmet := int64(0), false
-		out := divide(all, parts)
+		out := divide(all, parts, rapid.IntRange(0, 100).Draw(t, "turn"))
 		for i, n := range out {
 			require.GreaterOrEqual(t, n, int64(0))
 			sum += n
@@ -73,6 +87,7 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 			p := w.Space.Partition(partition)
 			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Types(), redis.Z{Score: 1, Member: "T"}).Err())
 			require.NoError(t, w.Conn.Cmd.HSet(t.Context(), p.Load("T"), "waiting", jobs).Err())
+			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
 		parts := func() (out []int64) {
 			fence, err := lua.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", divideLease)

@@ -7,35 +7,80 @@ import (
 	"time"
 )
 
-// startRates counts starts by type and tells their rate between two looks.
+// A rate is the mean of the last rateSpan: single reports would show how starts come in bursts. Who grows fast is noticed in the last risingSpan,
+// of which a part counts, so that a burst does not pass for it.
+const (
+	rateSpan   = 5 * time.Second
+	risingSpan = 2 * time.Second
+	risingPart = 0.8
+	leastSpan  = 500 * time.Millisecond
+	bucketSpan = 250 * time.Millisecond
+)
+
+// startRates counts starts by type and tells their rate.
 type startRates struct {
-	mu   sync.Mutex
-	n    map[string]int
-	last time.Time
-	rate map[string]float64
+	mu      sync.Mutex
+	first   map[string]time.Time // start ever
+	buckets []startBucket        // oldest first
 }
 
-func (s *startRates) add(typ string, n int) {
+// startBucket is what was started from a time on until the next bucket begins.
+type startBucket struct {
+	from time.Time
+	n    map[string]int
+}
+
+func (s *startRates) add(typ string, n int) { s.addAt(time.Now(), typ, n) }
+
+func (s *startRates) addAt(now time.Time, typ string, n int) {
+	if n <= 0 {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.n == nil {
-		s.n = map[string]int{}
+	if s.first == nil {
+		s.first = map[string]time.Time{}
 	}
-	s.n[typ] += n
+	if s.first[typ].IsZero() {
+		s.first[typ] = now
+	}
+	if last := len(s.buckets) - 1; last < 0 || now.Sub(s.buckets[last].from) >= bucketSpan {
+		s.forget(now)
+		s.buckets = append(s.buckets, startBucket{from: now, n: map[string]int{}})
+	}
+	s.buckets[len(s.buckets)-1].n[typ] += n
 }
 
+// forget drops what is too old to count.
+func (s *startRates) forget(now time.Time) {
+	old := 0
+	for old < len(s.buckets) && now.Sub(s.buckets[old].from) > rateSpan {
+		old++
+	}
+	s.buckets = append(s.buckets[:0], s.buckets[old:]...)
+}
+
+// perSecond is the rate of every type that was started lately.
 func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	elapsed := now.Sub(s.last).Seconds()
-	if !s.last.IsZero() && elapsed > 0.1 {
-		s.rate = map[string]float64{}
-		for typ, n := range s.n {
-			s.rate[typ] = float64(n) / elapsed
+	s.forget(now)
+	all, rising := map[string]int{}, map[string]int{}
+	for _, b := range s.buckets {
+		for typ, n := range b.n {
+			all[typ] += n
+			if now.Sub(b.from) <= risingSpan {
+				rising[typ] += n
+			}
 		}
 	}
-	s.n, s.last = map[string]int{}, now
-	return s.rate
+	rates := make(map[string]float64, len(all))
+	for typ, n := range all {
+		ran := max(leastSpan, now.Sub(s.first[typ]))
+		mean := float64(n) / min(rateSpan, ran).Seconds()
+		rates[typ] = max(mean, risingPart*float64(rising[typ])/min(risingSpan, ran).Seconds())
+	}
+	return rates
 }
 
 // runAge is how long a run time counts, about.
