@@ -10,18 +10,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/bench"
+	"github.com/bulkaction/bulkaction/internal/app"
 )
 
 func newBench(r *Root) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure the system: real processes on a private redis-server",
-		Long: "Measure the system: real processes on a private redis-server, with the defaults of a fresh installation. What differs is in the\n" +
-			"JSON's overrides; BULKACTION_ variables of the environment are not passed on, --set is.",
-	}
 	set := new(variables)
+	cmd := family("bench", "Measure the system: real processes on a private redis-server",
+		newBenchThroughput(r, set), newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
+	cmd.Long = "Measure the system: real processes on a private redis-server, with the defaults of a fresh installation. What differs is in the\n" +
+		"JSON's overrides; BULKACTION_ variables of the environment are not passed on, --set is."
 	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil, "a variable of the processes, NAME=VALUE without BULKACTION_; may be repeated")
-	cmd.AddCommand(newBenchThroughput(r, set), newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
 	return cmd
 }
 
@@ -46,6 +44,17 @@ func (s *variables) env() ([]string, error) {
 			return nil, usagef("--set %s: the bench sets this itself; see its flags", kv)
 		}
 		env[i] = "BULKACTION_" + strings.TrimPrefix(kv, "BULKACTION_")
+	}
+	_, unknown, err := app.Load(env)
+	if len(unknown) > 0 {
+		instead := "docs/configuration.md lists them"
+		if near := unknown[0].DidYouMean; near != "" {
+			instead = "did you mean " + near + "?"
+		}
+		return nil, usagef("--set %s: there is no such variable; %s", unknown[0].Name, instead)
+	}
+	if err != nil {
+		return nil, usagef("--set: %v", err)
 	}
 	return env, nil
 }

@@ -33,6 +33,11 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench limits --set BULKACTION_BACKPRESSURE_LIMITER=token", "the bench sets this itself"},
 		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
 		{"bench fairness extra", `unknown command "extra"`},
+		{"bench", "bench needs to know what to do: throughput, congestion, limits, fairness"},
+		{"bench foo", `unknown command "foo"`},
+		{"bench throughput --set WORKER_COUNTS=4", "--set BULKACTION_WORKER_COUNTS: there is no such variable; did you mean BULKACTION_WORKER_COUNT?"},
+		{"bench congestion --set XYZZY=4", "--set BULKACTION_XYZZY: there is no such variable; docs/configuration.md"},
+		{"bench limits --set WORKER_COUNT=none", `BULKACTION_WORKER_COUNT="none": must be`},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			var out, says strings.Builder

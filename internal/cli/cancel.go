@@ -29,6 +29,12 @@ func (r *Root) onGroup(do func(*client.API, context.Context, string) (api.Accept
 		if err != nil {
 			return err
 		}
+		if r.JSON && did != "" {
+			return r.Print(struct {
+				api.Accepted
+				Paused bool `json:"paused"`
+			}{accepted, did == statePaused})
+		}
 		if r.JSON {
 			return r.Print(accepted)
 		}

@@ -85,6 +85,7 @@ func (r *Root) command(all []Command) *cobra.Command {
 	root.SetIn(r.In)
 	root.SetOut(r.Out)
 	root.SetErr(r.Err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetVersionTemplate("{{.Version}}\n")
 	address := os.Getenv("BULKACTION_API")
 	if address == "" {

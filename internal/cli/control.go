@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,7 +17,7 @@ func newPause(r *Root) *cobra.Command {
 		Use:   "pause GROUP",
 		Short: "Start nothing of a group any more, until it is resumed; running jobs finish",
 		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Pause, "paused"),
+		RunE:  r.onGroup((*client.API).Pause, statePaused),
 	}
 }
 
@@ -25,7 +26,7 @@ func newResume(r *Root) *cobra.Command {
 		Use:   "resume GROUP",
 		Short: "Let a group go on that was paused",
 		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Resume, "resumed"),
+		RunE:  r.onGroup((*client.API).Resume, stateResumed),
 	}
 }
 
@@ -35,7 +36,10 @@ func newType(r *Root) *cobra.Command {
 			Use:   "pause TYPE",
 			Short: "Start no job of a type any more, until it is resumed; running ones finish",
 			Args:  oneID("type"),
-			RunE:  r.switching((*client.API).PauseType),
+			RunE: r.switching(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
+				r.noteUnknownType(ctx, a, id)
+				return a.PauseType(ctx, id)
+			}),
 		},
 		&cobra.Command{
 			Use:   "resume TYPE",
@@ -43,6 +47,28 @@ func newType(r *Root) *cobra.Command {
 			Args:  oneID("type"),
 			RunE:  r.switching((*client.API).ResumeType),
 		})
+}
+
+// What a command did.
+const (
+	statePaused  = "paused"
+	stateResumed = "resumed"
+)
+
+// noteUnknownType tells who pauses a type of which nothing is known: it may be a slip of the pen, or come before its first job.
+func (r *Root) noteUnknownType(ctx context.Context, a *client.API, typ string) {
+	stats, err := a.Stats(ctx)
+	if err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ }) {
+		return // an error comes again from the call itself
+	}
+	r.Notef("Nothing is known of the type %s: it has neither jobs nor workers. It stays paused until `bulkaction type resume %s`.", typ, typ)
+}
+
+// noteUnknownTenant is the same for a tenant.
+func (r *Root) noteUnknownTenant(ctx context.Context, a *client.API, tenant string) {
+	if _, err := a.Tenant(ctx, tenant); isNotFound(err) {
+		r.Notef("Nothing is known of the tenant %s: it has neither groups nor settings. It stays paused until `bulkaction tenant resume %s`.", tenant, tenant)
+	}
 }
 
 // switching runs a call that pauses or resumes what is no group.
@@ -59,9 +85,9 @@ func (r *Root) switching(do func(*client.API, context.Context, string) (api.Paus
 		if r.JSON {
 			return r.Print(p)
 		}
-		state := "resumed"
+		state := stateResumed
 		if p.Paused {
-			state = "paused"
+			state = statePaused
 		}
 		t := newTable(r.Out)
 		t.row(p.ID, state)

@@ -110,7 +110,7 @@ func TestPauseAndResume(t *testing.T) {
 	groupOf(t, f)
 	require.Equal(t, run{exitFine, "g   RUNNING   paused\n", ""}, f.exec(t.Context(), console{}, "pause", "g"))
 	require.True(t, f.of(t, "g").Paused)
-	require.Equal(t, run{exitFine, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"}}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
+	require.Equal(t, run{exitFine, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
 	require.False(t, f.of(t, "g").Paused)
 	f.groups["g"].finish()
 	got := f.exec(t.Context(), console{}, "pause", "g")
@@ -118,10 +118,15 @@ func TestPauseAndResume(t *testing.T) {
 	require.Contains(t, got.err, "pause group g: 409 Conflict")
 
 	for kind, root := range map[string]string{"tenant": "/v1/tenants/x/", "type": "/v1/types/x/"} {
-		require.Equal(t, run{exitFine, "x   paused\n", ""}, f.exec(t.Context(), console{}, kind, "pause", "x"))
+		got := f.exec(t.Context(), console{}, kind, "pause", "x")
+		require.Equal(t, run{exitFine, "x   paused\n", got.err}, got)
+		require.Contains(t, got.err, "Nothing is known of the "+kind+" x")
 		require.Equal(t, run{exitFine, `{"id":"x","paused":false,"links":{}}` + "\n", ""}, f.exec(t.Context(), console{}, kind, "resume", "x", "--json"))
 		require.True(t, f.called("POST "+root+"pause") && f.called("POST "+root+"resume"))
 	}
+	f.tenants["known"] = api.TenantSettings{}
+	require.Equal(t, run{exitFine, "known   paused\n", ""}, f.exec(t.Context(), console{}, "tenant", "pause", "known"))
+	require.Equal(t, run{exitFine, "SEND_EMAIL   paused\n", ""}, f.exec(t.Context(), console{}, "type", "pause", "SEND_EMAIL"))
 }
 
 func TestTenantSet(t *testing.T) {
@@ -172,9 +177,53 @@ last           2030-01-02 03:04:05Z
 `, ""}, f.exec(t.Context(), console{}, "tenant", "show", "acme"))
 	got := f.exec(t.Context(), console{}, "tenant", "show", "nobody")
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "A tenant is known from its first group or `bulkaction tenant set nobody` on.")
+	require.Contains(t, got.err, "A tenant is known from its first group or `bulkaction tenant set nobody --rps N` on.")
 	require.Equal(t, "paused", tenantState(api.Tenant{Paused: true, Active: true}))
 	require.Equal(t, "idle", tenantState(api.Tenant{}))
+}
+
+func TestLimitsOfSeveralPartitions(t *testing.T) {
+	var out strings.Builder
+	tenant := api.Tenant{ID: "acme", Window: api.TenantWindow{WindowMS: 1000, Used: 1, Limit: 1, GlobalUsed: 3, GlobalLimit: 3}}
+	require.NoError(t, tenantTable(&out, tenant, 6))
+	require.Contains(t, out.String(), "its partition       3      3, its part of 6 for all tenants\n")
+	require.NotContains(t, out.String(), "\nall tenants")
+
+	l := api.WhyLimit{Scope: "global", RPS: 6, WindowMS: 1000, PerWindow: 3, Used: 3}
+	require.Equal(t, "6 a second for all tenants; its partition has 3 of the 6 of a window of 1000 ms, 3 used", whyLimitText(l))
+	l.PerWindow, l.Used = 6, 2
+	require.Equal(t, "6 a second for all tenants; 2 of 6 used in this window of 1000 ms", whyLimitText(l))
+	l.Scope = "share"
+	require.Equal(t, "6 a second for its tenant's share; 2 of 6 used in this window of 1000 ms", whyLimitText(l))
+}
+
+func TestValuesThatCanNotBeRead(t *testing.T) {
+	for args, says := range map[string]string{
+		"tenant set acme --rps x":                      `--rps "x": must be a number`,
+		"tenant set acme --base-priority 1.5":          `--base-priority "1.5": must be a whole number`,
+		"submit --type T --payload 1 --job-timeout 30": `--job-timeout "30": must be a duration such as 30s`,
+		"submit --type T --payload 1 --tenants a":      "unknown flag: --tenants",
+	} {
+		got := console{}.exec(t.Context(), strings.Fields(args)...)
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, "bulkaction: "+says+"\n")
+	}
+}
+
+func TestDevRefusesWrongSettings(t *testing.T) {
+	t.Setenv("BULKACTION_WORKER_COUNT", "none")
+	got := console{}.exec(t.Context(), "dev")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, `BULKACTION_WORKER_COUNT="none": must be`)
+	require.Contains(t, got.err, "bulkaction: the settings are wrong: the lines above say which\n")
+}
+
+func TestSubmitForThePast(t *testing.T) {
+	f := newFakeAPI(t)
+	for at, says := range map[string]string{"2020-01-31T09:00:00Z": "--run-at 2020-01-31T09:00:00Z is in the past: the jobs start at once.\n", "10m": ""} {
+		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1", "--run-at", at)
+		require.Equal(t, run{exitFine, "g\n", says}, got)
+	}
 }
 
 func TestTenantLs(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/dev"
 )
 
@@ -52,7 +53,11 @@ func newDev(r *Root) *cobra.Command {
 						"BULKACTION_SMTP_PORT, or see `bulkaction demo`, which brings a sink.", mail)
 				}
 			}
-			if code := dev.Run(cmd.Context(), o); code != exitFine {
+			switch dev.Run(cmd.Context(), o) {
+			case app.ExitOK:
+			case app.ExitUsage:
+				return usagef("the settings are wrong: the lines above say which")
+			default:
 				return errDev
 			}
 			return nil // stopping it by a signal is how it is meant to end

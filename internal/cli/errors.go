@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
@@ -18,6 +19,22 @@ type usageError struct{ text string }
 func (e *usageError) Error() string { return e.text }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// flagError says of a value that can't be read what it must be, where the library has words for programmers.
+func flagError(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	must, ok := map[string]string{
+		"float64": "a number", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0", "duration": "a duration such as 30s",
+		"bool": "true or false",
+	}[bad.GetFlag().Value.Type()]
+	if !ok {
+		return err
+	}
+	return usagef("--%s %q: must be %s", bad.GetFlag().Name, bad.GetValue(), must)
+}
 
 // hintedError brings its own advice.
 type hintedError struct {

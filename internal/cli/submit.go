@@ -91,6 +91,9 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 	if err != nil {
 		return submitted{}, err
 	}
+	if g.RunAt != nil && g.RunAt.Before(time.Now().Add(-time.Second)) {
+		s.root.Notef("--run-at %s is in the past: the jobs start at once.", s.runAt)
+	}
 	if s.file == "" {
 		return describe(a.Submit(ctx, g))
 	}

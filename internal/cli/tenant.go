@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +22,10 @@ func newTenant(r *Root) *cobra.Command {
 			Use:   "pause TENANT",
 			Short: "Start nothing of a tenant any more, until it is resumed; running jobs finish",
 			Args:  oneID("tenant"),
-			RunE:  r.switching((*client.API).PauseTenant),
+			RunE: r.switching(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
+				r.noteUnknownTenant(ctx, a, id)
+				return a.PauseTenant(ctx, id)
+			}),
 		},
 		&cobra.Command{
 			Use:   "resume TENANT",
@@ -62,12 +66,12 @@ func newTenantShow(r *Root) *cobra.Command {
 			}
 			t, err := a.Tenant(cmd.Context(), args[0])
 			if isNotFound(err) {
-				return withHint(err, "A tenant is known from its first group or `bulkaction tenant set %s` on. See all with `bulkaction tenant ls`.", args[0])
+				return withHint(err, "A tenant is known from its first group or `bulkaction tenant set %s --rps N` on. See all with `bulkaction tenant ls`.", args[0])
 			}
 			if err != nil {
 				return err
 			}
-			return r.showTenant(t)
+			return r.showTenant(cmd.Context(), a, t)
 		},
 	}
 }
@@ -113,7 +117,7 @@ func newTenantSet(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return r.showTenant(t)
+			return r.showTenant(cmd.Context(), a, t)
 		},
 	}
 	f := cmd.Flags()
@@ -159,15 +163,24 @@ func isNotFound(err error) bool {
 	return ok && e.Status == http.StatusNotFound
 }
 
-func (r *Root) showTenant(t api.Tenant) error {
+func (r *Root) showTenant(ctx context.Context, a *client.API, t api.Tenant) error {
 	if r.JSON {
 		return r.Print(t)
 	}
-	return tenantTable(r.Out, t)
+	whole := t.Window.GlobalLimit
+	if stats, err := a.Stats(ctx); err == nil && whole > 0 && stats.Partitions > 1 { // without it the part is shown alone
+		whole = perWindow(float64(stats.RateLimit.RPS), t.Window.WindowMS)
+	}
+	return tenantTable(r.Out, t, whole)
 }
 
-// tenantTable shows all of a tenant to people.
-func tenantTable(out io.Writer, n api.Tenant) error {
+// perWindow is the permits of a window at so many a second.
+func perWindow(rps float64, windowMS int64) int64 {
+	return max(1, int64(rps*float64(windowMS)/1000+1e-6))
+}
+
+// tenantTable shows all of a tenant to people. Whole is the permits of a window of all partitions together.
+func tenantTable(out io.Writer, n api.Tenant, whole int64) error {
 	t := newTable(out)
 	t.row("Tenant", n.ID)
 	t.row("State", tenantState(n))
@@ -186,7 +199,11 @@ func tenantTable(out io.Writer, n api.Tenant) error {
 	w := n.Window
 	t.section(fmt.Sprintf("WINDOW OF %d MS", w.WindowMS), "USED", "OF")
 	t.row("tenant", thousands(w.Used), orNone(w.Limit))
-	t.row("all tenants", thousands(w.GlobalUsed), orNone(w.GlobalLimit))
+	if whole > w.GlobalLimit {
+		t.row("its partition", thousands(w.GlobalUsed), fmt.Sprintf("%s, its part of %s for all tenants", thousands(w.GlobalLimit), thousands(whole)))
+	} else {
+		t.row("all tenants", thousands(w.GlobalUsed), orNone(w.GlobalLimit))
+	}
 	if w.NextPermitAt != nil {
 		t.row("next permit", stamp(*w.NextPermitAt))
 	}

@@ -96,9 +96,13 @@ func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 }
 
 func whyLimitText(l api.WhyLimit) string {
-	whose := map[string]string{"tenant": "its tenant", "global": "all tenants"}[l.Scope]
-	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms",
-		strconv.FormatFloat(l.RPS, 'f', -1, 64), whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
+	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
+	if whole := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && whole > l.PerWindow { // only a part is its partition's
+		return fmt.Sprintf("%s a second for all tenants; its partition has %s of the %s of a window of %d ms, %s used",
+			rps, thousands(l.PerWindow), thousands(whole), l.WindowMS, thousands(l.Used))
+	}
+	whose := map[string]string{"tenant": "its tenant", "share": "its tenant's share", "global": "all tenants"}[l.Scope]
+	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms", rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
 }
 
 // whole writes seconds as 1m23s.

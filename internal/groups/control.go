@@ -63,7 +63,7 @@ func (s *Store) switchOver(ctx context.Context, do switching, what lua.Pausable,
 	return nil
 }
 
-// SetTenant replaces a tenant's settings and shows the tenant. Who is unknown becomes known by it.
+// SetTenant replaces a tenant's settings and shows the tenant. Who is unknown becomes known by it, unless all is the default.
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
 	err := insist(ctx, func(ctx context.Context) error {

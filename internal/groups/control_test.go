@@ -128,7 +128,7 @@ func TestTenant(t *testing.T) {
 		_, err = w.Store.SetTenant(ctx, "nobody", api.TenantSettings{})
 		require.NoError(w.T, err)
 		_, err = w.Store.Tenant(ctx, "nobody")
-		require.NoError(w.T, err, "settings make it known, default ones too")
+		require.ErrorIs(w.T, err, api.ErrNotFound, "default settings are none")
 
 		for range 2 {
 			require.NoError(w.T, w.Store.PauseTenant(ctx, "acme"))

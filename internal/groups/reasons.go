@@ -103,9 +103,6 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 	case parkedRate:
 		w.Reason, w.Limit = api.WhyRate, c.limitOf(st)
 		w.Detail = c.spent(w.Limit, st) + ": " + start + "."
-		if w.Limit.Used < w.Limit.PerWindow { // it was when the job was parked
-			w.Detail = "Its tenant " + c.Tenant + " had no permit left: " + start + "."
-		}
 	case parkedThrottled:
 		w.Reason = api.WhyCongestion
 		w.Detail = "A partner asked for patience" + c.failed() + ": " + when + "."

@@ -78,8 +78,10 @@ func (c *whyCase) spent(l *api.WhyLimit, st lua.TenantState) string {
 	whole, parted := c.s.cfg.Rate.PerWindow(), c.s.space.Partitions() > 1
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
 	switch {
+	case l.Used < l.PerWindow: // they were when it was parked
+		return "Its tenant " + c.Tenant + " had no permit left"
 	case l.Scope == scopeGlobal && parted:
-		return fmt.Sprintf("The limit is %s a second for all tenants; its partition has %d of a window's %d, %s", rps, l.PerWindow, whole, usedOf(l))
+		return fmt.Sprintf("The limit is %s a second for all tenants; its partition has %d of a window's %d, all used", rps, l.PerWindow, whole)
 	case l.Scope == scopeGlobal:
 		return "All tenants together have used up the limit of " + rps + " a second"
 	case l.Scope == scopeTenant:
@@ -90,13 +92,6 @@ func (c *whyCase) spent(l *api.WhyLimit, st lua.TenantState) string {
 		said += fmt.Sprintf(" of its partition, which has %d of a window's %d", st.GlobalLimit, whole)
 	}
 	return said
-}
-
-func usedOf(l *api.WhyLimit) string {
-	if l.Used >= l.PerWindow {
-		return "all used"
-	}
-	return fmt.Sprintf("%d used", l.Used)
 }
 
 func perSecond(permits, windowMS int64) float64 {

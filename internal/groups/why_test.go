@@ -65,7 +65,7 @@ func TestWhyFairness(t *testing.T) {
 		why := whyOf(w, "large")
 		require.Equal(w.T, "large.0", why.Job)
 		require.EqualValues(w.T, 3, *why.Position)
-		require.Equal(w.T, "It waits for its turn among the tenants; 3 jobs of its tenant come before it, of 1 groups beside its own.", why.Detail)
+		require.Equal(w.T, "It waits for its turn among the tenants; 3 jobs of its tenant come before it, of 1 group beside its own.", why.Detail)
 	})
 }
 
@@ -175,13 +175,19 @@ func TestWhyParked(t *testing.T) {
 		}{
 			0: {api.WhyRetry, `^Its last attempt did not succeed \(BUSY\): its next attempt is at 20`, 1},
 			1: {api.WhyCongestion, `^A partner asked for patience \(BUSY\): its next attempt is at 20`, 2},
-			2: {api.WhyRetry, `^Its last attempt did not succeed: it is due`, 0},
+			2: {api.WhyRetry, `^Its last attempt did not succeed: it is due and waits for a permit and for room among what is handed out\.$`, 0},
 		} {
 			j := job(w, "g", ordinal)
 			require.Equal(w.T, "non_ready", j.State)
 			require.Equal(w.T, c.reason, j.Waiting)
 			require.Regexp(w.T, c.detail, j.Why.Detail)
 			require.Equal(w.T, j.Until, j.Why.Until)
+			if c.hours == 0 {
+				require.Nil(w.T, j.Until, "not before a time in the past says nothing")
+				require.Nil(w.T, j.Why.EstimateSeconds, "no speed is known")
+				require.EqualValues(w.T, 0, *j.Why.Position)
+				continue
+			}
 			require.InDelta(w.T, c.hours*3600, *j.Why.EstimateSeconds, 60)
 		}
 		why := whyOf(w, "g")
@@ -262,6 +268,7 @@ func TestWhyRate(t *testing.T) {
 	require.EqualValues(t, 3600_000, j.Why.Limit.WindowMS)
 	require.NotNil(t, j.Why.Position)
 	require.Equal(t, api.WhyRate, whyOf(w, "g").Reason)
+	require.Equal(t, "global", j.Why.Limit.Scope, "who is alone has all of it")
 
 	// The marker has a reserved start.
 	marker := job(w, "g", permits)
@@ -274,7 +281,7 @@ func TestWhyRate(t *testing.T) {
 	other := job(w, "h", 0)
 	require.Equal(t, api.WhyRate, other.Waiting)
 	require.Equal(t, "global", other.Why.Limit.Scope)
-	require.Contains(t, other.Why.Detail, "All tenants together have used up the limit")
+	require.Contains(t, other.Why.Detail, "All tenants together have used up the limit of 2 a second: the next permit")
 }
 
 func TestWhyPaused(t *testing.T) {
@@ -294,7 +301,9 @@ func TestWhyPaused(t *testing.T) {
 		_, err := w.Store.Pause(ctx, "g")
 		require.NoError(w.T, err)
 		require.NoError(w.T, w.Store.PauseType(ctx, "T"))
-		require.Equal(w.T, []string{"group", "tenant", "type"}, job(w, "g", 2).Why.PausedBy)
+		all := job(w, "g", 2).Why
+		require.Equal(w.T, []string{"group", "tenant", "type"}, all.PausedBy)
+		require.Equal(w.T, "Paused: group g and tenant acme and type T. It goes on when all of them are resumed.", all.Detail)
 		require.Equal(w.T, []string{"group", "tenant", "type"}, whyOf(w, "g").PausedBy)
 		served(w)
 		require.Equal(w.T, api.WhyPaused, w.Job("g", 0).Waiting, "before the missing worker")
@@ -320,7 +329,7 @@ func TestWhyNothingIsWaitedFor(t *testing.T) {
 		says string
 	}{
 		{func() {}, "the last 2 are running"},
-		{func() { w.Done("1", held[0]) }, "the last 1 are running"},
+		{func() { w.Done("1", held[0]) }, "the last one is running"},
 		{func() { w.Fail("BOOM", held[1]) }, "All jobs that it was given have ended"},
 	} {
 		c.then()

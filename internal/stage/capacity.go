@@ -107,7 +107,7 @@ const leftFor = 10 * time.Second
 
 // readyFor is how much work lies ready for the workers. A slot that becomes free finds the next job there, and the fetcher is woken when
 // a quarter is gone; anything more only makes those wait who come next, past the reach of fairness and of the rate limit.
-const readyFor = 6 * time.Millisecond
+const readyFor = 5 * time.Millisecond
 
 // Room is how many jobs of a type may lie in one partition's ready stream.
 type Room struct {
@@ -117,7 +117,7 @@ type Room struct {
 }
 
 // Room is what the workers drain in 100 ms, their number at least, and at most most. Of jobs that take their time it is less: what keeps the workers
-// busy for 6 ms. Without a worker it is least, so that the work shows.
+// busy for 5 ms. Without a worker it is least, so that the work shows.
 func (c *Capacity) Room(typ string, least, most int) Room {
 	c.mu.Lock()
 	slots, rate, run, lost := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ]

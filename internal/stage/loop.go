@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -31,7 +33,7 @@ type Step func(ctx context.Context) (idle time.Duration, err error)
 func (l Loop) Run(ctx context.Context, step Step) error {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
-	w := &waker{conn: l.Conn, key: l.Wake, token: make(chan struct{}, 1)}
+	w := newWaker(l.Conn, l.Wake)
 	defer w.asked.Wait()
 	for ctx.Err() == nil {
 		idle, err := step(ctx)
@@ -69,28 +71,48 @@ type waker struct {
 	conn    *redisx.Conn
 	key     string
 	token   chan struct{}
+	over    chan struct{} // a read has ended without one
 	reading atomic.Bool
 	asked   sync.WaitGroup
 }
 
+func newWaker(conn *redisx.Conn, key string) *waker {
+	return &waker{conn: conn, key: key, token: make(chan struct{}, 1), over: make(chan struct{}, 1)}
+}
+
 func (w *waker) wait(ctx context.Context, d time.Duration) {
-	if w.key != "" && w.reading.CompareAndSwap(false, true) {
-		w.asked.Go(func() {
-			defer w.reading.Store(false)
-			if w.conn.Block.BLPop(context.WithoutCancel(ctx), redisx.MaxBlock, w.key).Err() == nil {
-				select {
-				case w.token <- struct{}{}:
-				default:
-				}
-			}
-		})
-	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+	for {
+		if w.key != "" && w.reading.CompareAndSwap(false, true) {
+			w.asked.Go(func() { w.read(context.WithoutCancel(ctx)) })
+		}
+		select {
+		case <-w.over: // and again
+		case <-w.token:
+			return
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// read reads once. When Redis does not answer, nothing is told: the time goes on alone.
+func (w *waker) read(ctx context.Context) {
+	err := w.conn.Block.BLPop(ctx, redisx.MaxBlock, w.key).Err()
+	w.reading.Store(false)
+	tell := w.over
+	switch {
+	case err == nil:
+		tell = w.token
+	case !errors.Is(err, redis.Nil):
+		return
+	}
 	select {
-	case <-w.token:
-	case <-timer.C:
-	case <-ctx.Done():
+	case tell <- struct{}{}:
+	default:
 	}
 }
 

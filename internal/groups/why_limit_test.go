@@ -1,0 +1,76 @@
+package groups_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// hourly gives the world a limit of 3600 permits an hour, and returns what spends all that may be spent on type T.
+func hourly(w *stagetest.World, share string, partitions int) func() {
+	w.T.Helper()
+	rate := lua.Rate{RPS: 1, Window: time.Hour, Limiter: lua.LimiterFixed, Share: share}
+	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
+	return func() {
+		w.T.Helper()
+		for moved := 1; moved > 0; {
+			r, err := lua.Admit(w.T.Context(), w.Conn.Cmd, w.P, lua.AdmitArgs{
+				Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(w.P.Index(), partitions), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+			require.NoError(w.T, err)
+			moved = int(r.Moved)
+		}
+	}
+}
+
+func TestWhyShare(t *testing.T) {
+	t.Parallel()
+	for _, share := range []string{lua.ShareStatic, lua.ShareElastic} {
+		w := stagetest.Shared(t)
+		spend := hourly(w, share, 1)
+		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "U", Jobs: stagetest.Numbered(3600)}) // it keeps its share
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3700)})
+		require.Equal(t, api.WhyFairness, job(w, "g", 3699).Waiting, "it has all of its share left")
+		spend()
+		require.EqualValues(t, 1800, w.Counts("g").Ready)
+		j := job(w, "g", 3699)
+		require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
+		require.Equal(t, "share", j.Why.Limit.Scope)
+		require.EqualValues(t, 1800, j.Why.Limit.PerWindow)
+		require.True(t, j.Until.After(time.Now()))
+		require.Contains(t, j.Why.Detail, "Its tenant acme has used up its share of 0.5 a second among 2 active tenants: the next permit comes at 2")
+		require.Equal(t, api.WhyFairness, job(w, "h", 0).Waiting)
+
+		rps := 0.25
+		require.NoError(t, lua.SetTenant(t.Context(), w.Conn.Cmd, w.P, "acme", lua.TenantSettings{RPS: &rps}))
+		j = job(w, "g", 3699)
+		require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
+		require.Equal(t, "tenant", j.Why.Limit.Scope)
+		require.Contains(t, j.Why.Detail, "Its tenant acme has used up its own limit of 0.25 a second: the next")
+	}
+}
+
+// Of the limit of all a partition has a part: that is not the whole.
+func TestWhyPartOfTheLimit(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 2)
+	spend := hourly(w, lua.ShareElastic, 2)
+	w.P = w.Space.OfTenant("acme")
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1900)})
+	spend()
+	require.EqualValues(t, 1800, w.Counts("g").Ready)
+	j := job(w, "g", 1899)
+	require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
+	require.Equal(t, "global", j.Why.Limit.Scope)
+	require.EqualValues(t, 1800, j.Why.Limit.PerWindow)
+	require.InDelta(t, 1, j.Why.Limit.RPS, 0.001, "of all partitions")
+	require.Contains(t, j.Why.Detail, "The limit is 1 a second for all tenants; its partition has 1800 of a window's 3600, all used: the next permit comes at 2")
+}

@@ -1,0 +1,35 @@
+package stage
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// A token ends a wait whenever it comes, also after reads that ended without one; and one that came for an earlier wait ends the next.
+func TestTokenEndsTheWait(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	w := newWaker(conn, prefix+"wake")
+	push := func() { require.NoError(t, conn.Cmd.LPush(t.Context(), w.key, "1").Err()) }
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.wait(t.Context(), time.Hour)
+		w.wait(t.Context(), time.Millisecond)
+		w.wait(t.Context(), time.Hour)
+	}()
+	require.NoError(t, redisx.Sleep(t.Context(), redisx.MaxBlock+redisx.MaxBlock/4)) // the first read has ended
+	push()
+	require.NoError(t, redisx.Sleep(t.Context(), 50*time.Millisecond))
+	push()
+	<-ended
+	w.asked.Wait()
+}
