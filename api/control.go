@@ -27,7 +27,7 @@ type Why struct {
 
 // WhyLimit is the rate limit that a job waits for.
 type WhyLimit struct {
-	Scope        string     `json:"scope"` // tenant or global
+	Scope        string     `json:"scope"` // tenant (its own), share or global
 	RPS          float64    `json:"rps"`   // permits a second
 	WindowMS     int64      `json:"window_ms"`
 	PerWindow    int64      `json:"per_window"`

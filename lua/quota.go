@@ -13,7 +13,7 @@ var quota = script("quota", "limits")
 // Part is one partition's part of the limit.
 type Part struct {
 	Fenced  bool  // another process divides the limit by now
-	InForce int64 // permits a window that it may spend now
+	InForce int64 // permits a window that it may spend now, or has spent within the last (sliding)
 	Freed   int64 // of what it has just lost, others may have so much at once
 	FromUS  int64 // Redis time (µs) from which they may have all of it; 0: nothing is on its way
 	Demand  int64 // permits that its jobs could use

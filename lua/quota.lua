@@ -3,7 +3,7 @@
 -- ARGV  fencing number, limiter, window ms, permits a window of all partitions, this partition's first part, tag of the division, its part from now on (-1 = only look),
 --       µs before which an increase must not hold as a whole, and how much of it may hold at once
 -- Reply {'OK', part in force, permits that others may have at once, µs from when on they may have all that was lost (0 = nothing is on its way), permits that its jobs could use, active tenants} | {'FENCED'}
--- A loss holds at once. What was spent in this window (fixed), or within the last (sliding), counts until the window is over: the rest of the loss can be given away now. With the
+-- A loss holds at once. What was spent in this window (fixed) counts until it is over, and what was spent within the last (sliding) counts as part in force, less and less: the rest can be given away. With the
 -- token limiter the permits in the bucket stay as many as they are, as far as they fit. Twice: the second call changes nothing. Goes through when memory is full.
 local fence, total, part, tag, to, not_before, at_once = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
@@ -30,7 +30,7 @@ if to >= 0 and to ~= (q2 or q) then
     local used = 0
     if q > 0 then used = q - left[LIMITER](key, h[6], h[7], q) end
     q, q2, freed = to, nil, math.max(0, old - math.max(to, used))
-    if used > to then q2, from = to, LIMITER == 'fixed' and US - US % width + width or US + width end
+    if used > to and LIMITER == 'fixed' then q2, from = to, US - US % width + width end
   elseif US >= not_before then
     q, q2 = to, nil
   else
@@ -40,6 +40,12 @@ if to >= 0 and to ~= (q2 or q) then
   if q2 then call('HSET', key, 'q2', q2, 'qf', string.format('%.0f', from)) else call('HDEL', key, 'q2', 'qf') end
 end
 if not q2 then from = 0 end
+-- What was spent within the last window counts as its part, however small that is by now.
+local holds = q
+if LIMITER == 'sliding' then
+  local s = call('HMGET', key, F[1], F[2])
+  holds = math.max(q, 0 - left.sliding(key, s[1], s[2], 0))
+end
 
 -- What could use permits: jobs that wait or are due.
 local demand = 0
@@ -51,4 +57,4 @@ for _, tenant in ipairs(call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LI
   demand = demand + call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now)
 end
 if call('SCARD', B .. 'active') == 0 and call('ZCOUNT', B .. 'non-ready', '-inf', now) == 0 then demand = 0 end
-return { 'OK', q, freed, from, demand, call('SCARD', B .. 'active') }
+return { 'OK', holds, freed, from, demand, call('SCARD', B .. 'active') }

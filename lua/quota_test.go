@@ -156,8 +156,12 @@ func moveAtRandom(parts []*world, of func(int) lua.Limit, fence int64, from, to 
 		return true
 	}
 	terms := lua.Gain{NotBeforeUS: taken.FromUS, AtOnce: random.Int64N(free + taken.Freed + 1)}
+	all := have[to] + have[from] - less + free
+	if of(0).Limiter == lua.LimiterSliding { // the rest is to be had when it has fallen out of the span
+		all = have[to] + terms.AtOnce
+	}
 	for range 1 + random.IntN(2) {
-		parts[to].gain(fence, of(to), have[to]+have[from]-less+free, terms)
+		parts[to].gain(fence, of(to), all, terms)
 	}
 	return true
 }

@@ -20,7 +20,6 @@ type divider struct {
 	id    string
 
 	peaks []peak // of each partition's demand
-	moved time.Time
 }
 
 // How long a divider that is silent keeps its office, and how long it rests while there is no demand.
@@ -80,23 +79,19 @@ type peak struct {
 	at     time.Time
 }
 
-// move takes, then gives. What a partition has spent within a window can't be given away before it is over, and with the sliding limiter a window is always
-// behind, so a move costs permits: it is made for more, and not so often.
+// move takes, then gives. What a partition has spent in a window can't be given away before it is over (fixed), or only as it falls out of the span (sliding):
+// then others get more with each look.
 func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want []int64) error {
-	all, least, early := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50), false
-	if d.rate.Limiter == lua.LimiterSliding {
-		least, early = max(1, all/10), time.Since(d.moved) < 5*d.rate.Window
-	}
+	all, least := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50)
 	worth, gains, spare := false, int64(0), all
 	for i, p := range parts {
-		worth = worth || !early && want[i]-p.InForce >= least || p.InForce*4 < want[i] && want[i] >= least || p.InForce == 0 && want[i] > 0
+		worth = worth || want[i]-p.InForce >= least || p.InForce == 0 && want[i] > 0
 		gains += max(0, want[i]-p.InForce)
 		spare -= p.InForce
 	}
 	if !worth {
 		return nil
 	}
-	d.moved = time.Now()
 	notBefore := int64(0)
 	for i, p := range parts {
 		if want[i] >= p.InForce {
@@ -115,8 +110,12 @@ func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want 
 		if gain <= 0 {
 			continue
 		}
-		terms := lua.Gain{NotBeforeUS: notBefore, AtOnce: min(gain, spare*gain/gains)}
-		if r, err := d.set(ctx, fence, i, want[i], terms); err != nil || r.Fenced {
+		now := min(gain, spare*gain/gains)
+		to, terms := want[i], lua.Gain{NotBeforeUS: notBefore, AtOnce: now}
+		if d.rate.Limiter == lua.LimiterSliding {
+			to = p.InForce + now
+		}
+		if r, err := d.set(ctx, fence, i, to, terms); err != nil || r.Fenced {
 			return err
 		}
 	}
