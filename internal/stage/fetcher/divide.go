@@ -60,14 +60,14 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 	return d.interval(), nil
 }
 
-// smooth lets the most that a partition has wanted within a window count: one that has just admitted all that it had is not without demand.
+// smooth lets the most that a partition has wanted within a window, or a second, count: one that has just admitted all that it had is not without demand.
 func (d *divider) smooth(parts []lua.Part) {
 	if d.peaks == nil {
 		d.peaks = make([]peak, len(parts))
 	}
 	now := time.Now()
 	for i := range parts {
-		if k := &d.peaks[i]; parts[i].Demand >= k.demand || now.Sub(k.at) > d.rate.Window {
+		if k := &d.peaks[i]; parts[i].Demand >= k.demand || now.Sub(k.at) > min(d.rate.Window, time.Second) {
 			*k = peak{parts[i].Demand, now}
 		}
 		parts[i].Demand = d.peaks[i].demand
