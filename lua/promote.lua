@@ -11,7 +11,6 @@ LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- At most so many jobs are looked at for one that may go; the next look at the tenant goes on behind them (field look): a type whose
 -- ready stream is full hides no other type of the same tenant.
 local LOOK = 1000
-local LANES = { 'high', 'normal', 'low' }
 US = now_us()
 local now = floor(US / 1000)
 local limited = total > 0

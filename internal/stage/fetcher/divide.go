@@ -42,7 +42,7 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 	parts := make([]lua.Part, d.space.Partitions())
 	settled, idle := true, true
 	for i := range parts {
-		if parts[i], err = d.set(ctx, fence, i, -1, lua.Gain{}); err != nil || parts[i].Fenced {
+		if parts[i], err = lua.LookAtPart(ctx, d.conn.Cmd, d.space.Partition(i), fence, d.rate.Of(i, len(parts))); err != nil || parts[i].Fenced {
 			return divideRest, err
 		}
 		settled = settled && parts[i].FromUS == 0
