@@ -24,12 +24,7 @@ local moved, parked, allowed, denied = 0, 0, {}, {}
 
 if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
 local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at')
-local entries = call('XLEN', stream)
-local undelivered = entries
-if entries > 0 then
-  local p = redis.pcall('XPENDING', stream, 'workers')
-  if not p.err then undelivered = math.max(0, entries - p[1]) end
-end
+local entries, undelivered = lying(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
 local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000
@@ -111,11 +106,7 @@ local function look(tenant)
   if not limited and not t.rps then return t end
   see('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
   see('HLEN', B .. 'congestion:' .. tenant)
-  local permits = t.rps and own_limit(t.rps)
-  if limited then
-    if not permits then permits = (by_group and elastic) and g.permits or share(g, h[4]) end
-    permits = math.min(permits, math.max(1, g.permits))
-  end
+  local permits = permits_of(g, limited, t.rps, h[4], by_group and elastic)
   t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
   t.can = limited and math.min(t.left, g.left) or t.left
   if any_due and t.can > 0 then
@@ -277,6 +268,11 @@ local function by_turn()
   local back, back_start, asked = {}, {}, {}
   -- A tenant with long jobs for which no worker may be taken now is passed over, and owed: whoever is further ahead than two of its jobs waits for it.
   local passed, owed = { high = 0, normal = 0, low = 0 }, nil
+  local function await_owed()
+    if moved > 0 then return end
+    full_at, state = slots - kept - 1, 'FULL'
+    tell_full(full_at)
+  end
   local looks = 0
   while moved < room do
     looks = looks + 1
@@ -294,11 +290,9 @@ local function by_turn()
     end
     local lane = next_lane(have)
     if not lane then
-      if owed and moved == 0 then
-        full_at, state = slots - kept - 1, 'FULL'
-        tell_full(full_at)
-      end
-      return not owed
+      if not owed then return true end
+      await_owed()
+      return false
     end
     local first = call('ZRANGE', fair .. ':' .. lane, passed[lane], passed[lane], 'WITHSCORES')
     local t, start, from = nil, tonumber(first[2]), 'fair'
@@ -319,10 +313,7 @@ local function by_turn()
       leave_lane(typ, lane, t.name, start)
       gone_from(lane, from)
     elseif owed and lane == owed.lane and start > owed.start + 2 * owed.cost then
-      if moved == 0 then
-        full_at, state = slots - kept - 1, 'FULL'
-        tell_full(full_at)
-      end
+      await_owed()
       return false
     elseif room_for(t) <= 0 then
       if from == 'over' then

@@ -24,11 +24,16 @@ func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group st
 	if err != nil {
 		return err
 	}
+	return r.refused(group, "cancelled")
+}
+
+// refused says why a group can't be what was asked for; nil when it is.
+func (r reply) refused(group, what string) error {
 	switch r.str(0) {
 	case "NOGROUP":
 		return fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	case "ENDED":
-		return fmt.Errorf("group %s is %s and can't be cancelled any more: %w", group, r.str(1), api.ErrConflict)
+		return fmt.Errorf("group %s is %s and can't be %s any more: %w", group, r.str(1), what, api.ErrConflict)
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -43,13 +42,7 @@ func setPaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what 
 	if err != nil {
 		return err
 	}
-	switch r.str(0) {
-	case "NOGROUP":
-		return fmt.Errorf("group %s: %w", id, api.ErrNotFound)
-	case "ENDED":
-		return fmt.Errorf("group %s is %s and can't be paused or resumed any more: %w", id, r.str(1), api.ErrConflict)
-	}
-	return nil
+	return r.refused(id, "paused or resumed")
 }
 
 // TenantSettings are what an operator has set for a tenant; nil means the default.

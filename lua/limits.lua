@@ -123,6 +123,13 @@ end
 -- own_limit is what a tenant that has a limit of its own gets in a window.
 local function own_limit(rps) return math.max(1, floor(tonumber(rps) * WIDTH / 1000)) end
 
+-- permits_of is what a tenant may spend in a window: its own limit, or its share, or the whole where nobody has a share; never more than all have.
+local function permits_of(g, limited, rps, weight, whole)
+  if not limited then return own_limit(rps) end
+  local permits = rps and own_limit(rps) or whole and g.permits or share(g, weight)
+  return math.min(permits, math.max(1, g.permits))
+end
+
 -- overdue is how many of a tenant's parked jobs have been due for a moment and got no permit: who is due just now is served in time as a rule, and a permit that
 -- is kept for it meanwhile would be wasted where permits come one by one.
 local GRACE_MS = 20

@@ -87,6 +87,15 @@ local function wake(role)
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
 end
 
+-- lying is how many entries a ready stream holds, and how many of them nobody has read.
+local function lying(stream)
+  local n = call('XLEN', stream)
+  if n == 0 then return 0, 0 end
+  local p = redis.pcall('XPENDING', stream, 'workers')
+  if p.err then return n, n end -- nobody has read at all
+  return n, math.max(0, n - p[1])
+end
+
 -- refill wakes the fetcher once a ready stream that it found full has room again: load.full holds what may be undelivered then, what
 -- may lie there in all, and since when it is full.
 local function refill(typ)
@@ -94,10 +103,8 @@ local function refill(typ)
   local full = call('HGET', load_key, 'full')
   if not full then return end
   local undelivered, entries = string.match(full, '^(%d+) (%d+)')
-  local n = call('XLEN', stream)
-  if n > tonumber(entries or n) then return end
-  local p = redis.pcall('XPENDING', stream, 'workers')
-  if not p.err and n - p[1] > tonumber(undelivered or n) then return end
+  local n, unread = lying(stream)
+  if n > tonumber(entries or n) or unread > tonumber(undelivered or n) then return end
   call('HDEL', load_key, 'full')
   wake('fetcher')
 end

@@ -76,12 +76,8 @@ local g
 if #due > 0 then
   for i = 10, #ARGV, 2 do
     local typ = ARGV[i]
-    local stream, load = B .. 'ready:' .. typ, call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
-    local undelivered = call('XLEN', stream)
-    if undelivered > 0 then
-      local p = redis.pcall('XPENDING', stream, 'workers')
-      if not p.err then undelivered = math.max(0, undelivered - p[1]) end
-    end
+    local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
+    local _, undelivered = lying(B .. 'ready:' .. typ)
     local free = tonumber(ARGV[i + 1]) - undelivered
     -- While others wait for their turn, the stream is shared with them.
     if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end
@@ -103,12 +99,7 @@ local function look(tenant)
   local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'active', 'look')
   local t = { key = key, paused = h[5], offset = tonumber(h[7] or 0), can = most }
   if not limited and not h[3] then return t end
-  local permits = h[3] and own_limit(h[3])
-  if limited then
-    if not permits then permits = share(g, h[4]) end
-    permits = math.min(permits, math.max(1, g.permits))
-  end
-  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
+  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits_of(g, limited, h[3], h[4], false))
   t.can = t.left
   if limited then
     t.can = math.min(t.can, g.left)

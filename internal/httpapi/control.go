@@ -45,16 +45,19 @@ func (s *server) pausing(root, name string, paused bool, do func(context.Context
 	}
 }
 
-func (s *server) why(w http.ResponseWriter, r *http.Request) error {
+func (s *server) why(w http.ResponseWriter, r *http.Request) error { return show(w, r, s.backend.Why) }
+
+// show answers with what belongs to the id in the path.
+func show[T any](w http.ResponseWriter, r *http.Request, get func(context.Context, string) (T, error)) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
-	why, err := s.backend.Why(r.Context(), id)
+	v, err := get(r.Context(), id)
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, "application/json", why)
+	writeJSON(w, http.StatusOK, "application/json", v)
 	return nil
 }
 
@@ -73,16 +76,7 @@ func (s *server) tenants(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) tenant(w http.ResponseWriter, r *http.Request) error {
-	id, err := pathID(r)
-	if err != nil {
-		return err
-	}
-	t, err := s.backend.Tenant(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, "application/json", t)
-	return nil
+	return show(w, r, s.backend.Tenant)
 }
 
 func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {

@@ -129,16 +129,10 @@ func (s *server) command(do func(context.Context, string) (api.Accepted, error))
 }
 
 func (s *server) group(w http.ResponseWriter, r *http.Request) error {
-	id, err := pathID(r)
-	if err != nil {
-		return err
-	}
-	g, err := s.backend.Group(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, "application/json", wholeGroup(g))
-	return nil
+	return show(w, r, func(ctx context.Context, id string) (api.Group, error) {
+		g, err := s.backend.Group(ctx, id)
+		return wholeGroup(g), err
+	})
 }
 
 func (s *server) list(w http.ResponseWriter, r *http.Request) error {
