@@ -123,8 +123,8 @@ func (c *calls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "evalsha" {
-			args := cmd.Args() // evalsha, hash, number of keys, key, arguments
-			c.args[args[1].(string)] = append(c.args[args[1].(string)], len(args)-4)
+			args := cmd.Args() // evalsha, hash, number of keys, keys, arguments
+			c.args[args[1].(string)] = append(c.args[args[1].(string)], len(args)-3-args[2].(int))
 		}
 		return next(ctx, cmd)
 	}
@@ -188,6 +188,7 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	outside := map[string]string{
 		"owner:*": "it lies in another partition, the one of the group's id",
 		"divide":  "lead is told whether it is this one or watch",
+		"waited":  "it is written for WAIT alone",
 	}
 	stems := map[string]string{"over:*": "admit puts the lane behind it"}
 

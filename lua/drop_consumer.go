@@ -13,7 +13,7 @@ var dropConsumer = redisx.NewScript("drop_consumer", source("drop_consumer"))
 
 // DropConsumer forgets a consumer that holds nothing and was idle for so long; it tells whether it did.
 func DropConsumer(ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration) (bool, error) {
-	r, err := dropConsumer.Run(ctx, c, stream, []any{group, consumer, idle.Milliseconds()})
+	r, err := dropConsumer.Run(ctx, c, []string{stream}, []any{group, consumer, idle.Milliseconds()})
 	if err != nil {
 		return false, err
 	}

@@ -32,7 +32,7 @@ func source(name string) string {
 	if err != nil {
 		panic(fmt.Sprintf("lua: %v", err)) // the file is embedded: a missing one is a mistake in this package
 	}
-	return string(b)
+	return guarded(name, string(b))
 }
 
 // Letters of a job's state.
@@ -58,7 +58,7 @@ type Denial struct{ Tenant, Reason string }
 
 // run executes a script on a partition and returns its reply, which is always an array.
 func run(ctx context.Context, c redis.Cmdable, s *redisx.Script, p keyspace.Partition, args ...any) (reply, error) {
-	r, err := s.Run(ctx, c, p.Base(), args)
+	r, err := s.Run(ctx, c, p.Keys(), args)
 	if err != nil {
 		return nil, fmt.Errorf("partition %d: %w", p.Index(), err)
 	}

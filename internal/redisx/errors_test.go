@@ -122,7 +122,7 @@ func TestErrorCodesOfServers(t *testing.T) {
 		}).Err()))
 
 		script := func(src string) error {
-			_, err := NewScript("test", src).Run(ctx, c.Cmd, "string", nil)
+			_, err := NewScript("test", src).Run(ctx, c.Cmd, []string{"string"}, nil)
 			return err
 		}
 		require.True(t, IsWrongType(script(`return redis.call('XLEN', KEYS[1])`)))

@@ -56,7 +56,7 @@ func (s *subscription) renew(ctx context.Context, ids []string, idle time.Durati
 		for _, id := range batch {
 			args = append(args, id)
 		}
-		reply, err := renewScript.Run(ctx, s.conn.Cmd, s.stream, args)
+		reply, err := renewScript.Run(ctx, s.conn.Cmd, []string{s.stream}, args)
 		if IsNoGroup(err) {
 			return nil, nil // reading recreates it
 		}
@@ -75,7 +75,7 @@ func (s *subscription) renew(ctx context.Context, ids []string, idle time.Durati
 
 // forgetDead removes the group's consumers that went without a trace.
 func (s *subscription) forgetDead(ctx context.Context) error {
-	reply, err := forgetScript.Run(ctx, s.conn.Cmd, s.stream, []any{s.cfg.Group, deadAfter.Milliseconds()})
+	reply, err := forgetScript.Run(ctx, s.conn.Cmd, []string{s.stream}, []any{s.cfg.Group, deadAfter.Milliseconds()})
 	if err != nil && !IsNoGroup(err) {
 		return fmt.Errorf("forget dead consumers of stream %s: %w", s.stream, err)
 	}

@@ -245,7 +245,7 @@ func TestForgetDeadConsumers(t *testing.T) {
 		require.NoError(t, sub.forgetDead(ctx))
 		require.Equal(t, []string{"holder", "idler"}, consumers(), "not idle for long")
 		require.Eventually(t, func() bool {
-			n, err := forgetScript.Run(ctx, c.Cmd, "s", []any{group, 0})
+			n, err := forgetScript.Run(ctx, c.Cmd, []string{"s"}, []any{group, 0})
 			return err == nil && n == int64(1)
 		}, patience, glance)
 		require.Equal(t, []string{"holder"}, consumers())

@@ -31,26 +31,25 @@ func (s *Script) Name() string { return s.name }
 // Source is the script's text.
 func (s *Script) Source() string { return s.src }
 
-// Run executes the script with key, which routes it to its slot, and args. Redis forgets scripts on
+// Run executes the script with keys, which route it to their slot, and args. Redis forgets scripts on
 // restart and failover: an unknown one is sent again in full. Nothing else is retried here, because
 // only the caller knows what a lost reply means. A traced ctx gets a span.
-func (s *Script) Run(ctx context.Context, c redis.Cmdable, key string, args []any) (any, error) {
+func (s *Script) Run(ctx context.Context, c redis.Cmdable, keys []string, args []any) (any, error) {
 	parent := trace.SpanFromContext(ctx)
 	if parent.IsRecording() {
 		var span trace.Span
 		ctx, span = parent.TracerProvider().Tracer("redisx").Start(ctx, "redis "+s.name, trace.WithSpanKind(trace.SpanKindClient))
 		defer span.End()
-		reply, err := s.run(ctx, c, key, args)
+		reply, err := s.run(ctx, c, keys, args)
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
 		}
 		return reply, err
 	}
-	return s.run(ctx, c, key, args)
+	return s.run(ctx, c, keys, args)
 }
 
-func (s *Script) run(ctx context.Context, c redis.Cmdable, key string, args []any) (any, error) {
-	keys := []string{key}
+func (s *Script) run(ctx context.Context, c redis.Cmdable, keys []string, args []any) (any, error) {
 	reply, err := c.EvalSha(ctx, s.sha, keys, args...).Result()
 	if err != nil && IsNoScript(err) {
 		reply, err = c.Eval(ctx, s.src, keys, args...).Result()

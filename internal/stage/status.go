@@ -51,7 +51,7 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	if err != nil {
 		return fmt.Errorf("encode status: %w", err)
 	}
-	if _, err := show.Run(ctx, conn.Cmd, key, []any{id, b}); err != nil {
+	if _, err := show.Run(ctx, conn.Cmd, []string{key}, []any{id, b}); err != nil {
 		return fmt.Errorf("publish status: %w", err)
 	}
 	return nil
@@ -83,7 +83,7 @@ func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api
 }
 
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
-	reply, err := look.Run(ctx, conn.Cmd, key, nil)
+	reply, err := look.Run(ctx, conn.Cmd, []string{key}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
 	}

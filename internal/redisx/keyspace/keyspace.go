@@ -98,6 +98,13 @@ func (p Partition) Index() int { return p.index }
 // it routes them to the partition's slot and they build the other keys from it.
 func (p Partition) Base() string { return p.base }
 
+// Keys are what a script of the partition declares: the base, and a key that never exists. While their slot is being moved
+// Redis Cluster refuses a command that names several keys of which one is missing, so no script runs on half of its data.
+func (p Partition) Keys() []string { return []string{p.base, p.base + "-"} }
+
+// Waited is written before the master is asked which of its writes the replicas have.
+func (p Partition) Waited() string { return p.base + "waited" }
+
 // Owner holds the tenant that a group belongs to; it lies in the partition of the group's id.
 func (p Partition) Owner(group string) string { return p.base + "owner:" + group }
 
