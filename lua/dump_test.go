@@ -102,7 +102,11 @@ func (w *world) content(key string) string {
 	case "string":
 		v, err = w.c.Get(ctx, key).Result()
 	case "hash":
-		v, err = w.c.HGetAll(ctx, key).Result() // fmt sorts a map's keys
+		var h map[string]string
+		h, err = w.c.HGetAll(ctx, key).Result()
+		delete(h, "stale") // they count what changed nothing
+		delete(h, "lost")
+		v = h // fmt sorts a map's keys
 	case "list":
 		v, err = w.c.LRange(ctx, key, 0, -1).Result()
 	case "set":

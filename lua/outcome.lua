@@ -5,11 +5,11 @@
 --       for each done by ascending ordinal:  entry, ordinal, attempt, result line, trace, flag (m: has an error on record or a payload of its own)
 --       for each other by ascending ordinal: entry, ordinal, attempt, kind, retries, throttles, losses, waits (f|r|c), queued blob, delay ms, code, message
 --       kinds: r retry, t throttled by the partner (delay is Retry-After; -delay is the least where it said none), f failed for good, h handed back without an outcome, u handed back unstarted
--- Reply {owned, stale}; a stale outcome changes nothing; its entry goes too, unless it may be the one that holds the job by now
+-- Reply {owned, stale}; a stale outcome changes nothing but load.stale, which counts those of groups that are not cancelled; its entry goes too, unless it may be the one that holds the job by now
 -- One entry of results per batch and group. Twice: the second call is stale as a whole. Goes through when memory is full. Cost: about 3 µs a job.
 local typ, base, cap, rps, keep, groups, arg = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), 7
 local stream = B .. 'ready:' .. typ
-local now, entries, owned, stale = now_ms(), {}, 0, 0
+local now, entries, owned, stale, refused = now_ms(), {}, 0, 0, 0
 local since = string.format('%.0f', now)
 see('XLEN', stream, B .. 'results')
 see('SCARD', B .. 'active')
@@ -184,8 +184,9 @@ for _ = 1, groups do
     end
     settle_tenant(tenant, took, ran, done + failed)
   end
-  owned = owned + done + failed + parked + readied
-  stale = stale + n_done + n_other - done - failed - parked - readied
+  local took_effect = done + failed + parked + readied
+  owned, stale = owned + took_effect, stale + n_done + n_other - took_effect
+  if live then refused = refused + n_done + n_other - took_effect end
 end
 if quickest then
   call('HSET', B .. 'load:' .. typ, 'est', string.format('%.3f', est))
@@ -194,6 +195,7 @@ if quickest then
     call('HSET', B .. 'load:' .. typ, 'quick', string.format('%.3f', quickest), 'quick_at', now)
   end
 end
+add(B .. 'load:' .. typ, 'stale', refused)
 if #entries > 0 then
   call('XACK', stream, 'workers', unpack(entries))
   call('XDEL', stream, unpack(entries))

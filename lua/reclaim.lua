@@ -2,7 +2,8 @@
 -- KEYS  base
 -- ARGV  type, lease ms, most entries, most losses of a job
 -- Reply {taken back, buried, {ids that were deleted under us}, stale}
--- Idle times are checked in here, in the same step that moves. Only a started job counts a loss. Twice: the entries are gone.
+-- Idle times are checked in here, in the same step that moves. Only a started job counts a loss: the first makes it a suspect, which workers
+-- start alone, so that all others are its own. What was deleted under us has the watcher look for the jobs (watch.suspicious). Twice: the entries are gone.
 -- Goes through when memory is full. Cost: some µs an entry.
 local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local stream = B .. 'ready:' .. typ
@@ -12,6 +13,7 @@ if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
 local now = now_ms()
 local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
 see('LLEN', B .. 'garbage')
+see('HLEN', B .. 'watch')
 see_attend()
 pass_oom()
 for _, p in ipairs(pending) do
@@ -40,7 +42,7 @@ for _, p in ipairs(pending) do
         see_bury(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
-          bury(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that started this job was lost; see max deliveries', now)
+          bury(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that ran this job was lost, ' .. cap .. ' of them while it ran alone: see BULKACTION_MAX_DELIVERIES', now)
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'F' .. m)
           add(key, field, -1, 'failed', 1)
           call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -1)
@@ -62,6 +64,10 @@ for _, p in ipairs(pending) do
       end
     end
   end
+end
+if #missing > 0 then
+  call('HINCRBY', B .. 'watch', 'suspicious', #missing)
+  wake('watcher')
 end
 call('XACK', stream, 'workers', unpack(entries))
 call('XDEL', stream, unpack(entries))

@@ -35,6 +35,7 @@ func TestReclaim(t *testing.T) {
 		w.unchanged(func() { require.Equal(w, lua.ReclaimReply{}, w.reclaim("T", 3)) })
 
 		require.Equal(w, lua.OutcomeReply{Stale: 1}, w.outcome("T", done(run[0])), "the lost worker comes late")
+		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Load("T"), "stale").Val(), "and is counted")
 		w.promoteAll("T", 2)
 		again := w.read("T", "d")
 		require.Len(w, again, 3)
@@ -116,6 +117,8 @@ func TestReclaimReportsDeletedEntries(t *testing.T) {
 		w.c.XDel(w.Context(), w.p.Ready("T"), run[0].entry)
 		r := w.reclaim("T", 3)
 		require.Equal(w, lua.ReclaimReply{Taken: 1, Missing: []string{run[0].entry}}, r)
+		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Watch(), "suspicious").Val(), "the watcher is to look for its job")
+		require.EqualValues(w, 1, w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
 		require.Equal(w, lua.ReclaimReply{}, w.reclaim("T", 3), "once")
 		w.ledger("g")
 	})

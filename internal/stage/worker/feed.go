@@ -37,6 +37,9 @@ type partition struct {
 
 // room is how many more jobs the process may hold.
 func (w *Worker) room() int {
+	if w.solo.busy() {
+		return 0
+	}
 	size, _ := w.slots.sizes()
 	target := size
 	if d := w.pace(); d > 0 {
@@ -104,6 +107,13 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 		p.handBack(tasks)
 		return
 	}
+	if tasks = p.setApart(tasks); len(tasks) == 0 {
+		return
+	}
+	if p.solo.busy() {
+		p.handBack(tasks)
+		return
+	}
 	started, err := p.start(ctx, typ, tasks)
 	if err != nil {
 		p.handBack(tasks)
@@ -122,6 +132,23 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 			return
 		}
 	}
+}
+
+// setApart queues suspects, whose leases are kept while they wait to run alone, and returns the others.
+func (p *partition) setApart(tasks []*task) []*task {
+	var suspects []*task
+	others := slices.DeleteFunc(tasks, func(t *task) bool {
+		if t.suspect() {
+			t.settled = make(chan struct{})
+			suspects = append(suspects, t)
+		}
+		return t.suspect()
+	})
+	if len(suspects) > 0 {
+		p.held.track(suspects)
+		p.solo.add(suspects)
+	}
+	return others
 }
 
 // start asks for the tasks until there is an answer. A lost answer makes the second one raise the attempt.

@@ -22,6 +22,7 @@ type slots struct {
 	wg     sync.WaitGroup // of the slots that were not given up
 
 	size, active atomic.Int64
+	alone        atomic.Pointer[task] // a suspect, which runs in no slot
 }
 
 type slot struct {
@@ -97,10 +98,11 @@ func (s *slots) serve(ctx context.Context, sl *slot) {
 		select {
 		case <-sl.quit:
 		case t := <-s.w.work:
+			passed := s.w.solo.pass(sl.quit)
 			if !t.taken.CompareAndSwap(false, true) {
 				continue // it waited too long, and was handed back
 			}
-			if t.stopped() != nil {
+			if !passed || t.stopped() != nil {
 				t.part.handBack([]*task{t})
 				continue
 			}
@@ -120,10 +122,14 @@ func (s *slots) current(n int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ids := []string{}
-	for _, sl := range s.all {
-		if t := sl.now.Load(); t != nil && len(ids) < n {
+	add := func(t *task) {
+		if t != nil && len(ids) < n {
 			ids = append(ids, t.Group+"."+strconv.FormatInt(t.Ordinal, 10))
 		}
+	}
+	add(s.alone.Load())
+	for _, sl := range s.all {
+		add(sl.now.Load())
 	}
 	return ids
 }
@@ -149,6 +155,9 @@ func (s *slots) age(now time.Time) time.Duration {
 
 // replace gives up a slot whose job does not end, and opens another in its place.
 func (s *slots) replace(t *task) {
+	if t.suspect() {
+		return // it has none
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.active.Add(-1)

@@ -19,11 +19,12 @@ type task struct {
 	terms   lua.GroupTerms
 	part    *partition
 	payload string
-	large   bool        // the payload lies in a key of its own
-	begun   bool        // Redis has it in flight
-	since   time.Time   // when it was
-	turn    int64       // its place in the line for a slot
-	taken   atomic.Bool // by a slot, or by who hands it back
+	large   bool          // the payload lies in a key of its own
+	begun   bool          // Redis has it in flight
+	since   time.Time     // when it was
+	turn    int64         // its place in the line for a slot
+	taken   atomic.Bool   // by a slot, or by who hands it back
+	settled chan struct{} // of a suspect: closed when it is held no more
 
 	// While it runs:
 	began  atomic.Pointer[time.Time] // nil before; with the monotonic clock, so that a stepping one gives up nothing
@@ -92,10 +93,20 @@ func (h *held) track(tasks []*task) {
 	}
 }
 
+// untrack keeps a task counted and out of sight.
+func (h *held) untrack(t *task) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.tasks, t)
+}
+
 func (h *held) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
 		delete(h.tasks, t)
+		if t.settled != nil {
+			close(t.settled)
+		}
 	}
 	h.mu.Unlock()
 	h.n.Add(-int64(len(tasks)))

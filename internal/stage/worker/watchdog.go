@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -70,16 +71,20 @@ func (w *Worker) pace() time.Duration {
 // handBackLate releases what was started in the belief that it would run soon, and has not.
 func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 	size, active := w.slots.sizes()
-	if active < size {
+	each := max(w.durable.value(), w.slots.age(now))
+	switch {
+	case w.solo.busy():
+		each = math.MaxInt64 // nobody knows when the suspect's turn is over
+	case active < size:
 		return // they are about to run
 	}
 	waiting := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
-		if !t.taken.Load() && !t.ended.Load() {
+		if !t.taken.Load() && !t.ended.Load() && !t.suspect() {
 			waiting = append(waiting, t)
 		}
 	}
-	for _, t := range late(waiting, size, max(w.durable.value(), w.slots.age(now)), now) {
+	for _, t := range late(waiting, size, each, now) {
 		if t.taken.CompareAndSwap(false, true) {
 			t.part.handBack([]*task{t})
 		}

@@ -54,6 +54,7 @@ type Worker struct {
 	work     chan *task
 	held     *held
 	slots    *slots
+	solo     *solo
 	durable  ewma
 	started  startRates
 	ran      *runTimes
@@ -89,7 +90,7 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 		return nil, errors.New("worker without a processor: give it at least one")
 	}
 	slices.Sort(w.types)
-	w.slots = newSlots(w, cfg.Count)
+	w.slots, w.solo = newSlots(w, cfg.Count), newSolo(w)
 	for _, p := range space.All() {
 		w.parts = append(w.parts, &partition{
 			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), ended: newQueue(),
@@ -114,6 +115,8 @@ func (w *Worker) Run(ctx context.Context) error {
 			_ = loop.Run(ctx, p.feed)
 		})
 	}
+	var lone sync.WaitGroup
+	lone.Go(func() { w.solo.run(ctx, after) })
 	upkeep.Go(func() {
 		_ = stage.Every(after, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renew)
 	})
@@ -133,6 +136,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	settling.Wait()
 	w.slots.wg.Wait()
 	finish()
+	lone.Wait()
 	upkeep.Wait()
 	stage.Withdraw(ctx, w.conn, w.space, w.id)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)

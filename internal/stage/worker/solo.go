@@ -1,0 +1,158 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+)
+
+// A suspect is a job that has lost a worker before: it may be the one that kills them. It is started and run alone in its
+// process, so that the next crash hits nobody else, and counts against it alone.
+func (t *task) suspect() bool { return t.Losses > 0 }
+
+// solo lets suspects run while the process holds nothing else: no job of a slot begins meanwhile, and what is read goes back.
+type solo struct {
+	w *Worker
+
+	mu      sync.Mutex
+	waiting []*task
+	closed  atomic.Bool   // no job of a slot may begin; set under the lock
+	changed chan struct{} // closed and replaced at each change
+}
+
+func newSolo(w *Worker) *solo { return &solo{w: w, changed: make(chan struct{})} }
+
+// add queues tasks, which are read and held but not started.
+func (s *solo) add(tasks []*task) {
+	s.mu.Lock()
+	s.waiting = append(s.waiting, tasks...)
+	s.change()
+	s.mu.Unlock()
+	s.w.held.signal() // what is held is not all to be waited for now
+}
+
+// busy says whether a suspect runs or is to run next: then the process takes in nothing.
+func (s *solo) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed.Load() || len(s.waiting) > 0
+}
+
+// change wakes who waits; the lock is held.
+func (s *solo) change() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// await waits until ok, under the lock, and says whether it came to that before quit.
+func (s *solo) await(quit <-chan struct{}, ok func() bool) bool {
+	for {
+		s.mu.Lock()
+		fine, changed := ok(), s.changed
+		s.mu.Unlock()
+		if fine {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-quit:
+			return false
+		}
+	}
+}
+
+// pass waits until jobs of slots may begin.
+func (s *solo) pass(quit <-chan struct{}) bool {
+	return !s.closed.Load() || s.await(quit, func() bool { return !s.closed.Load() })
+}
+
+// run serves suspects until ctx ends, then hands back those that have not begun. Their jobs run under after.
+func (s *solo) run(ctx, after context.Context) {
+	some := func() bool { s.closed.Store(len(s.waiting) > 0); return s.closed.Load() }
+	for ctx.Err() == nil && s.await(ctx.Done(), some) {
+		if s.empty(ctx) {
+			for t := s.next(); t != nil; t = s.next() {
+				s.runAlone(ctx, after, t)
+			}
+		}
+		s.open()
+	}
+	for t := s.next(); t != nil; t = s.next() {
+		t.part.handBack([]*task{t})
+	}
+}
+
+func (s *solo) open() {
+	s.mu.Lock()
+	s.closed.Store(false)
+	s.change()
+	s.mu.Unlock()
+	s.w.held.signal() // there may be room again
+}
+
+func (s *solo) next() *task {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) == 0 {
+		return nil
+	}
+	t := s.waiting[0]
+	s.waiting = s.waiting[1:]
+	return t
+}
+
+// empty hands back what has not begun, and waits until the outcomes of all that runs have been reported too.
+func (s *solo) empty(ctx context.Context) bool {
+	for _, t := range s.w.held.all() {
+		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
+			t.part.handBack([]*task{t})
+		}
+	}
+	for {
+		freed := s.w.held.freed()
+		s.mu.Lock()
+		others := int(s.w.held.n.Load()) - len(s.waiting)
+		s.mu.Unlock()
+		if others <= 0 {
+			return true
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// runAlone starts a suspect only now: one that is in flight has been alone. It returns when its outcome was reported.
+func (s *solo) runAlone(ctx, after context.Context, t *task) {
+	p := t.part
+	p.held.untrack(t) // who looks at what is held finds it again when it has started
+	if ctx.Err() != nil || t.stopped() != nil {
+		p.handBack([]*task{t})
+		return
+	}
+	started, err := p.start(ctx, t.Type, []*task{t})
+	if err != nil {
+		p.handBack([]*task{t})
+		return
+	}
+	if len(started) == 0 {
+		return // stale, and let go
+	}
+	p.held.track(started)
+	if p.loadPayloads(ctx, started) != nil {
+		p.handBack(started)
+		return
+	}
+	slots := s.w.slots
+	slots.alone.Store(t)
+	slots.active.Add(1)
+	go s.w.run(after, t)
+	select {
+	case <-t.settled:
+	case <-after.Done():
+	}
+	slots.active.Add(-1)
+	slots.alone.Store(nil)
+}

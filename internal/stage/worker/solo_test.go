@@ -1,0 +1,181 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// suspects makes a group whose n jobs have each lost a worker, and lie in the ready stream again.
+func suspects(w *stagetest.World, group, typ string, n int) {
+	w.T.Helper()
+	w.Jobs(group, typ, n)
+	w.Admit(typ)
+	w.Take(typ, "lost", n)
+	lose(w, typ, n)
+}
+
+// lose takes back what workers hold, as if they were gone, and hands it out again.
+func lose(w *stagetest.World, typ string, n int) {
+	w.T.Helper()
+	takeBack(w, typ, n)
+	promote(w, typ, n)
+}
+
+func takeBack(w *stagetest.World, typ string, n int) {
+	w.T.Helper()
+	r, err := lua.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)
+	require.NoError(w.T, err)
+	require.Equal(w.T, n, r.Taken)
+}
+
+func promote(w *stagetest.World, typ string, n int) {
+	w.T.Helper()
+	back, err := lua.Promote(w.T.Context(), w.Conn.Cmd, w.P, lua.PromoteArgs{Most: 200, Limit: lua.Limit{Window: time.Second}, Seed: "0badcafe", Caps: map[string]int{typ: 1 << 30}})
+	require.NoError(w.T, err)
+	require.Equal(w.T, n, back.Moved)
+}
+
+func TestSuspectsRunAlone(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	suspects(w, "suspects", "T", 3)
+	w.Jobs("others", "T", 40)
+	w.Admit("T")
+	var running, alone atomic.Int64
+	proc := processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+		with := running.Add(1)
+		defer running.Add(-1)
+		for range 20 { // others would come in meanwhile
+			if j.Group == "suspects" && with+running.Load() != 2 {
+				return nil, processor.Permanent("NOT_ALONE", fmt.Errorf("%d jobs run beside it", running.Load()-1))
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond):
+			}
+		}
+		if j.Group == "suspects" {
+			alone.Add(1)
+		}
+		return nil, nil
+	})
+	w.Feed(stagetest.Patience, "T")
+	w.Run(pool(w, config(), proc))
+	w.AwaitCounts("suspects", api.Counts{Accepted: 3, Done: 3})
+	w.AwaitCounts("others", api.Counts{Accepted: 40, Done: 40})
+	require.EqualValues(t, 3, alone.Load())
+}
+
+// What a worker that dies with a suspect has beside it was not started: it pays nothing, and is no suspect.
+func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	suspects(w, "suspects", "T", 2)
+	g := newGate("T")
+	wk := pool(w, config(), g)
+	stop := w.Run(wk)
+	first := stagetest.Receive(t, g.started, "the first suspect")
+	require.Equal(t, []string{"suspects." + fmt.Sprint(first.Ordinal)}, wk.Status().CurrentJobs)
+	w.Jobs("others", "T", 10)
+	w.Admit("T")
+	w.Await("the second suspect to be held", func() bool { return w.Pending(w.P.Ready("T"), keyspace.GroupWorkers) == 2 })
+	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Ready: 1}, w.Counts("suspects"))
+	require.Equal(t, api.Counts{Accepted: 10, Ready: 10}, w.Counts("others"))
+	require.Empty(t, g.started)
+
+	lose(w, "T", 2) // as if the process were dead
+	for range 2 {
+		j := w.Take("T", "next", 1)[0]
+		for j.Group != "suspects" {
+			w.Done("null", j)
+			require.Zero(t, j.Losses)
+			j = w.Take("T", "next", 1)[0]
+		}
+		want := 1
+		if j.Ordinal == first.Ordinal {
+			want = 2
+		}
+		require.Equal(t, want, j.Losses, "losses of job %d", j.Ordinal)
+		w.Done("null", j)
+	}
+	g.end <- nil // the lost worker comes late
+	stop()
+	require.EqualValues(t, 2, w.Counts("suspects").Done)
+}
+
+// A suspect waits until what runs has ended; meanwhile nothing else begins. A process that stops hands it back.
+func TestSuspectWaitsForTheOthers(t *testing.T) {
+	t.Parallel()
+	for name, stops := range map[string]bool{"until they end": false, "until the process stops": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			w.Jobs("suspects", "S", 1)
+			w.Admit("S")
+			w.Take("S", "lost", 1)
+			takeBack(w, "S", 1)
+			w.Jobs("long", "T", 2)
+			w.Admit("T")
+			long, suspect := newGate("T"), newGate("S")
+			stop, ended := running(w, pool(w, config(), long, suspect))
+			for range 2 {
+				stagetest.Receive(t, long.started, "a long job")
+			}
+			promote(w, "S", 1)
+			w.Await("the suspect to be held", func() bool { return w.Pending(w.P.Ready("S"), keyspace.GroupWorkers) == 1 })
+			w.Jobs("late", "T", 1)
+			w.Admit("T")
+			long.end <- nil
+			w.AwaitCounts("long", api.Counts{Accepted: 2, InFlight: 1, Done: 1})
+			require.Empty(t, suspect.started)
+			require.Equal(t, api.Counts{Accepted: 1, Ready: 1}, w.Counts("suspects"))
+			if stops {
+				stop()
+				long.end <- nil
+				require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
+				require.Equal(t, api.Counts{Accepted: 1, Ready: 1}, w.Counts("suspects"))
+				require.Equal(t, 1, w.Take("S", "next", 1)[0].Losses)
+				return
+			}
+			long.end <- nil
+			stagetest.Receive(t, suspect.started, "the suspect")
+			require.Empty(t, long.started)
+			suspect.end <- nil
+			stagetest.Receive(t, long.started, "the late job")
+			long.end <- nil
+			w.AwaitCounts("late", api.Counts{Accepted: 1, Done: 1})
+			w.AwaitCounts("suspects", api.Counts{Accepted: 1, Done: 1})
+			stop()
+			require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
+		})
+	}
+}
+
+// A suspect that ignores the end of its time is given up like any other.
+func TestSuspectThatNeverEnds(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	suspects(w, "suspects", "T", 1)
+	g := newGate("T")
+	cfg := config()
+	cfg.JobTimeout = 20 * time.Millisecond
+	stop := w.Run(pool(w, cfg, deaf{g}, answer("U", nil, nil)))
+	stagetest.Receive(t, g.started, "the suspect")
+	w.Await("it to be given up", func() bool { return w.Counts("suspects").NonReady == 1 })
+	w.Jobs("others", "U", 5)
+	w.Admit("U")
+	w.AwaitCounts("others", api.Counts{Accepted: 5, Done: 5})
+	g.end <- nil
+	stop()
+}
