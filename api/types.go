@@ -160,6 +160,9 @@ type TypeStats struct {
 	InFlight int64  `json:"in_flight"`
 	Workers  int    `json:"workers"` // live worker processes that serve the type
 	Paused   bool   `json:"paused"`
+
+	StaleOutcomes int64 `json:"stale_outcomes"` // reports of attempts that were not the job's any more; they changed nothing
+	LeasesLost    int64 `json:"leases_lost"`    // renewals that came too late
 }
 
 // WorkerStatus is one live worker process's pool.

@@ -209,7 +209,7 @@ func loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 	_, _ = conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, typ := range types {
 			cmds[i] = replies{
-				load: pipe.HMGet(ctx, p.Load(typ), "waiting", "non_ready"), length: pipe.XLen(ctx, p.Ready(typ)),
+				load: pipe.HMGet(ctx, p.Load(typ), "waiting", "non_ready", "stale", "lost"), length: pipe.XLen(ctx, p.Ready(typ)),
 				pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
 			}
 		}
@@ -229,7 +229,10 @@ func loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
 		}
 		ready := max(0, cmds[i].length.Val()-inFlight)
-		s := api.TypeStats{Type: typ, Waiting: number(load[0]), NonReady: number(load[1]), Ready: ready, InFlight: inFlight}
+		s := api.TypeStats{
+			Type: typ, Waiting: number(load[0]), NonReady: number(load[1]), Ready: ready, InFlight: inFlight,
+			StaleOutcomes: number(load[2]), LeasesLost: number(load[3]),
+		}
 		s.Backlog = s.Waiting + s.NonReady + s.Ready
 		out[i] = s
 	}

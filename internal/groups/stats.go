@@ -45,6 +45,8 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 			sum.NonReady += l.NonReady
 			sum.Ready += l.Ready
 			sum.InFlight += l.InFlight
+			sum.StaleOutcomes += l.StaleOutcomes
+			sum.LeasesLost += l.LeasesLost
 		}
 		if err := s.pausedTypes(ctx, p, byType); err != nil {
 			return st, err

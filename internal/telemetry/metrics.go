@@ -51,8 +51,8 @@ func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 // DispatcherMetrics are what the dispatcher measures: how jobs leave non-ready. Its promotions spend permits.
 type DispatcherMetrics struct {
 	*rateLimits
-	moved, skipped, totalMoved, totalSkipped counter
-	cycle                                    histogram
+	moved, skipped, totalMoved, totalSkipped, takenBack counter
+	cycle                                               histogram
 }
 
 // NewDispatcherMetrics creates the dispatcher's instruments.
@@ -64,6 +64,7 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 		skipped:      i.counter("dispatch_skip_total", "Promotions put off because the ready stream was full."),
 		totalMoved:   i.counter("dispatcher_total_moved", "Jobs promoted from non-ready to a ready stream."),
 		totalSkipped: i.counter("dispatcher_total_skipped", "Promotions put off because the ready stream was full."),
+		takenBack:    i.counter("dispatcher_total_taken_back", "Jobs taken back from workers that gave no sign of life for a lease."),
 		cycle: i.histogram("dispatch_cycle_duration_ms", "Time that one dispatch cycle took.",
 			0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
 	}
@@ -78,6 +79,9 @@ func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.cycle.record(took)
 }
 
+// TakenBack counts jobs of lost workers.
+func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
+
 // waits are the bounds of what may take from a moment to an hour, in ms.
 var waits = []float64{1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000}
 
@@ -85,6 +89,7 @@ var waits = []float64{1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 1000
 type WorkerMetrics struct {
 	pool                                             atomic.Pointer[func() (size, active int)]
 	succeeded, failed, timedOut, retried, deadLetter counter
+	stale, leasesLost                                counter
 	duration, startDelay                             histogram
 	fairness, rate, congestion                       histogram
 }
@@ -98,6 +103,8 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		timedOut:   i.counter("worker_job_timeout_total", "Attempts that failed by running out of time."),
 		retried:    i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
 		deadLetter: i.counter("worker_dead_letter_total", "Jobs that failed for good."),
+		stale:      i.counter("worker_stale_total", "Outcomes that changed nothing, since the attempt was not the job's any more."),
+		leasesLost: i.counter("worker_leases_lost_total", "Jobs whose lease was lost while they ran here."),
 		duration: i.histogram("worker_job_duration_ms", "Time that the processor ran, per attempt.",
 			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000),
 		startDelay: i.histogram("job_start_delay_ms", "Time from when a job was accepted to when it first started.", waits...),
@@ -150,6 +157,12 @@ func (m *WorkerMetrics) Failed(took time.Duration, timedOut bool) {
 
 // Retried counts n jobs that were sent to run again.
 func (m *WorkerMetrics) Retried(n int) { m.retried.add(n) }
+
+// Stale counts outcomes that changed nothing.
+func (m *WorkerMetrics) Stale(n int) { m.stale.add(n) }
+
+// LeasesLost counts jobs whose lease was lost while they ran.
+func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 
 // DeadLettered counts n jobs that failed for good.
 func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }

@@ -52,6 +52,7 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_dispatch_skip_total 0`,
 		`bulk_action_dispatcher_total_moved 0`,
 		`bulk_action_dispatcher_total_skipped 0`,
+		`bulk_action_dispatcher_total_taken_back 0`,
 		`bulk_action_fetcher_admitted_non_ready 0`,
 		`bulk_action_fetcher_admitted_ready 0`,
 		`bulk_action_fetcher_empty_polls 0`,
@@ -63,9 +64,11 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_worker_job_retry_total 0`,
 		`bulk_action_worker_job_success_total 0`,
 		`bulk_action_worker_job_timeout_total 0`,
+		`bulk_action_worker_leases_lost_total 0`,
 		`bulk_action_worker_pool_active 0`,
 		`bulk_action_worker_pool_idle 0`,
 		`bulk_action_worker_pool_size 0`,
+		`bulk_action_worker_stale_total 0`,
 	}, samples)
 	require.Contains(t, types, "go_goroutines")
 	require.Contains(t, types, "process_cpu_seconds_total")
@@ -96,6 +99,9 @@ func TestMetricNames(t *testing.T) {
 	worker.Failed(time.Second, false)
 	worker.Retried(1)
 	worker.DeadLettered(1)
+	worker.Stale(2)
+	worker.LeasesLost(3)
+	dispatcher.TakenBack(4)
 	NewWatcherMetrics(tel.Meter).SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0})
 
 	samples, types := scrape(t, tel)
@@ -111,6 +117,7 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_dispatch_skip_total 1`,
 		`bulk_action_dispatcher_total_moved 2`,
 		`bulk_action_dispatcher_total_skipped 1`,
+		`bulk_action_dispatcher_total_taken_back 4`,
 		`bulk_action_fetcher_admitted_non_ready 1`,
 		`bulk_action_fetcher_admitted_ready 3`,
 		`bulk_action_fetcher_empty_polls 1`,
@@ -135,9 +142,11 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_worker_job_retry_total 1`,
 		`bulk_action_worker_job_success_total 1`,
 		`bulk_action_worker_job_timeout_total 1`,
+		`bulk_action_worker_leases_lost_total 3`,
 		`bulk_action_worker_pool_active 4`,
 		`bulk_action_worker_pool_idle 6`,
 		`bulk_action_worker_pool_size 10`,
+		`bulk_action_worker_stale_total 2`,
 	}, samples)
 
 	want := map[string]string{}
@@ -146,6 +155,7 @@ func TestMetricNames(t *testing.T) {
 		"backpressure_admitted_total", "backpressure_rejected_total", "fetcher_total_fetched", "fetcher_empty_polls",
 		"fetcher_admitted_ready", "fetcher_admitted_non_ready", "dispatcher_total_moved", "dispatcher_total_skipped",
 		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_dead_letter_total",
+		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back",
 	} {
 		want[namePrefix+name] = "counter"
 	}

@@ -29,6 +29,7 @@ func (w *Worker) renew(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
+			w.metrics.LeasesLost(len(lost))
 			for _, i := range lost {
 				if !chunk[i].ended.Load() {
 					chunk[i].stop(errLost)

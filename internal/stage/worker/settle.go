@@ -68,6 +68,7 @@ func (p *partition) report(ctx context.Context, batch []*task) {
 		if err != nil {
 			p.tel.Log.Error("outcomes could not be reported, the jobs will run again", "type", key.typ, "jobs", len(tasks), "error", err)
 		} else if r.Stale > 0 {
+			p.metrics.Stale(int(r.Stale))
 			p.tel.Log.Info("stale outcomes changed nothing", "type", key.typ, "stale", r.Stale)
 		}
 	}
