@@ -2,8 +2,11 @@ package stage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -13,10 +16,12 @@ import (
 // with; the first process to come writes it. Another number would look for tenants in the wrong places.
 func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
 	want := strconv.Itoa(space.Partitions())
-	if err := conn.Cmd.SetNX(ctx, space.PartitionCount(), want, 0).Err(); err != nil {
-		return fmt.Errorf("check number of partitions: %w", err)
-	}
 	have, err := conn.Cmd.Get(ctx, space.PartitionCount()).Result()
+	if errors.Is(err, redis.Nil) { // asked first: reading works while memory is full, too
+		if err = conn.Cmd.SetNX(ctx, space.PartitionCount(), want, 0).Err(); err == nil {
+			have, err = conn.Cmd.Get(ctx, space.PartitionCount()).Result()
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("check number of partitions: %w", err)
 	}
