@@ -48,6 +48,7 @@ type Server struct {
 	binary  string
 	ownsDir bool
 	port    int
+	busPort int // where a cluster's nodes talk to one another
 	log     *os.File
 
 	turn   sync.Mutex // one start or stop at a time
@@ -93,7 +94,7 @@ func start(ctx context.Context, opts Options) (_ *Server, err error) {
 	}
 
 	for range portAttempts {
-		s.port = freePort()
+		s.port, s.busPort = freePort(), freePort()
 		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
 			break
 		}
@@ -152,7 +153,7 @@ func (s *Server) args() []string {
 		args = append(args, "--maxmemory", strconv.FormatInt(s.opts.MaxMemory, 10), "--maxmemory-policy", "noeviction")
 	}
 	if s.opts.Cluster {
-		args = append(args, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(freePort()))
+		args = append(args, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(s.busPort))
 	}
 	return append(args, s.opts.Args...)
 }

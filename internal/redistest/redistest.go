@@ -20,6 +20,7 @@ import (
 type Redis struct {
 	t      testing.TB
 	server *redisproc.Server
+	admin  *redis.Client // for this package's own questions
 }
 
 // Option changes a server before it is started.
@@ -62,7 +63,7 @@ func start(t testing.TB, o redisproc.Options) *Redis {
 			t.Errorf("close redis-server: %v", err)
 		}
 	})
-	return &Redis{t: t, server: server}
+	return &Redis{t: t, server: server, admin: client(t, server.Addr())}
 }
 
 // URL is the server's address as BULKACTION_REDIS_URL takes it.

@@ -14,7 +14,7 @@ import (
 // masterName is what the Sentinel calls its master.
 const masterName = "mymaster"
 
-// Sentinels is a master with a replica, watched by a Sentinel that promotes the replica about a second after
+// Sentinels is a master with a replica, watched by a Sentinel that promotes the replica two seconds or so after
 // the master is gone.
 type Sentinels struct {
 	URL      string
@@ -23,43 +23,74 @@ type Sentinels struct {
 	Sentinel *Redis
 }
 
-// Sentinel starts a Sentinel set-up and waits until a failover would succeed.
-func Sentinel(t testing.TB) *Sentinels {
+// Sentinel starts a Sentinel set-up and waits until a failover would succeed. The options are for the master and the
+// replica.
+func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 	t.Helper()
-	master := Server(t, Args("--repl-diskless-sync-delay", "0"))
+	opts = append([]Option{Args("--repl-diskless-sync-delay", "0")}, opts...)
+	master := Server(t, opts...)
 	host, port, _ := strings.Cut(master.Addr(), ":")
-	replica := Server(t, Args("--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0"))
-	c := replica.Client()
+	replica := Server(t, append(opts, Args("--replicaof", host+" "+port))...)
 	await(t, "replica", func(ctx context.Context) error {
-		return lacks(c.Info(ctx, "replication"), "master_link_status:up")
+		return lacks(replica.admin.Info(ctx, "replication"), "master_link_status:up")
 	})
 	sentinel := start(t, redisproc.Options{
 		Args: []string{"--sentinel"},
 		Config: fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\n"+
-			"sentinel down-after-milliseconds %[1]s 500\n"+
-			"sentinel failover-timeout %[1]s 5000\n", masterName, host, port),
+			"sentinel down-after-milliseconds %[1]s 1500\n"+ // it asks once a second: less, and it takes the living for dead
+			"sentinel failover-timeout %[1]s 3000\n", masterName, host, port), // the next failover comes no sooner than twice that
 	})
-	c = sentinel.Client()
-	await(t, "sentinel", func(ctx context.Context) error {
-		return lacks(c.Info(ctx, "sentinel"), "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
-	})
-	return &Sentinels{
+	s := &Sentinels{
 		URL:      "redis-sentinel://" + sentinel.Addr() + "/" + masterName,
 		Master:   master,
 		Replica:  replica,
 		Sentinel: sentinel,
 	}
+	s.await("sentinel", "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
+	return s
+}
+
+func (s *Sentinels) await(what, want string) {
+	s.Sentinel.t.Helper()
+	await(s.Sentinel.t, what, func(ctx context.Context) error { return lacks(s.Sentinel.admin.Info(ctx, "sentinel"), want) })
 }
 
 // AwaitFailover waits until the Sentinel names the replica as the master, and it takes writes.
 func (s *Sentinels) AwaitFailover() {
 	s.Sentinel.t.Helper()
-	sentinel, replica := s.Sentinel.Client(), s.Replica.Client()
+	s.AwaitMaster(s.Replica)
+}
+
+// AwaitMaster waits until the Sentinel names one of the two as the master, and it takes writes.
+func (s *Sentinels) AwaitMaster(r *Redis) {
+	s.Sentinel.t.Helper()
+	s.await("failover", "address="+r.Addr())
 	await(s.Sentinel.t, "failover", func(ctx context.Context) error {
-		if err := lacks(sentinel.Info(ctx, "sentinel"), "address="+s.Replica.Addr()); err != nil {
-			return err
+		return lacks(r.admin.Info(ctx, "replication"), "role:master")
+	})
+}
+
+// Rejoin starts one of the two again as the other's replica, and waits until it has all data and the Sentinel would
+// promote it.
+func (s *Sentinels) Rejoin(r *Redis) {
+	s.Sentinel.t.Helper()
+	master := s.Master
+	if r == s.Master {
+		master = s.Replica
+	}
+	host, port, _ := strings.Cut(master.Addr(), ":")
+	r.Restart()
+	do(s.Sentinel.t, r.admin, "replicaof", host, port) // the Sentinel would do it, but takes its time
+	await(s.Sentinel.t, "replica", func(ctx context.Context) error {
+		return lacks(r.admin.Info(ctx, "replication"), "master_link_status:up")
+	})
+	s.await("sentinel", "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
+	await(s.Sentinel.t, "sentinel", func(ctx context.Context) error {
+		replicas, err := s.Sentinel.admin.Do(ctx, "sentinel", "replicas", masterName).Result()
+		if said := fmt.Sprint(replicas); err == nil && (!strings.Contains(said, "master-link-status ok") || !strings.Contains(said, "flags slave ")) {
+			err = fmt.Errorf("the replica is not well: %s", said)
 		}
-		return lacks(replica.Info(ctx, "replication"), "role:master")
+		return err
 	})
 }
 
@@ -76,7 +107,7 @@ func lacks(info *redis.StringCmd, want string) error {
 
 func do(t testing.TB, c *redis.Client, args ...any) {
 	t.Helper()
-	if err := c.Do(t.Context(), args...).Err(); err != nil {
+	if err := c.Do(context.WithoutCancel(t.Context()), args...).Err(); err != nil {
 		t.Fatalf("redis %v: %v", args, err)
 	}
 }

@@ -54,6 +54,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		Cmd:   redis.NewUniversalClient(o.universal(cfg, 0)),
 		Block: redis.NewUniversalClient(o.universal(block, MaxBlock)),
 	}
+	c.follow()
 	if err := c.Ping(ctx); err != nil && !IsUnavailable(err) && ctx.Err() == nil {
 		return nil, errors.Join(fmt.Errorf("connect to redis, %s: %w", o, err), c.Close())
 	} else if err != nil {

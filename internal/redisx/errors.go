@@ -13,7 +13,7 @@ import (
 // unavailable are the replies of a server that can't serve now and may later.
 var unavailable = map[string]bool{
 	"LOADING": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "MASTERDOWN": true, "READONLY": true,
-	"NOREPLICAS": true, "MISCONF": true, "BUSY": true,
+	"NOREPLICAS": true, "MISCONF": true, "BUSY": true, "MOVED": true, "ASK": true, // these where nobody followed them to the end
 }
 
 // IsUnavailable says whether Redis is away or can't serve now, so that the same call may succeed later:

@@ -1,0 +1,206 @@
+// Package faultproxy is a TCP proxy in process that harms the connections through it as a bad network does: it delays,
+// resets, goes silent, or loses what the server has answered. It hides which connections a fault has torn.
+package faultproxy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+)
+
+// Proxy stands before one server. Its methods are safe for concurrent use.
+type Proxy struct {
+	target   string
+	listener net.Listener
+	done     chan struct{}
+	working  sync.WaitGroup
+
+	mu      sync.Mutex
+	links   map[*link]struct{}
+	delay   time.Duration
+	silent  bool
+	drop    float64
+	rng     *rand.Rand
+	dropped int
+}
+
+// link is a client's connection and the one to the server behind it.
+type link struct {
+	client, server net.Conn
+	torn           bool // bytes of it were swallowed: it must not go on
+}
+
+// New starts a proxy on a free port of loopback, before the server at target.
+func New(target string) (*Proxy, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("start proxy: %w", err)
+	}
+	p := &Proxy{target: target, listener: l, done: make(chan struct{}), links: map[*link]struct{}{}}
+	p.working.Go(p.accept)
+	return p, nil
+}
+
+// Addr is the host:port to connect to.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// Delay holds back whatever passes, in both directions, for so long.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
+
+// HalfOpen lets clients connect and send, and swallows all of it and all answers.
+func (p *Proxy) HalfOpen() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = true
+}
+
+// DropReplies loses what the server sends, a piece at a time, with that probability, and resets the connection: the
+// client can't know whether its command was executed.
+func (p *Proxy) DropReplies(probability float64, rng *rand.Rand) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop, p.rng = probability, rng
+}
+
+// Dropped is how many replies were lost to DropReplies so far.
+func (p *Proxy) Dropped() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dropped
+}
+
+// Reset breaks all connections, as by a host that has restarted.
+func (p *Proxy) Reset() { p.reset(func(*link) bool { return true }) }
+
+// Heal ends all faults. Connections that have lost bytes are reset.
+func (p *Proxy) Heal() {
+	p.mu.Lock()
+	p.delay, p.silent, p.drop = 0, false, 0
+	p.mu.Unlock()
+	p.reset(func(l *link) bool { return l.torn })
+}
+
+func (p *Proxy) reset(which func(*link) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if which(l) {
+			l.reset()
+		}
+	}
+}
+
+// Close resets all connections and waits until nothing of the proxy runs.
+func (p *Proxy) Close() error {
+	close(p.done)
+	err := p.listener.Close()
+	p.Reset()
+	p.working.Wait()
+	return err
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return // it is closed
+		}
+		p.working.Go(func() { p.serve(client) })
+	}
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		abort(client)
+		return
+	}
+	l := &link{client: client, server: server}
+	if !p.add(l) {
+		return
+	}
+	p.working.Go(func() {
+		p.pump(l, server, client, false)
+		l.reset()
+	})
+	p.pump(l, client, server, true)
+	l.reset()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.links, l)
+}
+
+func (p *Proxy) add(l *link) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.done: // Close may have been through the links already
+		l.reset()
+		return false
+	default:
+	}
+	p.links[l] = struct{}{}
+	return true
+}
+
+// pump copies until one end is gone.
+func (p *Proxy) pump(l *link, dst, src net.Conn, replies bool) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := src.Read(buf)
+		if err != nil {
+			return
+		}
+		delay, pass, ok := p.fate(l, replies)
+		if !ok {
+			return
+		}
+		if delay > 0 {
+			select {
+			case <-time.After(delay):
+			case <-p.done:
+				return
+			}
+		}
+		if !pass {
+			continue
+		}
+		if _, err := dst.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// fate says what becomes of a piece that was read: it is held back, swallowed, or the connection ends with it.
+func (p *Proxy) fate(l *link, reply bool) (delay time.Duration, pass, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.silent || l.torn: // what comes after a gap must not be taken for what was lost
+		l.torn = true
+		return 0, false, true
+	case reply && p.drop > 0 && p.rng.Float64() < p.drop:
+		p.dropped++
+		return 0, false, false
+	}
+	return p.delay, true, true
+}
+
+func (l *link) reset() {
+	abort(l.client)
+	abort(l.server)
+}
+
+// abort closes without a goodbye: the other side reads "connection reset".
+func abort(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetLinger(0) // fails only when it is closed
+	}
+	_ = c.Close()
+}

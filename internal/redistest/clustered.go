@@ -1,0 +1,253 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+)
+
+// Clustered is a Redis Cluster whose masters have a replica each. A master that is gone is replaced within a few
+// seconds; until then the cluster serves no slot, as is Redis's default.
+type Clustered struct {
+	t   testing.TB
+	URL string
+
+	Masters  []*Redis // at the start
+	Replicas []*Redis // at the start; each follows the master of its place
+}
+
+// ClusterWithReplicas starts a cluster of so many masters, over which the slots are spread evenly, and as many
+// replicas, and waits until a failover would succeed and lose nothing. The options are for all of its servers.
+func ClusterWithReplicas(t testing.TB, masters int, opts ...Option) *Clustered {
+	t.Helper()
+	o := redisproc.Options{Args: []string{
+		"--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
+		"--cluster-replica-validity-factor", "0", // a busy machine must not talk a replica out of its duty
+		"--repl-diskless-sync-delay", "0",
+	}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	nodes := startNodes(t, 2*masters, o)
+	form(t, nodes, masters)
+	c := &Clustered{t: t, URL: clusterURL(nodes), Masters: nodes[:masters], Replicas: nodes[masters:]}
+	for i, replica := range c.Replicas {
+		do(t, replica.admin, "cluster", "replicate", c.id(c.Masters[i]))
+	}
+	c.AwaitWhole()
+	return c
+}
+
+func (c *Clustered) nodes() []*Redis { return append(slices.Clone(c.Masters), c.Replicas...) }
+
+func (c *Clustered) running() []*Redis {
+	return slices.DeleteFunc(c.nodes(), func(r *Redis) bool { return !r.server.Running() })
+}
+
+func (c *Clustered) id(node *Redis) string {
+	c.t.Helper()
+	id, err := node.admin.ClusterMyID(context.WithoutCancel(c.t.Context())).Result()
+	if err != nil {
+		c.t.Fatalf("ask %s for its id: %v", node.Addr(), err)
+	}
+	return id
+}
+
+// SlotOf is the slot of a key.
+func (c *Clustered) SlotOf(key string) int {
+	c.t.Helper()
+	slot, err := c.running()[0].admin.ClusterKeySlot(context.WithoutCancel(c.t.Context()), key).Result()
+	if err != nil {
+		c.t.Fatalf("ask for the slot of %q: %v", key, err)
+	}
+	return int(slot)
+}
+
+// owners is who has which slots, as a node that serves sees it.
+func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
+	if err := r.clusterOK(ctx); err != nil {
+		return nil, err
+	}
+	nodes, err := r.admin.ClusterNodes(ctx).Result()
+	if err != nil {
+		return nil, err
+	}
+	owners := map[int]string{}
+	for line := range strings.Lines(nodes) { // id, addr@port, flags, master, two times, epoch, link, slots
+		fields := strings.Fields(line)
+		if len(fields) < 8 {
+			continue
+		}
+		addr, _, _ := strings.Cut(fields[1], "@")
+		for _, span := range fields[8:] {
+			var first, last int
+			switch n, _ := fmt.Sscanf(span, "%d-%d", &first, &last); n {
+			case 0:
+				continue // a slot that moves: it is also in a span of its owner's
+			case 1:
+				last = first
+			}
+			for slot := first; slot <= last; slot++ {
+				owners[slot] = addr
+			}
+		}
+	}
+	return owners, nil
+}
+
+// agreed is who has which slots, when all that run say the same and those that have them run.
+func (c *Clustered) agreed(ctx context.Context) (map[int]string, error) {
+	var first map[int]string
+	for _, node := range c.running() {
+		owners, err := node.owners(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", node.Addr(), err)
+		}
+		if first == nil {
+			first = owners
+		}
+		if !maps.Equal(first, owners) {
+			return nil, fmt.Errorf("%s sees the slots elsewhere than others", node.Addr())
+		}
+	}
+	alive := map[string]bool{}
+	for _, node := range c.running() {
+		alive[node.Addr()] = true
+	}
+	for slot, addr := range first {
+		if !alive[addr] {
+			return nil, fmt.Errorf("slot %d is of %s, which is gone", slot, addr)
+		}
+	}
+	return first, nil
+}
+
+// MasterOf waits until the nodes that run agree on who has a slot, and returns it.
+func (c *Clustered) MasterOf(slot int) *Redis {
+	c.t.Helper()
+	var found *Redis
+	await(c.t, fmt.Sprintf("master of slot %d", slot), func(ctx context.Context) error {
+		owners, err := c.agreed(ctx)
+		if err != nil {
+			return err
+		}
+		at := slices.IndexFunc(c.nodes(), func(r *Redis) bool { return r.Addr() == owners[slot] })
+		if at < 0 {
+			return errors.New("nobody has it")
+		}
+		found = c.nodes()[at]
+		return nil
+	})
+	return found
+}
+
+// AwaitFailover waits until the nodes that run agree on masters that run, each, for all slots: after a Kill, until
+// the replica has taken over.
+func (c *Clustered) AwaitFailover() {
+	c.t.Helper()
+	await(c.t, "failover", func(ctx context.Context) error {
+		_, err := c.agreed(ctx)
+		return err
+	})
+}
+
+// AwaitWhole waits until all nodes run and agree, and each master has a replica that has all of its data: another
+// failover would lose nothing. A node that was killed is to be restarted before, and after AwaitFailover: it would come
+// back as an empty master.
+func (c *Clustered) AwaitWhole() {
+	c.t.Helper()
+	await(c.t, "replicas", func(ctx context.Context) error {
+		owners, err := c.agreed(ctx)
+		if err != nil {
+			return err
+		}
+		masters := map[string]bool{}
+		for _, addr := range owners {
+			masters[addr] = true
+		}
+		for _, node := range c.nodes() {
+			want := "master_link_status:up"
+			if masters[node.Addr()] {
+				want = "state=online"
+			}
+			if err := lacks(node.admin.Info(ctx, "replication"), want); err != nil {
+				return fmt.Errorf("%s: %w", node.Addr(), err)
+			}
+		}
+		return nil
+	})
+}
+
+// MoveSlot moves a slot with its keys to another master while clients go on, as redis-cli's reshard does. Each of
+// between is called before the first key is moved, after every few, and when all are there but the slot is not yet; left
+// is how many keys the old master still has.
+func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
+	c.t.Helper()
+	from := c.MasterOf(slot)
+	if from == to {
+		return
+	}
+	do(c.t, to.admin, "cluster", "setslot", slot, "importing", c.id(from))
+	do(c.t, from.admin, "cluster", "setslot", slot, "migrating", c.id(to))
+	for {
+		left, err := from.admin.ClusterCountKeysInSlot(c.t.Context(), slot).Result()
+		if err != nil {
+			c.t.Fatalf("count keys of slot %d: %v", slot, err)
+		}
+		for _, fn := range between {
+			fn(int(left))
+		}
+		if !c.moveSome(slot, from, to) {
+			break
+		}
+	}
+	// The new master first: whoever is sent there by another must find it willing.
+	order := []*Redis{to, from}
+	for _, node := range c.running() {
+		if node != to && node != from {
+			order = append(order, node)
+		}
+	}
+	for _, node := range order {
+		err := node.admin.Do(c.t.Context(), "cluster", "setslot", slot, "node", c.id(to)).Err()
+		if err != nil && !strings.Contains(err.Error(), "only with masters") { // replicas hear of it
+			c.t.Fatalf("give slot %d to %s: %v", slot, to.Addr(), err)
+		}
+	}
+	await(c.t, fmt.Sprintf("move of slot %d", slot), func(ctx context.Context) error {
+		owners, err := c.agreed(ctx)
+		if err == nil && owners[slot] != to.Addr() {
+			err = fmt.Errorf("it is of %s", owners[slot])
+		}
+		return err
+	})
+}
+
+// moveSome moves a few keys, and says whether there were any.
+func (c *Clustered) moveSome(slot int, from, to *Redis) bool {
+	c.t.Helper()
+	keys, err := from.admin.ClusterGetKeysInSlot(c.t.Context(), slot, 10).Result()
+	if err != nil {
+		c.t.Fatalf("list keys of slot %d: %v", slot, err)
+	}
+	if len(keys) == 0 {
+		return false
+	}
+	host, port, _ := strings.Cut(to.Addr(), ":")
+	args := []any{"migrate", host, port, "", 0, 5000, "keys"}
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	if err := from.admin.Do(c.t.Context(), args...).Err(); err != nil && !errors.Is(err, redis.Nil) { // NOKEY: they are gone by themselves
+		c.t.Fatalf("move keys of slot %d: %v", slot, err)
+	}
+	return true
+}

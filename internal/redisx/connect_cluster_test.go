@@ -1,0 +1,103 @@
+package redisx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// While a slot is moved, half of a partition's keys are at one master and half at the other. A script that names two
+// keys runs at neither; one that names a single key is sent to the new master and takes that half for all there is.
+func TestNoScriptRunsOnHalfAPartition(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cluster := redistest.ClusterWithReplicas(t, 2)
+	c := connect(t, cluster.URL)
+	space, err := keyspace.New("half:", 1)
+	require.NoError(t, err)
+	p := space.Partition(0)
+	for i := range 25 {
+		require.NoError(t, c.Cmd.Set(ctx, p.Group(fmt.Sprint(i)), i, 0).Err())
+	}
+	count := NewScript("count", `
+local found = 0
+for i = 0, 24 do found = found + redis.call('EXISTS', KEYS[1] .. 'group:' .. i) end
+if ARGV[1] then redis.call('INCR', KEYS[1] .. 'runs') end
+return found`)
+	slot := cluster.SlotOf(p.Base())
+	to := cluster.Masters[0]
+	if cluster.MasterOf(slot) == to {
+		to = cluster.Masters[1]
+	}
+	found, err := count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
+	require.NoError(t, err)
+	require.EqualValues(t, 25, found)
+
+	var halves []int64
+	cluster.MoveSlot(slot, to, func(left int) {
+		_, err := count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
+		require.ErrorContains(t, err, "TRYAGAIN")
+		require.True(t, IsUnavailable(err))
+		require.False(t, IsAmbiguous(err))
+
+		found, err := count.Run(ctx, c.Cmd, []string{p.Base()}, nil)
+		require.NoError(t, err)
+		halves = append(halves, found.(int64))
+	})
+	require.Equal(t, []any{int64(0), int64(25)}, []any{halves[0], halves[len(halves)-1]}, "the control")
+	require.True(t, slices.ContainsFunc(halves, func(n int64) bool { return n > 0 && n < 25 }), "the control: %v", halves)
+	found, err = count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
+	require.NoError(t, err)
+	require.EqualValues(t, 25, found)
+	require.Equal(t, "2", c.Cmd.Get(ctx, p.Base()+"runs").Val(), "what was refused has changed nothing")
+}
+
+// A master that is gone redirects nobody: who has asked it finds its heir as soon as there is one, on every way to it.
+func TestHeirIsFoundAtOnce(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cluster := redistest.ClusterWithReplicas(t, 3)
+	c := connect(t, cluster.URL)
+	pipe, err := c.Cmd.(*redis.ClusterClient).AutoPipeline()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = pipe.Close() })
+	ways := map[string]func() error{
+		"command": func() error { return c.Cmd.Incr(ctx, "k").Err() },
+		"pipeline": func() error {
+			_, err := c.Cmd.Pipelined(ctx, func(p redis.Pipeliner) error { p.Incr(ctx, "k"); p.Get(ctx, "other"); return nil })
+			if errors.Is(err, redis.Nil) {
+				return nil
+			}
+			return err
+		},
+		"gathered": func() error { return pipe.Incr(ctx, "k").Err() },
+		"blocking": func() error {
+			err := c.Block.BLPop(ctx, 10*time.Millisecond, "{k}none").Err()
+			if errors.Is(err, redis.Nil) {
+				return nil
+			}
+			return err
+		},
+	}
+	for way, do := range ways {
+		require.NoError(t, do(), way)
+	}
+	dead := cluster.MasterOf(cluster.SlotOf("k"))
+	dead.Kill()
+	for way, do := range ways {
+		require.Error(t, do(), way)
+	}
+	cluster.AwaitFailover()
+	for way, do := range ways { // by itself the client would look in a minute
+		require.Eventually(t, func() bool { return do() == nil }, patience, glance, way)
+	}
+}

@@ -1,0 +1,31 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// CheckEviction returns an error when a master would drop keys for want of memory: those are jobs. A server that says
+// nothing of it, such as an embedded one, has none to drop.
+func (c *Conn) CheckEviction(ctx context.Context) error {
+	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		info, err := shard.Info(ctx, "memory").Result()
+		if IsUnavailable(err) {
+			return fmt.Errorf("ask redis for its eviction policy: %w", err)
+		}
+		_, rest, found := strings.Cut(info, "maxmemory_policy:")
+		policy, _, _ := strings.Cut(rest, "\r\n")
+		if err != nil || !found || policy == "noeviction" {
+			return nil //nolint:nilerr // a server that doesn't know the section
+		}
+		at := "redis"
+		if client, ok := shard.(*redis.Client); ok {
+			at += " at " + client.Options().Addr
+		}
+		return fmt.Errorf("%s evicts keys when memory is full (maxmemory-policy %s), which would lose jobs: "+
+			"run `CONFIG SET maxmemory-policy noeviction` there, and set it in its configuration file", at, policy)
+	})
+}

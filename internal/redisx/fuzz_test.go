@@ -1,0 +1,92 @@
+package redisx
+
+import (
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What is accepted can be dialled; neither what is printed of it nor an error shows the password.
+func FuzzParseURL(f *testing.F) {
+	const secret = "s3cr3t"
+	for _, seed := range []string{
+		"redis://127.0.0.1:6379/0", "rediss://user:" + secret + "@h/1", "redis://h1:1,h2:2", "redis://h1:1/0,redis://h2:2/0", "redis://h?cluster=true",
+		"redis-sentinel://u:" + secret + "@s1,s2:2/master/3?sentinel_username=u&sentinel_password=" + secret, "redis://[::1]:1/", "redis://:" + secret + "%@h",
+		"redis://a:b@c:d@e:1", "http://h", "redis://", "redis://h:0", "redis://h/x", "",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		o, err := ParseURL(raw)
+		if err != nil {
+			require.NotContains(t, err.Error(), secret)
+			require.Contains(t, err.Error(), "parse redis url: ")
+			return
+		}
+		require.NotEmpty(t, o.Addrs)
+		for _, addr := range o.Addrs {
+			host, port, err := net.SplitHostPort(addr)
+			require.NoError(t, err)
+			require.NotEmpty(t, host)
+			n, err := strconv.Atoi(port)
+			require.NoError(t, err)
+			require.Greater(t, n, 0)
+		}
+		require.GreaterOrEqual(t, o.DB, 0)
+		require.False(t, o.Cluster && o.DB != 0)
+		if o.password == secret && !strings.Contains(strings.Join(o.Addrs, o.Master), secret) {
+			require.NotContains(t, o.String(), secret)
+		}
+	})
+}
+
+// Whatever shape a reply has, it is refused or read as it is.
+func FuzzDecodeBatches(f *testing.F) {
+	f.Add([]byte("[[s[[1-1[ab]][2-0[]]]]]"))
+	f.Add([]byte("[[s[[1-1n]n]]]"))
+	f.Add([]byte("[[s]]"))
+	f.Add([]byte("n"))
+	f.Fuzz(func(t *testing.T, shape []byte) {
+		reply, _ := build(shape, 0)
+		batches, err := decodeBatches(reply)
+		if err != nil {
+			require.Nil(t, batches)
+			return
+		}
+		require.Len(t, batches, len(reply.([]any)))
+		for _, b := range batches {
+			for _, e := range b.Entries {
+				e.Get("a")
+			}
+		}
+	})
+}
+
+// build makes a reply: [ and ] are an array, n is nothing, 1 a number, and all else a text of one letter.
+func build(shape []byte, depth int) (any, []byte) {
+	if len(shape) == 0 || depth > 8 {
+		return nil, nil
+	}
+	head, rest := shape[0], shape[1:]
+	switch head {
+	case '[':
+		list := []any{}
+		for len(rest) > 0 && rest[0] != ']' {
+			var v any
+			v, rest = build(rest, depth+1)
+			list = append(list, v)
+		}
+		if len(rest) > 0 {
+			rest = rest[1:]
+		}
+		return list, rest
+	case 'n', ']':
+		return nil, rest
+	case '1':
+		return int64(1), rest
+	}
+	return string(head), rest
+}
