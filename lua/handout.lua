@@ -23,7 +23,7 @@ local function take(group, k, place)
   local n, blobs, ords, accepted, traces, garbage = 0, {}, {}, {}, {}, {}
   for i = 1, #popped do
     local ordinal, at, trace = match(popped[i], '^(%d+)|(%d+)|([^|]*)|')
-    if ordinal then
+    if ordinal and #ordinal <= 9 then
       n = n + 1
       blobs[n], ords[n], accepted[n], traces[n] = popped[i], tonumber(ordinal), at, trace
     else

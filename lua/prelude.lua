@@ -286,7 +286,7 @@ end
 local function parse(blob)
   local group, typ, attempt, retries, throttles, losses, wf, wr, wc, since, reason, ordinal, accepted, trace, at =
     string.match(blob, '^([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%a?)|(%d+)|(%d+)|([^|]*)|()')
-  if not group then return nil end
+  if not group or #ordinal > 9 then return nil end -- beyond what a string of states can hold
   return {
     group = group, typ = typ, attempt = tonumber(attempt), retries = retries, throttles = throttles,
     losses = tonumber(losses), wf = tonumber(wf), wr = tonumber(wr), wc = tonumber(wc), since = tonumber(since), reason = reason,

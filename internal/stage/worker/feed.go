@@ -91,7 +91,11 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 			p.setAside(ctx, typ, e, err)
 			continue
 		}
-		tasks = append(tasks, &task{Delivered: d, entry: e.ID, attempt: d.Attempt, part: p})
+		t := &task{Delivered: d, entry: e.ID, attempt: d.Attempt, part: p}
+		if t.suspect() {
+			t.settled = make(chan struct{})
+		}
+		tasks = append(tasks, t)
 	}
 	if len(tasks) == 0 {
 		return
@@ -134,21 +138,19 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 	}
 }
 
-// setApart queues suspects, whose leases are kept while they wait to run alone, and returns the others.
+// setApart has one suspect run alone, whose lease is kept while it waits, hands others back, and returns what is none.
 func (p *partition) setApart(tasks []*task) []*task {
-	var suspects []*task
-	others := slices.DeleteFunc(tasks, func(t *task) bool {
-		if t.suspect() {
-			t.settled = make(chan struct{})
-			suspects = append(suspects, t)
+	return slices.DeleteFunc(tasks, func(t *task) bool {
+		if !t.suspect() {
+			return false
 		}
-		return t.suspect()
+		p.held.track([]*task{t}) // first: once taken, it is not this goroutine's any more
+		if !p.solo.take(t) {
+			p.held.untrack(t)
+			p.handBack([]*task{t})
+		}
+		return true
 	})
-	if len(suspects) > 0 {
-		p.held.track(suspects)
-		p.solo.add(suspects)
-	}
-	return others
 }
 
 // start asks for the tasks until there is an answer. A lost answer makes the second one raise the attempt.

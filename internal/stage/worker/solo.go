@@ -10,32 +10,36 @@ import (
 // process, so that the next crash hits nobody else, and counts against it alone.
 func (t *task) suspect() bool { return t.Losses > 0 }
 
-// solo lets suspects run while the process holds nothing else: no job of a slot begins meanwhile, and what is read goes back.
+// solo lets suspects run while the process holds nothing else: no job of a slot begins meanwhile, and what is read goes back. It takes
+// one at a time: of those that wait in a process, all would wait for another lease when the first one kills it.
 type solo struct {
 	w *Worker
 
 	mu      sync.Mutex
-	waiting []*task
+	next    *task         // read and held, but not started
 	closed  atomic.Bool   // no job of a slot may begin; set under the lock
 	changed chan struct{} // closed and replaced at each change
 }
 
 func newSolo(w *Worker) *solo { return &solo{w: w, changed: make(chan struct{})} }
 
-// add queues tasks, which are read and held but not started.
-func (s *solo) add(tasks []*task) {
+// take takes a suspect that is to run next, unless there is one.
+func (s *solo) take(t *task) bool {
 	s.mu.Lock()
-	s.waiting = append(s.waiting, tasks...)
+	defer s.mu.Unlock()
+	if s.next != nil || s.closed.Load() {
+		return false
+	}
+	s.next = t
 	s.change()
-	s.mu.Unlock()
-	s.w.held.signal() // what is held is not all to be waited for now
+	return true
 }
 
 // busy says whether a suspect runs or is to run next: then the process takes in nothing.
 func (s *solo) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.closed.Load() || len(s.waiting) > 0
+	return s.closed.Load() || s.next != nil
 }
 
 // change wakes who waits; the lock is held.
@@ -66,19 +70,16 @@ func (s *solo) pass(quit <-chan struct{}) bool {
 	return !s.closed.Load() || s.await(quit, func() bool { return !s.closed.Load() })
 }
 
-// run serves suspects until ctx ends, then hands back those that have not begun. Their jobs run under after.
+// run serves suspects until ctx ends. Their jobs run under after.
 func (s *solo) run(ctx, after context.Context) {
-	some := func() bool { s.closed.Store(len(s.waiting) > 0); return s.closed.Load() }
+	some := func() bool { s.closed.Store(s.next != nil); return s.closed.Load() }
 	for ctx.Err() == nil && s.await(ctx.Done(), some) {
 		if s.empty(ctx) {
-			for t := s.next(); t != nil; t = s.next() {
+			if t := s.pop(); t != nil {
 				s.runAlone(ctx, after, t)
 			}
 		}
 		s.open()
-	}
-	for t := s.next(); t != nil; t = s.next() {
-		t.part.handBack([]*task{t})
 	}
 }
 
@@ -90,14 +91,11 @@ func (s *solo) open() {
 	s.w.held.signal() // there may be room again
 }
 
-func (s *solo) next() *task {
+func (s *solo) pop() *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.waiting) == 0 {
-		return nil
-	}
-	t := s.waiting[0]
-	s.waiting = s.waiting[1:]
+	t := s.next
+	s.next = nil
 	return t
 }
 
@@ -110,10 +108,7 @@ func (s *solo) empty(ctx context.Context) bool {
 	}
 	for {
 		freed := s.w.held.freed()
-		s.mu.Lock()
-		others := int(s.w.held.n.Load()) - len(s.waiting)
-		s.mu.Unlock()
-		if others <= 0 {
+		if s.w.held.n.Load() <= 1 { // that one
 			return true
 		}
 		select {
