@@ -217,6 +217,21 @@ type Event struct {
 	Group *Group    `json:"group,omitempty"`
 }
 
+// AuditEvent is the event audit.violation, which only the events stream carries.
+type AuditEvent struct {
+	Event
+	Violation Violation `json:"violation"`
+}
+
+// Violation is one breach of a law that the audit watches over. It holds no payload.
+type Violation struct {
+	Law       string `json:"law"`
+	Partition int    `json:"partition"`
+	Group     string `json:"group"`             // "" when it is about a tenant or a type
+	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when it is not about one job
+	Detail    string `json:"detail"`
+}
+
 // Problem is an error answer, application/problem+json (RFC 9457).
 type Problem struct {
 	Type   string       `json:"type"`

@@ -205,7 +205,7 @@ func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 		}
 		if r.IntN(10) == 0 {
 			if err = lua.Cancel(c.Context(), c.c, p, id); r.IntN(2) == 0 {
-				_, err = lua.Reopen(c.Context(), c.c, p, id)
+				_, err = lua.Reopen(c.Context(), c.c, p, id, "")
 			}
 			c.may(err)
 		}

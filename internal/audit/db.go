@@ -20,7 +20,40 @@ const (
 )
 
 // db reads from one Redis, a page at a time. What is not there is no error.
-type db struct{ cmd redis.UniversalClient }
+type db struct {
+	cmd      redis.UniversalClient
+	throttle *throttle
+}
+
+// throttle spreads what is read over time, so that a large look disturbs nobody.
+type throttle struct {
+	rate int // bytes a second; 0: no bound
+	due  time.Duration
+}
+
+// perElement is what an element costs beside its bytes.
+const perElement = 32
+
+// read waits for as long as so much takes at the rate, in pieces that are worth it.
+func (t *throttle) read(ctx context.Context, elements, bytes int) error {
+	if t == nil || t.rate <= 0 {
+		return nil
+	}
+	t.due += time.Duration(elements*perElement+bytes) * time.Second / time.Duration(t.rate)
+	if t.due < 50*time.Millisecond {
+		return nil
+	}
+	wait := t.due
+	t.due = 0
+	return redisx.Sleep(ctx, wait)
+}
+
+func sizeOf(page []string) (bytes int) {
+	for _, e := range page {
+		bytes += len(e)
+	}
+	return bytes
+}
 
 // atOnce sends commands on one partition as a transaction: their replies belong to the same instant.
 func (d db) atOnce(ctx context.Context, fill func(redis.Pipeliner)) error {
@@ -111,6 +144,9 @@ func (d db) scan(ctx context.Context, command func(p redis.Pipeliner, cursor uin
 			return err
 		}
 		page, next := cmd.Val()
+		if err := d.throttle.read(ctx, len(page), sizeOf(page)); err != nil {
+			return err
+		}
 		if err := fn(page); err != nil {
 			return err
 		}
@@ -157,6 +193,9 @@ func (d db) stream(ctx context.Context, key string, fn func([]redis.XMessage) er
 			}
 		}
 		speed.next(bytes)
+		if err := d.throttle.read(ctx, len(page), bytes); err != nil {
+			return err
+		}
 		from = "(" + page[len(page)-1].ID
 		if err := fn(page); err != nil {
 			return err
@@ -217,5 +256,8 @@ func (d db) queue(ctx context.Context, key string, n int64, fn func(string)) err
 func (d db) elements(ctx context.Context, key string, at, n int64) ([]string, error) {
 	var cmd *redis.StringSliceCmd
 	err := d.inTurn(ctx, func(p redis.Pipeliner) { cmd = p.LRange(ctx, key, at, at+n-1) })
+	if err == nil {
+		err = d.throttle.read(ctx, len(cmd.Val()), sizeOf(cmd.Val()))
+	}
 	return cmd.Val(), err
 }

@@ -47,7 +47,7 @@ func TestQueueOnTheMove(t *testing.T) {
 			key := prefix + "list"
 			w.ok(w.c.RPush(w.Context(), key, numbers(0, all)...).Err())
 			seen := map[string]int{}
-			err := db{w.c}.queue(w.Context(), key, all, func(e string) {
+			err := db{cmd: w.c}.queue(w.Context(), key, all, func(e string) {
 				seen[e]++
 				if len(seen) != c.after {
 					return
@@ -84,7 +84,7 @@ func TestRanked(t *testing.T) {
 			w.ok(w.c.ZAdd(w.Context(), key, redis.Z{Score: float64(1_700_000_000_000 + max(i, 1300)), Member: fmt.Sprint("m", i)}).Err())
 		}
 		var got []string
-		err := db{w.c}.ranked(w.Context(), key, func(page []string) error {
+		err := db{cmd: w.c}.ranked(w.Context(), key, func(page []string) error {
 			if len(got) == 0 {
 				w.ok(w.c.ZRem(w.Context(), key, page[0], "m1499").Err())
 				w.ok(w.c.ZAdd(w.Context(), key, redis.Z{Score: 1_700_000_001_500, Member: "new"}).Err())
@@ -112,12 +112,12 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	blobs := w.c.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
 	w.park(p, "acme", blobs[1]+" ")
 
-	a := &auditor{db: db{w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
+	a := &auditor{db: db{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
 	l := a.newLook()
 	w.ok(l.ranked(w.Context(), p.Groups(), func(ids []string) error { return l.page(w.Context(), ids) }))
 	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(l.judge(w.Context()))
+	w.ok(l.judge(w.Context(), l.reads()))
 	n, _ := queued(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, l.found.all())
 }

@@ -1,6 +1,9 @@
 package audit
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // none is the ordinal of a finding that is not about one job.
 const none = int64(-1)
@@ -11,6 +14,10 @@ type finding struct {
 	law, group string
 	ordinal    int64
 	same       string
+}
+
+func compareFindings(a, b finding) int {
+	return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.ordinal, b.ordinal), cmp.Compare(a.law, b.law), cmp.Compare(a.same, b.same))
 }
 
 func (f finding) violation(partition int, detail string) Violation {

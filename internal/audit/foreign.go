@@ -26,6 +26,9 @@ type item struct {
 // foreign asks about items of groups that are not kept, and of jobs beyond what is kept. First all are asked about, then those
 // that disagree once more together with whether they still lie there: then they are wrong at one instant.
 func (l *look) foreign(ctx context.Context, items []item) error {
+	if l.opts.only != nil {
+		return nil // it is of other groups
+	}
 	var suspects []item
 	for page := range slices.Chunk(items, pageSize/2) {
 		about := make([]answers, len(page))
@@ -121,6 +124,8 @@ func (l *look) strange(it item, verdict string) {
 	if it.place != inNonReady { // what lies there holds its payload
 		where += " under " + it.id
 	}
-	l.found.add(finding{it.place.law(), it.group, it.ordinal, fmt.Sprint("foreign ", it.key, it.id, verdict)}, "something of it lies in %s, but %s", where, verdict)
+	f := finding{it.place.law(), it.group, it.ordinal, fmt.Sprint("foreign ", it.key, it.id, verdict)}
+	l.found.add(f, "something of it lies in %s, but %s", where, verdict)
+	l.mend(f, l.cureLeftover(job{it.group, it.ordinal}, l.shelf(it.place, it.key)))
 	l.doubt(it.place.law(), it.tenant, it.typ)
 }

@@ -74,6 +74,9 @@ func (l *look) heads(ctx context.Context, heads []head) error {
 			return err
 		}
 		for _, g := range groups {
+			if err := l.throttle.read(ctx, 20, len(g.states)); err != nil {
+				return err
+			}
 			if err := l.group(ctx, g); err != nil {
 				return fmt.Errorf("group %s: %w", g.id, err)
 			}
@@ -126,7 +129,9 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 		hash := c.hash.Val()
 		if hash["status"] == "" {
 			if is(c.listed) {
-				l.found.add(finding{Registry, h.id, none, "unknown"}, "it is on the list of groups, but there is no such group")
+				f := finding{Registry, h.id, none, "unknown"}
+				l.found.add(f, "it is on the list of groups, but there is no such group")
+				l.mend(f, l.cureUnlisted(h.id, h.tenant))
 			}
 			continue
 		}
@@ -185,6 +190,7 @@ func (l *look) owners(ctx context.Context, groups []*group) error {
 	for i, g := range groups {
 		if !g.ofTenant {
 			l.report(g, Registry, "list", "it is missing on its tenant's list of groups")
+			l.mendGroup(g, Registry, "list")
 		}
 		if at := l.space.OfTenant(g.tenant).Index(); at != l.p.Index() {
 			l.report(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
@@ -202,6 +208,7 @@ func (l *look) owners(ctx context.Context, groups []*group) error {
 		}
 		if now.Val() == g.tenant {
 			l.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q", g.tenant, owner)
+			l.mend(finding{Registry, g.id, none, "owner " + owner}, l.cureOwner(g, owner))
 		}
 	}
 	return nil
@@ -211,6 +218,16 @@ func (l *look) owners(ctx context.Context, groups []*group) error {
 func (l *look) report(g *group, law, same, format string, args ...any) {
 	l.found.add(finding{law, g.id, none, same}, format, args...)
 	l.doubt(law, g.tenant, g.types...)
+	if law == Conservation || law == States {
+		l.mendGroup(g, law, same)
+	}
+}
+
+// mendGroup notes that the group's ledger and lists mend a finding about it.
+func (l *look) mendGroup(g *group, law, same string) {
+	if c, ok := l.cureGroup(g); ok {
+		l.mend(finding{law, g.id, none, same}, c)
+	}
 }
 
 // doubt notes whose counters can't be judged after a finding.

@@ -64,10 +64,13 @@ func (l *look) ledger(g *group) {
 		coded += n
 		if n < 0 {
 			l.report(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
+			l.mend(finding{Place, g.id, none, "code " + code}, l.cureCodes(g))
 		}
 	}
 	if failed := g.counts[lua.Failed]; coded != failed {
-		l.report(g, Place, fmt.Sprint("codes ", coded-failed), "%d jobs have failed, but by their codes %d", failed, coded)
+		same := fmt.Sprint("codes ", coded-failed)
+		l.report(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
+		l.mend(finding{Place, g.id, none, same}, l.cureCodes(g))
 	}
 }
 
@@ -91,12 +94,14 @@ func (l *look) lifecycle(g *group) {
 	}
 	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
 		l.report(g, Lifecycle, "lists", "it is %s, but %s", status, lists(g))
+		l.mendGroup(g, Lifecycle, "lists")
 	}
 	unended, unreduced := g.unended(), g.counts[lua.Done]
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
 			l.report(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
+			l.mendGroup(g, Lifecycle, "unended")
 		}
 	case rank >= 3 && unended > 0:
 		l.report(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
@@ -113,6 +118,7 @@ func (l *look) lifecycle(g *group) {
 		}
 	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.attention:
 		l.report(g, Lifecycle, "stuck", "it is %s, sealed, and all its jobs have ended and are reduced, but it does not ask for the watcher's attention", status)
+		l.mendGroup(g, Lifecycle, "stuck")
 	}
 }
 

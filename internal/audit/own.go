@@ -23,7 +23,8 @@ type stray struct {
 func (l *look) own(ctx context.Context, g *group) error {
 	s := &sieve{base: g.states, cancelled: g.status() == string(api.StatusCancelled)}
 	var strays []stray
-	err := l.sift(ctx, g, func(pl place, ordinal int64, attempt int) {
+	own := l.covers(g)
+	err := l.sift(ctx, g, own, func(pl place, ordinal int64, attempt int) {
 		if s.state(ordinal) != "" {
 			s.find(pl, ordinal, attempt)
 		} else if len(strays) < maxAlike {
@@ -33,8 +34,7 @@ func (l *look) own(ctx context.Context, g *group) error {
 	if err != nil {
 		return err
 	}
-	expired := g.hash["results_expired"] != ""
-	covers := func(pl place) bool { return pl == inQueue || pl == inFailures || pl == inLines && !expired }
+	covers := func(pl place) bool { return own[pl] }
 	suspicious := len(strays) > 0
 	s.judge(s.base, covers, func(problem) bool {
 		suspicious = true
@@ -56,7 +56,7 @@ func (l *look) own(ctx context.Context, g *group) error {
 	if text(v[0]) != g.hash["at:created"] {
 		return nil // another round of it, or it is gone
 	}
-	expired = expired || text(v[2]) != ""
+	own[inLines] = own[inLines] && text(v[2]) == ""
 	s.cancelled = s.cancelled || text(v[1]) == string(api.StatusCancelled)
 	s.judge(now, covers, func(p problem) bool {
 		if p.place != inQueue || p.what != "missing" || !s.cancelled { // cancelling drops the queues at once
@@ -66,20 +66,32 @@ func (l *look) own(ctx context.Context, g *group) error {
 	})
 	for _, x := range strays {
 		if x.ordinal >= int64(len(now)/2) {
-			l.found.add(finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)},
-				"something of it lies in %s, but the group has no such job", placeNames[x.place])
+			f := finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)}
+			l.found.add(f, "something of it lies in %s, but the group has no such job", placeNames[x.place])
+			if x.place != inLines && int64(len(now)) == 2*g.number("accepted") { // or its states are lost, and not the jobs
+				l.mend(f, l.cureLeftover(job{g.id, x.ordinal}, l.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
+			}
 			l.doubt(x.place.law(), g.tenant, g.types...)
 		}
 	}
 	return nil
 }
 
-// sift calls find with each job that lies in the group's own places.
-func (l *look) sift(ctx context.Context, g *group, find func(pl place, ordinal int64, attempt int)) error {
+// sift calls find with each job that lies in those of the group's own places that are read.
+func (l *look) sift(ctx context.Context, g *group, own [places]bool, find func(pl place, ordinal int64, attempt int)) error {
 	unreadable := func(pl place) {
 		l.report(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
+		switch pl {
+		case inQueue:
+			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)}, l.cureLeftover(strayJob, l.shelves(pl, g.id, g.tenant, 0, g.types)...))
+		case inFailures:
+			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)}, l.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
+		}
 	}
 	for i, typ := range g.types {
+		if !own[inQueue] {
+			break
+		}
 		err := l.db.queue(ctx, l.p.Queue(g.id, typ), g.queues[i], func(blob string) {
 			if ordinal, ok := queued(blob); ok {
 				find(inQueue, ordinal, unknown)
@@ -91,7 +103,7 @@ func (l *look) sift(ctx context.Context, g *group, find func(pl place, ordinal i
 			return err
 		}
 	}
-	if g.failures > 0 {
+	if own[inFailures] && g.failures > 0 {
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
 			return p.HScan(ctx, l.p.Failures(g.id), cursor, "", pageSize)
 		}
@@ -114,6 +126,9 @@ func (l *look) sift(ctx context.Context, g *group, find func(pl place, ordinal i
 		if err != nil {
 			return err
 		}
+	}
+	if l.opts.only != nil {
+		return nil
 	}
 	return l.db.log(ctx, l.p.Results(g.id), g.lines, func(chunk string) {
 		for line := range strings.SplitSeq(chunk, "\n") {

@@ -51,18 +51,24 @@ func (l *look) shared(ctx context.Context, last bool) error {
 	for _, g := range l.live {
 		tenants[g.tenant] = true
 	}
-	if last {
+	reads := l.reads()
+	if last && l.opts.only == nil {
 		if err := l.others(ctx, tenants); err != nil {
 			return err
 		}
 	}
 	for _, typ := range slices.Sorted(maps.Keys(l.types)) {
+		if !reads[inReady] {
+			break
+		}
 		if err := l.ready(ctx, typ); err != nil {
 			return err
 		}
 	}
-	if err := l.results(ctx); err != nil {
-		return err
+	if reads[inStream] {
+		if err := l.results(ctx); err != nil {
+			return err
+		}
 	}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), pageSize) {
 		cards, aside := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
@@ -75,6 +81,9 @@ func (l *look) shared(ctx context.Context, last bool) error {
 			return err
 		}
 		for i, t := range page {
+			if !l.parked(t) {
+				continue
+			}
 			if cards[i].Val() > 0 {
 				if err := l.nonReady(ctx, t, l.p.NonReadyOf(t)); err != nil {
 					return err
@@ -87,7 +96,7 @@ func (l *look) shared(ctx context.Context, last bool) error {
 			}
 		}
 	}
-	err := l.judge(ctx)
+	err := l.judge(ctx, reads)
 	clear(l.live)
 	l.bytes = 0
 	return err
@@ -229,7 +238,12 @@ type job struct {
 
 // unreadable reports what is no job. That it is still there is not asked: nobody removes it unseen.
 func (l *look) unreadable(pl place, key, id string) {
-	l.found.add(finding{pl.law(), "", none, "unreadable " + key + id}, "%s can't be read", strings.TrimSpace("something in "+l.short(key)+" "+id))
+	if l.opts.only != nil {
+		return
+	}
+	f := finding{pl.law(), "", none, "unreadable " + key + id}
+	l.found.add(f, "%s can't be read", strings.TrimSpace("something in "+l.short(key)+" "+id))
+	l.mend(f, l.cureLeftover(strayJob, l.shelf(pl, key)))
 }
 
 // short is a key's name without what all keys of the partition begin with.
@@ -251,7 +265,7 @@ func (l *look) find(it item) (known, again bool) {
 }
 
 // judge reads the states of the kept groups again and reports those jobs that have not moved and were not found as they should.
-func (l *look) judge(ctx context.Context) error {
+func (l *look) judge(ctx context.Context, reads [places]bool) error {
 	ids := slices.Sorted(maps.Keys(l.live))
 	for len(ids) > 0 {
 		n, bytes := 0, 0
@@ -276,7 +290,7 @@ func (l *look) judge(ctx context.Context) error {
 				continue // another round of it, or it is gone
 			}
 			cancelled := text(v[1]) == string(api.StatusCancelled)
-			covers := func(pl place) bool { return pl == inNonReady || pl == inReady || pl == inStream }
+			covers := func(pl place) bool { return reads[pl] && (pl != inNonReady || l.parked(g.tenant)) }
 			g.sieve.judge(states[i].Val(), covers, func(p problem) bool {
 				if p.what != "missing" || p.place == inStream || !cancelled { // whoever meets a job of a cancelled group drops it
 					l.wrong(g.id, g.tenant, g.types, p)

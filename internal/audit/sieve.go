@@ -172,6 +172,13 @@ func (p problem) detail() string {
 }
 
 func (l *look) wrong(group, tenant string, types []string, p problem) {
-	l.found.add(finding{p.place.law(), group, p.ordinal, fmt.Sprint(p.what, p.place, p.state)}, "%s", p.detail())
+	f := finding{p.place.law(), group, p.ordinal, fmt.Sprint(p.what, p.place, p.state)}
+	l.found.add(f, "%s", p.detail())
+	if p.what != "missing" && p.place != inLines {
+		l.mend(f, l.cureLeftover(job{group, p.ordinal}, l.shelves(p.place, group, tenant, p.ordinal, types)...))
+	}
 	l.doubt(p.place.law(), tenant, types...)
+	if p.what == "missing" && p.place != inLines && (p.place != inFailures || l.opts.only == nil) {
+		l.missed.add(group, tenant, types, p)
+	}
 }

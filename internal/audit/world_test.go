@@ -352,7 +352,7 @@ func inhabited(w *world) {
 	fence, err := lua.Lead(w.Context(), w.c, w.part("expired"), "w", time.Hour)
 	w.ok(err)
 	w.ok(lua.Expire(w.Context(), w.c, w.part("expired"), "expired", fence, true))
-	_, err = lua.Reopen(w.Context(), w.c, p, "retried")
+	_, err = lua.Reopen(w.Context(), w.c, p, "retried", "")
 	w.ok(err)
 	w.create("moved", "acme", "moved")
 	w.append("moved", jobs(8))
@@ -362,7 +362,7 @@ func inhabited(w *world) {
 	w.done(p, "moved", w.start(p, "moved", w.read(p, "moved", "c", 5))...)
 	w.reduce(p, "3", 100)
 	w.advance("moved")
-	_, err = lua.Reopen(w.Context(), w.c, p, "moved")
+	_, err = lua.Reopen(w.Context(), w.c, p, "moved", "")
 	w.ok(err)
 	for more := true; more; {
 		more, err = lua.Requeue(w.Context(), w.c, p, "moved")

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,69 +16,148 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
+// auditing is one call of audit.
+type auditing struct {
+	root                  *Root
+	url, prefix, receipts string
+	repair                bool
+}
+
 func newAudit(r *Root) *cobra.Command {
-	url, prefix := os.Getenv("BULKACTION_REDIS_URL"), os.Getenv("BULKACTION_KEY_PREFIX")
-	if url == "" {
-		url = "redis://127.0.0.1:6379/0"
+	a := &auditing{root: r, url: os.Getenv("BULKACTION_REDIS_URL"), prefix: os.Getenv("BULKACTION_KEY_PREFIX")}
+	if a.url == "" {
+		a.url = "redis://127.0.0.1:6379/0"
 	}
-	if prefix == "" {
-		prefix = "bulk-action:"
+	if a.prefix == "" {
+		a.prefix = "bulk-action:"
 	}
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Prove from the data in Redis that no job is lost or counted twice",
 		Long: "Prove from the data in Redis that no job is lost or counted twice: the ledger of each group against its jobs' states and\n" +
-			"against the places where they lie. It may run beside the roles. Exit code 1 when a law is broken.",
+			"against the places where they lie. It may run beside the roles. Exit code 1 when a law is broken.\n\n" +
+			"--repair mends what can be: counters are set to what there is, what is no job is set aside into the list {N}:garbage, and\n" +
+			"a job that vanished ends as failed with code LOST. Then it audits again; exit code 1 when something is left.\n\n" +
+			"--receipts also compares what producers were told: a file with a line {\"group\": \"…\", \"accepted\": n} for each group. It names\n" +
+			"groups that Redis has lost or that hold fewer jobs, after a failover or with a cut append-only file; to submit them again is safe.\n" +
+			"A group that has expired since (BULKACTION_RETENTION_GROUPS) can't be told from one that was lost: keep receipts for less long.",
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&url, "redis-url", url, "Redis of the roles; BULKACTION_REDIS_URL sets the default")
-	cmd.Flags().StringVar(&prefix, "key-prefix", prefix, "what their keys begin with; BULKACTION_KEY_PREFIX sets the default")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		ctx := cmd.Context()
-		if _, err := redisx.ParseURL(url); err != nil {
-			return usagef("--redis-url: %v", err)
-		}
-		conn, err := redisx.Connect(ctx, redisx.Config{URL: url, DialTimeout: 5 * time.Second, CommandTimeout: 10 * time.Second})
-		if err != nil {
-			return err
-		}
-		defer func() { _ = conn.Close() }() // only read from
-		if err := conn.Ping(ctx); err != nil {
-			return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
-		}
-		one, err := keyspace.New(prefix, 1)
-		if err != nil {
-			return usagef("--key-prefix: %v", err)
-		}
-		count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
-		if errors.Is(err, redis.Nil) {
-			r.Notef("No role has used this Redis under the prefix %s yet: there is nothing to audit.", prefix)
-			count, err = "1", nil
-		}
-		if err != nil {
-			return fmt.Errorf("read number of partitions: %w", err)
-		}
-		partitions, err := strconv.Atoi(count)
-		if err != nil {
-			return fmt.Errorf("read number of partitions: %q is no number", count)
-		}
-		space, err := keyspace.New(prefix, partitions)
-		if err != nil {
-			return err
-		}
-		report, err := audit.Run(ctx, conn, space, audit.Options{})
-		if err != nil {
-			return err
-		}
-		return r.showAudit(report)
-	}
+	cmd.Flags().StringVar(&a.url, "redis-url", a.url, "Redis of the roles; BULKACTION_REDIS_URL sets the default")
+	cmd.Flags().StringVar(&a.prefix, "key-prefix", a.prefix, "what their keys begin with; BULKACTION_KEY_PREFIX sets the default")
+	cmd.Flags().BoolVar(&a.repair, "repair", false, "mend what can be mended")
+	cmd.Flags().StringVar(&a.receipts, "receipts", "", "file of what producers were told, - for standard input")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.run(cmd) }
 	return cmd
 }
 
-func (r *Root) showAudit(report audit.Report) error {
+func (a *auditing) run(cmd *cobra.Command) error {
+	ctx := cmd.Context()
+	if _, err := redisx.ParseURL(a.url); err != nil {
+		return usagef("--redis-url: %v", err)
+	}
+	receipts, err := a.readReceipts(cmd)
+	if err != nil {
+		return err
+	}
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: a.url, DialTimeout: 5 * time.Second, CommandTimeout: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	if err := conn.Ping(ctx); err != nil {
+		return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
+	}
+	space, err := a.space(ctx, conn)
+	if err != nil {
+		return err
+	}
+	report, repairs, err := a.audit(ctx, conn, space)
+	if err != nil {
+		return err
+	}
+	if err := receipts.Check(ctx, conn, space, &report); err != nil {
+		return err
+	}
+	return a.root.showAudit(report, repairs)
+}
+
+func (a *auditing) readReceipts(cmd *cobra.Command) (audit.Receipts, error) {
+	if a.receipts == "" {
+		return nil, nil
+	}
+	from := cmd.InOrStdin()
+	if a.receipts != "-" {
+		f, err := os.Open(a.receipts)
+		if err != nil {
+			return nil, usagef("--receipts: %v", err)
+		}
+		defer func() { _ = f.Close() }() // it was only read
+		from = f
+	}
+	receipts, err := audit.ReadReceipts(from)
+	if err != nil {
+		return nil, usagef("--receipts: %v", err)
+	}
+	return receipts, nil
+}
+
+// space is as the roles have laid it out.
+func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
+	one, err := keyspace.New(a.prefix, 1)
+	if err != nil {
+		return keyspace.Space{}, usagef("--key-prefix: %v", err)
+	}
+	count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
+	if errors.Is(err, redis.Nil) {
+		a.root.Notef("No role has used this Redis under the prefix %s yet: there is nothing to audit.", a.prefix)
+		count, err = "1", nil
+	}
+	if err != nil {
+		return keyspace.Space{}, fmt.Errorf("read number of partitions: %w", err)
+	}
+	partitions, err := strconv.Atoi(count)
+	if err != nil {
+		return keyspace.Space{}, fmt.Errorf("read number of partitions: %q is no number", count)
+	}
+	return keyspace.New(a.prefix, partitions)
+}
+
+// audit looks at everything, and mends it if it was told to; repairs are nil if not.
+func (a *auditing) audit(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (report audit.Report, repairs []audit.Repair, err error) {
+	if a.repair {
+		repairs = []audit.Repair{}
+		tell := func(r audit.Repair) {
+			repairs = append(repairs, r)
+			what := "repaired"
+			if !r.Done {
+				what = "not repaired"
+			}
+			job := r.Group
+			if r.Ordinal != nil {
+				job = fmt.Sprintf("%s.%d", r.Group, *r.Ordinal)
+			}
+			a.root.Notef("%s: partition %d, %s %s: %s", what, r.Partition, r.Law, job, r.Detail)
+		}
+		if report, err = audit.Mend(ctx, conn, space, audit.Options{}, tell); err == nil {
+			err = audit.MendOrphans(ctx, conn, space, tell)
+		}
+	} else {
+		report, err = audit.Run(ctx, conn, space, audit.Options{})
+	}
+	if err == nil {
+		err = audit.Orphans(ctx, conn, space, &report)
+	}
+	return report, repairs, err
+}
+
+func (r *Root) showAudit(report audit.Report, repairs []audit.Repair) error {
 	broken := fmt.Errorf("the audit of %s groups, %s jobs found violations: %d", thousands(report.Groups), thousands(report.Jobs), len(report.Violations))
 	if r.JSON {
-		if err := r.Print(report); err != nil {
+		if err := r.Print(struct {
+			audit.Report
+			Repairs []audit.Repair `json:"repairs,omitzero"`
+		}{report, repairs}); err != nil {
 			return err
 		}
 	} else if report.OK {

@@ -58,7 +58,7 @@ func TestAudit(t *testing.T) {
 }
 
 func TestAuditWhereThereIsNone(t *testing.T) {
-	for _, args := range [][]string{{"--redis-url", "http://x"}, {"--key-prefix", "{0}"}, {"extra"}, {"--repair"}} {
+	for _, args := range [][]string{{"--redis-url", "http://x"}, {"--key-prefix", "{0}"}, {"extra"}, {"--receipts", "no such file"}} {
 		_, url := redistest.Mini(t)
 		t.Setenv("BULKACTION_REDIS_URL", url)
 		got := console{}.exec(t.Context(), append([]string{"audit"}, args...)...)

@@ -168,7 +168,10 @@ func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 
 // WatcherMetrics are what the watcher measures: how much lies where.
-type WatcherMetrics struct{ queues atomic.Pointer[queues] }
+type WatcherMetrics struct {
+	queues     atomic.Pointer[queues]
+	violations atomic.Pointer[map[string]int]
+}
 
 type queues struct {
 	ready, nonReady int64
@@ -196,8 +199,19 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 			o.ObserveInt64(backlog, b.jobs, b.series)
 		}
 	}, ready, nonReady, backlog)
+	violations := i.gauge("audit_violations", "Violations that the audit finds and that stay, by law; of the law history those since the process leads.")
+	i.observe(func(o metric.Observer) {
+		if byLaw := m.violations.Load(); byLaw != nil {
+			for law, n := range *byLaw {
+				o.ObserveInt64(violations, int64(n), metric.WithAttributes(attribute.String("law", law)))
+			}
+		}
+	}, violations)
 	return m
 }
+
+// SetViolations replaces what the audit has found, by law; the map is not to be changed any more.
+func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }
 
 // SetQueues replaces what the gauges show: jobs in ready streams, in non-ready, and the backlog by type. A
 // type that is not in backlog is no longer shown. The [MaxLabels] longest have a series each, the rest count as

@@ -238,6 +238,17 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 	require.Equal(t, []string{`bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`}, samples)
 }
 
+func TestAuditViolations(t *testing.T) {
+	clearOTel(t)
+	tel := setup(t, testOptions)
+	m := NewWatcherMetrics(tel.Meter)
+	m.SetViolations(map[string]int{"place": 2, "load": 0})
+	samples, types := scrape(t, tel)
+	require.Contains(t, samples, `bulk_action_audit_violations{law="place"} 2`)
+	require.Contains(t, samples, `bulk_action_audit_violations{law="load"} 0`)
+	require.Equal(t, "gauge", types["bulk_action_audit_violations"])
+}
+
 func TestShrunkPoolHasNoIdlePlaces(t *testing.T) {
 	clearOTel(t)
 	tel := setup(t, testOptions)

@@ -3,6 +3,7 @@ package watcher
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -27,24 +28,35 @@ func (p *partition) announce(ctx context.Context) (bool, error) {
 		if redisx.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
 		}
-		if err != nil {
-			p.log.Warn("dropped an unreadable event", "entry", e.ID, "error", err)
-		} else if err := p.publish(event); err != nil {
-			return false, err
+		if err == nil {
+			err = p.publish(event, event)
+			if _, unreadable := errors.AsType[*json.MarshalerError](err); err != nil && !unreadable {
+				return false, err
+			}
 		}
-		if err := p.conn.Cmd.XDel(ctx, p.p.Outbox(), e.ID).Err(); err != nil {
-			return false, fmt.Errorf("clear outbox: %w", err)
+		_, clearErr := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+			if err != nil {
+				p.log.Warn("set an unreadable event aside", "entry", e.ID, "error", err)
+				pipe.LPush(ctx, p.p.Garbage(), fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
+				pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
+			}
+			pipe.XDel(ctx, p.p.Outbox(), e.ID)
+			return nil
+		})
+		if clearErr != nil {
+			return false, fmt.Errorf("clear outbox: %w", clearErr)
 		}
 	}
 	return len(entries) > 0, nil
 }
 
-func (p *partition) publish(e api.Event) error {
-	data, err := json.Marshal(e)
+// publish sends an event in the form that data has.
+func (p *partition) publish(e api.Event, data any) error {
+	encoded, err := json.Marshal(data)
 	if err != nil {
 		return fmt.Errorf("encode event %s: %w", e.ID, err)
 	}
-	msg := message.NewMessage(e.ID, data)
+	msg := message.NewMessage(e.ID, encoded)
 	msg.Metadata.Set(redisx.FieldType, e.Type)
 	if err := p.events.Publish(p.space.Events(), msg); err != nil {
 		return fmt.Errorf("publish event %s: %w", e.ID, err)

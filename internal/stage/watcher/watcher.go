@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -25,6 +27,7 @@ type Config struct {
 	Interval           time.Duration // between looks at all open groups
 	NoProcessorTimeout time.Duration // a type that no live worker served for so long: its jobs fail
 	Retention          Retention
+	Audit              Audit
 }
 
 // Retention is how long things are kept. 0 is for ever.
@@ -50,12 +53,14 @@ type Watcher struct {
 	id      string
 	store   *groups.Store
 	events  message.Publisher
+	posted  *postings
 }
 
 // New returns a watcher named id, which publishes to events.
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, events message.Publisher) *Watcher {
+	metrics := telemetry.NewWatcherMetrics(tel.Meter)
 	return &Watcher{
-		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWatcherMetrics(tel.Meter), id: id, store: store, events: events,
+		cfg: cfg, conn: conn, space: space, tel: tel, metrics: metrics, id: id, store: store, events: events, posted: newPostings(metrics),
 	}
 }
 
@@ -64,12 +69,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 	runs := []func(context.Context) error{func(ctx context.Context) error {
 		return stage.Every(ctx, w.tel.Log, "queue gauges", measureEvery, w.measure)
 	}}
+	var parts []*partition
 	for _, p := range w.space.All() {
 		part := &partition{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
+		parts = append(parts, part)
 		loop := stage.Loop{Name: "watch", Conn: w.conn, Wake: p.Wake("watcher"), Log: w.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
-	err := stage.Group(ctx, runs...)
+	err := stage.Group(ctx, append(runs, w.patrols(parts)...)...)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for _, p := range w.space.All() {
@@ -108,6 +115,10 @@ type partition struct {
 	lookedAt      time.Time
 	keptAt        time.Time
 	expired       float64 // groups that ended until then (ms) have lost their results
+	full          bool    // that Redis's memory is full was said
+	leading       atomic.Int64
+	beats         int64           // renewals of the lead that Redis has counted; 0: not known
+	forgotten     []api.Violation // of the law history, not announced yet
 }
 
 // step leads, if it may, and does what is to be done.
@@ -121,12 +132,26 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	worked, err := p.work(ctx)
 	if errors.Is(err, lua.ErrFenced) {
 		p.fence = 0
+		p.tellLead()
 		return 0, nil
+	}
+	if redisx.IsOOM(err) { // what could be done was done, and more may be asked for soon
+		p.tellFull(err)
+		return idle, nil
 	}
 	if err != nil || worked {
 		return 0, err
 	}
+	p.full = false
 	return idle, nil
+}
+
+// tellFull says once that something has to wait for memory.
+func (p *partition) tellFull(err error) {
+	if !p.full {
+		p.log.Warn("redis's memory is full, some work waits for room", "error", err)
+	}
+	p.full = true
 }
 
 // lead asks for the lead, or keeps it.
@@ -142,7 +167,11 @@ func (p *partition) lead(ctx context.Context) error {
 		p.ledSince = time.Now()
 	}
 	p.fence, p.renewedAt = fence, time.Now()
-	return nil
+	p.tellLead()
+	if fence == 0 {
+		return nil
+	}
+	return p.beat(ctx)
 }
 
 // work does a piece of everything that is due, so that nothing starves however much there is of the rest. It

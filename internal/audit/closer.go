@@ -1,0 +1,76 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// Suspects are what deserves a closer look, of one partition.
+type Suspects struct {
+	Groups  []string
+	Tenants []string // whose parked jobs are looked through, too
+}
+
+// Closer audits some groups of a partition: themselves, and their jobs in the places that groups share. It reads no more than it has to: a
+// queue whose length is right is not read. What lies anywhere without being a job, and the laws of load, are left to [Partition].
+func Closer(ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, s Suspects, opts Options) (Report, error) {
+	opts.only = &s
+	return Partition(ctx, conn, space, p, opts)
+}
+
+// closer is a look at some groups only.
+func (l *look) closer(ctx context.Context) error {
+	if err := l.page(ctx, l.opts.only.Groups); err != nil {
+		return fmt.Errorf("read groups: %w", err)
+	}
+	if err := l.shared(ctx, true); err != nil {
+		return fmt.Errorf("read what groups share: %w", err)
+	}
+	return nil
+}
+
+// covers says which of a group's own places are read, and so can be judged.
+func (l *look) covers(g *group) (own [places]bool) {
+	expired := g.hash["results_expired"] != ""
+	own[inQueue], own[inFailures], own[inLines] = true, true, !expired
+	if l.opts.only == nil {
+		return own
+	}
+	waiting := int64(0)
+	for _, n := range g.queues {
+		waiting += n
+	}
+	own[inQueue] = waiting != g.counts[lua.Waiting]
+	own[inFailures] = g.failures != g.counts[lua.Failed]
+	own[inLines] = false
+	return own
+}
+
+// reads says which of the places that groups share are read for the groups that are kept.
+func (l *look) reads() (shared [places]bool) {
+	if l.opts.only == nil {
+		return [places]bool{inNonReady: true, inReady: true, inStream: true}
+	}
+	for _, g := range l.live {
+		for at := 0; at < len(g.sieve.base); at += 2 {
+			switch g.sieve.base[at] {
+			case lua.Ready, lua.InFlight:
+				shared[inReady] = true
+			case lua.Done:
+				shared[inStream] = true
+			}
+		}
+	}
+	shared[inNonReady] = len(l.opts.only.Tenants) > 0
+	return shared
+}
+
+// parked says whether what a tenant has parked is read.
+func (l *look) parked(tenant string) bool {
+	return l.opts.only == nil || slices.Contains(l.opts.only.Tenants, tenant)
+}

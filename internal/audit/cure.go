@@ -1,0 +1,186 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// cure mends a finding. Cures with the same key do the same, so that one of them is enough. What it does is decided again in
+// Redis, in one step, by how things are then.
+type cure struct {
+	key string
+	say string // what it does
+	do  func(context.Context) (bool, error)
+}
+
+// mend notes what mends a finding of this look.
+func (l *look) mend(f finding, c cure) {
+	if _, kept := l.found.details[f]; !kept {
+		return // there are too many like it
+	}
+	if l.cures == nil {
+		l.cures = map[finding]cure{}
+	}
+	l.cures[f] = c
+}
+
+// cureGroup adds to a group's ledger what it differs by from its states, and puts the group on its lists.
+func (l *look) cureGroup(g *group) (cure, bool) {
+	differences, sum, known := map[string]int64{}, int64(0), int64(0)
+	note := func(name string, n int64) {
+		if n != 0 {
+			differences[name] = n
+		}
+	}
+	for _, f := range fields {
+		have := g.among(f.letters)
+		sum, known = sum+g.number(f.name), known+have
+		note(f.name, have-g.number(f.name))
+	}
+	note("reduced", g.counts[lua.Reduced]-g.number("reduced"))
+	accepted, jobs := g.number("accepted"), int64(len(g.states)/2)
+	if known != jobs || accepted != jobs && sum != jobs { // states are wrong themselves: two of three are against them
+		return cure{}, false
+	}
+	note("accepted", jobs-accepted)
+	return cure{"group " + g.id, "its ledger counts its states, and it is on its lists", func(ctx context.Context) (bool, error) {
+		return lua.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, g.number("repaired"), differences)
+	}}, true
+}
+
+func (g *group) among(letters string) (n int64) {
+	for _, letter := range []byte(letters) {
+		n += g.counts[letter]
+	}
+	return n
+}
+
+// cureUnlisted takes a group that is no more off the lists.
+func (l *look) cureUnlisted(id, tenant string) cure {
+	return cure{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
+		return lua.RepairGroup(ctx, l.cmd, l.p, id, tenant, 0, nil)
+	}}
+}
+
+// cureCounter sets a counter to what was counted.
+func (l *look) cureCounter(n lua.Counter) cure {
+	return cure{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want), func(ctx context.Context) (bool, error) {
+		return lua.RepairCounter(ctx, l.cmd, l.p, n)
+	}}
+}
+
+// cureOwner says whose a group is, where nobody is named, or somebody who has no such group.
+func (l *look) cureOwner(g *group, owner string) cure {
+	key := l.space.OfGroup(g.id).Owner(g.id)
+	return cure{"owner " + g.id, "its owner key says " + g.tenant, func(ctx context.Context) (bool, error) {
+		if owner == "" {
+			return l.cmd.SetNX(ctx, key, g.tenant, 0).Result()
+		}
+		has, err := l.cmd.HGet(ctx, l.space.OfTenant(owner).Group(g.id), "tenant").Result()
+		if err != nil && !errors.Is(err, redis.Nil) {
+			return false, err
+		}
+		if has == owner {
+			return false, nil // there are two of the name
+		}
+		err = l.cmd.Watch(ctx, func(tx *redis.Tx) error {
+			if now, err := tx.Get(ctx, key).Result(); err != nil || now != owner {
+				return redis.TxFailedErr
+			}
+			_, err := tx.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Set(ctx, key, g.tenant, 0).Err() })
+			return err
+		}, key)
+		return err == nil, notMoved(err)
+	}}
+}
+
+// notMoved passes over that what was watched has moved.
+func notMoved(err error) error {
+	if errors.Is(err, redis.TxFailedErr) {
+		return nil
+	}
+	return err
+}
+
+// cureCodes counts a group's failures by code, where nothing fails or is retried meanwhile.
+func (l *look) cureCodes(g *group) cure {
+	return cure{"codes " + g.id, "its error codes count its failures", func(ctx context.Context) (bool, error) {
+		before, err := l.codes(ctx, g.id)
+		if err != nil {
+			return false, err
+		}
+		differences := map[string]int64{}
+		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
+			return p.HScan(ctx, l.p.Failures(g.id), cursor, "", pageSize)
+		}
+		seen := map[string]bool{} // a scan may yield a field twice
+		if err := l.scan(ctx, command, func(page []string) error {
+			for i := 0; i+1 < len(page); i += 2 {
+				if code := codeOf(page[i+1]); code != "" && !seen[page[i]] {
+					differences["code:"+code]++
+				}
+				seen[page[i]] = true
+			}
+			return nil
+		}); err != nil {
+			return false, err
+		}
+		after, err := l.codes(ctx, g.id)
+		if err != nil || fmt.Sprint(before) != fmt.Sprint(after) {
+			return false, err
+		}
+		for code, n := range before.codes {
+			if differences["code:"+code] -= number(n); differences["code:"+code] == 0 {
+				delete(differences, "code:"+code)
+			}
+		}
+		return lua.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, number(before.repaired), differences)
+	}}
+}
+
+type codes struct {
+	repaired any
+	codes    map[string]string
+	failures int64
+}
+
+func (l *look) codes(ctx context.Context, id string) (codes, error) {
+	var hash *redis.SliceCmd
+	var all *redis.MapStringStringCmd
+	var n *redis.IntCmd
+	err := l.atOnce(ctx, func(p redis.Pipeliner) {
+		hash, all, n = p.HMGet(ctx, l.p.Group(id), "repaired"), p.HGetAll(ctx, l.p.Codes(id)), p.HLen(ctx, l.p.Failures(id))
+	})
+	if err != nil {
+		return codes{}, err
+	}
+	return codes{hash.Val()[0], all.Val(), n.Val()}, nil
+}
+
+// hopeless says why nothing mends a violation.
+func hopeless(f finding) string {
+	kind, _, _ := strings.Cut(f.same, " ")
+	switch {
+	case f.law == Conservation || f.law == States || f.law == Lifecycle && kind == "status":
+		return "its states are wrong themselves, and what they were can't be told: cancel the group and submit its jobs again"
+	case f.law == Lifecycle && kind == "threshold":
+		return "its end was announced and is not taken back; retry runs its failed jobs again"
+	case f.law == Lifecycle:
+		return "what was when can't be told; it harms nothing"
+	case f.law == Results && f.ordinal == none:
+		return "results that were merged can't be taken apart; its results and failures are exact, its aggregate is not"
+	case f.law == Results:
+		return "what a result was, or whether it was read, can't be told"
+	case f.law == Registry && kind == "partition":
+		return "its tenant's partition is another one: cancel it and submit its jobs again"
+	case f.law == Registry:
+		return "there are two of that name, or it does not know its own: expire one of them"
+	}
+	return "it goes by itself when somebody comes by, or moves too fast to be mended: audit again"
+}

@@ -1,0 +1,82 @@
+package audit
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Receipts are how many jobs of a group a producer was told were accepted.
+type Receipts map[string]int64
+
+// ReadReceipts reads a line of JSON a receipt: {"group": …, "accepted": n}. Of several of one group the largest counts.
+func ReadReceipts(from io.Reader) (Receipts, error) {
+	all := Receipts{}
+	lines := bufio.NewScanner(from)
+	for n := 1; lines.Scan(); n++ {
+		if len(lines.Bytes()) == 0 {
+			continue
+		}
+		var r struct {
+			Group    string
+			Accepted *int64
+		}
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Group == "" || r.Accepted == nil || *r.Accepted < 0 {
+			return nil, fmt.Errorf(`read receipts: line %d: {"group": "…", "accepted": n} is expected`, n)
+		}
+		all[r.Group] = max(all[r.Group], *r.Accepted)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read receipts: %w", err)
+	}
+	return all, nil
+}
+
+// Check adds a violation of the law receipt for each group that is not known, or holds fewer jobs than its producer was told: Redis has
+// lost them, by a cut of its append-only file or by a replica that lagged behind when it took over. A group that has expired since is not known either.
+func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
+	d := db{cmd: conn.Cmd}
+	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), pageSize) {
+		owners, held := make([]*redis.StringCmd, len(page)), make([]*redis.StringCmd, len(page))
+		if err := d.inTurn(ctx, func(p redis.Pipeliner) {
+			for i, id := range page {
+				owners[i] = p.Get(ctx, space.OfGroup(id).Owner(id))
+			}
+		}); err != nil {
+			return fmt.Errorf("check receipts: %w", err)
+		}
+		if err := d.inTurn(ctx, func(p redis.Pipeliner) {
+			for i, id := range page {
+				held[i] = p.HGet(ctx, space.OfTenant(owners[i].Val()).Group(id), "accepted")
+			}
+		}); err != nil {
+			return fmt.Errorf("check receipts: %w", err)
+		}
+		for i, id := range page {
+			v := Violation{Law: Receipt, Partition: space.OfGroup(id).Index(), Group: id}
+			told, have := all[id], number(held[i].Val())
+			switch {
+			case errors.Is(owners[i].Err(), redis.Nil):
+				v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)
+			case have < told:
+				v.Partition = space.OfTenant(owners[i].Val()).Index()
+				v.Detail = fmt.Sprintf("%d jobs are missing: it holds %d of the %d that its producer was told", told-have, have, told)
+			default:
+				continue
+			}
+			report.Violations = append(report.Violations, v)
+		}
+	}
+	report.finish()
+	return nil
+}

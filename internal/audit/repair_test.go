@@ -1,0 +1,103 @@
+package audit
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+// beyondRepair are the tampers of which something stays: what has happened to results, and what was when.
+var beyondRepair = []string{
+	"one state more", "no states", "a letter that is none",
+	"reduced to done", "done to reduced", "reduced to waiting in an ended group",
+	"results line gone", "results line twice", "results line of another job", "results line that is none", "results expired without a word",
+	"slot gone", "slot counts on", "slot's aggregate counts on", "slot is rubbish",
+	"in the wrong partition", "completed once more", "status that is none", "skipped a state", "a time of a state to come",
+	"times out of order", "unsealed",
+	// Who hands out or reduces these leaves the second one out.
+	"queued job twice", "queued job in two queues, among many", "results entry twice",
+}
+
+func (w *world) mend() (Report, []Repair) {
+	var all []Repair
+	r, err := Mend(w.Context(), w.conn, w.space, Options{}, func(r Repair) { all = append(all, r) })
+	w.ok(err)
+	return r, all
+}
+
+// isMended repairs what a tamper has done: whatever was found is mended, or it is said why not, and a second repair does nothing.
+func (c tamper) isMended(w *world, before Report) {
+	r, repairs := w.mend()
+	require.NotEmpty(w, repairs)
+	left := slices.Contains(beyondRepair, c.name)
+	require.Equal(w, !left, r.OK, "%v\n%v", r.Violations, repairs)
+	done := 0
+	for _, v := range repairs {
+		if v.Done {
+			done++
+			continue
+		}
+		require.True(w, left, "%v", v)
+		require.Contains(w, v.Detail, "; ", "why")
+	}
+	require.True(w, left || done > 0)
+	require.LessOrEqual(w, len(r.Violations), len(before.Violations))
+	again, repairs := w.mend()
+	require.Equal(w, r.Violations, again.Violations)
+	for _, v := range repairs {
+		require.False(w, v.Done, "%v", v)
+	}
+}
+
+// Repair beside roles at work: jobs that vanish under them are lost, or were ended by who held them, and no other job comes to harm.
+func TestRepairOfAMovingWorld(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := newWorld(t, url, prefix, 2)
+	crew := *w
+	crew.tb = hard{t}
+	c := &churn{world: &crew, tenants: []string{"a", "b", "c", "d", "e"}, types: []string{"T", "U"}}
+	stop := c.run(t.Context(), false)
+	t.Cleanup(func() { _ = stop() })
+	vanished := 0
+	for i := range 6 {
+		for _, p := range w.space.All() {
+			for _, typ := range c.types {
+				if entries := w.c.XRevRangeN(w.Context(), p.Ready(typ), "+", "-", 1).Val(); len(entries) > 0 {
+					vanished += int(w.c.XDel(w.Context(), p.Ready(typ), entries[0].ID).Val())
+				}
+				w.incr(p.Load(typ), "waiting", 1)
+			}
+			if ids := w.c.ZRange(w.Context(), p.Open(), 0, 0).Val(); len(ids) > 0 {
+				for _, typ := range c.types {
+					if w.c.LPop(w.Context(), p.Queue(ids[0], typ)).Err() == nil {
+						vanished++
+					}
+				}
+				w.incr(p.Group(ids[0]), "ready", int64(i+1))
+				if w.c.HLen(w.Context(), p.Group(ids[0])).Val() == 1 { // it was forgotten just then
+					w.ok(w.c.Del(w.Context(), p.Group(ids[0])).Err())
+				}
+			}
+			w.park(p, "a", moving("nosuch", "T", 1, 0))
+		}
+		w.mend()
+	}
+	require.NoError(t, stop())
+	r, _ := w.mend()
+	require.Empty(t, r.Violations)
+	lost := 0
+	for _, p := range w.space.All() {
+		for _, m := range w.c.XRange(w.Context(), p.DeadLetters(), "-", "+").Val() {
+			if m.Values["code"] == "LOST" {
+				lost++
+			}
+		}
+	}
+	require.LessOrEqual(t, lost, vanished)
+	require.Positive(t, lost)
+	t.Logf("%d moves, %d jobs vanished, %d ended as lost", c.moves.Load(), vanished, lost)
+}

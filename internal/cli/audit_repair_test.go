@@ -1,0 +1,105 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// audited is a group of three jobs on a Redis that the command line audits.
+func audited(t *testing.T) (*redis.Client, keyspace.Space) {
+	_, url := redistest.Mini(t)
+	const prefix = "x:"
+	t.Setenv("BULKACTION_REDIS_URL", url)
+	t.Setenv("BULKACTION_KEY_PREFIX", prefix)
+	opts, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	c := redis.NewClient(opts)
+	t.Cleanup(func() { _ = c.Close() })
+	space, err := keyspace.New(prefix, 2)
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), 2, 0).Err())
+	p := space.OfTenant("acme")
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("g").Owner("g"), "acme", 0).Err())
+	_, err = lua.Create(t.Context(), c, p, lua.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	require.NoError(t, err)
+	_, err = lua.Append(t.Context(), c, p, lua.AppendArgs{Group: "g", Limit: 10, Mode: lua.AppendSeal, Jobs: make([]lua.NewJob, 3)})
+	require.NoError(t, err)
+	return c, space
+}
+
+func TestAuditRepair(t *testing.T) {
+	c, space := audited(t)
+	p := space.OfTenant("acme")
+	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
+	require.NoError(t, c.HSet(t.Context(), p.Group("g"), "at:running", 9e12).Err())
+
+	type answer struct {
+		audit.Report
+		Repairs []audit.Repair `json:"repairs"`
+	}
+	got := console{}.exec(t.Context(), "audit", "--repair", "--json")
+	require.Equal(t, exitError, got.code, "something is left")
+	var report answer
+	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
+	require.Len(t, report.Violations, 1)
+	require.Equal(t, audit.Lifecycle, report.Violations[0].Law)
+	zero := int64(0)
+	require.Equal(t, []audit.Repair{
+		{Law: "place", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and lay nowhere: it has failed, with code LOST"},
+		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; what was when can't be told; it harms nothing"},
+		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,
+			Detail: "its owner key says tenant acme, but there is no such group; repaired: the key is gone"},
+	}, report.Repairs)
+	require.Contains(t, got.err, "repaired: partition")
+	require.Contains(t, got.err, "not repaired: partition")
+	require.Zero(t, c.Exists(t.Context(), space.OfGroup("gone").Owner("gone")).Val())
+	require.Equal(t, "1", c.HGet(t.Context(), p.Codes("g"), "LOST").Val())
+
+	require.NoError(t, c.HDel(t.Context(), p.Group("g"), "at:running").Err())
+	require.Equal(t, run{exitFine, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
+	require.Equal(t, run{exitFine, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
+}
+
+func TestAuditReceipts(t *testing.T) {
+	c, space := audited(t)
+	file := filepath.Join(t.TempDir(), "receipts")
+	receipts := func(lines ...string) run {
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
+		return console{}.exec(t.Context(), "audit", "--receipts", file, "--json")
+	}
+	require.Equal(t, exitFine, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`).code)
+	require.Equal(t, exitFine, receipts().code)
+	for _, bad := range []string{"nonsense", `{"group":"g"}`, `{"accepted":1}`, `{"group":"g","accepted":-1}`} {
+		got := receipts(`{"group":"g","accepted":2}`, bad)
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, `--receipts: read receipts: line 2: {"group": "…", "accepted": n} is expected`)
+	}
+
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("half").Owner("half"), "acme", 0).Err())
+	got := receipts(`{"group":"g","accepted":5}`, `{"group":"gone","accepted":7}`, `{"group":"half","accepted":4}`)
+	require.Equal(t, exitError, got.code)
+	var report audit.Report
+	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
+	var told []string
+	for _, v := range report.Violations {
+		told = append(told, v.Law+" "+v.Group+": "+v.Detail)
+	}
+	require.ElementsMatch(t, []string{
+		"receipt g: 2 jobs are missing: it holds 3 of the 5 that its producer was told",
+		"receipt gone: 7 jobs are missing: there is no such group",
+		"receipt half: 4 jobs are missing: it holds 0 of the 4 that its producer was told",
+		"registry half: its owner key says tenant acme, but there is no such group",
+	}, told)
+}

@@ -1,0 +1,207 @@
+package watcher_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/stage/watcher"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// often audits so often that a test can wait for it.
+var often = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
+
+// violations are those that were announced, without what the harness itself spoils: it reduces into no aggregate.
+func violations(w *stagetest.World) []api.AuditEvent {
+	w.T.Helper()
+	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()
+	require.NoError(w.T, err)
+	var all []api.AuditEvent
+	for _, m := range entries {
+		if m.Values["type"] != "audit.violation" {
+			continue
+		}
+		e := stagetest.Decode[api.AuditEvent](w.T, m.Values["data"].(string))
+		require.Equal(w.T, e.ID, m.Values["id"])
+		if e.Violation.Law != audit.Results || e.Violation.Ordinal != nil {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// requireSound holds the data against all laws but that one.
+func requireSound(w *stagetest.World) {
+	w.T.Helper()
+	r, err := audit.Run(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, audit.Options{})
+	require.NoError(w.T, err)
+	for _, v := range r.Violations {
+		require.Equal(w.T, audit.Results, v.Law, v.Detail)
+		require.Nil(w.T, v.Ordinal, v.Detail)
+	}
+}
+
+// A job that vanishes is found, named and ended, so that its group comes to its end.
+func TestVanishedJobsEndAsLost(t *testing.T) {
+	for name, tt := range map[string]struct {
+		vanish func(ctx context.Context, w *stagetest.World) error
+	}{
+		"from the queue": {func(ctx context.Context, w *stagetest.World) error {
+			return w.Conn.Cmd.LPop(ctx, w.P.Queue("g", "T")).Err()
+		}},
+		"from the ready stream": {func(ctx context.Context, w *stagetest.World) error {
+			w.Admit("T")
+			return w.Conn.Cmd.XDel(ctx, w.P.Ready("T"), w.Conn.Cmd.XRange(ctx, w.P.Ready("T"), "-", "+").Val()[1].ID).Err()
+		}},
+		"from the non-ready": {func(ctx context.Context, w *stagetest.World) error {
+			w.Admit("T")
+			back(ctx, w, w.Take("T", "c", 1)[0])
+			return w.Conn.Cmd.ZRemRangeByRank(ctx, w.P.NonReadyOf("acme"), 0, 0).Err()
+		}},
+		"from the results": {func(ctx context.Context, w *stagetest.World) error {
+			w.Admit("T")
+			w.Done("null", w.Take("T", "c", 1)...)
+			return w.Conn.Cmd.XTrimMaxLen(ctx, w.P.ResultStream(), 0).Err()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stagetest.Both(t, func(w *stagetest.World) {
+				ctx := context.WithoutCancel(w.T.Context())
+				w.Jobs("g", "T", 3)
+				require.NoError(w.T, tt.vanish(ctx, w))
+				run(w, often, "w")
+				w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
+				w.Admit("T")
+				w.Done("null", w.Take("T", "c", 2)...)
+				w.Reduce()
+				w.Await("the group to end", func() bool { return w.Group("g").Status == api.StatusCompleted })
+				require.Equal(w.T, api.Counts{Accepted: 3, Done: 2, Failed: 1}, w.Counts("g"))
+				requireSound(w)
+				told := violations(w)
+				require.Len(w.T, told, 1)
+				require.Equal(w.T, "g", told[0].Group.ID)
+				require.Equal(w.T, "g", told[0].Violation.Group)
+				require.NotNil(w.T, told[0].Violation.Ordinal)
+				require.Equal(w.T, "LOST", w.DeadLetters()[0].Code)
+			})
+		})
+	}
+}
+
+// back parks a job for long, as a worker does with one that is to be retried.
+func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
+	w.T.Helper()
+	_, err := lua.Outcome(ctx, w.Conn.Cmd, w.P, j.Type, lua.Congestion{Base: time.Hour, Cap: time.Hour}, []lua.GroupOutcome{{Group: j.Group, Others: []lua.OtherJob{{
+		Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: lua.OutcomeRetry, Waits: j.Waits, Queued: []byte(j.Queued), Code: "BOOM", Text: "it broke",
+	}}}})
+	require.NoError(w.T, err)
+}
+
+// Whoever runs a job whose entry was deleted may end it all the same, within two leases.
+func TestARunningJobIsNotLostAtOnce(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	held := w.Take("T", "c", 1)
+	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
+	cfg := often
+	cfg.Audit.Lease = time.Hour
+	run(w, cfg, "w")
+	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
+	w.Done("null", held...)
+	w.Reduce()
+	w.Await("the group to end", func() bool { return w.Group("g").Status == api.StatusCompleted })
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
+}
+
+// What reclaim has met makes the watcher look at once, however long its interval.
+func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 2)
+	w.Admit("T")
+	held := w.Take("T", "c", 2)
+	cfg := often
+	cfg.Audit.Interval = time.Hour
+	run(w, cfg, "w")
+	w.Await("the watcher's first round", func() bool { return w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "beat").Err() == nil })
+	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
+	r, err := lua.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
+	require.NoError(t, err)
+	require.Len(t, r.Missing, 1)
+	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
+	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Failed: 1}, w.Counts("g"))
+	require.False(t, w.Conn.Cmd.HExists(t.Context(), w.P.Watch(), "suspicious").Val())
+}
+
+// A violation is announced again only when it was gone meanwhile.
+func TestViolationsAreAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := context.WithoutCancel(t.Context())
+	w.Jobs("g", "T", 2)
+	run(w, often, "w")
+	count := func() (n int) {
+		for _, e := range violations(w) {
+			if e.Violation.Law == audit.Conservation {
+				require.Equal(t, "accepted is 2, the other counts add up to 3: waiting 2, done 1", e.Violation.Detail)
+				require.Equal(t, "g", e.Group.ID)
+				n++
+			}
+		}
+		return n
+	}
+	wrong := func(by int64, want int) {
+		require.NoError(t, w.Conn.Cmd.HIncrBy(ctx, w.P.Group("g"), "done", by).Err())
+		w.Await("it to be announced", func() bool { return count() == want })
+	}
+	wrong(1, 1)
+	rounds := func() { // some more of them
+		began := time.Now()
+		w.Await("rounds to pass", func() bool { return time.Since(began) > time.Second })
+	}
+	rounds()
+	wrong(-1, 1)
+	rounds()
+	wrong(1, 2)
+}
+
+// When Redis has forgotten beats, it has forgotten what else it confirmed since.
+func TestRedisWentBack(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 100).Err())
+		run(w, often, "w")
+		beat := func() int { n, _ := w.Conn.Cmd.HGet(ctx, w.P.Watch(), "beat").Int(); return n }
+		w.Await("some beats", func() bool { return beat() > 101 })
+		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 90).Err())
+		var told []api.AuditEvent
+		w.Await("the watcher to tell", func() bool { told = violations(w); return len(told) == 1 })
+		require.Equal(w.T, audit.History, told[0].Violation.Law)
+		require.Regexp(w.T, `^redis went back about 1[0-9]s, to beat 91: `, told[0].Violation.Detail)
+		require.Nil(w.T, told[0].Group)
+		w.Await("more beats", func() bool { return beat() > 92 })
+		require.Len(w.T, violations(w), 1)
+	})
+}
+
+// Now and then everything is looked at: also what no ledger tells.
+func TestLooksAtEverything(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 2)
+	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Ready("T"), Values: []string{"k", "v"}}).Err())
+	cfg := often
+	cfg.Audit.Deep = 50 * time.Millisecond
+	run(w, cfg, "w")
+	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
+	require.Equal(t, audit.Place, violations(w)[0].Violation.Law)
+}

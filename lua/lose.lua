@@ -1,0 +1,82 @@
+-- lose: jobs that the audit has found nowhere come to their end.  waiting, non-ready, ready, in flight, done → failed, with code LOST; failed without a record of it: gets one
+-- KEYS  base
+-- ARGV  group, type that they had ('' = one of several), then for each by ascending ordinal: ordinal, state (letter and mark) in which it was missed
+-- Reply ordinals of the jobs that ended; who has moved since is not lost
+-- A mark grows with each move, so the same state says that a job has not moved since it was missed; waiting ones also have to be too many for the queues.
+-- What a parked job counted for can't be told any more where others are parked; the audit's law of loads finds what is wrong then.
+-- Twice: they have failed. Goes through when memory is full. Cost: some µs a job.
+local group, only = ARGV[1], ARGV[2]
+local key = B .. 'group:' .. group
+local FIELDS = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight', D = 'done', F = 'failed' }
+local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'type', 'lane', 'paused', 'waiting')
+if not g[1] or g[2] == 'CANCELLED' then return {} end -- sweep settles what is cancelled
+local tenant, lane, now, factor = g[1], g[6], now_ms(), alpha()
+local typ = only ~= '' and only or g[5]
+local held = g[7] or call('ZSCORE', B .. 'scheduled', group)
+local queued = 0
+for t in string.gmatch(g[4] or '', '[^|]+') do queued = queued + call('LLEN', B .. 'queue:' .. group .. ':' .. t) end
+local spare = tonumber(g[8] or 0) - queued
+local ords, missed = {}, {}
+for i = 3, #ARGV, 2 do ords[#ords + 1], missed[#missed + 1] = tonumber(ARGV[i]), ARGV[i + 1] end
+local states, span = load_states(group, ords)
+local new, n, ended = {}, { W = 0, N = 0, R = 0, I = 0, D = 0, F = 0 }, {}
+for i = 1, #ords do
+  local letter = string.sub(missed[i], 1, 1)
+  if FIELDS[letter] and states[i] == missed[i] and (letter ~= 'W' or n.W < spare) and
+    (letter ~= 'F' or call('HEXISTS', B .. 'failures:' .. group, ords[i]) == 0) then
+    new[i], n[letter], ended[#ended + 1] = 'F' .. string.sub(missed[i], 2), n[letter] + 1, ords[i]
+  end
+end
+local lost = #ended
+if lost == 0 then return ended end
+see('HLEN', B .. 'load:' .. typ)
+see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
+see_enqueue(typ, lane, tenant)
+see_activate(tenant)
+see_rerank(g[4], factor)
+see_bury(group)
+see_attend()
+pass_oom()
+
+local congested = 0
+for i = 1, #ords do
+  if new[i] then
+    local attempt = string.byte(new[i], 2) - 33
+    local head = group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|0|0|0|0||' .. string.format('%.0f|%.0f||', ords[i], now)
+    local place = string.gsub(FIELDS[string.sub(missed[i], 1, 1)], '_', '-')
+    local message = place == 'failed' and 'the job has failed and the record of it vanished from Redis' or 'the job was ' .. place .. ' and vanished from Redis'
+    if call('HEXISTS', B .. 'payloads:' .. group, ords[i]) == 1 then
+      message = message .. '; its payload is kept: retry the group to run it'
+    else
+      message = message .. ', its payload too: submit it again'
+    end
+    bury(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
+    if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then congested = congested + 1 end
+  end
+end
+store_states(group, ords, new, span)
+add(key, 'waiting', -n.W, 'non_ready', -n.N, 'ready', -n.R, 'in_flight', -n.I, 'done', -n.D, 'failed', lost - n.F)
+add(B .. 'tenant:' .. tenant, 'unfinished', n.D + n.F - lost)
+if only ~= '' then add(B .. 'load:' .. typ, 'waiting', -n.W, 'non_ready', -n.N) end
+if n.W > 0 and not held then
+  activate(tenant, -n.W)
+  local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
+  if queued == 0 then
+    dequeue(typ, lane, tenant, group)
+  elseif call('ZSCORE', of, group) then
+    call('ZINCRBY', of, -n.W * AGE_MS, group)
+  end
+end
+if n.N > 0 then
+  local counts = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'marker')
+  if call('ZCARD', B .. 'non-ready:' .. tenant) > 0 then
+    add(B .. 'tenant:' .. tenant, 'congested', -math.min(congested, math.max(0, tonumber(counts[1] or 0))))
+  else -- nothing is parked: nothing counts
+    call('HDEL', B .. 'tenant:' .. tenant, 'congested', 'marker')
+    if counts[2] then activate(tenant, -1) end
+    call('ZREM', B .. 'non-ready', tenant)
+  end
+end
+rerank(group, g[4], factor)
+check_end(group)
+return ended

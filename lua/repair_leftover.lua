@@ -1,0 +1,99 @@
+-- repair_leftover: what lies somewhere and is no such job is set aside.
+-- KEYS  base
+-- ARGV  place: queue | parked | aside | ready | results | failures, whose it is (group, tenant or type; '' of results), type of a queue ('' = no queue),
+--       what lies there (an element, an entry's id or an ordinal), another of the same job ('' = none; of two one goes)
+-- Reply {1} it is gone | {0} it is a job that lies where it should, or goes by itself, or is not there
+-- States decide, in the same step. What types and tenants count is left to repair_counter. Twice: it is not there. Goes through when memory is full.
+-- Cost: constant; in a queue its length.
+local place, whose, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+see('LLEN', B .. 'garbage')
+
+-- state_of is a job's letter and mark. Where the group says that it has such a job but not what it does, nothing of it is touched: letter ?.
+local function state_of(group, ordinal)
+  if #tostring(ordinal) > 9 then return '', '' end -- beyond what any group has
+  local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)
+  local letter = string.match(state, '^[WNRIDAFC]')
+  if letter then return letter, string.sub(state, 2) end
+  local accepted = tonumber(call('HGET', B .. 'group:' .. group, 'accepted') or 0)
+  return tonumber(ordinal) < accepted and '?' or '', ''
+end
+local function same(a, b) return a and b and a.group == b.group and a.ordinal == b.ordinal and a.attempt == b.attempt end
+local function entry(stream, id)
+  local found = id ~= '' and call('XRANGE', stream, id, id) or {}
+  if #found == 0 then return nil end
+  local fields = {}
+  for i = 1, #found[1][2], 2 do fields[found[1][2][i]] = found[1][2][i + 1] end
+  return fields
+end
+local function drop(what, from, command, ...)
+  pass_oom()
+  set_aside(from, what)
+  call(command, ...)
+  return { 1 }
+end
+
+if place == 'queue' then
+  local key, ordinal = B .. 'queue:' .. whose .. ':' .. typ, string.match(item, '^(%d+)|')
+  local letter = ordinal and state_of(whose, ordinal)
+  if letter == '?' or letter == 'W' and call('HGET', B .. 'group:' .. whose, 'status') ~= 'CANCELLED' then return { 0 } end
+  see('LLEN', key)
+  pass_oom()
+  if call('LREM', key, 1, item) == 0 then return { 0 } end
+  set_aside('queue:' .. whose .. ':' .. typ, item)
+  return { 1 }
+end
+
+if place == 'parked' or place == 'aside' then
+  local key = place == 'parked' and B .. 'non-ready:' .. whose or B .. 'paused:' .. whose
+  if not call('ZSCORE', key, item) then return { 0 } end
+  local j, other = parse(item), parse(twin)
+  if j then
+    local g = call('HMGET', B .. 'group:' .. j.group, 'tenant', 'sweep')
+    local letter, m = state_of(j.group, j.ordinal)
+    if letter == '?' or letter == 'C' and g[2] then return { 0 } end -- sweep is at it
+    local there = same(j, other) and (call('ZSCORE', B .. 'non-ready:' .. whose, twin) or call('ZSCORE', B .. 'paused:' .. whose, twin))
+    if g[1] == whose and letter == 'N' and m == mark(j.attempt) and not there then return { 0 } end
+  end
+  see('ZCARD', B .. 'non-ready')
+  drop(item, place == 'parked' and 'non-ready:' .. whose or 'paused:' .. whose, 'ZREM', key, item)
+  if place == 'parked' then reindex(whose) end
+  return { 1 }
+end
+
+if place == 'ready' then
+  local stream = B .. 'ready:' .. whose
+  local e, other = entry(stream, item), entry(stream, twin)
+  if not e then return { 0 } end
+  local j = parse(e.j or '')
+  if j then
+    local letter, m = state_of(j.group, j.ordinal)
+    if letter == '?' or letter == 'C' then return { 0 } end -- whoever meets it drops it
+    local live = call('HEXISTS', B .. 'group:' .. j.group, 'status') == 1
+    local mine = (letter == 'R' or letter == 'I') and m == mark(j.attempt) or letter == 'I' and m == mark(j.attempt + 1)
+    if live and j.typ == whose and mine and not (other and item ~= twin and same(j, parse(other.j or ''))) then return { 0 } end
+  end
+  call('XACK', stream, 'workers', item)
+  return drop(e.j or '?', 'ready:' .. whose, 'XDEL', stream, item)
+end
+
+if place == 'results' then
+  local e = entry(B .. 'results', item)
+  if not e then return { 0 } end
+  for line in string.gmatch(e.l or '', '[^\n]+') do
+    local ordinal = e.g and string.match(line, '^{"ordinal":(%d+)[,}]')
+    local letter = ordinal and state_of(e.g, ordinal)
+    if letter == 'D' or letter == '?' then return { 0 } end -- the aggregator leaves out the others
+  end
+  call('XACK', B .. 'results', 'aggregator', item)
+  return drop((e.g or '?') .. ' ' .. (e.l or '?'), 'results', 'XDEL', B .. 'results', item)
+end
+
+local failures = B .. 'failures:' .. whose
+local record = call('HGET', failures, item)
+if not record then return { 0 } end
+local j = parse(string.match(record, '\n(.*)$') or '')
+if j and j.group == whose and tostring(j.ordinal) == item then
+  local letter, m = state_of(whose, j.ordinal)
+  if letter == '?' or letter == 'F' and m == mark(j.attempt) then return { 0 } end
+end
+return drop(record, 'failures:' .. whose, 'HDEL', failures, item)
