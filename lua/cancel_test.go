@@ -157,7 +157,7 @@ func TestSweepManyParkedJobs(t *testing.T) {
 func TestCancelWhileRequeueing(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 3)
-		_, err := lua.Reopen(w.Context(), w.c, w.p, "g")
+		_, err := lua.Reopen(w.Context(), w.c, w.p, "g", "")
 		require.NoError(w, err)
 		w.cancel("g")
 		w.sweep("g")

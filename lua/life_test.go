@@ -61,7 +61,7 @@ func TestLifeOfAGroup(t *testing.T) {
 		require.Equal(w, int64(0), w.c.SCard(w.Context(), w.p.Active()).Val())
 
 		// The next round runs only what has failed.
-		round, err := lua.Reopen(w.Context(), w.c, w.p, "g")
+		round, err := lua.Reopen(w.Context(), w.c, w.p, "g", "")
 		require.NoError(w, err)
 		require.Equal(w, 2, round)
 		more, err := lua.Requeue(w.Context(), w.c, w.p, "g")

@@ -2,22 +2,23 @@ package lua_test
 
 import (
 	"errors"
-	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
 // sight is everything that one look finds, by group, type or tenant.
 type sight struct {
-	group, failures, load, tenant                            map[string]*redis.MapStringStringCmd
+	group, load, tenant                                      map[string]*redis.MapStringStringCmd
 	states                                                   map[string]*redis.StringCmd
-	queue, results, parked, aside                            map[string]*redis.StringSliceCmd
+	queue, results, parked, aside, failures                  map[string]*redis.StringSliceCmd
 	scheduled, inTenant, inLane, tenantParked, tenantIndexed map[string]*redis.FloatCmd
 	inOver, inOrder                                          map[string]*redis.FloatCmd
 	policy                                                   *redis.StringCmd
@@ -31,7 +32,7 @@ type sight struct {
 func (m *model) look() *sight {
 	ctx, pipe := m.Context(), m.c.Pipeline()
 	s := &sight{
-		group: map[string]*redis.MapStringStringCmd{}, failures: map[string]*redis.MapStringStringCmd{}, load: map[string]*redis.MapStringStringCmd{},
+		group: map[string]*redis.MapStringStringCmd{}, failures: map[string]*redis.StringSliceCmd{}, load: map[string]*redis.MapStringStringCmd{},
 		tenant: map[string]*redis.MapStringStringCmd{}, states: map[string]*redis.StringCmd{}, queue: map[string]*redis.StringSliceCmd{},
 		results: map[string]*redis.StringSliceCmd{}, parked: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
 		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantParked: map[string]*redis.FloatCmd{},
@@ -39,8 +40,9 @@ func (m *model) look() *sight {
 		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"), aside: map[string]*redis.StringSliceCmd{},
 		inOver: map[string]*redis.FloatCmd{}, inOrder: map[string]*redis.FloatCmd{}, policy: pipe.Get(ctx, m.p.Policy()), rate: pipe.HGetAll(ctx, m.p.Rate()),
 	}
-	for g, tenant := range m.tenants {
-		s.group[g], s.states[g], s.failures[g] = pipe.HGetAll(ctx, m.p.Group(g)), pipe.Get(ctx, m.p.States(g)), pipe.HGetAll(ctx, m.p.Failures(g))
+	for _, g := range groups {
+		tenant := m.tenantOf(g)
+		s.group[g], s.states[g], s.failures[g] = pipe.HGetAll(ctx, m.p.Group(g)), pipe.Get(ctx, m.p.States(g)), pipe.HKeys(ctx, m.p.Failures(g))
 		s.results[g], s.scheduled[g] = pipe.LRange(ctx, m.p.Results(g), 0, -1), pipe.ZScore(ctx, m.p.Scheduled(), g)
 		for _, typ := range types {
 			s.queue[g+typ] = pipe.LRange(ctx, m.p.Queue(g, typ), 0, -1)
@@ -64,93 +66,135 @@ func (m *model) look() *sight {
 	return s
 }
 
-// check compares everything that is written down twice.
+// equal is require.Equal for what is compared many thousand times.
+func equal[T comparable](m *model, want, got T, format string, args ...any) {
+	if want != got {
+		require.Equal(m, want, got, append([]any{format}, args...)...)
+	}
+}
+
+// totals count what check has found, by tenant or type.
+type totals struct{ active, unfinished, congested, waiting, nonReady map[string]int64 }
+
+// check compares everything that is written down, and that twice, with the ledger.
 func (m *model) check() {
-	s, lie := m.look(), map[string][]string{} // where each job lies
-	note := func(place, blob string) lua.Delivered {
+	s := m.look()
+	n := totals{map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}}
+	lie := map[string][]string{} // where each job lies, by group and ordinal
+	for _, g := range groups {
+		lie[g] = make([]string, len(m.ledger.groups[g].jobs))
+	}
+	note := func(place, blob string) (lua.Delivered, string) {
 		d, err := lua.ParseDelivered(blob)
 		require.NoError(m, err, blob)
-		job := fmt.Sprint(d.Group, ".", d.Ordinal)
-		lie[job] = append(lie[job], place)
-		return d
+		lie[d.Group][d.Ordinal] += place
+		return d, m.tenantOf(d.Group)
 	}
-	waiting, nonReady := map[string]int64{}, map[string]int64{} // by type
-	extra := int64(0)
-	active, unfinished, congested := map[string]int64{}, map[string]int64{}, map[string]int64{}
-	for tenant, blobs := range s.parked {
-		for _, blob := range blobs.Val() {
-			d := note("N", blob)
-			require.Equal(m, tenant, m.tenants[d.Group])
-			nonReady[d.Type]++
+	for _, tenant := range owners {
+		blobs := s.parked[tenant].Val()
+		for _, blob := range blobs {
+			d, of := note("N", blob)
+			if at := &lie[d.Group][d.Ordinal]; m.torn && !m.ledger.groups[d.Group].jobs[d.Ordinal].is(lua.NonReady, d.Attempt) {
+				*at = strings.TrimSuffix(*at, "N")
+			}
+			equal(m, tenant, of, "owner of %s", blob)
+			n.nonReady[d.Type]++
 			if !strings.Contains(blob, "|S|") && !strings.Contains(blob, "|P|") {
-				congested[tenant]++
+				n.congested[tenant]++
 			}
 			if strings.Contains(blob, "|R|") {
-				active[tenant]++
+				n.active[tenant]++
 			}
 		}
+		equal(m, m.ledger.paused["tenant "+tenant], s.tenant[tenant].Val()["paused"] != "", "whether %s is paused", tenant)
 		if s.tenant[tenant].Val()["paused"] == "" {
-			require.Equal(m, len(blobs.Val()) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
+			equal(m, len(blobs) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
 		}
 		for _, blob := range s.aside[tenant].Val() { // of what is or was paused
-			nonReady[note("N", blob).Type]++
+			d, _ := note("N", blob)
+			n.nonReady[d.Type]++
 		}
 	}
 	for typ, entries := range s.ready {
 		for _, e := range entries.Val() {
-			require.Equal(m, typ, note("R", e.Values[lua.Field].(string)).Type)
+			d, _ := note("R", e.Values[lua.Field].(string))
+			equal(m, typ, d.Type, "type in its stream")
+			j := m.ledger.groups[d.Group].jobs[d.Ordinal]
+			if at := &lie[d.Group][d.Ordinal]; m.torn && (*at == "RR" || (!j.owned(d.Attempt) && !j.is(lua.InFlight, d.Attempt+1))) {
+				*at = strings.TrimSuffix(*at, "R")
+			}
 		}
 	}
 	lines := m.resultLines(s)
-	for g, tenant := range m.tenants {
-		h, states, held := s.group[g].Val(), letters(s.states[g].Val()), s.scheduled[g].Err() == nil
-		m.balance(h, states)
-		for _, typ := range types {
-			queue := s.queue[g+typ].Val()
-			waiting[typ] += int64(len(queue))
-			for _, blob := range queue {
-				note("W", g+"|"+typ+"|0|0|0|0|0|0|0|0||"+blob)
-			}
-			if len(queue) > 0 && !held && h["paused"] == "" {
-				active[tenant] += int64(len(queue))
-				m.standsInLine(s, g, typ)
-			} else {
-				require.Error(m, s.inOrder[g+typ].Err(), "%s has nothing that may run, so it has no place in the order", g)
-			}
-		}
-		for i, letter := range []byte(states) {
-			job := fmt.Sprint(g, ".", i)
-			want := map[byte][]string{lua.Waiting: {"W"}, lua.NonReady: {"N"}, lua.Ready: {"R"}, lua.InFlight: {"R"}}[letter]
-			if h["status"] != "CANCELLED" { // until a cancelled group is swept and read away, its jobs may lie where they were
-				require.Equal(m, want, lie[job], "where %s lies, in %s", job, states)
-			}
-			if strings.ContainsRune("WNRI", rune(letter)) {
-				unfinished[tenant]++
-			}
-			_, failed := s.failures[g].Val()[fmt.Sprint(i)]
-			require.Equal(m, letter == lua.Failed, failed, "failure of %s", job)
-			require.Equal(m, map[byte]string{lua.Done: "stream", lua.Reduced: "list"}[letter], lines[job], "results of %s", job)
-			require.Equal(m, letter == lua.Done || letter == lua.Reduced, m.done[job], "success of %s", job)
-		}
+	for _, g := range groups {
+		m.checkGroup(s, g, lie[g], lines[g], n)
 	}
 	for typ, load := range s.load {
-		require.Equal(m, []int64{waiting[typ], nonReady[typ]}, []int64{number(load.Val()["waiting"]), number(load.Val()["non_ready"])}, "load of %s", typ)
+		h := load.Val()
+		equal(m, [4]int64{n.waiting[typ], n.nonReady[typ], m.ledger.stale[typ], m.ledger.lost[typ]},
+			[4]int64{number(h["waiting"]), number(h["non_ready"]), number(h["stale"]), number(h["lost"])}, "load of %s", typ)
 	}
-	for tenant, counters := range s.tenant {
-		h := counters.Val()
-		require.Equal(m, []int64{active[tenant], unfinished[tenant], congested[tenant]},
-			[]int64{number(h["active"]), number(h["unfinished"]), number(h["congested"])}, "active, unfinished and congested of %s", tenant)
-		require.Equal(m, active[tenant] > 0 && h["paused"] == "", s.active[tenant].Val(), "%s is active", tenant)
-		if weight, err := strconv.ParseFloat(h["weight"], 64); err == nil && s.active[tenant].Val() {
+	extra := int64(0)
+	for _, tenant := range owners {
+		h, is := s.tenant[tenant].Val(), s.active[tenant].Val()
+		equal(m, [3]int64{n.active[tenant], n.unfinished[tenant], n.congested[tenant]},
+			[3]int64{number(h["active"]), number(h["unfinished"]), number(h["congested"])}, "active, unfinished and congested of %s", tenant)
+		equal(m, n.active[tenant] > 0 && h["paused"] == "", is, "whether %s is active", tenant)
+		if weight, err := strconv.ParseFloat(h["weight"], 64); err == nil && is {
 			extra += int64(math.Floor((weight-1)*1000 + 0.5))
 		}
 	}
-	require.Equal(m, extra, number(s.rate.Val()["xw"]), "what active tenants weigh beyond 1")
+	equal(m, extra, number(s.rate.Val()["xw"]), "what active tenants weigh beyond 1")
+}
+
+// Where a job lies by its letter, and where the line of its result.
+var (
+	lies     = map[byte]string{lua.Waiting: "W", lua.NonReady: "N", lua.Ready: "R", lua.InFlight: "R"}
+	recorded = map[byte]string{lua.Done: "stream", lua.Reduced: "list"}
+)
+
+func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]string, n totals) {
+	b, h := m.ledger.groups[g], s.group[g].Val()
+	equal(m, b.states(), s.states[g].Val(), "states of %s", g)
+	equal(m, b.status, h["status"], "status of %s", g)
+	equal(m, [3]bool{b.sealed, b.paused, b.requeue}, [3]bool{h["sealed"] != "", h["paused"] != "", h["requeue"] != ""}, "whether %s is sealed, paused and to be requeued", g)
+	by, reduced := b.counts()
+	for _, place := range places {
+		equal(m, by[place], number(h[place]), "%s jobs of %s", place, g)
+	}
+	equal(m, [2]int64{int64(len(b.jobs)), reduced}, [2]int64{number(h["accepted"]), number(h["reduced"])}, "accepted and reduced jobs of %s", g)
+	for _, typ := range types {
+		queue := s.queue[g+typ].Val()
+		n.waiting[typ] += int64(len(queue))
+		for _, blob := range queue {
+			ordinal, _, _ := strings.Cut(blob, "|")
+			equal(m, typ, b.jobs[number(ordinal)].typ, "type of %s.%s", g, ordinal)
+			lie[number(ordinal)] += "W"
+		}
+		if len(queue) > 0 && s.scheduled[g].Err() != nil && !b.paused {
+			n.active[b.tenant] += int64(len(queue))
+			m.standsInLine(s, g, typ)
+		} else {
+			equal(m, false, s.inOrder[g+typ].Err() == nil, "%s has nothing that may run, so it has no place in the order", g)
+		}
+	}
+	failures := s.failures[g].Val()
+	equal(m, by["failed"], int64(len(failures)), "failures of %s", g)
+	for o, j := range b.jobs {
+		if b.live() { // until a cancelled group is swept and read away, its jobs may lie where they were
+			equal(m, lies[j.letter], lie[o], "where %s.%d lies", g, o)
+		}
+		if strings.IndexByte("WNRI", j.letter) >= 0 {
+			n.unfinished[b.tenant]++
+		}
+		equal(m, j.letter == lua.Failed, slices.Contains(failures, fmtInt(int64(o))), "failure of %s.%d", g, o)
+		equal(m, recorded[j.letter], lines[int64(o)], "results of %s.%d", g, o)
+	}
 }
 
 // standsInLine checks the places of a group that waits and of its tenant.
 func (m *model) standsInLine(s *sight, g, typ string) {
-	tenant := m.tenants[g]
+	tenant := m.tenantOf(g)
 	require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
 	if s.tenantParked[g+typ].Err() == nil || s.tenant[tenant].Val()["paused"] != "" {
 		return
@@ -162,27 +206,31 @@ func (m *model) standsInLine(s *sight, g, typ string) {
 	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not parked, so it stands in the lane, with permits of its own or without", tenant)
 }
 
-// resultLines says where the line of each job's result lies; more than one is a failure.
-func (m *model) resultLines(s *sight) map[string]string {
-	lines := map[string]string{}
-	each := func(group, chunk string, f func(job string)) {
+// resultLines says where the line of each job's result lies, by group and ordinal; more than one is a failure.
+func (m *model) resultLines(s *sight) map[string]map[int64]string {
+	lines := map[string]map[int64]string{}
+	each := func(group, chunk string, f func(of map[int64]string, job int64)) {
+		if lines[group] == nil {
+			lines[group] = map[int64]string{}
+		}
 		for line := range strings.SplitSeq(chunk, "\n") {
-			f(fmt.Sprint(group, ".", m.ordinalOf(line)))
+			f(lines[group], m.ordinalOf(line))
 		}
 	}
 	for g, chunks := range s.results {
 		for _, chunk := range chunks.Val() {
-			each(g, chunk, func(job string) {
-				require.Empty(m, lines[job], "%s has two results", job)
-				lines[job] = "list"
+			each(g, chunk, func(of map[int64]string, job int64) {
+				equal(m, "", of[job], "%s.%d has two results", g, job)
+				of[job] = "list"
 			})
 		}
 	}
 	for _, e := range s.resultStream.Val() {
-		each(e.Values["g"].(string), e.Values["l"].(string), func(job string) {
-			require.NotEqual(m, "stream", lines[job], "%s has two results", job)
-			if lines[job] == "" { // or else the rest of the entry was left to another
-				lines[job] = "stream"
+		g := e.Values["g"].(string)
+		each(g, e.Values["l"].(string), func(of map[int64]string, job int64) {
+			equal(m, false, of[job] == "stream", "%s.%d has two results", g, job)
+			if of[job] == "" { // or else the rest of the entry was left to another
+				of[job] = "stream"
 			}
 		})
 	}
@@ -191,47 +239,40 @@ func (m *model) resultLines(s *sight) map[string]string {
 
 // finish drives everything to its end, as the roles would.
 func (m *model) finish() {
+	m.check()
 	m.held = nil // every worker has crashed
 	m.freely()
-	for _, g := range m.groups() {
-		if m.status(g) != "CANCELLED" {
-			m.seal(g)
-		}
+	for _, g := range groups {
+		m.end(g)
 	}
-	open := m.groups()
-	for round := 0; len(open) > 0; round++ {
+	for round, open := 0, true; open; round++ {
 		require.Less(m, round, 200, "it comes to an end")
 		m.timePasses()
 		for _, typ := range types {
-			m.reclaim(typ, 100)
-			m.admit(typ, 50, noLimit)
+			m.takeBack(typ, 100)
+			m.handOut(1000, typ, 50, noLimit)
 		}
-		m.promote(noLimit, types...)
+		m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)
 		for _, typ := range types {
-			if jobs := m.read(typ, "last"); len(jobs) > 0 {
-				m.start(typ, jobs)
-				m.report(jobs, []lua.OutcomeKind{"d"})
-			}
+			jobs := m.receive(typ, "last", 1000)
+			m.launch(typ, jobs)
+			m.report(jobs, []lua.OutcomeKind{"d"})
 		}
 		m.collectResults()
 		m.reduceRest()
-		var still []string
-		for _, g := range open {
-			m.sweep(g)
-			m.requeue(g)
-			m.advance(g)
-			if s := m.status(g); s != "COMPLETED" && s != "FAILED" && s != "CANCELLED" {
-				still = append(still, g)
+		open = false
+		for _, g := range groups {
+			b := m.ledger.groups[g]
+			if !b.live() {
+				m.sweep(g)
+				m.swept(g)
 			}
+			if b.requeue {
+				m.waitAgain(g)
+			}
+			m.goOn(g)
+			open = open || !b.ended()
 		}
-		m.check()
-		open = still
-	}
-	for _, g := range m.groups() {
-		m.sweep(g)
-		ledger := m.ledger(g)
-		require.Equal(m, int64(len(m.states(g))), ledger["done"]+ledger["failed"]+ledger["cancelled"], "%s: %v", g, ledger)
-		require.Equal(m, m.aggregated(g), ledger["done"], "the aggregate of %s", g)
 	}
 	m.check()
 	m.nothingLeft()
@@ -249,41 +290,52 @@ func (m *model) collectResults() {
 func (m *model) reduceRest() {
 	for _, e := range m.results {
 		e.ordinals = nil
-		states := m.states(e.group)
 		var kept []string
 		for line := range strings.SplitSeq(e.lines, "\n") {
-			if n := m.ordinalOf(line); states[n] == lua.Done {
+			if n := m.ordinalOf(line); m.ledger.groups[e.group].jobs[n].letter == lua.Done {
 				e.ordinals, kept = append(e.ordinals, n), append(kept, line)
 			}
 		}
 		e.lines = strings.Join(kept, "\n")
-		require.Equal(m, lua.ReduceOK, m.reduceInto("0", e).State)
+		require.Empty(m, m.settle("0", e))
 	}
 	m.results = nil
 }
 
-// aggregated is what both slots have counted.
-func (m *model) aggregated(group string) int64 {
-	h := m.c.HGetAll(m.Context(), m.p.Aggregate(group)).Val()
-	return number(h["slot:0"]) + number(h["slot:1"])
-}
-
-// nothingLeft expires the groups and finds only what is shared, empty.
+// nothingLeft finds every job counted once and, when the groups have expired, only what is shared, empty.
 func (m *model) nothingLeft() {
 	for _, typ := range types {
-		m.reclaim(typ, 0) // entries of cancelled groups that somebody holds
-		if jobs := m.read(typ, "last"); len(jobs) > 0 {
-			m.start(typ, jobs) // and those that nobody has read
-		}
-		require.Zero(m, m.c.XLen(m.Context(), m.p.Ready(typ)).Val())
-		require.Empty(m, m.pending(m.p.Ready(typ)))
+		m.takeBack(typ, 0)                          // entries of cancelled groups that somebody holds
+		m.launch(typ, m.receive(typ, "last", 1000)) // and those that nobody has read
 	}
-	require.Zero(m, m.c.XLen(m.Context(), m.p.ResultStream()).Val())
-	for _, g := range m.groups() {
-		m.expire(g)
+	var streams []*redis.IntCmd
+	var pending []*redis.XPendingCmd
+	var aggregates []*redis.MapStringStringCmd
+	pipe := m.c.Pipeline()
+	for _, typ := range types {
+		streams = append(streams, pipe.XLen(m.Context(), m.p.Ready(typ)))
+		pending = append(pending, pipe.XPending(m.Context(), m.p.Ready(typ), keyspace.GroupWorkers))
+	}
+	streams = append(streams, pipe.XLen(m.Context(), m.p.ResultStream()))
+	for _, g := range groups {
+		aggregates = append(aggregates, pipe.HGetAll(m.Context(), m.p.Aggregate(g)))
+	}
+	_, err := pipe.Exec(m.Context())
+	require.NoError(m, err)
+	for i, s := range streams {
+		equal(m, 0, s.Val(), "entries in stream %d", i)
+	}
+	for i, p := range pending {
+		equal(m, 0, p.Val().Count, "pending entries of %s", types[i])
+	}
+	for i, g := range groups {
+		by, _ := m.ledger.groups[g].counts()
+		equal(m, int64(len(m.ledger.groups[g].jobs)), by["done"]+by["failed"]+by["cancelled"], "ended jobs of %s", g)
+		h := aggregates[i].Val()
+		equal(m, by["done"], number(h["slot:0"])+number(h["slot:1"]), "the aggregate of %s", g)
+		require.NoError(m, lua.Expire(m.Context(), m.c, m.p, g, m.leads, false))
 	}
 	for _, key := range m.keys() {
 		require.Contains(m, append(shared, "rate", "messages", "parked:T", "parked:U", "policy"), strings.TrimPrefix(key, m.p.Base()))
 	}
-	require.NoError(m, m.c.Del(m.Context(), m.keys()...).Err()) // the next sequences have the memory to themselves
 }

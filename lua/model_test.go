@@ -1,10 +1,11 @@
 package lua_test
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,96 +15,136 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// Random sequences of transitions, many of them repeated or by callers that come too late. After each step everything that
-// is written down twice must agree, every job must lie at exactly one place, and at last everything can be brought to an
-// end with each job counted once. More of them: go test ./lua -run Model -rapid.checks 10000
+// How many random sequences TestModel tries on a real Redis: rapid does 100 at a time, or what -rapid.checks says, and callers share them.
+const callers, hundreds = 8, 100
+
+// Random sequences of transitions, many of them repeated or by callers that come too late, against a ledger in memory, which
+// says what each of them must answer and do. Every few steps all that is written down twice must agree, too, and every job lie at
+// exactly one place; at last everything can be brought to an end with each job counted once.
 func TestModel(t *testing.T) {
-	for i := range 3 {
-		t.Run(fmt.Sprint("redis-", i), func(t *testing.T) {
-			t.Parallel()
-			url, prefix := redistest.Shared(t)
-			checkModel(t, client(t, url), prefix)
-		})
-	}
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		socket := filepath.Join(t.TempDir(), "s")
+		redistest.Server(t, redistest.Args("--unixsocket", socket)) // it takes half of what TCP does
+		var next atomic.Int64
+		var wg sync.WaitGroup
+		for i := range callers {
+			wg.Go(func() {
+				for c := client(t, fmt.Sprintf("unix://%s?db=%d", socket, i)); next.Add(1) <= hundreds && !t.Failed(); {
+					checkModel(t, c)
+					if testing.Short() {
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
 		_, url := redistest.Mini(t)
-		checkModel(t, client(t, url), "t:")
+		checkModel(t, client(t, url))
 	})
 }
 
-func checkModel(t *testing.T, c *redis.Client, prefix string) {
-	var n atomic.Int64
+// quick leaves out what only costs time: rapid shows where a check has failed without it.
+type quick struct{ *rapid.T }
+
+func (quick) Helper() {}
+
+func checkModel(t *testing.T, c *redis.Client) {
 	rapid.Check(t, func(rt *rapid.T) {
+		require.NoError(rt, c.FlushDB(rt.Context()).Err())
 		m := &model{
-			world: newWorld(rt, c, prefix+fmtInt(n.Add(1))+":"), rt: rt,
-			tenants: map[string]string{"a": "x", "b": "x", "c": "y"}, lanes: map[string]string{}, done: map[string]bool{}, requests: map[string]lua.AppendArgs{},
+			world: newWorld(quick{rt}, c, "t:"), rt: rt, reading: map[string]bool{}, lanes: map[string]string{}, requests: map[string]lua.AppendArgs{},
+			ledger: ledger{groups: map[string]*book{}, paused: map[string]bool{}, lying: map[string]map[string]taken{"T": {}, "U": {}}, stale: map[string]int64{}, lost: map[string]int64{}},
 		}
 		if rapid.Bool().Draw(rt, "by priority") {
 			m.byPriority(10_000)
 		}
-		for _, g := range m.groups() {
+		m.leads = m.fence()
+		for g, tenant := range map[string]string{"a": "x", "b": "x", "c": "y"} {
+			m.ledger.groups[g] = &book{tenant: tenant, status: "CREATED", round: 1}
+		}
+		for _, g := range groups {
 			lane := rapid.SampledFrom([]string{"high", "normal", "low"}).Draw(rt, "lane")
 			m.lanes[g] = lane
 			if rapid.Bool().Draw(rt, "held") {
-				m.create(g, m.tenants[g], "T", "lane", lane, "run_at", inAnHour())
+				m.create(g, m.tenantOf(g), "T", "lane", lane, "run_at", inAnHour())
 			} else {
-				m.create(g, m.tenants[g], "T", "lane", lane)
+				m.create(g, m.tenantOf(g), "T", "lane", lane)
 			}
 		}
-		rt.Repeat(map[string]func(*rapid.T){
-			"append":       func(*rapid.T) { m.actAppend() },
-			"append again": func(*rapid.T) { m.actAppendAgain() },
-			"seal":         func(*rapid.T) { m.actSeal() },
-			"admit":        func(*rapid.T) { m.actAdmit() },
-			"promote":      func(*rapid.T) { m.actPromote() },
-			"time passes":  func(*rapid.T) { m.timePasses() },
-			"read":         func(*rapid.T) { m.actRead() },
-			"start":        func(*rapid.T) { m.actStart() },
-			"report":       func(*rapid.T) { m.actReport() },
-			"report done":  func(*rapid.T) { m.actReportDone() },
-			"crash":        func(*rapid.T) { m.actCrash() },
-			"reclaim":      func(*rapid.T) { m.reclaim(m.typ(), m.upTo(2)) },
-			"lose readers": func(*rapid.T) { m.c.XGroupDestroy(m.Context(), m.p.Ready(m.typ()), keyspace.GroupWorkers) },
-			"reduce":       func(*rapid.T) { m.actReduce() },
-			"advance":      func(*rapid.T) { m.advance(m.group()) },
-			"cancel":       func(*rapid.T) { m.actCancel() },
-			"sweep":        func(*rapid.T) { m.actSweep() },
-			"retry":        func(*rapid.T) { m.actRetry() },
-			"drain":        func(*rapid.T) { m.actDrain() },
-			"pause":        func(*rapid.T) { m.actPause(lua.Pause) },
-			"resume":       func(*rapid.T) { m.actPause(lua.Resume) },
-			"set tenant":   func(*rapid.T) { m.actSet() },
-			"":             func(*rapid.T) { m.check() },
-		})
+		for range 2 {
+			m.actAppend()
+		}
+		for i, name := range rapid.SliceOfN(rapid.SampledFrom(slices.Sorted(maps.Keys(acts))), 8, 22).Draw(rt, "acts") {
+			acts[name](m)
+			if i%8 == 7 { // what is wrong stays wrong
+				m.check()
+			}
+		}
 		m.finish()
 	})
 }
 
-// model is a world with the workers and callers in it.
+// acts are what can happen; what workers do most of the time is there more than once.
+var acts = map[string]func(m *model){
+	"work":         (*model).actWork,
+	"work more":    (*model).actWork,
+	"work again":   (*model).actWorkAgain,
+	"append":       (*model).actAppend,
+	"append again": (*model).actAppendAgain,
+	"seal":         (*model).actSeal,
+	"admit":        (*model).actAdmit,
+	"promote":      (*model).actPromote,
+	"time passes":  (*model).timePasses,
+	"read":         (*model).actRead,
+	"start":        (*model).actStart,
+	"renew":        (*model).actRenew,
+	"report":       (*model).actReport,
+	"report done":  (*model).actReportDone,
+	"report late":  (*model).actReportLate,
+	"crash":        (*model).actCrash,
+	"reclaim":      func(m *model) { m.takeBack(m.typ(), m.upTo(2)) },
+	"lose readers": (*model).actLoseReaders,
+	"come back":    (*model).actComeBack,
+	"reduce":       (*model).actReduce,
+	"advance":      func(m *model) { m.goOn(m.group()) },
+	"cancel":       (*model).actCancel,
+	"sweep":        (*model).actSweep,
+	"retry":        (*model).actRetry,
+	"drain":        (*model).actDrain,
+	"pause":        func(m *model) { m.actPause(true) },
+	"resume":       func(m *model) { m.actPause(false) },
+	"set tenant":   (*model).actSet,
+}
+
+// model is a world with the workers and callers in it, and what must be true of it.
 type model struct {
 	*world
 	rt       *rapid.T
-	tenants  map[string]string // by group
+	ledger   ledger
+	leads    int64             // the fence of the watcher
+	reading  map[string]bool   // types whose stream has a consumer group
+	torn     bool              // an entry has come back, so that a job may have several
 	lanes    map[string]string // by group
 	held     []taken           // what workers hold, started or not
 	past     []taken           // the last that they held once; they may still report it
 	results  []results         // what aggregators have read, reduced or not
 	requests map[string]lua.AppendArgs
-	done     map[string]bool // jobs whose success was taken
 }
 
-var types, owners = []string{"T", "U"}, []string{"x", "y"}
+var types, owners, groups = []string{"T", "U"}, []string{"x", "y"}, []string{"a", "b", "c"}
 
-func (m *model) groups() []string        { return slices.Sorted(maps.Keys(m.tenants)) }
-func (m *model) group() string           { return rapid.SampledFrom(m.groups()).Draw(m.rt, "group") }
-func (m *model) typ() string             { return rapid.SampledFrom(types).Draw(m.rt, "type") }
-func (m *model) upTo(n int) int          { return rapid.IntRange(0, n).Draw(m.rt, "n") }
-func (m *model) chance(what string) bool { return rapid.IntRange(0, 3).Draw(m.rt, what) == 0 }
+func (m *model) tenantOf(group string) string { return m.ledger.groups[group].tenant }
+func (m *model) group() string                { return rapid.SampledFrom(groups).Draw(m.rt, "group") }
+func (m *model) typ() string                  { return rapid.SampledFrom(types).Draw(m.rt, "type") }
+func (m *model) upTo(n int) int               { return rapid.IntRange(0, n).Draw(m.rt, "n") }
+func (m *model) chance(what string) bool      { return rapid.IntRange(0, 3).Draw(m.rt, what) == 0 }
 
 // some takes up to n random ones out of all.
 func some[T any](m *model, all []T, n int) []T {
@@ -120,35 +161,36 @@ func some[T any](m *model, all []T, n int) []T {
 
 func (m *model) actAppend() {
 	g := m.group()
+	b := m.ledger.groups[g]
 	a := lua.AppendArgs{Group: g, Limit: 100, Request: fmt.Sprint("r", len(m.requests))}
+	var added []job
 	for range m.upTo(4) + 1 {
-		j := lua.NewJob{Payload: []byte("1")}
+		j, is := lua.NewJob{Payload: []byte("1")}, job{typ: "T", letter: lua.Waiting}
 		if m.chance("other type") {
-			j.Type = "U"
+			j.Type, is.typ = "U", "U"
 		}
 		if m.chance("large") {
 			j.Payload = large
 		}
 		if m.chance("later") {
-			j.RunAt = time.Now().Add(time.Hour)
+			j.RunAt, is.letter = time.Now().Add(2*time.Hour), lua.NonReady
 		}
-		a.Jobs = append(a.Jobs, j)
+		a.Jobs, added = append(a.Jobs, j), append(added, is)
 	}
 	if m.chance("seal") {
 		a.Mode = lua.AppendSeal
 	}
-	before := m.ledger(g)
 	r, err := lua.Append(m.Context(), m.c, m.p, a)
-	if err != nil { // sealed or cancelled
-		require.Equal(m, before, m.ledger(g))
+	again := a.Mode != "" && b.submitted // the last of a submission was there before
+	require.Equal(m, !again && (b.sealed || len(b.jobs)+len(added) > int(a.Limit)), err != nil, "append to %s: %v", g, err)
+	require.Equal(m, again, r.Duplicate)
+	if err != nil || again {
 		return
 	}
-	if r.Duplicate { // the last of a submission was there before
-		require.Equal(m, lua.AppendSeal, a.Mode)
-		return
-	}
-	require.Equal(m, int64(len(a.Jobs)), r.N)
+	require.Equal(m, lua.AppendReply{First: int64(len(b.jobs)), N: int64(len(added))}, r)
 	m.requests[a.Request] = a
+	b.jobs = append(b.jobs, added...)
+	b.submitted, b.sealed = b.submitted || a.Mode != "", b.sealed || a.Mode != ""
 }
 
 func (m *model) actAppendAgain() {
@@ -159,8 +201,16 @@ func (m *model) actAppendAgain() {
 
 func (m *model) actSeal() {
 	if m.chance("really") {
-		_, _ = lua.Seal(m.Context(), m.c, m.p, m.group(), nil) // refused when it was cancelled
+		m.end(m.group())
 	}
+}
+
+// end seals a group, unless it was cancelled.
+func (m *model) end(group string) {
+	b := m.ledger.groups[group]
+	_, err := lua.Seal(m.Context(), m.c, m.p, group, nil)
+	require.Equal(m, !b.live(), err != nil, "seal %s: %v", group, err)
+	b.sealed = true
 }
 
 func (m *model) limit() lua.Limit {
@@ -175,7 +225,7 @@ func (m *model) limit() lua.Limit {
 
 func (m *model) actAdmit() {
 	l, most := m.limit(), m.upTo(5)+1
-	r := m.admitBelow(6, m.typ(), most, l)
+	r := m.handOut(6, m.typ(), most, l)
 	require.LessOrEqual(m, r.Moved, most)
 	if l.Permits > 0 {
 		require.LessOrEqual(m, int64(r.Moved), l.Permits)
@@ -187,157 +237,95 @@ func (m *model) actPromote() {
 	for _, typ := range types {
 		caps[typ] = m.upTo(6)
 	}
-	m.promoteBelow(caps, m.limit())
+	m.bringBack(caps, m.limit())
 }
 
-// timePasses brings the time of everything that is parked or held, and a new window.
-func (m *model) timePasses() {
-	first := func(key string) {
-		for _, member := range m.c.ZRange(m.Context(), key, 0, -1).Val() {
-			m.c.ZAdd(m.Context(), key, redis.Z{Score: 1, Member: member})
-		}
+// handOut admits jobs.
+func (m *model) handOut(limitOfReady int, typ string, most int, l lua.Limit) lua.AdmitReply {
+	r := m.admitBelow(limitOfReady, typ, most, l)
+	if r.Moved+r.Parked > 0 {
+		require.Equal(m, map[byte]int{lua.Ready: r.Moved, lua.NonReady: r.Parked}, m.moved(lua.Waiting, typ))
 	}
-	for _, tenant := range owners {
-		first(m.p.NonReadyOf(tenant))
-		m.c.HDel(m.Context(), m.p.Tenant(tenant), "n", "s", "t")
-	}
-	m.c.HDel(m.Context(), m.p.Rate(), "n", "s", "t")
-	for _, g := range m.groups() {
-		m.c.HSet(m.Context(), m.p.Group(g), "run_at", 1)
-	}
-	for _, key := range []string{m.p.NonReady(), m.p.Parked("T"), m.p.Parked("U"), m.p.Scheduled()} {
-		first(key)
-	}
-	m.schedule(10)
+	return r
 }
 
-func (m *model) actRead() {
-	m.held = append(m.held, m.readSome(m.typ(), rapid.SampledFrom([]string{"c1", "c2"}).Draw(m.rt, "consumer"), int64(m.upTo(4))+1)...)
-}
-
-// actStart starts some of what is held, perhaps again, and perhaps what is not held any more.
-func (m *model) actStart() {
-	picked := some(m, slices.Concat(m.held, m.past), 4)
-	for _, typ := range types {
-		batch := slices.DeleteFunc(slices.Clone(picked), func(j taken) bool { return j.Type != typ })
-		if len(batch) == 0 {
-			continue
-		}
-		m.start(typ, batch)
-		for _, started := range batch {
-			if started.token >= 0 {
-				m.drop(started) // an earlier start of the same entry is stale now
-				m.held = append(m.held, started)
-			}
-		}
+// bringBack promotes jobs.
+func (m *model) bringBack(caps map[string]int, l lua.Limit) {
+	if r := m.promoteBelow(caps, l); r.Moved > 0 {
+		require.Equal(m, map[byte]int{lua.Ready: r.Moved, lua.NonReady: 0}, m.moved(lua.NonReady, types...))
 	}
 }
 
-// drop takes an entry out of what is held.
-func (m *model) drop(j taken) {
-	m.held = slices.DeleteFunc(m.held, func(h taken) bool {
-		if h.entry != j.entry || h.Type != j.Type {
-			return false
-		}
-		m.past = append(m.past, h)
-		return true
-	})
-	m.past = m.past[max(0, len(m.past)-8):]
-}
-
-func (m *model) actReport() {
-	m.report(some(m, slices.Concat(m.held, m.past), 5), []lua.OutcomeKind{
-		"d", "d", lua.OutcomeRetry, lua.OutcomeThrottled, lua.OutcomeFailed, lua.OutcomeReleased, lua.OutcomeUnstarted,
-	})
-}
-
-func (m *model) actReportDone() { m.report(some(m, m.held, 5), []lua.OutcomeKind{"d"}) }
-
-// report reports outcomes of random kinds, d for done, per type in one batch.
-func (m *model) report(picked []taken, kinds []lua.OutcomeKind) {
-	for _, typ := range types {
-		byGroup, n := map[string]*lua.GroupOutcome{}, 0
-		var jobs []taken
-		for _, j := range picked {
-			kind := rapid.SampledFrom(kinds).Draw(m.rt, "kind")
-			if j.Type != typ || (j.token < 0 && kind != lua.OutcomeUnstarted) {
+// moved takes over which jobs were handed out or parked, and counts them. Each must have been where the transition takes from, of a type
+// that was asked for, and nothing of it paused.
+func (m *model) moved(from byte, typ ...string) map[byte]int {
+	n, pipe := map[byte]int{lua.Ready: 0, lua.NonReady: 0}, m.c.Pipeline()
+	var got []*redis.StringCmd
+	for _, g := range groups {
+		got = append(got, pipe.Get(m.Context(), m.p.States(g)))
+	}
+	_, _ = pipe.Exec(m.Context()) // a group without jobs has no states
+	for i, g := range groups {
+		b, states := m.ledger.groups[g], got[i].Val()
+		require.Len(m, states, 2*len(b.jobs), "states of %s", g)
+		for o := range b.jobs {
+			j, letter, mark := &b.jobs[o], states[2*o], int(states[2*o+1])-33
+			if j.letter == letter && j.attempt%90 == mark {
 				continue
 			}
-			n++
-			g := byGroup[j.Group]
-			if g == nil {
-				g = &lua.GroupOutcome{Group: j.Group}
-				byGroup[j.Group] = g
+			require.True(m, j.letter == from && slices.Contains(typ, j.typ) && b.live() && !m.ledger.held(b, j.typ), "%s.%d was %c%d and became %c%d", g, o, j.letter, j.attempt, letter, mark)
+			if letter == lua.Ready {
+				j.attempt++
 			}
-			if kind == "d" {
-				g.Done = append(g.Done, done(j)[0].Done...)
-				jobs = append(jobs, j)
-			} else {
-				g.Others = append(g.Others, other(kind, j, time.Hour)[0].Others...)
-			}
-		}
-		var batch []lua.GroupOutcome
-		for _, name := range slices.Sorted(maps.Keys(byGroup)) {
-			g := byGroup[name]
-			slices.SortFunc(g.Done, func(a, b lua.DoneJob) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
-			slices.SortFunc(g.Others, func(a, b lua.OtherJob) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
-			batch = append(batch, *g)
-		}
-		if n == 0 {
-			continue
-		}
-		were := m.doneJobs()
-		r := m.outcome(typ, batch)
-		require.Equal(m, int64(n), r.Owned+r.Stale)
-		for _, j := range jobs {
-			if job := fmt.Sprint(j.Group, ".", j.Ordinal); m.doneJobs()[job] && !were[job] {
-				require.False(m, m.done[job], "%s was done before", job)
-				m.done[job], were[job] = true, true // one batch may name it twice, under an old attempt and under the new one
-			}
-		}
-		for _, j := range picked {
-			if j.Type == typ {
-				m.drop(j)
-			}
+			require.Equal(m, j.attempt%90, mark, "attempt of %s.%d", g, o)
+			j.letter = letter
+			n[letter]++
 		}
 	}
+	return n
+}
+
+// later brings the time of everything that is parked or held, and a new window.
+var later = redis.NewScript(`
+for i, key in ipairs(KEYS) do
+  local what = string.match(key, ':([a-z-]+)[^{}]*$')
+  if what == 'tenant' or what == 'rate' then
+    redis.call('HDEL', key, 'n', 's', 't')
+  elseif what == 'group' then
+    redis.call('HSET', key, 'run_at', 1)
+  else
+    for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do redis.call('ZADD', key, 1, member) end
+  end
+end`)
+
+func (m *model) timePasses() {
+	keys := []string{m.p.NonReady(), m.p.Parked("T"), m.p.Parked("U"), m.p.Scheduled(), m.p.Rate()}
+	for _, tenant := range owners {
+		keys = append(keys, m.p.NonReadyOf(tenant), m.p.Tenant(tenant))
+	}
+	for _, g := range groups {
+		keys = append(keys, m.p.Group(g))
+	}
+	if err := later.Run(m.Context(), m.c, keys).Err(); err != nil {
+		require.ErrorIs(m, err, redis.Nil)
+	}
+	m.schedule(10)
 }
 
 // actDrain brings what there is to an outcome, and the groups as far as they go, so that there are rounds to retry.
 func (m *model) actDrain() {
 	m.timePasses()
-	m.promote(noLimit, types...)
+	m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)
 	for _, typ := range types {
-		m.admit(typ, 50, noLimit)
-		run := m.read(typ, "drain")
-		m.start(typ, run)
-		kind := rapid.SampledFrom([]lua.OutcomeKind{"d", lua.OutcomeFailed}).Draw(m.rt, "kind")
-		m.report(run, []lua.OutcomeKind{kind})
+		m.handOut(1000, typ, 50, noLimit)
+		run := m.receive(typ, "drain", 1000)
+		m.launch(typ, run)
+		m.report(run, []lua.OutcomeKind{rapid.SampledFrom([]lua.OutcomeKind{"d", lua.OutcomeFailed}).Draw(m.rt, "kind")})
 	}
 	m.collectResults()
 	m.reduceRest()
-	for _, g := range m.groups() {
-		_, _ = lua.Seal(m.Context(), m.c, m.p, g, nil) // refused when it was cancelled
-		m.advance(g)
-	}
-}
-
-// doneJobs are the jobs that are done by their state.
-func (m *model) doneJobs() map[string]bool {
-	all := map[string]bool{}
-	for _, g := range m.groups() {
-		for i, letter := range []byte(m.states(g)) {
-			if letter == lua.Done || letter == lua.Reduced {
-				all[fmt.Sprint(g, ".", i)] = true
-			}
-		}
-	}
-	return all
-}
-
-// actCrash has workers forget what they hold.
-func (m *model) actCrash() {
-	for _, j := range some(m, m.held, 4) {
-		m.drop(j)
+	for _, g := range groups {
+		m.end(g)
+		m.goOn(g)
 	}
 }

@@ -181,7 +181,7 @@ func TestPauseWhileMoreComes(t *testing.T) {
 		w.create("g", "acme", "T")
 		w.append("g", 2)
 		if what == lua.PauseGroup {
-			_, err := lua.Reopen(w.Context(), w.c, w.p, "old")
+			_, err := lua.Reopen(w.Context(), w.c, w.p, "old", "")
 			require.NoError(w, err)
 			w.pause(what, "old")
 		}

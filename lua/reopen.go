@@ -16,9 +16,10 @@ var (
 )
 
 // Reopen begins the next round of an ended group and returns its number. Requeue then moves its
-// failed jobs. Errors: api.ErrNotFound, api.ErrConflict.
-func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (int, error) {
-	r, err := run(ctx, c, reopen, p, group)
+// failed jobs. A call that is repeated under the same request id ("": none) answers the same, however far the round
+// has come. Errors: api.ErrNotFound, api.ErrConflict.
+func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string) (int, error) {
+	r, err := run(ctx, c, reopen, p, group, request)
 	if err != nil {
 		return 0, err
 	}

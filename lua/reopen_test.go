@@ -14,7 +14,7 @@ import (
 
 func (w *world) reopen(group string) (int, error) {
 	w.Helper()
-	return lua.Reopen(w.Context(), w.c, w.p, group)
+	return lua.Reopen(w.Context(), w.c, w.p, group, "")
 }
 
 func TestReopenAndRequeue(t *testing.T) {
@@ -83,6 +83,38 @@ func TestReopenAndRequeue(t *testing.T) {
 		require.Equal(w, event{"g", "COMPLETED", 2}, w.events()[9])
 		_, err = w.reopen("g")
 		require.ErrorContains(w, err, "no job has failed")
+	})
+}
+
+// Who repeats a request hears the same, even when its round has run meanwhile, and opens no other.
+func TestReopenRepeated(t *testing.T) {
+	both(t, func(w *world) {
+		w.failed("g", 1)
+		again := func(request string) (int, error) { return lua.Reopen(w.Context(), w.c, w.p, "g", request) }
+		round, err := again("first")
+		require.NoError(w, err)
+		require.Equal(w, 2, round)
+		w.requeue("g")
+		w.unchanged(func() {
+			round, err = again("first")
+			require.NoError(w, err)
+			require.Equal(w, 2, round)
+			_, err = again("second")
+			require.ErrorIs(w, err, api.ErrConflict)
+			_, err = again("")
+			require.ErrorIs(w, err, api.ErrConflict)
+		})
+		w.failSome("g", 1)
+		w.advance("g")
+		require.Equal(w, "FAILED", w.status("g"))
+		w.unchanged(func() {
+			round, err = again("first")
+			require.NoError(w, err)
+			require.Equal(w, 2, round, "late, and no third round")
+		})
+		round, err = again("second")
+		require.NoError(w, err)
+		require.Equal(w, 3, round)
 	})
 }
 

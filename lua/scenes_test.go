@@ -222,13 +222,13 @@ var lifeScenes = []scene{
 	{"reopen", true, func(w *world) act {
 		w.failed("g", 2)
 		return func() error {
-			_, err := lua.Reopen(w.Context(), w.c, w.p, "g")
+			_, err := lua.Reopen(w.Context(), w.c, w.p, "g", "")
 			return err
 		}
 	}},
 	{"requeue", true, func(w *world) act {
 		w.failed("g", 2)
-		_, err := lua.Reopen(w.Context(), w.c, w.p, "g")
+		_, err := lua.Reopen(w.Context(), w.c, w.p, "g", "")
 		require.NoError(w, err)
 		return func() error {
 			_, err := lua.Requeue(w.Context(), w.c, w.p, "g")

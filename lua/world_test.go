@@ -141,7 +141,7 @@ func (w *world) sweep(group string) int {
 // retry opens the next round of a group and requeues its failed jobs.
 func (w *world) retry(group string) {
 	w.Helper()
-	_, err := lua.Reopen(w.Context(), w.c, w.p, group)
+	_, err := lua.Reopen(w.Context(), w.c, w.p, group, "")
 	require.NoError(w, err)
 	w.requeue(group)
 }
@@ -228,6 +228,12 @@ func (w *world) read(typ, consumer string) []taken {
 func (w *world) readSome(typ, consumer string, most int64) []taken {
 	w.Helper()
 	w.consumerGroup(w.p.Ready(typ), keyspace.GroupWorkers)
+	return w.take(typ, consumer, most)
+}
+
+// take is readSome where the consumer group is there.
+func (w *world) take(typ, consumer string, most int64) []taken {
+	w.Helper()
 	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
 		Group: keyspace.GroupWorkers, Consumer: consumer, Streams: []string{w.p.Ready(typ), ">"}, Count: most, Block: -1,
 	}).Result()

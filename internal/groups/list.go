@@ -207,10 +207,11 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 // deadLetter shows an entry; what it lacks, because others wrote it, is empty.
 func deadLetter(e redis.XMessage) api.DeadLetter {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
+	const year9999 = 253402300799999 // what JSON can tell of time ends there
 	at, err := strconv.ParseInt(text("at"), 10, 64)
-	if err != nil {
+	if err != nil || at < 0 || at > year9999 {
 		ms, _, _ := strings.Cut(e.ID, "-")
-		at = number(ms)
+		at = min(number(ms), year9999)
 	}
 	d := api.DeadLetter{
 		EntryID: e.ID, Job: text("job"), Tenant: text("tenant"), Group: text("group"), Ordinal: number(text("ordinal")), Type: text("type"),

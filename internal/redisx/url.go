@@ -158,7 +158,7 @@ func address(host, defaultPort string) (string, error) {
 			return "", errors.New("not host:port (escape special characters in a password)")
 		}
 	}
-	if name == "" {
+	if name == "" || strings.ContainsAny(name, "[]") {
 		return "", errors.New("no host")
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {

@@ -222,3 +222,103 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
 }
+
+// hostile is the i-th thing that a place which holds blobs may hold though it is none, or one of no job: other is a group that is
+// there. Some can be read; these name jobs that there are not.
+func hostile(i int, other string) string {
+	kinds := []string{
+		"", "junk", "\x00\xff\xfe\r\n", "{}", "null", "a|b|c", strings.Repeat("|", 5000), other + "|NOOP|1", "-1|1||x", "99999999999999999999|1||x", "1e9|1||", "NaN|NaN||",
+		other + "|NOOP|-1|0|0|0|0|0|0|1||0|1||{}", other + "|NOOP|1|0|0|0|0|0|0|1||-1|1||{}", other + "|NOOP|1|0|0|0|0|0|0|1||99999999999999999999|1||{}",
+		other + "|NOOP|99999999999999999999|0|0|0|0|0|0|1||x|1||{}", "{0}:x|NOOP|x|0|0|0|0|0|0|1||0|1||{}", other + "|NOOP|1|0|0|0|0|0|0||||||",
+	}
+	if i%500 == 499 {
+		return strings.Repeat("x", 1<<20)
+	}
+	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // sets hold each only once
+}
+
+// What anybody may write into any structure stops nobody: no process ends, what is good goes on beside it, and the rest is set aside.
+func TestGarbageInEveryStream(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	ctx, p := s.ctx(), s.space.Partition(0)
+	s.submit(client.Group{ID: "first", Tenant: "acme", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
+	s.wait("first")
+	later := time.Now().Add(time.Hour)
+	s.submit(client.Group{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: []byte("1"), RunAt: &later}}}) // so that acme's structures are there
+	pids := map[string]int{}
+	for _, role := range roles {
+		pids[role] = s.proc(role, 0).PID()
+	}
+
+	const n = 1000
+	good := func(i int) client.Group {
+		return client.Group{ID: fmt.Sprint("good-", i), Tenant: "acme", Type: "NOOP", Jobs: jobs(20, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}}
+	}
+	far := int64(1) << 62
+	for from := 0; from < n; from += 50 {
+		_, err := s.rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			add := func(stream string, values ...any) { pipe.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: values}) }
+			for i := from; i < from+50; i++ {
+				h := hostile(i, "first")
+				add(s.space.Ingest(), "type", groupSubmit, "data", h)
+				if i%2 == 0 {
+					add(p.Ready("NOOP"), "j", h)
+					add(p.ResultStream(), "g", "first", "l", h, "t", h)
+				} else {
+					add(p.Ready("NOOP"), "x"+h, h, "j", "twice", "j", h)
+					add(p.ResultStream(), "g", h, "l", `{"ordinal":-1}`, "l", h)
+				}
+				add(p.Outbox(), "group", h, "status", h, "round", -1, "at", far, "snapshot", `["id","first","at:created","`+fmt.Sprint(far)+`"]`)
+				add(p.Outbox(), "group", "first", "at", i, "snapshot", h)
+				add(p.DeadLetters(), "job", h, "ordinal", h, "at", far, "payload", h)
+				add(s.space.Events(), "type", h, "data", h)
+				if h != "" {
+					pipe.ZAdd(ctx, p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "n" + h}) // nothing that parses: what does was counted once
+					pipe.HSet(ctx, s.space.Workers(), h, h)
+				}
+			}
+			pipe.ZAdd(ctx, p.NonReady(), redis.Z{Score: 1, Member: "acme"})
+			return nil
+		})
+		require.NoError(t, err)
+		if from%250 == 0 {
+			s.submit(good(from))
+		}
+	}
+	s.submit(good(n))
+	for _, i := range []int{0, 250, 500, 750, n} {
+		s.awaitCounts(good(i).ID, "done", func(c api.Counts) bool { return c == api.Counts{Accepted: 20, Done: 20} })
+		s.await("it is reduced", func() bool { g := s.group(good(i).ID); return g.Status.Ended() && string(g.Aggregate["n"]) == "20" })
+	}
+
+	s.await("nothing of it left", func() bool {
+		return s.rdb.XLen(ctx, s.space.Ingest()).Val()+s.rdb.XLen(ctx, p.Ready("NOOP")).Val()+s.rdb.XLen(ctx, p.ResultStream()).Val()+s.rdb.XLen(ctx, p.Outbox()).Val() == 0 &&
+			s.rdb.ZCard(ctx, p.NonReadyOf("acme")).Val() == 1
+	})
+	require.Len(t, s.rejected(n), n, "each with its reason")
+	aside, err := s.rdb.LRange(ctx, p.Garbage(), 0, -1).Result()
+	require.NoError(t, err)
+	require.Len(t, aside, n, "as many as are kept")
+	for _, text := range aside {
+		require.Regexp(t, `^(ready:NOOP|results|outbox|non-ready:acme)[ :]`, text)
+	}
+	for _, path := range []string{"/v1/dead-letters", "/v1/stats", "/v1/groups", "/v1/tenants", "/v1/groups/first", "/v1/groups/first/jobs/3", "/v1/groups/later/jobs/0"} {
+		status, body := s.call("GET", s.url(0)+path, "")
+		require.Equal(t, 200, status, "%s: %.300s", path, body)
+	}
+	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
+	for _, role := range roles {
+		require.True(t, s.proc(role, 0).Running(), role)
+		require.Equal(t, pids[role], s.proc(role, 0).PID())
+	}
+	s.cancelAndWait("later")
+}
+
+// cancelAndWait cancels a group and waits until its ledger is settled.
+func (s *system) cancelAndWait(group string) {
+	s.t.Helper()
+	status, body := s.call("POST", s.url(0)+"/v1/groups/"+group+"/cancel", "")
+	require.Equal(s.t, 202, status, "%s", body)
+	s.awaitCounts(group, "cancelled", func(c api.Counts) bool { return c.Cancelled == c.Accepted })
+}

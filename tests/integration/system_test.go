@@ -39,8 +39,8 @@ const patience = 60 * time.Second
 // processes end with the test; while they still run, the data is audited.
 type system struct {
 	t     testing.TB
-	redis *redistest.Redis
-	rdb   *redis.Client
+	redis *redistest.Redis // nil where a test brought its own
+	rdb   redis.UniversalClient
 	space keyspace.Space
 	env   map[string]string
 	procs map[string][]*proctest.Process
@@ -53,6 +53,7 @@ type setup struct {
 	replicas map[string]int // processes of a role; 1 where it says nothing
 	env      map[string]string
 	redis    []redistest.Option
+	url      string
 }
 
 type option func(*setup)
@@ -67,6 +68,9 @@ func env(name, value string) option { return func(o *setup) { o.env[variable(nam
 func onRedis(opts ...redistest.Option) option {
 	return func(o *setup) { o.redis = append(o.redis, opts...) }
 }
+
+// onURL uses a Redis that the test has started.
+func onURL(url string) option { return func(o *setup) { o.url = url } }
 
 func variable(name string) string {
 	if strings.HasPrefix(name, "OTEL_") {
@@ -93,11 +97,13 @@ func start(t testing.TB, opts ...option) *system {
 	}
 	space, err := keyspace.New("bulk-action:", partitions)
 	require.NoError(t, err)
-	server := redistest.Server(t, o.redis...)
-	s := &system{
-		t: t, redis: server, rdb: server.Client(), space: space, env: o.env, procs: map[string][]*proctest.Process{},
+	s := &system{t: t, space: space, env: o.env, procs: map[string][]*proctest.Process{}}
+	if o.url == "" {
+		s.redis = redistest.Server(t, o.redis...)
+		o.url = s.redis.URL()
 	}
-	s.env["BULKACTION_REDIS_URL"] = server.URL()
+	s.rdb = connect(t, o.url).Cmd
+	s.env["BULKACTION_REDIS_URL"] = o.url
 	for _, role := range roles {
 		n, ok := o.replicas[role]
 		if !ok {
@@ -121,6 +127,14 @@ func start(t testing.TB, opts ...option) *system {
 		}
 	})
 	return s
+}
+
+func connect(t testing.TB, url string) *redisx.Conn {
+	t.Helper()
+	conn, err := redisx.Connect(context.WithoutCancel(t.Context()), redisx.Config{URL: url, DialTimeout: time.Second, CommandTimeout: 3 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 // ctx is the test's, but does not end before clean-ups, which use it too.
@@ -328,9 +342,7 @@ func conserved(t testing.TB, c api.Counts) {
 // audit holds what is in Redis against what is promised.
 func (s *system) audit() {
 	s.t.Helper()
-	conn, err := redisx.Connect(s.ctx(), redisx.Config{URL: s.redis.URL()})
-	require.NoError(s.t, err)
-	defer conn.Close()
+	conn := connect(s.t, s.env["BULKACTION_REDIS_URL"])
 	report, err := audit.Run(s.ctx(), conn, s.space, audit.Options{})
 	require.NoError(s.t, err)
 	require.Empty(s.t, report.Violations)

@@ -1,0 +1,79 @@
+package client
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// However a stream of events is cut into reads, it holds the same messages, each with an id on one line.
+func FuzzMessages(f *testing.F) {
+	for _, seed := range []string{
+		"id: 1.2\nevent: group.running\ndata: {}\n\n", "data:a\ndata: b\n\nretry: 5\n\n: ping\n\n", "id\n\ndata\n\n", "id: a\x00b\ndata: x\r\n\r\n", "data: cut off", "retry: -1\nretry: 99999999999\n\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	all := func(t *testing.T, r io.Reader) (found []sseMessage, wait time.Duration) {
+		m := newMessageReader(r)
+		for {
+			msg, err := m.next()
+			if err != nil {
+				require.ErrorIs(t, err, io.EOF)
+				return found, m.retry
+			}
+			found = append(found, msg)
+		}
+	}
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		whole, wait := all(t, bytes.NewReader(stream))
+		bits, again := all(t, iotest.OneByteReader(bytes.NewReader(stream)))
+		require.Equal(t, whole, bits)
+		require.Equal(t, wait, again)
+		require.GreaterOrEqual(t, wait, time.Duration(0))
+		for _, m := range whole {
+			require.False(t, strings.ContainsAny(m.id, "\n\x00"), "%q", m.id)
+		}
+	})
+}
+
+// Records put together again are what was read, whatever it was.
+func FuzzRecords(f *testing.F) {
+	f.Add([]byte("{}\n\n{\"a\":1}"), false)
+	f.Add([]byte("a,b\n\"x\ny\",\"\"\"\"\r\n\n1"), true)
+	f.Add([]byte("\"\n\n"), true)
+	f.Fuzz(func(t *testing.T, body []byte, csv bool) {
+		r, lines := newRecordReader(bytes.NewReader(body), csv), int64(0)
+		var back []byte
+		for {
+			rec, err := r.next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(t, err)
+			require.Positive(t, rec.lines)
+			require.False(t, !csv && rec.lines != 1, "a line is a record")
+			back, lines = append(back, rec.data...), lines+rec.lines
+		}
+		if len(body) > 0 && !bytes.HasSuffix(body, []byte("\n")) || len(back) > len(body) {
+			body = append(bytes.Clone(body), '\n')
+		}
+		require.Equal(t, string(body), string(back))
+		require.Equal(t, int64(bytes.Count(body, []byte("\n"))), lines)
+		require.Equal(t, lines, r.line)
+	})
+}
+
+func FuzzRetryAfter(f *testing.F) {
+	for _, seed := range []string{"", "0", "120", "-1", " 5 ", "99999999999999999999", "2147483647", "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", "soon"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, header string) {
+		require.GreaterOrEqual(t, retryAfter(header, time.Now()), time.Duration(0))
+	})
+}

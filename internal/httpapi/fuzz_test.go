@@ -1,0 +1,43 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A Last-Event-ID that is ours means its place; any other one means a beginning.
+func FuzzParsePosition(f *testing.F) {
+	for _, seed := range []string{"", "1.2", "1.2.3", "1.2.0", "-1.2", "99999999999.1", "1.2.3.4", "a.b", "+1.2", "01.2"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		p := parsePosition(id)
+		require.False(t, p.round < 0 || p.rank < 0 || p.progress < 0, "%+v", p)
+		require.Equal(t, p, parsePosition(p.String()))
+	})
+}
+
+// Settings that are accepted are within their limits and mean the same when they are sent again.
+func FuzzDecodeSettings(f *testing.F) {
+	for _, seed := range []string{
+		`{}`, `{"rps":50,"weight":2,"base_priority":-3}`, `{"rps":null}`, `{"rps":1e-300}`, `{"rps":1e999}`, `{"weight":"2"}`, `{"rsp":1}`, `[]`, ``, `{"rps":NaN}`, `{"base_priority":1.5}`, `{"rps":1,"rps":-1}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		set, err := decodeSettings(body)
+		if err != nil {
+			require.NotEmpty(t, err.Error())
+			return
+		}
+		require.False(t, set.RPS != nil && (*set.RPS <= 0 || *set.RPS > maxTenantRPS), "%s", body)
+		require.False(t, set.Weight != nil && (*set.Weight < minTenantWeight || *set.Weight > maxTenantWeight), "%s", body)
+		b, err := json.Marshal(set)
+		require.NoError(t, err)
+		again, err := decodeSettings(b)
+		require.NoError(t, err, "%s", b)
+		require.Equal(t, set, again)
+	})
+}

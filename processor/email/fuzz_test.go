@@ -1,0 +1,30 @@
+package email
+
+import (
+	"encoding/json"
+	stdmail "net/mail"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// A payload makes one mail to one address, or none: nothing in it adds a header.
+func FuzzCompose(f *testing.F) {
+	for _, seed := range []string{
+		`{"to":"a@example.com"}`, `{"to":"A <a@example.com>","subject":"s","body":"b"}`, `{"to":"a@example.com, b@example.com"}`, `{"to":"a@example.com\r\nBcc: b@example.com"}`,
+		`{"to":"a@example.com","subject":"x\nBcc: b@example.com"}`, `{"to":"\"\r\n\"@example.com"}`, `{"to":7}`, `{}`, ``,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		p := &Processor{from: &stdmail.Address{Address: "from@example.com"}}
+		m, err := p.compose(processor.Job{Group: "g", Payload: json.RawMessage(payload)})
+		if err != nil {
+			return
+		}
+		require.False(t, strings.ContainsAny(m.to, "\r\n"), "%q", m.to)
+	})
+}

@@ -1,0 +1,61 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/dev"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+// All roles in one process, started and stopped twenty times under load, leave neither a goroutine nor a connection, and what they
+// had accepted is done in the end. It does not run in parallel: other tests' goroutines would be taken for its own.
+func TestNothingLeaks(t *testing.T) {
+	server := redistest.Server(t)
+	rdb := server.Client()
+	before := goleak.IgnoreCurrent()
+	rounds := 20
+	if testing.Short() {
+		rounds = 3
+	}
+	var accepted []string
+	for i := range rounds {
+		ctx, stop := context.WithCancel(t.Context())
+		started, ended := make(chan string, 1), make(chan int, 1)
+		go func() {
+			ended <- dev.Run(ctx, dev.Options{
+				RedisURL: server.URL(), Addr: "127.0.0.1:0", Log: t.Output(), Started: func(addr, _ string) { started <- addr },
+				Environ: []string{"BULKACTION_ADMIN_ADDR=127.0.0.1:0", "BULKACTION_LOG_LEVEL=error", "BULKACTION_WORKER_TIMEOUT=100ms", "BULKACTION_REDIS_POOL_MIN_IDLE=1"},
+			})
+		}()
+		var api *client.API
+		select {
+		case addr := <-started:
+			api = client.NewAPI("http://" + addr)
+		case code := <-ended:
+			require.Failf(t, "it has ended before it started", "exit code %d", code)
+		}
+		for n := range 4 {
+			g := client.Group{ID: fmt.Sprintf("g-%d-%d", i, n), Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":20}`), Seal: true}
+			_, err := api.Submit(ctx, g)
+			require.NoError(t, err)
+			accepted = append(accepted, g.ID)
+		}
+		for n := 0; i == rounds-1 && n < len(accepted); n++ {
+			g, err := api.Wait(ctx, accepted[n])
+			require.NoError(t, err)
+			require.EqualValues(t, 25, g.Counts.Done, accepted[n])
+		}
+		stop()
+		require.Equal(t, 0, <-ended)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	require.NoError(t, goleak.Find(before))
+	require.Zero(t, connections(t, rdb), "connections that nobody has closed")
+}

@@ -1,0 +1,118 @@
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// A lease says how long a worker may be silent, not how long a job may run.
+func TestJobsOutliveTheirLeases(t *testing.T) {
+	t.Parallel()
+	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "4"))
+	const n = 4
+	s.submit(client.Group{ID: "long", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":10000}`), Seal: true})
+	s.awaitCounts("long", "four run", func(c api.Counts) bool { return c.InFlight == 4 })
+	g := s.wait("long")
+	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
+	for ordinal, r := range s.results("long") {
+		require.Equal(t, 1, r.Attempts, "runs of job %d", ordinal)
+		require.GreaterOrEqual(t, r.DurationMS, 10_000.0)
+	}
+	require.Zero(t, s.load("NOOP", "stale"))
+	require.Zero(t, s.load("NOOP", "lost"))
+}
+
+// load is a counter of a type, in the first partition.
+func (s *system) load(typ, field string) int64 {
+	s.t.Helper()
+	n, _ := s.rdb.HGet(s.ctx(), s.space.Partition(0).Load(typ), field).Int64()
+	return n
+}
+
+// A worker that stands still for three leases has lost its jobs to others; when it goes on, it does no harm.
+func TestStoppedWorkerComesBack(t *testing.T) {
+	t.Parallel()
+	const n = 40
+	var mu sync.Mutex
+	calls := map[string]int{} // by job
+	gone := make(chan struct{}, n)
+	release := make(chan struct{})
+	sink := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		calls[r.Header.Get("Idempotency-Key")]++
+		first := calls[r.Header.Get("Idempotency-Key")] == 1
+		mu.Unlock()
+		if first {
+			select { // the first run of a job ends when its worker gives it up, or when all was done elsewhere
+			case <-r.Context().Done():
+				gone <- struct{}{}
+				return
+			case <-release:
+			}
+		}
+		fmt.Fprint(w, `{"n":1}`)
+	}))
+	t.Cleanup(sink.Close)
+	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"), env("WORKER_TYPES", "HTTP"),
+		env("HTTP_PROCESSOR_ALLOW_PRIVATE", "true"))
+	frozen := s.proc("worker", 0)
+	s.submit(client.Group{
+		ID: "g", Type: "HTTP", Jobs: jobs(n, `{"url":"`+sink.URL+`"}`), Seal: true,
+		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
+	})
+	s.awaitCounts("g", "the worker is full", func(c api.Counts) bool { return c.InFlight == 20 })
+	frozen.Signal(syscall.SIGSTOP)
+	second := s.add("worker")
+	g := s.wait("g") // they run elsewhere while it stands still: that takes longer than its leases
+	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
+	frozen.Signal(syscall.SIGCONT)
+	for range 20 { // it learns that its leases are lost: the jobs' contexts end, and so do their requests
+		select {
+		case <-gone:
+		case <-time.After(patience):
+			require.Fail(t, "a job of the worker that came back still runs")
+		}
+	}
+	close(release)
+	s.await("its leases are counted as lost", func() bool { return s.load("HTTP", "lost") >= 20 })
+	s.submit(client.Group{ID: "after", Type: "HTTP", Jobs: jobs(10, `{"url":"`+sink.URL+`"}`), Seal: true})
+	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.wait("after").Counts)
+
+	g = s.group("g")
+	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
+	require.JSONEq(t, fmt.Sprint(n), string(g.Aggregate["runs"]))
+	require.Len(t, s.results("g"), n)
+	require.True(t, frozen.Running())
+	require.True(t, second.Running())
+}
+
+// Outcomes of a worker that stood still are refused and counted: its jobs had their outcome elsewhere.
+func TestLateOutcomesAreRefused(t *testing.T) {
+	t.Parallel()
+	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"))
+	const n = 10
+	frozen := s.proc("worker", 0)
+	// They sleep by the clock: all have ended when the worker goes on, so that it reports before it renews.
+	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":500,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}}})
+	s.awaitCounts("g", "all run", func(c api.Counts) bool { return c.InFlight == n })
+	frozen.Signal(syscall.SIGSTOP)
+	s.add("worker")
+	g := s.wait("g")
+	frozen.Signal(syscall.SIGCONT)
+	s.await("what it reports late is refused, or was given up", func() bool { return s.load("NOOP", "stale")+s.load("NOOP", "lost") >= n })
+	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
+	g = s.group("g")
+	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
+	require.JSONEq(t, fmt.Sprint(n), string(g.Aggregate["sum"]))
+	require.Len(t, s.results("g"), n)
+}
