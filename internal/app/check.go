@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"regexp"
 	"strconv"
+	"time"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -36,9 +37,12 @@ var checks = map[string]struct {
 			return all(v, func(e reflect.Value) bool { return id.MatchString(e.String()) })
 		},
 	},
-	"replicas": {
-		"0, as waiting for replicas comes with a later release",
-		func(v reflect.Value) bool { return v.Int() == 0 },
+	"seldom": {
+		"0 or a duration from 1s to 24h",
+		func(v reflect.Value) bool {
+			d := time.Duration(v.Int())
+			return d == 0 || d >= time.Second && d <= 24*time.Hour
+		},
 	},
 	"weights": {
 		"three whole numbers from 1 to 1000 with commas between them, without spaces",

@@ -21,6 +21,7 @@ type Config struct {
 	SMTP         email.Config       `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
 	HTTP         httpcall.Config    `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
 	Retention    RetentionConfig    `section:"Retention" envPrefix:"RETENTION_"`
+	Audit        AuditConfig        `section:"Audit" envPrefix:"AUDIT_"`
 	Telemetry    TelemetryConfig    `section:"Telemetry"`
 }
 
@@ -31,7 +32,7 @@ type RedisConfig struct {
 	PoolMaxActive  int           `env:"REDIS_POOL_MAX_ACTIVE" envDefault:"50" min:"1" max:"10000" unit:"connections" desc:"Connections that the process opens at most; blocking reads have their own beside them."`
 	DialTimeout    time.Duration `env:"REDIS_DIAL_TIMEOUT" envDefault:"5s" min:"1ms" max:"5m" desc:"Longest time to connect."`
 	CommandTimeout time.Duration `env:"REDIS_COMMAND_TIMEOUT" envDefault:"3s" min:"1ms" max:"5m" desc:"Longest time to wait for a reply."`
-	WaitReplicas   int           `env:"REDIS_WAIT_REPLICAS" envDefault:"0" check:"replicas" unit:"replicas" desc:"Replicas that must have a write before a producer is told that it was accepted."`
+	WaitReplicas   int           `env:"REDIS_WAIT_REPLICAS" envDefault:"0" min:"0" max:"16" unit:"replicas" desc:"Replicas that must have a write before a producer is told that it was accepted. While fewer have it, producers get 503 and may repeat."`
 	KeyPrefix      string        `env:"KEY_PREFIX" envDefault:"bulk-action:" check:"prefix" desc:"What every key begins with; each installation on one Redis has its own."`
 	Partitions     int           `env:"PARTITIONS" envDefault:"1" min:"1" max:"4096" unit:"partitions" desc:"Shards that tenants are spread over; on a cluster 16 and more. Stored in Redis at the first start; a process that is configured otherwise refuses to start."`
 }
@@ -96,6 +97,12 @@ type RetentionConfig struct {
 	IdempotencyKeys time.Duration `env:"IDEMPOTENCY_KEYS" envDefault:"24h" min:"1s" max:"87600h" desc:"Answers that an Idempotency-Key replays."`
 	DeadLetters     time.Duration `env:"DEAD_LETTERS" envDefault:"720h" min:"1s" max:"87600h" desc:"Dead letters."`
 	Events          time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h" desc:"Announcements on the events stream."`
+}
+
+// AuditConfig says how often watchers hold the data against the laws of the audit.
+type AuditConfig struct {
+	Interval     time.Duration `env:"INTERVAL" envDefault:"1m" check:"seldom" desc:"Time between looks at the ledgers of open groups, and closer ones where something is suspicious. What they miss ends as LOST. 0: never."`
+	DeepInterval time.Duration `env:"DEEP_INTERVAL" envDefault:"1h" check:"seldom" desc:"Time between looks at everything, at 4 MB/s at most. 0: never."`
 }
 
 // TelemetryConfig is about the admin address and logs; traces follow the standard OTEL_* variables.

@@ -2,6 +2,7 @@ package groups
 
 import (
 	"context"
+	"crypto/rand"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -13,7 +14,7 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		_, err := lua.Seal(ctx, s.conn.Cmd, p, group, total)
 		return err
-	})
+	}, func(g groupNow) bool { return g.sealed || total != nil && g.announced })
 }
 
 // Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile, by the watcher.
@@ -27,23 +28,28 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 				return err
 			}
 		}
-	})
+	}, func(g groupNow) bool { return g.status == string(api.StatusCancelled) })
 }
 
 // Retry opens the next round of an ended group: its failed jobs run again. The watcher moves them.
 func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
-	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		_, err := lua.Reopen(ctx, s.conn.Cmd, p, group)
+	round, request := 0, rand.Text() // so that a repetition is known
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
+		round, err = lua.Reopen(ctx, s.conn.Cmd, p, group, request)
 		return err
-	})
+	}, func(g groupNow) bool { return g.round >= round })
 }
 
-func (s *Store) command(ctx context.Context, group string, do func(context.Context, keyspace.Partition) error) (api.Accepted, error) {
+// command does something with a group; holds says of a group whether that is so.
+func (s *Store) command(ctx context.Context, group string, do func(context.Context, keyspace.Partition) error, holds func(groupNow) bool) (api.Accepted, error) {
 	p, _, err := s.locate(ctx, group)
 	if err != nil {
 		return api.Accepted{}, err
 	}
 	if err := insist(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
+		return api.Accepted{}, outward(err)
+	}
+	if err := s.durable(ctx, p, groupIs(p, group, holds)); err != nil {
 		return api.Accepted{}, outward(err)
 	}
 	status, err := s.conn.Cmd.HGet(ctx, p.Group(group), "status").Result()

@@ -21,14 +21,14 @@ import (
 func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return lua.Pause(ctx, s.conn.Cmd, p, lua.PauseGroup, group)
-	})
+	}, func(g groupNow) bool { return g.paused })
 }
 
 // Resume undoes Pause.
 func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return lua.Resume(ctx, s.conn.Cmd, p, lua.PauseGroup, group)
-	})
+	}, func(g groupNow) bool { return !g.paused })
 }
 
 // PauseTenant lets nothing of a tenant start any more, be it known already or not.

@@ -27,6 +27,9 @@ type Config struct {
 	KeepIdempotencyKeys  time.Duration
 	Rate                 lua.Rate
 	Limiter, LimiterMode string // for show
+
+	WaitReplicas int           // that must have what is accepted; 0 waits for none
+	WaitTimeout  time.Duration // for them
 }
 
 // Store knows every group of an installation.
@@ -38,6 +41,7 @@ type Store struct {
 	reducers *reducer.Registry
 	pressure *pressure
 	appender redis.Cmdable // gathers concurrent appends
+	commits  []committer   // by partition
 }
 
 // New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
@@ -47,7 +51,7 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	}
 	return &Store{
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
-		pressure: newPressure(cfg, conn, space),
+		pressure: newPressure(cfg, conn, space), commits: newCommitters(space),
 	}
 }
 

@@ -72,6 +72,9 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if err := s.submitJobs(ctx, p, g, o); err != nil {
 		return api.Accepted{}, outward(err)
 	}
+	if err := s.durableSubmission(ctx, p, g); err != nil {
+		return api.Accepted{}, outward(err)
+	}
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
 }
 
@@ -92,7 +95,8 @@ func (s *Store) submitJobs(ctx context.Context, p keyspace.Partition, g *message
 			mode = lua.AppendLast // the announced total decides
 		}
 	}
-	return s.store(ctx, p, g.Tenant, g.ID, g.Jobs, lua.SubmissionPrefix, mode, o)
+	_, err := s.store(ctx, p, g.Tenant, g.ID, g.Jobs, lua.SubmissionPrefix, mode, o)
+	return err
 }
 
 // Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
@@ -104,7 +108,11 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 	if err != nil {
 		return err
 	}
-	return outward(s.store(ctx, p, tenant, group, jobs, "a#"+group+"#"+request+"#", lua.AppendMore, o))
+	last, err := s.store(ctx, p, tenant, group, jobs, "a#"+group+"#"+request+"#", lua.AppendMore, o)
+	if err == nil {
+		err = s.durable(ctx, p, applied(p.Messages(), last))
+	}
+	return outward(err)
 }
 
 // AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
@@ -117,15 +125,19 @@ func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.J
 	if err != nil {
 		return err
 	}
-	request := lua.EntryRequest(entry) + "#"
+	request, remembered := lua.EntryRequest(entry)+"#", p.Entries()
 	if message != "" {
-		request = "m#" + message + "#" // apart from those of HTTP, whose ids producers choose as well
+		request, remembered = "m#"+message+"#", p.Messages() // apart from those of HTTP, whose ids producers choose as well
 	}
-	return outward(s.store(ctx, p, tenant, group, jobs, request, lua.AppendMore, o))
+	last, err := s.store(ctx, p, tenant, group, jobs, request, lua.AppendMore, o)
+	if err == nil {
+		err = s.durable(ctx, p, applied(remembered, last))
+	}
+	return outward(err)
 }
 
-// store puts jobs into a group in pieces that a script can take, each under a request id of its own.
-func (s *Store) store(ctx context.Context, p keyspace.Partition, tenant, group string, jobs []messages.Job, request string, mode lua.AppendMode, o Origin) error {
+// store puts jobs into a group in pieces that a script can take, each under a request id of its own; it returns the last.
+func (s *Store) store(ctx context.Context, p keyspace.Partition, tenant, group string, jobs []messages.Job, request string, mode lua.AppendMode, o Origin) (last string, err error) {
 	fresh := s.trace(ctx, p, tenant, group, jobs, o)
 	for piece := 0; len(fresh) > 0; piece++ {
 		n, bytes := 0, 0
@@ -133,7 +145,8 @@ func (s *Store) store(ctx context.Context, p keyspace.Partition, tenant, group s
 			bytes += len(fresh[n].Payload)
 			n++
 		}
-		a := lua.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: request + strconv.Itoa(piece)}
+		last = request + strconv.Itoa(piece)
+		a := lua.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: last}
 		if n == len(fresh) {
 			a.Mode = mode
 		}
@@ -142,11 +155,11 @@ func (s *Store) store(ctx context.Context, p keyspace.Partition, tenant, group s
 			return err
 		})
 		if err != nil {
-			return err
+			return "", err
 		}
 		fresh = fresh[n:]
 	}
-	return nil
+	return last, nil
 }
 
 // trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its message,

@@ -38,7 +38,7 @@ func ClusterWithReplicas(t testing.TB, masters int, opts ...Option) *Clustered {
 	}
 	nodes := startNodes(t, 2*masters, o)
 	form(t, nodes, masters)
-	c := &Clustered{t: t, URL: clusterURL(nodes), Masters: nodes[:masters], Replicas: nodes[masters:]}
+	c := &Clustered{t: t, URL: clusterURL(nodes), Masters: nodes[:masters:masters], Replicas: nodes[masters:]}
 	for i, replica := range c.Replicas {
 		do(t, replica.admin, "cluster", "replicate", c.id(c.Masters[i]))
 	}

@@ -112,7 +112,11 @@ func (c *Conn) Shards(ctx context.Context, fn func(ctx context.Context, shard re
 	if !ok {
 		return fn(ctx, c.Cmd)
 	}
-	return cluster.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error { return fn(ctx, shard) })
+	err := cluster.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error { return fn(ctx, shard) })
+	if IsUnavailable(err) {
+		cluster.ReloadState(ctx) // see follow
+	}
+	return err
 }
 
 // Ping returns nil when every shard answers.

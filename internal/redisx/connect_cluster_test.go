@@ -66,27 +66,27 @@ func TestHeirIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	cluster := redistest.ClusterWithReplicas(t, 3)
-	c := connect(t, cluster.URL)
-	pipe, err := c.Cmd.(*redis.ClusterClient).AutoPipeline()
+	none := func(err error) error {
+		if errors.Is(err, redis.Nil) {
+			return nil
+		}
+		return err
+	}
+	own := func() *redis.ClusterClient { return connect(t, cluster.URL).Cmd.(*redis.ClusterClient) } // none helps another
+	single, several, block, shards := own(), own(), connect(t, cluster.URL).Block, connect(t, cluster.URL)
+	pipe, err := own().AutoPipeline()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = pipe.Close() })
 	ways := map[string]func() error{
-		"command": func() error { return c.Cmd.Incr(ctx, "k").Err() },
+		"command": func() error { return single.Incr(ctx, "k").Err() },
 		"pipeline": func() error {
-			_, err := c.Cmd.Pipelined(ctx, func(p redis.Pipeliner) error { p.Incr(ctx, "k"); p.Get(ctx, "other"); return nil })
-			if errors.Is(err, redis.Nil) {
-				return nil
-			}
-			return err
+			var n *redis.IntCmd // the second: a pipeline's error is its first one's, here that there is no such key
+			_, _ = several.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, "{k}none"); n = p.Incr(ctx, "k"); return nil })
+			return n.Err()
 		},
 		"gathered": func() error { return pipe.Incr(ctx, "k").Err() },
-		"blocking": func() error {
-			err := c.Block.BLPop(ctx, 10*time.Millisecond, "{k}none").Err()
-			if errors.Is(err, redis.Nil) {
-				return nil
-			}
-			return err
-		},
+		"blocking": func() error { return none(block.BLPop(ctx, 10*time.Millisecond, "{k}none").Err()) },
+		"shards":   func() error { return shards.Ping(ctx) },
 	}
 	for way, do := range ways {
 		require.NoError(t, do(), way)
@@ -100,4 +100,27 @@ func TestHeirIsFoundAtOnce(t *testing.T) {
 	for way, do := range ways { // by itself the client would look in a minute
 		require.Eventually(t, func() bool { return do() == nil }, patience, glance, way)
 	}
+}
+
+// A cluster of which nothing is left for a while is found again at the same addresses.
+func TestClusterComesBack(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cluster := redistest.ClusterWithReplicas(t, 2, redistest.AOF)
+	c := connect(t, cluster.URL)
+	require.NoError(t, c.Cmd.Set(ctx, "k", "v", 0).Err())
+	require.NoError(t, c.Ping(ctx))
+	nodes := append(cluster.Masters, cluster.Replicas...)
+	for _, node := range nodes {
+		node.Kill()
+	}
+	for range 3 { // also once it knows that nobody answers
+		err := c.Cmd.Get(ctx, "k").Err()
+		require.True(t, IsUnavailable(err), "%v", err)
+		require.True(t, IsUnavailable(c.Ping(ctx)))
+	}
+	for _, node := range nodes {
+		node.Restart()
+	}
+	require.Eventually(t, func() bool { return c.Cmd.Get(ctx, "k").Val() == "v" && c.Ping(ctx) == nil }, patience, glance)
 }

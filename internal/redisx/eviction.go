@@ -22,7 +22,7 @@ func (c *Conn) CheckEviction(ctx context.Context) error {
 			return nil //nolint:nilerr // a server that doesn't know the section
 		}
 		at := "redis"
-		if client, ok := shard.(*redis.Client); ok {
+		if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") { // a Sentinel's master has a word there
 			at += " at " + client.Options().Addr
 		}
 		return fmt.Errorf("%s evicts keys when memory is full (maxmemory-policy %s), which would lose jobs: "+

@@ -38,7 +38,7 @@ type Base struct {
 	Space keyspace.Space
 }
 
-// Connect opens the connection of a process and waits until Redis answers and holds data of this layout.
+// Connect opens the connection of a process and waits until Redis answers, keeps what it is given and holds data of this layout.
 // The process closes it when it stops.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
@@ -56,18 +56,24 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	}
 	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
 	p.Ready.Add("redis", conn.Ping)
-	return Base{Conn: conn, Space: space}, awaitLayout(ctx, p, conn, space)
+	return Base{Conn: conn, Space: space}, awaitFit(ctx, p, conn, space)
 }
 
-// awaitLayout compares the number of partitions, once Redis can be asked.
-func awaitLayout(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
+// awaitFit checks, once Redis can be asked, that it is fit for this process.
+func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {
-		err := stage.CheckPartitions(ctx, conn, space)
-		if err == nil || !redisx.IsUnavailable(err) {
+		err := conn.CheckEviction(ctx)
+		if err == nil && p.Config.Redis.WaitReplicas > 0 {
+			err = conn.CheckReplicas(ctx)
+		}
+		if err == nil {
+			err = stage.CheckPartitions(ctx, conn, space)
+		}
+		if err == nil || !redisx.IsUnavailable(err) && !redisx.IsOOM(err) {
 			return err
 		}
-		p.Tel.Log.Warn("redis is away, waiting for it", "error", err)
+		p.Tel.Log.Warn("redis is away or its memory is full, waiting for it", "error", err)
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return nil // told to stop
 		}
@@ -84,6 +90,7 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 	return groups.New(groups.Config{
 		MaxBacklog: int64(c.Ingest.MaxBacklog), MaxMemoryRatio: c.Ingest.MaxMemoryRatio, KeepIdempotencyKeys: c.Retention.IdempotencyKeys,
 		Rate: rate(c), Limiter: c.Backpressure.Limiter, LimiterMode: c.Backpressure.Share,
+		WaitReplicas: c.Redis.WaitReplicas, WaitTimeout: c.Redis.CommandTimeout / 2, // so that Redis's answer comes in time
 	}, b.Conn, b.Space, p.Tel, reducers, appender)
 }
 
@@ -196,6 +203,7 @@ func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Bas
 		return watcher.New(watcher.Config{
 			Interval: 30 * time.Second, NoProcessorTimeout: p.Config.Worker.NoProcessorTimeout,
 			Retention: watcher.Retention{Groups: r.Groups, Results: r.Results, MessageIDs: r.MessageIDs, DeadLetters: r.DeadLetters, Events: r.Events},
+			Audit:     watcher.Audit{Interval: p.Config.Audit.Interval, Deep: p.Config.Audit.DeepInterval, Lease: p.Config.Worker.Lease},
 		}, b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, nil), events).Run(ctx)
 	}
 }

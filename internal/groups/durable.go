@@ -1,0 +1,166 @@
+package groups
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS). One that is not is no
+// loss: the caller is told to repeat, which is harmless.
+
+// proof asks a master for what shows that a write is there, and tells afterwards whether it is.
+type proof func(redis.Pipeliner) (there func() bool)
+
+// applied shows that a request is remembered in a sorted set.
+func applied(key, request string) proof {
+	return func(pipe redis.Pipeliner) func() bool {
+		score := pipe.ZScore(context.Background(), key, request) // queued, not sent: Exec has the context
+		return func() bool { return request == "" || score.Err() == nil }
+	}
+}
+
+// groupNow is what commands change of a group.
+type groupNow struct {
+	status                               string
+	round                                int
+	sealed, announced, paused, submitted bool
+}
+
+// groupIs shows that a group is as it should be.
+func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proof {
+	return func(pipe redis.Pipeliner) func() bool {
+		fields := pipe.HMGet(context.Background(), p.Group(group), "status", "round", "sealed", "total", "paused", "submitted")
+		return func() bool {
+			v := fields.Val()
+			if fields.Err() != nil || v[0] == nil {
+				return false
+			}
+			g := groupNow{sealed: v[2] != nil, announced: v[3] != nil, paused: v[4] != nil, submitted: v[5] != nil}
+			g.status, _ = v[0].(string)
+			round, _ := v[1].(string)
+			g.round, _ = strconv.Atoi(round)
+			return holds(g)
+		}
+	}
+}
+
+// durableSubmission waits for a submitted group and for what says whose it is, which may lie at another master.
+func (s *Store) durableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
+	if registry := s.space.OfGroup(g.ID); registry.Index() != p.Index() {
+		err := s.durable(ctx, registry, func(pipe redis.Pipeliner) func() bool {
+			owner := pipe.Get(context.Background(), registry.Owner(g.ID))
+			return func() bool { return owner.Val() == g.Tenant }
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return s.durable(ctx, p, groupIs(p, g.ID, func(now groupNow) bool {
+		return now.submitted || len(g.Jobs) == 0 && (now.sealed || !g.Seal)
+	}))
+}
+
+// durable waits until the replicas of a partition have what was written to it, as far as shown is there.
+func (s *Store) durable(ctx context.Context, p keyspace.Partition, shown proof) error {
+	if s.cfg.WaitReplicas == 0 {
+		return nil
+	}
+	return s.commits[p.Index()].commit(ctx, s, p, shown)
+}
+
+// committer lets those who come while one wait is going on share the next.
+type committer struct {
+	turn chan struct{} // held by who waits
+
+	mu      sync.Mutex
+	next    *commit
+	warning bool // that there are too few replicas was said
+}
+
+// commit is one wait of several.
+type commit struct {
+	proofs []proof
+	there  []func() bool
+	err    error
+	done   chan struct{}
+}
+
+func newCommitters(space keyspace.Space) []committer {
+	all := make([]committer, space.Partitions())
+	for i := range all {
+		all[i].turn = make(chan struct{}, 1)
+	}
+	return all
+}
+
+func (c *committer) commit(ctx context.Context, s *Store, p keyspace.Partition, shown proof) error {
+	c.mu.Lock()
+	if c.next == nil {
+		c.next = &commit{done: make(chan struct{})}
+	}
+	mine, place := c.next, len(c.next.proofs)
+	mine.proofs = append(mine.proofs, shown)
+	c.mu.Unlock()
+	if place == 0 { // who opens a commit carries it out, for the others too
+		c.turn <- struct{}{}
+		c.mu.Lock()
+		c.next = nil
+		c.mu.Unlock()
+		mine.err = c.wait(context.WithoutCancel(ctx), s, p, mine)
+		<-c.turn
+		close(mine.done)
+	}
+	select {
+	case <-mine.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if mine.err == nil && !mine.there[place]() {
+		return fmt.Errorf("%w: a failover has lost what was written to partition %d: repeat it", api.ErrUnavailable, p.Index())
+	}
+	return mine.err
+}
+
+func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, mine *commit) error {
+	var replicas int
+	err := insist(ctx, func(ctx context.Context) (err error) {
+		mine.there = make([]func() bool, len(mine.proofs))
+		replicas, err = s.conn.AwaitReplicas(ctx, p.Waited(), s.cfg.WaitReplicas, s.cfg.WaitTimeout, func(pipe redis.Pipeliner) {
+			for i, ask := range mine.proofs {
+				mine.there[i] = ask(pipe)
+			}
+		})
+		return err
+	})
+	if err == nil && replicas < s.cfg.WaitReplicas {
+		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it", api.ErrUnavailable, replicas, p.Index(), s.cfg.WaitReplicas)
+	}
+	c.tell(s, err)
+	return err
+}
+
+// tell logs once that replicas lag, and that they do no more: nothing is accepted meanwhile.
+func (c *committer) tell(s *Store, err error) {
+	lag := errors.Is(err, api.ErrUnavailable)
+	c.mu.Lock()
+	changed := lag != c.warning && (lag || err == nil)
+	if changed {
+		c.warning = lag
+	}
+	c.mu.Unlock()
+	switch {
+	case changed && lag:
+		s.tel.Log.Warn("replicas lag: nothing is accepted until they have what was written", "error", err)
+	case changed:
+		s.tel.Log.Info("replicas have what was written again")
+	}
+}

@@ -1,0 +1,145 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// producers submit loads of their tenants, one after the other, over HTTP and through the ingest stream, until they
+// are told to stop. What they were told is accepted is in loads.
+type producers struct {
+	s    *system
+	stop func()
+	wait sync.WaitGroup
+
+	mu    sync.Mutex
+	loads []load
+}
+
+func (s *system) produce(tenants, jobs int) *producers {
+	s.t.Helper()
+	ctx, stop := context.WithCancel(s.ctx())
+	p := &producers{s: s, stop: stop}
+	s.t.Cleanup(func() { stop(); p.wait.Wait() })
+	stream, err := client.NewProducer(ctx, s.env["BULKACTION_REDIS_URL"])
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = stream.Close() })
+	http := client.NewAPI(s.url(0))
+	for i := range tenants {
+		p.wait.Go(func() {
+			for round := 0; ctx.Err() == nil; round++ {
+				l := newLoad(fmt.Sprint("tenant-", i), jobs)
+				l.group.ID += fmt.Sprint("-", round)
+				submit := func() error { _, err := http.Submit(ctx, l.group); return err }
+				if i%2 == 1 {
+					submit = func() error { _, err := stream.Submit(ctx, l.group); return err }
+				}
+				for submit() != nil { // whatever became of it: the same group again
+					if redisx.Sleep(ctx, 50*time.Millisecond) != nil {
+						return
+					}
+				}
+				p.mu.Lock()
+				p.loads = append(p.loads, l)
+				p.mu.Unlock()
+				if redisx.Sleep(ctx, 100*time.Millisecond) != nil {
+					return
+				}
+			}
+		})
+	}
+	return p
+}
+
+// check ends producing and waits until all that was accepted has ended, as it must.
+func (p *producers) check(t *testing.T) {
+	t.Helper()
+	p.stop()
+	p.wait.Wait()
+	var jobs int64
+	for _, l := range p.loads {
+		var g api.Group
+		p.s.await("the end of "+l.group.ID, func() bool {
+			var err error
+			g, err = p.s.api.Group(p.s.ctx(), l.group.ID) // it may still lie in the ingest stream
+			return err == nil && g.Status.Ended()
+		})
+		l.check(t, g)
+		seen := map[int64]bool{}
+		for r, err := range p.s.api.Results(p.s.ctx(), l.group.ID) {
+			require.NoError(t, err)
+			require.False(t, seen[r.Ordinal], "result %d twice", r.Ordinal)
+			seen[r.Ordinal] = true
+		}
+		require.Len(t, seen, int(l.counts.Done))
+		jobs += l.counts.Accepted
+	}
+	t.Logf("%d groups, %d jobs", len(p.loads), jobs)
+}
+
+// awaitProgress waits until n more jobs have ended than now.
+func (p *producers) awaitProgress(what string, n int) {
+	p.s.t.Helper()
+	look := client.NewAPI(p.s.url(0), client.WithRetry(1, time.Second)) // what can't be seen now is not waited for
+	ended := func() (sum int64) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, l := range p.loads {
+			if g, err := look.Group(p.s.ctx(), l.group.ID); err == nil {
+				sum += g.Counts.Done + g.Counts.Failed
+			}
+		}
+		return sum
+	}
+	begin := ended()
+	at := time.Now()
+	p.s.await(what, func() bool { return ended() >= begin+int64(n) })
+	p.s.t.Logf("%s after %s", what, time.Since(at).Round(10*time.Millisecond))
+}
+
+// All roles on a cluster, whose slots move and whose masters die while they work.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.ClusterWithReplicas(t, 3)
+	s := start(t, onURL(cluster.URL), env("PARTITIONS", "16"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
+		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
+		env("REDIS_WAIT_REPLICAS", "1"))
+	p := s.produce(6, 100)
+	p.awaitProgress("first jobs", 300)
+
+	keys := []string{s.space.Ingest(), s.space.Partition(0).Base(), s.space.OfTenant("tenant-1").Base(), s.space.OfTenant("tenant-2").Base(), s.space.Events()}
+	for i, key := range keys {
+		slot := cluster.SlotOf(key)
+		to := cluster.Masters[i%3]
+		if cluster.MasterOf(slot) == to {
+			to = cluster.Masters[(i+1)%3]
+		}
+		first := true
+		cluster.MoveSlot(slot, to, func(left int) {
+			if first && left > 0 {
+				first = false
+				p.awaitProgress(fmt.Sprintf("jobs while %s moves, %d keys to go,", key, left), 100)
+			}
+		})
+	}
+	p.awaitProgress("jobs after a reshard", 300)
+
+	dead := cluster.MasterOf(cluster.SlotOf(s.space.OfTenant("tenant-0").Base()))
+	dead.Kill()
+	cluster.AwaitFailover()
+	p.awaitProgress("jobs after a failover", 300)
+	dead.Restart()
+	cluster.AwaitWhole()
+	p.awaitProgress("jobs after its return", 300)
+	p.check(t)
+}

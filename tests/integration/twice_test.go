@@ -1,0 +1,207 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	role "github.com/bulkaction/bulkaction/internal/roles"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// twice runs every script twice and hands on what the second run replies, as a Cluster client may at any time.
+type twice struct{ runs atomic.Int64 }
+
+func (h *twice) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *twice) again(cmd redis.Cmder) bool {
+	if name := cmd.Name(); cmd.Err() != nil || name != "evalsha" && name != "eval" {
+		return false
+	}
+	h.runs.Add(1)
+	return true
+}
+
+func (h *twice) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if h.again(cmd) {
+			err = next(ctx, cmd)
+		}
+		return err
+	}
+}
+
+func (h *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		var scripts []redis.Cmder
+		for _, cmd := range cmds {
+			if h.again(cmd) {
+				scripts = append(scripts, cmd)
+			}
+		}
+		if len(scripts) > 0 {
+			if second := next(ctx, scripts); err == nil {
+				err = second
+			}
+		}
+		return err
+	}
+}
+
+// inOne runs all roles in this process, with a hook on their commands, and returns the API's address.
+func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	api, ended := make(chan string, 1), make(chan int, 1)
+	go func() {
+		o := app.Options{Role: "dev", Stderr: os.Stderr, Environ: append([]string{
+			"BULKACTION_REDIS_URL=" + url, "BULKACTION_WORKER_TYPES=NOOP", "BULKACTION_API_ADDR=127.0.0.1:0", "BULKACTION_LOG_LEVEL=error",
+		}, environ...)}
+		ended <- app.Run(ctx, o, func(ctx context.Context, p *app.Process) error {
+			b, err := role.Connect(ctx, p)
+			if err != nil {
+				return err
+			}
+			b.Conn.Cmd.AddHook(hook)
+			reducers := reducer.NewRegistry()
+			return stage.Group(ctx,
+				func(ctx context.Context) error {
+					return role.Ingest(reducers, func(addr string) { api <- addr })(ctx, p.As("ingest"), b)
+				},
+				func(ctx context.Context) error { return role.Fetcher(ctx, p.As("fetcher"), b) },
+				func(ctx context.Context) error { return role.Dispatcher(ctx, p.As("dispatcher"), b) },
+				func(ctx context.Context) error { return role.BuiltIn(ctx, p.As("worker"), b) },
+				func(ctx context.Context) error { return role.Watcher(reducers)(ctx, p.As("watcher"), b) },
+				func(ctx context.Context) error { return role.Aggregator(reducers)(ctx, p.As("aggregator"), b) },
+			)
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		require.Equal(t, 0, <-ended, "exit code")
+	})
+	select {
+	case addr := <-api:
+		return addr
+	case code := <-ended:
+		require.Fail(t, "the roles ended", "exit code %d", code)
+	case <-time.After(patience):
+		require.Fail(t, "the roles do not start")
+	}
+	return ""
+}
+
+// A Cluster client follows redirects by repeating the command, whatever its settings say, and so may run any script
+// twice. All of the work is done so here, and nothing comes of it twice.
+func TestEveryScriptTwice(t *testing.T) {
+	t.Parallel()
+	ctx := context.WithoutCancel(t.Context())
+	server := redistest.Server(t)
+	space, err := keyspace.New("bulk-action:", 2)
+	require.NoError(t, err)
+	hook := &twice{}
+	addr := inOne(t, server.URL(), hook, "BULKACTION_PARTITIONS=2", "BULKACTION_BACKPRESSURE_GLOBAL_RPS=2000", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW=100ms",
+		"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=50ms", "BULKACTION_CONGESTION_BASE_BACKOFF=50ms", "BULKACTION_LEASE=2s")
+	s := &system{t: t, redis: server, rdb: connect(t, server.URL()).Cmd, space: space, api: client.NewAPI("http://" + addr)}
+	s.env = map[string]string{"BULKACTION_REDIS_URL": server.URL()}
+	told := func(method, path, body string) {
+		t.Helper()
+		status, answer := s.call(method, "http://"+addr+path, body)
+		require.Contains(t, []int{http.StatusOK, http.StatusAccepted}, status, "%s: %s", path, answer)
+	}
+	stream, err := client.NewProducer(ctx, server.URL())
+	require.NoError(t, err)
+	defer stream.Close()
+
+	told("PUT", "/v1/tenants/tenant-0", `{"rps":500,"weight":3}`)
+	var loads []load
+	for i := range 4 {
+		l := newLoad(fmt.Sprint("tenant-", i), 500)
+		for _, j := range l.group.Jobs {
+			if p := j.Payload.(map[string]any); p["fail"] == "retry" {
+				p["fail_times"] = 2 // a start that is repeated is a new attempt: the first run is the second one
+			}
+		}
+		loads = append(loads, l)
+		if i%2 == 0 {
+			_, err = s.api.Submit(ctx, l.group)
+		} else {
+			_, err = stream.Submit(ctx, l.group)
+		}
+		require.NoError(t, err)
+	}
+	s.submit(client.Group{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":2,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Group{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":2,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Group{ID: "doomed", Type: "NOOP", Jobs: jobs(300, `{"sleep_ms":200}`), Seal: true})
+	s.submit(client.Group{ID: "paused", Tenant: "idle", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20}`)})
+	told("POST", "/v1/groups/paused/pause", "")
+	told("POST", "/v1/groups/doomed/cancel", "")
+	told("POST", "/v1/tenants/tenant-1/pause", "")
+	told("POST", "/v1/types/NOOP/pause", "")
+	told("POST", "/v1/types/NOOP/resume", "")
+	told("POST", "/v1/tenants/tenant-1/resume", "")
+	told("POST", "/v1/groups/paused/resume", "")
+	told("POST", "/v1/groups/paused/seal", "")
+
+	for _, l := range loads {
+		l.check(t, s.wait(l.group.ID))
+		n := 0
+		for _, err := range s.api.Results(ctx, l.group.ID) {
+			require.NoError(t, err)
+			n++
+		}
+		require.EqualValues(t, l.counts.Done, n)
+	}
+	require.Equal(t, api.Counts{Accepted: 100, Done: 100}, s.wait("paused").Counts)
+	g := s.wait("throttled")
+	require.Equal(t, api.Counts{Accepted: 20, Done: 20}, g.Counts)
+	require.JSONEq(t, "20", string(g.Aggregate["n"]))
+	require.Equal(t, int64(0), g.Retries)
+	g = s.wait("doomed")
+	require.Equal(t, api.StatusCancelled, g.Status)
+	s.awaitCounts("doomed", "settled", func(c api.Counts) bool { return c.Cancelled+c.Done == 300 })
+
+	require.Equal(t, api.Counts{Accepted: 50, Failed: 50}, s.wait("failing").Counts)
+	told("POST", "/v1/groups/failing/retry", "")
+	g = s.waitRound("failing", 2)
+	require.Equal(t, api.Counts{Accepted: 50, Done: 50}, g.Counts)
+	require.JSONEq(t, "50", string(g.Aggregate["n"]))
+
+	letters := map[string]bool{}
+	for d, err := range s.api.DeadLetters(ctx) {
+		require.NoError(t, err)
+		require.False(t, letters[d.Job], d.Job)
+		letters[d.Job] = true
+	}
+	require.Len(t, letters, 50+4*5)
+	seen := map[string]bool{}
+	s.follow(space.Events(), "the last event", func(m redis.XMessage) bool {
+		var e api.Event
+		require.NoError(t, json.Unmarshal([]byte(m.Values["data"].(string)), &e))
+		require.NotEqual(t, "audit.violation", e.Type, m.Values["data"])
+		seen[e.ID] = true
+		return e.Group != nil && e.Group.ID == "failing" && e.Group.Round == 2 && e.Group.Status.Ended()
+	})
+	require.Greater(t, hook.runs.Load(), int64(500))
+	t.Logf("%d scripts ran twice, %d events", hook.runs.Load(), len(seen))
+	report, err := audit.Run(ctx, connect(t, server.URL()), space, audit.Options{})
+	require.NoError(t, err)
+	require.Empty(t, report.Violations)
+}
