@@ -32,10 +32,10 @@ local function congestion(n, delay, own)
   return math.min(cap, math.max(wait, delay))
 end
 
--- An entry is removed with its outcome. A stale one may be the entry of a later attempt (see start): while the job is ready or in flight
--- under another attempt, reclaim decides.
-local function release(entry, live, state, m)
-  if not live or string.sub(state, 2) == m or not string.find(state, '^[RI]') then entries[#entries + 1] = entry end
+-- An entry is removed with its outcome. A stale one may be the entry of a later attempt (see start), or of a job whose start Redis has lost
+-- in a failover: while the job is ready or in flight otherwise, reclaim decides.
+local function release(entry, live, owned, state)
+  if not live or owned or not string.find(state, '^[RI]') then entries[#entries + 1] = entry end
 end
 
 -- settle_done takes n done jobs of a group off ARGV and returns how many of them were owned.
@@ -49,8 +49,9 @@ local function settle_done(group, live, n)
   for i = 1, n do
     local at = first + (i - 1) * 6
     local m = mark(tonumber(ARGV[at + 2]))
-    release(ARGV[at], live, states[i], m)
-    if live and states[i] == 'I' .. m then
+    local mine = live and states[i] == 'I' .. m
+    release(ARGV[at], live, mine, states[i])
+    if mine then
       new[i], lines[#lines + 1] = 'D' .. m, ARGV[at + 3]
       if ARGV[at + 4] ~= '' then traces[#traces + 1] = ords[i] .. ' ' .. ARGV[at + 4] end
       if ARGV[at + 5] ~= '' then marked[#marked + 1] = ords[i] end
@@ -87,10 +88,11 @@ local function settle_others(group, live, tenant, round, n)
     local state, m = states[i], mark(attempt)
     local counts = '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6] .. '|' .. ARGV[at + 7] .. '|' .. since .. '|'
     local head = group .. '|' .. typ .. '|' .. attempt .. counts
-    release(ARGV[at], live, state, m)
     -- Whether a start took effect whose answer was lost is known only here.
     if kind == 'u' and state == 'I' .. m then kind = 'h' end
-    if live and state == (kind == 'u' and 'R' or 'I') .. m then
+    local mine = live and state == (kind == 'u' and 'R' or 'I') .. m
+    release(ARGV[at], live, mine, state)
+    if mine then
       if kind == 'f' then
         local blob = head .. '|' .. queued
         bury(group, tenant, round, parse(blob), blob, code, message, now)

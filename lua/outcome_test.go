@@ -303,3 +303,27 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
 	})
 }
+
+// Redis has lost the start in a failover, not the entry: a report by who had started it must leave the entry to whoever runs the job next.
+func TestOutcomeOfALostStart(t *testing.T) {
+	both(t, func(w *world) {
+		for _, kind := range []lua.OutcomeKind{"d", lua.OutcomeRetry, lua.OutcomeFailed, lua.OutcomeReleased} {
+			g := "g" + string(kind)
+			w.create(g, "acme", "T")
+			w.append(g, 1)
+			run := w.begin("T", "c", 1)
+			w.c.SetRange(w.Context(), w.p.States(g), 0, "R")
+			w.c.HSet(w.Context(), w.p.Group(g), "ready", 1, "in_flight", 0)
+			report := done(run...)
+			if kind != "d" {
+				report = other(kind, run[0], 0)
+			}
+			w.unchanged(func() { require.Equal(w, lua.OutcomeReply{Stale: 1}, w.outcome("T", report), kind) })
+			require.Equal(w, lua.ReclaimReply{Taken: 1}, w.reclaim("T", 3), kind)
+			w.promoteAll("T", 1)
+			again := w.read("T", "d")
+			w.start("T", again)
+			require.Equal(w, lua.OutcomeReply{Owned: 1}, w.outcome("T", done(again...)), kind)
+		}
+	})
+}
