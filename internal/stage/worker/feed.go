@@ -65,22 +65,31 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 	}
 	// The partitions read side by side, none knowing what the others find: each asks for its part of the room.
 	count := max(1, min(room/len(p.parts), maxBatch)/len(streams))
-	batches, err := p.reader.Read(ctx, streams, count, p.cfg.Block)
-	if err != nil {
-		return 0, err
-	}
-	for i := range batches {
-		typ := p.types[slices.Index(streams, batches[i].Stream)]
-		for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
-			p.take(ctx, typ, entries)
+	return 0, p.solo.cautiously(func(most int) (suspects bool, err error) {
+		block := p.cfg.Block
+		if most > 0 {
+			if p.room() <= 0 {
+				return true, nil // another partition has met one meanwhile
+			}
+			count, block = min(count, most), 0
 		}
-	}
-	return 0, nil
+		batches, err := p.reader.Read(ctx, streams, count, block)
+		if err != nil {
+			return true, err
+		}
+		for i := range batches {
+			typ := p.types[slices.Index(streams, batches[i].Stream)]
+			for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
+				suspects = p.take(ctx, typ, entries) || suspects
+			}
+		}
+		return suspects, nil
+	})
 }
 
 // take starts a batch of entries and hands it to the pool. What can't be started stays pending: it is
-// asked for again until Redis answers or the process stops, and then it is the dispatcher's.
-func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) {
+// asked for again until Redis answers or the process stops, and then it is the dispatcher's. It says whether there were suspects.
+func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
 	tasks := make([]*task, 0, len(entries))
 	for _, e := range entries {
 		d, err := lua.ParseDelivered(e.Get(lua.Field))
@@ -93,12 +102,12 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 		}
 		t := &task{Delivered: d, entry: e.ID, attempt: d.Attempt, part: p}
 		if t.suspect() {
-			t.settled = make(chan struct{})
+			t.settled, suspects = make(chan struct{}), true
 		}
 		tasks = append(tasks, t)
 	}
 	if len(tasks) == 0 {
-		return
+		return suspects
 	}
 	slices.SortFunc(tasks, func(a, b *task) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
@@ -109,33 +118,34 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 	p.held.reserve(len(tasks))
 	if ctx.Err() != nil {
 		p.handBack(tasks)
-		return
+		return suspects
 	}
 	if tasks = p.setApart(tasks); len(tasks) == 0 {
-		return
+		return suspects
 	}
 	if p.solo.busy() {
 		p.handBack(tasks)
-		return
+		return suspects
 	}
 	started, err := p.start(ctx, typ, tasks)
 	if err != nil {
 		p.handBack(tasks)
-		return
+		return suspects
 	}
 	p.held.track(started)
 	if p.loadPayloads(ctx, started) != nil {
 		p.handBack(started)
-		return
+		return suspects
 	}
 	for i, t := range started {
 		select {
 		case p.work <- t:
 		case <-ctx.Done():
 			p.handBack(started[i:])
-			return
+			return suspects
 		}
 	}
+	return suspects
 }
 
 // setApart has one suspect run alone, whose lease is kept while it waits, hands others back, and returns what is none.

@@ -23,14 +23,16 @@ func (w *Worker) renew(ctx context.Context) error {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]lua.Held, len(chunk))
 			for i, t := range chunk {
-				jobs[i] = lua.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt}
+				jobs[i] = lua.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt, Known: t.ended.Load() || t.stopped() != nil}
 			}
 			lost, err := lua.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
 			if err != nil {
 				return err
 			}
-			w.metrics.LeasesLost(len(lost))
 			for _, i := range lost {
+				if !jobs[i].Known {
+					w.metrics.LeasesLost(1)
+				}
 				if !chunk[i].ended.Load() {
 					chunk[i].stop(errLost)
 				}

@@ -19,9 +19,34 @@ type solo struct {
 	next    *task         // read and held, but not started
 	closed  atomic.Bool   // no job of a slot may begin; set under the lock
 	changed chan struct{} // closed and replaced at each change
+
+	caution atomic.Int64 // entries that may be read at once; 0: as many as there is room for
+	turn    sync.Mutex   // of cautious readers
 }
 
 func newSolo(w *Worker) *solo { return &solo{w: w, changed: make(chan struct{})} }
+
+// cautiously calls read with how many entries it may take at most, 0 for no bound, and learns whether there were suspects. They come in crowds, since a
+// worker that dies leaves many: after one, entries are read one by one, and twice as many each time that there was none. So hardly one is
+// read in vain, and a crowd's suspects follow one another in a process that is empty already.
+func (s *solo) cautiously(read func(most int) (suspects bool, err error)) error {
+	most := s.caution.Load()
+	if most > 0 {
+		s.turn.Lock()
+		defer s.turn.Unlock()
+		most = s.caution.Load()
+	}
+	suspects, err := read(int(most))
+	switch {
+	case suspects && err == nil:
+		s.caution.Store(1)
+	case most >= maxBatch && err == nil:
+		s.caution.CompareAndSwap(most, 0)
+	case err == nil:
+		s.caution.CompareAndSwap(most, 2*most)
+	}
+	return err
+}
 
 // take takes a suspect that is to run next, unless there is one.
 func (s *solo) take(t *task) bool {

@@ -179,3 +179,17 @@ func TestSuspectThatNeverEnds(t *testing.T) {
 	g.end <- nil
 	stop()
 }
+
+// A crowd of suspects is read one by one, once the first was met: hardly one is read in vain, which would use up its attempts.
+func TestCrowdOfSuspects(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const jobs = 100
+	suspects(w, "suspects", "T", jobs)
+	w.Feed(stagetest.Patience, "T")
+	w.Run(pool(w, config(), answer("T", nil, nil)))
+	w.AwaitCounts("suspects", api.Counts{Accepted: jobs, Done: jobs})
+	for _, r := range w.Results() {
+		require.LessOrEqual(t, r.Attempts, 4, "attempts of job %d", r.Ordinal) // lost, perhaps handed back twice, run
+	}
+}
