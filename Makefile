@@ -57,7 +57,7 @@ integration: deps ## Run the tests across processes only
 	go test $(TESTFLAGS) ./tests/integration/...
 
 .PHONY: fuzz
-fuzz: ## Fuzz each target for FUZZTIME, 10s unless given
+fuzz: deps ## Fuzz each target for FUZZTIME, 10s unless given
 	@set -e; \
 	files=$$(grep -rl --include='*_test.go' '^func Fuzz' .) || { echo "no fuzz targets"; exit 0; }; \
 	for file in $$files; do \
@@ -80,6 +80,11 @@ bench-flow: deps ## Measure flow control, a good quarter of an hour, and write d
 		bin/bulkaction bench $$what $(FLOWFLAGS) --json > docs/plots/$$what.json.new; \
 		mv docs/plots/$$what.json.new docs/plots/$$what.json; \
 	done
+
+.PHONY: chaos
+chaos: deps ## Break everything for a quarter of an hour; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
+	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \
+		go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
 
 .PHONY: plots
 plots: ## Draw docs/plots/*.svg and write the table of figures from the JSON beside them

@@ -53,6 +53,9 @@ func IsNoGroup(err error) bool { return hasCode(err, "NOGROUP") || hasCode(err, 
 // IsNoScript says whether Redis does not know a script by its hash.
 func IsNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
 
+// IsMoved says whether a node of a cluster has sent the caller to another one.
+func IsMoved(err error) bool { return hasCode(err, "MOVED") }
+
 // IsWrongType says whether a key holds another type than its command expects.
 func IsWrongType(err error) bool { return hasCode(err, "WRONGTYPE") }
 

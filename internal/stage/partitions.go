@@ -22,6 +22,9 @@ func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 			have, err = conn.Cmd.Get(ctx, space.PartitionCount()).Result()
 		}
 	}
+	if redisx.IsMoved(err) && !conn.IsCluster() {
+		return errors.New("BULKACTION_REDIS_URL names one node of a Redis Cluster: name several, separated by commas, or add ?cluster=true")
+	}
 	if err != nil {
 		return fmt.Errorf("check number of partitions: %w", err)
 	}

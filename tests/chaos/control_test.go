@@ -1,0 +1,94 @@
+package chaos
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Places of the directed harness's processes, each behind a proxy of its own.
+const (
+	theAggregator = iota
+	_             // the watcher
+	workerCutOff
+	workerKilled
+	_ // the dispatcher
+	_ // the fetcher
+	theIngest
+	places
+)
+
+// directed does what the guards are there for, with one guard taken out, or none: answers to the ingest and the aggregator are lost, a worker is
+// cut off until its jobs have run elsewhere, and another is killed while it runs some.
+func directed(t *testing.T, control string) *phase {
+	one := map[string]int{"aggregator": 1, "watcher": 1, "worker": 2, "dispatcher": 1, "fetcher": 1, "ingest": 1}
+	lease := time.Second
+	w := newWorld(t, scene{
+		name: control, bins: built(t, taggedBuild), lease: lease, proxies: places, replicas: one,
+		env: map[string]string{"BULKACTION_CHAOS_CONTROL": control, "BULKACTION_MAX_DELIVERIES": "10", "BULKACTION_WORKER_COUNT": "10"},
+	})
+	rng := rand.New(rand.NewPCG(1, 1))
+	groups := plan(rng, "directed", mix{jobs: 200, tenants: 2, least: 20, most: 20, ms: 200, deaf: true, pieces: true})
+	b := w.breaker
+	b.proxies[theIngest].DropReplies(0.3, rng)
+	b.proxies[theAggregator].DropReplies(0.2, rand.New(rand.NewPCG(2, 2)))
+	require.NoError(t, w.produce(t.Context(), groups)())
+	w.awaitRunning(workerCutOff, 5)
+	b.proxies[workerCutOff].HalfOpen()
+	w.awaitRunning(workerKilled, 5)
+	require.NoError(t, w.fleet.slots[workerKilled].kill(t.Context()))
+	require.NoError(t, redisx.Sleep(t.Context(), 3*lease))
+	for _, p := range b.proxies {
+		p.Heal()
+	}
+	return w.settle(groups, 10*time.Second)
+}
+
+// awaitRunning waits until a worker has so many jobs in work.
+func (w *world) awaitRunning(place, n int) {
+	w.t.Helper()
+	p := w.fleet.slots[place].running(w.t.Context())
+	w.fleet.await(w.t, "jobs in work", 20*time.Second, func(context.Context) error {
+		runs, err := readRuns(w.fleet.files)
+		if err != nil {
+			return err
+		}
+		running := 0
+		for _, of := range runs {
+			for _, e := range of {
+				if e.process == p.name && e.how == "" {
+					running++
+				}
+			}
+		}
+		if running < n {
+			return errTooFew
+		}
+		return nil
+	})
+}
+
+// TestGuards shows that the harness would notice if a guard were missing: it is green with all of them, and red without any one.
+func TestGuards(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts many processes")
+	}
+	for _, control := range []string{"", "attempt", "retry", "order"} {
+		t.Run("without "+control, func(t *testing.T) {
+			t.Parallel()
+			r := directed(t, control)
+			if control == "" {
+				require.False(t, r.red(), "%v", r.Violations)
+				require.Positive(t, r.StaleRefused, "outcomes came late")
+				return
+			}
+			require.True(t, r.red())
+			t.Logf("lost %d, duplicate effects %d, first of %d violations: %s", r.Lost, r.DuplicateEffects, len(r.Violations), r.Violations[0])
+		})
+	}
+}

@@ -1,0 +1,202 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/faultproxy"
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Kinds of faults, as the report counts them.
+const (
+	killProcess  = "kill_9"
+	stopProcess  = "sigstop"
+	restartRedis = "redis_restart"
+	delayAll     = "proxy_delay"
+	resetAll     = "proxy_reset"
+	halfOpen     = "proxy_half_open"
+	dropReplies  = "proxy_drop_replies"
+	flushScripts = "script_flush"
+	fillMemory   = "memory_full"
+	cutAOF       = "aof_cut"
+	failOver     = "sentinel_failover"
+	loseMaster   = "cluster_master_killed"
+	swapMaster   = "cluster_failover"
+	reshardSlots = "cluster_reshard"
+	replaceRole  = "graceful_restart"
+)
+
+// fault is one of a schedule: when, what, and the random choices that it makes.
+type fault struct {
+	at   time.Duration
+	kind string
+	rng  *rand.Rand
+}
+
+// schedule spreads faults over a time, in an order and with choices that the seed alone decides.
+func schedule(rng *rand.Rand, kinds counts, during time.Duration) []fault {
+	var all []fault
+	for _, kind := range slices.Sorted(mapsKeys(kinds)) {
+		for range kinds[kind] {
+			all = append(all, fault{kind: kind})
+		}
+	}
+	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	step := float64(during) / float64(max(1, len(all)))
+	for i := range all {
+		all[i].at = time.Duration(step * (float64(i) + rng.Float64()))
+		all[i].rng = rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
+	}
+	return all
+}
+
+func mapsKeys(c counts) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for kind := range c {
+			if !yield(kind) {
+				return
+			}
+		}
+	}
+}
+
+// breaker does harm to a fleet and its Redis, and mends it.
+type breaker struct {
+	fleet   *fleet
+	lease   time.Duration
+	server  *redisproc.Server
+	rdb     *redis.Client
+	proxies []*faultproxy.Proxy
+
+	onRedis sync.Mutex // one fault of the server at a time
+	onProxy []sync.Mutex
+
+	mu     sync.Mutex
+	done   counts
+	failed []error
+}
+
+// newBreaker puts n proxies before the server.
+func newBreaker(server *redisproc.Server, lease time.Duration, n int) (*breaker, error) {
+	b := &breaker{server: server, lease: lease, done: counts{}, onProxy: make([]sync.Mutex, n)}
+	b.rdb = redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1, DisableIdentity: true})
+	for range n {
+		p, err := faultproxy.New(server.Addr())
+		if err != nil {
+			return nil, err
+		}
+		b.proxies = append(b.proxies, p)
+	}
+	return b, nil
+}
+
+func (b *breaker) close() {
+	for _, p := range b.proxies {
+		_ = p.Close() // nobody needs it any more
+	}
+	_ = b.rdb.Close()
+}
+
+// url is the proxy's that the i-th process uses, so that a fault cuts off some and not others.
+func (b *breaker) url(i int) string {
+	return "redis://" + b.proxies[i%len(b.proxies)].Addr() + "/0"
+}
+
+// run does all faults of a schedule, some at once, and returns when all is mended.
+func (b *breaker) run(ctx context.Context, faults []fault) error {
+	began := time.Now()
+	var under sync.WaitGroup
+	for _, f := range faults {
+		if redisx.Sleep(ctx, f.at-time.Since(began)) != nil {
+			break
+		}
+		under.Go(func() {
+			err := b.do(ctx, f)
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if err != nil {
+				b.failed = append(b.failed, fmt.Errorf("%s: %w", f.kind, err))
+				return
+			}
+			b.done[f.kind]++
+		})
+	}
+	under.Wait()
+	if len(b.failed) > 0 {
+		return b.failed[0]
+	}
+	return ctx.Err()
+}
+
+func (b *breaker) do(ctx context.Context, f fault) error {
+	switch f.kind {
+	case killProcess:
+		return b.target(f.rng).kill(ctx)
+	case stopProcess:
+		return b.target(f.rng).stop(ctx, between(f.rng, 2*b.lease, 3*b.lease))
+	case restartRedis, flushScripts, fillMemory:
+		b.onRedis.Lock()
+		defer b.onRedis.Unlock()
+		return b.harmRedis(ctx, f)
+	}
+	i := f.rng.IntN(len(b.proxies))
+	b.onProxy[i].Lock()
+	defer b.onProxy[i].Unlock()
+	p := b.proxies[i]
+	defer p.Heal()
+	switch f.kind {
+	case delayAll:
+		p.Delay(between(f.rng, 20*time.Millisecond, 1500*time.Millisecond))
+	case resetAll:
+		p.Reset()
+		return nil
+	case halfOpen:
+		p.HalfOpen()
+	case dropReplies:
+		p.DropReplies(0.05+0.4*f.rng.Float64(), f.rng)
+	}
+	return redisx.Sleep(ctx, between(f.rng, 300*time.Millisecond, 2*b.lease))
+}
+
+// target is a process, every second time a worker.
+func (b *breaker) target(rng *rand.Rand) *slot {
+	slots := b.fleet.slots
+	if rng.IntN(2) == 0 {
+		slots = b.fleet.of("worker")
+	}
+	return slots[rng.IntN(len(slots))]
+}
+
+func (b *breaker) harmRedis(ctx context.Context, f fault) error {
+	switch f.kind {
+	case restartRedis:
+		b.server.Kill()
+		err := redisx.Sleep(ctx, between(f.rng, 0, time.Second))
+		if restart := b.server.Restart(context.WithoutCancel(ctx)); restart != nil {
+			return restart
+		}
+		return err
+	case flushScripts:
+		return b.rdb.ScriptFlush(ctx).Err()
+	}
+	if err := b.rdb.ConfigSet(ctx, "maxmemory", "1mb").Err(); err != nil { // less than an empty server uses
+		return err
+	}
+	err := redisx.Sleep(ctx, between(f.rng, time.Second, 3*time.Second))
+	if mended := b.rdb.ConfigSet(context.WithoutCancel(ctx), "maxmemory", "0").Err(); mended != nil {
+		return mended
+	}
+	return err
+}
+
+func between(rng *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(rng.Int64N(int64(most-least)+1))
+}

@@ -1,0 +1,321 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// grace is how long a process may take to stop; it is its SHUTDOWN_GRACE_PERIOD and what it needs besides.
+const grace = 15 * time.Second
+
+// fleet is role processes, each in a slot whose process is replaced when it ends. An end that no fault explains is a violation.
+type fleet struct {
+	bins  binaries
+	files string // folder of the workers' own records
+	env   map[string]string
+	slots []*slot
+	apis  []*client.API
+
+	mu         sync.Mutex
+	violations []string
+	spans      []span // when processes were dead or stopped
+	last       int    // number of the process that was started last
+	closing    bool
+	watching   sync.WaitGroup
+}
+
+// span is when a process was stopped, or from when on it was dead (until is zero).
+type span struct {
+	process     string
+	from, until time.Time
+}
+
+type slot struct {
+	fleet *fleet
+	role  string
+	env   map[string]string
+
+	mu      sync.Mutex
+	proc    *process
+	changed chan struct{} // closed and replaced with each new process
+}
+
+type process struct {
+	*childproc.Child
+	name     string // its file's
+	log      *childproc.Tail
+	killed   bool // by a fault; under the slot's lock
+	replaced bool // asked to stop
+}
+
+// startFleet starts the roles; urls gives each slot its Redis.
+func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[string]string, url func(i int) string) *fleet {
+	t.Helper()
+	f := &fleet{bins: bins, files: t.TempDir(), env: env}
+	for _, role := range []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"} {
+		for range replicas[role] {
+			s := &slot{fleet: f, role: role, changed: make(chan struct{}), env: map[string]string{"BULKACTION_REDIS_URL": url(len(f.slots))}}
+			if role == "ingest" {
+				addr := freeAddr(t)
+				s.env["BULKACTION_API_ADDR"] = addr
+				f.apis = append(f.apis, client.NewAPI("http://"+addr, client.WithRetry(1, time.Second)))
+			}
+			f.slots = append(f.slots, s)
+		}
+	}
+	t.Cleanup(f.kill)
+	for _, s := range f.slots {
+		require.NoError(t, s.start())
+	}
+	for _, a := range f.apis {
+		f.await(t, "the API", 30*time.Second, func(ctx context.Context) error { _, err := a.Stats(ctx); return err })
+	}
+	return f
+}
+
+// freeAddr picks a port below those that outgoing connections get, so that it is free again after a restart.
+func freeAddr(t testing.TB) string {
+	for range 100 {
+		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(10_000+rand.IntN(22_000)))
+		if l, err := net.Listen("tcp", addr); err == nil {
+			require.NoError(t, l.Close())
+			return addr
+		}
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
+// await calls ready until it returns nil.
+func (f *fleet) await(t testing.TB, what string, patience time.Duration, ready func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return
+		}
+		if redisx.Sleep(ctx, 20*time.Millisecond) != nil {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			t.Fatalf("await %s: %v; violations so far: %.2000q", what, err, f.violations)
+		}
+	}
+}
+
+// launch starts a process of the slot's role and makes it the slot's.
+func (s *slot) launch() (*process, error) {
+	f := s.fleet
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closing {
+		return nil, errClosing
+	}
+	f.last++
+	p := &process{name: fmt.Sprintf("%s-%d", s.role, f.last), log: &childproc.Tail{}}
+	cmd := exec.Command(f.bins.bulkaction, "role", s.role)
+	if s.role == "worker" {
+		cmd = exec.Command(f.bins.worker)
+	}
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.Getenv("TMPDIR")},
+		"CHAOS_FILES="+f.files, "CHAOS_PROCESS="+p.name)
+	for _, env := range []map[string]string{f.env, s.env} {
+		for name, value := range env {
+			cmd.Env = append(cmd.Env, name+"="+value)
+		}
+	}
+	cmd.Stdout, cmd.Stderr = p.log, p.log
+	var err error
+	if p.Child, err = childproc.Start(cmd); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.proc = p
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.mu.Unlock()
+	return p, nil
+}
+
+var errClosing = errors.New("the fleet is being stopped")
+
+func (s *slot) start() error {
+	p, err := s.launch()
+	if err != nil {
+		return err
+	}
+	s.fleet.watching.Go(func() { s.supervise(p) })
+	return nil
+}
+
+// supervise replaces processes that were killed or have crashed.
+func (s *slot) supervise(p *process) {
+	for {
+		<-p.Done()
+		if s.ended(p) {
+			return
+		}
+		<-time.After(100 * time.Millisecond) // as a supervisor would wait
+		next, err := s.launch()
+		if err != nil {
+			if !errors.Is(err, errClosing) {
+				s.fleet.violate("start a %s again: %v", s.role, err)
+			}
+			return
+		}
+		p = next
+	}
+}
+
+// ended judges the end of a process; it says whether nobody is to take its place.
+func (s *slot) ended(p *process) bool {
+	s.mu.Lock()
+	killed, replaced := p.killed, p.replaced
+	s.mu.Unlock()
+	s.fleet.mu.Lock()
+	closing := s.fleet.closing
+	s.fleet.mu.Unlock()
+	if replaced || closing {
+		return true
+	}
+	status, _ := p.State().Sys().(syscall.WaitStatus)
+	if status.Signaled() && status.Signal() == syscall.SIGKILL && (killed || s.fleet.crashed(p.name)) {
+		return false
+	}
+	s.fleet.violate("%s ended with %s: %s", p.name, p.State(), p.log)
+	return false
+}
+
+// crashed says whether a job has killed the process.
+func (f *fleet) crashed(name string) bool {
+	b, err := os.ReadFile(filepath.Join(f.files, name))
+	return err == nil && (strings.HasPrefix(string(b), "crash ") || strings.Contains(string(b), "\ncrash "))
+}
+
+// running waits for the slot's process, which may be about to be started.
+func (s *slot) running(ctx context.Context) *process {
+	for {
+		s.mu.Lock()
+		p, changed := s.proc, s.changed
+		s.mu.Unlock()
+		if p != nil && p.Running() {
+			return p
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// kill ends the slot's process with SIGKILL.
+func (s *slot) kill(ctx context.Context) error {
+	p := s.running(ctx)
+	if p == nil {
+		return fmt.Errorf("kill a %s: there is none", s.role)
+	}
+	s.mu.Lock()
+	p.killed = true
+	s.mu.Unlock()
+	s.fleet.note(span{process: p.name, from: time.Now()})
+	p.Kill()
+	return nil
+}
+
+// stop halts the slot's process, with SIGSTOP, for so long.
+func (s *slot) stop(ctx context.Context, d time.Duration) error {
+	p := s.running(ctx)
+	if p == nil {
+		return fmt.Errorf("stop a %s: there is none", s.role)
+	}
+	from := time.Now()
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		return ignoreGone(err)
+	}
+	err := redisx.Sleep(ctx, d)
+	s.fleet.note(span{process: p.name, from: from, until: time.Now()})
+	return errors.Join(err, ignoreGone(p.Signal(syscall.SIGCONT)))
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil // it was killed meanwhile
+	}
+	return err
+}
+
+func (f *fleet) note(s span) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spans = append(f.spans, s)
+}
+
+func (f *fleet) violate(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.violations = append(f.violations, fmt.Sprintf(format, args...))
+}
+
+// of are the slots of a role.
+func (f *fleet) of(role string) []*slot {
+	var all []*slot
+	for _, s := range f.slots {
+		if s.role == role {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// shutDown stops all processes politely. One that does not end by itself, or not well, is a violation.
+func (f *fleet) shutDown() {
+	f.mu.Lock()
+	f.closing = true
+	f.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, s := range f.slots {
+		wg.Go(func() {
+			if p := s.proc; p.Running() {
+				p.Stop(grace)
+				if code := p.State().ExitCode(); code != 0 {
+					f.violate("%s, told to stop, ended with %s: %s", p.name, p.State(), p.log)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	f.watching.Wait()
+}
+
+// kill leaves nothing behind.
+func (f *fleet) kill() {
+	f.mu.Lock()
+	f.closing = true
+	f.mu.Unlock()
+	for _, s := range f.slots {
+		if s.proc != nil {
+			s.proc.Kill()
+		}
+	}
+	f.watching.Wait()
+}

@@ -1,0 +1,243 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// payload is what the worker's processor is told to do; it has the same one.
+type payload struct {
+	N         int   `json:"n"` // its place in group.jobs: pieces of a group may arrive in any order, so ordinals don't tell
+	MS        int   `json:"ms,omitempty"`
+	FailTimes int   `json:"fail_times,omitempty"`
+	Permanent bool  `json:"permanent,omitempty"`
+	Crash     bool  `json:"crash,omitempty"`
+	Deaf      bool  `json:"deaf,omitempty"`
+	Value     int64 `json:"value"`
+}
+
+// group is a planned group: how it is submitted, and what must come of it.
+type group struct {
+	id, tenant string
+	jobs       []payload
+	after      time.Duration // from the start of the phase
+	stream     bool          // through the ingest stream, not HTTP
+	pieces     int           // appended in so many requests; 0: the submission brings all
+}
+
+// done says whether the job is to end well.
+func (p payload) done() bool { return !p.Permanent && !p.Crash }
+
+// mix is what a workload is made of.
+type mix struct {
+	jobs, crashes, tenants int
+	least, most            int // jobs of a group
+	during                 time.Duration
+	quick                  bool // no job takes time, and none fails
+	deaf                   bool // jobs go on when they are told to stop
+	pieces                 bool // all groups come in pieces, by the stream
+	ms                     int  // how long each job takes; 0: from nothing to seconds
+}
+
+// plan makes groups of a seed.
+func plan(rng *rand.Rand, name string, m mix) []*group {
+	var groups []*group
+	for left := m.jobs; left > 0; {
+		n := min(left, m.least+rng.IntN(m.most-m.least+1))
+		left -= n
+		i := len(groups)
+		g := &group{id: fmt.Sprintf("%s-%d", name, i), tenant: fmt.Sprintf("%s-tenant-%d", name, rng.IntN(m.tenants))}
+		g.stream = rng.IntN(2) == 0 || m.pieces
+		if rng.IntN(3) == 0 || m.pieces {
+			g.pieces = 1 + rng.IntN(4)
+		}
+		for n := range n {
+			job := newJob(rng, m)
+			job.N = n
+			g.jobs = append(g.jobs, job)
+		}
+		groups = append(groups, g)
+	}
+	for i, g := range groups {
+		g.after = time.Duration(float64(m.during) * float64(i) / float64(len(groups)))
+	}
+	for range m.crashes { // in the first half, as each takes some leases to be given up
+		g := groups[rng.IntN(max(1, len(groups)/2))]
+		n := rng.IntN(len(g.jobs))
+		g.jobs[n] = payload{N: n, MS: rng.IntN(50), Crash: true}
+	}
+	return groups
+}
+
+func newJob(rng *rand.Rand, m mix) payload {
+	p := payload{Value: 1 + rng.Int64N(1000), MS: m.ms, Deaf: m.deaf}
+	if m.quick {
+		return p
+	}
+	switch rng.IntN(20) {
+	case 0:
+		p.Permanent = true
+	case 1:
+		p.FailTimes = 1 + rng.IntN(2)
+	}
+	if m.ms > 0 {
+		return p
+	}
+	switch n := rng.IntN(100); {
+	case n < 80:
+		p.MS = 5 + rng.IntN(95)
+	case n < 98:
+		p.MS = 100 + rng.IntN(700)
+	default:
+		p.MS = 1000 + rng.IntN(4000)
+	}
+	return p
+}
+
+// receipt is written when a producer was told that a group with all its jobs was taken in.
+type receipt struct {
+	Group    string `json:"group"`
+	Accepted int    `json:"accepted"`
+}
+
+// producers submit groups when their time comes, and again until they are told that all is stored.
+type producers struct {
+	fleet  *fleet
+	stream *client.Producer
+
+	mu       sync.Mutex
+	receipts map[string]int
+}
+
+// producing is how many groups are being submitted at once.
+const producing = 6
+
+// submit submits groups. Those that Redis lost may be submitted again with the same call.
+func (p *producers) submit(ctx context.Context, groups []*group) error {
+	began := time.Now()
+	work := make(chan *group)
+	errs := make(chan error, producing)
+	for range producing {
+		go func() {
+			var failed error
+			for g := range work {
+				if failed == nil {
+					failed = p.until(ctx, g)
+				}
+			}
+			errs <- failed
+		}()
+	}
+	for _, g := range groups {
+		if wait := g.after - time.Since(began); wait > 0 {
+			_ = redisx.Sleep(ctx, wait) // when ctx has ended the producers say so
+		}
+		work <- g
+	}
+	close(work)
+	var all []error
+	for range producing {
+		all = append(all, <-errs)
+	}
+	return errors.Join(all...)
+}
+
+// until repeats a submission until it is acknowledged.
+func (p *producers) until(ctx context.Context, g *group) error {
+	for i := 0; ; i++ {
+		err := p.once(ctx, g, p.fleet.apis[i%len(p.fleet.apis)])
+		if err == nil {
+			p.mu.Lock()
+			p.receipts[g.id] = len(g.jobs)
+			p.mu.Unlock()
+			return nil
+		}
+		if refused(err) {
+			return fmt.Errorf("submit group %s: %w", g.id, err)
+		}
+		if redisx.Sleep(ctx, 100*time.Millisecond) != nil {
+			return fmt.Errorf("submit group %s: given up: %w", g.id, err)
+		}
+	}
+}
+
+// refused says that repeating a request is no use.
+func refused(err error) bool {
+	e, ok := errors.AsType[*client.Error](err)
+	return ok && e.Status >= 400 && e.Status < 500 && e.Status != http.StatusTooManyRequests && e.Status != http.StatusRequestTimeout
+}
+
+// attemptTimeout is how long one try may take.
+const attemptTimeout = 20 * time.Second
+
+func (p *producers) once(ctx context.Context, g *group, api *client.API) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	whole := client.Group{
+		ID: g.id, Tenant: g.tenant, Type: "CHAOS", Aggregate: []client.Aggregate{{As: "n", Op: "count"}, {As: "sum", Op: "sum", Field: "data.value"}},
+	}
+	jobs := make([]client.Job, len(g.jobs))
+	for i, j := range g.jobs {
+		jobs[i].Payload = j
+	}
+	if g.pieces == 0 {
+		whole.Jobs, whole.Seal = jobs, true
+	}
+	if g.stream {
+		if _, err := p.stream.Submit(ctx, whole); err != nil || g.pieces == 0 {
+			return err
+		}
+		for key, piece := range cut(jobs, g.pieces) {
+			if _, err := p.stream.AppendJobs(ctx, g.id, piece, client.WithDedupKey(fmt.Sprint(key))); err != nil {
+				return err
+			}
+		}
+		total := int64(len(jobs))
+		return p.stream.Seal(ctx, g.id, &total)
+	}
+	if _, err := api.Submit(ctx, whole); err != nil || g.pieces == 0 {
+		return err
+	}
+	for key, piece := range cut(jobs, g.pieces) {
+		if _, err := api.Append(ctx, g.id, slices.Values(piece), client.WithIdempotencyKey(fmt.Sprint(g.id, "-", key))); err != nil {
+			return err
+		}
+	}
+	total := int64(len(jobs))
+	_, err := api.Seal(ctx, g.id, &total)
+	return err
+}
+
+func cut(jobs []client.Job, pieces int) [][]client.Job {
+	var all [][]client.Job
+	for piece := range slices.Chunk(jobs, (len(jobs)+pieces-1)/pieces) {
+		all = append(all, piece)
+	}
+	return all
+}
+
+// write writes the receipts as `bulkaction audit --receipts` reads them.
+func (p *producers) write(path string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var b []byte
+	for id, n := range p.receipts {
+		line, err := json.Marshal(receipt{id, n})
+		if err != nil {
+			return err
+		}
+		b = append(append(b, line...), '\n')
+	}
+	return os.WriteFile(path, b, 0o600)
+}

@@ -1,0 +1,241 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// receiptLaw is what the audit calls a breach of what a producer was told.
+const receiptLaw = "receipt"
+
+// settleLosses is settle for faults in which Redis by its own nature can lose what it has acknowledged: each loss must be named
+// by the audit, and submitting the same again must mend it.
+func (w *world) settleLosses(groups []*group) *phase {
+	t, ctx := w.t, w.t.Context()
+	t.Helper()
+	healed := time.Now()
+	w.awaitIngested()
+	short := w.short(groups)
+	whole := slices.DeleteFunc(slices.Clone(groups), func(g *group) bool { return short[g.id] > 0 })
+	for _, g := range w.oracle.awaitEnded(ctx, whole, 2*endWithin, false) {
+		w.phase.violate("group %s has not ended %s after healing", g.id, 2*endWithin)
+	}
+	w.phase.EndedWithin = time.Since(healed).Seconds()
+	w.named(short)
+	for _, g := range groups {
+		g.after = 0
+	}
+	again := slices.DeleteFunc(slices.Clone(groups), func(g *group) bool { return short[g.id] == 0 })
+	require.NoError(t, w.producers.submit(ctx, again))
+	return w.settle(groups, 2*endWithin)
+}
+
+// awaitIngested waits until what lies in the ingest stream has become jobs.
+func (w *world) awaitIngested() {
+	w.t.Helper()
+	w.fleet.await(w.t, "the ingest stream is empty", 2*endWithin, func(ctx context.Context) error {
+		n, err := w.oracle.conn.Cmd.XLen(ctx, w.oracle.space.Ingest()).Result()
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d messages lie there", n)
+		}
+		return err
+	})
+}
+
+// short says how many jobs are missing of each group, of those that were acknowledged.
+func (w *world) short(groups []*group) map[string]int {
+	w.t.Helper()
+	missing := map[string]int{}
+	for _, g := range groups {
+		got, err := w.oracle.api.Group(w.t.Context(), g.id)
+		if !isMissing(err) {
+			require.NoError(w.t, err)
+		}
+		if n := w.producers.receipts[g.id] - int(got.Counts.Accepted); n > 0 {
+			missing[g.id] = n
+			w.phase.RedisLost += n
+		}
+	}
+	return missing
+}
+
+// receipts writes what producers were told into a file.
+func (w *world) receipts() (path string) {
+	w.t.Helper()
+	path = filepath.Join(w.t.TempDir(), "receipts")
+	require.NoError(w.t, w.producers.write(path))
+	return path
+}
+
+// named holds the audit's findings against what is known to be missing.
+func (w *world) named(short map[string]int) {
+	w.t.Helper()
+	report, err := w.oracle.audit(w.t.Context(), w.receipts())
+	require.NoError(w.t, err)
+	said := map[string]string{}
+	for _, v := range report.Violations {
+		if v.Law == receiptLaw {
+			said[v.Group] = v.Detail
+			continue
+		}
+		w.phase.violate("audit: law %s, group %q: %s", v.Law, v.Group, v.Detail)
+	}
+	for id, n := range short {
+		detail, ok := said[id]
+		delete(said, id)
+		if !ok || !slices.Contains(strings.Fields(strings.NewReplacer(",", "", ":", " ").Replace(detail)), strconv.Itoa(n)) {
+			w.phase.violate("group %s misses %d acknowledged jobs, and the audit says %q", id, n, detail)
+			continue
+		}
+		w.phase.RedisLostNamed += n
+	}
+	for id, detail := range said {
+		w.phase.violate("group %s misses nothing, and the audit says %q", id, detail)
+	}
+}
+
+// aofCut kills the server under load and cuts off the end of its file, as a lost disk cache would.
+func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
+	w := newWorld(t, s)
+	groups := plan(rng, "aof-cut", m)
+	produced := w.produce(t.Context(), groups)
+	for range times {
+		require.NoError(t, redisx.Sleep(t.Context(), m.during/time.Duration(times+1)))
+		w.breaker.server.Kill()
+		require.NoError(t, cutTail(w.breaker.server, 1+rng.Int64N(96<<10)))
+		require.NoError(t, w.breaker.server.Restart(t.Context()))
+		w.rewriteAOF()
+		w.phase.Faults[cutAOF]++
+	}
+	require.NoError(t, produced())
+	return w.settleLosses(groups)
+}
+
+// rewriteAOF is what an operator has to do after a cut: Redis leaves the beginning of a torn script in the file, and would run that part of it at the
+// next start.
+func (w *world) rewriteAOF() {
+	w.t.Helper()
+	require.NoError(w.t, w.breaker.rdb.BgRewriteAOF(w.t.Context()).Err())
+	w.fleet.await(w.t, "AOF is rewritten", endWithin, func(ctx context.Context) error {
+		said, err := w.breaker.rdb.Info(ctx, "persistence").Result()
+		if err == nil && !(strings.Contains(said, "aof_rewrite_in_progress:0") && strings.Contains(said, "aof_rewrite_scheduled:0")) {
+			err = fmt.Errorf("it says %q", said)
+		}
+		return err
+	})
+}
+
+// cutTail takes so many bytes off the server's newest file of writes, but half of it at most.
+func cutTail(server *redisproc.Server, n int64) error {
+	files, err := filepath.Glob(filepath.Join(server.Dir(), "appendonlydir", "*.incr.aof"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("find the AOF of %s: %w", server.Addr(), os.ErrNotExist)
+	}
+	newest := slices.MaxFunc(files, func(a, b string) int { return len(a)*1000 + strings.Compare(a, b) - len(b)*1000 })
+	info, err := os.Stat(newest)
+	if err != nil {
+		return err
+	}
+	return os.Truncate(newest, max(info.Size()/2, info.Size()-n))
+}
+
+// elsewhere is a world on a Redis that is not one server, without proxies.
+func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
+	w := &world{t: t, phase: newPhase(s.name), began: time.Now()}
+	w.start(s, func(int) string { return url }, url, partitions)
+	return w
+}
+
+// sentinel kills the master under load, again and again.
+func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
+	redis := redistest.Sentinel(t, redistest.AOF)
+	w := elsewhere(t, s, redis.URL, 1)
+	groups := plan(rng, "sentinel", m)
+	produced := w.produce(t.Context(), groups)
+	master, replica := redis.Master, redis.Replica
+	for range times {
+		require.NoError(t, redisx.Sleep(t.Context(), between(rng, time.Second, 2*time.Second)))
+		master.Kill()
+		redis.AwaitMaster(replica)
+		redis.Rejoin(master)
+		master, replica = replica, master
+		w.phase.Faults[failOver]++
+	}
+	require.NoError(t, produced())
+	return w.settleLosses(groups)
+}
+
+// clusterPartitions are spread over three masters.
+const clusterPartitions = 16
+
+// cluster kills masters, exchanges them for their replicas and moves partitions, all under load.
+func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
+	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF)
+	s.env = map[string]string{"BULKACTION_PARTITIONS": strconv.Itoa(clusterPartitions)}
+	w := elsewhere(t, s, redis.URL, clusterPartitions)
+	groups := plan(rng, "cluster", m)
+	produced := w.produce(t.Context(), groups)
+	slot := func() int { return redis.SlotOf(w.oracle.space.Partition(rng.IntN(clusterPartitions)).Base()) }
+	for range times {
+		require.NoError(t, redisx.Sleep(t.Context(), between(rng, 500*time.Millisecond, time.Second)))
+		dead := redis.MasterOf(slot())
+		dead.Kill()
+		redis.AwaitFailover()
+		dead.Restart()
+		redis.AwaitWhole()
+		w.phase.Faults[loseMaster]++
+
+		w.swap(redis, redis.MasterOf(slot()))
+		w.phase.Faults[swapMaster]++
+
+		for range 3 {
+			moved := slot()
+			from := redis.MasterOf(moved)
+			to := from
+			for to == from {
+				to = redis.MasterOf(slot())
+			}
+			redis.MoveSlot(moved, to)
+			w.phase.Faults[reshardSlots]++
+		}
+	}
+	require.NoError(t, produced())
+	return w.settleLosses(groups)
+}
+
+// swap has a master's replica take its place, in agreement with it.
+func (w *world) swap(cluster *redistest.Clustered, master *redistest.Redis) {
+	w.t.Helper()
+	_, port, _ := strings.Cut(master.Addr(), ":")
+	for _, node := range append(slices.Clone(cluster.Masters), cluster.Replicas...) {
+		client := node.Client()
+		role := func(ctx context.Context) string { return client.Info(ctx, "replication").Val() }
+		if !strings.Contains(role(w.t.Context()), "master_port:"+port) {
+			continue
+		}
+		require.NoError(w.t, client.ClusterFailover(w.t.Context()).Err())
+		w.fleet.await(w.t, "failover", endWithin, func(ctx context.Context) error {
+			if said := role(ctx); !strings.Contains(said, "role:master") {
+				return fmt.Errorf("it says %q", said)
+			}
+			return nil
+		})
+		cluster.AwaitWhole()
+		return
+	}
+	w.t.Fatalf("master %s has no replica", master.Addr())
+}

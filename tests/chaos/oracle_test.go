@@ -1,0 +1,306 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// oracle holds what came of groups against the plan and against the workers' own files.
+type oracle struct {
+	fleet *fleet
+	conn  *redisx.Conn // not through a proxy
+	url   string       // of conn
+	space keyspace.Space
+	api   *client.API
+}
+
+func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*oracle, error) {
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: url, PoolMaxActive: 10, CommandTimeout: 5 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	space, err := keyspace.New("bulk-action:", partitions)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0]}, nil
+}
+
+// awaitEnded waits until groups have ended, and returns those that have not. Groups that are not there are left out when
+// missing says so: Redis may have lost them.
+func (o *oracle) awaitEnded(ctx context.Context, groups []*group, patience time.Duration, missing bool) (open []*group) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	open = slices.Clone(groups)
+	for len(open) > 0 {
+		open = slices.DeleteFunc(open, func(g *group) bool {
+			got, err := o.api.Group(ctx, g.id)
+			return err == nil && got.Status.Ended() || missing && isMissing(err)
+		})
+		if len(open) > 0 && redisx.Sleep(ctx, 50*time.Millisecond) != nil {
+			break
+		}
+	}
+	return open
+}
+
+func isMissing(err error) bool {
+	e, ok := errors.AsType[*client.Error](err)
+	return ok && e.Status == 404
+}
+
+// judge adds to r what came of groups.
+func (o *oracle) judge(ctx context.Context, r *phase, groups []*group) error {
+	runs, err := readRuns(o.fleet.files)
+	if err != nil {
+		return err
+	}
+	for _, g := range groups {
+		if err := o.judgeGroup(ctx, r, g, runs); err != nil {
+			return fmt.Errorf("judge group %s: %w", g.id, err)
+		}
+	}
+	o.fleet.mu.Lock()
+	spans := slices.Clone(o.fleet.spans)
+	r.Violations = append(r.Violations, o.fleet.violations...)
+	o.fleet.violations = nil
+	o.fleet.mu.Unlock()
+	for _, executions := range runs {
+		for _, e := range executions {
+			if e.how == "crash" {
+				r.Faults["worker_crash"]++
+			}
+		}
+	}
+	r.recoveries = recoveries(runs, spans)
+	r.RecoveryP99 = percentile(r.recoveries, 0.99).Seconds()
+	r.StaleRefused, err = o.stale(ctx)
+	return err
+}
+
+func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[string][]execution) error {
+	r.Jobs += len(g.jobs)
+	for ordinal, job := range g.jobs {
+		o.judgeRuns(r, g, ordinal, job, runs[fmt.Sprintf("%s.%d", g.id, ordinal)])
+	}
+	got, err := o.api.Group(ctx, g.id)
+	if isMissing(err) {
+		r.Lost += len(g.jobs)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ends := newEnds(g)
+	for result, err := range o.api.Results(ctx, g.id) {
+		if err != nil {
+			return err
+		}
+		var data struct {
+			N     int
+			Value int64
+		}
+		if err := json.Unmarshal(result.Data, &data); err != nil {
+			return err
+		}
+		ends.add(r, result.Ordinal, data.N, func(want payload) bool { return want.done() && want.Value == data.Value }, string(result.Data))
+	}
+	for failure, err := range o.api.Failures(ctx, g.id) {
+		if err != nil {
+			return err
+		}
+		n, err := strconv.Atoi(failure.Error) // the processor says which job it was
+		if err != nil {
+			n = ends.nextCrash()
+		}
+		ends.add(r, failure.Ordinal, n, func(want payload) bool { return want.code() == failure.Code }, fmt.Sprintf("%s (%s)", failure.Code, failure.Error))
+	}
+	ends.judge(r)
+	o.judgeCounts(r, g, got)
+	return nil
+}
+
+// ends counts how often each job of a group has ended, by its place in the ledger and by its place in the plan.
+type ends struct {
+	g                 *group
+	ordinals, planned map[int64]int
+	crashes           []int
+}
+
+func newEnds(g *group) *ends {
+	e := &ends{g: g, ordinals: map[int64]int{}, planned: map[int64]int{}}
+	for n, job := range g.jobs {
+		if job.Crash {
+			e.crashes = append(e.crashes, n)
+		}
+	}
+	return e
+}
+
+// nextCrash is a job that is to kill its workers; the failure of one does not say which.
+func (e *ends) nextCrash() int {
+	if len(e.crashes) == 0 {
+		return -1
+	}
+	n := e.crashes[0]
+	e.crashes = e.crashes[1:]
+	return n
+}
+
+func (e *ends) add(r *phase, ordinal int64, n int, asPlanned func(payload) bool, what string) {
+	e.ordinals[ordinal]++
+	e.planned[int64(n)]++
+	if n < 0 || n >= len(e.g.jobs) {
+		r.violate("group %s: ordinal %d ended with %s, and no such job was planned", e.g.id, ordinal, what)
+	} else if want := e.g.jobs[n]; !asPlanned(want) {
+		r.violate("group %s: ordinal %d ended with %s, planned was %+v", e.g.id, ordinal, what, want)
+	}
+}
+
+func (e *ends) judge(r *phase) {
+	lost, twice := 0, 0
+	for n := range e.g.jobs {
+		if e.planned[int64(n)] == 0 {
+			lost++
+			r.violate("group %s: job %d has neither a result nor a failure", e.g.id, n)
+		}
+	}
+	for _, counted := range []map[int64]int{e.ordinals, e.planned} {
+		n := 0
+		for _, times := range counted {
+			n += times - 1
+		}
+		twice = max(twice, n)
+	}
+	if twice > 0 {
+		r.violate("group %s: %d results and failures too many", e.g.id, twice)
+	}
+	r.Lost += lost
+	r.DuplicateEffects += twice
+}
+
+// code is what the job is to fail with.
+func (p payload) code() string {
+	switch {
+	case p.Crash:
+		return "WORKER_LOST"
+	case p.Permanent:
+		return "CHAOS_PERMANENT"
+	}
+	return ""
+}
+
+// judgeCounts holds the ledger and the aggregate against the plan.
+func (o *oracle) judgeCounts(r *phase, g *group, got api.Group) {
+	want, codes, sum := api.Counts{Accepted: int64(len(g.jobs))}, map[string]int64{}, int64(0)
+	for _, j := range g.jobs {
+		if j.done() {
+			want.Done++
+			sum += j.Value
+			continue
+		}
+		want.Failed++
+		codes[j.code()]++
+	}
+	if got.Counts != want {
+		r.violate("group %s is %s with the counts %+v, planned were %+v", g.id, got.Status, got.Counts, want)
+		r.DuplicateEffects += int(max(0, got.Counts.Accepted-want.Accepted, got.Counts.Done-want.Done))
+	}
+	if !maps.Equal(got.FailuresByCode, codes) {
+		r.violate("group %s has failures by code %v, planned were %v", g.id, got.FailuresByCode, codes)
+	}
+	for as, planned := range map[string]int64{"n": want.Done, "sum": sum} {
+		var value int64
+		if raw := got.Aggregate[as]; len(raw) > 0 && string(raw) != "null" {
+			if err := json.Unmarshal(raw, &value); err != nil {
+				r.violate("group %s: aggregate %s is %s", g.id, as, raw)
+			}
+		}
+		if value == planned {
+			continue
+		}
+		r.violate("group %s: aggregate %s is %d, planned was %d", g.id, as, value, planned)
+		if as == "n" && value > planned {
+			r.DuplicateEffects += int(value - planned)
+		}
+	}
+}
+
+// judgeRuns holds one job against the workers' files.
+func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []execution) {
+	r.Executions += len(runs)
+	ends, fails := 0, 0
+	for _, e := range runs {
+		switch e.how {
+		case "end":
+			ends++
+		case "fail":
+			fails++
+		}
+	}
+	switch {
+	case job.done() && ends == 0:
+		r.violate("group %s: no worker has run job %d to its end", g.id, ordinal)
+	case job.Permanent && fails == 0:
+		r.violate("group %s: no worker has let job %d fail", g.id, ordinal)
+	case !job.done() && ends > 0:
+		r.violate("group %s: job %d, which is to fail, was run to its end", g.id, ordinal)
+	}
+	if !job.Crash { // how often a crasher runs is MAX_DELIVERIES's
+		r.DuplicateExecutions += max(0, len(runs)-1-min(fails, job.FailTimes))
+	}
+}
+
+// stale is how many outcomes of attempts that had been taken away were refused.
+func (o *oracle) stale(ctx context.Context) (n int, err error) {
+	for _, p := range o.space.All() {
+		got, err := o.conn.Cmd.HGet(ctx, p.Load("CHAOS"), "stale").Int()
+		if err != nil && !errors.Is(err, redis.Nil) {
+			return 0, fmt.Errorf("read the number of stale outcomes: %w", err)
+		}
+		n += got
+	}
+	return n, nil
+}
+
+// audit runs the audit as an operator does; it also says what is missing of what was acknowledged.
+func (o *oracle) audit(ctx context.Context, receipts string) (audit.Report, error) {
+	cmd := exec.CommandContext(ctx, o.fleet.bins.bulkaction, "audit", "--json", "--redis-url", o.url, "--receipts", receipts)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	runErr := cmd.Run() // it exits with 1 when it finds something
+	var report audit.Report
+	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
+		return report, fmt.Errorf("audit: %w: %w\n%s", runErr, err, strings.TrimSpace(stderr.String()))
+	}
+	return report, nil
+}
+
+// judgeAudit adds the audit's findings to r.
+func (o *oracle) judgeAudit(ctx context.Context, r *phase, receipts string) error {
+	report, err := o.audit(ctx, receipts)
+	if err != nil {
+		return err
+	}
+	for _, v := range report.Violations {
+		r.violate("audit: law %s, group %q: %s", v.Law, v.Group, v.Detail)
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package chaos
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"time"
+)
+
+// report is what `make chaos` prints.
+type report struct {
+	Seed uint64 `json:"seed"`
+	phase
+	Versions map[string]string `json:"versions"`
+	Phases   []*phase          `json:"phases"`
+}
+
+// phase is what one Redis set-up went through, or all of them together.
+type phase struct {
+	Name                string         `json:"name,omitempty"`
+	Jobs                int            `json:"jobs"`
+	Faults              map[string]int `json:"faults"`
+	Lost                int            `json:"lost"`
+	DuplicateExecutions int            `json:"duplicate_executions"`
+	DuplicateEffects    int            `json:"duplicate_effects"`
+	StaleRefused        int            `json:"stale_refused"`
+	RecoveryP99         float64        `json:"recovery_p99_seconds"`
+	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis itself has lost, before they were submitted again
+	RedisLostNamed      int            `json:"redis_lost_named"`     // of these, what `bulkaction audit --receipts` has named
+	EndedWithin         float64        `json:"ended_within_seconds"` // from healing until all groups had ended
+	SlowestStop         float64        `json:"slowest_stop_seconds,omitempty"`
+	Executions          int            `json:"executions"`
+	Seconds             float64        `json:"seconds"`
+	Violations          []string       `json:"violations"`
+
+	recoveries []time.Duration
+}
+
+func newPhase(name string) *phase {
+	return &phase{Name: name, Faults: map[string]int{}, Violations: []string{}}
+}
+
+// maxViolations keeps a report readable when all has gone wrong.
+const maxViolations = 200
+
+func (p *phase) violate(format string, args ...any) {
+	if len(p.Violations) < maxViolations {
+		p.Violations = append(p.Violations, fmt.Sprintf(format, args...))
+	}
+}
+
+// red says whether a promise was broken.
+func (p *phase) red() bool { return p.Lost > 0 || p.DuplicateEffects > 0 || len(p.Violations) > 0 }
+
+// add counts a phase in.
+func (r *report) add(p *phase) {
+	r.Phases = append(r.Phases, p)
+	r.Jobs += p.Jobs
+	for kind, n := range p.Faults {
+		r.Faults[kind] += n
+	}
+	r.Lost += p.Lost
+	r.DuplicateExecutions += p.DuplicateExecutions
+	r.DuplicateEffects += p.DuplicateEffects
+	r.StaleRefused += p.StaleRefused
+	r.recoveries = append(r.recoveries, p.recoveries...)
+	r.RecoveryP99 = percentile(r.recoveries, 0.99).Seconds()
+	r.RedisLost += p.RedisLost
+	r.RedisLostNamed += p.RedisLostNamed
+	r.EndedWithin = math.Max(r.EndedWithin, p.EndedWithin)
+	r.SlowestStop = math.Max(r.SlowestStop, p.SlowestStop)
+	r.Executions += p.Executions
+	r.Seconds += p.Seconds
+	for _, v := range p.Violations {
+		r.violate("%s: %s", p.Name, v)
+	}
+}
+
+// print writes the report to the file that CHAOS_OUT names, and to stdout.
+func (r *report) print() error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	b = append(b, '\n')
+	if path := os.Getenv("CHAOS_OUT"); path != "" {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			return err
+		}
+	}
+	_, err = os.Stdout.Write(b)
+	return err
+}
+
+// counts are the faults of a schedule, by kind.
+type counts map[string]int
+
+func (c counts) total() (n int) {
+	for v := range maps.Values(c) {
+		n += v
+	}
+	return n
+}

@@ -1,0 +1,103 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// rolling replaces a process of every role at once, politely, again and again under load. Each must end well within the grace period, and
+// the connections of all must be gone.
+func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
+	w := newWorld(t, s)
+	before := w.connections()
+	groups := plan(rng, "rolling", m)
+	produced := w.produce(t.Context(), groups)
+	for round := range rounds {
+		w.replaceAll(round)
+	}
+	require.NoError(t, produced())
+	require.Empty(t, w.oracle.awaitEnded(t.Context(), groups, 2*endWithin, false), "not ended after the last restart")
+	// Pools grow with the load: what new processes hold while nothing is to be done must be what it was in the beginning.
+	for place := range 2 {
+		w.replaceAll(place)
+	}
+	require.NoError(t, redisx.Sleep(t.Context(), time.Second))
+	if after := w.connections(); after > before+len(w.fleet.slots) { // a leak would be of each of the many that were stopped
+		w.phase.violate("%d connections to Redis are open after all restarts, %d were before", after, before)
+	}
+	return w.settle(groups, 2*endWithin)
+}
+
+// replaceAll replaces one process of each role.
+func (w *world) replaceAll(round int) {
+	w.t.Helper()
+	var under sync.WaitGroup
+	var mu sync.Mutex
+	byRole := map[string]int{}
+	for _, s := range w.fleet.slots {
+		place := byRole[s.role]
+		byRole[s.role]++
+		if place != round%many[s.role] {
+			continue
+		}
+		under.Go(func() {
+			took, err := s.replace(w.t.Context())
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				w.phase.violate("replace a %s: %v", s.role, err)
+			}
+			w.phase.Faults[replaceRole]++
+			w.phase.SlowestStop = max(w.phase.SlowestStop, took.Seconds())
+		})
+	}
+	under.Wait()
+}
+
+// replace asks the slot's process to stop and starts another; it says how long the stop took.
+func (s *slot) replace(ctx context.Context) (time.Duration, error) {
+	p := s.running(ctx)
+	if p == nil {
+		return 0, ctx.Err()
+	}
+	s.mu.Lock()
+	p.replaced = true
+	s.mu.Unlock()
+	asked := time.Now()
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return 0, err
+	}
+	select {
+	case <-p.Done():
+	case <-time.After(grace):
+		p.Kill()
+		return time.Since(asked), fmt.Errorf("%s still ran after %s: %s", p.name, grace, p.log)
+	}
+	took := time.Since(asked)
+	if code := p.State().ExitCode(); code != 0 {
+		return took, fmt.Errorf("%s ended with code %d: %s", p.name, code, p.log)
+	}
+	return took, s.start()
+}
+
+// connections is how many the role processes have open, at most, while they are looked at for a while; they bear their names.
+func (w *world) connections() (most int) {
+	w.t.Helper()
+	for range 20 {
+		list, err := w.breaker.rdb.ClientList(w.t.Context()).Result()
+		require.NoError(w.t, err)
+		most = max(most, strings.Count(list, " name=")-strings.Count(list, " name= ")-strings.Count(list, " name=bulkaction-producer"))
+		require.NoError(w.t, redisx.Sleep(w.t.Context(), 100*time.Millisecond))
+	}
+	return most
+}

@@ -1,0 +1,154 @@
+package chaos
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+)
+
+// setting is the environment of all processes: everything that waits, waits for little, so that much fits into a run.
+func setting(lease time.Duration, more map[string]string) map[string]string {
+	env := map[string]string{
+		"BULKACTION_LEASE":                        lease.String(),
+		"BULKACTION_WORKER_COUNT":                 "16",
+		"BULKACTION_WORKER_TIMEOUT":               "200ms",
+		"BULKACTION_REDIS_COMMAND_TIMEOUT":        "1s",
+		"BULKACTION_REDIS_DIAL_TIMEOUT":           "1s",
+		"BULKACTION_REDIS_POOL_MIN_IDLE":          "1",
+		"BULKACTION_BACKPRESSURE_GLOBAL_RPS":      "0",
+		"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF": "100ms",
+		"BULKACTION_CONGESTION_BASE_BACKOFF":      "100ms",
+		"BULKACTION_SHUTDOWN_GRACE_PERIOD":        "10s",
+		"BULKACTION_LOG_LEVEL":                    "warn",
+	}
+	maps.Copy(env, more)
+	return env
+}
+
+// many is how many processes of a role there are.
+var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 4, "dispatcher": 2, "fetcher": 2, "ingest": 2}
+
+// endWithin is how long after healing everything must have ended.
+const endWithin = 60 * time.Second
+
+// world is a fleet on one redis-server behind proxies.
+type world struct {
+	t         testing.TB
+	breaker   *breaker
+	fleet     *fleet
+	oracle    *oracle
+	producers *producers
+	phase     *phase
+	began     time.Time
+}
+
+// scene says how a world is set up.
+type scene struct {
+	name     string
+	bins     binaries
+	lease    time.Duration
+	proxies  int
+	replicas map[string]int
+	env      map[string]string
+}
+
+// newWorld starts a world on a redis-server with an AOF.
+func newWorld(t testing.TB, s scene) *world {
+	t.Helper()
+	server, err := redisproc.Start(t.Context(), redisproc.Options{AOF: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Close()) })
+	b, err := newBreaker(server, s.lease, s.proxies)
+	require.NoError(t, err)
+	t.Cleanup(b.close)
+	w := &world{t: t, breaker: b, phase: newPhase(s.name), began: time.Now()}
+	w.start(s, b.url, server.URL(), 1)
+	b.fleet = w.fleet
+	return w
+}
+
+// start starts the roles, the producers and the oracle; the latter sees Redis at direct.
+func (w *world) start(s scene, url func(int) string, direct string, partitions int) {
+	w.t.Helper()
+	w.fleet = startFleet(w.t, s.bins, s.replicas, setting(s.lease, s.env), url)
+	var err error
+	w.oracle, err = newOracle(w.t.Context(), w.fleet, direct, partitions)
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { _ = w.oracle.conn.Close() })
+	stream, err := client.NewProducer(w.t.Context(), url(0))
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { _ = stream.Close() })
+	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
+}
+
+// produce submits groups while something else goes on; the function that it returns waits for the end of that.
+func (w *world) produce(ctx context.Context, groups []*group) (wait func() error) {
+	done := make(chan error, 1)
+	go func() { done <- w.producers.submit(ctx, groups) }()
+	return func() error { return <-done }
+}
+
+// settle waits after healing until all groups have ended, and judges.
+func (w *world) settle(groups []*group, patience time.Duration) *phase {
+	w.t.Helper()
+	healed := time.Now()
+	open := w.oracle.awaitEnded(w.t.Context(), groups, patience, false)
+	w.phase.EndedWithin = max(w.phase.EndedWithin, time.Since(healed).Seconds())
+	for _, g := range open {
+		w.phase.violate("group %s has not ended %s after healing", g.id, patience)
+	}
+	if w.phase.EndedWithin > endWithin.Seconds() {
+		w.phase.violate("it took %.1f s after healing until all had ended", w.phase.EndedWithin)
+	}
+	require.NoError(w.t, w.oracle.judgeAudit(w.t.Context(), w.phase, w.receipts()))
+	w.fleetEnds(groups)
+	return w.phase
+}
+
+// fleetEnds judges the groups and then stops the processes, in which more may go wrong.
+func (w *world) fleetEnds(groups []*group) {
+	w.t.Helper()
+	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))
+	w.fleet.shutDown()
+	w.phase.Violations = append(w.phase.Violations, w.fleet.violations...)
+	if w.breaker != nil {
+		for kind, n := range w.breaker.done {
+			w.phase.Faults[kind] += n
+		}
+	}
+	w.phase.Seconds = time.Since(w.began).Seconds()
+}
+
+// single is the phase of all faults that one redis-server can meet.
+func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
+	w := newWorld(t, s)
+	groups := plan(rng, "single", m)
+	produced := w.produce(t.Context(), groups)
+	require.NoError(t, w.breaker.run(t.Context(), schedule(rng, kinds, m.during)))
+	require.NoError(t, produced())
+	return w.settle(groups, 2*endWithin)
+}
+
+// lossy is a network that loses 5% of the replies, all the time.
+func lossy(t testing.TB, s scene, rng *rand.Rand, m mix) *phase {
+	w := newWorld(t, s)
+	for i, p := range w.breaker.proxies {
+		p.DropReplies(0.05, rand.New(rand.NewPCG(rng.Uint64(), uint64(i))))
+	}
+	groups := plan(rng, "lossy", m)
+	require.NoError(t, w.produce(t.Context(), groups)())
+	open := w.oracle.awaitEnded(t.Context(), groups, 5*time.Minute, false)
+	require.Empty(t, open, "not ended while replies are lost")
+	for _, p := range w.breaker.proxies {
+		w.phase.Faults["lost_replies"] += p.Dropped()
+		p.Heal()
+	}
+	return w.settle(groups, 2*endWithin)
+}
