@@ -38,6 +38,9 @@ type Base struct {
 	Space keyspace.Space
 }
 
+// fewPartitions are too few for the masters of a cluster to get about as many each.
+const fewPartitions = 16
+
 // Connect opens the connection of a process and waits until Redis answers, keeps what it is given and holds data of this layout.
 // The process closes it when it stops.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
@@ -53,6 +56,9 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	})
 	if err != nil {
 		return Base{}, err
+	}
+	if conn.IsCluster() && cfg.Partitions < fewPartitions {
+		p.Tel.Log.Warn("a cluster with few partitions: they spread unevenly over its masters, and their number can't be changed later", "partitions", cfg.Partitions, "recommended", fewPartitions)
 	}
 	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
 	p.Ready.Add("redis", conn.Ping)

@@ -38,7 +38,11 @@ func (s *system) produce(tenants, jobs int) *producers {
 	for i := range tenants {
 		p.wait.Go(func() {
 			for round := 0; ctx.Err() == nil; round++ {
-				l := newLoad(fmt.Sprint("tenant-", i), jobs)
+				n := jobs
+				if i%3 == 0 {
+					n *= 5 // more than one script takes
+				}
+				l := newLoad(fmt.Sprint("tenant-", i), n)
 				l.group.ID += fmt.Sprint("-", round)
 				submit := func() error { _, err := http.Submit(ctx, l.group); return err }
 				if i%2 == 1 {

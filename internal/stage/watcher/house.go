@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
@@ -25,13 +26,15 @@ func (p *partition) keepHouse(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	more := false
-	for _, chore := range []func(context.Context) (bool, error){p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.buryUnserved} {
+	for _, chore := range []func(context.Context) (bool, error){p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.buryUnserved, p.keepFit} {
 		again, err := chore(ctx)
 		switch {
 		case err == nil:
 			more = more || again
 		case errors.Is(err, lua.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil:
 			return false, err
+		case redisx.IsOOM(err):
+			p.tellFull(err)
 		default:
 			p.log.Error("housekeeping failed, trying again at the next round", "error", err)
 		}
@@ -150,6 +153,15 @@ func (p *partition) trim(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("trim what is past its retention: %w", err)
 	}
 	return false, nil
+}
+
+// keepFit looks again at what was looked at when the process started: that Redis evicts nothing, and the number of partitions, which is written
+// again where it was lost, before a process with another one is let in.
+func (p *partition) keepFit(ctx context.Context) (bool, error) {
+	if p.p.Index() > 0 {
+		return false, nil
+	}
+	return false, errors.Join(stage.CheckPartitions(ctx, p.conn, p.space), p.conn.CheckEviction(ctx))
 }
 
 // frozenIngest is how long a stopped process may take to go on without harm.

@@ -132,3 +132,13 @@ func TestForgetsEntriesThatCannotComeAgain(t *testing.T) {
 	w.Await("the first to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Entries()).Val() == 3 })
 	require.Equal(t, lua.EntryRequest(stagetest.EntryID(at(1))), w.Conn.Cmd.ZRange(ctx, w.P.Entries(), 0, 0).Val()[0])
 }
+
+func TestWritesTheNumberOfPartitionsAgain(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	run(w, watcher.Config{NoProcessorTimeout: 10 * time.Millisecond}, "w")
+	for range 2 {
+		w.Await("the number of partitions", func() bool { return w.Conn.Cmd.Get(t.Context(), w.Space.PartitionCount()).Val() == "1" })
+		require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.Space.PartitionCount()).Err())
+	}
+}

@@ -114,8 +114,8 @@ type partition struct {
 	cursor        uint64 // of the look at all open groups; 0: none is going on
 	lookedAt      time.Time
 	keptAt        time.Time
-	expired       float64 // groups that ended until then (ms) have lost their results
-	full          bool    // that Redis's memory is full was said
+	expired       float64   // groups that ended until then (ms) have lost their results
+	fullAt        time.Time // that Redis's memory is full was said
 	leading       atomic.Int64
 	beats         int64           // renewals of the lead that Redis has counted; 0: not known
 	forgotten     []api.Violation // of the law history, not announced yet
@@ -142,16 +142,15 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	if err != nil || worked {
 		return 0, err
 	}
-	p.full = false
 	return idle, nil
 }
 
-// tellFull says once that something has to wait for memory.
+// tellFull says now and then that something has to wait for memory.
 func (p *partition) tellFull(err error) {
-	if !p.full {
+	if time.Since(p.fullAt) > 10*time.Minute {
+		p.fullAt = time.Now()
 		p.log.Warn("redis's memory is full, some work waits for room", "error", err)
 	}
-	p.full = true
 }
 
 // lead asks for the lead, or keeps it.
