@@ -3,6 +3,7 @@ package lua
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -40,6 +41,9 @@ const (
 // SubmissionPrefix begins the request ids of a submission's pieces; their numbers follow, from 0.
 const SubmissionPrefix = "="
 
+// ErrGap says that a failover has lost earlier pieces of a submission. From the first one on, each that is there is taken for a repetition.
+var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first", api.ErrUnavailable)
+
 // EntryRequest is the request id of an entry of the ingest stream.
 func EntryRequest(entry string) string { return "@" + entry }
 
@@ -58,7 +62,7 @@ type AppendReply struct {
 	Duplicate bool // the request was applied before; First and N are unknown
 }
 
-// Append stores jobs. Errors: api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
+// Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
 	args := make([]any, 0, 4+4*len(a.Jobs))
 	args = append(args, a.Group, a.Request, a.Limit, string(a.Mode))
@@ -79,6 +83,8 @@ func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Append
 		return AppendReply{First: r.num(1), N: r.num(2)}, nil
 	case "DUP":
 		return AppendReply{Duplicate: true}, nil
+	case "GAP":
+		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w", a.Group, strings.TrimPrefix(a.Request, SubmissionPrefix), r.num(1), ErrGap)
 	case "NOGROUP":
 		return AppendReply{}, fmt.Errorf("group %s: %w", a.Group, api.ErrNotFound)
 	case "SEALED":

@@ -3,7 +3,8 @@
 -- ARGV  group, request id ('' = none; @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), limit of jobs a group,
 --       mode ('' | 'last' of a submission | 'seal' last, and no more jobs come),
 --       then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
--- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'NOGROUP'} | {'SEALED', status} |
+-- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'GAP', pieces} only these are there, and more go before this one |
+--       {'NOGROUP'} | {'SEALED', status} |
 --       {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
 -- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: a few µs a job.
 local LARGE = 4096
@@ -11,11 +12,12 @@ local group, request, limit, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, arg = B .. 'group:' .. group, 5
 -- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
 local entry_ms = string.match(request, '^@(%d+)%-')
--- Pieces of the submission come in order and are counted in the group itself, for as long as it lives.
+-- Pieces of the submission come in order and are counted in the group itself, for as long as it lives. A failover may have lost the one in front.
 local piece = tonumber((string.match(request, '^=(%d+)$')))
 local applied = entry_ms and B .. 'entries' or B .. 'messages'
 local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces', 'paused')
 if not g[1] then return { 'NOGROUP' } end
+if piece and piece > tonumber(g[11] or 0) then return { 'GAP', g[11] or 0 } end
 if mode ~= '' and g[10] then return { 'DUP' } end
 if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
 if request ~= '' and not piece and call('ZSCORE', applied, request) then return { 'DUP' } end

@@ -102,6 +102,35 @@ func TestAppendPieces(t *testing.T) {
 	})
 }
 
+// A failover may lose a piece that was answered for: what follows it is refused until it is there.
+func TestAppendAfterALostPiece(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		piece := func(n int, mode lua.AppendMode) lua.AppendArgs {
+			return lua.AppendArgs{Group: "g", Request: lua.SubmissionPrefix + fmt.Sprint(n), Mode: mode, Limit: 100, Jobs: jobs(2)}
+		}
+		refused := func(a lua.AppendArgs, there string) {
+			w.unchanged(func() {
+				_, err := lua.Append(w.Context(), w.c, w.p, a)
+				require.ErrorIs(w, err, lua.ErrGap)
+				require.ErrorIs(w, err, api.ErrUnavailable)
+				require.ErrorContains(w, err, there)
+			})
+		}
+		refused(piece(1, lua.AppendMore), "piece 1: 0 are there")
+		refused(piece(1, lua.AppendSeal), "piece 1: 0 are there")
+		require.False(w, w.appendJobs(piece(0, lua.AppendMore)).Duplicate)
+		for _, mode := range []lua.AppendMode{lua.AppendMore, lua.AppendLast, lua.AppendSeal} {
+			refused(piece(2, mode), "piece 2: 1 are there")
+		}
+		require.False(w, w.appendJobs(piece(1, lua.AppendMore)).Duplicate)
+		require.False(w, w.appendJobs(piece(2, lua.AppendLast)).Duplicate)
+		require.True(w, w.appendJobs(piece(2, lua.AppendLast)).Duplicate)
+		refused(piece(4, lua.AppendLast), "piece 4: 3 are there") // that it has ended hides no gap
+		require.Equal(w, map[string]int64{"waiting": 6}, w.ledger("g"))
+	})
+}
+
 func TestAppendSeals(t *testing.T) {
 	both(t, func(w *world) {
 		sealed := func(group string) bool { return w.c.HExists(w.Context(), w.p.Group(group), "sealed").Val() }

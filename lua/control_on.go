@@ -15,8 +15,8 @@ type edit struct{ script, guard, instead string }
 var controls = map[string][]edit{
 	// A report counts whatever became of its attempt meanwhile.
 	"attempt": {
-		{"outcome", "if live and states[i] == 'I' .. m then", "if live and states[i] ~= '' then"},
-		{"outcome", "if live and state == (kind == 'u' and 'R' or 'I') .. m then", "if live and state ~= '' then"},
+		{"outcome", "local mine = live and states[i] == 'I' .. m\n", "local mine = live and states[i] ~= ''\n"},
+		{"outcome", "local mine = live and state == (kind == 'u' and 'R' or 'I') .. m\n", "local mine = live and state ~= ''\n"},
 	},
 	// An append that is asked again is applied again.
 	"retry": {
@@ -27,11 +27,6 @@ var controls = map[string][]edit{
 	// An entry leaves its stream before its job has run.
 	"order": {
 		{"start", "new[i] = 'I' .. mark(token)", "new[i], gone[#gone + 1] = 'I' .. mark(token), entries[i]"},
-	},
-	// Results are merged whatever became of their jobs and of the slot meanwhile.
-	"reduce": {
-		{"reduce", "if have ~= version then return { 'VERSION', have } end\n", ""},
-		{"reduce", "if #bad > 0 then return { 'BAD', bad } end\n", ""},
 	},
 }
 

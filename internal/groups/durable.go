@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
 )
 
 // A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS). One that is not is no
@@ -20,11 +22,39 @@ import (
 // proof asks a master for what shows that a write is there, and tells afterwards whether it is.
 type proof func(redis.Pipeliner) (there func() bool)
 
-// applied shows that a request is remembered in a sorted set.
-func applied(key, request string) proof {
+// errLost says that what was written is there no more.
+var errLost = errors.New("a failover has lost what was written")
+
+func lost(p keyspace.Partition) error {
+	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errLost, p.Index())
+}
+
+// applied shows that each piece's request is remembered in a sorted set.
+func applied(key string, pieces []lua.AppendArgs) proof {
 	return func(pipe redis.Pipeliner) func() bool {
-		score := pipe.ZScore(context.Background(), key, request) // queued, not sent: Exec has the context
-		return func() bool { return request == "" || score.Err() == nil }
+		scores := make([]*redis.FloatCmd, len(pieces))
+		for i := range pieces {
+			scores[i] = pipe.ZScore(context.Background(), key, pieces[i].Request) // queued, not sent: Exec has the context
+		}
+		return func() bool {
+			return !slices.ContainsFunc(scores, func(score *redis.FloatCmd) bool { return score.Err() != nil })
+		}
+	}
+}
+
+// owned shows that a group is known to be a tenant's.
+func owned(registry keyspace.Partition, group, tenant string) proof {
+	return func(pipe redis.Pipeliner) func() bool {
+		owner := pipe.Get(context.Background(), registry.Owner(group))
+		return func() bool { return owner.Val() == tenant }
+	}
+}
+
+// both shows two things that one master has.
+func both(a, b proof) proof {
+	return func(pipe redis.Pipeliner) func() bool {
+		a, b := a(pipe), b(pipe)
+		return func() bool { return a() && b() }
 	}
 }
 
@@ -55,18 +85,18 @@ func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proo
 
 // durableSubmission waits for a submitted group and for what says whose it is, which may lie at another master.
 func (s *Store) durableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
-	if registry := s.space.OfGroup(g.ID); registry.Index() != p.Index() {
-		err := s.durable(ctx, registry, func(pipe redis.Pipeliner) func() bool {
-			owner := pipe.Get(context.Background(), registry.Owner(g.ID))
-			return func() bool { return owner.Val() == g.Tenant }
-		})
-		if err != nil {
-			return err
-		}
+	registry := s.space.OfGroup(g.ID)
+	owner := owned(registry, g.ID, g.Tenant)
+	stored := groupIs(p, g.ID, func(now groupNow) bool {
+		return now.submitted || len(g.Jobs) == 0 && (now.sealed || !endsEmpty(g))
+	})
+	if registry.Index() == p.Index() {
+		return s.durable(ctx, p, both(owner, stored))
 	}
-	return s.durable(ctx, p, groupIs(p, g.ID, func(now groupNow) bool {
-		return now.submitted || len(g.Jobs) == 0 && (now.sealed || !g.Seal)
-	}))
+	if err := s.durable(ctx, registry, owner); err != nil {
+		return err
+	}
+	return s.durable(ctx, p, stored)
 }
 
 // durable waits until the replicas of a partition have what was written to it, as far as shown is there.
@@ -125,7 +155,7 @@ func (c *committer) commit(ctx context.Context, s *Store, p keyspace.Partition, 
 		return ctx.Err()
 	}
 	if mine.err == nil && !mine.there[place]() {
-		return fmt.Errorf("%w: a failover has lost what was written to partition %d: repeat it", api.ErrUnavailable, p.Index())
+		return lost(p)
 	}
 	return mine.err
 }

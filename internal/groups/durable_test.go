@@ -16,7 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // replicated is an installation whose writes must reach a replica.
@@ -85,10 +88,9 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	}
 }
 
-// forgetful loses keys just before replicas are asked for, as a failover does that comes between a write and its wait.
+// forgetful loses something just before replicas are asked for, as a failover does that comes between a write and its wait.
 type forgetful struct {
-	client *redis.Client
-	keys   atomic.Pointer[[]string]
+	loss atomic.Pointer[func()]
 }
 
 func (f *forgetful) DialHook(next redis.DialHook) redis.DialHook          { return next }
@@ -96,31 +98,173 @@ func (f *forgetful) ProcessHook(next redis.ProcessHook) redis.ProcessHook { retu
 func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if cmds[len(cmds)-1].Name() == "wait" {
-			if keys := f.keys.Swap(nil); keys != nil {
-				f.client.Del(ctx, *keys...)
+			if lose := f.loss.Swap(nil); lose != nil {
+				(*lose)()
 			}
 		}
 		return next(ctx, cmds)
 	}
 }
 
-func TestWhatAFailoverLostIsNotAccepted(t *testing.T) {
+// What a failover has lost before its replica had it is noticed. What can be stored again is; of a command the caller hears.
+func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	w, _ := replicated(t, 1)
-	f := &forgetful{client: w.Connect().Cmd.(*redis.Client)}
+	c := w.Connect().Cmd
+	f := &forgetful{}
 	w.Conn.Cmd.AddHook(f)
-	submit := func() error { _, err := w.Store.Submit(ctx, large(3), now); return err }
-	add := func() error { return w.Store.Append(ctx, "o", stagetest.Numbered(1), "r", now) }
-	_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "o", Type: "T"}, now)
-	require.NoError(t, err)
+	none := int64(0)
+	submit := func(g *messages.SubmitGroup) func() error {
+		return func() error { _, err := w.Store.Submit(ctx, g, now); return err }
+	}
+	empty := func(id string, seal bool, total *int64) *messages.SubmitGroup {
+		return &messages.SubmitGroup{ID: id, Type: "T", Seal: seal, Total: total}
+	}
+	require.NoError(t, submit(&messages.SubmitGroup{ID: "o", Tenant: "acme", Type: "T"})())
+	lost := false
+	meet := func(loss func() error, call func() error) error {
+		lost = false
+		lose := func() { lost = loss() == nil }
+		f.loss.Store(&lose)
+		return call()
+	}
+	drop := func(keys ...string) func() error { return func() error { return c.Del(ctx, keys...).Err() } }
+	unseal := func(group string) func() error {
+		return func() error { return c.HDel(ctx, w.P.Group(group), "sealed").Err() }
+	}
+	for name, tt := range map[string]struct{ loss, call func() error }{
+		"group":        {drop(w.P.Group("g"), w.P.States("g"), w.P.Queue("g", "T")), submit(large(3))},
+		"owner":        {drop(w.P.Owner("open")), submit(empty("open", false, nil))},
+		"seal":         {unseal("sealed"), submit(empty("sealed", true, nil))},
+		"seal of none": {unseal("none"), submit(empty("none", false, &none))},
+		"append":       {drop(w.P.Messages()), func() error { return w.Store.Append(ctx, "o", stagetest.Numbered(1), "r", now) }},
+		"entry":        {drop(w.P.Entries()), func() error { return w.Store.AppendEntry(ctx, "o", stagetest.Numbered(1), "1-1", "", now) }},
+	} {
+		require.NoError(t, meet(tt.loss, tt.call), name)
+		require.True(t, lost, name)
+	}
+	require.EqualValues(t, 3, w.Counts("g").Accepted)
+	require.Equal(t, "open", c.Get(ctx, w.P.Owner("open")).Val())
+	require.True(t, w.Group("sealed").Sealed)
+	require.True(t, w.Group("none").Sealed)
+	require.EqualValues(t, 1, c.ZCard(ctx, w.P.Messages()).Val())
+	require.EqualValues(t, 1, c.ZCard(ctx, w.P.Entries()).Val())
 
-	f.keys.Store(&[]string{w.P.Group("g"), w.P.States("g"), w.P.Queue("g", "T")})
-	require.ErrorContains(t, submit(), "a failover has lost what was written to partition 0: repeat it")
-	f.keys.Store(&[]string{w.P.Messages()})
-	require.ErrorIs(t, add(), api.ErrUnavailable)
-	require.NoError(t, submit())
-	require.NoError(t, add())
+	err := meet(func() error { return c.HDel(ctx, w.P.Group("o"), "paused").Err() }, func() error { _, err := w.Store.Pause(ctx, "o"); return err })
+	require.ErrorIs(t, err, api.ErrUnavailable)
+	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
+}
+
+// dying answers for scripts without running them, as a master does that dies before its replica has what it did.
+type dying struct {
+	redis.Cmdable
+	unheard func(script int) bool
+	scripts int
+	gap     func() // called when a gap was noticed
+}
+
+func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	d.scripts++
+	if d.unheard(d.scripts - 1) {
+		cmd := redis.NewCmd(ctx)
+		cmd.SetVal([]any{"OK", int64(0), int64(lua.MaxAppend)})
+		return cmd
+	}
+	cmd := d.Cmdable.EvalSha(ctx, sha, keys, args...)
+	if redisx.IsNoScript(cmd.Err()) {
+		d.scripts-- // it is sent again in full
+	}
+	if reply, err := cmd.Slice(); err == nil && reply[0] == "GAP" && d.gap != nil {
+		d.gap()
+	}
+	return cmd
+}
+
+func (d *dying) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+	d.scripts++
+	return d.Cmdable.Eval(ctx, script, keys, args...)
+}
+
+func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
+	d.Cmdable = w.Conn.Cmd
+	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), d)
+}
+
+// A failover between two scripts of a submission loses the one before. Without replicas to wait for, only the very last can go unnoticed.
+func TestSubmitOutlivesALostScript(t *testing.T) {
+	t.Parallel()
+	const n, scripts = 2*lua.MaxAppend + 50, 4 // the first of them creates the group
+	replicas, _ := replicated(t, 1)
+	durable := groups.Config{WaitReplicas: 1, WaitTimeout: stagetest.Patience}
+	for _, tt := range []struct {
+		w     *stagetest.World
+		cfg   groups.Config
+		known int
+	}{{stagetest.Shared(t), groups.Config{}, scripts - 1}, {replicas, durable, scripts}} {
+		for i := range tt.known {
+			g := large(n)
+			g.ID = fmt.Sprint("g", i)
+			d := &dying{unheard: func(script int) bool { return script == i }}
+			_, err := d.of(tt.w, tt.cfg).Submit(t.Context(), g, now)
+			require.NoError(t, err)
+			holds(tt.w, g.ID, n)
+			require.True(t, tt.w.Group(g.ID).Sealed)
+		}
+	}
+}
+
+// An append is answered for when each of its pieces is there; what comes again is only what is missing.
+func TestAppendOutlivesALostPiece(t *testing.T) {
+	t.Parallel()
+	const n, pieces = 2*lua.MaxAppend + 50, 3
+	w, _ := replicated(t, 1)
+	cfg := groups.Config{WaitReplicas: 1, WaitTimeout: stagetest.Patience}
+	for i := range pieces {
+		g := fmt.Sprint("g", i)
+		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: g, Type: "T"}, now)
+		require.NoError(t, err)
+		for j, add := range []func(*groups.Store) error{
+			func(s *groups.Store) error { return s.Append(t.Context(), g, stagetest.Numbered(n), "r", now) },
+			func(s *groups.Store) error {
+				return s.AppendEntry(t.Context(), g, stagetest.Numbered(n), "1-1", fmt.Sprint("m", i), now)
+			},
+			func(s *groups.Store) error {
+				return s.AppendEntry(t.Context(), g, stagetest.Numbered(n), fmt.Sprint("2-", i), "", now)
+			},
+		} {
+			d := &dying{unheard: func(script int) bool { return script == i }}
+			require.NoError(t, add(d.of(w, cfg)))
+			require.EqualValues(t, (j+1)*n, w.Counts(g).Accepted)
+			require.NoError(t, add(w.Store))
+			require.EqualValues(t, (j+1)*n, w.Counts(g).Accepted, "nothing comes twice")
+		}
+	}
+}
+
+// Where it happens again and again, the caller is told to come back, and what is missing is stored then.
+func TestSubmitGivesUpOnLostPieces(t *testing.T) {
+	t.Parallel()
+	const n = 2*lua.MaxAppend + 50
+	w := stagetest.Shared(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	gaps := 0
+	d := &dying{
+		unheard: func(script int) bool { return script%4 == 2 }, // the second piece, each time
+		gap: func() {
+			if gaps++; gaps == 3 {
+				cancel()
+			}
+		},
+	}
+	_, err := d.of(w, groups.Config{}).Submit(ctx, large(n), now)
+	require.ErrorIs(t, err, api.ErrUnavailable)
+	require.Equal(t, 3, gaps)
+	require.False(t, w.Group("g").Sealed)
+	_, err = w.Store.Submit(t.Context(), large(n), now)
+	require.NoError(t, err)
+	holds(w, "g", n)
 }
 
 // Those who come while others wait share the next wait, and each gets its own answer.

@@ -85,11 +85,21 @@ const patience = 5 * time.Second
 
 // insist repeats a step that is harmless when repeated, while Redis does not answer.
 func insist(ctx context.Context, step func(context.Context) error) error {
+	return repeat(ctx, redisx.IsUnavailable, step)
+}
+
+// complete takes all steps again, from the first on, when a failover in between has lost what one of them did. Those whose
+// effect is there change nothing.
+func complete(ctx context.Context, steps func(context.Context) error) error {
+	return repeat(ctx, func(err error) bool { return errors.Is(err, errLost) }, steps)
+}
+
+func repeat(ctx context.Context, worthIt func(error) bool, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}
 	deadline := time.Now().Add(patience)
 	for {
 		err := step(ctx)
-		if err == nil || !redisx.IsUnavailable(err) || ctx.Err() != nil || time.Now().After(deadline) {
+		if err == nil || !worthIt(err) || ctx.Err() != nil || time.Now().After(deadline) {
 			return err
 		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {

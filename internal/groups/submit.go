@@ -57,67 +57,72 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if g.Tenant == "" {
 		g.Tenant = g.ID
 	}
-	tenant := g.Tenant
-	p := s.space.OfTenant(tenant)
-	err = insist(ctx, func(ctx context.Context) error {
-		if err := s.claim(ctx, g.ID, tenant); err != nil {
+	p := s.space.OfTenant(g.Tenant)
+	pieces := s.cut(ctx, g.Tenant, g.ID, g.Jobs, lua.SubmissionPrefix, o)
+	if n := len(pieces); n > 0 {
+		pieces[n-1].Mode = lua.AppendLast
+		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) { // else the announced total decides
+			pieces[n-1].Mode = lua.AppendSeal
+		}
+	}
+	create := lua.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
+	err = complete(ctx, func(ctx context.Context) error {
+		err := s.submit(ctx, p, create, pieces, endsEmpty(g))
+		if errors.Is(err, lua.ErrGap) || errors.Is(err, api.ErrNotFound) { // it has just been created
+			return lost(p)
+		}
+		if err != nil {
 			return err
 		}
-		_, err := lua.Create(ctx, s.appender, p, lua.CreateArgs{Group: g.ID, Tenant: tenant, Type: g.Type, Hash: hash, Fields: fields})
-		return err
+		return s.durableSubmission(ctx, p, g)
 	})
 	if err != nil {
-		return api.Accepted{}, outward(err)
-	}
-	if err := s.submitJobs(ctx, p, g, o); err != nil {
-		return api.Accepted{}, outward(err)
-	}
-	if err := s.durableSubmission(ctx, p, g); err != nil {
 		return api.Accepted{}, outward(err)
 	}
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
 }
 
-func (s *Store) submitJobs(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup, o Origin) error {
-	if len(g.Jobs) == 0 {
-		if !g.Seal && (g.Total == nil || *g.Total > 0) {
-			return nil
+// endsEmpty says whether a submission brings no jobs and lets none follow.
+func endsEmpty(g *messages.SubmitGroup) bool {
+	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
+}
+
+func (s *Store) submit(ctx context.Context, p keyspace.Partition, g lua.CreateArgs, pieces []lua.AppendArgs, seal bool) error {
+	err := insist(ctx, func(ctx context.Context) error {
+		if err := s.claim(ctx, g.Group, g.Tenant); err != nil {
+			return err
 		}
+		_, err := lua.Create(ctx, s.appender, p, g)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if seal {
 		return insist(ctx, func(ctx context.Context) error {
-			_, err := lua.Seal(ctx, s.conn.Cmd, p, g.ID, nil)
+			_, err := lua.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
 			return err
 		})
 	}
-	mode := lua.AppendLast
-	if g.Seal {
-		mode = lua.AppendSeal
-		if g.Total != nil && int64(len(g.Jobs)) < *g.Total {
-			mode = lua.AppendLast // the announced total decides
-		}
-	}
-	_, err := s.store(ctx, p, g.Tenant, g.ID, g.Jobs, lua.SubmissionPrefix, mode, o)
-	return err
+	return s.store(ctx, p, pieces)
 }
 
 // Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
 func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
-	if err := s.pressure.check(ctx, len(jobs)); err != nil {
-		return err
-	}
-	p, tenant, err := s.locate(ctx, group)
-	if err != nil {
-		return err
-	}
-	last, err := s.store(ctx, p, tenant, group, jobs, "a#"+group+"#"+request+"#", lua.AppendMore, o)
-	if err == nil {
-		err = s.durable(ctx, p, applied(p.Messages(), last))
-	}
-	return outward(err)
+	return s.add(ctx, group, jobs, "a#"+group+"#"+request+"#", keyspace.Partition.Messages, o)
 }
 
 // AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
 // id for it, "" when it has none.
 func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin) error {
+	if message != "" { // apart from those of HTTP, whose ids producers choose as well
+		return s.add(ctx, group, jobs, "m#"+message+"#", keyspace.Partition.Messages, o)
+	}
+	return s.add(ctx, group, jobs, lua.EntryRequest(entry)+"#", keyspace.Partition.Entries, o)
+}
+
+// add stores jobs under a request id that is remembered in a key of the group's partition.
+func (s *Store) add(ctx context.Context, group string, jobs []messages.Job, request string, remembered func(keyspace.Partition) string, o Origin) error {
 	if err := s.pressure.check(ctx, len(jobs)); err != nil {
 		return err
 	}
@@ -125,46 +130,49 @@ func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.J
 	if err != nil {
 		return err
 	}
-	request, remembered := lua.EntryRequest(entry)+"#", p.Entries()
-	if message != "" {
-		request, remembered = "m#"+message+"#", p.Messages() // apart from those of HTTP, whose ids producers choose as well
-	}
-	last, err := s.store(ctx, p, tenant, group, jobs, request, lua.AppendMore, o)
-	if err == nil {
-		err = s.durable(ctx, p, applied(remembered, last))
-	}
-	return outward(err)
+	pieces := s.cut(ctx, tenant, group, jobs, request, o)
+	return outward(complete(ctx, func(ctx context.Context) error {
+		if err := s.store(ctx, p, pieces); err != nil {
+			return err
+		}
+		return s.durable(ctx, p, applied(remembered(p), pieces))
+	}))
 }
 
-// store puts jobs into a group in pieces that a script can take, each under a request id of its own; it returns the last.
-func (s *Store) store(ctx context.Context, p keyspace.Partition, tenant, group string, jobs []messages.Job, request string, mode lua.AppendMode, o Origin) (last string, err error) {
-	fresh := s.trace(ctx, p, tenant, group, jobs, o)
-	for piece := 0; len(fresh) > 0; piece++ {
+// cut makes pieces of jobs that a script can take, each under a request id of its own.
+func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin) []lua.AppendArgs {
+	if len(jobs) == 0 {
+		return nil
+	}
+	var pieces []lua.AppendArgs
+	for fresh := s.trace(ctx, tenant, group, jobs, o); len(fresh) > 0; {
 		n, bytes := 0, 0
 		for n < len(fresh) && n < lua.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= lua.MaxAppendBytes) {
 			bytes += len(fresh[n].Payload)
 			n++
 		}
-		last = request + strconv.Itoa(piece)
-		a := lua.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: last}
-		if n == len(fresh) {
-			a.Mode = mode
-		}
+		pieces = append(pieces, lua.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: request + strconv.Itoa(len(pieces))})
+		fresh = fresh[n:]
+	}
+	return pieces
+}
+
+func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []lua.AppendArgs) error {
+	for _, a := range pieces {
 		err := insist(ctx, func(ctx context.Context) error {
 			_, err := lua.Append(ctx, s.appender, p, a)
 			return err
 		})
 		if err != nil {
-			return "", err
+			return err
 		}
-		fresh = fresh[n:]
 	}
-	return last, nil
+	return nil
 }
 
 // trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its message,
 // continues its producer's; the others begin one each, linked to the message's.
-func (s *Store) trace(ctx context.Context, p keyspace.Partition, tenant, group string, jobs []messages.Job, o Origin) []lua.NewJob {
+func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []lua.NewJob {
 	message := o.TraceParent
 	var link trace.SpanContext
 	if !o.Published {
