@@ -52,6 +52,15 @@ func (w *Worker) room() int {
 func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 	freed := p.held.freed()
 	room := p.room()
+	if pause, ok := p.solo.more(); ok {
+		err := p.read(ctx, 4)
+		select {
+		case <-freed:
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+		return 0, err
+	}
 	if room <= 0 {
 		select {
 		case <-freed:
@@ -59,18 +68,20 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 		}
 		return 0, nil
 	}
+	return 0, p.read(ctx, room)
+}
+
+// read reads and takes about so many entries.
+func (p *partition) read(ctx context.Context, room int) error {
 	streams := make([]string, len(p.types))
 	for i, typ := range p.types {
 		streams[i] = p.p.Ready(typ)
 	}
 	// The partitions read side by side, none knowing what the others find: each asks for its part of the room.
 	count := max(1, min(room/len(p.parts), maxBatch)/len(streams))
-	return 0, p.solo.cautiously(func(most int) (suspects bool, err error) {
+	return p.solo.cautiously(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
 		if most > 0 {
-			if p.room() <= 0 {
-				return true, nil // another partition has met one meanwhile
-			}
 			count, block = min(count, most), 0
 		}
 		batches, err := p.reader.Read(ctx, streams, count, block)
@@ -148,7 +159,7 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 	return suspects
 }
 
-// setApart has one suspect run alone, whose lease is kept while it waits, hands others back, and returns what is none.
+// setApart has suspects run alone, whose leases are kept while they wait, hands those back that may not wait here, and returns what is none.
 func (p *partition) setApart(tasks []*task) []*task {
 	return slices.DeleteFunc(tasks, func(t *task) bool {
 		if !t.suspect() {

@@ -1,24 +1,32 @@
 package worker
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // A suspect is a job that has lost a worker before: it may be the one that kills them. It is started and run alone in its
 // process, so that the next crash hits nobody else, and counts against it alone.
 func (t *task) suspect() bool { return t.Losses > 0 }
 
-// solo lets suspects run while the process holds nothing else: no job of a slot begins meanwhile, and what is read goes back. It takes
-// one at a time: of those that wait in a process, all would wait for another lease when the first one kills it.
+// maxSuspects is how many suspects wait in a process. All but one of them have lost a single worker: most of these were only beside the one that kills.
+const maxSuspects = 16
+
+// solo lets suspects run, one after the other, while the process holds nothing else: no job of a slot begins meanwhile, and what else is read goes back.
+// Those that have lost the fewest workers run first, so that a job that kills again takes none of the others' time.
 type solo struct {
 	w *Worker
 
 	mu      sync.Mutex
-	next    *task         // read and held, but not started
+	waiting []*task       // read and held, but not started; by losses
+	running bool          // they run: no more are taken
 	closed  atomic.Bool   // no job of a slot may begin; set under the lock
 	changed chan struct{} // closed and replaced at each change
+	pause   time.Duration // before the next look for more
 
 	caution atomic.Int64 // entries that may be read at once; 0: as many as there is room for
 	turn    sync.Mutex   // of cautious readers
@@ -48,23 +56,38 @@ func (s *solo) cautiously(read func(most int) (suspects bool, err error)) error 
 	return err
 }
 
-// take takes a suspect that is to run next, unless there is one.
+// take takes a suspect that is to run alone, if it may wait here.
 func (s *solo) take(t *task) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.next != nil || s.closed.Load() {
+	killer := t.Losses > 1 && len(s.waiting) > 0 && s.waiting[len(s.waiting)-1].Losses > 1
+	if s.running || killer || len(s.waiting) == maxSuspects {
+		s.mu.Unlock()
 		return false
 	}
-	s.next = t
+	at, _ := slices.BinarySearchFunc(s.waiting, t, func(a, b *task) int { return cmp.Compare(a.Losses, b.Losses) })
+	s.waiting = slices.Insert(s.waiting, at, t)
 	s.change()
+	s.mu.Unlock()
+	s.w.held.signal() // what is held is not all to be waited for now
 	return true
 }
 
-// busy says whether a suspect runs or is to run next: then the process takes in nothing.
+// busy says whether suspects run or wait: then the process takes in nothing else.
 func (s *solo) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.closed.Load() || s.next != nil
+	return s.closed.Load() || len(s.waiting) > 0
+}
+
+// more says whether more suspects may come while what runs is waited for, and when to look for them again: ever less often, since what is none is read in vain.
+func (s *solo) more() (pause time.Duration, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running || len(s.waiting) == 0 || len(s.waiting) == maxSuspects {
+		return 0, false
+	}
+	s.pause = max(50*time.Millisecond, 2*s.pause)
+	return s.pause, true
 }
 
 // change wakes who waits; the lock is held.
@@ -97,10 +120,10 @@ func (s *solo) pass(quit <-chan struct{}) bool {
 
 // run serves suspects until ctx ends. Their jobs run under after.
 func (s *solo) run(ctx, after context.Context) {
-	some := func() bool { s.closed.Store(s.next != nil); return s.closed.Load() }
+	some := func() bool { s.closed.Store(len(s.waiting) > 0); return s.closed.Load() }
 	for ctx.Err() == nil && s.await(ctx.Done(), some) {
 		if s.empty(ctx) {
-			if t := s.pop(); t != nil {
+			for t := s.pop(); t != nil && ctx.Err() == nil; t = s.pop() {
 				s.runAlone(ctx, after, t)
 			}
 		}
@@ -111,6 +134,7 @@ func (s *solo) run(ctx, after context.Context) {
 func (s *solo) open() {
 	s.mu.Lock()
 	s.closed.Store(false)
+	s.running, s.pause = false, 0
 	s.change()
 	s.mu.Unlock()
 	s.w.held.signal() // there may be room again
@@ -119,8 +143,11 @@ func (s *solo) open() {
 func (s *solo) pop() *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.next
-	s.next = nil
+	if len(s.waiting) == 0 {
+		return nil
+	}
+	t := s.waiting[0]
+	s.waiting = s.waiting[1:]
 	return t
 }
 
@@ -133,7 +160,11 @@ func (s *solo) empty(ctx context.Context) bool {
 	}
 	for {
 		freed := s.w.held.freed()
-		if s.w.held.n.Load() <= 1 { // that one
+		s.mu.Lock()
+		s.running = int(s.w.held.n.Load()) <= len(s.waiting)
+		alone := s.running
+		s.mu.Unlock()
+		if alone {
 			return true
 		}
 		select {
@@ -147,11 +178,13 @@ func (s *solo) empty(ctx context.Context) bool {
 // runAlone starts a suspect only now: one that is in flight has been alone. It returns when its outcome was reported.
 func (s *solo) runAlone(ctx, after context.Context, t *task) {
 	p := t.part
-	p.held.untrack(t) // who looks at what is held finds it again when it has started
+	p.held.untrack(t)
 	if ctx.Err() != nil || t.stopped() != nil {
 		p.handBack([]*task{t})
 		return
 	}
+	// Who has just looked at what is held may still read the one that waited.
+	t = &task{Delivered: t.Delivered, entry: t.entry, attempt: t.Attempt, part: p, settled: t.settled}
 	started, err := p.start(ctx, t.Type, []*task{t})
 	if err != nil {
 		p.handBack([]*task{t})

@@ -89,12 +89,12 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	require.Equal(t, []string{"suspects." + fmt.Sprint(first.Ordinal)}, wk.Status().CurrentJobs)
 	w.Jobs("others", "T", 10)
 	w.Admit("T")
-	w.Await("the second suspect to be handed back", func() bool { return w.Pending(w.P.Ready("T"), keyspace.GroupWorkers) == 1 })
+	w.Await("the second suspect to be held", func() bool { return w.Pending(w.P.Ready("T"), keyspace.GroupWorkers) == 2 })
 	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Ready: 1}, w.Counts("suspects"))
 	require.Equal(t, api.Counts{Accepted: 10, Ready: 10}, w.Counts("others"))
 	require.Empty(t, g.started)
 
-	lose(w, "T", 1) // as if the process were dead
+	lose(w, "T", 2) // as if the process were dead
 	for range 2 {
 		j := w.Take("T", "next", 1)[0]
 		for j.Group != "suspects" {
@@ -190,6 +190,6 @@ func TestCrowdOfSuspects(t *testing.T) {
 	w.Run(pool(w, config(), answer("T", nil, nil)))
 	w.AwaitCounts("suspects", api.Counts{Accepted: jobs, Done: jobs})
 	for _, r := range w.Results() {
-		require.LessOrEqual(t, r.Attempts, 4, "attempts of job %d", r.Ordinal) // lost, perhaps handed back twice, run
+		require.LessOrEqual(t, r.Attempts, 10, "attempts of job %d", r.Ordinal) // lost, handed back a few times, run
 	}
 }

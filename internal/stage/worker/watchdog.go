@@ -102,7 +102,7 @@ func late(waiting []*task, size int, each time.Duration, now time.Time) []*task 
 // drain lets running jobs finish within the grace period, and hands back the rest.
 func (w *Worker) drain(giveUp func()) {
 	w.slots.close()
-	if t := w.solo.pop(); t != nil {
+	for t := w.solo.pop(); t != nil; t = w.solo.pop() {
 		t.part.handBack([]*task{t})
 	}
 	for len(w.work) > 0 {
