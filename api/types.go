@@ -230,6 +230,8 @@ type Violation struct {
 	Group     string `json:"group"`             // "" when it is about a tenant or a type
 	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when it is not about one job
 	Detail    string `json:"detail"`
+	Count     int64  `json:"count,omitempty"` // of the violations that this one stands for: "and 900 more like these"
+	Key       string `json:"-"`               // what stays the same while counts in Detail change
 }
 
 // Problem is an error answer, application/problem+json (RFC 9457).

@@ -3,6 +3,7 @@
 -- ARGV  group, type that they had ('' = one of several), then for each by ascending ordinal: ordinal, state (letter and mark) in which it was missed
 -- Reply ordinals of the jobs that ended; who has moved since is not lost
 -- A mark grows with each move, so the same state says that a job has not moved since it was missed; waiting ones also have to be too many for the queues.
+-- Of one whose type can't be told the payload goes into the dead letter only: a retry must not run it as another type.
 -- What a parked job counted for can't be told any more where others are parked; the audit's law of loads finds what is wrong then.
 -- Twice: they have failed. Goes through when memory is full. Cost: some µs a job.
 local group, only = ARGV[1], ARGV[2]
@@ -45,12 +46,16 @@ for i = 1, #ords do
     local head = group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|0|0|0|0||' .. string.format('%.0f|%.0f||', ords[i], now)
     local place = string.gsub(FIELDS[string.sub(missed[i], 1, 1)], '_', '-')
     local message = place == 'failed' and 'the job has failed and the record of it vanished from Redis' or 'the job was ' .. place .. ' and vanished from Redis'
-    if call('HEXISTS', B .. 'payloads:' .. group, ords[i]) == 1 then
+    local told = only ~= '' or not string.find(g[4] or '', '|', 1, true)
+    if not told then
+      message = message .. '; its type can not be told: submit it again in a new group'
+    elseif call('HEXISTS', B .. 'payloads:' .. group, ords[i]) == 1 then
       message = message .. '; its payload is kept: retry the group to run it'
     else
-      message = message .. ', its payload too: submit it again'
+      message = message .. ', its payload too: submit it again in a new group'
     end
     bury(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
+    if not told then call('HDEL', B .. 'payloads:' .. group, ords[i]) end -- or retry would run it as another type
     if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then congested = congested + 1 end
   end
 end

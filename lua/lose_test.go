@@ -143,7 +143,7 @@ func TestLostJobsAreRetried(t *testing.T) {
 			letters = append(letters, m.Values["error"].(string))
 		}
 		require.Equal(w, []string{
-			"the job was in-flight and vanished from Redis, its payload too: submit it again",
+			"the job was in-flight and vanished from Redis, its payload too: submit it again in a new group",
 			"the job was in-flight and vanished from Redis; its payload is kept: retry the group to run it",
 		}, letters)
 		w.advance("g")
@@ -171,5 +171,25 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Load("U"), "waiting").Val())
 		require.Equal(w, "1", w.countersOf("acme")["active"])
 		w.ledger("g")
+	})
+}
+
+// Nor may a retry run it as another type, with its payload.
+func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.appendJobs(lua.AppendArgs{Group: "g", Mode: lua.AppendSeal, Jobs: []lua.NewJob{{Payload: []byte("1")}, {Type: "U", Payload: large}}})
+		w.c.Del(w.Context(), w.p.Queue("g", "U"), w.p.Queue("g", "T"))
+		require.Equal(w, 2, w.lose("g", "", w.stateOf("g", 0), w.stateOf("g", 1)))
+		letter := w.c.XRange(w.Context(), w.p.DeadLetters(), "-", "+").Val()[1].Values
+		require.Equal(w, "the job was waiting and vanished from Redis; its type can not be told: submit it again in a new group", letter["error"])
+		require.Equal(w, string(large), letter["payload"])
+		w.advance("g")
+		w.retry("g")
+		require.Equal(w, 2, w.admit("T", 10, noLimit).Moved)
+		for _, j := range w.read("T", "c") {
+			require.Empty(w, j.Payload)
+		}
+		require.Zero(w, w.c.HLen(w.Context(), w.p.Payloads("g")).Val(), "who meets it reports PAYLOAD_LOST")
 	})
 }

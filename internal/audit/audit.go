@@ -6,7 +6,7 @@
 //   - [Conservation]: a group's accepted jobs are the sum of those that are waiting, non-ready, ready, in flight, done,
 //     failed and cancelled. None of these is negative.
 //   - [States]: a group has one state for each accepted job, and as many of each letter as its ledger says.
-//   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else: a waiting one in a queue
+//   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else, and each key is of its type: a waiting one in a queue
 //     of its group, a parked one in its tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the ready stream of its type, a failed one
 //     among its group's failures, which agree with the error codes. Nothing lies anywhere that is no such job. What a cancelled
 //     group has left in a ready stream may stay until a worker comes by.
@@ -51,6 +51,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -142,19 +143,37 @@ func auditPartition(ctx context.Context, conn *redisx.Conn, space keyspace.Space
 	return nil
 }
 
+// Found is how many violations there are, with those that others stand for.
+func (r *Report) Found() (n int64) {
+	for _, v := range r.Violations {
+		n += max(1, v.Count)
+	}
+	return n
+}
+
 func (r *Report) finish() {
 	slices.SortStableFunc(r.Violations, compare)
 	r.OK = len(r.Violations) == 0
 }
 
+// compare puts what stands for others behind them.
 func compare(a, b Violation) int {
 	ordinal := func(v Violation) int64 {
-		if v.Ordinal == nil {
+		switch {
+		case v.Count > 0:
+			return math.MaxInt64
+		case v.Ordinal == nil:
 			return none
 		}
 		return *v.Ordinal
 	}
-	return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Group, b.Group), cmp.Compare(ordinal(a), ordinal(b)),
+	surplus := func(v Violation) int64 {
+		if v.Group == "" {
+			return v.Count
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(surplus(a), surplus(b)), cmp.Compare(a.Group, b.Group), cmp.Compare(ordinal(a), ordinal(b)),
 		cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
 }
 
@@ -191,7 +210,9 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 			report.Jobs += l.jobs
 			for f, detail := range found {
 				if seen[f] >= sightings {
-					report.Violations = append(report.Violations, f.violation(a.p.Index(), detail))
+					v := f.violation(a.p.Index(), detail)
+					v.Count = l.found.rest[f]
+					report.Violations = append(report.Violations, v)
 					d.findings = append(d.findings, f)
 				}
 			}
@@ -230,6 +251,7 @@ type look struct {
 }
 
 func (a *auditor) newLook() *look {
+	a.alien = map[string]string{}
 	return &look{
 		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, doubtfulTenants: map[string]bool{},
 		doubtfulTypes: map[string]bool{}, live: map[string]*live{}, swept: map[string]bool{}, missed: missed{},
@@ -237,6 +259,7 @@ func (a *auditor) newLook() *look {
 }
 
 func (l *look) run(ctx context.Context) error {
+	defer l.aliens()
 	if l.opts.only != nil {
 		return l.closer(ctx)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,10 +20,12 @@ const (
 	patience  = 10 * time.Second // while Redis does not answer
 )
 
-// db reads from one Redis, a page at a time. What is not there is no error.
+// db reads from one Redis, a page at a time. What is not there is no error. Nor is a key of another type: one must not keep the rest from being looked at. It
+// reads as what is not there, and its key is noted.
 type db struct {
 	cmd      redis.UniversalClient
 	throttle *throttle
+	alien    map[string]string // keys of another type than they must be, with their group where it is known; nil: they are not noted
 }
 
 // throttle spreads what is read over time, so that a large look disturbs nobody.
@@ -75,22 +78,39 @@ func (d db) exec(ctx context.Context, pipeline func() redis.Pipeliner, fill func
 			return nil
 		}
 		cmds, err := pipe.Exec(ctx)
-		if err = failure(cmds, err); !redisx.IsUnavailable(err) || time.Now().After(deadline) || redisx.Sleep(ctx, backoff.Next()) != nil {
+		if err = d.failure(cmds, err); !redisx.IsUnavailable(err) || time.Now().After(deadline) || redisx.Sleep(ctx, backoff.Next()) != nil {
 			return err
 		}
 	}
 }
 
-func failure(cmds []redis.Cmder, err error) error {
+func (d db) failure(cmds []redis.Cmder, err error) error {
 	for _, c := range cmds {
-		if e := c.Err(); e != nil && !errors.Is(e, redis.Nil) {
+		e := c.Err()
+		switch {
+		case isAlien(e):
+			d.meetAlien(c)
+		case e != nil && !errors.Is(e, redis.Nil):
 			return fmt.Errorf("%s: %w", c.Name(), e)
 		}
 	}
-	if errors.Is(err, redis.Nil) {
+	if errors.Is(err, redis.Nil) || isAlien(err) {
 		return nil
 	}
 	return err
+}
+
+// isAlien says whether a command, or a script, met a key of another type than it must be.
+func isAlien(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
+
+func (d db) meetAlien(c redis.Cmder) {
+	if fields, ok := c.(*redis.SliceCmd); ok {
+		fields.SetVal(make([]any, len(c.Args())-2))
+	}
+	key := fmt.Sprint(c.Args()[1])
+	if _, known := d.alien[key]; d.alien != nil && !known {
+		d.alien[key] = ""
+	}
 }
 
 // pace adapts the number of elements of a page to their size.

@@ -21,7 +21,7 @@ func compareFindings(a, b finding) int {
 }
 
 func (f finding) violation(partition int, detail string) Violation {
-	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail}
+	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail, Key: f.same}
 	if f.ordinal != none {
 		v.Ordinal = &f.ordinal
 	}
@@ -40,7 +40,8 @@ type kind struct{ law, group string }
 type findings struct {
 	details map[finding]string
 	counts  map[kind]int
-	surplus int // beyond maxFindings
+	surplus int               // beyond maxFindings
+	rest    map[finding]int64 // what those stand for that tell of others
 }
 
 func (fs *findings) add(f finding, format string, args ...any) {
@@ -65,11 +66,18 @@ func (fs *findings) add(f finding, format string, args ...any) {
 func (fs *findings) all() map[finding]string {
 	for k, n := range fs.counts {
 		if n > maxAlike {
-			fs.details[finding{k.law, k.group, none, "more"}] = fmt.Sprintf("and %d more like these", n-maxAlike)
+			fs.sum(finding{k.law, k.group, none, "more"}, n-maxAlike, "and %d more like these")
 		}
 	}
 	if fs.surplus > 0 {
-		fs.details[finding{Place, "", none, "surplus"}] = fmt.Sprintf("and %d findings about more groups", fs.surplus)
+		fs.sum(finding{Place, "", none, "surplus"}, fs.surplus, "and %d findings about more groups")
 	}
 	return fs.details
+}
+
+func (fs *findings) sum(f finding, n int, format string) {
+	if fs.rest == nil {
+		fs.rest = map[finding]int64{}
+	}
+	fs.details[f], fs.rest[f] = fmt.Sprintf(format, n), int64(n)
 }

@@ -88,6 +88,9 @@ func (l *look) ask(ctx context.Context, p redis.Pipeliner, it item) answers {
 
 // verdict says what is wrong with an item, "" when nothing is.
 func (it item) verdict(a answers) string {
+	if isAlien(a.group.Err()) || isAlien(a.state.Err()) {
+		return "" // its group can't be judged
+	}
 	v, state := a.group.Val(), a.state.Val()
 	tenant, status, sweeping := text(v[0]), text(v[1]), text(v[2]) != ""
 	switch {

@@ -126,6 +126,13 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 	is := func(c *redis.FloatCmd) bool { return c.Err() == nil }
 	for i, h := range heads {
 		c := cmds[i]
+		own := []redis.Cmder{c.hash, c.states, c.failures, c.codes, c.lines, c.slots}
+		for _, q := range c.queues {
+			own = append(own, q)
+		}
+		if l.alienOf(h, own) {
+			continue
+		}
 		hash := c.hash.Val()
 		if hash["status"] == "" {
 			if is(c.listed) {

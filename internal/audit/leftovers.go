@@ -34,7 +34,7 @@ func (l *look) cureLeftover(j job, shelves ...shelf) cure {
 		}
 		l.left[s][j] = true
 	}
-	return cure{fmt.Sprint("leftovers ", j, shelves), "what lay there was set aside", func(ctx context.Context) (bool, error) {
+	return cure{fmt.Sprint("leftovers ", j, shelves), "what lay there is set aside", func(ctx context.Context) (bool, error) {
 		some := false
 		for _, s := range shelves {
 			n, err := l.tidy(ctx, s)

@@ -62,7 +62,7 @@ func MendOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, t
 			return fmt.Errorf("drop the name of group %s: %w", n.group, err)
 		}
 		if v := n.violation(space); !is {
-			tell(Repair{Law: v.Law, Partition: v.Partition, Group: v.Group, Detail: v.Detail + "; repaired: the key is gone", Done: true})
+			tell(Repair{Law: v.Law, Partition: v.Partition, Group: v.Group, Detail: v.Detail + "; now the key is gone", Done: true})
 		}
 	}
 	return nil

@@ -22,8 +22,8 @@ type Receipts map[string]int64
 // ReadReceipts reads a line of JSON a receipt: {"group": …, "accepted": n}. Of several of one group the largest counts.
 func ReadReceipts(from io.Reader) (Receipts, error) {
 	all := Receipts{}
-	lines := bufio.NewScanner(from)
-	for n := 1; lines.Scan(); n++ {
+	lines, n := bufio.NewScanner(from), 1
+	for ; lines.Scan(); n++ {
 		if len(lines.Bytes()) == 0 {
 			continue
 		}
@@ -32,12 +32,15 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 			Accepted *int64
 		}
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Group == "" || r.Accepted == nil || *r.Accepted < 0 {
-			return nil, fmt.Errorf(`read receipts: line %d: {"group": "…", "accepted": n} is expected`, n)
+			return nil, fmt.Errorf(`line %d: {"group": "…", "accepted": n} is expected`, n)
 		}
 		all[r.Group] = max(all[r.Group], *r.Accepted)
 	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read receipts: %w", err)
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return nil, fmt.Errorf("line %d: it is longer than %d bytes, no receipt is", n, bufio.MaxScanTokenSize)
+	case err != nil:
+		return nil, err
 	}
 	return all, nil
 }

@@ -75,7 +75,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 	gone := map[job]bool{}
 	for _, m := range d.missing {
 		ended, err := Lose(ctx, conn, d.partition, m)
-		if err != nil {
+		if err != nil && !isAlien(err) { // that is said of its key
 			return all, err
 		}
 		for _, j := range m.Jobs {
@@ -108,13 +108,13 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 		default:
 			before, known := did[c.key]
 			if !known {
-				if before, err = c.do(ctx); err != nil {
+				if before, err = c.do(ctx); err != nil && !isAlien(err) {
 					return all, err
 				}
 				did[c.key] = before
 			}
 			if r.Done = before; before {
-				r.Detail += "; repaired: " + c.say
+				r.Detail += "; now " + c.say
 			} else {
 				r.Detail += "; " + hopeless(finding{})
 			}

@@ -122,6 +122,7 @@ var ledgerFields = []string{
 	"accepted", "waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled", "reduced", "status", "types", "tenant",
 }
 
+// sight is what is read of a group.
 type sight struct {
 	ledger           *redis.SliceCmd
 	states, failures *redis.IntCmd
@@ -134,6 +135,11 @@ func (s *Sentry) see(ctx context.Context, p redis.Pipeliner, id string) sight {
 		x.queues = append(x.queues, p.LLen(ctx, s.p.Queue(id, typ)))
 	}
 	return x
+}
+
+func (x sight) alien() bool {
+	return isAlien(x.ledger.Err()) || isAlien(x.states.Err()) || isAlien(x.failures.Err()) ||
+		slices.ContainsFunc(x.queues, func(q *redis.IntCmd) bool { return isAlien(q.Err()) })
 }
 
 // walk reads some tenants at one instant, or one that is too large for that in pieces, twice.
@@ -196,6 +202,9 @@ func (s *Sentry) large(ctx context.Context, b beat, alarmed bool, found *Suspect
 			return err
 		}
 		cards[turn] = parked.Val() + aside.Val()
+		if sums[0].sweeping { // nothing is judged then, and who is gone or to be met anew can't be read again
+			return nil
+		}
 	}
 	if sums[0].n == sums[1].n && sums[0].print == sums[1].print && cards[0] == cards[1] {
 		sums[1].judge(b.tenant, cards[1], found)
@@ -208,7 +217,7 @@ type parkedJobs struct {
 	n        int64
 	print    uint64
 	groups   []string
-	sweeping bool // a cancelled group's parked jobs leave one by one
+	sweeping bool // a cancelled group's parked jobs leave one by one, and what others have can't be told
 }
 
 func (x *parkedJobs) add(id string, s sight) {
@@ -242,6 +251,11 @@ func fingerprint(values []any) uint64 {
 // judge holds what is cheap to know of a group against the laws.
 func (s *Sentry) judge(id string, x sight, alarmed bool, found *Suspects, sum *parkedJobs) {
 	v, g := x.ledger.Val(), s.groups[id]
+	if x.alien() {
+		found.Groups = append(found.Groups, id)
+		sum.sweeping = true
+		return
+	}
 	status := text(v[9])
 	if status == "" || text(v[10]) != g.types || text(v[11]) != g.tenant {
 		delete(s.groups, id) // it is gone, or met anew in the next round

@@ -114,6 +114,20 @@ func TestSentryOfALargeTenant(t *testing.T) {
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	require.Len(t, r.Missing, 1)
 	require.Len(t, r.Missing[0].Jobs, 1)
+
+	// One gets its first type between two rounds; one is on the list and has gone.
+	w.create("new", "acme", "T")
+	found, _ = w.watch(s, false)
+	require.Equal(t, []string{"acme"}, found.Tenants)
+	w.append("new", jobs(1))
+	found, _ = w.watch(s, false)
+	require.Empty(t, found.Tenants, "that one is met anew first")
+	found, r = w.watch(s, false)
+	require.Equal(t, []string{"acme"}, found.Tenants)
+	require.Len(t, r.Violations, 1, "%v", r.Violations)
+	w.ok(w.c.Del(w.Context(), p.Group("new")).Err())
+	w.watch(s, false)
+	w.watch(s, false)
 }
 
 // While jobs move through all scripts, rounds and the closer looks that they lead to find nothing.

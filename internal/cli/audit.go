@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"time"
@@ -60,6 +61,7 @@ func (a *auditing) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // what matters is told as an error
 	conn, err := redisx.Connect(ctx, redisx.Config{URL: a.url, DialTimeout: 5 * time.Second, CommandTimeout: 10 * time.Second})
 	if err != nil {
 		return err
@@ -79,7 +81,7 @@ func (a *auditing) run(cmd *cobra.Command) error {
 	if err := receipts.Check(ctx, conn, space, &report); err != nil {
 		return err
 	}
-	return a.root.showAudit(report, repairs)
+	return a.root.showAudit(report, repairs, receipts)
 }
 
 func (a *auditing) readReceipts(cmd *cobra.Command) (audit.Receipts, error) {
@@ -110,8 +112,8 @@ func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space
 	}
 	count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
 	if errors.Is(err, redis.Nil) {
-		a.root.Notef("No role has used this Redis under the prefix %s yet: there is nothing to audit.", a.prefix)
-		count, err = "1", nil
+		return keyspace.Space{}, withHint(fmt.Errorf("no role has used this Redis under the prefix %s yet: there is nothing to audit", a.prefix),
+			"Say which Redis the roles use, and under which prefix, with --redis-url and --key-prefix.")
 	}
 	if err != nil {
 		return keyspace.Space{}, fmt.Errorf("read number of partitions: %w", err)
@@ -151,17 +153,23 @@ func (a *auditing) audit(ctx context.Context, conn *redisx.Conn, space keyspace.
 	return report, repairs, err
 }
 
-func (r *Root) showAudit(report audit.Report, repairs []audit.Repair) error {
-	broken := fmt.Errorf("the audit of %s groups, %s jobs found violations: %d", thousands(report.Groups), thousands(report.Jobs), len(report.Violations))
+func (r *Root) showAudit(report audit.Report, repairs []audit.Repair, receipts audit.Receipts) error {
+	scope, compared := fmt.Sprintf("%s groups, %s jobs", thousands(report.Groups), thousands(report.Jobs)), (*int)(nil)
+	if receipts != nil {
+		n := len(receipts)
+		compared = &n
+		scope += fmt.Sprintf(", %s receipts", thousands(int64(n)))
+	}
 	if r.JSON {
 		if err := r.Print(struct {
 			audit.Report
-			Repairs []audit.Repair `json:"repairs,omitzero"`
-		}{report, repairs}); err != nil {
+			Receipts *int           `json:"receipts,omitempty"`
+			Repairs  []audit.Repair `json:"repairs,omitzero"`
+		}{report, compared, repairs}); err != nil {
 			return err
 		}
 	} else if report.OK {
-		_, err := fmt.Fprintf(r.Out, "ok: %s groups, %s jobs\n", thousands(report.Groups), thousands(report.Jobs))
+		_, err := fmt.Fprintf(r.Out, "ok: %s\n", scope)
 		return err
 	} else {
 		t := newTable(r.Out)
@@ -178,7 +186,7 @@ func (r *Root) showAudit(report audit.Report, repairs []audit.Repair) error {
 		}
 	}
 	if !report.OK {
-		return broken
+		return fmt.Errorf("the audit of %s found violations: %s", scope, thousands(report.Found()))
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,10 +61,11 @@ func TestAuditRepair(t *testing.T) {
 		{Law: "place", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and lay nowhere: it has failed, with code LOST"},
 		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; what was when can't be told; it harms nothing"},
 		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,
-			Detail: "its owner key says tenant acme, but there is no such group; repaired: the key is gone"},
+			Detail: "its owner key says tenant acme, but there is no such group; now the key is gone"},
 	}, report.Repairs)
 	require.Contains(t, got.err, "repaired: partition")
 	require.Contains(t, got.err, "not repaired: partition")
+	require.NotContains(t, got.err, "; repaired", "once a line is enough")
 	require.Zero(t, c.Exists(t.Context(), space.OfGroup("gone").Owner("gone")).Val())
 	require.Equal(t, "1", c.HGet(t.Context(), p.Codes("g"), "LOST").Val())
 
@@ -79,16 +81,21 @@ func TestAuditReceipts(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
 		return console{}.exec(t.Context(), "audit", "--receipts", file, "--json")
 	}
-	require.Equal(t, exitFine, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`).code)
-	require.Equal(t, exitFine, receipts().code)
+	const fine = `{"ok":true,"groups":1,"jobs":3,"violations":[],"receipts":%d}` + "\n"
+	require.Equal(t, run{exitFine, fmt.Sprintf(fine, 1), ""}, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`))
+	require.Equal(t, run{exitFine, fmt.Sprintf(fine, 0), ""}, receipts(), "it says that there was nothing to compare")
+	require.Equal(t, run{exitFine, "ok: 1 groups, 3 jobs, 0 receipts\n", ""}, console{}.exec(t.Context(), "audit", "--receipts", file))
+	got := receipts(`{"group":"g","accepted":2}`, strings.Repeat(" ", 1<<17))
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "--receipts: line 2: it is longer than 65536 bytes")
 	for _, bad := range []string{"nonsense", `{"group":"g"}`, `{"accepted":1}`, `{"group":"g","accepted":-1}`} {
 		got := receipts(`{"group":"g","accepted":2}`, bad)
 		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, `--receipts: read receipts: line 2: {"group": "…", "accepted": n} is expected`)
+		require.Contains(t, got.err, `--receipts: line 2: {"group": "…", "accepted": n} is expected`)
 	}
 
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("half").Owner("half"), "acme", 0).Err())
-	got := receipts(`{"group":"g","accepted":5}`, `{"group":"gone","accepted":7}`, `{"group":"half","accepted":4}`)
+	got = receipts(`{"group":"g","accepted":5}`, `{"group":"gone","accepted":7}`, `{"group":"half","accepted":4}`)
 	require.Equal(t, exitError, got.code)
 	var report audit.Report
 	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
@@ -102,4 +109,22 @@ func TestAuditReceipts(t *testing.T) {
 		"receipt half: 4 jobs are missing: it holds 0 of the 4 that its producer was told",
 		"registry half: its owner key says tenant acme, but there is no such group",
 	}, told)
+}
+
+// Of many violations alike some are named, all are counted, and what stands for the rest comes last.
+func TestAuditCountsAll(t *testing.T) {
+	c, space := audited(t)
+	p := space.OfTenant("acme")
+	_, err := lua.Create(t.Context(), c, p, lua.CreateArgs{Group: "many", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("many").Owner("many"), "acme", 0).Err())
+	_, err = lua.Append(t.Context(), c, p, lua.AppendArgs{Group: "many", Limit: 1000, Jobs: make([]lua.NewJob, 150)})
+	require.NoError(t, err)
+	require.NoError(t, c.Del(t.Context(), p.Queue("many", "T")).Err())
+	got := console{}.exec(t.Context(), "audit")
+	require.Equal(t, exitError, got.code)
+	lines := strings.Split(strings.TrimSpace(got.out), "\n")
+	require.Len(t, lines, 1+100+1)
+	require.Contains(t, lines[101], "and 50 more like these")
+	require.Contains(t, got.err, "found violations: 150\n")
 }

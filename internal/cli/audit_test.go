@@ -2,7 +2,9 @@ package cli
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -19,7 +21,8 @@ func TestAudit(t *testing.T) {
 	t.Setenv("BULKACTION_REDIS_URL", url)
 	t.Setenv("BULKACTION_KEY_PREFIX", "x:")
 	got := console{}.exec(t.Context(), "audit")
-	require.Equal(t, run{exitFine, "ok: 0 groups, 0 jobs\n", "No role has used this Redis under the prefix x: yet: there is nothing to audit.\n"}, got)
+	require.Equal(t, run{exitError, "", "bulkaction: no role has used this Redis under the prefix x: yet: there is nothing to audit\n" +
+		"Say which Redis the roles use, and under which prefix, with --redis-url and --key-prefix.\n"}, got)
 
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
@@ -50,7 +53,9 @@ func TestAudit(t *testing.T) {
 	require.False(t, report.OK)
 	require.Equal(t, audit.Place, report.Violations[0].Law)
 
-	require.Equal(t, exitFine, console{}.exec(t.Context(), "audit", "--key-prefix", "y:").code, "the flag goes before the environment")
+	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "under the prefix y: yet", "the flag goes before the environment")
 	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), "many", 0).Err())
 	got = console{}.exec(t.Context(), "audit")
 	require.Equal(t, exitError, got.code)
@@ -67,10 +72,13 @@ func TestAuditWhereThereIsNone(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
+	var logged strings.Builder
+	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
 	got := console{}.exec(t.Context(), "audit", "--redis-url", "redis://:secret@"+l.Addr().String())
 	require.Equal(t, exitError, got.code)
 	require.Empty(t, got.out)
 	require.Contains(t, got.err, "connection refused")
 	require.Contains(t, got.err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
 	require.NotContains(t, got.err, "secret")
+	require.Empty(t, logged.String(), "it does not go on without redis")
 }

@@ -11,6 +11,7 @@ import (
 
 func newDeadLetters(r *Root) *cobra.Command {
 	var limit int
+	var code, group string
 	cmd := &cobra.Command{
 		Use:   "dead-letters",
 		Short: "Print the jobs that failed for good, newest first: a table on a terminal, else a line of JSON each",
@@ -24,7 +25,10 @@ func newDeadLetters(r *Root) *cobra.Command {
 				return err
 			}
 			more := false
-			letters := first(limit, a.DeadLetters(cmd.Context()), &more)
+			wanted := func(d api.DeadLetter) bool {
+				return (code == "" || d.Code == code) && (group == "" || d.Group == group)
+			}
+			letters := first(limit, only(wanted, a.DeadLetters(cmd.Context())), &more)
 			const format = "%-20v %-24v %-16v %-16v %-20v %v"
 			head := fmt.Sprintf(format, "AT", "JOB", "TENANT", "TYPE", "CODE", "ERROR")
 			err = printLines(r, letters, head, func(d api.DeadLetter) string {
@@ -37,7 +41,20 @@ func newDeadLetters(r *Root) *cobra.Command {
 		},
 	}
 	cmd.Flags().IntVar(&limit, "limit", 100, "print so many; 0: all")
+	cmd.Flags().StringVar(&code, "code", "", "only those that failed with this code, such as LOST")
+	cmd.Flags().StringVar(&group, "group", "", "only those of this group")
 	return cmd
+}
+
+// only is the items that are wanted.
+func only[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for item, err := range items {
+			if (err != nil || wanted(item)) && !yield(item, err) {
+				return
+			}
+		}
+	}
 }
 
 // first is at most n items, all when n is 0. More becomes true when some were left out.

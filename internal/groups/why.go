@@ -53,7 +53,7 @@ func (s *Store) why(ctx context.Context, p keyspace.Partition, group string, ord
 				return c.State, w, err
 			}
 		} else if try == whyTries {
-			return c.State, api.Why{Job: c.job(), Detail: "It is on its way from one place to the next: look again."}, nil
+			return c.State, api.Why{Job: c.job(), Detail: "It is on its way from one place to the next: look again. If it stays so, bulkaction audit says whether it vanished."}, nil
 		}
 	}
 }

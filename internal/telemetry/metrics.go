@@ -167,10 +167,11 @@ func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 // DeadLettered counts n jobs that failed for good.
 func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 
-// WatcherMetrics are what the watcher measures: how much lies where.
+// WatcherMetrics are what the watcher measures: how much lies where, and which jobs it ended.
 type WatcherMetrics struct {
 	queues     atomic.Pointer[queues]
 	violations atomic.Pointer[map[string]int]
+	deadLetter map[string]counter
 }
 
 type queues struct {
@@ -186,7 +187,10 @@ type typeBacklog struct {
 // NewWatcherMetrics creates the watcher's instruments.
 func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	i := instruments{meter}
-	m := &WatcherMetrics{}
+	m := &WatcherMetrics{deadLetter: map[string]counter{}}
+	for _, code := range []string{"LOST", "NO_PROCESSOR"} {
+		m.deadLetter[code] = i.counter("watcher_dead_letter_total", "Jobs that the watcher ended as failed, by code.", attribute.String("code", code))
+	}
 	m.queues.Store(&queues{})
 	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
 	nonReady := i.gauge("non_ready_queue_size", "Jobs parked until a time.")
@@ -209,6 +213,9 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	}, violations)
 	return m
 }
+
+// DeadLettered counts n jobs that the watcher ended as failed, with code LOST or NO_PROCESSOR.
+func (m *WatcherMetrics) DeadLettered(code string, n int) { m.deadLetter[code].add(n) }
 
 // SetViolations replaces what the audit has found, by law; the map is not to be changed any more.
 func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }

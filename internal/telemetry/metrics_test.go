@@ -59,6 +59,8 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_fetcher_total_fetched 0`,
 		`bulk_action_non_ready_queue_size 0`,
 		`bulk_action_ready_queue_size 0`,
+		`bulk_action_watcher_dead_letter_total{code="LOST"} 0`,
+		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 0`,
 		`bulk_action_worker_dead_letter_total 0`,
 		`bulk_action_worker_job_failed_total 0`,
 		`bulk_action_worker_job_retry_total 0`,
@@ -102,7 +104,10 @@ func TestMetricNames(t *testing.T) {
 	worker.Stale(2)
 	worker.LeasesLost(3)
 	dispatcher.TakenBack(4)
-	NewWatcherMetrics(tel.Meter).SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0})
+	watcher := NewWatcherMetrics(tel.Meter)
+	watcher.SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0})
+	watcher.DeadLettered("LOST", 2)
+	watcher.DeadLettered("NO_PROCESSOR", 3)
 
 	samples, types := scrape(t, tel)
 	require.Equal(t, []string{
@@ -135,6 +140,8 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_wait_fairness_ms_sum 3`,
 		`bulk_action_wait_rate_ms_count 2`,
 		`bulk_action_wait_rate_ms_sum 40`,
+		`bulk_action_watcher_dead_letter_total{code="LOST"} 2`,
+		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 3`,
 		`bulk_action_worker_dead_letter_total 1`,
 		`bulk_action_worker_job_duration_ms_count 3`,
 		`bulk_action_worker_job_duration_ms_sum 2100`,
@@ -155,7 +162,7 @@ func TestMetricNames(t *testing.T) {
 		"backpressure_admitted_total", "backpressure_rejected_total", "fetcher_total_fetched", "fetcher_empty_polls",
 		"fetcher_admitted_ready", "fetcher_admitted_non_ready", "dispatcher_total_moved", "dispatcher_total_skipped",
 		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_dead_letter_total",
-		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back",
+		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "watcher_dead_letter_total",
 	} {
 		want[namePrefix+name] = "counter"
 	}
@@ -235,6 +242,7 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 
 	watcher.SetQueues(0, 0, map[string]int{"HTTP": 3})
 	samples, _ = scrape(t, tel)
+	samples = slices.DeleteFunc(samples, func(s string) bool { return strings.Contains(s, "dead_letter") })
 	require.Equal(t, []string{`bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`}, samples)
 }
 

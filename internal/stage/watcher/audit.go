@@ -170,6 +170,7 @@ func (t *patrol) lose(ctx context.Context, missing []audit.Missing) error {
 			continue
 		}
 		lost, err := audit.Lose(ctx, t.conn, t.p, gone)
+		t.metrics.DeadLettered("LOST", len(lost))
 		if n := len(lost); n > 0 {
 			t.log.Error("jobs vanished from redis and were ended as failed", "group", m.Group, "jobs", n, "code", "LOST", "ordinals", lost[:min(n, 100)])
 		}

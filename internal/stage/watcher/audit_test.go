@@ -2,6 +2,10 @@ package watcher_test
 
 import (
 	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
@@ -35,6 +40,22 @@ func violations(w *stagetest.World) []api.AuditEvent {
 		}
 	}
 	return all
+}
+
+// measured makes what runs from now on keep metrics.
+func measured(w *stagetest.World) {
+	w.T.Helper()
+	tel, err := telemetry.Setup(w.T.Context(), telemetry.Options{Service: "watcher", LogWriter: io.Discard})
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.NoError(w.T, tel.Shutdown(context.Background())) })
+	w.Tel = tel
+}
+
+// metrics is what a scrape shows.
+func metrics(w *stagetest.World) string {
+	answer := httptest.NewRecorder()
+	w.Tel.MetricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return answer.Body.String()
 }
 
 // requireSound holds the data against all laws but that one.
@@ -76,6 +97,7 @@ func TestVanishedJobsEndAsLost(t *testing.T) {
 				ctx := context.WithoutCancel(w.T.Context())
 				w.Jobs("g", "T", 3)
 				require.NoError(w.T, tt.vanish(ctx, w))
+				measured(w)
 				run(w, often, "w")
 				w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
 				w.Admit("T")
@@ -90,6 +112,7 @@ func TestVanishedJobsEndAsLost(t *testing.T) {
 				require.Equal(w.T, "g", told[0].Violation.Group)
 				require.NotNil(w.T, told[0].Violation.Ordinal)
 				require.Equal(w.T, "LOST", w.DeadLetters()[0].Code)
+				require.Contains(w.T, metrics(w), `bulk_action_watcher_dead_letter_total{code="LOST"} 1`)
 			})
 		})
 	}
@@ -140,6 +163,43 @@ func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
 	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
 	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Failed: 1}, w.Counts("g"))
 	require.False(t, w.Conn.Cmd.HExists(t.Context(), w.P.Watch(), "suspicious").Val())
+}
+
+// A group that moves has the same violation, whatever the counts in its detail.
+func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := context.WithoutCancel(t.Context())
+	w.Jobs("g", "T", 5)
+	require.NoError(t, w.Conn.Cmd.HIncrBy(ctx, w.P.Group("g"), "cancelled", 1).Err())
+	run(w, often, "w")
+	count := func() (n int) {
+		for _, e := range violations(w) {
+			if e.Violation.Law == audit.Conservation {
+				n++
+			}
+		}
+		return n
+	}
+	w.Await("it to be announced", func() bool { return count() == 1 })
+	w.Admit("T")
+	began := time.Now()
+	w.Await("rounds to pass", func() bool { return time.Since(began) > time.Second })
+	require.Equal(t, 1, count())
+}
+
+// The gauge counts all violations, also where one is announced for many.
+func TestAllViolationsAreCounted(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 150)
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Queue("g", "T")).Err())
+	cfg := often
+	cfg.Audit.Lease = time.Hour
+	measured(w)
+	run(w, cfg, "w")
+	w.Await("them to be counted", func() bool { return strings.Contains(metrics(w), `bulk_action_audit_violations{law="place"} 150`) })
+	require.Len(t, violations(w), 101)
 }
 
 // A violation is announced again only when it was gone meanwhile.

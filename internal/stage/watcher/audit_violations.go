@@ -1,6 +1,7 @@
 package watcher
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -110,7 +111,7 @@ func (o *postings) count() {
 	for _, found := range o.found {
 		for id, v := range found {
 			if !seen[id] {
-				byLaw[v.Law]++
+				byLaw[v.Law] += max(1, int(v.Count))
 			}
 			seen[id] = true
 		}
@@ -119,12 +120,13 @@ func (o *postings) count() {
 	o.metrics.SetViolations(byLaw)
 }
 
+// violationID stays the same for as long as the violation does, also when its group moves and the detail counts something else.
 func violationID(v api.Violation) string {
 	ordinal := int64(-1)
 	if v.Ordinal != nil {
 		ordinal = *v.Ordinal
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%s\n%d\n%s", v.Law, v.Partition, v.Group, ordinal, v.Detail))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%s\n%d\n%s", v.Law, v.Partition, v.Group, ordinal, cmp.Or(v.Key, v.Detail)))
 	return "audit." + hex.EncodeToString(sum[:12])
 }
 

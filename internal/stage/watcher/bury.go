@@ -119,6 +119,7 @@ func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 			return false, err
 		}
 		buried, err := p.buryJobs(ctx, typ, batches[0].Entries)
+		p.metrics.DeadLettered("NO_PROCESSOR", int(buried))
 		if err != nil {
 			return false, err
 		}

@@ -292,6 +292,7 @@ func TestNoProcessor(t *testing.T) {
 	w.Jobs("unserved", "UNSERVED", 250)
 	w.Admit("SERVED")
 	began := time.Now()
+	measured(w)
 	run(w, watcher.Config{NoProcessorTimeout: timeout}, "w")
 	w.Feed(stagetest.Patience, "UNSERVED")
 	w.Await("jobs to fail", func() bool {
@@ -303,6 +304,9 @@ func TestNoProcessor(t *testing.T) {
 	letter := w.DeadLetters()[0]
 	require.Equal(t, "NO_PROCESSOR", letter.Code)
 	require.Contains(t, letter.Error, "start a worker that has a processor for it")
+	w.Await("them to be counted", func() bool {
+		return strings.Contains(metrics(w), `bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 250`)
+	})
 	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond) // two clocks
 	require.Equal(t, api.Counts{Accepted: 5, Ready: 5}, w.Counts("served"))
 	awaitIDs(w, "unserved", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.failed")
