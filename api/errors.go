@@ -14,6 +14,7 @@ var (
 	ErrSealed       = errors.New("group is sealed: no more jobs are taken")       // 409
 	ErrInvalid      = errors.New("invalid")                                       // 422: an argument that only the store can judge, such as a cursor
 	ErrUnavailable  = errors.New("store is unavailable: try again in a moment")   // 503: Redis is away
+	ErrReplicas     = fmt.Errorf("too few replicas have it: %w", ErrUnavailable)  // 503: see REDIS_WAIT_REPLICAS
 	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // 429: see BackpressureError
 )
 

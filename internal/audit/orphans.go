@@ -50,10 +50,15 @@ func MendOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, t
 		return fmt.Errorf("look for names without a group: %w", err)
 	}
 	for _, n := range names {
-		// Who creates the group just now has seen its name: it comes back when the group is there.
 		if err := conn.Cmd.Del(ctx, n.key).Err(); err != nil {
 			return fmt.Errorf("drop the name of group %s: %w", n.group, err)
 		}
+	}
+	// Who creates a group just now has seen its name: that comes back when the group is there.
+	if len(names) > 0 && redisx.Sleep(ctx, 2*orphanWait) != nil {
+		return ctx.Err()
+	}
+	for _, n := range names {
 		is, err := n.exists(ctx, conn, space)
 		if err == nil && is {
 			err = conn.Cmd.SetNX(ctx, n.key, n.tenant, 0).Err()

@@ -150,6 +150,9 @@ func (a *auditing) audit(ctx context.Context, conn *redisx.Conn, space keyspace.
 	if err == nil {
 		err = audit.Orphans(ctx, conn, space, &report)
 	}
+	if redisx.IsOOM(err) {
+		err = fmt.Errorf("redis has no memory left and refuses what the audit reads with, so nothing is said of the jobs: make room (CONFIG SET maxmemory …) and audit again: %w", err)
+	}
 	return report, repairs, err
 }
 

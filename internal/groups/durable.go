@@ -172,7 +172,7 @@ func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, mi
 		return err
 	})
 	if err == nil && replicas < s.cfg.WaitReplicas {
-		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it", api.ErrUnavailable, replicas, p.Index(), s.cfg.WaitReplicas)
+		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it", api.ErrReplicas, replicas, p.Index(), s.cfg.WaitReplicas)
 	}
 	c.tell(s, err)
 	return err

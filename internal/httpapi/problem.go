@@ -71,6 +71,8 @@ func problemOf(err error) (p *problemError, known bool) {
 		p = comeAgain(http.StatusTooManyRequests, max(busy.RetryAfter, time.Second), err.Error())
 	case errors.Is(err, api.ErrBackpressure):
 		p = comeAgain(http.StatusTooManyRequests, time.Second, err.Error())
+	case errors.Is(err, api.ErrReplicas):
+		p = comeAgain(http.StatusServiceUnavailable, time.Second, "too few replicas have confirmed what was written: try again in a moment, which does no harm")
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		p = comeAgain(http.StatusServiceUnavailable, time.Second, "the store cannot be reached or does not answer: try again in a moment")
 	default:

@@ -51,8 +51,8 @@ func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 // DispatcherMetrics are what the dispatcher measures: how jobs leave non-ready. Its promotions spend permits.
 type DispatcherMetrics struct {
 	*rateLimits
-	moved, skipped, totalMoved, totalSkipped, takenBack counter
-	cycle                                               histogram
+	moved, skipped, totalMoved, totalSkipped, takenBack, deadLetter counter
+	cycle                                                           histogram
 }
 
 // NewDispatcherMetrics creates the dispatcher's instruments.
@@ -64,6 +64,7 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 		skipped:      i.counter("dispatch_skip_total", "Promotions put off because the ready stream was full."),
 		totalMoved:   i.counter("dispatcher_total_moved", "Jobs promoted from non-ready to a ready stream."),
 		totalSkipped: i.counter("dispatcher_total_skipped", "Promotions put off because the ready stream was full."),
+		deadLetter:   i.counter("dispatcher_dead_letter_total", "Jobs that failed as WORKER_LOST: each worker that ran them was lost."),
 		takenBack:    i.counter("dispatcher_total_taken_back", "Jobs taken back from workers that gave no sign of life for a lease."),
 		cycle: i.histogram("dispatch_cycle_duration_ms", "Time that one dispatch cycle took.",
 			0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
@@ -78,6 +79,9 @@ func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.totalSkipped.add(skipped)
 	m.cycle.record(took)
 }
+
+// DeadLettered counts jobs that failed since they have lost too many workers.
+func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 
 // TakenBack counts jobs of lost workers.
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }

@@ -50,6 +50,7 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_backpressure_rejected_total 0`,
 		`bulk_action_dispatch_moved_total 0`,
 		`bulk_action_dispatch_skip_total 0`,
+		`bulk_action_dispatcher_dead_letter_total 0`,
 		`bulk_action_dispatcher_total_moved 0`,
 		`bulk_action_dispatcher_total_skipped 0`,
 		`bulk_action_dispatcher_total_taken_back 0`,
@@ -104,6 +105,7 @@ func TestMetricNames(t *testing.T) {
 	worker.Stale(2)
 	worker.LeasesLost(3)
 	dispatcher.TakenBack(4)
+	dispatcher.DeadLettered(5)
 	watcher := NewWatcherMetrics(tel.Meter)
 	watcher.SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0})
 	watcher.DeadLettered("LOST", 2)
@@ -120,6 +122,7 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_dispatch_cycle_duration_ms_sum 1.5`,
 		`bulk_action_dispatch_moved_total 2`,
 		`bulk_action_dispatch_skip_total 1`,
+		`bulk_action_dispatcher_dead_letter_total 5`,
 		`bulk_action_dispatcher_total_moved 2`,
 		`bulk_action_dispatcher_total_skipped 1`,
 		`bulk_action_dispatcher_total_taken_back 4`,
@@ -162,7 +165,7 @@ func TestMetricNames(t *testing.T) {
 		"backpressure_admitted_total", "backpressure_rejected_total", "fetcher_total_fetched", "fetcher_empty_polls",
 		"fetcher_admitted_ready", "fetcher_admitted_non_ready", "dispatcher_total_moved", "dispatcher_total_skipped",
 		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_dead_letter_total",
-		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "watcher_dead_letter_total",
+		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "dispatcher_dead_letter_total", "watcher_dead_letter_total",
 	} {
 		want[namePrefix+name] = "counter"
 	}

@@ -174,6 +174,7 @@ func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
 			return 0, p.quiet.note(err, p.cfg.Lease)
 		}
 		p.metrics.TakenBack(r.Taken + r.Buried)
+		p.metrics.DeadLettered(r.Buried)
 		p.taken.Add(int64(r.Taken))
 		p.buried.Add(int64(r.Buried))
 		if len(r.Missing) > 0 {

@@ -138,12 +138,12 @@ func (t *patrol) round(ctx context.Context) error {
 	s.Tenants = unique(s.Tenants)
 	report := audit.Report{}
 	if len(s.Groups) > 0 {
-		if report, err = audit.Closer(ctx, t.conn, t.space, t.p, s, audit.Options{}); err != nil {
+		if report, err = audit.Closer(ctx, t.conn, t.space, t.p, s, audit.Options{Rate: 10 * deepRate}); err != nil {
 			return err
 		}
 	}
 	err = t.lose(ctx, report.Missing)
-	return errors.Join(err, t.posted.post(ctx, t.partition, "round", report.Violations))
+	return errors.Join(err, t.posted.post(ctx, t.partition, "round", s.Groups, report.Violations))
 }
 
 // lose ends jobs that are missing for two leases: until then who holds one whose entry is gone may still end it.
@@ -207,5 +207,5 @@ func (t *patrol) lookAtEverything(ctx context.Context) error {
 		t.tips.Groups, t.tips.Tenants = append(t.tips.Groups, m.Group), append(t.tips.Tenants, m.Tenant)
 	}
 	t.mu.Unlock()
-	return t.posted.post(ctx, t.partition, "everything", report.Violations)
+	return t.posted.post(ctx, t.partition, "everything", nil, report.Violations)
 }

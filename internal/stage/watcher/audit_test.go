@@ -199,7 +199,7 @@ func TestAllViolationsAreCounted(t *testing.T) {
 	measured(w)
 	run(w, cfg, "w")
 	w.Await("them to be counted", func() bool { return strings.Contains(metrics(w), `bulk_action_audit_violations{law="place"} 150`) })
-	require.Len(t, violations(w), 101)
+	w.Await("them to be announced", func() bool { return len(violations(w)) == 101 })
 }
 
 // A violation is announced again only when it was gone meanwhile.

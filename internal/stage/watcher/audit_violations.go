@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,26 +35,33 @@ func newPostings(metrics *telemetry.WatcherMetrics) *postings {
 
 func look(name string, partition int) string { return fmt.Sprint(partition, " ", name) }
 
-// post replaces what a look at a partition found.
-func (o *postings) post(ctx context.Context, p *partition, name string, violations []api.Violation) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	defer o.count()
-	found := map[string]api.Violation{}
+// post replaces what a look at a partition found, and forgets what an earlier look at everything found of groups that this one has looked at.
+// It announces what is new without the lock: whoever keeps the lead asks for it, too.
+func (o *postings) post(ctx context.Context, p *partition, name string, looked []string, violations []api.Violation) error {
+	found := make(map[string]api.Violation, len(violations))
 	for _, v := range violations {
 		found[violationID(v)] = v
 	}
+	o.mu.Lock()
 	o.found[look(name, p.p.Index())] = found
+	maps.DeleteFunc(o.found[look("everything", p.p.Index())], func(id string, v api.Violation) bool {
+		_, stays := found[id]
+		return !stays && v.Group != "" && slices.Contains(looked, v.Group)
+	})
 	o.forget()
+	o.count()
+	fresh := slices.DeleteFunc(slices.Clone(violations), func(v api.Violation) bool { return o.sent[violationID(v)] })
+	o.mu.Unlock()
 	var errs error
-	for _, v := range violations {
-		if id := violationID(v); !o.sent[id] {
-			if err := p.announceViolation(ctx, id, v); err != nil {
-				errs = errors.Join(errs, err)
-				continue
-			}
-			o.sent[id] = true
+	for _, v := range fresh {
+		id := violationID(v)
+		if err := p.announceViolation(ctx, id, v); err != nil {
+			errs = errors.Join(errs, err)
+			continue
 		}
+		o.mu.Lock()
+		o.sent[id] = true
+		o.mu.Unlock()
 	}
 	return errs
 }
@@ -89,14 +97,16 @@ func (o *postings) forgot() {
 	o.count()
 }
 
-// groups are those with violations that a round has found: they are looked at again until they are well.
+// groups are those with violations: they are looked at again until they are well.
 func (o *postings) groups(partition int) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var ids []string
-	for _, v := range o.found[look("round", partition)] {
-		if v.Group != "" {
-			ids = append(ids, v.Group)
+	for _, name := range []string{"round", "everything"} {
+		for _, v := range o.found[look(name, partition)] {
+			if v.Group != "" {
+				ids = append(ids, v.Group)
+			}
 		}
 	}
 	return ids
