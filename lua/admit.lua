@@ -23,7 +23,7 @@ now = floor(US / 1000)
 local moved, parked, allowed, denied = 0, 0, {}, {}
 
 if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
-local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at')
+local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at', 'turn')
 local entries, undelivered = lying(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
@@ -35,9 +35,18 @@ local function tell_full(at)
   pass_oom()
   call('HSET', load_key, 'full', text .. format(' %.0f', now))
 end
--- Parked jobs that are due have asked for a part of the stream, too (see promote).
-if load[3] and math.abs(now - tonumber(load[3])) < 200 then free = math.ceil(free / 2) end
+-- Parked jobs that are due have asked for a part of the stream, too (see promote). A single place is theirs every other time.
+local shared, yields = load[3] and math.abs(now - tonumber(load[3])) < 200, false
+if shared then
+  yields = free == 1 and load[6]
+  free = yields and 0 or math.ceil(free / 2)
+end
 local room = math.min(most, free)
+if yields then
+  see('LLEN', B .. 'wake:dispatcher')
+  pass_oom()
+  wake('dispatcher')
+end
 if room <= 0 then
   tell_full(full_at)
   return { 'FULL', 0, 0, -1, {}, {}, {}, US }
@@ -49,6 +58,7 @@ see('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
 for _, lane in ipairs(LANES) do see('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
 see('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
 pass_oom()
+if shared and free == 1 then call('HSET', load_key, 'turn', 'due') end
 if load[1] then
   call('HDEL', load_key, 'full')
   load[1] = false

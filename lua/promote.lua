@@ -208,7 +208,10 @@ local function promote_of(tenant, t)
   end
   for group, n in pairs(ready) do add(B .. 'group:' .. group, 'non_ready', -n, 'ready', n) end
   if #gone > 0 then
-    for typ, n in pairs(load) do call('HINCRBY', B .. 'load:' .. typ, 'non_ready', -n) end
+    for typ, n in pairs(load) do
+      call('HINCRBY', B .. 'load:' .. typ, 'non_ready', -n)
+      call('HDEL', B .. 'load:' .. typ, 'turn')
+    end
     add(t.key, 'congested', -congested)
     activate(tenant, -wanted)
     if wanted > 0 then call('HDEL', t.key, 'marker') end

@@ -296,3 +296,33 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 		}
 	})
 }
+
+// Where a stream has a single place at a time, as with long jobs, those that are due get it every other time: a backlog starves no retry.
+func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("a", "acme", "T")
+		w.append("a", 1)
+		w.outcome("T", other(lua.OutcomeRetry, w.begin("T", "c", 1)[0], 0))
+		w.create("b", "beta", "T")
+		w.append("b", 30)
+		w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: "acme"})
+		for _, m := range w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val() {
+			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: m})
+		}
+		var order []string
+		for range 8 { // the fetcher is always the faster one
+			w.admitBelow(1, "T", 5, noLimit)
+			w.c.ZAddXX(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: "acme"}) // it looks again soon
+			w.promoteBelow(map[string]int{"T": 1}, noLimit)
+			run := w.read("T", "c")
+			w.start("T", run)
+			for _, j := range run {
+				order = append(order, j.Group)
+			}
+			w.outcome("T", done(run...))
+		}
+		require.Contains(w, order[:4], "a", order)
+		require.Contains(w, order[:4], "b", order)
+		require.GreaterOrEqual(w, len(order), 7, "and no place is left empty for long")
+	})
+}
