@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -227,12 +228,17 @@ func (w *world) swap(cluster *redistest.Clustered, master *redistest.Redis) {
 		if !strings.Contains(role(w.t.Context()), "master_port:"+port) {
 			continue
 		}
-		require.NoError(w.t, client.ClusterFailover(w.t.Context()).Err())
+		var asked time.Time
 		w.fleet.await(w.t, "failover", endWithin, func(ctx context.Context) error {
-			if said := role(ctx); !strings.Contains(said, "role:master") {
-				return fmt.Errorf("it says %q", said)
+			said := role(ctx)
+			if strings.Contains(said, "role:master") {
+				return nil
 			}
-			return nil
+			if time.Since(asked) > 6*time.Second { // Redis gives one up after 5 s
+				asked = time.Now()
+				return errors.Join(fmt.Errorf("it says %q", said), client.ClusterFailover(ctx).Err())
+			}
+			return fmt.Errorf("it says %q", said)
 		})
 		cluster.AwaitWhole()
 		return
