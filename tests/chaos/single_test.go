@@ -17,7 +17,7 @@ import (
 func setting(lease time.Duration, more map[string]string) map[string]string {
 	env := map[string]string{
 		"BULKACTION_LEASE":                        lease.String(),
-		"BULKACTION_WORKER_COUNT":                 "16",
+		"BULKACTION_WORKER_COUNT":                 "8",
 		"BULKACTION_WORKER_TIMEOUT":               "200ms",
 		"BULKACTION_REDIS_COMMAND_TIMEOUT":        "1s",
 		"BULKACTION_REDIS_DIAL_TIMEOUT":           "1s",
@@ -32,8 +32,8 @@ func setting(lease time.Duration, more map[string]string) map[string]string {
 	return env
 }
 
-// many is how many processes of a role there are.
-var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 4, "dispatcher": 2, "fetcher": 2, "ingest": 2}
+// many is how many processes of a role there are. Of workers there are some: whatever runs in one when it is lost runs alone in a process afterwards.
+var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 6, "dispatcher": 2, "fetcher": 2, "ingest": 2}
 
 // endWithin is how long after healing everything must have ended.
 const endWithin = 60 * time.Second
