@@ -17,6 +17,7 @@ import (
 func setting(lease time.Duration, more map[string]string) map[string]string {
 	env := map[string]string{
 		"BULKACTION_LEASE":                        lease.String(),
+		"BULKACTION_MAX_DELIVERIES":               "10", // with a fault a second, a job of five seconds loses its worker every second or third run by chance
 		"BULKACTION_WORKER_COUNT":                 "8",
 		"BULKACTION_WORKER_TIMEOUT":               "200ms",
 		"BULKACTION_REDIS_COMMAND_TIMEOUT":        "1s",
