@@ -85,7 +85,7 @@ func (n name) exists(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 func orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]name, error) {
 	var mu sync.Mutex
 	var found []name
-	scan := func(ctx context.Context, shard redis.Cmdable) error {
+	scan := func(ctx context.Context, shard redis.UniversalClient) error {
 		for cursor := uint64(0); ; {
 			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), pageSize).Result()
 			if err != nil {
@@ -103,12 +103,7 @@ func orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]na
 			}
 		}
 	}
-	var err error
-	if cluster, ok := conn.Cmd.(*redis.ClusterClient); ok {
-		err = cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return scan(ctx, c) })
-	} else {
-		err = scan(ctx, conn.Cmd)
-	}
+	err := conn.Shards(ctx, scan)
 	for i := 1; i < sightings && err == nil && len(found) > 0; i++ {
 		if err = redisx.Sleep(ctx, orphanWait); err == nil {
 			var keys []string
