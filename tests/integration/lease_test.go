@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,22 +43,15 @@ func (s *system) load(typ, field string) int64 {
 func TestStoppedWorkerComesBack(t *testing.T) {
 	t.Parallel()
 	const n = 40
-	var mu sync.Mutex
-	calls := map[string]int{} // by job
+	var stopped atomic.Bool
+	var hanging atomic.Int32
 	gone := make(chan struct{}, n)
-	release := make(chan struct{})
 	sink := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		calls[r.Header.Get("Idempotency-Key")]++
-		first := calls[r.Header.Get("Idempotency-Key")] == 1
-		mu.Unlock()
-		if first {
-			select { // the first run of a job ends when its worker gives it up, or when all was done elsewhere
-			case <-r.Context().Done():
-				gone <- struct{}{}
-				return
-			case <-release:
-			}
+		if !stopped.Load() { // what the worker runs before it is stopped ends when it gives that up
+			hanging.Add(1)
+			<-r.Context().Done()
+			gone <- struct{}{}
+			return
 		}
 		fmt.Fprint(w, `{"n":1}`)
 	}))
@@ -70,8 +63,9 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 		ID: "g", Type: "HTTP", Jobs: jobs(n, `{"url":"`+sink.URL+`"}`), Seal: true,
 		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
 	})
-	s.awaitCounts("g", "the worker is full", func(c api.Counts) bool { return c.InFlight == 20 })
+	s.await("the worker is full", func() bool { return hanging.Load() == 20 })
 	frozen.Signal(syscall.SIGSTOP)
+	stopped.Store(true)
 	second := s.add("worker")
 	g := s.wait("g") // they run elsewhere while it stands still: that takes longer than its leases
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
@@ -83,7 +77,6 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 			require.Fail(t, "a job of the worker that came back still runs")
 		}
 	}
-	close(release)
 	s.await("its leases are counted as lost", func() bool { return s.load("HTTP", "lost") >= 20 })
 	s.submit(client.Group{ID: "after", Type: "HTTP", Jobs: jobs(10, `{"url":"`+sink.URL+`"}`), Seal: true})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.wait("after").Counts)
