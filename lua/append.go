@@ -64,10 +64,24 @@ type AppendReply struct {
 
 // Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
-	args := make([]any, 0, 4+4*len(a.Jobs))
-	args = append(args, a.Group, a.Request, a.Limit, string(a.Mode))
+	plain := true
 	for i := range a.Jobs {
 		j := &a.Jobs[i]
+		plain = plain && j.Type == "" && j.RunAt.IsZero() && j.Trace == ""
+	}
+	args := make([]any, 0, 5+4*len(a.Jobs))
+	args = append(args, a.Group, a.Request, a.Limit, string(a.Mode))
+	if plain {
+		args = append(args, "plain")
+	} else {
+		args = append(args, "")
+	}
+	for i := range a.Jobs {
+		j := &a.Jobs[i]
+		if plain {
+			args = append(args, j.Payload)
+			continue
+		}
 		at := int64(0)
 		if !j.RunAt.IsZero() {
 			at = j.RunAt.UnixMilli()

@@ -2,14 +2,14 @@
 -- KEYS  base
 -- ARGV  group, request id ('' = none; @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), limit of jobs a group,
 --       mode ('' | 'last' of a submission | 'seal' last, and no more jobs come),
---       then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
+--       'plain', then for each job: payload; or '', then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
 -- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'GAP', pieces} only these are there, and more go before this one |
 --       {'NOGROUP'} | {'SEALED', status} |
 --       {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
 -- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: a few µs a job.
 local LARGE = 4096
-local group, request, limit, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local key, arg = B .. 'group:' .. group, 5
+local group, request, limit, mode, plain = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == 'plain'
+local key, arg = B .. 'group:' .. group, 6
 -- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
 local entry_ms = string.match(request, '^@(%d+)%-')
 -- Pieces of the submission come in order and are counted in the group itself, for as long as it lives. A failover may have lost the one in front.
@@ -23,7 +23,7 @@ if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
 if request ~= '' and not piece and call('ZSCORE', applied, request) then return { 'DUP' } end
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 if g[6] or status == 'CANCELLED' then return { 'SEALED', status } end
-local n = (#ARGV - arg + 1) / 4
+local n = (#ARGV - arg + 1) / (plain and 1 or 4)
 if total and accepted + n > total then return { 'TOTAL', total, accepted } end
 if accepted + n > limit then return { 'LIMIT', accepted } end
 
@@ -35,27 +35,36 @@ local held = scheduled or g[12] -- a paused one until it is resumed
 local factor = alpha()
 -- queues holds a list of blobs by type, later a list of due times and blobs.
 local queues, later, order, states, large, waiting = {}, {}, {}, {}, {}, 0
-for i = 0, n - 1 do
-  local at = arg + i * 4
-  local typ, run_at, trace, payload = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
-  if typ == '' then typ = group_type end
-  if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
-  if #payload > LARGE then
-    large[#large + 1] = accepted + i
-    large[#large + 1] = payload
-    payload = ''
-  end
-  local queued = (accepted + i) .. '|' .. string.format('%.0f', now) .. '|' .. trace .. '|' .. payload
-  if run_at > now and run_at > group_run_at then
-    states[i + 1] = 'N!'
-    local l = later[typ]
-    l[#l + 1] = run_at
-    l[#l + 1] = group .. '|' .. typ .. '|0|0|0|0|0|0|0|' .. string.format('%.0f', now) .. '|S|' .. queued
-  else
-    states[i + 1] = 'W!'
-    waiting = waiting + 1
-    local q = queues[typ]
-    q[#q + 1] = queued
+local at_ms = string.format('|%.0f|', now)
+local function payload_of(i, payload)
+  if #payload <= LARGE then return payload end
+  large[#large + 1] = accepted + i
+  large[#large + 1] = payload
+  return ''
+end
+if plain then
+  local q, tail = {}, at_ms .. '|'
+  for i = 0, n - 1 do q[i + 1] = string.format('%d', accepted + i) .. tail .. payload_of(i, ARGV[arg + i]) end
+  if n > 0 then queues[group_type], later[group_type], order[1] = q, {}, group_type end
+  states[1], waiting = string.rep('W!', n), n
+else
+  for i = 0, n - 1 do
+    local at = arg + i * 4
+    local typ, run_at, trace = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
+    if typ == '' then typ = group_type end
+    if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
+    local queued = string.format('%d', accepted + i) .. at_ms .. trace .. '|' .. payload_of(i, ARGV[at + 3])
+    if run_at > now and run_at > group_run_at then
+      states[i + 1] = 'N!'
+      local l = later[typ]
+      l[#l + 1] = run_at
+      l[#l + 1] = group .. '|' .. typ .. '|0|0|0|0|0|0|0' .. at_ms .. 'S|' .. queued
+    else
+      states[i + 1] = 'W!'
+      waiting = waiting + 1
+      local q = queues[typ]
+      q[#q + 1] = queued
+    end
   end
 end
 local sealing = mode == 'seal' or (total and accepted + n == total)

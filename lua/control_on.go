@@ -26,6 +26,7 @@ var controls = map[string][]edit{
 	},
 	// An entry leaves its stream before its job has run.
 	"order": {
+		{"start", "local all = g[1] and", "local all = false and g[1] and"},
 		{"start", "new[i] = 'I' .. mark(token)", "new[i], gone[#gone + 1] = 'I' .. mark(token), entries[i]"},
 	},
 }

@@ -1,7 +1,7 @@
 -- handout: how jobs of a type leave the fair queue, put behind the prelude where a script hands them out.
 -- The script sets these once.
 local typ, stream, fair, load_key, seed, now, by_group
-local WAITING, match, byte, format = string.byte('W'), string.match, string.byte, string.format
+local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
 local traced, traces = {}, 0 -- the sampled jobs among those that were handed out
 
 -- next_group is the tenant's group with the least work left that really has a job, and how many.
@@ -16,35 +16,86 @@ local function next_group(lane, tenant)
   end
 end
 
+-- segments divides queued blobs into runs of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
+local function segments(blobs)
+  local all, garbage, i, n = {}, {}, 1, #blobs
+  while i <= n do
+    local ordinal, accepted, trace = match(blobs[i], '^(%d+)|(%d+)|([^|]*)|')
+    if ordinal and #ordinal <= 9 then
+      local s = { at = i, n = 1, lo = tonumber(ordinal), accepted = accepted, trace = trace }
+      if trace == '' then
+        local tail = '|' .. accepted .. '||'
+        while i + s.n <= n and s.lo + s.n < 1e9 do
+          local front = format('%d', s.lo + s.n) .. tail
+          if sub(blobs[i + s.n], 1, #front) ~= front then break end
+          s.n = s.n + 1
+        end
+      end
+      all[#all + 1], i = s, i + s.n
+    else
+      garbage[#garbage + 1], i = blobs[i], i + 1
+    end
+  end
+  return all, garbage
+end
+
+-- take_whole moves segments whose jobs all wait; it returns nil, and has done nothing, where that is not so.
+local function take_whole(group, all, place, blobs)
+  local key, lo, last = B .. 'states:' .. group, all[1].lo, all[#all]
+  local hi = last.lo + last.n - 1
+  for i = 2, #all do
+    if all[i].lo < all[i - 1].lo + all[i - 1].n then return nil end
+  end
+  if hi - lo >= SPAN or hi < lo then return nil end
+  local span, went = call('GETRANGE', key, lo * 2, hi * 2 + 1), 0
+  for _, s in ipairs(all) do
+    local at = (s.lo - lo) * 2
+    local state = sub(span, at + 1, at + 2)
+    if byte(state) ~= WAITING or s.n > 1 and sub(span, at + 1, at + 2 * s.n) ~= rep(state, s.n) then return nil end
+    s.attempt = byte(state, 2) - 33
+  end
+  local out, from = {}, 1
+  for _, s in ipairs(all) do
+    local at = (s.lo - lo) * 2
+    if at + 1 > from then out[#out + 1] = sub(span, from, at) end
+    out[#out + 1] = rep(place(blobs, s), s.n)
+    from, went = at + 2 * s.n + 1, went + s.n
+  end
+  call('SETRANGE', key, lo * 2, table.concat(out))
+  return went
+end
+
+-- take_each looks at each job, and leaves those out that do not wait any more.
+local function take_each(group, all, place, blobs)
+  local ords, ones, new, went = {}, {}, {}, 0
+  for _, s in ipairs(all) do
+    for i = 0, s.n - 1 do
+      ords[#ords + 1] = s.lo + i
+      ones[#ones + 1] = { at = s.at + i, n = 1, lo = s.lo + i, accepted = s.accepted, trace = s.trace }
+    end
+  end
+  local states, span = load_states(group, ords)
+  for i, s in ipairs(ones) do
+    local letter, m = byte(states[i], 1, 2)
+    if letter == WAITING then
+      s.attempt, went = m - 33, went + 1
+      new[i] = place(blobs, s)
+    end
+  end
+  store_states(group, ords, new, span)
+  return went
+end
+
 -- take moves up to k jobs from the head of a group's queue. It returns how many went and how many left the queue.
 local function take(group, k, place)
-  local queue, key = B .. 'queue:' .. group .. ':' .. typ, B .. 'group:' .. group
+  local queue = B .. 'queue:' .. group .. ':' .. typ
   local popped = call('LRANGE', queue, 0, k - 1)
-  local n, blobs, ords, accepted, traces, garbage = 0, {}, {}, {}, {}, {}
-  for i = 1, #popped do
-    local ordinal, at, trace = match(popped[i], '^(%d+)|(%d+)|([^|]*)|')
-    if ordinal and #ordinal <= 9 then
-      n = n + 1
-      blobs[n], ords[n], accepted[n], traces[n] = popped[i], tonumber(ordinal), at, trace
-    else
-      garbage[#garbage + 1] = popped[i]
-    end
-  end
-  local new, went = {}, 0
-  see('HLEN', key)
-  if n > 0 then
-    local states, span = load_states(group, ords)
-    for i = 1, n do
-      local letter, m = byte(states[i], 1, 2)
-      if letter == WAITING then
-        went = went + 1
-        new[i] = place(blobs[i], ords[i], m - 33, accepted[i], traces[i])
-      end
-    end
-    store_states(group, ords, new, span)
-  end
+  local all, garbage = segments(popped)
+  local went = 0
+  see('HLEN', B .. 'group:' .. group)
+  if #all > 0 then went = take_whole(group, all, place, popped) or take_each(group, all, place, popped) end
   for _, blob in ipairs(garbage) do set_aside('queue:' .. group .. ':' .. typ, blob) end
-  call('LPOP', queue, #popped)
+  call('LTRIM', queue, #popped, -1)
   return went, #popped
 end
 
@@ -56,35 +107,40 @@ local function waited(accepted, bound)
 end
 
 -- traced_by tells of a traced job's admission, to wherever, and has the blob follow it.
-local function traced_by(group, tenant, blob, ordinal, accepted, trace, fairness, rate)
-  if trace == '' then return blob end
+local function traced_by(group, tenant, blob, s, fairness, rate)
+  if s.trace == '' then return blob end
   traces = traces + 1
   local id = mint(seed, traces)
-  for _, v in ipairs({ group, ordinal, tenant, trace, id, accepted, now, fairness, rate }) do traced[#traced + 1] = v end
-  local front = ordinal .. '|' .. accepted .. '|'
-  return front .. follow(trace, id) .. string.sub(blob, #front + #trace + 1)
+  for _, v in ipairs({ group, s.lo, tenant, s.trace, id, s.accepted, now, fairness, rate }) do traced[#traced + 1] = v end
+  local front = format('%d|', s.lo) .. s.accepted .. '|'
+  return front .. follow(s.trace, id) .. sub(blob, #front + #s.trace + 1)
 end
 
--- Jobs that were taken in together have the same head, so it is put together once for them.
+-- to_ready and to_park place a segment's jobs, and return their new state.
 local function to_ready(group, tenant, bound)
-  local head, to, head_attempt, head_accepted, fairness, rate
-  return function(blob, ordinal, attempt, accepted, trace)
-    if attempt ~= head_attempt or accepted ~= head_accepted then
-      head_attempt, head_accepted, to = attempt, accepted, 'R' .. mark(attempt + 1)
-      fairness, rate = waited(tonumber(accepted), bound)
-      head = group .. '|' .. typ .. '|' .. (attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
+  return function(blobs, s)
+    local fairness, rate = waited(tonumber(s.accepted), bound)
+    local head = group .. '|' .. typ .. '|' .. (s.attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
+    if s.trace == '' then
+      for i = s.at, s.at + s.n - 1 do call('XADD', stream, '*', 'j', head .. blobs[i]) end
+    else
+      call('XADD', stream, '*', 'j', head .. traced_by(group, tenant, blobs[s.at], s, fairness, rate))
     end
-    call('XADD', stream, '*', 'j', head .. traced_by(group, tenant, blob, ordinal, accepted, trace, fairness, rate))
-    return to
+    return 'R' .. mark(s.attempt + 1)
   end
 end
 
 local function to_park(group, tenant, bound, due)
-  return function(blob, ordinal, attempt, accepted, trace)
-    local fairness, rate = waited(tonumber(accepted), bound)
-    park(tenant, typ, { due, group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now) ..
-      traced_by(group, tenant, blob, ordinal, accepted, trace, fairness, rate) })
-    return 'N' .. mark(attempt)
+  return function(blobs, s)
+    local fairness, rate = waited(tonumber(s.accepted), bound)
+    local head = group .. '|' .. typ .. '|' .. s.attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now)
+    local parked = {}
+    for i = s.at, s.at + s.n - 1 do
+      parked[#parked + 1] = due
+      parked[#parked + 1] = head .. traced_by(group, tenant, blobs[i], s, fairness, rate)
+    end
+    park(tenant, typ, parked)
+    return 'N' .. mark(s.attempt)
   end
 end
 

@@ -2,6 +2,7 @@ package lua
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,7 +29,7 @@ type DoneJob struct {
 	Entry   string
 	Ordinal int64
 	Attempt int
-	Line    []byte // its result, one JSON object without a newline
+	Line    []byte // its result, one JSON object without a newline, never empty
 	Trace   string
 	Marked  bool // it has an error on record or a payload of its own, which can go
 }
@@ -69,26 +70,30 @@ type OutcomeReply struct{ Owned, Stale int64 }
 
 // Outcome reports a batch of one type.
 func Outcome(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, terms Congestion, groups []GroupOutcome) (OutcomeReply, error) {
-	n := 7
+	n, jobs := 7, 0
 	for i := range groups {
-		n += 5 + 6*len(groups[i].Done) + 12*len(groups[i].Others)
+		jobs += len(groups[i].Done) + len(groups[i].Others)
+		n += 9 + 11*len(groups[i].Others)
 	}
-	args := make([]any, 0, n)
-	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS, keepStats(terms.KeepStats), len(groups))
+	args := make([]any, 0, n+jobs)
+	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS, keepStats(terms.KeepStats), len(groups), jobs)
+	for i := range groups {
+		for j := range groups[i].Done {
+			args = append(args, groups[i].Done[j].Entry)
+		}
+		for j := range groups[i].Others {
+			args = append(args, groups[i].Others[j].Entry)
+		}
+	}
 	for i := range groups {
 		g := &groups[i]
 		args = append(args, g.Group, len(g.Done), len(g.Others), float64(g.Took.Microseconds())/1000, g.Ran)
-		for j := range g.Done {
-			d := &g.Done[j]
-			flags := ""
-			if d.Marked {
-				flags = "m"
-			}
-			args = append(args, d.Entry, d.Ordinal, d.Attempt, d.Line, d.Trace, flags)
+		if len(g.Done) > 0 {
+			args = appendDone(args, g.Done)
 		}
 		for j := range g.Others {
 			o := &g.Others[j]
-			args = append(args, o.Entry, o.Ordinal, o.Attempt, string(o.Kind), o.Retries, o.Throttles, o.Losses, o.Waits, o.Queued,
+			args = append(args, o.Ordinal, o.Attempt, string(o.Kind), o.Retries, o.Throttles, o.Losses, o.Waits, o.Queued,
 				o.Delay.Milliseconds(), o.Code, o.Text)
 		}
 	}
@@ -97,4 +102,33 @@ func Outcome(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ str
 		return OutcomeReply{}, err
 	}
 	return OutcomeReply{Owned: r.num(0), Stale: r.num(1)}, nil
+}
+
+// appendDone puts done jobs together, so that they are a few arguments, however many they are.
+func appendDone(args []any, jobs []DoneJob) []any {
+	size := 0
+	for i := range jobs {
+		size += len(jobs[i].Line) + 1
+	}
+	var runs runs
+	var traces, marked []byte
+	lines := make([]byte, 0, size)
+	for i := range jobs {
+		d := &jobs[i]
+		runs.add(d.Ordinal, d.Attempt)
+		if i > 0 {
+			lines = append(lines, '\n')
+		}
+		lines = append(lines, d.Line...)
+		if d.Trace != "" {
+			if len(traces) > 0 {
+				traces = append(traces, '\n')
+			}
+			traces = append(append(strconv.AppendInt(traces, d.Ordinal, 10), ' '), d.Trace...)
+		}
+		if d.Marked {
+			marked = append(strconv.AppendInt(marked, d.Ordinal, 10), ' ')
+		}
+	}
+	return append(args, runs.text(), lines, traces, marked)
 }

@@ -42,14 +42,14 @@ type ReduceReply struct {
 
 // Reduce merges results into an aggregate.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
-	args := make([]any, 0, 7+len(a.Entries)+len(a.Ordinals))
-	args = append(args, a.Group, a.Slot, a.Version, a.State, a.Lines, len(a.Entries))
+	var runs runs
+	for _, o := range a.Ordinals {
+		runs.add(o, 0)
+	}
+	args := make([]any, 0, 6+len(a.Entries))
+	args = append(args, a.Group, a.Slot, a.Version, a.State, a.Lines, runs.text())
 	for _, e := range a.Entries {
 		args = append(args, e)
-	}
-	args = append(args, len(a.Ordinals))
-	for _, o := range a.Ordinals {
-		args = append(args, o)
 	}
 	r, err := run(ctx, c, reduce, p, args...)
 	if err != nil {

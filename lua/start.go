@@ -45,19 +45,31 @@ func Start(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ strin
 	for i := range groups {
 		n += len(groups[i].Jobs)
 	}
-	args := make([]any, 0, 2+2*len(groups)+3*n)
+	args := make([]any, 0, 2+3*len(groups))
 	args = append(args, typ, len(groups))
 	for i := range groups {
-		args = append(args, groups[i].Group, len(groups[i].Jobs))
+		var runs runs
+		var entries []byte
 		for _, j := range groups[i].Jobs {
-			args = append(args, j.Entry, j.Ordinal, j.Attempt)
+			runs.add(j.Ordinal, j.Attempt)
+			entries = append(append(entries, j.Entry...), ' ')
 		}
+		args = append(args, groups[i].Group, runs.text(), entries)
 	}
 	r, err := run(ctx, c, start, p, args...)
 	if err != nil {
 		return StartReply{}, err
 	}
-	out := StartReply{Tokens: r.list(0).nums(), AtUS: r.num(2)}
+	out := StartReply{Tokens: make([]int64, 0, n), Groups: make([]GroupTerms, 0, len(groups)), AtUS: r.num(2)}
+	for i := range groups {
+		if own := r.list(0); own.str(i) == "all" {
+			for _, j := range groups[i].Jobs {
+				out.Tokens = append(out.Tokens, int64(j.Attempt))
+			}
+		} else {
+			out.Tokens = append(out.Tokens, own.list(i).nums()...)
+		}
+	}
 	if len(out.Tokens) != n {
 		return StartReply{}, fmt.Errorf("script start: %d tokens for %d jobs", len(out.Tokens), n)
 	}

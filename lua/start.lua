@@ -1,11 +1,11 @@
 -- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, put aside
 -- KEYS  base
--- ARGV  type, n groups, then for each: group, n jobs, then for each job by ascending ordinal: entry, ordinal, attempt
--- Reply {tokens in the order of ARGV, groups, Redis µs}: a token is the attempt to report under, or -1 not to be run: the entry is stale.
---       Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
+-- ARGV  type, n groups, then for each: group, runs (see the prelude), the jobs' entries in the same order, joined by spaces
+-- Reply {tokens of each group, groups, Redis µs}: tokens are 'all' where each job is to be reported under its own attempt, or else for each job
+--       the attempt to report under, or -1 not to be run: the entry is stale. Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
 -- The state's letter and attempt are the fence: whoever holds the attempt that stands there owns the job. An entry that comes again under
 -- its old id (the consumer group was lost and made anew) gets a new attempt, so that an earlier holder is stale from then on.
--- Twice: the second call gives a new attempt. Goes through when memory is full. Cost: under 1 µs a job.
+-- Twice: the second call gives a new attempt. Goes through when memory is full. Cost: some µs a group, and 1 µs a job where something is amiss.
 local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ
@@ -39,19 +39,14 @@ local function put_aside(group, tenant, entries, ords, attempts, at)
   call('HINCRBY', load_key, 'non_ready', n)
   add(B .. 'group:' .. group, 'ready', -n, 'non_ready', n)
 end
-for _ = 1, groups do
-  local group, n = ARGV[arg], tonumber(ARGV[arg + 1])
-  arg = arg + 2
-  local key, entries, ords, attempts = B .. 'group:' .. group, {}, {}, {}
-  for i = 1, n do
-    entries[i], ords[i], attempts[i] = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-    arg = arg + 3
-  end
-  local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
+-- begin looks at each job of a group. It returns the tokens and how many have begun.
+local function begin(group, g, held, runs, ids)
+  local ords, attempts = expand(runs)
+  local entries, own = {}, {}
+  for id in string.gmatch(ids, '%S+') do entries[#entries + 1] = id end
   local states, span = load_states(group, ords)
   local new, begun, paused = {}, 0, {}
-  local held = g[6] or type_paused or (pauses and g[3] and is_paused('t', g[3]))
-  for i = 1, n do
+  for i = 1, #ords do
     local state, token = states[i], -1
     if g[1] and g[1] ~= 'CANCELLED' then
       local mine = mark(attempts[i])
@@ -68,9 +63,23 @@ for _ = 1, groups do
     elseif not g[1] or g[1] == 'CANCELLED' or not string.find(state, '^[RI]') then
       gone[#gone + 1] = entries[i]
     end
-    tokens[#tokens + 1] = token
+    own[i] = token
   end
   store_states(group, ords, new, span)
+  if #paused > 0 then put_aside(group, g[3], entries, ords, attempts, paused) end
+  return own, begun
+end
+
+for _ = 1, groups do
+  local group, runs, n = ARGV[arg], parse_runs(ARGV[arg + 1])
+  local key = B .. 'group:' .. group
+  local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
+  local held = g[6] or type_paused or (pauses and g[3] and is_paused('t', g[3]))
+  local own, begun = 'all', n
+  local all = g[1] and g[1] ~= 'CANCELLED' and not held and turn(group, runs, 'R', 'I')
+  if all then turned(group, all) else own, begun = begin(group, g, held, runs, ARGV[arg + 2]) end
+  arg = arg + 3
+  tokens[#tokens + 1] = own
   if begun > 0 then
     add(key, 'ready', -begun, 'in_flight', begun)
     if not g[2] then
@@ -78,7 +87,6 @@ for _ = 1, groups do
       attend(group)
     end
   end
-  if #paused > 0 then put_aside(group, g[3], entries, ords, attempts, paused) end
   about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '' }
 end
 if #gone > 0 then
