@@ -41,6 +41,8 @@ if shared then
   yields = free == 1 and load[6]
   free = yields and 0 or math.ceil(free / 2)
 end
+-- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again.
+if slots > 0 and free < floor(ahead / 4) and undelivered >= math.max(slots, floor(ahead / 4)) then free = 0 end
 local room = math.min(most, free)
 if yields then
   see('LLEN', B .. 'wake:dispatcher')
@@ -216,9 +218,11 @@ local function charge(t, lane, start, went, empty, from, to)
   end
 end
 
--- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room.
+-- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room; more, where the workers are
+-- through with it in a millisecond.
+local few = math.max(20, math.min(PICK, floor(slots / math.max(0.001, tonumber(load[2] or 1)))))
 local function quantum(tenants)
-  return math.min(room - moved, PICK, math.max(math.ceil(room / math.max(1, tenants)), math.min(20, floor(room / 2.5)), 1))
+  return math.min(room - moved, PICK, math.max(math.ceil(room / math.max(1, tenants)), math.min(few, floor(room / 2.5)), 1))
 end
 
 -- The last few jobs of a group go together, also beyond the room, as long as the workers need little time for them: a small group is not torn into pieces that
