@@ -64,49 +64,94 @@ type AppendReply struct {
 
 // Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
-	plain := true
-	for i := range a.Jobs {
-		j := &a.Jobs[i]
-		plain = plain && j.Type == "" && j.RunAt.IsZero() && j.Trace == ""
-	}
-	args := make([]any, 0, 5+4*len(a.Jobs))
-	args = append(args, a.Group, a.Request, a.Limit, string(a.Mode))
-	if plain {
-		args = append(args, "plain")
-	} else {
-		args = append(args, "")
-	}
-	for i := range a.Jobs {
-		j := &a.Jobs[i]
-		if plain {
-			args = append(args, j.Payload)
-			continue
-		}
-		at := int64(0)
-		if !j.RunAt.IsZero() {
-			at = j.RunAt.UnixMilli()
-		}
-		args = append(args, j.Type, at, j.Trace, j.Payload)
-	}
-	r, err := run(ctx, c, appendJobs, p, args...)
+	one := []Request{{ID: a.Request, Jobs: a.Jobs}}
+	results, err := appendAll(ctx, c, p, a.Group, a.Limit, a.Mode, one)
 	if err != nil {
 		return AppendReply{}, err
 	}
+	return results[0].AppendReply, results[0].Err
+}
+
+// Request is what one message brings to a group: stored whole or not at all. Its id makes a repeated one harmless.
+type Request struct {
+	ID   string // as AppendArgs.Request; no piece of a submission
+	Jobs []NewJob
+}
+
+// AppendResult is what became of one Request; Err as Append's.
+type AppendResult struct {
+	AppendReply
+	Err error
+}
+
+// AppendMany stores what several requests bring to one group, in order, each as by an Append of its own. Together they have at most MaxAppend
+// jobs and MaxAppendBytes of payload. An error is of the call as a whole: it may have been carried out or not, and may be repeated.
+func AppendMany(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit int64, requests []Request) ([]AppendResult, error) {
+	return appendAll(ctx, c, p, group, limit, AppendMore, requests)
+}
+
+func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit int64, mode AppendMode, requests []Request) ([]AppendResult, error) {
+	r, err := run(ctx, c, appendJobs, p, appendArguments(group, limit, mode, requests)...)
+	if err != nil {
+		return nil, err
+	}
+	if len(r) != len(requests) {
+		return nil, fmt.Errorf("script append: %d replies to %d requests", len(r), len(requests))
+	}
+	results := make([]AppendResult, len(requests))
+	for i := range requests {
+		results[i].AppendReply, results[i].Err = appendReply(r.list(i), group, limit, &requests[i])
+	}
+	return results, nil
+}
+
+func appendArguments(group string, limit int64, mode AppendMode, requests []Request) []any {
+	plain, jobs := "plain", 0
+	for i := range requests {
+		for j := range requests[i].Jobs {
+			if job := &requests[i].Jobs[j]; job.Type != "" || !job.RunAt.IsZero() || job.Trace != "" {
+				plain = ""
+			}
+		}
+		jobs += len(requests[i].Jobs)
+	}
+	args := make([]any, 0, 5+2*len(requests)+4*jobs)
+	args = append(args, group, limit, string(mode), plain, len(requests))
+	for i := range requests {
+		args = append(args, requests[i].ID, len(requests[i].Jobs))
+	}
+	for i := range requests {
+		for j := range requests[i].Jobs {
+			job := &requests[i].Jobs[j]
+			if plain == "" {
+				at := int64(0)
+				if !job.RunAt.IsZero() {
+					at = job.RunAt.UnixMilli()
+				}
+				args = append(args, job.Type, at, job.Trace)
+			}
+			args = append(args, job.Payload)
+		}
+	}
+	return args
+}
+
+func appendReply(r reply, group string, limit int64, request *Request) (AppendReply, error) {
 	switch r.str(0) {
 	case "OK":
 		return AppendReply{First: r.num(1), N: r.num(2)}, nil
 	case "DUP":
 		return AppendReply{Duplicate: true}, nil
 	case "GAP":
-		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w", a.Group, strings.TrimPrefix(a.Request, SubmissionPrefix), r.num(1), ErrGap)
+		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w", group, strings.TrimPrefix(request.ID, SubmissionPrefix), r.num(1), ErrGap)
 	case "NOGROUP":
-		return AppendReply{}, fmt.Errorf("group %s: %w", a.Group, api.ErrNotFound)
+		return AppendReply{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	case "SEALED":
-		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w", a.Group, r.str(1), api.ErrSealed)
+		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w", group, r.str(1), api.ErrSealed)
 	case "TOTAL":
-		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w", a.Group, r.num(1), r.num(2), len(a.Jobs), api.ErrConflict)
+		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w", group, r.num(1), r.num(2), len(request.Jobs), api.ErrConflict)
 	case "LIMIT":
-		return AppendReply{}, fmt.Errorf("group %s: a group holds at most %d jobs, %d are there: start another group: %w", a.Group, a.Limit, r.num(1), api.ErrConflict)
+		return AppendReply{}, fmt.Errorf("group %s: a group holds at most %d jobs, %d are there: start another group: %w", group, limit, r.num(1), api.ErrConflict)
 	}
 	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
 }

@@ -1,31 +1,18 @@
 -- append: jobs enter a group.  (nothing) → waiting, or non-ready until their run_at
 -- KEYS  base
--- ARGV  group, request id ('' = none; @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), limit of jobs a group,
---       mode ('' | 'last' of a submission | 'seal' last, and no more jobs come),
---       'plain', then for each job: payload; or '', then for each job: type ('' = the group's), run_at ms (0 = at once), trace, payload
--- Reply {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'GAP', pieces} only these are there, and more go before this one |
---       {'NOGROUP'} | {'SEALED', status} |
---       {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
--- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: a few µs a job.
+-- ARGV  group, limit of jobs a group, mode ('' | 'last' of a submission | 'seal' last, and no more jobs come), 'plain' or '', n requests, then for each request: its id ('' = none;
+--       @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), n jobs; then for each job of each request, plain: payload;
+--       or else: type ('' = the group's), run_at ms (0 = at once), trace, payload
+-- Reply for each request {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'GAP', pieces} only these are there, and more go before this one |
+--       {'NOGROUP'} | {'SEALED', status} | {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
+-- Requests are judged one by one, each whole, and written together. A mode holds for a single request only.
+-- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: 1 µs a job and some µs a group.
 local LARGE = 4096
-local group, request, limit, mode, plain = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == 'plain'
-local key, arg = B .. 'group:' .. group, 6
--- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
-local entry_ms = string.match(request, '^@(%d+)%-')
--- Pieces of the submission come in order and are counted in the group itself, for as long as it lives. A failover may have lost the one in front.
-local piece = tonumber((string.match(request, '^=(%d+)$')))
-local applied = entry_ms and B .. 'entries' or B .. 'messages'
+local group, limit, mode, plain, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == 'plain', tonumber(ARGV[5])
+local key, arg = B .. 'group:' .. group, 6 + 2 * requests
 local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces', 'paused')
-if not g[1] then return { 'NOGROUP' } end
-if piece and piece > tonumber(g[11] or 0) then return { 'GAP', g[11] or 0 } end
-if mode ~= '' and g[10] then return { 'DUP' } end
-if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
-if request ~= '' and not piece and call('ZSCORE', applied, request) then return { 'DUP' } end
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
-if g[6] or status == 'CANCELLED' then return { 'SEALED', status } end
-local n = (#ARGV - arg + 1) / (plain and 1 or 4)
-if total and accepted + n > total then return { 'TOTAL', total, accepted } end
-if accepted + n > limit then return { 'LIMIT', accepted } end
+local first, sealed, replies, entries, messages, applied = accepted, g[6] or status == 'CANCELLED', {}, {}, {}, {}
 
 local now = now_ms()
 local group_run_at = tonumber(g[8] or 0)
@@ -35,43 +22,89 @@ local held = scheduled or g[12] -- a paused one until it is resumed
 local factor = alpha()
 -- queues holds a list of blobs by type, later a list of due times and blobs.
 local queues, later, order, states, large, waiting = {}, {}, {}, {}, {}, 0
-local at_ms = string.format('|%.0f|', now)
-local function payload_of(i, payload)
-  if #payload <= LARGE then return payload end
-  large[#large + 1] = accepted + i
-  large[#large + 1] = payload
-  return ''
+
+-- judge says whether a request of n jobs can be taken, and remembers it then.
+local function judge(request, n)
+  if not tenant then return { 'NOGROUP' } end
+  -- Pieces of the submission come in order and are counted in the group itself, for as long as it lives. A failover may have lost the one in front.
+  local piece = tonumber((string.match(request, '^=(%d+)$')))
+  if piece and piece > tonumber(g[11] or 0) then return { 'GAP', g[11] or 0 } end
+  if mode ~= '' and g[10] then return { 'DUP' } end
+  if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
+  -- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
+  local entry_ms = string.match(request, '^@(%d+)%-')
+  if request ~= '' and not piece and (applied[request] or call('ZSCORE', B .. (entry_ms and 'entries' or 'messages'), request)) then return { 'DUP' } end
+  if sealed then return { 'SEALED', status } end
+  if total and accepted + n > total then return { 'TOTAL', total, accepted } end
+  if accepted + n > limit then return { 'LIMIT', accepted } end
+  if piece then
+    g[11] = piece + 1
+    applied.pieces = g[11]
+  elseif request ~= '' then
+    local list = entry_ms and entries or messages
+    list[#list + 1], list[#list + 2] = entry_ms or now, request
+    applied[request] = true
+  end
+  return { 'OK', accepted, n }
 end
-if plain then
-  local q, tail = {}, at_ms .. '|'
-  for i = 0, n - 1 do q[i + 1] = string.format('%d', accepted + i) .. tail .. payload_of(i, ARGV[arg + i]) end
-  if n > 0 then queues[group_type], later[group_type], order[1] = q, {}, group_type end
-  states[1], waiting = string.rep('W!', n), n
-else
-  for i = 0, n - 1 do
-    local at = arg + i * 4
+
+local at_ms = string.format('|%.0f|', now)
+local function queued(trace, payload)
+  if #payload > LARGE then
+    large[#large + 1] = accepted
+    large[#large + 1] = payload
+    payload = ''
+  end
+  accepted = accepted + 1
+  return string.format('%d', accepted - 1) .. at_ms .. trace .. '|' .. payload
+end
+local function queue_of(typ)
+  if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
+  return queues[typ], later[typ]
+end
+local function read_plain(n)
+  local q = queue_of(group_type)
+  for i = arg, arg + n - 1 do q[#q + 1] = queued('', ARGV[i]) end
+  states[#states + 1], waiting, arg = string.rep('W!', n), waiting + n, arg + n
+end
+local function read_each(n)
+  for at = arg, arg + 4 * n - 1, 4 do
     local typ, run_at, trace = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     if typ == '' then typ = group_type end
-    if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
-    local queued = string.format('%d', accepted + i) .. at_ms .. trace .. '|' .. payload_of(i, ARGV[at + 3])
+    local q, l = queue_of(typ)
     if run_at > now and run_at > group_run_at then
-      states[i + 1] = 'N!'
-      local l = later[typ]
+      states[#states + 1] = 'N!'
       l[#l + 1] = run_at
-      l[#l + 1] = group .. '|' .. typ .. '|0|0|0|0|0|0|0' .. at_ms .. 'S|' .. queued
+      l[#l + 1] = group .. '|' .. typ .. '|0|0|0|0|0|0|0' .. at_ms .. 'S|' .. queued(trace, ARGV[at + 3])
     else
-      states[i + 1] = 'W!'
-      waiting = waiting + 1
-      local q = queues[typ]
-      q[#q + 1] = queued
+      states[#states + 1], waiting = 'W!', waiting + 1
+      q[#q + 1] = queued(trace, ARGV[at + 3])
     end
   end
+  arg = arg + 4 * n
 end
-local sealing = mode == 'seal' or (total and accepted + n == total)
+
+local some = false
+for i = 1, requests do
+  local request, n = ARGV[4 + 2 * i], tonumber(ARGV[5 + 2 * i])
+  replies[i] = judge(request, n)
+  if replies[i][1] ~= 'OK' then
+    arg = arg + n * (plain and 1 or 4)
+  else
+    some = true
+    if n > 0 and plain then read_plain(n) elseif n > 0 then read_each(n) end
+    sealed = sealed or (total and accepted == total)
+  end
+end
+if not some then return replies end
+local n = accepted - first
+local sealing = mode == 'seal' or (total and accepted == total)
 
 see('STRLEN', B .. 'states:' .. group)
 see_rerank(g[9], factor)
-see('ZCARD', applied, B .. 'types')
+see('ZCARD', B .. 'types')
+if #entries > 0 then see('ZCARD', B .. 'entries') end
+if #messages > 0 then see('ZCARD', B .. 'messages') end
 see_activate(tenant)
 for _, typ in ipairs(order) do
   see('LLEN', B .. 'queue:' .. group .. ':' .. typ)
@@ -108,20 +141,18 @@ if scheduled then
   call('ZADD', B .. 'scheduled', group_run_at, group)
   wake('dispatcher')
 end
-if n > 0 then call('SETRANGE', B .. 'states:' .. group, accepted * 2, table.concat(states)) end
+if n > 0 then call('SETRANGE', B .. 'states:' .. group, first * 2, table.concat(states)) end
 add(key, 'accepted', n, 'waiting', waiting, 'non_ready', n - waiting)
 rerank(group, types, factor)
 add(B .. 'tenant:' .. tenant, 'unfinished', n)
 if not held then activate(tenant, waiting) end
-if piece then
-  call('HSET', key, 'pieces', piece + 1)
-elseif request ~= '' then
-  call('ZADD', applied, entry_ms or now, request)
-end
+if applied.pieces then call('HSET', key, 'pieces', applied.pieces) end
+if #entries > 0 then call('ZADD', B .. 'entries', unpack(entries)) end
+if #messages > 0 then call('ZADD', B .. 'messages', unpack(messages)) end
 if mode ~= '' then call('HSET', key, 'submitted', 1) end
 if sealing then
   call('HSET', key, 'sealed', 1)
   attend(group)
 end
 if waiting > 0 and not held then wake('fetcher') end
-return { 'OK', accepted, n }
+return replies

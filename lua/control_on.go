@@ -22,7 +22,7 @@ var controls = map[string][]edit{
 	"retry": {
 		{"append", "if mode ~= '' and g[10] then return { 'DUP' } end\n", ""},
 		{"append", "if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end\n", ""},
-		{"append", "if request ~= '' and not piece and call('ZSCORE', applied, request) then return { 'DUP' } end\n", ""},
+		{"append", "if request ~= '' and not piece and (applied[request] or call('ZSCORE', B .. (entry_ms and 'entries' or 'messages'), request)) then return { 'DUP' } end\n", ""},
 	},
 	// An entry leaves its stream before its job has run.
 	"order": {
