@@ -81,6 +81,12 @@ bench-flow: deps ## Measure flow control, a good quarter of an hour, and write d
 		mv docs/plots/$$what.json.new docs/plots/$$what.json; \
 	done
 
+.PHONY: bench-peers
+bench-peers: deps ## Compare with asynq and a raw stream, some minutes; PEERSFLAGS='--rounds 5 --json=FILE', see bench/peers
+	go build -o bin/ ./cmd/bulkaction
+	cd bench/peers && go build -o ../../bin/ .
+	@bin/peers $(PEERSFLAGS)
+
 .PHONY: chaos
 chaos: deps ## Break everything for a quarter of an hour; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
 	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMain makes the test binary a peer's process, as main does.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == childCommand {
+		exit(runChild(os.Args[2]))
+	}
+	os.Exit(m.Run())
+}
+
+// fake stands in for our program: what it prints is what ours would.
+func fake(t *testing.T, script string) string {
+	path := filepath.Join(t.TempDir(), "bulkaction")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700)) // #nosec G306: a program
+	return path
+}
+
+func TestCompare(t *testing.T) {
+	o, output, err := parse([]string{
+		"--jobs", "300", "--rounds", "2", "--latency-jobs", "5", "--json=out.json",
+		"--bulkaction", fake(t, `echo '{"jobs_per_second":1000000,"p50_ms":1}'`),
+	})
+	require.NoError(t, err)
+	require.Equal(t, "out.json", output)
+
+	var progress []string
+	c, err := compare(t.Context(), o, func(s string) { progress = append(progress, s) })
+	require.NoError(t, err)
+	require.Len(t, progress, 2*3)
+	require.Equal(t, 1e6, c.Medians[nameOurs].JobsPerSecond)
+	require.NotEmpty(t, c.Versions["redis"])
+	for _, name := range peerNames() {
+		require.Len(t, c.Runs[name], 2)
+		f := c.Medians[name]
+		for i, field := range f.fields() {
+			require.Positive(t, *field, "%s: figure %d", name, i)
+		}
+		require.Greater(t, f.QueuedBytes, float64(o.Payload), name)
+		require.Greater(t, c.Ratios[name].JobsPerSecond, 1.0, name)
+	}
+	require.NotNil(t, c.Ratios[nameAsynq].TunedP50MS)
+
+	var table bytes.Buffer
+	require.NoError(t, c.table(&table))
+	require.Contains(t, table.String(), "ours / "+nameAsynq)
+}
+
+func TestOursFails(t *testing.T) {
+	o, _, err := parse([]string{"--bulkaction", fake(t, "echo no luck >&2; exit 3")})
+	require.NoError(t, err)
+	_, err = compare(t.Context(), o, func(string) {})
+	require.ErrorContains(t, err, "run bulkaction: ")
+	require.ErrorContains(t, err, "no luck")
+}
+
+func TestParse(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"an unknown peer":   {[]string{"--peers", "asynq,nobody"}, `--peers "nobody"`},
+		"no jobs":           {[]string{"--jobs", "0"}, "--jobs 0: must be at least 1"},
+		"too small":         {[]string{"--payload", "1"}, "--payload 1: must be at least 10"},
+		"a file by a blank": {[]string{"--json", "file"}, "--json=FILE"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := parse(tc.args)
+			require.ErrorContains(t, err, tc.want)
+		})
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for want, values := range map[float64][]float64{
+		3:   {3},
+		2.5: {4, 1},
+		2:   {9, 1, 2},
+	} {
+		runs := make([]figures, len(values))
+		for i, v := range values {
+			runs[i].P99MS = v
+		}
+		require.Equal(t, want, summary(runs).P99MS)
+	}
+}
+
+func TestPayload(t *testing.T) {
+	b := payload(100_000, 200)
+	require.Len(t, b, 200)
+	require.Equal(t, 100_000, number(b))
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+)
+
+const nameOurs = "bulkaction"
+
+// comparison is what came of all rounds.
+type comparison struct {
+	options
+	Versions map[string]string    `json:"versions"`
+	CPUs     int                  `json:"cpus"`
+	Runs     map[string][]figures `json:"runs"`
+	Medians  map[string]figures   `json:"medians"`
+	Ratios   map[string]figures   `json:"ratios"` // ours to a peer's: the median of the rounds' ratios
+}
+
+// compare runs all in turn. progress is told of each run.
+func compare(ctx context.Context, o options, progress func(string)) (*comparison, error) {
+	binary, err := exec.LookPath(o.binary)
+	if err != nil {
+		return nil, fmt.Errorf("find our program: %w", err)
+	}
+	o.binary = binary
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	server, err := redisproc.Start(ctx, redisproc.Options{Args: []string{"--appendonly", "no"}})
+	if err != nil {
+		return nil, err
+	}
+	defer server.Close() //nolint:errcheck // it held nothing that matters
+	b := &bench{options: o, self: self, addr: server.Addr(), redis: redis.NewClient(&redis.Options{Addr: server.Addr()})}
+	defer b.redis.Close() //nolint:errcheck // as above
+
+	out := &comparison{options: o, Versions: versions(o.Peers), CPUs: runtime.NumCPU(), Runs: map[string][]figures{}}
+	info, err := b.redis.InfoMap(ctx, "server").Result()
+	if err != nil {
+		return nil, err
+	}
+	out.Versions["redis"] = info["Server"]["redis_version"]
+	for round := range o.Rounds {
+		for _, name := range append([]string{nameOurs}, o.Peers...) {
+			if err := b.redis.FlushAll(ctx).Err(); err != nil {
+				return nil, err
+			}
+			var f figures
+			if name == nameOurs {
+				f, err = b.ours(ctx)
+			} else {
+				f, err = b.peer(ctx, name)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("run %s: %w", name, err)
+			}
+			out.Runs[name] = append(out.Runs[name], f)
+			progress(fmt.Sprintf("round %d of %d: %s %.0f jobs/s", round+1, o.Rounds, name, f.JobsPerSecond))
+		}
+	}
+	out.summarize()
+	return out, nil
+}
+
+// versions of what is compared, as this program was built with it.
+func versions(names []string) map[string]string {
+	out := map[string]string{"go": runtime.Version()}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return out
+	}
+	for _, dep := range info.Deps {
+		for _, name := range names {
+			if dep.Path == peers[name].module {
+				out[name] = dep.Version
+			}
+		}
+	}
+	return out
+}
+
+func (c *comparison) summarize() {
+	c.Medians, c.Ratios = map[string]figures{}, map[string]figures{}
+	for name, runs := range c.Runs {
+		c.Medians[name] = summary(runs)
+	}
+	for _, name := range c.Peers {
+		ratios := make([]figures, c.Rounds)
+		for i := range ratios {
+			ratios[i] = combine(c.Runs[nameOurs][i], c.Runs[name][i])
+		}
+		c.Ratios[name] = summary(ratios)
+	}
+}
+
+// fields are all figures in the order of the table.
+func (f *figures) fields() []*float64 {
+	return []*float64{&f.JobsPerSecond, &f.RedisCPU, &f.ProcessCPU, &f.QueuedBytes, &f.P50MS, &f.P99MS}
+}
+
+func summary(runs []figures) (out figures) {
+	for i, field := range out.fields() {
+		*field = median(runs, func(f figures) float64 { return *f.fields()[i] })
+	}
+	if runs[0].TunedP50MS != nil {
+		p50 := median(runs, func(f figures) float64 { return *f.TunedP50MS })
+		p99 := median(runs, func(f figures) float64 { return *f.TunedP99MS })
+		out.TunedP50MS, out.TunedP99MS = &p50, &p99
+	}
+	return out
+}
+
+// combine divides ours by a peer's.
+func combine(ours, peers figures) (out figures) {
+	for i, field := range out.fields() {
+		*field = ratio(*ours.fields()[i], *peers.fields()[i])
+	}
+	if peers.TunedP50MS != nil {
+		p50, p99 := ratio(ours.P50MS, *peers.TunedP50MS), ratio(ours.P99MS, *peers.TunedP99MS)
+		out.TunedP50MS, out.TunedP99MS = &p50, &p99
+	}
+	return out
+}
+
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}
+
+// median is of the values that get takes from the runs, to four digits.
+func median(runs []figures, get func(figures) float64) float64 {
+	values := make([]float64, len(runs))
+	for i, f := range runs {
+		values[i] = get(f)
+	}
+	slices.SortFunc(values, cmp.Compare)
+	n := len(values)
+	return math.Round((values[(n-1)/2]+values[n/2])/2*1e4) / 1e4
+}
+
+func (c *comparison) table(w io.Writer) error {
+	fmt.Fprintf(w, "%d no-op jobs of %d bytes, produced and processed at once, medians of %d rounds; %d CPUs, Redis %s without persistence\n\n",
+		c.Jobs, c.Payload, c.Rounds, c.CPUs, c.Versions["redis"])
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tjobs/s\tRedis CPU\tprocess CPU\tmemory\tlatency p50\tp99\t")
+	fmt.Fprintln(t, "\t\tµs/job\tµs/job\tbytes/queued job\tms at 100/s\tms\t")
+	for _, name := range append([]string{nameOurs}, c.Peers...) {
+		f := c.Medians[name]
+		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.1f\t%.0f\t%.2f\t%.2f\t\n", strings.TrimSpace(name+" "+c.Versions[name]),
+			f.JobsPerSecond, f.RedisCPU, f.ProcessCPU, f.QueuedBytes, f.P50MS, f.P99MS)
+		if f.TunedP50MS != nil {
+			fmt.Fprintf(t, "tuned\t\t\t\t\t%.2f\t%.2f\t\n", *f.TunedP50MS, *f.TunedP99MS)
+		}
+	}
+	for _, name := range c.Peers {
+		f := c.Ratios[name]
+		fmt.Fprintf(t, "ours / %s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t\n", name,
+			f.JobsPerSecond, f.RedisCPU, f.ProcessCPU, f.QueuedBytes, f.P50MS, f.P99MS)
+		if f.TunedP50MS != nil {
+			fmt.Fprintf(t, "tuned\t\t\t\t\t%.2f\t%.2f\t\n", *f.TunedP50MS, *f.TunedP99MS)
+		}
+	}
+	return t.Flush()
+}
