@@ -34,6 +34,7 @@ fmt: lint-tool ## Format the code
 .PHONY: vet
 vet: ## Run go vet
 	go vet $(PKG)
+	cd bench/peers && go vet ./...
 
 .PHONY: lint
 lint: lint-tool ## Check the format and the house rules, .golangci.yml
