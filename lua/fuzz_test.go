@@ -47,7 +47,7 @@ func FuzzGarbage(f *testing.F) {
 				continue
 			}
 			for _, e := range read[0].Messages {
-				if d, err := lua.ParseDelivered(e.Values[lua.Field].(string)); err == nil {
+				if d, err := lua.ParseDelivered(lua.MessageBlob(e.Values)); err == nil {
 					run = append(run, taken{entry: e.ID, Delivered: d})
 				}
 			}

@@ -122,9 +122,9 @@ local function to_ready(group, tenant, bound)
     local fairness, rate = waited(tonumber(s.accepted), bound)
     local head = group .. '|' .. typ .. '|' .. (s.attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
     if s.trace == '' then
-      for i = s.at, s.at + s.n - 1 do call('XADD', stream, '*', 'j', head .. blobs[i]) end
+      for i = s.at, s.at + s.n - 1 do call('XADD', stream, '*', head, blobs[i]) end
     else
-      call('XADD', stream, '*', 'j', head .. traced_by(group, tenant, blobs[s.at], s, fairness, rate))
+      call('XADD', stream, '*', head, traced_by(group, tenant, blobs[s.at], s, fairness, rate))
     end
     return 'R' .. mark(s.attempt + 1)
   end

@@ -117,7 +117,7 @@ func (m *model) check() {
 	}
 	for typ, entries := range s.ready {
 		for _, e := range entries.Val() {
-			d, _ := note("R", e.Values[lua.Field].(string))
+			d, _ := note("R", lua.MessageBlob(e.Values))
 			equal(m, typ, d.Type, "type in its stream")
 			j := m.ledger.groups[d.Group].jobs[d.Ordinal]
 			if at := &lie[d.Group][d.Ordinal]; m.torn && (*at == "RR" || (!j.owned(d.Attempt) && !j.is(lua.InFlight, d.Attempt+1))) {

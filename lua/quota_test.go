@@ -110,7 +110,7 @@ func (w *world) divideAtRandom(rate lua.Rate, random *rand.Rand) {
 	of := func(i int) lua.Limit { return rate.Of(i, n) }
 	fence, moves := int64(1), 0
 	var log []spending
-	for end := w.now() + 12*rate.Window.Microseconds(); w.now() < end; {
+	for end := w.now() + 12*rate.Window.Microseconds(); w.now() < end || len(log) < 6 || moves == 0; {
 		i, j := random.IntN(n), random.IntN(n)
 		switch random.IntN(8) {
 		case 0: // another process
@@ -134,8 +134,6 @@ func (w *world) divideAtRandom(rate lua.Rate, random *rand.Rand) {
 	}
 	slices.SortFunc(log, func(a, b spending) int { return cmp.Compare(a.at, b.at) })
 	w.holds(of(0), log)
-	require.Greater(w, len(log), 5)
-	require.Positive(w, moves)
 }
 
 // moveAtRandom takes some of a part and gives what nobody has to another one, perhaps twice, or dies in between.

@@ -23,7 +23,7 @@ for _, p in ipairs(pending) do
   if #found == 0 then
     missing[#missing + 1] = id
   else
-    local blob = found[1][2][2]
+    local blob = entry_blob(found[1][2])
     local j = parse(blob)
     if not j then
       set_aside('ready:' .. typ, blob)

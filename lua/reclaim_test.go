@@ -132,7 +132,7 @@ func TestReclaimGarbage(t *testing.T) {
 		w.create("cancelled", "beta", "T")
 		w.append("cancelled", 1)
 		require.Equal(w, 2, w.admit("T", 2, noLimit).Moved)
-		blob := w.c.XRange(w.Context(), w.p.Ready("T"), "-", "+").Val()[0].Values[lua.Field]
+		blob := lua.MessageBlob(w.c.XRange(w.Context(), w.p.Ready("T"), "-", "+").Val()[0].Values)
 		for _, values := range [][]any{{"j", "nonsense"}, {"x", "", "y", ""}, {"j", blob}, {"j", "gone|T|1|0|0|0|0|0|0|1||0|1||1"}} {
 			w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: values})
 		}
@@ -140,7 +140,7 @@ func TestReclaimGarbage(t *testing.T) {
 		w.consumerGroup(w.p.Ready("T"), keyspace.GroupWorkers)
 		w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{Group: keyspace.GroupWorkers, Consumer: "c", Streams: []string{w.p.Ready("T"), ">"}, Count: 10})
 		require.Equal(w, lua.ReclaimReply{Taken: 1, Stale: 5}, w.reclaim("T", 3))
-		require.Equal(w, []string{"ready:T ", "ready:T nonsense"}, w.c.LRange(w.Context(), w.p.Garbage(), 0, 1).Val())
+		require.Equal(w, []string{"ready:T x  y ", "ready:T nonsense"}, w.c.LRange(w.Context(), w.p.Garbage(), 0, 1).Val())
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
 		require.Empty(w, w.pending(w.p.Ready("T")))
 		require.Equal(w, map[string]int64{"non_ready": 1}, w.ledger("g"))

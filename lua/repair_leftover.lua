@@ -21,7 +21,7 @@ local function same(a, b) return a and b and a.group == b.group and a.ordinal ==
 local function entry(stream, id)
   local found = id ~= '' and call('XRANGE', stream, id, id) or {}
   if #found == 0 then return nil end
-  local fields = {}
+  local fields = { job = entry_blob(found[1][2]) }
   for i = 1, #found[1][2], 2 do fields[found[1][2][i]] = found[1][2][i + 1] end
   return fields
 end
@@ -64,16 +64,16 @@ if place == 'ready' then
   local stream = B .. 'ready:' .. whose
   local e, other = entry(stream, item), entry(stream, twin)
   if not e then return { 0 } end
-  local j = parse(e.j or '')
+  local j = parse(e.job)
   if j then
     local letter, m = state_of(j.group, j.ordinal)
     if letter == '?' or letter == 'C' then return { 0 } end -- whoever meets it drops it
     local live = call('HEXISTS', B .. 'group:' .. j.group, 'status') == 1
     local mine = (letter == 'R' or letter == 'I') and m == mark(j.attempt) or letter == 'I' and m == mark(j.attempt + 1)
-    if live and j.typ == whose and mine and not (other and item ~= twin and same(j, parse(other.j or ''))) then return { 0 } end
+    if live and j.typ == whose and mine and not (other and item ~= twin and same(j, parse(other.job))) then return { 0 } end
   end
   call('XACK', stream, 'workers', item)
-  return drop(e.j or '?', 'ready:' .. whose, 'XDEL', stream, item)
+  return drop(e.job, 'ready:' .. whose, 'XDEL', stream, item)
 end
 
 if place == 'results' then

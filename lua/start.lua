@@ -26,10 +26,11 @@ local function put_aside(group, tenant, entries, ords, attempts, at)
   local n = 0
   for _, i in ipairs(at) do
     local found = call('XRANGE', stream, entries[i], entries[i])
-    local j = #found > 0 and parse(found[1][2][2])
+    local blob = #found > 0 and entry_blob(found[1][2])
+    local j = blob and parse(blob)
     if j then
       j.since, j.reason, n = now, 'P', n + 1
-      call('ZADD', B .. 'paused:' .. tenant, now, compose(j, found[1][2][2]))
+      call('ZADD', B .. 'paused:' .. tenant, now, compose(j, blob))
       call('SETRANGE', B .. 'states:' .. group, ords[i] * 2, 'N' .. mark(attempts[i]))
       gone[#gone + 1] = entries[i]
     end

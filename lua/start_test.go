@@ -191,7 +191,7 @@ func (w *world) reread(typ string) []taken {
 	w.Helper()
 	var out []taken
 	for _, m := range w.c.XRange(w.Context(), w.p.Ready(typ), "-", "+").Val() {
-		d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+		d, err := lua.ParseDelivered(lua.MessageBlob(m.Values))
 		require.NoError(w, err)
 		out = append(out, taken{entry: m.ID, Delivered: d})
 	}

@@ -243,7 +243,7 @@ func (w *world) take(typ, consumer string, most int64) []taken {
 	require.NoError(w, err)
 	var out []taken
 	for _, m := range r[0].Messages {
-		d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+		d, err := lua.ParseDelivered(lua.MessageBlob(m.Values))
 		require.NoError(w, err)
 		out = append(out, taken{entry: m.ID, Delivered: d, token: -1})
 	}

@@ -235,7 +235,7 @@ func (c *churn) idle(p keyspace.Partition, id string) bool {
 	}
 	for _, typ := range c.types {
 		for _, m := range c.c.XRange(c.Context(), p.Ready(typ), "-", "+").Val() {
-			if strings.HasPrefix(m.Values[lua.Field].(string), id+"|") {
+			if strings.HasPrefix(lua.MessageBlob(m.Values), id+"|") {
 				return false
 			}
 		}

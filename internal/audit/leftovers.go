@@ -136,7 +136,7 @@ func (t *tidying) walk(ctx context.Context) error {
 	case "ready":
 		return t.stream(ctx, t.p.Ready(t.whose), func(page []redis.XMessage) error {
 			for _, e := range page {
-				d, err := lua.ParseDelivered(text(e.Values[lua.Field]))
+				d, err := lua.ParseDelivered(lua.MessageBlob(e.Values))
 				if err := t.try(ctx, e.ID, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
 					return err
 				}

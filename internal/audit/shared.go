@@ -145,7 +145,7 @@ func (l *look) ready(ctx context.Context, typ string) error {
 	return l.stream(ctx, key, func(page []redis.XMessage) error {
 		var foreign []item
 		for _, e := range page {
-			blob, _ := e.Values[lua.Field].(string)
+			blob := lua.MessageBlob(e.Values)
 			d, err := lua.ParseDelivered(blob)
 			if err != nil {
 				l.unreadable(inReady, key, e.ID)

@@ -46,7 +46,7 @@ func (w *world) setState(group string, ordinal int64, at int, to byte) {
 // entry is the entry of a ready stream that holds a job.
 func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
 	for _, m := range w.c.XRange(w.Context(), w.all().Ready(typ), "-", "+").Val() {
-		if d, err := lua.ParseDelivered(m.Values[lua.Field].(string)); err == nil && d.Group == group && d.Ordinal == ordinal {
+		if d, err := lua.ParseDelivered(lua.MessageBlob(m.Values)); err == nil && d.Group == group && d.Ordinal == ordinal {
 			return m
 		}
 	}
@@ -250,7 +250,7 @@ var tampers = []tamper{
 	}},
 	{"ready entry twice", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
-		w.xadd(w.all().Ready("T"), lua.Field, w.entry("T", "all", n).Values[lua.Field])
+		w.xadd(w.all().Ready("T"), lua.Field, lua.MessageBlob(w.entry("T", "all", n).Values))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry under another attempt", func(w *world) []string {
@@ -279,7 +279,7 @@ var tampers = []tamper{
 		n := w.jobIn("all", 'R', 0)
 		e := w.entry("T", "all", n)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), e.ID).Err())
-		w.xadd(w.all().Ready("U"), lua.Field, e.Values[lua.Field])
+		w.xadd(w.all().Ready("U"), lua.Field, lua.MessageBlob(e.Values))
 		return []string{of(Place, "all", n)}
 	}},
 	{"no job ready", func(w *world) []string {

@@ -141,7 +141,7 @@ func (w *world) read(p keyspace.Partition, typ, consumer string, most int64) []t
 	w.consumers(p.Ready(typ), keyspace.GroupWorkers)
 	var out []taken
 	for _, m := range w.fresh(p.Ready(typ), keyspace.GroupWorkers, consumer, most) {
-		d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+		d, err := lua.ParseDelivered(lua.MessageBlob(m.Values))
 		w.ok(err)
 		out = append(out, taken{entry: m.ID, Delivered: d})
 	}

@@ -168,15 +168,20 @@ func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...
 	d.scripts++
 	if d.unheard(d.scripts - 1) {
 		cmd := redis.NewCmd(ctx)
-		cmd.SetVal([]any{"OK", int64(0), int64(lua.MaxAppend)})
+		cmd.SetVal([]any{"OK"})
+		if _, isAppend := args[4].(int); isAppend { // how many requests
+			cmd.SetVal([]any{[]any{"OK", int64(0), int64(lua.MaxAppend)}})
+		}
 		return cmd
 	}
 	cmd := d.Cmdable.EvalSha(ctx, sha, keys, args...)
 	if redisx.IsNoScript(cmd.Err()) {
 		d.scripts-- // it is sent again in full
 	}
-	if reply, err := cmd.Slice(); err == nil && reply[0] == "GAP" && d.gap != nil {
-		d.gap()
+	if reply, err := cmd.Slice(); err == nil && d.gap != nil {
+		if first, isAppend := reply[0].([]any); isAppend && first[0] == "GAP" {
+			d.gap()
+		}
 	}
 	return cmd
 }

@@ -248,7 +248,7 @@ func (c *whyCase) findReady(ctx context.Context) error {
 				return err
 			}
 			for _, e := range entries {
-				blob, _ := e.Values[lua.Field].(string)
+				blob := lua.MessageBlob(e.Values)
 				d, err := lua.ParseDelivered(blob)
 				mine := err == nil && d.Group == c.group && (d.Ordinal == c.Ordinal || c.Ordinal < 0 && c.isReady(ctx, d.Ordinal))
 				if mine {

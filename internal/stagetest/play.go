@@ -37,7 +37,7 @@ func (w *World) Take(typ, consumer string, n int) []Held {
 		}
 		require.NoError(w.T, err)
 		for _, m := range got[0].Messages {
-			d, err := lua.ParseDelivered(m.Values[lua.Field].(string))
+			d, err := lua.ParseDelivered(lua.MessageBlob(m.Values))
 			require.NoError(w.T, err)
 			r, err := lua.Start(w.ctx(), w.Conn.Cmd, w.P, typ, []lua.StartGroup{{Group: d.Group, Jobs: []lua.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
 			require.NoError(w.T, err)

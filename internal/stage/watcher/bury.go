@@ -136,7 +136,7 @@ func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.E
 	}
 	var jobs []job
 	for _, e := range entries {
-		if d, err := lua.ParseDelivered(e.Get(lua.Field)); err == nil {
+		if d, err := lua.ParseDelivered(lua.EntryBlob(e.Fields)); err == nil {
 			jobs = append(jobs, job{d, e.ID})
 		}
 	}

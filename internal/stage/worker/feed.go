@@ -103,7 +103,7 @@ func (p *partition) read(ctx context.Context, room int) error {
 func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
 	tasks := make([]*task, 0, len(entries))
 	for _, e := range entries {
-		d, err := lua.ParseDelivered(e.Get(lua.Field))
+		d, err := lua.ParseDelivered(lua.EntryBlob(e.Fields))
 		if err == nil && d.Type != typ {
 			err = fmt.Errorf("its type is %q", d.Type)
 		}
