@@ -1,6 +1,7 @@
 package reducer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,10 +105,14 @@ func (s *State) Add(r Result) error {
 	}
 	s.scratch = s.plan.fields.find(r, s.values, s.scratch)
 	var errs []error
+	cloned := false
 	for i, acc := range s.accs {
 		if f := s.byField[i]; f != nil {
 			f.observe(r.Ordinal, s.values, s.plan.parts[i].slot)
 			continue
+		}
+		if !cloned { // for whoever keeps a part of it
+			r.Data, cloned = bytes.Clone(r.Data), true
 		}
 		if err := acc.Add(r); err != nil {
 			errs = append(errs, fmt.Errorf("add result %d to aggregate %q: %w", r.Ordinal, s.plan.specs[i].As, err))

@@ -6,17 +6,14 @@ package aggregator
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/crc32"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -32,11 +29,13 @@ type Config struct {
 }
 
 const (
-	readBatch = 50 // entries, each of up to 200 jobs
 	slotCount = 16 // parts of an aggregate
-	// What one script reduces at most: entries are taken together until they weigh this.
-	reduceBytes = 1 << 20
-	reduceLines = 2000
+	// Entries that are read at once, each of up to 200 jobs: more of them where one is behind and they are light.
+	readLeast, readMost = 50, 200
+	readLight           = 1 << 20 // bytes
+	// What came is reduced at once; then more is left to gather for so many times as long as that took, since what comes together costs less.
+	restTimes = 4
+	restMost  = 20 * time.Millisecond
 )
 
 // Aggregator is one process's aggregator, for all partitions.
@@ -62,7 +61,7 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 func (a *Aggregator) Run(ctx context.Context) error {
 	var runs []func(context.Context) error
 	for _, p := range a.space.All() {
-		part := &partition{Aggregator: a, p: p, reader: redisx.NewReader(a.conn, keyspace.GroupAggregator, a.id), known: map[string]*known{}}
+		part := &partition{Aggregator: a, p: p, reader: redisx.NewReader(a.conn, keyspace.GroupAggregator, a.id), count: readLeast, known: memory{groups: map[string]*known{}}}
 		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
@@ -82,39 +81,28 @@ type partition struct {
 	reader    *redisx.Reader
 	claimedAt time.Time
 	claimFrom string         // where the next claim looks on; "" is the beginning
+	count     int            // entries that the next read asks for
 	left      []redisx.Entry // read, but not reduced for an error
-	known     map[string]*known
+	known     memory
 }
 
-// known is what this process remembers of a group, so that it need not be read for each batch.
-type known struct {
-	plan    *reducer.Plan
-	tenant  string
-	version int64
-	state   []byte // encoded, of this process's slot
-	used    time.Time
-}
-
-// maxKnown bounds what is remembered.
-const maxKnown = 1000
-
-// step reduces one batch of entries.
+// step reduces one batch of entries and says how long others may gather.
 func (p *partition) step(ctx context.Context) (time.Duration, error) {
-	entries := p.left
+	entries, full := p.left, false
 	if len(entries) == 0 {
 		var err error
-		if entries, err = p.read(ctx); err != nil {
+		if entries, full, err = p.read(ctx); err != nil || len(entries) == 0 {
 			return 0, err
 		}
 	}
 	p.left = nil
+	began := time.Now()
 	parts := portions(entries)
 	for i, part := range parts {
 		err := p.reduce(ctx, part.group, part.entries)
 		if err == nil {
 			continue
 		}
-		delete(p.known, part.group)
 		if redisx.IsUnavailable(err) || ctx.Err() != nil {
 			for _, rest := range parts[i:] {
 				p.left = append(p.left, rest.entries...)
@@ -124,55 +112,42 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		// One group must not hold up the others: its entries stay pending and are claimed again.
 		p.tel.Log.Error("reduce failed, trying again later", "partition", p.p.Index(), "group", part.group, "error", err)
 	}
-	p.tidy()
-	return 0, nil
-}
-
-// portion is what one script reduces: entries of one group.
-type portion struct {
-	group        string
-	entries      []redisx.Entry
-	bytes, lines int
-}
-
-// portions sorts entries by group, in the order in which they came.
-func portions(entries []redisx.Entry) []*portion {
-	var all []*portion
-	open := map[string]*portion{}
-	for _, e := range entries {
-		group, lines := e.Get("g"), e.Get("l")
-		part := open[group]
-		if part == nil || part.bytes >= reduceBytes || part.lines >= reduceLines {
-			part = &portion{group: group}
-			open[group], all = part, append(all, part)
-		}
-		part.entries = append(part.entries, e)
-		part.bytes += len(lines)
-		part.lines += 1 + strings.Count(lines, "\n")
+	if full {
+		return 0, nil
 	}
-	return all
+	return min(restTimes*time.Since(began), restMost), nil
 }
 
-func (p *partition) read(ctx context.Context) ([]redisx.Entry, error) {
+// read delivers entries and says whether there are more.
+func (p *partition) read(ctx context.Context) (entries []redisx.Entry, full bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
 		claimed, err := p.claim(ctx)
 		if err != nil || len(claimed) > 0 {
-			return claimed, err
+			return claimed, true, err
 		}
 	}
-	batches, err := p.reader.Read(ctx, []string{p.p.ResultStream()}, readBatch, p.cfg.Block)
+	batches, err := p.reader.Read(ctx, []string{p.p.ResultStream()}, p.count, p.cfg.Block)
 	if err != nil || len(batches) == 0 {
-		return nil, err
+		return nil, false, err
 	}
-	return batches[0].Entries, nil
+	entries = batches[0].Entries
+	full = len(entries) == p.count
+	bytes := 0
+	for _, e := range entries {
+		bytes += len(e.Get("l"))
+	}
+	if p.count = readLeast; full && bytes < readLight {
+		p.count = min(2*len(entries), readMost)
+	}
+	return entries, full, nil
 }
 
 // claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed too: the
 // jobs' states let only one of both reduce it.
 func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
-		Stream: p.p.ResultStream(), Group: keyspace.GroupAggregator, Consumer: p.id, MinIdle: p.cfg.Lease, Start: cmp.Or(p.claimFrom, "0-0"), Count: readBatch,
+		Stream: p.p.ResultStream(), Group: keyspace.GroupAggregator, Consumer: p.id, MinIdle: p.cfg.Lease, Start: cmp.Or(p.claimFrom, "0-0"), Count: readLeast,
 	}).Result()
 	if redisx.IsNoGroup(err) {
 		return nil, nil // the read creates it
@@ -196,13 +171,6 @@ func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 	return entries, nil
 }
 
-// done is one job's result with its line.
-type done struct {
-	reducer.Result
-	line  string
-	trace string
-}
-
 // reduce merges a group's entries into this process's slot.
 func (p *partition) reduce(ctx context.Context, group string, entries []redisx.Entry) error {
 	began := time.Now()
@@ -221,6 +189,8 @@ func (p *partition) reduce(ctx context.Context, group string, entries []redisx.E
 		}
 		args := lua.ReduceArgs{Group: group, Slot: p.slot, Entries: ids}
 		if k != nil {
+			// Its state is changed from here on: it is only known again once that is stored.
+			p.known.forget(group)
 			if err := p.merge(k, jobs, &args); err != nil {
 				return err
 			}
@@ -232,18 +202,14 @@ func (p *partition) reduce(ctx context.Context, group string, entries []redisx.E
 		switch r.State {
 		case lua.ReduceOK:
 			if k != nil {
-				k.version, k.used = r.Version, time.Now()
-				if len(jobs) > 0 {
-					k.state = args.State
-				}
+				k.version, k.size = r.Version, len(args.State)
+				p.known.keep(group, k)
 				p.trace(ctx, k.tenant, group, jobs, began)
 			}
 			return nil
 		case lua.ReduceGone:
-			delete(p.known, group)
 			return nil
-		case lua.ReduceVersion:
-			delete(p.known, group)
+		case lua.ReduceVersion: // and again
 		case lua.ReduceBad:
 			p.tel.Log.Warn("left out results that are not to be reduced", "group", group, "ordinals", r.Bad)
 			jobs = slices.DeleteFunc(jobs, func(d done) bool { return slices.Contains(r.Bad, d.Ordinal) })
@@ -253,102 +219,28 @@ func (p *partition) reduce(ctx context.Context, group string, entries []redisx.E
 
 // merge computes the slot's next state.
 func (p *partition) merge(k *known, jobs []done, args *lua.ReduceArgs) error {
-	state := k.plan.New()
-	if len(k.state) > 0 {
-		var err error
-		if state, err = k.plan.Decode(k.state); err != nil {
-			return err
-		}
-	}
-	lines, leftOut, reason := make([]string, len(jobs)), 0, error(nil)
+	size, leftOut, reason := 0, 0, error(nil)
+	args.Ordinals = make([]int64, len(jobs))
 	for i := range jobs {
-		if err := state.Add(jobs[i].Result); err != nil {
+		if err := k.state.Add(jobs[i].Result); err != nil {
 			leftOut, reason = leftOut+1, err
 		}
-		lines[i] = jobs[i].line
-		args.Ordinals = append(args.Ordinals, jobs[i].Ordinal)
+		args.Ordinals[i] = jobs[i].Ordinal
+		size += len(jobs[i].line) + 1
 	}
 	if leftOut > 0 {
 		p.tel.Log.Warn("a reducer left results out", "group", args.Group, "results", leftOut, "last_error", reason)
 	}
-	encoded, err := state.Encode()
-	if err != nil {
-		return err
-	}
-	args.State, args.Lines, args.Version = encoded, []byte(strings.Join(lines, "\n")), k.version
-	return nil
-}
-
-// know reads what a group asked for and where this process's slot stands; nil when the group is gone.
-func (p *partition) know(ctx context.Context, group string) (*known, error) {
-	if k := p.known[group]; k != nil {
-		return k, nil
-	}
-	var meta, slot *redis.SliceCmd
-	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		meta = pipe.HMGet(ctx, p.p.Group(group), "status", "tenant", "aggregate")
-		slot = pipe.HMGet(ctx, p.p.Aggregate(group), "version:"+p.slot, "slot:"+p.slot)
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read group %s: %w", group, err)
-	}
-	text := func(v any) string { s, _ := v.(string); return s }
-	if text(meta.Val()[0]) == "" {
-		return nil, nil
-	}
-	plan, err := groups.Plan(p.reducers, text(meta.Val()[2]))
-	if err != nil {
-		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
-	}
-	k := &known{plan: plan, tenant: text(meta.Val()[1]), state: []byte(text(slot.Val()[1])), used: time.Now()}
-	k.version, _ = strconv.ParseInt(text(slot.Val()[0]), 10, 64)
-	p.known[group] = k
-	return k, nil
-}
-
-// tidy forgets the groups that were not used for longest.
-func (p *partition) tidy() {
-	if len(p.known) <= maxKnown {
-		return
-	}
-	cutoff := time.Now().Add(-10 * time.Second)
-	for g, k := range p.known {
-		if k.used.Before(cutoff) || len(p.known) > 2*maxKnown {
-			delete(p.known, g)
+	args.Lines = make([]byte, 0, size)
+	for i := range jobs {
+		if i > 0 {
+			args.Lines = append(args.Lines, '\n')
 		}
+		args.Lines = append(args.Lines, jobs[i].line...)
 	}
-}
-
-// parseEntries reads the results of one group's entries, by ascending ordinal.
-func parseEntries(entries []redisx.Entry) ([]done, error) {
-	var jobs []done
-	for _, e := range entries {
-		traces := map[int64]string{}
-		for line := range strings.SplitSeq(e.Get("t"), "\n") {
-			if ordinal, parent, ok := strings.Cut(line, " "); ok {
-				n, _ := strconv.ParseInt(ordinal, 10, 64)
-				traces[n] = parent
-			}
-		}
-		for line := range strings.SplitSeq(e.Get("l"), "\n") {
-			var r struct {
-				Ordinal    *int64          `json:"ordinal"`
-				DurationMS float64         `json:"duration_ms"`
-				Attempts   int             `json:"attempts"`
-				Data       json.RawMessage `json:"data"`
-			}
-			if err := json.Unmarshal([]byte(line), &r); err != nil || r.Ordinal == nil || *r.Ordinal < 0 {
-				return nil, fmt.Errorf("entry %s holds no result: a line of JSON with an ordinal is expected", e.ID)
-			}
-			jobs = append(jobs, done{
-				Result: reducer.Result{Ordinal: *r.Ordinal, Attempts: r.Attempts, DurationMS: r.DurationMS, Data: r.Data},
-				line:   line, trace: traces[*r.Ordinal],
-			})
-		}
-	}
-	slices.SortFunc(jobs, func(a, b done) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
-	return slices.CompactFunc(jobs, func(a, b done) bool { return a.Ordinal == b.Ordinal }), nil
+	encoded, err := k.state.Encode()
+	args.State, args.Version = encoded, k.version
+	return err
 }
 
 // setAside keeps entries that are no results for a person to look at, one by one, so that a good one among

@@ -32,3 +32,26 @@ func FuzzParseEntries(f *testing.F) {
 		}
 	})
 }
+
+// What is read without encoding/json is what encoding/json reads.
+func FuzzScanLine(f *testing.F) {
+	for _, data := range []string{
+		`null`, `true`, `"a\u00fc\"\n"`, `{}`, `[ ]`, `{"a":[1,-0.5e+7,{"b":false}],"c":""}`, `{"a" : [ 1 , 2 ] }`, `01`, `1.`, `-`, `{"a":1,}`, `[1 2]`, `"`, `"\x"`, "\"\xff\"", `tru`, ``,
+		strings.Repeat("[", 150) + strings.Repeat("]", 150),
+	} {
+		f.Add(`{"ordinal":7,"duration_ms":0.25,"attempts":1,"data":` + data + `}`)
+	}
+	f.Add(`{"ordinal":-0,"duration_ms":1e400,"attempts":1,"data":1}`)
+	f.Add(`{"ordinal":1,"duration_ms":1e-400,"attempts":9223372036854775808,"data":1}`)
+	f.Add(`{"ordinal":1.0,"duration_ms":01,"attempts":1,"data":1} `)
+	f.Add(`{"ordinal":1,"duration_ms":1,"attempts":1,"data":1,"ordinal":2}`)
+	f.Fuzz(func(t *testing.T, line string) {
+		scanned, ok := scanLine([]byte(line))
+		if !ok {
+			return
+		}
+		decoded, ok := decodeLine([]byte(line))
+		require.True(t, ok)
+		require.Equal(t, decoded, scanned)
+	})
+}

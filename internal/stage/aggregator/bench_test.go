@@ -1,0 +1,75 @@
+package aggregator
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// entriesOf are entries of 200 results each, of so many groups in turn.
+func entriesOf(n, groups int) []redisx.Entry {
+	entries := make([]redisx.Entry, n)
+	for i := range entries {
+		lines := make([]string, 200)
+		for j := range lines {
+			lines[j] = fmt.Sprintf(`{"ordinal":%d,"duration_ms":%d.%03d,"attempts":1,"data":{"id":"msg-%06d","accepted":true,"cost":0.%02d}}`, i*200+j, j%7, j, j, j%100)
+		}
+		entries[i] = redisx.Entry{ID: fmt.Sprintf("%d-1", i), Fields: []string{"g", fmt.Sprint("g", i%groups), "l", strings.Join(lines, "\n"), "t", ""}}
+	}
+	return entries
+}
+
+func perJob(b *testing.B, jobs int) {
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(jobs), "ns/job")
+}
+
+func BenchmarkParseEntries(b *testing.B) {
+	entries := entriesOf(1, 1)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := parseEntries(entries); err != nil {
+			b.Fatal(err)
+		}
+	}
+	perJob(b, 200)
+}
+
+func BenchmarkPortions(b *testing.B) {
+	entries := entriesOf(50, 10)
+	b.ReportAllocs()
+	for b.Loop() {
+		portions(entries)
+	}
+	perJob(b, 50*200)
+}
+
+// BenchmarkMerge is what a process computes for an entry of results of a group that it knows.
+func BenchmarkMerge(b *testing.B) {
+	for name, specs := range map[string][]reducer.Spec{
+		"count":        nil,
+		"sum":          {{As: "x", Op: "sum", Field: "data.cost"}},
+		"distribution": {{As: "x", Op: "distribution", Field: "duration_ms"}},
+		"collect":      {{As: "x", Op: "collect", Field: "data.id"}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			plan, err := reducer.NewRegistry().Compile(specs)
+			require.NoError(b, err)
+			k, p := &known{state: plan.New()}, &partition{}
+			jobs, err := parseEntries(entriesOf(1, 1))
+			require.NoError(b, err)
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := p.merge(k, jobs, &lua.ReduceArgs{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			perJob(b, 200)
+		})
+	}
+}
