@@ -16,56 +16,116 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// announce publishes what lies in the outbox. An event that is published twice, because its removal
+// How many events are announced together, and how many such batches at most before the rest of the work has its turn.
+const (
+	announceBatch  = 20
+	announceRounds = 25
+)
+
+// announce publishes what lies in the outbox, in its order. An event that is published twice, because its removal
 // failed, has the same id.
-func (p *partition) announce(ctx context.Context) (bool, error) {
-	entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", 50).Result()
-	if err != nil {
-		return false, fmt.Errorf("read outbox: %w", err)
-	}
-	for _, e := range entries {
-		event, err := p.event(ctx, e)
-		if redisx.IsUnavailable(err) || ctx.Err() != nil {
+func (p *partition) announce(ctx context.Context) (worked bool, err error) {
+	for range announceRounds {
+		entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", announceBatch).Result()
+		if err != nil {
+			return false, fmt.Errorf("read outbox: %w", err)
+		}
+		if len(entries) == 0 {
+			break
+		}
+		if err := p.announceAll(ctx, entries); err != nil {
 			return false, err
 		}
+		worked = true
+	}
+	return worked, nil
+}
+
+func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) error {
+	parts, err := p.parts(ctx, entries)
+	if err != nil {
+		return err
+	}
+	var msgs []*message.Message
+	var garbage []any
+	ids := make([]string, len(entries))
+	for i, e := range entries {
+		ids[i] = e.ID
+		event, err := p.event(e, parts)
 		if err == nil {
-			err = p.publish(event, event)
-			if _, unreadable := errors.AsType[*json.MarshalerError](err); err != nil && !unreadable {
-				return false, err
+			var msg *message.Message
+			if msg, err = encode(event, event); err == nil {
+				msgs = append(msgs, msg)
+				continue
 			}
 		}
-		_, clearErr := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-			if err != nil {
-				p.log.Warn("set an unreadable event aside", "entry", e.ID, "error", err)
-				pipe.LPush(ctx, p.p.Garbage(), fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
-				pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
-			}
-			pipe.XDel(ctx, p.p.Outbox(), e.ID)
-			return nil
-		})
-		if clearErr != nil {
-			return false, fmt.Errorf("clear outbox: %w", clearErr)
+		p.log.Warn("set an unreadable event aside", "entry", e.ID, "error", err)
+		garbage = append(garbage, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
+	}
+	if len(msgs) > 0 {
+		if err := p.events.Publish(p.space.Events(), msgs...); err != nil {
+			return fmt.Errorf("publish events from %s on: %w", msgs[0].UUID, err)
 		}
 	}
-	return len(entries) > 0, nil
+	_, err = p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+		if len(garbage) > 0 {
+			pipe.LPush(ctx, p.p.Garbage(), garbage...)
+			pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
+		}
+		pipe.XDel(ctx, p.p.Outbox(), ids...)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("clear outbox: %w", err)
+	}
+	return nil
 }
 
 // publish sends an event in the form that data has.
 func (p *partition) publish(e api.Event, data any) error {
-	encoded, err := json.Marshal(data)
+	msg, err := encode(e, data)
 	if err != nil {
-		return fmt.Errorf("encode event %s: %w", e.ID, err)
+		return err
 	}
-	msg := message.NewMessage(e.ID, encoded)
-	msg.Metadata.Set(redisx.FieldType, e.Type)
 	if err := p.events.Publish(p.space.Events(), msg); err != nil {
 		return fmt.Errorf("publish event %s: %w", e.ID, err)
 	}
 	return nil
 }
 
+func encode(e api.Event, data any) (*message.Message, error) {
+	encoded, err := json.Marshal(data)
+	if err != nil {
+		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
+	}
+	msg := message.NewMessage(e.ID, encoded)
+	msg.Metadata.Set(redisx.FieldType, e.Type)
+	return msg, nil
+}
+
+// groupParts are what a group's snapshot in the outbox lacks.
+type groupParts struct{ codes, aggregate *redis.MapStringStringCmd }
+
+// parts reads those of all groups in these entries.
+func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[string]groupParts, error) {
+	parts := map[string]groupParts{}
+	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for _, e := range entries {
+			id, _ := e.Values["group"].(string)
+			if _, ok := parts[id]; !ok {
+				parts[id] = groupParts{pipe.HGetAll(ctx, p.p.Codes(id)), pipe.HGetAll(ctx, p.p.Aggregate(id))}
+			}
+		}
+		return nil
+	})
+	if redisx.IsUnavailable(err) || ctx.Err() != nil {
+		return nil, err
+	}
+	return parts, nil // an error of one group is met with its event
+}
+
 // event shows the group as it was at the transition; its aggregate and codes do not change after the last.
-func (p *partition) event(ctx context.Context, e redis.XMessage) (api.Event, error) {
+func (p *partition) event(e redis.XMessage, parts map[string]groupParts) (api.Event, error) {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	var flat []string
 	if err := json.Unmarshal([]byte(text("snapshot")), &flat); err != nil {
@@ -76,19 +136,15 @@ func (p *partition) event(ctx context.Context, e redis.XMessage) (api.Event, err
 		hash[flat[i]] = flat[i+1]
 	}
 	id := text("group")
-	var codes, aggregate *redis.MapStringStringCmd
-	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		codes, aggregate = pipe.HGetAll(ctx, p.p.Codes(id)), pipe.HGetAll(ctx, p.p.Aggregate(id))
-		return nil
-	})
-	if err != nil {
+	group := parts[id]
+	if err := errors.Join(group.codes.Err(), group.aggregate.Err()); err != nil {
 		return api.Event{}, err
 	}
 	at, err := strconv.ParseInt(text("at"), 10, 64)
 	if err != nil {
 		return api.Event{}, fmt.Errorf("read time: %w", err)
 	}
-	view, err := p.store.View(hash, codes.Val(), aggregate.Val(), time.UnixMilli(at))
+	view, err := p.store.View(hash, group.codes.Val(), group.aggregate.Val(), time.UnixMilli(at))
 	if err != nil {
 		p.log.Warn("announced a group without its aggregate", "group", id, "error", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
@@ -197,20 +198,84 @@ func (p *partition) attend(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for groups to move: %w", err)
 	}
-	var full error
-	for _, id := range ids {
-		if err := p.move(ctx, id); redisx.IsOOM(err) {
-			full = err // it stays in attention; the others may advance all the same
-		} else if err != nil {
-			return false, err
-		}
-	}
-	return len(ids) > 0, full
+	return len(ids) > 0, p.moveAll(ctx, ids)
 }
 
-// move settles what is half done of a group and lets it advance. A group that spoils its own turn stays
+// moveAll settles what is half done of these groups and lets them advance. While memory is full some stay in attention; the others
+// advance all the same.
+func (p *partition) moveAll(ctx context.Context, ids []string) error {
+	half, err := p.halfDone(ctx, ids)
+	if err != nil {
+		return err
+	}
+	var full error
+	move := func(id string, half bool) error {
+		err := p.move(ctx, id, half)
+		if redisx.IsOOM(err) {
+			full, err = err, nil
+		}
+		return err
+	}
+	for _, id := range ids {
+		if err := move(id, half[id]); err != nil {
+			return err
+		}
+	}
+	// Of those that were cancelled or reopened meanwhile, the call for attention may be gone.
+	now, err := p.halfDone(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for id := range now {
+		if half[id] {
+			continue
+		}
+		if err := move(id, true); err != nil {
+			return err
+		}
+	}
+	return full
+}
+
+// halfDone says which groups' cancellation or reopening is not settled.
+func (p *partition) halfDone(ctx context.Context, ids []string) (map[string]bool, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	marks := make([]*redis.SliceCmd, len(ids))
+	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, id := range ids {
+			marks[i] = pipe.HMGet(ctx, p.p.Group(id), "sweep", "requeue")
+		}
+		return nil
+	})
+	if redisx.IsUnavailable(err) || ctx.Err() != nil {
+		return nil, fmt.Errorf("look for half done groups: %w", err)
+	}
+	half := map[string]bool{}
+	for i, id := range ids {
+		if v := marks[i].Val(); len(v) == 2 && (v[0] != nil || v[1] != nil) { // an error is met when it moves
+			half[id] = true
+		}
+	}
+	return half, nil
+}
+
+// move lets a group advance, after what is half done of it is settled. A group that spoils its own turn stays
 // behind and holds up nobody.
-func (p *partition) move(ctx context.Context, id string) error {
+func (p *partition) move(ctx context.Context, id string, half bool) error {
+	if half {
+		if err := p.settle(ctx, id); err != nil {
+			return err
+		}
+	}
+	if _, err := lua.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
+		return p.spoiled(ctx, id, err)
+	}
+	return nil
+}
+
+func (p *partition) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
 		func() (bool, error) { return lua.Sweep(ctx, p.conn.Cmd, p.p, id) },
 		func() (bool, error) { return lua.Requeue(ctx, p.conn.Cmd, p.p, id) },
@@ -224,9 +289,6 @@ func (p *partition) move(ctx context.Context, id string) error {
 				return err
 			}
 		}
-	}
-	if _, err := lua.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
-		return p.spoiled(ctx, id, err)
 	}
 	return nil
 }
@@ -248,10 +310,12 @@ func (p *partition) reconcile(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look at open groups: %w", err)
 	}
+	ids := make([]string, 0, len(page)/2)
 	for i := 0; i < len(page); i += 2 {
-		if err := p.move(ctx, page[i]); err != nil {
-			return false, err
-		}
+		ids = append(ids, page[i])
+	}
+	if err := p.moveAll(ctx, ids); err != nil {
+		return false, err
 	}
 	p.cursor, p.lookedAt = next, time.Now()
 	return next != 0, nil
