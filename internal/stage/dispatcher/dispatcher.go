@@ -33,6 +33,9 @@ type Config struct {
 	Journal    *journal.Journal // nil outside experiments
 }
 
+// gather is the least pause while jobs become due one after the other: what is due then goes together.
+const gather = 10 * time.Millisecond
+
 // How many jobs one script moves at most, how many entries of dead workers it takes back, and how often consumers are
 // looked through.
 const (
@@ -142,13 +145,17 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	p.cycles.Add(1)
 	p.cfg.Journal.Permits(r.AtUS, p.p.Index(), journal.Promote, "", r.Permits)
 	p.record(ctx, r, time.Since(began))
-	if r.Moved > 0 || released > 0 {
+	if released > 0 || r.Moved > 0 && r.Wait == 0 {
 		return 0, nil
+	}
+	least := time.Millisecond
+	if r.Moved > 0 {
+		least = gather
 	}
 	idle := time.Duration(-1)
 	for _, wait := range []time.Duration{next, r.Wait} {
 		if wait >= 0 && (idle < 0 || wait < idle) {
-			idle = max(wait, time.Millisecond)
+			idle = max(wait, least)
 		}
 	}
 	if idle > p.cfg.Interval {

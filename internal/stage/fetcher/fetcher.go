@@ -32,6 +32,9 @@ type Config struct {
 // maxBatch keeps one script under some milliseconds.
 const maxBatch = 200
 
+// typesEvery is how often the types are listed at most: a new one waits for so long beside others that have work.
+const typesEvery = 20 * time.Millisecond
+
 // askEvery is how often a fetcher asks for a larger part of the limit.
 const askEvery = 20 * time.Millisecond
 
@@ -122,7 +125,9 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		p.policy = true
 	}
 	// After a pause the work may be of a type that was not there before.
-	if p.paused || time.Since(p.typesAt) > p.cfg.Interval {
+	age := time.Since(p.typesAt)
+	if age > p.cfg.Interval || p.paused && age > typesEvery {
+		age = 0
 		types, err := stage.Types(ctx, p.conn, p.p)
 		if err != nil {
 			return 0, err
@@ -149,6 +154,9 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		p.emptyPoll.Add(1)
 		p.metrics.EmptyPoll()
 	}
+	if age > 0 { // it may be a new type that woke this one
+		idle = min(idle, typesEvery)
+	}
 	p.paused = idle > 0
 	return idle, nil
 }
@@ -163,9 +171,11 @@ func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, erro
 	if err != nil {
 		return r, err
 	}
-	p.batch[typ] = 0
-	if r.Moved == batch {
+	switch {
+	case r.Moved == batch:
 		p.batch[typ] = 2 * batch
+	case r.State == lua.AdmitEmpty:
+		p.batch[typ] = 0
 	}
 	p.record(ctx, typ, r)
 	p.askForMore(ctx, r)
