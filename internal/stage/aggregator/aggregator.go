@@ -98,6 +98,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	p.left = nil
 	began := time.Now()
 	parts := portions(entries)
+	p.meet(ctx, parts)
 	for i, part := range parts {
 		err := p.reduce(ctx, part.group, part.entries)
 		if err == nil {

@@ -3,6 +3,7 @@ package aggregator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
@@ -56,26 +57,63 @@ func (p *partition) know(ctx context.Context, group string) (*known, error) {
 	if k := p.known.groups[group]; k != nil {
 		return k, nil
 	}
-	var meta, slot *redis.SliceCmd
-	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		meta = pipe.HMGet(ctx, p.p.Group(group), "status", "tenant", "aggregate")
-		slot = pipe.HMGet(ctx, p.p.Aggregate(group), "version:"+p.slot, "slot:"+p.slot)
-		return nil
-	})
-	if err != nil {
+	var reads [1]groupRead
+	if _, err := p.conn.Cmd.Pipelined(ctx, p.readInto(ctx, reads[:], []string{group})); err != nil {
 		return nil, fmt.Errorf("read group %s: %w", group, err)
 	}
+	return p.decode(group, reads[0])
+}
+
+// meet reads at once what is not known of several groups. What fails is tried again, and told, when the group has its turn.
+func (p *partition) meet(ctx context.Context, parts []*portion) {
+	var fresh []string
+	for _, part := range parts {
+		if p.known.groups[part.group] == nil && !slices.Contains(fresh, part.group) {
+			fresh = append(fresh, part.group)
+		}
+	}
+	if len(fresh) < 2 {
+		return
+	}
+	reads := make([]groupRead, len(fresh))
+	_, _ = p.conn.Cmd.Pipelined(ctx, p.readInto(ctx, reads, fresh))
+	for i, group := range fresh {
+		if reads[i].meta.Err() != nil || reads[i].slot.Err() != nil {
+			continue
+		}
+		if k, err := p.decode(group, reads[i]); err == nil && k != nil {
+			p.known.keep(group, k)
+		}
+	}
+}
+
+// groupRead is what Redis tells of a group.
+type groupRead struct{ meta, slot *redis.SliceCmd }
+
+func (p *partition) readInto(ctx context.Context, reads []groupRead, ids []string) func(redis.Pipeliner) error {
+	return func(pipe redis.Pipeliner) error {
+		for i, id := range ids {
+			reads[i].meta = pipe.HMGet(ctx, p.p.Group(id), "status", "tenant", "aggregate")
+			reads[i].slot = pipe.HMGet(ctx, p.p.Aggregate(id), "version:"+p.slot, "slot:"+p.slot)
+		}
+		return nil
+	}
+}
+
+func (p *partition) decode(group string, r groupRead) (*known, error) {
 	text := func(v any) string { s, _ := v.(string); return s }
-	if text(meta.Val()[0]) == "" {
+	meta, slot := r.meta.Val(), r.slot.Val()
+	if text(meta[0]) == "" {
 		return nil, nil
 	}
-	plan, err := groups.Plan(p.reducers, text(meta.Val()[2]))
+	plan, err := groups.Plan(p.reducers, text(meta[2]))
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
 	}
-	k := &known{tenant: text(meta.Val()[1])}
-	k.version, _ = strconv.ParseInt(text(slot.Val()[0]), 10, 64)
-	if encoded := text(slot.Val()[1]); encoded == "" {
+	k := &known{tenant: text(meta[1])}
+	k.version, _ = strconv.ParseInt(text(slot[0]), 10, 64)
+	encoded := text(slot[1])
+	if k.size = len(encoded); encoded == "" {
 		k.state = plan.New()
 	} else if k.state, err = plan.Decode([]byte(encoded)); err != nil {
 		return nil, fmt.Errorf("group %s: %w", group, err)

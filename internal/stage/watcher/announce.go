@@ -16,10 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// How many events are announced together, and how many such batches at most before the rest of the work has its turn.
+// How many events are announced together, and how many such batches at most before the rest of the work has its turn: more than that work adds
+// at a time, so that the outbox doesn't grow.
 const (
 	announceBatch  = 20
-	announceRounds = 25
+	announceRounds = 50
 )
 
 // announce publishes what lies in the outbox, in its order. An event that is published twice, because its removal
