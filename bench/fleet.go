@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -30,8 +28,8 @@ type Fleet struct {
 	Conn *redisx.Conn
 	URL  string
 
-	redis *redisproc.Server // nil when it is not ours
-	procs []process
+	servers []*redisproc.Server // none when Redis is not ours
+	procs   []process
 }
 
 type process struct {
@@ -46,16 +44,18 @@ type FleetOptions struct {
 	Role     []string
 	RedisURL string         // "": a private redis-server
 	AOF      bool           // of the private one
+	Masters  int            // of a private cluster; up to 1: a single server
 	Env      []string       // NAME=value; wins over everything
 	Replicas map[string]int // of a role; 1 where it says nothing
 	Journal  string         // folder to which processes log permits and starts; "": none
+	Profile  string         // folder to which processes write CPU profiles; "": none
 }
 
 // plain is what a fleet sets in any case: addresses that collide with nothing, and the processor for drills.
 var plain = map[string]string{"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "warn", "BULKACTION_WORKER_TYPES": "NOOP"}
 
 // Overrides are the variables that differ from a fresh installation's. Those of this process's environment are not among
-// them: the fleet does not inherit them.
+// them: the fleet inherits neither them nor those of OpenTelemetry.
 func (o FleetOptions) Overrides() map[string]string {
 	all := maps.Clone(plain)
 	for _, kv := range o.Env {
@@ -72,11 +72,10 @@ var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher",
 func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
 	f := &Fleet{URL: o.RedisURL}
 	if f.URL == "" {
-		server, err := redisproc.Start(ctx, redisproc.Options{AOF: o.AOF})
-		if err != nil {
+		var err error
+		if f.servers, f.URL, err = startRedis(ctx, o.Masters, o.AOF); err != nil {
 			return nil, err
 		}
-		f.redis, f.URL = server, server.URL()
 	}
 	conn, err := redisx.Connect(ctx, redisx.Config{URL: f.URL, PoolMaxActive: 20, CommandTimeout: 10 * time.Second})
 	if err != nil {
@@ -84,8 +83,8 @@ func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
 	}
 	f.Conn = conn
 	for _, role := range roles {
-		for range max(1, o.Replicas[role]) {
-			if err := f.start(o, role); err != nil {
+		for i := range max(1, o.Replicas[role]) {
+			if err := f.start(o, role, i); err != nil {
 				return nil, errors.Join(err, f.Close())
 			}
 		}
@@ -93,13 +92,16 @@ func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
 	return f, nil
 }
 
-func (f *Fleet) start(o FleetOptions, role string) error {
+func (f *Fleet) start(o FleetOptions, role string, i int) error {
 	args := append(slices.Clone(o.Role[1:]), role)
 	if o.Journal != "" {
 		args = append(args, "--journal", o.Journal)
 	}
+	if o.Profile != "" {
+		args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
+	}
 	cmd := exec.Command(o.Role[0], args...) // #nosec G204: this program itself
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "BULKACTION_") })
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_") })
 	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.URL)
 	for name, value := range o.Overrides() {
 		cmd.Env = append(cmd.Env, name+"="+value)
@@ -124,57 +126,6 @@ func (f *Fleet) Check() error {
 	return nil
 }
 
-// Usage is the CPU time of all processes of the fleet and of this one, and of Redis, so far.
-func (f *Fleet) Usage(ctx context.Context) (processes, redisCPU time.Duration, err error) {
-	for _, p := range f.procs {
-		t, err := processCPU(p.PID())
-		if err != nil {
-			return 0, 0, err
-		}
-		processes += t
-	}
-	self, err := processCPU(os.Getpid())
-	if err != nil {
-		return 0, 0, err
-	}
-	var mu sync.Mutex
-	err = f.Conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
-		info, err := c.Info(ctx, "cpu").Result()
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		redisCPU += seconds(info, "used_cpu_user") + seconds(info, "used_cpu_sys")
-		return nil
-	})
-	return processes + self, redisCPU, err
-}
-
-func seconds(info, name string) time.Duration {
-	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(line, name+":"); ok {
-			s, _ := strconv.ParseFloat(strings.TrimSpace(v), 64)
-			return time.Duration(s * float64(time.Second))
-		}
-	}
-	return 0
-}
-
-// clockTick is what /proc counts CPU time in; it is 100 a second on every Linux that Go runs on.
-const clockTick = 10 * time.Millisecond
-
-func processCPU(pid int) (time.Duration, error) {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0, fmt.Errorf("read CPU time of process %d: %w: the bench needs Linux", pid, err)
-	}
-	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	user, err1 := strconv.ParseInt(fields[11], 10, 64)
-	sys, err2 := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
-}
-
 // stopGrace is how long a process may take to stop.
 const stopGrace = 15 * time.Second
 
@@ -195,14 +146,27 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
+// forget removes the keys of a run from a Redis that is not ours.
+func (f *Fleet) forget(ctx context.Context, prefix string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return f.Conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		keys := shard.Scan(ctx, 0, prefix+"*", 1000).Iterator()
+		for keys.Next(ctx) {
+			if err := shard.Unlink(ctx, keys.Val()).Err(); err != nil {
+				return err
+			}
+		}
+		return keys.Err()
+	})
+}
+
 // Close stops the processes and Redis.
 func (f *Fleet) Close() error {
 	errs := []error{f.Stop()}
 	if f.Conn != nil {
 		errs = append(errs, f.Conn.Close())
 	}
-	if f.redis != nil {
-		errs = append(errs, f.redis.Close())
-	}
+	errs = append(errs, closeAll(f.servers))
 	return errors.Join(errs...)
 }

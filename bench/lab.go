@@ -100,25 +100,10 @@ func startLab(ctx context.Context, o Options, s setup) (_ *lab, err error) {
 func (l *lab) close() {
 	_ = l.f.Stop() // its figures stand or have failed already
 	if l.borrowed != "" {
-		_ = l.forget(context.Background())
+		_ = l.f.forget(context.Background(), l.borrowed)
 	}
 	_ = l.f.Close()
 	_ = os.RemoveAll(l.journals)
-}
-
-// forget removes the run's keys from a Redis that is not ours.
-func (l *lab) forget(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	return l.f.Conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
-		keys := shard.Scan(ctx, 0, l.borrowed+"*", 1000).Iterator()
-		for keys.Next(ctx) {
-			if err := shard.Unlink(ctx, keys.Val()).Err(); err != nil {
-				return err
-			}
-		}
-		return keys.Err()
-	})
 }
 
 // perMessage is how many jobs one message carries.

@@ -53,7 +53,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 		return nil, err
 	}
 	defer l.close()
-	if err := l.awaitAPI(ctx, addr); err != nil {
+	if err := l.f.awaitAPI(ctx, addr); err != nil {
 		return nil, err
 	}
 	// Workers report how fast they are only when they have run something.
@@ -217,7 +217,7 @@ func freeAddr(ctx context.Context) (string, error) {
 }
 
 // awaitAPI waits until ingest answers.
-func (l *lab) awaitAPI(ctx context.Context, addr string) error {
+func (f *Fleet) awaitAPI(ctx context.Context, addr string) error {
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
 		if err != nil {
@@ -228,7 +228,7 @@ func (l *lab) awaitAPI(ctx context.Context, addr string) error {
 			resp.Body.Close()
 			return nil
 		}
-		if err := l.f.Check(); err != nil {
+		if err := f.Check(); err != nil {
 			return err
 		}
 		if err := redisx.Sleep(ctx, pollInterval); err != nil {

@@ -2,294 +2,305 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
 )
 
-// ThroughputOptions say how much is run.
+// ThroughputOptions say what is run.
 type ThroughputOptions struct {
 	FleetOptions
-	Jobs    int
-	Tenants int
-	Batch   int // jobs a message
-	Payload int // bytes
+	Jobs        int
+	Tenants     int
+	Groups      int // of each tenant
+	Batch       int // jobs a message
+	Payload     int // bytes
+	Partitions  int
+	Limits      bool    // each tenant has a limit of its own, which is counted and never reached
+	FailPercent float64 // of the jobs fail once and are retried
+	Sampling    float64 // part of the jobs that is traced, to a sink in this process; 0: no tracing
+	Ceiling     bool    // measure the least-work ceiling before and after
+	Brief       bool    // neither latency nor memory are measured
 }
 
 // Throughput is what came of it. Produced and processed happen at once.
 type Throughput struct {
-	Jobs                int               `json:"jobs"`
-	Tenants             int               `json:"tenants"`
-	ElapsedSeconds      float64           `json:"elapsed_seconds"`
-	JobsPerSecond       float64           `json:"jobs_per_second"`
-	RedisCPUPerJob      float64           `json:"redis_cpu_us_per_job"`
-	ProcessCPUPerJob    float64           `json:"process_cpu_us_per_job"` // all our processes, the producer included
-	BytesPerQueuedJob   float64           `json:"redis_bytes_per_queued_job"`
-	P50MS               float64           `json:"p50_ms"` // of a paced run's accepted to started
-	P99MS               float64           `json:"p99_ms"`
-	CommandsPerJob      float64           `json:"redis_commands_per_job"`
-	ProcessCPUByRole    map[string]any    `json:"process_cpu_us_per_job_by_role"`
-	Overrides           map[string]string `json:"overrides"`
-	PayloadBytes        int               `json:"payload_bytes"`
-	MessagesJobs        int               `json:"jobs_per_message"`
-	UnfinishedAfterWait int               `json:"-"`
+	Jobs              int                `json:"jobs"`
+	Tenants           int                `json:"tenants"`
+	ElapsedSeconds    float64            `json:"elapsed_seconds"` // from the first message to the last group COMPLETED, by Redis's clock
+	JobsPerSecond     float64            `json:"jobs_per_second"`
+	RedisCPUPerJob    float64            `json:"redis_cpu_us_per_job"`
+	ProcessCPUPerJob  float64            `json:"process_cpu_us_per_job"` // all our processes, the producer included
+	BytesPerQueuedJob float64            `json:"redis_bytes_per_queued_job"`
+	P50MS             float64            `json:"p50_ms"` // accepted to started at 100 jobs a second, to the ms; `bench latency` is more exact
+	P99MS             float64            `json:"p99_ms"`
+	CommandsPerJob    float64            `json:"redis_commands_per_job"` // those of scripts included
+	ProcessCPUByRole  map[string]float64 `json:"process_cpu_us_per_job_by_role"`
+	PeakMBByRole      map[string]float64 `json:"peak_rss_mb_by_role"`                      // of the largest process of each role
+	FirstTenth        float64            `json:"first_tenth_jobs_per_second,omitempty"`    // not where groups are many
+	LastTenth         float64            `json:"last_tenth_jobs_per_second,omitempty"`     //
+	MasterCommands    []float64          `json:"commands_share_by_master,omitempty"`       // of a cluster
+	MasterCPU         []float64          `json:"redis_cpu_us_per_job_by_master,omitempty"` //
+	Ceiling           *Ceiling           `json:"ceiling,omitempty"`                        // mean of before and after
+	CeilingRatio      float64            `json:"ceiling_ratio,omitempty"`                  // our speed to the ceiling's
+	TraceBytes        int64              `json:"trace_bytes,omitempty"`                    // that the sink was sent
+	Groups            int                `json:"groups_per_tenant"`
+	PayloadBytes      int                `json:"payload_bytes"`
+	MessagesJobs      int                `json:"jobs_per_message"`
+	Partitions        int                `json:"partitions"`
+	Masters           int                `json:"masters"`
+	AOF               bool               `json:"aof"`
+	Limits            bool               `json:"limits"`
+	FailPercent       float64            `json:"fail_percent"`
+	Sampling          float64            `json:"sampling"`
+	Replicas          map[string]int     `json:"replicas,omitempty"`
+	Overrides         map[string]string  `json:"overrides"`
 }
 
-// noLimit has the machine measured, and not its limit.
-const noLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
+const (
+	// noLimit has the machine measured, and not its limit.
+	noLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
+	// freeLimit is a tenant's own limit that nothing reaches.
+	freeLimit = 100_000_000
+	warmJobs  = 2000
+)
 
-// RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the jobs done so far.
-func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
-	o.Env = append(o.Env, noLimit)
-	out := Throughput{Jobs: o.Jobs, Tenants: o.Tenants, PayloadBytes: o.Payload, MessagesJobs: o.Batch, Overrides: o.Overrides()}
-	f, err := StartFleet(ctx, o.FleetOptions)
-	if err != nil {
-		return out, err
-	}
-	defer f.Close() //nolint:errcheck // the measurement stands or has failed already
-	space, err := keyspace.New("bulk-action:", 1)
-	if err != nil {
-		return out, err
-	}
-	b := &run{f: f, p: space.Partition(0), space: space, o: o, name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
-	if err := b.warmUp(ctx); err != nil {
-		return out, err
-	}
-	if out.BytesPerQueuedJob, err = b.queuedBytes(ctx); err != nil {
-		return out, err
-	}
-	before, redisBefore, err := f.Usage(ctx)
-	if err != nil {
-		return out, err
-	}
-	commands, err := b.commands(ctx)
-	if err != nil {
-		return out, err
-	}
-	roles := b.roleCPU()
-	began := time.Now()
-	produced := make(chan error, 1)
-	go func() { produced <- b.produce(ctx, o.Jobs) }()
-	if err := b.await(ctx, o.Jobs, produced, progress); err != nil {
-		return out, err
-	}
-	elapsed := time.Since(began)
-	after, redisAfter, err := f.Usage(ctx)
-	if err != nil {
-		return out, err
-	}
-	commandsAfter, err := b.commands(ctx)
-	if err != nil {
-		return out, err
-	}
-	per := func(d time.Duration) float64 {
-		return round(float64(d.Microseconds()) / float64(o.Jobs))
-	}
-	out.ElapsedSeconds, out.JobsPerSecond = round(elapsed.Seconds()), math.Round(float64(o.Jobs)/elapsed.Seconds())
-	out.ProcessCPUPerJob, out.RedisCPUPerJob = per(after-before), per(redisAfter-redisBefore)
-	out.CommandsPerJob = round(float64(commandsAfter-commands) / float64(o.Jobs))
-	out.ProcessCPUByRole = map[string]any{}
-	for role, cpu := range b.roleCPU() {
-		out.ProcessCPUByRole[role] = per(cpu - roles[role])
-	}
-	out.P50MS, out.P99MS, err = b.latency(ctx)
-	return out, err
-}
-
-type run struct {
-	f      *Fleet
-	p      keyspace.Partition
-	space  keyspace.Space
-	o      ThroughputOptions
-	name   string
-	groups []string
+// quickRetries has failed jobs come back at once: the work of a retry is measured, not the wait.
+var quickRetries = []string{
+	"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=1ms", "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1ms",
+	"BULKACTION_CONGESTION_BASE_BACKOFF=1ms", "BULKACTION_CONGESTION_MAX_BACKOFF=1ms",
 }
 
 func round(x float64) float64 { return math.Round(x*100) / 100 }
 
-// publish writes a message to the ingest stream.
-func (b *run) publish(ctx context.Context, pipe redis.Pipeliner, typ string, data any) error {
-	return publish(ctx, pipe, b.space, typ, data)
-}
-
-func publish(ctx context.Context, pipe redis.Pipeliner, space keyspace.Space, typ string, data any) error {
-	body, err := json.Marshal(data)
+// RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the jobs done so far.
+func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
+	o.Groups, o.Partitions = max(1, o.Groups), max(1, o.Partitions)
+	out := Throughput{
+		Jobs: o.Jobs, Tenants: o.Tenants, Groups: o.Groups, PayloadBytes: o.Payload, MessagesJobs: o.Batch, Partitions: o.Partitions,
+		Masters: max(1, o.Masters), AOF: o.AOF, Limits: o.Limits, FailPercent: o.FailPercent, Sampling: o.Sampling, Replicas: o.Replicas,
+	}
+	var traces *sink
+	env := []string{noLimit}
+	if o.FailPercent > 0 {
+		env = append(env, quickRetries...)
+	}
+	if o.Sampling > 0 {
+		var err error
+		if traces, err = startSink(ctx); err != nil {
+			return out, err
+		}
+		defer traces.close()
+		env = append(env, traces.env(o.Sampling)...)
+	}
+	b, err := startRun(ctx, &o.FleetOptions, env, o.Partitions)
 	if err != nil {
-		return err
+		return out, err
 	}
-	pipe.XAdd(ctx, &redis.XAddArgs{Stream: space.Ingest(), Values: []any{"type", typ, "data", body}})
-	return nil
+	defer b.close()
+	out.Overrides = o.Overrides()
+	b.p = newProducer(b.f.Conn, b.space, o)
+	if err := b.measure(ctx, o, &out, progress); err != nil {
+		return out, err
+	}
+	if out.PeakMBByRole, err = b.f.peaks(); err != nil {
+		return out, err
+	}
+	if !o.Brief {
+		if err := b.extras(ctx, &out); err != nil {
+			return out, err
+		}
+	}
+	if err := b.f.Stop(); err != nil { // profiles and traces are written by then
+		return out, err
+	}
+	if traces != nil {
+		out.TraceBytes = traces.bytes.Load()
+	}
+	return out, nil
 }
 
-type job struct {
-	Payload json.RawMessage `json:"payload"`
+// run is one run of a fleet.
+type run struct {
+	f        *Fleet
+	space    keyspace.Space
+	p        *producer
+	name     string
+	borrowed string // prefix of the keys that are removed in the end, on a Redis that is not ours
 }
 
-// produce publishes a group a tenant, its jobs in messages, in turn among the tenants.
-func (b *run) produce(ctx context.Context, jobs int) error {
-	payload := json.RawMessage("{}")
-	if b.o.Payload > 2 {
-		payload = json.RawMessage(`{"pad":"` + strings.Repeat("x", max(1, b.o.Payload-10)) + `"}`)
+// startRun starts a fleet with env, over which the options' own wins.
+func startRun(ctx context.Context, o *FleetOptions, env []string, partitions int) (*run, error) {
+	b := &run{name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
+	prefix := "bulk-action:"
+	if o.RedisURL != "" { // side by side with whatever lies there
+		b.borrowed = "bulk-action-bench-" + b.name + ":"
+		prefix = b.borrowed
+		env = append(env, "BULKACTION_KEY_PREFIX="+prefix)
 	}
-	pipe := b.f.Conn.Cmd.Pipeline()
-	left := make([]int, b.o.Tenants)
-	for i := range left {
-		id := fmt.Sprintf("%s-%d", b.name, i)
-		left[i] = jobs*(i+1)/b.o.Tenants - jobs*i/b.o.Tenants
-		b.groups = append(b.groups, id)
-		if err := b.publish(ctx, pipe, "group.submit", map[string]any{"id": id, "tenant": fmt.Sprintf("tenant-%d", i), "type": "NOOP", "total": left[i]}); err != nil {
+	if partitions > 1 {
+		env = append(env, "BULKACTION_PARTITIONS="+strconv.Itoa(partitions))
+	}
+	o.Env = append(env, o.Env...)
+	var err error
+	if b.space, err = keyspace.New(prefix, partitions); err != nil {
+		return nil, err
+	}
+	b.f, err = StartFleet(ctx, *o)
+	return b, err
+}
+
+func (b *run) close() {
+	_ = b.f.Stop() // the measurement stands or has failed already
+	if b.borrowed != "" {
+		_ = b.f.forget(context.Background(), b.borrowed)
+	}
+	_ = b.f.Close()
+}
+
+// measure is the run itself.
+func (b *run) measure(ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int)) error {
+	groups := share(b.name, o.Jobs, o.Tenants, o.Groups)
+	if o.Limits {
+		if err := b.limit(ctx, o.Tenants); err != nil {
 			return err
 		}
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("produce: %w", err)
+	if _, err := b.through(ctx, share(b.name+"-warm", warmJobs, 1, 1), nil); err != nil {
+		return fmt.Errorf("warm up: %w", err)
 	}
-	batch := make([]job, b.o.Batch)
-	for i := range batch {
-		batch[i].Payload = payload
-	}
-	for open := true; open; {
-		open = false
-		n := 0
-		for i := range left {
-			k := min(left[i], b.o.Batch)
-			if k == 0 {
-				continue
-			}
-			open = true
-			left[i] -= k
-			if err := b.publish(ctx, pipe, "jobs.append", map[string]any{"group": b.groups[i], "jobs": batch[:k]}); err != nil {
-				return err
-			}
-			if n++; n%20 == 0 {
-				if _, err := pipe.Exec(ctx); err != nil {
-					return fmt.Errorf("produce: %w", err)
-				}
-			}
+	var before Ceiling
+	var err error
+	if o.Ceiling {
+		if before, err = ceiling(ctx, b.f.Conn, o.Jobs, o.Payload); err != nil {
+			return err
 		}
-		if pipe.Len() > 0 {
-			if _, err := pipe.Exec(ctx); err != nil {
-				return fmt.Errorf("produce: %w", err)
-			}
+	}
+	start, err := b.f.used(ctx)
+	if err != nil {
+		return err
+	}
+	began, err := b.f.Conn.Cmd.Time(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("ask for Redis's time: %w", err)
+	}
+	w, err := b.through(ctx, groups, progress)
+	if err != nil {
+		return err
+	}
+	end, err := b.f.used(ctx)
+	if err != nil {
+		return err
+	}
+	out.fill(end.since(start), time.UnixMilli(w.end).Sub(began))
+	out.FirstTenth, out.LastTenth = tenths(w.samples, o.Jobs)
+	if o.Profile != "" {
+		if err := os.WriteFile(filepath.Join(o.Profile, "commandstats.txt"), []byte(end.since(start).redis().table(o.Jobs)), 0o644); err != nil {
+			return err
+		}
+	}
+	if o.Ceiling {
+		after, err := ceiling(ctx, b.f.Conn, o.Jobs, o.Payload)
+		if err != nil {
+			return err
+		}
+		out.Ceiling = before.mean(after)
+		out.CeilingRatio = ratio(out.JobsPerSecond, out.Ceiling.JobsPerSecond)
+	}
+	return nil
+}
+
+// fill computes what is per job.
+func (t *Throughput) fill(u used, elapsed time.Duration) {
+	t.ElapsedSeconds, t.JobsPerSecond = precise(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
+	all := u.redis()
+	t.RedisCPUPerJob, t.ProcessCPUPerJob = perJob(all.cpu, t.Jobs), perJob(u.processes(), t.Jobs)
+	t.CommandsPerJob = round(float64(all.commands) / float64(t.Jobs))
+	t.ProcessCPUByRole = map[string]float64{}
+	for role, cpu := range u.roles {
+		t.ProcessCPUByRole[role] = perJob(cpu, t.Jobs)
+	}
+	if len(u.masters) > 1 {
+		for _, m := range u.masters {
+			t.MasterCommands = append(t.MasterCommands, ratio(float64(m.commands), float64(all.commands)))
+			t.MasterCPU = append(t.MasterCPU, perJob(m.cpu, t.Jobs))
+		}
+	}
+}
+
+// through sends groups through the fleet, produced and processed at once.
+func (b *run) through(ctx context.Context, groups []group, progress func(int)) (*follower, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	produced, gone := make(chan error, 1), make(chan struct{})
+	w := follow(b.f, b.space, groups, progress)
+	go func() {
+		defer close(gone)
+		err := b.p.create(ctx, groups, nil)
+		if err == nil {
+			err = b.p.fill(ctx, groups)
+		}
+		produced <- err
+	}()
+	err := w.wait(ctx, produced)
+	cancel()
+	<-gone
+	return w, err
+}
+
+// limit gives tenants limits of their own.
+func (b *run) limit(ctx context.Context, tenants int) error {
+	rps := float64(freeLimit)
+	for i := range tenants {
+		name := fmt.Sprintf("tenant-%d", i)
+		if err := lua.SetTenant(ctx, b.f.Conn.Cmd, b.space.OfTenant(name), name, lua.TenantSettings{RPS: &rps}); err != nil {
+			return fmt.Errorf("set limit of tenant %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// await waits until every group has completed.
-func (b *run) await(ctx context.Context, jobs int, produced <-chan error, progress func(int)) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for n := 0; ; n++ {
-		select {
-		case err := <-produced:
-			if err != nil {
-				return err
-			}
-			produced = nil
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-		if produced != nil {
-			continue
-		}
-		cmds := make([]*redis.SliceCmd, len(b.groups))
-		_, err := b.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for i, id := range b.groups {
-				cmds[i] = pipe.HMGet(ctx, b.p.Group(id), "status", "done")
-			}
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("await the end: %w", err)
-		}
-		done, completed := 0, 0
-		for _, c := range cmds {
-			status, _ := c.Val()[0].(string)
-			count, _ := c.Val()[1].(string)
-			k, _ := strconv.Atoi(count)
-			done += k
-			if status == string(api.StatusCompleted) {
-				completed++
-			}
-		}
-		if progress != nil {
-			progress(done)
-		}
-		if completed == len(b.groups) {
-			if done != jobs {
-				return fmt.Errorf("all groups are completed with %d jobs done of %d", done, jobs)
-			}
-			return nil
-		}
-		if n%50 == 49 {
-			if err := b.f.Check(); err != nil {
-				return err
-			}
-		}
+// extras are the figures of a fleet that is otherwise idle.
+func (b *run) extras(ctx context.Context, out *Throughput) error {
+	const rate, singles = 100, 300
+	paced, err := b.paced(ctx, rate, singles)
+	if err != nil {
+		return err
 	}
+	waits, err := b.waits(ctx, paced)
+	if err != nil {
+		return err
+	}
+	out.P50MS, out.P99MS = percentile(waits, 50), percentile(waits, 99)
+	out.BytesPerQueuedJob, err = b.queuedBytes(ctx)
+	return err
 }
 
-// warmUp runs some jobs before anything is measured.
-func (b *run) warmUp(ctx context.Context) error {
-	w := *b
-	w.name, w.groups, w.o.Tenants, w.o.Jobs = b.name+"-warm", nil, 1, 2000
-	produced := make(chan error, 1)
-	go func() { produced <- w.produce(ctx, w.o.Jobs) }()
-	return w.await(ctx, w.o.Jobs, produced, nil)
-}
-
-// queuedBytes measures what a queued job takes: jobs of a group that may not start yet.
+// queuedBytes is the memory of a queued job: of a group that may not start yet.
 func (b *run) queuedBytes(ctx context.Context) (float64, error) {
-	const jobs = 20000
-	used := func() (int64, error) {
-		info, err := b.f.Conn.Cmd.Info(ctx, "memory").Result()
-		if err != nil {
-			return 0, fmt.Errorf("measure memory: %w", err)
-		}
-		for line := range strings.Lines(info) {
-			if v, ok := strings.CutPrefix(line, "used_memory:"); ok {
-				return strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-			}
-		}
-		return 0, nil
-	}
-	before, err := used()
+	const jobs = 20_000
+	before, err := b.f.used(ctx)
 	if err != nil {
 		return 0, err
 	}
-	id := b.name + "-queued"
-	pipe := b.f.Conn.Cmd.Pipeline()
-	if err := b.publish(ctx, pipe, "group.submit", map[string]any{"id": id, "tenant": id, "type": "NOOP", "run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}); err != nil {
+	groups := []group{{id: b.name + "-queued", tenant: "queued", jobs: jobs}}
+	if err := b.p.create(ctx, groups, map[string]any{"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}); err != nil {
 		return 0, err
 	}
-	payload := json.RawMessage(`{"pad":"` + strings.Repeat("x", max(1, b.o.Payload-10)) + `"}`)
-	batch := slices.Repeat([]job{{payload}}, 500)
-	for range jobs / len(batch) {
-		if err := b.publish(ctx, pipe, "jobs.append", map[string]any{"group": id, "jobs": batch}); err != nil {
-			return 0, err
-		}
+	if err := b.p.fill(ctx, groups); err != nil {
+		return 0, err
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return 0, fmt.Errorf("measure memory: %w", err)
-	}
-	for {
-		n, err := b.f.Conn.Cmd.HGet(ctx, b.p.Group(id), "accepted").Int()
-		if err != nil && !errors.Is(err, redis.Nil) {
-			return 0, fmt.Errorf("measure memory: %w", err)
-		}
+	key := b.space.OfTenant(groups[0].tenant).Group(groups[0].id)
+	for giveUp := time.Now().Add(stalled); ; {
+		n, _ := b.f.Conn.Cmd.HGet(ctx, key, "accepted").Int() // an error comes again from XLen, or the group is not there yet
 		left, err := b.f.Conn.Cmd.XLen(ctx, b.space.Ingest()).Result()
 		if err != nil {
 			return 0, fmt.Errorf("measure memory: %w", err)
@@ -297,78 +308,19 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 		if n == jobs && left == 0 {
 			break
 		}
-		if err := redisx.Sleep(ctx, 20*time.Millisecond); err != nil {
+		if time.Now().After(giveUp) {
+			return 0, errors.New("measure memory: the jobs were not accepted")
+		}
+		if err := redisx.Sleep(ctx, pollInterval); err != nil {
 			return 0, err
 		}
 	}
-	after, err := used()
+	after, err := b.f.used(ctx)
 	if err != nil {
 		return 0, err
 	}
-	pipe = b.f.Conn.Cmd.Pipeline()
-	if err := b.publish(ctx, pipe, "group.cancel", map[string]any{"group": id}); err != nil {
-		return 0, err
-	}
-	_, err = pipe.Exec(ctx)
-	return round(float64(after-before) / jobs), err
+	return round(float64(after.since(before).redis().memory) / jobs), nil
 }
 
-func (b *run) commands(ctx context.Context) (int64, error) {
-	info, err := b.f.Conn.Cmd.Info(ctx, "stats").Result()
-	if err != nil {
-		return 0, fmt.Errorf("count commands: %w", err)
-	}
-	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(line, "total_commands_processed:"); ok {
-			return strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-		}
-	}
-	return 0, nil
-}
-
-func (b *run) roleCPU() map[string]time.Duration {
-	out := map[string]time.Duration{}
-	for _, p := range b.f.procs {
-		cpu, err := processCPU(p.PID())
-		if err == nil {
-			out[p.role] += cpu
-		}
-	}
-	return out
-}
-
-// latency paces single jobs and reads from their groups when they were accepted and started.
-func (b *run) latency(ctx context.Context) (p50, p99 float64, err error) {
-	const n = 300
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("%s-single-%d", b.name, i)
-		pipe := b.f.Conn.Cmd.Pipeline()
-		if err := b.publish(ctx, pipe, "group.submit", map[string]any{"id": ids[i], "tenant": "single", "type": "NOOP", "seal": true, "jobs": []job{{json.RawMessage("{}")}}}); err != nil {
-			return 0, 0, err
-		}
-		if _, err := pipe.Exec(ctx); err != nil {
-			return 0, 0, fmt.Errorf("measure latency: %w", err)
-		}
-		if err := redisx.Sleep(ctx, 10*time.Millisecond); err != nil {
-			return 0, 0, err
-		}
-	}
-	one := *b
-	one.groups = ids
-	if err := one.await(ctx, n, nil, nil); err != nil {
-		return 0, 0, err
-	}
-	waits := make([]float64, n)
-	for i, id := range ids {
-		v, err := b.f.Conn.Cmd.HMGet(ctx, b.p.Group(id), "at:created", "started").Result()
-		if err != nil {
-			return 0, 0, fmt.Errorf("measure latency: %w", err)
-		}
-		created, _ := strconv.ParseFloat(fmt.Sprint(v[0]), 64)
-		started, _ := strconv.ParseFloat(fmt.Sprint(v[1]), 64)
-		waits[i] = started - created
-	}
-	slices.Sort(waits)
-	return waits[n/2], waits[n*99/100], nil
-}
+// Roles are those that may have several processes.
+func Roles() []string { return slices.Clone(roles) }

@@ -16,7 +16,8 @@ import (
 func newBench(r *Root) *cobra.Command {
 	set := new(variables)
 	cmd := family("bench", "Measure the system: real processes on a private redis-server",
-		newBenchThroughput(r, set), newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
+		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set), newBenchPerformance(r, set),
+		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
 	cmd.Long = "Measure the system: real processes on a private redis-server, with the defaults of a fresh installation. What differs is in the\n" +
 		"JSON's overrides; BULKACTION_ variables of the environment are not passed on, --set is."
 	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil, "a variable of the processes, NAME=VALUE without BULKACTION_; may be repeated")
@@ -78,56 +79,4 @@ func (r *Root) experiment(o *bench.Options, set *variables) (done func(), err er
 		bar.set(done, max(total, 1))
 	}
 	return bar.stop, nil
-}
-
-func newBenchThroughput(r *Root, set *variables) *cobra.Command {
-	var o bench.ThroughputOptions
-	cmd := &cobra.Command{
-		Use:   "throughput",
-		Short: "No-op jobs through all six roles, produced and processed at once",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			for name, n := range map[string]int{"--jobs": o.Jobs, "--tenants": o.Tenants, "--batch": o.Batch} {
-				if n < 1 {
-					return usagef("%s %d: must be at least 1", name, n)
-				}
-			}
-			env, err := set.env()
-			if err != nil {
-				return err
-			}
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find this program: %w", err)
-			}
-			o.Env = env
-			o.Role = []string{self, "role"}
-			bar := r.newBar("jobs", int64(o.Jobs))
-			result, err := bench.RunThroughput(cmd.Context(), o, func(done int) { bar.set(int64(done), int64(o.Jobs)) })
-			bar.stop()
-			if err != nil {
-				return err
-			}
-			if r.JSON {
-				return r.Print(result)
-			}
-			t := newTable(r.Out)
-			t.row("jobs", thousands(int64(result.Jobs)))
-			t.row("jobs a second", thousands(int64(result.JobsPerSecond)))
-			t.row("Redis CPU", fmt.Sprintf("%.1f µs a job", result.RedisCPUPerJob))
-			t.row("process CPU", fmt.Sprintf("%.1f µs a job, the producer included", result.ProcessCPUPerJob))
-			t.row("Redis commands", fmt.Sprintf("%.2f a job", result.CommandsPerJob))
-			t.row("Redis memory", fmt.Sprintf("%.0f bytes a queued job of %d bytes", result.BytesPerQueuedJob, result.PayloadBytes))
-			t.row("accepted to started", fmt.Sprintf("p50 %.0f ms, p99 %.0f ms, one job at a time", result.P50MS, result.P99MS))
-			return t.flush()
-		},
-	}
-	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 100_000, "jobs in all")
-	f.IntVar(&o.Tenants, "tenants", 10, "tenants, a group each")
-	f.IntVar(&o.Batch, "batch", 500, "jobs a message")
-	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
-	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
-	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
-	return cmd
 }

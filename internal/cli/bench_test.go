@@ -33,7 +33,7 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench limits --set BULKACTION_BACKPRESSURE_LIMITER=token", "the bench sets this itself"},
 		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
 		{"bench fairness extra", `unknown command "extra"`},
-		{"bench", "bench needs to know what to do: throughput, congestion, limits, fairness"},
+		{"bench", "bench needs to know what to do: throughput, latency, ceiling, big, performance, congestion, limits, fairness"},
 		{"bench foo", `unknown command "foo"`},
 		{"bench throughput --set WORKER_COUNTS=4", "--set BULKACTION_WORKER_COUNTS: there is no such variable; did you mean BULKACTION_WORKER_COUNT?"},
 		{"bench congestion --set XYZZY=4", "--set BULKACTION_XYZZY: there is no such variable; docs/configuration.md"},

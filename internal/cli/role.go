@@ -2,7 +2,10 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
+	"runtime/pprof"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +16,7 @@ import (
 
 // newRole is how the bench runs real processes without building six binaries.
 func newRole(*Root) *cobra.Command {
-	var dir string
+	var dir, profile string
 	cmd := &cobra.Command{
 		Use:       "role NAME",
 		Short:     "Run one role as a process, as its own binary does",
@@ -22,11 +25,12 @@ func newRole(*Root) *cobra.Command {
 		ValidArgs: roles.Names,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main reads flags from behind the program's name
-			app.Main(args[0], journaled(dir, roles.ByName(args[0])))
+			app.Main(args[0], profiled(profile, journaled(dir, roles.ByName(args[0]))))
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&dir, "journal", "", "folder to which permits and starts are logged, for experiments")
+	cmd.Flags().StringVar(&profile, "cpuprofile", "", "file to which a CPU profile of the whole run is written")
 	return cmd
 }
 
@@ -42,5 +46,26 @@ func journaled(dir string, run roles.Role) roles.Role {
 		}
 		p.OnStop("journal", func(context.Context) error { return j.Close() })
 		return run(journal.With(ctx, j), p)
+	}
+}
+
+// profiled has a role write a CPU profile to a file, if any.
+func profiled(name string, run roles.Role) roles.Role {
+	if name == "" {
+		return run
+	}
+	return func(ctx context.Context, p *app.Process) error {
+		file, err := os.Create(name)
+		if err != nil {
+			return fmt.Errorf("write CPU profile: %w", err)
+		}
+		if err := pprof.StartCPUProfile(file); err != nil {
+			return errors.Join(fmt.Errorf("write CPU profile: %w", err), file.Close())
+		}
+		p.OnStop("CPU profile", func(context.Context) error {
+			pprof.StopCPUProfile()
+			return file.Close()
+		})
+		return run(ctx, p)
 	}
 }

@@ -1,0 +1,180 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// BigOptions say how big one group is.
+type BigOptions struct {
+	FleetOptions
+	Jobs     int
+	Payload  int            // bytes
+	Progress func(done int) // may be nil
+}
+
+// Big is one group from a file over HTTP, uploaded and processed at once, and its results read back.
+type Big struct {
+	Jobs           int                `json:"jobs"`
+	PayloadBytes   int                `json:"payload_bytes"`
+	FileMB         float64            `json:"file_mb"`
+	UploadSeconds  float64            `json:"upload_seconds"`
+	ElapsedSeconds float64            `json:"elapsed_seconds"` // from the first request to COMPLETED
+	JobsPerSecond  float64            `json:"jobs_per_second"`
+	FirstTenth     float64            `json:"first_tenth_jobs_per_second"` // of the jobs
+	LastTenth      float64            `json:"last_tenth_jobs_per_second"`
+	SteadyRatio    float64            `json:"steady_ratio"` // the last to the first
+	PeakMBByRole   map[string]float64 `json:"peak_rss_mb_by_role"`
+	PeakMB         float64            `json:"peak_rss_mb"`            // of the largest of our processes, with the producer and without Redis
+	Results        int                `json:"results"`                // lines that were read back
+	ResultsSeconds float64            `json:"results_seconds"`        //
+	ProcessCPU     float64            `json:"process_cpu_us_per_job"` // the producer included
+	RedisCPU       float64            `json:"redis_cpu_us_per_job"`
+	Overrides      map[string]string  `json:"overrides"`
+}
+
+// RunBig runs one big group.
+func RunBig(ctx context.Context, o BigOptions) (Big, error) {
+	out := Big{Jobs: o.Jobs, PayloadBytes: o.Payload}
+	dir, err := os.MkdirTemp("", "bulkaction-big-")
+	if err != nil {
+		return out, fmt.Errorf("make a folder for the file: %w", err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
+	file := filepath.Join(dir, "jobs.ndjson")
+	if out.FileMB, err = writeJobs(file, o.Jobs, o.Payload); err != nil {
+		return out, fmt.Errorf("write the file: %w", err)
+	}
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return out, err
+	}
+	b, err := startRun(ctx, &o.FleetOptions, []string{noLimit, "BULKACTION_API_ADDR=" + addr}, 1)
+	if err != nil {
+		return out, err
+	}
+	defer b.close()
+	out.Overrides = o.Overrides()
+	b.p = newProducer(b.f.Conn, b.space, ThroughputOptions{Batch: perMessage, Payload: o.Payload})
+	if _, err := b.through(ctx, share(b.name+"-warm", warmJobs, 1, 1), nil); err != nil {
+		return out, fmt.Errorf("warm up: %w", err)
+	}
+	if err := b.f.awaitAPI(ctx, addr); err != nil {
+		return out, err
+	}
+	before, err := b.f.used(ctx)
+	if err != nil {
+		return out, err
+	}
+	if err := b.big(ctx, client.NewAPI("http://"+addr), file, &out, o.Progress); err != nil {
+		return out, err
+	}
+	after, err := b.f.used(ctx)
+	if err != nil {
+		return out, err
+	}
+	u := after.since(before)
+	out.ProcessCPU, out.RedisCPU = perJob(u.processes(), o.Jobs), perJob(u.redis().cpu, o.Jobs)
+	if out.Results, out.ResultsSeconds, err = readResults(ctx, client.NewAPI("http://"+addr), b.name); err != nil {
+		return out, err
+	}
+	if out.PeakMBByRole, err = b.f.peaks(); err != nil {
+		return out, err
+	}
+	for role, mb := range out.PeakMBByRole {
+		if role != redisRole {
+			out.PeakMB = max(out.PeakMB, mb)
+		}
+	}
+	return out, nil
+}
+
+// writeJobs writes a job a line.
+func writeJobs(name string, jobs, payload int) (mb float64, err error) {
+	file, err := os.Create(name)
+	if err != nil {
+		return 0, err
+	}
+	w := bufio.NewWriter(file)
+	line := append(encodeJob(payload, `"result":{"cost":2},`), '\n')
+	for range jobs {
+		_, _ = w.Write(line) // its error comes again from Flush
+	}
+	return round(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
+}
+
+// big uploads the file while its jobs run, and waits for their end.
+func (b *run) big(ctx context.Context, c *client.API, name string, out *Big, progress func(int)) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g := group{id: b.name, tenant: "big", jobs: out.Jobs}
+	began, err := b.f.Conn.Cmd.Time(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("ask for Redis's time: %w", err)
+	}
+	w := follow(b.f, b.space, []group{g}, progress)
+	cost := client.Aggregate{As: "cost", Op: "sum", Field: "data.cost"}
+	if _, err := c.Submit(ctx, client.Group{ID: g.id, Tenant: g.tenant, Type: "NOOP", Aggregate: []client.Aggregate{cost}}); err != nil {
+		return err
+	}
+	uploaded, gone := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(gone)
+		uploaded <- upload(ctx, c, g, file, out)
+	}()
+	err = w.wait(ctx, uploaded)
+	cancel()
+	<-gone
+	if err != nil {
+		return err
+	}
+	elapsed := time.UnixMilli(w.end).Sub(began)
+	out.ElapsedSeconds, out.JobsPerSecond = precise(elapsed.Seconds()), math.Round(float64(out.Jobs)/elapsed.Seconds())
+	out.FirstTenth, out.LastTenth = tenths(w.samples, out.Jobs)
+	out.SteadyRatio = ratio(out.LastTenth, out.FirstTenth)
+	return nil
+}
+
+func upload(ctx context.Context, c *client.API, g group, file *os.File, out *Big) error {
+	began := time.Now()
+	appended, err := c.AppendNDJSON(ctx, g.id, file)
+	if err != nil {
+		return err
+	}
+	out.UploadSeconds = precise(time.Since(began).Seconds())
+	if int(appended.Accepted) != g.jobs {
+		return fmt.Errorf("upload the file: %d jobs were accepted of %d", appended.Accepted, g.jobs)
+	}
+	_, err = c.Seal(ctx, g.id, nil)
+	return err
+}
+
+// readResults reads a group's results as NDJSON, and counts those that bear what its jobs asked for.
+func readResults(ctx context.Context, c *client.API, id string) (n int, seconds float64, err error) {
+	began := time.Now()
+	for result, err := range c.Results(ctx, id) {
+		if err != nil {
+			return n, 0, err
+		}
+		if isCost(result) {
+			n++
+		}
+	}
+	return n, precise(time.Since(began).Seconds()), nil
+}
+
+func isCost(r api.Result) bool { return string(r.Data) == `{"cost":2}` }

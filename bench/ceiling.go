@@ -1,0 +1,154 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// CeilingOptions say how much is run on which Redis.
+type CeilingOptions struct {
+	RedisURL string // "": a private redis-server
+	AOF      bool   // of the private one
+	Jobs     int
+	Payload  int // bytes
+}
+
+// Ceiling is the least work that a queue with one stream entry a job can do: a batch is pushed to a list, a script moves it to a stream, it is
+// read by a consumer group, and a script acknowledges, deletes and counts it. No tenants, limits, fences or results.
+type Ceiling struct {
+	Jobs             int     `json:"jobs"`
+	Batch            int     `json:"batch"`
+	PayloadBytes     int     `json:"payload_bytes"`
+	ElapsedSeconds   float64 `json:"elapsed_seconds"`
+	JobsPerSecond    float64 `json:"jobs_per_second"`
+	RedisCPUPerJob   float64 `json:"redis_cpu_us_per_job"`
+	ProcessCPUPerJob float64 `json:"process_cpu_us_per_job"`
+}
+
+const (
+	ceilingBatch = 200
+	// ceilingLoops are busy at the same time, so that Redis never waits for this process.
+	ceilingLoops = 2
+)
+
+var (
+	ceilingAdmit = redis.NewScript(`local jobs = redis.call('LPOP', KEYS[1], ARGV[1])
+for i = 1, #jobs do redis.call('XADD', KEYS[2], '*', 'job', jobs[i]) end
+return #jobs`)
+	ceilingOutcome = redis.NewScript(`redis.call('XACK', KEYS[1], 'workers', unpack(ARGV))
+redis.call('XDEL', KEYS[1], unpack(ARGV))
+return redis.call('HINCRBY', KEYS[2], 'done', #ARGV)`)
+)
+
+// RunCeiling measures the least-work ceiling of a Redis.
+func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
+	url := o.RedisURL
+	if url == "" {
+		servers, private, err := startRedis(ctx, 1, o.AOF)
+		if err != nil {
+			return Ceiling{}, err
+		}
+		defer closeAll(servers) //nolint:errcheck // nothing is lost with it
+		url = private
+	}
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: url, PoolMaxActive: 2 * ceilingLoops, CommandTimeout: 10 * time.Second})
+	if err != nil {
+		return Ceiling{}, err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is lost with it
+	return ceiling(ctx, conn, o.Jobs, o.Payload)
+}
+
+// ceiling runs beside whatever lies there and leaves nothing.
+func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling, error) {
+	f := &Fleet{Conn: conn}
+	base := "bulk-action-ceiling-" + rand.Text() + ":"
+	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
+		err := conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error { return s.Load(ctx, c).Err() })
+		if err != nil {
+			return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
+		}
+	}
+	before, err := f.used(ctx)
+	if err != nil {
+		return Ceiling{}, err
+	}
+	began := time.Now()
+	errs := make([]error, ceilingLoops)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			errs[i] = ceilingLoop(ctx, conn.Cmd, fmt.Sprintf("%s{%d}:", base, i), jobs*(i+1)/ceilingLoops-jobs*i/ceilingLoops, payload)
+		})
+	}
+	wg.Wait()
+	elapsed := time.Since(began)
+	if err := errors.Join(errs...); err != nil {
+		return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
+	}
+	after, err := f.used(ctx)
+	if err != nil {
+		return Ceiling{}, err
+	}
+	u := after.since(before)
+	return Ceiling{
+		Jobs: jobs, Batch: ceilingBatch, PayloadBytes: payload, ElapsedSeconds: precise(elapsed.Seconds()), JobsPerSecond: math.Round(float64(jobs) / elapsed.Seconds()),
+		RedisCPUPerJob: perJob(u.redis().cpu, jobs), ProcessCPUPerJob: perJob(u.processes(), jobs),
+	}, nil
+}
+
+// ceilingLoop sends the outcome of one batch and all steps of the next in one round-trip.
+func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs, payload int) error {
+	list, stream, ledger := base+"queue", base+"ready", base+"ledger"
+	if err := c.XGroupCreateMkStream(ctx, stream, "workers", "0").Err(); err != nil {
+		return err
+	}
+	blobs := slices.Repeat([]any{[]byte(strings.Repeat("x", payload))}, ceilingBatch)
+	ids, done := make([]any, 0, ceilingBatch), 0
+	for done < jobs {
+		pipe := c.Pipeline()
+		if len(ids) > 0 {
+			pipe.EvalSha(ctx, ceilingOutcome.Hash(), []string{stream, ledger}, ids...)
+			done += len(ids)
+		}
+		var read *redis.XStreamSliceCmd
+		if n := min(jobs-done, ceilingBatch); n > 0 {
+			pipe.RPush(ctx, list, blobs[:n]...)
+			pipe.EvalSha(ctx, ceilingAdmit.Hash(), []string{list, stream}, n)
+			read = pipe.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "workers", Consumer: "one", Streams: []string{stream, ">"}, Count: ceilingBatch, Block: -1})
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		ids = ids[:0]
+		if read != nil {
+			for _, m := range read.Val()[0].Messages {
+				ids = append(ids, m.ID)
+			}
+		}
+	}
+	counted, err := c.HGet(ctx, ledger, "done").Int()
+	if err == nil && counted != jobs {
+		err = fmt.Errorf("%d jobs were counted of %d", counted, jobs)
+	}
+	return errors.Join(err, c.Unlink(context.WithoutCancel(ctx), list, stream, ledger).Err())
+}
+
+// mean is of two runs.
+func (c Ceiling) mean(d Ceiling) *Ceiling {
+	half := func(a, b float64) float64 { return precise((a + b) / 2) }
+	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)
+	c.RedisCPUPerJob, c.ProcessCPUPerJob = half(c.RedisCPUPerJob, d.RedisCPUPerJob), half(c.ProcessCPUPerJob, d.ProcessCPUPerJob)
+	return &c
+}

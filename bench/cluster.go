@@ -1,0 +1,99 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+const (
+	slots       = 16384
+	formTimeout = 30 * time.Second
+)
+
+// startRedis starts one private redis-server, or a cluster of so many masters without replicas.
+func startRedis(ctx context.Context, masters int, aof bool) (servers []*redisproc.Server, url string, err error) {
+	o := redisproc.Options{AOF: aof, Cluster: masters > 1}
+	var addrs []string
+	for range max(1, masters) {
+		s, err := redisproc.Start(ctx, o)
+		if err != nil {
+			return nil, "", errors.Join(err, closeAll(servers))
+		}
+		servers, addrs = append(servers, s), append(addrs, s.Addr())
+	}
+	if masters <= 1 {
+		return servers, servers[0].URL(), nil
+	}
+	if err := form(ctx, addrs); err != nil {
+		return nil, "", errors.Join(fmt.Errorf("form a cluster: %w", err), closeAll(servers))
+	}
+	return servers, "redis://" + strings.Join(addrs, ","), nil
+}
+
+func closeAll(servers []*redisproc.Server) error {
+	var errs []error
+	for _, s := range servers {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// form spreads the slots evenly over the nodes, has these meet, and waits until all of them serve.
+func form(ctx context.Context, addrs []string) error {
+	ctx, cancel := context.WithTimeout(ctx, formTimeout)
+	defer cancel()
+	var nodes []*redis.Client
+	defer func() {
+		for _, c := range nodes {
+			_ = c.Close()
+		}
+	}()
+	for i, addr := range addrs {
+		c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
+		nodes = append(nodes, c)
+		if err := c.Do(ctx, "cluster", "addslotsrange", slots*i/len(addrs), slots*(i+1)/len(addrs)-1).Err(); err != nil {
+			return err
+		}
+		if err := c.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {
+			return err
+		}
+	}
+	host, port, err := net.SplitHostPort(addrs[0])
+	if err != nil {
+		return err
+	}
+	bus, err := nodes[0].ConfigGet(ctx, "cluster-port").Result()
+	if err != nil {
+		return err
+	}
+	for _, c := range nodes[1:] {
+		if err := c.Do(ctx, "cluster", "meet", host, port, bus["cluster-port"]).Err(); err != nil {
+			return err
+		}
+	}
+	for _, c := range nodes {
+		for {
+			info, err := c.ClusterInfo(ctx).Result()
+			if err != nil {
+				return err
+			}
+			if strings.Contains(info, "cluster_state:ok\r\n") && strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(len(nodes))+"\r\n") {
+				break
+			}
+			if err := redisx.Sleep(ctx, pollInterval); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+const (
+	followInterval = 50 * time.Millisecond
+	// followGroups are looked at each time: to follow a thousand must not cost what is measured.
+	followGroups = 64
+)
+
+// follower waits for the end of groups and costs little. The time of the end is the groups' own.
+type follower struct {
+	f        *Fleet
+	space    keyspace.Space
+	progress func(done int)
+
+	open    []group
+	done    map[string]int
+	total   int // of done
+	end     int64
+	moved   time.Time
+	began   time.Time
+	samples []sample // where each look sees all groups
+}
+
+// sample is how many jobs were done at a time.
+type sample struct {
+	at   time.Duration
+	done int
+}
+
+func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) *follower {
+	now := time.Now()
+	return &follower{
+		f: f, space: space, progress: progress, began: now, moved: now, samples: []sample{{}}, done: map[string]int{},
+		open: slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.jobs == 0 }),
+	}
+}
+
+// wait returns when every group is COMPLETED; producing, which may be nil, is heard for an error.
+func (w *follower) wait(ctx context.Context, producing <-chan error) error {
+	for n := 1; len(w.open) > 0; n++ {
+		select {
+		case err := <-producing:
+			if err != nil {
+				return err
+			}
+			producing = nil
+		default:
+		}
+		if err := redisx.Sleep(ctx, followInterval); err != nil {
+			return err
+		}
+		if err := w.look(ctx); err != nil {
+			return err
+		}
+		if time.Since(w.moved) > stalled {
+			return fmt.Errorf("await %d groups, %s among them: %d jobs done and nothing moved for %s", len(w.open), w.open[0].id, w.total, stalled)
+		}
+		if n%20 == 0 {
+			if err := w.f.Check(); err != nil {
+				return err
+			}
+		}
+	}
+	if producing != nil {
+		return <-producing
+	}
+	return nil
+}
+
+// look asks some of the groups how they are, and puts those that go on behind the others.
+func (w *follower) look(ctx context.Context) error {
+	n := min(len(w.open), followGroups)
+	cmds := make([]*redis.SliceCmd, n)
+	at := time.Since(w.began)
+	_, err := w.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, g := range w.open[:n] {
+			cmds[i] = pipe.HMGet(ctx, w.space.OfTenant(g.tenant).Group(g.id), "status", "done", "at:completed", "failed")
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("await the end: %w", err)
+	}
+	before, all := w.total, n == len(w.open)
+	looked := w.open[:n]
+	left := slices.Clone(w.open[n:])
+	for i, g := range looked {
+		v := cmds[i].Val()
+		text := func(at int) string { s, _ := v[at].(string); return s }
+		done, _ := strconv.Atoi(text(1))
+		w.total += done - w.done[g.id]
+		w.done[g.id] = done
+		switch status := api.Status(text(0)); {
+		case status == api.StatusCompleted && done == g.jobs:
+			end, _ := strconv.ParseInt(text(2), 10, 64)
+			w.end = max(w.end, end)
+		case status.Ended():
+			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %s failed", g.id, status, done, g.jobs, text(3))
+		default:
+			left = append(left, g)
+		}
+	}
+	w.open = left
+	if w.total != before {
+		w.moved = time.Now()
+	}
+	if all {
+		w.samples = append(w.samples, sample{at, w.total})
+	}
+	if w.progress != nil {
+		w.progress(w.total)
+	}
+	return nil
+}
+
+// tenths are the jobs a second of the first tenth of all jobs and of the last, from the first that was seen done; 0 where the groups were too
+// many to be looked at together.
+func tenths(samples []sample, jobs int) (first, last float64) {
+	a, b, c, d := reached(samples, 1), reached(samples, jobs/10), reached(samples, jobs-jobs/10), reached(samples, jobs)
+	if a < 0 || b <= a || d <= c {
+		return 0, 0
+	}
+	tenth := float64(jobs / 10)
+	return round(tenth / (b - a).Seconds()), round(tenth / (d - c).Seconds())
+}
+
+// reached is when so many jobs were done, by a straight line between samples; -1: never.
+func reached(samples []sample, done int) time.Duration {
+	for i := 1; i < len(samples); i++ {
+		before, after := samples[i-1], samples[i]
+		if after.done < done {
+			continue
+		}
+		part := float64(done-before.done) / float64(after.done-before.done)
+		return before.at + time.Duration(part*float64(after.at-before.at))
+	}
+	return -1
+}

@@ -1,0 +1,158 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// producer publishes jobs that are encoded once, so that it takes little of the machine that it measures.
+type producer struct {
+	conn  *redisx.Conn
+	space keyspace.Space
+	batch int // jobs a message
+
+	fine, failing []byte  // a job, encoded
+	failPercent   float64 // of the jobs
+	sent          int     // jobs
+}
+
+func newProducer(conn *redisx.Conn, space keyspace.Space, o ThroughputOptions) *producer {
+	return &producer{
+		conn: conn, space: space, batch: o.Batch, failPercent: o.FailPercent,
+		fine: encodeJob(o.Payload, ""), failing: encodeJob(o.Payload, `"fail":"retry","fail_times":1,`),
+	}
+}
+
+// encodeJob makes a job with a payload of so many bytes, as far as its fields leave room.
+func encodeJob(payload int, fields string) []byte {
+	empty := `{` + fields + `"pad":""}`
+	if fields == "" && payload < len(empty) {
+		return []byte(`{"payload":{}}`)
+	}
+	return fmt.Appendf(nil, `{"payload":{%s"pad":"%s"}}`, fields, strings.Repeat("x", max(0, payload-len(empty))))
+}
+
+// A pipeline is sent when it has so many messages or bytes.
+const (
+	pipeMessages = 500
+	pipeBytes    = 2 << 20
+)
+
+// create announces groups that get so many jobs each.
+func (p *producer) create(ctx context.Context, groups []group, more map[string]any) error {
+	pipe := p.conn.Cmd.Pipeline()
+	for i, g := range groups {
+		data := map[string]any{"id": g.id, "tenant": g.tenant, "type": "NOOP", "total": g.jobs}
+		for name, v := range more {
+			data[name] = v
+		}
+		if err := publish(ctx, pipe, p.space, "group.submit", data); err != nil {
+			return err
+		}
+		if pipe.Len() < pipeMessages && i < len(groups)-1 {
+			continue
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return fmt.Errorf("create groups: %w", err)
+		}
+	}
+	return nil
+}
+
+// fill publishes the jobs of groups, in messages, in turn among the groups.
+func (p *producer) fill(ctx context.Context, groups []group) error {
+	pipe := p.conn.Cmd.Pipeline()
+	stream, waiting := p.space.Ingest(), 0
+	var buffers [][]byte // one for each message of the pipeline
+	flush := func() error {
+		if pipe.Len() == 0 {
+			return nil
+		}
+		waiting = 0
+		if _, err := pipe.Exec(ctx); err != nil {
+			return fmt.Errorf("produce: %w", err)
+		}
+		return nil
+	}
+	left := make([]int, len(groups))
+	for i, g := range groups {
+		left[i] = g.jobs
+	}
+	for open := true; open; {
+		open = false
+		for i, g := range groups {
+			n := min(left[i], p.batch)
+			if n == 0 {
+				continue
+			}
+			open = true
+			left[i] -= n
+			at := pipe.Len()
+			if at == len(buffers) {
+				buffers = append(buffers, nil)
+			}
+			buffers[at] = p.message(buffers[at][:0], g.id, n)
+			waiting += len(buffers[at])
+			pipe.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []any{"type", "jobs.append", "data", buffers[at]}})
+			if pipe.Len() == pipeMessages || waiting >= pipeBytes {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return flush()
+}
+
+// message is one of n jobs; those that fail are spread evenly over all that are sent.
+func (p *producer) message(b []byte, group string, n int) []byte {
+	b = append(append(append(b, `{"group":"`...), group...), `","jobs":[`...)
+	for i := range n {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		job := p.fine
+		if p.failsNow() {
+			job = p.failing
+		}
+		b = append(b, job...)
+		p.sent++
+	}
+	return append(b, "]}"...)
+}
+
+func (p *producer) failsNow() bool {
+	return p.failPercent > 0 && int(float64(p.sent+1)*p.failPercent/100) > int(float64(p.sent)*p.failPercent/100)
+}
+
+func publish(ctx context.Context, pipe redis.Pipeliner, space keyspace.Space, typ string, data any) error {
+	body, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	pipe.XAdd(ctx, &redis.XAddArgs{Stream: space.Ingest(), Values: []any{"type", typ, "data", body}})
+	return nil
+}
+
+type job struct {
+	Payload json.RawMessage `json:"payload"`
+}
+
+// share divides jobs among groups of tenants.
+func share(name string, jobs, tenants, each int) []group {
+	groups := make([]group, tenants*each)
+	for i := range groups {
+		groups[i] = group{
+			id: fmt.Sprintf("%s-%d", name, i), tenant: fmt.Sprintf("tenant-%d", i%tenants),
+			jobs: jobs*(i+1)/len(groups) - jobs*i/len(groups),
+		}
+	}
+	return groups
+}

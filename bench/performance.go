@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// PerformanceOptions say how thoroughly is measured.
+type PerformanceOptions struct {
+	Options
+	Quick bool // one pair of runs instead of three, and fewer jobs
+	Only  []string
+}
+
+// Performance is the whole table: what one machine carries, and what each feature costs.
+type Performance struct {
+	Quick    bool               `json:"quick"`
+	CPUs     int                `json:"cpus"`
+	Base     *Throughput        `json:"base,omitempty"` // the median of its runs by speed
+	Variants map[string]Variant `json:"variants,omitempty"`
+	Latency  *Latency           `json:"latency,omitempty"`
+	Big      *Big               `json:"big,omitempty"`
+}
+
+// Variant is another kind of run beside the base, in turn with it: base, variant, base, variant, …
+type Variant struct {
+	Ratio    float64    `json:"ratio"`     // of the speeds; the median of the pairs
+	CPURatio float64    `json:"cpu_ratio"` // of the CPU a job, Redis and processes together
+	Run      Throughput `json:"run"`       // the median by speed
+	Base     Throughput `json:"base"`
+	Ratios   []float64  `json:"ratios"` // of each pair
+}
+
+// variant is how a run differs from the base. Its name is what selects it.
+type variant struct {
+	name, what string
+	least      float64 // of the base's speed
+	change     func(*ThroughputOptions)
+}
+
+var variants = []variant{
+	{"aof", "AOF everysec", 0.7, func(o *ThroughputOptions) { o.AOF = true }},
+	{"limits", "1,000 tenants, each at a limit of its own", 0.8, func(o *ThroughputOptions) { o.Tenants, o.Limits = 1000, true }},
+	{"retries", "1% of the jobs fail once", 0.8, func(o *ThroughputOptions) { o.FailPercent = 1 }},
+	{"tracing", "1% of the jobs traced", 0.95, func(o *ThroughputOptions) { o.Sampling = 0.01 }},
+	{"singles", "one job a message", 0, func(o *ThroughputOptions) { o.Batch = 1 }},
+}
+
+// PerformanceParts are the names of what can be measured by itself.
+func PerformanceParts() []string {
+	parts := []string{"base"}
+	for _, v := range variants {
+		parts = append(parts, v.name)
+	}
+	return append(parts, "latency", "big")
+}
+
+// RunPerformance measures one part after the other. With an error comes what was measured before it.
+func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
+	out := Performance{Quick: o.Quick, CPUs: runtime.NumCPU(), Variants: map[string]Variant{}}
+	has := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
+	rounds, jobs, big, seconds := 3, 100_000, 1_000_000, 30
+	if o.Quick {
+		rounds, jobs, big, seconds = 1, 50_000, 200_000, 10
+	}
+	fleet := FleetOptions{Role: o.Role, Env: o.Env}
+	base := ThroughputOptions{FleetOptions: fleet, Jobs: jobs, Tenants: 10, Batch: perMessage, Payload: 200}
+	if has("base") {
+		runs := make([]Throughput, rounds)
+		full := base
+		full.Ceiling = true
+		for i := range runs {
+			var err error
+			if runs[i], err = RunThroughput(ctx, full, o.part("base", jobs)); err != nil {
+				return out, fmt.Errorf("base: %w", err)
+			}
+		}
+		out.Base = median(runs)
+		ratios := make([]float64, rounds)
+		for i, r := range runs {
+			ratios[i] = r.CeilingRatio
+		}
+		out.Base.CeilingRatio = percentile(ratios, 50) // of the pairs, as they ran at the same time
+	}
+	base.Brief = true
+	for _, v := range variants {
+		if !has(v.name) {
+			continue
+		}
+		result, err := o.beside(ctx, base, v, rounds)
+		if err != nil {
+			return out, fmt.Errorf("%s: %w", v.name, err)
+		}
+		out.Variants[v.name] = result
+	}
+	if has("latency") {
+		total := 100 * seconds
+		r, err := RunLatency(ctx, LatencyOptions{FleetOptions: fleet, Rate: 100, Seconds: seconds, Progress: o.part("latency", total)})
+		if err != nil {
+			return out, fmt.Errorf("latency: %w", err)
+		}
+		out.Latency = &r
+	}
+	if has("big") {
+		r, err := RunBig(ctx, BigOptions{FleetOptions: fleet, Jobs: big, Payload: 200, Progress: o.part("big", big)})
+		if err != nil {
+			return out, fmt.Errorf("big: %w", err)
+		}
+		out.Big = &r
+	}
+	return out, nil
+}
+
+func (o PerformanceOptions) part(name string, total int) func(int) {
+	return func(done int) { o.progress(name, int64(done), int64(total)) }
+}
+
+// beside runs base and variant in turn.
+func (o PerformanceOptions) beside(ctx context.Context, base ThroughputOptions, v variant, rounds int) (Variant, error) {
+	varied := base
+	v.change(&varied)
+	var bases, runs []Throughput
+	var out Variant
+	var cpu []float64
+	for range rounds {
+		b, err := RunThroughput(ctx, base, o.part("base of "+v.name, base.Jobs))
+		if err != nil {
+			return out, err
+		}
+		r, err := RunThroughput(ctx, varied, o.part(v.name, varied.Jobs))
+		if err != nil {
+			return out, err
+		}
+		bases, runs = append(bases, b), append(runs, r)
+		out.Ratios = append(out.Ratios, ratio(r.JobsPerSecond, b.JobsPerSecond))
+		cpu = append(cpu, ratio(r.cpu(), b.cpu()))
+	}
+	out.Ratio, out.CPURatio = percentile(out.Ratios, 50), percentile(cpu, 50)
+	out.Run, out.Base = *median(runs), *median(bases)
+	return out, nil
+}
+
+// cpu is what a job costs in all, in µs.
+func (t *Throughput) cpu() float64 { return t.RedisCPUPerJob + t.ProcessCPUPerJob }
+
+// median is by speed.
+func median(runs []Throughput) *Throughput {
+	sorted := slices.SortedFunc(slices.Values(runs), func(a, b Throughput) int { return int(a.JobsPerSecond - b.JobsPerSecond) })
+	return &sorted[len(sorted)/2]
+}
+
+// Figure is one line of the table: what was to be reached, and what was.
+type Figure struct {
+	What, Goal, Measured string
+	Reached              bool
+}
+
+// Figures are those of the parts that were measured.
+func (p Performance) Figures() []Figure {
+	var out []Figure
+	add := func(reached bool, what, goal, measured string, args ...any) {
+		out = append(out, Figure{what, goal, fmt.Sprintf(measured, args...), reached})
+	}
+	if b := p.Base; b != nil {
+		add(b.JobsPerSecond >= 75_000, fmt.Sprintf("produced and processed at once, six processes, %d jobs of %d tenants, %d a message", b.Jobs, b.Tenants, b.MessagesJobs),
+			"≥ 75,000/s", "%.0f/s", b.JobsPerSecond)
+		if b.Ceiling != nil {
+			add(b.CeilingRatio >= 0.5, "against the least-work ceiling, measured before and after", "≥ 0.5 ×", "%.2f × %.0f/s", b.CeilingRatio, b.Ceiling.JobsPerSecond)
+		}
+		add(b.RedisCPUPerJob <= 8, "CPU of Redis", "≤ 8 µs a job", "%.1f µs", b.RedisCPUPerJob)
+		add(b.cpu() <= 26, "CPU of Redis and all processes, the producer included", "≤ 26 µs a job", "%.1f µs", b.cpu())
+		if b.BytesPerQueuedJob > 0 {
+			add(b.BytesPerQueuedJob <= float64(b.PayloadBytes+120), "Redis memory of a queued job", "≤ payload + 120 bytes", "payload + %.0f bytes", b.BytesPerQueuedJob-float64(b.PayloadBytes))
+		}
+	}
+	for _, v := range variants {
+		r, ok := p.Variants[v.name]
+		switch {
+		case !ok:
+		case v.least > 0:
+			add(r.Ratio >= v.least, v.what, fmt.Sprintf("≥ %g × the base beside it", v.least), "%.2f ×, at %.2f × the CPU", r.Ratio, r.CPURatio)
+		default:
+			add(r.Run.JobsPerSecond >= 15_000, v.what, "≥ 15,000/s", "%.0f/s", r.Run.JobsPerSecond)
+		}
+	}
+	if l := p.Latency; l != nil {
+		add(l.P50MS <= 2 && l.P99MS <= 8, fmt.Sprintf("accepted to started at %d jobs a second", l.Rate), "p50 ≤ 2 ms, p99 ≤ 8 ms", "p50 %.1f ms, p99 %.1f ms", l.P50MS, l.P99MS)
+	}
+	if b := p.Big; b != nil {
+		add(b.SteadyRatio >= 0.9, fmt.Sprintf("one group of %d from a file over HTTP: the last tenth's speed", b.Jobs), "≥ 0.9 × the first's", "%.2f ×, %.0f/s in all", b.SteadyRatio, b.JobsPerSecond)
+		add(b.PeakMB <= 150, "its largest process", "≤ 150 MB", "%.0f MB", b.PeakMB)
+		add(b.Results == b.Jobs, "its results, read back as NDJSON", "all", "%d in %.1f s", b.Results, b.ResultsSeconds)
+	}
+	return out
+}
+
+// Markdown writes figures as a table.
+func Markdown(figures []Figure) string {
+	var b strings.Builder
+	b.WriteString("| experiment | goal | measured | reached |\n|---|---|---|---|\n")
+	for _, f := range figures {
+		reached := "yes"
+		if !f.Reached {
+			reached = "**no**"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.What, f.Goal, f.Measured, reached)
+	}
+	return b.String()
+}

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/bench"
+)
+
+func newBenchLatency(r *Root, set *variables) *cobra.Command {
+	var o bench.LatencyOptions
+	cmd := &cobra.Command{
+		Use:   "latency",
+		Short: "Single jobs at a steady rate: how long from accepted to started",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Rate < 1 || o.Rate > 10_000 {
+				return usagef("--rate %d: must be from 1 to 10000", o.Rate)
+			}
+			if o.Seconds < 1 {
+				return usagef("--seconds %d: must be at least 1", o.Seconds)
+			}
+			options := bench.Options{}
+			done, err := r.experiment(&options, set)
+			if err != nil {
+				return err
+			}
+			o.Role, o.Env = options.Role, options.Env
+			o.Progress = func(n int) { options.Progress("jobs", int64(n), int64(o.Rate*o.Seconds)) }
+			result, err := bench.RunLatency(cmd.Context(), o)
+			done()
+			if err != nil || r.JSON {
+				return errors.Join(err, r.printUnless(err, result))
+			}
+			t := newTable(r.Out)
+			row := func(what string, q bench.Quantiles) {
+				t.row(what, fmt.Sprintf("p50 %.2f ms, p99 %.2f ms, at most %.2f ms", q.P50MS, q.P99MS, q.MaxMS))
+			}
+			t.row("jobs", fmt.Sprintf("%s, %d a second", thousands(int64(result.Jobs)), result.Rate))
+			row("accepted to started", bench.Quantiles{P50MS: result.P50MS, P99MS: result.P99MS, MaxMS: result.MaxMS})
+			row("published to started", result.PublishedStarted)
+			row("published to finished", result.PublishedFinished)
+			return t.flush()
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Rate, "rate", 100, "jobs a second")
+	f.IntVar(&o.Seconds, "seconds", 30, "for how long")
+	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
+	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
+	return cmd
+}
+
+func newBenchBig(r *Root, set *variables) *cobra.Command {
+	var o bench.BigOptions
+	cmd := &cobra.Command{
+		Use:   "big",
+		Short: "One big group from a file over HTTP: steady speed, flat memory, results read back",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Jobs < 10 {
+				return usagef("--jobs %d: must be at least 10", o.Jobs)
+			}
+			options := bench.Options{}
+			done, err := r.experiment(&options, set)
+			if err != nil {
+				return err
+			}
+			o.Role, o.Env = options.Role, options.Env
+			o.Progress = func(n int) { options.Progress("jobs", int64(n), int64(o.Jobs)) }
+			result, err := bench.RunBig(cmd.Context(), o)
+			done()
+			if err != nil || r.JSON {
+				return errors.Join(err, r.printUnless(err, result))
+			}
+			t := newTable(r.Out)
+			t.row("jobs", fmt.Sprintf("%s, a file of %.0f MB", thousands(int64(result.Jobs)), result.FileMB))
+			t.row("jobs a second", fmt.Sprintf("%s; the first tenth %s, the last %s", thousands(int64(result.JobsPerSecond)), thousands(int64(result.FirstTenth)), thousands(int64(result.LastTenth))))
+			t.row("largest process", fmt.Sprintf("%.0f MB; Redis %.0f MB", result.PeakMB, result.PeakMBByRole["redis"]))
+			t.row("results", fmt.Sprintf("%s in %.1f s", thousands(int64(result.Results)), result.ResultsSeconds))
+			return t.flush()
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Jobs, "jobs", 1_000_000, "jobs of the group")
+	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
+	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
+	return cmd
+}
+
+func newBenchPerformance(r *Root, set *variables) *cobra.Command {
+	var o bench.PerformanceOptions
+	parts := bench.PerformanceParts()
+	cmd := &cobra.Command{
+		Use:   "performance",
+		Short: "The whole table of docs/performance.md, a good ten minutes",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, part := range o.Only {
+				if !slices.Contains(parts, part) {
+					return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
+				}
+			}
+			done, err := r.experiment(&o.Options, set)
+			if err != nil {
+				return err
+			}
+			result, err := bench.RunPerformance(cmd.Context(), o)
+			done()
+			// What was measured is shown, also when another part failed.
+			if r.JSON {
+				return errors.Join(err, r.Print(result))
+			}
+			return errors.Join(err, r.showFigures(result.Figures()))
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.Quick, "quick", false, "fewer jobs, and one run of each where there are three")
+	f.StringSliceVar(&o.Only, "only", nil, "parts to run: "+strings.Join(parts, ","))
+	return cmd
+}
+
+func (r *Root) showFigures(figures []bench.Figure) error {
+	t := newTable(r.Out)
+	t.row("figure", "goal", "measured", "reached")
+	for _, f := range figures {
+		reached := "yes"
+		if !f.Reached {
+			reached = "NO"
+		}
+		t.row(f.What, f.Goal, f.Measured, reached)
+	}
+	return t.flush()
+}
