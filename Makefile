@@ -10,6 +10,9 @@ FUZZTIME  ?= 10s
 FLOW      ?= congestion limits fairness
 FLOWFLAGS ?=
 
+# What bench-performance measures; PERFFLAGS='--quick --only base,latency' is short.
+PERFFLAGS ?=
+
 LINT_VERSION := 2.15.0
 # The installed golangci-lint when it is this very version, or else our own copy.
 LINT = $(shell golangci-lint version 2>/dev/null | grep -q 'version v\?$(LINT_VERSION) ' && command -v golangci-lint || echo $(OWN_LINT))
@@ -17,7 +20,7 @@ OWN_LINT := $(CURDIR)/.bin/golangci-lint-$(LINT_VERSION)
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: deps
 deps: ## Install redis-server, which the tests run against, unless it is there
@@ -88,6 +91,18 @@ bench-peers: deps ## Compare with asynq and a raw stream, some minutes; PEERSFLA
 	cd bench/peers && go build -o ../../bin/ .
 	@bin/peers $(PEERSFLAGS)
 
+.PHONY: bench-performance
+bench-performance: deps ## Measure speed, ten minutes, write docs/plots/performance.json and docs/performance.md's table; PERFFLAGS=--quick
+	go build -o bin/ ./cmd/bulkaction
+	@mkdir -p docs/plots
+	bin/bulkaction bench performance $(PERFFLAGS) --json > docs/plots/performance.json.new
+	mv docs/plots/performance.json.new docs/plots/performance.json
+	go run ./bench/plots docs/plots docs/performance.md
+
+.PHONY: bench-compare
+bench-compare: deps ## Compare the speed with another revision's, in turn; BASE=rev, ROUNDS=3, JOBS=100000, COUNT=6
+	BASE='$(BASE)' bash bench/compare.sh
+
 .PHONY: chaos
 chaos: deps ## Break everything for a quarter of an hour; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
 	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \
@@ -95,7 +110,7 @@ chaos: deps ## Break everything for a quarter of an hour; CHAOS_SEED, CHAOS_JOBS
 
 .PHONY: plots
 plots: ## Draw docs/plots/*.svg and write the table of figures from the JSON beside them
-	go run ./bench/plots docs/plots $(wildcard docs/flow-control*.md)
+	go run ./bench/plots docs/plots $(wildcard docs/flow-control*.md docs/performance.md)
 
 .PHONY: docs
 docs: ## Generate what is generated, docs/configuration.md among it

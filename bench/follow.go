@@ -135,7 +135,7 @@ func tenths(samples []sample, jobs int) (first, last float64) {
 		return 0, 0
 	}
 	tenth := float64(jobs / 10)
-	return round(tenth / (b - a).Seconds()), round(tenth / (d - c).Seconds())
+	return round((tenth - 1) / (b - a).Seconds()), round(tenth / (d - c).Seconds())
 }
 
 // reached is when so many jobs were done, by a straight line between samples; -1: never.

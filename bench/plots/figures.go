@@ -8,23 +8,19 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// figure is one line of the table: what was to be reached, and what was.
-type figure struct {
-	what, goal, measured string
-	reached              bool
-}
-
 // results are what the benches printed.
 type results struct {
-	congestion bench.Congestion
-	limits     bench.Limits
-	fairness   bench.Fairness
+	congestion  bench.Congestion
+	limits      bench.Limits
+	fairness    bench.Fairness
+	performance bench.Performance
 }
 
-func (r results) figures() []figure {
-	var out []figure
+// figures are those of flow control.
+func (r results) figures() []bench.Figure {
+	var out []bench.Figure
 	add := func(reached bool, what, goal, measured string, args ...any) {
-		out = append(out, figure{what, goal, fmt.Sprintf(measured, args...), reached})
+		out = append(out, bench.Figure{What: what, Goal: goal, Measured: fmt.Sprintf(measured, args...), Reached: reached})
 	}
 	if c := r.congestion; c.Jobs > 0 {
 		of := fmt.Sprintf("congestion, %d jobs of %d tenants, %d/s: ", c.Jobs, c.Tenants, c.RPS)
@@ -64,7 +60,7 @@ func (r results) figures() []figure {
 	return out
 }
 
-func limitFigures(l bench.Limits) []figure {
+func limitFigures(l bench.Limits) []bench.Figure {
 	if len(l.Runs) == 0 {
 		return nil
 	}
@@ -76,7 +72,11 @@ func limitFigures(l bench.Limits) []figure {
 			used[r.Limiter] = r.LimitUsedRatio
 		}
 	}
-	out := []figure{{fmt.Sprintf("limits, %d runs: windows over the limit", len(l.Runs)), "none", fmt.Sprintf("%d of %d", over, windows), over == 0}}
+	var out []bench.Figure
+	add := func(reached bool, what, goal, measured string) {
+		out = append(out, bench.Figure{What: what, Goal: goal, Measured: measured, Reached: reached})
+	}
+	add(over == 0, fmt.Sprintf("limits, %d runs: windows over the limit", len(l.Runs)), "none", fmt.Sprintf("%d of %d", over, windows))
 	for _, limiter := range bench.Limiters {
 		least, ok := used[limiter]
 		if !ok {
@@ -86,39 +86,25 @@ func limitFigures(l bench.Limits) []figure {
 		if limiter == "sliding" {
 			goal = 0.95
 		}
-		out = append(out, figure{fmt.Sprintf("limits, `%s`: used while jobs wait, in the worst run", limiter), fmt.Sprintf("≥ %.0f%%", 100*goal), fmt.Sprintf("%.2f%%", 100*least), least >= goal})
+		add(least >= goal, fmt.Sprintf("limits, `%s`: used while jobs wait, in the worst run", limiter), fmt.Sprintf("≥ %.0f%%", 100*goal), fmt.Sprintf("%.2f%%", 100*least))
 	}
 	for _, e := range l.Elastic {
 		of := fmt.Sprintf("elastic, partitions: %d; ", e.Partitions)
-		out = append(out,
-			figure{of + "the busy tenant's part of the limit", "≥ 95%", fmt.Sprintf("%.1f%%", 100*e.BusyShareOfLimit), e.BusyShareOfLimit >= 0.95},
-			figure{of + "windows until all have their shares", "≤ 1", fmt.Sprint(e.ReturnWindows), e.ReturnWindows <= 1})
+		add(e.BusyShareOfLimit >= 0.95, of+"the busy tenant's part of the limit", "≥ 95%", fmt.Sprintf("%.1f%%", 100*e.BusyShareOfLimit))
+		add(e.ReturnWindows <= 1, of+"windows until all have their shares", "≤ 1", fmt.Sprint(e.ReturnWindows))
 	}
 	return out
 }
 
-// table writes figures in Markdown.
-func table(figures []figure) string {
-	var b strings.Builder
-	b.WriteString("| experiment | goal | measured | reached |\n|---|---|---|---|\n")
-	for _, f := range figures {
-		reached := "yes"
-		if !f.reached {
-			reached = "**no**"
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.what, f.goal, f.measured, reached)
-	}
-	return b.String()
-}
-
-// The table stands between these lines of a document.
+// A table stands between two lines of a document; the first says which.
 const (
-	begin = "<!-- figures: written by make plots -->\n"
-	end   = "<!-- end of figures -->\n"
+	begin       = "<!-- figures: written by make plots -->\n"
+	performance = "<!-- performance: written by make plots -->\n"
+	end         = "<!-- end of figures -->\n"
 )
 
-// insert puts the table into a document, where it has a place for it.
-func insert(document, table string) (string, bool) {
+// insert puts a table into a document, where it has a place for it behind begin.
+func insert(document, begin, table string) (string, bool) {
 	before, rest, ok := strings.Cut(document, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
@@ -127,14 +113,19 @@ func insert(document, table string) (string, bool) {
 	return before + begin + table + end + after, true
 }
 
-// write brings the table of a file up to date.
-func write(file, table string) error {
+// write brings the tables of a file up to date.
+func (r results) write(file string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	text, ok := insert(string(b), table)
-	if !ok || text == string(b) {
+	text := string(b)
+	for begin, figures := range map[string][]bench.Figure{begin: r.figures(), performance: r.performance.Figures()} {
+		if len(figures) > 0 {
+			text, _ = insert(text, begin, bench.Markdown(figures))
+		}
+	}
+	if text == string(b) {
 		return nil
 	}
 	return os.WriteFile(file, []byte(text), 0o644)

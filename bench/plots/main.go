@@ -2,7 +2,7 @@
 //
 //	plots docs/plots docs/flow-control.md …
 //
-// reads congestion.json, limits.json and fairness.json in the folder, writes pictures (SVG) beside them, and the table of
+// reads congestion.json, limits.json, fairness.json and performance.json in the folder, writes pictures (SVG) beside them, and the tables of
 // figures into the documents. A file that is not there, or lacks a part, leaves its pictures and figures out.
 package main
 
@@ -30,10 +30,10 @@ func main() {
 
 func run(dir string, documents ...string) error {
 	var r results
-	for name, into := range map[string]any{"congestion.json": &r.congestion, "limits.json": &r.limits, "fairness.json": &r.fairness} {
+	for name, into := range map[string]any{"congestion.json": &r.congestion, "limits.json": &r.limits, "fairness.json": &r.fairness, "performance.json": &r.performance} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintf(os.Stderr, "plots: there is no %s: `make bench-flow` measures it\n", name)
+			fmt.Fprintf(os.Stderr, "plots: there is no %s: `make bench-flow` or `make bench-performance` measures it\n", name)
 			continue
 		}
 		if err != nil {
@@ -50,7 +50,7 @@ func run(dir string, documents ...string) error {
 		}
 	}
 	for _, file := range documents {
-		if err := write(file, table(r.figures())); err != nil {
+		if err := r.write(file); err != nil {
 			return err
 		}
 	}

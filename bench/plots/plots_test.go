@@ -83,19 +83,19 @@ func TestTableSaysWhatWasNotReached(t *testing.T) {
 	}
 	require.Equal(t, []bool{true, false, true, false, false, true, false}, reached(r.figures()))
 
-	text, ok := insert("a\n"+begin+"old\n"+end+"z\n", table(r.figures()[:2]))
+	text, ok := insert("a\n"+begin+"old\n"+end+"z\n", begin, bench.Markdown(r.figures()[:2]))
 	require.True(t, ok)
 	require.Equal(t, "a\n"+begin+"| experiment | goal | measured | reached |\n|---|---|---|---|\n"+
 		"| congestion, 15000 jobs of 3 tenants, 30/s: makespan | ≤ 1.03 × ideal | 510.00 s, 1.020 × | yes |\n"+
 		"| congestion, 15000 jobs of 3 tenants, 30/s: throttles a job | ≤ 0.1 | 0.2000 | **no** |\n"+end+"z\n", text)
-	_, ok = insert("no place\n", "")
+	_, ok = insert("no place\n", begin, "")
 	require.False(t, ok)
 }
 
-func reached(figures []figure) []bool {
+func reached(figures []bench.Figure) []bool {
 	var out []bool
 	for _, f := range figures {
-		out = append(out, f.reached)
+		out = append(out, f.Reached)
 	}
 	return out
 }
