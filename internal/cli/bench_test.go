@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -31,6 +32,20 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench fairness --noisy-jobs 10", "--noisy-jobs 10: must be at least 2000"},
 		{"bench congestion --set WORKER_COUNT", `--set "WORKER_COUNT": write it as NAME=VALUE`},
 		{"bench limits --set BULKACTION_BACKPRESSURE_LIMITER=token", "the bench sets this itself"},
+		{"bench throughput --jobs 0", "--jobs 0: must be at least 1"},
+		{"bench throughput --groups 0", "--groups 0: must be at least 1"},
+		{"bench throughput --payload -1", "--payload -1: must be from 0 to 262144"},
+		{"bench throughput --partitions 0", "--partitions 0: must be from 1 to 1024"},
+		{"bench throughput --fail-percent 101", "--fail-percent 101: must be from 0 to 100"},
+		{"bench throughput --sampling 2", "--sampling 2: must be from 0 to 1"},
+		{"bench throughput --workers 0", "--replicas worker=0: must be from 1 to 64"},
+		{"bench throughput --replicas cook=2", "--replicas cook=2: the roles are aggregator"},
+		{"bench throughput --cluster --redis-url redis://127.0.0.1:1/0", "--aof and --cluster are for a private Redis"},
+		{"bench latency --rate 0", "--rate 0: must be from 1 to 10000"},
+		{"bench latency --seconds 0", "--seconds 0: must be at least 1"},
+		{"bench ceiling --jobs 0", "--jobs 0"},
+		{"bench big --jobs 9", "--jobs 9: must be at least 10"},
+		{"bench performance --only base,fast", `--only "fast": must be some of base,aof,limits,retries,tracing,singles,latency,big`},
 		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
 		{"bench fairness extra", `unknown command "extra"`},
 		{"bench", "bench needs to know what to do: throughput, latency, ceiling, big, performance, congestion, limits, fairness"},
@@ -76,9 +91,48 @@ func TestJournaledRoleWritesItsJournal(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
+func TestProfiledRoleWritesItsProfile(t *testing.T) {
+	var log strings.Builder
+	role := func(context.Context, *app.Process) error { return nil }
+	run := func(name string) int {
+		return app.Run(t.Context(), app.Options{Role: "worker", Environ: []string{"BULKACTION_ADMIN_ADDR=127.0.0.1:0"}, Stderr: &log}, profiled(name, role))
+	}
+	name := filepath.Join(t.TempDir(), "worker.pprof")
+	require.Equal(t, app.ExitOK, run(name), log.String())
+	info, err := os.Stat(name)
+	require.NoError(t, err)
+	require.Positive(t, info.Size())
+	require.Equal(t, app.ExitOK, run(""))
+	require.Equal(t, app.ExitError, run(filepath.Join(name, "nowhere")))
+}
+
+func TestBenchPrintsOneObject(t *testing.T) {
+	var out, says strings.Builder
+	code := Main(t.Context(), strings.Fields("bench ceiling --jobs 400 --json"), IO{In: strings.NewReader(""), Out: &out, Err: &says})
+	require.Equal(t, exitFine, code, says.String())
+	var got bench.Ceiling
+	require.NoError(t, json.Unmarshal([]byte(out.String()), &got))
+	require.Positive(t, got.JobsPerSecond)
+}
+
 func TestBenchTablesShowWhatWasRun(t *testing.T) {
 	var out strings.Builder
 	r := &Root{IO: IO{Out: &out}}
+	require.NoError(t, r.showThroughput(bench.Throughput{
+		Jobs: 1000, JobsPerSecond: 12345, Ceiling: &bench.Ceiling{JobsPerSecond: 24690}, CeilingRatio: 0.5, MasterCommands: []float64{0.75, 0.25}, MasterCPU: []float64{1, 2},
+		ProcessCPUByRole: map[string]float64{"worker": 9.5}, PeakMBByRole: map[string]float64{"worker": 40},
+	}))
+	require.Contains(t, out.String(), "12,345")
+	require.Contains(t, out.String(), "24,690 a second, of which it is 0.50")
+	require.Contains(t, out.String(), "9.5 µs a job, 40 MB")
+	require.Contains(t, out.String(), "commands [0.75 0.25], CPU [1.0 2.0] µs a job")
+	require.NotContains(t, out.String(), "Redis memory")
+
+	out.Reset()
+	require.NoError(t, r.showFigures(bench.Performance{Big: &bench.Big{Jobs: 10, Results: 9, SteadyRatio: 1}}.Figures()))
+	require.Regexp(t, `its results, read back as NDJSON +all +9 in 0\.0 s +NO`, out.String())
+
+	out.Reset()
 	require.NoError(t, r.showFairness(bench.Fairness{Idle: &bench.Idle{IdleCommands: 12.5}, Weights: &bench.Weights{WeightShares: []float64{0.14, 0.29, 0.57}, WeightError: 0.02}}))
 	require.Contains(t, out.String(), "12.5 commands a second")
 	require.Contains(t, out.String(), "[0.14 0.29 0.57], off by 2.0%")
