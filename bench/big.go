@@ -118,7 +118,7 @@ func (b *run) big(ctx context.Context, c *client.API, name string, out *Big, pro
 	if err != nil {
 		return err
 	}
-	defer file.Close()
+	defer file.Close() //nolint:errcheck // it was only read
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g := group{id: b.name, tenant: "big", jobs: out.Jobs}

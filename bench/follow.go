@@ -16,8 +16,10 @@ import (
 
 const (
 	followInterval = 50 * time.Millisecond
-	// followGroups are looked at each time: to follow a thousand must not cost what is measured.
-	followGroups = 64
+	// followGroups are looked at each time: to follow a thousand must not cost what is measured. Where most of those have ended, more are
+	// looked at next time.
+	followGroups     = 64
+	followMostGroups = 64 * followGroups
 )
 
 // follower waits for the end of groups and costs little. The time of the end is the groups' own.
@@ -27,12 +29,14 @@ type follower struct {
 	progress func(done int)
 
 	open    []group
+	few     bool // all are looked at each time
+	next    int  // so many are looked at next
 	done    map[string]int
 	total   int // of done
 	end     int64
 	moved   time.Time
 	began   time.Time
-	samples []sample // where each look sees all groups
+	samples []sample // where groups are few
 }
 
 // sample is how many jobs were done at a time.
@@ -43,9 +47,10 @@ type sample struct {
 
 func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) *follower {
 	now := time.Now()
+	open := slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.jobs == 0 })
 	return &follower{
 		f: f, space: space, progress: progress, began: now, moved: now, samples: []sample{{}}, done: map[string]int{},
-		open: slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.jobs == 0 }),
+		open: open, few: len(open) <= followGroups, next: followGroups,
 	}
 }
 
@@ -83,7 +88,7 @@ func (w *follower) wait(ctx context.Context, producing <-chan error) error {
 
 // look asks some of the groups how they are, and puts those that go on behind the others.
 func (w *follower) look(ctx context.Context) error {
-	n := min(len(w.open), followGroups)
+	n := min(len(w.open), w.next)
 	cmds := make([]*redis.SliceCmd, n)
 	at := time.Since(w.began)
 	_, err := w.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -95,7 +100,7 @@ func (w *follower) look(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("await the end: %w", err)
 	}
-	before, all := w.total, n == len(w.open)
+	before := w.total
 	looked := w.open[:n]
 	left := slices.Clone(w.open[n:])
 	for i, g := range looked {
@@ -114,11 +119,16 @@ func (w *follower) look(ctx context.Context) error {
 			left = append(left, g)
 		}
 	}
+	if ended := len(w.open) - len(left); ended > n/2 {
+		w.next = min(2*w.next, followMostGroups)
+	} else {
+		w.next = followGroups
+	}
 	w.open = left
 	if w.total != before {
 		w.moved = time.Now()
 	}
-	if all {
+	if w.few {
 		w.samples = append(w.samples, sample{at, w.total})
 	}
 	if w.progress != nil {

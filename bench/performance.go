@@ -11,13 +11,15 @@ import (
 // PerformanceOptions say how thoroughly is measured.
 type PerformanceOptions struct {
 	Options
-	Quick bool // one pair of runs instead of three, and fewer jobs
-	Only  []string
+	Quick  bool // fewer jobs
+	Rounds int  // of each throughput
+	Only   []string
 }
 
 // Performance is the whole table: what one machine carries, and what each feature costs.
 type Performance struct {
 	Quick    bool               `json:"quick"`
+	Rounds   int                `json:"rounds"`
 	CPUs     int                `json:"cpus"`
 	Base     *Throughput        `json:"base,omitempty"` // the median of its runs by speed
 	Variants map[string]Variant `json:"variants,omitempty"`
@@ -60,16 +62,16 @@ func PerformanceParts() []string {
 
 // RunPerformance measures one part after the other. With an error comes what was measured before it.
 func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
-	out := Performance{Quick: o.Quick, CPUs: runtime.NumCPU(), Variants: map[string]Variant{}}
+	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]Variant{}}
 	has := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
-	rounds, jobs, big, seconds := 3, 100_000, 1_000_000, 30
+	jobs, big, seconds := 100_000, 1_000_000, 30
 	if o.Quick {
-		rounds, jobs, big, seconds = 1, 50_000, 200_000, 10
+		jobs, big, seconds = 50_000, 200_000, 10
 	}
 	fleet := FleetOptions{Role: o.Role, Env: o.Env}
 	base := ThroughputOptions{FleetOptions: fleet, Jobs: jobs, Tenants: 10, Batch: perMessage, Payload: 200}
 	if has("base") {
-		runs := make([]Throughput, rounds)
+		runs := make([]Throughput, o.Rounds)
 		full := base
 		full.Ceiling = true
 		for i := range runs {
@@ -79,7 +81,7 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 			}
 		}
 		out.Base = median(runs)
-		ratios := make([]float64, rounds)
+		ratios := make([]float64, o.Rounds)
 		for i, r := range runs {
 			ratios[i] = r.CeilingRatio
 		}
@@ -90,7 +92,7 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 		if !has(v.name) {
 			continue
 		}
-		result, err := o.beside(ctx, base, v, rounds)
+		result, err := o.beside(ctx, base, v)
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", v.name, err)
 		}
@@ -119,13 +121,13 @@ func (o PerformanceOptions) part(name string, total int) func(int) {
 }
 
 // beside runs base and variant in turn.
-func (o PerformanceOptions) beside(ctx context.Context, base ThroughputOptions, v variant, rounds int) (Variant, error) {
+func (o PerformanceOptions) beside(ctx context.Context, base ThroughputOptions, v variant) (Variant, error) {
 	varied := base
 	v.change(&varied)
 	var bases, runs []Throughput
 	var out Variant
 	var cpu []float64
-	for range rounds {
+	for range o.Rounds {
 		b, err := RunThroughput(ctx, base, o.part("base of "+v.name, base.Jobs))
 		if err != nil {
 			return out, err

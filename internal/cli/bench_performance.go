@@ -105,6 +105,12 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 					return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
 				}
 			}
+			if o.Rounds < 1 {
+				return usagef("--rounds %d: must be at least 1", o.Rounds)
+			}
+			if o.Quick && !cmd.Flags().Changed("rounds") {
+				o.Rounds = 1
+			}
 			done, err := r.experiment(&o.Options, set)
 			if err != nil {
 				return err
@@ -119,7 +125,8 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.Quick, "quick", false, "fewer jobs, and one run of each where there are three")
+	f.BoolVar(&o.Quick, "quick", false, "fewer jobs, and one round where --rounds says nothing else")
+	f.IntVar(&o.Rounds, "rounds", 3, "runs of each throughput, in turn with its base; medians count")
 	f.StringSliceVar(&o.Only, "only", nil, "parts to run: "+strings.Join(parts, ","))
 	return cmd
 }

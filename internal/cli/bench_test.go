@@ -45,6 +45,7 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench latency --seconds 0", "--seconds 0: must be at least 1"},
 		{"bench ceiling --jobs 0", "--jobs 0"},
 		{"bench big --jobs 9", "--jobs 9: must be at least 10"},
+		{"bench performance --rounds 0", "--rounds 0: must be at least 1"},
 		{"bench performance --only base,fast", `--only "fast": must be some of base,aof,limits,retries,tracing,singles,latency,big`},
 		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
 		{"bench fairness extra", `unknown command "extra"`},
