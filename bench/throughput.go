@@ -155,6 +155,7 @@ func startRun(ctx context.Context, o *FleetOptions, env []string, partitions int
 	if b.space, err = keyspace.New(prefix, partitions); err != nil {
 		return nil, err
 	}
+	forgetPeak()
 	b.f, err = StartFleet(ctx, *o)
 	return b, err
 }

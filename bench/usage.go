@@ -216,6 +216,9 @@ func (f *Fleet) peaks() (map[string]float64, error) {
 	return out, nil
 }
 
+// forgetPeak has this process's peak be of what follows. Where that is not allowed, the peak is that of all runs.
+func forgetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
+
 func peakMB(pid int) (float64, error) {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
