@@ -100,7 +100,7 @@ func TestVanishedStreamIsNoGroup(t *testing.T) {
 	require.NoError(t, r.EnsureGroup(ctx, "s"))
 	replies := make(chan error, 1)
 	go func() {
-		_, err := r.read(ctx, []string{"s"}, 1, MaxBlock)
+		_, err := r.read(ctx, []string{"s"}, 1, MaxBlock, r.decoded)
 		replies <- err
 	}()
 	require.Eventually(t, func() bool { return strings.Contains(c.Cmd.Info(ctx, "clients").Val(), "blocked_clients:1") }, patience, time.Millisecond)

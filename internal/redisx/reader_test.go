@@ -12,7 +12,18 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
+// reads are the two ways to read, which differ in nothing that is seen.
+var reads = map[string]func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error){
+	"any": (*Reader).Read, "small": (*Reader).ReadSmall,
+}
+
 func TestReader(t *testing.T) {
+	for name, read := range reads {
+		t.Run(name, func(t *testing.T) { testReader(t, read) })
+	}
+}
+
+func testReader(t *testing.T, read func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error)) {
 	onBoth(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
@@ -20,10 +31,10 @@ func TestReader(t *testing.T) {
 		first, second := "{0}:a", "{0}:b"
 		both := []string{first, second}
 
-		batches, err := r.Read(ctx, both, 10, 0) // creates both groups
+		batches, err := read(r, ctx, both, 10, 0) // creates both groups
 		require.NoError(t, err)
 		require.Nil(t, batches)
-		batches, err = r.Read(ctx, both, 10, time.Microsecond) // must not turn into "wait for ever"
+		batches, err = read(r, ctx, both, 10, time.Microsecond) // must not turn into "wait for ever"
 		require.NoError(t, err)
 		require.Nil(t, batches)
 
@@ -31,7 +42,7 @@ func TestReader(t *testing.T) {
 		fields := []string{"z", "1", "a", "\x00\xff\r\n$5", "z", "2", "", ""}
 		id := add(t, c, first, fields...)
 		other := add(t, c, second, "k", "v")
-		batches, err = r.Read(ctx, both, 10, MaxBlock)
+		batches, err = read(r, ctx, both, 10, MaxBlock)
 		require.NoError(t, err)
 		require.Equal(t, []Batch{
 			{Stream: first, Entries: []Entry{{ID: id, Fields: fields}}},
@@ -45,7 +56,7 @@ func TestReader(t *testing.T) {
 		for i := range 5 {
 			add(t, c, first, "n", fmt.Sprint(i))
 		}
-		batches, err = r.Read(ctx, both, 3, 0)
+		batches, err = read(r, ctx, both, 3, 0)
 		require.NoError(t, err)
 		require.Len(t, batches, 1)
 		require.Len(t, batches[0].Entries, 3)
@@ -53,6 +64,12 @@ func TestReader(t *testing.T) {
 }
 
 func TestReaderRecreatesGroups(t *testing.T) {
+	for name, read := range reads {
+		t.Run(name, func(t *testing.T) { testRecreates(t, read) })
+	}
+}
+
+func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error)) {
 	onBoth(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
@@ -62,12 +79,12 @@ func TestReaderRecreatesGroups(t *testing.T) {
 
 		require.NoError(t, c.Cmd.FlushAll(ctx).Err())
 		id := add(t, c, "s", "k", "v") // before anyone has noticed
-		batches, err := r.Read(ctx, []string{"s"}, 10, 0)
+		batches, err := read(r, ctx, []string{"s"}, 10, 0)
 		require.NoError(t, err)
 		require.Equal(t, []Batch{{Stream: "s", Entries: []Entry{{ID: id, Fields: []string{"k", "v"}}}}}, batches)
 
 		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
-		_, err = r.Read(ctx, []string{"string"}, 10, 0)
+		_, err = read(r, ctx, []string{"string"}, 10, 0)
 		require.True(t, IsWrongType(err), "%v", err)
 		require.True(t, IsWrongType(r.EnsureGroup(ctx, "string")))
 	})
@@ -138,6 +155,26 @@ func TestDecodeRefusesMalformedReplies(t *testing.T) {
 	require.Empty(t, entries[0].Get("odd"))
 }
 
+func TestDecodeRawRefusesMalformedReplies(t *testing.T) {
+	const whole = "*1\r\n*2\r\n$1\r\ns\r\n*2\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nk\r\n$0\r\n\r\n*2\r\n$3\r\n2-0\r\n*1\r\n$3\r\nodd\r\n"
+	batches, err := decodeRaw([]byte(whole))
+	require.NoError(t, err)
+	require.Equal(t, []Batch{{Stream: "s", Entries: []Entry{{ID: "1-0", Fields: []string{"k", ""}}, {ID: "2-0", Fields: []string{"odd"}}}}}, batches)
+	for n := range len(whole) {
+		_, err := decodeRaw([]byte(whole[:n]))
+		require.ErrorIs(t, err, errMalformed, "%q", whole[:n])
+	}
+	for _, reply := range []string{
+		whole + "x", ":1\r\n", "+OK\r\n", "*1\r\n$1\r\ns\r\n", "*1\r\n*1\r\n$1\r\ns\r\n", "*1\r\n*2\r\n:1\r\n*0\r\n", "*1\r\n*2\r\n$1\r\ns\r\n*9999999999\r\n",
+		"*1\r\n*2\r\n$1\r\ns\r\n*99999999999999999999\r\n", "*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-0\r\n*-1\r\n", "*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*-1\r\n",
+	} {
+		_, err := decodeRaw([]byte(reply))
+		require.ErrorIs(t, err, errMalformed, "%q", reply)
+	}
+	_, err = decodeRaw([]byte("*-1\r\n"))
+	require.ErrorIs(t, err, redis.Nil)
+}
+
 // BenchmarkDecode compares our decoding with go-redis's typed one on a batch of 200 entries of 350 bytes.
 func BenchmarkDecode(b *testing.B) {
 	ctx := context.Background()
@@ -151,6 +188,15 @@ func BenchmarkDecode(b *testing.B) {
 			reply, err := do(ctx, c.Cmd, 4, []any{"xread", "count", 200, "streams", "s", "0"})
 			require.NoError(b, err)
 			batches, err := decodeBatches(reply)
+			require.NoError(b, err)
+			require.Len(b, batches[0].Entries, 200)
+		}
+	})
+	b.Run("small", func(b *testing.B) {
+		b.ReportAllocs()
+		r := NewReader(c, "g", "me")
+		for b.Loop() {
+			batches, err := r.raw(ctx, c.Cmd, 4, []any{"xread", "count", 200, "streams", "s", "0"})
 			require.NoError(b, err)
 			require.Len(b, batches[0].Entries, 200)
 		}

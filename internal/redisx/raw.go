@@ -1,0 +1,151 @@
+package redisx
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// rawReply takes a reply as Redis has written it.
+type rawReply struct{ b []byte }
+
+var rawReplies = sync.Pool{New: func() any { return new(rawReply) }}
+
+// maxRawReply is how large a buffer is kept for the next reply.
+const maxRawReply = 256 << 10
+
+func (w *rawReply) release() {
+	if cap(w.b) <= maxRawReply {
+		w.b = w.b[:0]
+		rawReplies.Put(w)
+	}
+}
+
+func (w *rawReply) Write(p []byte) (int, error) {
+	w.b = append(w.b, p...)
+	return len(p), nil
+}
+
+// ReadFrom is how [io.CopyN] hands on a value, whose length is known.
+func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
+	limited, ok := r.(*io.LimitedReader)
+	if !ok {
+		b, err := io.ReadAll(r)
+		w.b = append(w.b, b...)
+		return int64(len(b)), err
+	}
+	at, n := len(w.b), int(limited.N)
+	w.b = slices.Grow(w.b, n)[:at+n]
+	read, err := io.ReadFull(limited, w.b[at:])
+	w.b = w.b[:at+read]
+	return int64(read), err
+}
+
+// decodeRaw reads the reply of XREADGROUP in RESP2. Each entry is one string, of which its id and fields are parts: so
+// what is kept of one keeps none of the others in memory.
+func decodeRaw(reply []byte) ([]Batch, error) {
+	r := resp{rest: reply}
+	streams := r.head('*')
+	if streams < 0 && !r.bad {
+		return nil, redis.Nil
+	}
+	var batches []Batch
+	var fields []string
+	for ; streams > 0 && !r.bad; streams-- {
+		r.expect(2)
+		b := Batch{Stream: string(r.bulk())}
+		n := r.head('*')
+		if n > 0 && n <= len(r.rest) { // a number that can't be true would ask for all memory
+			b.Entries = make([]Entry, 0, n)
+			fields = make([]string, 0, 2*n)
+		}
+		for ; n > 0 && !r.bad; n-- {
+			var e Entry
+			e, fields = r.entry(fields)
+			b.Entries = append(b.Entries, e)
+		}
+		batches = append(batches, b)
+	}
+	if r.bad || len(r.rest) > 0 {
+		return nil, errMalformed
+	}
+	return batches, nil
+}
+
+// entry reads an entry, whose fields it puts behind the given ones.
+func (r *resp) entry(fields []string) (Entry, []string) {
+	r.expect(2)
+	id := r.bulk()
+	n, size := r.head('*'), len(id)
+	r.parts = r.parts[:0]
+	for ; n > 0 && !r.bad; n-- {
+		v := r.bulk()
+		r.parts = append(r.parts, v)
+		size += len(v)
+	}
+	if n < 0 {
+		r.bad = true
+	}
+	var whole strings.Builder
+	whole.Grow(size)
+	whole.Write(id)
+	first := len(fields)
+	for _, v := range r.parts {
+		at := whole.Len()
+		whole.Write(v)
+		fields = append(fields, whole.String()[at:])
+	}
+	return Entry{ID: whole.String()[:len(id)], Fields: fields[first:len(fields):len(fields)]}, fields
+}
+
+// resp takes values off the front of a reply; bad says that something else was there.
+type resp struct {
+	rest  []byte
+	bad   bool
+	parts [][]byte // of the entry that is read
+}
+
+// head reads the number of a value of this kind, -1 for one that is nil.
+func (r *resp) head(kind byte) int {
+	end := bytes.IndexByte(r.rest, '\n')
+	if r.bad || end < 3 || r.rest[0] != kind || r.rest[end-1] != '\r' {
+		r.bad = true
+		return 0
+	}
+	digits, n := r.rest[1:end-1], 0
+	r.rest = r.rest[end+1:]
+	if string(digits) == "-1" {
+		return -1
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' || len(digits) > 10 {
+			r.bad = true
+			return 0
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n
+}
+
+// expect reads the head of an array of n values.
+func (r *resp) expect(n int) {
+	if r.head('*') != n {
+		r.bad = true
+	}
+}
+
+// bulk reads a string.
+func (r *resp) bulk() []byte {
+	n := r.head('$')
+	if r.bad || n < 0 || n > len(r.rest)-2 || r.rest[n] != '\r' || r.rest[n+1] != '\n' {
+		r.bad = true
+		return nil
+	}
+	v := r.rest[:n]
+	r.rest = r.rest[n+2:]
+	return v
+}
