@@ -29,6 +29,14 @@ var errBlob = errors.New("not a job: group|type|attempt|retries|throttles|losses
 // ParseDelivered reads a ready entry's blob.
 func ParseDelivered(blob string) (Delivered, error) {
 	var d Delivered
+	if err := d.Parse(blob); err != nil {
+		return Delivered{}, err
+	}
+	return d, nil
+}
+
+// Parse is ParseDelivered into an empty d, which is of no use after an error.
+func (d *Delivered) Parse(blob string) error {
 	c := cutter{rest: blob}
 	d.Group, d.Type = c.text(), c.text()
 	d.Attempt, d.Retries, d.Throttles, d.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
@@ -45,16 +53,21 @@ func ParseDelivered(blob string) (Delivered, error) {
 	d.Trace = c.text()
 	d.Payload = c.rest
 	if c.bad || d.Group == "" || d.Type == "" {
-		return Delivered{}, errBlob
+		return errBlob
 	}
-	return d, nil
+	return nil
 }
 
 // Waited reads how long the job has waited for fairness, rate and congestion.
 func (d *Delivered) Waited() (fair, rate, congestion time.Duration) {
-	c := cutter{rest: d.Waits + "|"}
-	ms := func() time.Duration { return time.Duration(c.num()) * time.Millisecond }
-	return ms(), ms(), ms()
+	a, rest, _ := strings.Cut(d.Waits, "|")
+	b, c, _ := strings.Cut(rest, "|")
+	return millis(a), millis(b), millis(c)
+}
+
+func millis(s string) time.Duration {
+	n, _ := number(s)
+	return time.Duration(n) * time.Millisecond
 }
 
 // QueuedWithTrace is the blob from the ordinal on, with the trace context exchanged.
@@ -83,10 +96,30 @@ func (c *cutter) text() string {
 }
 
 func (c *cutter) num() int64 {
-	n, err := strconv.ParseInt(c.text(), 10, 64)
-	if err != nil || n < 0 {
-		c.bad = true
-		return 0
-	}
+	n, ok := number(c.text())
+	c.bad = c.bad || !ok
 	return n
+}
+
+// number reads what is not negative. Nearly all of it is digits, and few of them; the rest is left to strconv.
+func number(s string) (n int64, ok bool) {
+	if len(s) == 0 || len(s) > 18 {
+		return rareNumber(s)
+	}
+	for i := range len(s) {
+		c := s[i] - '0'
+		if c > 9 {
+			return rareNumber(s)
+		}
+		n = 10*n + int64(c)
+	}
+	return n, true
+}
+
+func rareNumber(s string) (int64, bool) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0, false
+	}
+	return n, true
 }

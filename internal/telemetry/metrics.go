@@ -144,19 +144,14 @@ func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 	m.congestion.record(congestion)
 }
 
-// Succeeded counts an attempt that ended well, and records how long the processor ran.
-func (m *WorkerMetrics) Succeeded(took time.Duration) {
-	m.succeeded.add(1)
-	m.duration.record(took)
-}
+// Ran records how long the processor ran in an attempt that has ended, well or not.
+func (m *WorkerMetrics) Ran(took time.Duration) { m.duration.record(took) }
 
-// Failed counts an attempt that did not, and whether it was for running out of time.
-func (m *WorkerMetrics) Failed(took time.Duration, timedOut bool) {
-	m.failed.add(1)
-	if timedOut {
-		m.timedOut.add(1)
-	}
-	m.duration.record(took)
+// Ended counts attempts that ended well, those that did not, and how many of these ran out of time.
+func (m *WorkerMetrics) Ended(succeeded, failed, timedOut int) {
+	m.succeeded.add(succeeded)
+	m.failed.add(failed)
+	m.timedOut.add(timedOut)
 }
 
 // Retried counts n jobs that were sent to run again.

@@ -97,9 +97,10 @@ func TestMetricNames(t *testing.T) {
 	worker.Started(20 * time.Millisecond)
 	worker.Waited(3*time.Millisecond, 40*time.Millisecond, 500*time.Millisecond)
 	worker.Waited(0, 0, 0)
-	worker.Succeeded(100 * time.Millisecond)
-	worker.Failed(time.Second, true)
-	worker.Failed(time.Second, false)
+	worker.Ran(100 * time.Millisecond)
+	worker.Ran(time.Second)
+	worker.Ran(time.Second)
+	worker.Ended(1, 2, 1)
 	worker.Retried(1)
 	worker.DeadLettered(1)
 	worker.Stale(2)
@@ -282,7 +283,8 @@ func BenchmarkRecord(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			worker.Started(time.Millisecond)
-			worker.Succeeded(time.Millisecond)
+			worker.Waited(time.Millisecond, 0, 0)
+			worker.Ran(time.Millisecond)
 		}
 	})
 	require.NoError(b, tel.Shutdown(b.Context()))

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,11 +15,13 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// maxPrefetch bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
+// maxPrefetch bounds what one process starts beyond what runs; maxUnreported what has ended and
+// waits for Redis, while more is read; maxBatch and maxBatchBytes bound one script.
 const (
 	maxPrefetch   = 200
 	maxBatch      = 200
 	maxBatchBytes = 1 << 20
+	maxUnreported = 2 * maxBatch
 )
 
 // prefetchFor is how much work a process takes in advance: it must not idle while the next batch is on its
@@ -35,23 +36,29 @@ type partition struct {
 	ended  *queue
 }
 
-// room is how many more jobs the process may hold.
-func (w *Worker) room() int {
+// room is how many more jobs the process may take. While some wait for a slot it is none until a batch is worth its way, which few open ones
+// say: fewer than so many. What has ended counts apart: nobody else could run it, and it goes in batches of its own.
+func (w *Worker) room() (n, few int) {
 	if w.solo.busy() {
-		return 0
+		return 0, 0
 	}
 	size, _ := w.slots.sizes()
-	target := size
+	ahead := 0
 	if d := w.pace(); d > 0 {
-		target += min(maxPrefetch, int(int64(size)*int64(prefetchFor)/int64(d)))
+		ahead = min(maxPrefetch, int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
-	return target - int(w.held.n.Load())
+	open, all := int(w.held.open.Load()), int(w.held.n.Load())
+	few = size + ahead - ahead/2
+	if open > few {
+		return 0, few
+	}
+	return min(size+ahead-open, size+ahead+maxUnreported-all), few
 }
 
 // feed reads and starts one batch.
 func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 	freed := p.held.freed()
-	room := p.room()
+	room, few := p.room()
 	if pause, ok := p.solo.more(); ok {
 		err := p.read(ctx, 4)
 		select {
@@ -62,6 +69,7 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if room <= 0 {
+		p.held.await(few)
 		select {
 		case <-freed:
 		case <-ctx.Done():
@@ -84,7 +92,7 @@ func (p *partition) read(ctx context.Context, room int) error {
 		if most > 0 {
 			count, block = min(count, most), 0
 		}
-		batches, err := p.reader.Read(ctx, streams, count, block)
+		batches, err := p.reader.ReadSmall(ctx, streams, count, block)
 		if err != nil {
 			return true, err
 		}
@@ -102,16 +110,19 @@ func (p *partition) read(ctx context.Context, room int) error {
 // asked for again until Redis answers or the process stops, and then it is the dispatcher's. It says whether there were suspects.
 func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
 	tasks := make([]*task, 0, len(entries))
-	for _, e := range entries {
-		d, err := lua.ParseDelivered(lua.EntryBlob(e.Fields))
-		if err == nil && d.Type != typ {
-			err = fmt.Errorf("its type is %q", d.Type)
+	proc := p.procs[typ]
+	for i := range entries {
+		e := &entries[i]
+		t := &task{entry: e.ID, part: p, proc: proc}
+		err := t.Parse(lua.EntryBlob(e.Fields))
+		if err == nil && t.Type != typ {
+			err = fmt.Errorf("its type is %q", t.Type)
 		}
 		if err != nil {
-			p.setAside(ctx, typ, e, err)
+			p.setAside(ctx, typ, *e, err)
 			continue
 		}
-		t := &task{Delivered: d, entry: e.ID, attempt: d.Attempt, part: p}
+		t.attempt = t.Attempt
 		if t.suspect() {
 			t.settled, suspects = make(chan struct{}), true
 		}
@@ -120,9 +131,7 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 	if len(tasks) == 0 {
 		return suspects
 	}
-	slices.SortFunc(tasks, func(a, b *task) int {
-		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
-	})
+	slices.SortFunc(tasks, byJob)
 	tasks = slices.CompactFunc(tasks, func(a, b *task) bool {
 		return a.Group == b.Group && a.Ordinal == b.Ordinal && a.Attempt == b.Attempt && a.entry == b.entry
 	})
@@ -148,14 +157,7 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 		p.handBack(started)
 		return suspects
 	}
-	for i, t := range started {
-		select {
-		case p.work <- t:
-		case <-ctx.Done():
-			p.handBack(started[i:])
-			return suspects
-		}
-	}
+	p.line.add(started)
 	return suspects
 }
 
@@ -176,13 +178,14 @@ func (p *partition) setApart(tasks []*task) []*task {
 
 // start asks for the tasks until there is an answer. A lost answer makes the second one raise the attempt.
 func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
-	groups := make([]lua.StartGroup, 0, 8)
-	for _, t := range tasks {
-		if n := len(groups); n == 0 || groups[n-1].Group != t.Group {
-			groups = append(groups, lua.StartGroup{Group: t.Group})
+	groups, jobs := make([]lua.StartGroup, 0, 8), make([]lua.StartJob, len(tasks))
+	first := 0
+	for i, t := range tasks {
+		jobs[i] = lua.StartJob{Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.Attempt}
+		if i == len(tasks)-1 || tasks[i+1].Group != t.Group {
+			groups = append(groups, lua.StartGroup{Group: t.Group, Jobs: jobs[first : i+1]})
+			first = i + 1
 		}
-		g := &groups[len(groups)-1]
-		g.Jobs = append(g.Jobs, lua.StartJob{Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.Attempt})
 	}
 	var r lua.StartReply
 	err := p.insist(ctx, "start jobs", func(ctx context.Context) (err error) {
@@ -192,7 +195,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 	if err != nil {
 		return nil, err
 	}
-	now, i := time.Now(), 0
+	now, turn, i := time.Now(), p.turns.Add(int64(len(tasks)))-int64(len(tasks)), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
 	for g := range groups {
 		for range groups[g].Jobs {
@@ -201,7 +204,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
 			} else {
-				t.attempt, t.begun, t.since, t.turn = int(r.Tokens[i]), true, now, p.turns.Add(1)
+				t.attempt, t.begun, t.since, t.turn = int(r.Tokens[i]), true, now, turn+int64(i)
 				started = append(started, t)
 				if t.Attempt == 1 {
 					p.metrics.Started(now.Sub(t.Accepted))
@@ -212,6 +215,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 	}
 	if len(dropped) > 0 {
 		p.tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
+		p.held.ended(len(dropped))
 		p.held.remove(dropped)
 	}
 	p.started.add(typ, len(started))
@@ -296,9 +300,15 @@ func (p *partition) handBack(tasks []*task) {
 	for _, t := range tasks {
 		if t.ended.CompareAndSwap(false, true) {
 			t.released = true
-			p.ended.add(t)
+			p.end(t)
 		}
 	}
+}
+
+// end has a task reported that has ended.
+func (p *partition) end(t *task) {
+	p.ended.add(t)
+	p.held.ended(1)
 }
 
 // setAside keeps an entry that is no job for a person to look at.

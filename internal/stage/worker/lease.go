@@ -23,7 +23,7 @@ func (w *Worker) renew(ctx context.Context) error {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]lua.Held, len(chunk))
 			for i, t := range chunk {
-				jobs[i] = lua.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt, Known: t.ended.Load() || t.stopped() != nil}
+				jobs[i] = lua.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt, Known: t.ended.Load() || t.ctx.stopped() != nil}
 			}
 			lost, err := lua.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
 			if err != nil {
@@ -34,7 +34,7 @@ func (w *Worker) renew(ctx context.Context) error {
 					w.metrics.LeasesLost(1)
 				}
 				if !chunk[i].ended.Load() {
-					chunk[i].stop(errLost)
+					chunk[i].ctx.stop(errLost)
 				}
 			}
 		}
@@ -67,7 +67,7 @@ func (w *Worker) dropCancelled(ctx context.Context) error {
 		for g, tasks := range groups {
 			if errors.Is(status[g].Err(), redis.Nil) || api.Status(status[g].Val()) == api.StatusCancelled {
 				for _, t := range tasks {
-					t.stop(errCancelled)
+					t.ctx.stop(errCancelled)
 				}
 			}
 		}

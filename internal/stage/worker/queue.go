@@ -10,8 +10,9 @@ import (
 type queue struct {
 	mu     sync.Mutex
 	tasks  []*task
+	want   int // so many are waited for
 	closed bool
-	some   chan struct{} // gets a token when something was added
+	some   chan struct{} // gets a token when there are so many, or none will come
 }
 
 func newQueue() *queue { return &queue{some: make(chan struct{}, 1)} }
@@ -19,8 +20,11 @@ func newQueue() *queue { return &queue{some: make(chan struct{}, 1)} }
 func (q *queue) add(t *task) {
 	q.mu.Lock()
 	q.tasks = append(q.tasks, t)
+	enough := len(q.tasks) == q.want
 	q.mu.Unlock()
-	q.signal()
+	if enough {
+		q.signal()
+	}
 }
 
 // close says that nothing more will be added.
@@ -38,23 +42,22 @@ func (q *queue) signal() {
 	}
 }
 
-func (q *queue) len() int {
+// has says whether there are n tasks, or none will come any more. If not, a token follows when there are.
+func (q *queue) has(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.tasks)
+	q.want = n
+	return len(q.tasks) >= n || q.closed
 }
 
 // wait returns true once there is a task, false when none will come.
 func (q *queue) wait() bool {
-	for {
-		q.mu.Lock()
-		n, closed := len(q.tasks), q.closed
-		q.mu.Unlock()
-		if n > 0 || closed {
-			return n > 0
-		}
+	for !q.has(1) {
 		<-q.some
 	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.tasks) > 0
 }
 
 // take returns the oldest tasks, at most most of them and about so many bytes, but one at least.

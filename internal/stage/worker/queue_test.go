@@ -26,7 +26,7 @@ func TestQueue(t *testing.T) {
 		got = append(got, batch)
 	}
 	require.Equal(t, [][]int{{1, 2, 3}, {4}}, got) // the third went over the bytes, and would have made the number anyway
-	require.Zero(t, q.len())
+	require.Empty(t, q.tasks)
 
 	q = newQueue()
 	for range 3 {
@@ -97,12 +97,12 @@ func TestLate(t *testing.T) {
 func TestRunTimes(t *testing.T) {
 	r, now := newRunTimes(), time.Now()
 	require.Empty(t, r.milliseconds(now))
-	r.add("A", 10*time.Millisecond)
-	r.add("A", 30*time.Millisecond)
-	r.add("B", time.Second)
+	r.add("A", 2, 40*time.Millisecond)
+	r.add("B", 1, time.Second)
+	r.add("C", 0, 0)
 	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(500*time.Millisecond)))
 	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(time.Second)), "a type that rests")
-	r.add("A", 120*time.Millisecond)
+	r.add("A", 1, 120*time.Millisecond)
 	got := r.milliseconds(now.Add(time.Second + runAge))
 	require.InDelta(t, 20+100*(1-1/math.E), got["A"], 0.01)
 	require.InDelta(t, 1000, got["B"], 0)

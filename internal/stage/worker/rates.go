@@ -99,11 +99,15 @@ func newRunTimes() *runTimes {
 	return &runTimes{sum: map[string]time.Duration{}, n: map[string]int{}, mean: map[string]float64{}}
 }
 
-func (r *runTimes) add(typ string, took time.Duration) {
+// add counts n jobs that ran for so long together.
+func (r *runTimes) add(typ string, n int, took time.Duration) {
+	if n == 0 {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sum[typ] += took
-	r.n[typ]++
+	r.n[typ] += n
 }
 
 // milliseconds are the means of all types of which a job has ended. A type that rests keeps its own.

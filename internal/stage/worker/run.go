@@ -27,30 +27,21 @@ var (
 // run runs one task in a slot and says whether the slot may go on: false when the watchdog has given the
 // task up meanwhile and another slot has taken this one's place.
 func (w *Worker) run(ctx context.Context, t *task) bool {
-	now := time.Now()
-	t.began.Store(&now)
-	w.metrics.Waited(t.Waited())
-	limit := t.timeout(w.cfg.JobTimeout)
-	timed, release := context.WithDeadline(ctx, now.Add(limit))
-	defer release()
-	jobCtx, cancel := context.WithCancelCause(timed)
-	defer cancel(nil)
-	t.mu.Lock()
-	t.cancel = cancel
-	if t.cause != nil {
-		cancel(t.cause)
-	}
-	t.mu.Unlock()
-
-	jobCtx, span := w.startSpan(jobCtx, t, now)
+	began, limit := clock(), t.timeout(w.cfg.JobTimeout)
+	t.began.Store(began)
+	t.ctx.begin(ctx, began, limit)
+	defer t.ctx.end()
+	jobCtx, span := w.startSpan(&t.ctx, t)
 	result, err := w.process(jobCtx, t)
-	took := time.Since(now)
+	now := clock()
 	if !t.ended.CompareAndSwap(false, true) {
-		span.End()
+		if span != nil {
+			span.End()
+		}
 		return false
 	}
-	w.finish(jobCtx, t, span, result, err, took, limit)
-	t.part.ended.add(t)
+	w.finish(t, span, result, err, now, limit)
+	t.part.end(t)
 	return true
 }
 
@@ -67,7 +58,7 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 			err = processor.Retry("PANIC", errors.New("the processor panicked"))
 		}
 	}()
-	result, err := w.procs[t.Type].Process(ctx, processor.Job{
+	result, err := t.proc.Process(ctx, processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
 		Payload: json.RawMessage(t.payload), Attempt: t.attempt, AcceptedAt: t.Accepted,
 	})
@@ -78,21 +69,19 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 }
 
 // finish turns what the processor answered into the task's outcome.
-func (w *Worker) finish(ctx context.Context, t *task, span trace.Span, result []byte, err error, took, limit time.Duration) {
-	t.took, t.result = took, result
-	w.durable.add(took)
-	w.ran.add(t.Type, took)
-	cause := context.Cause(ctx)
+func (w *Worker) finish(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
+	t.took, t.result = time.Duration(now-t.began.Load()), result
+	w.durable.add(t.took)
+	cause := t.ctx.ended(now)
 	switch {
-	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || took >= limit):
+	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.took >= limit):
 		err = timeoutError(limit) // what comes after the time is up counts no more as done
 	case err != nil && interrupted(cause):
 		t.released = true
 	}
 	t.verdict = processor.Classify(err)
-	w.count(t)
 	t.trace = t.Trace
-	if span.SpanContext().IsValid() {
+	if span != nil && span.SpanContext().IsValid() {
 		if err != nil {
 			span.SetStatus(codes.Error, t.verdict.Code)
 		}
@@ -109,26 +98,18 @@ func timeoutError(limit time.Duration) error {
 	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
 }
 
-func (w *Worker) count(t *task) {
-	switch {
-	case t.released:
-	case t.verdict.Kind == processor.Done:
-		w.metrics.Succeeded(t.took)
-	default:
-		w.metrics.Failed(t.took, t.verdict.Code == processor.CodeTimeout)
-	}
-}
+var noResult = []byte("null") // never written to
 
 // encodeResult gives the result's JSON on one line.
 func encodeResult(result any) ([]byte, error) {
 	var b []byte
 	switch v := result.(type) {
 	case nil:
-		return []byte("null"), nil
+		return noResult, nil
 	case json.RawMessage:
 		b = v
 		if len(b) == 0 {
-			return []byte("null"), nil
+			return noResult, nil
 		}
 		if len(b) <= processor.MaxResultBytes {
 			var line bytes.Buffer
@@ -149,12 +130,13 @@ func encodeResult(result any) ([]byte, error) {
 	return b, nil
 }
 
-func (w *Worker) startSpan(ctx context.Context, t *task, now time.Time) (context.Context, trace.Span) {
+// startSpan returns no span for a job that has no trace.
+func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace.Span) {
 	if t.Trace == "" {
-		return ctx, trace.SpanFromContext(ctx)
+		return ctx, nil
 	}
 	return w.tel.StartJob(ctx, telemetry.JobSpan{
-		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer, Start: now}, func() []attribute.KeyValue {
+		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer}, func() []attribute.KeyValue {
 		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.part.p.Ready(t.Type))
 		attrs = append(attrs, telemetry.MessageID(t.entry))
 		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.attempt)...)

@@ -25,64 +25,111 @@ func (p *partition) settle(ctx context.Context) {
 	defer timer.Stop()
 	for p.ended.wait() {
 		timer.Reset(linger)
-		for late := false; !late && p.ended.len() < min(maxBatch, int(p.held.n.Load())); {
+		for late := false; !late && !p.ended.has(min(maxBatch, int(p.held.n.Load()))); {
 			select {
 			case <-p.ended.some:
 			case <-timer.C:
 				late = true
 			}
 		}
-		p.report(ctx, p.ended.take(maxBatch, maxBatchBytes))
+		batch := p.ended.take(maxBatch, maxBatchBytes)
+		slices.SortFunc(batch, func(a, b *task) int { return cmp.Or(cmp.Compare(a.Type, b.Type), byJob(a, b)) })
+		for len(batch) > 0 {
+			n := 1
+			for n < len(batch) && batch[n].Type == batch[0].Type {
+				n++
+			}
+			p.measure(batch[:n])
+			p.report(ctx, batch[:n])
+			batch = batch[n:]
+		}
 	}
 }
 
-// report sends a batch until Redis has taken it. A repeated one is stale and changes nothing.
-func (p *partition) report(ctx context.Context, batch []*task) {
-	for key, tasks := range byStream(batch) {
-		slices.SortFunc(tasks, func(a, b *task) int {
-			return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
-		})
-		groups := make([]lua.GroupOutcome, 0, 8)
-		for _, t := range tasks {
-			if n := len(groups); n == 0 || groups[n-1].Group != t.Group {
-				groups = append(groups, lua.GroupOutcome{Group: t.Group})
-			}
-			g := &groups[len(groups)-1]
-			if !t.released && t.began.Load() != nil {
-				g.Took, g.Ran = g.Took+t.took, g.Ran+1
-			}
-			p.describe(g, t)
-		}
-		var r lua.OutcomeReply
-		err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
-			r, err = lua.Outcome(ctx, p.conn.Cmd, p.p, key.typ, p.cfg.Congestion, groups)
-			return err
-		})
-		if err != nil && len(tasks) > 1 && ctx.Err() == nil {
-			for _, t := range tasks { // one of them may spoil it for the others
-				p.report(ctx, []*task{t})
-			}
+// byJob brings a group's jobs together, by their ordinals.
+func byJob(a, b *task) int {
+	if a.Group != b.Group {
+		return cmp.Compare(a.Group, b.Group)
+	}
+	return cmp.Compare(a.Ordinal, b.Ordinal)
+}
+
+// measure counts attempts of one type that have ended, and how long they took.
+func (p *partition) measure(batch []*task) {
+	var ran, succeeded, failed, timedOut int
+	var took time.Duration
+	for _, t := range batch {
+		if t.began.Load() == 0 {
 			continue
 		}
-		p.held.remove(tasks)
-		if err != nil {
-			p.tel.Log.Error("outcomes could not be reported, the jobs will run again", "type", key.typ, "jobs", len(tasks), "error", err)
-		} else if r.Stale > 0 {
-			p.metrics.Stale(int(r.Stale))
-			p.tel.Log.Info("stale outcomes changed nothing", "type", key.typ, "stale", r.Stale)
+		ran, took = ran+1, took+t.took
+		p.metrics.Waited(t.Waited())
+		switch {
+		case t.released:
+			continue
+		case t.verdict.Kind == processor.Done:
+			succeeded++
+		default:
+			failed++
+			if t.verdict.Code == processor.CodeTimeout {
+				timedOut++
+			}
 		}
+		p.metrics.Ran(t.took)
+	}
+	p.ran.add(batch[0].Type, ran, took)
+	p.metrics.Ended(succeeded, failed, timedOut)
+}
+
+// report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is stale and changes nothing.
+func (p *partition) report(ctx context.Context, batch []*task) {
+	typ, size := batch[0].Type, 0
+	for _, t := range batch {
+		size += len(t.result) + lineBytes
+	}
+	lines, done := make([]byte, 0, size), make([]lua.DoneJob, 0, len(batch))
+	groups := make([]lua.GroupOutcome, 0, 8)
+	for _, t := range batch {
+		if n := len(groups); n == 0 || groups[n-1].Group != t.Group {
+			groups = append(groups, lua.GroupOutcome{Group: t.Group, Done: done[len(done):]})
+		}
+		g := &groups[len(groups)-1]
+		if !t.released && t.began.Load() != 0 {
+			g.Took, g.Ran = g.Took+t.took, g.Ran+1
+		}
+		if t.released || t.verdict.Kind != processor.Done {
+			g.Others = append(g.Others, p.other(t))
+			continue
+		}
+		at := len(lines)
+		lines = appendLine(lines, t)
+		done = append(done, lua.DoneJob{
+			Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Line: lines[at:], Trace: t.trace, Marked: t.large || t.attempt > 1,
+		})
+		g.Done = g.Done[:len(g.Done)+1] // which is where it was put
+	}
+	var r lua.OutcomeReply
+	err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
+		r, err = lua.Outcome(ctx, p.conn.Cmd, p.p, typ, p.cfg.Congestion, groups)
+		return err
+	})
+	if err != nil && len(batch) > 1 && ctx.Err() == nil {
+		for i := range batch { // one of them may spoil it for the others
+			p.report(ctx, batch[i:i+1])
+		}
+		return
+	}
+	p.held.remove(batch)
+	if err != nil {
+		p.tel.Log.Error("outcomes could not be reported, the jobs will run again", "type", typ, "jobs", len(batch), "error", err)
+	} else if r.Stale > 0 {
+		p.metrics.Stale(int(r.Stale))
+		p.tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
 	}
 }
 
-// describe adds a task to its group's outcome.
-func (p *partition) describe(g *lua.GroupOutcome, t *task) {
-	if !t.released && t.verdict.Kind == processor.Done {
-		g.Done = append(g.Done, lua.DoneJob{
-			Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Line: resultLine(t), Trace: t.trace,
-			Marked: t.large || t.attempt > 1,
-		})
-		return
-	}
+// other is the outcome of a task that is not done.
+func (p *partition) other(t *task) lua.OtherJob {
 	o := lua.OtherJob{
 		Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Retries: t.Retries, Throttles: t.Throttles, Losses: t.Losses,
 		Waits: t.Waits, Queued: []byte(t.QueuedWithTrace(t.nextTrace())), Code: t.verdict.Code, Text: t.verdict.Message,
@@ -110,7 +157,7 @@ func (p *partition) describe(g *lua.GroupOutcome, t *task) {
 		o.Kind = lua.OutcomeFailed
 		p.metrics.DeadLettered(1)
 	}
-	g.Others = append(g.Others, o)
+	return o
 }
 
 // nextTrace is the context that the job's next step follows.
@@ -130,16 +177,36 @@ func (p *partition) backoff(tries int) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/10+1))
 }
 
-// resultLine is a job's line in the group's results.
-func resultLine(t *task) []byte {
-	b := make([]byte, 0, 72+len(t.result))
+// lineBytes is what a job's line has beside its data, at most.
+const lineBytes = 112
+
+// appendLine appends a job's line in the group's results.
+func appendLine(b []byte, t *task) []byte {
 	b = append(b, `{"ordinal":`...)
 	b = strconv.AppendInt(b, t.Ordinal, 10)
 	b = append(b, `,"duration_ms":`...)
-	b = strconv.AppendFloat(b, float64(t.took.Microseconds())/1000, 'f', -1, 64)
+	b = appendMillis(b, t.took)
 	b = append(b, `,"attempts":`...)
 	b = strconv.AppendInt(b, int64(t.attempt), 10)
 	b = append(b, `,"data":`...)
 	b = append(b, t.result...)
 	return append(b, '}')
+}
+
+// appendMillis writes milliseconds, to the microsecond, without zeros at the end.
+func appendMillis(b []byte, d time.Duration) []byte {
+	us := d.Microseconds()
+	b = strconv.AppendInt(b, us/1000, 10)
+	part := us % 1000
+	if part == 0 {
+		return b
+	}
+	b = append(b, '.', byte('0'+part/100))
+	if part%100 != 0 {
+		b = append(b, byte('0'+part/10%10))
+	}
+	if part%10 != 0 {
+		b = append(b, byte('0'+part%10))
+	}
+	return b
 }

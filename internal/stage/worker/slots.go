@@ -26,8 +26,9 @@ type slots struct {
 }
 
 type slot struct {
-	quit chan struct{}
-	now  atomic.Pointer[task]
+	quit   chan struct{}
+	closed atomic.Bool // quit is
+	now    atomic.Pointer[task]
 }
 
 func newSlots(w *Worker, size int) *slots {
@@ -83,38 +84,31 @@ func (s *slots) fit() {
 	for len(s.all) > n {
 		last := s.all[len(s.all)-1]
 		s.all = s.all[:len(s.all)-1]
+		last.closed.Store(true)
 		close(last.quit)
 	}
+	s.w.line.wake()
 }
 
 func (s *slots) serve(ctx context.Context, sl *slot) {
-	for {
-		select { // alone, so that a closed slot takes no more
-		case <-sl.quit:
-			s.wg.Done()
-			return
-		default:
+	for t := s.w.line.next(sl); t != nil; t = s.w.line.next(sl) {
+		passed := s.w.solo.pass(sl.quit)
+		if !t.taken.CompareAndSwap(false, true) {
+			continue // it waited too long, and was handed back
 		}
-		select {
-		case <-sl.quit:
-		case t := <-s.w.work:
-			passed := s.w.solo.pass(sl.quit)
-			if !t.taken.CompareAndSwap(false, true) {
-				continue // it waited too long, and was handed back
-			}
-			if !passed || t.stopped() != nil {
-				t.part.handBack([]*task{t})
-				continue
-			}
-			sl.now.Store(t)
-			s.active.Add(1)
-			if !s.w.run(ctx, t) {
-				return // replace has counted this slot out
-			}
-			s.active.Add(-1)
-			sl.now.Store(nil)
+		if !passed || t.ctx.stopped() != nil {
+			t.part.handBack([]*task{t})
+			continue
 		}
+		sl.now.Store(t)
+		s.active.Add(1)
+		if !s.w.run(ctx, t) {
+			return // replace has counted this slot out
+		}
+		s.active.Add(-1)
+		sl.now.Store(nil)
 	}
+	s.wg.Done()
 }
 
 // current are ids of jobs that run now, at most n.
@@ -135,22 +129,22 @@ func (s *slots) current(n int) []string {
 }
 
 // age is how long the running jobs have run on average, of some hundred at most; 0 while a slot is free.
-func (s *slots) age(now time.Time) time.Duration {
+func (s *slots) age(now int64) time.Duration {
 	if size, active := s.sizes(); active < size {
 		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sum, n := time.Duration(0), 0
+	sum, n := int64(0), int64(0)
 	for _, sl := range s.all[:min(len(s.all), 100)] {
 		if t := sl.now.Load(); t != nil {
-			if began := t.began.Load(); began != nil {
-				sum += now.Sub(*began)
+			if began := t.began.Load(); began != 0 {
+				sum += now - began
 				n++
 			}
 		}
 	}
-	return sum / time.Duration(max(1, n))
+	return time.Duration(sum / max(1, n))
 }
 
 // replace gives up a slot whose job does not end, and opens another in its place.

@@ -179,12 +179,12 @@ func (s *solo) empty(ctx context.Context) bool {
 func (s *solo) runAlone(ctx, after context.Context, t *task) {
 	p := t.part
 	p.held.untrack(t)
-	if ctx.Err() != nil || t.stopped() != nil {
+	if ctx.Err() != nil || t.ctx.stopped() != nil {
 		p.handBack([]*task{t})
 		return
 	}
 	// Who has just looked at what is held may still read the one that waited.
-	t = &task{Delivered: t.Delivered, entry: t.entry, attempt: t.Attempt, part: p, settled: t.settled}
+	t = &task{Delivered: t.Delivered, entry: t.entry, attempt: t.Attempt, part: p, proc: t.proc, settled: t.settled}
 	started, err := p.start(ctx, t.Type, []*task{t})
 	if err != nil {
 		p.handBack([]*task{t})

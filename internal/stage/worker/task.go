@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +17,7 @@ type task struct {
 	attempt int // the one to report under
 	terms   lua.GroupTerms
 	part    *partition
+	proc    processor.Processor
 	payload string
 	large   bool          // the payload lies in a key of its own
 	begun   bool          // Redis has it in flight
@@ -26,12 +26,13 @@ type task struct {
 	taken   atomic.Bool   // by a slot, or by who hands it back
 	settled chan struct{} // of a suspect: closed when it is held no more
 
+	before, behind *task // among those that are held
+	tracked        bool
+
 	// While it runs:
-	began  atomic.Pointer[time.Time] // nil before; with the monotonic clock, so that a stepping one gives up nothing
-	ended  atomic.Bool               // whoever sets it reports the outcome
-	cancel context.CancelCauseFunc
-	mu     sync.Mutex // guards cancel and cause
-	cause  error      // why it was cancelled before it ran
+	began atomic.Int64 // by clock; 0 before
+	ended atomic.Bool  // whoever sets it reports the outcome
+	ctx   jobContext
 
 	// How it ended:
 	verdict  processor.Verdict
@@ -39,24 +40,6 @@ type task struct {
 	took     time.Duration
 	released bool   // it ended without an outcome
 	trace    string // for the reduce span
-}
-
-// stop ends the task's context, now or as soon as it has one.
-func (t *task) stop(cause error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.cause == nil {
-		t.cause = cause
-	}
-	if t.cancel != nil {
-		t.cancel(cause)
-	}
-}
-
-func (t *task) stopped() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.cause
 }
 
 // size is what the task's outcome weighs on its way to Redis, in bytes, roughly.
@@ -73,23 +56,34 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 // held are the tasks of this process that are not settled; leases are renewed for those that were started.
 type held struct {
 	mu      sync.Mutex
-	tasks   map[*task]struct{}
-	n       atomic.Int64
+	first   *task         // of those that were started
+	n       atomic.Int64  // all that were read
+	open    atomic.Int64  // those of them that have not ended: they run, or wait to
+	low     atomic.Int64  // that few open ones are waited for
 	changed chan struct{} // closed and replaced when some were let go, or more may be held
 }
 
 func newHeld() *held {
-	return &held{tasks: map[*task]struct{}{}, changed: make(chan struct{})}
+	h := &held{changed: make(chan struct{})}
+	h.low.Store(-1)
+	return h
 }
 
 // reserve counts n tasks that were read; track then names those that were started.
-func (h *held) reserve(n int) { h.n.Add(int64(n)) }
+func (h *held) reserve(n int) {
+	h.n.Add(int64(n))
+	h.open.Add(int64(n))
+}
 
 func (h *held) track(tasks []*task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range tasks {
-		h.tasks[t] = struct{}{}
+		t.tracked, t.before, t.behind = true, nil, h.first
+		if h.first != nil {
+			h.first.before = t
+		}
+		h.first = t
 	}
 }
 
@@ -97,13 +91,46 @@ func (h *held) track(tasks []*task) {
 func (h *held) untrack(t *task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.tasks, t)
+	h.unlink(t)
 }
 
+// unlink takes a task out of the list; the lock is held.
+func (h *held) unlink(t *task) {
+	if !t.tracked {
+		return
+	}
+	if t.before != nil {
+		t.before.behind = t.behind
+	} else {
+		h.first = t.behind
+	}
+	if t.behind != nil {
+		t.behind.before = t.before
+	}
+	t.tracked, t.before, t.behind = false, nil, nil
+}
+
+// ended says that n tasks are not open any more.
+func (h *held) ended(n int) {
+	low := h.low.Load()
+	if h.open.Add(-int64(n)) <= low && h.low.CompareAndSwap(low, -1) {
+		h.signal()
+	}
+}
+
+// await has a signal follow when no more than n tasks are open.
+func (h *held) await(n int) {
+	h.low.Store(int64(n))
+	if h.open.Load() <= int64(n) {
+		h.signal()
+	}
+}
+
+// remove lets go of tasks that have ended.
 func (h *held) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
-		delete(h.tasks, t)
+		h.unlink(t)
 		if t.settled != nil {
 			close(t.settled)
 		}
@@ -148,8 +175,8 @@ func (h *held) empty(within time.Duration) bool {
 func (h *held) all() []*task {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := make([]*task, 0, len(h.tasks))
-	for t := range h.tasks {
+	var out []*task
+	for t := h.first; t != nil; t = t.behind {
 		out = append(out, t)
 	}
 	return out

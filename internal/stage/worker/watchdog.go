@@ -28,12 +28,12 @@ func (w *Worker) watchdog(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			tasks := w.held.all()
-			w.handBackLate(tasks, now)
+		case at := <-tick.C:
+			tasks, now := w.held.all(), clock()
+			w.handBackLate(tasks, at)
 			for _, t := range tasks {
 				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
-				if began == nil || now.Sub(*began) < limit+min(overrun, limit) {
+				if began == 0 || time.Duration(now-began) < limit+min(overrun, limit) {
 					continue
 				}
 				w.abandon(t, func() {
@@ -50,12 +50,11 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	if !t.ended.CompareAndSwap(false, true) {
 		return
 	}
-	t.took = time.Since(*t.began.Load())
+	t.took = time.Duration(clock() - t.began.Load())
 	outcome()
-	w.count(t)
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
 	w.slots.replace(t)
-	t.part.ended.add(t)
+	t.part.end(t)
 }
 
 // pace is how long a job takes: as the last ones did, or longer where all that run now have. So jobs that turn slow
@@ -65,13 +64,13 @@ func (w *Worker) pace() time.Duration {
 	if d == 0 {
 		return 0
 	}
-	return max(d, w.slots.age(time.Now()))
+	return max(d, w.slots.age(clock()))
 }
 
 // handBackLate releases what was started in the belief that it would run soon, and has not.
 func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 	size, active := w.slots.sizes()
-	each := max(w.durable.value(), w.slots.age(now))
+	each := max(w.durable.value(), w.slots.age(clock()))
 	switch {
 	case w.solo.busy():
 		each = math.MaxInt64 // nobody knows when the suspect's turn is over
@@ -105,25 +104,21 @@ func (w *Worker) drain(giveUp func()) {
 	for t := w.solo.pop(); t != nil; t = w.solo.pop() {
 		t.part.handBack([]*task{t})
 	}
-	for len(w.work) > 0 {
-		select {
-		case t := <-w.work:
-			t.part.handBack([]*task{t})
-		default: // a slot was faster
-		}
+	for _, t := range w.line.clear() {
+		t.part.handBack([]*task{t})
 	}
 	if w.held.empty(w.cfg.Grace) {
 		return
 	}
 	w.tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", w.slots.active.Load())
 	for _, t := range w.held.all() {
-		t.stop(errShutdown)
+		t.ctx.stop(errShutdown)
 	}
 	if w.held.empty(overrun) {
 		return
 	}
 	for _, t := range w.held.all() {
-		if t.began.Load() != nil {
+		if t.began.Load() != 0 {
 			w.abandon(t, func() { t.released = true })
 		}
 	}

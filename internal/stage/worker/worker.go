@@ -51,7 +51,7 @@ type Worker struct {
 	procs   map[string]processor.Processor
 	types   []string
 
-	work     chan *task
+	line     *line
 	held     *held
 	slots    *slots
 	solo     *solo
@@ -67,7 +67,7 @@ type Worker struct {
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, procs ...processor.Processor) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, work: make(chan *task, maxPrefetch), held: newHeld(), ran: newRunTimes(),
+		procs: map[string]processor.Processor{}, line: newLine(), held: newHeld(), ran: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
