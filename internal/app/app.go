@@ -41,7 +41,10 @@ type Options struct {
 func Main(role string, run func(context.Context, *Process) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // from then on signals do what they do by default
-	os.Exit(Run(ctx, Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run))
+	ballast := newBallast()
+	code := Run(ctx, Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run)
+	runtime.KeepAlive(ballast)
+	os.Exit(code)
 }
 
 // Run runs a role until run returns, and returns the exit code. Run should return when ctx ends, which is no

@@ -22,6 +22,7 @@ import (
 	noopmetric "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/exemplar"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -141,7 +142,8 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 	if err != nil {
 		return fmt.Errorf("create metrics exporter: %w", err)
 	}
-	readers := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(scraped)}
+	// No exemplars: instruments record without a context, so each look for one would be in vain.
+	readers := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(scraped), sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter)}
 	pushed, err := metricReader(ctx)
 	if err != nil {
 		return err
