@@ -86,12 +86,13 @@ type cutter struct {
 }
 
 func (c *cutter) text() string {
-	v, rest, ok := strings.Cut(c.rest, "|")
-	if !ok {
+	end := strings.IndexByte(c.rest, '|')
+	if end < 0 {
 		c.bad = true
 		return ""
 	}
-	c.rest = rest
+	v := c.rest[:end]
+	c.rest = c.rest[end+1:]
 	return v
 }
 

@@ -55,3 +55,12 @@ func FuzzParseDelivered(f *testing.F) {
 		d.Waited()
 	})
 }
+
+func BenchmarkParseDelivered(b *testing.B) {
+	blob := "bench-group-7|NOOP|1|0|0|0|70|8|0|1700000000123||123456|1700000000000||" + `{"pad":"` + strings.Repeat("x", 190) + `"}`
+	b.ReportAllocs()
+	for b.Loop() {
+		var d lua.Delivered
+		require.NoError(b, d.Parse(blob))
+	}
+}

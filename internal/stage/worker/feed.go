@@ -36,11 +36,12 @@ type partition struct {
 	ended  *queue
 }
 
-// room is how many more jobs the process may take. While some wait for a slot it is none until a batch is worth its way, which few open ones
-// say: fewer than so many. What has ended counts apart: nobody else could run it, and it goes in batches of its own.
+// room is how many more jobs the process may take. While enough wait for a slot it is none, so that a read brings a batch: until no more than
+// few are open, or, where that is negative, until something is let go. What has ended counts apart: nobody else could run it, and it goes in
+// batches of its own.
 func (w *Worker) room() (n, few int) {
 	if w.solo.busy() {
-		return 0, 0
+		return 0, -1
 	}
 	size, _ := w.slots.sizes()
 	ahead := 0
@@ -48,11 +49,10 @@ func (w *Worker) room() (n, few int) {
 		ahead = min(maxPrefetch, int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
 	open, all := int(w.held.open.Load()), int(w.held.n.Load())
-	few = size + ahead - ahead/2
-	if open > few {
+	if few = size + ahead - max(1, ahead/2); open > few {
 		return 0, few
 	}
-	return min(size+ahead-open, size+ahead+maxUnreported-all), few
+	return min(size+ahead-open, size+ahead+maxUnreported-all), -1
 }
 
 // feed reads and starts one batch.
@@ -109,32 +109,10 @@ func (p *partition) read(ctx context.Context, room int) error {
 // take starts a batch of entries and hands it to the pool. What can't be started stays pending: it is
 // asked for again until Redis answers or the process stops, and then it is the dispatcher's. It says whether there were suspects.
 func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
-	tasks := make([]*task, 0, len(entries))
-	proc := p.procs[typ]
-	for i := range entries {
-		e := &entries[i]
-		t := &task{entry: e.ID, part: p, proc: proc}
-		err := t.Parse(lua.EntryBlob(e.Fields))
-		if err == nil && t.Type != typ {
-			err = fmt.Errorf("its type is %q", t.Type)
-		}
-		if err != nil {
-			p.setAside(ctx, typ, *e, err)
-			continue
-		}
-		t.attempt = t.Attempt
-		if t.suspect() {
-			t.settled, suspects = make(chan struct{}), true
-		}
-		tasks = append(tasks, t)
-	}
+	tasks, suspects := p.tasks(ctx, typ, entries)
 	if len(tasks) == 0 {
 		return suspects
 	}
-	slices.SortFunc(tasks, byJob)
-	tasks = slices.CompactFunc(tasks, func(a, b *task) bool {
-		return a.Group == b.Group && a.Ordinal == b.Ordinal && a.Attempt == b.Attempt && a.entry == b.entry
-	})
 	p.held.reserve(len(tasks))
 	if ctx.Err() != nil {
 		p.handBack(tasks)
@@ -159,6 +137,34 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 	}
 	p.line.add(started)
 	return suspects
+}
+
+// tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
+func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
+	tasks = make([]*task, 0, len(entries))
+	proc := p.procs[typ]
+	for i := range entries {
+		e := &entries[i]
+		t := &task{entry: e.ID, part: p, proc: proc}
+		err := t.Parse(lua.EntryBlob(e.Fields))
+		if err == nil && t.Type != typ {
+			err = fmt.Errorf("its type is %q", t.Type)
+		}
+		if err != nil {
+			p.setAside(ctx, typ, *e, err)
+			continue
+		}
+		t.attempt = t.Attempt
+		if t.suspect() {
+			t.settled, suspects = make(chan struct{}), true
+		}
+		tasks = append(tasks, t)
+	}
+	slices.SortFunc(tasks, byJob)
+	tasks = slices.CompactFunc(tasks, func(a, b *task) bool {
+		return a.Group == b.Group && a.Ordinal == b.Ordinal && a.Attempt == b.Attempt && a.entry == b.entry
+	})
+	return tasks, suspects
 }
 
 // setApart has suspects run alone, whose leases are kept while they wait, hands those back that may not wait here, and returns what is none.

@@ -83,7 +83,30 @@ func (p *partition) measure(batch []*task) {
 
 // report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is stale and changes nothing.
 func (p *partition) report(ctx context.Context, batch []*task) {
-	typ, size := batch[0].Type, 0
+	typ, groups := batch[0].Type, p.outcomes(batch)
+	var r lua.OutcomeReply
+	err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
+		r, err = lua.Outcome(ctx, p.conn.Cmd, p.p, typ, p.cfg.Congestion, groups)
+		return err
+	})
+	if err != nil && len(batch) > 1 && ctx.Err() == nil {
+		for i := range batch { // one of them may spoil it for the others
+			p.report(ctx, batch[i:i+1])
+		}
+		return
+	}
+	p.held.remove(batch)
+	if err != nil {
+		p.tel.Log.Error("outcomes could not be reported, the jobs will run again", "type", typ, "jobs", len(batch), "error", err)
+	} else if r.Stale > 0 {
+		p.metrics.Stale(int(r.Stale))
+		p.tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
+	}
+}
+
+// outcomes are those of a batch, by group.
+func (p *partition) outcomes(batch []*task) []lua.GroupOutcome {
+	size := 0
 	for _, t := range batch {
 		size += len(t.result) + lineBytes
 	}
@@ -108,24 +131,7 @@ func (p *partition) report(ctx context.Context, batch []*task) {
 		})
 		g.Done = g.Done[:len(g.Done)+1] // which is where it was put
 	}
-	var r lua.OutcomeReply
-	err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
-		r, err = lua.Outcome(ctx, p.conn.Cmd, p.p, typ, p.cfg.Congestion, groups)
-		return err
-	})
-	if err != nil && len(batch) > 1 && ctx.Err() == nil {
-		for i := range batch { // one of them may spoil it for the others
-			p.report(ctx, batch[i:i+1])
-		}
-		return
-	}
-	p.held.remove(batch)
-	if err != nil {
-		p.tel.Log.Error("outcomes could not be reported, the jobs will run again", "type", typ, "jobs", len(batch), "error", err)
-	} else if r.Stale > 0 {
-		p.metrics.Stale(int(r.Stale))
-		p.tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
-	}
+	return groups
 }
 
 // other is the outcome of a task that is not done.

@@ -118,7 +118,7 @@ func (h *held) ended(n int) {
 	}
 }
 
-// await has a signal follow when no more than n tasks are open.
+// await has a signal follow when no more than n tasks are open, which they were a moment ago; none where n is negative.
 func (h *held) await(n int) {
 	h.low.Store(int64(n))
 	if h.open.Load() <= int64(n) {

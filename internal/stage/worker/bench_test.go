@@ -1,0 +1,50 @@
+package worker
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/processor/noop"
+)
+
+// BenchmarkBatch is what a batch of no-op jobs costs a worker beside Redis: read, put in line, run, queued and put into words.
+func BenchmarkBatch(b *testing.B) {
+	space, err := keyspace.New("b:", 1)
+	require.NoError(b, err)
+	w, err := New(Config{Count: 10, JobTimeout: 1e9}, nil, space, telemetry.Nop(), "w", noop.Processor{})
+	require.NoError(b, err)
+	w.slots.start(b.Context())
+	p := w.parts[0]
+	entries := make([]redisx.Entry, maxBatch)
+	for i := range entries {
+		blob := fmt.Sprintf(`g%d|NOOP|1|0|0|0|70|8|0|1700000000123||%d|1700000000000||{}`, i%10, i/10)
+		entries[i] = redisx.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{lua.Field, blob}}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		tasks, _ := p.tasks(b.Context(), noop.Type, entries)
+		p.held.reserve(len(tasks))
+		for _, t := range tasks {
+			t.begun, t.payload = true, t.Payload
+		}
+		p.held.track(tasks)
+		p.line.add(tasks)
+		for !p.ended.has(len(tasks)) {
+			<-p.ended.some
+		}
+		batch := p.ended.take(maxBatch, maxBatchBytes)
+		p.measure(batch)
+		groups := p.outcomes(batch)
+		p.held.remove(batch)
+		require.NotEmpty(b, groups)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*maxBatch), "ns/job")
+	w.slots.close()
+	w.slots.wg.Wait()
+}

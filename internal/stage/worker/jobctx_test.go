@@ -1,0 +1,149 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A job's context is like one that was made at its begin, whenever it is asked.
+func TestJobContext(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	parent := context.WithValue(context.Background(), key{}, "v")
+	begin := func(limit time.Duration) *jobContext {
+		c := &jobContext{}
+		c.begin(parent, clock(), limit)
+		return c
+	}
+
+	c := begin(time.Hour)
+	require.NoError(t, c.ended(clock()))
+	require.Nil(t, c.real, "nobody has asked")
+	deadline, ok := c.Deadline()
+	require.True(t, ok)
+	require.WithinDuration(t, time.Now().Add(time.Hour), deadline, time.Minute)
+	require.NoError(t, c.Err())
+	require.Equal(t, "v", c.Value(key{}))
+	child, cancel := context.WithCancel(c)
+	defer cancel()
+	c.stop(errLost)
+	<-child.Done()
+	require.Equal(t, errLost, context.Cause(child))
+	require.Equal(t, errLost, context.Cause(c))
+	require.Equal(t, errLost, c.ended(clock()))
+	c.stop(errShutdown)
+	require.Equal(t, errLost, c.stopped(), "the first reason counts")
+	c.end()
+
+	c = begin(time.Hour)
+	c.stop(errCancelled) // before anybody has asked
+	<-c.Done()
+	require.Equal(t, errCancelled, context.Cause(c))
+	c.end()
+
+	c = &jobContext{}
+	c.stop(errLost) // before it begins
+	c.begin(parent, clock(), time.Hour)
+	require.Equal(t, errLost, c.ended(clock()))
+	require.ErrorIs(t, c.Err(), context.Canceled)
+	c.end()
+
+	c = begin(0)
+	require.Equal(t, context.DeadlineExceeded, c.ended(clock()))
+	c.stop(errShutdown)
+	require.Equal(t, context.DeadlineExceeded, c.ended(clock()), "the time was up before")
+	<-c.Done()
+	require.Equal(t, context.DeadlineExceeded, c.Err())
+	c.end()
+
+	c = begin(time.Millisecond)
+	<-c.Done()
+	require.Equal(t, context.DeadlineExceeded, context.Cause(c))
+	c.end()
+
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	c = &jobContext{}
+	c.begin(ctx, clock(), time.Hour)
+	giveUp(errors.New("of the parent"))
+	require.EqualError(t, context.Cause(c), "of the parent")
+	c.end()
+
+	c = begin(time.Hour)
+	c.end()
+	require.ErrorIs(t, c.Err(), context.Canceled, "whoever keeps it finds it ended")
+	c.stop(errLost)
+	require.Equal(t, context.Canceled, context.Cause(c))
+}
+
+func TestLine(t *testing.T) {
+	t.Parallel()
+	l := newLine()
+	open, shut := &slot{}, &slot{}
+	shut.closed.Store(true)
+	first, second := &task{}, &task{}
+	l.add([]*task{first, second})
+	require.Nil(t, l.next(shut), "a closed slot takes no more")
+	require.Same(t, first, l.next(open))
+	require.Equal(t, []*task{second}, l.clear())
+
+	// Of two that wait one is closed and the other one gets what comes, whichever was woken.
+	got := make(chan *task, 2)
+	leaving := &slot{}
+	go func() { got <- l.next(open) }()
+	go func() { got <- l.next(leaving) }()
+	leaving.closed.Store(true)
+	l.wake()
+	require.Nil(t, <-got)
+	l.add([]*task{first})
+	require.Same(t, first, <-got)
+}
+
+// What is waited for is signalled, in whatever order it comes.
+func TestHeldSignalsFew(t *testing.T) {
+	t.Parallel()
+	h := newHeld()
+	freed := h.freed()
+	h.reserve(3)
+	h.await(1)
+	h.ended(1)
+	select {
+	case <-freed:
+		require.Fail(t, "two are open")
+	default:
+	}
+	h.ended(1)
+	<-freed
+	freed = h.freed()
+	h.await(1) // it was so before
+	<-freed
+	freed = h.freed()
+	h.await(-1)
+	h.ended(1)
+	select {
+	case <-freed:
+		require.Fail(t, "nobody waits for that")
+	default:
+	}
+	all := []*task{{}, {}, {}}
+	h.track(all)
+	h.untrack(all[1])
+	require.ElementsMatch(t, []*task{all[0], all[2]}, h.all())
+	h.remove(all)
+	<-freed
+	require.Empty(t, h.all())
+	require.Zero(t, h.n.Load())
+}
+
+func TestAppendMillis(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		0: "0", 999 * time.Nanosecond: "0", time.Microsecond: "0.001", 1500 * time.Microsecond: "1.5", 20*time.Millisecond + 40*time.Microsecond: "20.04",
+		time.Hour: "3600000", 999999 * time.Microsecond: "999.999", 100 * time.Microsecond: "0.1", 101 * time.Microsecond: "0.101",
+	} {
+		require.Equal(t, want, string(appendMillis(nil, d)))
+	}
+}
