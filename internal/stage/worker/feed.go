@@ -15,18 +15,20 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// maxPrefetch bounds what one process starts beyond what runs; maxUnreported what has ended and
-// waits for Redis, while more is read; maxBatch and maxBatchBytes bound one script.
+// maxPrefetch bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
 const (
 	maxPrefetch   = 200
 	maxBatch      = 200
 	maxBatchBytes = 1 << 20
-	maxUnreported = 2 * maxBatch
 )
 
 // prefetchFor is how much work a process takes in advance: it must not idle while the next batch is on its
 // way, and must not hold what another could run.
 const prefetchFor = 3 * time.Millisecond
+
+// unreported is how many times as much as that may have ended and wait for Redis while more is read: two batches of quick jobs, and none of
+// long ones, of which a process holds what it runs.
+const unreported = 2
 
 // partition feeds the pool from one partition and settles what came of it.
 type partition struct {
@@ -37,8 +39,8 @@ type partition struct {
 }
 
 // room is how many more jobs the process may take. While enough wait for a slot it is none, so that a read brings a batch: until no more than
-// few are open, or, where that is negative, until something is let go. What has ended counts apart: nobody else could run it, and it goes in
-// batches of its own.
+// few are open, or, where that is negative, until something is let go. What has ended counts apart, within bounds, since
+// nobody else could run it.
 func (w *Worker) room() (n, few int) {
 	if w.solo.busy() {
 		return 0, -1
@@ -52,7 +54,7 @@ func (w *Worker) room() (n, few int) {
 	if few = size + ahead - max(1, ahead/2); open > few {
 		return 0, few
 	}
-	return min(size+ahead-open, size+ahead+maxUnreported-all), -1
+	return min(size+ahead-open, size+ahead+unreported*ahead-all), -1
 }
 
 // feed reads and starts one batch.
