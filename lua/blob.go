@@ -38,24 +38,34 @@ func ParseDelivered(blob string) (Delivered, error) {
 // Parse is ParseDelivered into an empty d, which is of no use after an error.
 func (d *Delivered) Parse(blob string) error {
 	c := cutter{rest: blob}
-	d.Group, d.Type = c.text(), c.text()
-	d.Attempt, d.Retries, d.Throttles, d.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
-	at := c.rest
-	_, _, _ = c.num(), c.num(), c.num()
-	if !c.bad {
-		d.Waits = at[:len(at)-len(c.rest)-1]
+	c.head(d)
+	c.queued(d)
+	return c.err(d)
+}
+
+// Parser reads ready entries one after the other. Those that were handed out together have one head, which it reads once.
+type Parser struct {
+	head string
+	d    Delivered
+}
+
+// Parse reads an entry's fields into an empty d, which is of no use after an error.
+func (p *Parser) Parse(fields []string, d *Delivered) error {
+	if len(fields) != 2 || fields[0] == "" || fields[0] == Field {
+		return d.Parse(EntryBlob(fields))
 	}
-	d.Since = time.UnixMilli(c.num())
-	_ = c.text() // the reason, empty in a ready stream
-	d.Queued = c.rest
-	d.Ordinal = c.num()
-	d.Accepted = time.UnixMilli(c.num())
-	d.Trace = c.text()
-	d.Payload = c.rest
-	if c.bad || d.Group == "" || d.Type == "" {
-		return errBlob
+	if fields[0] != p.head {
+		c := cutter{rest: fields[0]}
+		p.head, p.d = "", Delivered{}
+		if c.head(&p.d); c.bad || c.rest != "" {
+			return d.Parse(fields[0] + fields[1])
+		}
+		p.head = fields[0]
 	}
-	return nil
+	*d = p.d
+	c := cutter{rest: fields[1]}
+	c.queued(d)
+	return c.err(d)
 }
 
 // Waited reads how long the job has waited for fairness, rate and congestion.
@@ -83,6 +93,35 @@ func (d *Delivered) QueuedWithTrace(trace string) string {
 type cutter struct {
 	rest string
 	bad  bool
+}
+
+// head reads what stands in front of the ordinal.
+func (c *cutter) head(d *Delivered) {
+	d.Group, d.Type = c.text(), c.text()
+	d.Attempt, d.Retries, d.Throttles, d.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
+	at := c.rest
+	_, _, _ = c.num(), c.num(), c.num()
+	if !c.bad {
+		d.Waits = at[:len(at)-len(c.rest)-1]
+	}
+	d.Since = time.UnixMilli(c.num())
+	_ = c.text() // the reason, empty in a ready stream
+}
+
+// queued reads the rest.
+func (c *cutter) queued(d *Delivered) {
+	d.Queued = c.rest
+	d.Ordinal = c.num()
+	d.Accepted = time.UnixMilli(c.num())
+	d.Trace = c.text()
+	d.Payload = c.rest
+}
+
+func (c *cutter) err(d *Delivered) error {
+	if c.bad || d.Group == "" || d.Type == "" {
+		return errBlob
+	}
+	return nil
 }
 
 func (c *cutter) text() string {

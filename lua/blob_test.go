@@ -56,6 +56,27 @@ func FuzzParseDelivered(f *testing.F) {
 	})
 }
 
+// An entry's job is the same, wherever its blob is divided and whatever was read before it.
+func FuzzParser(f *testing.F) {
+	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1", 23, "g|T|1|0|0|0|0|0|0|1||")
+	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}", 36, "")
+	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1", 3, "nonsense")
+	f.Fuzz(func(t *testing.T, blob string, at int, before string) {
+		at = max(0, min(at, len(blob)))
+		var p lua.Parser
+		_ = p.Parse([]string{before, "0|1||1"}, new(lua.Delivered))
+		for range 2 {
+			var d lua.Delivered
+			err := p.Parse([]string{blob[:at], blob[at:]}, &d)
+			want, wantErr := lua.ParseDelivered(lua.EntryBlob([]string{blob[:at], blob[at:]}))
+			require.Equal(t, wantErr, err)
+			if err == nil {
+				require.Equal(t, want, d)
+			}
+		}
+	})
+}
+
 func BenchmarkParseDelivered(b *testing.B) {
 	blob := "bench-group-7|NOOP|1|0|0|0|70|8|0|1700000000123||123456|1700000000000||" + `{"pad":"` + strings.Repeat("x", 190) + `"}`
 	b.ReportAllocs()

@@ -144,11 +144,11 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 // tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
 func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
-	proc := p.procs[typ]
+	proc, parser := p.procs[typ], lua.Parser{}
 	for i := range entries {
 		e := &entries[i]
 		t := &task{entry: e.ID, part: p, proc: proc}
-		err := t.Parse(lua.EntryBlob(e.Fields))
+		err := parser.Parse(e.Fields, &t.Delivered)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
 		}
