@@ -63,6 +63,30 @@ func BenchmarkParseEntry(b *testing.B) {
 	perJob(b, benchJobs)
 }
 
+// BenchmarkAppend reads an entry as ingest does: one of many jobs, and one of a single job.
+func BenchmarkAppend(b *testing.B) {
+	for _, jobs := range []int{500, 1} {
+		b.Run(fmt.Sprintf("jobs=%d", jobs), func(b *testing.B) {
+			job := `{"payload":{"pad":"` + strings.Repeat("x", 190) + `"}}`
+			data := `{"group":"some-group","jobs":[` + strings.Repeat(job+",", jobs-1) + job + `]}`
+			fields := []string{"type", messages.TypeJobsAppend, "data", data}
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			for b.Loop() {
+				e, err := messages.ParseFields("1700000000000-0", fields)
+				if err != nil {
+					b.Fatal(err)
+				}
+				a, err := messages.Decoder{}.Append(e)
+				if err != nil || len(a.Jobs) != jobs {
+					b.Fatal(err)
+				}
+			}
+			perJob(b, jobs)
+		})
+	}
+}
+
 func BenchmarkContentHash(b *testing.B) {
 	g, err := messages.Decoder{}.DecodeSubmit(smallJobs(benchJobs))
 	require.NoError(b, err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 	"time"
+	"unicode/utf8"
 )
 
 // Decoder reads and validates bodies. The zero value is ready to use. Every field that is not known is refused; null
@@ -22,7 +23,18 @@ func (d Decoder) DecodeSubmit(data []byte) (*SubmitGroup, error) {
 
 // DecodeAppend reads the data of a jobs.append message. Payloads share data's memory.
 func (d Decoder) DecodeAppend(data []byte) (*AppendJobs, error) {
+	if a := quickAppend(data); a != nil {
+		return a, nil
+	}
 	return decode(d, "body", data, (*decoding).append)
+}
+
+// Append is DecodeAppend of an entry that ParseEntry or ParseFields has read.
+func (d Decoder) Append(e Envelope) (*AppendJobs, error) {
+	if e.quick != nil {
+		return e.quick, nil
+	}
+	return d.DecodeAppend(e.Data)
 }
 
 // DecodeSeal reads the data of a group.seal message.
@@ -37,6 +49,10 @@ func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
 
 // DecodeJob reads one line of NDJSON. The payload is a copy, so the line's memory may be used again.
 func (d Decoder) DecodeJob(line []byte) (Job, error) {
+	if job, end := quickJob(line, 0); end == len(line) && utf8.Valid(line) {
+		job.Payload = bytes.Clone(job.Payload)
+		return job, nil
+	}
 	job, err := decode(d, "line", line, func(r *decoding, object []byte) Job {
 		return r.job(place{}, object)
 	})
@@ -172,6 +188,9 @@ func (r *decoding) cancel(object []byte) *CancelGroup {
 func (r *decoding) jobs(list string, v []byte) (jobs []Job, n int) {
 	if !r.is('[', "an array of jobs", place{}, list, v) {
 		return nil, 0
+	}
+	if jobs, end := quickJobs(v, 0); end == len(v) {
+		return jobs, len(jobs)
 	}
 	// A job takes at least so many bytes: a list of other things must not claim memory for jobs.
 	jobs = make([]Job, 0, min(count(v), 1+len(v)/len(`{"payload":0},`)))

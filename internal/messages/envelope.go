@@ -1,5 +1,7 @@
 package messages
 
+import "unsafe"
+
 // Fields of a stream entry.
 const (
 	fieldType        = "type"
@@ -18,9 +20,33 @@ func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 	e := Envelope{
 		ID:          entryText(&bad, values, fieldID),
 		Type:        entryText(&bad, values, fieldType),
-		TraceParent: normalTraceParent(entryText(&bad, values, fieldTraceParent)),
+		TraceParent: entryText(&bad, values, fieldTraceParent),
 		Data:        entryBytes(&bad, values, fieldData),
 	}
+	return e.check(&bad, entryID)
+}
+
+// ParseFields is ParseEntry for names and values in turn; of a repeated name the last counts. The data shares their memory, so
+// that it must not be changed.
+func ParseFields(entryID string, fields []string) (Envelope, error) {
+	var e Envelope
+	for i := 0; i+1 < len(fields); i += 2 {
+		switch value := fields[i+1]; fields[i] {
+		case fieldID:
+			e.ID = value
+		case fieldType:
+			e.Type = value
+		case fieldTraceParent:
+			e.TraceParent = value
+		case fieldData:
+			e.Data = unsafe.Slice(unsafe.StringData(value), len(value)) // #nosec G103: large, and only read
+		}
+	}
+	return e.check(new(problems), entryID)
+}
+
+func (e Envelope) check(bad *problems, entryID string) (Envelope, error) {
+	e.TraceParent = normalTraceParent(e.TraceParent)
 	if e.ID == "" {
 		e.ID = entryID
 	}
@@ -28,21 +54,29 @@ func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 		bad.add(place{}, fieldID, problemID)
 	}
 	switch e.Type {
-	case TypeGroupSubmit, TypeJobsAppend, TypeGroupSeal, TypeGroupCancel:
+	case TypeJobsAppend:
+		e.quick = quickAppend(e.Data)
+	case TypeGroupSubmit, TypeGroupSeal, TypeGroupCancel:
 	default:
 		bad.add(place{}, fieldType, "must be one of "+
 			TypeGroupSubmit+", "+TypeJobsAppend+", "+TypeGroupSeal+", "+TypeGroupCancel)
 	}
+	if e.quick == nil {
+		e.checkData(bad)
+	}
+	if err := bad.err(); err != nil {
+		return Envelope{}, err
+	}
+	return e, nil
+}
+
+func (e Envelope) checkData(bad *problems) {
 	if len(e.Data) > MaxMessageBytes {
 		bad.tooLarge(place{}, fieldData, len(e.Data), MaxMessageBytes)
 	} else if _, problem := checkObject(fieldData, e.Data); problem != nil {
 		// A field within the data is no field of the entry, so the problem is the data's.
 		bad.add(place{}, fieldData, "%s", problem.Problem)
 	}
-	if err := bad.err(); err != nil {
-		return Envelope{}, err
-	}
-	return e, nil
 }
 
 // Values are the fields to write to the stream: those that are set.

@@ -59,13 +59,14 @@ func extent(b []byte) int {
 }
 
 func stringExtent(b []byte) int {
-	for i := 1; i < len(b); i++ {
+	for i := skipPlain(b, 1); i < len(b); i = skipPlain(b, i) {
 		switch b[i] {
-		case '\\':
-			i++
 		case '"':
 			return i + 1
+		case '\\':
+			i++
 		}
+		i++
 	}
 	return len(b)
 }
@@ -170,7 +171,7 @@ func checkObject(root string, data []byte) ([]byte, *FieldError) {
 		return nil, &FieldError{root, "required; must be a JSON object"}
 	case !utf8.Valid(data):
 		return nil, &FieldError{root, "must be UTF-8; is not at byte " + strconv.Itoa(invalidUTF8(data))}
-	case !json.Valid(trimmed):
+	case !valid(trimmed):
 		return nil, syntaxError(root, data)
 	case trimmed[0] != '{':
 		return nil, &FieldError{root, "must be a JSON object, not " + kind(trimmed)}

@@ -91,11 +91,7 @@ func (in *Ingest) handle(msg *message.Message) error {
 	if !ok {
 		return errors.New("message without an entry")
 	}
-	values := make(map[string]any, len(e.Fields)/2)
-	for i := 0; i+1 < len(e.Fields); i += 2 {
-		values[e.Fields[i]] = e.Fields[i+1]
-	}
-	env, err := messages.ParseEntry(e.ID, values)
+	env, err := messages.ParseFields(e.ID, e.Fields)
 	if err != nil {
 		return err
 	}
@@ -128,7 +124,7 @@ func (in *Ingest) submit(ctx context.Context, env messages.Envelope, o groups.Or
 }
 
 func (in *Ingest) append(ctx context.Context, env messages.Envelope, entry string, o groups.Origin) error {
-	a, err := in.decoder.DecodeAppend(env.Data)
+	a, err := in.decoder.Append(env)
 	if err != nil {
 		return err
 	}
