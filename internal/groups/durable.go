@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS). One that is not is no
@@ -29,12 +28,12 @@ func lost(p keyspace.Partition) error {
 	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errLost, p.Index())
 }
 
-// applied shows that each piece's request is remembered in a sorted set.
-func applied(key string, pieces []lua.AppendArgs) proof {
+// applied shows that requests are remembered in a sorted set.
+func applied(key string, requests ...string) proof {
 	return func(pipe redis.Pipeliner) func() bool {
-		scores := make([]*redis.FloatCmd, len(pieces))
-		for i := range pieces {
-			scores[i] = pipe.ZScore(context.Background(), key, pieces[i].Request) // queued, not sent: Exec has the context
+		scores := make([]*redis.FloatCmd, len(requests))
+		for i, request := range requests {
+			scores[i] = pipe.ZScore(context.Background(), key, request) // queued, not sent: Exec has the context
 		}
 		return func() bool {
 			return !slices.ContainsFunc(scores, func(score *redis.FloatCmd) bool { return score.Err() != nil })
@@ -104,69 +103,46 @@ func (s *Store) durable(ctx context.Context, p keyspace.Partition, shown proof) 
 	if s.cfg.WaitReplicas == 0 {
 		return nil
 	}
-	return s.commits[p.Index()].commit(ctx, s, p, shown)
-}
-
-// committer lets those who come while one wait is going on share the next.
-type committer struct {
-	turn chan struct{} // held by who waits
-
-	mu      sync.Mutex
-	next    *commit
-	warning bool // that there are too few replicas was said
-}
-
-// commit is one wait of several.
-type commit struct {
-	proofs []proof
-	there  []func() bool
-	err    error
-	done   chan struct{}
-}
-
-func newCommitters(space keyspace.Space) []committer {
-	all := make([]committer, space.Partitions())
-	for i := range all {
-		all[i].turn = make(chan struct{}, 1)
+	c := s.commits[p.Index()]
+	mine := &commit{shown: shown}
+	if err := c.waits.join(ctx, mine, func(ctx context.Context, all []*commit) { c.wait(ctx, s, p, all) }); err != nil {
+		return err
 	}
-	return all
-}
-
-func (c *committer) commit(ctx context.Context, s *Store, p keyspace.Partition, shown proof) error {
-	c.mu.Lock()
-	if c.next == nil {
-		c.next = &commit{done: make(chan struct{})}
-	}
-	mine, place := c.next, len(c.next.proofs)
-	mine.proofs = append(mine.proofs, shown)
-	c.mu.Unlock()
-	if place == 0 { // who opens a commit carries it out, for the others too
-		c.turn <- struct{}{}
-		c.mu.Lock()
-		c.next = nil
-		c.mu.Unlock()
-		mine.err = c.wait(context.WithoutCancel(ctx), s, p, mine)
-		<-c.turn
-		close(mine.done)
-	}
-	select {
-	case <-mine.done:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if mine.err == nil && !mine.there[place]() {
+	if mine.err == nil && !mine.there() {
 		return lost(p)
 	}
 	return mine.err
 }
 
-func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, mine *commit) error {
+// committer lets those who come while one wait is going on share the next.
+type committer struct {
+	waits *convoy[*commit]
+
+	mu      sync.Mutex
+	warning bool // that there are too few replicas was said
+}
+
+// commit is one of those who share a wait.
+type commit struct {
+	shown proof
+	there func() bool
+	err   error
+}
+
+func newCommitters(space keyspace.Space) []*committer {
+	all := make([]*committer, space.Partitions())
+	for i, waits := range newConvoys[*commit](space) {
+		all[i] = &committer{waits: waits}
+	}
+	return all
+}
+
+func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, all []*commit) {
 	var replicas int
 	err := insist(ctx, func(ctx context.Context) (err error) {
-		mine.there = make([]func() bool, len(mine.proofs))
 		replicas, err = s.conn.AwaitReplicas(ctx, p.Waited(), s.cfg.WaitReplicas, s.cfg.WaitTimeout, func(pipe redis.Pipeliner) {
-			for i, ask := range mine.proofs {
-				mine.there[i] = ask(pipe)
+			for _, one := range all {
+				one.there = one.shown(pipe)
 			}
 		})
 		return err
@@ -175,7 +151,9 @@ func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, mi
 		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it", api.ErrReplicas, replicas, p.Index(), s.cfg.WaitReplicas)
 	}
 	c.tell(s, err)
-	return err
+	for _, one := range all {
+		one.err = err
+	}
 }
 
 // tell logs once that replicas lag, and that they do no more: nothing is accepted meanwhile.

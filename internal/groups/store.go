@@ -40,8 +40,10 @@ type Store struct {
 	tel      *telemetry.Telemetry
 	reducers *reducer.Registry
 	pressure *pressure
-	appender redis.Cmdable // gathers concurrent appends
-	commits  []committer   // by partition
+	owners   owners
+	appender redis.Cmdable         // gathers concurrent commands of submissions and appends
+	gathers  []*convoy[*appending] // by partition
+	commits  []*committer          // by partition
 }
 
 // New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
@@ -51,13 +53,13 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	}
 	return &Store{
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
-		pressure: newPressure(cfg, conn, space), commits: newCommitters(space),
+		pressure: newPressure(cfg, conn, space), gathers: newConvoys[*appending](space), commits: newCommitters(space),
 	}
 }
 
 // locate finds the partition of a group and its tenant.
 func (s *Store) locate(ctx context.Context, group string) (keyspace.Partition, string, error) {
-	tenant, err := s.conn.Cmd.Get(ctx, s.space.OfGroup(group).Owner(group)).Result()
+	tenant, err := s.appender.Get(ctx, s.space.OfGroup(group).Owner(group)).Result()
 	if errors.Is(err, redis.Nil) {
 		return keyspace.Partition{}, "", fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	}

@@ -126,17 +126,23 @@ func (s *Store) add(ctx context.Context, group string, jobs []messages.Job, requ
 	if err := s.pressure.check(ctx, len(jobs)); err != nil {
 		return err
 	}
-	p, tenant, err := s.locate(ctx, group)
-	if err != nil {
-		return err
-	}
-	pieces := s.cut(ctx, tenant, group, jobs, request, o)
-	return outward(complete(ctx, func(ctx context.Context) error {
-		if err := s.store(ctx, p, pieces); err != nil {
-			return err
+	return s.withOwner(ctx, group, func(p keyspace.Partition, tenant string) error {
+		if small(jobs) {
+			one := &appending{group: group, tenant: tenant, request: lua.Request{ID: request + "0"}, jobs: jobs, origin: o}
+			return s.addSmall(ctx, p, one, remembered(p))
 		}
-		return s.durable(ctx, p, applied(remembered(p), pieces))
-	}))
+		pieces := s.cut(ctx, tenant, group, jobs, request, o)
+		requests := make([]string, len(pieces))
+		for i := range pieces {
+			requests[i] = pieces[i].Request
+		}
+		return outward(complete(ctx, func(ctx context.Context) error {
+			if err := s.store(ctx, p, pieces); err != nil {
+				return err
+			}
+			return s.durable(ctx, p, applied(remembered(p), requests...))
+		}))
+	})
 }
 
 // cut makes pieces of jobs that a script can take, each under a request id of its own.
@@ -224,11 +230,11 @@ func (s *Store) send(ctx context.Context, tenant, group, parent string, at time.
 // claim makes the group's id known; it belongs to one tenant for ever.
 func (s *Store) claim(ctx context.Context, group, tenant string) error {
 	key := s.space.OfGroup(group).Owner(group)
-	ok, err := s.conn.Cmd.SetNX(ctx, key, tenant, 0).Result()
+	ok, err := s.appender.SetNX(ctx, key, tenant, 0).Result()
 	if err != nil || ok {
 		return err
 	}
-	owner, err := s.conn.Cmd.Get(ctx, key).Result()
+	owner, err := s.appender.Get(ctx, key).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return err
 	}

@@ -37,9 +37,12 @@ func newAcker(conn *Conn, stream, group string, del bool, confirmed func(ids []s
 	}
 }
 
-func (a *acker) add(id string) {
+func (a *acker) add(ids ...string) {
+	if len(ids) == 0 {
+		return
+	}
 	a.mu.Lock()
-	a.ids = append(a.ids, id)
+	a.ids = append(a.ids, ids...)
 	n := len(a.ids)
 	a.mu.Unlock()
 	signal(a.some)

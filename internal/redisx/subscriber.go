@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
@@ -164,7 +165,8 @@ func newMessage(ctx context.Context, e Entry) *message.Message {
 	if id == "" {
 		id = e.ID
 	}
-	msg := message.NewMessage(id, []byte(e.Get(fieldData)))
+	data := e.Get(fieldData)
+	msg := message.NewMessage(id, unsafe.Slice(unsafe.StringData(data), len(data))) // #nosec G103: the entry's memory, which handlers only read
 	msg.Metadata[MetadataEntryID] = e.ID
 	for _, field := range []string{FieldType, FieldTraceParent} {
 		if value := e.Get(field); value != "" {

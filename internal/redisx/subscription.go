@@ -18,11 +18,13 @@ const (
 	minRetry    = 50 * time.Millisecond
 	maxRetry    = 2 * time.Second
 	deadAfter   = time.Hour // an idle consumer that holds nothing is forgotten
-	redeliverBy = 32        // times RedeliverAfter: the longest wait of a nacked message
+	ackTogether = 5 * time.Millisecond
+	redeliverBy = 32 // times RedeliverAfter: the longest wait of a nacked message
 )
 
 // subscription is one stream being read. Its goroutines: run reads, claims and hands out; one keeps the
-// entries in flight from being claimed; one sends acknowledgements; and one watches each message.
+// entries in flight from being claimed; one sends acknowledgements; one watches the messages of a read, and one each that
+// is not acknowledged soon.
 type subscription struct {
 	cfg    SubscriberConfig
 	conn   *Conn
@@ -136,8 +138,8 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 		size -= size / 4
 		for _, e := range entries {
 			size = max(size, e.size())
-			s.deliver(ctx, work, e)
 		}
+		s.deliver(ctx, work, entries)
 	}
 }
 
@@ -174,16 +176,57 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 	return entries, nil
 }
 
-// deliver hands an entry out for the first time, unless it is in flight here already.
-func (s *subscription) deliver(ctx, work context.Context, e Entry) {
-	d := s.flight.add(e)
-	if d == nil {
-		return
+// deliver hands entries out for the first time, except those that are in flight here already.
+func (s *subscription) deliver(ctx, work context.Context, entries []Entry) {
+	out := make([]handedOut, 0, len(entries))
+	for _, e := range entries {
+		d := s.flight.add(e)
+		if d == nil {
+			continue
+		}
+		msg := newMessage(work, e)
+		if !s.emit(ctx, d, msg) {
+			break
+		}
+		out = append(out, handedOut{d, msg})
 	}
-	msg := newMessage(work, e)
-	if s.emit(ctx, d, msg) {
-		s.watchers.Go(func() { s.watch(ctx, work, d, msg) })
+	if len(out) > 0 {
+		s.watchers.Go(func() { s.watchAll(ctx, work, out) })
 	}
+}
+
+// handedOut is a delivery in a handler's hands.
+type handedOut struct {
+	*delivery
+	msg *message.Message
+}
+
+// watchAll waits for the fate of messages that were handed out together. Most of them are acknowledged together, and at once; each that
+// is not is watched by itself.
+func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
+	patience := time.NewTimer(ackTogether)
+	defer patience.Stop()
+	acked := make([]string, 0, len(all))
+	late := false
+	for _, o := range all {
+		if !late {
+			select {
+			case <-o.msg.Acked():
+			case <-o.msg.Nacked():
+			case <-patience.C:
+				late = true
+			case <-work.Done():
+				late = true
+			}
+		}
+		select {
+		case <-o.msg.Acked():
+			acked = append(acked, o.entry.ID)
+		default:
+			s.watchers.Go(func() { s.watch(ctx, work, o.delivery, o.msg) })
+		}
+	}
+	s.acks.add(acked...)
 }
 
 // emit returns false when ctx ended before the message was taken.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
@@ -32,8 +33,19 @@ const (
 	maxRejected = 100_000
 )
 
-// quiet keeps the router's everyday talk out of the log.
-var quiet = map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug}
+// quiet keeps the router's everyday talk out of the log, and what it says of each message.
+type quiet struct{ watermill.LoggerAdapter }
+
+func routerLog(log *slog.Logger) watermill.LoggerAdapter {
+	levels := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug}
+	return quiet{watermill.NewSlogLoggerWithLevelMapping(log, levels)}
+}
+
+func (quiet) Trace(string, watermill.LogFields) {}
+
+func (q quiet) With(fields watermill.LogFields) watermill.LoggerAdapter {
+	return quiet{q.LoggerAdapter.With(fields)}
+}
 
 // errNotYet puts a message off: what it needs may be on its way.
 var errNotYet = errors.New("not yet")

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
@@ -126,7 +125,7 @@ func (in *Ingest) serve(ctx context.Context) error {
 
 // consume hears the ingest stream.
 func (in *Ingest) consume(ctx context.Context) error {
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, watermill.NewSlogLoggerWithLevelMapping(in.tel.Log, quiet))
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.tel.Log))
 	if err != nil {
 		return fmt.Errorf("create router: %w", err)
 	}
