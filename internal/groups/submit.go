@@ -107,44 +107,6 @@ func (s *Store) submit(ctx context.Context, p keyspace.Partition, g lua.CreateAr
 	return s.store(ctx, p, pieces)
 }
 
-// Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
-func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
-	return s.add(ctx, group, jobs, "a#"+group+"#"+request+"#", keyspace.Partition.Messages, o)
-}
-
-// AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
-// id for it, "" when it has none.
-func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin) error {
-	if message != "" { // apart from those of HTTP, whose ids producers choose as well
-		return s.add(ctx, group, jobs, "m#"+message+"#", keyspace.Partition.Messages, o)
-	}
-	return s.add(ctx, group, jobs, lua.EntryRequest(entry)+"#", keyspace.Partition.Entries, o)
-}
-
-// add stores jobs under a request id that is remembered in a key of the group's partition.
-func (s *Store) add(ctx context.Context, group string, jobs []messages.Job, request string, remembered func(keyspace.Partition) string, o Origin) error {
-	if err := s.pressure.check(ctx, len(jobs)); err != nil {
-		return err
-	}
-	return s.withOwner(ctx, group, func(p keyspace.Partition, tenant string) error {
-		if small(jobs) {
-			one := &appending{group: group, tenant: tenant, request: lua.Request{ID: request + "0"}, jobs: jobs, origin: o}
-			return s.addSmall(ctx, p, one, remembered(p))
-		}
-		pieces := s.cut(ctx, tenant, group, jobs, request, o)
-		requests := make([]string, len(pieces))
-		for i := range pieces {
-			requests[i] = pieces[i].Request
-		}
-		return outward(complete(ctx, func(ctx context.Context) error {
-			if err := s.store(ctx, p, pieces); err != nil {
-				return err
-			}
-			return s.durable(ctx, p, applied(remembered(p), requests...))
-		}))
-	})
-}
-
 // cut makes pieces of jobs that a script can take, each under a request id of its own.
 func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin) []lua.AppendArgs {
 	if len(jobs) == 0 {
