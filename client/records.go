@@ -67,6 +67,32 @@ func (s csvState) after(b byte) csvState {
 
 // next returns the next record, valid until the call after, or io.EOF. The last one gets a line break if it has none.
 func (r *recordReader) next() (record, error) {
+	if r.csv {
+		return r.row()
+	}
+	rec := record{data: r.buf[:0]}
+	for {
+		part, err := r.in.ReadSlice('\n')
+		full := errors.Is(err, bufio.ErrBufferFull)
+		if err != nil && !full && !errors.Is(err, io.EOF) {
+			return record{}, err
+		}
+		if len(part) == 0 && len(rec.data) == 0 {
+			return record{}, io.EOF
+		}
+		text := bytes.TrimSuffix(part, []byte("\n"))
+		if room := maxRecordBytes - len(rec.data); len(text) > room {
+			text, rec.cut = text[:room], true
+		}
+		rec.data = append(rec.data, text...)
+		if !full {
+			return r.done(rec), nil
+		}
+	}
+}
+
+// row is next for CSV, where a line break in quotes ends nothing.
+func (r *recordReader) row() (record, error) {
 	rec := record{data: r.buf[:0]}
 	for state := fieldStart; ; {
 		b, err := r.in.ReadByte()
@@ -82,9 +108,7 @@ func (r *recordReader) next() (record, error) {
 		case b == '\n':
 			rec.lines++
 		}
-		if r.csv {
-			state = state.after(b)
-		}
+		state = state.after(b)
 		if len(rec.data) >= maxRecordBytes {
 			rec.cut = true
 			continue
