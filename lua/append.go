@@ -3,6 +3,7 @@ package lua
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,6 +54,7 @@ type AppendArgs struct {
 	Request string
 	Limit   int64 // most jobs of a group
 	Mode    AppendMode
+	Next    int64 // ordinal that the group's next job is likely to get; where it is wrong, the script costs more
 	Jobs    []NewJob
 }
 
@@ -65,7 +67,7 @@ type AppendReply struct {
 // Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
 	one := []Request{{ID: a.Request, Jobs: a.Jobs}}
-	results, err := appendAll(ctx, c, p, a.Group, a.Limit, a.Mode, one)
+	results, err := appendAll(ctx, c, p, a, one)
 	if err != nil {
 		return AppendReply{}, err
 	}
@@ -85,13 +87,13 @@ type AppendResult struct {
 }
 
 // AppendMany stores what several requests bring to one group, in order, each as by an Append of its own. Together they have at most MaxAppend
-// jobs and MaxAppendBytes of payload. An error is of the call as a whole: it may have been carried out or not, and may be repeated.
-func AppendMany(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit int64, requests []Request) ([]AppendResult, error) {
-	return appendAll(ctx, c, p, group, limit, AppendMore, requests)
+// jobs and MaxAppendBytes of payload; next is as in AppendArgs. An error is of the call as a whole: it may have been carried out or not, and may be repeated.
+func AppendMany(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit, next int64, requests []Request) ([]AppendResult, error) {
+	return appendAll(ctx, c, p, AppendArgs{Group: group, Limit: limit, Next: next}, requests)
 }
 
-func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit int64, mode AppendMode, requests []Request) ([]AppendResult, error) {
-	r, err := run(ctx, c, appendJobs, p, appendArguments(group, limit, mode, requests)...)
+func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs, requests []Request) ([]AppendResult, error) {
+	r, err := run(ctx, c, appendJobs, p, appendArguments(a, requests)...)
 	if err != nil {
 		return nil, err
 	}
@@ -100,37 +102,60 @@ func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group
 	}
 	results := make([]AppendResult, len(requests))
 	for i := range requests {
-		results[i].AppendReply, results[i].Err = appendReply(r.list(i), group, limit, &requests[i])
+		results[i].AppendReply, results[i].Err = appendReply(r.list(i), a.Group, a.Limit, &requests[i])
 	}
 	return results, nil
 }
 
-func appendArguments(group string, limit int64, mode AppendMode, requests []Request) []any {
-	plain, jobs := "plain", 0
+// largePayload is what travels in a blob at most; a larger payload is kept aside.
+const largePayload = 4096
+
+func appendArguments(a AppendArgs, requests []Request) []any {
+	ready, jobs, bytes := "ready", 0, 0
 	for i := range requests {
 		for j := range requests[i].Jobs {
-			if job := &requests[i].Jobs[j]; job.Type != "" || !job.RunAt.IsZero() || job.Trace != "" {
-				plain = ""
+			job := &requests[i].Jobs[j]
+			if job.Type != "" || !job.RunAt.IsZero() || len(job.Payload) > largePayload {
+				ready = ""
 			}
+			bytes += len(job.Trace) + len(job.Payload)
 		}
 		jobs += len(requests[i].Jobs)
 	}
 	args := make([]any, 0, 5+2*len(requests)+4*jobs)
-	args = append(args, group, limit, string(mode), plain, len(requests))
+	args = append(args, a.Group, a.Limit, string(a.Mode), ready, len(requests))
 	for i := range requests {
 		args = append(args, requests[i].ID, len(requests[i].Jobs))
+	}
+	if ready != "" {
+		return appendBlobs(args, a.Next, requests, bytes+32*jobs)
 	}
 	for i := range requests {
 		for j := range requests[i].Jobs {
 			job := &requests[i].Jobs[j]
-			if plain == "" {
-				at := int64(0)
-				if !job.RunAt.IsZero() {
-					at = job.RunAt.UnixMilli()
-				}
-				args = append(args, job.Type, at, job.Trace)
+			at := int64(0)
+			if !job.RunAt.IsZero() {
+				at = job.RunAt.UnixMilli()
 			}
-			args = append(args, job.Payload)
+			args = append(args, job.Type, at, job.Trace, job.Payload)
+		}
+	}
+	return args
+}
+
+// appendBlobs composes the jobs' blobs, which have about so many bytes, in one piece.
+func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
+	all := make([]byte, 0, bytes)
+	at := strconv.AppendInt([]byte("|"), time.Now().UnixMilli(), 10)
+	at = append(at, '|')
+	for i := range requests {
+		for j := range requests[i].Jobs {
+			job, first := &requests[i].Jobs[j], len(all)
+			all = append(strconv.AppendInt(all, next, 10), at...)
+			all = append(append(all, job.Trace...), '|')
+			all = append(all, job.Payload...)
+			args = append(args, all[first:len(all):len(all)])
+			next++
 		}
 	}
 	return args

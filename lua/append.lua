@@ -1,14 +1,14 @@
 -- append: jobs enter a group.  (nothing) → waiting, or non-ready until their run_at
 -- KEYS  base
--- ARGV  group, limit of jobs a group, mode ('' | 'last' of a submission | 'seal' last, and no more jobs come), 'plain' or '', n requests, then for each request: its id ('' = none;
---       @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), n jobs; then for each job of each request, plain: payload;
---       or else: type ('' = the group's), run_at ms (0 = at once), trace, payload
+-- ARGV  group, limit of jobs a group, mode ('' | 'last' of a submission | 'seal' last, and no more jobs come), 'ready' or '', n requests, then for each request: its id ('' = none;
+--       @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), n jobs; then for each job of each request, where they are ready: its blob, as it will be queued if the caller
+--       knows the group's next ordinal and the time; or else: type ('' = the group's), run_at ms (0 = at once), trace, payload
 -- Reply for each request {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'GAP', pieces} only these are there, and more go before this one |
 --       {'NOGROUP'} | {'SEALED', status} | {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
 -- Requests are judged one by one, each whole, and written together. A mode holds for a single request only.
 -- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: 1 µs a job and some µs a group.
 local LARGE = 4096
-local group, limit, mode, plain, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == 'plain', tonumber(ARGV[5])
+local group, limit, mode, composed, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == 'ready', tonumber(ARGV[5])
 local key, arg = B .. 'group:' .. group, 6 + 2 * requests
 local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces', 'paused')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
@@ -62,9 +62,23 @@ local function queue_of(typ)
   if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
   return queues[typ], later[typ]
 end
-local function read_plain(n)
-  local q = queue_of(group_type)
-  for i = arg, arg + n - 1 do q[#q + 1] = queued('', ARGV[i]) end
+-- as_guessed says whether a blob is what would be composed here: with the next ordinal, and a time that is not more than a second ago.
+local function as_guessed(blob)
+  local ordinal, at = string.match(blob, '^(%d+)|(%d+)|')
+  at = tonumber(at or nil)
+  return tonumber(ordinal or nil) == accepted and at and at >= now - 1000 and at <= now + 100
+end
+-- read_composed hands blobs on as they are: Lua hashes all of each string that it makes, which costs more than all else here.
+local function read_composed(n)
+  local q, guessed = queue_of(group_type), as_guessed(ARGV[arg])
+  for i = arg, arg + n - 1 do
+    if guessed then
+      q[#q + 1] = ARGV[i]
+    else
+      q[#q + 1] = string.format('%d', accepted + i - arg) .. string.match(ARGV[i], '^%d+(|%d+|.*)$')
+    end
+  end
+  accepted = accepted + n
   states[#states + 1], waiting, arg = string.rep('W!', n), waiting + n, arg + n
 end
 local function read_each(n)
@@ -89,10 +103,10 @@ for i = 1, requests do
   local request, n = ARGV[4 + 2 * i], tonumber(ARGV[5 + 2 * i])
   replies[i] = judge(request, n)
   if replies[i][1] ~= 'OK' then
-    arg = arg + n * (plain and 1 or 4)
+    arg = arg + n * (composed and 1 or 4)
   else
     some = true
-    if n > 0 and plain then read_plain(n) elseif n > 0 then read_each(n) end
+    if n > 0 and composed then read_composed(n) elseif n > 0 then read_each(n) end
     sealed = sealed or (total and accepted == total)
   end
 end

@@ -12,7 +12,7 @@ import (
 // many stores what several requests bring.
 func (w *world) many(group string, limit int64, requests ...lua.Request) []lua.AppendResult {
 	w.Helper()
-	results, err := lua.AppendMany(w.Context(), w.c, w.p, group, limit, requests)
+	results, err := lua.AppendMany(w.Context(), w.c, w.p, group, limit, 0, requests)
 	require.NoError(w, err)
 	require.Len(w, results, len(requests))
 	return results

@@ -2,6 +2,7 @@
 -- The script sets these once.
 local typ, stream, fair, load_key, seed, now, by_group
 local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
+local find = string.find
 local traced, traces = {}, 0 -- the sampled jobs among those that were handed out
 
 -- next_group is the tenant's group with the least work left that really has a job, and how many.
@@ -16,6 +17,21 @@ local function next_group(lane, tenant)
   end
 end
 
+-- alike is how many jobs from a segment's first one on have consecutive ordinals, and the same time and no trace. Making a string of each one's head would cost more
+-- than all else here: so the ordinals' last digits are compared, and all digits of the last one, as queues ascend.
+local function alike(blobs, s)
+  local tail = '|' .. s.accepted .. '||'
+  local digits, digit, n = match(blobs[s.at], '^%d+()') - 1, s.lo % 10, 1
+  for i = s.at + 1, #blobs do
+    digit = digit < 9 and digit + 1 or 0
+    if find(blobs[i], tail, digits + 1, true) ~= digits + 1 or byte(blobs[i], digits) ~= 48 + digit then break end
+    n = n + 1
+  end
+  local function is(k) return sub(blobs[s.at + k - 1], 1, digits) == format('%d', s.lo + k - 1) end
+  while n > 1 and not is(n) do n = n - 1 end
+  return n
+end
+
 -- segments divides queued blobs into runs of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
 local function segments(blobs)
   local all, garbage, i, n = {}, {}, 1, #blobs
@@ -23,14 +39,7 @@ local function segments(blobs)
     local ordinal, accepted, trace = match(blobs[i], '^(%d+)|(%d+)|([^|]*)|')
     if ordinal and #ordinal <= 9 then
       local s = { at = i, n = 1, lo = tonumber(ordinal), accepted = accepted, trace = trace }
-      if trace == '' then
-        local tail = '|' .. accepted .. '||'
-        while i + s.n <= n and s.lo + s.n < 1e9 do
-          local front = format('%d', s.lo + s.n) .. tail
-          if sub(blobs[i + s.n], 1, #front) ~= front then break end
-          s.n = s.n + 1
-        end
-      end
+      if trace == '' then s.n = alike(blobs, s) end
       all[#all + 1], i = s, i + s.n
     else
       garbage[#garbage + 1], i = blobs[i], i + 1

@@ -187,13 +187,20 @@ func (s *Store) appendMany(ctx context.Context, p keyspace.Partition, call []*ap
 	for i, a := range call {
 		requests[i] = lua.Request{ID: a.first(), Jobs: a.fresh}
 	}
+	lane, err := s.lanes.enter(ctx, call[0].group)
+	if err != nil {
+		return err
+	}
+	defer s.lanes.leave(lane)
 	return insist(ctx, func(ctx context.Context) error {
-		results, err := lua.AppendMany(ctx, s.appender, p, call[0].group, messages.MaxTotal, requests)
+		results, err := lua.AppendMany(ctx, s.appender, p, call[0].group, messages.MaxTotal, lane.next, requests)
 		if err != nil {
 			return err
 		}
 		for i, a := range call {
-			a.err = results[i].Err
+			if a.err = results[i].Err; a.err == nil && !results[i].Duplicate {
+				lane.next = results[i].First + results[i].N
+			}
 		}
 		return nil
 	})

@@ -41,6 +41,7 @@ type Store struct {
 	reducers *reducer.Registry
 	pressure *pressure
 	owners   owners
+	lanes    lanes
 	appender redis.Cmdable         // gathers concurrent commands of submissions and appends
 	gathers  []*convoy[*appending] // by partition
 	commits  []*committer          // by partition

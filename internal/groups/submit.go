@@ -127,15 +127,27 @@ func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.J
 
 func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []lua.AppendArgs) error {
 	for _, a := range pieces {
-		err := insist(ctx, func(ctx context.Context) error {
-			_, err := lua.Append(ctx, s.appender, p, a)
-			return err
-		})
-		if err != nil {
+		if err := s.storePiece(ctx, p, a); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a lua.AppendArgs) error {
+	lane, err := s.lanes.enter(ctx, a.Group)
+	if err != nil {
+		return err
+	}
+	defer s.lanes.leave(lane)
+	return insist(ctx, func(ctx context.Context) error {
+		a.Next = lane.next
+		r, err := lua.Append(ctx, s.appender, p, a)
+		if err == nil && !r.Duplicate {
+			lane.next = r.First + r.N
+		}
+		return err
+	})
 }
 
 // trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its message,
