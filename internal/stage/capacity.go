@@ -20,6 +20,7 @@ type Capacity struct {
 	rate  map[string]float64
 	run   map[string]time.Duration // mean run time
 	lost  map[string]int           // jobs that workers hold who are not seen any more
+	paces map[string]*pace
 
 	serving map[string]bool // ids of workers at the last refresh
 	check   time.Time       // until when jobs that they left are looked for
@@ -27,7 +28,42 @@ type Capacity struct {
 
 // NewCapacity knows nothing until its first Refresh.
 func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
-	return &Capacity{conn: conn, space: space}
+	return &Capacity{conn: conn, space: space, paces: map[string]*pace{}}
+}
+
+// pace is how fast the jobs of a type go that this process hands out. Workers report once a second; after a pause that is too late.
+type pace struct {
+	from      time.Time
+	n         int
+	perSecond float64
+}
+
+const (
+	paceSpan = 50 * time.Millisecond
+	paceAge  = time.Second // so long, a pace counts
+)
+
+func (p *pace) now() float64 {
+	if p == nil || time.Since(p.from) > paceAge {
+		return 0
+	}
+	return p.perSecond
+}
+
+// HandedOut tells that n jobs of a type went into its ready stream, which had this room: what went in beyond that, the workers have taken out.
+func (c *Capacity) HandedOut(typ string, n int, room Room) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.paces[typ]
+	if p == nil {
+		p = &pace{from: time.Now()}
+		c.paces[typ] = p
+	}
+	p.n += n
+	if age := time.Since(p.from); age >= paceSpan {
+		p.perSecond = float64(max(0, p.n-max(room.Cap, room.Ahead))) / age.Seconds()
+		p.from, p.n = time.Now(), 0
+	}
 }
 
 // Refresh reads the workers' reports.
@@ -120,13 +156,13 @@ type Room struct {
 // busy for 5 ms. Without a worker it is least, so that the work shows.
 func (c *Capacity) Room(typ string, least, most int) Room {
 	c.mu.Lock()
-	slots, rate, run, lost := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ]
+	slots, rate, run, lost, drained := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ], c.paces[typ].now()
 	c.mu.Unlock()
 	if slots == 0 {
 		return Room{Cap: min(most, least)}
 	}
 	partitions := c.space.Partitions()
-	bound := max(least, slots, int(rate/10)/partitions)
+	bound := max(least, slots, int(max(rate, drained)/10)/partitions)
 	if run > 0 {
 		bound = min(bound, int(float64(slots)*float64(readyFor)/float64(run))/partitions)
 	}

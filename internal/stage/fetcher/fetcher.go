@@ -177,6 +177,7 @@ func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, erro
 	case r.State == lua.AdmitEmpty:
 		p.batch[typ] = 0
 	}
+	p.capacity.HandedOut(typ, r.Moved, room)
 	p.record(ctx, typ, r)
 	p.askForMore(ctx, r)
 	return r, nil
