@@ -12,7 +12,7 @@ local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(
 LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
 local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
 local LANES = { 'high', 'normal', 'low' }
--- A tenant is given at most so many jobs in a row.
+-- A tenant is given at most so many jobs in a row, or twice as many where that is over in a moment.
 local PICK = 50
 -- At most so many tenants are looked at in one call.
 local LOOKS = 200
@@ -220,9 +220,10 @@ end
 
 -- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room; more, where the workers are
 -- through with it in a millisecond.
-local few = math.max(20, math.min(PICK, floor(slots / math.max(0.001, tonumber(load[2] or 1)))))
+local in_a_ms = floor(slots / math.max(0.001, tonumber(load[2] or 1)))
+local few, many = math.max(20, math.min(2 * PICK, in_a_ms)), math.max(PICK, math.min(2 * PICK, in_a_ms))
 local function quantum(tenants)
-  return math.min(room - moved, PICK, math.max(math.ceil(room / math.max(1, tenants)), math.min(few, floor(room / 2.5)), 1))
+  return math.min(room - moved, many, math.max(math.ceil(room / math.max(1, tenants)), math.min(few, floor(room / 2.5)), 1))
 end
 
 -- The last few jobs of a group go together, also beyond the room, as long as the workers need little time for them: a small group is not torn into pieces that
@@ -240,7 +241,7 @@ end
 local LONG_MS, LONG = 100, 10
 local kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
 local function room_for(t)
-  if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return PICK end
+  if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return many end
   return slots - kept - entries - moved
 end
 
@@ -337,7 +338,7 @@ local function by_turn()
       end
       if not owed then owed = { lane = lane, start = start, cost = t.cost } end
     elseif not t.can or t.can > 0 then
-      local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or PICK, room_for(t))
+      local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or many, room_for(t))
       local went, empty = give(t, lane, group, n, k)
       charge(t, lane, start, went, empty, from, 'fair')
       for _, l in ipairs(LANES) do -- what was read of it elsewhere is out of date
@@ -426,7 +427,10 @@ end
 if moved > 0 then
   if state == 'EMPTY' or state == 'FULL' then state = 'OK' end
   -- The stream is as long as it may be.
-  if moved >= free then tell_full(full_at) end
+  if moved >= free then
+    tell_full(full_at)
+    if state == 'OK' then state = 'FULL' end
+  end
 end
 if state == 'EMPTY' then
   local next_permit = call('ZRANGE', parked_key, 0, 0, 'WITHSCORES')
