@@ -11,33 +11,42 @@ local moved = 0
 see('ZCARD', B .. 'open', B .. 'ended')
 see_attend()
 pass_oom()
-while true do
-  local g = call('HMGET', key, 'status', 'sealed', 'requeue', 'started', 'accepted', 'done', 'failed', 'cancelled', 'reduced', 'failure_threshold', 'round', 'tenant')
-  local status = g[1]
-  if not status then break end
-  see_activate(g[12])
-  local accepted, done, failed = tonumber(g[5] or 0), tonumber(g[6] or 0), tonumber(g[7] or 0)
-  local all_ended = done + failed + tonumber(g[8] or 0) >= accepted
-  local to
-  if status == 'CREATED' and g[2] and not g[3] then
+local g, flat = {}, call('HGETALL', key)
+for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
+local function n(field) return tonumber(g[field] or 0) end
+-- set keeps what was read up to date: the outbox tells the group's hash as it is then, its fields and values in turn.
+local function set(field, value)
+  if not g[field] then flat[#flat + 1], flat[#flat + 2] = field, value end
+  for i = 1, #flat, 2 do
+    if flat[i] == field then flat[i + 1] = value end
+  end
+  g[field] = value
+end
+if g.status then see_activate(g.tenant) end
+while g.status do
+  local status, to = g.status, nil
+  local all_ended = n('done') + n('failed') + n('cancelled') >= n('accepted')
+  if status == 'CREATED' and g.sealed and not g.requeue then
     to = 'DISPATCHED'
-  elseif status == 'DISPATCHED' and (g[4] or all_ended) then
+  elseif status == 'DISPATCHED' and (g.started or all_ended) then
     to = 'RUNNING'
   elseif status == 'RUNNING' and all_ended then
     to = 'AGGREGATING'
-  elseif status == 'AGGREGATING' and tonumber(g[9] or 0) >= done then
-    to = (failed > 0 and failed / accepted >= tonumber(g[10] or 1)) and 'FAILED' or 'COMPLETED'
+  elseif status == 'AGGREGATING' and n('reduced') >= n('done') then
+    to = (n('failed') > 0 and n('failed') / n('accepted') >= tonumber(g.failure_threshold or 1)) and 'FAILED' or 'COMPLETED'
   end
   if not to then break end
-  local now = now_ms()
-  call('HSET', key, 'status', to, 'at:' .. string.lower(to), now)
-  call('XADD', B .. 'outbox', '*', 'group', group, 'status', to, 'round', g[11], 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
+  local at, now = 'at:' .. string.lower(to), string.format('%.0f', now_ms())
+  call('HSET', key, 'status', to, at, now)
+  set('status', to)
+  set(at, now)
+  call('XADD', B .. 'outbox', '*', 'group', group, 'status', to, 'round', g.round, 'at', now, 'snapshot', cjson.encode(flat))
   moved = moved + 1
   if to == 'COMPLETED' or to == 'FAILED' then
     call('ZREM', B .. 'open', group)
     call('HDEL', key, 'paused')
     call('ZADD', B .. 'ended', now, group)
-    check_last(g[12])
+    check_last(g.tenant)
   end
 end
 call('SREM', B .. 'attention', group)
