@@ -17,7 +17,7 @@ type AdmitArgs struct {
 	Most        int // jobs
 	Cap         int // jobs that may lie in the ready stream without having been read
 	Slots       int // jobs that the workers run side by side; 0: not known
-	Ahead       int // jobs that may lie in the ready stream beyond those, with Slots
+	Ahead       int // jobs that may lie in the ready stream beyond those; 0: there are no workers
 	Limit       Limit
 	Seed        string        // 8 hex digits, from which span ids are minted
 	LaneWeights [3]int        // high, normal, low

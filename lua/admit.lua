@@ -1,6 +1,6 @@
 -- admit: takes the next jobs of a type out of the fair queue.  waiting → ready, or non-ready for the head of a tenant without a permit
 -- KEYS  base
--- ARGV  type, most jobs, cap of what is undelivered in the ready stream, workers (0 = not known), jobs that may lie there beyond those that they run, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part of them, tag of
+-- ARGV  type, most jobs, cap of what is undelivered in the ready stream, workers (0 = not known), jobs that may lie there beyond those that they run (0 = there are no workers), limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part of them, tag of
 --       the division ('' = one partition), share (static | elastic), seed of span ids, ms that congestion statistics are kept, weights of high, normal, low
 -- Reply {state, moved, parked, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, waited for fairness ms, for the rate ms, …}, Redis µs}
 --       state: 'OK' | 'FULL' the ready stream is | 'LIMITED' by the rate | 'PAUSED' the type is | 'EMPTY' nothing waits that may run; wait -1: until woken
@@ -41,8 +41,10 @@ if shared then
   yields = free == 1 and load[6]
   free = yields and 0 or math.ceil(free / 2)
 end
--- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again.
-if slots > 0 and free < floor(ahead / 4) and undelivered >= math.max(slots, floor(ahead / 4)) then free = 0 end
+-- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again; half, where only what nobody
+-- has read is counted. Then whoever starts or ends jobs wakes the fetcher.
+local helping = slots > 0 and floor(ahead / 4) or floor(ahead / 2)
+if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
 local room = math.min(most, free)
 if yields then
   see('LLEN', B .. 'wake:dispatcher')

@@ -149,7 +149,7 @@ const readyFor = 5 * time.Millisecond
 type Room struct {
 	Cap   int // that nobody has read yet
 	Slots int // jobs that the workers run side by side; 0: not known, or not by partition
-	Ahead int // jobs that may lie there beyond those that run
+	Ahead int // jobs that may lie there beyond those that run; 0: there are no workers
 }
 
 // Room is what the workers drain in 100 ms, their number at least, and at most most. Of jobs that take their time it is less: what keeps the workers
@@ -167,7 +167,8 @@ func (c *Capacity) Room(typ string, least, most int) Room {
 		bound = min(bound, int(float64(slots)*float64(readyFor)/float64(run))/partitions)
 	}
 	if partitions > 1 { // workers of all: how many are busy here says nothing
-		return Room{Cap: min(most, max(1, bound))}
+		bound = min(most, max(1, bound))
+		return Room{Cap: bound, Ahead: bound}
 	}
 	return Room{Cap: min(most, max(least, slots, bound)), Slots: slots + lost, Ahead: min(most, bound)}
 }

@@ -15,9 +15,10 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// maxPrefetch bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
+// maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
 const (
 	maxPrefetch   = 200
+	maxParts      = 8
 	maxBatch      = 200
 	maxBatchBytes = 1 << 20
 )
@@ -48,7 +49,7 @@ func (w *Worker) room() (n, few int) {
 	size, _ := w.slots.sizes()
 	ahead := 0
 	if d := w.pace(); d > 0 {
-		ahead = min(maxPrefetch, int(int64(size)*int64(prefetchFor)/int64(d)))
+		ahead = min(maxPrefetch*min(len(w.parts), maxParts), int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
 	open, all := int(w.held.open.Load()), int(w.held.n.Load())
 	if few = size + ahead - max(1, ahead/2); open > few {
