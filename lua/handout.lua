@@ -18,17 +18,17 @@ local function next_group(lane, tenant)
 end
 
 -- alike is how many jobs from a segment's first one on have consecutive ordinals, and the same time and no trace. Making a string of each one's head would cost more
--- than all else here: so the ordinals' last digits are compared, and all digits of the last one, as queues ascend.
+-- than all else here: so the last digits are compared apart from those in front of them, which change for each tenth job only.
 local function alike(blobs, s)
-  local tail = '|' .. s.accepted .. '||'
-  local digits, digit, n = match(blobs[s.at], '^%d+()') - 1, s.lo % 10, 1
+  local tail, first = '|' .. s.accepted .. '||', match(blobs[s.at], '^%d+')
+  local digits, digit, front, n = #first, s.lo % 10, sub(first, 1, -2), 1
   for i = s.at + 1, #blobs do
-    digit = digit < 9 and digit + 1 or 0
-    if find(blobs[i], tail, digits + 1, true) ~= digits + 1 or byte(blobs[i], digits) ~= 48 + digit then break end
+    digit = digit + 1
+    if digit > 9 then digit, front = 0, format('%d', (s.lo + n) / 10) end
+    local blob = blobs[i]
+    if byte(blob, digits) ~= 48 + digit or find(blob, tail, digits + 1, true) ~= digits + 1 or find(blob, front, 1, true) ~= 1 then break end
     n = n + 1
   end
-  local function is(k) return sub(blobs[s.at + k - 1], 1, digits) == format('%d', s.lo + k - 1) end
-  while n > 1 and not is(n) do n = n - 1 end
   return n
 end
 
