@@ -75,7 +75,7 @@ local function read_composed(n)
     if guessed then
       q[#q + 1] = ARGV[i]
     else
-      q[#q + 1] = string.format('%d', accepted + i - arg) .. string.match(ARGV[i], '^%d+(|%d+|.*)$')
+      q[#q + 1] = string.format('%d', accepted + i - arg) .. at_ms .. string.match(ARGV[i], '^%d+|%d+|(.*)$')
     end
   end
   accepted = accepted + n

@@ -2,10 +2,12 @@ package lua_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
@@ -68,4 +70,15 @@ func TestAppendManySeals(t *testing.T) {
 			require.ErrorIs(w, none.Err, api.ErrNotFound)
 		}
 	})
+}
+
+// Jobs were accepted by Redis's clock, whatever that of the process says which composed their blobs.
+func TestAppendByRedisClock(t *testing.T) {
+	t.Parallel()
+	server, url := redistest.Mini(t)
+	server.SetTime(time.UnixMilli(1_700_000_000_000))
+	w := newWorld(t, client(t, url), "t:")
+	w.create("g", "acme", "T")
+	w.append("g", 2)
+	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
