@@ -197,3 +197,30 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 		}
 	})
 }
+
+// Where workers keep up with a stream that is nearly full all the time, what is due does not take all of it: what waits for its first turn goes, too.
+func TestCongestionSharesAFullStream(t *testing.T) {
+	both(t, func(w *world) {
+		w.sendBack("back", 400, soon)
+		w.create("new", "new", "T")
+		w.append("new", 400)
+		w.overdue("back")
+		const slots, ahead = 4, 40
+		fresh, back := 0, 0
+		for range 50 {
+			r, err := lua.Promote(w.Context(), w.c, w.p, lua.PromoteArgs{Most: 100, Limit: noLimit, Seed: seed, Caps: map[string]int{"T": ahead}})
+			require.NoError(w, err)
+			back += r.Moved
+			a, err := lua.Admit(w.Context(), w.c, w.p, lua.AdmitArgs{
+				Type: "T", Most: 100, Cap: ahead, Slots: slots, Ahead: ahead, Limit: noLimit, Seed: seed, LaneWeights: [3]int{6, 3, 1},
+			})
+			require.NoError(w, err)
+			fresh += a.Moved
+			run := w.readSome("T", "c", slots)
+			w.start("T", run)
+			w.outcome("T", done(run...))
+		}
+		require.Greater(w, back, 50)
+		require.Greater(w, fresh, 50)
+	})
+}

@@ -164,10 +164,10 @@ func TestCapacity(t *testing.T) {
 		}))
 	}
 	require.NoError(t, c.Refresh(t.Context()))
-	require.Equal(t, stage.Room{Cap: 200}, c.Room("T", 50, 1000))  // a tenth of a second's 4,000, for one of two partitions
-	require.Equal(t, stage.Room{Cap: 1}, c.Room("SLOW", 50, 1000)) // 120 workers need one in 5 ms
+	require.Equal(t, stage.Room{Cap: 200, Ahead: 200}, c.Room("T", 50, 1000)) // a tenth of a second's 4,000, for one of two partitions
+	require.Equal(t, stage.Room{Cap: 1, Ahead: 1}, c.Room("SLOW", 50, 1000))  // 120 workers need one in 5 ms
 	require.Equal(t, stage.Room{Cap: 50}, c.Room("NOBODY", 50, 1000))
-	require.Equal(t, stage.Room{Cap: 100}, c.Room("T", 50, 100))
+	require.Equal(t, stage.Room{Cap: 100, Ahead: 100}, c.Room("T", 50, 100))
 }
 
 // With one partition the room counts what runs, so that slow jobs are handed out one by one as workers become free. What a worker
