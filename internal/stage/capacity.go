@@ -50,19 +50,21 @@ func (p *pace) now() float64 {
 	return p.perSecond
 }
 
-// HandedOut tells that n jobs of a type went into its ready stream, which had this room: what went in beyond that, the workers have taken out.
+// HandedOut tells that n jobs of a type went into its ready stream, which had this room: what goes in beyond that, the workers have taken out.
 func (c *Capacity) HandedOut(typ string, n int, room Room) {
+	if n == 0 {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.paces[typ]
-	if p == nil {
-		p = &pace{from: time.Now()}
+	if p == nil || time.Since(p.from) > paceAge {
+		p = &pace{from: time.Now(), n: -max(room.Cap, room.Ahead)}
 		c.paces[typ] = p
 	}
 	p.n += n
 	if age := time.Since(p.from); age >= paceSpan {
-		p.perSecond = float64(max(0, p.n-max(room.Cap, room.Ahead))) / age.Seconds()
-		p.from, p.n = time.Now(), 0
+		*p = pace{from: time.Now(), perSecond: float64(max(0, p.n)) / age.Seconds()}
 	}
 }
 
@@ -159,7 +161,7 @@ func (c *Capacity) Room(typ string, least, most int) Room {
 	slots, rate, run, lost, drained := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ], c.paces[typ].now()
 	c.mu.Unlock()
 	if slots == 0 {
-		return Room{Cap: min(most, least)}
+		return Room{Cap: min(most, max(least, int(drained/10)))} // somebody may have come who has not reported yet
 	}
 	partitions := c.space.Partitions()
 	bound := max(least, slots, int(max(rate, drained)/10)/partitions)

@@ -17,7 +17,7 @@ import (
 
 // maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
 const (
-	maxPrefetch   = 200
+	maxPrefetch   = 2 * maxBatch // so that half of it is a batch
 	maxParts      = 8
 	maxBatch      = 200
 	maxBatchBytes = 1 << 20
