@@ -21,8 +21,9 @@ local function same(a, b) return a and b and a.group == b.group and a.ordinal ==
 local function entry(stream, id)
   local found = id ~= '' and call('XRANGE', stream, id, id) or {}
   if #found == 0 then return nil end
-  local fields = { job = entry_blob(found[1][2]) }
+  local fields = {}
   for i = 1, #found[1][2], 2 do fields[found[1][2][i]] = found[1][2][i + 1] end
+  fields.job = entry_blob(found[1][2])
   return fields
 end
 local function drop(what, from, command, ...)

@@ -112,8 +112,8 @@ func (h *held) unlink(t *task) {
 
 // ended says that n tasks are not open any more.
 func (h *held) ended(n int) {
-	low := h.low.Load()
-	if h.open.Add(-int64(n)) <= low && h.low.CompareAndSwap(low, -1) {
+	open, low := h.open.Add(-int64(n)), h.low.Load() // in this order: await writes the one and then reads the other
+	if open <= low && h.low.CompareAndSwap(low, -1) {
 		h.signal()
 	}
 }
