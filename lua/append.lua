@@ -12,7 +12,7 @@ local group, limit, mode, composed, requests = ARGV[1], tonumber(ARGV[2]), ARGV[
 local key, arg = B .. 'group:' .. group, 6 + 2 * requests
 local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces', 'paused')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
-local first, sealed, replies, entries, messages, applied = accepted, g[6] or status == 'CANCELLED', {}, {}, {}, {}
+local first, sealed, replies, entries, messages, applied, pieces = accepted, g[6] or status == 'CANCELLED', {}, {}, {}, {}, nil
 
 local now = now_ms()
 local group_run_at = tonumber(g[8] or 0)
@@ -39,7 +39,7 @@ local function judge(request, n)
   if accepted + n > limit then return { 'LIMIT', accepted } end
   if piece then
     g[11] = piece + 1
-    applied.pieces = g[11]
+    pieces = g[11]
   elseif request ~= '' then
     local list = entry_ms and entries or messages
     list[#list + 1], list[#list + 2] = entry_ms or now, request
@@ -160,7 +160,7 @@ add(key, 'accepted', n, 'waiting', waiting, 'non_ready', n - waiting)
 rerank(group, types, factor)
 add(B .. 'tenant:' .. tenant, 'unfinished', n)
 if not held then activate(tenant, waiting) end
-if applied.pieces then call('HSET', key, 'pieces', applied.pieces) end
+if pieces then call('HSET', key, 'pieces', pieces) end
 if #entries > 0 then call('ZADD', B .. 'entries', unpack(entries)) end
 if #messages > 0 then call('ZADD', B .. 'messages', unpack(messages)) end
 if mode ~= '' then call('HSET', key, 'submitted', 1) end

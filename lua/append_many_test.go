@@ -82,3 +82,15 @@ func TestAppendByRedisClock(t *testing.T) {
 	w.append("g", 2)
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
+
+// Any text may be a request's id.
+func TestAppendUnderAnyID(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		for i, id := range []string{"pieces", "=", "@", "=x", "@1"} {
+			r := w.many("g", 10, lua.Request{ID: id, Jobs: jobs(1)}, lua.Request{ID: id, Jobs: jobs(1)})
+			require.Equal(w, lua.AppendReply{First: int64(i), N: 1}, r[0].AppendReply, id)
+			require.True(w, r[1].Duplicate, id)
+		}
+	})
+}
