@@ -7,7 +7,7 @@ import "strings"
 func EntryBlob(fields []string) string {
 	switch {
 	case len(fields) != 2:
-		return strings.Join(fields, " ")
+		return strings.ReplaceAll(strings.Join(fields, " "), "|", "¦")
 	case fields[0] == Field:
 		return fields[1]
 	}

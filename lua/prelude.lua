@@ -343,7 +343,7 @@ end
 -- entry_blob is a ready entry's blob: its only field is j with the blob as its value, or the blob's head with the rest, from the ordinal on. So what is queued is
 -- handed on as it is: Lua hashes all of each string that it makes.
 local function entry_blob(fields)
-  if #fields ~= 2 then return table.concat(fields, ' ') end
+  if #fields ~= 2 then return (string.gsub(table.concat(fields, ' '), '|', '¦')) end -- no job
   return fields[1] == 'j' and fields[2] or fields[1] .. fields[2]
 end
 

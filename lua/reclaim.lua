@@ -13,7 +13,8 @@ if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
 local now = now_ms()
 local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
 see('LLEN', B .. 'garbage')
-see('HLEN', B .. 'watch')
+see('HLEN', B .. 'watch', B .. 'load:' .. typ)
+see('LLEN', B .. 'wake:fetcher')
 see_attend()
 pass_oom()
 for _, p in ipairs(pending) do
@@ -71,4 +72,5 @@ if #missing > 0 then
 end
 call('XACK', stream, 'workers', unpack(entries))
 call('XDEL', stream, unpack(entries))
+refill(typ)
 return { taken, buried, missing, stale }

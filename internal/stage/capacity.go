@@ -50,7 +50,7 @@ func (p *pace) now() float64 {
 	return p.perSecond
 }
 
-// HandedOut tells that n jobs of a type went into its ready stream, which had this room: what goes in beyond that, the workers have taken out.
+// HandedOut tells that n jobs of a type went into its ready stream, which had this room in each partition: what goes in beyond that, the workers have taken out.
 func (c *Capacity) HandedOut(typ string, n int, room Room) {
 	if n == 0 {
 		return
@@ -59,7 +59,7 @@ func (c *Capacity) HandedOut(typ string, n int, room Room) {
 	defer c.mu.Unlock()
 	p := c.paces[typ]
 	if p == nil || time.Since(p.from) > paceAge {
-		p = &pace{from: time.Now(), n: -max(room.Cap, room.Ahead)}
+		p = &pace{from: time.Now(), n: -max(room.Cap, room.Ahead) * c.space.Partitions()}
 		c.paces[typ] = p
 	}
 	p.n += n
