@@ -76,7 +76,7 @@ func parse(args []string) (o options, output string, err error) {
 	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
 	f.IntVar(&o.Tenants, "tenants", 10, "tenants, ours alone: the others have none")
 	f.IntVar(&o.Batch, "batch", 500, "jobs of a message, ours alone: the others have one")
-	f.IntVar(&o.Latency, "latency-jobs", 500, "jobs at 100 a second, the others' alone: ours runs 300")
+	f.IntVar(&o.Latency, "latency-jobs", 500, "jobs at 100 a second")
 	f.IntVar(&o.Settings.Senders, "senders", 0, "goroutines of a peer's producer; 0: as many as make the peer fastest")
 	f.IntVar(&o.Settings.Concurrency, "asynq-concurrency", 20, "asynq's Concurrency")
 	f.DurationVar(&o.Settings.Check, "asynq-check", defaultCheck, "asynq's TaskCheckInterval where it is tuned")

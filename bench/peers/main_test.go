@@ -27,7 +27,7 @@ func fake(t *testing.T, script string) string {
 func TestCompare(t *testing.T) {
 	o, output, err := parse([]string{
 		"--jobs", "300", "--rounds", "2", "--latency-jobs", "5", "--json=out.json",
-		"--bulkaction", fake(t, `echo '{"jobs_per_second":1000000,"p50_ms":1}'`),
+		"--bulkaction", fake(t, `echo '{"jobs_per_second":1000000,"published_to_started":{"p50_ms":1}}'`),
 	})
 	require.NoError(t, err)
 	require.Equal(t, "out.json", output)
