@@ -1,8 +1,10 @@
 package redisx
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -12,24 +14,78 @@ import (
 // NewPublisher is watermill's Publisher to streams, as flat entries that redis-cli can write and read: the
 // message's UUID is the field id, its payload is data, and its metadata gives type, which must be there,
 // and traceparent; other metadata is left out. maxLen bounds streams, by name, to about that many entries; a
-// stream that carries jobs must not be bounded. Publishing is not retried: after an error that IsAmbiguous
-// the same message may be published again, since consumers know it by its id. Close leaves conn open.
+// stream that carries jobs must not be bounded. The messages of one call are published in their order, all or none.
+// Publishing is not retried: after an error that IsAmbiguous the same messages may be published again, since
+// consumers know them by their ids. Close leaves conn open.
 func NewPublisher(conn *Conn, maxLen map[string]int64) (message.Publisher, error) {
-	p, err := redisstream.NewPublisher(redisstream.PublisherConfig{
-		Client:     keepOpen{conn.Cmd},
-		Marshaller: flat{},
-		Maxlens:    maxLen,
-	}, nil)
-	if err != nil {
-		return nil, fmt.Errorf("create publisher: %w", err)
+	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
+	var err error
+	if p.single, err = p.over(conn.Cmd); err != nil {
+		return nil, err
 	}
 	return p, nil
 }
 
-// keepOpen keeps watermill from closing the client that all share.
-type keepOpen struct{ redis.UniversalClient }
+// publisher sends in one round trip what is published together: watermill's own waits for each message.
+type publisher struct {
+	conn   *Conn
+	cfg    redisstream.PublisherConfig
+	single message.Publisher
+	closed atomic.Bool
+}
 
-func (keepOpen) Close() error { return nil }
+func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
+	switch {
+	case p.closed.Load():
+		return errors.New("publisher is closed")
+	case len(msgs) == 0:
+		return nil
+	case len(msgs) == 1:
+		return p.single.Publish(topic, msgs[0])
+	}
+	// A transaction, since nothing may get ahead of a message that is refused.
+	tx := p.conn.Cmd.TxPipeline()
+	together, err := p.over(queue{p.conn.Cmd, tx})
+	if err != nil {
+		return err
+	}
+	if err := together.Publish(topic, msgs...); err != nil {
+		return err
+	}
+	cmds, err := tx.Exec(msgs[0].Context())
+	for i, cmd := range cmds { // the reason is with its message; the transaction only says that there is one
+		if cmd.Err() != nil {
+			return fmt.Errorf("publish message %s to stream %s: %w", msgs[i].UUID, topic, cmd.Err())
+		}
+	}
+	return err
+}
+
+func (p *publisher) Close() error {
+	p.closed.Store(true)
+	return nil
+}
+
+// over is watermill's Publisher with a client of ours.
+func (p *publisher) over(client redis.UniversalClient) (message.Publisher, error) {
+	cfg := p.cfg
+	cfg.Client = client
+	w, err := redisstream.NewPublisher(cfg, nil)
+	if err != nil {
+		return nil, fmt.Errorf("create publisher: %w", err)
+	}
+	return w, nil
+}
+
+// queue is a client whose new entries wait for the pipeline's end.
+type queue struct {
+	redis.UniversalClient
+	pipe redis.Pipeliner
+}
+
+func (q queue) XAdd(ctx context.Context, a *redis.XAddArgs) *redis.StringCmd {
+	return q.pipe.XAdd(ctx, a)
+}
 
 type flat struct{}
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
 func TestPublisherWritesFlatEntries(t *testing.T) {
@@ -29,9 +31,7 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 		require.ErrorContains(t, p.Publish("s", message.NewMessage("x", nil)), "metadata type is missing")
 
 		for i := range 1000 {
-			msg := message.NewMessage(fmt.Sprint(i), nil)
-			msg.Metadata.Set(FieldType, "group.running")
-			require.NoError(t, p.Publish("bounded", msg))
+			require.NoError(t, p.Publish("bounded", running(fmt.Sprint(i))))
 		}
 		require.Less(t, c.Cmd.XLen(ctx, "bounded").Val(), int64(500))
 
@@ -46,4 +46,72 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 		require.Error(t, p.Publish("s", whole))
 		require.NoError(t, c.Ping(ctx), "the connection is shared")
 	})
+}
+
+// What is published together goes together, in its order, however much it is.
+func TestPublisherSendsTogether(t *testing.T) {
+	onBoth(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		single := &calls{begin: []any{"xadd"}}
+		c.Cmd.AddHook(single)
+		p, err := NewPublisher(c, nil)
+		require.NoError(t, err)
+		var msgs []*message.Message
+		for i := range 100 {
+			msgs = append(msgs, running(fmt.Sprint(i)))
+		}
+		require.NoError(t, p.Publish("s"))
+		require.NoError(t, p.Publish("s", msgs...))
+		require.Zero(t, single.n.Load())
+		entries := c.Cmd.XRange(ctx, "s", "-", "+").Val()
+		require.Len(t, entries, len(msgs))
+		for i, e := range entries {
+			require.Equal(t, msgs[i].UUID, e.Values["id"])
+		}
+
+		// One that is no message keeps the others back.
+		err = p.Publish("t", running("fine"), message.NewMessage("typeless", nil))
+		require.ErrorContains(t, err, "typeless")
+		require.ErrorContains(t, err, "metadata type is missing")
+		require.NoError(t, c.Cmd.Set(ctx, "u", "of the wrong type", 0).Err())
+		err = p.Publish("u", running("first"), running("second"))
+		require.ErrorContains(t, err, "publish message first to stream u")
+		require.True(t, IsWrongType(err))
+		require.Zero(t, c.Cmd.Exists(ctx, "t").Val())
+
+		require.NoError(t, p.Close())
+		require.Error(t, p.Publish("s", msgs...))
+	})
+}
+
+func TestPublisherFindsMemoryFull(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := connect(t, redistest.Server(t).URL())
+	p, err := NewPublisher(c, nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Cmd.ConfigSet(ctx, "maxmemory", "1").Err())
+	require.True(t, IsOOM(p.Publish("s", running("first"), running("second"))))
+}
+
+func running(id string) *message.Message {
+	msg := message.NewMessage(id, nil)
+	msg.Metadata.Set(FieldType, "group.running")
+	return msg
+}
+
+func BenchmarkPublish(b *testing.B) {
+	c := connect(b, redistest.Server(b).URL())
+	p, err := NewPublisher(c, map[string]int64{"s": 1000})
+	require.NoError(b, err)
+	var msgs []*message.Message
+	for i := range 20 {
+		msgs = append(msgs, running(fmt.Sprint(i)))
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		require.NoError(b, p.Publish("s", msgs...))
+	}
+	b.ReportMetric(float64(b.N*len(msgs))/b.Elapsed().Seconds(), "messages/s")
 }
