@@ -128,13 +128,9 @@ func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[st
 // event shows the group as it was at the transition; its aggregate and codes do not change after the last.
 func (p *partition) event(e redis.XMessage, parts map[string]groupParts) (api.Event, error) {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
-	var flat []string
-	if err := json.Unmarshal([]byte(text("snapshot")), &flat); err != nil {
+	hash, err := readSnapshot(text("snapshot"))
+	if err != nil {
 		return api.Event{}, fmt.Errorf("read snapshot: %w", err)
-	}
-	hash := make(map[string]string, len(flat)/2)
-	for i := 0; i+1 < len(flat); i += 2 {
-		hash[flat[i]] = flat[i+1]
 	}
 	id := text("group")
 	group := parts[id]

@@ -1,0 +1,48 @@
+package watcher
+
+import (
+	"encoding/json"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+var notSnapshots = []string{
+	``, `[]`, `{}`, `["id"]`, `["id","g"`, `["id","g",]`, `["id","g"]]`, `["id",1]`, `["id","g\"]`, `["id","\x"]`, `["id""g"]`, `["id","g" "x"]`,
+}
+
+// What is read is what JSON says.
+func FuzzReadSnapshot(f *testing.F) {
+	for _, text := range append(notSnapshots, `["id","g","name",""]`, `["aggregate","[{\"op\":\"sum\"}]","a\/b","\\","ü\u0001","\ud83d\ude00 \ud83d"]`) {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := readSnapshot(text)
+		if err != nil {
+			require.Empty(t, got)
+			if all := []string{}; json.Unmarshal([]byte(text), &all) == nil && len(all) > 0 && len(all)%2 == 0 {
+				written, _ := json.Marshal(all)
+				require.NotEqual(t, string(written), text, "it can be read")
+			}
+			return
+		}
+		var all []string
+		if !utf8.ValidString(text) || json.Unmarshal([]byte(text), &all) != nil { // it takes some more than JSON does
+			return
+		}
+		want := map[string]string{}
+		for i := 0; i+1 < len(all); i += 2 {
+			want[all[i]] = all[i+1]
+		}
+		require.Equal(t, want, got)
+	})
+}
+
+func TestReadSnapshotRefuses(t *testing.T) {
+	t.Parallel()
+	for _, text := range notSnapshots {
+		_, err := readSnapshot(text)
+		require.ErrorIs(t, err, errSnapshot, text)
+	}
+}
