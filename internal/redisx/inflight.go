@@ -12,14 +12,22 @@ type delivery struct {
 	lost    bool // another consumer has taken it over
 }
 
+// A handler takes several times its message's bytes, and a few KiB for itself: of what is in flight only a part may be in work.
+// What waits to be handed out again holds up nothing before all bytes are used, since what it waits for may be behind it.
+const (
+	workPart = 4       // of all bytes, one in so many
+	workCost = 8 << 10 // bytes, beside the message's
+)
+
 // inFlight holds the deliveries of one subscription, within a bound of entries and bytes.
 type inFlight struct {
 	maxEntries, maxBytes int
 
-	mu    sync.Mutex
-	byID  map[string]*delivery
-	bytes int
-	freed chan struct{} // signals that something was removed
+	mu      sync.Mutex
+	byID    map[string]*delivery
+	bytes   int
+	working int           // bytes that handlers take
+	freed   chan struct{} // signals that there may be room
 }
 
 func newInFlight(maxEntries, maxBytes int) *inFlight {
@@ -45,6 +53,7 @@ func (f *inFlight) remove(ids []string) {
 	for _, id := range ids {
 		if d := f.byID[id]; d != nil {
 			f.bytes -= d.entry.size()
+			f.work(d, false)
 			delete(f.byID, id)
 		}
 	}
@@ -52,17 +61,15 @@ func (f *inFlight) remove(ids []string) {
 	signal(f.freed)
 }
 
-// awaitRoom returns how many more entries may come, or 0 when ctx ended first.
-func (f *inFlight) awaitRoom(ctx context.Context) int {
+// awaitRoom returns how many more entries of a size may come, or 0 when ctx ended first. One may always come while there is any room.
+func (f *inFlight) awaitRoom(ctx context.Context, size int) int {
 	for {
 		f.mu.Lock()
 		room := f.maxEntries - len(f.byID)
-		if f.bytes >= f.maxBytes {
-			room = 0
-		}
+		free, work := f.maxBytes-f.bytes, f.maxBytes/workPart-f.working
 		f.mu.Unlock()
-		if room > 0 {
-			return room
+		if min(room, free, work) > 0 {
+			return max(1, min(room, free/size, work/(size+workCost)))
 		}
 		select {
 		case <-f.freed:
@@ -74,7 +81,21 @@ func (f *inFlight) awaitRoom(ctx context.Context) int {
 
 func (f *inFlight) setWorking(d *delivery, working bool) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.work(d, working)
+	f.mu.Unlock()
+	if !working {
+		signal(f.freed)
+	}
+}
+
+// work is to be called with the lock.
+func (f *inFlight) work(d *delivery, working bool) {
+	switch cost := d.entry.size() + workCost; {
+	case working && !d.working:
+		f.working += cost
+	case !working && d.working:
+		f.working -= cost
+	}
 	d.working = working
 }
 

@@ -48,14 +48,14 @@ func TestCloseHandsBack(t *testing.T) {
 func TestInFlightBoundsBytes(t *testing.T) {
 	f := newInFlight(100, 1000)
 	big := Entry{ID: "1-0", Fields: []string{"data", string(make([]byte, 2000))}}
-	require.Equal(t, 100, f.awaitRoom(context.Background()))
+	require.Equal(t, 1, f.awaitRoom(context.Background(), 2000))
 	require.NotNil(t, f.add(big))
 	require.Nil(t, f.add(big))
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	require.Zero(t, f.awaitRoom(ended))
+	require.Zero(t, f.awaitRoom(ended, 2000))
 	go f.remove([]string{"1-0", "unknown"})
-	require.Equal(t, 100, f.awaitRoom(context.Background()))
+	require.Equal(t, 1, f.awaitRoom(context.Background(), 2000))
 	require.Zero(t, f.bytes)
 }
 

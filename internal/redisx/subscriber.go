@@ -30,7 +30,7 @@ type SubscriberConfig struct {
 	Consumer string // unique to the process
 
 	MaxInFlight    int           // messages handed out and not yet acknowledged; 1000
-	MaxBytes       int           // of them together, give or take one read; 64 MiB
+	MaxBytes       int           // of them together, as far as sizes can be foreseen, a quarter of it in work at once; 64 MiB
 	Block          time.Duration // longest wait of one read; MaxBlock
 	MinIdle        time.Duration // an entry nobody touched for so long is taken over; renewed at a third of it; 30s
 	RedeliverAfter time.Duration // a nacked message is handed out again after this, then after up to 32 times as long; 250ms

@@ -116,7 +116,7 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 		claims = claimCycle{next: "0-0"}
 	)
 	for {
-		room := s.flight.awaitRoom(ctx)
+		room := s.flight.awaitRoom(ctx, size)
 		if ctx.Err() != nil {
 			return
 		}

@@ -55,14 +55,19 @@ type Ingest struct {
 	full     atomic.Int64 // when a message last found no room, in Unix nanoseconds
 }
 
-// defaultInFlight is more than the 1,000 of others, since appends may come before their group's submission.
-const defaultInFlight = 10_000
+// defaultInFlight is more than the 1,000 of others, since appends may come before their group's submission. Of large ones so many bytes
+// may: with what is made of them and with garbage, a process stays below 150 MB.
+const (
+	defaultInFlight = 10_000
+	inFlightBytes   = 32 << 20
+)
 
 // New returns an ingest named id, which must be unique to the process's start. It listens at once, so that
 // a taken address is an error here.
 func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder) (*Ingest, error) {
 	sub, err := redisx.NewSubscriber(conn, redisx.SubscriberConfig{
-		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, MaxInFlight: cmp.Or(cfg.MaxInFlight, defaultInFlight), DeleteOnAck: true, CloseTimeout: drainTimeout, Logger: tel.Log,
+		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, MaxInFlight: cmp.Or(cfg.MaxInFlight, defaultInFlight), MaxBytes: inFlightBytes,
+		DeleteOnAck: true, CloseTimeout: drainTimeout, Logger: tel.Log,
 	})
 	if err != nil {
 		return nil, err

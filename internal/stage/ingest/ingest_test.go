@@ -237,6 +237,22 @@ func TestWaitsForRoom(t *testing.T) {
 	require.GreaterOrEqual(t, w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val(), int64(waiting-limit))
 }
 
+// Messages that wait for their group are many and large, and its submission behind them is read all the same.
+func TestSubmissionBehindLargeAppends(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const appends, size = 12, 1 << 20 // more than may be in work at once
+	job := `{"payload":"` + strings.Repeat("x", size/16) + `"}`
+	for range appends {
+		publish(w, "jobs.append", `{"group":"g","jobs":[`+strings.Repeat(job+",", 15)+job+`]}`)
+	}
+	publish(w, "group.submit", `{"id":"g","tenant":"acme","type":"T"}`)
+	run(w, stagetest.Patience)
+	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 16*appends })
+	drained(w)
+	require.Empty(t, rejected(w, 0))
+}
+
 // Ingest processes know of each other, since they share the room for more work.
 func TestShowsItself(t *testing.T) {
 	t.Parallel()

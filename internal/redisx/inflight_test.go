@@ -1,0 +1,66 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestInFlightRoom(t *testing.T) {
+	t.Parallel()
+	over, end := context.WithCancel(context.Background())
+	end()
+	const size = 8 << 10
+	f := newInFlight(100, 16*size) // a quarter of it is two in work: each counts twice
+	room := func() int { return f.awaitRoom(over, size) }
+	add := func(id string) *delivery {
+		d := f.add(Entry{ID: id, Fields: []string{"data", strings.Repeat("x", size)}})
+		f.setWorking(d, true)
+		return d
+	}
+	require.Equal(t, 2, room())
+	first, second := add("1"), add("2")
+	require.Zero(t, room())
+	f.remove([]string{"1"})
+	require.Equal(t, 1, room())
+
+	// What waits takes part in all bytes only.
+	f.setWorking(first, false) // is gone: changes nothing
+	f.setWorking(second, false)
+	f.setWorking(second, false)
+	require.Equal(t, 2, room())
+	for i := 3; room() > 0; i++ {
+		f.setWorking(add(fmt.Sprint(i)), false)
+	}
+	all, waiting := f.held()
+	require.Len(t, all, 16)
+	require.Len(t, waiting, 16)
+	f.remove(all)
+	require.Equal(t, 2, room())
+
+	// One comes however large it is.
+	require.Equal(t, 1, f.awaitRoom(over, 100*size))
+}
+
+// What waits to be handed out again is in the way of nothing behind it, before all bytes are used.
+func TestBytesInWorkAreBounded(t *testing.T) {
+	onBoth(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		data := strings.Repeat("x", 8<<10)
+		for range 14 {
+			add(t, c, stream, "type", "jobs.append", "data", data)
+		}
+		out := subscribe(t, subscriber(t, c, SubscriberConfig{MaxBytes: 128 << 10, RedeliverAfter: patience}), stream)
+		for i := range 7 {
+			held := receive(t, out)
+			last := receive(t, out)
+			require.EqualValues(t, 2*i+2, pending(t, c, stream))
+			held.Nack()
+			last.Nack()
+		}
+	})
+}
