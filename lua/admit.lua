@@ -42,9 +42,9 @@ if shared then
   free = yields and 0 or math.ceil(free / 2)
 end
 -- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again; half, where only what nobody
--- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Not where the stream is shared: the others would fill it meanwhile, again and again.
-local helping = slots > 0 and floor(ahead / 4) or floor(ahead / 2)
-if not shared and free < helping and undelivered >= math.max(slots, helping) then free = 0 end
+-- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Much less where the stream is shared: the others would fill it meanwhile, again and again.
+local helping = shared and floor(ahead / 20) or slots > 0 and floor(ahead / 4) or floor(ahead / 2)
+if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
 local room = math.min(most, free)
 if yields then
   see('LLEN', B .. 'wake:dispatcher')
