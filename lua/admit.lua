@@ -35,15 +35,16 @@ local function tell_full(at)
   pass_oom()
   call('HSET', load_key, 'full', text .. format(' %.0f', now))
 end
--- Parked jobs that are due have asked for a part of the stream, too (see promote). A single place is theirs every other time.
-local shared, yields = load[3] and math.abs(now - tonumber(load[3])) < 200, false
+-- Parked jobs that are due have asked for a part of the stream, too (see promote): half at most. A single place is theirs every other time.
+local asked_at, asked = match(load[3] or '', '^(%d+) (%d+)$')
+local shared, yields = asked_at and math.abs(now - asked_at) < 200, false
 if shared then
   yields = free == 1 and load[6]
-  free = yields and 0 or math.ceil(free / 2)
+  free = yields and 0 or free - math.min(floor(free / 2), tonumber(asked))
 end
 -- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again; half, where only what nobody
--- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Much less where the stream is shared: the others would fill it meanwhile, again and again.
-local helping = shared and floor(ahead / 20) or slots > 0 and floor(ahead / 4) or floor(ahead / 2)
+-- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Much less where many share the stream: they would fill it meanwhile, again and again.
+local helping = shared and tonumber(asked) * 20 > ahead and floor(ahead / 20) or slots > 0 and floor(ahead / 4) or floor(ahead / 2)
 if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
 local room = math.min(most, free)
 if yields then

@@ -142,7 +142,7 @@ local function choose(tenant, t)
           c.paused[#c.paused + 1] = { j, blob }
           named[job] = true
         elseif (room[j.typ] or 0) <= 0 then
-          skipped, not_before, full[j.typ] = skipped + 1, now + full_wait, true
+          skipped, not_before, full[j.typ] = skipped + 1, now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
           -- Who was denied by the global limit alone keeps its place in the order.
           local own = not limited or t.left - #c.going <= 0
@@ -242,9 +242,9 @@ for _, tenant in ipairs(due) do
     promote_of(tenant, t)
   end
 end
--- Streams that were full owe these jobs a part; admit leaves it to them for a while.
+-- Streams that were full owe so many jobs a part; admit leaves it to them for a while.
 for typ, had in pairs(typs) do
-  if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', now) end
+  if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', string.format('%.0f ', now) .. full[typ]) end
   if not full[typ] and had ~= '' then call('HDEL', B .. 'load:' .. typ, 'due') end
 end
 
