@@ -119,7 +119,7 @@ func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[st
 		}
 		return nil
 	})
-	if redisx.IsUnavailable(err) || ctx.Err() != nil {
+	if err != nil && (redisx.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, err
 	}
 	return parts, nil // an error of one group is met with its event

@@ -249,7 +249,7 @@ func (p *partition) halfDone(ctx context.Context, ids []string) (map[string]bool
 		}
 		return nil
 	})
-	if redisx.IsUnavailable(err) || ctx.Err() != nil {
+	if err != nil && (redisx.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("look for half done groups: %w", err)
 	}
 	half := map[string]bool{}
