@@ -1,0 +1,48 @@
+package watcher_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/stage/watcher"
+	"github.com/bulkaction/bulkaction/internal/stagetest"
+)
+
+// afterReading calls stop once a pipeline that reads hashes has been answered.
+type afterReading struct{ stop func() }
+
+func (afterReading) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (afterReading) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (h afterReading) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Name() == "hgetall" }) {
+			h.stop()
+		}
+		return err
+	}
+}
+
+// A watcher that is told to stop between what it reads of a group and its event does no harm; the next one announces the event.
+func TestStopBetweenReadAndEvent(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Submit(messages.SubmitGroup{ID: "g", Type: "T", Jobs: stagetest.Numbered(1), Seal: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	conn := w.Connect()
+	conn.Cmd.AddHook(afterReading{cancel})
+	events, err := redisx.NewPublisher(conn, nil)
+	require.NoError(t, err)
+	require.NoError(t, watcher.New(watcher.Config{Interval: time.Hour}, conn, w.Space, w.Tel, "stopped", w.Store, events).Run(ctx))
+	require.Error(t, ctx.Err(), "it has read, or the test shows nothing")
+	defer run(w, watcher.Config{}, "next")()
+	w.Await("its event", func() bool { return len(ids(w, "g")) > 0 })
+}
