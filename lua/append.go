@@ -107,7 +107,7 @@ func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a App
 	return results, nil
 }
 
-// largePayload is what travels in a blob at most; a larger payload is kept aside.
+// largePayload is what travels in a blob at most, append.lua's LARGE; a larger payload is kept aside.
 const largePayload = 4096
 
 func appendArguments(a AppendArgs, requests []Request) []any {

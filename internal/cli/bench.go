@@ -60,6 +60,26 @@ func (s *variables) env() ([]string, error) {
 	return env, nil
 }
 
+// jobsExperiment is experiment for what runs one fleet and so many jobs.
+func (r *Root) jobsExperiment(f *bench.FleetOptions, set *variables, jobs int) (progress func(done int), done func(), err error) {
+	var o bench.Options
+	if done, err = r.experiment(&o, set); err != nil {
+		return nil, nil, err
+	}
+	f.Role, f.Env = o.Role, o.Env
+	return func(n int) { o.Progress("jobs", int64(n), int64(jobs)) }, done, nil
+}
+
+// someOf refuses parts of an experiment that it has not.
+func someOf(only, parts []string) error {
+	for _, part := range only {
+		if !slices.Contains(parts, part) {
+			return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
+		}
+	}
+	return nil
+}
+
 // experiment tells an experiment what this program is, and shows how far it is until done is called.
 func (r *Root) experiment(o *bench.Options, set *variables) (done func(), err error) {
 	if o.Env, err = set.env(); err != nil {

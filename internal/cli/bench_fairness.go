@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,10 +18,8 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 		Short: "Small tenants beside a noisy one, weights, lanes, and what fairness costs",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, part := range o.Only {
-				if !slices.Contains(parts, part) {
-					return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
-				}
+			if err := someOf(o.Only, parts); err != nil {
+				return err
 			}
 			if o.NoisyJobs < 2000 {
 				return usagef("--noisy-jobs %d: must be at least 2000, so that the small tenants find it there", o.NoisyJobs)

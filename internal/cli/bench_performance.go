@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,13 +23,11 @@ func newBenchLatency(r *Root, set *variables) *cobra.Command {
 			if o.Seconds < 1 {
 				return usagef("--seconds %d: must be at least 1", o.Seconds)
 			}
-			options := bench.Options{}
-			done, err := r.experiment(&options, set)
+			progress, done, err := r.jobsExperiment(&o.FleetOptions, set, o.Rate*o.Seconds)
 			if err != nil {
 				return err
 			}
-			o.Role, o.Env = options.Role, options.Env
-			o.Progress = func(n int) { options.Progress("jobs", int64(n), int64(o.Rate*o.Seconds)) }
+			o.Progress = progress
 			result, err := bench.RunLatency(cmd.Context(), o)
 			done()
 			if err != nil || r.JSON {
@@ -65,13 +62,11 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 			if o.Jobs < 10 {
 				return usagef("--jobs %d: must be at least 10", o.Jobs)
 			}
-			options := bench.Options{}
-			done, err := r.experiment(&options, set)
+			progress, done, err := r.jobsExperiment(&o.FleetOptions, set, o.Jobs)
 			if err != nil {
 				return err
 			}
-			o.Role, o.Env = options.Role, options.Env
-			o.Progress = func(n int) { options.Progress("jobs", int64(n), int64(o.Jobs)) }
+			o.Progress = progress
 			result, err := bench.RunBig(cmd.Context(), o)
 			done()
 			if err != nil || r.JSON {
@@ -100,10 +95,8 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 		Short: "The whole table of docs/performance.md, a good ten minutes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, part := range o.Only {
-				if !slices.Contains(parts, part) {
-					return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
-				}
+			if err := someOf(o.Only, parts); err != nil {
+				return err
 			}
 			if o.Rounds < 1 {
 				return usagef("--rounds %d: must be at least 1", o.Rounds)

@@ -36,13 +36,11 @@ func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 				}
 				o.Brief = true
 			}
-			options := bench.Options{}
-			done, err := r.experiment(&options, set)
+			progress, done, err := r.jobsExperiment(&o.FleetOptions, set, o.Jobs)
 			if err != nil {
 				return err
 			}
-			o.Role, o.Env = options.Role, options.Env
-			result, err := bench.RunThroughput(cmd.Context(), o, func(done int) { options.Progress("jobs", int64(done), int64(o.Jobs)) })
+			result, err := bench.RunThroughput(cmd.Context(), o, progress)
 			done()
 			if err != nil {
 				return err
