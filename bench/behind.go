@@ -51,7 +51,7 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	if b.BehindSeconds, err = l.oneByOne(ctx, "behind", small); err != nil {
 		return nil, err
 	}
-	now, err := l.ledgers(ctx, []group{huge})
+	now, err := l.endedGroups(ctx, []group{huge})
 	if err != nil {
 		return nil, err
 	}

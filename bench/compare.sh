@@ -10,7 +10,7 @@ ROUNDS=${ROUNDS:-3}
 JOBS=${JOBS:-100000}
 COUNT=${COUNT:-6}
 # The packages of the hot path that have benchmarks; those that BASE lacks are left out there.
-PKGS=${PKGS:-./lua ./reducer ./processor/noop ./internal/messages ./internal/redisx ./internal/telemetry ./internal/stage/...}
+PKGS=${PKGS:-./lua ./internal/ledger ./reducer ./processor/noop ./internal/messages ./internal/redisx ./internal/telemetry ./internal/stage/...}
 BENCHSTAT=golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
 

@@ -10,10 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // AdmitCost is what it costs to admit a job while so many tenants have waiting jobs.
@@ -61,7 +61,7 @@ type queues struct {
 	conn  *redisx.Conn
 	p     keyspace.Partition
 	n     int
-	limit lua.Limit
+	limit ledger.Limit
 }
 
 func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, error) {
@@ -80,7 +80,7 @@ func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, e
 		return TenantsCost{}, err
 	}
 	// The limit is counted, as it is by default, but never reached.
-	rate := lua.Rate{RPS: 1_000_000_000, Window: time.Second, Limiter: lua.LimiterFixed, Share: lua.ShareElastic}
+	rate := ledger.Rate{RPS: 1_000_000_000, Window: time.Second, Limiter: ledger.LimiterFixed, Share: ledger.ShareElastic}
 	q := &queues{conn, space.Partition(0), tenants, rate.Of(0, 1)}
 	part := fmt.Sprintf("cost, %d tenants", tenants)
 	progress := func(done int) { o.progress(part, int64(done), int64(tenants)) }
@@ -131,16 +131,16 @@ func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
 
 func (q *queues) tenant(ctx context.Context, name string, jobs int) error {
 	group := "group-" + name
-	_, err := lua.Create(ctx, q.conn.Cmd, q.p, lua.CreateArgs{Group: group, Tenant: "tenant-" + name, Type: "NOOP", Hash: "-", Fields: map[string]string{"lane": "normal"}})
-	for left := jobs; left > 0 && err == nil; left -= lua.MaxAppend {
-		more := slices.Repeat([]lua.NewJob{{Payload: []byte("{}")}}, min(left, lua.MaxAppend))
-		_, err = lua.Append(ctx, q.conn.Cmd, q.p, lua.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})
+	_, err := ledger.Create(ctx, q.conn.Cmd, q.p, ledger.CreateArgs{Group: group, Tenant: "tenant-" + name, Type: "NOOP", Hash: "-", Fields: map[string]string{"lane": "normal"}})
+	for left := jobs; left > 0 && err == nil; left -= ledger.MaxAppend {
+		more := slices.Repeat([]ledger.NewJob{{Payload: []byte("{}")}}, min(left, ledger.MaxAppend))
+		_, err = ledger.Append(ctx, q.conn.Cmd, q.p, ledger.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})
 	}
 	return err
 }
 
 func (q *queues) admit(ctx context.Context) (int, error) {
-	r, err := lua.Admit(ctx, q.conn.Cmd, q.p, lua.AdmitArgs{
+	r, err := ledger.Admit(ctx, q.conn.Cmd, q.p, ledger.AdmitArgs{
 		Type: "NOOP", Most: costBatch, Cap: 1 << 30, Limit: q.limit, Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
 	})
 	return r.Moved, err

@@ -79,7 +79,7 @@ func TestPerSecondCountsPermitsAndStarts(t *testing.T) {
 }
 
 func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {
-	require.InDelta(t, 4.5, makespan([]ledger{{created: 2000, ended: 3000}, {created: 1000, ended: 2000}, {created: 1500, ended: 5500, completed: 9000}}), 1e-9)
+	require.InDelta(t, 4.5, makespan([]endedGroup{{created: 2000, ended: 3000}, {created: 1000, ended: 2000}, {created: 1500, ended: 5500, completed: 9000}}), 1e-9)
 }
 
 func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {

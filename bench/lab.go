@@ -172,8 +172,8 @@ func sleeping(ms int) func(int) json.RawMessage {
 	return func(int) json.RawMessage { return payload }
 }
 
-// ledger is what a group's hash says; times are Redis ms.
-type ledger struct {
+// endedGroup is what a group's hash says; times are Redis ms.
+type endedGroup struct {
 	id, tenant                                 string
 	status                                     api.Status
 	accepted, done, failed, throttles, retries int64
@@ -181,10 +181,10 @@ type ledger struct {
 }
 
 // took is how long the group needed from being accepted to COMPLETED.
-func (l ledger) took() float64 { return float64(l.completed-l.created) / 1e3 }
+func (l endedGroup) took() float64 { return float64(l.completed-l.created) / 1e3 }
 
-// ledgers reads groups.
-func (l *lab) ledgers(ctx context.Context, groups []group) ([]ledger, error) {
+// endedGroups reads groups.
+func (l *lab) endedGroups(ctx context.Context, groups []group) ([]endedGroup, error) {
 	fields := []string{"status", "accepted", "done", "failed", "throttles", "retries", "at:created", "at:aggregating", "at:completed"}
 	cmds := make([]*redis.SliceCmd, len(groups))
 	_, err := l.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -196,7 +196,7 @@ func (l *lab) ledgers(ctx context.Context, groups []group) ([]ledger, error) {
 	if err != nil && len(groups) > 0 {
 		return nil, fmt.Errorf("read groups: %w", err)
 	}
-	out := make([]ledger, len(groups))
+	out := make([]endedGroup, len(groups))
 	for i, c := range cmds {
 		v := c.Val()
 		n := func(at int) int64 {
@@ -205,7 +205,7 @@ func (l *lab) ledgers(ctx context.Context, groups []group) ([]ledger, error) {
 			return k
 		}
 		status, _ := v[0].(string)
-		out[i] = ledger{
+		out[i] = endedGroup{
 			id: groups[i].id, tenant: groups[i].tenant, status: api.Status(status), accepted: n(1), done: n(2), failed: n(3),
 			throttles: n(4), retries: n(5), created: n(6), ended: n(7), completed: n(8),
 		}
@@ -220,15 +220,15 @@ const pollInterval = 20 * time.Millisecond
 const stalled = 2 * time.Minute
 
 // await waits until groups are COMPLETED, and says how they are. Part names the wait for the progress.
-func (l *lab) await(ctx context.Context, part string, groups []group) ([]ledger, error) {
-	open, all := slices.Clone(groups), map[string]ledger{}
+func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGroup, error) {
+	open, all := slices.Clone(groups), map[string]endedGroup{}
 	var total, last int64
 	for _, g := range groups {
 		total += int64(g.jobs)
 	}
 	movedAt := time.Now()
 	for n := 1; len(open) > 0; n++ {
-		now, err := l.ledgers(ctx, open)
+		now, err := l.endedGroups(ctx, open)
 		if err != nil {
 			return nil, err
 		}
@@ -267,7 +267,7 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]ledger,
 			}
 		}
 	}
-	out := make([]ledger, len(groups))
+	out := make([]endedGroup, len(groups))
 	for i, g := range groups {
 		out[i] = all[g.id]
 	}
@@ -275,7 +275,7 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]ledger,
 }
 
 // finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the processes and reads their journals.
-func (l *lab) finish(ctx context.Context, part string) ([]ledger, journal.Log, error) {
+func (l *lab) finish(ctx context.Context, part string) ([]endedGroup, journal.Log, error) {
 	groups, err := l.await(ctx, part, l.groups)
 	if err != nil {
 		return nil, journal.Log{}, err
@@ -307,9 +307,9 @@ var errNoStarts = errors.New("the processes logged no starts: they are of anothe
 var errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
 
 // makespan is from the first group's acceptance to the end of the last job, in seconds.
-func makespan(groups []ledger) float64 {
-	first := slices.MinFunc(groups, func(a, b ledger) int { return cmp.Compare(a.created, b.created) })
-	last := slices.MaxFunc(groups, func(a, b ledger) int { return cmp.Compare(a.ended, b.ended) })
+func makespan(groups []endedGroup) float64 {
+	first := slices.MinFunc(groups, func(a, b endedGroup) int { return cmp.Compare(a.created, b.created) })
+	last := slices.MaxFunc(groups, func(a, b endedGroup) int { return cmp.Compare(a.ended, b.ended) })
 	return float64(last.ended-first.created) / 1e3
 }
 

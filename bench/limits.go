@@ -248,7 +248,7 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 }
 
 // count computes the figures from the journals.
-func (r *LimitRun) count(limit rule, ended []ledger, log journal.Log, waitsFrom int64) error {
+func (r *LimitRun) count(limit rule, ended []endedGroup, log journal.Log, waitsFrom int64) error {
 	permits := permitEvents(log, nil)
 	waiting := permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Admit && strings.HasPrefix(p.Tenant, "base-") })
 	if len(waiting) == 0 {
@@ -275,12 +275,12 @@ func (r *LimitRun) count(limit rule, ended []ledger, log journal.Log, waitsFrom 
 // awaitAccepted waits until all jobs of groups are there, and says since when (µs).
 func (l *lab) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
 	for {
-		now, err := l.ledgers(ctx, groups)
+		now, err := l.endedGroups(ctx, groups)
 		if err != nil {
 			return 0, err
 		}
 		missing := slices.ContainsFunc(groups, func(g group) bool {
-			return !slices.ContainsFunc(now, func(n ledger) bool { return n.id == g.id && n.accepted == int64(g.jobs) })
+			return !slices.ContainsFunc(now, func(n endedGroup) bool { return n.id == g.id && n.accepted == int64(g.jobs) })
 		})
 		if !missing {
 			return l.now(ctx)

@@ -26,7 +26,7 @@ func TestLimitRunCountsFromTheJournals(t *testing.T) {
 		},
 		Starts: make([]journal.StartEvent, 41),
 	}
-	ended := []ledger{{accepted: 30, retries: 2, throttles: 3}, {accepted: 10, retries: 1, throttles: 1}}
+	ended := []endedGroup{{accepted: 30, retries: 2, throttles: 3}, {accepted: 10, retries: 1, throttles: 1}}
 	var r LimitRun
 	require.NoError(t, r.count(rule{"fixed", time.Second, 10}, ended, log, 400_000))
 	require.Equal(t, LimitRun{

@@ -93,7 +93,7 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 	if percentile(second, 99) < percentile(first, 99) {
 		out.solo = second
 	}
-	last := slices.MaxFunc(ended, func(a, b ledger) int { return cmp.Compare(a.ended, b.ended) })
+	last := slices.MaxFunc(ended, func(a, b endedGroup) int { return cmp.Compare(a.ended, b.ended) })
 	if last.tenant != "noisy" {
 		return out, fmt.Errorf("group %s ended after the noisy one, so it was not beside it: give --noisy-jobs more", last.id)
 	}

@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // ThroughputOptions say what is run.
@@ -262,7 +262,7 @@ func (b *run) limit(ctx context.Context, tenants int) error {
 	rps := float64(freeLimit)
 	for i := range tenants {
 		name := fmt.Sprintf("tenant-%d", i)
-		if err := lua.SetTenant(ctx, b.f.Conn.Cmd, b.space.OfTenant(name), name, lua.TenantSettings{RPS: &rps}); err != nil {
+		if err := ledger.SetTenant(ctx, b.f.Conn.Cmd, b.space.OfTenant(name), name, ledger.TenantSettings{RPS: &rps}); err != nil {
 			return fmt.Errorf("set limit of tenant %s: %w", name, err)
 		}
 	}

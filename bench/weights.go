@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // Weights are the shares of tenants of weights 1, 2 and 4 while all have work.
@@ -84,7 +84,7 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 	for i, w := range weights {
 		tenant := fmt.Sprintf("weight-%g", w)
 		groups[i] = group{id: l.name + "-" + tenant, tenant: tenant, jobs: contested, payload: sleeping(smallSleepMS)}
-		if err := lua.SetTenant(ctx, l.f.Conn.Cmd, l.space.OfTenant(tenant), tenant, lua.TenantSettings{Weight: &w}); err != nil {
+		if err := ledger.SetTenant(ctx, l.f.Conn.Cmd, l.space.OfTenant(tenant), tenant, ledger.TenantSettings{Weight: &w}); err != nil {
 			return nil, fmt.Errorf("set weight of tenant %s: %w", tenant, err)
 		}
 	}

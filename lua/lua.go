@@ -1,132 +1,27 @@
-// Package lua holds the transitions: one script a transition, X.lua beside its typed contract X.go.
-// README.md draws the states. A script runs as one step: it reads, decides by Redis's clock, and
-// writes; it may run twice with the same arguments and notices.
+// Package lua embeds the Lua scripts: one script is one transition of the state in Redis. README.md
+// draws the states. The typed Go contract of a script is in the package that owns the layout.
 package lua
 
 import (
-	"context"
 	"embed"
 	"fmt"
-	"strconv"
-
-	"github.com/redis/go-redis/v9"
-
-	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"path"
+	"strings"
 )
 
-//go:embed *.lua
-var sources embed.FS
+//go:embed */*.lua
+var files embed.FS
 
-// script loads a transition with the prelude, and what else it asks for, in front of it.
-func script(name string, parts ...string) *redisx.Script {
-	src := source("prelude")
-	for _, part := range parts {
-		src += source(part)
+// Source returns the text of scripts, put together in the order of their paths, e.g. "parts/prelude"
+// and "jobs/admit". It panics when a path does not exist: that is a mistake in the calling package.
+func Source(paths ...string) string {
+	var text strings.Builder
+	for _, p := range paths {
+		b, err := files.ReadFile(p + ".lua")
+		if err != nil {
+			panic(fmt.Sprintf("lua: %v", err))
+		}
+		text.WriteString(guarded(path.Base(p), string(b)))
 	}
-	return redisx.NewScript(name, src+source(name))
-}
-
-func source(name string) string {
-	b, err := sources.ReadFile(name + ".lua")
-	if err != nil {
-		panic(fmt.Sprintf("lua: %v", err)) // the file is embedded: a missing one is a mistake in this package
-	}
-	return guarded(name, string(b))
-}
-
-// Letters of a job's state.
-const (
-	Waiting   = 'W'
-	NonReady  = 'N'
-	Ready     = 'R'
-	InFlight  = 'I'
-	Done      = 'D' // not reduced yet
-	Reduced   = 'A'
-	Failed    = 'F'
-	Cancelled = 'C'
-)
-
-// Permit is a number of permits that were spent for a tenant.
-type Permit struct {
-	Tenant string
-	N      int64
-}
-
-// Denial is a tenant that was refused a permit: for its own share ("per_group") or for everybody's ("global").
-type Denial struct{ Tenant, Reason string }
-
-// run executes a script on a partition and returns its reply, which is always an array.
-func run(ctx context.Context, c redis.Cmdable, s *redisx.Script, p keyspace.Partition, args ...any) (reply, error) {
-	r, err := s.Run(ctx, c, p.Keys(), args)
-	if err != nil {
-		return nil, fmt.Errorf("partition %d: %w", p.Index(), err)
-	}
-	list, ok := r.([]any)
-	if !ok {
-		return nil, fmt.Errorf("partition %d: script %s: unexpected reply %T", p.Index(), s.Name(), r)
-	}
-	return list, nil
-}
-
-// reply reads a script's answer; a value that is not there reads as zero.
-type reply []any
-
-func (r reply) str(i int) string {
-	if i >= len(r) {
-		return ""
-	}
-	switch v := r[i].(type) {
-	case string:
-		return v
-	case int64:
-		return strconv.FormatInt(v, 10)
-	}
-	return ""
-}
-
-func (r reply) num(i int) int64 {
-	if i >= len(r) {
-		return 0
-	}
-	switch v := r[i].(type) {
-	case int64:
-		return v
-	case string:
-		n, _ := strconv.ParseInt(v, 10, 64)
-		return n
-	}
-	return 0
-}
-
-func (r reply) list(i int) reply {
-	if i >= len(r) {
-		return nil
-	}
-	l, _ := r[i].([]any)
-	return l
-}
-
-func (r reply) nums() []int64 {
-	out := make([]int64, len(r))
-	for i := range r {
-		out[i] = r.num(i)
-	}
-	return out
-}
-
-func (r reply) permits() []Permit {
-	out := make([]Permit, 0, len(r)/2)
-	for i := 0; i+1 < len(r); i += 2 {
-		out = append(out, Permit{Tenant: r.str(i), N: r.num(i + 1)})
-	}
-	return out
-}
-
-func (r reply) denials() []Denial {
-	out := make([]Denial, 0, len(r)/2)
-	for i := 0; i+1 < len(r); i += 2 {
-		out = append(out, Denial{Tenant: r.str(i), Reason: r.str(i + 1)})
-	}
-	return out
+	return text.String()
 }

@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -43,7 +43,7 @@ func TestCluster(t *testing.T) {
 	w := newWorld(t, url, "c:", 16)
 	inhabited(w)
 	require.Empty(t, w.audit(Options{}).Violations)
-	n := w.jobIn("all", lua.Ready, 0)
+	n := w.jobIn("all", ledger.Ready, 0)
 	w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
 	w.ok(w.c.Del(w.Context(), w.space.OfGroup("many").Owner("many")).Err())
 	require.Equal(t, []string{of(Place, "all", n), whole(Registry, "many")}, summary(w.audit(Options{})))

@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // hard fails by a panic, which ends a goroutine other than the test's.
@@ -108,7 +108,7 @@ func (c *churn) producer(p keyspace.Partition) func(*rand.Rand) {
 		if id == "" {
 			return
 		}
-		all := jobs(1+r.IntN(40), func(j *lua.NewJob) {
+		all := jobs(1+r.IntN(40), func(j *ledger.NewJob) {
 			j.Type = c.types[r.IntN(len(c.types))]
 			switch r.IntN(20) {
 			case 0:
@@ -118,11 +118,11 @@ func (c *churn) producer(p keyspace.Partition) func(*rand.Rand) {
 			}
 		})
 		if waiting, _ := c.c.HGet(c.Context(), p.Load(all[0].Type), "waiting").Int64(); waiting < 400 {
-			_, err := lua.Append(c.Context(), c.c, p, lua.AppendArgs{Group: id, Limit: 1e7, Jobs: all})
+			_, err := ledger.Append(c.Context(), c.c, p, ledger.AppendArgs{Group: id, Limit: 1e7, Jobs: all})
 			c.may(err)
 		}
 		if r.IntN(10) == 0 {
-			_, err := lua.Seal(c.Context(), c.c, p, id, nil)
+			_, err := ledger.Seal(c.Context(), c.c, p, id, nil)
 			c.may(err)
 		}
 	}
@@ -132,10 +132,10 @@ func (c *churn) fetcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
 		limit := noLimit
 		if r.IntN(2) == 0 {
-			limit = lua.Limit{Window: 5 * time.Millisecond, Permits: 20}
+			limit = ledger.Limit{Window: 5 * time.Millisecond, Permits: 20}
 		}
 		c.admit(p, c.types[r.IntN(len(c.types))], 30, limit)
-		_, _, err := lua.Schedule(c.Context(), c.c, p, 10)
+		_, _, err := ledger.Schedule(c.Context(), c.c, p, 10)
 		c.ok(err)
 	}
 }
@@ -144,7 +144,7 @@ func (c *churn) dispatcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
 		c.promote(p, c.types...)
 		if r.IntN(5) == 0 {
-			_, err := lua.Reclaim(c.Context(), c.c, p, c.types[r.IntN(len(c.types))], time.Duration(r.IntN(5))*time.Millisecond, 20, 3)
+			_, err := ledger.Reclaim(c.Context(), c.c, p, c.types[r.IntN(len(c.types))], time.Duration(r.IntN(5))*time.Millisecond, 20, 3)
 			c.ok(err)
 		}
 	}
@@ -155,7 +155,7 @@ func (c *churn) worker(p keyspace.Partition, name string) func(*rand.Rand) {
 		typ := c.types[r.IntN(len(c.types))]
 		read := c.read(p, typ, name, 20)
 		if n := r.IntN(len(read) + 1); r.IntN(3) == 0 {
-			c.back(p, typ, lua.OutcomeUnstarted, 0, read[:n]...)
+			c.back(p, typ, ledger.OutcomeUnstarted, 0, read[:n]...)
 			read = read[n:]
 		}
 		started := c.start(p, typ, read)
@@ -165,13 +165,13 @@ func (c *churn) worker(p keyspace.Partition, name string) func(*rand.Rand) {
 		for _, j := range started {
 			switch r.IntN(12) {
 			case 0:
-				c.back(p, typ, lua.OutcomeFailed, 0, j)
+				c.back(p, typ, ledger.OutcomeFailed, 0, j)
 			case 1:
-				c.back(p, typ, lua.OutcomeRetry, time.Duration(r.IntN(20))*time.Millisecond, j)
+				c.back(p, typ, ledger.OutcomeRetry, time.Duration(r.IntN(20))*time.Millisecond, j)
 			case 2:
-				c.back(p, typ, lua.OutcomeThrottled, 5*time.Millisecond, j)
+				c.back(p, typ, ledger.OutcomeThrottled, 5*time.Millisecond, j)
 			case 3:
-				c.back(p, typ, lua.OutcomeReleased, 0, j)
+				c.back(p, typ, ledger.OutcomeReleased, 0, j)
 			case 4: // the worker dies
 			default:
 				c.done(p, typ, j)
@@ -188,7 +188,7 @@ func (c *churn) aggregator(p keyspace.Partition, slot string) func(*rand.Rand) {
 				c.reduceEntry(p, slot, m)
 				continue
 			}
-			_, err := lua.Reduce(c.Context(), c.c, p, lua.ReduceArgs{Group: m.Values["g"].(string), Slot: slot, Entries: []string{m.ID}})
+			_, err := ledger.Reduce(c.Context(), c.c, p, ledger.ReduceArgs{Group: m.Values["g"].(string), Slot: slot, Entries: []string{m.ID}})
 			c.ok(err)
 		}
 	}
@@ -197,30 +197,30 @@ func (c *churn) aggregator(p keyspace.Partition, slot string) func(*rand.Rand) {
 // watcher also does what people do to groups that its scripts are at work on.
 func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
-		fence, err := lua.Lead(c.Context(), c.c, p, "w", time.Hour)
+		fence, err := ledger.Lead(c.Context(), c.c, p, "w", time.Hour)
 		c.ok(err)
 		id := c.some(p, r)
 		if id == "" {
 			return
 		}
 		if r.IntN(10) == 0 {
-			if err = lua.Cancel(c.Context(), c.c, p, id); r.IntN(2) == 0 {
-				_, err = lua.Reopen(c.Context(), c.c, p, id, "")
+			if err = ledger.Cancel(c.Context(), c.c, p, id); r.IntN(2) == 0 {
+				_, err = ledger.Reopen(c.Context(), c.c, p, id, "")
 			}
 			c.may(err)
 		}
 		for _, id := range append(c.c.SMembers(c.Context(), p.Attention()).Val(), id) {
-			for _, chunk := range []func(context.Context, redis.Cmdable, keyspace.Partition, string) (bool, error){lua.Sweep, lua.Requeue} {
+			for _, chunk := range []func(context.Context, redis.Cmdable, keyspace.Partition, string) (bool, error){ledger.Sweep, ledger.Requeue} {
 				for more := true; more; {
 					more, err = chunk(c.Context(), c.c, p, id)
 					c.ok(err)
 				}
 			}
-			_, err = lua.Advance(c.Context(), c.c, p, id, fence)
+			_, err = ledger.Advance(c.Context(), c.c, p, id, fence)
 			c.ok(err)
 		}
 		if old := c.c.ZRange(c.Context(), p.Ended(), 0, -20).Val(); len(old) > 0 && c.idle(p, old[0]) {
-			c.ok(lua.Expire(c.Context(), c.c, p, old[0], fence, r.IntN(2) == 0))
+			c.ok(ledger.Expire(c.Context(), c.c, p, old[0], fence, r.IntN(2) == 0))
 			if c.c.Exists(c.Context(), p.Group(old[0])).Val() == 0 {
 				c.ok(c.c.Del(c.Context(), c.space.OfGroup(old[0]).Owner(old[0])).Err())
 			}
@@ -235,7 +235,7 @@ func (c *churn) idle(p keyspace.Partition, id string) bool {
 	}
 	for _, typ := range c.types {
 		for _, m := range c.c.XRange(c.Context(), p.Ready(typ), "-", "+").Val() {
-			if strings.HasPrefix(lua.MessageBlob(m.Values), id+"|") {
+			if strings.HasPrefix(ledger.MessageBlob(m.Values), id+"|") {
 				return false
 			}
 		}

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Suspects are what deserves a closer look, of one partition.
@@ -45,8 +45,8 @@ func (l *look) covers(g *group) (own [places]bool) {
 	for _, n := range g.queues {
 		waiting += n
 	}
-	own[inQueue] = waiting != g.counts[lua.Waiting]
-	own[inFailures] = g.failures != g.counts[lua.Failed]
+	own[inQueue] = waiting != g.counts[ledger.Waiting]
+	own[inFailures] = g.failures != g.counts[ledger.Failed]
 	own[inLines] = false
 	return own
 }
@@ -59,9 +59,9 @@ func (l *look) reads() (shared [places]bool) {
 	for _, g := range l.live {
 		for at := 0; at < len(g.sieve.base); at += 2 {
 			switch g.sieve.base[at] {
-			case lua.Ready, lua.InFlight:
+			case ledger.Ready, ledger.InFlight:
 				shared[inReady] = true
-			case lua.Done:
+			case ledger.Done:
 				shared[inStream] = true
 			}
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // loads are what types count, and what lies there by the tenants' tallies.
@@ -83,7 +83,7 @@ func (l *look) load(typ, counter string, have, want int64) {
 	if have != want && !l.doubtfulTypes[typ] {
 		f := finding{Load, "", none, fmt.Sprint(typ, counter, have-want)}
 		l.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
-		l.mend(f, l.cureCounter(lua.Counter{Of: typ, Name: counter, Have: have, Want: want}))
+		l.mend(f, l.cureCounter(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
 	}
 }
 
@@ -96,13 +96,13 @@ func (l *look) tenant(name string, y tally) {
 		if y.have[i] != y.want[i] {
 			f := finding{Load, "", none, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
 			l.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
-			l.mend(f, l.cureCounter(lua.Counter{Tenant: true, Of: name, Name: counter, Have: y.have[i], Want: y.want[i]}))
+			l.mend(f, l.cureCounter(ledger.Counter{Tenant: true, Of: name, Name: counter, Have: y.have[i], Want: y.want[i]}))
 		}
 	}
 	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
 		f := finding{Load, "", none, fmt.Sprint(name, "set", active)}
 		l.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
-		l.mend(f, l.cureCounter(lua.Counter{Tenant: true, Of: name, Name: counterNames[1], Have: y.have[1], Want: y.have[1]}))
+		l.mend(f, l.cureCounter(ledger.Counter{Tenant: true, Of: name, Name: counterNames[1], Have: y.have[1], Want: y.have[1]}))
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // cure mends a finding. Cures with the same key do the same, so that one of them is enough. What it does is decided again in
@@ -43,14 +43,14 @@ func (l *look) cureGroup(g *group) (cure, bool) {
 		sum, known = sum+g.number(f.name), known+have
 		note(f.name, have-g.number(f.name))
 	}
-	note("reduced", g.counts[lua.Reduced]-g.number("reduced"))
+	note("reduced", g.counts[ledger.Reduced]-g.number("reduced"))
 	accepted, jobs := g.number("accepted"), int64(len(g.states)/2)
 	if known != jobs || accepted != jobs && sum != jobs { // states are wrong themselves: two of three are against them
 		return cure{}, false
 	}
 	note("accepted", jobs-accepted)
 	return cure{"group " + g.id, "its ledger counts its states, and it is on its lists", func(ctx context.Context) (bool, error) {
-		return lua.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, g.number("repaired"), differences)
+		return ledger.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, g.number("repaired"), differences)
 	}}, true
 }
 
@@ -64,14 +64,14 @@ func (g *group) among(letters string) (n int64) {
 // cureUnlisted takes a group that is no more off the lists.
 func (l *look) cureUnlisted(id, tenant string) cure {
 	return cure{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
-		return lua.RepairGroup(ctx, l.cmd, l.p, id, tenant, 0, nil)
+		return ledger.RepairGroup(ctx, l.cmd, l.p, id, tenant, 0, nil)
 	}}
 }
 
 // cureCounter sets a counter to what was counted.
-func (l *look) cureCounter(n lua.Counter) cure {
+func (l *look) cureCounter(n ledger.Counter) cure {
 	return cure{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want), func(ctx context.Context) (bool, error) {
-		return lua.RepairCounter(ctx, l.cmd, l.p, n)
+		return ledger.RepairCounter(ctx, l.cmd, l.p, n)
 	}}
 }
 
@@ -140,7 +140,7 @@ func (l *look) cureCodes(g *group) cure {
 				delete(differences, "code:"+code)
 			}
 		}
-		return lua.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, number(before.repaired), differences)
+		return ledger.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, number(before.repaired), differences)
 	}}
 }
 

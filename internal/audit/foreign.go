@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // item is something of a job in a place that groups share.
@@ -115,9 +115,9 @@ func (it item) verdict(a answers) string {
 func (it item) leftBehind(letter byte, sweeping bool) bool {
 	switch it.place {
 	case inNonReady:
-		return letter == lua.Cancelled && sweeping
+		return letter == ledger.Cancelled && sweeping
 	case inReady:
-		return letter == lua.Cancelled
+		return letter == ledger.Cancelled
 	}
 	return false
 }

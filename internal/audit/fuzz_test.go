@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // The quick way to read a line of results finds what the thorough one finds.
@@ -40,7 +40,7 @@ func FuzzBlobs(f *testing.F) {
 			}
 		}
 		letter := reason(text)
-		if d, err := lua.ParseDelivered(text); err == nil && letter != 0 && letter != '|' {
+		if d, err := ledger.ParseDelivered(text); err == nil && letter != 0 && letter != '|' {
 			require.NotEmpty(t, d.Group)
 		}
 	})

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // group is what belongs to one group, all as it was at one instant.
@@ -254,7 +254,7 @@ func (g *group) status() string { return g.hash["status"] }
 
 // unended counts the jobs that are not done, failed or cancelled.
 func (g *group) unended() int64 {
-	return g.counts[lua.Waiting] + g.counts[lua.NonReady] + g.counts[lua.Ready] + g.counts[lua.InFlight]
+	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
 }
 
 func text(v any) string { s, _ := v.(string); return s }

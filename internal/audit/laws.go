@@ -11,14 +11,14 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // fields are the ledger's, with the letters of the jobs that each counts.
 var fields = []struct{ name, letters string }{
-	{"waiting", string(lua.Waiting)}, {"non_ready", string(lua.NonReady)}, {"ready", string(lua.Ready)}, {"in_flight", string(lua.InFlight)},
-	{"done", string(lua.Done) + string(lua.Reduced)}, {"failed", string(lua.Failed)}, {"cancelled", string(lua.Cancelled)},
+	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)}, {"in_flight", string(ledger.InFlight)},
+	{"done", string(ledger.Done) + string(ledger.Reduced)}, {"failed", string(ledger.Failed)}, {"cancelled", string(ledger.Cancelled)},
 }
 
 // ledger holds a group's counters against each other and against its states.
@@ -42,7 +42,7 @@ func (l *look) ledger(g *group) {
 		l.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted), "accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
 	}
 	known := "A"
-	for _, f := range append(slices.Clone(fields), struct{ name, letters string }{"reduced", string(lua.Reduced)}) {
+	for _, f := range append(slices.Clone(fields), struct{ name, letters string }{"reduced", string(ledger.Reduced)}) {
 		have, n := int64(0), g.number(f.name)
 		for _, letter := range []byte(f.letters) {
 			have += g.counts[letter]
@@ -67,7 +67,7 @@ func (l *look) ledger(g *group) {
 			l.mend(finding{Place, g.id, none, "code " + code}, l.cureCodes(g))
 		}
 	}
-	if failed := g.counts[lua.Failed]; coded != failed {
+	if failed := g.counts[ledger.Failed]; coded != failed {
 		same := fmt.Sprint("codes ", coded-failed)
 		l.report(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
 		l.mend(finding{Place, g.id, none, same}, l.cureCodes(g))
@@ -96,7 +96,7 @@ func (l *look) lifecycle(g *group) {
 		l.report(g, Lifecycle, "lists", "it is %s, but %s", status, lists(g))
 		l.mendGroup(g, Lifecycle, "lists")
 	}
-	unended, unreduced := g.unended(), g.counts[lua.Done]
+	unended, unreduced := g.unended(), g.counts[ledger.Done]
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
@@ -112,7 +112,7 @@ func (l *look) lifecycle(g *group) {
 		if err != nil {
 			threshold = 1
 		}
-		failed, all := g.counts[lua.Failed], len(g.states)/2
+		failed, all := g.counts[ledger.Failed], len(g.states)/2
 		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
 			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g", status, failed, all, threshold)
 		}
@@ -187,7 +187,7 @@ func (l *look) aggregate(g *group) {
 		}
 		counted += n
 	}
-	reduced := g.counts[lua.Reduced]
+	reduced := g.counts[ledger.Reduced]
 	if counted != reduced {
 		l.report(g, Results, fmt.Sprint("aggregate ", counted-reduced), "%d jobs are reduced, but its aggregate holds %d", reduced, counted)
 	}

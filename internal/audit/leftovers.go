@@ -11,13 +11,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // leftovers are the places in which something was found that is no such job, or twice, by what Redis is asked for.
 type leftovers map[shelf]map[job]bool
 
-// shelf is a key in which jobs lie: its place in a [lua.Leftover], and whose it is.
+// shelf is a key in which jobs lie: its place in a [ledger.Leftover], and whose it is.
 type shelf struct{ place, whose, typ string }
 
 // strayJob is the job of what can't be read.
@@ -136,7 +136,7 @@ func (t *tidying) walk(ctx context.Context) error {
 	case "ready":
 		return t.stream(ctx, t.p.Ready(t.whose), func(page []redis.XMessage) error {
 			for _, e := range page {
-				d, err := lua.ParseDelivered(lua.MessageBlob(e.Values))
+				d, err := ledger.ParseDelivered(ledger.MessageBlob(e.Values))
 				if err := t.try(ctx, e.ID, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
 					return err
 				}
@@ -182,7 +182,7 @@ func jobOr(j job, ok bool) job {
 
 func (t *tidying) blobs(ctx context.Context, page []string) error {
 	for _, blob := range page {
-		d, err := lua.ParseDelivered(blob)
+		d, err := ledger.ParseDelivered(blob)
 		if err := t.try(ctx, blob, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
 			return err
 		}
@@ -206,14 +206,14 @@ func (t *tidying) try(ctx context.Context, item string, j job) error {
 	if !t.suspects[j] {
 		return nil
 	}
-	leftover := lua.Leftover{Place: t.place, Whose: t.whose, Item: item}
+	leftover := ledger.Leftover{Place: t.place, Whose: t.whose, Item: item}
 	if t.place == "queue" {
 		leftover.Type = t.typ
 	}
 	if j != strayJob && t.met[j] != item {
 		leftover.Twin = t.met[j]
 	}
-	gone, err := lua.RepairLeftover(ctx, t.cmd, t.p, leftover)
+	gone, err := ledger.RepairLeftover(ctx, t.cmd, t.p, leftover)
 	if err != nil {
 		return err
 	}

@@ -6,25 +6,25 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Missing are jobs of a group that have not ended and lie nowhere: Redis, or somebody, has lost them.
 type Missing struct {
 	Partition     int
 	Group, Tenant string
-	Type          string       // "" when the group has several
-	Jobs          []lua.Missed // by ordinal
+	Type          string          // "" when the group has several
+	Jobs          []ledger.Missed // by ordinal
 }
 
 // Lose ends missing jobs as failed, with code LOST, so that their group comes to its end. It returns their ordinals; a job that has
 // moved since it was missed is not lost. Who runs a job whose entry in a ready stream is gone could still end it, and is refused from then on.
 func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m Missing) ([]int64, error) {
 	var lost []int64
-	for some := range slices.Chunk(m.Jobs, lua.MaxLose) {
-		ended, err := lua.Lose(ctx, conn.Cmd, p, m.Group, m.Type, some)
+	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {
+		ended, err := ledger.Lose(ctx, conn.Cmd, p, m.Group, m.Type, some)
 		if err != nil {
 			return lost, fmt.Errorf("end lost jobs of group %s: %w", m.Group, err)
 		}
@@ -45,7 +45,7 @@ func (m missed) add(group, tenant string, types []string, p problem) {
 		}
 		m[group] = g
 	}
-	g.Jobs = append(g.Jobs, lua.Missed{Ordinal: p.ordinal, State: p.state})
+	g.Jobs = append(g.Jobs, ledger.Missed{Ordinal: p.ordinal, State: p.state})
 }
 
 // and keeps what was missed in a later look too, under the same state. The nil set is of no look.
@@ -59,11 +59,11 @@ func (m missed) and(later missed) missed {
 		if before == nil {
 			continue
 		}
-		had := make(map[lua.Missed]bool, len(before.Jobs))
+		had := make(map[ledger.Missed]bool, len(before.Jobs))
 		for _, j := range before.Jobs {
 			had[j] = true
 		}
-		g.Jobs = slices.DeleteFunc(g.Jobs, func(j lua.Missed) bool { return !had[j] })
+		g.Jobs = slices.DeleteFunc(g.Jobs, func(j ledger.Missed) bool { return !had[j] })
 		if len(g.Jobs) > 0 {
 			both[id] = g
 		}
@@ -76,7 +76,7 @@ func (m missed) list(partition int) []Missing {
 	for _, id := range slices.Sorted(maps.Keys(m)) {
 		g := m[id]
 		g.Partition = partition
-		slices.SortFunc(g.Jobs, func(a, b lua.Missed) int { return int(a.Ordinal - b.Ordinal) })
+		slices.SortFunc(g.Jobs, func(a, b ledger.Missed) int { return int(a.Ordinal - b.Ordinal) })
 		all = append(all, *g)
 	}
 	return all

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Repair is what was done about a violation, or why nothing was.
@@ -84,7 +84,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 				continue
 			}
 			law := Place
-			if j.State[0] == lua.Done {
+			if j.State[0] == ledger.Done {
 				law = Results
 			}
 			all = append(all, Repair{

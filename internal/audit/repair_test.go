@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // beyondRepair are the tampers of which something stays: what has happened to results, and what was when.
@@ -71,7 +71,7 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 			for _, typ := range c.types {
 				if entries := w.c.XRevRangeN(w.Context(), p.Ready(typ), "+", "-", 1).Val(); len(entries) > 0 {
 					if w.c.XDel(w.Context(), p.Ready(typ), entries[0].ID).Val() == 1 {
-						d, err := lua.ParseDelivered(lua.MessageBlob(entries[0].Values))
+						d, err := ledger.ParseDelivered(ledger.MessageBlob(entries[0].Values))
 						w.ok(err)
 						note(d.Group, d.Ordinal)
 					}

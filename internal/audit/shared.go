@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // live is a group with jobs in places that groups share.
@@ -21,7 +21,7 @@ type live struct {
 
 // inShared says whether a job with a state lies in a place that groups share.
 func inShared(letter byte) bool {
-	return letter == lua.NonReady || letter == lua.Ready || letter == lua.InFlight || letter == lua.Done
+	return letter == ledger.NonReady || letter == ledger.Ready || letter == ledger.InFlight || letter == ledger.Done
 }
 
 // keep remembers what of a group has to be sought in shared places.
@@ -145,8 +145,8 @@ func (l *look) ready(ctx context.Context, typ string) error {
 	return l.stream(ctx, key, func(page []redis.XMessage) error {
 		var foreign []item
 		for _, e := range page {
-			blob := lua.MessageBlob(e.Values)
-			d, err := lua.ParseDelivered(blob)
+			blob := ledger.MessageBlob(e.Values)
+			d, err := ledger.ParseDelivered(blob)
 			if err != nil {
 				l.unreadable(inReady, key, e.ID)
 				continue
@@ -194,7 +194,7 @@ func (l *look) nonReady(ctx context.Context, tenant, key string) error {
 	err := l.members(ctx, key, func(page []string) error {
 		var foreign []item
 		for _, blob := range page {
-			d, err := lua.ParseDelivered(blob)
+			d, err := ledger.ParseDelivered(blob)
 			if err != nil {
 				l.unreadable(inNonReady, key, "")
 				continue
@@ -215,7 +215,7 @@ func (l *look) nonReady(ctx context.Context, tenant, key string) error {
 	}
 	err = l.members(ctx, key, func(page []string) error {
 		for _, blob := range page {
-			if d, err := lua.ParseDelivered(blob); err == nil {
+			if d, err := ledger.ParseDelivered(blob); err == nil {
 				if blobs := twice[job{d.Group, d.Ordinal}]; blobs != nil {
 					blobs[blob] = true
 				}
@@ -258,7 +258,7 @@ func (l *look) find(it item) (known, again bool) {
 	}
 	// Entries of cancelled jobs may stay for a while, which is asked for each.
 	state := g.sieve.state(it.ordinal)
-	if state == "" || state[0] == lua.Cancelled || it.wrong != "" || it.tenant != "" && it.tenant != g.tenant {
+	if state == "" || state[0] == ledger.Cancelled || it.wrong != "" || it.tenant != "" && it.tenant != g.tenant {
 		return false, false
 	}
 	return true, g.sieve.find(it.place, it.ordinal, it.attempt)

@@ -3,7 +3,7 @@ package audit
 import (
 	"fmt"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // place is where a job, or what is left of it, can lie.
@@ -30,24 +30,24 @@ func (pl place) law() string {
 
 // stateNames are the words for letters.
 var stateNames = map[byte]string{
-	lua.Waiting: "waiting", lua.NonReady: "non-ready", lua.Ready: "ready", lua.InFlight: "in flight",
-	lua.Done: "done and not reduced", lua.Reduced: "done and reduced", lua.Failed: "failed", lua.Cancelled: "cancelled",
+	ledger.Waiting: "waiting", ledger.NonReady: "non-ready", ledger.Ready: "ready", ledger.InFlight: "in flight",
+	ledger.Done: "done and not reduced", ledger.Reduced: "done and reduced", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
 }
 
 // home is where a job with a state must lie; false when nowhere.
 func home(letter byte) (place, bool) {
 	switch letter {
-	case lua.Waiting:
+	case ledger.Waiting:
 		return inQueue, true
-	case lua.NonReady:
+	case ledger.NonReady:
 		return inNonReady, true
-	case lua.Ready, lua.InFlight:
+	case ledger.Ready, ledger.InFlight:
 		return inReady, true
-	case lua.Failed:
+	case ledger.Failed:
 		return inFailures, true
-	case lua.Done:
+	case ledger.Done:
 		return inStream, true
-	case lua.Reduced:
+	case ledger.Reduced:
 		return inLines, true
 	}
 	return 0, false
@@ -63,7 +63,7 @@ func belongs(pl place, state string, attempt int) bool {
 		return false
 	}
 	// A job that was started again under the same entry has one attempt more than that.
-	return attempt == unknown || state[1] == mark(attempt) || state[0] == lua.InFlight && state[1] == mark(attempt+1)
+	return attempt == unknown || state[1] == mark(attempt) || state[0] == ledger.InFlight && state[1] == mark(attempt+1)
 }
 
 // mark is the second byte of a state.

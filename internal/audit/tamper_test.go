@@ -10,9 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // whole is a violation of a group as a whole, of one of a job.
@@ -46,7 +46,7 @@ func (w *world) setState(group string, ordinal int64, at int, to byte) {
 // entry is the entry of a ready stream that holds a job.
 func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
 	for _, m := range w.c.XRange(w.Context(), w.all().Ready(typ), "-", "+").Val() {
-		if d, err := lua.ParseDelivered(lua.MessageBlob(m.Values)); err == nil && d.Group == group && d.Ordinal == ordinal {
+		if d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values)); err == nil && d.Group == group && d.Ordinal == ordinal {
 			return m
 		}
 	}
@@ -61,7 +61,7 @@ func (w *world) xadd(stream string, fields ...any) {
 // parked is a parked job of group all, with what lies in its tenant's set.
 func (w *world) parked() (blob string, ordinal int64) {
 	for _, blob := range w.c.ZRange(w.Context(), w.all().NonReadyOf("acme"), 0, -1).Val() {
-		if d, err := lua.ParseDelivered(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
+		if d, err := ledger.ParseDelivered(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
 			return blob, d.Ordinal
 		}
 	}
@@ -250,36 +250,36 @@ var tampers = []tamper{
 	}},
 	{"ready entry twice", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
-		w.xadd(w.all().Ready("T"), lua.Field, lua.MessageBlob(w.entry("T", "all", n).Values))
+		w.xadd(w.all().Ready("T"), ledger.Field, ledger.MessageBlob(w.entry("T", "all", n).Values))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry under another attempt", func(w *world) []string {
 		n := w.jobIn("all", 'I', 1)
-		w.xadd(w.all().Ready("T"), lua.Field, moving("all", "T", 7, int(n)))
+		w.xadd(w.all().Ready("T"), ledger.Field, moving("all", "T", 7, int(n)))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry of a done job", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
-		w.xadd(w.all().Ready("T"), lua.Field, moving("all", "T", 1, int(n)))
+		w.xadd(w.all().Ready("T"), ledger.Field, moving("all", "T", 1, int(n)))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry of an ended group", func(w *world) []string {
-		w.xadd(w.part("completed").Ready("T"), lua.Field, moving("completed", "T", 1, 4))
+		w.xadd(w.part("completed").Ready("T"), ledger.Field, moving("completed", "T", 1, 4))
 		return []string{of(Place, "completed", 4)}
 	}},
 	{"ready entry of an unknown group", func(w *world) []string {
-		w.xadd(w.all().Ready("T"), lua.Field, moving("nosuch", "T", 1, 4))
+		w.xadd(w.all().Ready("T"), ledger.Field, moving("nosuch", "T", 1, 4))
 		return []string{of(Place, "nosuch", 4)}
 	}},
 	{"ready entry of an unknown job", func(w *world) []string {
-		w.xadd(w.all().Ready("T"), lua.Field, moving("all", "T", 1, 1e15))
+		w.xadd(w.all().Ready("T"), ledger.Field, moving("all", "T", 1, 1e15))
 		return []string{of(Place, "all", 1e15)}
 	}},
 	{"ready entry in the stream of another type", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		e := w.entry("T", "all", n)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), e.ID).Err())
-		w.xadd(w.all().Ready("U"), lua.Field, lua.MessageBlob(e.Values))
+		w.xadd(w.all().Ready("U"), ledger.Field, ledger.MessageBlob(e.Values))
 		return []string{of(Place, "all", n)}
 	}},
 	{"no job ready", func(w *world) []string {
@@ -479,7 +479,7 @@ var tampers = []tamper{
 	{"in the wrong partition", func(w *world) []string {
 		p := w.space.Partition((w.space.OfTenant("acme").Index() + 1) % w.space.Partitions())
 		w.ok(w.c.Set(w.Context(), w.space.OfGroup("lost").Owner("lost"), "acme", 0).Err())
-		_, err := lua.Create(w.Context(), w.c, p, lua.CreateArgs{Group: "lost", Tenant: "acme", Type: "T", Hash: "h"})
+		_, err := ledger.Create(w.Context(), w.c, p, ledger.CreateArgs{Group: "lost", Tenant: "acme", Type: "T", Hash: "h"})
 		w.ok(err)
 		return []string{whole(Registry, "lost")}
 	}},

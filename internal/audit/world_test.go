@@ -16,10 +16,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -68,11 +68,11 @@ func (w *world) tenant(group string) string {
 	return tenant
 }
 
-var noLimit = lua.Limit{Window: time.Second}
+var noLimit = ledger.Limit{Window: time.Second}
 
 // limited gives so many permits for ever.
-func limited(permits int64) lua.Limit {
-	return lua.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
+func limited(permits int64) ledger.Limit {
+	return ledger.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
 }
 
 func (w *world) create(group, tenant, typ string, fields ...string) {
@@ -81,13 +81,13 @@ func (w *world) create(group, tenant, typ string, fields ...string) {
 		f[fields[i]] = fields[i+1]
 	}
 	w.ok(w.c.SetNX(w.Context(), w.space.OfGroup(group).Owner(group), tenant, 0).Err())
-	_, err := lua.Create(w.Context(), w.c, w.space.OfTenant(tenant), lua.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
+	_, err := ledger.Create(w.Context(), w.c, w.space.OfTenant(tenant), ledger.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
 	w.ok(err)
 }
 
 // jobs are n small jobs; change may make something else of them.
-func jobs(n int, change ...func(*lua.NewJob)) []lua.NewJob {
-	all := make([]lua.NewJob, n)
+func jobs(n int, change ...func(*ledger.NewJob)) []ledger.NewJob {
+	all := make([]ledger.NewJob, n)
 	for i := range all {
 		all[i].Payload = fmt.Appendf(nil, `{"n":%d}`, i)
 		for _, c := range change {
@@ -97,26 +97,26 @@ func jobs(n int, change ...func(*lua.NewJob)) []lua.NewJob {
 	return all
 }
 
-func large(j *lua.NewJob) { j.Payload = []byte(`"` + strings.Repeat("x", 5000) + `"`) }
+func large(j *ledger.NewJob) { j.Payload = []byte(`"` + strings.Repeat("x", 5000) + `"`) }
 
-func ofType(typ string) func(*lua.NewJob) { return func(j *lua.NewJob) { j.Type = typ } }
+func ofType(typ string) func(*ledger.NewJob) { return func(j *ledger.NewJob) { j.Type = typ } }
 
-func later(j *lua.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
+func later(j *ledger.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
 
-func (w *world) append(group string, all []lua.NewJob) {
-	for some := range slices.Chunk(all, lua.MaxAppend) {
-		_, err := lua.Append(w.Context(), w.c, w.part(group), lua.AppendArgs{Group: group, Limit: 1e7, Jobs: some})
+func (w *world) append(group string, all []ledger.NewJob) {
+	for some := range slices.Chunk(all, ledger.MaxAppend) {
+		_, err := ledger.Append(w.Context(), w.c, w.part(group), ledger.AppendArgs{Group: group, Limit: 1e7, Jobs: some})
 		w.ok(err)
 	}
 }
 
 func (w *world) seal(group string) {
-	_, err := lua.Seal(w.Context(), w.c, w.part(group), group, nil)
+	_, err := ledger.Seal(w.Context(), w.c, w.part(group), group, nil)
 	w.ok(err)
 }
 
-func (w *world) admit(p keyspace.Partition, typ string, most int, limit lua.Limit) lua.AdmitReply {
-	r, err := lua.Admit(w.Context(), w.c, p, lua.AdmitArgs{Type: typ, Most: most, Cap: 100_000, Limit: limit, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+func (w *world) admit(p keyspace.Partition, typ string, most int, limit ledger.Limit) ledger.AdmitReply {
+	r, err := ledger.Admit(w.Context(), w.c, p, ledger.AdmitArgs{Type: typ, Most: most, Cap: 100_000, Limit: limit, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 	w.ok(err)
 	return r
 }
@@ -126,14 +126,14 @@ func (w *world) promote(p keyspace.Partition, types ...string) {
 	for _, typ := range types {
 		caps[typ] = 100_000
 	}
-	_, err := lua.Promote(w.Context(), w.c, p, lua.PromoteArgs{Most: 100, Limit: noLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
+	_, err := ledger.Promote(w.Context(), w.c, p, ledger.PromoteArgs{Most: 100, Limit: noLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
 	w.ok(err)
 }
 
 // taken is a job that a worker has read.
 type taken struct {
 	entry string
-	lua.Delivered
+	ledger.Delivered
 	token int64
 }
 
@@ -141,7 +141,7 @@ func (w *world) read(p keyspace.Partition, typ, consumer string, most int64) []t
 	w.consumers(p.Ready(typ), keyspace.GroupWorkers)
 	var out []taken
 	for _, m := range w.fresh(p.Ready(typ), keyspace.GroupWorkers, consumer, most) {
-		d, err := lua.ParseDelivered(lua.MessageBlob(m.Values))
+		d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values))
 		w.ok(err)
 		out = append(out, taken{entry: m.ID, Delivered: d})
 	}
@@ -168,7 +168,7 @@ func (w *world) start(p keyspace.Partition, typ string, jobs []taken) []taken {
 	slices.SortFunc(jobs, func(a, b taken) int { return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal)) })
 	var started []taken
 	for _, j := range jobs {
-		r, err := lua.Start(w.Context(), w.c, p, typ, []lua.StartGroup{{Group: j.Group, Jobs: []lua.StartJob{{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt}}}})
+		r, err := ledger.Start(w.Context(), w.c, p, typ, []ledger.StartGroup{{Group: j.Group, Jobs: []ledger.StartJob{{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt}}}})
 		w.ok(err)
 		if j.token = r.Tokens[0]; j.token >= 0 {
 			started = append(started, j)
@@ -180,27 +180,27 @@ func (w *world) start(p keyspace.Partition, typ string, jobs []taken) []taken {
 func (w *world) done(p keyspace.Partition, typ string, jobs ...taken) {
 	for _, j := range jobs {
 		line := fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":%d,"data":{"cost":2}}`, j.Ordinal, j.token)
-		w.outcome(p, typ, lua.GroupOutcome{Group: j.Group, Done: []lua.DoneJob{{
+		w.outcome(p, typ, ledger.GroupOutcome{Group: j.Group, Done: []ledger.DoneJob{{
 			Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Line: line, Marked: true,
 		}}})
 	}
 }
 
 // back reports jobs that are not done.
-func (w *world) back(p keyspace.Partition, typ string, kind lua.OutcomeKind, delay time.Duration, jobs ...taken) {
+func (w *world) back(p keyspace.Partition, typ string, kind ledger.OutcomeKind, delay time.Duration, jobs ...taken) {
 	for _, j := range jobs {
 		attempt := int(j.token)
-		if kind == lua.OutcomeUnstarted {
+		if kind == ledger.OutcomeUnstarted {
 			attempt = j.Attempt
 		}
-		w.outcome(p, typ, lua.GroupOutcome{Group: j.Group, Others: []lua.OtherJob{{
+		w.outcome(p, typ, ledger.GroupOutcome{Group: j.Group, Others: []ledger.OtherJob{{
 			Entry: j.entry, Ordinal: j.Ordinal, Attempt: attempt, Kind: kind, Waits: j.Waits, Queued: []byte(j.Queued), Delay: delay, Code: "BOOM", Text: "it broke",
 		}}})
 	}
 }
 
-func (w *world) outcome(p keyspace.Partition, typ string, g lua.GroupOutcome) {
-	_, err := lua.Outcome(w.Context(), w.c, p, typ, lua.Congestion{Cap: time.Hour}, []lua.GroupOutcome{g})
+func (w *world) outcome(p keyspace.Partition, typ string, g ledger.GroupOutcome) {
+	_, err := ledger.Outcome(w.Context(), w.c, p, typ, ledger.Congestion{Cap: time.Hour}, []ledger.GroupOutcome{g})
 	w.ok(err)
 }
 
@@ -223,7 +223,7 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 			state, err = plan.Decode([]byte(text(have[1])))
 			w.ok(err)
 		}
-		args := lua.ReduceArgs{Group: id, Slot: slot, Version: number(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
+		args := ledger.ReduceArgs{Group: id, Slot: slot, Version: number(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
 		for line := range strings.SplitSeq(lines, "\n") {
 			n, ok := result(line)
 			require.True(w, ok)
@@ -232,10 +232,10 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 		}
 		args.State, err = state.Encode()
 		w.ok(err)
-		r, err := lua.Reduce(w.Context(), w.c, p, args)
+		r, err := ledger.Reduce(w.Context(), w.c, p, args)
 		w.ok(err)
-		if r.State != lua.ReduceVersion {
-			require.Contains(w, []lua.ReduceState{lua.ReduceOK, lua.ReduceGone}, r.State)
+		if r.State != ledger.ReduceVersion {
+			require.Contains(w, []ledger.ReduceState{ledger.ReduceOK, ledger.ReduceGone}, r.State)
 			return
 		}
 	}
@@ -250,18 +250,18 @@ func (w *world) work(p keyspace.Partition, typ string) {
 
 func (w *world) advance(group string) {
 	p := w.part(group)
-	fence, err := lua.Lead(w.Context(), w.c, p, "w", time.Hour)
+	fence, err := ledger.Lead(w.Context(), w.c, p, "w", time.Hour)
 	w.ok(err)
-	_, err = lua.Advance(w.Context(), w.c, p, group, fence)
+	_, err = ledger.Advance(w.Context(), w.c, p, group, fence)
 	w.ok(err)
 }
 
-func (w *world) cancel(group string) { w.ok(lua.Cancel(w.Context(), w.c, w.part(group), group)) }
+func (w *world) cancel(group string) { w.ok(ledger.Cancel(w.Context(), w.c, w.part(group), group)) }
 
 func (w *world) sweep(group string) {
 	for more := true; more; {
 		var err error
-		more, err = lua.Sweep(w.Context(), w.c, w.part(group), group)
+		more, err = ledger.Sweep(w.Context(), w.c, w.part(group), group)
 		w.ok(err)
 	}
 }
@@ -319,13 +319,13 @@ func inhabited(w *world) {
 	w.done(p, "T", started[:6]...)
 	w.reduce(p, "0", 5)
 	w.reduce(p, "7", 2)
-	w.back(p, "T", lua.OutcomeFailed, 0, started[6:9]...)
-	w.back(p, "T", lua.OutcomeRetry, time.Hour, started[9:11]...)
-	w.back(p, "T", lua.OutcomeThrottled, time.Hour, started[11:13]...)
-	w.back(p, "T", lua.OutcomeReleased, 0, started[13:15]...)
+	w.back(p, "T", ledger.OutcomeFailed, 0, started[6:9]...)
+	w.back(p, "T", ledger.OutcomeRetry, time.Hour, started[9:11]...)
+	w.back(p, "T", ledger.OutcomeThrottled, time.Hour, started[11:13]...)
+	w.back(p, "T", ledger.OutcomeReleased, 0, started[13:15]...)
 	w.promote(p, "T")
 	w.start(p, "T", []taken{started[20]}) // again, under the same entry
-	w.back(p, "T", lua.OutcomeUnstarted, 0, w.read(p, "T", "c2", 2)...)
+	w.back(p, "T", ledger.OutcomeUnstarted, 0, w.read(p, "T", "c2", 2)...)
 
 	// Ends of all kinds.
 	for _, g := range []struct{ id, tenant string }{{"completed", "globex"}, {"expired", "globex"}, {"failed", "acme"}, {"retried", "acme"}, {"partly", "initech"}} {
@@ -338,7 +338,7 @@ func inhabited(w *world) {
 			w.admit(p, g.id, 10, noLimit)
 			some := w.start(p, g.id, w.read(p, g.id, "c", 10))
 			n := map[string]int{"failed": 5, "retried": 8, "partly": 2}[g.id]
-			w.back(p, g.id, lua.OutcomeFailed, 0, some[:n]...)
+			w.back(p, g.id, ledger.OutcomeFailed, 0, some[:n]...)
 			w.done(p, g.id, some[n:]...)
 			w.reduce(p, "1", 100)
 		default:
@@ -349,23 +349,23 @@ func inhabited(w *world) {
 	require.Equal(w, "COMPLETED", w.status("completed"))
 	require.Equal(w, "FAILED", w.status("failed"))
 	require.Equal(w, "COMPLETED", w.status("partly"))
-	fence, err := lua.Lead(w.Context(), w.c, w.part("expired"), "w", time.Hour)
+	fence, err := ledger.Lead(w.Context(), w.c, w.part("expired"), "w", time.Hour)
 	w.ok(err)
-	w.ok(lua.Expire(w.Context(), w.c, w.part("expired"), "expired", fence, true))
-	_, err = lua.Reopen(w.Context(), w.c, p, "retried", "")
+	w.ok(ledger.Expire(w.Context(), w.c, w.part("expired"), "expired", fence, true))
+	_, err = ledger.Reopen(w.Context(), w.c, p, "retried", "")
 	w.ok(err)
 	w.create("moved", "acme", "moved")
 	w.append("moved", jobs(8))
 	w.seal("moved")
 	w.admit(p, "moved", 10, noLimit)
-	w.back(p, "moved", lua.OutcomeFailed, 0, w.start(p, "moved", w.read(p, "moved", "c", 5))...)
+	w.back(p, "moved", ledger.OutcomeFailed, 0, w.start(p, "moved", w.read(p, "moved", "c", 5))...)
 	w.done(p, "moved", w.start(p, "moved", w.read(p, "moved", "c", 5))...)
 	w.reduce(p, "3", 100)
 	w.advance("moved")
-	_, err = lua.Reopen(w.Context(), w.c, p, "moved", "")
+	_, err = ledger.Reopen(w.Context(), w.c, p, "moved", "")
 	w.ok(err)
 	for more := true; more; {
-		more, err = lua.Requeue(w.Context(), w.c, p, "moved")
+		more, err = ledger.Requeue(w.Context(), w.c, p, "moved")
 		w.ok(err)
 	}
 
@@ -378,8 +378,8 @@ func inhabited(w *world) {
 		w.admit(p, id, 10, noLimit)
 		some := w.start(p, id, w.read(p, id, "c", 7))
 		w.done(p, id, some[:2]...)
-		w.back(p, id, lua.OutcomeFailed, 0, some[2:3]...)
-		w.back(p, id, lua.OutcomeRetry, time.Hour, some[3:4]...)
+		w.back(p, id, ledger.OutcomeFailed, 0, some[2:3]...)
+		w.back(p, id, ledger.OutcomeRetry, time.Hour, some[3:4]...)
 		w.cancel(id)
 	}
 	w.sweep("cancelled")
@@ -396,7 +396,7 @@ func inhabited(w *world) {
 	w.create("beside", neighbour, "beside")
 	w.append("beside", jobs(2))
 	w.admit(w.part("limited"), "limited", 10, limited(3))
-	require.Equal(w, 1, w.count("limited", lua.NonReady))
+	require.Equal(w, 1, w.count("limited", ledger.NonReady))
 	w.create("empty", "globex", "T")
 	w.create("sealed", "globex", "T")
 	w.seal("sealed")

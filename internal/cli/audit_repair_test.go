@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // audited is a group of three jobs on a Redis that the command line audits.
@@ -32,9 +32,9 @@ func audited(t *testing.T) (*redis.Client, keyspace.Space) {
 	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), 2, 0).Err())
 	p := space.OfTenant("acme")
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("g").Owner("g"), "acme", 0).Err())
-	_, err = lua.Create(t.Context(), c, p, lua.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	_, err = ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
 	require.NoError(t, err)
-	_, err = lua.Append(t.Context(), c, p, lua.AppendArgs{Group: "g", Limit: 10, Mode: lua.AppendSeal, Jobs: make([]lua.NewJob, 3)})
+	_, err = ledger.Append(t.Context(), c, p, ledger.AppendArgs{Group: "g", Limit: 10, Mode: ledger.AppendSeal, Jobs: make([]ledger.NewJob, 3)})
 	require.NoError(t, err)
 	return c, space
 }
@@ -115,10 +115,10 @@ func TestAuditReceipts(t *testing.T) {
 func TestAuditCountsAll(t *testing.T) {
 	c, space := audited(t)
 	p := space.OfTenant("acme")
-	_, err := lua.Create(t.Context(), c, p, lua.CreateArgs{Group: "many", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	_, err := ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "many", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
 	require.NoError(t, err)
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("many").Owner("many"), "acme", 0).Err())
-	_, err = lua.Append(t.Context(), c, p, lua.AppendArgs{Group: "many", Limit: 1000, Jobs: make([]lua.NewJob, 150)})
+	_, err = ledger.Append(t.Context(), c, p, ledger.AppendArgs{Group: "many", Limit: 1000, Jobs: make([]ledger.NewJob, 150)})
 	require.NoError(t, err)
 	require.NoError(t, c.Del(t.Context(), p.Queue("many", "T")).Err())
 	got := console{}.exec(t.Context(), "audit")

@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 func TestAudit(t *testing.T) {
@@ -33,9 +33,9 @@ func TestAudit(t *testing.T) {
 	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), 2, 0).Err())
 	p := space.OfTenant("acme")
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("g").Owner("g"), "acme", 0).Err())
-	_, err = lua.Create(t.Context(), c, p, lua.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	_, err = ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
 	require.NoError(t, err)
-	_, err = lua.Append(t.Context(), c, p, lua.AppendArgs{Group: "g", Limit: 10, Jobs: make([]lua.NewJob, 3)})
+	_, err = ledger.Append(t.Context(), c, p, ledger.AppendArgs{Group: "g", Limit: 10, Jobs: make([]ledger.NewJob, 3)})
 	require.NoError(t, err)
 
 	require.Equal(t, run{exitFine, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))

@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
@@ -74,7 +74,7 @@ func TestSettingsAreVariablesOfTheProcesses(t *testing.T) {
 func TestJournaledRoleWritesItsJournal(t *testing.T) {
 	dir := t.TempDir()
 	role := func(ctx context.Context, _ *app.Process) error {
-		journal.From(ctx).Permits(7, 0, journal.Admit, "T", []lua.Permit{{Tenant: "acme", N: 3}})
+		journal.From(ctx).Permits(7, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
 		return nil
 	}
 	var log strings.Builder

@@ -9,10 +9,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
@@ -25,7 +25,7 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin) error {
 	request := "m#" + message + "#" // apart from those of HTTP, whose ids producers choose as well
 	if message == "" {
-		request = lua.EntryRequest(entry) + "#"
+		request = ledger.EntryRequest(entry) + "#"
 	}
 	return s.add(ctx, &appending{group: group, jobs: jobs, request: request, entry: message == "", origin: o})
 }
@@ -38,8 +38,8 @@ type appending struct {
 	entry         bool   // it is named after an entry of the ingest stream
 	origin        Origin
 
-	fresh []lua.NewJob // the jobs, once they have their places in traces
-	err   error        // of a call that was shared
+	fresh []ledger.NewJob // the jobs, once they have their places in traces
+	err   error           // of a call that was shared
 }
 
 // remembered is the key of p that knows which requests were applied.
@@ -59,7 +59,7 @@ func (a *appending) bytes() (n int) {
 
 // small says whether one piece holds all jobs.
 func (a *appending) small() bool {
-	return len(a.jobs) > 0 && len(a.jobs) <= lua.MaxAppend && a.bytes() <= lua.MaxAppendBytes
+	return len(a.jobs) > 0 && len(a.jobs) <= ledger.MaxAppend && a.bytes() <= ledger.MaxAppendBytes
 }
 
 // first is the id of the first piece.
@@ -154,7 +154,7 @@ func share(all []*appending) (calls [][]*appending) {
 		bytes := a.bytes()
 		o.jobs += len(a.jobs)
 		o.bytes += bytes
-		if !known || o.jobs > lua.MaxAppend || o.bytes > lua.MaxAppendBytes {
+		if !known || o.jobs > ledger.MaxAppend || o.bytes > ledger.MaxAppendBytes {
 			o = open{len(calls), len(a.jobs), bytes}
 			calls = append(calls, nil)
 		}
@@ -183,9 +183,9 @@ func (s *Store) appendShared(ctx context.Context, p keyspace.Partition, call []*
 
 // appendMany returns an error when the call failed as a whole, and otherwise sets those of the appends.
 func (s *Store) appendMany(ctx context.Context, p keyspace.Partition, call []*appending) error {
-	requests := make([]lua.Request, len(call))
+	requests := make([]ledger.Request, len(call))
 	for i, a := range call {
-		requests[i] = lua.Request{ID: a.first(), Jobs: a.fresh}
+		requests[i] = ledger.Request{ID: a.first(), Jobs: a.fresh}
 	}
 	lane, err := s.lanes.enter(ctx, call[0].group)
 	if err != nil {
@@ -193,7 +193,7 @@ func (s *Store) appendMany(ctx context.Context, p keyspace.Partition, call []*ap
 	}
 	defer s.lanes.leave(lane)
 	return insist(ctx, func(ctx context.Context) error {
-		results, err := lua.AppendMany(ctx, s.appender, p, call[0].group, messages.MaxTotal, lane.next, requests)
+		results, err := ledger.AppendMany(ctx, s.appender, p, call[0].group, messages.MaxTotal, lane.next, requests)
 		if err != nil {
 			return err
 		}

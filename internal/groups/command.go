@@ -5,14 +5,14 @@ import (
 	"crypto/rand"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Seal says that no more jobs come to a group, or none after total.
 func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		_, err := lua.Seal(ctx, s.conn.Cmd, p, group, total)
+		_, err := ledger.Seal(ctx, s.conn.Cmd, p, group, total)
 		return err
 	}, func(g groupNow) bool { return g.sealed || total != nil && g.announced })
 }
@@ -20,11 +20,11 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 // Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile, by the watcher.
 func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		if err := lua.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
+		if err := ledger.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
 			return err
 		}
 		for {
-			if more, err := lua.Sweep(ctx, s.conn.Cmd, p, group); err != nil || !more {
+			if more, err := ledger.Sweep(ctx, s.conn.Cmd, p, group); err != nil || !more {
 				return err
 			}
 		}
@@ -35,7 +35,7 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	round, request := 0, rand.Text() // so that a repetition is known
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
-		round, err = lua.Reopen(ctx, s.conn.Cmd, p, group, request)
+		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request)
 		return err
 	}, func(g groupNow) bool { return g.round >= round })
 }

@@ -12,49 +12,49 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Pause lets nothing of a group start any more; its running jobs finish.
 func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		return lua.Pause(ctx, s.conn.Cmd, p, lua.PauseGroup, group)
+		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
 	}, func(g groupNow) bool { return g.paused })
 }
 
 // Resume undoes Pause.
 func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		return lua.Resume(ctx, s.conn.Cmd, p, lua.PauseGroup, group)
+		return ledger.Resume(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
 	}, func(g groupNow) bool { return !g.paused })
 }
 
 // PauseTenant lets nothing of a tenant start any more, be it known already or not.
 func (s *Store) PauseTenant(ctx context.Context, tenant string) error {
-	return s.switchOver(ctx, lua.Pause, lua.PauseTenant, tenant, s.space.OfTenant(tenant))
+	return s.switchOver(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
 // ResumeTenant undoes PauseTenant.
 func (s *Store) ResumeTenant(ctx context.Context, tenant string) error {
-	return s.switchOver(ctx, lua.Resume, lua.PauseTenant, tenant, s.space.OfTenant(tenant))
+	return s.switchOver(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
 // PauseType lets no job of a type start any more, in partition after partition; what went wrong in between is
 // mended by repeating it.
 func (s *Store) PauseType(ctx context.Context, typ string) error {
-	return s.switchOver(ctx, lua.Pause, lua.PauseType, typ, s.space.All()...)
+	return s.switchOver(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
 }
 
 // ResumeType undoes PauseType.
 func (s *Store) ResumeType(ctx context.Context, typ string) error {
-	return s.switchOver(ctx, lua.Resume, lua.PauseType, typ, s.space.All()...)
+	return s.switchOver(ctx, ledger.Resume, ledger.PauseType, typ, s.space.All()...)
 }
 
-type switching func(context.Context, redis.Cmdable, keyspace.Partition, lua.Pausable, string) error
+type switching func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
 
-func (s *Store) switchOver(ctx context.Context, do switching, what lua.Pausable, id string, parts ...keyspace.Partition) error {
+func (s *Store) switchOver(ctx context.Context, do switching, what ledger.Pausable, id string, parts ...keyspace.Partition) error {
 	for _, p := range parts {
 		if err := insist(ctx, func(ctx context.Context) error { return do(ctx, s.conn.Cmd, p, what, id) }); err != nil {
 			return outward(err)
@@ -67,7 +67,7 @@ func (s *Store) switchOver(ctx context.Context, do switching, what lua.Pausable,
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
 	err := insist(ctx, func(ctx context.Context) error {
-		return lua.SetTenant(ctx, s.conn.Cmd, p, tenant, lua.TenantSettings(set))
+		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))
 	})
 	if err != nil {
 		return api.Tenant{}, outward(err)
@@ -133,8 +133,8 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 // lookers is how many scripts a list has under way at the same time.
 const lookers = 8
 
-func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (lua.TenantState, error) {
-	st, err := lua.Tenant(ctx, s.conn.Cmd, p, tenant, s.limit(p))
+func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {
+	st, err := ledger.Tenant(ctx, s.conn.Cmd, p, tenant, s.limit(p))
 	if err != nil {
 		return st, fmt.Errorf("read tenant %s: %w", tenant, err)
 	}
@@ -142,11 +142,11 @@ func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant st
 }
 
 // limit is the part of the rate limit that a partition has.
-func (s *Store) limit(p keyspace.Partition) lua.Limit {
+func (s *Store) limit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
 
-func (s *Store) showTenant(id string, st lua.TenantState) api.Tenant {
+func (s *Store) showTenant(id string, st ledger.TenantState) api.Tenant {
 	t := api.Tenant{
 		ID: id, RPS: st.Settings.RPS, Weight: 1, BasePriority: st.Settings.BasePriority, Paused: st.Paused, Active: st.Active,
 		Unfinished: st.Unfinished, NonReady: st.NonReady, JobsPerSecond: round(st.PerSecond, 10), ActiveTenants: st.ActiveTenants,
@@ -170,8 +170,8 @@ func (s *Store) showTenant(id string, st lua.TenantState) api.Tenant {
 
 // ownPermit is when a tenant may have a permit as far as that is up to itself. Who has used up a share may borrow
 // where shares are elastic, and is parked when there is nothing to borrow.
-func (s *Store) ownPermit(st lua.TenantState) time.Time {
-	if s.cfg.Rate.Share == lua.ShareElastic && st.Settings.RPS == nil {
+func (s *Store) ownPermit(st ledger.TenantState) time.Time {
+	if s.cfg.Rate.Share == ledger.ShareElastic && st.Settings.RPS == nil {
 		return st.ParkedUntil
 	}
 	return latest(st.NextPermit, st.ParkedUntil)

@@ -11,10 +11,10 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -92,7 +92,7 @@ func TestPauseAType(t *testing.T) {
 func TestTenant(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		w.Store = w.NewStore(groups.Config{Rate: lua.Rate{RPS: 100, Window: time.Second, Share: lua.ShareStatic}, Limiter: "fixed", LimiterMode: "static"})
+		w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second, Share: ledger.ShareStatic}, Limiter: "fixed", LimiterMode: "static"})
 		for _, id := range []string{"acme", "nobody"} {
 			_, err := w.Store.Tenant(ctx, id)
 			require.ErrorIs(w.T, err, api.ErrNotFound)

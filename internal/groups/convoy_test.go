@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 func newConvoy(t testing.TB) *convoy[int] {
@@ -78,10 +78,10 @@ func TestShare(t *testing.T) {
 	}
 	big := func(group string) *appending {
 		a := of(group, 1)
-		a.jobs[0].Payload = make([]byte, lua.MaxAppendBytes*2/3)
+		a.jobs[0].Payload = make([]byte, ledger.MaxAppendBytes*2/3)
 		return a
 	}
-	a1, b1, a2, b2, a3, b3, b4 := of("a", 1), of("b", lua.MaxAppend), of("a", lua.MaxAppend-1), of("b", 1), of("a", 1), big("b"), big("b")
+	a1, b1, a2, b2, a3, b3, b4 := of("a", 1), of("b", ledger.MaxAppend), of("a", ledger.MaxAppend-1), of("b", 1), of("a", 1), big("b"), big("b")
 	got := share([]*appending{a1, b1, a2, b2, a3, b3, b4})
 	require.Equal(t, [][]*appending{{a1, a2}, {b1}, {b2, b3}, {a3}, {b4}}, got)
 }

@@ -14,11 +14,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -170,7 +170,7 @@ func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...
 		cmd := redis.NewCmd(ctx)
 		cmd.SetVal([]any{"OK"})
 		if _, isAppend := args[4].(int); isAppend { // how many requests
-			cmd.SetVal([]any{[]any{"OK", int64(0), int64(lua.MaxAppend)}})
+			cmd.SetVal([]any{[]any{"OK", int64(0), int64(ledger.MaxAppend)}})
 		}
 		return cmd
 	}
@@ -199,7 +199,7 @@ func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
 // A failover between two scripts of a submission loses the one before. Without replicas to wait for, only the very last can go unnoticed.
 func TestSubmitOutlivesALostScript(t *testing.T) {
 	t.Parallel()
-	const n, scripts = 2*lua.MaxAppend + 50, 4 // the first of them creates the group
+	const n, scripts = 2*ledger.MaxAppend + 50, 4 // the first of them creates the group
 	replicas, _ := replicated(t, 1)
 	durable := groups.Config{WaitReplicas: 1, WaitTimeout: stagetest.Patience}
 	for _, tt := range []struct {
@@ -222,7 +222,7 @@ func TestSubmitOutlivesALostScript(t *testing.T) {
 // An append is answered for when each of its pieces is there; what comes again is only what is missing.
 func TestAppendOutlivesALostPiece(t *testing.T) {
 	t.Parallel()
-	const n, pieces = 2*lua.MaxAppend + 50, 3
+	const n, pieces = 2*ledger.MaxAppend + 50, 3
 	w, _ := replicated(t, 1)
 	cfg := groups.Config{WaitReplicas: 1, WaitTimeout: stagetest.Patience}
 	for i := range pieces {
@@ -250,7 +250,7 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 // Where it happens again and again, the caller is told to come back, and what is missing is stored then.
 func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
-	const n = 2*lua.MaxAppend + 50
+	const n = 2*ledger.MaxAppend + 50
 	w := stagetest.Shared(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

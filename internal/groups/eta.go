@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // etaGroups is how many groups of a tenant are counted that come before one. A group that is further behind
@@ -88,7 +88,7 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 	for t := range of {
 		tenants = append(tenants, t)
 	}
-	states := make([]lua.TenantState, len(tenants))
+	states := make([]ledger.TenantState, len(tenants))
 	looking, ctx := errgroup.WithContext(ctx)
 	looking.SetLimit(lookers)
 	for i, t := range tenants {

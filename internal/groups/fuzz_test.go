@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // A cursor that is accepted leads to one place, and names it.
@@ -36,7 +36,7 @@ func FuzzReadParked(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, blob string) {
 		j, ok := readParked(blob)
-		d, err := lua.ParseDelivered(blob)
+		d, err := ledger.ParseDelivered(blob)
 		if err != nil {
 			return
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Job shows one job.
@@ -78,8 +78,8 @@ func (s *Store) job(ctx context.Context, p keyspace.Partition, group string, ord
 }
 
 var stateNames = map[byte]string{
-	lua.Waiting: "waiting", lua.NonReady: "non_ready", lua.Ready: "ready", lua.InFlight: "in_flight",
-	lua.Done: "done", lua.Reduced: "done", lua.Failed: "failed", lua.Cancelled: "cancelled",
+	ledger.Waiting: "waiting", ledger.NonReady: "non_ready", ledger.Ready: "ready", ledger.InFlight: "in_flight",
+	ledger.Done: "done", ledger.Reduced: "done", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
 }
 
 // errorRecord is what the scripts write of a failed attempt.

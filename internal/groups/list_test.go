@@ -15,10 +15,10 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -157,8 +157,8 @@ func TestJob(t *testing.T) {
 		held := w.Take("T", "c", 4)
 		w.Done("7", held[0])
 		w.Fail("BOOM", held[1])
-		_, err := lua.Outcome(ctx, w.Conn.Cmd, w.P, "T", lua.Congestion{Cap: time.Hour}, []lua.GroupOutcome{{Group: "g", Others: []lua.OtherJob{{
-			Entry: held[2].Entry, Ordinal: 2, Attempt: 1, Kind: lua.OutcomeRetry, Retries: 1, Waits: held[2].Waits, Queued: []byte(held[2].Queued),
+		_, err := ledger.Outcome(ctx, w.Conn.Cmd, w.P, "T", ledger.Congestion{Cap: time.Hour}, []ledger.GroupOutcome{{Group: "g", Others: []ledger.OtherJob{{
+			Entry: held[2].Entry, Ordinal: 2, Attempt: 1, Kind: ledger.OutcomeRetry, Retries: 1, Waits: held[2].Waits, Queued: []byte(held[2].Queued),
 			Delay: time.Minute, Code: "DOWN", Text: "it is down",
 		}}}})
 		require.NoError(w.T, err)
@@ -246,7 +246,7 @@ func TestStats(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 4)
-	w.Store = w.NewStore(groups.Config{Rate: lua.Rate{RPS: 100, Window: time.Second}, Limiter: "fixed", LimiterMode: "static"})
+	w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second}, Limiter: "fixed", LimiterMode: "static"})
 	for i := range 8 {
 		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "A", Jobs: []messages.Job{{Payload: []byte(`1`)}, {Payload: []byte(`2`), Type: "B"}}})
 	}

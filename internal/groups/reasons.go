@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // Reasons of parked jobs, as their blobs have them.
@@ -48,7 +48,7 @@ func (c *whyCase) paused(_ context.Context, w *api.Why) error {
 // scheduled is a start that was asked for, of the group or of the job alone.
 func (c *whyCase) scheduled(_ context.Context, w *api.Why) error {
 	start := c.HeldUntil
-	if c.State == lua.NonReady && c.reason == parkedScheduled {
+	if c.State == ledger.NonReady && c.reason == parkedScheduled {
 		start = c.due
 	}
 	if !start.After(c.Now) {
@@ -75,7 +75,7 @@ func (c *whyCase) unserved(ctx context.Context, w *api.Why) error {
 		w.Detail = "No live worker serves the type NOOP: start one with NOOP in BULKACTION_WORKER_TYPES. "
 	}
 	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
-	if c.State == lua.NonReady {
+	if c.State == ledger.NonReady {
 		w.Until = later(c.due, c.Now)
 	}
 	return nil
@@ -83,7 +83,7 @@ func (c *whyCase) unserved(ctx context.Context, w *api.Why) error {
 
 // parked is a job that comes back after a failure, or a tenant's marker that waits for its reserved permit.
 func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
-	if c.State != lua.NonReady || c.reason == parkedScheduled || c.reason == parkedPaused {
+	if c.State != ledger.NonReady || c.reason == parkedScheduled || c.reason == parkedPaused {
 		return nil
 	}
 	st, err := c.s.tenantState(ctx, c.p, c.Tenant)
@@ -114,7 +114,7 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 }
 
 // overdue is a job whose time has come and that is held up: who was due earlier comes first.
-func (c *whyCase) overdue(ctx context.Context, w *api.Why, st lua.TenantState) (string, error) {
+func (c *whyCase) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
 	ahead, err := c.s.conn.Cmd.ZCount(ctx, c.p.NonReadyOf(c.Tenant), "-inf", "("+strconv.FormatInt(c.due.UnixMilli(), 10)).Result()
 	if err != nil {
 		return "", err
@@ -129,7 +129,7 @@ func (c *whyCase) overdue(ctx context.Context, w *api.Why, st lua.TenantState) (
 }
 
 // estimate says how long the jobs before it take at a speed, if one is known.
-func (c *whyCase) estimate(w *api.Why, speed float64, st lua.TenantState) {
+func (c *whyCase) estimate(w *api.Why, speed float64, st ledger.TenantState) {
 	if speed = c.s.notAbove(st, speed); speed > 0 {
 		seconds := round(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
@@ -155,14 +155,14 @@ func (c *whyCase) at(w *api.Why, start time.Time) {
 func (c *whyCase) inLine(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
 	switch c.State {
-	case lua.Ready:
+	case ledger.Ready:
 		place := c.place
 		w.Position = &place
 		w.Detail = "It is handed out and waits for a free worker."
 		if place > 0 {
 			w.Detail = "It is handed out and waits for a free worker, behind " + count(place, "other") + "."
 		}
-	case lua.NonReady:
+	case ledger.NonReady:
 		w.Detail = "Its time has come: it is handed out with the next permits."
 		if c.reason == parkedPaused {
 			w.Detail = "It was paused and has been resumed: it is handed out with the next permits."
@@ -178,8 +178,8 @@ func (c *whyCase) inLine(ctx context.Context, w *api.Why) error {
 }
 
 // line gives the place of a waiting job in the order in which jobs are chosen, and how long those before it take.
-func (c *whyCase) line(w *api.Why, st lua.TenantState) string {
-	if c.State != lua.Waiting {
+func (c *whyCase) line(w *api.Why, st ledger.TenantState) string {
+	if c.State != ledger.Waiting {
 		return ""
 	}
 	place := max(0, c.Place) + c.JobsBefore

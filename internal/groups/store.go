@@ -13,10 +13,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -25,7 +25,7 @@ type Config struct {
 	MaxBacklog           int64   // jobs that are not ended, of all groups; 0 is no limit
 	MaxMemoryRatio       float64 // of Redis's maxmemory, beyond which nothing is accepted; 0 is no limit
 	KeepIdempotencyKeys  time.Duration
-	Rate                 lua.Rate
+	Rate                 ledger.Rate
 	Limiter, LimiterMode string // for show
 
 	WaitReplicas int           // that must have what is accepted; 0 waits for none

@@ -16,11 +16,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -99,7 +99,7 @@ func holds(w *stagetest.World, group string, n int) {
 // A submission that is larger than a script is stored in pieces. Whoever dies between two of them is repeated.
 func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 	t.Parallel()
-	const n, pieces = 2*lua.MaxAppend + 50, 3
+	const n, pieces = 2*ledger.MaxAppend + 50, 3
 	for died := range 1 + pieces { // after so many scripts, the first of which creates the group
 		t.Run(fmt.Sprint("after ", died), func(t *testing.T) {
 			t.Parallel()
@@ -121,10 +121,10 @@ func TestSubmitOutlivesLostReplies(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	c := &connection{left: -1, loseReplies: true}
-	_, err := through(w, c).Submit(t.Context(), large(2*lua.MaxAppend+50), now)
+	_, err := through(w, c).Submit(t.Context(), large(2*ledger.MaxAppend+50), now)
 	require.NoError(t, err)
 	require.Equal(t, 8, c.scripts) // each of the four twice
-	holds(w, "g", 2*lua.MaxAppend+50)
+	holds(w, "g", 2*ledger.MaxAppend+50)
 }
 
 // Large payloads are cut into pieces by their size.

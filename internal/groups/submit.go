@@ -15,10 +15,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -58,17 +58,17 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		g.Tenant = g.ID
 	}
 	p := s.space.OfTenant(g.Tenant)
-	pieces := s.cut(ctx, g.Tenant, g.ID, g.Jobs, lua.SubmissionPrefix, o)
+	pieces := s.cut(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
 	if n := len(pieces); n > 0 {
-		pieces[n-1].Mode = lua.AppendLast
+		pieces[n-1].Mode = ledger.AppendLast
 		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) { // else the announced total decides
-			pieces[n-1].Mode = lua.AppendSeal
+			pieces[n-1].Mode = ledger.AppendSeal
 		}
 	}
-	create := lua.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
+	create := ledger.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
 	err = complete(ctx, func(ctx context.Context) error {
 		err := s.submit(ctx, p, create, pieces, endsEmpty(g))
-		if errors.Is(err, lua.ErrGap) || errors.Is(err, api.ErrNotFound) { // it has just been created
+		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) { // it has just been created
 			return lost(p)
 		}
 		if err != nil {
@@ -87,12 +87,12 @@ func endsEmpty(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
 
-func (s *Store) submit(ctx context.Context, p keyspace.Partition, g lua.CreateArgs, pieces []lua.AppendArgs, seal bool) error {
+func (s *Store) submit(ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool) error {
 	err := insist(ctx, func(ctx context.Context) error {
 		if err := s.claim(ctx, g.Group, g.Tenant); err != nil {
 			return err
 		}
-		_, err := lua.Create(ctx, s.appender, p, g)
+		_, err := ledger.Create(ctx, s.appender, p, g)
 		return err
 	})
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *Store) submit(ctx context.Context, p keyspace.Partition, g lua.CreateAr
 	}
 	if seal {
 		return insist(ctx, func(ctx context.Context) error {
-			_, err := lua.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
+			_, err := ledger.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
 			return err
 		})
 	}
@@ -108,24 +108,24 @@ func (s *Store) submit(ctx context.Context, p keyspace.Partition, g lua.CreateAr
 }
 
 // cut makes pieces of jobs that a script can take, each under a request id of its own.
-func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin) []lua.AppendArgs {
+func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin) []ledger.AppendArgs {
 	if len(jobs) == 0 {
 		return nil
 	}
-	var pieces []lua.AppendArgs
+	var pieces []ledger.AppendArgs
 	for fresh := s.trace(ctx, tenant, group, jobs, o); len(fresh) > 0; {
 		n, bytes := 0, 0
-		for n < len(fresh) && n < lua.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= lua.MaxAppendBytes) {
+		for n < len(fresh) && n < ledger.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= ledger.MaxAppendBytes) {
 			bytes += len(fresh[n].Payload)
 			n++
 		}
-		pieces = append(pieces, lua.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: request + strconv.Itoa(len(pieces))})
+		pieces = append(pieces, ledger.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: request + strconv.Itoa(len(pieces))})
 		fresh = fresh[n:]
 	}
 	return pieces
 }
 
-func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []lua.AppendArgs) error {
+func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs) error {
 	for _, a := range pieces {
 		if err := s.storePiece(ctx, p, a); err != nil {
 			return err
@@ -134,7 +134,7 @@ func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []lua.Ap
 	return nil
 }
 
-func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a lua.AppendArgs) error {
+func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a ledger.AppendArgs) error {
 	lane, err := s.lanes.enter(ctx, a.Group)
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a lua.Appe
 	defer s.lanes.leave(lane)
 	return insist(ctx, func(ctx context.Context) error {
 		a.Next = lane.next
-		r, err := lua.Append(ctx, s.appender, p, a)
+		r, err := ledger.Append(ctx, s.appender, p, a)
 		if err == nil && !r.Duplicate {
 			lane.next = r.First + r.N
 		}
@@ -152,17 +152,17 @@ func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a lua.Appe
 
 // trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its message,
 // continues its producer's; the others begin one each, linked to the message's.
-func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []lua.NewJob {
+func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	var link trace.SpanContext
 	if !o.Published {
 		message = s.send(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
 	}
 	link = telemetry.ParseTraceParent(message)
-	fresh := make([]lua.NewJob, len(jobs))
+	fresh := make([]ledger.NewJob, len(jobs))
 	for i := range jobs {
 		j := &jobs[i]
-		fresh[i] = lua.NewJob{Type: j.Type, Payload: j.Payload}
+		fresh[i] = ledger.NewJob{Type: j.Type, Payload: j.Payload}
 		if j.RunAt != nil {
 			fresh[i].RunAt = *j.RunAt
 		}

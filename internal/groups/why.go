@@ -12,9 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 const (
@@ -31,14 +31,14 @@ func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
 	if err != nil {
 		return api.Why{}, err
 	}
-	_, w, err := s.why(ctx, p, group, lua.NextJob, errorRecord{})
+	_, w, err := s.why(ctx, p, group, ledger.NextJob, errorRecord{})
 	return w, outward(err)
 }
 
 // why looks at a job and explains it. The job may move meanwhile: the explanation is of the state that is returned with it.
 func (s *Store) why(ctx context.Context, p keyspace.Partition, group string, ordinal int64, last errorRecord) (byte, api.Why, error) {
 	for try := 1; ; try++ {
-		look, err := lua.Why(ctx, s.conn.Cmd, p, group, ordinal, whyMost)
+		look, err := ledger.Why(ctx, s.conn.Cmd, p, group, ordinal, whyMost)
 		if err != nil {
 			return 0, api.Why{}, err
 		}
@@ -60,7 +60,7 @@ func (s *Store) why(ctx context.Context, p keyspace.Partition, group string, ord
 
 // whyCase is a job that is to be explained.
 type whyCase struct {
-	lua.Look
+	ledger.Look
 	s     *Store
 	p     keyspace.Partition
 	group string
@@ -98,7 +98,7 @@ func (c *whyCase) explain(ctx context.Context) (api.Why, error) {
 		return api.Why{}, err
 	}
 	w := api.Why{Job: c.job()}
-	if c.State != lua.Waiting && c.State != lua.NonReady && c.State != lua.Ready || c.Status == api.StatusCancelled {
+	if c.State != ledger.Waiting && c.State != ledger.NonReady && c.State != ledger.Ready || c.Status == api.StatusCancelled {
 		w.Detail = ended[c.State]
 		if c.Status == api.StatusCancelled {
 			w.Detail = "Its group was cancelled: it does not start any more."
@@ -114,8 +114,8 @@ func (c *whyCase) explain(ctx context.Context) (api.Why, error) {
 }
 
 var ended = map[byte]string{
-	lua.InFlight: "It is running.", lua.Done: "It is done; its result is being reduced.", lua.Reduced: "It is done.",
-	lua.Failed: "It has failed for good.", lua.Cancelled: "It was cancelled.",
+	ledger.InFlight: "It is running.", ledger.Done: "It is done; its result is being reduced.", ledger.Reduced: "It is done.",
+	ledger.Failed: "It has failed for good.", ledger.Cancelled: "It was cancelled.",
 }
 
 // idle says what a group waits for that has no job to start; "" when it has one.
@@ -141,15 +141,15 @@ func (c *whyCase) idle() string {
 func (c *whyCase) find(ctx context.Context) error {
 	var err error
 	switch {
-	case c.State == lua.Waiting && c.Place < 0:
+	case c.State == ledger.Waiting && c.Place < 0:
 		c.Place, err = c.countBefore(ctx)
 		return err
-	case c.State == lua.Ready, c.State == 0 && c.Ready > 0:
+	case c.State == ledger.Ready, c.State == 0 && c.Ready > 0:
 		err = c.findReady(ctx)
-	case c.State == lua.NonReady && len(c.Types) == 1 && c.last.Until > c.Now.UnixMilli() && c.last.Reason != "":
+	case c.State == ledger.NonReady && len(c.Types) == 1 && c.last.Until > c.Now.UnixMilli() && c.last.Reason != "":
 		c.due, c.reason = time.UnixMilli(c.last.Until), c.last.Reason[0] // its error tells: no need to look for it among many
 		c.Type = c.Types[0]
-	case c.State == lua.NonReady, c.State == 0 && c.NonReady > 0:
+	case c.State == ledger.NonReady, c.State == 0 && c.NonReady > 0:
 		err = c.findParked(ctx)
 	}
 	if err != nil || c.TypePaused || c.Type == "" {
@@ -169,7 +169,7 @@ func (c *whyCase) countBefore(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 		for i := 0; i < len(states); i += 2 {
-			if states[i] == lua.Waiting {
+			if states[i] == ledger.Waiting {
 				n++
 			}
 		}
@@ -209,7 +209,7 @@ func (c *whyCase) findParked(ctx context.Context) error {
 		return errMoved
 	}
 	blob := first.Member.(parkedJob)
-	c.State, c.Ordinal, c.Type, c.due, c.reason = lua.NonReady, blob.ordinal, blob.typ, time.UnixMilli(int64(first.Score)), blob.reason
+	c.State, c.Ordinal, c.Type, c.due, c.reason = ledger.NonReady, blob.ordinal, blob.typ, time.UnixMilli(int64(first.Score)), blob.reason
 	return nil
 }
 
@@ -248,11 +248,11 @@ func (c *whyCase) findReady(ctx context.Context) error {
 				return err
 			}
 			for _, e := range entries {
-				blob := lua.MessageBlob(e.Values)
-				d, err := lua.ParseDelivered(blob)
+				blob := ledger.MessageBlob(e.Values)
+				d, err := ledger.ParseDelivered(blob)
 				mine := err == nil && d.Group == c.group && (d.Ordinal == c.Ordinal || c.Ordinal < 0 && c.isReady(ctx, d.Ordinal))
 				if mine {
-					c.State, c.Ordinal, c.Type = lua.Ready, d.Ordinal, typ
+					c.State, c.Ordinal, c.Type = ledger.Ready, d.Ordinal, typ
 					c.place, err = c.undelivered(ctx, typ, before)
 					return err
 				}
@@ -270,7 +270,7 @@ func (c *whyCase) findReady(ctx context.Context) error {
 // isReady tells a job that waits for a worker from one that runs: both lie in the stream.
 func (c *whyCase) isReady(ctx context.Context, ordinal int64) bool {
 	state, err := c.s.conn.Cmd.GetRange(ctx, c.p.States(c.group), ordinal*2, ordinal*2).Result()
-	return err == nil && state == string(lua.Ready)
+	return err == nil && state == string(ledger.Ready)
 }
 
 // undelivered takes those off the entries before one that a worker has taken already.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // Whose limit it is.
@@ -19,7 +19,7 @@ const (
 
 // limited is a job whose tenant, or everybody, has no permit left.
 func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
-	if c.State == lua.Ready { // it has its permit
+	if c.State == ledger.Ready { // it has its permit
 		return nil
 	}
 	st, err := c.s.tenantState(ctx, c.p, c.Tenant)
@@ -39,13 +39,13 @@ func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
 }
 
 // ownPermit is when the tenant may have one as far as that is up to itself; it may be parked until then.
-func (c *whyCase) ownPermit(st lua.TenantState) time.Time {
+func (c *whyCase) ownPermit(st ledger.TenantState) time.Time {
 	return latest(c.s.ownPermit(st), c.ParkedUntil)
 }
 
 // sharePermit is when a tenant has permits of its share again that it has used up; zero: it has some, or no share. Meanwhile it may borrow, but what is left
 // can be reserved for others.
-func (c *whyCase) sharePermit(st lua.TenantState) time.Time {
+func (c *whyCase) sharePermit(st ledger.TenantState) time.Time {
 	if st.Settings.RPS != nil || st.Limit <= 0 || st.Used < st.Limit {
 		return time.Time{}
 	}
@@ -53,7 +53,7 @@ func (c *whyCase) sharePermit(st lua.TenantState) time.Time {
 }
 
 // limitOf is the limit that a tenant waits for: its own or its share, unless only the one of all is used up. Who is alone has all for its share.
-func (c *whyCase) limitOf(st lua.TenantState) *api.WhyLimit {
+func (c *whyCase) limitOf(st ledger.TenantState) *api.WhyLimit {
 	now := latest(c.Now, st.Now)
 	own := latest(c.ownPermit(st), c.sharePermit(st))
 	l := &api.WhyLimit{
@@ -74,7 +74,7 @@ func (c *whyCase) limitOf(st lua.TenantState) *api.WhyLimit {
 }
 
 // spent says as the beginning of a sentence which limit is used up. With several partitions a tenant shares with those of its own what this has of the whole.
-func (c *whyCase) spent(l *api.WhyLimit, st lua.TenantState) string {
+func (c *whyCase) spent(l *api.WhyLimit, st ledger.TenantState) string {
 	whole, parted := c.s.cfg.Rate.PerWindow(), c.s.space.Partitions() > 1
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
 	switch {
@@ -102,13 +102,13 @@ func perSecond(permits, windowMS int64) float64 {
 }
 
 // notAbove holds a speed to the limits that are known for a tenant, which it may have exceeded for a while.
-func (s *Store) notAbove(st lua.TenantState, speed float64) float64 {
+func (s *Store) notAbove(st ledger.TenantState, speed float64) float64 {
 	window := s.cfg.Rate.Window.Milliseconds()
 	limits := []float64{perSecond(st.GlobalLimit, window)}
 	switch {
 	case st.Settings.RPS != nil:
 		limits = append(limits, *st.Settings.RPS)
-	case s.cfg.Rate.Share != lua.ShareElastic: // an elastic share may be exceeded by what others leave
+	case s.cfg.Rate.Share != ledger.ShareElastic: // an elastic share may be exceeded by what others leave
 		limits = append(limits, perSecond(st.Limit, window))
 	}
 	for _, limit := range limits {

@@ -8,21 +8,21 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // hourly gives the world a limit of 3600 permits an hour, and returns what spends all that may be spent on type T.
 func hourly(w *stagetest.World, share string, partitions int) func() {
 	w.T.Helper()
-	rate := lua.Rate{RPS: 1, Window: time.Hour, Limiter: lua.LimiterFixed, Share: share}
+	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}
 	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
 	return func() {
 		w.T.Helper()
 		for moved := 1; moved > 0; {
-			r, err := lua.Admit(w.T.Context(), w.Conn.Cmd, w.P, lua.AdmitArgs{
+			r, err := ledger.Admit(w.T.Context(), w.Conn.Cmd, w.P, ledger.AdmitArgs{
 				Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(w.P.Index(), partitions), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 			require.NoError(w.T, err)
 			moved = int(r.Moved)
@@ -32,7 +32,7 @@ func hourly(w *stagetest.World, share string, partitions int) func() {
 
 func TestWhyShare(t *testing.T) {
 	t.Parallel()
-	for _, share := range []string{lua.ShareStatic, lua.ShareElastic} {
+	for _, share := range []string{ledger.ShareStatic, ledger.ShareElastic} {
 		w := stagetest.Shared(t)
 		spend := hourly(w, share, 1)
 		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "U", Jobs: stagetest.Numbered(3600)}) // it keeps its share
@@ -49,7 +49,7 @@ func TestWhyShare(t *testing.T) {
 		require.Equal(t, api.WhyFairness, job(w, "h", 0).Waiting)
 
 		rps := 0.25
-		require.NoError(t, lua.SetTenant(t.Context(), w.Conn.Cmd, w.P, "acme", lua.TenantSettings{RPS: &rps}))
+		require.NoError(t, ledger.SetTenant(t.Context(), w.Conn.Cmd, w.P, "acme", ledger.TenantSettings{RPS: &rps}))
 		j = job(w, "g", 3699)
 		require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
 		require.Equal(t, "tenant", j.Why.Limit.Scope)
@@ -62,7 +62,7 @@ func TestWhyPartOfTheLimit(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 2)
-	spend := hourly(w, lua.ShareElastic, 2)
+	spend := hourly(w, ledger.ShareElastic, 2)
 	w.P = w.Space.OfTenant("acme")
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1900)})
 	spend()

@@ -10,10 +10,10 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // served lets a worker live that serves types, for some seconds.
@@ -40,9 +40,9 @@ func whyOf(w *stagetest.World, group string) api.Why {
 }
 
 // back sends a job back as its worker would, to come again after delay.
-func back(w *stagetest.World, h stagetest.Held, kind lua.OutcomeKind, delay time.Duration) {
+func back(w *stagetest.World, h stagetest.Held, kind ledger.OutcomeKind, delay time.Duration) {
 	w.T.Helper()
-	r, err := lua.Outcome(context.WithoutCancel(w.T.Context()), w.Conn.Cmd, w.P, h.Type, lua.Congestion{Cap: 10 * time.Hour}, []lua.GroupOutcome{{Group: h.Group, Others: []lua.OtherJob{{
+	r, err := ledger.Outcome(context.WithoutCancel(w.T.Context()), w.Conn.Cmd, w.P, h.Type, ledger.Congestion{Cap: 10 * time.Hour}, []ledger.GroupOutcome{{Group: h.Group, Others: []ledger.OtherJob{{
 		Entry: h.Entry, Ordinal: h.Ordinal, Attempt: h.Attempt, Kind: kind, Waits: h.Waits, Queued: []byte(h.Queued), Delay: delay, Code: "BUSY", Text: "later"}}}})
 	require.NoError(w.T, err)
 	require.EqualValues(w.T, 1, r.Owned)
@@ -78,8 +78,8 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 		jobs[i].Type = "U"
 	}
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
-	_, err := lua.Admit(t.Context(), w.Conn.Cmd, w.P, lua.AdmitArgs{
-		Type: "U", Most: 10, Cap: 1 << 30, Limit: lua.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+	_, err := ledger.Admit(t.Context(), w.Conn.Cmd, w.P, ledger.AdmitArgs{
+		Type: "U", Most: 10, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 	require.NoError(t, err)
 	require.EqualValues(t, 40, *job(w, "g", 80).Why.Position)
 	require.EqualValues(t, 30, *job(w, "g", 81).Why.Position)
@@ -113,7 +113,7 @@ func TestWhyByPriority(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	alpha := 10_000.0
-	require.NoError(t, lua.SetPolicy(t.Context(), w.Conn.Cmd, w.P, &alpha))
+	require.NoError(t, ledger.SetPolicy(t.Context(), w.Conn.Cmd, w.P, &alpha))
 	w.Submit(messages.SubmitGroup{ID: "first", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(7)})
 	w.Submit(messages.SubmitGroup{ID: "last", Tenant: "acme", Type: "T", BasePriority: -1e12, Jobs: stagetest.Numbered(3)})
 	j := job(w, "last", 1)
@@ -166,9 +166,9 @@ func TestWhyParked(t *testing.T) {
 		w.Jobs("g", "T", 4)
 		w.Admit("T")
 		held := w.Take("T", "c", 4)
-		back(w, held[0], lua.OutcomeRetry, time.Hour)
-		back(w, held[1], lua.OutcomeThrottled, 2*time.Hour)
-		back(w, held[2], lua.OutcomeReleased, 0)
+		back(w, held[0], ledger.OutcomeRetry, time.Hour)
+		back(w, held[1], ledger.OutcomeThrottled, 2*time.Hour)
+		back(w, held[2], ledger.OutcomeReleased, 0)
 		for ordinal, c := range map[int64]struct {
 			reason, detail string
 			hours          float64
@@ -244,12 +244,12 @@ func TestWhyScheduled(t *testing.T) {
 func TestWhyRate(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	rate := lua.Rate{RPS: 2, Window: time.Hour, Limiter: lua.LimiterFixed, Share: lua.ShareStatic}
+	rate := ledger.Rate{RPS: 2, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: ledger.ShareStatic}
 	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
 	permits := rate.PerWindow()
 	w.Jobs("g", "T", int(permits)+10)
-	admit := func() lua.AdmitReply {
-		r, err := lua.Admit(t.Context(), w.Conn.Cmd, w.P, lua.AdmitArgs{
+	admit := func() ledger.AdmitReply {
+		r, err := ledger.Admit(t.Context(), w.Conn.Cmd, w.P, ledger.AdmitArgs{
 			Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(0, 1), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 		require.NoError(t, err)
 		return r
@@ -362,7 +362,7 @@ func TestWhyWhileJobsMove(t *testing.T) {
 		defer close(moved)
 		for range n / 4 {
 			held := w.Take("T", "c", 4)
-			back(w, held[0], lua.OutcomeRetry, 0)
+			back(w, held[0], ledger.OutcomeRetry, 0)
 			w.Done("1", held[1:]...)
 		}
 	}()

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // Who gave a permit.
@@ -62,7 +62,7 @@ func Open(dir, instance string) (*Journal, error) {
 }
 
 // Permits notes what was given at a time (µs of Redis), by [Admit] or [Promote].
-func (j *Journal) Permits(at int64, partition int, by, typ string, permits []lua.Permit) {
+func (j *Journal) Permits(at int64, partition int, by, typ string, permits []ledger.Permit) {
 	if j == nil || len(permits) == 0 {
 		return
 	}

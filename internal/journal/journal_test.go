@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,8 +27,8 @@ func open(t *testing.T, dir, instance string) *journal.Journal {
 func TestReadsWhatAllProcessesWrote(t *testing.T) {
 	dir := t.TempDir()
 	a, b := open(t, dir, "fetcher-a"), open(t, dir, "worker-b")
-	a.Permits(30, 1, journal.Promote, "T", []lua.Permit{{Tenant: "x", N: 2}, {Tenant: "y", N: 1}})
-	a.Permits(10, 0, journal.Admit, "T", []lua.Permit{{Tenant: "x", N: 50}})
+	a.Permits(30, 1, journal.Promote, "T", []ledger.Permit{{Tenant: "x", N: 2}, {Tenant: "y", N: 1}})
+	a.Permits(10, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "x", N: 50}})
 	b.Starts(40, 1, "T", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 2}})
 	b.Starts(20, 0, "U", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 0, Attempt: 1}})
 	b.Permits(50, 0, journal.Admit, "T", nil)
@@ -77,7 +77,7 @@ func TestConcurrentWritersLoseNothing(t *testing.T) {
 func TestNoJournalWritesNothing(t *testing.T) {
 	j := journal.From(t.Context())
 	require.Nil(t, j)
-	j.Permits(1, 0, journal.Admit, "T", []lua.Permit{{Tenant: "x", N: 1}})
+	j.Permits(1, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "x", N: 1}})
 	j.Starts(1, 0, "T", []journal.Start{{}})
 	require.NoError(t, j.Close())
 }

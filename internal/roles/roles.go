@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -24,7 +25,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/ingest"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -86,9 +86,9 @@ func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keys
 	}
 }
 
-func rate(c app.Config) lua.Rate {
+func rate(c app.Config) ledger.Rate {
 	b := c.Backpressure
-	return lua.Rate{RPS: int64(b.GlobalRPS), Window: b.RateLimitWindow, Limiter: b.Limiter, Share: b.Share}
+	return ledger.Rate{RPS: int64(b.GlobalRPS), Window: b.RateLimitWindow, Limiter: b.Limiter, Share: b.Share}
 }
 
 func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cmdable) *groups.Store {
@@ -160,9 +160,9 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config
-		congestion := lua.Congestion{Base: c.Backpressure.DefaultBackoff, Cap: c.Backpressure.MaxBackoff, KeepStats: c.Congestion.StatsRetention}
+		congestion := ledger.Congestion{Base: c.Backpressure.DefaultBackoff, Cap: c.Backpressure.MaxBackoff, KeepStats: c.Congestion.StatsRetention}
 		if c.Congestion.Enabled {
-			congestion = lua.Congestion{Base: c.Congestion.BaseBackoff, Cap: c.Congestion.MaxBackoff, RPS: rate(c).RPSOf(b.Space.Partitions()), KeepStats: c.Congestion.StatsRetention}
+			congestion = ledger.Congestion{Base: c.Congestion.BaseBackoff, Cap: c.Congestion.MaxBackoff, RPS: rate(c).RPSOf(b.Space.Partitions()), KeepStats: c.Congestion.StatsRetention}
 		}
 		w, err := worker.New(worker.Config{
 			Count: c.Worker.Count, Types: c.Worker.Types, Block: c.Worker.Timeout, JobTimeout: c.Worker.JobTimeout, MaxRetries: c.Worker.MaxRetryCount,

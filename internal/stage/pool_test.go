@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -28,10 +28,10 @@ func TestPool(t *testing.T) {
 			}
 			return nil, ctx.Err()
 		})
-		rate := lua.Rate{Window: time.Second}
+		rate := ledger.Rate{Window: time.Second}
 		wk, err := worker.New(worker.Config{
 			Count: 3, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, Lease: stagetest.Patience, Grace: stagetest.Patience,
-			Backoff: time.Millisecond, MaxBackoff: time.Second, Congestion: lua.Congestion{Cap: time.Second},
+			Backoff: time.Millisecond, MaxBackoff: time.Second, Congestion: ledger.Congestion{Cap: time.Second},
 		}, w.Connect(), w.Space, w.Tel, "w", slow)
 		require.NoError(w.T, err)
 		stop := w.Run(wk)

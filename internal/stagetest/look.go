@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Group shows a group, whose ledger must agree with its jobs' states.
@@ -42,28 +42,28 @@ func (w *World) Group(id string) api.Group {
 		}
 	}
 	letters := map[byte]*int64{
-		lua.Waiting: new(int64), lua.NonReady: new(int64), lua.Ready: new(int64), lua.InFlight: new(int64),
-		lua.Done: new(int64), lua.Failed: new(int64), lua.Cancelled: new(int64),
+		ledger.Waiting: new(int64), ledger.NonReady: new(int64), ledger.Ready: new(int64), ledger.InFlight: new(int64),
+		ledger.Done: new(int64), ledger.Failed: new(int64), ledger.Cancelled: new(int64),
 	}
-	letters[lua.Reduced] = letters[lua.Done]
+	letters[ledger.Reduced] = letters[ledger.Done]
 	for i := 0; i < len(states.Val()); i += 2 {
 		n := letters[states.Val()[i]]
 		require.NotNil(w.T, n, "states of %s: %s", id, states.Val())
 		*n++
 	}
-	ledger := api.Counts{
+	counts := api.Counts{
 		Accepted: c.Accepted, Waiting: c.Waiting, NonReady: c.NonReady, Ready: c.Ready, InFlight: c.InFlight,
 		Done: c.Done, Failed: c.Failed, Cancelled: c.Cancelled,
 	}
 	if hash.Val()["sweep"] == "" { // while a cancelled group is swept the ledger lags behind
 		require.Equal(w.T, api.Counts{
-			Accepted: int64(len(states.Val()) / 2), Waiting: *letters[lua.Waiting], NonReady: *letters[lua.NonReady], Ready: *letters[lua.Ready],
-			InFlight: *letters[lua.InFlight], Done: *letters[lua.Done], Failed: *letters[lua.Failed], Cancelled: *letters[lua.Cancelled],
-		}, ledger, "the ledger of %s and its states %s", id, states.Val())
+			Accepted: int64(len(states.Val()) / 2), Waiting: *letters[ledger.Waiting], NonReady: *letters[ledger.NonReady], Ready: *letters[ledger.Ready],
+			InFlight: *letters[ledger.InFlight], Done: *letters[ledger.Done], Failed: *letters[ledger.Failed], Cancelled: *letters[ledger.Cancelled],
+		}, counts, "the ledger of %s and its states %s", id, states.Val())
 	}
 	g, err := w.Store.Group(w.ctx(), id)
 	require.NoError(w.T, err)
-	g.Counts = ledger
+	g.Counts = counts
 	return g
 }
 

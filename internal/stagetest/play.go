@@ -10,13 +10,13 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Held is a job as a worker holds it.
 type Held struct {
-	lua.Delivered
+	ledger.Delivered
 	Entry string
 	At    time.Time // when it was started
 }
@@ -37,9 +37,9 @@ func (w *World) Take(typ, consumer string, n int) []Held {
 		}
 		require.NoError(w.T, err)
 		for _, m := range got[0].Messages {
-			d, err := lua.ParseDelivered(lua.MessageBlob(m.Values))
+			d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values))
 			require.NoError(w.T, err)
-			r, err := lua.Start(w.ctx(), w.Conn.Cmd, w.P, typ, []lua.StartGroup{{Group: d.Group, Jobs: []lua.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
+			r, err := ledger.Start(w.ctx(), w.Conn.Cmd, w.P, typ, []ledger.StartGroup{{Group: d.Group, Jobs: []ledger.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
 			require.NoError(w.T, err)
 			require.EqualValues(w.T, d.Attempt, r.Tokens[0])
 			jobs = append(jobs, Held{d, m.ID, time.Now()})
@@ -59,8 +59,8 @@ func (w *World) ensure(stream, group string) {
 // Done reports jobs as done, each with data as its result, in one entry of results.
 func (w *World) Done(data string, jobs ...Held) {
 	w.T.Helper()
-	w.report(jobs, func(g *lua.GroupOutcome, j Held) {
-		g.Done = append(g.Done, lua.DoneJob{
+	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
+		g.Done = append(g.Done, ledger.DoneJob{
 			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt,
 			Line: fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":%d,"data":%s}`, j.Ordinal, j.Attempt, data),
 		})
@@ -70,26 +70,26 @@ func (w *World) Done(data string, jobs ...Held) {
 // Fail reports jobs as failed for good.
 func (w *World) Fail(code string, jobs ...Held) {
 	w.T.Helper()
-	w.report(jobs, func(g *lua.GroupOutcome, j Held) {
-		g.Others = append(g.Others, lua.OtherJob{
-			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: lua.OutcomeFailed, Waits: j.Waits, Queued: []byte(j.Queued), Code: code, Text: "it broke",
+	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
+		g.Others = append(g.Others, ledger.OtherJob{
+			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: ledger.OutcomeFailed, Waits: j.Waits, Queued: []byte(j.Queued), Code: code, Text: "it broke",
 		})
 	})
 }
 
-func (w *World) report(jobs []Held, add func(*lua.GroupOutcome, Held)) {
+func (w *World) report(jobs []Held, add func(*ledger.GroupOutcome, Held)) {
 	w.T.Helper()
 	if len(jobs) == 0 {
 		return
 	}
-	var groups []lua.GroupOutcome
+	var groups []ledger.GroupOutcome
 	for _, j := range jobs {
 		if n := len(groups); n == 0 || groups[n-1].Group != j.Group {
-			groups = append(groups, lua.GroupOutcome{Group: j.Group})
+			groups = append(groups, ledger.GroupOutcome{Group: j.Group})
 		}
 		add(&groups[len(groups)-1], j)
 	}
-	r, err := lua.Outcome(w.ctx(), w.Conn.Cmd, w.P, jobs[0].Type, lua.Congestion{}, groups)
+	r, err := ledger.Outcome(w.ctx(), w.Conn.Cmd, w.P, jobs[0].Type, ledger.Congestion{}, groups)
 	require.NoError(w.T, err)
 	require.EqualValues(w.T, len(jobs), r.Owned)
 }
@@ -111,7 +111,7 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 func (w *World) Reduce() {
 	w.T.Helper()
 	for _, m := range w.ReadResults("test") {
-		a := lua.ReduceArgs{Group: m.Values["g"].(string), Slot: "0", Lines: []byte(m.Values["l"].(string)), Entries: []string{m.ID}}
+		a := ledger.ReduceArgs{Group: m.Values["g"].(string), Slot: "0", Lines: []byte(m.Values["l"].(string)), Entries: []string{m.ID}}
 		for line := range strings.SplitSeq(string(a.Lines), "\n") {
 			a.Ordinals = append(a.Ordinals, Decode[struct{ Ordinal int64 }](w.T, line).Ordinal)
 		}
@@ -123,9 +123,9 @@ func (w *World) Reduce() {
 		if err != nil {
 			require.ErrorIs(w.T, err, redis.Nil)
 		}
-		r, err := lua.Reduce(w.ctx(), w.Conn.Cmd, w.P, a)
+		r, err := ledger.Reduce(w.ctx(), w.Conn.Cmd, w.P, a)
 		require.NoError(w.T, err)
-		require.Equal(w.T, lua.ReduceOK, r.State)
+		require.Equal(w.T, ledger.ReduceOK, r.State)
 	}
 }
 

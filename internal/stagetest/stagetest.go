@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -162,8 +162,8 @@ func (w *World) Admit(typ string) {
 	w.T.Helper()
 	for _, p := range w.Space.All() {
 		for {
-			r, err := lua.Admit(w.ctx(), w.Conn.Cmd, p, lua.AdmitArgs{
-				Type: typ, Most: 200, Cap: 1 << 30, Limit: lua.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+			r, err := ledger.Admit(w.ctx(), w.Conn.Cmd, p, ledger.AdmitArgs{
+				Type: typ, Most: 200, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 			require.NoError(w.T, err)
 			if r.Moved == 0 {
 				break
@@ -186,11 +186,11 @@ func (w *World) Feed(lease time.Duration, types ...string) {
 		for redisx.Sleep(ctx, 2*time.Millisecond) == nil {
 			for _, p := range w.Space.All() {
 				for _, typ := range types {
-					_, _ = lua.Admit(ctx, conn.Cmd, p, lua.AdmitArgs{
-						Type: typ, Most: 200, Cap: 1 << 30, Limit: lua.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
-					_, _ = lua.Reclaim(ctx, conn.Cmd, p, typ, lease, 100, 5)
+					_, _ = ledger.Admit(ctx, conn.Cmd, p, ledger.AdmitArgs{
+						Type: typ, Most: 200, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+					_, _ = ledger.Reclaim(ctx, conn.Cmd, p, typ, lease, 100, 5)
 				}
-				_, _ = lua.Promote(ctx, conn.Cmd, p, lua.PromoteArgs{Most: 200, Limit: lua.Limit{Window: time.Second}, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
+				_, _ = ledger.Promote(ctx, conn.Cmd, p, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
 			}
 		}
 	}()

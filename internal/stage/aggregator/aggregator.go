@@ -14,11 +14,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -69,7 +69,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for _, p := range a.space.All() {
-		_, _ = lua.DropConsumer(end, a.conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.id, 0)
+		_, _ = ledger.DropConsumer(end, a.conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.id, 0)
 	}
 	return err
 }
@@ -188,7 +188,7 @@ func (p *partition) reduce(ctx context.Context, group string, entries []redisx.E
 		if err != nil {
 			return err
 		}
-		args := lua.ReduceArgs{Group: group, Slot: p.slot, Entries: ids}
+		args := ledger.ReduceArgs{Group: group, Slot: p.slot, Entries: ids}
 		if k != nil {
 			// Its state is changed from here on: it is only known again once that is stored.
 			p.known.forget(group)
@@ -196,22 +196,22 @@ func (p *partition) reduce(ctx context.Context, group string, entries []redisx.E
 				return err
 			}
 		}
-		r, err := lua.Reduce(ctx, p.conn.Cmd, p.p, args)
+		r, err := ledger.Reduce(ctx, p.conn.Cmd, p.p, args)
 		if err != nil {
 			return err
 		}
 		switch r.State {
-		case lua.ReduceOK:
+		case ledger.ReduceOK:
 			if k != nil {
 				k.version, k.size = r.Version, len(args.State)
 				p.known.keep(group, k)
 				p.trace(ctx, k.tenant, group, jobs, began)
 			}
 			return nil
-		case lua.ReduceGone:
+		case ledger.ReduceGone:
 			return nil
-		case lua.ReduceVersion: // and again
-		case lua.ReduceBad:
+		case ledger.ReduceVersion: // and again
+		case ledger.ReduceBad:
 			p.tel.Log.Warn("left out results that are not to be reduced", "group", group, "ordinals", r.Bad)
 			jobs = slices.DeleteFunc(jobs, func(d done) bool { return slices.Contains(r.Bad, d.Ordinal) })
 		}
@@ -219,7 +219,7 @@ func (p *partition) reduce(ctx context.Context, group string, entries []redisx.E
 }
 
 // merge computes the slot's next state.
-func (p *partition) merge(k *known, jobs []done, args *lua.ReduceArgs) error {
+func (p *partition) merge(k *known, jobs []done, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))
 	for i := range jobs {

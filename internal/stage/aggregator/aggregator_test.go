@@ -15,12 +15,12 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -163,7 +163,7 @@ func TestTakesOverFromTheDead(t *testing.T) {
 		registry := reducer.NewRegistry()
 		plan, err := groups.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
 		require.NoError(w.T, err)
-		state, args := plan.New(), lua.ReduceArgs{Group: "g", Slot: "9", Lines: []byte(read[0].Values["l"].(string))}
+		state, args := plan.New(), ledger.ReduceArgs{Group: "g", Slot: "9", Lines: []byte(read[0].Values["l"].(string))}
 		for line := range strings.SplitSeq(string(args.Lines), "\n") {
 			r := stagetest.Decode[api.Result](w.T, line)
 			require.NoError(w.T, state.Add(reducer.Result{Ordinal: r.Ordinal, Data: r.Data}))
@@ -171,9 +171,9 @@ func TestTakesOverFromTheDead(t *testing.T) {
 		}
 		args.State, err = state.Encode()
 		require.NoError(w.T, err)
-		r, err := lua.Reduce(ctx, w.Conn.Cmd, w.P, args)
+		r, err := ledger.Reduce(ctx, w.Conn.Cmd, w.P, args)
 		require.NoError(w.T, err)
-		require.Equal(w.T, lua.ReduceOK, r.State)
+		require.Equal(w.T, ledger.ReduceOK, r.State)
 
 		cfg := config()
 		cfg.Lease = 200 * time.Millisecond

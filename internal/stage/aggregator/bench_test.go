@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -65,7 +65,7 @@ func BenchmarkMerge(b *testing.B) {
 			require.NoError(b, err)
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := p.merge(k, jobs, &lua.ReduceArgs{}); err != nil {
+				if err := p.merge(k, jobs, &ledger.ReduceArgs{}); err != nil {
 					b.Fatal(err)
 				}
 			}

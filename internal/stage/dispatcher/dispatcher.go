@@ -14,11 +14,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Config is what the role can be told.
@@ -27,7 +27,7 @@ type Config struct {
 	BatchSize  int           // jobs a script
 	FetchBatch int           // the least that a ready stream may hold
 	ReadyCap   int           // the most
-	Rate       lua.Rate
+	Rate       ledger.Rate
 	Lease      time.Duration    // a worker that is silent for so long is dead
 	MaxLosses  int              // a job that lost so many workers fails
 	Journal    *journal.Journal // nil outside experiments
@@ -117,7 +117,7 @@ type partition struct {
 // promote lets scheduled groups start and moves what is due.
 func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
-	released, next, err := lua.Schedule(ctx, p.conn.Cmd, p.p, 100)
+	released, next, err := ledger.Schedule(ctx, p.conn.Cmd, p.p, 100)
 	if err != nil {
 		return 0, err
 	}
@@ -133,7 +133,7 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 			caps[typ] = min(room.Cap, max(1, room.Ahead))
 		}
 	}
-	r, err := lua.Promote(ctx, p.conn.Cmd, p.p, lua.PromoteArgs{
+	r, err := ledger.Promote(ctx, p.conn.Cmd, p.p, ledger.PromoteArgs{
 		Most: min(p.cfg.BatchSize, maxBatch), Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(),
 		FullWait: p.cfg.Interval / 4, Caps: caps,
 	})
@@ -176,7 +176,7 @@ func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
 		return 0, p.quiet.note(err, p.cfg.Lease)
 	}
 	for _, typ := range types {
-		r, err := lua.Reclaim(ctx, p.conn.Cmd, p.p, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
+		r, err := ledger.Reclaim(ctx, p.conn.Cmd, p.p, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
 		if err != nil {
 			return 0, p.quiet.note(err, p.cfg.Lease)
 		}
@@ -218,7 +218,7 @@ func (p *partition) dropDead(ctx context.Context, stream, group string) error {
 		if c.Pending > 0 || c.Idle < consumerIdle {
 			continue
 		}
-		if _, err := lua.DropConsumer(ctx, p.conn.Cmd, stream, group, c.Name, consumerIdle); err != nil {
+		if _, err := ledger.DropConsumer(ctx, p.conn.Cmd, stream, group, c.Name, consumerIdle); err != nil {
 			return err
 		}
 	}

@@ -10,13 +10,13 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func config() dispatcher.Config {
 	return dispatcher.Config{
 		Interval: 20 * time.Millisecond, BatchSize: 10, FetchBatch: 50, ReadyCap: 1000,
-		Rate: lua.Rate{Window: time.Second}, Lease: stagetest.Patience, MaxLosses: 5,
+		Rate: ledger.Rate{Window: time.Second}, Lease: stagetest.Patience, MaxLosses: 5,
 	}
 }
 
@@ -122,11 +122,11 @@ func TestTakesBackAfterTheLease(t *testing.T) {
 	w.Run(d)
 	// One worker keeps its jobs alive, the other is silent.
 	w.Await("the jobs to be taken back", func() bool {
-		jobs := []lua.Held{}
+		jobs := []ledger.Held{}
 		for _, j := range alive {
-			jobs = append(jobs, lua.Held{Entry: j.Entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: j.Attempt})
+			jobs = append(jobs, ledger.Held{Entry: j.Entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: j.Attempt})
 		}
-		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", jobs)
+		lost, err := ledger.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", jobs)
 		require.NoError(t, err)
 		require.Empty(t, lost)
 		return w.Counts("g") == api.Counts{Accepted: 5, InFlight: 2, Ready: 3}
@@ -181,7 +181,7 @@ func TestKeepsQuietAfterRedisWasAway(t *testing.T) {
 	// The worker comes back as late as it may.
 	<-time.After(lease / 2)
 	for time.Since(back) < 2*lease {
-		lost, err := lua.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []lua.Held{{Entry: j.Entry, Group: "g", Ordinal: 0, Attempt: 1}})
+		lost, err := ledger.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []ledger.Held{{Entry: j.Entry, Group: "g", Ordinal: 0, Attempt: 1}})
 		require.NoError(t, err)
 		require.Empty(t, lost)
 		<-time.After(lease / 10)

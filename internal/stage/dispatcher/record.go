@@ -7,12 +7,12 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // record counts what was promoted and traces the sampled jobs among it.
-func (p *partition) record(ctx context.Context, r lua.PromoteReply, took time.Duration) {
+func (p *partition) record(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
 	p.metrics.Cycle(r.Moved, r.Skipped, took)
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))

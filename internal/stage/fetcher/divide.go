@@ -6,15 +6,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // divider moves parts of the global limit between partitions, to where the demand is. One fetcher does so at a time. It takes before it
 // gives, and gives only when it has heard from every partition, so that the parts never add up to more than the limit.
 type divider struct {
-	rate  lua.Rate
+	rate  ledger.Rate
 	conn  *redisx.Conn
 	space keyspace.Space
 	id    string
@@ -35,14 +35,14 @@ func (d *divider) interval() time.Duration {
 
 // step looks at all partitions and moves what is to be moved. What is on its way is waited for.
 func (d *divider) step(ctx context.Context) (time.Duration, error) {
-	fence, err := lua.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, divideLease)
+	fence, err := ledger.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, divideLease)
 	if err != nil || fence == 0 { // another one does it
 		return divideRest, err
 	}
-	parts := make([]lua.Part, d.space.Partitions())
+	parts := make([]ledger.Part, d.space.Partitions())
 	settled, idle := true, true
 	for i := range parts {
-		if parts[i], err = lua.LookAtPart(ctx, d.conn.Cmd, d.space.Partition(i), fence, d.rate.Of(i, len(parts))); err != nil || parts[i].Fenced {
+		if parts[i], err = ledger.LookAtPart(ctx, d.conn.Cmd, d.space.Partition(i), fence, d.rate.Of(i, len(parts))); err != nil || parts[i].Fenced {
 			return divideRest, err
 		}
 		settled = settled && parts[i].FromUS == 0
@@ -61,7 +61,7 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 }
 
 // smooth lets the most that a partition has wanted within a window, or a second, count: one that has just admitted all that it had is not without demand.
-func (d *divider) smooth(parts []lua.Part) {
+func (d *divider) smooth(parts []ledger.Part) {
 	if d.peaks == nil {
 		d.peaks = make([]peak, len(parts))
 	}
@@ -81,7 +81,7 @@ type peak struct {
 
 // move takes, then gives. What a partition has spent in a window can't be given away before it is over (fixed), or only as it falls out of the span (sliding):
 // then others get more with each look.
-func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want []int64) error {
+func (d *divider) move(ctx context.Context, fence int64, parts []ledger.Part, want []int64) error {
 	all, least := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50)
 	worth, gains, spare := false, int64(0), all
 	for i, p := range parts {
@@ -97,7 +97,7 @@ func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want 
 		if want[i] >= p.InForce {
 			continue
 		}
-		r, err := d.set(ctx, fence, i, want[i], lua.Gain{})
+		r, err := d.set(ctx, fence, i, want[i], ledger.Gain{})
 		if err != nil || r.Fenced {
 			return err
 		}
@@ -111,8 +111,8 @@ func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want 
 			continue
 		}
 		now := min(gain, spare*gain/gains)
-		to, terms := want[i], lua.Gain{NotBeforeUS: notBefore, AtOnce: now}
-		if d.rate.Limiter == lua.LimiterSliding {
+		to, terms := want[i], ledger.Gain{NotBeforeUS: notBefore, AtOnce: now}
+		if d.rate.Limiter == ledger.LimiterSliding {
 			to = p.InForce + now
 		}
 		if r, err := d.set(ctx, fence, i, to, terms); err != nil || r.Fenced {
@@ -122,20 +122,20 @@ func (d *divider) move(ctx context.Context, fence int64, parts []lua.Part, want 
 	return nil
 }
 
-func (d *divider) set(ctx context.Context, fence int64, partition int, permits int64, gain lua.Gain) (lua.Part, error) {
-	return lua.SetPart(ctx, d.conn.Cmd, d.space.Partition(partition), fence, d.rate.Of(partition, d.space.Partitions()), permits, gain)
+func (d *divider) set(ctx context.Context, fence int64, partition int, permits int64, gain ledger.Gain) (ledger.Part, error) {
+	return ledger.SetPart(ctx, d.conn.Cmd, d.space.Partition(partition), fence, d.rate.Of(partition, d.space.Partitions()), permits, gain)
 }
 
 func (d *divider) resign(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_, _ = lua.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, 0)
+	_, _ = ledger.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, 0)
 }
 
 // divide says which part of all permits each partition should have. First come those that can use theirs, by their active tenants; what these
 // leave goes to whoever can use more. While nobody is short, everything stays as it is. A hundredth is kept for partitions without demand, so that a
 // tenant that comes need not wait for the next division, where the limit is large enough for that. Where there are fewer permits than partitions, these take turns.
-func divide(all int64, parts []lua.Part, turn int) []int64 {
+func divide(all int64, parts []ledger.Part, turn int) []int64 {
 	n := int64(len(parts))
 	floor := all / 100 / n
 	want, out := make([]int64, n), make([]int64, n)

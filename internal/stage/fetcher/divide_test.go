@@ -9,25 +9,25 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		all   int64
-		parts []lua.Part
+		parts []ledger.Part
 		want  []int64
 	}{
-		"nobody is short":              {100, []lua.Part{{InForce: 25, Demand: 20}, {InForce: 75}}, []int64{25, 75}},
-		"all to who has the demand":    {1000, []lua.Part{{InForce: 250, Demand: 9999, Active: 1}, {InForce: 250}, {InForce: 250}, {InForce: 250}}, []int64{994, 2, 2, 2}},
-		"by active tenants":            {100, []lua.Part{{InForce: 50, Demand: 999, Active: 1}, {InForce: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
-		"what one leaves":              {90, []lua.Part{{InForce: 30, Demand: 10, Active: 1}, {InForce: 30, Demand: 999, Active: 1}, {InForce: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
-		"fewer permits than parts":     {2, []lua.Part{{Demand: 9, Active: 1}, {InForce: 1}, {InForce: 1}}, []int64{2, 0, 0}},
-		"a small one beside two busy":  {2, []lua.Part{{Demand: 5, Active: 1}, {InForce: 1, Demand: 999, Active: 1}, {InForce: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
-		"what was taken and not given": {100, []lua.Part{{InForce: 10, Demand: 999, Active: 1}, {InForce: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
+		"nobody is short":              {100, []ledger.Part{{InForce: 25, Demand: 20}, {InForce: 75}}, []int64{25, 75}},
+		"all to who has the demand":    {1000, []ledger.Part{{InForce: 250, Demand: 9999, Active: 1}, {InForce: 250}, {InForce: 250}, {InForce: 250}}, []int64{994, 2, 2, 2}},
+		"by active tenants":            {100, []ledger.Part{{InForce: 50, Demand: 999, Active: 1}, {InForce: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
+		"what one leaves":              {90, []ledger.Part{{InForce: 30, Demand: 10, Active: 1}, {InForce: 30, Demand: 999, Active: 1}, {InForce: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
+		"fewer permits than parts":     {2, []ledger.Part{{Demand: 9, Active: 1}, {InForce: 1}, {InForce: 1}}, []int64{2, 0, 0}},
+		"a small one beside two busy":  {2, []ledger.Part{{Demand: 5, Active: 1}, {InForce: 1, Demand: 999, Active: 1}, {InForce: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
+		"what was taken and not given": {100, []ledger.Part{{InForce: 10, Demand: 999, Active: 1}, {InForce: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.parts, 0)) })
 	}
@@ -36,10 +36,10 @@ func TestDivide(t *testing.T) {
 // Where there are fewer permits than partitions, each has its turn.
 func TestDivideTakesTurns(t *testing.T) {
 	t.Parallel()
-	parts, got := make([]lua.Part, 16), make([]int64, 16)
+	parts, got := make([]ledger.Part, 16), make([]int64, 16)
 	for turn := range 160 {
 		for i, n := range divide(10, parts, turn) {
-			parts[i] = lua.Part{InForce: n, Demand: 1000, Active: 1}
+			parts[i] = ledger.Part{InForce: n, Demand: 1000, Active: 1}
 			got[i] += n
 		}
 	}
@@ -51,7 +51,7 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := rapid.Int64Range(1, 100_000).Draw(t, "all")
 		left := all
-		parts := make([]lua.Part, rapid.IntRange(1, 20).Draw(t, "partitions"))
+		parts := make([]ledger.Part, rapid.IntRange(1, 20).Draw(t, "partitions"))
 		short := false
 		for i := range parts {
 			p := &parts[i]
@@ -80,7 +80,7 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		const all = 100
 		w := stagetest.New(t, url, prefix, 4)
-		d := divider{rate: lua.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, conn: w.Conn, space: w.Space, id: "d"}
+		d := divider{rate: ledger.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, conn: w.Conn, space: w.Space, id: "d"}
 		other := d
 		other.id = "other"
 		demand := func(partition int, jobs int64) {
@@ -90,11 +90,11 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
 		parts := func() (out []int64) {
-			fence, err := lua.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", divideLease)
+			fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", divideLease)
 			require.NoError(t, err)
 			sum := int64(0)
 			for i := range 4 {
-				p, err := lua.LookAtPart(t.Context(), w.Conn.Cmd, w.Space.Partition(i), fence, d.rate.Of(i, 4))
+				p, err := ledger.LookAtPart(t.Context(), w.Conn.Cmd, w.Space.Partition(i), fence, d.rate.Of(i, 4))
 				require.NoError(t, err)
 				require.False(t, p.Fenced)
 				out = append(out, p.InForce)
@@ -121,7 +121,7 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 		demand(1, 0)
 		follow([]int64{0, 0, 0, 100})
 		d.resign(t.Context())
-		fence, err := lua.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", divideLease)
+		fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", divideLease)
 		require.NoError(t, err)
 		require.Positive(t, fence, "the office is free")
 	})

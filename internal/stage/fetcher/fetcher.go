@@ -10,11 +10,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Config is what the role can be told.
@@ -22,7 +22,7 @@ type Config struct {
 	Interval    time.Duration // the longest pause when idle
 	BatchSize   int           // jobs a script at the start; grows under load
 	ReadyCap    int           // most jobs in a ready stream that nobody has read
-	Rate        lua.Rate
+	Rate        ledger.Rate
 	LaneWeights [3]int   // high, normal, low
 	Alpha       *float64 // of the priority formula over all groups; nil: by fair turns
 	KeepStats   time.Duration
@@ -119,7 +119,7 @@ type partition struct {
 // step admits one batch of every type and says how long nothing can be done.
 func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	if !p.policy {
-		if err := lua.SetPolicy(ctx, p.conn.Cmd, p.p, p.cfg.Alpha); err != nil {
+		if err := ledger.SetPolicy(ctx, p.conn.Cmd, p.p, p.cfg.Alpha); err != nil {
 			return 0, err
 		}
 		p.policy = true
@@ -143,8 +143,8 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		moved += r.Moved + r.Parked
-		full = full || r.State == lua.AdmitFull
-		if r.State == lua.AdmitOK {
+		full = full || r.State == ledger.AdmitFull
+		if r.State == ledger.AdmitOK {
 			idle = 0
 		} else if r.Wait >= 0 {
 			idle = min(idle, max(r.Wait, time.Millisecond))
@@ -161,10 +161,10 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
-func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, error) {
+func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batch[typ], p.cfg.BatchSize), maxBatch)
 	room := p.capacity.Room(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
-	r, err := lua.Admit(ctx, p.conn.Cmd, p.p, lua.AdmitArgs{
+	r, err := ledger.Admit(ctx, p.conn.Cmd, p.p, ledger.AdmitArgs{
 		Type: typ, Most: batch, Cap: room.Cap, Slots: room.Slots, Ahead: room.Ahead,
 		Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(), LaneWeights: p.cfg.LaneWeights, KeepStats: p.cfg.KeepStats,
 	})
@@ -174,7 +174,7 @@ func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, erro
 	switch {
 	case r.Moved == batch:
 		p.batch[typ] = 2 * batch
-	case r.State == lua.AdmitEmpty:
+	case r.State == ledger.AdmitEmpty:
 		p.batch[typ] = 0
 	}
 	p.capacity.HandedOut(typ, r.Moved, room)
@@ -184,8 +184,8 @@ func (p *partition) admit(ctx context.Context, typ string) (lua.AdmitReply, erro
 }
 
 // askForMore wakes whoever divides the limit when this partition's part is used up.
-func (p *partition) askForMore(ctx context.Context, r lua.AdmitReply) {
-	if p.space.Partitions() == 1 || r.State != lua.AdmitLimited || time.Since(p.asked) < askEvery {
+func (p *partition) askForMore(ctx context.Context, r ledger.AdmitReply) {
+	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited || time.Since(p.asked) < askEvery {
 		return
 	}
 	p.asked = time.Now()

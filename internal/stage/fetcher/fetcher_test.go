@@ -13,13 +13,13 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 // config pauses as long as it can, so that what comes at once was woken.
 func config() fetcher.Config {
 	return fetcher.Config{
-		Interval: time.Minute, BatchSize: 50, ReadyCap: 1000, Rate: lua.Rate{Window: time.Second}, LaneWeights: [3]int{6, 3, 1},
+		Interval: time.Minute, BatchSize: 50, ReadyCap: 1000, Rate: ledger.Rate{Window: time.Second}, LaneWeights: [3]int{6, 3, 1},
 	}
 }
 
@@ -135,7 +135,7 @@ func TestSpendsPermits(t *testing.T) {
 		w.Submit(messages.SubmitGroup{ID: tenant, Type: "T", Jobs: stagetest.Numbered(16)})
 	}
 	cfg := config()
-	cfg.Rate = lua.Rate{RPS: 100, Window: 100 * time.Millisecond}
+	cfg.Rate = ledger.Rate{RPS: 100, Window: 100 * time.Millisecond}
 	f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
 	w.Run(f)
 	w.Await("everything to be handed out or parked", func() bool { return f.Status().Counts["total_fetched"] == 48 })
@@ -149,7 +149,7 @@ func TestSpendsPermits(t *testing.T) {
 	require.NoError(t, err)
 	windows := map[int64]int{}
 	for _, e := range entries {
-		d, err := lua.ParseDelivered(lua.MessageBlob(e.Values))
+		d, err := ledger.ParseDelivered(ledger.MessageBlob(e.Values))
 		require.NoError(t, err)
 		window := d.Since.UnixMilli() / 100
 		windows[window]++

@@ -7,17 +7,17 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // record counts what was admitted and traces the sampled jobs among it.
-func (p *partition) record(ctx context.Context, typ string, r lua.AdmitReply) {
+func (p *partition) record(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.Parked))
 	p.ready.Add(int64(r.Moved))
 	p.nonReady.Add(int64(r.Parked))
 	p.metrics.Fetched(r.Moved, r.Parked)
-	if r.State == lua.AdmitFull {
+	if r.State == ledger.AdmitFull {
 		p.metrics.Rejected()
 	}
 	p.cfg.Journal.Permits(r.AtUS, p.p.Index(), journal.Admit, typ, r.Permits)

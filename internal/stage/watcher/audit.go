@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Audit says how often the data is held against the laws. 0 is never.
@@ -44,7 +44,7 @@ type patrol struct {
 // missedJob is a job that was missing, in the state in which it was.
 type missedJob struct {
 	group string
-	lua.Missed
+	ledger.Missed
 }
 
 // patrols runs the audit of all partitions that this process leads: one after the other, so that its load has a bound.

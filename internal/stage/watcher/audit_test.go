@@ -14,10 +14,10 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // often audits so often that a test can wait for it.
@@ -121,8 +121,8 @@ func TestVanishedJobsEndAsLost(t *testing.T) {
 // back parks a job for long, as a worker does with one that is to be retried.
 func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	w.T.Helper()
-	_, err := lua.Outcome(ctx, w.Conn.Cmd, w.P, j.Type, lua.Congestion{Base: time.Hour, Cap: time.Hour}, []lua.GroupOutcome{{Group: j.Group, Others: []lua.OtherJob{{
-		Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: lua.OutcomeRetry, Waits: j.Waits, Queued: []byte(j.Queued), Code: "BOOM", Text: "it broke",
+	_, err := ledger.Outcome(ctx, w.Conn.Cmd, w.P, j.Type, ledger.Congestion{Base: time.Hour, Cap: time.Hour}, []ledger.GroupOutcome{{Group: j.Group, Others: []ledger.OtherJob{{
+		Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: ledger.OutcomeRetry, Waits: j.Waits, Queued: []byte(j.Queued), Code: "BOOM", Text: "it broke",
 	}}}})
 	require.NoError(w.T, err)
 }
@@ -157,7 +157,7 @@ func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
 	run(w, cfg, "w")
 	w.Await("the watcher's first round", func() bool { return w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "beat").Err() == nil })
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
-	r, err := lua.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
+	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
 	require.NoError(t, err)
 	require.Len(t, r.Missing, 1)
 	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })

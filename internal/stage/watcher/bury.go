@@ -9,10 +9,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 const (
@@ -96,7 +96,7 @@ func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) 
 	}
 	p.unservedSince = waiting
 	for _, typ := range idle {
-		if _, err := lua.Retire(ctx, p.conn.Cmd, p.p, typ, time.Now().Add(-typeIdle)); err != nil {
+		if _, err := ledger.Retire(ctx, p.conn.Cmd, p.p, typ, time.Now().Add(-typeIdle)); err != nil {
 			return nil, err
 		}
 	}
@@ -111,7 +111,7 @@ func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 	stream := p.p.Ready(typ)
 	reader := redisx.NewReader(p.conn, keyspace.GroupWorkers, p.id)
 	defer func() {
-		_, _ = lua.DropConsumer(ctx, p.conn.Cmd, stream, keyspace.GroupWorkers, p.id, 0)
+		_, _ = ledger.DropConsumer(ctx, p.conn.Cmd, stream, keyspace.GroupWorkers, p.id, 0)
 	}()
 	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
 		batches, err := reader.Read(ctx, []string{stream}, buryBatch, buryBlock)
@@ -131,12 +131,12 @@ func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 // buryJobs starts and fails entries. What is no job stays pending, for reclaim to set aside.
 func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.Entry) (int64, error) {
 	type job struct {
-		lua.Delivered
+		ledger.Delivered
 		entry string
 	}
 	var jobs []job
 	for _, e := range entries {
-		if d, err := lua.ParseDelivered(lua.EntryBlob(e.Fields)); err == nil {
+		if d, err := ledger.ParseDelivered(ledger.EntryBlob(e.Fields)); err == nil {
 			jobs = append(jobs, job{d, e.ID})
 		}
 	}
@@ -146,33 +146,33 @@ func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.E
 	slices.SortFunc(jobs, func(a, b job) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
 	})
-	var starts []lua.StartGroup
+	var starts []ledger.StartGroup
 	for _, j := range jobs {
 		if n := len(starts); n == 0 || starts[n-1].Group != j.Group {
-			starts = append(starts, lua.StartGroup{Group: j.Group})
+			starts = append(starts, ledger.StartGroup{Group: j.Group})
 		}
 		g := &starts[len(starts)-1]
-		g.Jobs = append(g.Jobs, lua.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
+		g.Jobs = append(g.Jobs, ledger.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
 	}
-	started, err := lua.Start(ctx, p.conn.Cmd, p.p, typ, starts)
+	started, err := ledger.Start(ctx, p.conn.Cmd, p.p, typ, starts)
 	if err != nil {
 		return 0, err
 	}
 	reason := fmt.Sprintf("no live worker has served the type %s for %s: start a worker that has a processor for it, then retry the group", typ, p.cfg.NoProcessorTimeout)
-	var outcomes []lua.GroupOutcome
+	var outcomes []ledger.GroupOutcome
 	for i, j := range jobs {
 		if started.Tokens[i] < 0 {
 			continue
 		}
 		if n := len(outcomes); n == 0 || outcomes[n-1].Group != j.Group {
-			outcomes = append(outcomes, lua.GroupOutcome{Group: j.Group})
+			outcomes = append(outcomes, ledger.GroupOutcome{Group: j.Group})
 		}
 		g := &outcomes[len(outcomes)-1]
-		g.Others = append(g.Others, lua.OtherJob{
-			Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(started.Tokens[i]), Kind: lua.OutcomeFailed,
+		g.Others = append(g.Others, ledger.OtherJob{
+			Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(started.Tokens[i]), Kind: ledger.OutcomeFailed,
 			Waits: j.Waits, Queued: []byte(j.Queued), Code: "NO_PROCESSOR", Text: reason,
 		})
 	}
-	r, err := lua.Outcome(ctx, p.conn.Cmd, p.p, typ, lua.Congestion{}, outcomes)
+	r, err := ledger.Outcome(ctx, p.conn.Cmd, p.p, typ, ledger.Congestion{}, outcomes)
 	return r.Owned, err
 }

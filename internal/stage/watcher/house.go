@@ -10,10 +10,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // keepHouse does what is due only now and then, and goes on at once while there is more of it.
@@ -31,7 +31,7 @@ func (p *partition) keepHouse(ctx context.Context) (bool, error) {
 		switch {
 		case err == nil:
 			more = more || again
-		case errors.Is(err, lua.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil:
+		case errors.Is(err, ledger.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil:
 			return false, err
 		case redisx.IsOOM(err):
 			p.tellFull(err)
@@ -69,7 +69,7 @@ func (p *partition) forget(ctx context.Context, id string) error {
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return fmt.Errorf("forget group %s: %w", id, err)
 	}
-	if err := lua.Expire(ctx, p.conn.Cmd, p.p, id, p.fence, false); err != nil {
+	if err := ledger.Expire(ctx, p.conn.Cmd, p.p, id, p.fence, false); err != nil {
 		return err
 	}
 	left, err := p.conn.Cmd.Exists(ctx, p.p.Group(id)).Result()
@@ -104,7 +104,7 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	for _, z := range append(ended, same...) {
-		if err := lua.Expire(ctx, p.conn.Cmd, p.p, z.Member.(string), p.fence, true); err != nil {
+		if err := ledger.Expire(ctx, p.conn.Cmd, p.p, z.Member.(string), p.fence, true); err != nil {
 			return false, err
 		}
 	}

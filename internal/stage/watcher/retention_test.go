@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // end has groups of one job end; some of their jobs have failed.
@@ -31,13 +31,13 @@ func end(w *stagetest.World, n int) {
 	}
 	w.Reduce()
 	ctx := context.WithoutCancel(w.T.Context())
-	fence, err := lua.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
+	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
 	require.NoError(w.T, err)
 	for i := range n {
-		_, err := lua.Advance(ctx, w.Conn.Cmd, w.P, fmt.Sprint("g", i), fence)
+		_, err := ledger.Advance(ctx, w.Conn.Cmd, w.P, fmt.Sprint("g", i), fence)
 		require.NoError(w.T, err)
 	}
-	_, err = lua.Lead(ctx, w.Conn.Cmd, w.P, "test", 0)
+	_, err = ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", 0)
 	require.NoError(w.T, err)
 }
 
@@ -123,14 +123,14 @@ func TestForgetsEntriesThatCannotComeAgain(t *testing.T) {
 	at := func(i int) time.Time { return old.Add(time.Duration(i) * time.Second) }
 	for i := range 4 {
 		require.NoError(t, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.Space.Ingest(), ID: stagetest.EntryID(at(i)), Values: []string{"x", "y"}}).Err())
-		require.NoError(t, w.Conn.Cmd.ZAdd(ctx, w.P.Entries(), redis.Z{Score: float64(at(i).UnixMilli()), Member: lua.EntryRequest(stagetest.EntryID(at(i)))}).Err())
+		require.NoError(t, w.Conn.Cmd.ZAdd(ctx, w.P.Entries(), redis.Z{Score: float64(at(i).UnixMilli()), Member: ledger.EntryRequest(stagetest.EntryID(at(i)))}).Err())
 	}
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
 	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "c", Streams: []string{w.Space.Ingest(), ">"}}).Err())
 	require.NoError(t, w.Conn.Cmd.XAck(ctx, w.Space.Ingest(), keyspace.GroupIngest, stagetest.EntryID(at(0)), stagetest.EntryID(at(2))).Err())
 	run(w, watcher.Config{}, "w")
 	w.Await("the first to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Entries()).Val() == 3 })
-	require.Equal(t, lua.EntryRequest(stagetest.EntryID(at(1))), w.Conn.Cmd.ZRange(ctx, w.P.Entries(), 0, 0).Val()[0])
+	require.Equal(t, ledger.EntryRequest(stagetest.EntryID(at(1))), w.Conn.Cmd.ZRange(ctx, w.P.Entries(), 0, 0).Val()[0])
 }
 
 func TestWritesTheNumberOfPartitionsAgain(t *testing.T) {

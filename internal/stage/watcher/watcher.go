@@ -16,11 +16,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Config is what the role can be told.
@@ -81,7 +81,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for _, p := range w.space.All() {
-		_, _ = lua.Lead(end, w.conn.Cmd, p, w.id, 0)
+		_, _ = ledger.Lead(end, w.conn.Cmd, p, w.id, 0)
 	}
 	return err
 }
@@ -131,7 +131,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		return 0, redisx.Sleep(ctx, leaderRenew) // not woken: the tokens are for who leads
 	}
 	worked, err := p.work(ctx)
-	if errors.Is(err, lua.ErrFenced) {
+	if errors.Is(err, ledger.ErrFenced) {
 		p.fence = 0
 		p.tellLead()
 		return 0, nil
@@ -159,7 +159,7 @@ func (p *partition) lead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
 		return nil
 	}
-	fence, err := lua.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease)
+	fence, err := ledger.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (p *partition) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.attend, p.announce, p.reconcile, p.keepHouse} {
 		some, err := piece(ctx)
-		if errors.Is(err, lua.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil {
+		if errors.Is(err, ledger.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
 		}
 		// While memory is full some pieces fail; the others may be those that free it.
@@ -269,7 +269,7 @@ func (p *partition) move(ctx context.Context, id string, half bool) error {
 			return err
 		}
 	}
-	if _, err := lua.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
+	if _, err := ledger.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
 		return p.spoiled(ctx, id, err)
 	}
 	return nil
@@ -277,8 +277,8 @@ func (p *partition) move(ctx context.Context, id string, half bool) error {
 
 func (p *partition) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
-		func() (bool, error) { return lua.Sweep(ctx, p.conn.Cmd, p.p, id) },
-		func() (bool, error) { return lua.Requeue(ctx, p.conn.Cmd, p.p, id) },
+		func() (bool, error) { return ledger.Sweep(ctx, p.conn.Cmd, p.p, id) },
+		func() (bool, error) { return ledger.Requeue(ctx, p.conn.Cmd, p.p, id) },
 	} {
 		for more := true; more; {
 			var err error
@@ -294,7 +294,7 @@ func (p *partition) settle(ctx context.Context, id string) error {
 }
 
 func (p *partition) spoiled(ctx context.Context, id string, err error) error {
-	if errors.Is(err, lua.ErrFenced) || redisx.IsUnavailable(err) || redisx.IsOOM(err) || ctx.Err() != nil {
+	if errors.Is(err, ledger.ErrFenced) || redisx.IsUnavailable(err) || redisx.IsOOM(err) || ctx.Err() != nil {
 		return err
 	}
 	p.log.Warn("group can't be moved, looking again at the next round", "group", id, "error", err)

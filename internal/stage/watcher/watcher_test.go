@@ -15,13 +15,13 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -192,16 +192,16 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const lease = 1500 * time.Millisecond
-	fence, err := lua.Lead(t.Context(), w.Conn.Cmd, w.P, "dead", lease)
+	fence, err := ledger.Lead(t.Context(), w.Conn.Cmd, w.P, "dead", lease)
 	require.NoError(t, err)
 	ends := time.Now().Add(lease)
 	w.Jobs("g", "T", 1)
 	run(w, watcher.Config{}, "w")
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 	require.WithinRange(t, w.Group("g").Timestamps["dispatched"], ends.Add(-50*time.Millisecond), ends.Add(stagetest.Patience)) // two clocks
-	_, err = lua.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
-	require.ErrorIs(t, err, lua.ErrFenced)
-	require.ErrorIs(t, lua.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), lua.ErrFenced)
+	_, err = ledger.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
+	require.ErrorIs(t, err, ledger.ErrFenced)
+	require.ErrorIs(t, ledger.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), ledger.ErrFenced)
 }
 
 // A call for attention may get lost; all open groups are looked at now and then.
@@ -229,7 +229,7 @@ func TestFinishesACancellation(t *testing.T) {
 		w.Jobs("g", "T", 300)
 		w.Admit("T")
 		w.Done("null", w.Take("T", "c", 10)...)
-		require.NoError(w.T, lua.Cancel(ctx, w.Conn.Cmd, w.P, "g"))
+		require.NoError(w.T, ledger.Cancel(ctx, w.Conn.Cmd, w.P, "g"))
 		run(w, watcher.Config{}, "w")
 		w.AwaitCounts("g", api.Counts{Accepted: 300, Done: 10, Cancelled: 290})
 		awaitIDs(w, "g", "1.created", "1.cancelled")

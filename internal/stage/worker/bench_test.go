@@ -6,10 +6,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
 
@@ -24,7 +24,7 @@ func BenchmarkBatch(b *testing.B) {
 	entries := make([]redisx.Entry, maxBatch)
 	for i := range entries {
 		blob := fmt.Sprintf(`g%d|NOOP|1|0|0|0|70|8|0|1700000000123||%d|1700000000000||{}`, i%10, i/10)
-		entries[i] = redisx.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{lua.Field, blob}}
+		entries[i] = redisx.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{ledger.Field, blob}}
 	}
 	b.ReportAllocs()
 	for b.Loop() {

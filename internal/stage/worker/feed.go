@@ -10,9 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
@@ -145,7 +145,7 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 // tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
 func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
-	proc, parser := p.procs[typ], lua.Parser{}
+	proc, parser := p.procs[typ], ledger.Parser{}
 	for i := range entries {
 		e := &entries[i]
 		t := &task{entry: e.ID, part: p, proc: proc}
@@ -187,18 +187,18 @@ func (p *partition) setApart(tasks []*task) []*task {
 
 // start asks for the tasks until there is an answer. A lost answer makes the second one raise the attempt.
 func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
-	groups, jobs := make([]lua.StartGroup, 0, 8), make([]lua.StartJob, len(tasks))
+	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
 	for i, t := range tasks {
-		jobs[i] = lua.StartJob{Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.Attempt}
+		jobs[i] = ledger.StartJob{Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.Attempt}
 		if i == len(tasks)-1 || tasks[i+1].Group != t.Group {
-			groups = append(groups, lua.StartGroup{Group: t.Group, Jobs: jobs[first : i+1]})
+			groups = append(groups, ledger.StartGroup{Group: t.Group, Jobs: jobs[first : i+1]})
 			first = i + 1
 		}
 	}
-	var r lua.StartReply
+	var r ledger.StartReply
 	err := p.insist(ctx, "start jobs", func(ctx context.Context) (err error) {
-		r, err = lua.Start(ctx, p.conn.Cmd, p.p, typ, groups)
+		r, err = ledger.Start(ctx, p.conn.Cmd, p.p, typ, groups)
 		return err
 	})
 	if err != nil {

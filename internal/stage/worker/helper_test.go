@@ -9,10 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -23,7 +23,7 @@ func config() worker.Config {
 	return worker.Config{
 		Count: 4, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, MaxRetries: 3, MaxThrottles: 5,
 		Lease: stagetest.Patience, Grace: stagetest.Patience, Backoff: time.Millisecond, MaxBackoff: time.Second,
-		Congestion: lua.Congestion{Base: time.Millisecond, Cap: time.Hour},
+		Congestion: ledger.Congestion{Base: time.Millisecond, Cap: time.Hour},
 	}
 }
 

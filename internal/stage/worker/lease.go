@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // cancelInterval is how often a worker asks whether groups of its jobs were cancelled: the contexts of
@@ -21,11 +21,11 @@ const cancelInterval = 400 * time.Millisecond
 func (w *Worker) renew(ctx context.Context) error {
 	for key, tasks := range byStream(w.held.all()) {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
-			jobs := make([]lua.Held, len(chunk))
+			jobs := make([]ledger.Held, len(chunk))
 			for i, t := range chunk {
-				jobs[i] = lua.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt, Known: t.ended.Load() || t.ctx.stopped() != nil}
+				jobs[i] = ledger.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt, Known: t.ended.Load() || t.ctx.stopped() != nil}
 			}
-			lost, err := lua.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
+			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
 			if err != nil {
 				return err
 			}

@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -61,7 +61,7 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 	stagetest.Receive(t, first.started, "the job's start")
 	// It is taken away, as from a worker that was silent.
 	w.Await("the job to be taken back", func() bool {
-		r, err := lua.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
+		r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 		return err == nil && r.Taken == 1
 	})
 	require.ErrorContains(t, stagetest.Receive(t, causes, "the context's end"), "lease was lost")
@@ -81,7 +81,7 @@ func TestStaleOutcomeChangesNothing(t *testing.T) {
 	slow := newGate("T")
 	w.Run(pool(w, config(), deaf{slow})) // its lease is long: it does not notice
 	stagetest.Receive(t, slow.started, "the job's start")
-	r, err := lua.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
+	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 	require.NoError(t, err)
 	require.Equal(t, 1, r.Taken)
 	require.Equal(t, api.Counts{Accepted: 1, NonReady: 1}, w.Counts("g"))

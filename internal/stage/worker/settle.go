@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/bulkaction/bulkaction/lua"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -84,9 +84,9 @@ func (p *partition) measure(batch []*task) {
 // report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is stale and changes nothing.
 func (p *partition) report(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.outcomes(batch)
-	var r lua.OutcomeReply
+	var r ledger.OutcomeReply
 	err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
-		r, err = lua.Outcome(ctx, p.conn.Cmd, p.p, typ, p.cfg.Congestion, groups)
+		r, err = ledger.Outcome(ctx, p.conn.Cmd, p.p, typ, p.cfg.Congestion, groups)
 		return err
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
@@ -105,16 +105,16 @@ func (p *partition) report(ctx context.Context, batch []*task) {
 }
 
 // outcomes are those of a batch, by group.
-func (p *partition) outcomes(batch []*task) []lua.GroupOutcome {
+func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
 		size += len(t.result) + lineBytes
 	}
-	lines, done := make([]byte, 0, size), make([]lua.DoneJob, 0, len(batch))
-	groups := make([]lua.GroupOutcome, 0, 8)
+	lines, done := make([]byte, 0, size), make([]ledger.DoneJob, 0, len(batch))
+	groups := make([]ledger.GroupOutcome, 0, 8)
 	for _, t := range batch {
 		if n := len(groups); n == 0 || groups[n-1].Group != t.Group {
-			groups = append(groups, lua.GroupOutcome{Group: t.Group, Done: done[len(done):]})
+			groups = append(groups, ledger.GroupOutcome{Group: t.Group, Done: done[len(done):]})
 		}
 		g := &groups[len(groups)-1]
 		if !t.released && t.began.Load() != 0 {
@@ -126,7 +126,7 @@ func (p *partition) outcomes(batch []*task) []lua.GroupOutcome {
 		}
 		at := len(lines)
 		lines = appendLine(lines, t)
-		done = append(done, lua.DoneJob{
+		done = append(done, ledger.DoneJob{
 			Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Line: lines[at:], Trace: t.trace, Marked: t.large || t.attempt > 1,
 		})
 		g.Done = g.Done[:len(g.Done)+1] // which is where it was put
@@ -135,8 +135,8 @@ func (p *partition) outcomes(batch []*task) []lua.GroupOutcome {
 }
 
 // other is the outcome of a task that is not done.
-func (p *partition) other(t *task) lua.OtherJob {
-	o := lua.OtherJob{
+func (p *partition) other(t *task) ledger.OtherJob {
+	o := ledger.OtherJob{
 		Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Retries: t.Retries, Throttles: t.Throttles, Losses: t.Losses,
 		Waits: t.Waits, Queued: []byte(t.QueuedWithTrace(t.nextTrace())), Code: t.verdict.Code, Text: t.verdict.Message,
 	}
@@ -146,21 +146,21 @@ func (p *partition) other(t *task) lua.OtherJob {
 	}
 	switch {
 	case t.released && !t.begun:
-		o.Kind = lua.OutcomeUnstarted
+		o.Kind = ledger.OutcomeUnstarted
 	case t.released:
-		o.Kind = lua.OutcomeReleased
+		o.Kind = ledger.OutcomeReleased
 	case t.verdict.Kind == processor.Throttle && t.Throttles < p.cfg.MaxThrottles:
-		o.Kind, o.Throttles = lua.OutcomeThrottled, t.Throttles+1
+		o.Kind, o.Throttles = ledger.OutcomeThrottled, t.Throttles+1
 		o.Delay = min(t.verdict.After, maxRetryAfter)
 		if o.Delay == 0 {
 			o.Delay = -p.backoff(t.Throttles) // at least, not exactly
 		}
 		p.metrics.Retried(1)
 	case t.verdict.Kind == processor.RetryLater && t.Retries < retries:
-		o.Kind, o.Retries, o.Delay = lua.OutcomeRetry, t.Retries+1, p.backoff(t.Retries)
+		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, p.backoff(t.Retries)
 		p.metrics.Retried(1)
 	default:
-		o.Kind = lua.OutcomeFailed
+		o.Kind = ledger.OutcomeFailed
 		p.metrics.DeadLettered(1)
 	}
 	return o

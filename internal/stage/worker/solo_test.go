@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -34,14 +34,14 @@ func lose(w *stagetest.World, typ string, n int) {
 
 func takeBack(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
-	r, err := lua.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)
+	r, err := ledger.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)
 	require.NoError(w.T, err)
 	require.Equal(w.T, n, r.Taken)
 }
 
 func promote(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
-	back, err := lua.Promote(w.T.Context(), w.Conn.Cmd, w.P, lua.PromoteArgs{Most: 200, Limit: lua.Limit{Window: time.Second}, Seed: "0badcafe", Caps: map[string]int{typ: 1 << 30}})
+	back, err := ledger.Promote(w.T.Context(), w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", Caps: map[string]int{typ: 1 << 30}})
 	require.NoError(w.T, err)
 	require.Equal(w.T, n, back.Moved)
 }

@@ -5,17 +5,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
 // task is one attempt in this process, from its start to its settled outcome.
 type task struct {
-	lua.Delivered
+	ledger.Delivered
 	entry   string
 	attempt int // the one to report under
-	terms   lua.GroupTerms
+	terms   ledger.GroupTerms
 	part    *partition
 	proc    processor.Processor
 	payload string

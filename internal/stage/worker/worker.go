@@ -15,12 +15,12 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/lua"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -36,8 +36,8 @@ type Config struct {
 	Grace        time.Duration // for running jobs, when the process is to stop
 	Backoff      time.Duration // before the first retry; doubles with each
 	MaxBackoff   time.Duration
-	Congestion   lua.Congestion   // RPS is that of one partition
-	Journal      *journal.Journal // nil outside experiments
+	Congestion   ledger.Congestion // RPS is that of one partition
+	Journal      *journal.Journal  // nil outside experiments
 }
 
 // Worker is one process's pool.
@@ -149,7 +149,7 @@ func (w *Worker) Run(ctx context.Context) error {
 func (w *Worker) forget(ctx context.Context) {
 	for _, p := range w.parts {
 		for _, typ := range w.types {
-			_, _ = lua.DropConsumer(ctx, w.conn.Cmd, p.p.Ready(typ), keyspace.GroupWorkers, w.id, 0)
+			_, _ = ledger.DropConsumer(ctx, w.conn.Cmd, p.p.Ready(typ), keyspace.GroupWorkers, w.id, 0)
 		}
 	}
 }

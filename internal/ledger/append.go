@@ -1,0 +1,182 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var appendJobs = script("jobs/append")
+
+// MaxAppend is the most jobs that one call takes, MaxAppendBytes the most bytes of payload.
+const (
+	MaxAppend      = 200
+	MaxAppendBytes = 1 << 20
+)
+
+// NewJob is a job that enters a group.
+type NewJob struct {
+	Type    string // the group's when empty
+	RunAt   time.Time
+	Trace   string // traceparent, "" when the job is not sampled
+	Payload []byte
+}
+
+// AppendMode says whether a submission ends with these jobs; such a call needs no request id.
+type AppendMode string
+
+// Modes of an Append.
+const (
+	AppendMore AppendMode = ""
+	AppendLast AppendMode = "last"
+	AppendSeal AppendMode = "seal" // and the group takes no more jobs
+)
+
+// SubmissionPrefix begins the request ids of a submission's pieces; their numbers follow, from 0.
+const SubmissionPrefix = "="
+
+// ErrGap says that a failover has lost earlier pieces of a submission. From the first one on, each that is there is taken for a repetition.
+var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first", api.ErrUnavailable)
+
+// EntryRequest is the request id of an entry of the ingest stream.
+func EntryRequest(entry string) string { return "@" + entry }
+
+// AppendArgs are jobs of one group. Request makes a repeated call harmless.
+type AppendArgs struct {
+	Group   string
+	Request string
+	Limit   int64 // most jobs of a group
+	Mode    AppendMode
+	Next    int64 // ordinal that the group's next job is likely to get; where it is wrong, the script costs more
+	Jobs    []NewJob
+}
+
+// AppendReply says which ordinals the jobs got.
+type AppendReply struct {
+	First, N  int64
+	Duplicate bool // the request was applied before; First and N are unknown
+}
+
+// Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
+func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
+	one := []Request{{ID: a.Request, Jobs: a.Jobs}}
+	results, err := appendAll(ctx, c, p, a, one)
+	if err != nil {
+		return AppendReply{}, err
+	}
+	return results[0].AppendReply, results[0].Err
+}
+
+// Request is what one message brings to a group: stored whole or not at all. Its id makes a repeated one harmless.
+type Request struct {
+	ID   string // as AppendArgs.Request; no piece of a submission
+	Jobs []NewJob
+}
+
+// AppendResult is what became of one Request; Err as Append's.
+type AppendResult struct {
+	AppendReply
+	Err error
+}
+
+// AppendMany stores what several requests bring to one group, in order, each as by an Append of its own. Together they have at most MaxAppend
+// jobs and MaxAppendBytes of payload; next is as in AppendArgs. An error is of the call as a whole: it may have been carried out or not, and may be repeated.
+func AppendMany(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit, next int64, requests []Request) ([]AppendResult, error) {
+	return appendAll(ctx, c, p, AppendArgs{Group: group, Limit: limit, Next: next}, requests)
+}
+
+func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs, requests []Request) ([]AppendResult, error) {
+	r, err := run(ctx, c, appendJobs, p, appendArguments(a, requests)...)
+	if err != nil {
+		return nil, err
+	}
+	if len(r) != len(requests) {
+		return nil, fmt.Errorf("script append: %d replies to %d requests", len(r), len(requests))
+	}
+	results := make([]AppendResult, len(requests))
+	for i := range requests {
+		results[i].AppendReply, results[i].Err = appendReply(r.list(i), a.Group, a.Limit, &requests[i])
+	}
+	return results, nil
+}
+
+// largePayload is what travels in a blob at most, append.lua's LARGE; a larger payload is kept aside.
+const largePayload = 4096
+
+func appendArguments(a AppendArgs, requests []Request) []any {
+	ready, jobs, bytes := "ready", 0, 0
+	for i := range requests {
+		for j := range requests[i].Jobs {
+			job := &requests[i].Jobs[j]
+			if job.Type != "" || !job.RunAt.IsZero() || len(job.Payload) > largePayload {
+				ready = ""
+			}
+			bytes += len(job.Trace) + len(job.Payload)
+		}
+		jobs += len(requests[i].Jobs)
+	}
+	args := make([]any, 0, 5+2*len(requests)+4*jobs)
+	args = append(args, a.Group, a.Limit, string(a.Mode), ready, len(requests))
+	for i := range requests {
+		args = append(args, requests[i].ID, len(requests[i].Jobs))
+	}
+	if ready != "" {
+		return appendBlobs(args, a.Next, requests, bytes+32*jobs)
+	}
+	for i := range requests {
+		for j := range requests[i].Jobs {
+			job := &requests[i].Jobs[j]
+			at := int64(0)
+			if !job.RunAt.IsZero() {
+				at = job.RunAt.UnixMilli()
+			}
+			args = append(args, job.Type, at, job.Trace, job.Payload)
+		}
+	}
+	return args
+}
+
+// appendBlobs composes the jobs' blobs, which have about so many bytes, in one piece.
+func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
+	all := make([]byte, 0, bytes)
+	at := strconv.AppendInt([]byte("|"), time.Now().UnixMilli(), 10)
+	at = append(at, '|')
+	for i := range requests {
+		for j := range requests[i].Jobs {
+			job, first := &requests[i].Jobs[j], len(all)
+			all = append(strconv.AppendInt(all, next, 10), at...)
+			all = append(append(all, job.Trace...), '|')
+			all = append(all, job.Payload...)
+			args = append(args, all[first:len(all):len(all)])
+			next++
+		}
+	}
+	return args
+}
+
+func appendReply(r reply, group string, limit int64, request *Request) (AppendReply, error) {
+	switch r.str(0) {
+	case "OK":
+		return AppendReply{First: r.num(1), N: r.num(2)}, nil
+	case "DUP":
+		return AppendReply{Duplicate: true}, nil
+	case "GAP":
+		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w", group, strings.TrimPrefix(request.ID, SubmissionPrefix), r.num(1), ErrGap)
+	case "NOGROUP":
+		return AppendReply{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+	case "SEALED":
+		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w", group, r.str(1), api.ErrSealed)
+	case "TOTAL":
+		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w", group, r.num(1), r.num(2), len(request.Jobs), api.ErrConflict)
+	case "LIMIT":
+		return AppendReply{}, fmt.Errorf("group %s: a group holds at most %d jobs, %d are there: start another group: %w", group, limit, r.num(1), api.ErrConflict)
+	}
+	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
+}

@@ -1,0 +1,189 @@
+package ledger_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+func TestCancelEverywhere(t *testing.T) {
+	both(t, func(w *world) {
+		w.due("parked", "acme", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
+		w.everywhere("g")
+		w.append("g", 1)
+		w.create("keep", "acme", "T")
+		w.append("keep", 1)
+		run := w.reread("T")
+		w.cancel("g")
+		require.Equal(w, "CANCELLED", w.status("g"))
+		require.NotEmpty(w, w.c.HGet(w.Context(), w.p.Group("g"), "at:cancelled").Val())
+		require.Contains(w, w.events(), event{"g", "CANCELLED", 1})
+		require.Contains(w, w.c.SMembers(w.Context(), w.p.Attention()).Val(), "g")
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Queue("g", "T")).Val(), "nothing of it is handed out any more")
+		w.unchanged(func() { w.cancel("g") })
+
+		w.sweep("g")
+		require.Equal(w, "DFCCCCCCC", w.states("g"))
+		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 7}, w.ledger("g"))
+		require.Equal(w, map[string]string{"waiting": "1", "non_ready": "1"}, w.c.HGetAll(w.Context(), w.p.Load("T")).Val(), "the other groups' jobs")
+		require.Len(w, w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val(), 1)
+		tenant := w.c.HGetAll(w.Context(), w.p.Tenant("acme")).Val()
+		require.Equal(w, []string{"1", "1", "2"}, []string{tenant["active"], tenant["congested"], tenant["unfinished"]})
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Payloads("g"), w.p.Errors("g")).Val())
+		require.Equal(w, []string{"g"}, w.c.ZRange(w.Context(), w.p.Ended(), 0, -1).Val())
+		require.NotContains(w, w.c.ZRange(w.Context(), w.p.Open(), 0, -1).Val(), "g")
+		w.unchanged(func() { require.Equal(w, 1, w.sweep("g")) })
+
+		// What workers hold or will read of it is not run, does not count, and goes.
+		for _, j := range run {
+			jobs := []taken{j}
+			w.start("T", jobs)
+			require.Equal(w, int64(-1), jobs[0].token)
+			require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(j)))
+		}
+		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
+		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 7}, w.ledger("g"))
+		w.reduceAll() // results of what was done are still good
+		require.Equal(w, "AFCCCCCCC", w.states("g"))
+		require.Equal(w, map[string]int64{"waiting": 1}, w.ledger("keep"))
+		require.Zero(w, w.advance("g"))
+	})
+}
+
+func TestCancelRefuses(t *testing.T) {
+	both(t, func(w *world) {
+		require.ErrorIs(w, ledger.Cancel(w.Context(), w.c, w.p, "g"), api.ErrNotFound)
+		w.failed("g", 1)
+		w.create("h", "acme", "T")
+		w.seal("h")
+		w.advance("h")
+		w.unchanged(func() {
+			for group, status := range map[string]string{"g": "FAILED", "h": "COMPLETED"} {
+				err := ledger.Cancel(w.Context(), w.c, w.p, group)
+				require.ErrorIs(w, err, api.ErrConflict)
+				require.ErrorContains(w, err, "is "+status)
+			}
+			w.sweep("g") // nothing to do
+		})
+	})
+}
+
+func TestCancelAGroupThatIsHeld(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T", "run_at", inAnHour())
+		w.append("g", 3)
+		w.cancel("g")
+		w.sweep("g")
+		require.Equal(w, map[string]int64{"cancelled": 3}, w.ledger("g"))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Scheduled(), w.p.Active()).Val())
+		require.Equal(w, map[string]string{"unfinished": "0"}, w.c.HGetAll(w.Context(), w.p.Tenant("acme")).Val())
+	})
+}
+
+// A huge group is swept in chunks; what the tenant has parked of other groups stays.
+func TestSweepManyJobs(t *testing.T) {
+	both(t, func(w *world) {
+		const waiting, parked = 2*ledger.SweepJobs + 100, 600
+		w.create("g", "acme", "T")
+		w.create("other", "acme", "T")
+		w.append("g", waiting)
+		later := jobs(ledger.MaxAppend)
+		for i := range later {
+			later[i].RunAt = time.Now().Add(time.Hour)
+		}
+		for range parked / len(later) {
+			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: later})
+		}
+		w.appendJobs(ledger.AppendArgs{Group: "other", Jobs: later})
+		w.cancel("g")
+
+		calls, n := 0, int64(0)
+		for more := true; more; calls++ {
+			var err error
+			more, err = ledger.Sweep(w.Context(), w.c, w.p, "g")
+			require.NoError(w, err)
+			counts := w.ledger("g") // it agrees between the chunks, too
+			require.GreaterOrEqual(w, counts["cancelled"], n)
+			n = counts["cancelled"]
+		}
+		require.GreaterOrEqual(w, calls, 3)
+		require.Equal(w, map[string]int64{"cancelled": waiting + parked}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"non_ready": int64(len(later))}, w.ledger("other"))
+		require.Equal(w, int64(len(later)), w.c.ZCard(w.Context(), w.p.NonReadyOf("acme")).Val())
+		require.Equal(w, fmt.Sprint(len(later)), w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
+	})
+}
+
+// More parked jobs than one chunk: the sweep goes on where it was, also when others promote and park meanwhile.
+func TestSweepManyParkedJobs(t *testing.T) {
+	onRedis(t, func(w *world) {
+		const parked = 12_000
+		w.create("g", "acme", "T")
+		w.create("other", "acme", "T")
+		later := jobs(ledger.MaxAppend)
+		for i := range later {
+			later[i].RunAt = time.Now().Add(time.Hour)
+		}
+		for range parked / len(later) {
+			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: later})
+		}
+		w.cancel("g")
+		for calls := 0; ; calls++ {
+			more, err := ledger.Sweep(w.Context(), w.c, w.p, "g")
+			require.NoError(w, err)
+			if !more {
+				require.Greater(w, calls, 4)
+				break
+			}
+			w.appendJobs(ledger.AppendArgs{Group: "other", Jobs: later[:10]})
+		}
+		left := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
+		require.Equal(w, int(w.ledger("other")["non_ready"]), len(left))
+		for _, blob := range left {
+			require.True(w, strings.HasPrefix(blob, "other|"))
+		}
+		require.Equal(w, fmt.Sprint(len(left)), w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
+	})
+}
+
+// The group was cancelled while its failed jobs were being requeued.
+func TestCancelWhileRequeueing(t *testing.T) {
+	both(t, func(w *world) {
+		w.failed("g", 3)
+		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+		require.NoError(w, err)
+		w.cancel("g")
+		w.sweep("g")
+		w.unchanged(func() {
+			w.requeue("g")
+			_, err := w.reopen("g")
+			require.ErrorIs(w, err, api.ErrConflict)
+		})
+		require.Equal(w, map[string]int64{"failed": 3}, w.ledger("g"))
+		require.Equal(w, ledger.AdmitEmpty, w.admit("T", 10, noLimit).State)
+	})
+}
+
+// A tenant whose last group was cancelled leaves its lane with the tag that it had: to cancel buys nothing.
+func TestCancelKeepsTheTag(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 10)
+		w.admit("T", 5, noLimit)
+		w.cancel("g")
+		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal"), w.p.FairTenant("T", "normal", "acme")).Val())
+		life := w.c.HGet(w.Context(), w.p.Fair("T"), "gen").Val()
+		require.NotEmpty(w, life)
+		require.Equal(w, life+" 5", w.c.HGet(w.Context(), w.p.Tenant("acme"), "tag:T:normal").Val(), "of this life of its type")
+		w.c.ZAdd(w.Context(), w.p.FairLane("T", "normal"), redis.Z{Score: 5, Member: "acme"}) // as an older version left it
+		require.Equal(w, ledger.AdmitEmpty, w.admit("T", 5, noLimit).State)
+		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val())
+	})
+}

@@ -1,0 +1,270 @@
+package ledger_test
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// parts are what is put in front of scripts, and the parts that a script may begin with.
+var (
+	parts    = []string{"prelude", "limits", "handout"}
+	preludes = [][]string{{}, {"prelude"}, {"prelude", "limits"}, {"prelude", "limits", "handout"}}
+)
+
+// scripts are the sources by name, without the parts.
+func scripts(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("../../lua/*/*.lua")
+	require.NoError(t, err)
+	all := map[string]string{}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		all[strings.TrimSuffix(filepath.Base(file), ".lua")] = string(b)
+	}
+	for _, part := range parts {
+		delete(all, part)
+	}
+	require.Greater(t, len(all), 15)
+	return all
+}
+
+// split takes a script apart into its header and its code without comments.
+func split(source string) (header, code string) {
+	lines := strings.Split(source, "\n")
+	n := slices.IndexFunc(lines, func(l string) bool { return !strings.HasPrefix(l, "--") })
+	comments := regexp.MustCompile(`(?m)(^| )--.*$`)
+	return strings.Join(lines[:n], "\n"), comments.ReplaceAllString(strings.Join(lines[n:], "\n"), "")
+}
+
+// section is what a header says under a title, e.g. ARGV, which may go on over indented lines.
+func section(t *testing.T, header, title string) string {
+	t.Helper()
+	found := regexp.MustCompile(`(?m)^-- ` + title + ` +(.*(?:\n--    .*)*)`).FindStringSubmatch(header)
+	require.NotNil(t, found, "the header has no %s", title)
+	return strings.Join(strings.Fields(strings.ReplaceAll(found[1], "\n--", "")), " ")
+}
+
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	for name, source := range scripts(t) {
+		t.Run(name, func(t *testing.T) {
+			header, code := split(source)
+			require.Regexp(t, `^-- `+name+`: \S.{20,}`, header, "the first line says what for")
+			require.Contains(t, []string{"base", "stream"}, section(t, header, "KEYS"))
+			require.Regexp(t, `Twice(, with a request id)?: `, header, "what happens when it runs twice")
+			require.Regexp(t, `(Refused|Goes through) when memory is full`, header)
+
+			// The codes that it can answer are those that the header names.
+			codes := func(text, pattern string) []string {
+				var all []string
+				for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+					all = append(all, found[1])
+				}
+				slices.Sort(all)
+				return slices.Compact(all)
+			}
+			require.Equal(t, codes(section(t, header, "Reply"), `'([A-Z]+)'`), codes(code, `(?:return \{ |state = |state, wait = )'([A-Z]+)'`), "reply codes")
+
+			// What it reads of ARGV by number is what the header lists before the repeated part.
+			fixed, _ := fixedArgs(t, header)
+			read := map[int]bool{}
+			for _, found := range regexp.MustCompile(`ARGV\[(\d+)\]`).FindAllStringSubmatch(code, -1) {
+				n, err := strconv.Atoi(found[1])
+				require.NoError(t, err)
+				read[n] = true
+			}
+			want := map[int]bool{}
+			for i := range fixed {
+				want[i+1] = true
+			}
+			if strings.Contains(code, "ARGV[i + 1]") { // it goes over the rest of them
+				require.Subset(t, want, read, "arguments")
+			} else {
+				require.Equal(t, want, read, "arguments")
+			}
+		})
+	}
+}
+
+// fixedArgs counts what a header lists under ARGV, and tells whether more follows ("then ...").
+func fixedArgs(t *testing.T, header string) (n int, more bool) {
+	t.Helper()
+	args := section(t, header, "ARGV")
+	args = regexp.MustCompile(`\([^()]*\)`).ReplaceAllString(args, "")
+	args, _, more = strings.Cut(args, ", then ")
+	return len(strings.Split(args, ", ")), more
+}
+
+// calls records how many arguments scripts were given, by the script's hash.
+type calls struct{ args map[string][]int }
+
+func (c *calls) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (c *calls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			args := cmd.Args() // evalsha, hash, number of keys, keys, arguments
+			c.args[args[1].(string)] = append(c.args[args[1].(string)], len(args)-3-args[2].(int))
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// The Go contracts hand over what the headers list, and every script has a contract and a scene.
+func TestContractsKeepToTheHeaders(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	c := client(t, url)
+	seen := &calls{args: map[string][]int{}}
+	c.AddHook(seen)
+	for i, s := range slices.Concat(scenes, glances) {
+		require.NoError(t, s.prepare(newWorld(t, c, prefix+fmtInt(int64(i))+":"))(), s.name)
+	}
+	_, err := ledger.DropConsumer(t.Context(), c, prefix+"nothing", "g", "c", 0)
+	require.Error(t, err)
+
+	for name, source := range scripts(t) {
+		for _, before := range preludes {
+			sum := sha1.Sum([]byte(read(t, before...) + source))
+			hash := hex.EncodeToString(sum[:])
+			if seen.args[hash] == nil {
+				continue
+			}
+			header, _ := split(source)
+			fixed, more := fixedArgs(t, header)
+			for _, n := range seen.args[hash] {
+				if more {
+					require.GreaterOrEqual(t, n, fixed, name)
+				} else {
+					require.Equal(t, fixed, n, name)
+				}
+			}
+			delete(seen.args, hash)
+			source = ""
+		}
+		require.Empty(t, source, "nobody has called %s", name)
+	}
+	require.Empty(t, seen.args)
+}
+
+// read puts parts together.
+func read(t *testing.T, parts ...string) string {
+	t.Helper()
+	whole := ""
+	for _, part := range parts {
+		b, err := os.ReadFile("../../lua/parts/" + part + ".lua")
+		require.NoError(t, err)
+		whole += string(b)
+	}
+	return whole
+}
+
+// The keys that scripts build are those of keyspace, no more and no less.
+func TestKeysAgreeWithKeyspace(t *testing.T) {
+	t.Parallel()
+	space, err := keyspace.New("", 1)
+	require.NoError(t, err)
+	named := patternsOf(space.Partition(0))
+	outside := map[string]string{
+		"owner:*": "it lies in another partition, the one of the group's id",
+		"divide":  "lead is told whether it is this one or watch",
+		"waited":  "it is written for WAIT alone",
+	}
+	stems := map[string]string{"over:*": "admit puts the lane behind it"}
+
+	all := scripts(t)
+	for _, part := range parts {
+		all[part] = read(t, part)
+	}
+	used := map[string]bool{}
+	for name, source := range all {
+		_, code := split(source)
+		for _, key := range keysIn(code) {
+			if stems[key] != "" {
+				key += ":*"
+			}
+			i := slices.IndexFunc(named, func(pattern string) bool { return matches(pattern, key) })
+			require.GreaterOrEqual(t, i, 0, "%s builds %q, which keyspace does not know", name, key)
+			used[named[i]] = true
+		}
+	}
+	for pattern := range outside {
+		used[pattern] = true
+	}
+	require.ElementsMatch(t, named, slices.Collect(maps.Keys(used)))
+
+	// Names of consumer groups are said twice as well.
+	for name, source := range all {
+		_, code := split(source)
+		for _, found := range regexp.MustCompile(`'(?:XACK|XPENDING|XCLAIM)', (?:stream|B [^,]*), '([a-z]+)'`).FindAllStringSubmatch(code, -1) {
+			require.Contains(t, []string{keyspace.GroupWorkers, keyspace.GroupAggregator, "oom"}, found[1], name)
+		}
+	}
+}
+
+// patternsOf calls every method of a partition that names a key, with * for ids.
+func patternsOf(p keyspace.Partition) []string {
+	var all []string
+	v := reflect.ValueOf(p)
+	for i := range v.NumMethod() {
+		method := v.Method(i).Type()
+		if method.NumOut() != 1 || method.Out(0).Kind() != reflect.String || v.Type().Method(i).Name == "Base" {
+			continue
+		}
+		args := make([]reflect.Value, method.NumIn())
+		for j := range args {
+			args[j] = reflect.ValueOf("*")
+		}
+		all = append(all, strings.TrimPrefix(v.Method(i).Call(args)[0].String(), p.Base()))
+	}
+	return all
+}
+
+// keysIn finds the concatenations that begin with B in a script: a literal stands for itself, anything else for *.
+func keysIn(code string) []string {
+	part := regexp.MustCompile(`^ \.\. (?:'([^']*)'|[a-z_]+(?:\.[a-z]+|\[\w+\]|\([^()]*\))*)`)
+	var keys []string
+	for _, at := range regexp.MustCompile(`\bB \.\. '`).FindAllStringIndex(code, -1) {
+		key := ""
+		for rest := code[at[0]+1:]; ; {
+			found := part.FindStringSubmatch(rest)
+			if found == nil {
+				break
+			}
+			if strings.Contains(found[0], "'") {
+				key += found[1]
+			} else {
+				key += "*"
+			}
+			rest = rest[len(found[0]):]
+		}
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// matches says whether a key is of a pattern, in which * stands for one id.
+func matches(pattern, key string) bool {
+	want, got := strings.Split(pattern, ":"), strings.Split(key, ":")
+	return len(want) == len(got) && slices.EqualFunc(want, got, func(w, g string) bool { return w == "*" || w == g })
+}

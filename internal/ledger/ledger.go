@@ -1,0 +1,119 @@
+// Package ledger owns the layout of jobs, groups, tenants and limits in Redis. Each transition is one
+// Lua script in package lua and one typed function here. A script runs as one step: it reads, decides
+// by Redis's clock, and writes. It may run twice with the same arguments, and notices.
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// script loads a transition with the prelude, and the parts that it needs, in front of it.
+func script(file string, parts ...string) *redisx.Script {
+	files := append([]string{"parts/prelude"}, parts...)
+	return redisx.NewScript(path.Base(file), lua.Source(append(files, file)...))
+}
+
+// Letters of a job's state.
+const (
+	Waiting   = 'W'
+	NonReady  = 'N'
+	Ready     = 'R'
+	InFlight  = 'I'
+	Done      = 'D' // not reduced yet
+	Reduced   = 'A'
+	Failed    = 'F'
+	Cancelled = 'C'
+)
+
+// Permit is a number of permits that were spent for a tenant.
+type Permit struct {
+	Tenant string
+	N      int64
+}
+
+// Denial is a tenant that was refused a permit: for its own share ("per_group") or for everybody's ("global").
+type Denial struct{ Tenant, Reason string }
+
+// run executes a script on a partition and returns its reply, which is always an array.
+func run(ctx context.Context, c redis.Cmdable, s *redisx.Script, p keyspace.Partition, args ...any) (reply, error) {
+	r, err := s.Run(ctx, c, p.Keys(), args)
+	if err != nil {
+		return nil, fmt.Errorf("partition %d: %w", p.Index(), err)
+	}
+	list, ok := r.([]any)
+	if !ok {
+		return nil, fmt.Errorf("partition %d: script %s: unexpected reply %T", p.Index(), s.Name(), r)
+	}
+	return list, nil
+}
+
+// reply reads a script's answer; a value that is not there reads as zero.
+type reply []any
+
+func (r reply) str(i int) string {
+	if i >= len(r) {
+		return ""
+	}
+	switch v := r[i].(type) {
+	case string:
+		return v
+	case int64:
+		return strconv.FormatInt(v, 10)
+	}
+	return ""
+}
+
+func (r reply) num(i int) int64 {
+	if i >= len(r) {
+		return 0
+	}
+	switch v := r[i].(type) {
+	case int64:
+		return v
+	case string:
+		n, _ := strconv.ParseInt(v, 10, 64)
+		return n
+	}
+	return 0
+}
+
+func (r reply) list(i int) reply {
+	if i >= len(r) {
+		return nil
+	}
+	l, _ := r[i].([]any)
+	return l
+}
+
+func (r reply) nums() []int64 {
+	out := make([]int64, len(r))
+	for i := range r {
+		out[i] = r.num(i)
+	}
+	return out
+}
+
+func (r reply) permits() []Permit {
+	out := make([]Permit, 0, len(r)/2)
+	for i := 0; i+1 < len(r); i += 2 {
+		out = append(out, Permit{Tenant: r.str(i), N: r.num(i + 1)})
+	}
+	return out
+}
+
+func (r reply) denials() []Denial {
+	out := make([]Denial, 0, len(r)/2)
+	for i := 0; i+1 < len(r); i += 2 {
+		out = append(out, Denial{Tenant: r.str(i), Reason: r.str(i + 1)})
+	}
+	return out
+}

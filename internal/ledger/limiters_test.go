@@ -1,0 +1,252 @@
+package ledger_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// spending is what was let in at a time (µs by Redis).
+type spending struct{ at, n int64 }
+
+// holds checks spendings in the order of time against what a limiter promises.
+func (w *world) holds(l ledger.Limit, log []spending) {
+	w.Helper()
+	require.Empty(w, exceeded(l, log), "%s, %d in %v: %v", l.Limiter, l.Permits, l.Window, log)
+}
+
+// exceeded tells where spendings break what a limiter promises.
+func exceeded(l ledger.Limit, log []spending) string {
+	width, windows := l.Window.Microseconds(), map[int64]int64{}
+	for i, s := range log {
+		windows[s.at/width] += s.n
+		if l.Limiter == ledger.LimiterFixed {
+			if windows[s.at/width] > l.Permits {
+				return fmt.Sprintf("%d in the window at %d", windows[s.at/width], s.at)
+			}
+			continue
+		}
+		sum := int64(0)
+		for j := i; j >= 0; j-- {
+			sum += log[j].n
+			span := s.at - log[j].at
+			if l.Limiter == ledger.LimiterSliding && span < width && sum > l.Permits {
+				return fmt.Sprintf("%d in %d µs until %d", sum, span, s.at)
+			}
+			if l.Limiter == ledger.LimiterToken && float64(sum) > float64(l.Permits)*float64(span)/float64(width)+float64(l.Permits)+1e-3 {
+				return fmt.Sprintf("%d in %d µs until %d", sum, span, s.at)
+			}
+		}
+	}
+	return ""
+}
+
+// The check can fail: it knows too much of a good thing from enough.
+func TestExceeded(t *testing.T) {
+	t.Parallel()
+	ms := func(at, n int64) spending { return spending{1_000_000 + at*1000, n} }
+	for _, c := range []struct {
+		limiter string
+		log     []spending
+		fine    bool
+	}{
+		{ledger.LimiterFixed, []spending{ms(9, 10), ms(10, 10)}, true},
+		{ledger.LimiterFixed, []spending{ms(10, 10), ms(19, 1)}, false},
+		{ledger.LimiterSliding, []spending{ms(0, 10), ms(10, 10)}, true},
+		{ledger.LimiterSliding, []spending{ms(9, 10), ms(10, 1)}, false},
+		{ledger.LimiterToken, []spending{ms(0, 10), ms(5, 5), ms(10, 5)}, true},
+		{ledger.LimiterToken, []spending{ms(0, 10), ms(5, 6)}, false},
+	} {
+		require.Equal(t, c.fine, exceeded(within(c.limiter, 10*time.Millisecond, 10), c.log) == "", "%+v", c)
+	}
+}
+
+// Random spendings at random times, by admission and promotion: never more than the limit, and the next permit comes when it was promised.
+func TestLimiters(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
+		for _, l := range []ledger.Limit{within(limiter, 10*time.Millisecond, 3), within(limiter, 40*time.Millisecond, 7), within(limiter, 20*time.Millisecond, 1), within(limiter, 30*time.Millisecond, 200)} {
+			v := newWorld(w, w.c, w.prefix+fmt.Sprint(l.Permits)+":")
+			v.backlog("acme", "T", 600)
+			var log []spending
+			promised := int64(0)
+			for end := v.now() + 6*l.Window.Microseconds(); v.now() < end; {
+				r := v.admit("T", 1+random.IntN(5), l)
+				v.read("T", "c")
+				if r.Moved > 0 {
+					log = append(log, spending{r.AtUS, int64(r.Moved)})
+					require.GreaterOrEqual(v, r.AtUS, promised-1000, "a permit before its time")
+				}
+				if promised > 0 && r.AtUS >= promised {
+					require.Positive(v, r.Moved, "%s: a permit was promised for %d, now it is %d", limiter, promised, r.AtUS)
+				}
+				promised = 0
+				if r.State == ledger.AdmitLimited && r.Moved == 0 {
+					promised = r.AtUS + r.Wait.Microseconds()
+				}
+				v.pass(time.Duration(random.Int64N(int64(l.Window) / 8)))
+			}
+			v.holds(l, log)
+		}
+	})
+}
+
+// A clock that was set back, by a little or by much: the state lies in the future. What was spent counts once more at most, and
+// nobody is stuck for longer than two windows.
+func TestLimitersWhenTheClockJumps(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		l := within(limiter, 40*time.Millisecond, 6)
+		for i, ahead := range []time.Duration{15 * time.Millisecond, l.Window, 3 * l.Window, time.Hour, 365 * 24 * time.Hour} {
+			for _, spent := range []int64{0, 4, 6} {
+				v := newWorld(w, w.c, fmt.Sprint(w.prefix, i, ".", spent, ":"))
+				v.backlog("acme", "T", 100)
+				start := v.now()
+				at := start + ahead.Microseconds()
+				var state []any
+				switch limiter {
+				case ledger.LimiterFixed:
+					state = []any{"w", (at/1000 - at/1000%l.Window.Milliseconds()), "n", spent}
+				case ledger.LimiterSliding:
+					state = []any{"s", fmt.Sprintf("%016d:%010d;", at, spent), "n", spent}
+				case ledger.LimiterToken:
+					state = []any{"t", at + spent*l.Window.Microseconds()/l.Permits}
+				}
+				key := []string{v.p.Rate(), v.p.Tenant("acme")}[i%2]
+				require.NoError(v, v.c.HSet(v.Context(), key, state...).Err())
+				var log []spending
+				first, refused := int64(0), int64(0)
+				v.eventually(func() bool {
+					r := v.admit("T", 10, l)
+					if first == 0 {
+						first = r.AtUS
+					}
+					if r.Moved > 0 {
+						log = append(log, spending{r.AtUS, int64(r.Moved)})
+					} else if len(log) == 0 {
+						refused = r.AtUS
+					}
+					require.LessOrEqual(v, r.Wait, 2*l.Window+time.Millisecond)
+					v.read("T", "c")
+					return r.AtUS > start+4*l.Window.Microseconds()
+				})
+				v.holds(l, log)
+				require.NotEmpty(v, log)
+				require.Less(v, refused, first+2*l.Window.Microseconds()+1000, "stuck but for the rounding to ms, ahead by %v", ahead)
+				again := int64(0)
+				for _, s := range log {
+					if s.at < countsUntil(l, at, first) {
+						again += s.n
+					}
+				}
+				require.LessOrEqual(v, again, l.Permits-spent, "what was spent before is spent, ahead by %v", ahead)
+			}
+		}
+	})
+}
+
+// countsUntil is when a spending that is known for a time ahead stops to count, as seen first at a time (µs).
+func countsUntil(l ledger.Limit, at, first int64) int64 {
+	width := l.Window.Microseconds()
+	switch l.Limiter {
+	case ledger.LimiterFixed:
+		return min(at-at%width, first-first%width+width) + width
+	case ledger.LimiterSliding:
+		if at > first+width {
+			at = first
+		}
+		return at + width
+	}
+	return 0
+}
+
+// A limit that changes in the middle of a window holds from then on, whatever was spent under the other one.
+func TestLimitersWhenTheLimitChanges(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		w.backlog("acme", "T", 200)
+		of := func(n int64) ledger.Limit { return within(limiter, limit(1).Window, n) }
+		admit := func(most int, n int64) int { return w.admit("T", most, of(n)).Moved }
+		require.Equal(w, 5, admit(5, 10))
+		require.Equal(w, 3, admit(3, 20))
+		require.Zero(w, admit(5, 1), "less than what was spent")
+		require.Zero(w, admit(5, 2))
+		rest := 0
+		for range 5 {
+			rest += admit(10, 20)
+		}
+		if limiter == ledger.LimiterToken { // it has used half of a bucket of 10, and then 3 of one of 20
+			require.Equal(w, 7, rest)
+		} else {
+			require.Equal(w, 12, rest)
+		}
+		require.Zero(w, admit(1, 10))
+	})
+}
+
+// Whoever changes the limiter begins anew, and is neither stuck nor without a limit.
+func TestLimitersWhenTheLimiterChanges(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("acme", "T", 500)
+		window := 20 * time.Millisecond
+		for _, order := range [][]string{{"fixed", "sliding", "token", "fixed"}, {"token", "sliding", "fixed", "token", "fixed", "sliding"}} {
+			for _, limiter := range order {
+				l := within(limiter, window, 4)
+				var log []spending
+				w.eventually(func() bool {
+					if r := w.admit("T", 10, l); r.Moved > 0 {
+						log = append(log, spending{r.AtUS, int64(r.Moved)})
+					}
+					w.read("T", "c")
+					return len(log) > 0 && log[len(log)-1].at > log[0].at+2*window.Microseconds()
+				})
+				w.holds(l, log)
+			}
+		}
+	})
+}
+
+// A tenant's own limit holds for it alone, by each limiter, and its change at once.
+func TestLimitersOfATenantsOwn(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		window := 30 * time.Millisecond
+		own := within(limiter, window, 3)
+		w.backlog("a", "T", 300)
+		w.backlog("b", "T", 0)
+		w.set("a", rps(100))
+		for _, l := range []ledger.Limit{within(limiter, window, 0), within(limiter, window, 1000)} {
+			w.append("b", 300)
+			var log []spending
+			others := int64(0)
+			for end := w.now() + 5*window.Microseconds(); w.now() < end; {
+				r := w.admit("T", 20, l)
+				got := permitsOf(r.Permits)
+				p := w.promote(l, "T")
+				for _, s := range []spending{{r.AtUS, got["a"]}, {p.AtUS, permitsOf(p.Permits)["a"]}} {
+					if s.n > 0 {
+						log = append(log, s)
+					}
+				}
+				others += got["b"]
+				w.read("T", "c")
+				w.pass(time.Millisecond)
+			}
+			w.holds(own, log)
+			require.Greater(w, len(log), 1)
+			require.Greater(w, others, int64(50), "others are not held up")
+		}
+		w.set("a", ledger.TenantSettings{})
+		w.eventually(func() bool { return permitsOf(w.admit("T", 200, noLimit).Permits)["a"] > 3 })
+	})
+}
+
+// Windows are shorter than a second where one likes.
+func TestRateOfShortWindows(t *testing.T) {
+	t.Parallel()
+	for window, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 100 * time.Millisecond: 5, 250 * time.Millisecond: 12, 10 * time.Second: 500} {
+		require.Equal(t, want, ledger.Rate{RPS: 50, Window: window}.PerWindow(), window)
+	}
+}

@@ -1,0 +1,39 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var lose = script("jobs/lose")
+
+// MaxLose is how many jobs one Lose takes.
+const MaxLose = 200
+
+// Missed is a job that lies nowhere, and the state (letter and mark) under which it was not found.
+type Missed struct {
+	Ordinal int64
+	State   string
+}
+
+// Lose fails jobs of a group that vanished from Redis, with code LOST; typ is "" where they may be of several types. It returns
+// their ordinals: a job that has moved since is not lost.
+func Lose(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, typ string, jobs []Missed) ([]int64, error) {
+	if len(jobs) > MaxLose {
+		return nil, fmt.Errorf("lose jobs of group %s: %d are more than %d", group, len(jobs), MaxLose)
+	}
+	args := make([]any, 0, 2+2*len(jobs))
+	args = append(args, group, typ)
+	for _, j := range jobs {
+		args = append(args, j.Ordinal, j.State)
+	}
+	r, err := run(ctx, c, lose, p, args...)
+	if err != nil {
+		return nil, err
+	}
+	return r.nums(), nil
+}

@@ -1,0 +1,378 @@
+package ledger_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// actWork has a worker do what it does all the time: it takes jobs and starts them.
+func (m *model) actWork() {
+	typ := m.typ()
+	m.handOut(6, typ, 5, noLimit)
+	m.work(typ)
+}
+
+// actWorkAgain has jobs run elsewhere while those who held them are only slow.
+func (m *model) actWorkAgain() {
+	typ := m.typ()
+	m.takeBack(typ, 3)
+	m.timePasses()
+	m.bringBack(map[string]int{typ: 6}, noLimit)
+	m.work(typ)
+}
+
+func (m *model) work(typ string) {
+	run := m.receive(typ, m.consumer(), 5)
+	m.launch(typ, run)
+	m.held = append(m.held, run...)
+}
+
+func (m *model) actRead() {
+	m.held = append(m.held, m.receive(m.typ(), m.consumer(), int64(m.upTo(4))+1)...)
+}
+
+func (m *model) consumer() string {
+	return rapid.SampledFrom([]string{"c1", "c2"}).Draw(m.rt, "consumer")
+}
+
+// receive reads jobs. Whoever owns one finds in its blob what it has been through.
+func (m *model) receive(typ, consumer string, most int64) []taken {
+	m.readers(typ)
+	all := m.take(typ, consumer, most)
+	for _, d := range all {
+		require.Equal(m, typ, d.Type)
+		j := m.reference.groups[d.Group].jobs[d.Ordinal]
+		require.Equal(m, typ, j.typ)
+		if j.owned(d.Attempt) {
+			require.Equal(m, [3]int{j.retries, j.throttles, j.losses}, [3]int{d.Retries, d.Throttles, d.Losses}, "retries, throttles and losses of %s.%d", d.Group, d.Ordinal)
+		}
+		m.reference.lying[typ][d.entry] = d
+	}
+	return all
+}
+
+// actLoseReaders loses a consumer group: everything that lies in the stream will be read again.
+func (m *model) actLoseReaders() {
+	typ := m.typ()
+	m.c.XGroupDestroy(m.Context(), m.p.Ready(typ), keyspace.GroupWorkers)
+	clear(m.reference.lying[typ])
+	m.reading[typ] = false
+}
+
+// actComeBack puts a job of an earlier attempt back where it was handed out or parked, as a script leaves it that was torn by a crash of Redis.
+func (m *model) actComeBack() {
+	for _, j := range some(m, m.past, 1) {
+		tenant := m.tenantOf(j.Group)
+		if m.reference.groups[j.Group].jobs[j.Ordinal].attempt <= j.Attempt {
+			return
+		}
+		blob := func(reason string) string {
+			return fmt.Sprintf("%s|%s|%d|%d|%d|%d|%s|%d|%s|%s", j.Group, j.Type, j.Attempt, j.Retries, j.Throttles, j.Losses, j.Waits, j.Since.UnixMilli(), reason, j.Queued)
+		}
+		m.torn = true
+		if m.chance("handed out") {
+			require.NoError(m, m.c.XAdd(m.Context(), &redis.XAddArgs{Stream: m.p.Ready(j.Type), Values: []string{ledger.Field, blob("")}}).Err())
+		} else if m.c.ZAdd(m.Context(), m.p.NonReadyOf(tenant), redis.Z{Score: 1, Member: blob("E")}).Val() == 1 {
+			require.NoError(m, m.c.HIncrBy(m.Context(), m.p.Load(j.Type), "non_ready", 1).Err())
+			require.NoError(m, m.c.HIncrBy(m.Context(), m.p.Tenant(tenant), "congested", 1).Err())
+			require.NoError(m, m.c.ZAdd(m.Context(), m.p.NonReady(), redis.Z{Score: 1, Member: tenant}).Err())
+		}
+	}
+}
+
+// readers makes the consumer group of a type's stream, unless it is there.
+func (m *model) readers(typ string) {
+	if !m.reading[typ] {
+		m.consumerGroup(m.p.Ready(typ), keyspace.GroupWorkers)
+		m.reading[typ] = true
+	}
+}
+
+// actStart starts some of what is held, perhaps again, and perhaps what is not held any more.
+func (m *model) actStart() {
+	picked := some(m, slices.Concat(m.held, m.past), 4)
+	for _, typ := range types {
+		batch := slices.DeleteFunc(slices.Clone(picked), func(j taken) bool { return j.Type != typ })
+		m.launch(typ, batch)
+		for _, started := range batch {
+			if started.token >= 0 {
+				m.drop(started) // an earlier start of the same entry is stale now
+				m.held = append(m.held, started)
+			}
+		}
+	}
+}
+
+// launch starts jobs of one type.
+func (m *model) launch(typ string, batch []taken) {
+	if len(batch) == 0 {
+		return
+	}
+	m.start(typ, batch)
+	var got []int64
+	for _, j := range batch {
+		got = append(got, j.token)
+	}
+	require.Equal(m, m.reference.start(typ, batch), got, "tokens of %v", batch)
+}
+
+// drop takes an entry out of what is held.
+func (m *model) drop(j taken) {
+	m.held = slices.DeleteFunc(m.held, func(h taken) bool {
+		if h.entry != j.entry || h.Type != j.Type {
+			return false
+		}
+		m.past = append(m.past, h)
+		return true
+	})
+	m.past = m.past[max(0, len(m.past)-8):]
+}
+
+// actRenew renews leases of what is held, and of what was held once.
+func (m *model) actRenew() {
+	picked, consumer := some(m, slices.Concat(m.held, m.past), 4), m.consumer()
+	for _, typ := range types {
+		var batch []ledger.Held
+		for _, j := range picked {
+			if j.Type == typ {
+				batch = append(batch, ledger.Held{Entry: j.entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: max(j.Attempt, int(j.token))})
+			}
+		}
+		if len(batch) == 0 {
+			continue
+		}
+		m.readers(typ)
+		lost, err := ledger.Renew(m.Context(), m.c, m.p, typ, consumer, batch)
+		require.NoError(m, err)
+		require.Equal(m, m.reference.renew(typ, batch), lost, "leases of %v", batch)
+	}
+}
+
+// anything is all that can come of a job, d for done.
+var anything = []ledger.OutcomeKind{"d", "d", ledger.OutcomeRetry, ledger.OutcomeThrottled, ledger.OutcomeFailed, ledger.OutcomeReleased, ledger.OutcomeUnstarted}
+
+func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past), 5), anything) }
+func (m *model) actReportLate() { m.report(some(m, m.past, 5), anything) }
+func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{"d"}) }
+
+// report reports outcomes of random kinds, per type in one batch.
+func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
+	for _, typ := range types {
+		byGroup := map[string]*ledger.GroupOutcome{}
+		for _, j := range picked {
+			kind := rapid.SampledFrom(kinds).Draw(m.rt, "kind")
+			if j.Type != typ || (j.token < 0 && kind != ledger.OutcomeUnstarted) {
+				continue
+			}
+			g := byGroup[j.Group]
+			if g == nil {
+				g = &ledger.GroupOutcome{Group: j.Group}
+				byGroup[j.Group] = g
+			}
+			if kind == "d" {
+				g.Done = append(g.Done, done(j)[0].Done...)
+			} else {
+				g.Others = append(g.Others, other(kind, j, 1<<40)[0].Others...)
+			}
+		}
+		var batch []ledger.GroupOutcome
+		for _, name := range slices.Sorted(maps.Keys(byGroup)) {
+			g := byGroup[name]
+			slices.SortStableFunc(g.Done, func(a, b ledger.DoneJob) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
+			slices.SortStableFunc(g.Others, func(a, b ledger.OtherJob) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
+			batch = append(batch, *g)
+		}
+		if batch == nil {
+			continue
+		}
+		require.Equal(m, m.reference.outcome(typ, batch), m.outcome(typ, batch), "outcomes %+v", batch)
+		if m.chance("the answer was lost") { // so it is reported again
+			require.Equal(m, m.reference.outcome(typ, batch), m.outcome(typ, batch), "outcomes %+v once more", batch)
+		}
+		for _, j := range picked {
+			if j.Type == typ {
+				m.drop(j)
+			}
+		}
+	}
+}
+
+// actCrash has workers forget what they hold.
+func (m *model) actCrash() {
+	for _, j := range some(m, m.held, 4) {
+		m.drop(j)
+	}
+}
+
+// takeBack reclaims what any worker holds.
+func (m *model) takeBack(typ string, most int) {
+	require.Equal(m, m.reference.reclaim(typ, most), m.reclaim(typ, most), "what workers held of %s", typ)
+}
+
+// actReduce reads results, or takes those of before, and reduces some of them together into one of two slots.
+func (m *model) actReduce() {
+	m.results = append(m.results, m.readResults(2)...)
+	for _, e := range some(m, m.results, 2) {
+		slot := rapid.SampledFrom([]string{"0", "1"}).Draw(m.rt, "slot")
+		if m.chance("with an old version") {
+			r := m.reduce(ledger.ReduceArgs{Group: e.group, Slot: slot, Version: 1000, State: []byte("0"), Entries: []string{e.entry}, Ordinals: e.ordinals})
+			require.Equal(m, ledger.ReduceVersion, r.State)
+			continue
+		}
+		if bad := m.settle(slot, e); bad != nil { // what an aggregator does: it leaves them out
+			e.ordinals = slices.DeleteFunc(slices.Clone(e.ordinals), func(n int64) bool { return slices.Contains(bad, n) })
+			e.lines = ""
+			for i, n := range e.ordinals {
+				e.lines += strings.Repeat("\n", min(i, 1)) + fmt.Sprintf(`{"ordinal":%d}`, n)
+			}
+			require.Empty(m, m.settle(slot, e))
+		}
+		if m.chance("the answer was lost") { // so it is reduced again, into the slot as it is now
+			m.settle(slot, e)
+		}
+	}
+}
+
+// settle reduces results, or returns those that are not to be reduced.
+func (m *model) settle(slot string, e results) []int64 {
+	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(slot, e)
+	require.Equal(m, bad, r.Bad, "results %+v", e)
+	return bad
+}
+
+// goOn advances a group.
+func (m *model) goOn(group string) {
+	n, err := ledger.Advance(m.Context(), m.c, m.p, group, m.leads)
+	require.NoError(m, err)
+	require.Equal(m, m.reference.advance(group), n, "transitions of %s", group)
+}
+
+func (m *model) actCancel() {
+	if !m.chance("really") || !m.chance("yes") {
+		return
+	}
+	g := m.group()
+	b, err := m.reference.groups[g], ledger.Cancel(m.Context(), m.c, m.p, g)
+	require.Equal(m, b.ended() && b.live(), err != nil, "cancel %s: %v", g, err)
+	if err == nil {
+		b.status, b.sealed, b.requeue, b.paused = "CANCELLED", true, false, false
+	}
+}
+
+func (m *model) actSweep() {
+	g := m.group()
+	_, err := ledger.Sweep(m.Context(), m.c, m.p, g)
+	require.NoError(m, err)
+	m.swept(g)
+}
+
+// swept is a group whose ledger was settled, if it is cancelled.
+func (m *model) swept(group string) {
+	if b := m.reference.groups[group]; !b.live() {
+		b.settle("WNRI", ledger.Cancelled)
+	}
+}
+
+func (m *model) actRetry() {
+	g := m.group()
+	b := m.reference.groups[g]
+	by, _ := b.counts()
+	round, err := m.reopen(g)
+	require.Equal(m, b.requeue || (b.ended() && b.live() && by["failed"] > 0), err == nil, "retry %s: %v", g, err)
+	if err != nil {
+		return
+	}
+	if !b.requeue {
+		b.status, b.requeue, b.started = "CREATED", true, false
+		b.round++
+	}
+	require.Equal(m, b.round, round)
+	if !m.chance("stop there") {
+		m.waitAgain(g)
+	}
+}
+
+// waitAgain requeues what has failed in the rounds before.
+func (m *model) waitAgain(group string) {
+	m.requeue(group)
+	if b := m.reference.groups[group]; b.requeue {
+		b.requeue = false
+		b.settle("F", ledger.Waiting)
+	}
+}
+
+// actPause pauses or resumes a group, a tenant or a type.
+func (m *model) actPause(on bool) {
+	if m.chance("really") {
+		switch rapid.SampledFrom([]ledger.Pausable{ledger.PauseGroup, ledger.PauseTenant, ledger.PauseType}).Draw(m.rt, "what") {
+		case ledger.PauseGroup:
+			m.halt(on, ledger.PauseGroup, m.group())
+		case ledger.PauseTenant:
+			m.halt(on, ledger.PauseTenant, rapid.SampledFrom(owners).Draw(m.rt, "tenant"))
+		case ledger.PauseType:
+			m.halt(on, ledger.PauseType, m.typ())
+		}
+	}
+}
+
+// halt pauses or resumes. A group that has ended can't be.
+func (m *model) halt(on bool, what ledger.Pausable, id string) {
+	do := ledger.Resume
+	if on {
+		do = ledger.Pause
+	}
+	err := do(m.Context(), m.c, m.p, what, id)
+	if what != ledger.PauseGroup {
+		require.NoError(m, err)
+		m.reference.paused[string(what)+" "+id] = on
+		return
+	}
+	b := m.reference.groups[id]
+	require.Equal(m, b.ended(), err != nil, "pause or resume %s: %v", id, err)
+	if err == nil {
+		b.paused = on
+	}
+}
+
+// actSet gives a tenant other settings, or none.
+func (m *model) actSet() {
+	if !m.chance("really") {
+		return
+	}
+	var s ledger.TenantSettings
+	if m.chance("weight") {
+		s = weight(rapid.SampledFrom([]float64{0.001, 0.25, 1, 3, 1000}).Draw(m.rt, "weight"))
+	}
+	if m.chance("rps") {
+		s.RPS = perWindow(float64(m.upTo(3) + 1)).RPS
+	}
+	if m.chance("base priority") {
+		base := int64(m.upTo(100_000))
+		s.BasePriority = &base
+	}
+	m.set(rapid.SampledFrom(owners).Draw(m.rt, "tenant"), s)
+}
+
+// freely lets everything go on as if nobody had ever interfered.
+func (m *model) freely() {
+	for _, g := range groups {
+		m.halt(false, ledger.PauseGroup, g)
+	}
+	for _, tenant := range owners {
+		m.halt(false, ledger.PauseTenant, tenant)
+		m.set(tenant, ledger.TenantSettings{})
+	}
+	for _, typ := range types {
+		m.halt(false, ledger.PauseType, typ)
+	}
+}

@@ -1,0 +1,279 @@
+package ledger_test
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// reference is what must be true: every job as the transitions that were accepted have left it. It knows what each fenced
+// transition must answer and do. Which jobs are handed out is the scripts' choice; moved takes it over when it was allowed.
+type reference struct {
+	groups      map[string]*book
+	paused      map[string]bool             // tenants and types
+	lying       map[string]map[string]taken // by type and entry: what was read, until it is taken out of the stream
+	stale, lost map[string]int64            // by type: what was refused
+}
+
+// book is a group.
+type book struct {
+	tenant, status                              string
+	jobs                                        []job
+	round                                       int
+	sealed, submitted, started, requeue, paused bool
+}
+
+// job is one as its group's states and its blob have it.
+type job struct {
+	typ                        string
+	letter                     byte
+	attempt                    int
+	retries, throttles, losses int
+}
+
+// nobody is how a batch sees a job that it has named before: no attempt is its own.
+var nobody = job{letter: ledger.Ready, attempt: -1}
+
+func (j job) is(letter byte, attempt int) bool {
+	return j.letter == letter && j.attempt >= 0 && j.attempt%90 == attempt%90
+}
+
+// owned says whether the job is somebody's, at this attempt.
+func (j job) owned(attempt int) bool {
+	return j.is(ledger.Ready, attempt) || j.is(ledger.InFlight, attempt)
+}
+
+// open says whether it is handed out or running: reclaim alone decides then about entries of other attempts.
+func (j job) open() bool { return j.letter == ledger.Ready || j.letter == ledger.InFlight }
+
+func (b *book) live() bool { return b.status != "CANCELLED" }
+func (b *book) ended() bool {
+	return slices.Contains([]string{"COMPLETED", "FAILED", "CANCELLED"}, b.status)
+}
+
+// states are the jobs as the group's string has them.
+func (b *book) states() string {
+	s := make([]byte, 0, 2*len(b.jobs))
+	for _, j := range b.jobs {
+		s = append(s, j.letter, byte(33+j.attempt%90))
+	}
+	return string(s)
+}
+
+// counts are the jobs by place, and those that are reduced.
+func (b *book) counts() (by map[string]int64, reduced int64) {
+	by = map[string]int64{}
+	for _, j := range b.jobs {
+		by[places[j.letter]]++
+		if j.letter == ledger.Reduced {
+			reduced++
+		}
+	}
+	return by, reduced
+}
+
+// batch sees the jobs of ordinals as one script does, which meets each of them once.
+func (b *book) batch(n int, ordinal func(i int) int64) []job {
+	seen, named := make([]job, n), map[int64]bool{}
+	for i := range n {
+		if o := ordinal(i); named[o] {
+			seen[i] = nobody
+		} else {
+			seen[i], named[o] = b.jobs[o], true
+		}
+	}
+	return seen
+}
+
+// held says whether a job that was handed out may not start.
+func (l *reference) held(b *book, typ string) bool {
+	return b.paused || l.paused["type "+typ] || l.paused["tenant "+b.tenant]
+}
+
+// start returns the tokens that jobs of a type get, sorted by job.
+func (l *reference) start(typ string, batch []taken) []int64 {
+	var tokens []int64
+	for len(batch) > 0 {
+		group := batch[0].Group
+		b, n := l.groups[group], 0
+		for n < len(batch) && batch[n].Group == group {
+			n++
+		}
+		for i, seen := range b.batch(n, func(i int) int64 { return batch[i].Ordinal }) {
+			j, token, gone := batch[i], -1, !b.live() || !seen.open()
+			switch {
+			case !b.live():
+			case seen.is(ledger.Ready, j.Attempt) && l.held(b, typ):
+				b.jobs[j.Ordinal].letter, gone = ledger.NonReady, true
+			case seen.is(ledger.Ready, j.Attempt):
+				token, b.started = j.Attempt, true
+			case seen.is(ledger.InFlight, j.Attempt):
+				token = j.Attempt + 1
+			}
+			if token >= 0 {
+				b.jobs[j.Ordinal].letter, b.jobs[j.Ordinal].attempt = ledger.InFlight, token
+			}
+			if gone {
+				delete(l.lying[typ], j.entry)
+			}
+			tokens = append(tokens, int64(token))
+		}
+		batch = batch[n:]
+	}
+	return tokens
+}
+
+// outcome returns how many of the outcomes take effect.
+func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
+	var r ledger.OutcomeReply
+	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to byte) bool {
+		if !b.live() || seen.attempt%90 == attempt%90 || !seen.open() {
+			delete(l.lying[typ], entry)
+		}
+		mine := seen.is(ledger.InFlight, attempt)
+		if to == ledger.Ready {
+			mine = seen.owned(attempt)
+		}
+		if !b.live() || !mine {
+			r.Stale++
+			if b.live() {
+				l.stale[typ]++
+			}
+			return false
+		}
+		r.Owned++
+		j := &b.jobs[ordinal]
+		switch {
+		case to != ledger.Ready:
+			j.letter = to
+		case seen.letter == ledger.InFlight: // its start took effect after all
+			j.letter = ledger.NonReady
+		default:
+			j.letter, j.attempt = ledger.Ready, attempt+1
+		}
+		return true
+	}
+	for _, g := range groups {
+		b := l.groups[g.Group]
+		for i, seen := range b.batch(len(g.Done), func(i int) int64 { return g.Done[i].Ordinal }) {
+			d := g.Done[i]
+			settle(b, seen, d.Entry, d.Ordinal, d.Attempt, ledger.Done)
+		}
+		for i, seen := range b.batch(len(g.Others), func(i int) int64 { return g.Others[i].Ordinal }) {
+			o, to := g.Others[i], byte(ledger.NonReady)
+			switch o.Kind {
+			case ledger.OutcomeFailed:
+				to = ledger.Failed
+			case ledger.OutcomeUnstarted:
+				to = ledger.Ready
+			}
+			if settle(b, seen, o.Entry, o.Ordinal, o.Attempt, to) {
+				j := &b.jobs[o.Ordinal]
+				j.retries, j.throttles, j.losses = o.Retries, o.Throttles, o.Losses
+				if to == ledger.Failed {
+					j.retries, j.throttles, j.losses = 0, 0, 0
+				}
+			}
+		}
+	}
+	return r
+}
+
+// reclaim takes everything back that was read and is not taken out of the stream.
+func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
+	var r ledger.ReclaimReply
+	entries := make([]taken, 0, len(l.lying[typ]))
+	for _, e := range l.lying[typ] {
+		entries = append(entries, e)
+	}
+	slices.SortFunc(entries, func(a, b taken) int { return compareIDs(a.entry, b.entry) })
+	for _, e := range entries {
+		b := l.groups[e.Group]
+		j := &b.jobs[e.Ordinal]
+		if !b.live() || (!j.owned(e.Attempt) && !j.is(ledger.InFlight, e.Attempt+1)) {
+			r.Stale++
+			continue
+		}
+		if j.letter == ledger.InFlight { // others have not seen their worker die
+			j.losses++
+		}
+		if j.losses > most {
+			j.letter, j.retries, j.throttles, j.losses = ledger.Failed, 0, 0, 0
+			r.Buried++
+			continue
+		}
+		j.letter = ledger.NonReady
+		r.Taken++
+	}
+	clear(l.lying[typ])
+	return r
+}
+
+func compareIDs(a, b string) int {
+	ams, an, _ := strings.Cut(a, "-")
+	bms, bn, _ := strings.Cut(b, "-")
+	return cmp.Or(cmp.Compare(number(ams), number(bms)), cmp.Compare(number(an), number(bn)))
+}
+
+// renew returns which leases are lost.
+func (l *reference) renew(typ string, jobs []ledger.Held) []int {
+	lost := []int{}
+	for i, h := range jobs {
+		if !l.groups[h.Group].jobs[h.Ordinal].owned(h.Attempt) {
+			lost = append(lost, i)
+		}
+	}
+	l.lost[typ] += int64(len(lost))
+	return lost
+}
+
+// reduce returns the ordinals that are not to be reduced; if there are none, all are.
+func (l *reference) reduce(group string, ordinals []int64) (bad []int64) {
+	b := l.groups[group]
+	for _, o := range ordinals {
+		if b.jobs[o].letter != ledger.Done {
+			bad = append(bad, o)
+		}
+	}
+	if bad == nil {
+		for _, o := range ordinals {
+			b.jobs[o].letter = ledger.Reduced
+		}
+	}
+	return bad
+}
+
+// advance returns the number of transitions.
+func (l *reference) advance(group string) (n int) {
+	b := l.groups[group]
+	by, reduced := b.counts()
+	all := int64(len(b.jobs)) == by["done"]+by["failed"]+by["cancelled"]
+	for {
+		switch {
+		case b.status == "CREATED" && b.sealed && !b.requeue:
+			b.status = "DISPATCHED"
+		case b.status == "DISPATCHED" && (b.started || all):
+			b.status = "RUNNING"
+		case b.status == "RUNNING" && all:
+			b.status = "AGGREGATING"
+		case b.status == "AGGREGATING" && reduced == by["done"] && by["failed"] > 0 && by["failed"] == int64(len(b.jobs)):
+			b.status, b.paused = "FAILED", false
+		case b.status == "AGGREGATING" && reduced == by["done"]:
+			b.status, b.paused = "COMPLETED", false
+		default:
+			return n
+		}
+		n++
+	}
+}
+
+// settle moves all jobs of a group that are in one of some states.
+func (b *book) settle(from string, to byte) {
+	for i := range b.jobs {
+		if strings.IndexByte(from, b.jobs[i].letter) >= 0 {
+			b.jobs[i].letter = to
+		}
+	}
+}

@@ -1,0 +1,134 @@
+package ledger
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var outcome = script("jobs/outcome")
+
+// OutcomeKind says what is to become of a job that is not done.
+type OutcomeKind string
+
+// Kinds of outcomes.
+const (
+	OutcomeRetry     OutcomeKind = "r" // a transient error
+	OutcomeThrottled OutcomeKind = "t" // the partner said slow down
+	OutcomeFailed    OutcomeKind = "f" // for good
+	OutcomeReleased  OutcomeKind = "h" // interrupted, without an outcome
+	OutcomeUnstarted OutcomeKind = "u" // read, but never started
+)
+
+// DoneJob is a job that ran well.
+type DoneJob struct {
+	Entry   string
+	Ordinal int64
+	Attempt int
+	Line    []byte // its result, one JSON object without a newline, never empty
+	Trace   string
+	Marked  bool // it has an error on record or a payload of its own, which can go
+}
+
+// OtherJob is a job that comes back or has failed.
+type OtherJob struct {
+	Entry      string
+	Ordinal    int64
+	Attempt    int
+	Kind       OutcomeKind
+	Retries    int
+	Throttles  int
+	Losses     int
+	Waits      string // as in the blob: fair|rate|congestion
+	Queued     []byte // the blob from its ordinal on
+	Delay      time.Duration
+	Code, Text string
+}
+
+// GroupOutcome is one group's part of a batch, each list by ascending ordinal.
+type GroupOutcome struct {
+	Group  string
+	Took   time.Duration // of those that ran, together
+	Ran    int
+	Done   []DoneJob
+	Others []OtherJob
+}
+
+// Congestion are the terms of waiting for jobs that come back.
+type Congestion struct {
+	Base, Cap time.Duration
+	RPS       int64 // of all tenants of the partition; 0: no limit
+	KeepStats time.Duration
+}
+
+// OutcomeReply counts the outcomes that took effect and those that were stale.
+type OutcomeReply struct{ Owned, Stale int64 }
+
+// Outcome reports a batch of one type.
+func Outcome(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, terms Congestion, groups []GroupOutcome) (OutcomeReply, error) {
+	n, jobs := 7, 0
+	for i := range groups {
+		jobs += len(groups[i].Done) + len(groups[i].Others)
+		n += 9 + 11*len(groups[i].Others)
+	}
+	args := make([]any, 0, n+jobs)
+	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS, keepStats(terms.KeepStats), len(groups), jobs)
+	for i := range groups {
+		for j := range groups[i].Done {
+			args = append(args, groups[i].Done[j].Entry)
+		}
+		for j := range groups[i].Others {
+			args = append(args, groups[i].Others[j].Entry)
+		}
+	}
+	for i := range groups {
+		g := &groups[i]
+		args = append(args, g.Group, len(g.Done), len(g.Others), float64(g.Took.Microseconds())/1000, g.Ran)
+		if len(g.Done) > 0 {
+			args = appendDone(args, g.Done)
+		}
+		for j := range g.Others {
+			o := &g.Others[j]
+			args = append(args, o.Ordinal, o.Attempt, string(o.Kind), o.Retries, o.Throttles, o.Losses, o.Waits, o.Queued,
+				o.Delay.Milliseconds(), o.Code, o.Text)
+		}
+	}
+	r, err := run(ctx, c, outcome, p, args...)
+	if err != nil {
+		return OutcomeReply{}, err
+	}
+	return OutcomeReply{Owned: r.num(0), Stale: r.num(1)}, nil
+}
+
+// appendDone puts done jobs together, so that they are a few arguments, however many they are.
+func appendDone(args []any, jobs []DoneJob) []any {
+	size := 0
+	for i := range jobs {
+		size += len(jobs[i].Line) + 1
+	}
+	var runs runs
+	var traces, marked []byte
+	lines := make([]byte, 0, size)
+	for i := range jobs {
+		d := &jobs[i]
+		runs.add(d.Ordinal, d.Attempt)
+		if i > 0 {
+			lines = append(lines, '\n')
+		}
+		lines = append(lines, d.Line...)
+		if d.Trace != "" {
+			if len(traces) > 0 {
+				traces = append(traces, '\n')
+			}
+			traces = append(append(strconv.AppendInt(traces, d.Ordinal, 10), ' '), d.Trace...)
+		}
+		if d.Marked {
+			marked = append(strconv.AppendInt(marked, d.Ordinal, 10), ' ')
+		}
+	}
+	return append(args, runs.text(), lines, traces, marked)
+}

@@ -1,0 +1,319 @@
+package ledger_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// pausables are what can be paused, each with an id that everywhere's group g falls under.
+var pausables = map[ledger.Pausable]string{ledger.PauseGroup: "g", ledger.PauseTenant: "acme", ledger.PauseType: "T"}
+
+// eachPausable tells a story of all that can be paused.
+func eachPausable(t *testing.T, story func(w *world, what ledger.Pausable, id string)) {
+	t.Helper()
+	for what, id := range pausables {
+		t.Run(string(what), func(t *testing.T) { both(t, func(w *world) { story(w, what, id) }) })
+	}
+}
+
+// settle has every role take its turn until nothing moves, without limit.
+func (w *world) settle(typ string) {
+	w.Helper()
+	for quiet := 0; quiet < 2; {
+		moved := w.admit(typ, 200, noLimit).Moved
+		p := w.promote(noLimit, typ)
+		run := w.read(typ, "settle")
+		if len(run) > 0 {
+			w.start(typ, run)
+		}
+		var ok []taken
+		for _, j := range run {
+			if j.token >= 0 {
+				ok = append(ok, j)
+			}
+		}
+		if len(ok) > 0 {
+			w.outcome(typ, done(ok...))
+		}
+		if quiet++; moved+p.Moved+len(run) > 0 || p.Wait == 0 {
+			quiet = 0
+		}
+	}
+}
+
+// What is paused at any place does not start; what runs finishes; and all of it goes on afterwards, each job once.
+func TestPauseEverywhere(t *testing.T) {
+	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
+		w.everywhere("g") // DFNIRNNW
+		w.overdueNow("acme")
+		run := w.reread("T")
+		running := run[slices.IndexFunc(run, func(j taken) bool { return w.states("g")[j.Ordinal] == ledger.InFlight })]
+		running.token = 1
+		w.create("other", "beta", "U")
+		w.append("other", 3)
+
+		w.pause(what, id)
+		w.unchanged(func() { w.pause(what, id) })
+		if what == ledger.PauseTenant {
+			require.True(w, w.tenant("acme", noLimit).Paused)
+		}
+		w.settle("T")
+		w.settle("U")
+		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", done(running)), "what runs finishes")
+		w.settle("T")
+		require.Equal(w, map[string]int64{"done": 2, "failed": 1, "non_ready": 4, "waiting": 1}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"done": 3}, w.ledger("other"), "others go on")
+		require.Equal(w, "4", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
+		require.Equal(w, int64(4), w.tenant("acme", noLimit).NonReady, "also what was put aside")
+		require.Equal(w, int64(5), w.tenant("acme", noLimit).Unfinished)
+		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
+		w.unchanged(func() {
+			require.Zero(w, w.admit("T", 10, noLimit).Moved)
+			require.Negative(w, w.promote(noLimit, "T").Wait, "nothing is to be done, so nobody polls")
+		})
+		require.Zero(w, w.c.SCard(w.Context(), w.p.Active()).Val()-w.activeBesides(what), "what is paused has no share")
+
+		w.quiet()
+		w.resume(what, id)
+		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("fetcher")).Val())
+		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("dispatcher")).Val())
+		before := w.dump()
+		w.resume(what, id)
+		require.Equal(w, before, w.dump())
+		w.settle("T")
+		require.Equal(w, map[string]int64{"done": 7, "failed": 1}, w.ledger("g"))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Aside(), w.p.Resuming(), w.p.PausedOf("acme"), w.p.NonReady(), w.p.NonReadyOf("acme"), w.p.Pauses(), w.p.Active()).Val())
+		s := w.tenant("acme", noLimit)
+		require.Equal(w, []int64{0, 0, 0}, []int64{s.Wanting, s.Unfinished, s.NonReady})
+		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
+	})
+}
+
+// activeBesides is how many tenants are active though something of theirs is paused: a type is paused for all of them.
+func (w *world) activeBesides(what ledger.Pausable) int64 {
+	if what == ledger.PauseType {
+		return 1
+	}
+	return 0
+}
+
+// overdueNow makes a tenant's parked jobs due, and its permits come back.
+func (w *world) overdueNow(tenant string) {
+	w.Helper()
+	w.overdue(tenant)
+	require.NoError(w, w.c.HDel(w.Context(), w.p.Tenant(tenant), "w", "n").Err())
+	for _, typ := range types {
+		if w.c.ZScore(w.Context(), w.p.Parked(typ), tenant).Err() == nil {
+			require.NoError(w, w.c.ZAdd(w.Context(), w.p.Parked(typ), redis.Z{Score: 1, Member: tenant}).Err())
+		}
+	}
+}
+
+// What scheduled jobs and held groups wait for goes on counting, and both pauses and times are kept.
+func TestPauseWhatIsScheduled(t *testing.T) {
+	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
+		w.create("g", "acme", "T", "run_at", inAnHour())
+		w.append("g", 2)
+		w.create("h", "acme", "T")
+		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: time.Now().Add(time.Hour)}}})
+		w.pause(what, id)
+		if what == ledger.PauseGroup {
+			w.pause(what, "h")
+		}
+		come := func() { // their time
+			require.NoError(w, w.c.HSet(w.Context(), w.p.Group("g"), "run_at", 1).Err())
+			if w.c.ZScore(w.Context(), w.p.Scheduled(), "g").Err() == nil {
+				require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: "g"}).Err())
+			}
+			w.schedule(10)
+			if w.c.Exists(w.Context(), w.p.NonReadyOf("acme")).Val() > 0 {
+				w.overdue("acme")
+			}
+			w.settle("T")
+		}
+		come()
+		require.Equal(w, map[string]int64{"waiting": 2}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"non_ready": 1}, w.ledger("h"))
+		w.resume(what, id)
+		if what == ledger.PauseGroup {
+			w.resume(what, "h")
+		}
+		w.settle("T")
+		require.Equal(w, map[string]int64{"done": 2}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"done": 1}, w.ledger("h"))
+		require.Zero(w, w.tenant("acme", noLimit).Wanting)
+	})
+}
+
+// Paused and resumed before its time, a held group is as it was.
+func TestPauseAndResumeWhatIsHeld(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T", "run_at", inAnHour())
+		w.append("g", 2)
+		before := w.dump()
+		w.pause(ledger.PauseGroup, "g")
+		w.resume(ledger.PauseGroup, "g")
+		after := w.dump()
+		for _, dump := range []map[string]string{before, after} {
+			delete(dump, "wake:fetcher")
+			delete(dump, "wake:dispatcher")
+		}
+		require.Equal(w, before, after)
+		w.hold("h", 1)
+		require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: "g"}).Err())
+		w.schedule(10)
+		require.Equal(w, int64(3), w.tenant("acme", noLimit).Wanting)
+	})
+}
+
+// What comes to something paused waits with the rest.
+func TestPauseWhileMoreComes(t *testing.T) {
+	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
+		w.failed("old", 3)
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		if what == ledger.PauseGroup {
+			_, err := ledger.Reopen(w.Context(), w.c, w.p, "old", "")
+			require.NoError(w, err)
+			w.pause(what, "old")
+		}
+		w.pause(what, id)
+		w.append("g", 3)
+		if what == ledger.PauseGroup {
+			w.requeue("old")
+		} else {
+			w.retry("old")
+		}
+		w.settle("T")
+		require.Equal(w, map[string]int64{"waiting": 5}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"waiting": 3}, w.ledger("old"))
+		want := map[ledger.Pausable]int64{ledger.PauseGroup: 0, ledger.PauseTenant: 8, ledger.PauseType: 8}[what]
+		require.Equal(w, want, w.tenant("acme", noLimit).Wanting)
+		w.resume(what, id)
+		if what == ledger.PauseGroup {
+			w.resume(what, "old")
+		}
+		require.Equal(w, int64(8), w.tenant("acme", noLimit).Wanting)
+		w.settle("T")
+		require.Equal(w, map[string]int64{"done": 5}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"done": 3}, w.ledger("old"))
+		require.Zero(w, w.tenant("acme", noLimit).Wanting)
+	})
+}
+
+// A group that is cancelled while it is paused leaves nothing behind, neither do its tenant nor its type.
+func TestPauseAndCancel(t *testing.T) {
+	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
+		w.everywhere("g")
+		w.overdueNow("acme")
+		w.pause(what, id)
+		w.settle("T")
+		w.cancel("g")
+		w.sweep("g")
+		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 6}, w.ledger("g"))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.PausedOf("acme"), w.p.NonReadyOf("acme"), w.p.Aside(), w.p.Active(), w.p.Resuming()).Val())
+		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
+		if what == ledger.PauseGroup {
+			require.ErrorIs(w, ledger.Resume(w.Context(), w.c, w.p, what, id), api.ErrConflict)
+		} else {
+			w.resume(what, id)
+		}
+		w.settle("T")
+		require.Zero(w, w.tenant("acme", noLimit).Wanting)
+		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 6}, w.ledger("g"))
+	})
+}
+
+func TestPauseRefuses(t *testing.T) {
+	both(t, func(w *world) {
+		w.failed("g", 1)
+		w.unchanged(func() {
+			require.ErrorIs(w, ledger.Pause(w.Context(), w.c, w.p, ledger.PauseGroup, "nobody"), api.ErrNotFound)
+			require.ErrorIs(w, ledger.Resume(w.Context(), w.c, w.p, ledger.PauseGroup, "nobody"), api.ErrNotFound)
+			err := ledger.Pause(w.Context(), w.c, w.p, ledger.PauseGroup, "g")
+			require.ErrorIs(w, err, api.ErrConflict)
+			require.ErrorContains(w, err, "is FAILED")
+		})
+		w.pause(ledger.PauseTenant, "unknown") // somebody who is to come
+		require.True(w, w.tenant("unknown", noLimit).Paused)
+		w.backlog("unknown", "T", 1)
+		require.Zero(w, w.admit("T", 10, noLimit).Moved)
+		require.Zero(w, w.c.SCard(w.Context(), w.p.Active()).Val())
+		w.resume(ledger.PauseTenant, "unknown")
+		require.Equal(w, 1, w.admit("T", 10, noLimit).Moved)
+	})
+}
+
+// More than one piece was put aside, by several groups: each comes back when it is resumed, also when another one was resumed before and
+// its jobs are on their way.
+func TestPauseManyJobs(t *testing.T) {
+	both(t, func(w *world) {
+		const n = 130
+		groups := []string{"a", "b", "c"}
+		for _, g := range groups {
+			w.create(g, "acme", "T")
+			w.append(g, n)
+			w.begin("T", "c", n)
+		}
+		require.Equal(w, 3*n, w.reclaim("T", 3).Taken)
+		for _, g := range groups {
+			w.pause(ledger.PauseGroup, g)
+		}
+		w.pause(ledger.PauseType, "T")
+		w.settle("T")
+		require.Equal(w, int64(3*n), w.c.ZCard(w.Context(), w.p.PausedOf("acme")).Val())
+		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
+
+		w.resume(ledger.PauseGroup, "b")
+		w.settle("T")
+		require.Equal(w, int64(3*n), w.c.ZCard(w.Context(), w.p.PausedOf("acme")).Val(), "the type is still paused")
+		w.resume(ledger.PauseType, "T")
+		w.promote(noLimit, "T") // one piece
+		w.resume(ledger.PauseGroup, "a")
+		w.promote(noLimit, "T")
+		w.resume(ledger.PauseGroup, "c")
+		w.settle("T")
+		for _, g := range groups {
+			require.Equal(w, strings.Repeat("D", n), w.states(g), g)
+		}
+		require.Zero(w, w.c.Exists(w.Context(), w.p.PausedOf("acme"), w.p.Aside(), w.p.Resuming(), w.p.NonReady()).Val())
+		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
+	})
+}
+
+// A tenant that is parked for want of a permit when it is paused, and longer.
+func TestPauseAParkedTenant(t *testing.T) {
+	both(t, func(w *world) {
+		w.spent("acme")
+		require.Equal(w, 1, w.admit("T", 10, limit(20)).Parked)
+		w.pause(ledger.PauseTenant, "acme")
+		w.overdueNow("acme")
+		w.settle("T")
+		require.Equal(w, "NWW", w.states("g"))
+		w.resume(ledger.PauseTenant, "acme")
+		w.settle("T")
+		require.Equal(w, "DDD", w.states("g"))
+
+		w.create("h", "acme", "T")
+		w.append("h", 3)
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
+		require.Equal(w, 1, w.admit("T", 10, limit(20)).Parked)
+		w.pause(ledger.PauseGroup, "h")
+		require.Equal(w, int64(1), w.tenant("acme", noLimit).Wanting, "its marker, until that is met")
+		w.overdueNow("acme")
+		w.settle("T")
+		require.Zero(w, w.tenant("acme", noLimit).Wanting)
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Active()).Val())
+		w.resume(ledger.PauseGroup, "h")
+		w.settle("T")
+		require.Equal(w, "DDD", w.states("h"))
+	})
+}

@@ -1,0 +1,266 @@
+package ledger_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redistest"
+)
+
+// ranked is a group as the plain model of the formula knows it.
+type ranked struct {
+	id, tenant           string
+	createdMS, base      int64
+	total, done, waiting int64
+}
+
+// priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), of the group's own base and its tenant's.
+func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
+	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.done)))
+}
+
+// Admission follows the user's formula over all groups, whoever's they are, as done counts, totals and base priorities change.
+func TestPriorityIsTheFormula(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	c := client(t, url)
+	var n atomic.Int64
+	rapid.Check(t, func(rt *rapid.T) {
+		m := &priorityModel{world: newWorld(rt, c, prefix+fmtInt(n.Add(1))+":"), rt: rt, groups: map[string]*ranked{}, bases: map[string]int64{}}
+		m.alpha = rapid.SampledFrom([]float64{0, 1, 250, 10_000}).Draw(rt, "alpha")
+		late := rapid.Bool().Draw(rt, "switch with a backlog")
+		if !late {
+			m.byPriority(m.alpha)
+		}
+		for i := range rapid.IntRange(1, 6).Draw(rt, "groups") {
+			m.add(i)
+		}
+		if late {
+			m.byPriority(m.alpha)
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"admit":       func(*rapid.T) { m.actAdmit() },
+			"finish":      func(*rapid.T) { m.actFinish() },
+			"append":      func(*rapid.T) { m.actAppend() },
+			"set tenant":  func(*rapid.T) { m.actSet() },
+			"there again": func(*rapid.T) { m.byPriority(m.alpha) },
+		})
+		for m.left() > 0 {
+			m.actAdmit()
+		}
+		require.Zero(m, m.c.Exists(m.Context(), m.p.FairPriority("T")).Val())
+	})
+}
+
+type priorityModel struct {
+	*world
+	rt     *rapid.T
+	alpha  float64
+	groups map[string]*ranked
+	bases  map[string]int64 // of tenants
+	run    []taken
+}
+
+func (m *priorityModel) add(i int) {
+	g := &ranked{id: fmt.Sprint("g", i), tenant: rapid.SampledFrom([]string{"x", "y"}).Draw(m.rt, "tenant")}
+	g.base = rapid.Int64Range(-20, 20).Draw(m.rt, "base")
+	g.waiting = rapid.Int64Range(1, 6).Draw(m.rt, "jobs")
+	fields := []string{"base_priority", fmtInt(g.base), "lane", rapid.SampledFrom([]string{"high", "low"}).Draw(m.rt, "lane")}
+	if rapid.Bool().Draw(m.rt, "announced") {
+		g.total = g.waiting + rapid.Int64Range(0, 10).Draw(m.rt, "to come")
+		fields = append(fields, "total", fmtInt(g.total))
+	}
+	g.total = max(g.total, g.waiting)
+	m.create(g.id, g.tenant, "T", fields...)
+	// When it was made is in ms, and what is made within one is a matter of taste.
+	g.createdMS = 1_700_000_000_000 + rapid.Int64Range(0, 30).Draw(m.rt, "ms")
+	require.NoError(m, m.c.HSet(m.Context(), m.p.Group(g.id), "at:created", g.createdMS).Err())
+	m.append(g.id, int(g.waiting))
+	m.groups[g.id] = g
+}
+
+func (m *priorityModel) left() (n int64) {
+	for _, g := range m.groups {
+		n += g.waiting
+	}
+	return n
+}
+
+// actAdmit takes some jobs one by one: each is of a group that none stands before; equals go by name, the last one first.
+func (m *priorityModel) actAdmit() {
+	for range rapid.IntRange(1, 3).Draw(m.rt, "jobs") {
+		var best *ranked
+		for _, g := range m.groups {
+			if g.waiting == 0 {
+				continue
+			}
+			if best == nil || cmp.Or(cmp.Compare(g.priority(m.alpha, m.bases[g.tenant]), best.priority(m.alpha, m.bases[best.tenant])), cmp.Compare(g.id, best.id)) > 0 {
+				best = g
+			}
+		}
+		r := m.admit("T", 1, noLimit)
+		if best == nil {
+			require.Zero(m, r.Moved)
+			return
+		}
+		require.Equal(m, 1, r.Moved)
+		run := m.read("T", "c")
+		require.Len(m, run, 1)
+		require.Equal(m, best.id, run[0].Group, "%v", m.order())
+		best.waiting--
+		m.start("T", run)
+		m.run = append(m.run, run...)
+	}
+}
+
+// order is the model's, for whoever has to find out.
+func (m *priorityModel) order() []string {
+	var all []string
+	for id, g := range m.groups {
+		all = append(all, fmt.Sprintf("%s: %f (%d waiting)", id, g.priority(m.alpha, m.bases[g.tenant]), g.waiting))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (m *priorityModel) actFinish() {
+	for range min(len(m.run), rapid.IntRange(1, 3).Draw(m.rt, "outcomes")) {
+		j := m.run[0]
+		m.run = m.run[1:]
+		if rapid.IntRange(0, 4).Draw(m.rt, "fails") == 0 {
+			m.outcome("T", other(ledger.OutcomeFailed, j, 0))
+			continue
+		}
+		m.outcome("T", done(j))
+		m.groups[j.Group].done++
+	}
+}
+
+func (m *priorityModel) actAppend() {
+	id := rapid.SampledFrom(slices.Sorted(maps.Keys(m.groups))).Draw(m.rt, "group")
+	g, n := m.groups[id], int64(rapid.IntRange(1, 4).Draw(m.rt, "jobs"))
+	_, err := ledger.Append(m.Context(), m.c, m.p, ledger.AppendArgs{Group: id, Limit: 1000, Jobs: jobs(int(n))})
+	if err != nil { // more than announced
+		return
+	}
+	g.waiting += n
+	g.total = max(g.total, number(m.c.HGet(m.Context(), m.p.Group(id), "accepted").Val()))
+}
+
+func (m *priorityModel) actSet() {
+	tenant, base := rapid.SampledFrom([]string{"x", "y"}).Draw(m.rt, "tenant"), rapid.Int64Range(-40, 40).Draw(m.rt, "base")
+	m.set(tenant, ledger.TenantSettings{BasePriority: &base})
+	m.bases[tenant] = base
+}
+
+// The example of the formula: a group that is nearly done passes an older one.
+func TestPriorityRisesWithWhatIsDone(t *testing.T) {
+	both(t, func(w *world) {
+		w.byPriority(10_000)
+		for i, g := range []string{"old", "new"} {
+			w.create(g, g, "T")
+			require.NoError(w, w.c.HSet(w.Context(), w.p.Group(g), "at:created", 1_700_000_000_000+60_000*i).Err())
+			w.append(g, 10)
+		}
+		for range 3 {
+			w.admit("T", 1, noLimit)
+		}
+		require.Equal(w, "oldoldold", w.admitted("T", group), "the older one goes first")
+		// 10,000 * (-1 + 10 / (10 - 9)) = 90,000 ms ahead.
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Group("new"), "done", 8).Err())
+		w.outcome("T", done(func() taken {
+			w.pause(ledger.PauseGroup, "old")
+			defer w.resume(ledger.PauseGroup, "old")
+			return w.begin("T", "c", 1)[0]
+		}()))
+		require.Equal(w, 1, w.admit("T", 1, noLimit).Moved)
+		require.Equal(w, "new", w.admitted("T", group))
+	})
+}
+
+// From fair turns to priority and back, with a backlog of more groups than one script ranks, and everything gets out.
+func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
+	onRedis(t, func(w *world) {
+		const groups = 450
+		for i := range groups {
+			g := fmt.Sprintf("g%03d", i)
+			w.create(g, fmt.Sprint("t", i%5), "T")
+			require.NoError(w, w.c.HSet(w.Context(), w.p.Group(g), "at:created", 1_700_000_000_000+i).Err())
+			w.append(g, 1)
+		}
+		w.pause(ledger.PauseGroup, "g007")
+		w.byPriority(10_000)
+		w.unchanged(func() { w.byPriority(10_000) })
+		require.Equal(w, int64(groups-1), w.c.ZCard(w.Context(), w.p.FairPriority("T")).Val())
+		require.Equal(w, 100, w.admit("T", 100, noLimit).Moved)
+		var first []string
+		for _, j := range w.read("T", "c") {
+			first = append(first, j.Group)
+		}
+		require.True(w, slices.IsSorted(first), "the oldest go first")
+		require.Equal(w, "g100", first[99])
+		w.resume(ledger.PauseGroup, "g007")
+		w.admit("T", 1, noLimit)
+		require.Equal(w, "g007", w.admitted("T", group))
+		w.pause(ledger.PauseTenant, "t0")
+		require.Equal(w, 49, w.admit("T", 49, noLimit).Moved)
+		require.NotContains(w, w.admitted("T", func(j taken) string { return j.Group[3:] }), "0", "of a paused tenant")
+		w.resume(ledger.PauseTenant, "t0")
+
+		require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, nil))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.FairPriority("T"), w.p.Policy()).Val())
+		w.unchanged(func() { require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, nil)) })
+		left := groups - 150
+		for moved := 1; moved > 0; left -= moved {
+			moved = w.admit("T", 100, noLimit).Moved
+			w.read("T", "c")
+		}
+		require.Zero(w, left)
+		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val())
+	})
+}
+
+// A process that dies while it ranks leaves the rest to the next one.
+func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("a", "T", 1)
+		w.byPriority(5)
+		require.NoError(w, w.c.Del(w.Context(), w.p.FairPriority("T")).Err())
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Rate(), "ranked", "?").Err())
+		w.byPriority(5)
+		require.Equal(w, 1, w.admit("T", 1, noLimit).Moved)
+	})
+}
+
+// Limits hold in the order of priority, too: a tenant without a permit is passed, and keeps its groups' places.
+func TestPriorityWithLimits(t *testing.T) {
+	both(t, func(w *world) {
+		w.byPriority(10_000)
+		w.set("a", perWindow(2))
+		for i, g := range []string{"a1", "a2", "b1", "a3"} {
+			w.create(g, g[:1], "T")
+			require.NoError(w, w.c.HSet(w.Context(), w.p.Group(g), "at:created", 1_700_000_000_000+i).Err())
+			w.append(g, 2)
+		}
+		require.Equal(w, map[string]int64{"a": 2, "b": 2}, w.exhaust("T", 1, elastic(10)))
+		require.Equal(w, []string{"RR", "NW", "RR", "WW"}, []string{w.states("a1"), w.states("a2"), w.states("b1"), w.states("a3")})
+		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Congestion("a"), "throttles").Val())
+		w.newWindow("a")
+		require.Equal(w, map[string]int64{"a": 2}, w.exhaust("T", 1, elastic(10)))
+		require.Equal(w, []string{"NR", "RW"}, []string{w.states("a2"), w.states("a3")})
+		w.newWindow("a")
+		require.Equal(w, map[string]int64{"a": 1}, w.exhaust("T", 1, elastic(10)))
+		w.newWindow("a")
+		w.create("c1", "c", "T")
+		w.append("c1", 20)
+		require.Equal(w, []ledger.Permit{{Tenant: "c", N: 10}}, w.admit("T", 100, elastic(10)).Permits, "one tenant may have all")
+	})
+}

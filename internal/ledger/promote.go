@@ -1,0 +1,65 @@
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var promote = script("jobs/promote", "parts/limits")
+
+// PromoteArgs asks for parked jobs that are due.
+type PromoteArgs struct {
+	Most     int
+	Limit    Limit
+	Seed     string
+	FullWait time.Duration // how long a tenant waits for a full ready stream
+	Caps     map[string]int
+}
+
+// PromoteReply is what was promoted.
+type PromoteReply struct {
+	Moved, Skipped int
+	Wait           time.Duration // until something is due; negative: nothing is parked
+	Permits        []Permit
+	Denials        []Denial
+	Traced         []PromoteTrace
+	AtUS           int64 // Redis time, µs
+}
+
+// PromoteTrace is a sampled job that was promoted.
+type PromoteTrace struct {
+	Group, Tenant  string
+	Ordinal        int64
+	Parent, SpanID string
+	Since, Now     time.Time
+	Attempt        int
+	Reason         string
+}
+
+// Promote moves due and permitted jobs from non-ready to the ready streams.
+func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
+	args := append([]any{a.Most}, a.Limit.args()...)
+	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()))
+	for typ, limit := range a.Caps {
+		args = append(args, typ, limit)
+	}
+	r, err := run(ctx, c, promote, p, args...)
+	if err != nil {
+		return PromoteReply{}, err
+	}
+	out := PromoteReply{
+		Moved: int(r.num(0)), Skipped: int(r.num(1)), Wait: time.Duration(r.num(2)) * time.Millisecond,
+		Permits: r.list(3).permits(), Denials: r.list(4).denials(), AtUS: r.num(6),
+	}
+	for t := r.list(5); len(t) >= 9; t = t[9:] {
+		out.Traced = append(out.Traced, PromoteTrace{
+			Group: t.str(0), Ordinal: t.num(1), Tenant: t.str(2), Parent: t.str(3), SpanID: t.str(4),
+			Since: time.UnixMilli(t.num(5)), Now: time.UnixMilli(t.num(6)), Attempt: int(t.num(7)), Reason: t.str(8),
+		})
+	}
+	return out, nil
+}

@@ -1,0 +1,154 @@
+package ledger_test
+
+import (
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// large is a payload that does not travel with its job.
+var large = []byte(`"` + strings.Repeat("x", 5000) + `"`)
+
+func inAnHour() string { return timestamp(time.Now().Add(time.Hour)) }
+
+// hold makes a group of n jobs that is held until a time, which has come.
+func (w *world) hold(group string, n int) {
+	w.Helper()
+	w.create(group, "acme", "T", "run_at", inAnHour())
+	w.append(group, n)
+	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
+}
+
+// spent makes a group of a tenant that has used a huge share of the window's permits.
+func (w *world) spent(tenant string) {
+	w.Helper()
+	w.create("g", tenant, "T")
+	w.append("g", 3)
+	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant(tenant), "w", 0, "n", 1000).Err())
+}
+
+// overdue moves a tenant's parked jobs to the beginning of time.
+func (w *world) overdue(tenant string) {
+	w.Helper()
+	for _, blob := range w.c.ZRange(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
+		require.NoError(w, w.c.ZAddXX(w.Context(), w.p.NonReadyOf(tenant), redis.Z{Score: 1, Member: blob}).Err())
+	}
+	require.NoError(w, w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: tenant}).Err())
+}
+
+// parked makes a group of n jobs that a worker has handed back.
+func (w *world) parked(group string, n int) {
+	w.Helper()
+	w.create(group, "acme", "T")
+	w.append(group, n)
+	for _, j := range w.begin("T", "c", n) {
+		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeReleased, j, 0)))
+	}
+}
+
+// failed makes a group of n jobs that has ended: all of them have failed, at their second attempt.
+func (w *world) failed(group string, n int) {
+	w.Helper()
+	w.parked(group, n)
+	w.seal(group)
+	w.promoteAll("T", n)
+	run := w.read("T", "c")
+	w.start("T", run)
+	for _, j := range run {
+		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeFailed, j, 0)))
+	}
+	w.advance(group)
+	require.Equal(w, "FAILED", w.status(group))
+}
+
+// everywhere makes a group with a job at every place: waiting, parked for each reason, ready, in flight, done and failed.
+func (w *world) everywhere(group string) {
+	w.Helper()
+	w.create(group, "acme", "T")
+	w.append(group, 6)
+	run := w.begin("T", "c", 4)
+	w.outcome("T", done(run[0]))
+	w.outcome("T", other(ledger.OutcomeFailed, run[1], 0))
+	w.outcome("T", other(ledger.OutcomeRetry, run[2], time.Hour))
+	w.admit("T", 1, noLimit)
+	w.appendJobs(ledger.AppendArgs{Group: group, Jobs: []ledger.NewJob{{Payload: large, RunAt: time.Now().Add(time.Hour)}}})
+	w.append(group, 1)
+	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
+	require.Equal(w, 1, w.admit("T", 1, limit(20)).Parked)
+	require.Equal(w, "DFNIRNNW", w.states(group))
+}
+
+func timestamp(t time.Time) string { return fmtInt(t.UnixMilli()) }
+
+func (w *world) appending(a ledger.AppendArgs) act {
+	return func() error {
+		_, err := ledger.Append(w.Context(), w.c, w.p, a)
+		return err
+	}
+}
+
+func (w *world) sealing(group string, total *int64) act {
+	return func() error {
+		_, err := ledger.Seal(w.Context(), w.c, w.p, group, total)
+		return err
+	}
+}
+
+func (w *world) admitting(l ledger.Limit) act {
+	return func() error {
+		_, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{Type: "T", Most: 10, Cap: 10, Limit: l, Seed: seed, LaneWeights: [3]int{6, 3, 1}})
+		return err
+	}
+}
+
+func (w *world) promoting(l ledger.Limit) act {
+	return func() error {
+		_, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 10, Limit: l, Seed: seed, Caps: map[string]int{"T": 10}})
+		return err
+	}
+}
+
+func (w *world) starting(jobs []taken) act {
+	g := ledger.StartGroup{Group: jobs[0].Group}
+	for _, j := range jobs {
+		g.Jobs = append(g.Jobs, ledger.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
+	}
+	return func() error {
+		_, err := ledger.Start(w.Context(), w.c, w.p, "T", []ledger.StartGroup{g})
+		return err
+	}
+}
+
+func (w *world) reporting(groups []ledger.GroupOutcome) act {
+	return func() error {
+		_, err := ledger.Outcome(w.Context(), w.c, w.p, "T", ledger.Congestion{Base: time.Hour, Cap: time.Hour}, groups)
+		return err
+	}
+}
+
+func (w *world) reclaiming(maxLosses int) act {
+	return func() error {
+		_, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", 0, 100, maxLosses)
+		return err
+	}
+}
+
+func (w *world) reducing(e results) act {
+	return func() error {
+		_, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
+			Group: e.group, Slot: "0", State: []byte("{}"), Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
+		})
+		return err
+	}
+}
+
+func (w *world) sweeping(group string) act {
+	return func() error {
+		_, err := ledger.Sweep(w.Context(), w.c, w.p, group)
+		return err
+	}
+}

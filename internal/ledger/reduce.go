@@ -1,0 +1,69 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var reduce = script("jobs/reduce")
+
+// ReduceArgs are results of one group that go into one slot of its aggregate.
+type ReduceArgs struct {
+	Group    string
+	Slot     string
+	Version  int64 // of the slot, as it was read
+	State    []byte
+	Lines    []byte
+	Entries  []string
+	Ordinals []int64 // ascending
+}
+
+// ReduceState says how a reduction ended.
+type ReduceState string
+
+// States of a reduction.
+const (
+	ReduceOK      ReduceState = "OK"
+	ReduceVersion ReduceState = "VERSION" // the slot has moved on: read it again
+	ReduceBad     ReduceState = "BAD"     // some jobs are not to be reduced: leave them out
+	ReduceGone    ReduceState = "GONE"    // the group is no more
+)
+
+// ReduceReply is the slot's version, or the ordinals that are not to be reduced.
+type ReduceReply struct {
+	State   ReduceState
+	Version int64
+	Bad     []int64
+}
+
+// Reduce merges results into an aggregate.
+func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
+	var runs runs
+	for _, o := range a.Ordinals {
+		runs.add(o, 0)
+	}
+	args := make([]any, 0, 6+len(a.Entries))
+	args = append(args, a.Group, a.Slot, a.Version, a.State, a.Lines, runs.text())
+	for _, e := range a.Entries {
+		args = append(args, e)
+	}
+	r, err := run(ctx, c, reduce, p, args...)
+	if err != nil {
+		return ReduceReply{}, err
+	}
+	out := ReduceReply{State: ReduceState(r.str(0))}
+	switch out.State {
+	case ReduceOK, ReduceVersion:
+		out.Version = r.num(1)
+	case ReduceBad:
+		out.Bad = r.list(1).nums()
+	case ReduceGone:
+	default:
+		return out, fmt.Errorf("script reduce: unknown reply %q", out.State)
+	}
+	return out, nil
+}

@@ -1,0 +1,163 @@
+package ledger_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// reported makes a sealed group of n jobs that are done, in batches of one, and reads their results.
+func (w *world) reported(group string, n int) []results {
+	w.Helper()
+	w.create(group, "acme", "T")
+	w.append(group, n)
+	w.seal(group)
+	for _, j := range w.begin("T", "c", n) {
+		w.outcome("T", done(j))
+	}
+	return w.readResults(1000)
+}
+
+func (w *world) reduce(a ledger.ReduceArgs) ledger.ReduceReply {
+	w.Helper()
+	r, err := ledger.Reduce(w.Context(), w.c, w.p, a)
+	require.NoError(w, err)
+	return r
+}
+
+func TestReduce(t *testing.T) {
+	both(t, func(w *world) {
+		e := w.reported("g", 3)
+		w.c.Del(w.Context(), w.p.Attention())
+		a := ledger.ReduceArgs{
+			Group: "g", Slot: "7", State: []byte(`{"n":2}`), Lines: []byte(e[0].lines + "\n" + e[2].lines), Entries: []string{e[0].entry, e[2].entry}, Ordinals: []int64{0, 2},
+		}
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(a))
+		require.Equal(w, "ADA", w.states("g"))
+		require.Equal(w, map[string]int64{"done": 3}, w.ledger("g"))
+		require.Equal(w, map[string]string{"slot:7": `{"n":2}`, "version:7": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
+		require.Equal(w, []string{string(a.Lines)}, w.c.LRange(w.Context(), w.p.Results("g"), 0, -1).Val())
+		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Attention()).Val(), "one result is missing yet")
+
+		// The same call again is behind the slot's version; with that, its jobs are reduced already.
+		w.unchanged(func() {
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: 1}, w.reduce(a))
+			a.Version = 1
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0, 2}}, w.reduce(a))
+		})
+
+		// A batch is reduced as a whole or not at all: what is bad is to be left out.
+		b := ledger.ReduceArgs{Group: "g", Slot: "0", State: []byte(`{"n":1}`), Lines: []byte(e[1].lines), Entries: []string{e[1].entry}, Ordinals: []int64{0, 1}}
+		w.unchanged(func() { require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(b)) })
+		b.Ordinals = []int64{1}
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(b))
+		require.Equal(w, "AAA", w.states("g"))
+		w.ledger("g")
+		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Attention()).Val(), "the last one calls the watcher")
+		require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
+	})
+}
+
+// When everything in an entry was reduced elsewhere, the entry goes and the slot stays as it is.
+func TestReduceNothing(t *testing.T) {
+	both(t, func(w *world) {
+		e := w.reported("g", 1)
+		w.reduceInto("0", e[0])
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(ledger.ReduceArgs{Group: "g", Slot: "0", Version: 1, Entries: []string{e[0].entry}}))
+		require.Equal(w, map[string]string{"slot:0": "1", "version:0": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
+		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Results("g")).Val())
+	})
+}
+
+// Only what is done is reduced, and each job once, whatever a caller claims.
+func TestReduceWhatIsNotDone(t *testing.T) {
+	both(t, func(w *world) {
+		w.everywhere("g") // DFNIRNNW
+		bad := ledger.ReduceArgs{Group: "g", Slot: "0", Ordinals: []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}}
+		w.unchanged(func() {
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: bad.Ordinals[1:]}, w.reduce(bad))
+			bad.Ordinals = []int64{0, 0}
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(bad), "a job that is named twice")
+		})
+	})
+}
+
+func TestReduceAGroupThatIsGone(t *testing.T) {
+	both(t, func(w *world) {
+		e := w.reported("g", 2)
+		w.cancel("g")
+		w.sweep("g")
+		require.Equal(w, ledger.ReduceOK, w.reduceInto("0", e[0]).State, "what was done before the end still counts")
+		w.expire("g")
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceGone}, w.reduceInto("0", e[1]))
+		require.Empty(w, w.pending(w.p.ResultStream()))
+		require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Aggregate("g"), w.p.Results("g"), w.p.States("g")).Val())
+		w.unchanged(func() { require.Equal(w, ledger.ReduceGone, w.reduceInto("0", e[1]).State) })
+	})
+}
+
+// results are entries of the results stream that an aggregator has read.
+type results struct {
+	entry, group, lines string
+	ordinals            []int64
+}
+
+func (w *world) readResults(most int64) []results {
+	w.Helper()
+	w.consumerGroup(w.p.ResultStream(), keyspace.GroupAggregator)
+	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
+		Group: keyspace.GroupAggregator, Consumer: "a", Streams: []string{w.p.ResultStream(), ">"}, Count: most, Block: -1,
+	}).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	require.NoError(w, err)
+	var out []results
+	for _, m := range r[0].Messages {
+		e := results{entry: m.ID, group: m.Values["g"].(string), lines: m.Values["l"].(string)}
+		for line := range strings.SplitSeq(e.lines, "\n") {
+			e.ordinals = append(e.ordinals, w.ordinalOf(line))
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+func (w *world) ordinalOf(line string) int64 {
+	w.Helper()
+	var n int64
+	_, err := fmt.Sscanf(line, `{"ordinal":%d`, &n)
+	require.NoError(w, err, line)
+	return n
+}
+
+// reduceInto reduces an entry into a slot whose state counts the jobs that went into it.
+func (w *world) reduceInto(slot string, e results) ledger.ReduceReply {
+	w.Helper()
+	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+slot, "slot:"+slot).Val()
+	r, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
+		Group: e.group, Slot: slot, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
+		Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
+	})
+	require.NoError(w, err)
+	return r
+}
+
+// reduceAll does what an aggregator does with everything in the results stream.
+func (w *world) reduceAll() {
+	w.Helper()
+	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {
+		for _, e := range batch {
+			require.Equal(w, ledger.ReduceOK, w.reduceInto("0", e).State)
+		}
+	}
+}

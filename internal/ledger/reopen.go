@@ -1,0 +1,44 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var (
+	reopen  = script("groups/reopen")
+	requeue = script("groups/requeue")
+)
+
+// Reopen begins the next round of an ended group and returns its number. Requeue then moves its
+// failed jobs. A call that is repeated under the same request id ("": none) answers the same, however far the round
+// has come. Errors: api.ErrNotFound, api.ErrConflict.
+func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string) (int, error) {
+	r, err := run(ctx, c, reopen, p, group, request)
+	if err != nil {
+		return 0, err
+	}
+	switch r.str(0) {
+	case "OK":
+		return int(r.num(1)), nil
+	case "NOGROUP":
+		return 0, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+	case "STATE":
+		return 0, fmt.Errorf("group %s is %s: only a completed or failed group can be retried: %w", group, r.str(1), api.ErrConflict)
+	}
+	return 0, fmt.Errorf("group %s: no job has failed, so there is nothing to retry: %w", group, api.ErrConflict)
+}
+
+// Requeue moves a chunk of a reopened group's failed jobs; more says that there is more to do.
+func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
+	r, err := run(ctx, c, requeue, p, group, 100)
+	if err != nil {
+		return false, err
+	}
+	return r.str(0) == "MORE", nil
+}

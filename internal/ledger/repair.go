@@ -1,0 +1,60 @@
+package ledger
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var (
+	repair         = script("repair/repair")
+	repairCounter  = script("repair/repair_counter")
+	repairLeftover = script("repair/repair_leftover")
+)
+
+// RepairGroup adds to fields of a group's ledger what they differ by from its states (code:X is an error code's), and puts it on the lists where it belongs. It
+// says whether it has: not when somebody else has repaired the group since version was read, the field repaired of its hash.
+func RepairGroup(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string, version int64, differences map[string]int64) (bool, error) {
+	args := []any{group, tenant, version}
+	for _, field := range slices.Sorted(maps.Keys(differences)) {
+		args = append(args, field, differences[field])
+	}
+	r, err := run(ctx, c, repair, p, args...)
+	return err == nil && r.str(0) != "VERSION", err
+}
+
+// Counter is what a tenant, or else a type, counts, and what it should.
+type Counter struct {
+	Tenant     bool
+	Of, Name   string
+	Have, Want int64
+}
+
+// RepairCounter sets a counter, unless it has moved.
+func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n Counter) (bool, error) {
+	what := "type"
+	if n.Tenant {
+		what = "tenant"
+	}
+	r, err := run(ctx, c, repairCounter, p, what, n.Of, n.Name, n.Have, n.Want)
+	return err == nil && r.num(0) == 1, err
+}
+
+// Leftover is something that may be no job.
+type Leftover struct {
+	Place string // queue, parked, aside, ready, results or failures
+	Whose string // the group of a queue or of failures, the tenant of what is parked or aside, the type of a ready stream
+	Type  string // of a queue
+	Item  string // an element, an entry's id, or an ordinal
+	Twin  string // another of the same job, of which one is enough; "" for none
+}
+
+// RepairLeftover sets something aside that is no job, or one of two. It says whether it has.
+func RepairLeftover(ctx context.Context, c redis.Cmdable, p keyspace.Partition, l Leftover) (bool, error) {
+	r, err := run(ctx, c, repairLeftover, p, l.Place, l.Whose, l.Type, l.Item, l.Twin)
+	return err == nil && r.num(0) == 1, err
+}

@@ -1,0 +1,48 @@
+package ledger_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// retire forgets a type that was last served before so far into the future.
+func (w *world) retire(typ string, ahead time.Duration) bool {
+	w.Helper()
+	retired, err := ledger.Retire(w.Context(), w.c, w.p, typ, time.Now().Add(ahead))
+	require.NoError(w, err)
+	return retired
+}
+
+func TestRetire(t *testing.T) {
+	both(t, func(w *world) {
+		w.unchanged(func() { require.False(w, w.retire("T", time.Hour), "there is no such type") })
+		w.create("g", "acme", "T")
+		w.append("g", 1)
+		refused := func(why string) { w.unchanged(func() { require.False(w, w.retire("T", time.Hour), why) }) }
+		refused("it waits")
+		w.admit("T", 1, noLimit)
+		refused("it is ready")
+		run := w.read("T", "c")
+		w.start("T", run)
+		refused("it runs")
+		w.outcome("T", other(ledger.OutcomeReleased, run[0], 0))
+		refused("it is parked")
+		w.promoteAll("T", 1)
+		again := w.read("T", "c")
+		w.start("T", again)
+		w.outcome("T", done(again...))
+		w.unchanged(func() { require.False(w, w.retire("T", -time.Hour), "it was served since") })
+
+		require.True(w, w.retire("T", time.Hour))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Types(), w.p.Load("T"), w.p.Ready("T"), w.p.Fair("T"), w.p.FairLane("T", "normal"), w.p.Parked("T")).Val())
+		w.unchanged(func() { require.False(w, w.retire("T", time.Hour)) })
+
+		w.append("g", 1) // a job of the type brings it back
+		w.outcome("T", done(w.begin("T", "c", 1)...))
+		require.Equal(w, map[string]int64{"done": 2}, w.ledger("g"))
+	})
+}

@@ -1,0 +1,22 @@
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var schedule = script("groups/schedule")
+
+// Schedule lets groups whose run_at has come into the fair queue. It returns how many, and how long
+// it is until the next one (negative: none).
+func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
+	r, err := run(ctx, c, schedule, p, most)
+	if err != nil {
+		return 0, 0, err
+	}
+	return int(r.num(0)), time.Duration(r.num(1)) * time.Millisecond, nil
+}

@@ -1,0 +1,293 @@
+package ledger_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// What others leave of their shares is lent to who needs it, unless shares are static.
+func TestShareLendsWhatIsLeft(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("busy", "T", 100)
+		w.backlog("small", "T", 2)
+		require.Equal(w, map[string]int64{"busy": 5, "small": 2}, w.exhaust("T", 100, limit(10)), "static shares lend nothing")
+		w.promoteNone()
+		w.newWindow("busy", "small")
+		w.append("small", 2)
+		require.Equal(w, map[string]int64{"busy": 8, "small": 2}, w.exhaust("T", 100, elastic(10)))
+		require.Equal(w, int64(10), w.spentOf(w.p.Rate()))
+	})
+}
+
+// promoteNone checks that nothing is due, so that what follows is about what waits.
+func (w *world) promoteNone() {
+	w.Helper()
+	require.Zero(w, w.promote(limit(1000), "T", "U").Moved)
+}
+
+// Who has lent has its share again in the next window, in whatever order they are served.
+func TestShareComesBackInTheNextWindow(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("busy", "T", 200)
+		l := elastic(10)
+		for range 3 {
+			require.Equal(w, map[string]int64{"busy": 10}, w.exhaust("T", 100, l), "alone it has all")
+			w.newWindow("busy")
+		}
+		w.backlog("b", "T", 50)
+		w.backlog("c", "T", 1)
+		require.Equal(w, map[string]int64{"busy": 5, "b": 4, "c": 1}, w.served(l, "busy", "b", "c"))
+		w.newWindow("busy", "b", "c")
+		require.Equal(w, map[string]int64{"busy": 5, "b": 5}, w.exhaust("T", 3, l))
+	})
+}
+
+// served exhausts a limit; who gets what the division leaves over is open, so that it is taken from the first.
+func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
+	w.Helper()
+	got := w.exhaust("T", 100, l)
+	sum := int64(0)
+	for _, tenant := range tenants {
+		sum += got[tenant]
+	}
+	require.Equal(w, l.Permits, sum)
+	if over := got[tenants[1]] - 4; over > 0 {
+		got[tenants[0]], got[tenants[1]] = got[tenants[0]]+over, 4
+	}
+	return got
+}
+
+// What a division leaves over is used, too.
+func TestShareUsesTheRemainder(t *testing.T) {
+	both(t, func(w *world) {
+		for _, tenant := range []string{"a", "b", "c"} {
+			w.backlog(tenant, "T", 20)
+		}
+		for most := range 4 {
+			got := w.exhaust("T", 1+3*most, elastic(11))
+			require.Equal(w, int64(11), got["a"]+got["b"]+got["c"], "%v", got)
+			for tenant, n := range got {
+				require.Contains(w, []int64{3, 4, 5}, n, tenant)
+			}
+			w.newWindow("a", "b", "c")
+		}
+	})
+}
+
+// A tenant in several lanes has one share, and one with a limit of its own exceeds it nowhere.
+func TestShareOfATenantInSeveralLanes(t *testing.T) {
+	both(t, func(w *world) {
+		for _, lane := range []string{"high", "normal", "low"} {
+			w.create(lane, "a", "T", "lane", lane)
+			w.append(lane, 50)
+		}
+		w.backlog("b", "T", 100)
+		for window := range 4 {
+			require.Equal(w, map[string]int64{"a": 6, "b": 6}, w.exhaust("T", 12, elastic(12)), "window %d", window)
+			require.Equal(w, []int64{6, 6}, []int64{w.spentOf(w.p.Tenant("a")), w.spentOf(w.p.Tenant("b"))}, "window %d", window)
+			w.newWindow("a", "b")
+		}
+		w.set("a", perWindow(2))
+		require.Equal(w, map[string]int64{"a": 2, "b": 10}, w.exhaust("T", 12, elastic(12)), "a limit of its own holds at once")
+	})
+}
+
+func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("a", "T", 30)
+		w.set("a", perWindow(3))
+		require.Equal(w, map[string]int64{"a": 3}, w.exhaust("T", 100, elastic(10)), "it never borrows, whatever is left")
+		w.set("a", perWindow(5))
+		require.Equal(w, map[string]int64{"a": 2}, w.exhaust("T", 100, elastic(10)), "a change holds at once")
+		w.set("a", ledger.TenantSettings{})
+		require.Equal(w, map[string]int64{"a": 5}, w.exhaust("T", 100, elastic(10)), "and so does the default")
+		w.set("a", perWindow(2))
+		w.newWindow("a")
+		require.Equal(w, map[string]int64{"a": 2}, w.exhaust("T", 100, limit(0)), "where there is no other limit, too")
+	})
+}
+
+// What is lent is what nobody else has a claim to: lanes of other types, and parked jobs that are due.
+func TestShareReserves(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("busy", "T", 100)
+		w.backlog("other", "U", 3)
+		l := elastic(10)
+		require.Equal(w, map[string]int64{"busy": 7}, w.exhaust("T", 100, l), "5 of its own, 2 that are lent")
+		require.Equal(w, map[string]int64{"other": 3}, w.exhaust("U", 100, l))
+
+		// A type that has been full for a while, or is paused, can't use what is kept for it.
+		for what, blocked := range map[string]func(){
+			"stuck":  func() { w.stuck("U") },
+			"paused": func() { w.pause(ledger.PauseType, "U") },
+		} {
+			w.newWindow("busy", "other")
+			w.append("other", 3)
+			blocked()
+			require.Equal(w, map[string]int64{"busy": 10}, w.exhaust("T", 100, l), what)
+			w.resume(ledger.PauseType, "U")
+			w.newWindow("busy", "other")
+			require.Len(w, w.exhaust("U", 100, l), 1)
+		}
+	})
+}
+
+func TestShareReservesWhatIsDue(t *testing.T) {
+	both(t, func(w *world) {
+		for i := range 4 {
+			w.due(fmt.Sprint("due", i), "small", "T", float64(10+i))
+		}
+		l := elastic(10)
+		w.backlog("small", "U", 1)
+		w.stuck("U")
+		w.backlog("busy", "T", 100)
+		require.Equal(w, map[string]int64{"busy": 6}, w.exhaust("T", 100, l), "5 of its own, 1 that is lent")
+		require.Equal(w, map[string]int64{"small": 4}, permitsOf(w.promote(l, "T").Permits))
+
+		// And the other way round: what is due may borrow what those that wait leave.
+		w.newWindow("busy", "small")
+		for i := range 12 {
+			w.due(fmt.Sprint("more", i), "small", "V", float64(10+i))
+		}
+		w.cancel("small")
+		w.sweep("small")
+		require.Equal(w, 5, w.promote(l, "V").Moved, "its share; what is left may be the other's")
+		require.Equal(w, map[string]int64{"busy": 5}, w.exhaust("T", 100, l))
+		w.newWindow("busy", "small")
+		w.cancel("busy")
+		w.sweep("busy")
+		w.overdue("small")
+		require.Equal(w, 7, w.promote(l, "V").Moved)
+	})
+}
+
+// Shares by weight, of permits and of turns.
+func TestShareByWeight(t *testing.T) {
+	both(t, func(w *world) {
+		tenants := []string{"a", "b", "c"}
+		for i, tenant := range tenants {
+			w.set(tenant, weight(float64(int(1)<<i)))
+			w.backlog(tenant, "T", 400)
+		}
+		require.Equal(w, map[string]int64{"a": 10, "b": 20, "c": 40}, w.exhaust("T", 100, limit(70)))
+		require.Equal(w, []int64{10, 20, 40}, []int64{w.tenant("a", limit(70)).Limit, w.tenant("b", limit(70)).Limit, w.tenant("c", limit(70)).Limit})
+
+		got := map[string]int64{}
+		for n := 0; n < 280; {
+			r := w.admit("T", 7, noLimit)
+			n += r.Moved
+			for tenant, k := range permitsOf(r.Permits) {
+				got[tenant] += k
+			}
+			w.read("T", "c")
+			w.newWindow(tenants...)
+		}
+		for i, tenant := range tenants {
+			require.InDelta(w, 40<<i, got[tenant], 10, tenant)
+		}
+
+		// A weight that changes counts from then on, and whoever leaves takes its weight along.
+		w.set("c", weight(1))
+		require.Equal(w, map[string]int64{"a": 10, "b": 20, "c": 10}, w.exhaust("T", 100, limit(40)))
+		w.cancel("b")
+		w.sweep("b")
+		w.newWindow(tenants...)
+		require.Equal(w, map[string]int64{"a": 20, "c": 20}, w.exhaust("T", 100, limit(40)))
+		w.pause(ledger.PauseTenant, "c")
+		require.Equal(w, int64(40), w.tenant("a", limit(40)).Limit)
+		w.set("c", weight(9))
+		require.Equal(w, int64(40), w.tenant("a", limit(40)).Limit, "a paused one has no part in it")
+		w.resume(ledger.PauseTenant, "c")
+		require.Equal(w, int64(4), w.tenant("a", limit(40)).Limit)
+		for _, g := range []string{"a", "c"} {
+			w.cancel(g)
+			w.sweep(g)
+		}
+		require.Zero(w, number(w.c.HGet(w.Context(), w.p.Rate(), "xw").Val()))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Active()).Val())
+	})
+}
+
+// Turns are charged by the time that jobs take: a tenant whose jobs are 50 times as long gets a 50th of the jobs.
+func TestShareByDuration(t *testing.T) {
+	onRedis(t, func(w *world) {
+		w.backlog("long", "T", 3000)
+		w.backlog("short", "T", 3000)
+		took := map[string]time.Duration{"long": 50 * time.Millisecond, "short": time.Millisecond}
+		got := map[string]int{}
+		run := func(rounds int) {
+			for range rounds {
+				require.Equal(w, 10, w.admit("T", 10, noLimit).Moved)
+				jobs := w.read("T", "c")
+				w.start("T", jobs)
+				report := done(jobs...)
+				for i := range report {
+					g := &report[i]
+					g.Ran = len(g.Done)
+					g.Took = time.Duration(g.Ran) * took[g.Group]
+					got[g.Group] += g.Ran
+				}
+				w.outcome("T", report)
+			}
+		}
+		run(60) // until it is known how long they take
+		clear(got)
+		run(204)
+		require.InDelta(w, 40, got["long"], 12, "%v", got)
+		require.InDelta(w, 50, number(w.c.HGet(w.Context(), w.p.Tenant("long"), "est:T").Val()[:2]), 1)
+	})
+}
+
+// What a tenant's jobs took beyond what they were charged for is charged with its next turn.
+func TestShareChargesWhatIsOwed(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("a", "T", 100)
+		w.backlog("b", "T", 100)
+		jobs := w.begin("T", "c", 2)
+		report := done(jobs...)
+		for i := range report {
+			report[i].Ran, report[i].Took = 1, time.Millisecond
+		}
+		report[0].Took = 31 * time.Millisecond // a's, that had been charged for 1
+		w.outcome("T", report)
+		require.Equal(w, "30.000", w.c.HGet(w.Context(), w.p.Tenant("a"), "owe:T").Val())
+		require.Equal(w, "0.000", w.c.HGet(w.Context(), w.p.Tenant("b"), "owe:T").Val())
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("a"), "est:T", 1).Err()) // from now on they are short
+		for range 40 {
+			w.admit("T", 1, noLimit)
+		}
+		order := w.admitted("T", group)
+		require.InDelta(w, 35, len(order)-countOf(order, 'a'), 2, order)
+		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("a"), "owe:T").Val(), "it is paid once")
+	})
+}
+
+func countOf(s string, of rune) (n int) {
+	for _, r := range s {
+		if r == of {
+			n++
+		}
+	}
+	return n
+}
+
+// A tenant whose share is one permit a window has one marker, however many windows pass, and costs no throttle a job.
+func TestOneMarkerATenant(t *testing.T) {
+	both(t, func(w *world) {
+		w.set("acme", perWindow(1))
+		w.create("g", "acme", "T")
+		w.append("g", 200)
+		for range 20 {
+			w.newWindow("acme")
+			w.exhaust("T", 10, noLimit)
+			require.LessOrEqual(w, w.ledger("g")["non_ready"], int64(1))
+			w.promote(noLimit, "T")
+		}
+		require.Greater(w, w.ledger("g")["ready"], int64(10))
+	})
+}

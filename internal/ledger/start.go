@@ -1,0 +1,85 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var start = script("jobs/start")
+
+// StartGroup is one group's jobs of a batch, by ascending ordinal.
+type StartGroup struct {
+	Group string
+	Jobs  []StartJob
+}
+
+// StartJob is a job as it was read from the ready stream.
+type StartJob struct {
+	Entry   string
+	Ordinal int64
+	Attempt int
+}
+
+// GroupTerms is what holds for all jobs of a group; zero values mean the worker's defaults.
+type GroupTerms struct {
+	Tenant     string
+	JobTimeout time.Duration
+	MaxRetries int // negative: the worker's default
+}
+
+// StartReply holds for each job, in the order of the call, the attempt to report under, or -1 when it is not to be run.
+type StartReply struct {
+	Tokens []int64
+	Groups []GroupTerms
+	AtUS   int64 // Redis time, µs
+}
+
+// Start marks jobs as in flight before they are run.
+func Start(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup) (StartReply, error) {
+	n := 0
+	for i := range groups {
+		n += len(groups[i].Jobs)
+	}
+	args := make([]any, 0, 2+3*len(groups))
+	args = append(args, typ, len(groups))
+	for i := range groups {
+		var runs runs
+		var entries []byte
+		for _, j := range groups[i].Jobs {
+			runs.add(j.Ordinal, j.Attempt)
+			entries = append(append(entries, j.Entry...), ' ')
+		}
+		args = append(args, groups[i].Group, runs.text(), entries)
+	}
+	r, err := run(ctx, c, start, p, args...)
+	if err != nil {
+		return StartReply{}, err
+	}
+	out := StartReply{Tokens: make([]int64, 0, n), Groups: make([]GroupTerms, 0, len(groups)), AtUS: r.num(2)}
+	for i := range groups {
+		if own := r.list(0); own.str(i) == "all" {
+			for _, j := range groups[i].Jobs {
+				out.Tokens = append(out.Tokens, int64(j.Attempt))
+			}
+		} else {
+			out.Tokens = append(out.Tokens, own.list(i).nums()...)
+		}
+	}
+	if len(out.Tokens) != n {
+		return StartReply{}, fmt.Errorf("script start: %d tokens for %d jobs", len(out.Tokens), n)
+	}
+	for i := range groups {
+		g := reply(r.list(1)).list(i)
+		t := GroupTerms{Tenant: g.str(0), JobTimeout: time.Duration(g.num(1)) * time.Millisecond, MaxRetries: -1}
+		if g.str(2) != "" {
+			t.MaxRetries = int(g.num(2))
+		}
+		out.Groups = append(out.Groups, t)
+	}
+	return out, nil
+}
