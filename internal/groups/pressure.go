@@ -13,9 +13,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
 // pressureAge is how old the view of the backlog may be; freshAge, for one who wants more than a process's share.
@@ -116,7 +117,7 @@ func (p *pressure) look(ctx context.Context) error {
 	since := p.at
 	backlog := p.flying.Load() // before the look: it may miss them, or count them twice
 	for _, part := range p.space.All() {
-		types, err := stage.Types(ctx, p.conn, part)
+		types, err := ledger.Types(ctx, p.conn, part)
 		if err != nil {
 			return err
 		}
@@ -128,7 +129,7 @@ func (p *pressure) look(ctx context.Context) error {
 			backlog += l.Backlog
 		}
 	}
-	workers, err := stage.Workers(ctx, p.conn, p.space)
+	workers, err := presence.Workers(ctx, p.conn, p.space)
 	if err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func (p *pressure) look(ctx context.Context) error {
 			drain += r
 		}
 	}
-	stages, err := stage.Stages(ctx, p.conn, p.space)
+	stages, err := presence.Stages(ctx, p.conn, p.space)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
 
@@ -37,7 +37,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // waiting would not help
 
 	// The wait is what the workers take for what is too much, and a little, in whole seconds.
-	require.NoError(t, stage.PublishWorker(t.Context(), w.Conn, w.Space, stage.WorkerReport{
+	require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}, StartedPerSecond: map[string]float64{"T": 2}}))
 	w.Await("a look at the workers", func() bool {
 		require.ErrorAs(t, submit("d", 6), &full)

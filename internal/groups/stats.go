@@ -9,8 +9,9 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
 // Stats sums up what waits and runs in all partitions, and who works on it.
@@ -26,7 +27,7 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 	}
 	byType := map[string]*api.TypeStats{}
 	for _, p := range s.space.All() {
-		types, err := stage.Types(ctx, s.conn, p)
+		types, err := ledger.Types(ctx, s.conn, p)
 		if err != nil {
 			return st, err
 		}
@@ -68,7 +69,7 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 		return st, fmt.Errorf("read stats: %w", err)
 	}
 	st.Rejected = rejected
-	workers, err := stage.Workers(ctx, s.conn, s.space)
+	workers, err := presence.Workers(ctx, s.conn, s.space)
 	if err != nil {
 		return st, err
 	}
@@ -84,7 +85,7 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 			st.StartedPerSec += r
 		}
 	}
-	if stages, err := stage.Stages(ctx, s.conn, s.space); err != nil {
+	if stages, err := presence.Stages(ctx, s.conn, s.space); err != nil {
 		return st, err
 	} else if stages != nil {
 		st.Stages = stages

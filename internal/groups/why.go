@@ -13,8 +13,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
 const (
@@ -287,8 +287,8 @@ func (c *whyCase) undelivered(ctx context.Context, typ string, before int64) (in
 
 // served says whether a live worker serves a type.
 func (s *Store) served(ctx context.Context, typ string) (bool, error) {
-	workers, err := stage.Workers(ctx, s.conn, s.space)
-	return slices.ContainsFunc(workers, func(w stage.WorkerReport) bool { return slices.Contains(w.Types, typ) }), err
+	workers, err := presence.Workers(ctx, s.conn, s.space)
+	return slices.ContainsFunc(workers, func(w presence.WorkerReport) bool { return slices.Contains(w.Types, typ) }), err
 }
 
 // clock writes a time as people read it.

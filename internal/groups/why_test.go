@@ -12,14 +12,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
 
 // served lets a worker live that serves types, for some seconds.
 func served(w *stagetest.World, types ...string) {
 	w.T.Helper()
-	require.NoError(w.T, stage.PublishWorker(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, stage.WorkerReport{
+	require.NoError(w.T, presence.PublishWorker(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: types}}))
 }
 

@@ -1,6 +1,6 @@
 // Package stage holds what the roles share: the loop of a partition, which waits for work instead of
-// polling for it, the exchange of capacity between workers and those who feed them, and the status that
-// processes show. A role's own behaviour is in the package of its name below this one.
+// polling for it, and the check of the number of partitions. A role's own behaviour is in the package of its
+// name below this one.
 package stage
 
 import (

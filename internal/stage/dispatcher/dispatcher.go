@@ -15,6 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -52,7 +53,7 @@ type Dispatcher struct {
 	space    keyspace.Space
 	tel      *telemetry.Telemetry
 	metrics  *telemetry.DispatcherMetrics
-	capacity *stage.Capacity
+	capacity *presence.Capacity
 	id       string
 
 	running                               atomic.Bool
@@ -64,7 +65,7 @@ type Dispatcher struct {
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Dispatcher {
 	return &Dispatcher{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewDispatcherMetrics(tel.Meter), id: id,
-		capacity: stage.NewCapacity(conn, space),
+		capacity: presence.NewCapacity(conn, space),
 	}
 }
 
@@ -75,11 +76,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	_ = d.capacity.Refresh(ctx)
 	runs := []func(context.Context) error{
 		func(ctx context.Context) error {
-			return stage.Every(ctx, d.tel.Log, "capacity", stage.StatusInterval, d.capacity.Refresh)
+			return stage.Every(ctx, d.tel.Log, "capacity", presence.Interval, d.capacity.Refresh)
 		},
 		func(ctx context.Context) error {
-			return stage.Every(ctx, d.tel.Log, "status", stage.StatusInterval, func(ctx context.Context) error {
-				return stage.PublishStage(ctx, d.conn, d.space, d.Status())
+			return stage.Every(ctx, d.tel.Log, "status", presence.Interval, func(ctx context.Context) error {
+				return presence.PublishStage(ctx, d.conn, d.space, d.Status())
 			})
 		},
 	}
@@ -93,7 +94,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		)
 	}
 	err := stage.Group(ctx, runs...)
-	stage.Withdraw(ctx, d.conn, d.space, d.id)
+	presence.Withdraw(ctx, d.conn, d.space, d.id)
 	return err
 }
 
@@ -121,7 +122,7 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	types, err := stage.Types(ctx, p.conn, p.p)
+	types, err := ledger.Types(ctx, p.conn, p.p)
 	if err != nil {
 		return 0, err
 	}
@@ -171,7 +172,7 @@ func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
 	if err != nil || wait > 0 {
 		return min(max(wait, time.Millisecond), pause), err
 	}
-	types, err := stage.Types(ctx, p.conn, p.p)
+	types, err := ledger.Types(ctx, p.conn, p.p)
 	if err != nil {
 		return 0, p.quiet.note(err, p.cfg.Lease)
 	}

@@ -12,9 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
@@ -52,7 +52,7 @@ func TestPromotesWhatIsDue(t *testing.T) {
 		require.True(w.T, st.Running)
 		require.Zero(w.T, st.Counts["total_skipped"])
 		w.Await("the status to be shown", func() bool {
-			all, err := stage.Stages(ctx, w.Conn, w.Space)
+			all, err := presence.Stages(ctx, w.Conn, w.Space)
 			return err == nil && len(all) == 1 && all[0].Role == "dispatcher" && all[0].Counts["total_moved"] == 25
 		})
 		stop()

@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -45,7 +46,7 @@ type Fetcher struct {
 	space    keyspace.Space
 	tel      *telemetry.Telemetry
 	metrics  *telemetry.FetcherMetrics
-	capacity *stage.Capacity
+	capacity *presence.Capacity
 	id       string
 
 	running                             atomic.Bool
@@ -56,7 +57,7 @@ type Fetcher struct {
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Fetcher {
 	return &Fetcher{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewFetcherMetrics(tel.Meter), id: id,
-		capacity: stage.NewCapacity(conn, space),
+		capacity: presence.NewCapacity(conn, space),
 	}
 }
 
@@ -67,11 +68,11 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	_ = f.capacity.Refresh(ctx)
 	runs := []func(context.Context) error{
 		func(ctx context.Context) error {
-			return stage.Every(ctx, f.tel.Log, "capacity", stage.StatusInterval, f.capacity.Refresh)
+			return stage.Every(ctx, f.tel.Log, "capacity", presence.Interval, f.capacity.Refresh)
 		},
 		func(ctx context.Context) error {
-			return stage.Every(ctx, f.tel.Log, "status", stage.StatusInterval, func(ctx context.Context) error {
-				return stage.PublishStage(ctx, f.conn, f.space, f.Status())
+			return stage.Every(ctx, f.tel.Log, "status", presence.Interval, func(ctx context.Context) error {
+				return presence.PublishStage(ctx, f.conn, f.space, f.Status())
 			})
 		},
 	}
@@ -88,7 +89,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
 	err := stage.Group(ctx, runs...)
-	stage.Withdraw(ctx, f.conn, f.space, f.id)
+	presence.Withdraw(ctx, f.conn, f.space, f.id)
 	return err
 }
 
@@ -128,7 +129,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	age := time.Since(p.typesAt)
 	if age > p.cfg.Interval || p.paused && age > typesEvery {
 		age = 0
-		types, err := stage.Types(ctx, p.conn, p.p)
+		types, err := ledger.Types(ctx, p.conn, p.p)
 		if err != nil {
 			return 0, err
 		}

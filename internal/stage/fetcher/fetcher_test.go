@@ -15,9 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
@@ -47,12 +47,12 @@ func TestHandsJobsOut(t *testing.T) {
 		require.EqualValues(w.T, 5, st.Counts["admitted_ready"])
 		require.Zero(w.T, st.Counts["admitted_non_ready"])
 		w.Await("the status to be shown", func() bool {
-			all, err := stage.Stages(ctx, w.Conn, w.Space)
+			all, err := presence.Stages(ctx, w.Conn, w.Space)
 			return err == nil && len(all) == 1 && all[0].Role == "fetcher" && all[0].Running && all[0].Counts["total_fetched"] == 5
 		})
 		stop()
 		require.False(w.T, f.Status().Running)
-		all, err := stage.Stages(ctx, w.Conn, w.Space)
+		all, err := presence.Stages(ctx, w.Conn, w.Space)
 		require.NoError(w.T, err)
 		require.Empty(w.T, all)
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -86,10 +87,10 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 // Run takes work in until ctx ends; what it has begun by then it finishes.
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
-	defer stage.Withdraw(ctx, in.conn, in.space, in.id)
+	defer presence.Withdraw(ctx, in.conn, in.space, in.id)
 	return stage.Group(ctx, in.serve, in.consume,
 		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "status", stage.StatusInterval, in.publish)
+			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publish)
 		},
 		func(ctx context.Context) error {
 			return stage.Every(ctx, in.tel.Log, "look for cancellations", aheadInterval, new(ahead).look(in))
@@ -102,7 +103,7 @@ func (in *Ingest) Status() api.StageStatus {
 }
 
 func (in *Ingest) publish(ctx context.Context) error {
-	return stage.PublishStage(ctx, in.conn, in.space, in.Status())
+	return presence.PublishStage(ctx, in.conn, in.space, in.Status())
 }
 
 // drainTimeout is how long a stopping API lets open requests finish.

@@ -15,9 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/ingest"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
@@ -261,7 +261,7 @@ func TestShowsItself(t *testing.T) {
 	require.NoError(t, err)
 	stop := w.Run(in)
 	shown := func() []api.StageStatus {
-		all, err := stage.Stages(t.Context(), w.Conn, w.Space)
+		all, err := presence.Stages(t.Context(), w.Conn, w.Space)
 		require.NoError(t, err)
 		return all
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
 const (
@@ -46,7 +46,7 @@ func (p *partition) buryUnserved(ctx context.Context) (bool, error) {
 
 // unserved are the types whose jobs wait without a worker, and since when. The others are noted as all right.
 func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) {
-	workers, err := stage.Workers(ctx, p.conn, p.space)
+	workers, err := presence.Workers(ctx, p.conn, p.space)
 	if err != nil {
 		return nil, err
 	}

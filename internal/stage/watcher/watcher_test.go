@@ -17,9 +17,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -284,7 +284,7 @@ func TestNoProcessor(t *testing.T) {
 	w := stagetest.Shared(t)
 	const timeout = time.Second
 	served := func() {
-		require.NoError(t, stage.PublishWorker(t.Context(), w.Conn, w.Space, stage.WorkerReport{
+		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
 			WorkerStatus: api.WorkerStatus{ID: "live", Types: []string{"SERVED"}, SeenAt: time.Now()}}))
 	}
 	served()

@@ -11,8 +11,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/processor"
@@ -45,7 +45,7 @@ func TestStopWaitsForTheRunningJob(t *testing.T) {
 
 	stop()
 	w.Await("status that it stops", func() bool {
-		all, err := stage.Workers(t.Context(), w.Conn, w.Space)
+		all, err := presence.Workers(t.Context(), w.Conn, w.Space)
 		return err == nil && len(all) == 1 && all[0].ShuttingDown && len(all[0].Types) == 0 && all[0].Active == 1
 	})
 	require.True(t, wk.Status().ShuttingDown)

@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -123,7 +124,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	upkeep.Go(func() {
 		_ = stage.Every(after, w.tel.Log, "look for cancelled groups", cancelInterval, w.dropCancelled)
 	})
-	upkeep.Go(func() { _ = stage.Every(after, w.tel.Log, "status", stage.StatusInterval, w.publish) })
+	upkeep.Go(func() { _ = stage.Every(after, w.tel.Log, "status", presence.Interval, w.publish) })
 	upkeep.Go(func() { w.watchdog(after) })
 
 	<-ctx.Done()
@@ -138,7 +139,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	finish()
 	lone.Wait()
 	upkeep.Wait()
-	stage.Withdraw(ctx, w.conn, w.space, w.id)
+	presence.Withdraw(ctx, w.conn, w.space, w.id)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	w.forget(end)
@@ -177,9 +178,9 @@ func (w *Worker) runMS() map[string]float64 { return w.ran.milliseconds(time.Now
 
 // publish shows the status to everybody. A worker that stops serves no type any more: nobody is to count on it.
 func (w *Worker) publish(ctx context.Context) error {
-	r := stage.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now()), RunMS: w.runMS()}
+	r := presence.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now()), RunMS: w.runMS()}
 	if r.ShuttingDown {
 		r.Types = []string{}
 	}
-	return stage.PublishWorker(ctx, w.conn, w.space, r)
+	return presence.PublishWorker(ctx, w.conn, w.space, r)
 }

@@ -13,10 +13,10 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -51,7 +51,7 @@ func TestTakesAJobAndRunsIt(t *testing.T) {
 		ctx := context.WithoutCancel(w.T.Context())
 		require.Zero(w.T, w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val())
 		require.Zero(w.T, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers))
-		workers, err := stage.Workers(ctx, w.Conn, w.Space)
+		workers, err := presence.Workers(ctx, w.Conn, w.Space)
 		require.NoError(w.T, err)
 		require.Empty(w.T, workers)
 	})

@@ -1,4 +1,6 @@
-package stage
+// Package presence tells which processes are alive and what they can take. Each process publishes its status;
+// a worker process adds a report of its capacity. It hides how a status lies in Redis and when a process counts as gone.
+package presence
 
 import (
 	"context"
@@ -14,10 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// StatusInterval is how often a process shows its status; one that is silent for StatusTTL counts as gone.
+// Interval is how often a process shows its status; one that is silent for TTL counts as gone.
 const (
-	StatusInterval = 500 * time.Millisecond
-	StatusTTL      = 5 * time.Second
+	Interval = 500 * time.Millisecond
+	TTL      = 5 * time.Second
 )
 
 // WorkerReport is a worker process's status with what those who feed it need to know.
@@ -112,9 +114,9 @@ func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error
 		ms, _ := strconv.ParseInt(shown, 10, 64)
 		err := json.Unmarshal([]byte(text), &s)
 		switch age := now.Sub(time.UnixMilli(ms)); {
-		case err != nil || age > 20*StatusTTL:
+		case err != nil || age > 20*TTL:
 			_ = conn.Cmd.HDel(ctx, key, id).Err() // left behind by a process that was killed, or not ours
-		case age <= StatusTTL:
+		case age <= TTL:
 			live = append(live, s)
 		}
 	}
