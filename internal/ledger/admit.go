@@ -60,14 +60,20 @@ type AdmitTrace struct {
 // Admit moves jobs from the fair queue to the ready stream.
 func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitArgs) (AdmitReply, error) {
 	args := append([]any{a.Type, a.Most, a.Cap, a.Slots, a.Ahead}, a.Limit.args()...)
-	args = append(args, a.Limit.share(), a.Seed, keepStats(a.KeepStats), a.LaneWeights[0], a.LaneWeights[1], a.LaneWeights[2])
+	args = append(args, a.Limit.share(), a.Seed, keepStats(a.KeepStats),
+		a.LaneWeights[0], a.LaneWeights[1], a.LaneWeights[2])
 	r, err := run(ctx, c, admit, p, args...)
 	if err != nil {
 		return AdmitReply{}, err
 	}
 	out := AdmitReply{
-		State: AdmitState(r.str(0)), Moved: int(r.num(1)), Parked: int(r.num(2)), Wait: time.Duration(r.num(3)) * time.Millisecond,
-		Permits: r.list(4).permits(), Denials: r.list(5).denials(), AtUS: r.num(7),
+		State:   AdmitState(r.str(0)),
+		Moved:   int(r.num(1)),
+		Parked:  int(r.num(2)),
+		Wait:    time.Duration(r.num(3)) * time.Millisecond,
+		Permits: r.list(4).permits(),
+		Denials: r.list(5).denials(),
+		AtUS:    r.num(7),
 	}
 	for t := r.list(6); len(t) >= 9; t = t[9:] {
 		out.Traced = append(out.Traced, AdmitTrace{

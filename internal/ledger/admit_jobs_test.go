@@ -22,7 +22,8 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	return r
 }
 
-// Where it is known how many jobs the workers run, the ready stream holds these and a few ahead, started or not.
+// Where it is known how many jobs the workers run, the ready stream holds these and a few
+// ahead, started or not.
 func TestAdmitForSoManyWorkers(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -40,7 +40,8 @@ func TestAdmit(t *testing.T) {
 	})
 }
 
-// atSomeTime checks that a reply tells Redis's time, and takes it away, so that the rest can be compared.
+// atSomeTime checks that a reply tells Redis's time, and takes it away, so that the
+// rest can be compared.
 func (w *world) atSomeTime(r ledger.AdmitReply) ledger.AdmitReply {
 	w.Helper()
 	require.WithinDuration(w, time.Now(), time.UnixMicro(r.AtUS), time.Minute)
@@ -81,7 +82,8 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// A tenant that was idle comes back at the present: it is owed nothing for its absence but one turn.
+// A tenant that was idle comes back at the present: it is owed nothing for its
+// absence but one turn.
 func TestAdmitTenantThatComesBack(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -197,7 +199,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 	})
 }
 
-// The limit holds in every aligned window, whatever the number of callers: each job's time of admission is Redis's.
+// The limit holds in every aligned window, whatever the number of callers: each job's time of
+// admission is Redis's.
 func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 	both(t, func(w *world) {
 		const permits, window = 7, 100 * time.Millisecond
@@ -288,7 +291,8 @@ func TestAdmitGlobalLimit(t *testing.T) {
 	})
 }
 
-// A tenant without a permit is parked as a whole: the job at its head goes to non-ready as its marker.
+// A tenant without a permit is parked as a whole: the job at its head goes to
+// non-ready as its marker.
 func TestAdmitParksATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -322,7 +326,8 @@ func TestAdmitParksATenant(t *testing.T) {
 		w.append("g", 1)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val(), "new jobs wait with the others")
 
-		// At the next window the tenant is back, with its jobs in their order, and the marker gets its permit too.
+		// At the next window the tenant is back, with its jobs in their order, and the
+		// marker gets its permit too.
 		w.eventually(func() bool { return w.admit("T", 100, noLimit).Moved > 0 })
 		require.False(w, time.Now().Before(due))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Parked("T")).Val())

@@ -19,17 +19,25 @@ var (
 // ErrFenced says that another watcher leads the partition by now.
 var ErrFenced = errors.New("another watcher leads the partition")
 
-// Lead asks to lead a partition for a lease; 0 gives it up. The fencing number is 0 while another leads.
-func Lead(ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration) (fence int64, err error) {
+// Lead asks to lead a partition for a lease; 0 gives it up. The fencing number is
+// 0 while another leads.
+func Lead(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration,
+) (fence int64, err error) {
 	return takeTheLead(ctx, c, p, watcher, lease, "watch")
 }
 
-// LeadDivision asks in the same way to divide the limit among partitions. It is asked for in partition 0.
-func LeadDivision(ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration) (fence int64, err error) {
+// LeadDivision asks in the same way to divide the limit among partitions. It is
+// asked for in partition 0.
+func LeadDivision(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration,
+) (fence int64, err error) {
 	return takeTheLead(ctx, c, p, process, lease, "divide")
 }
 
-func takeTheLead(ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration, what string) (int64, error) {
+func takeTheLead(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration, what string,
+) (int64, error) {
 	r, err := run(ctx, c, lead, p, process, lease.Milliseconds(), what)
 	if err != nil {
 		return 0, err
@@ -37,7 +45,8 @@ func takeTheLead(ctx context.Context, c redis.Cmdable, p keyspace.Partition, pro
 	return r.num(0), nil
 }
 
-// Advance moves a group through its states as far as it can go and returns the number of transitions.
+// Advance moves a group through its states as far as it can go and returns the
+// number of transitions.
 func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64) (int, error) {
 	r, err := run(ctx, c, advance, p, group, fence)
 	if err != nil {
@@ -50,7 +59,9 @@ func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group s
 }
 
 // Expire forgets an ended group, or with resultsOnly its results.
-func Expire(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64, resultsOnly bool) error {
+func Expire(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64, resultsOnly bool,
+) error {
 	what := "all"
 	if resultsOnly {
 		what = "results"

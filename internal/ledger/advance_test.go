@@ -54,7 +54,8 @@ func TestAdvance(t *testing.T) {
 	})
 }
 
-// countersOf is a tenant's hash without its place in the fair queue, and without the times that it holds.
+// countersOf is a tenant's hash without its place in the fair queue, and without
+// the times that it holds.
 func (w *world) countersOf(tenant string) map[string]string {
 	w.Helper()
 	h := w.c.HGetAll(w.Context(), w.p.Tenant(tenant)).Val()
@@ -118,7 +119,8 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	})
 }
 
-// A cancelled group that is not swept to the end yet still counts for its tenant, whatever else of it ends meanwhile.
+// A cancelled group that is not swept to the end yet still counts for its tenant, whatever else
+// of it ends meanwhile.
 func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

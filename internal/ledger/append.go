@@ -42,8 +42,10 @@ const (
 // SubmissionPrefix begins the request ids of a submission's pieces; their numbers follow, from 0.
 const SubmissionPrefix = "="
 
-// ErrGap says that a failover has lost earlier pieces of a submission. From the first one on, each that is there is taken for a repetition.
-var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first", api.ErrUnavailable)
+// ErrGap says that a failover has lost earlier pieces of a submission. From the first one on, each
+// that is there is taken for a repetition.
+var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first",
+	api.ErrUnavailable)
 
 // EntryRequest is the request id of an entry of the ingest stream.
 func EntryRequest(entry string) string { return "@" + entry }
@@ -64,7 +66,8 @@ type AppendReply struct {
 	Duplicate bool // the request was applied before; First and N are unknown
 }
 
-// Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs than announced or allowed).
+// Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs
+// than announced or allowed).
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
 	one := []Request{{ID: a.Request, Jobs: a.Jobs}}
 	results, err := appendAll(ctx, c, p, a, one)
@@ -74,7 +77,8 @@ func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Append
 	return results[0].AppendReply, results[0].Err
 }
 
-// Request is what one message brings to a group: stored whole or not at all. Its id makes a repeated one harmless.
+// Request is what one message brings to a group: stored whole or not at all. Its id makes a
+// repeated one harmless.
 type Request struct {
 	ID   string // as AppendArgs.Request; no piece of a submission
 	Jobs []NewJob
@@ -86,13 +90,20 @@ type AppendResult struct {
 	Err error
 }
 
-// AppendMany stores what several requests bring to one group, in order, each as by an Append of its own. Together they have at most MaxAppend
-// jobs and MaxAppendBytes of payload; next is as in AppendArgs. An error is of the call as a whole: it may have been carried out or not, and may be repeated.
-func AppendMany(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, limit, next int64, requests []Request) ([]AppendResult, error) {
+// AppendMany stores what several requests bring to one group, in order, each as by an Append
+// of its own. Together they have at most MaxAppend jobs and MaxAppendBytes of payload; next
+// is as in AppendArgs. An error is of the call as a whole: it may have been carried out or
+// not, and may be repeated.
+func AppendMany(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
+	group string, limit, next int64, requests []Request,
+) ([]AppendResult, error) {
 	return appendAll(ctx, c, p, AppendArgs{Group: group, Limit: limit, Next: next}, requests)
 }
 
-func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs, requests []Request) ([]AppendResult, error) {
+func appendAll(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs, requests []Request,
+) ([]AppendResult, error) {
 	r, err := run(ctx, c, appendJobs, p, appendArguments(a, requests)...)
 	if err != nil {
 		return nil, err
@@ -107,7 +118,8 @@ func appendAll(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a App
 	return results, nil
 }
 
-// largePayload is what travels in a blob at most, append.lua's LARGE; a larger payload is kept aside.
+// largePayload is what travels in a blob at most, append.lua's LARGE; a larger
+// payload is kept aside.
 const largePayload = 4096
 
 func appendArguments(a AppendArgs, requests []Request) []any {
@@ -168,15 +180,21 @@ func appendReply(r reply, group string, limit int64, request *Request) (AppendRe
 	case "DUP":
 		return AppendReply{Duplicate: true}, nil
 	case "GAP":
-		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w", group, strings.TrimPrefix(request.ID, SubmissionPrefix), r.num(1), ErrGap)
+		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w",
+			group, strings.TrimPrefix(request.ID, SubmissionPrefix), r.num(1), ErrGap)
 	case "NOGROUP":
 		return AppendReply{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	case "SEALED":
-		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w", group, r.str(1), api.ErrSealed)
+		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w",
+			group, r.str(1), api.ErrSealed)
 	case "TOTAL":
-		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w", group, r.num(1), r.num(2), len(request.Jobs), api.ErrConflict)
+		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w",
+			group, r.num(1), r.num(2), len(request.Jobs), api.ErrConflict)
 	case "LIMIT":
-		return AppendReply{}, fmt.Errorf("group %s: a group holds at most %d jobs, %d are there: start another group: %w", group, limit, r.num(1), api.ErrConflict)
+		return AppendReply{}, fmt.Errorf(
+			"group %s: a group holds at most %d jobs, %d are there: start another group: %w",
+			group, limit, r.num(1), api.ErrConflict,
+		)
 	}
 	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
 }

@@ -72,7 +72,8 @@ func TestAppendManySeals(t *testing.T) {
 	})
 }
 
-// Jobs were accepted by Redis's clock, whatever that of the process says which composed their blobs.
+// Jobs were accepted by Redis's clock, whatever that of the process says which
+// composed their blobs.
 func TestAppendByRedisClock(t *testing.T) {
 	t.Parallel()
 	server, url := redistest.Mini(t)

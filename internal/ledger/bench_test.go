@@ -15,8 +15,9 @@ import (
 // batch is what roles under load move in one call.
 const batch = 200
 
-// bench measures a step that moves a batch of jobs, made by prepare, on a Redis of its own. µs/job is the whole
-// call: building it, the round trip and the script; redis-µs/job is what Redis says that the script took.
+// bench measures a step that moves a batch of jobs, made by prepare, on a Redis of its own. µs/job
+// is the whole call: building it, the round trip and the script; redis-µs/job is what Redis says
+// that the script took.
 func bench(b *testing.B, prepare func(w *world, group string) func()) {
 	w := newWorld(b, redistest.Server(b).Client(), "b:")
 	prepare(w, "warm")() // the script is known from here on

@@ -24,7 +24,10 @@ type Delivered struct {
 // Field is the name of a ready entry's only field.
 const Field = "j"
 
-var errBlob = errors.New("not a job: group|type|attempt|retries|throttles|losses|wait|wait|wait|since|reason|ordinal|accepted|trace|payload is expected")
+var errBlob = errors.New(
+	"not a job: group|type|attempt|retries|throttles|losses|wait|wait|wait|since|reason|ordinal|accepted|trace|payload" +
+		" is expected",
+)
 
 // ParseDelivered reads a ready entry's blob.
 func ParseDelivered(blob string) (Delivered, error) {
@@ -43,7 +46,8 @@ func (d *Delivered) Parse(blob string) error {
 	return c.err(d)
 }
 
-// Parser reads ready entries one after the other. Those that were handed out together have one head, which it reads once.
+// Parser reads ready entries one after the other. Those that were handed out together have one
+// head, which it reads once.
 type Parser struct {
 	head string
 	d    Delivered
@@ -141,7 +145,8 @@ func (c *cutter) num() int64 {
 	return n
 }
 
-// number reads what is not negative. Nearly all of it is digits, and few of them; the rest is left to strconv.
+// number reads what is not negative. Nearly all of it is digits, and few of them; the
+// rest is left to strconv.
 func number(s string) (n int64, ok bool) {
 	if len(s) == 0 || len(s) > 18 {
 		return rareNumber(s)

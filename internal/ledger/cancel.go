@@ -18,7 +18,8 @@ var (
 // SweepJobs is how many jobs one Sweep settles: some milliseconds of Redis's time.
 const SweepJobs = 5000
 
-// Cancel ends a group at once. Errors: api.ErrNotFound, api.ErrConflict when it has ended otherwise.
+// Cancel ends a group at once. Errors: api.ErrNotFound, api.ErrConflict when
+// it has ended otherwise.
 func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
 	r, err := run(ctx, c, cancel, p, group)
 	if err != nil {

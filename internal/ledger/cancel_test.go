@@ -121,7 +121,8 @@ func TestSweepManyJobs(t *testing.T) {
 	})
 }
 
-// More parked jobs than one chunk: the sweep goes on where it was, also when others promote and park meanwhile.
+// More parked jobs than one chunk: the sweep goes on where it was, also when others
+// promote and park meanwhile.
 func TestSweepManyParkedJobs(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const parked = 12_000
@@ -171,7 +172,8 @@ func TestCancelWhileRequeueing(t *testing.T) {
 	})
 }
 
-// A tenant whose last group was cancelled leaves its lane with the tag that it had: to cancel buys nothing.
+// A tenant whose last group was cancelled leaves its lane with the tag that it had:
+// to cancel buys nothing.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

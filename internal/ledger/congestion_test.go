@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// waitsOf are the waits (ms) of a tenant's parked jobs in the order in which they are due, by group and ordinal.
+// waitsOf are the waits (ms) of a tenant's parked jobs in the order in which they are due,
+// by group and ordinal.
 func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	w.Helper()
 	for _, z := range w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
@@ -36,7 +37,8 @@ func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.outcomeIn(terms, "T", report)
 }
 
-// Each tenant stands in a line of its own: a flood of one does not move another's retry into next week.
+// Each tenant stands in a line of its own: a flood of one does not move another's
+// retry into next week.
 func TestCongestionIsCountedPerTenant(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: time.Second, Cap: time.Hour, RPS: 10}
@@ -81,7 +83,8 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// Statistics are kept for a while after the last event, and until the tenant's last group has ended.
+// Statistics are kept for a while after the last event, and until the tenant's
+// last group has ended.
 func TestCongestionStatistics(t *testing.T) {
 	both(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())
@@ -132,7 +135,8 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// A tenant without permits is parked, not polled, and a throttle is counted for one job; what is small goes first when permits come.
+// A tenant without permits is parked, not polled, and a throttle is counted for one job; what is
+// small goes first when permits come.
 func TestCongestionASmallGroupPassesAParkedFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000
@@ -156,7 +160,8 @@ func TestCongestionASmallGroupPassesAParkedFlood(t *testing.T) {
 	})
 }
 
-// Jobs that wait and jobs that are due share a tenant's permits: neither starves, be there many or one in a window.
+// Jobs that wait and jobs that are due share a tenant's permits: neither starves, be there
+// many or one in a window.
 func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	both(t, func(w *world) {
 		for _, permits := range []int64{1, 8} {
@@ -198,7 +203,8 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	})
 }
 
-// Where workers keep up with a stream that is nearly full all the time, what is due does not take all of it: what waits for its first turn goes, too.
+// Where workers keep up with a stream that is nearly full all the time, what is due does not take
+// all of it: what waits for its first turn goes, too.
 func TestCongestionSharesAFullStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.sendBack("back", 400, soon)

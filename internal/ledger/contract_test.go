@@ -240,7 +240,8 @@ func patternsOf(p keyspace.Partition) []string {
 	return all
 }
 
-// keysIn finds the concatenations that begin with B in a script: a literal stands for itself, anything else for *.
+// keysIn finds the concatenations that begin with B in a script: a literal stands for
+// itself, anything else for *.
 func keysIn(code string) []string {
 	part := regexp.MustCompile(`^ \.\. (?:'([^']*)'|[a-z_]+(?:\.[a-z]+|\[\w+\]|\([^()]*\))*)`)
 	var keys []string

@@ -27,12 +27,14 @@ const (
 	PauseType   Pausable = "type"
 )
 
-// Pause lets nothing of id start any more; running jobs finish. Errors, for groups: api.ErrNotFound, api.ErrConflict when it has ended.
+// Pause lets nothing of id start any more; running jobs finish. Errors, for groups:
+// api.ErrNotFound, api.ErrConflict when it has ended.
 func Pause(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 1)
 }
 
-// Resume undoes Pause. What was put aside meanwhile comes back within moments, with the dispatcher's help.
+// Resume undoes Pause. What was put aside meanwhile comes back within moments, with
+// the dispatcher's help.
 func Resume(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 0)
 }
@@ -79,14 +81,16 @@ type TenantState struct {
 	NonReady   int64     // parked jobs, also those that are paused
 	NextDue    time.Time // when the first of these is due; zero: none
 	PerSecond  float64   // jobs that ended, over the last 5 to 10 s; 0: not known yet
-	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the tenant's last group ends.
+	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
+	// tenant's last group ends.
 	Throttles   int64         // times one of its jobs was sent to non-ready for want of a permit
 	Returns     int64         // times one came back from a partner's refusal or a transient error
 	Waits       time.Duration // sum of the waits given to those that came back
 	LongestWait time.Duration
 	LastEvent   time.Time // zero: none
 
-	Used, Limit             int64     // permits of the current window: spent, and the tenant's own limit or share; 0: no limit
+	// permits of the current window: spent, and the tenant's own limit or share; 0: no limit
+	Used, Limit             int64
 	GlobalUsed, GlobalLimit int64     // of the partition
 	ActiveTenants           int64     // of the partition
 	NextPermit              time.Time // the tenant's; Now when it may have one at once
@@ -96,7 +100,9 @@ type TenantState struct {
 }
 
 // Tenant reads a tenant's state.
-func Tenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit) (TenantState, error) {
+func Tenant(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
+) (TenantState, error) {
 	r, err := run(ctx, c, census, p, append([]any{tenant}, limit.args()...)...)
 	if err != nil {
 		return TenantState{}, err
@@ -109,10 +115,27 @@ func Tenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant s
 	}
 	span := func(i int) time.Duration { return time.Duration(r.num(i)) * time.Millisecond }
 	s := TenantState{
-		Known: r.num(0) == 1, Paused: r.num(4) == 1, Active: r.num(5) == 1, Wanting: r.num(6), Unfinished: r.num(7), NonReady: r.num(8), NextDue: ms(9),
-		Throttles: r.num(12), Returns: r.num(13), Waits: span(14), LongestWait: span(15), LastEvent: ms(16),
-		Used: r.num(17), Limit: r.num(18), GlobalUsed: r.num(19), GlobalLimit: r.num(20), ActiveTenants: r.num(21),
-		NextPermit: time.UnixMicro(r.num(22)), GlobalPermit: time.UnixMicro(r.num(23)), Now: time.UnixMicro(r.num(24)), ParkedUntil: ms(25),
+		Known:         r.num(0) == 1,
+		Paused:        r.num(4) == 1,
+		Active:        r.num(5) == 1,
+		Wanting:       r.num(6),
+		Unfinished:    r.num(7),
+		NonReady:      r.num(8),
+		NextDue:       ms(9),
+		Throttles:     r.num(12),
+		Returns:       r.num(13),
+		Waits:         span(14),
+		LongestWait:   span(15),
+		LastEvent:     ms(16),
+		Used:          r.num(17),
+		Limit:         r.num(18),
+		GlobalUsed:    r.num(19),
+		GlobalLimit:   r.num(20),
+		ActiveTenants: r.num(21),
+		NextPermit:    time.UnixMicro(r.num(22)),
+		GlobalPermit:  time.UnixMicro(r.num(23)),
+		Now:           time.UnixMicro(r.num(24)),
+		ParkedUntil:   ms(25),
 	}
 	if v, err := strconv.ParseFloat(r.str(1), 64); err == nil {
 		s.Settings.RPS = &v
@@ -127,7 +150,8 @@ func Tenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant s
 	return s, nil
 }
 
-// pace is the speed since the older of the marks that outcome leaves: "ms count ms count". After a long pause it is since the newer one.
+// pace is the speed since the older of the marks that outcome leaves: "ms count ms count". After a
+// long pause it is since the newer one.
 func pace(marks string, ended int64, now time.Time) float64 {
 	const tooOld, tooYoung = 12 * time.Second, 200 * time.Millisecond
 	var at, n, newer, count int64

@@ -12,8 +12,11 @@ import (
 
 var dropConsumer = redisx.NewScript("drop_consumer", lua.Source("processes/drop_consumer"))
 
-// DropConsumer forgets a consumer that holds nothing and was idle for so long; it tells whether it did.
-func DropConsumer(ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration) (bool, error) {
+// DropConsumer forgets a consumer that holds nothing and was idle for so long; it
+// tells whether it did.
+func DropConsumer(
+	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
+) (bool, error) {
 	r, err := dropConsumer.Run(ctx, c, []string{stream}, []any{group, consumer, idle.Milliseconds()})
 	if err != nil {
 		return false, err

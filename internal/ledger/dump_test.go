@@ -73,7 +73,8 @@ func (w *world) balance(h map[string]string, states string) map[string]int64 {
 	return counts
 }
 
-// dump is everything that the partition holds, to compare: key → its content, type and consumers' entries included.
+// dump is everything that the partition holds, to compare: key → its content, type and
+// consumers' entries included.
 func (w *world) dump() map[string]string {
 	w.Helper()
 	all := map[string]string{}

@@ -2,8 +2,9 @@ package ledger
 
 import "strings"
 
-// EntryBlob is the blob of a ready entry, whose only field is Field with the blob as its value, or the blob's head with the rest. What has other
-// fields is no job, and its text can't be read as one.
+// EntryBlob is the blob of a ready entry, whose only field is Field with the blob as its
+// value, or the blob's head with the rest. What has other fields is no job, and its text
+// can't be read as one.
 func EntryBlob(fields []string) string {
 	switch {
 	case len(fields) != 2:

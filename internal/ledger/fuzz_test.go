@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
-// Whatever lies among the jobs, at any of their places, no script fails for it, and the good job beside it runs and counts once.
+// Whatever lies among the jobs, at any of their places, no script fails for it, and the good job
+// beside it runs and counts once.
 func FuzzGarbage(f *testing.F) {
 	for _, seed := range []string{
 		"", "junk", "\x00\xff", "0|1||x", "-1|1||x", "7|1||x", "99999999999999999999|1||x", "1e9|1||",

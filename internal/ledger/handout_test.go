@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A queue does not always ascend: what was requeued comes in no order. Each job goes under its own ordinal all the same.
+// A queue does not always ascend: what was requeued comes in no order. Each job goes under its own
+// ordinal all the same.
 func TestHandOutInNoOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -1,6 +1,6 @@
-// Package ledger owns the layout of jobs, groups, tenants and limits in Redis. Each transition is one
-// Lua script in package lua and one typed function here. A script runs as one step: it reads, decides
-// by Redis's clock, and writes. It may run twice with the same arguments, and notices.
+// Package ledger owns the layout of jobs, groups, tenants and limits in Redis. Each transition is
+// one Lua script in package lua and one typed function here. A script runs as one step: it reads,
+// decides by Redis's clock, and writes. It may run twice with the same arguments, and notices.
 package ledger
 
 import (
@@ -40,7 +40,8 @@ type Permit struct {
 	N      int64
 }
 
-// Denial is a tenant that was refused a permit: for its own share ("per_group") or for everybody's ("global").
+// Denial is a tenant that was refused a permit: for its own share ("per_group") or for
+// everybody's ("global").
 type Denial struct{ Tenant, Reason string }
 
 // run executes a script on a partition and returns its reply, which is always an array.

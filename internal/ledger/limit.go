@@ -19,13 +19,15 @@ const (
 	ShareElastic = "elastic" // they are lent to others
 )
 
-// Limit is the rate limit that a script holds to. The zero limiter is fixed, the zero share static; 0 permits are no limit.
+// Limit is the rate limit that a script holds to. The zero limiter is fixed, the zero share static;
+// 0 permits are no limit.
 type Limit struct {
 	Limiter string
 	Share   string
 	Window  time.Duration
 	Permits int64 // a window, of all partitions together
-	// With several partitions, the part of this one until the limit is divided by demand, and the name of what is divided: "" with one partition.
+	// With several partitions, the part of this one until the limit is divided by demand, and the
+	// name of what is divided: "" with one partition.
 	Part int64
 	Tag  string
 }
@@ -36,7 +38,8 @@ func (l Limit) args() []any {
 
 func (l Limit) share() string { return cmp.Or(l.Share, ShareStatic) }
 
-// Rate is the limit of the whole installation: RPS permits a second, counted in windows. 0 is no limit.
+// Rate is the limit of the whole installation: RPS permits a second, counted in
+// windows. 0 is no limit.
 type Rate struct {
 	RPS     int64
 	Window  time.Duration
@@ -52,7 +55,8 @@ func (r Rate) PerWindow() int64 {
 	return max(1, r.RPS*r.Window.Milliseconds()/1000)
 }
 
-// Of is the limit as one partition, counted from 0, holds to it. The first parts of all add up to the whole.
+// Of is the limit as one partition, counted from 0, holds to it. The first parts of
+// all add up to the whole.
 func (r Rate) Of(partition, partitions int) Limit {
 	n, i := int64(partitions), int64(partition)
 	all := r.PerWindow()

@@ -66,7 +66,8 @@ func TestExceeded(t *testing.T) {
 	}
 }
 
-// Random spendings at random times, by admission and promotion: never more than the limit, and the next permit comes when it was promised.
+// Random spendings at random times, by admission and promotion: never more than the limit, and the
+// next permit comes when it was promised.
 func TestLimiters(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
@@ -96,8 +97,8 @@ func TestLimiters(t *testing.T) {
 	})
 }
 
-// A clock that was set back, by a little or by much: the state lies in the future. What was spent counts once more at most, and
-// nobody is stuck for longer than two windows.
+// A clock that was set back, by a little or by much: the state lies in the future. What was spent
+// counts once more at most, and nobody is stuck for longer than two windows.
 func TestLimitersWhenTheClockJumps(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 40*time.Millisecond, 6)
@@ -149,7 +150,8 @@ func TestLimitersWhenTheClockJumps(t *testing.T) {
 	})
 }
 
-// countsUntil is when a spending that is known for a time ahead stops to count, as seen first at a time (µs).
+// countsUntil is when a spending that is known for a time ahead stops to count, as seen
+// first at a time (µs).
 func countsUntil(l ledger.Limit, at, first int64) int64 {
 	width := l.Window.Microseconds()
 	switch l.Limiter {
@@ -164,7 +166,8 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 	return 0
 }
 
-// A limit that changes in the middle of a window holds from then on, whatever was spent under the other one.
+// A limit that changes in the middle of a window holds from then on, whatever was
+// spent under the other one.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)

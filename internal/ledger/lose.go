@@ -20,9 +20,11 @@ type Missed struct {
 	State   string
 }
 
-// Lose fails jobs of a group that vanished from Redis, with code LOST; typ is "" where they may be of several types. It returns
-// their ordinals: a job that has moved since is not lost.
-func Lose(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, typ string, jobs []Missed) ([]int64, error) {
+// Lose fails jobs of a group that vanished from Redis, with code LOST; typ is "" where they may be
+// of several types. It returns their ordinals: a job that has moved since is not lost.
+func Lose(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, typ string, jobs []Missed,
+) ([]int64, error) {
 	if len(jobs) > MaxLose {
 		return nil, fmt.Errorf("lose jobs of group %s: %d are more than %d", group, len(jobs), MaxLose)
 	}

@@ -50,7 +50,8 @@ func (w *world) stateOf(group string, ordinal int64) ledger.Missed {
 	return ledger.Missed{Ordinal: ordinal, State: state}
 }
 
-// vanish deletes everything in which a group's jobs lie that have not ended, and says who they were.
+// vanish deletes everything in which a group's jobs lie that have not ended,
+// and says who they were.
 func (w *world) vanish(group, typ string) []ledger.Missed {
 	w.Helper()
 	tenant := w.c.HGet(w.Context(), w.p.Group(group), "tenant").Val()
@@ -64,7 +65,8 @@ func (w *world) vanish(group, typ string) []ledger.Missed {
 	return all
 }
 
-// Whatever vanishes ends as failed, the ledger and the tenant's counters say so, and the group comes to its end.
+// Whatever vanishes ends as failed, the ledger and the tenant's counters say so, and the
+// group comes to its end.
 func TestLose(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
@@ -129,7 +131,8 @@ func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	})
 }
 
-// The next round runs a lost job only where its payload is still there; a worker is told when it is not.
+// The next round runs a lost job only where its payload is still there; a worker
+// is told when it is not.
 func TestLostJobsAreRetried(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -159,7 +162,8 @@ func TestLostJobsAreRetried(t *testing.T) {
 	})
 }
 
-// Of a group with several types nobody knows what was lost; the types' counters are left to the audit.
+// Of a group with several types nobody knows what was lost; the types' counters
+// are left to the audit.
 func TestLoseOfSeveralTypes(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

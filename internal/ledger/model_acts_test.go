@@ -69,7 +69,8 @@ func (m *model) actLoseReaders() {
 	m.reading[typ] = false
 }
 
-// actComeBack puts a job of an earlier attempt back where it was handed out or parked, as a script leaves it that was torn by a crash of Redis.
+// actComeBack puts a job of an earlier attempt back where it was handed out or parked, as a script
+// leaves it that was torn by a crash of Redis.
 func (m *model) actComeBack() {
 	for _, j := range some(m, m.past, 1) {
 		tenant := m.tenantOf(j.Group)
@@ -219,7 +220,8 @@ func (m *model) takeBack(typ string, most int) {
 	require.Equal(m, m.reference.reclaim(typ, most), m.reclaim(typ, most), "what workers held of %s", typ)
 }
 
-// actReduce reads results, or takes those of before, and reduces some of them together into one of two slots.
+// actReduce reads results, or takes those of before, and reduces some of them together
+// into one of two slots.
 func (m *model) actReduce() {
 	m.results = append(m.results, m.readResults(2)...)
 	for _, e := range some(m, m.results, 2) {

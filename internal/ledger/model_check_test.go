@@ -206,7 +206,8 @@ func (m *model) standsInLine(s *sight, g, typ string) {
 	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not parked, so it stands in the lane, with permits of its own or without", tenant)
 }
 
-// resultLines says where the line of each job's result lies, by group and ordinal; more than one is a failure.
+// resultLines says where the line of each job's result lies, by group and ordinal; more
+// than one is a failure.
 func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	lines := map[string]map[int64]string{}
 	each := func(group, chunk string, f func(of map[int64]string, job int64)) {
@@ -302,7 +303,8 @@ func (m *model) reduceRest() {
 	m.results = nil
 }
 
-// nothingLeft finds every job counted once and, when the groups have expired, only what is shared, empty.
+// nothingLeft finds every job counted once and, when the groups have expired, only
+// what is shared, empty.
 func (m *model) nothingLeft() {
 	for _, typ := range types {
 		m.takeBack(typ, 0)                          // entries of cancelled groups that somebody holds

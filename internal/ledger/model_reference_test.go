@@ -8,8 +8,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// reference is what must be true: every job as the transitions that were accepted have left it. It knows what each fenced
-// transition must answer and do. Which jobs are handed out is the scripts' choice; moved takes it over when it was allowed.
+// reference is what must be true: every job as the transitions that were accepted have left it. It
+// knows what each fenced transition must answer and do. Which jobs are handed out is the scripts'
+// choice; moved takes it over when it was allowed.
 type reference struct {
 	groups      map[string]*book
 	paused      map[string]bool             // tenants and types
@@ -45,7 +46,8 @@ func (j job) owned(attempt int) bool {
 	return j.is(ledger.Ready, attempt) || j.is(ledger.InFlight, attempt)
 }
 
-// open says whether it is handed out or running: reclaim alone decides then about entries of other attempts.
+// open says whether it is handed out or running: reclaim alone decides then about
+// entries of other attempts.
 func (j job) open() bool { return j.letter == ledger.Ready || j.letter == ledger.InFlight }
 
 func (b *book) live() bool { return b.status != "CANCELLED" }

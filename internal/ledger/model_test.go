@@ -18,12 +18,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
-// How many random sequences TestModel tries on a real Redis: rapid does 100 at a time, or what -rapid.checks says, and callers share them.
+// How many random sequences TestModel tries on a real Redis: rapid does 100 at a time, or what
+// -rapid.checks says, and callers share them.
 const callers, hundreds = 8, 100
 
-// Random sequences of transitions, many of them repeated or by callers that come too late, against a ledger in memory, which
-// says what each of them must answer and do. Every few steps all that is written down twice must agree, too, and every job lie at
-// exactly one place; at last everything can be brought to an end with each job counted once.
+// Random sequences of transitions, many of them repeated or by callers that come too late, against
+// a ledger in memory, which says what each of them must answer and do. Every few steps all that is
+// written down twice must agree, too, and every job lie at exactly one place; at last everything
+// can be brought to an end with each job counted once.
 func TestModel(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
@@ -256,8 +258,8 @@ func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	}
 }
 
-// moved takes over which jobs were handed out or parked, and counts them. Each must have been where the transition takes from, of a type
-// that was asked for, and nothing of it paused.
+// moved takes over which jobs were handed out or parked, and counts them. Each must have been where
+// the transition takes from, of a type that was asked for, and nothing of it paused.
 func (m *model) moved(from byte, typ ...string) map[byte]int {
 	n, pipe := map[byte]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
 	var got []*redis.StringCmd
@@ -312,7 +314,8 @@ func (m *model) timePasses() {
 	m.schedule(10)
 }
 
-// actDrain brings what there is to an outcome, and the groups as far as they go, so that there are rounds to retry.
+// actDrain brings what there is to an outcome, and the groups as far as they go, so that
+// there are rounds to retry.
 func (m *model) actDrain() {
 	m.timePasses()
 	m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)

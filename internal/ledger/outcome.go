@@ -69,14 +69,18 @@ type Congestion struct {
 type OutcomeReply struct{ Owned, Stale int64 }
 
 // Outcome reports a batch of one type.
-func Outcome(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, terms Congestion, groups []GroupOutcome) (OutcomeReply, error) {
+func Outcome(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
+	typ string, terms Congestion, groups []GroupOutcome,
+) (OutcomeReply, error) {
 	n, jobs := 7, 0
 	for i := range groups {
 		jobs += len(groups[i].Done) + len(groups[i].Others)
 		n += 9 + 11*len(groups[i].Others)
 	}
 	args := make([]any, 0, n+jobs)
-	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS, keepStats(terms.KeepStats), len(groups), jobs)
+	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS,
+		keepStats(terms.KeepStats), len(groups), jobs)
 	for i := range groups {
 		for j := range groups[i].Done {
 			args = append(args, groups[i].Done[j].Entry)
@@ -93,8 +97,8 @@ func Outcome(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ str
 		}
 		for j := range g.Others {
 			o := &g.Others[j]
-			args = append(args, o.Ordinal, o.Attempt, string(o.Kind), o.Retries, o.Throttles, o.Losses, o.Waits, o.Queued,
-				o.Delay.Milliseconds(), o.Code, o.Text)
+			args = append(args, o.Ordinal, o.Attempt, string(o.Kind), o.Retries, o.Throttles,
+				o.Losses, o.Waits, o.Queued, o.Delay.Milliseconds(), o.Code, o.Text)
 		}
 	}
 	r, err := run(ctx, c, outcome, p, args...)

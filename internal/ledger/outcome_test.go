@@ -38,7 +38,8 @@ func TestOutcomeDone(t *testing.T) {
 	})
 }
 
-// kinds of outcomes, where they bring a job, and for one that comes back: its attempt, retries, throttles and losses, and why.
+// kinds of outcomes, where they bring a job, and for one that comes back: its attempt, retries,
+// throttles and losses, and why.
 var kinds = []struct {
 	kind                  ledger.OutcomeKind
 	place, counts, reason string
@@ -73,8 +74,8 @@ func TestOutcomeKinds(t *testing.T) {
 	})
 }
 
-// A stale outcome of any kind changes nothing: of an attempt that was taken back, of an older start, of a group
-// that was cancelled or is gone.
+// A stale outcome of any kind changes nothing: of an attempt that was taken back, of an older
+// start, of a group that was cancelled or is gone.
 func TestOutcomeStale(t *testing.T) {
 	stale := map[string]func(w *world, j *taken){
 		"taken back": func(w *world, _ *taken) {
@@ -138,7 +139,8 @@ func TestOutcomeUnstarted(t *testing.T) {
 		require.Len(w, again, 1)
 		require.Equal(w, []any{int64(0), 2, 0, 0, 0, run[0].Waits, run[0].Payload}, []any{again[0].Ordinal, again[0].Attempt, again[0].Retries, again[0].Throttles, again[0].Losses, again[0].Waits, again[0].Payload})
 
-		// Whether a start took effect whose answer was lost is known to Redis alone: then a permit is asked for again.
+		// Whether a start took effect whose answer was lost is known to Redis alone: then a
+		// permit is asked for again.
 		w.start("T", run[1:])
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeUnstarted, run[1], 0)))
 		require.Equal(w, "RN", w.states("g"))
@@ -214,7 +216,8 @@ func TestOutcomeMixed(t *testing.T) {
 	})
 }
 
-// When Redis knows a key by another type, only the batch's groups before it are settled, and these as a whole.
+// When Redis knows a key by another type, only the batch's groups before it are settled,
+// and these as a whole.
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -233,7 +236,8 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	})
 }
 
-// base + floor(n / rate) * 1 s, where n jobs of the tenant are parked before, spread within the second, in order and capped.
+// base + floor(n / rate) * 1 s, where n jobs of the tenant are parked before, spread within the
+// second, in order and capped.
 func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 10
@@ -304,7 +308,8 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	})
 }
 
-// Redis has lost the start in a failover, not the entry: a report by who had started it must leave the entry to whoever runs the job next.
+// Redis has lost the start in a failover, not the entry: a report by who had started it must leave
+// the entry to whoever runs the job next.
 func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{"d", ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {

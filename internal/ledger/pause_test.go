@@ -49,7 +49,8 @@ func (w *world) settle(typ string) {
 	}
 }
 
-// What is paused at any place does not start; what runs finishes; and all of it goes on afterwards, each job once.
+// What is paused at any place does not start; what runs finishes; and all of it goes on
+// afterwards, each job once.
 func TestPauseEverywhere(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g") // DFNIRNNW
@@ -97,7 +98,8 @@ func TestPauseEverywhere(t *testing.T) {
 	})
 }
 
-// activeBesides is how many tenants are active though something of theirs is paused: a type is paused for all of them.
+// activeBesides is how many tenants are active though something of theirs is paused: a type is
+// paused for all of them.
 func (w *world) activeBesides(what ledger.Pausable) int64 {
 	if what == ledger.PauseType {
 		return 1
@@ -117,7 +119,8 @@ func (w *world) overdueNow(tenant string) {
 	}
 }
 
-// What scheduled jobs and held groups wait for goes on counting, and both pauses and times are kept.
+// What scheduled jobs and held groups wait for goes on counting, and both
+// pauses and times are kept.
 func TestPauseWhatIsScheduled(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -209,7 +212,8 @@ func TestPauseWhileMoreComes(t *testing.T) {
 	})
 }
 
-// A group that is cancelled while it is paused leaves nothing behind, neither do its tenant nor its type.
+// A group that is cancelled while it is paused leaves nothing behind, neither do
+// its tenant nor its type.
 func TestPauseAndCancel(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g")
@@ -252,8 +256,8 @@ func TestPauseRefuses(t *testing.T) {
 	})
 }
 
-// More than one piece was put aside, by several groups: each comes back when it is resumed, also when another one was resumed before and
-// its jobs are on their way.
+// More than one piece was put aside, by several groups: each comes back when it is resumed, also
+// when another one was resumed before and its jobs are on their way.
 func TestPauseManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 130

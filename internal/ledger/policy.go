@@ -16,8 +16,9 @@ var policy = script("tenants/policy")
 // rankGroups is how many groups one script ranks, and those of the same ms.
 const rankGroups = 200
 
-// SetPolicy lets a partition choose the next jobs by the user's formula over all groups, with its ALPHA; nil is by fair turns. What waits is
-// put in order when that is a change. Harmless when repeated.
+// SetPolicy lets a partition choose the next jobs by the user's formula over all groups,
+// with its ALPHA; nil is by fair turns. What waits is put in order when that is a change.
+// Harmless when repeated.
 func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha *float64) error {
 	want := ""
 	if alpha != nil {

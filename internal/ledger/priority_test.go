@@ -22,12 +22,14 @@ type ranked struct {
 	total, done, waiting int64
 }
 
-// priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), of the group's own base and its tenant's.
+// priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), of the
+// group's own base and its tenant's.
 func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
 	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.done)))
 }
 
-// Admission follows the user's formula over all groups, whoever's they are, as done counts, totals and base priorities change.
+// Admission follows the user's formula over all groups, whoever's they are, as done counts, totals
+// and base priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -94,7 +96,8 @@ func (m *priorityModel) left() (n int64) {
 	return n
 }
 
-// actAdmit takes some jobs one by one: each is of a group that none stands before; equals go by name, the last one first.
+// actAdmit takes some jobs one by one: each is of a group that none stands before; equals go by
+// name, the last one first.
 func (m *priorityModel) actAdmit() {
 	for range rapid.IntRange(1, 3).Draw(m.rt, "jobs") {
 		var best *ranked
@@ -186,7 +189,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	})
 }
 
-// From fair turns to priority and back, with a backlog of more groups than one script ranks, and everything gets out.
+// From fair turns to priority and back, with a backlog of more groups than one script ranks,
+// and everything gets out.
 func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const groups = 450
@@ -240,7 +244,8 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	})
 }
 
-// Limits hold in the order of priority, too: a tenant without a permit is passed, and keeps its groups' places.
+// Limits hold in the order of priority, too: a tenant without a permit is passed, and
+// keeps its groups' places.
 func TestPriorityWithLimits(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)

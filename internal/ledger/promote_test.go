@@ -118,7 +118,8 @@ func TestPromoteSharesPermits(t *testing.T) {
 	})
 }
 
-// With more tenants than permits a window, they take turns: who got a permit stands behind those that got none.
+// With more tenants than permits a window, they take turns: who got a permit stands
+// behind those that got none.
 func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	both(t, func(w *world) {
 		const tenants, permits = 6, 2
@@ -131,7 +132,8 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 		}
 		turns := ""
 		for window := range 9 {
-			// The windows of this test are as long as one likes: the next one begins when the counters say so.
+			// The windows of this test are as long as one likes: the next one begins
+			// when the counters say so.
 			r := w.promote(limit(permits), "T")
 			require.Equal(w, permits, r.Moved, "window %d", window)
 			turns += w.admitted("T", func(j taken) string { return j.Group[:1] })
@@ -139,7 +141,8 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 				w.c.HDel(w.Context(), w.p.Tenant(string(rune('a'+i))), "n")
 			}
 			w.c.HDel(w.Context(), w.p.Rate(), "n")
-			// Those who were told to come in the next window may come now, after those who were not.
+			// Those who were told to come in the next window may come now,
+			// after those who were not.
 			for i, z := range w.c.ZRangeByScoreWithScores(w.Context(), w.p.NonReady(), &redis.ZRangeBy{Min: "1000000000", Max: "+inf"}).Val() {
 				w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: float64(1000*(window+1) + i), Member: z.Member})
 			}
@@ -297,7 +300,8 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 	})
 }
 
-// Where a stream has a single place at a time, as with long jobs, those that are due get it every other time: a backlog starves no retry.
+// Where a stream has a single place at a time, as with long jobs, those that are due get it every
+// other time: a backlog starves no retry.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("a", "acme", "T")

@@ -65,7 +65,8 @@ func (w *world) failed(group string, n int) {
 	require.Equal(w, "FAILED", w.status(group))
 }
 
-// everywhere makes a group with a job at every place: waiting, parked for each reason, ready, in flight, done and failed.
+// everywhere makes a group with a job at every place: waiting, parked for each reason, ready, in
+// flight, done and failed.
 func (w *world) everywhere(group string) {
 	w.Helper()
 	w.create(group, "acme", "T")

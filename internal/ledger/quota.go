@@ -20,7 +20,8 @@ type Part struct {
 	Active  int64 // tenants with jobs that want a permit
 }
 
-// Gain are the terms of a larger part: not as a whole before a time (Redis, µs), and so much of the increase at once. The zero Gain is all of it at once.
+// Gain are the terms of a larger part: not as a whole before a time (Redis, µs), and so much of the
+// increase at once. The zero Gain is all of it at once.
 type Gain struct{ NotBeforeUS, AtOnce int64 }
 
 // LookAtPart reads a partition's part and makes every earlier divider's calls void.
@@ -28,8 +29,11 @@ func LookAtPart(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fenc
 	return SetPart(ctx, c, p, fence, limit, -1, Gain{})
 }
 
-// SetPart changes a partition's part of the limit. The caller gives only what it has taken from others, and when they say.
-func SetPart(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64, gain Gain) (Part, error) {
+// SetPart changes a partition's part of the limit. The caller gives only what it has taken from
+// others, and when they say.
+func SetPart(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64, gain Gain,
+) (Part, error) {
 	args := append([]any{fence}, limit.args()...)
 	r, err := run(ctx, c, quota, p, append(args, permits, gain.NotBeforeUS, gain.AtOnce)...)
 	if err != nil {

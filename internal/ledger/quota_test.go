@@ -70,7 +70,8 @@ func TestQuota(t *testing.T) {
 	})
 }
 
-// Demand is what could use permits: not what is paused, not what is due later, not what its workers can't take.
+// Demand is what could use permits: not what is paused, not what is due later, not what
+// its workers can't take.
 func TestQuotaDemand(t *testing.T) {
 	both(t, func(w *world) {
 		l := ledger.Rate{RPS: 100, Window: time.Second}.Of(0, 2)
@@ -88,8 +89,9 @@ func TestQuotaDemand(t *testing.T) {
 	})
 }
 
-// Whatever those do who divide a limit, whoever takes over, and whatever is repeated or comes too late: all partitions together never
-// exceed the limit. They take before they give, and change nothing while a change is on its way.
+// Whatever those do who divide a limit, whoever takes over, and whatever is repeated or comes too
+// late: all partitions together never exceed the limit. They take before they give, and change
+// nothing while a change is on its way.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {
@@ -136,7 +138,8 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 	w.holds(of(0), log)
 }
 
-// moveAtRandom takes some of a part and gives what nobody has to another one, perhaps twice, or dies in between.
+// moveAtRandom takes some of a part and gives what nobody has to another one, perhaps
+// twice, or dies in between.
 func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, to int, random *rand.Rand) bool {
 	free, have := of(0).Permits, make([]int64, len(parts))
 	for i, p := range parts {

@@ -18,7 +18,10 @@ type ReclaimReply struct {
 }
 
 // Reclaim takes back entries of a type that were idle for a lease, at most most of them.
-func Reclaim(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, lease time.Duration, most, maxLosses int) (ReclaimReply, error) {
+func Reclaim(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
+	typ string, lease time.Duration, most, maxLosses int,
+) (ReclaimReply, error) {
 	r, err := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses)
 	if err != nil {
 		return ReclaimReply{}, err

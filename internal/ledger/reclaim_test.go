@@ -22,7 +22,8 @@ func TestReclaim(t *testing.T) {
 		w.start("T", run[:1])
 		require.Equal(w, "IRR", w.states("g"))
 
-		// Only what a worker holds is taken back, due at once. Only who had started it is held against a job.
+		// Only what a worker holds is taken back, due at once. Only who had started it
+		// is held against a job.
 		require.Equal(w, ledger.ReclaimReply{Taken: 2}, w.reclaim("T", 3))
 		require.Equal(w, "NNR", w.states("g"))
 		require.Equal(w, map[string]int64{"non_ready": 2, "ready": 1}, w.ledger("g"))

@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// reported makes a sealed group of n jobs that are done, in batches of one, and reads their results.
+// reported makes a sealed group of n jobs that are done, in batches of one,
+// and reads their results.
 func (w *world) reported(group string, n int) []results {
 	w.Helper()
 	w.create(group, "acme", "T")
@@ -47,7 +48,8 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Attention()).Val(), "one result is missing yet")
 
-		// The same call again is behind the slot's version; with that, its jobs are reduced already.
+		// The same call again is behind the slot's version; with that, its
+		// jobs are reduced already.
 		w.unchanged(func() {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: 1}, w.reduce(a))
 			a.Version = 1

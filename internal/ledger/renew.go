@@ -18,8 +18,11 @@ type Held struct {
 	Known        bool // it has ended, or was told to be lost before: that is not counted
 }
 
-// Renew keeps the leases of jobs of one type. It returns the positions, from 0, of those that are lost.
-func Renew(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ, consumer string, jobs []Held) ([]int, error) {
+// Renew keeps the leases of jobs of one type. It returns the positions, from 0,
+// of those that are lost.
+func Renew(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ, consumer string, jobs []Held,
+) ([]int, error) {
 	args := make([]any, 0, 3+5*len(jobs))
 	args = append(args, typ, consumer, len(jobs))
 	for _, j := range jobs {

@@ -16,8 +16,8 @@ var (
 )
 
 // Reopen begins the next round of an ended group and returns its number. Requeue then moves its
-// failed jobs. A call that is repeated under the same request id ("": none) answers the same, however far the round
-// has come. Errors: api.ErrNotFound, api.ErrConflict.
+// failed jobs. A call that is repeated under the same request id ("": none) answers the same,
+// however far the round has come. Errors: api.ErrNotFound, api.ErrConflict.
 func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string) (int, error) {
 	r, err := run(ctx, c, reopen, p, group, request)
 	if err != nil {
@@ -29,7 +29,8 @@ func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, r
 	case "NOGROUP":
 		return 0, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	case "STATE":
-		return 0, fmt.Errorf("group %s is %s: only a completed or failed group can be retried: %w", group, r.str(1), api.ErrConflict)
+		return 0, fmt.Errorf("group %s is %s: only a completed or failed group can be retried: %w",
+			group, r.str(1), api.ErrConflict)
 	}
 	return 0, fmt.Errorf("group %s: no job has failed, so there is nothing to retry: %w", group, api.ErrConflict)
 }

@@ -195,7 +195,8 @@ func TestRequeueManyJobs(t *testing.T) {
 	})
 }
 
-// A job that fails again while others of its group still wait to be requeued has failed in this round: it stays.
+// A job that fails again while others of its group still wait to be requeued has failed in
+// this round: it stays.
 func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 250

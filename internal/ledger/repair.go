@@ -16,9 +16,13 @@ var (
 	repairLeftover = script("repair/repair_leftover")
 )
 
-// RepairGroup adds to fields of a group's ledger what they differ by from its states (code:X is an error code's), and puts it on the lists where it belongs. It
-// says whether it has: not when somebody else has repaired the group since version was read, the field repaired of its hash.
-func RepairGroup(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string, version int64, differences map[string]int64) (bool, error) {
+// RepairGroup adds to fields of a group's ledger what they differ by from its states (code:X is an
+// error code's), and puts it on the lists where it belongs. It says whether it has: not when
+// somebody else has repaired the group since version was read, the field repaired of its hash.
+func RepairGroup(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
+	group, tenant string, version int64, differences map[string]int64,
+) (bool, error) {
 	args := []any{group, tenant, version}
 	for _, field := range slices.Sorted(maps.Keys(differences)) {
 		args = append(args, field, differences[field])
@@ -47,7 +51,9 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 // Leftover is something that may be no job.
 type Leftover struct {
 	Place string // queue, parked, aside, ready, results or failures
-	Whose string // the group of a queue or of failures, the tenant of what is parked or aside, the type of a ready stream
+	// the group of a queue or of failures, the tenant of what is parked or aside, the
+	// type of a ready stream
+	Whose string
 	Type  string // of a queue
 	Item  string // an element, an entry's id, or an ordinal
 	Twin  string // another of the same job, of which one is enough; "" for none

@@ -129,7 +129,8 @@ func TestRepairCounter(t *testing.T) {
 	})
 }
 
-// What is a job that lies where it should is never set aside, nor one of two, unless both are there.
+// What is a job that lies where it should is never set aside, nor one of two,
+// unless both are there.
 func TestRepairLeftoverSparesJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

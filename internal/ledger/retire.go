@@ -11,7 +11,8 @@ import (
 
 var retire = script("processes/retire")
 
-// Retire forgets a type that holds nothing and was not served since latest; it tells whether it did.
+// Retire forgets a type that holds nothing and was not served since latest; it
+// tells whether it did.
 func Retire(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, latest time.Time) (bool, error) {
 	r, err := run(ctx, c, retire, p, typ, latest.UnixMilli())
 	if err != nil {

@@ -2,7 +2,8 @@ package ledger
 
 import "strconv"
 
-// runs writes jobs of one group as scripts read them: consecutive ordinals of one attempt as 'lo n attempt', joined by spaces.
+// runs writes jobs of one group as scripts read them: consecutive ordinals of one attempt as 'lo n
+// attempt', joined by spaces.
 type runs struct {
 	b       []byte
 	lo, n   int64

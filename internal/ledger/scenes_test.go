@@ -21,7 +21,8 @@ type scene struct {
 	prepare   func(w *world) act
 }
 
-// scenes bring every script to every one of its writes: each prepares a partition and returns the call.
+// scenes bring every script to every one of its writes: each prepares a partition
+// and returns the call.
 var scenes = slices.Concat(lifeScenes, flowScenes)
 
 var lifeScenes = []scene{

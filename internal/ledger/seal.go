@@ -33,5 +33,6 @@ func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group stri
 	case "CANCELLED":
 		return false, fmt.Errorf("group %s is CANCELLED and can't be sealed any more: %w", group, api.ErrConflict)
 	}
-	return false, fmt.Errorf("group %s: has %d jobs, which disagrees with the total of %d: %w", group, r.num(1), r.num(2), api.ErrConflict)
+	return false, fmt.Errorf("group %s: has %d jobs, which disagrees with the total of %d: %w",
+		group, r.num(1), r.num(2), api.ErrConflict)
 }

@@ -47,7 +47,8 @@ func TestShareComesBackInTheNextWindow(t *testing.T) {
 	})
 }
 
-// served exhausts a limit; who gets what the division leaves over is open, so that it is taken from the first.
+// served exhausts a limit; who gets what the division leaves over is open, so that it is
+// taken from the first.
 func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
 	w.Helper()
 	got := w.exhaust("T", 100, l)
@@ -112,7 +113,8 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// What is lent is what nobody else has a claim to: lanes of other types, and parked jobs that are due.
+// What is lent is what nobody else has a claim to: lanes of other types, and
+// parked jobs that are due.
 func TestShareReserves(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -213,7 +215,8 @@ func TestShareByWeight(t *testing.T) {
 	})
 }
 
-// Turns are charged by the time that jobs take: a tenant whose jobs are 50 times as long gets a 50th of the jobs.
+// Turns are charged by the time that jobs take: a tenant whose jobs are 50 times as long
+// gets a 50th of the jobs.
 func TestShareByDuration(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.backlog("long", "T", 3000)
@@ -276,7 +279,8 @@ func countOf(s string, of rune) (n int) {
 	return n
 }
 
-// A tenant whose share is one permit a window has one marker, however many windows pass, and costs no throttle a job.
+// A tenant whose share is one permit a window has one marker, however many windows pass, and
+// costs no throttle a job.
 func TestOneMarkerATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.set("acme", perWindow(1))

@@ -11,15 +11,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// quiet takes the tokens away that scripts leave for idle roles, so that a script has to leave new ones.
+// quiet takes the tokens away that scripts leave for idle roles, so that a script
+// has to leave new ones.
 func (w *world) quiet() {
 	for _, role := range []string{"fetcher", "dispatcher", "watcher"} {
 		require.NoError(w, w.c.Del(w.Context(), w.p.Wake(role)).Err())
 	}
 }
 
-// An error does not undo what a script wrote before it, so that a key of the wrong type must be noticed before the first
-// write: every key that a scene changes is spoiled in turn.
+// An error does not undo what a script wrote before it, so that a key of the wrong type must be
+// noticed before the first write: every key that a scene changes is spoiled in turn.
 func TestWrongTypesChangeNothing(t *testing.T) {
 	for _, s := range scenes {
 		t.Run(s.name, func(t *testing.T) {
@@ -81,7 +82,8 @@ func (w *world) spoil(key, content string) {
 	}
 }
 
-// When Redis is out of memory, what lets work in is refused as a whole, and what works it off goes through as ever.
+// When Redis is out of memory, what lets work in is refused as a whole, and what works it off
+// goes through as ever.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -32,7 +32,8 @@ type GroupTerms struct {
 	MaxRetries int // negative: the worker's default
 }
 
-// StartReply holds for each job, in the order of the call, the attempt to report under, or -1 when it is not to be run.
+// StartReply holds for each job, in the order of the call, the attempt to report under, or -1
+// when it is not to be run.
 type StartReply struct {
 	Tokens []int64
 	Groups []GroupTerms
@@ -40,7 +41,9 @@ type StartReply struct {
 }
 
 // Start marks jobs as in flight before they are run.
-func Start(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup) (StartReply, error) {
+func Start(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup,
+) (StartReply, error) {
 	n := 0
 	for i := range groups {
 		n += len(groups[i].Jobs)

@@ -52,7 +52,8 @@ func TestStartTwice(t *testing.T) {
 	})
 }
 
-// What was taken back meanwhile is not to be run, and an entry that stands for nothing is taken away.
+// What was taken back meanwhile is not to be run, and an entry that stands for
+// nothing is taken away.
 func TestStartStale(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -89,8 +90,8 @@ func TestStartStale(t *testing.T) {
 	})
 }
 
-// The consumer group was lost and made anew, so that entries are delivered again under their old ids, while their
-// first readers still hold them.
+// The consumer group was lost and made anew, so that entries are delivered again under their old
+// ids, while their first readers still hold them.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -112,7 +113,8 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{2, 2, 2, 1}, tokens(second), "a job that runs gets another attempt")
 		require.Equal(w, map[string]int64{"in_flight": 4}, w.ledger("g"))
 
-		// What the first ones report is stale, of whatever kind, and takes nothing away from the second.
+		// What the first ones report is stale, of whatever kind, and takes nothing
+		// away from the second.
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(first[0])))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeFailed, first[1], 0)))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeRetry, first[2], 0)))

@@ -42,9 +42,11 @@ type Look struct {
 	InFlight     int64
 }
 
-// Why looks at a job, or with NextJob at the one that its group would hand out next. At most so many types of the group and
-// groups before it are looked at. Errors: api.ErrNotFound.
-func Why(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int) (Look, error) {
+// Why looks at a job, or with NextJob at the one that its group would hand out next. At most so
+// many types of the group and groups before it are looked at. Errors: api.ErrNotFound.
+func Why(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,
+) (Look, error) {
 	r, err := run(ctx, c, why, p, group, ordinal, most)
 	if err != nil {
 		return Look{}, err
@@ -60,10 +62,23 @@ func Why(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group strin
 		paused[what] = true
 	}
 	l := Look{
-		Now: time.UnixMilli(r.num(1)), Ordinal: r.num(3), Tenant: r.str(4), Status: api.Status(r.str(5)), Type: r.str(6),
-		GroupPaused: paused['g'], TenantPaused: paused['t'], TypePaused: paused['y'],
-		HeldUntil: r.when(8), ParkedUntil: r.when(9), Place: r.num(10), GroupsBefore: r.num(11), JobsBefore: r.num(12), ByPriority: r.num(13) == 1,
-		Started: r.when(14), Ended: r.num(15), Accepted: r.num(16),
+		Now:          time.UnixMilli(r.num(1)),
+		Ordinal:      r.num(3),
+		Tenant:       r.str(4),
+		Status:       api.Status(r.str(5)),
+		Type:         r.str(6),
+		GroupPaused:  paused['g'],
+		TenantPaused: paused['t'],
+		TypePaused:   paused['y'],
+		HeldUntil:    r.when(8),
+		ParkedUntil:  r.when(9),
+		Place:        r.num(10),
+		GroupsBefore: r.num(11),
+		JobsBefore:   r.num(12),
+		ByPriority:   r.num(13) == 1,
+		Started:      r.when(14),
+		Ended:        r.num(15),
+		Accepted:     r.num(16),
 	}
 	if state := r.str(2); state != "" {
 		l.State = state[0]
@@ -76,7 +91,8 @@ func Why(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group strin
 	return l, nil
 }
 
-// when reads a time in ms that may be a sorted set's score, which Redis writes as it likes; zero is none.
+// when reads a time in ms that may be a sorted set's score, which Redis writes as
+// it likes; zero is none.
 func (r reply) when(i int) time.Time {
 	ms, err := strconv.ParseFloat(r.str(i), 64)
 	if err != nil || !(ms > 0 && ms < 1<<53) {

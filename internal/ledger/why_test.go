@@ -103,7 +103,8 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 	})
 }
 
-// A job that does not wait in a queue is told by its letter; where nothing does, the group's counts say what is left.
+// A job that does not wait in a queue is told by its letter; where nothing does, the group's
+// counts say what is left.
 func TestWhyOutOfTheQueue(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

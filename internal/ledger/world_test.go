@@ -29,7 +29,8 @@ type tb interface {
 	Context() context.Context
 }
 
-// world is one partition on one server, with the steps that the roles would take. Its steps must succeed.
+// world is one partition on one server, with the steps that the roles would take.
+// Its steps must succeed.
 type world struct {
 	tb
 	c      redis.UniversalClient
@@ -212,7 +213,8 @@ func (w *world) eventually(ok func() bool) {
 	}
 }
 
-// taken is a job that a worker has read, and has started when it has a token: the attempt to report under.
+// taken is a job that a worker has read, and has started when it has a token: the
+// attempt to report under.
 type taken struct {
 	entry string
 	ledger.Delivered
