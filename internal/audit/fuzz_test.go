@@ -40,7 +40,7 @@ func FuzzBlobs(f *testing.F) {
 			}
 		}
 		letter := reason(text)
-		if d, err := ledger.ParseDelivered(text); err == nil && letter != 0 && letter != '|' {
+		if d, err := ledger.ParseJob(text); err == nil && letter != 0 && letter != '|' {
 			require.NotEmpty(t, d.Group)
 		}
 	})

@@ -136,7 +136,7 @@ func (t *tidying) walk(ctx context.Context) error {
 	case "ready":
 		return t.stream(ctx, t.p.Ready(t.whose), func(page []redis.XMessage) error {
 			for _, e := range page {
-				d, err := ledger.ParseDelivered(ledger.MessageBlob(e.Values))
+				d, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
 				if err := t.try(ctx, e.ID, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
 					return err
 				}
@@ -182,7 +182,7 @@ func jobOr(j job, ok bool) job {
 
 func (t *tidying) blobs(ctx context.Context, page []string) error {
 	for _, blob := range page {
-		d, err := ledger.ParseDelivered(blob)
+		d, err := ledger.ParseJob(blob)
 		if err := t.try(ctx, blob, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
 			return err
 		}

@@ -151,7 +151,7 @@ func queued(blob string) (int64, bool) {
 // failed reads a failure's record: the error, and the job for a later round.
 func failed(group, field, record string) (ordinal int64, attempt int, ok bool) {
 	_, blob, ok := strings.Cut(record, "\n")
-	d, err := ledger.ParseDelivered(blob)
+	d, err := ledger.ParseJob(blob)
 	return d.Ordinal, d.Attempt, ok && err == nil && d.Group == group && strconv.FormatInt(d.Ordinal, 10) == field
 }
 

@@ -71,7 +71,7 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 			for _, typ := range c.types {
 				if entries := w.c.XRevRangeN(w.Context(), p.Ready(typ), "+", "-", 1).Val(); len(entries) > 0 {
 					if w.c.XDel(w.Context(), p.Ready(typ), entries[0].ID).Val() == 1 {
-						d, err := ledger.ParseDelivered(ledger.MessageBlob(entries[0].Values))
+						d, err := ledger.ParseJob(ledger.MessageBlob(entries[0].Values))
 						w.ok(err)
 						note(d.Group, d.Ordinal)
 					}

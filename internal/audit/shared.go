@@ -146,7 +146,7 @@ func (l *look) ready(ctx context.Context, typ string) error {
 		var foreign []item
 		for _, e := range page {
 			blob := ledger.MessageBlob(e.Values)
-			d, err := ledger.ParseDelivered(blob)
+			d, err := ledger.ParseJob(blob)
 			if err != nil {
 				l.unreadable(inReady, key, e.ID)
 				continue
@@ -194,7 +194,7 @@ func (l *look) nonReady(ctx context.Context, tenant, key string) error {
 	err := l.members(ctx, key, func(page []string) error {
 		var foreign []item
 		for _, blob := range page {
-			d, err := ledger.ParseDelivered(blob)
+			d, err := ledger.ParseJob(blob)
 			if err != nil {
 				l.unreadable(inNonReady, key, "")
 				continue
@@ -215,7 +215,7 @@ func (l *look) nonReady(ctx context.Context, tenant, key string) error {
 	}
 	err = l.members(ctx, key, func(page []string) error {
 		for _, blob := range page {
-			if d, err := ledger.ParseDelivered(blob); err == nil {
+			if d, err := ledger.ParseJob(blob); err == nil {
 				if blobs := twice[job{d.Group, d.Ordinal}]; blobs != nil {
 					blobs[blob] = true
 				}

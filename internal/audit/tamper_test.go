@@ -46,7 +46,7 @@ func (w *world) setState(group string, ordinal int64, at int, to byte) {
 // entry is the entry of a ready stream that holds a job.
 func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
 	for _, m := range w.c.XRange(w.Context(), w.all().Ready(typ), "-", "+").Val() {
-		if d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values)); err == nil && d.Group == group && d.Ordinal == ordinal {
+		if d, err := ledger.ParseJob(ledger.MessageBlob(m.Values)); err == nil && d.Group == group && d.Ordinal == ordinal {
 			return m
 		}
 	}
@@ -61,7 +61,7 @@ func (w *world) xadd(stream string, fields ...any) {
 // parked is a parked job of group all, with what lies in its tenant's set.
 func (w *world) parked() (blob string, ordinal int64) {
 	for _, blob := range w.c.ZRange(w.Context(), w.all().NonReadyOf("acme"), 0, -1).Val() {
-		if d, err := ledger.ParseDelivered(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
+		if d, err := ledger.ParseJob(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
 			return blob, d.Ordinal
 		}
 	}

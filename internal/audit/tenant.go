@@ -236,7 +236,7 @@ func (y *tally) count(blobs []string, n int64) {
 	y.whole = y.whole && int64(len(blobs)) == n
 	for _, blob := range blobs {
 		y.print += maphash.String(printSeed, blob) // in whatever order
-		d, err := ledger.ParseDelivered(blob)
+		d, err := ledger.ParseJob(blob)
 		if err != nil {
 			continue // reported where it lies
 		}
@@ -257,7 +257,7 @@ func (y *tally) countAside(blobs []string, n int64) {
 	y.whole = y.whole && int64(len(blobs)) == n
 	for _, blob := range blobs {
 		y.print += 7 * maphash.String(printSeed, blob)
-		if d, err := ledger.ParseDelivered(blob); err == nil {
+		if d, err := ledger.ParseJob(blob); err == nil {
 			y.nonReady[d.Type]++
 		}
 	}

@@ -133,7 +133,7 @@ func (w *world) promote(p keyspace.Partition, types ...string) {
 // taken is a job that a worker has read.
 type taken struct {
 	entry string
-	ledger.Delivered
+	ledger.Job
 	token int64
 }
 
@@ -141,9 +141,9 @@ func (w *world) read(p keyspace.Partition, typ, consumer string, most int64) []t
 	w.consumers(p.Ready(typ), keyspace.GroupWorkers)
 	var out []taken
 	for _, m := range w.fresh(p.Ready(typ), keyspace.GroupWorkers, consumer, most) {
-		d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values))
+		d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
 		w.ok(err)
-		out = append(out, taken{entry: m.ID, Delivered: d})
+		out = append(out, taken{entry: m.ID, Job: d})
 	}
 	return out
 }

@@ -36,7 +36,7 @@ func FuzzReadParked(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, blob string) {
 		j, ok := readParked(blob)
-		d, err := ledger.ParseDelivered(blob)
+		d, err := ledger.ParseJob(blob)
 		if err != nil {
 			return
 		}

@@ -249,7 +249,7 @@ func (c *whyCase) findReady(ctx context.Context) error {
 			}
 			for _, e := range entries {
 				blob := ledger.MessageBlob(e.Values)
-				d, err := ledger.ParseDelivered(blob)
+				d, err := ledger.ParseJob(blob)
 				mine := err == nil && d.Group == c.group && (d.Ordinal == c.Ordinal || c.Ordinal < 0 && c.isReady(ctx, d.Ordinal))
 				if mine {
 					c.State, c.Ordinal, c.Type = ledger.Ready, d.Ordinal, typ

@@ -17,7 +17,7 @@ import (
 func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	w.Helper()
 	for _, z := range w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
-		d, err := ledger.ParseDelivered(z.Member.(string))
+		d, err := ledger.ParseJob(z.Member.(string))
 		require.NoError(w, err)
 		jobs = append(jobs, fmt.Sprint(d.Group, ".", d.Ordinal))
 		waits = append(waits, int64(z.Score)-d.Since.UnixMilli())

@@ -48,8 +48,8 @@ func FuzzGarbage(f *testing.F) {
 				continue
 			}
 			for _, e := range read[0].Messages {
-				if d, err := ledger.ParseDelivered(ledger.MessageBlob(e.Values)); err == nil {
-					run = append(run, taken{entry: e.ID, Delivered: d})
+				if d, err := ledger.ParseJob(ledger.MessageBlob(e.Values)); err == nil {
+					run = append(run, taken{entry: e.ID, Job: d})
 				}
 			}
 			w.start("T", run)

@@ -84,8 +84,8 @@ func (m *model) check() {
 	for _, g := range groups {
 		lie[g] = make([]string, len(m.reference.groups[g].jobs))
 	}
-	note := func(place, blob string) (ledger.Delivered, string) {
-		d, err := ledger.ParseDelivered(blob)
+	note := func(place, blob string) (ledger.Job, string) {
+		d, err := ledger.ParseJob(blob)
 		require.NoError(m, err, blob)
 		lie[d.Group][d.Ordinal] += place
 		return d, m.tenantOf(d.Group)

@@ -181,7 +181,7 @@ func TestOutcomeFailed(t *testing.T) {
 			var err map[string]any
 			require.NoError(w, json.Unmarshal([]byte(text), &err))
 			require.Equal(w, map[string]any{"ordinal": float64(i), "code": `A/"B"`, "error": "line\nbreak", "attempts": float64(2 - i), "at": float64(number(at)), "round": 1.0}, err)
-			d, parsed := ledger.ParseDelivered(blob)
+			d, parsed := ledger.ParseJob(blob)
 			require.NoError(w, parsed)
 			require.Equal(w, []any{"g", "T", int64(i), "0|0|0"}, []any{d.Group, d.Type, d.Ordinal, d.Waits})
 		}
@@ -257,7 +257,7 @@ func TestOutcomeCongestion(t *testing.T) {
 		require.Equal(w, ledger.OutcomeReply{Owned: n}, w.outcomeIn(terms, "T", report))
 		waits := func() (all []int64) {
 			for _, z := range w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val() {
-				d, err := ledger.ParseDelivered(z.Member.(string))
+				d, err := ledger.ParseJob(z.Member.(string))
 				require.NoError(w, err)
 				all = append(all, int64(z.Score)-d.Since.UnixMilli())
 			}

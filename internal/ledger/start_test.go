@@ -193,9 +193,9 @@ func (w *world) reread(typ string) []taken {
 	w.Helper()
 	var out []taken
 	for _, m := range w.c.XRange(w.Context(), w.p.Ready(typ), "-", "+").Val() {
-		d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values))
+		d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
 		require.NoError(w, err)
-		out = append(out, taken{entry: m.ID, Delivered: d})
+		out = append(out, taken{entry: m.ID, Job: d})
 	}
 	return out
 }

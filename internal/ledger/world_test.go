@@ -217,7 +217,7 @@ func (w *world) eventually(ok func() bool) {
 // attempt to report under.
 type taken struct {
 	entry string
-	ledger.Delivered
+	ledger.Job
 	token int64
 	terms ledger.GroupTerms
 }
@@ -245,9 +245,9 @@ func (w *world) take(typ, consumer string, most int64) []taken {
 	require.NoError(w, err)
 	var out []taken
 	for _, m := range r[0].Messages {
-		d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values))
+		d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
 		require.NoError(w, err)
-		out = append(out, taken{entry: m.ID, Delivered: d, token: -1})
+		out = append(out, taken{entry: m.ID, Job: d, token: -1})
 	}
 	return out
 }

@@ -16,7 +16,7 @@ import (
 
 // Held is a job as a worker holds it.
 type Held struct {
-	ledger.Delivered
+	ledger.Job
 	Entry string
 	At    time.Time // when it was started
 }
@@ -37,7 +37,7 @@ func (w *World) Take(typ, consumer string, n int) []Held {
 		}
 		require.NoError(w.T, err)
 		for _, m := range got[0].Messages {
-			d, err := ledger.ParseDelivered(ledger.MessageBlob(m.Values))
+			d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
 			require.NoError(w.T, err)
 			r, err := ledger.Start(w.ctx(), w.Conn.Cmd, w.P, typ, []ledger.StartGroup{{Group: d.Group, Jobs: []ledger.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
 			require.NoError(w.T, err)

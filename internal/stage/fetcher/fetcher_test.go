@@ -149,7 +149,7 @@ func TestSpendsPermits(t *testing.T) {
 	require.NoError(t, err)
 	windows := map[int64]int{}
 	for _, e := range entries {
-		d, err := ledger.ParseDelivered(ledger.MessageBlob(e.Values))
+		d, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
 		require.NoError(t, err)
 		window := d.Since.UnixMilli() / 100
 		windows[window]++

@@ -131,12 +131,12 @@ func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 // buryJobs starts and fails entries. What is no job stays pending, for reclaim to set aside.
 func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.Entry) (int64, error) {
 	type job struct {
-		ledger.Delivered
+		ledger.Job
 		entry string
 	}
 	var jobs []job
 	for _, e := range entries {
-		if d, err := ledger.ParseDelivered(ledger.EntryBlob(e.Fields)); err == nil {
+		if d, err := ledger.ParseJob(ledger.EntryBlob(e.Fields)); err == nil {
 			jobs = append(jobs, job{d, e.ID})
 		}
 	}

@@ -149,7 +149,7 @@ func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entr
 	for i := range entries {
 		e := &entries[i]
 		t := &task{entry: e.ID, part: p, proc: proc}
-		err := parser.Parse(e.Fields, &t.Delivered)
+		err := parser.Parse(e.Fields, &t.Job)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
 		}

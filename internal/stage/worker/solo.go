@@ -184,7 +184,7 @@ func (s *solo) runAlone(ctx, after context.Context, t *task) {
 		return
 	}
 	// Who has just looked at what is held may still read the one that waited.
-	t = &task{Delivered: t.Delivered, entry: t.entry, attempt: t.Attempt, part: p, proc: t.proc, settled: t.settled}
+	t = &task{Job: t.Job, entry: t.entry, attempt: t.Attempt, part: p, proc: t.proc, settled: t.settled}
 	started, err := p.start(ctx, t.Type, []*task{t})
 	if err != nil {
 		p.handBack([]*task{t})

@@ -12,7 +12,7 @@ import (
 
 // task is one attempt in this process, from its start to its settled outcome.
 type task struct {
-	ledger.Delivered
+	ledger.Job
 	entry   string
 	attempt int // the one to report under
 	terms   ledger.GroupTerms

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Delivered is a job as it lies in a ready stream; prelude.lua draws the blob.
-type Delivered struct {
+// Job is a job as it lies in a ready stream; prelude.lua draws the blob.
+type Job struct {
 	Group, Type                string
 	Attempt                    int
 	Retries, Throttles, Losses int
@@ -29,17 +29,17 @@ var errBlob = errors.New(
 		" is expected",
 )
 
-// ParseDelivered reads a ready entry's blob.
-func ParseDelivered(blob string) (Delivered, error) {
-	var d Delivered
+// ParseJob reads a ready entry's blob.
+func ParseJob(blob string) (Job, error) {
+	var d Job
 	if err := d.Parse(blob); err != nil {
-		return Delivered{}, err
+		return Job{}, err
 	}
 	return d, nil
 }
 
-// Parse is ParseDelivered into an empty d, which is of no use after an error.
-func (d *Delivered) Parse(blob string) error {
+// Parse is ParseJob into an empty d, which is of no use after an error.
+func (d *Job) Parse(blob string) error {
 	c := cutter{rest: blob}
 	c.head(d)
 	c.queued(d)
@@ -50,17 +50,17 @@ func (d *Delivered) Parse(blob string) error {
 // head, which it reads once.
 type Parser struct {
 	head string
-	d    Delivered
+	d    Job
 }
 
 // Parse reads an entry's fields into an empty d, which is of no use after an error.
-func (p *Parser) Parse(fields []string, d *Delivered) error {
+func (p *Parser) Parse(fields []string, d *Job) error {
 	if len(fields) != 2 || fields[0] == "" || fields[0] == Field {
 		return d.Parse(EntryBlob(fields))
 	}
 	if fields[0] != p.head {
 		c := cutter{rest: fields[0]}
-		p.head, p.d = "", Delivered{}
+		p.head, p.d = "", Job{}
 		if c.head(&p.d); c.bad || c.rest != "" {
 			return d.Parse(fields[0] + fields[1])
 		}
@@ -73,7 +73,7 @@ func (p *Parser) Parse(fields []string, d *Delivered) error {
 }
 
 // Waited reads how long the job has waited for fairness, rate and congestion.
-func (d *Delivered) Waited() (fair, rate, congestion time.Duration) {
+func (d *Job) Waited() (fair, rate, congestion time.Duration) {
 	a, rest, _ := strings.Cut(d.Waits, "|")
 	b, c, _ := strings.Cut(rest, "|")
 	return millis(a), millis(b), millis(c)
@@ -85,7 +85,7 @@ func millis(s string) time.Duration {
 }
 
 // QueuedWithTrace is the blob from the ordinal on, with the trace context exchanged.
-func (d *Delivered) QueuedWithTrace(trace string) string {
+func (d *Job) QueuedWithTrace(trace string) string {
 	if trace == d.Trace {
 		return d.Queued
 	}
@@ -100,7 +100,7 @@ type cutter struct {
 }
 
 // head reads what stands in front of the ordinal.
-func (c *cutter) head(d *Delivered) {
+func (c *cutter) head(d *Job) {
 	d.Group, d.Type = c.text(), c.text()
 	d.Attempt, d.Retries, d.Throttles, d.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
 	at := c.rest
@@ -113,7 +113,7 @@ func (c *cutter) head(d *Delivered) {
 }
 
 // queued reads the rest.
-func (c *cutter) queued(d *Delivered) {
+func (c *cutter) queued(d *Job) {
 	d.Queued = c.rest
 	d.Ordinal = c.num()
 	d.Accepted = time.UnixMilli(c.num())
@@ -121,7 +121,7 @@ func (c *cutter) queued(d *Delivered) {
 	d.Payload = c.rest
 }
 
-func (c *cutter) err(d *Delivered) error {
+func (c *cutter) err(d *Job) error {
 	if c.bad || d.Group == "" || d.Type == "" {
 		return errBlob
 	}
