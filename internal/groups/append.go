@@ -20,9 +20,11 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 	return s.add(ctx, &appending{group: group, jobs: jobs, request: "a#" + group + "#" + request + "#", origin: o})
 }
 
-// AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the producer's own
-// id for it, "" when it has none.
-func (s *Store) AppendEntry(ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin) error {
+// AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the
+// producer's own id for it, "" when it has none.
+func (s *Store) AppendEntry(
+	ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin,
+) error {
 	request := "m#" + message + "#" // apart from those of HTTP, whose ids producers choose as well
 	if message == "" {
 		request = ledger.EntryRequest(entry) + "#"
@@ -114,10 +116,11 @@ func (s *Store) addLarge(ctx context.Context, p keyspace.Partition, a *appending
 	})
 }
 
-// Small appends to a partition that come at the same time are stored together, a script a group. Each keeps its own
-// request id and is accepted or refused by itself.
+// Small appends to a partition that come at the same time are stored together, a script a group.
+// Each keeps its own request id and is accepted or refused by itself.
 
-// gather stores a together with others. Who carries the call out also gives messages of the stream their places in traces.
+// gather stores a together with others. Who carries the call out also gives messages of the stream
+// their places in traces.
 func (s *Store) gather(ctx context.Context, p keyspace.Partition, a *appending) error {
 	if !a.origin.Published {
 		a.fresh = s.trace(ctx, a.tenant, a.group, a.jobs, a.origin)
@@ -145,7 +148,8 @@ func (s *Store) appendAll(ctx context.Context, p keyspace.Partition, all []*appe
 	others.Wait()
 }
 
-// share divides appends, which are not none, among calls: of one group each, and no more than a script can take.
+// share divides appends, which are not none, among calls: of one group each, and no more than a
+// script can take.
 func share(all []*appending) (calls [][]*appending) {
 	type open struct{ call, jobs, bytes int }
 	latest := make(map[string]open)
@@ -181,7 +185,8 @@ func (s *Store) appendShared(ctx context.Context, p keyspace.Partition, call []*
 	}
 }
 
-// appendMany returns an error when the call failed as a whole, and otherwise sets those of the appends.
+// appendMany returns an error when the call failed as a whole, and otherwise sets those
+// of the appends.
 func (s *Store) appendMany(ctx context.Context, p keyspace.Partition, call []*appending) error {
 	requests := make([]ledger.Request, len(call))
 	for i, a := range call {
@@ -211,8 +216,9 @@ const (
 	maxOwners = 10_000
 )
 
-// owners remembers whose the groups are that were asked for of late, since appends to one group come in numbers. What it knows may be out of
-// date: whoever finds no group where it says must ask again.
+// owners remembers whose the groups are that were asked for of late, since appends to one
+// group come in numbers. What it knows may be out of date: whoever finds no group where it
+// says must ask again.
 type owners struct {
 	mu     sync.Mutex
 	tenant map[string]string // by group

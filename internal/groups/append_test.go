@@ -95,7 +95,8 @@ func TestAppendsTogether(t *testing.T) {
 	})
 }
 
-// A group that was forgotten is looked for again, and found where another tenant has one of that name.
+// A group that was forgotten is looked for again, and found where another tenant has one
+// of that name.
 func TestAppendFollowsAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(t.Context())

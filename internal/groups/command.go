@@ -17,7 +17,8 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 	}, func(g groupNow) bool { return g.sealed || total != nil && g.announced })
 }
 
-// Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile, by the watcher.
+// Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile,
+// by the watcher.
 func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		if err := ledger.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
@@ -41,7 +42,11 @@ func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 }
 
 // command does something with a group; holds says of a group whether that is so.
-func (s *Store) command(ctx context.Context, group string, do func(context.Context, keyspace.Partition) error, holds func(groupNow) bool) (api.Accepted, error) {
+func (s *Store) command(
+	ctx context.Context, group string,
+	do func(context.Context, keyspace.Partition) error,
+	holds func(groupNow) bool,
+) (api.Accepted, error) {
 	p, _, err := s.locate(ctx, group)
 	if err != nil {
 		return api.Accepted{}, err

@@ -41,8 +41,8 @@ func (s *Store) ResumeTenant(ctx context.Context, tenant string) error {
 	return s.switchOver(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
-// PauseType lets no job of a type start any more, in partition after partition; what went wrong in between is
-// mended by repeating it.
+// PauseType lets no job of a type start any more, in partition after partition; what went wrong in
+// between is mended by repeating it.
 func (s *Store) PauseType(ctx context.Context, typ string) error {
 	return s.switchOver(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
 }
@@ -54,7 +54,9 @@ func (s *Store) ResumeType(ctx context.Context, typ string) error {
 
 type switching func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
 
-func (s *Store) switchOver(ctx context.Context, do switching, what ledger.Pausable, id string, parts ...keyspace.Partition) error {
+func (s *Store) switchOver(
+	ctx context.Context, do switching, what ledger.Pausable, id string, parts ...keyspace.Partition,
+) error {
 	for _, p := range parts {
 		if err := insist(ctx, func(ctx context.Context) error { return do(ctx, s.conn.Cmd, p, what, id) }); err != nil {
 			return outward(err)
@@ -63,7 +65,8 @@ func (s *Store) switchOver(ctx context.Context, do switching, what ledger.Pausab
 	return nil
 }
 
-// SetTenant replaces a tenant's settings and shows the tenant. Who is unknown becomes known by it, unless all is the default.
+// SetTenant replaces a tenant's settings and shows the tenant. Who is unknown becomes known by it,
+// unless all is the default.
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
 	err := insist(ctx, func(ctx context.Context) error {
@@ -104,7 +107,8 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 	}
 	var page []member
 	for _, p := range s.space.All() {
-		ids, err := s.conn.Cmd.ZRangeByLex(ctx, p.Tenants(), &redis.ZRangeBy{Min: after, Max: "+", Count: int64(limit) + 1}).Result()
+		ids, err := s.conn.Cmd.ZRangeByLex(ctx, p.Tenants(),
+			&redis.ZRangeBy{Min: after, Max: "+", Count: int64(limit) + 1}).Result()
 		if err != nil {
 			return list, outward(fmt.Errorf("list tenants: %w", err))
 		}
@@ -148,15 +152,26 @@ func (s *Store) limit(p keyspace.Partition) ledger.Limit {
 
 func (s *Store) showTenant(id string, st ledger.TenantState) api.Tenant {
 	t := api.Tenant{
-		ID: id, RPS: st.Settings.RPS, Weight: 1, BasePriority: st.Settings.BasePriority, Paused: st.Paused, Active: st.Active,
-		Unfinished: st.Unfinished, NonReady: st.NonReady, JobsPerSecond: round(st.PerSecond, 10), ActiveTenants: st.ActiveTenants,
+		ID:            id,
+		RPS:           st.Settings.RPS,
+		Weight:        1,
+		BasePriority:  st.Settings.BasePriority,
+		Paused:        st.Paused,
+		Active:        st.Active,
+		Unfinished:    st.Unfinished,
+		NonReady:      st.NonReady,
+		JobsPerSecond: round(st.PerSecond, 10),
+		ActiveTenants: st.ActiveTenants,
 		Window: api.TenantWindow{
 			Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, WindowMS: s.cfg.Rate.Window.Milliseconds(),
 			Used: st.Used, Limit: st.Limit, GlobalUsed: st.GlobalUsed, GlobalLimit: st.GlobalLimit,
 			NextPermitAt: later(latest(s.ownPermit(st), st.GlobalPermit), st.Now),
 		},
 		Congestion: api.TenantCongestion{
-			Throttles: st.Throttles, Returns: st.Returns, LongestWaitMS: st.LongestWait.Milliseconds(), LastAt: later(st.LastEvent, time.Time{}),
+			Throttles:     st.Throttles,
+			Returns:       st.Returns,
+			LongestWaitMS: st.LongestWait.Milliseconds(),
+			LastAt:        later(st.LastEvent, time.Time{}),
 		},
 	}
 	if st.Settings.Weight != nil {
@@ -168,8 +183,8 @@ func (s *Store) showTenant(id string, st ledger.TenantState) api.Tenant {
 	return t
 }
 
-// ownPermit is when a tenant may have a permit as far as that is up to itself. Who has used up a share may borrow
-// where shares are elastic, and is parked when there is nothing to borrow.
+// ownPermit is when a tenant may have a permit as far as that is up to itself. Who has used up a
+// share may borrow where shares are elastic, and is parked when there is nothing to borrow.
 func (s *Store) ownPermit(st ledger.TenantState) time.Time {
 	if s.cfg.Rate.Share == ledger.ShareElastic && st.Settings.RPS == nil {
 		return st.ParkedUntil

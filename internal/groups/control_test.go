@@ -190,7 +190,8 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// The time left is that of the group's own jobs and of those that its tenant runs before them, at the tenant's speed.
+// The time left is that of the group's own jobs and of those that its tenant runs before them, at
+// the tenant's speed.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

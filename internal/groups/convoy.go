@@ -7,8 +7,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// convoy lets those who come while one trip is under way share the next: who comes alone goes at once, and the more come,
-// the fewer trips there are for each.
+// convoy lets those who come while one trip is under way share the next: who comes alone goes at
+// once, and the more come, the fewer trips there are for each.
 type convoy[T any] struct {
 	turn chan struct{} // held by who carries a trip out
 
@@ -30,8 +30,9 @@ func newConvoys[T any](space keyspace.Space) []*convoy[T] {
 	return all
 }
 
-// join returns when carry has been called with a list that one is in. Who opens a trip carries it out, for the others too, so
-// that its ctx has no end there. After an error, which is ctx's, what became of one must not be looked at.
+// join returns when carry has been called with a list that one is in. Who opens a trip carries it
+// out, for the others too, so that its ctx has no end there. After an error, which is ctx's, what
+// became of one must not be looked at.
 func (c *convoy[T]) join(ctx context.Context, one T, carry func(context.Context, []T)) error {
 	c.mu.Lock()
 	if c.next == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS). One that is not is no
-// loss: the caller is told to repeat, which is harmless.
+// A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS).
+// One that is not is no loss: the caller is told to repeat, which is harmless.
 
 // proof asks a master for what shows that a write is there, and tells afterwards whether it is.
 type proof func(redis.Pipeliner) (there func() bool)
@@ -67,7 +67,8 @@ type groupNow struct {
 // groupIs shows that a group is as it should be.
 func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proof {
 	return func(pipe redis.Pipeliner) func() bool {
-		fields := pipe.HMGet(context.Background(), p.Group(group), "status", "round", "sealed", "total", "paused", "submitted")
+		fields := pipe.HMGet(context.Background(), p.Group(group), "status", "round", "sealed",
+			"total", "paused", "submitted")
 		return func() bool {
 			v := fields.Val()
 			if fields.Err() != nil || v[0] == nil {
@@ -82,7 +83,8 @@ func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proo
 	}
 }
 
-// durableSubmission waits for a submitted group and for what says whose it is, which may lie at another master.
+// durableSubmission waits for a submitted group and for what says whose it is, which may lie at
+// another master.
 func (s *Store) durableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
 	owner := owned(registry, g.ID, g.Tenant)
@@ -98,7 +100,8 @@ func (s *Store) durableSubmission(ctx context.Context, p keyspace.Partition, g *
 	return s.durable(ctx, p, stored)
 }
 
-// durable waits until the replicas of a partition have what was written to it, as far as shown is there.
+// durable waits until the replicas of a partition have what was written to it, as far as
+// shown is there.
 func (s *Store) durable(ctx context.Context, p keyspace.Partition, shown proof) error {
 	if s.cfg.WaitReplicas == 0 {
 		return nil
@@ -140,15 +143,17 @@ func newCommitters(space keyspace.Space) []*committer {
 func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, all []*commit) {
 	var replicas int
 	err := insist(ctx, func(ctx context.Context) (err error) {
-		replicas, err = s.conn.AwaitReplicas(ctx, p.Waited(), s.cfg.WaitReplicas, s.cfg.WaitTimeout, func(pipe redis.Pipeliner) {
-			for _, one := range all {
-				one.there = one.shown(pipe)
-			}
-		})
+		replicas, err = s.conn.AwaitReplicas(ctx, p.Waited(), s.cfg.WaitReplicas, s.cfg.WaitTimeout,
+			func(pipe redis.Pipeliner) {
+				for _, one := range all {
+					one.there = one.shown(pipe)
+				}
+			})
 		return err
 	})
 	if err == nil && replicas < s.cfg.WaitReplicas {
-		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it", api.ErrReplicas, replicas, p.Index(), s.cfg.WaitReplicas)
+		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it",
+			api.ErrReplicas, replicas, p.Index(), s.cfg.WaitReplicas)
 	}
 	c.tell(s, err)
 	for _, one := range all {

@@ -38,7 +38,8 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	return w, replica
 }
 
-// Everything that can be accepted is refused while the replica is silent, and goes through when it is repeated.
+// Everything that can be accepted is refused while the replica is silent, and goes through when
+// it is repeated.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -88,7 +89,8 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	}
 }
 
-// forgetful loses something just before replicas are asked for, as a failover does that comes between a write and its wait.
+// forgetful loses something just before replicas are asked for, as a failover does that comes
+// between a write and its wait.
 type forgetful struct {
 	loss atomic.Pointer[func()]
 }
@@ -106,7 +108,8 @@ func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// What a failover has lost before its replica had it is noticed. What can be stored again is; of a command the caller hears.
+// What a failover has lost before its replica had it is noticed. What can be stored again is; of a
+// command the caller hears.
 func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -156,7 +159,8 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
 }
 
-// dying answers for scripts without running them, as a master does that dies before its replica has what it did.
+// dying answers for scripts without running them, as a master does that dies before its replica
+// has what it did.
 type dying struct {
 	redis.Cmdable
 	unheard func(script int) bool
@@ -196,7 +200,8 @@ func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), d)
 }
 
-// A failover between two scripts of a submission loses the one before. Without replicas to wait for, only the very last can go unnoticed.
+// A failover between two scripts of a submission loses the one before. Without replicas to wait
+// for, only the very last can go unnoticed.
 func TestSubmitOutlivesALostScript(t *testing.T) {
 	t.Parallel()
 	const n, scripts = 2*ledger.MaxAppend + 50, 4 // the first of them creates the group
@@ -219,7 +224,8 @@ func TestSubmitOutlivesALostScript(t *testing.T) {
 	}
 }
 
-// An append is answered for when each of its pieces is there; what comes again is only what is missing.
+// An append is answered for when each of its pieces is there; what comes again is only
+// what is missing.
 func TestAppendOutlivesALostPiece(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
@@ -247,7 +253,8 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 	}
 }
 
-// Where it happens again and again, the caller is told to come back, and what is missing is stored then.
+// Where it happens again and again, the caller is told to come back, and what is missing
+// is stored then.
 func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
 	const n = 2*ledger.MaxAppend + 50

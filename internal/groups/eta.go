@@ -12,15 +12,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// etaGroups is how many groups of a tenant are counted that come before one. A group that is further behind
-// has at least as long to wait as is said.
+// etaGroups is how many groups of a tenant are counted that come before one. A group that is
+// further behind has at least as long to wait as is said.
 const etaGroups = 100
 
 // fairList names a list of a tenant's groups in the order in which they are served.
 type fairList struct{ typ, lane, tenant string }
 
-// estimate says when groups of one partition will have ended: the jobs that are left, and those of their tenant's groups that
-// come first, at the speed at which the tenant's jobs end right now. Where nothing moves it says nothing.
+// estimate says when groups of one partition will have ended: the jobs that are left, and those of
+// their tenant's groups that come first, at the speed at which the tenant's jobs end right now.
+// Where nothing moves it says nothing.
 func (s *Store) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
 	speeds := map[string]float64{}
 	orders := map[fairList]*redis.StringSliceCmd{}
@@ -82,7 +83,8 @@ func moving(g *api.Group) bool {
 	return !g.Status.Ended() && !g.Paused && g.Counts.Accepted > g.Counts.Ended()
 }
 
-// speeds fills in how many jobs of each tenant end a second, at most what limits let it; 0 for one that is paused.
+// speeds fills in how many jobs of each tenant end a second, at most what limits let it; 0 for one
+// that is paused.
 func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
 	tenants := make([]string, 0, len(of))
 	for t := range of {
@@ -109,7 +111,9 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 }
 
 // waitingOf reads how many jobs wait of each group in the lists.
-func (s *Store) waitingOf(ctx context.Context, p keyspace.Partition, orders map[fairList]*redis.StringSliceCmd) (map[string]int64, error) {
+func (s *Store) waitingOf(
+	ctx context.Context, p keyspace.Partition, orders map[fairList]*redis.StringSliceCmd,
+) (map[string]int64, error) {
 	counts := map[string]*redis.SliceCmd{}
 	_, err := s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, order := range orders {

@@ -45,7 +45,9 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 var mayWait = map[string]bool{"waiting": true, "non_ready": true, "ready": true}
 
 // job reads a job's state and its latest error.
-func (s *Store) job(ctx context.Context, p keyspace.Partition, group string, ordinal int64) (api.Job, errorRecord, error) {
+func (s *Store) job(
+	ctx context.Context, p keyspace.Partition, group string, ordinal int64,
+) (api.Job, errorRecord, error) {
 	field := strconv.FormatInt(ordinal, 10)
 	var state, failure, lastErr *redis.StringCmd
 	_, err := s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -60,7 +62,13 @@ func (s *Store) job(ctx context.Context, p keyspace.Partition, group string, ord
 	if len(state.Val()) != 2 {
 		return api.Job{}, errorRecord{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
-	j := api.Job{ID: group + "." + field, Group: group, Ordinal: ordinal, State: stateNames[state.Val()[0]], Attempts: int(state.Val()[1]) - 33}
+	j := api.Job{
+		ID:       group + "." + field,
+		Group:    group,
+		Ordinal:  ordinal,
+		State:    stateNames[state.Val()[0]],
+		Attempts: int(state.Val()[1]) - 33,
+	}
 	text := lastErr.Val()
 	if failure.Val() != "" {
 		text, _, _ = strings.Cut(failure.Val(), "\n")

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// lanes let appends of this process to one group go one after the other, so that each knows the group's next ordinal, and can
-// compose the jobs' blobs that the script would otherwise have to put together.
+// lanes let appends of this process to one group go one after the other, so that each knows the
+// group's next ordinal, and can compose the jobs' blobs that the script would otherwise have to
+// put together.
 type lanes struct {
 	mu  sync.Mutex
 	all map[string]*lane

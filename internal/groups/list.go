@@ -45,11 +45,16 @@ func parseCursor(cursor string) (place, error) {
 }
 
 func badCursor() error {
-	return &messages.ValidationError{Fields: []messages.FieldError{{Field: "cursor", Problem: "must be one that an earlier page gave"}}}
+	return &messages.ValidationError{Fields: []messages.FieldError{{
+		Field:   "cursor",
+		Problem: "must be one that an earlier page gave",
+	}}}
 }
 
 // newest merges the partitions' next groups after a place.
-func (s *Store) newest(ctx context.Context, parts []keyspace.Partition, tenant string, before place, limit int) ([]place, error) {
+func (s *Store) newest(
+	ctx context.Context, parts []keyspace.Partition, tenant string, before place, limit int,
+) ([]place, error) {
 	var page []place
 	for _, p := range parts {
 		key := p.Groups()
@@ -70,8 +75,9 @@ func (s *Store) newest(ctx context.Context, parts []keyspace.Partition, tenant s
 					got++
 				}
 			}
-			// Those created in the cursor's very millisecond may fill pages before it. Each partition must give
-			// as many as it has, or the next one's would be taken for what follows.
+			// Those created in the cursor's very millisecond may fill pages before it. Each
+			// partition must give as many as it has, or the next one's would be taken for
+			// what follows.
 			if got >= limit || len(found) < limit {
 				break
 			}
@@ -134,7 +140,13 @@ func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure)
 			if !seen.add(e.Ordinal) {
 				continue
 			}
-			if err := yield(api.Failure{Ordinal: e.Ordinal, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: time.UnixMilli(e.At).UTC()}); err != nil {
+			if err := yield(api.Failure{
+				Ordinal:  e.Ordinal,
+				Code:     e.Code,
+				Error:    e.Error,
+				Attempts: e.Attempts,
+				At:       time.UnixMilli(e.At).UTC(),
+			}); err != nil {
 				return err
 			}
 		}
@@ -158,7 +170,8 @@ func (b *bitset) add(ordinal int64) bool {
 	return fresh
 }
 
-// DeadLetters lists dead letters of all partitions, newest first. The cursor holds the place in each.
+// DeadLetters lists dead letters of all partitions, newest first. The cursor holds the
+// place in each.
 func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	parts := s.space.All()
@@ -214,8 +227,16 @@ func deadLetter(e redis.XMessage) api.DeadLetter {
 		at = min(number(ms), year9999)
 	}
 	d := api.DeadLetter{
-		EntryID: e.ID, Job: text("job"), Tenant: text("tenant"), Group: text("group"), Ordinal: number(text("ordinal")), Type: text("type"),
-		Code: text("code"), Error: text("error"), Attempts: int(number(text("attempts"))), At: time.UnixMilli(at).UTC(),
+		EntryID:  e.ID,
+		Job:      text("job"),
+		Tenant:   text("tenant"),
+		Group:    text("group"),
+		Ordinal:  number(text("ordinal")),
+		Type:     text("type"),
+		Code:     text("code"),
+		Error:    text("error"),
+		Attempts: int(number(text("attempts"))),
+		At:       time.UnixMilli(at).UTC(),
 	}
 	if payload := text("payload"); json.Valid([]byte(payload)) {
 		d.Payload = []byte(payload)

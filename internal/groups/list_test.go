@@ -22,8 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Groups of several partitions, many of them created in the same millisecond, come once each and in order,
-// whatever the size of a page.
+// Groups of several partitions, many of them created in the same millisecond, come once each and in
+// order, whatever the size of a page.
 func TestListIsPaged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

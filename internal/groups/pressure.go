@@ -19,7 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// pressureAge is how old the view of the backlog may be; freshAge, for one who wants more than a process's share.
+// pressureAge is how old the view of the backlog may be; freshAge, for one who wants more than a
+// process's share.
 const (
 	pressureAge = 200 * time.Millisecond
 	freshAge    = 20 * time.Millisecond
@@ -63,14 +64,15 @@ func (p *pressure) check(ctx context.Context, n int) error {
 	defer p.mu.Unlock()
 	limit, jobs := p.cfg.MaxBacklog, int64(n)
 	if limit > 0 && jobs > limit {
-		return fmt.Errorf("%d jobs at once: the backlog holds at most %d in all: send them in smaller pieces: %w", n, limit, api.ErrInvalid)
+		return fmt.Errorf("%d jobs at once: the backlog holds at most %d in all: send them in smaller pieces: %w",
+			n, limit, api.ErrInvalid)
 	}
 	age := pressureAge
 	if p.gate.large(jobs) {
 		age = freshAge
 	}
-	// One request looks for all. So it must not end with that request, and what it could not see is an answer too:
-	// otherwise all would wait in turn while Redis does not answer.
+	// One request looks for all. So it must not end with that request, and what it could not see is
+	// an answer too: otherwise all would wait in turn while Redis does not answer.
 	if time.Since(p.at) > age {
 		p.err = p.look(context.WithoutCancel(ctx))
 		p.at = time.Now()
@@ -91,10 +93,14 @@ func (p *pressure) check(ctx context.Context, n int) error {
 		r.letIn(p, jobs)
 		return nil
 	}
-	full := &api.BackpressureError{RetryAfter: wait, Reason: fmt.Sprintf("the backlog holds %d of at most %d jobs", limit-p.gate.room, limit)}
+	full := &api.BackpressureError{
+		RetryAfter: wait,
+		Reason:     fmt.Sprintf("the backlog holds %d of at most %d jobs", limit-p.gate.room, limit),
+	}
 	switch {
 	case shut > 0:
-		full.Reason = fmt.Sprintf("Redis uses %.0f%% of its memory, at most %.0f%% are filled", p.memory.ratio*100, p.cfg.MaxMemoryRatio*100)
+		full.Reason = fmt.Sprintf("Redis uses %.0f%% of its memory, at most %.0f%% are filled",
+			p.memory.ratio*100, p.cfg.MaxMemoryRatio*100)
 	case jobs <= p.gate.room:
 		full.Reason += ", and the rest is promised to those who came before"
 	}
@@ -210,7 +216,8 @@ func loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 	_, _ = conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, typ := range types {
 			cmds[i] = replies{
-				load: pipe.HMGet(ctx, p.Load(typ), "waiting", "non_ready", "stale", "lost"), length: pipe.XLen(ctx, p.Ready(typ)),
+				load:    pipe.HMGet(ctx, p.Load(typ), "waiting", "non_ready", "stale", "lost"),
+				length:  pipe.XLen(ctx, p.Ready(typ)),
 				pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
 			}
 		}

@@ -15,8 +15,8 @@ type claim struct {
 	part int64  // the piece's number
 }
 
-// Request is one attempt to add jobs, for backpressure: a producer that was told when to come again is known by its
-// name when it does, and what is on its way to Redis is not overlooked.
+// Request is one attempt to add jobs, for backpressure: a producer that was told when to come again
+// is known by its name when it does, and what is on its way to Redis is not overlooked.
 type Request struct {
 	claim
 	pressure *pressure // that has let it in
@@ -25,8 +25,9 @@ type Request struct {
 
 type requestKey struct{}
 
-// WithRequest names who submits or appends under the context. Sure says that nobody else goes by the name: an
-// idempotency key, say, and not only what the content is. The caller ends the Request when it has its answer.
+// WithRequest names who submits or appends under the context. Sure says that nobody else goes by
+// the name: an idempotency key, say, and not only what the content is. The caller ends the Request
+// when it has its answer.
 func WithRequest(ctx context.Context, who string, sure bool) (context.Context, *Request) {
 	return withRequest(ctx, claim{who: who, sure: sure})
 }

@@ -8,8 +8,9 @@ import (
 // drainAge is how long the drain is averaged over.
 const drainAge = 5 * time.Second
 
-// gate decides by a view of the backlog. Each ingest process lets in its share of the room and makes promises of its
-// share of the drain, so that together they neither go beyond the limit nor promise anything twice.
+// gate decides by a view of the backlog. Each ingest process lets in its share of the room and
+// makes promises of its share of the drain, so that together they neither go beyond the limit nor
+// promise anything twice.
 type gate struct {
 	limit int64 // jobs in the backlog
 	line  *line
@@ -33,7 +34,8 @@ func (g *gate) see(backlog, peers int64, drain float64, elapsed time.Duration) {
 	g.share = g.room / g.peers
 }
 
-// large tells of what a share may never suffice for. It is measured by all the room, which the caller looks at afresh.
+// large tells of what a share may never suffice for. It is measured by all the room, which the
+// caller looks at afresh.
 func (g *gate) large(jobs int64) bool {
 	return g.peers > 1 && g.limit > 0 && jobs > g.limit/(2*g.peers)
 }

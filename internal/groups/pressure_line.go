@@ -18,10 +18,10 @@ const (
 	maxTrust, minTrust = 0.9, 0.1 // how much of the measured drain is promised
 )
 
-// line is where those stand who were refused. Each was told when to come again, and the room that the workers make
-// until then is kept for it: newcomers get what is left over. So a producer that does as it was told
-// is refused once, however many come at the same time. A place in the line is an amount of jobs that
-// falls due, by the drain of the backlog.
+// line is where those stand who were refused. Each was told when to come again, and the room that
+// the workers make until then is kept for it: newcomers get what is left over. So a producer that
+// does as it was told is refused once, however many come at the same time. A place in the line is
+// an amount of jobs that falls due, by the drain of the backlog.
 type line struct {
 	slots []slot // one a tick, without gaps
 	first int64  // tick of the first slot
@@ -53,7 +53,8 @@ type offer struct {
 
 func newLine() *line { return &line{by: map[string][]*promise{}, trust: maxTrust} }
 
-// admit lets an offer in, or says how long it has to wait, in whole seconds. The room is the caller's to count.
+// admit lets an offer in, or says how long it has to wait, in whole seconds. The room is the
+// caller's to count.
 func (l *line) admit(now time.Time, o offer) (wait time.Duration, ok bool) {
 	l.lapse(now)
 	drain := o.drain * l.trust
@@ -142,14 +143,16 @@ func (l *line) promised(now time.Time, c claim, jobs int64) *promise {
 	for _, p := range l.by[c.who] {
 		switch {
 		case p.due.After(now.Add(early)):
-		case found == nil, p.jobs == jobs && found.jobs != jobs, p.due.Before(found.due) && (found.jobs != jobs || p.jobs == jobs):
+		case found == nil, p.jobs == jobs && found.jobs != jobs,
+			p.due.Before(found.due) && (found.jobs != jobs || p.jobs == jobs):
 			found = p
 		}
 	}
 	return found
 }
 
-// standing is the promise of one who is known for certain: others of the same name are not to share a place.
+// standing is the promise of one who is known for certain: others of the same name are not to
+// share a place.
 func (l *line) standing(c claim) *promise {
 	for _, p := range l.by[c.who] {
 		if c.sure || c.base != "" && c.base == p.base {

@@ -144,8 +144,8 @@ func (m market) run(seed uint64) marketOutcome {
 	return out
 }
 
-// Producers that come back when they were told to find room, whoever else comes meanwhile; and there is never more
-// than the limit.
+// Producers that come back when they were told to find room, whoever else comes meanwhile; and
+// there is never more than the limit.
 func TestPromisesAreKept(t *testing.T) {
 	base := market{limit: 100_000, drain: 2000, wobble: 0.1, processes: 1, sticky: true, crowd: 1000, smallest: 1, largest: 500, lasts: 3 * time.Minute}
 	for name, change := range map[string]func(*market){

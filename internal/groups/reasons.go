@@ -81,7 +81,8 @@ func (c *whyCase) unserved(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// parked is a job that comes back after a failure, or a tenant's marker that waits for its reserved permit.
+// parked is a job that comes back after a failure, or a tenant's marker that waits for its
+// reserved permit.
 func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 	if c.State != ledger.NonReady || c.reason == parkedScheduled || c.reason == parkedPaused {
 		return nil
@@ -115,7 +116,8 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 
 // overdue is a job whose time has come and that is held up: who was due earlier comes first.
 func (c *whyCase) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
-	ahead, err := c.s.conn.Cmd.ZCount(ctx, c.p.NonReadyOf(c.Tenant), "-inf", "("+strconv.FormatInt(c.due.UnixMilli(), 10)).Result()
+	ahead, err := c.s.conn.Cmd.ZCount(ctx, c.p.NonReadyOf(c.Tenant), "-inf",
+		"("+strconv.FormatInt(c.due.UnixMilli(), 10)).Result()
 	if err != nil {
 		return "", err
 	}
@@ -177,7 +179,8 @@ func (c *whyCase) inLine(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// line gives the place of a waiting job in the order in which jobs are chosen, and how long those before it take.
+// line gives the place of a waiting job in the order in which jobs are chosen, and how long those
+// before it take.
 func (c *whyCase) line(w *api.Why, st ledger.TenantState) string {
 	if c.State != ledger.Waiting {
 		return ""

@@ -22,8 +22,16 @@ func (s *Store) Stats(ctx context.Context) (api.Stats, error) {
 
 func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 	st := api.Stats{
-		Partitions: s.space.Partitions(), Types: []api.TypeStats{}, Workers: []api.WorkerStatus{}, Stages: []api.StageStatus{},
-		RateLimit: api.RateLimit{Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, RPS: s.cfg.Rate.RPS, WindowMS: s.cfg.Rate.Window.Milliseconds()},
+		Partitions: s.space.Partitions(),
+		Types:      []api.TypeStats{},
+		Workers:    []api.WorkerStatus{},
+		Stages:     []api.StageStatus{},
+		RateLimit: api.RateLimit{
+			Limiter:  s.cfg.Limiter,
+			Share:    s.cfg.LimiterMode,
+			RPS:      s.cfg.Rate.RPS,
+			WindowMS: s.cfg.Rate.Window.Milliseconds(),
+		},
 	}
 	byType := map[string]*api.TypeStats{}
 	for _, p := range s.space.All() {
@@ -53,7 +61,8 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 			return st, err
 		}
 		pipe := s.conn.Cmd.Pipeline()
-		groups, active, dead, rate := pipe.ZCard(ctx, p.Groups()), pipe.SCard(ctx, p.Active()), pipe.XLen(ctx, p.DeadLetters()), pipe.HMGet(ctx, p.Rate(), "w", "n")
+		groups, active := pipe.ZCard(ctx, p.Groups()), pipe.SCard(ctx, p.Active())
+		dead, rate := pipe.XLen(ctx, p.DeadLetters()), pipe.HMGet(ctx, p.Rate(), "w", "n")
 		if _, err := pipe.Exec(ctx); err != nil {
 			return st, fmt.Errorf("read stats of partition %d: %w", p.Index(), err)
 		}

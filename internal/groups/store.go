@@ -1,6 +1,7 @@
-// Package groups is what can be done with bulk actions and seen of them: it stores submissions, takes
-// commands, and shows groups, jobs and queues. It hides where a group lies, how large submissions are
-// cut, and what makes a repeated request harmless. Ingest and the HTTP API stand on it.
+// Package groups is what can be done with bulk actions and seen of them: it stores
+// submissions, takes commands, and shows groups, jobs and queues. It hides where a group lies,
+// how large submissions are cut, and what makes a repeated request harmless. Ingest and the
+// HTTP API stand on it.
 package groups
 
 import (
@@ -48,7 +49,10 @@ type Store struct {
 }
 
 // New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
-func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, reducers *reducer.Registry, appender redis.Cmdable) *Store {
+func New(
+	cfg Config, conn *redisx.Conn, space keyspace.Space,
+	tel *telemetry.Telemetry, reducers *reducer.Registry, appender redis.Cmdable,
+) *Store {
 	if appender == nil {
 		appender = conn.Cmd
 	}
@@ -91,8 +95,8 @@ func insist(ctx context.Context, step func(context.Context) error) error {
 	return repeat(ctx, redisx.IsUnavailable, step)
 }
 
-// complete takes all steps again, from the first on, when a failover in between has lost what one of them did. Those whose
-// effect is there change nothing.
+// complete takes all steps again, from the first on, when a failover in between has lost what one
+// of them did. Those whose effect is there change nothing.
 func complete(ctx context.Context, steps func(context.Context) error) error {
 	return repeat(ctx, func(err error) bool { return errors.Is(err, errLost) }, steps)
 }

@@ -96,7 +96,8 @@ func holds(w *stagetest.World, group string, n int) {
 	}
 }
 
-// A submission that is larger than a script is stored in pieces. Whoever dies between two of them is repeated.
+// A submission that is larger than a script is stored in pieces. Whoever dies between two of
+// them is repeated.
 func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3

@@ -32,8 +32,8 @@ type Origin struct {
 	Published bool
 }
 
-// Submit stores a group with its jobs. It may be repeated: the same content under the same id, or the
-// same idempotency key, is the same group. Errors are those of package api.
+// Submit stores a group with its jobs. It may be repeated: the same content under the same id, or
+// the same idempotency key, is the same group. Errors are those of package api.
 func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	if err := s.pressure.check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, err
@@ -87,7 +87,9 @@ func endsEmpty(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
 
-func (s *Store) submit(ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool) error {
+func (s *Store) submit(
+	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
+) error {
 	err := insist(ctx, func(ctx context.Context) error {
 		if err := s.claim(ctx, g.Group, g.Tenant); err != nil {
 			return err
@@ -108,7 +110,9 @@ func (s *Store) submit(ctx context.Context, p keyspace.Partition, g ledger.Creat
 }
 
 // cut makes pieces of jobs that a script can take, each under a request id of its own.
-func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin) []ledger.AppendArgs {
+func (s *Store) cut(
+	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
+) []ledger.AppendArgs {
 	if len(jobs) == 0 {
 		return nil
 	}
@@ -119,7 +123,12 @@ func (s *Store) cut(ctx context.Context, tenant, group string, jobs []messages.J
 			bytes += len(fresh[n].Payload)
 			n++
 		}
-		pieces = append(pieces, ledger.AppendArgs{Group: group, Limit: messages.MaxTotal, Jobs: fresh[:n], Request: request + strconv.Itoa(len(pieces))})
+		pieces = append(pieces, ledger.AppendArgs{
+			Group:   group,
+			Limit:   messages.MaxTotal,
+			Jobs:    fresh[:n],
+			Request: request + strconv.Itoa(len(pieces)),
+		})
 		fresh = fresh[n:]
 	}
 	return pieces
@@ -150,8 +159,8 @@ func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a ledger.A
 	})
 }
 
-// trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its message,
-// continues its producer's; the others begin one each, linked to the message's.
+// trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its
+// message, continues its producer's; the others begin one each, linked to the message's.
 func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	var link trace.SpanContext
@@ -172,7 +181,8 @@ func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages
 		}
 		switch {
 		case j.TraceParent != "" && !o.Published:
-			fresh[i].Trace = s.tel.ContinueJobTrace(s.send(ctx, tenant, group, j.TraceParent, o.At, 1), "ingest", o.At, attrs)
+			fresh[i].Trace = s.tel.ContinueJobTrace(s.send(ctx, tenant, group, j.TraceParent, o.At, 1), "ingest",
+				o.At, attrs)
 		case j.TraceParent != "":
 			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
 		case len(jobs) == 1 && message != "":
@@ -189,8 +199,10 @@ func (s *Store) send(ctx context.Context, tenant, group, parent string, at time.
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
 	}
-	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer), trace.WithTimestamp(at),
-		trace.WithAttributes(append(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest()), telemetry.JobAttributes(tenant, group, -1, 0)...)...))
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest()),
+		telemetry.JobAttributes(tenant, group, -1, 0)...)
+	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer),
+		trace.WithTimestamp(at), trace.WithAttributes(attributes...))
 	if jobs > 1 {
 		span.SetAttributes(telemetry.MessageCount(jobs))
 	}
@@ -255,7 +267,11 @@ func (s *Store) reserve(ctx context.Context, key, hash, group string) (string, e
 
 // fields are what the group's hash keeps of a submission.
 func (s *Store) fields(g *messages.SubmitGroup) (map[string]string, error) {
-	f := map[string]string{"lane": string(g.Priority), "name": g.Name, "base_priority": strconv.FormatFloat(g.BasePriority, 'f', -1, 64)}
+	f := map[string]string{
+		"lane":          string(g.Priority),
+		"name":          g.Name,
+		"base_priority": strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
+	}
 	if g.Priority == "" {
 		f["lane"] = string(messages.LaneNormal)
 	}

@@ -40,7 +40,11 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	cmds := make([]replies, len(ids))
 	_, err := s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
-			cmds[i] = replies{group: pipe.HGetAll(ctx, p.Group(id)), codes: pipe.HGetAll(ctx, p.Codes(id)), aggregate: pipe.HGetAll(ctx, p.Aggregate(id))}
+			cmds[i] = replies{
+				group:     pipe.HGetAll(ctx, p.Group(id)),
+				codes:     pipe.HGetAll(ctx, p.Codes(id)),
+				aggregate: pipe.HGetAll(ctx, p.Aggregate(id)),
+			}
 		}
 		return nil
 	})
@@ -62,20 +66,37 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	return views, s.estimate(ctx, p, views)
 }
 
-// View is a group as its hash, its codes and its partial aggregates tell it. With an error it lacks the aggregate only.
+// View is a group as its hash, its codes and its partial aggregates tell it. With an error it lacks
+// the aggregate only.
 func (s *Store) View(hash, codes, aggregate map[string]string, now time.Time) (api.Group, error) {
 	n := func(field string) int64 {
 		v, _ := strconv.ParseInt(hash[field], 10, 64)
 		return v
 	}
 	g := api.Group{
-		ID: hash["id"], Tenant: hash["tenant"], Name: hash["name"], Type: hash["type"], Priority: hash["lane"],
-		Status: api.Status(hash["status"]), Sealed: hash["sealed"] != "", Paused: hash["paused"] != "", Round: int(n("round")),
+		ID:       hash["id"],
+		Tenant:   hash["tenant"],
+		Name:     hash["name"],
+		Type:     hash["type"],
+		Priority: hash["lane"],
+		Status:   api.Status(hash["status"]),
+		Sealed:   hash["sealed"] != "",
+		Paused:   hash["paused"] != "",
+		Round:    int(n("round")),
 		Counts: api.Counts{
-			Accepted: n("accepted"), Waiting: n("waiting"), NonReady: n("non_ready"), Ready: n("ready"), InFlight: n("in_flight"),
-			Done: n("done"), Failed: n("failed"), Cancelled: n("cancelled"),
+			Accepted:  n("accepted"),
+			Waiting:   n("waiting"),
+			NonReady:  n("non_ready"),
+			Ready:     n("ready"),
+			InFlight:  n("in_flight"),
+			Done:      n("done"),
+			Failed:    n("failed"),
+			Cancelled: n("cancelled"),
 		},
-		FailuresByCode: map[string]int64{}, Throttles: n("throttles"), Retries: n("retries"), Timestamps: map[string]time.Time{},
+		FailuresByCode: map[string]int64{},
+		Throttles:      n("throttles"),
+		Retries:        n("retries"),
+		Timestamps:     map[string]time.Time{},
 	}
 	if hash["total"] != "" {
 		total := n("total")
@@ -124,7 +145,8 @@ func (s *Store) Merged(asked string, slots map[string]string) (*reducer.State, e
 	return all, nil
 }
 
-// eta guesses how long the group still needs from its speed since it started, for who can't ask how fast its tenant is.
+// eta guesses how long the group still needs from its speed since it started, for who can't ask how
+// fast its tenant is.
 func eta(g api.Group, startedMS int64, now time.Time) *float64 {
 	ended := g.Counts.Ended()
 	elapsed := now.Sub(time.UnixMilli(startedMS)).Seconds()
@@ -143,8 +165,8 @@ type ListQuery struct {
 	Limit  int
 }
 
-// Groups lists groups, newest first. Its cursor is the place in the order of creation, so that groups
-// that come meanwhile neither shift nor repeat a page.
+// Groups lists groups, newest first. Its cursor is the place in the order of creation, so that
+// groups that come meanwhile neither shift nor repeat a page.
 func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	parts := s.space.All()

@@ -35,8 +35,11 @@ func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
 	return w, outward(err)
 }
 
-// why looks at a job and explains it. The job may move meanwhile: the explanation is of the state that is returned with it.
-func (s *Store) why(ctx context.Context, p keyspace.Partition, group string, ordinal int64, last errorRecord) (byte, api.Why, error) {
+// why looks at a job and explains it. The job may move meanwhile: the explanation is of the state
+// that is returned with it.
+func (s *Store) why(
+	ctx context.Context, p keyspace.Partition, group string, ordinal int64, last errorRecord,
+) (byte, api.Why, error) {
 	for try := 1; ; try++ {
 		look, err := ledger.Why(ctx, s.conn.Cmd, p, group, ordinal, whyMost)
 		if err != nil {
@@ -53,7 +56,11 @@ func (s *Store) why(ctx context.Context, p keyspace.Partition, group string, ord
 				return c.State, w, err
 			}
 		} else if try == whyTries {
-			return c.State, api.Why{Job: c.job(), Detail: "It is on its way from one place to the next: look again. If it stays so, bulkaction audit says whether it vanished."}, nil
+			return c.State, api.Why{
+				Job: c.job(),
+				Detail: "It is on its way from one place to the next: look again. If it stays so, bulkaction " +
+					"audit says whether it vanished.",
+			}, nil
 		}
 	}
 }
@@ -98,14 +105,17 @@ func (c *whyCase) explain(ctx context.Context) (api.Why, error) {
 		return api.Why{}, err
 	}
 	w := api.Why{Job: c.job()}
-	if c.State != ledger.Waiting && c.State != ledger.NonReady && c.State != ledger.Ready || c.Status == api.StatusCancelled {
+	if c.State != ledger.Waiting && c.State != ledger.NonReady && c.State != ledger.Ready ||
+		c.Status == api.StatusCancelled {
 		w.Detail = ended[c.State]
 		if c.Status == api.StatusCancelled {
 			w.Detail = "Its group was cancelled: it does not start any more."
 		}
 		return w, nil
 	}
-	for _, ask := range []func(context.Context, *api.Why) error{c.paused, c.scheduled, c.unserved, c.parked, c.limited, c.inLine} {
+	for _, ask := range []func(context.Context, *api.Why) error{
+		c.paused, c.scheduled, c.unserved, c.parked, c.limited, c.inLine,
+	} {
 		if err := ask(ctx, &w); err != nil || w.Reason != "" {
 			return w, err
 		}
@@ -114,8 +124,11 @@ func (c *whyCase) explain(ctx context.Context) (api.Why, error) {
 }
 
 var ended = map[byte]string{
-	ledger.InFlight: "It is running.", ledger.Done: "It is done; its result is being reduced.", ledger.Reduced: "It is done.",
-	ledger.Failed: "It has failed for good.", ledger.Cancelled: "It was cancelled.",
+	ledger.InFlight:  "It is running.",
+	ledger.Done:      "It is done; its result is being reduced.",
+	ledger.Reduced:   "It is done.",
+	ledger.Failed:    "It has failed for good.",
+	ledger.Cancelled: "It was cancelled.",
 }
 
 // idle says what a group waits for that has no job to start; "" when it has one.
@@ -137,7 +150,8 @@ func (c *whyCase) idle() string {
 	return "Its jobs are on their way from one place to the next: look again."
 }
 
-// find completes what the look at the job has left open: where it is parked, or its place among those that are handed out.
+// find completes what the look at the job has left open: where it is parked, or its place among
+// those that are handed out.
 func (c *whyCase) find(ctx context.Context) error {
 	var err error
 	switch {
@@ -147,7 +161,8 @@ func (c *whyCase) find(ctx context.Context) error {
 	case c.State == ledger.Ready, c.State == 0 && c.Ready > 0:
 		err = c.findReady(ctx)
 	case c.State == ledger.NonReady && len(c.Types) == 1 && c.last.Until > c.Now.UnixMilli() && c.last.Reason != "":
-		c.due, c.reason = time.UnixMilli(c.last.Until), c.last.Reason[0] // its error tells: no need to look for it among many
+		// its error tells: no need to look for it among many
+		c.due, c.reason = time.UnixMilli(c.last.Until), c.last.Reason[0]
 		c.Type = c.Types[0]
 	case c.State == ledger.NonReady, c.State == 0 && c.NonReady > 0:
 		err = c.findParked(ctx)
@@ -177,8 +192,8 @@ func (c *whyCase) countBefore(ctx context.Context) (int64, error) {
 	return n, nil
 }
 
-// findParked looks through the tenant's parked jobs, a bounded part at a time, for this one; or for the group's
-// that is due first.
+// findParked looks through the tenant's parked jobs, a bounded part at a time, for this one; or for
+// the group's that is due first.
 func (c *whyCase) findParked(ctx context.Context) error {
 	pattern := c.group + "|*"
 	if c.Ordinal >= 0 {
@@ -196,7 +211,8 @@ func (c *whyCase) findParked(ctx context.Context) error {
 				if !ok || blob.group != c.group || (c.Ordinal >= 0 && blob.ordinal != c.Ordinal) {
 					continue
 				}
-				if score, err := strconv.ParseFloat(page[i+1], 64); err == nil && (first == nil || score < first.Score) {
+				if score, err := strconv.ParseFloat(page[i+1], 64); err == nil &&
+					(first == nil || score < first.Score) {
 					first = &redis.Z{Score: score, Member: blob}
 				}
 			}
@@ -209,7 +225,8 @@ func (c *whyCase) findParked(ctx context.Context) error {
 		return errMoved
 	}
 	blob := first.Member.(parkedJob)
-	c.State, c.Ordinal, c.Type, c.due, c.reason = ledger.NonReady, blob.ordinal, blob.typ, time.UnixMilli(int64(first.Score)), blob.reason
+	c.State, c.Ordinal, c.Type, c.due, c.reason = ledger.NonReady, blob.ordinal, blob.typ,
+		time.UnixMilli(int64(first.Score)), blob.reason
 	return nil
 }
 
@@ -233,7 +250,8 @@ func readParked(blob string) (parkedJob, bool) {
 	return j, err == nil
 }
 
-// findReady looks for the job in the ready streams of its types, or for the first one of its group. These are short.
+// findReady looks for the job in the ready streams of its types, or for the first one of its group.
+// These are short.
 func (c *whyCase) findReady(ctx context.Context) error {
 	const page, pages = 500, 40
 	types := c.Types
@@ -250,7 +268,8 @@ func (c *whyCase) findReady(ctx context.Context) error {
 			for _, e := range entries {
 				blob := ledger.MessageBlob(e.Values)
 				d, err := ledger.ParseJob(blob)
-				mine := err == nil && d.Group == c.group && (d.Ordinal == c.Ordinal || c.Ordinal < 0 && c.isReady(ctx, d.Ordinal))
+				mine := err == nil && d.Group == c.group &&
+					(d.Ordinal == c.Ordinal || c.Ordinal < 0 && c.isReady(ctx, d.Ordinal))
 				if mine {
 					c.State, c.Ordinal, c.Type = ledger.Ready, d.Ordinal, typ
 					c.place, err = c.undelivered(ctx, typ, before)
@@ -288,7 +307,8 @@ func (c *whyCase) undelivered(ctx context.Context, typ string, before int64) (in
 // served says whether a live worker serves a type.
 func (s *Store) served(ctx context.Context, typ string) (bool, error) {
 	workers, err := presence.Workers(ctx, s.conn, s.space)
-	return slices.ContainsFunc(workers, func(w presence.WorkerReport) bool { return slices.Contains(w.Types, typ) }), err
+	return slices.ContainsFunc(workers,
+		func(w presence.WorkerReport) bool { return slices.Contains(w.Types, typ) }), err
 }
 
 // clock writes a time as people read it.

@@ -38,13 +38,14 @@ func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// ownPermit is when the tenant may have one as far as that is up to itself; it may be parked until then.
+// ownPermit is when the tenant may have one as far as that is up to itself; it may be
+// parked until then.
 func (c *whyCase) ownPermit(st ledger.TenantState) time.Time {
 	return latest(c.s.ownPermit(st), c.ParkedUntil)
 }
 
-// sharePermit is when a tenant has permits of its share again that it has used up; zero: it has some, or no share. Meanwhile it may borrow, but what is left
-// can be reserved for others.
+// sharePermit is when a tenant has permits of its share again that it has used up; zero: it has
+// some, or no share. Meanwhile it may borrow, but what is left can be reserved for others.
 func (c *whyCase) sharePermit(st ledger.TenantState) time.Time {
 	if st.Settings.RPS != nil || st.Limit <= 0 || st.Used < st.Limit {
 		return time.Time{}
@@ -52,18 +53,24 @@ func (c *whyCase) sharePermit(st ledger.TenantState) time.Time {
 	return st.NextPermit
 }
 
-// limitOf is the limit that a tenant waits for: its own or its share, unless only the one of all is used up. Who is alone has all for its share.
+// limitOf is the limit that a tenant waits for: its own or its share, unless only the one of all is
+// used up. Who is alone has all for its share.
 func (c *whyCase) limitOf(st ledger.TenantState) *api.WhyLimit {
 	now := latest(c.Now, st.Now)
 	own := latest(c.ownPermit(st), c.sharePermit(st))
 	l := &api.WhyLimit{
-		Scope: scopeTenant, PerWindow: st.Limit, Used: st.Used, WindowMS: c.s.cfg.Rate.Window.Milliseconds(), NextPermitAt: later(own, now),
+		Scope:        scopeTenant,
+		PerWindow:    st.Limit,
+		Used:         st.Used,
+		WindowMS:     c.s.cfg.Rate.Window.Milliseconds(),
+		NextPermitAt: later(own, now),
 	}
 	l.RPS = perSecond(l.PerWindow, l.WindowMS)
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
 	switch {
 	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
-		l.Scope, l.PerWindow, l.Used, l.NextPermitAt = scopeGlobal, st.GlobalLimit, st.GlobalUsed, later(st.GlobalPermit, now)
+		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
+		l.NextPermitAt = later(st.GlobalPermit, now)
 		l.RPS = perSecond(c.s.cfg.Rate.PerWindow(), l.WindowMS)
 	case st.Settings.RPS != nil:
 		l.RPS = *st.Settings.RPS
@@ -73,7 +80,8 @@ func (c *whyCase) limitOf(st ledger.TenantState) *api.WhyLimit {
 	return l
 }
 
-// spent says as the beginning of a sentence which limit is used up. With several partitions a tenant shares with those of its own what this has of the whole.
+// spent says as the beginning of a sentence which limit is used up. With several partitions a
+// tenant shares with those of its own what this has of the whole.
 func (c *whyCase) spent(l *api.WhyLimit, st ledger.TenantState) string {
 	whole, parted := c.s.cfg.Rate.PerWindow(), c.s.space.Partitions() > 1
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
@@ -81,13 +89,15 @@ func (c *whyCase) spent(l *api.WhyLimit, st ledger.TenantState) string {
 	case l.Used < l.PerWindow: // they were when it was parked
 		return "Its tenant " + c.Tenant + " had no permit left"
 	case l.Scope == scopeGlobal && parted:
-		return fmt.Sprintf("The limit is %s a second for all tenants; its partition has %d of a window's %d, all used", rps, l.PerWindow, whole)
+		return fmt.Sprintf("The limit is %s a second for all tenants; its partition has %d of a window's %d, all used",
+			rps, l.PerWindow, whole)
 	case l.Scope == scopeGlobal:
 		return "All tenants together have used up the limit of " + rps + " a second"
 	case l.Scope == scopeTenant:
 		return "Its tenant " + c.Tenant + " has used up its own limit of " + rps + " a second"
 	}
-	said := fmt.Sprintf("Its tenant %s has used up its share of %s a second among %s", c.Tenant, rps, count(st.ActiveTenants, "active tenant"))
+	said := fmt.Sprintf("Its tenant %s has used up its share of %s a second among %s",
+		c.Tenant, rps, count(st.ActiveTenants, "active tenant"))
 	if parted {
 		said += fmt.Sprintf(" of its partition, which has %d of a window's %d", st.GlobalLimit, whole)
 	}
@@ -101,7 +111,8 @@ func perSecond(permits, windowMS int64) float64 {
 	return round(float64(permits)*1000/float64(windowMS), 1000)
 }
 
-// notAbove holds a speed to the limits that are known for a tenant, which it may have exceeded for a while.
+// notAbove holds a speed to the limits that are known for a tenant, which it may have
+// exceeded for a while.
 func (s *Store) notAbove(st ledger.TenantState, speed float64) float64 {
 	window := s.cfg.Rate.Window.Milliseconds()
 	limits := []float64{perSecond(st.GlobalLimit, window)}

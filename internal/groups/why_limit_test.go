@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
 
-// hourly gives the world a limit of 3600 permits an hour, and returns what spends all that may be spent on type T.
+// hourly gives the world a limit of 3600 permits an hour, and returns what spends all that may be
+// spent on type T.
 func hourly(w *stagetest.World, share string, partitions int) func() {
 	w.T.Helper()
 	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}

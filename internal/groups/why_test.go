@@ -69,7 +69,8 @@ func TestWhyFairness(t *testing.T) {
 	})
 }
 
-// A job stands in the line of its own type; what is before it there is counted exactly, also after the head has gone.
+// A job stands in the line of its own type; what is before it there is counted exactly, also after
+// the head has gone.
 func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -90,7 +91,8 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	require.Equal(t, api.WhyNoProcessor, w.Job("g", 1).Waiting)
 }
 
-// What a later round has put back is not in the order of ordinals; its place is counted by the states.
+// What a later round has put back is not in the order of ordinals; its place is counted
+// by the states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -144,7 +146,8 @@ func TestWhyReady(t *testing.T) {
 	})
 }
 
-// Of a group that has jobs running and others handed out, the next one counts what really lies before it.
+// Of a group that has jobs running and others handed out, the next one counts what really
+// lies before it.
 func TestWhyReadyBehindItsOwn(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -350,7 +353,8 @@ func TestWhyNothingIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Jobs move all the time while they are asked for: an answer must suit the state that it comes with.
+// Jobs move all the time while they are asked for: an answer must suit the state that
+// it comes with.
 func TestWhyWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
