@@ -31,7 +31,8 @@ func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 	return &Capacity{conn: conn, space: space, paces: map[string]*pace{}}
 }
 
-// pace is how fast the jobs of a type go that this process hands out. Workers report once a second; after a pause that is too late.
+// pace is how fast the jobs of a type go that this process hands out. Workers report once a second;
+// after a pause that is too late.
 type pace struct {
 	from      time.Time
 	n         int
@@ -50,7 +51,8 @@ func (p *pace) now() float64 {
 	return p.perSecond
 }
 
-// HandedOut tells that n jobs of a type went into its ready stream, which had this room in each partition: what goes in beyond that, the workers have taken out.
+// HandedOut tells that n jobs of a type went into its ready stream, which had this room in each
+// partition: what goes in beyond that, the workers have taken out.
 func (c *Capacity) HandedOut(typ string, n int, room Room) {
 	if n == 0 {
 		return
@@ -103,8 +105,9 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// left counts what workers hold who serve no more: they are dead, or finish what they run. Their jobs lie in the ready stream and take nobody's place.
-// It asks only for a while after a worker has gone.
+// left counts what workers hold who serve no more: they are dead, or finish what they run.
+// Their jobs lie in the ready stream and take nobody's place. It asks only for a while after a
+// worker has gone.
 func (c *Capacity) left(ctx context.Context, serving map[string]bool, slots map[string]int) (map[string]int, error) {
 	if c.space.Partitions() > 1 {
 		return nil, nil
@@ -143,8 +146,9 @@ func (c *Capacity) left(ctx context.Context, serving map[string]bool, slots map[
 // leftFor is how long jobs of a worker that has gone are looked for.
 const leftFor = 10 * time.Second
 
-// readyFor is how much work lies ready for the workers. A slot that becomes free finds the next job there, and the fetcher is woken when
-// a quarter is gone; anything more only makes those wait who come next, past the reach of fairness and of the rate limit.
+// readyFor is how much work lies ready for the workers. A slot that becomes free finds the next job
+// there, and the fetcher is woken when a quarter is gone; anything more only makes those wait who
+// come next, past the reach of fairness and of the rate limit.
 const readyFor = 5 * time.Millisecond
 
 // Room is how many jobs of a type may lie in one partition's ready stream.
@@ -154,8 +158,9 @@ type Room struct {
 	Ahead int // jobs that may lie there beyond those that run; 0: there are no workers
 }
 
-// Room is what the workers drain in 100 ms, their number at least, and at most most. Of jobs that take their time it is less: what keeps the workers
-// busy for 5 ms. Without a worker it is least, so that the work shows.
+// Room is what the workers drain in 100 ms, their number at least, and at most most. Of jobs that
+// take their time it is less: what keeps the workers busy for 5 ms. Without a worker it is least,
+// so that the work shows.
 func (c *Capacity) Room(typ string, least, most int) Room {
 	c.mu.Lock()
 	slots, rate, run, lost, drained := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ], c.paces[typ].now()

@@ -33,8 +33,8 @@ func TestCapacity(t *testing.T) {
 	require.Equal(t, presence.Room{Cap: 100, Ahead: 100}, c.Room("T", 50, 100))
 }
 
-// With one partition the room counts what runs, so that slow jobs are handed out one by one as workers become free. What a worker
-// that has gone still holds takes nobody's place.
+// With one partition the room counts what runs, so that slow jobs are handed out one by one as
+// workers become free. What a worker that has gone still holds takes nobody's place.
 func TestCapacityOfOnePartition(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -1,5 +1,6 @@
-// Package presence tells which processes are alive and what they can take. Each process publishes its status;
-// a worker process adds a report of its capacity. It hides how a status lies in Redis and when a process counts as gone.
+// Package presence tells which processes are alive and what they can take. Each process publishes
+// its status; a worker process adds a report of its capacity. It hides how a status lies in Redis
+// and when a process counts as gone.
 package presence
 
 import (
@@ -39,8 +40,8 @@ func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, 
 	return publish(ctx, conn, space.Stages(), s.ID, s)
 }
 
-// Withdraw takes a process's status away when it stops, also when ctx has ended. It tries for a second:
-// a status that stays is not believed for long.
+// Withdraw takes a process's status away when it stops, also when ctx has ended. It tries for a
+// second: a status that stays is not believed for long.
 func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -59,8 +60,9 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	return nil
 }
 
-// show writes a status with Redis's time in front, since the clocks of hosts differ. Its first write is one
-// that Redis allows when its memory is full: a process that can't show itself would count as gone.
+// show writes a status with Redis's time in front, since the clocks of hosts differ. Its first
+// write is one that Redis allows when its memory is full: a process that can't show itself would
+// count as gone.
 var show = redisx.NewScript("show", `
 redis.call('HDEL', KEYS[1], '')
 local t = redis.call('TIME')

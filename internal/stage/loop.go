@@ -1,6 +1,6 @@
-// Package stage holds what the roles share: the loop of a partition, which waits for work instead of
-// polling for it, and the check of the number of partitions. A role's own behaviour is in the package of its
-// name below this one.
+// Package stage holds what the roles share: the loop of a partition, which waits for work instead
+// of polling for it, and the check of the number of partitions. A role's own behaviour is in the
+// package of its name below this one.
 package stage
 
 import (
@@ -65,8 +65,9 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 	return nil
 }
 
-// waker waits for a token or for a time. Redis ends a blocking read up to 100 ms late when it has nothing else to do, so the time is kept here: a
-// read that is still going on then serves the next wait. It reads only while somebody waits: a token is for who is idle.
+// waker waits for a token or for a time. Redis ends a blocking read up to 100 ms late when it has
+// nothing else to do, so the time is kept here: a read that is still going on then serves the next
+// wait. It reads only while somebody waits: a token is for who is idle.
 type waker struct {
 	conn    *redisx.Conn
 	key     string
@@ -133,9 +134,11 @@ func Group(ctx context.Context, runs ...func(context.Context) error) error {
 	return errors.Join(errs...)
 }
 
-// Every calls f at intervals until ctx ends; the first call is at once. Errors are logged at debug level:
-// whoever calls this can do without a round.
-func Every(ctx context.Context, log *slog.Logger, name string, interval time.Duration, f func(context.Context) error) error {
+// Every calls f at intervals until ctx ends; the first call is at once. Errors are logged at debug
+// level: whoever calls this can do without a round.
+func Every(
+	ctx context.Context, log *slog.Logger, name string, interval time.Duration, f func(context.Context) error,
+) error {
 	for {
 		if err := f(ctx); err != nil && ctx.Err() == nil {
 			log.Debug("round failed", "round", name, "error", err)

@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// A token ends a wait whenever it comes, also after reads that ended without one; and one that came for an earlier wait ends the next.
+// A token ends a wait whenever it comes, also after reads that ended without one; and one that came
+// for an earlier wait ends the next.
 func TestTokenEndsTheWait(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -12,8 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// CheckPartitions compares the configured number of partitions with the one that the data was laid out
-// with; the first process to come writes it. Another number would look for tenants in the wrong places.
+// CheckPartitions compares the configured number of partitions with the one that the data was laid
+// out with; the first process to come writes it. Another number would look for tenants in the
+// wrong places.
 func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
 	want := strconv.Itoa(space.Partitions())
 	have, err := conn.Cmd.Get(ctx, space.PartitionCount()).Result()
@@ -23,13 +24,20 @@ func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 		}
 	}
 	if redisx.IsMoved(err) && !conn.IsCluster() {
-		return errors.New("BULKACTION_REDIS_URL names one node of a Redis Cluster: name several, separated by commas, or add ?cluster=true")
+		return errors.New(
+			"BULKACTION_REDIS_URL names one node of a Redis Cluster: name several, separated by commas, or " +
+				"add ?cluster=true",
+		)
 	}
 	if err != nil {
 		return fmt.Errorf("check number of partitions: %w", err)
 	}
 	if have != want {
-		return fmt.Errorf("BULKACTION_PARTITIONS is %s, but the data in Redis is laid out in %s partitions (key %s): set it to %s, or use another BULKACTION_KEY_PREFIX", want, have, space.PartitionCount(), have)
+		return fmt.Errorf(
+			"BULKACTION_PARTITIONS is %s, but the data in Redis is laid out in %s partitions (key %s): set "+
+				"it to %s, or use another BULKACTION_KEY_PREFIX",
+			want, have, space.PartitionCount(), have,
+		)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
-// Package aggregator is the role that reduces the results of done jobs into their groups' aggregates,
-// each job exactly once, whichever process does it and however often. It hides that aggregates are kept
-// in parts: each process merges into a slot of its own, so that processes don't wait for each other.
+// Package aggregator is the role that reduces the results of done jobs into their groups'
+// aggregates, each job exactly once, whichever process does it and however often. It hides that
+// aggregates are kept in parts: each process merges into a slot of its own, so that processes don't
+// wait for each other.
 package aggregator
 
 import (
@@ -30,10 +31,12 @@ type Config struct {
 
 const (
 	slotCount = 16 // parts of an aggregate
-	// Entries that are read at once, each of up to 200 jobs: more of them where one is behind and they are light.
+	// Entries that are read at once, each of up to 200 jobs: more of them where one is behind and
+	// they are light.
 	readLeast, readMost = 50, 200
 	readLight           = 1 << 20 // bytes
-	// What came is reduced at once; then more is left to gather for so many times as long as that took, since what comes together costs less.
+	// What came is reduced at once; then more is left to gather for so many times as long as that
+	// took, since what comes together costs less.
 	restTimes = 4
 	restMost  = 20 * time.Millisecond
 )
@@ -50,7 +53,10 @@ type Aggregator struct {
 }
 
 // New returns an aggregator named id, which must be unique to the process's start.
-func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, reducers *reducer.Registry) *Aggregator {
+func New(
+	cfg Config, conn *redisx.Conn, space keyspace.Space,
+	tel *telemetry.Telemetry, id string, reducers *reducer.Registry,
+) *Aggregator {
 	return &Aggregator{
 		cfg: cfg, conn: conn, space: space, tel: tel, id: id, reducers: reducers,
 		slot: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(id)) % slotCount)),
@@ -61,7 +67,13 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 func (a *Aggregator) Run(ctx context.Context) error {
 	var runs []func(context.Context) error
 	for _, p := range a.space.All() {
-		part := &partition{Aggregator: a, p: p, reader: redisx.NewReader(a.conn, keyspace.GroupAggregator, a.id), count: readLeast, known: memory{groups: map[string]*known{}}}
+		part := &partition{
+			Aggregator: a,
+			p:          p,
+			reader:     redisx.NewReader(a.conn, keyspace.GroupAggregator, a.id),
+			count:      readLeast,
+			known:      memory{groups: map[string]*known{}},
+		}
 		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
@@ -111,7 +123,8 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		// One group must not hold up the others: its entries stay pending and are claimed again.
-		p.tel.Log.Error("reduce failed, trying again later", "partition", p.p.Index(), "group", part.group, "error", err)
+		p.tel.Log.Error("reduce failed, trying again later",
+			"partition", p.p.Index(), "group", part.group, "error", err)
 	}
 	if full {
 		return 0, nil
@@ -144,11 +157,16 @@ func (p *partition) read(ctx context.Context) (entries []redisx.Entry, full bool
 	return entries, full, nil
 }
 
-// claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed too: the
-// jobs' states let only one of both reduce it.
+// claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed
+// too: the jobs' states let only one of both reduce it.
 func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
-		Stream: p.p.ResultStream(), Group: keyspace.GroupAggregator, Consumer: p.id, MinIdle: p.cfg.Lease, Start: cmp.Or(p.claimFrom, "0-0"), Count: readLeast,
+		Stream:   p.p.ResultStream(),
+		Group:    keyspace.GroupAggregator,
+		Consumer: p.id,
+		MinIdle:  p.cfg.Lease,
+		Start:    cmp.Or(p.claimFrom, "0-0"),
+		Count:    readLeast,
 	}).Result()
 	if redisx.IsNoGroup(err) {
 		return nil, nil // the read creates it
@@ -244,8 +262,8 @@ func (p *partition) merge(k *known, jobs []done, args *ledger.ReduceArgs) error 
 	return err
 }
 
-// setAside keeps entries that are no results for a person to look at, one by one, so that a good one among
-// them is reduced.
+// setAside keeps entries that are no results for a person to look at, one by one, so that a good
+// one among them is reduced.
 func (p *partition) setAside(ctx context.Context, group string, entries []redisx.Entry, reason error) error {
 	if len(entries) > 1 {
 		for _, e := range entries {
@@ -256,7 +274,8 @@ func (p *partition) setAside(ctx context.Context, group string, entries []redisx
 		return nil
 	}
 	e := entries[0]
-	p.tel.Log.Warn("set an unreadable entry of results aside", "partition", p.p.Index(), "entry", e.ID, "reason", reason)
+	p.tel.Log.Warn("set an unreadable entry of results aside",
+		"partition", p.p.Index(), "entry", e.ID, "reason", reason)
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		pipe.LPush(ctx, p.p.Garbage(), fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields)))
 		pipe.LTrim(ctx, p.p.Garbage(), 0, 999)

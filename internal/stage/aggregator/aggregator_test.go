@@ -35,7 +35,8 @@ func run(w *stagetest.World, cfg aggregator.Config, id string, reducers *reducer
 	return w.Run(aggregator.New(cfg, w.Connect(), w.Space, w.Tel, id, reducers))
 }
 
-// costs stores a group of n jobs that asks for the sum of their costs, and has them done in entries of that size.
+// costs stores a group of n jobs that asks for the sum of their costs, and has them done in entries
+// of that size.
 func costs(w *stagetest.World, group string, n, each int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{
@@ -152,7 +153,8 @@ func TestTwoAggregatorsOnOneGroup(t *testing.T) {
 	}
 }
 
-// What a dead aggregator has read is reduced by another after the lease, whether it had been reduced or not.
+// What a dead aggregator has read is reduced by another after the lease, whether it had been
+// reduced or not.
 func TestTakesOverFromTheDead(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
@@ -252,7 +254,8 @@ func longest(t *testing.T) *reducer.Registry {
 	return registry
 }
 
-// A reducer written in Go runs where it is known. Where it is not, the group's results wait, and no others do.
+// A reducer written in Go runs where it is known. Where it is not, the group's results wait, and
+// no others do.
 func TestReducerWrittenInGo(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

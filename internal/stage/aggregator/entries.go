@@ -120,7 +120,8 @@ func decodeLine(line []byte) (reducer.Result, bool) {
 	return reducer.Result{Ordinal: *r.Ordinal, Attempts: r.Attempts, DurationMS: r.DurationMS, Data: r.Data}, true
 }
 
-// scanLine reads {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}, or says that the line is not of exactly this form.
+// scanLine reads {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}, or says that the line is not
+// of exactly this form.
 func scanLine(line []byte) (r reducer.Result, ok bool) {
 	s := scanner{text: line}
 	ordinal := s.number(`{"ordinal":`)

@@ -52,7 +52,8 @@ func (m *memory) forget(group string) {
 	}
 }
 
-// know reads what a group asked for and where this process's slot stands; nil when the group is gone.
+// know reads what a group asked for and where this process's slot stands; nil when the
+// group is gone.
 func (p *partition) know(ctx context.Context, group string) (*known, error) {
 	if k := p.known.groups[group]; k != nil {
 		return k, nil
@@ -64,7 +65,8 @@ func (p *partition) know(ctx context.Context, group string) (*known, error) {
 	return p.decode(group, reads[0])
 }
 
-// meet reads at once what is not known of several groups. What fails is tried again, and told, when the group has its turn.
+// meet reads at once what is not known of several groups. What fails is tried again, and told, when
+// the group has its turn.
 func (p *partition) meet(ctx context.Context, parts []*portion) {
 	var fresh []string
 	for _, part := range parts {

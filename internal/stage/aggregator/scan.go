@@ -1,6 +1,7 @@
 package aggregator
 
-// scanner passes over JSON text and is as strict as encoding/json. What it refuses need not be wrong: its caller asks encoding/json then.
+// scanner passes over JSON text and is as strict as encoding/json. What it refuses need not be
+// wrong: its caller asks encoding/json then.
 type scanner struct {
 	text []byte
 	pos  int

@@ -18,17 +18,21 @@ func (p *partition) trace(ctx context.Context, tenant, group string, jobs []done
 		if j.trace == "" {
 			continue
 		}
-		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{Parent: j.trace, Name: "reduce", Kind: trace.SpanKindConsumer, Start: began}, func() []attribute.KeyValue {
-			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream())
-			return append(attrs, telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)...)
-		})
+		_, span := p.tel.StartJob(ctx,
+			telemetry.JobSpan{Parent: j.trace, Name: "reduce", Kind: trace.SpanKindConsumer, Start: began},
+			func() []attribute.KeyValue {
+				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream())
+				return append(attrs, telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)...)
+			})
 		span.End()
 		links = append(links, trace.Link{SpanContext: span.SpanContext()})
 	}
 	if len(links) == 0 {
 		return
 	}
-	_, batch := p.tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began), trace.WithLinks(links...), trace.WithAttributes(
-		append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream()), telemetry.MessageCount(len(jobs)))...))
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream()),
+		telemetry.MessageCount(len(jobs)))
+	_, batch := p.tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began),
+		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 	batch.End()
 }

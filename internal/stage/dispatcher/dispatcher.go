@@ -34,11 +34,12 @@ type Config struct {
 	Journal    *journal.Journal // nil outside experiments
 }
 
-// gather is the least pause while jobs become due one after the other: what is due then goes together.
+// gather is the least pause while jobs become due one after the other: what is due then
+// goes together.
 const gather = 10 * time.Millisecond
 
-// How many jobs one script moves at most, how many entries of dead workers it takes back, and how often consumers are
-// looked through.
+// How many jobs one script moves at most, how many entries of dead workers it takes back, and how
+// often consumers are looked through.
 const (
 	maxBatch         = 200
 	reclaimBatch     = 100
@@ -130,13 +131,18 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	for _, typ := range types {
 		room := p.capacity.Room(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
 		caps[typ] = room.Cap
-		if room.Slots > 0 { // what may be undelivered beside what runs, and one at least: admit leaves no room where all workers are busy
+		// what may be undelivered beside what runs, and one at least: admit leaves no room where
+		// all workers are busy
+		if room.Slots > 0 {
 			caps[typ] = min(room.Cap, max(1, room.Ahead))
 		}
 	}
 	r, err := ledger.Promote(ctx, p.conn.Cmd, p.p, ledger.PromoteArgs{
-		Most: min(p.cfg.BatchSize, maxBatch), Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(),
-		FullWait: p.cfg.Interval / 4, Caps: caps,
+		Most:     min(p.cfg.BatchSize, maxBatch),
+		Limit:    p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()),
+		Seed:     stage.SpanSeed(),
+		FullWait: p.cfg.Interval / 4,
+		Caps:     caps,
 	})
 	if err != nil {
 		return 0, err
@@ -186,10 +192,12 @@ func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
 		p.taken.Add(int64(r.Taken))
 		p.buried.Add(int64(r.Buried))
 		if len(r.Missing) > 0 {
-			p.tel.Log.Error("entries of a ready stream were deleted while workers held them", "partition", p.p.Index(), "type", typ, "entries", r.Missing)
+			p.tel.Log.Error("entries of a ready stream were deleted while workers held them",
+				"partition", p.p.Index(), "type", typ, "entries", r.Missing)
 		}
 		if r.Taken+r.Buried+r.Stale > 0 {
-			p.tel.Log.Warn("took jobs back from lost workers", "partition", p.p.Index(), "type", typ, "taken", r.Taken, "failed", r.Buried, "stale", r.Stale)
+			p.tel.Log.Warn("took jobs back from lost workers",
+				"partition", p.p.Index(), "type", typ, "taken", r.Taken, "failed", r.Buried, "stale", r.Stale)
 			pause = 0
 		}
 	}
@@ -226,8 +234,8 @@ func (p *partition) dropDead(ctx context.Context, stream, group string) error {
 	return nil
 }
 
-// quiet keeps reclaim from working for a lease after Redis was away: idle times count on meanwhile, so
-// that everybody looks dead.
+// quiet keeps reclaim from working for a lease after Redis was away: idle times count on meanwhile,
+// so that everybody looks dead.
 type quiet struct {
 	mu      sync.Mutex
 	until   time.Time
@@ -244,7 +252,8 @@ func (q *quiet) note(err error, lease time.Duration) error {
 	return err
 }
 
-// left is how long to keep quiet. A process that has just come, or come back, asks Redis how long it is up.
+// left is how long to keep quiet. A process that has just come, or come back, asks Redis how
+// long it is up.
 func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -226,8 +226,8 @@ func TestForgetsDeadConsumers(t *testing.T) {
 	})
 }
 
-// abandon has the consumer "gone" touch an entry, acknowledge it and say nothing more. A read is no sign of life to
-// miniredis.
+// abandon has the consumer "gone" touch an entry, acknowledge it and say nothing more. A read is no
+// sign of life to miniredis.
 func abandon(w *stagetest.World, stream, group, entry string) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())

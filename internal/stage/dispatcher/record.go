@@ -37,8 +37,10 @@ func (p *partition) record(ctx context.Context, r ledger.PromoteReply, took time
 		span.End()
 		links = append(links, trace.Link{SpanContext: span.SpanContext()})
 	}
-	_, batch := p.tel.Tracer.Start(ctx, "promote batch", trace.WithTimestamp(r.Traced[0].Now), trace.WithLinks(links...), trace.WithAttributes(
-		append(telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination), telemetry.MessageCount(r.Moved))...))
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination),
+		telemetry.MessageCount(r.Moved))
+	_, batch := p.tel.Tracer.Start(ctx, "promote batch", trace.WithTimestamp(r.Traced[0].Now),
+		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 	batch.End()
 }
 

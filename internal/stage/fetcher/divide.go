@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// divider moves parts of the global limit between partitions, to where the demand is. One fetcher does so at a time. It takes before it
-// gives, and gives only when it has heard from every partition, so that the parts never add up to more than the limit.
+// divider moves parts of the global limit between partitions, to where the demand is. One fetcher
+// does so at a time. It takes before it gives, and gives only when it has heard from every
+// partition, so that the parts never add up to more than the limit.
 type divider struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn
@@ -22,7 +23,8 @@ type divider struct {
 	peaks []peak // of each partition's demand
 }
 
-// How long a divider that is silent keeps its office, and how long it rests while there is no demand.
+// How long a divider that is silent keeps its office, and how long it rests while there
+// is no demand.
 const (
 	divideLease = 3 * time.Second
 	divideRest  = time.Second
@@ -42,7 +44,9 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 	parts := make([]ledger.Part, d.space.Partitions())
 	settled, idle := true, true
 	for i := range parts {
-		if parts[i], err = ledger.LookAtPart(ctx, d.conn.Cmd, d.space.Partition(i), fence, d.rate.Of(i, len(parts))); err != nil || parts[i].Fenced {
+		limit := d.rate.Of(i, len(parts))
+		parts[i], err = ledger.LookAtPart(ctx, d.conn.Cmd, d.space.Partition(i), fence, limit)
+		if err != nil || parts[i].Fenced {
 			return divideRest, err
 		}
 		settled = settled && parts[i].FromUS == 0
@@ -50,7 +54,8 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 	}
 	d.smooth(parts)
 	if settled {
-		if err := d.move(ctx, fence, parts, divide(d.rate.PerWindow(), parts, int(time.Now().UnixNano()/int64(d.rate.Window)))); err != nil {
+		window := int(time.Now().UnixNano() / int64(d.rate.Window))
+		if err := d.move(ctx, fence, parts, divide(d.rate.PerWindow(), parts, window)); err != nil {
 			return 0, err
 		}
 	}
@@ -60,7 +65,8 @@ func (d *divider) step(ctx context.Context) (time.Duration, error) {
 	return d.interval(), nil
 }
 
-// smooth lets the most that a partition has wanted within a window, or a second, count: one that has just admitted all that it had is not without demand.
+// smooth lets the most that a partition has wanted within a window, or a second, count: one that
+// has just admitted all that it had is not without demand.
 func (d *divider) smooth(parts []ledger.Part) {
 	if d.peaks == nil {
 		d.peaks = make([]peak, len(parts))
@@ -79,8 +85,8 @@ type peak struct {
 	at     time.Time
 }
 
-// move takes, then gives. What a partition has spent in a window can't be given away before it is over (fixed), or only as it falls out of the span (sliding):
-// then others get more with each look.
+// move takes, then gives. What a partition has spent in a window can't be given away before it is
+// over (fixed), or only as it falls out of the span (sliding): then others get more with each look.
 func (d *divider) move(ctx context.Context, fence int64, parts []ledger.Part, want []int64) error {
 	all, least := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50)
 	worth, gains, spare := false, int64(0), all
@@ -122,8 +128,11 @@ func (d *divider) move(ctx context.Context, fence int64, parts []ledger.Part, wa
 	return nil
 }
 
-func (d *divider) set(ctx context.Context, fence int64, partition int, permits int64, gain ledger.Gain) (ledger.Part, error) {
-	return ledger.SetPart(ctx, d.conn.Cmd, d.space.Partition(partition), fence, d.rate.Of(partition, d.space.Partitions()), permits, gain)
+func (d *divider) set(
+	ctx context.Context, fence int64, partition int, permits int64, gain ledger.Gain,
+) (ledger.Part, error) {
+	return ledger.SetPart(ctx, d.conn.Cmd, d.space.Partition(partition), fence,
+		d.rate.Of(partition, d.space.Partitions()), permits, gain)
 }
 
 func (d *divider) resign(ctx context.Context) {
@@ -132,9 +141,11 @@ func (d *divider) resign(ctx context.Context) {
 	_, _ = ledger.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, 0)
 }
 
-// divide says which part of all permits each partition should have. First come those that can use theirs, by their active tenants; what these
-// leave goes to whoever can use more. While nobody is short, everything stays as it is. A hundredth is kept for partitions without demand, so that a
-// tenant that comes need not wait for the next division, where the limit is large enough for that. Where there are fewer permits than partitions, these take turns.
+// divide says which part of all permits each partition should have. First come those that can use
+// theirs, by their active tenants; what these leave goes to whoever can use more. While nobody is
+// short, everything stays as it is. A hundredth is kept for partitions without demand, so that a
+// tenant that comes need not wait for the next division, where the limit is large enough for that.
+// Where there are fewer permits than partitions, these take turns.
 func divide(all int64, parts []ledger.Part, turn int) []int64 {
 	n := int64(len(parts))
 	floor := all / 100 / n
@@ -150,7 +161,8 @@ func divide(all int64, parts []ledger.Part, turn int) []int64 {
 	if !short && have <= all {
 		return out
 	}
-	// Water-filling: in the order of what each wants for an active tenant, everybody gets that or an equal part of what is left.
+	// Water-filling: in the order of what each wants for an active tenant, everybody gets that or
+	// an equal part of what is left.
 	weight := func(i int) int64 { return max(1, parts[i].Active) }
 	order := make([]int, n)
 	weights := int64(0)

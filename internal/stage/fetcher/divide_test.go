@@ -74,7 +74,8 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	})
 }
 
-// A divider moves the limit to where the demand is and back; at no time do the parts in force exceed it.
+// A divider moves the limit to where the demand is and back; at no time do the parts in
+// force exceed it.
 func TestDividerFollowsTheDemand(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -1,6 +1,7 @@
-// Package fetcher is the role that hands jobs out: it takes the next ones from the fair queue, spends
-// rate permits on them and puts them into the ready streams, as far as these may grow. It hides how it
-// paces itself: batches grow while there is work, and it is woken when there is some again.
+// Package fetcher is the role that hands jobs out: it takes the next ones from the fair queue,
+// spends rate permits on them and puts them into the ready streams, as far as these may grow.
+// It hides how it paces itself: batches grow while there is work, and it is woken when there
+// is some again.
 package fetcher
 
 import (
@@ -33,7 +34,8 @@ type Config struct {
 // maxBatch keeps one script under some milliseconds.
 const maxBatch = 200
 
-// typesEvery is how often the types are listed at most: a new one waits for so long beside others that have work.
+// typesEvery is how often the types are listed at most: a new one waits for so long beside others
+// that have work.
 const typesEvery = 20 * time.Millisecond
 
 // askEvery is how often a fetcher asks for a larger part of the limit.
@@ -80,7 +82,12 @@ func (f *Fetcher) Run(ctx context.Context) error {
 		d := divider{rate: f.cfg.Rate, conn: f.conn, space: f.space, id: f.id}
 		runs = append(runs, func(ctx context.Context) error {
 			defer d.resign(ctx)
-			return stage.Loop{Name: "divide the limit", Conn: f.conn, Wake: f.space.Partition(0).Wake("divider"), Log: f.tel.Log}.Run(ctx, d.step)
+			return stage.Loop{
+				Name: "divide the limit",
+				Conn: f.conn,
+				Wake: f.space.Partition(0).Wake("divider"),
+				Log:  f.tel.Log,
+			}.Run(ctx, d.step)
 		})
 	}
 	for _, p := range f.space.All() {
@@ -138,7 +145,8 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	idle, moved, full := p.cfg.Interval, 0, false
 	p.turn++
 	for i := range p.types {
-		typ := p.types[(i+p.turn)%len(p.types)] // each is first in turn: where permits are short, the first finds the most
+		// each is first in turn: where permits are short, the first finds the most
+		typ := p.types[(i+p.turn)%len(p.types)]
 		r, err := p.admit(ctx, typ)
 		if err != nil {
 			return 0, err
@@ -166,8 +174,15 @@ func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, e
 	batch := min(max(p.batch[typ], p.cfg.BatchSize), maxBatch)
 	room := p.capacity.Room(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
 	r, err := ledger.Admit(ctx, p.conn.Cmd, p.p, ledger.AdmitArgs{
-		Type: typ, Most: batch, Cap: room.Cap, Slots: room.Slots, Ahead: room.Ahead,
-		Limit: p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()), Seed: stage.SpanSeed(), LaneWeights: p.cfg.LaneWeights, KeepStats: p.cfg.KeepStats,
+		Type:        typ,
+		Most:        batch,
+		Cap:         room.Cap,
+		Slots:       room.Slots,
+		Ahead:       room.Ahead,
+		Limit:       p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()),
+		Seed:        stage.SpanSeed(),
+		LaneWeights: p.cfg.LaneWeights,
+		KeepStats:   p.cfg.KeepStats,
 	})
 	if err != nil {
 		return r, err

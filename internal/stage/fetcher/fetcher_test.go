@@ -127,7 +127,8 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 	return n
 }
 
-// A tenant that has spent its share is parked as a whole, with one job as its marker, and comes back by itself.
+// A tenant that has spent its share is parked as a whole, with one job as its marker, and comes
+// back by itself.
 func TestSpendsPermits(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -43,7 +43,9 @@ func (p *partition) record(ctx context.Context, typ string, r ledger.AdmitReply)
 		span.End()
 		links = append(links, trace.Link{SpanContext: span.SpanContext()})
 	}
-	_, batch := p.tel.Tracer.Start(ctx, "admit batch", trace.WithTimestamp(r.Traced[0].Now), trace.WithLinks(links...), trace.WithAttributes(
-		append(telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination), telemetry.MessageCount(r.Moved))...))
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination),
+		telemetry.MessageCount(r.Moved))
+	_, batch := p.tel.Tracer.Start(ctx, "admit batch", trace.WithTimestamp(r.Traced[0].Now),
+		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 	batch.End()
 }

@@ -17,9 +17,9 @@ const (
 	aheadBytes    = 4 << 20 // of one round, give or take a read
 )
 
-// ahead looks for cancellations in the part of the stream that is not read yet, while what was read waits for room: a
-// cancellation makes room, so it must not wait behind that. It is carried out again when its turn comes, which
-// changes nothing; one that fails is left to that.
+// ahead looks for cancellations in the part of the stream that is not read yet, while what was read
+// waits for room: a cancellation makes room, so it must not wait behind that. It is carried out
+// again when its turn comes, which changes nothing; one that fails is left to that.
 type ahead struct{ last string } // entry that was looked at
 
 func (a *ahead) look(in *Ingest) func(context.Context) error {

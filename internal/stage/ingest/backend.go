@@ -19,11 +19,16 @@ func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.
 	who, sure := submitter(g, o)
 	ctx, request := groups.WithRequest(ctx, who, sure)
 	defer request.End()
-	return b.Store.Submit(ctx, g, groups.Origin{IdempotencyKey: o.IdempotencyKey, MadeUpID: o.MadeUpID, TraceParent: o.TraceParent, At: time.Now()})
+	return b.Store.Submit(ctx, g, groups.Origin{
+		IdempotencyKey: o.IdempotencyKey,
+		MadeUpID:       o.MadeUpID,
+		TraceParent:    o.TraceParent,
+		At:             time.Now(),
+	})
 }
 
-// submitter is by what a submission is known when it comes again: what its producer calls it, else by the little
-// that a repetition has in common with the first.
+// submitter is by what a submission is known when it comes again: what its producer calls it, else
+// by the little that a repetition has in common with the first.
 func submitter(g *messages.SubmitGroup, o httpapi.SubmitOptions) (who string, sure bool) {
 	switch {
 	case o.IdempotencyKey != "":

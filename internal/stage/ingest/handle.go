@@ -23,8 +23,9 @@ import (
 // grace is how long a message waits for its group, whose submission may still be on its way.
 const grace = 30 * time.Second
 
-// mendTime is how long a message is tried to which Redis answers an error: what is wrong there may be mended, and
-// what was accepted is to be stored. A message that can't be mended must not be in the way for ever.
+// mendTime is how long a message is tried to which Redis answers an error: what is wrong there may
+// be mended, and what was accepted is to be stored. A message that can't be mended must not be in
+// the way for ever.
 const mendTime = 10 * time.Minute
 
 // What a rejected entry keeps of a field, and how many rejected entries are kept.
@@ -50,8 +51,8 @@ func (q quiet) With(fields watermill.LogFields) watermill.LoggerAdapter {
 // errNotYet puts a message off: what it needs may be on its way.
 var errNotYet = errors.New("not yet")
 
-// recoverer turns what a handler answers into what becomes of the message: accepted, rejected with the
-// reason, or handed out again later. Nothing is dropped, and nothing is repeated at once.
+// recoverer turns what a handler answers into what becomes of the message: accepted, rejected with
+// the reason, or handed out again later. Nothing is dropped, and nothing is repeated at once.
 func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		_, err := next(msg)
@@ -62,12 +63,14 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 		if errors.As(err, &full) {
 			in.full.Store(time.Now().UnixNano())
 		}
-		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) || msg.Context().Err() != nil {
+		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
+			msg.Context().Err() != nil {
 			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(redisx.MetadataEntryID), "reason", err)
 			return nil, err
 		}
 		var refused redis.Error
-		if entry := msg.Metadata.Get(redisx.MetadataEntryID); errors.As(err, &refused) && min(entryAge(entry), time.Since(in.created)) < mendTime {
+		if entry := msg.Metadata.Get(redisx.MetadataEntryID); errors.As(err, &refused) &&
+			min(entryAge(entry), time.Since(in.created)) < mendTime {
 			in.tel.Log.Warn("redis refused to store a message, trying again", "entry", entry, "error", err)
 			return nil, err
 		}
@@ -90,7 +93,8 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 		values = append(values, e.Fields[i], v)
 	}
 	in.tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(redisx.FieldType)))
-	err := in.conn.Cmd.XAdd(msg.Context(), &redis.XAddArgs{Stream: in.space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
+	err := in.conn.Cmd.XAdd(msg.Context(),
+		&redis.XAddArgs{Stream: in.space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
 	if err != nil {
 		return fmt.Errorf("reject entry %s: %w", e.ID, err)
 	}
@@ -107,7 +111,8 @@ func (in *Ingest) handle(msg *message.Message) error {
 	if err != nil {
 		return err
 	}
-	// Nothing is promised to a message that finds no room: it is stored, and is tried again until there is some.
+	// Nothing is promised to a message that finds no room: it is stored, and is tried again until
+	// there is some.
 	ctx, request := groups.WithPatience(msg.Context())
 	defer request.End()
 	origin := groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
@@ -147,8 +152,8 @@ func (in *Ingest) append(ctx context.Context, env messages.Envelope, entry strin
 	return in.awaitGroup(ctx, entry, in.store.AppendEntry(ctx, a.Group, a.Jobs, entry, id, o))
 }
 
-// seal takes effect when its total is reached; without one, when no older message is pending: an append
-// among them may be for this group, and another process may be at it.
+// seal takes effect when its total is reached; without one, when no older message is pending: an
+// append among them may be for this group, and another process may be at it.
 func (in *Ingest) seal(ctx context.Context, env messages.Envelope, entry string) error {
 	s, err := in.decoder.DecodeSeal(env.Data)
 	if err != nil {
@@ -176,8 +181,8 @@ func (in *Ingest) cancel(ctx context.Context, env messages.Envelope, entry strin
 	return in.awaitGroup(ctx, entry, err)
 }
 
-// awaitGroup puts off a message whose group is not there: while older messages are pending, and for a
-// grace period, since messages of one group may come in any order.
+// awaitGroup puts off a message whose group is not there: while older messages are pending, and for
+// a grace period, since messages of one group may come in any order.
 func (in *Ingest) awaitGroup(ctx context.Context, entry string, err error) error {
 	if !errors.Is(err, api.ErrNotFound) {
 		return err

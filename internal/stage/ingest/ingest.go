@@ -1,6 +1,6 @@
-// Package ingest is the role that takes work in: over HTTP and from the ingest stream. It validates,
-// stores jobs, and puts groups into their tenants' fair queues. It hides that many small messages are
-// stored together, and what becomes of those that can't be accepted.
+// Package ingest is the role that takes work in: over HTTP and from the ingest stream. It
+// validates, stores jobs, and puts groups into their tenants' fair queues. It hides that many small
+// messages are stored together, and what becomes of those that can't be accepted.
 package ingest
 
 import (
@@ -33,8 +33,8 @@ type Config struct {
 	Version string
 	Lease   time.Duration // messages of an ingest that is silent for so long are taken over
 
-	// MaxInFlight is how many messages may wait here, for room or for what they belong to, before no more are read;
-	// 10,000 when 0.
+	// MaxInFlight is how many messages may wait here, for room or for what they belong to, before
+	// no more are read; 10,000 when 0.
 	MaxInFlight int
 }
 
@@ -56,19 +56,29 @@ type Ingest struct {
 	full     atomic.Int64 // when a message last found no room, in Unix nanoseconds
 }
 
-// defaultInFlight is more than the 1,000 of others, since appends may come before their group's submission. Of large ones so many bytes
-// may: with what is made of them and with garbage, a process stays below 150 MB.
+// defaultInFlight is more than the 1,000 of others, since appends may come before their group's
+// submission. Of large ones so many bytes may: with what is made of them and with garbage, a
+// process stays below 150 MB.
 const (
 	defaultInFlight = 10_000
 	inFlightBytes   = 32 << 20
 )
 
-// New returns an ingest named id, which must be unique to the process's start. It listens at once, so that
-// a taken address is an error here.
-func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder) (*Ingest, error) {
+// New returns an ingest named id, which must be unique to the process's start. It listens at once,
+// so that a taken address is an error here.
+func New(
+	ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space,
+	tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder,
+) (*Ingest, error) {
 	sub, err := redisx.NewSubscriber(conn, redisx.SubscriberConfig{
-		Group: keyspace.GroupIngest, Consumer: id, MinIdle: cfg.Lease, MaxInFlight: cmp.Or(cfg.MaxInFlight, defaultInFlight), MaxBytes: inFlightBytes,
-		DeleteOnAck: true, CloseTimeout: drainTimeout, Logger: tel.Log,
+		Group:        keyspace.GroupIngest,
+		Consumer:     id,
+		MinIdle:      cfg.Lease,
+		MaxInFlight:  cmp.Or(cfg.MaxInFlight, defaultInFlight),
+		MaxBytes:     inFlightBytes,
+		DeleteOnAck:  true,
+		CloseTimeout: drainTimeout,
+		Logger:       tel.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -78,7 +88,18 @@ func New(ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Spac
 		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
 	}
 	tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
-	return &Ingest{cfg: cfg, conn: conn, space: space, tel: tel, id: id, store: store, decoder: decoder, sub: sub, listener: listener, created: time.Now()}, nil
+	return &Ingest{
+		cfg:      cfg,
+		conn:     conn,
+		space:    space,
+		tel:      tel,
+		id:       id,
+		store:    store,
+		decoder:  decoder,
+		sub:      sub,
+		listener: listener,
+		created:  time.Now(),
+	}, nil
 }
 
 // APIAddr is where the API listens, host:port.
@@ -97,7 +118,8 @@ func (in *Ingest) Run(ctx context.Context) error {
 		})
 }
 
-// Status is what the process shows of itself. The others count by it with how many they share the room for more work.
+// Status is what the process shows of itself. The others count by it with how many they share the
+// room for more work.
 func (in *Ingest) Status() api.StageStatus {
 	return api.StageStatus{ID: in.id, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
 }
@@ -110,7 +132,12 @@ func (in *Ingest) publish(ctx context.Context) error {
 const drainTimeout = 5 * time.Second
 
 func (in *Ingest) serve(ctx context.Context) error {
-	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{Backend: backend{in.store}, Log: in.tel.Log, Decoder: in.decoder, Version: in.cfg.Version})
+	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
+		Backend: backend{in.store},
+		Log:     in.tel.Log,
+		Decoder: in.decoder,
+		Version: in.cfg.Version,
+	})
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -139,7 +166,8 @@ func (in *Ingest) consume(ctx context.Context) error {
 	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handle)
 	err = router.Run(ctx)
 	if ctx.Err() == nil { // it also returns when its subscription has ended
-		return fmt.Errorf("hear the ingest stream: %w", errors.Join(err, in.sub.Close(), errors.New("it is heard no more")))
+		return fmt.Errorf("hear the ingest stream: %w",
+			errors.Join(err, in.sub.Close(), errors.New("it is heard no more")))
 	}
 	return in.sub.Close()
 }

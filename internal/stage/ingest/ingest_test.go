@@ -197,8 +197,8 @@ func TestTwoProcesses(t *testing.T) {
 	}
 }
 
-// What finds no room waits, is neither rejected nor stored beyond the limit, and holds up no cancellation, however much
-// waits in front of it.
+// What finds no room waits, is neither rejected nor stored beyond the limit, and holds up no
+// cancellation, however much waits in front of it.
 func TestWaitsForRoom(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -237,7 +237,8 @@ func TestWaitsForRoom(t *testing.T) {
 	require.GreaterOrEqual(t, w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val(), int64(waiting-limit))
 }
 
-// Messages that wait for their group are many and large, and its submission behind them is read all the same.
+// Messages that wait for their group are many and large, and its submission behind them is read
+// all the same.
 func TestSubmissionBehindLargeAppends(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

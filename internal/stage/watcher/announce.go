@@ -16,15 +16,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// How many events are announced together, and how many such batches at most before the rest of the work has its turn: more than that work adds
-// at a time, so that the outbox doesn't grow.
+// How many events are announced together, and how many such batches at most before the rest of the
+// work has its turn: more than that work adds at a time, so that the outbox doesn't grow.
 const (
 	announceBatch  = 20
 	announceRounds = 50
 )
 
-// announce publishes what lies in the outbox, in its order. An event that is published twice, because its removal
-// failed, has the same id.
+// announce publishes what lies in the outbox, in its order. An event that is published twice,
+// because its removal failed, has the same id.
 func (p *partition) announce(ctx context.Context) (worked bool, err error) {
 	for range announceRounds {
 		entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", announceBatch).Result()
@@ -125,7 +125,8 @@ func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[st
 	return parts, nil // an error of one group is met with its event
 }
 
-// event shows the group as it was at the transition; its aggregate and codes do not change after the last.
+// event shows the group as it was at the transition; its aggregate and codes do not change
+// after the last.
 func (p *partition) event(e redis.XMessage, parts map[string]groupParts) (api.Event, error) {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	hash, err := readSnapshot(text("snapshot"))

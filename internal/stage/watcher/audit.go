@@ -24,8 +24,9 @@ type Audit struct {
 // deepRate is how many bytes a second a look at everything reads.
 const deepRate = 4 << 20
 
-// patrol is the audit of one partition while this process leads it: rounds that look at ledgers, and closer at groups that
-// are suspicious, and now and then a look at everything. Missing jobs are ended as lost once it is certain.
+// patrol is the audit of one partition while this process leads it: rounds that look at ledgers,
+// and closer at groups that are suspicious, and now and then a look at everything. Missing jobs are
+// ended as lost once it is certain.
 type patrol struct {
 	*partition
 	sentry *audit.Sentry
@@ -47,7 +48,8 @@ type missedJob struct {
 	ledger.Missed
 }
 
-// patrols runs the audit of all partitions that this process leads: one after the other, so that its load has a bound.
+// patrols runs the audit of all partitions that this process leads: one after the other, so that
+// its load has a bound.
 func (w *Watcher) patrols(parts []*partition) []func(context.Context) error {
 	if w.cfg.Audit.Interval <= 0 {
 		return nil
@@ -122,7 +124,8 @@ func (t *patrol) step(ctx context.Context) error {
 	return nil
 }
 
-// round looks at all ledgers, and closer where that gives a reason, where jobs were missing, and where a look at everything has seen something.
+// round looks at all ledgers, and closer where that gives a reason, where jobs were missing, and
+// where a look at everything has seen something.
 func (t *patrol) round(ctx context.Context) error {
 	s, err := t.sentry.Round(ctx, t.alarm)
 	if err != nil {
@@ -146,7 +149,8 @@ func (t *patrol) round(ctx context.Context) error {
 	return errors.Join(err, t.posted.post(ctx, t.partition, "round", s.Groups, report.Violations))
 }
 
-// lose ends jobs that are missing for two leases: until then who holds one whose entry is gone may still end it.
+// lose ends jobs that are missing for two leases: until then who holds one whose entry is gone may
+// still end it.
 func (t *patrol) lose(ctx context.Context, missing []audit.Missing) error {
 	now, seen := time.Now(), map[missedJob]time.Time{}
 	t.again = audit.Suspects{}
@@ -172,7 +176,8 @@ func (t *patrol) lose(ctx context.Context, missing []audit.Missing) error {
 		lost, err := audit.Lose(ctx, t.conn, t.p, gone)
 		t.metrics.DeadLettered("LOST", len(lost))
 		if n := len(lost); n > 0 {
-			t.log.Error("jobs vanished from redis and were ended as failed", "group", m.Group, "jobs", n, "code", "LOST", "ordinals", lost[:min(n, 100)])
+			t.log.Error("jobs vanished from redis and were ended as failed",
+				"group", m.Group, "jobs", n, "code", "LOST", "ordinals", lost[:min(n, 100)])
 		}
 		errs = errors.Join(errs, err)
 	}
@@ -201,7 +206,8 @@ func (t *patrol) lookAtEverything(ctx context.Context) error {
 		t.log.Warn("audit of everything put off, since redis has no memory left", "error", err)
 		return nil
 	}
-	t.log.Info("audited everything", "groups", report.Groups, "jobs", report.Jobs, "violations", len(report.Violations), "took", time.Since(began))
+	t.log.Info("audited everything", "groups", report.Groups, "jobs", report.Jobs, "violations",
+		len(report.Violations), "took", time.Since(began))
 	t.mu.Lock()
 	for _, m := range report.Missing {
 		t.tips.Groups, t.tips.Tenants = append(t.tips.Groups, m.Group), append(t.tips.Tenants, m.Tenant)

@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// beat counts the renewals of the lead in Redis, one a second, whoever leads. When the count goes back, Redis has forgotten what it had
-// confirmed: its append-only file was cut, or a replica took over that lagged behind.
+// beat counts the renewals of the lead in Redis, one a second, whoever leads. When the count goes
+// back, Redis has forgotten what it had confirmed: its append-only file was cut, or a replica took
+// over that lagged behind.
 func (p *partition) beat(ctx context.Context) error {
 	n, err := p.conn.Cmd.HIncrBy(ctx, p.p.Watch(), "beat", 1).Result()
 	switch {
@@ -24,7 +25,8 @@ func (p *partition) beat(ctx context.Context) error {
 	if lost := p.beats + 1 - n; p.beats > 0 && lost > 0 {
 		p.forgotten = append(p.forgotten, api.Violation{
 			Law: audit.History, Partition: p.p.Index(),
-			Detail: fmt.Sprintf("redis went back about %s, to beat %d: what it confirmed since then is lost, and is to be submitted again; bulkaction audit --receipts names it",
+			Detail: fmt.Sprintf("redis went back about %s, to beat %d: what it confirmed since then is lost, "+
+				"and is to be submitted again; bulkaction audit --receipts names it",
 				time.Duration(lost)*leaderRenew, n),
 		})
 		p.posted.forgot()

@@ -23,7 +23,8 @@ import (
 // often audits so often that a test can wait for it.
 var often = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
 
-// violations are those that were announced, without what the harness itself spoils: it reduces into no aggregate.
+// violations are those that were announced, without what the harness itself spoils: it reduces into
+// no aggregate.
 func violations(w *stagetest.World) []api.AuditEvent {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()

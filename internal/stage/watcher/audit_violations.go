@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// postings are the violations that stay. Each is logged and announced once, by whichever look found it first.
+// postings are the violations that stay. Each is logged and announced once, by whichever look
+// found it first.
 type postings struct {
 	metrics *telemetry.WatcherMetrics
 	mu      sync.Mutex
@@ -35,9 +36,12 @@ func newPostings(metrics *telemetry.WatcherMetrics) *postings {
 
 func look(name string, partition int) string { return fmt.Sprint(partition, " ", name) }
 
-// post replaces what a look at a partition found, and forgets what an earlier look at everything found of groups that this one has looked at.
-// It announces what is new without the lock: whoever keeps the lead asks for it, too.
-func (o *postings) post(ctx context.Context, p *partition, name string, looked []string, violations []api.Violation) error {
+// post replaces what a look at a partition found, and forgets what an earlier look at everything
+// found of groups that this one has looked at. It announces what is new without the lock: whoever
+// keeps the lead asks for it, too.
+func (o *postings) post(
+	ctx context.Context, p *partition, name string, looked []string, violations []api.Violation,
+) error {
 	found := make(map[string]api.Violation, len(violations))
 	for _, v := range violations {
 		found[violationID(v)] = v
@@ -130,13 +134,15 @@ func (o *postings) count() {
 	o.metrics.SetViolations(byLaw)
 }
 
-// violationID stays the same for as long as the violation does, also when its group moves and the detail counts something else.
+// violationID stays the same for as long as the violation does, also when its group moves and the
+// detail counts something else.
 func violationID(v api.Violation) string {
 	ordinal := int64(-1)
 	if v.Ordinal != nil {
 		ordinal = *v.Ordinal
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%s\n%d\n%s", v.Law, v.Partition, v.Group, ordinal, cmp.Or(v.Key, v.Detail)))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%s\n%d\n%s", v.Law, v.Partition, v.Group,
+		ordinal, cmp.Or(v.Key, v.Detail)))
 	return "audit." + hex.EncodeToString(sum[:12])
 }
 

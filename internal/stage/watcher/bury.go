@@ -23,8 +23,9 @@ const (
 	buryBlock = 100 * time.Millisecond
 )
 
-// buryUnserved fails the jobs of types that no live worker has served for long, as far as this process has seen:
-// what was so before it led does not count, since the whole installation may have been down.
+// buryUnserved fails the jobs of types that no live worker has served for long, as far as this
+// process has seen: what was so before it led does not count, since the whole installation may
+// have been down.
 func (p *partition) buryUnserved(ctx context.Context) (bool, error) {
 	types, err := p.unserved(ctx)
 	if err != nil || p.cfg.NoProcessorTimeout <= 0 {
@@ -44,7 +45,8 @@ func (p *partition) buryUnserved(ctx context.Context) (bool, error) {
 	return more, nil
 }
 
-// unserved are the types whose jobs wait without a worker, and since when. The others are noted as all right.
+// unserved are the types whose jobs wait without a worker, and since when. The others are noted
+// as all right.
 func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) {
 	workers, err := presence.Workers(ctx, p.conn, p.space)
 	if err != nil {
@@ -105,8 +107,8 @@ func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) 
 
 func none(count any) bool { return count == nil || count == "0" }
 
-// bury takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends more after
-// them.
+// bury takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends
+// more after them.
 func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 	stream := p.p.Ready(typ)
 	reader := redisx.NewReader(p.conn, keyspace.GroupWorkers, p.id)
@@ -158,7 +160,11 @@ func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.E
 	if err != nil {
 		return 0, err
 	}
-	reason := fmt.Sprintf("no live worker has served the type %s for %s: start a worker that has a processor for it, then retry the group", typ, p.cfg.NoProcessorTimeout)
+	reason := fmt.Sprintf(
+		"no live worker has served the type %s for %s: start a worker that has a processor for it, then "+
+			"retry the group",
+		typ, p.cfg.NoProcessorTimeout,
+	)
 	var outcomes []ledger.GroupOutcome
 	for i, j := range jobs {
 		if started.Tokens[i] < 0 {

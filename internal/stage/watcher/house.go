@@ -26,7 +26,9 @@ func (p *partition) keepHouse(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	more := false
-	for _, chore := range []func(context.Context) (bool, error){p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.buryUnserved, p.keepFit} {
+	for _, chore := range []func(context.Context) (bool, error){
+		p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.buryUnserved, p.keepFit,
+	} {
 		again, err := chore(ctx)
 		switch {
 		case err == nil:
@@ -63,7 +65,8 @@ func (p *partition) expireGroups(ctx context.Context) (bool, error) {
 	return len(ended) == attendBatch, nil
 }
 
-// forget drops a group and then its name; the name stays, or comes back, when the group was made anew meanwhile.
+// forget drops a group and then its name; the name stays, or comes back, when the group was made
+// anew meanwhile.
 func (p *partition) forget(ctx context.Context, id string) error {
 	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -87,7 +90,8 @@ func (p *partition) forget(ctx context.Context, id string) error {
 	return nil
 }
 
-// expireResults drops the result lines of groups that are kept themselves, once each while this process leads.
+// expireResults drops the result lines of groups that are kept themselves, once each while this
+// process leads.
 func (p *partition) expireResults(ctx context.Context) (bool, error) {
 	keep := p.cfg.Retention.Results
 	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
@@ -114,7 +118,8 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 
 // ended lists groups that ended between two times (ms), oldest first, at most so many; 0 is all.
 func (p *partition) ended(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
-	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(), &redis.ZRangeBy{Min: from, Max: ms(until), Count: most}).Result()
+	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
+		&redis.ZRangeBy{Min: from, Max: ms(until), Count: most}).Result()
 	if err != nil {
 		return nil, fmt.Errorf("look for old groups: %w", err)
 	}
@@ -155,8 +160,9 @@ func (p *partition) trim(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// keepFit looks again at what was looked at when the process started: that Redis evicts nothing, and the number of partitions, which is written
-// again where it was lost, before a process with another one is let in.
+// keepFit looks again at what was looked at when the process started: that Redis evicts nothing,
+// and the number of partitions, which is written again where it was lost, before a process with
+// another one is let in.
 func (p *partition) keepFit(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil
@@ -167,8 +173,8 @@ func (p *partition) keepFit(ctx context.Context) (bool, error) {
 // frozenIngest is how long a stopped process may take to go on without harm.
 const frozenIngest = 5 * time.Minute
 
-// forgetEntries drops the ids of ingest entries that can't come again: they are older than everything that
-// is still pending or was not delivered.
+// forgetEntries drops the ids of ingest entries that can't come again: they are older than
+// everything that is still pending or was not delivered.
 func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
 	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
 	if redisx.IsUnavailable(err) {
@@ -179,7 +185,8 @@ func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
 			continue
 		}
 		oldest := g.LastDeliveredID
-		pending, err := p.conn.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{Stream: p.space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
+		pending, err := p.conn.Cmd.XPendingExt(ctx,
+			&redis.XPendingExtArgs{Stream: p.space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
 		if err != nil {
 			return false, fmt.Errorf("look for pending messages: %w", err)
 		}
@@ -188,9 +195,11 @@ func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
 		}
 		text, _, _ := strings.Cut(oldest, "-")
 		ms, _ := strconv.ParseInt(text, 10, 64)
-		// An ingest that was frozen with an entry in its hands may come back although another has stored it.
+		// An ingest that was frozen with an entry in its hands may come back although another
+		// has stored it.
 		ms = min(ms, time.Now().Add(-frozenIngest).UnixMilli())
-		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf", "("+strconv.FormatInt(ms, 10)).Err(); err != nil {
+		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf",
+			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {
 			return false, fmt.Errorf("forget entries: %w", err)
 		}
 	}

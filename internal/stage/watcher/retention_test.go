@@ -114,7 +114,8 @@ func TestTrims(t *testing.T) {
 	})
 }
 
-// Ids of entries are kept as long as an older one of the ingest stream is pending, since it may come again.
+// Ids of entries are kept as long as an older one of the ingest stream is pending, since it
+// may come again.
 func TestForgetsEntriesThatCannotComeAgain(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -9,8 +9,8 @@ import (
 
 var errSnapshot = errors.New("want an array of strings")
 
-// readSnapshot reads a hash as cjson has encoded it: names and values in turn. Most of the strings hold nothing that is
-// escaped, and are taken as they are.
+// readSnapshot reads a hash as cjson has encoded it: names and values in turn. Most of the strings
+// hold nothing that is escaped, and are taken as they are.
 func readSnapshot(text string) (map[string]string, error) {
 	rest, ok := strings.CutPrefix(text, "[")
 	if !ok {

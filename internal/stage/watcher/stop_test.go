@@ -30,7 +30,8 @@ func (h afterReading) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 	}
 }
 
-// A watcher that is told to stop between what it reads of a group and its event does no harm; the next one announces the event.
+// A watcher that is told to stop between what it reads of a group and its event does no harm; the
+// next one announces the event.
 func TestStopBetweenReadAndEvent(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -1,6 +1,6 @@
-// Package watcher is the role that moves groups through their states, announces that, and keeps house:
-// it settles what others left half done, ends jobs that nobody can run, and forgets what is past its
-// retention. One watcher leads a partition at a time, under a lease with a fencing number.
+// Package watcher is the role that moves groups through their states, announces that, and keeps
+// house: it settles what others left half done, ends jobs that nobody can run, and forgets what is
+// past its retention. One watcher leads a partition at a time, under a lease with a fencing number.
 package watcher
 
 import (
@@ -58,10 +58,21 @@ type Watcher struct {
 }
 
 // New returns a watcher named id, which publishes to events.
-func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, store *groups.Store, events message.Publisher) *Watcher {
+func New(
+	cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry,
+	id string, store *groups.Store, events message.Publisher,
+) *Watcher {
 	metrics := telemetry.NewWatcherMetrics(tel.Meter)
 	return &Watcher{
-		cfg: cfg, conn: conn, space: space, tel: tel, metrics: metrics, id: id, store: store, events: events, posted: newPostings(metrics),
+		cfg:     cfg,
+		conn:    conn,
+		space:   space,
+		tel:     tel,
+		metrics: metrics,
+		id:      id,
+		store:   store,
+		events:  events,
+		posted:  newPostings(metrics),
 	}
 }
 
@@ -174,8 +185,8 @@ func (p *partition) lead(ctx context.Context) error {
 	return p.beat(ctx)
 }
 
-// work does a piece of everything that is due, so that nothing starves however much there is of the rest. It
-// says whether there was something.
+// work does a piece of everything that is due, so that nothing starves however much there is of the
+// rest. It says whether there was something.
 func (p *partition) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.attend, p.announce, p.reconcile, p.keepHouse} {
@@ -201,8 +212,8 @@ func (p *partition) attend(ctx context.Context) (bool, error) {
 	return len(ids) > 0, p.moveAll(ctx, ids)
 }
 
-// moveAll settles what is half done of these groups and lets them advance. While memory is full some stay in attention; the others
-// advance all the same.
+// moveAll settles what is half done of these groups and lets them advance. While memory is full
+// some stay in attention; the others advance all the same.
 func (p *partition) moveAll(ctx context.Context, ids []string) error {
 	half, err := p.halfDone(ctx, ids)
 	if err != nil {
@@ -261,8 +272,8 @@ func (p *partition) halfDone(ctx context.Context, ids []string) (map[string]bool
 	return half, nil
 }
 
-// move lets a group advance, after what is half done of it is settled. A group that spoils its own turn stays
-// behind and holds up nobody.
+// move lets a group advance, after what is half done of it is settled. A group that spoils its own
+// turn stays behind and holds up nobody.
 func (p *partition) move(ctx context.Context, id string, half bool) error {
 	if half {
 		if err := p.settle(ctx, id); err != nil {
@@ -301,7 +312,8 @@ func (p *partition) spoiled(ctx context.Context, id string, err error) error {
 	return p.conn.Cmd.SRem(ctx, p.p.Attention(), id).Err()
 }
 
-// reconcile looks at every open group now and then, in case a call for attention was lost: a page a time.
+// reconcile looks at every open group now and then, in case a call for attention was lost:
+// a page a time.
 func (p *partition) reconcile(ctx context.Context) (bool, error) {
 	if p.cursor == 0 && time.Since(p.lookedAt) <= p.cfg.Interval {
 		return false, nil

@@ -143,7 +143,8 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-// A watcher that has published an event and died before it could say so: the next one repeats it under the same id.
+// A watcher that has published an event and died before it could say so: the next one repeats it
+// under the same id.
 func TestRepeatedEventHasTheSameID(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -162,7 +163,8 @@ func TestRepeatedEventHasTheSameID(t *testing.T) {
 	require.Equal(t, all[i], all[i+1])
 }
 
-// Of several watchers one leads. Each group's events come once; when the leader goes, another takes over.
+// Of several watchers one leads. Each group's events come once; when the leader goes,
+// another takes over.
 func TestOneLeads(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -187,7 +189,8 @@ func TestOneLeads(t *testing.T) {
 	require.NotEqual(t, leader, next)
 }
 
-// A leader that has died is waited for until its lease ends, and what it then still tries is refused.
+// A leader that has died is waited for until its lease ends, and what it then still
+// tries is refused.
 func TestDeadLeaderIsFenced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

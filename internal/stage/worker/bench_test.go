@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
 
-// BenchmarkBatch is what a batch of no-op jobs costs a worker beside Redis: read, put in line, run, queued and put into words.
+// BenchmarkBatch is what a batch of no-op jobs costs a worker beside Redis: read, put in line, run,
+// queued and put into words.
 func BenchmarkBatch(b *testing.B) {
 	space, err := keyspace.New("b:", 1)
 	require.NoError(b, err)

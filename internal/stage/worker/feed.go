@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what runs; maxBatch and maxBatchBytes bound one script.
+// maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what
+// runs; maxBatch and maxBatchBytes bound one script.
 const (
 	maxPrefetch   = 2 * maxBatch // so that half of it is a batch
 	maxParts      = 8
@@ -23,12 +24,12 @@ const (
 	maxBatchBytes = 1 << 20
 )
 
-// prefetchFor is how much work a process takes in advance: it must not idle while the next batch is on its
-// way, and must not hold what another could run.
+// prefetchFor is how much work a process takes in advance: it must not idle while the next batch is
+// on its way, and must not hold what another could run.
 const prefetchFor = 3 * time.Millisecond
 
-// unreported is how many times as much as that may have ended and wait for Redis while more is read: two batches of quick jobs, and none of
-// long ones, of which a process holds what it runs.
+// unreported is how many times as much as that may have ended and wait for Redis while more is
+// read: two batches of quick jobs, and none of long ones, of which a process holds what it runs.
 const unreported = 2
 
 // partition feeds the pool from one partition and settles what came of it.
@@ -39,9 +40,9 @@ type partition struct {
 	ended  *queue
 }
 
-// room is how many more jobs the process may take. While enough wait for a slot it is none, so that a read brings a batch: until no more than
-// few are open, or, where that is negative, until something is let go. What has ended counts apart, within bounds, since
-// nobody else could run it.
+// room is how many more jobs the process may take. While enough wait for a slot it is none, so that
+// a read brings a batch: until no more than few are open, or, where that is negative, until
+// something is let go. What has ended counts apart, within bounds, since nobody else could run it.
 func (w *Worker) room() (n, few int) {
 	if w.solo.busy() {
 		return 0, -1
@@ -88,7 +89,8 @@ func (p *partition) read(ctx context.Context, room int) error {
 	for i, typ := range p.types {
 		streams[i] = p.p.Ready(typ)
 	}
-	// The partitions read side by side, none knowing what the others find: each asks for its part of the room.
+	// The partitions read side by side, none knowing what the others find: each asks for its
+	// part of the room.
 	count := max(1, min(room/len(p.parts), maxBatch)/len(streams))
 	return p.solo.cautiously(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
@@ -109,8 +111,9 @@ func (p *partition) read(ctx context.Context, room int) error {
 	})
 }
 
-// take starts a batch of entries and hands it to the pool. What can't be started stays pending: it is
-// asked for again until Redis answers or the process stops, and then it is the dispatcher's. It says whether there were suspects.
+// take starts a batch of entries and hands it to the pool. What can't be started stays pending: it
+// is asked for again until Redis answers or the process stops, and then it is the dispatcher's. It
+// says whether there were suspects.
 func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
 	tasks, suspects := p.tasks(ctx, typ, entries)
 	if len(tasks) == 0 {
@@ -170,7 +173,8 @@ func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entr
 	return tasks, suspects
 }
 
-// setApart has suspects run alone, whose leases are kept while they wait, hands those back that may not wait here, and returns what is none.
+// setApart has suspects run alone, whose leases are kept while they wait, hands those back that may
+// not wait here, and returns what is none.
 func (p *partition) setApart(tasks []*task) []*task {
 	return slices.DeleteFunc(tasks, func(t *task) bool {
 		if !t.suspect() {
@@ -185,7 +189,8 @@ func (p *partition) setApart(tasks []*task) []*task {
 	})
 }
 
-// start asks for the tasks until there is an answer. A lost answer makes the second one raise the attempt.
+// start asks for the tasks until there is an answer. A lost answer makes the second one
+// raise the attempt.
 func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
@@ -269,7 +274,8 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 			return err
 		}
 		for i, t := range large {
-			// Each reply has its own error: behind a payload that is gone the connection may have failed.
+			// Each reply has its own error: behind a payload that is gone the connection
+			// may have failed.
 			if err := replies[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
@@ -279,8 +285,8 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 	})
 }
 
-// insist repeats an idempotent step with backoff until it works or ctx ends. An error that is not Redis
-// being away is given up after a few tries: repeating would not mend it.
+// insist repeats an idempotent step with backoff until it works or ctx ends. An error that is not
+// Redis being away is given up after a few tries: repeating would not mend it.
 func (p *partition) insist(ctx context.Context, what string, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
 	warned := false
@@ -322,7 +328,8 @@ func (p *partition) end(t *task) {
 
 // setAside keeps an entry that is no job for a person to look at.
 func (p *partition) setAside(ctx context.Context, typ string, e redisx.Entry, reason error) {
-	p.tel.Log.Warn("set an unreadable entry aside", "partition", p.p.Index(), "type", typ, "entry", e.ID, "reason", reason)
+	p.tel.Log.Warn("set an unreadable entry aside",
+		"partition", p.p.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		pipe.LPush(ctx, p.p.Garbage(), text)

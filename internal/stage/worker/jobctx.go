@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// jobContext is what a job's processor runs under. It becomes a real context, with a timer and a place among its parent's children, only
-// when somebody asks it for something: many processors never do, and it would cost more than they.
+// jobContext is what a job's processor runs under. It becomes a real context, with a timer and a
+// place among its parent's children, only when somebody asks it for something: many processors
+// never do, and it would cost more than they.
 type jobContext struct {
 	parent context.Context //nolint:containedctx // it is a context itself
 	began  int64           // by clock

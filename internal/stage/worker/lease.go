@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// cancelInterval is how often a worker asks whether groups of its jobs were cancelled: the contexts of
-// their jobs end within a second.
+// cancelInterval is how often a worker asks whether groups of its jobs were cancelled: the contexts
+// of their jobs end within a second.
 const cancelInterval = 400 * time.Millisecond
 
 // renew keeps the leases of everything that is held; a job whose lease is lost is stopped.
@@ -23,7 +23,13 @@ func (w *Worker) renew(ctx context.Context) error {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]ledger.Held, len(chunk))
 			for i, t := range chunk {
-				jobs[i] = ledger.Held{Entry: t.entry, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt, Known: t.ended.Load() || t.ctx.stopped() != nil}
+				jobs[i] = ledger.Held{
+					Entry:   t.entry,
+					Group:   t.Group,
+					Ordinal: t.Ordinal,
+					Attempt: t.attempt,
+					Known:   t.ended.Load() || t.ctx.stopped() != nil,
+				}
 			}
 			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
 			if err != nil {

@@ -2,7 +2,8 @@ package worker
 
 import "sync"
 
-// line is where started jobs wait for a slot, first come, first served. The room that is left bounds it.
+// line is where started jobs wait for a slot, first come, first served. The room that is
+// left bounds it.
 type line struct {
 	mu    sync.Mutex
 	some  sync.Cond // something waits, or a slot was closed

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// queue holds the tasks that have ended and are not reported. Adding never blocks, since neither the watchdog
-// nor a process that stops may have to wait for Redis; what is held bounds it. One goroutine takes.
+// queue holds the tasks that have ended and are not reported. Adding never blocks, since neither
+// the watchdog nor a process that stops may have to wait for Redis; what is held bounds it. One
+// goroutine takes.
 type queue struct {
 	mu     sync.Mutex
 	tasks  []*task
@@ -42,7 +43,8 @@ func (q *queue) signal() {
 	}
 }
 
-// has says whether there are n tasks, or none will come any more. If not, a token follows when there are.
+// has says whether there are n tasks, or none will come any more. If not, a token follows
+// when there are.
 func (q *queue) has(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// A rate is the mean of the last rateSpan: single reports would show how starts come in bursts. Who grows fast is noticed in the last risingSpan,
-// of which a part counts, so that a burst does not pass for it.
+// A rate is the mean of the last rateSpan: single reports would show how starts come in bursts.
+// Who grows fast is noticed in the last risingSpan, of which a part counts, so that a burst does
+// not pass for it.
 const (
 	rateSpan   = 5 * time.Second
 	risingSpan = 2 * time.Second
@@ -86,7 +87,8 @@ func (s *startRates) perSecond(now time.Time) map[string]float64 {
 // runAge is how long a run time counts, about.
 const runAge = 2 * time.Second
 
-// runTimes averages how long jobs run, by type: an exponential moving average in time over the means between looks.
+// runTimes averages how long jobs run, by type: an exponential moving average in time over the
+// means between looks.
 type runTimes struct {
 	mu   sync.Mutex
 	sum  map[string]time.Duration
@@ -110,7 +112,8 @@ func (r *runTimes) add(typ string, n int, took time.Duration) {
 	r.n[typ] += n
 }
 
-// milliseconds are the means of all types of which a job has ended. A type that rests keeps its own.
+// milliseconds are the means of all types of which a job has ended. A type that rests
+// keeps its own.
 func (r *runTimes) milliseconds(now time.Time) map[string]float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,8 +24,8 @@ var (
 	errShutdown  = errors.New("the worker is shutting down")
 )
 
-// run runs one task in a slot and says whether the slot may go on: false when the watchdog has given the
-// task up meanwhile and another slot has taken this one's place.
+// run runs one task in a slot and says whether the slot may go on: false when the watchdog has
+// given the task up meanwhile and another slot has taken this one's place.
 func (w *Worker) run(ctx context.Context, t *task) bool {
 	began, limit := clock(), t.timeout(w.cfg.JobTimeout)
 	t.began.Store(began)
@@ -45,15 +45,16 @@ func (w *Worker) run(ctx context.Context, t *task) bool {
 	return true
 }
 
-// process calls the processor and encodes its result. A panic, also in the result's own methods, is an error
-// like any other.
+// process calls the processor and encodes its result. A panic, also in the result's own methods, is
+// an error like any other.
 func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err error) {
 	if t.payload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			w.tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt, "type", t.Type,
+			w.tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
+				"attempt", t.attempt, "type", t.Type,
 				"panic", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
 			err = processor.Retry("PANIC", errors.New("the processor panicked"))
 		}
@@ -121,11 +122,13 @@ func encodeResult(result any) ([]byte, error) {
 	default:
 		var err error
 		if b, err = json.Marshal(v); err != nil {
-			return nil, processor.Permanent("INVALID_RESULT", fmt.Errorf("the processor's result can't be written as JSON: %T", v))
+			return nil, processor.Permanent("INVALID_RESULT",
+				fmt.Errorf("the processor's result can't be written as JSON: %T", v))
 		}
 	}
 	if len(b) > processor.MaxResultBytes {
-		return nil, processor.Permanent("RESULT_TOO_LARGE", fmt.Errorf("the processor's result has %d bytes, at most %d are kept", len(b), processor.MaxResultBytes))
+		return nil, processor.Permanent("RESULT_TOO_LARGE",
+			fmt.Errorf("the processor's result has %d bytes, at most %d are kept", len(b), processor.MaxResultBytes))
 	}
 	return b, nil
 }

@@ -18,8 +18,8 @@ const linger = time.Millisecond
 // maxRetryAfter bounds what a partner may ask for.
 const maxRetryAfter = 24 * time.Hour
 
-// settle reports outcomes in batches until the queue is closed. While one batch is on its way the next one
-// gathers, so that batches grow with the load by themselves.
+// settle reports outcomes in batches until the queue is closed. While one batch is on its way the
+// next one gathers, so that batches grow with the load by themselves.
 func (p *partition) settle(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
@@ -81,7 +81,8 @@ func (p *partition) measure(batch []*task) {
 	p.metrics.Ended(succeeded, failed, timedOut)
 }
 
-// report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is stale and changes nothing.
+// report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is
+// stale and changes nothing.
 func (p *partition) report(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.outcomes(batch)
 	var r ledger.OutcomeReply
@@ -97,7 +98,8 @@ func (p *partition) report(ctx context.Context, batch []*task) {
 	}
 	p.held.remove(batch)
 	if err != nil {
-		p.tel.Log.Error("outcomes could not be reported, the jobs will run again", "type", typ, "jobs", len(batch), "error", err)
+		p.tel.Log.Error("outcomes could not be reported, the jobs will run again",
+			"type", typ, "jobs", len(batch), "error", err)
 	} else if r.Stale > 0 {
 		p.metrics.Stale(int(r.Stale))
 		p.tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
@@ -127,7 +129,12 @@ func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 		at := len(lines)
 		lines = appendLine(lines, t)
 		done = append(done, ledger.DoneJob{
-			Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Line: lines[at:], Trace: t.trace, Marked: t.large || t.attempt > 1,
+			Entry:   t.entry,
+			Ordinal: t.Ordinal,
+			Attempt: t.attempt,
+			Line:    lines[at:],
+			Trace:   t.trace,
+			Marked:  t.large || t.attempt > 1,
 		})
 		g.Done = g.Done[:len(g.Done)+1] // which is where it was put
 	}
@@ -137,8 +144,16 @@ func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 // other is the outcome of a task that is not done.
 func (p *partition) other(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
-		Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.attempt, Retries: t.Retries, Throttles: t.Throttles, Losses: t.Losses,
-		Waits: t.Waits, Queued: []byte(t.QueuedWithTrace(t.nextTrace())), Code: t.verdict.Code, Text: t.verdict.Message,
+		Entry:     t.entry,
+		Ordinal:   t.Ordinal,
+		Attempt:   t.attempt,
+		Retries:   t.Retries,
+		Throttles: t.Throttles,
+		Losses:    t.Losses,
+		Waits:     t.Waits,
+		Queued:    []byte(t.QueuedWithTrace(t.nextTrace())),
+		Code:      t.verdict.Code,
+		Text:      t.verdict.Message,
 	}
 	retries := t.terms.MaxRetries
 	if retries < 0 {

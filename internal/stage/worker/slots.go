@@ -128,7 +128,8 @@ func (s *slots) current(n int) []string {
 	return ids
 }
 
-// age is how long the running jobs have run on average, of some hundred at most; 0 while a slot is free.
+// age is how long the running jobs have run on average, of some hundred at most; 0 while a
+// slot is free.
 func (s *slots) age(now int64) time.Duration {
 	if size, active := s.sizes(); active < size {
 		return 0

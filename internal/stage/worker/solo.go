@@ -9,15 +9,18 @@ import (
 	"time"
 )
 
-// A suspect is a job that has lost a worker before: it may be the one that kills them. It is started and run alone in its
-// process, so that the next crash hits nobody else, and counts against it alone.
+// A suspect is a job that has lost a worker before: it may be the one that kills them. It is
+// started and run alone in its process, so that the next crash hits nobody else, and counts
+// against it alone.
 func (t *task) suspect() bool { return t.Losses > 0 }
 
-// maxSuspects is how many suspects wait in a process. All but one of them have lost a single worker: most of these were only beside the one that kills.
+// maxSuspects is how many suspects wait in a process. All but one of them have lost a single
+// worker: most of these were only beside the one that kills.
 const maxSuspects = 16
 
-// solo lets suspects run, one after the other, while the process holds nothing else: no job of a slot begins meanwhile, and what else is read goes back.
-// Those that have lost the fewest workers run first, so that a job that kills again takes none of the others' time.
+// solo lets suspects run, one after the other, while the process holds nothing else: no job of a
+// slot begins meanwhile, and what else is read goes back. Those that have lost the fewest workers
+// run first, so that a job that kills again takes none of the others' time.
 type solo struct {
 	w *Worker
 
@@ -34,9 +37,10 @@ type solo struct {
 
 func newSolo(w *Worker) *solo { return &solo{w: w, changed: make(chan struct{})} }
 
-// cautiously calls read with how many entries it may take at most, 0 for no bound, and learns whether there were suspects. They come in crowds, since a
-// worker that dies leaves many: after one, entries are read one by one, and twice as many each time that there was none. So hardly one is
-// read in vain, and a crowd's suspects follow one another in a process that is empty already.
+// cautiously calls read with how many entries it may take at most, 0 for no bound, and learns
+// whether there were suspects. They come in crowds, since a worker that dies leaves many: after
+// one, entries are read one by one, and twice as many each time that there was none. So hardly one
+// is read in vain, and a crowd's suspects follow one another in a process that is empty already.
 func (s *solo) cautiously(read func(most int) (suspects bool, err error)) error {
 	most := s.caution.Load()
 	if most > 0 {
@@ -79,7 +83,8 @@ func (s *solo) busy() bool {
 	return s.closed.Load() || len(s.waiting) > 0
 }
 
-// more says whether more suspects may come while what runs is waited for, and when to look for them again: ever less often, since what is none is read in vain.
+// more says whether more suspects may come while what runs is waited for, and when to look for them
+// again: ever less often, since what is none is read in vain.
 func (s *solo) more() (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +156,8 @@ func (s *solo) pop() *task {
 	return t
 }
 
-// empty hands back what has not begun, and waits until the outcomes of all that runs have been reported too.
+// empty hands back what has not begun, and waits until the outcomes of all that runs have been
+// reported too.
 func (s *solo) empty(ctx context.Context) bool {
 	for _, t := range s.w.held.all() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
@@ -175,7 +181,8 @@ func (s *solo) empty(ctx context.Context) bool {
 	}
 }
 
-// runAlone starts a suspect only now: one that is in flight has been alone. It returns when its outcome was reported.
+// runAlone starts a suspect only now: one that is in flight has been alone. It returns when its
+// outcome was reported.
 func (s *solo) runAlone(ctx, after context.Context, t *task) {
 	p := t.part
 	p.held.untrack(t)

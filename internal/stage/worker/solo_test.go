@@ -77,7 +77,8 @@ func TestSuspectsRunAlone(t *testing.T) {
 	require.EqualValues(t, 3, alone.Load())
 }
 
-// What a worker that dies with a suspect has beside it was not started: it pays nothing, and is no suspect.
+// What a worker that dies with a suspect has beside it was not started: it pays nothing, and
+// is no suspect.
 func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -114,7 +115,8 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	require.EqualValues(t, 2, w.Counts("suspects").Done)
 }
 
-// A suspect waits until what runs has ended; meanwhile nothing else begins. A process that stops hands it back.
+// A suspect waits until what runs has ended; meanwhile nothing else begins. A process that stops
+// hands it back.
 func TestSuspectWaitsForTheOthers(t *testing.T) {
 	t.Parallel()
 	for name, stops := range map[string]bool{"until they end": false, "until the process stops": true} {
@@ -180,7 +182,8 @@ func TestSuspectThatNeverEnds(t *testing.T) {
 	stop()
 }
 
-// A crowd of suspects is read one by one, once the first was met: hardly one is read in vain, which would use up its attempts.
+// A crowd of suspects is read one by one, once the first was met: hardly one is read in vain, which
+// would use up its attempts.
 func TestCrowdOfSuspects(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

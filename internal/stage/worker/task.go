@@ -53,7 +53,8 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 	return fallback
 }
 
-// held are the tasks of this process that are not settled; leases are renewed for those that were started.
+// held are the tasks of this process that are not settled; leases are renewed for those that
+// were started.
 type held struct {
 	mu      sync.Mutex
 	first   *task         // of those that were started
@@ -118,7 +119,8 @@ func (h *held) ended(n int) {
 	}
 }
 
-// await has a signal follow when no more than n tasks are open, which they were a moment ago; none where n is negative.
+// await has a signal follow when no more than n tasks are open, which they were a moment ago; none
+// where n is negative.
 func (h *held) await(n int) {
 	h.low.Store(int64(n))
 	if h.open.Load() <= int64(n) {
@@ -140,7 +142,8 @@ func (h *held) remove(tasks []*task) {
 	h.signal()
 }
 
-// freed is closed at the next signal. Whoever waits for room asks for it before looking how much there is.
+// freed is closed at the next signal. Whoever waits for room asks for it before looking how
+// much there is.
 func (h *held) freed() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()

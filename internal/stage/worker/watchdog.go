@@ -13,14 +13,15 @@ import (
 // reportTime is how long a stopping process tries to report its last outcomes.
 const reportTime = 5 * time.Second
 
-// A processor that ignores the end of its context is given up after this, on top of the job's timeout.
+// A processor that ignores the end of its context is given up after this, on top of the
+// job's timeout.
 const overrun = time.Second
 
 // lateAfter is how long a started job may wait for a slot before another process is to have it.
 const lateAfter = 200 * time.Millisecond
 
-// watchdog reports jobs whose processor ignores its context, so that they hold up nothing but themselves, and
-// hands back what waits too long for a slot.
+// watchdog reports jobs whose processor ignores its context, so that they hold up nothing but
+// themselves, and hands back what waits too long for a slot.
 func (w *Worker) watchdog(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -52,13 +53,14 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	}
 	t.took = time.Duration(clock() - t.began.Load())
 	outcome()
-	w.tel.Log.Warn("processor ignores the end of its context, went on without it", "type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
+	w.tel.Log.Warn("processor ignores the end of its context, went on without it",
+		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
 	w.slots.replace(t)
 	t.part.end(t)
 }
 
-// pace is how long a job takes: as the last ones did, or longer where all that run now have. So jobs that turn slow
-// are not taken in advance as if they were quick.
+// pace is how long a job takes: as the last ones did, or longer where all that run now have. So
+// jobs that turn slow are not taken in advance as if they were quick.
 func (w *Worker) pace() time.Duration {
 	d := w.durable.value()
 	if d == 0 {
@@ -90,7 +92,8 @@ func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 	}
 }
 
-// late are those of the waiting who have waited too long and will for as long again, where jobs take so long on average.
+// late are those of the waiting who have waited too long and will for as long again, where jobs
+// take so long on average.
 func late(waiting []*task, size int, each time.Duration, now time.Time) []*task {
 	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.turn, b.turn) })
 	soon := int64(size) * int64(lateAfter) / int64(max(each, time.Microsecond))

@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
 
-// Jobs that turn slow after many quick ones were started in advance as if they were quick: what they hold up goes back.
+// Jobs that turn slow after many quick ones were started in advance as if they were quick: what
+// they hold up goes back.
 func TestHandsBackWhatSlowJobsHoldUp(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

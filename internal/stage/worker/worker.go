@@ -1,7 +1,7 @@
 // Package worker is the role that runs jobs: it reads the ready streams of the types that it has
-// processors for, starts jobs under a lease, runs them side by side, and reports what came of them. It
-// hides batching, leases, time-outs, also of processors that ignore their context, and the hand-back of
-// what could not be finished.
+// processors for, starts jobs under a lease, runs them side by side, and reports what came of them.
+// It hides batching, leases, time-outs, also of processors that ignore their context, and the
+// hand-back of what could not be finished.
 package worker
 
 import (
@@ -65,14 +65,18 @@ type Worker struct {
 }
 
 // New returns a worker named id that runs jobs with these processors.
-func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string, procs ...processor.Processor) (*Worker, error) {
+func New(
+	cfg Config, conn *redisx.Conn, space keyspace.Space,
+	tel *telemetry.Telemetry, id string, procs ...processor.Processor,
+) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
 		procs: map[string]processor.Processor{}, line: newLine(), held: newHeld(), ran: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
-			return nil, fmt.Errorf("processor type %q: must be 1 to %d characters of A-Z a-z 0-9 . _ -", p.Type(), messages.MaxIDLength)
+			return nil, fmt.Errorf("processor type %q: must be 1 to %d characters of A-Z a-z 0-9 . _ -",
+				p.Type(), messages.MaxIDLength)
 		}
 		if w.procs[p.Type()] != nil {
 			return nil, fmt.Errorf("two processors for type %s: keep one", p.Type())
@@ -84,7 +88,11 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	}
 	for _, typ := range cfg.Types {
 		if w.procs[typ] == nil {
-			return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build a worker that has one", typ)
+			return nil, fmt.Errorf(
+				"BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build a worker "+
+					"that has one",
+				typ,
+			)
 		}
 	}
 	if len(w.types) == 0 {
@@ -101,7 +109,8 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	return w, nil
 }
 
-// Run works until ctx ends, then lets running jobs finish within the grace period and hands the rest back.
+// Run works until ctx ends, then lets running jobs finish within the grace period and hands
+// the rest back.
 func (w *Worker) Run(ctx context.Context) error {
 	// What is held must be reported and kept alive beyond the end of ctx.
 	after, finish := context.WithCancel(context.WithoutCancel(ctx))
@@ -176,9 +185,14 @@ func (w *Worker) Status() api.WorkerStatus {
 // runMS is how long jobs run on average of late, by type.
 func (w *Worker) runMS() map[string]float64 { return w.ran.milliseconds(time.Now()) }
 
-// publish shows the status to everybody. A worker that stops serves no type any more: nobody is to count on it.
+// publish shows the status to everybody. A worker that stops serves no type any more: nobody is
+// to count on it.
 func (w *Worker) publish(ctx context.Context) error {
-	r := presence.WorkerReport{WorkerStatus: w.Status(), StartedPerSecond: w.started.perSecond(time.Now()), RunMS: w.runMS()}
+	r := presence.WorkerReport{
+		WorkerStatus:     w.Status(),
+		StartedPerSecond: w.started.perSecond(time.Now()),
+		RunMS:            w.runMS(),
+	}
 	if r.ShuttingDown {
 		r.Types = []string{}
 	}

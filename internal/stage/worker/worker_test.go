@@ -326,7 +326,8 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
-// A partition without work does not keep the slots from one with work, however long its reads block.
+// A partition without work does not keep the slots from one with work, however long
+// its reads block.
 func TestIdlePartitionsHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
