@@ -7,8 +7,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// alienOf says whether one of a group's own keys is of another type than it must be. Then nothing of the group can be judged, and what it
-// counts for is in doubt.
+// alienOf says whether one of a group's own keys is of another type than it must be. Then nothing
+// of the group can be judged, and what it counts for is in doubt.
 func (l *look) alienOf(h head, own []redis.Cmder) bool {
 	met := false
 	for _, c := range own {
@@ -26,6 +26,7 @@ func (l *look) alienOf(h head, own []redis.Cmder) bool {
 // aliens reports keys of another type than they must be.
 func (l *look) aliens() {
 	for _, key := range slices.Sorted(maps.Keys(l.alien)) {
-		l.found.add(finding{Place, l.alien[key], none, "key " + key}, "the key %s is of another type than it must be", l.short(key))
+		l.found.add(finding{Place, l.alien[key], none, "key " + key}, "the key %s is of another type than it must be",
+			l.short(key))
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// A key of another type is named, and keeps nobody from looking at the other groups and mending them.
+// A key of another type is named, and keeps nobody from looking at the other groups and
+// mending them.
 func TestKeyOfAnotherType(t *testing.T) {
 	for name, c := range map[string]struct {
 		key   func(p keyspace.Partition) string

@@ -1,50 +1,63 @@
-// Package audit proves from the data in Redis that no job was lost and none counted twice: promise 4,
-// conservation. It hides how a system that keeps moving can be judged at all.
+// Package audit proves from the data in Redis that no job was lost and none counted twice: promise
+// 4, conservation. It hides how a system that keeps moving can be judged at all.
 //
 // # Laws
 //
-//   - [Conservation]: a group's accepted jobs are the sum of those that are waiting, non-ready, ready, in flight, done,
-//     failed and cancelled. None of these is negative.
-//   - [States]: a group has one state for each accepted job, and as many of each letter as its ledger says.
-//   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else, and each key is of its type: a waiting one in a queue
-//     of its group, a parked one in its tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the ready stream of its type, a failed one
-//     among its group's failures, which agree with the error codes. Nothing lies anywhere that is no such job. What a cancelled
-//     group has left in a ready stream may stay until a worker comes by.
-//   - [Results]: each done job's result lies in exactly one entry of the results stream, each reduced one's in exactly one line of the
-//     group's results, unless these have expired. The slots of the aggregate count the reduced jobs, and so does an aggregate
-//     that counts.
-//   - [Lifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and ended groups. One whose jobs have all
-//     ended and are reduced has ended too, or asks for the watcher's attention.
-//   - [Load]: what types count as waiting and non-ready lies there. What tenants count as unfinished, active and congested are
-//     such jobs, and those with active ones are in the active set. Counters of what violates another law are not judged.
-//   - [Registry]: a group is owned by its tenant, lies in its partition and is on its list. A name that is owned has a group ([Orphans]).
+//   - [Conservation]: a group's accepted jobs are the sum of those that are waiting, non-ready,
+//     ready, in flight, done, failed and cancelled. None of these is negative.
+//   - [States]: a group has one state for each accepted job, and as many of each letter as its
+//     ledger says.
+//   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else,
+//     and each key is of its type: a waiting one in a queue of its group, a parked one in its
+//     tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the
+//     ready stream of its type, a failed one among its group's failures, which agree with the error
+//     codes. Nothing lies anywhere that is no such job. What a cancelled group has left in a ready
+//     stream may stay until a worker comes by.
+//   - [Results]: each done job's result lies in exactly one entry of the results stream, each
+//     reduced one's in exactly one line of the group's results, unless these have expired. The
+//     slots of the aggregate count the reduced jobs, and so does an aggregate that counts.
+//   - [Lifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and
+//     ended groups. One whose jobs have all ended and are reduced has ended too, or asks for the
+//     watcher's attention.
+//   - [Load]: what types count as waiting and non-ready lies there. What tenants count as
+//     unfinished, active and congested are such jobs, and those with active ones are in the active
+//     set. Counters of what violates another law are not judged.
+//   - [Registry]: a group is owned by its tenant, lies in its partition and is on its list. A name
+//     that is owned has a group ([Orphans]).
 //   - [Receipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
-//   - [History]: Redis does not forget what it has confirmed. The watchers count seconds in it, and notice when it knows of fewer.
+//   - [History]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
+//     notice when it knows of fewer.
 //
 // # Method
 //
-// A group's ledger, states and small structures are read in one transaction, so that they can be held against each other. What
-// is too large for that is read between two readings of the states: a job whose state and attempt are the same in both has
-// not moved meanwhile, and only such jobs are judged. An attempt grows with each move, so no job comes back to the same state
-// unnoticed. Counters over many keys are read with them in one transaction where that is small, otherwise twice, and are
-// judged only when both readings agree to the byte: never, while what they count keeps moving. Whatever is found
-// is looked at again and reported only if it stays.
+// A group's ledger, states and small structures are read in one transaction, so that they can be
+// held against each other. What is too large for that is read between two readings of the states: a
+// job whose state and attempt are the same in both has not moved meanwhile, and only such jobs are
+// judged. An attempt grows with each move, so no job comes back to the same state unnoticed.
+// Counters over many keys are read with them in one transaction where that is small, otherwise
+// twice, and are judged only when both readings agree to the byte: never, while what they count
+// keeps moving. Whatever is found is looked at again and reported only if it stays.
 //
-// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for [Orphans]. Memory: one group's states and some bits a job, and two
-// bytes for each job between the first and the last one of a group that is neither waiting nor ended.
+// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for [Orphans].
+// Memory: one group's states and some bits a job, and two bytes for each job between the first and
+// the last one of a group that is neither waiting nor ended.
 //
 // # Three depths
 //
-//   - [Sentry] makes rounds: per open group one reading of its ledger and of the lengths of what it holds, no job. A round over 1,000 groups
-//     costs Redis 5 ms of CPU and 160 KB (50 tenants, closer looks included), one over a group of 1,000,000 waiting jobs 20 µs and 300 bytes.
-//   - [Closer] looks at the groups that a round found suspicious: at their states, and through those shared places, and queues, that give a reason.
-//   - [Partition] and [Run] look at everything. For a group of 1,000,000 waiting jobs of 10 bytes that is 43 MB and 80 ms of Redis's CPU, for 1,000
-//     groups of 5 jobs 1 MB and 40 ms; [Options.Rate] spreads it.
+//   - [Sentry] makes rounds: per open group one reading of its ledger and of the lengths of what it
+//     holds, no job. A round over 1,000 groups costs Redis 5 ms of CPU and 160 KB (50 tenants,
+//     closer looks included), one over a group of 1,000,000 waiting jobs 20 µs and 300 bytes.
+//   - [Closer] looks at the groups that a round found suspicious: at their states, and through
+//     those shared places, and queues, that give a reason.
+//   - [Partition] and [Run] look at everything. For a group of 1,000,000 waiting jobs of 10 bytes
+//     that is 43 MB and 80 ms of Redis's CPU, for 1,000 groups of 5 jobs 1 MB and 40 ms;
+//     [Options.Rate] spreads it.
 //
 // # Repair
 //
-// [Mend] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is decided in Redis, in one step, by states and versions: what moves is
-// left alone, and what is done twice is done once.
+// [Mend] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is decided
+// in Redis, in one step, by states and versions: what moves is left alone, and what is done twice
+// is done once.
 package audit
 
 import (
@@ -95,8 +108,9 @@ type Violation = api.Violation
 
 // Options are what an audit can be told.
 type Options struct {
-	Reducers *reducer.Registry // to read aggregates with; nil: the built-in ones. Of others only the counts are checked.
-	Rate     int               // bytes a second that are read at most, about; 0: as they come
+	// to read aggregates with; nil: the built-in ones. Of others only the counts are checked.
+	Reducers *reducer.Registry
+	Rate     int // bytes a second that are read at most, about; 0: as they come
 
 	batch int       // bytes of states kept at once; 0: maxBatch
 	only  *Suspects // nil: everything
@@ -111,7 +125,8 @@ const (
 	maxBatch = 64 << 20
 )
 
-// Run audits all partitions, which may be at work. It changes nothing. An error means that it could not be finished.
+// Run audits all partitions, which may be at work. It changes nothing. An error means that it could
+// not be finished.
 func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
 	report := Report{Violations: []Violation{}}
 	for _, p := range space.All() {
@@ -124,14 +139,19 @@ func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Opti
 }
 
 // Partition audits one partition as [Run] does all of them.
-func Partition(ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options) (Report, error) {
+func Partition(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options,
+) (Report, error) {
 	report := Report{Violations: []Violation{}}
 	err := auditPartition(ctx, conn, space, p, opts, &report)
 	report.finish()
 	return report, err
 }
 
-func auditPartition(ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options, report *Report) error {
+func auditPartition(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
+	p keyspace.Partition, opts Options, report *Report,
+) error {
 	if opts.Reducers == nil {
 		opts.Reducers = reducer.NewRegistry()
 	}
@@ -173,7 +193,8 @@ func compare(a, b Violation) int {
 		}
 		return 0
 	}
-	return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(surplus(a), surplus(b)), cmp.Compare(a.Group, b.Group), cmp.Compare(ordinal(a), ordinal(b)),
+	return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(surplus(a), surplus(b)),
+		cmp.Compare(a.Group, b.Group), cmp.Compare(ordinal(a), ordinal(b)),
 		cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
 }
 

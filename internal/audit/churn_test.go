@@ -35,7 +35,8 @@ type churn struct {
 	moves          atomic.Int64
 }
 
-// run starts the movers, all at once or in turns, and returns what stops them and tells of their failures.
+// run starts the movers, all at once or in turns, and returns what stops them and tells of
+// their failures.
 func (c *churn) run(ctx context.Context, inTurns bool) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var movers []func(*rand.Rand)
@@ -228,7 +229,8 @@ func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 	}
 }
 
-// idle says whether an ended group has nothing in the streams any more. Retention is longer than anything stays there.
+// idle says whether an ended group has nothing in the streams any more. Retention is longer than
+// anything stays there.
 func (c *churn) idle(p keyspace.Partition, id string) bool {
 	if strings.ContainsAny(c.c.Get(c.Context(), p.States(id)).Val(), "D") {
 		return false
@@ -243,7 +245,8 @@ func (c *churn) idle(p keyspace.Partition, id string) bool {
 	return true
 }
 
-// While jobs move through all scripts, an audit finds nothing. What is wrong meanwhile it finds all the same.
+// While jobs move through all scripts, an audit finds nothing. What is wrong meanwhile it finds
+// all the same.
 func TestAuditOfAMovingWorld(t *testing.T) {
 	audits, size := map[string]int{"redis": 15, "miniredis": 6}, map[string]int{"redis": 1500, "miniredis": 100}
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

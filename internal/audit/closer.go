@@ -16,9 +16,12 @@ type Suspects struct {
 	Tenants []string // whose parked jobs are looked through, too
 }
 
-// Closer audits some groups of a partition: themselves, and their jobs in the places that groups share. It reads no more than it has to: a
-// queue whose length is right is not read. What lies anywhere without being a job, and the laws of load, are left to [Partition].
-func Closer(ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, s Suspects, opts Options) (Report, error) {
+// Closer audits some groups of a partition: themselves, and their jobs in the places that groups
+// share. It reads no more than it has to: a queue whose length is right is not read. What lies
+// anywhere without being a job, and the laws of load, are left to [Partition].
+func Closer(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, s Suspects, opts Options,
+) (Report, error) {
 	opts.only = &s
 	return Partition(ctx, conn, space, p, opts)
 }

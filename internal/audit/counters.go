@@ -96,13 +96,25 @@ func (l *look) tenant(name string, y tally) {
 		if y.have[i] != y.want[i] {
 			f := finding{Load, "", none, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
 			l.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
-			l.mend(f, l.cureCounter(ledger.Counter{Tenant: true, Of: name, Name: counter, Have: y.have[i], Want: y.want[i]}))
+			l.mend(f, l.cureCounter(ledger.Counter{
+				Tenant: true,
+				Of:     name,
+				Name:   counter,
+				Have:   y.have[i],
+				Want:   y.want[i],
+			}))
 		}
 	}
 	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
 		f := finding{Load, "", none, fmt.Sprint(name, "set", active)}
 		l.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
-		l.mend(f, l.cureCounter(ledger.Counter{Tenant: true, Of: name, Name: counterNames[1], Have: y.have[1], Want: y.have[1]}))
+		l.mend(f, l.cureCounter(ledger.Counter{
+			Tenant: true,
+			Of:     name,
+			Name:   counterNames[1],
+			Have:   y.have[1],
+			Want:   y.have[1],
+		}))
 	}
 }
 
@@ -142,7 +154,8 @@ func (l *look) openGroups(ctx context.Context) (string, error) {
 	return fmt.Sprint(card.Val(), newest.Val()), err
 }
 
-// handedOut changes when a job becomes ready. Counters alone don't tell of one that was taken back and handed out again.
+// handedOut changes when a job becomes ready. Counters alone don't tell of one that was taken back
+// and handed out again.
 func (l *look) handedOut(ctx context.Context) (string, error) {
 	var ids strings.Builder
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(l.types)), pageSize/5) {

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// cure mends a finding. Cures with the same key do the same, so that one of them is enough. What it does is decided again in
-// Redis, in one step, by how things are then.
+// cure mends a finding. Cures with the same key do the same, so that one of them is enough. What it
+// does is decided again in Redis, in one step, by how things are then.
 type cure struct {
 	key string
 	say string // what it does
@@ -30,7 +30,8 @@ func (l *look) mend(f finding, c cure) {
 	l.cures[f] = c
 }
 
-// cureGroup adds to a group's ledger what it differs by from its states, and puts the group on its lists.
+// cureGroup adds to a group's ledger what it differs by from its states, and puts the group
+// on its lists.
 func (l *look) cureGroup(g *group) (cure, bool) {
 	differences, sum, known := map[string]int64{}, int64(0), int64(0)
 	note := func(name string, n int64) {
@@ -49,9 +50,10 @@ func (l *look) cureGroup(g *group) (cure, bool) {
 		return cure{}, false
 	}
 	note("accepted", jobs-accepted)
-	return cure{"group " + g.id, "its ledger counts its states, and it is on its lists", func(ctx context.Context) (bool, error) {
-		return ledger.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, g.number("repaired"), differences)
-	}}, true
+	return cure{"group " + g.id, "its ledger counts its states, and it is on its lists",
+		func(ctx context.Context) (bool, error) {
+			return ledger.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, g.number("repaired"), differences)
+		}}, true
 }
 
 func (g *group) among(letters string) (n int64) {
@@ -70,9 +72,10 @@ func (l *look) cureUnlisted(id, tenant string) cure {
 
 // cureCounter sets a counter to what was counted.
 func (l *look) cureCounter(n ledger.Counter) cure {
-	return cure{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want), func(ctx context.Context) (bool, error) {
-		return ledger.RepairCounter(ctx, l.cmd, l.p, n)
-	}}
+	return cure{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want),
+		func(ctx context.Context) (bool, error) {
+			return ledger.RepairCounter(ctx, l.cmd, l.p, n)
+		}}
 }
 
 // cureOwner says whose a group is, where nobody is named, or somebody who has no such group.
@@ -155,7 +158,8 @@ func (l *look) codes(ctx context.Context, id string) (codes, error) {
 	var all *redis.MapStringStringCmd
 	var n *redis.IntCmd
 	err := l.atOnce(ctx, func(p redis.Pipeliner) {
-		hash, all, n = p.HMGet(ctx, l.p.Group(id), "repaired"), p.HGetAll(ctx, l.p.Codes(id)), p.HLen(ctx, l.p.Failures(id))
+		hash, all, n = p.HMGet(ctx, l.p.Group(id), "repaired"), p.HGetAll(ctx, l.p.Codes(id)),
+			p.HLen(ctx, l.p.Failures(id))
 	})
 	if err != nil {
 		return codes{}, err
@@ -170,7 +174,8 @@ func hopeless(f finding) string {
 	case f.law == Place && kind == "key":
 		return "somebody else has written it: delete or rename it, and audit again for what was lost with it"
 	case f.law == Conservation || f.law == States || f.law == Lifecycle && kind == "status":
-		return "its states are wrong themselves, and what they were can't be told: cancel the group and submit its jobs again"
+		return "its states are wrong themselves, and what they were can't be told: cancel the group and " +
+			"submit its jobs again"
 	case f.law == Lifecycle && kind == "threshold":
 		return "its end was announced and is not taken back; retry runs its failed jobs again"
 	case f.law == Lifecycle:

@@ -20,12 +20,15 @@ const (
 	patience  = 10 * time.Second // while Redis does not answer
 )
 
-// db reads from one Redis, a page at a time. What is not there is no error. Nor is a key of another type: one must not keep the rest from being looked at. It
-// reads as what is not there, and its key is noted.
+// db reads from one Redis, a page at a time. What is not there is no error. Nor is a key of
+// another type: one must not keep the rest from being looked at. It reads as what is not there,
+// and its key is noted.
 type db struct {
 	cmd      redis.UniversalClient
 	throttle *throttle
-	alien    map[string]string // keys of another type than they must be, with their group where it is known; nil: they are not noted
+	// keys of another type than they must be, with their group where it is known; nil: they
+	// are not noted
+	alien map[string]string
 }
 
 // throttle spreads what is read over time, so that a large look disturbs nobody.
@@ -58,7 +61,8 @@ func sizeOf(page []string) (bytes int) {
 	return bytes
 }
 
-// atOnce sends commands on one partition as a transaction: their replies belong to the same instant.
+// atOnce sends commands on one partition as a transaction: their replies belong to the
+// same instant.
 func (d db) atOnce(ctx context.Context, fill func(redis.Pipeliner)) error {
 	return d.exec(ctx, d.cmd.TxPipeline, fill)
 }
@@ -78,7 +82,8 @@ func (d db) exec(ctx context.Context, pipeline func() redis.Pipeliner, fill func
 			return nil
 		}
 		cmds, err := pipe.Exec(ctx)
-		if err = d.failure(cmds, err); !redisx.IsUnavailable(err) || time.Now().After(deadline) || redisx.Sleep(ctx, backoff.Next()) != nil {
+		if err = d.failure(cmds, err); !redisx.IsUnavailable(err) || time.Now().After(deadline) ||
+			redisx.Sleep(ctx, backoff.Next()) != nil {
 			return err
 		}
 	}
@@ -120,7 +125,8 @@ func (p *pace) next(bytes int) {
 	p.n = max(1, min(pageSize, 4*p.n, p.n*pageBytes/int64(max(1, bytes))))
 }
 
-// ranked calls fn with a sorted set's members by ascending score. One that keeps its score comes exactly once.
+// ranked calls fn with a sorted set's members by ascending score. One that keeps its score comes
+// exactly once.
 func (d db) ranked(ctx context.Context, key string, fn func([]string) error) error {
 	from, passed := "-inf", map[string]bool{} // members at that very score
 	for {
@@ -156,8 +162,11 @@ func (d db) ranked(ctx context.Context, key string, fn func([]string) error) err
 	}
 }
 
-// scan calls fn with what a SCAN command of one key yields. An element that stays comes at least once.
-func (d db) scan(ctx context.Context, command func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd, fn func([]string) error) error {
+// scan calls fn with what a SCAN command of one key yields. An element that stays comes
+// at least once.
+func (d db) scan(
+	ctx context.Context, command func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd, fn func([]string) error,
+) error {
 	for cursor := uint64(0); ; {
 		var cmd *redis.ScanCmd
 		if err := d.inTurn(ctx, func(p redis.Pipeliner) { cmd = command(p, cursor) }); err != nil {
@@ -242,8 +251,9 @@ func (d db) log(ctx context.Context, key string, n int64, fn func(string)) error
 	return nil
 }
 
-// queue calls fn with the first n elements of a list, or what is left of them: it may lose elements at its head and gain
-// some at its end meanwhile. Each comes once, since a page begins with the last element of the one before, wherever it is by then.
+// queue calls fn with the first n elements of a list, or what is left of them: it may lose elements
+// at its head and gain some at its end meanwhile. Each comes once, since a page begins with the
+// last element of the one before, wherever it is by then.
 func (d db) queue(ctx context.Context, key string, n int64, fn func(string)) error {
 	last, at := "", int64(0) // the last element that was read, and where it was
 	for first := true; n > 0; first = false {

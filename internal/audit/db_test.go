@@ -21,7 +21,8 @@ func numbers(from, to int) []any {
 	return all
 }
 
-// A queue that is read while its head is taken away and its end grows yields each element that stays, once.
+// A queue that is read while its head is taken away and its end grows yields each element
+// that stays, once.
 func TestQueueOnTheMove(t *testing.T) {
 	t.Parallel()
 	const all = 3 * pageSize

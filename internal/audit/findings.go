@@ -8,8 +8,8 @@ import (
 // none is the ordinal of a finding that is not about one job.
 const none = int64(-1)
 
-// finding is what identifies a violation from one look to the next. Same holds what must not have changed meanwhile: a
-// job's state and attempt, or by how much a counter is wrong.
+// finding is what identifies a violation from one look to the next. Same holds what must not have
+// changed meanwhile: a job's state and attempt, or by how much a counter is wrong.
 type finding struct {
 	law, group string
 	ordinal    int64
@@ -17,7 +17,8 @@ type finding struct {
 }
 
 func compareFindings(a, b finding) int {
-	return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.ordinal, b.ordinal), cmp.Compare(a.law, b.law), cmp.Compare(a.same, b.same))
+	return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.ordinal, b.ordinal), cmp.Compare(a.law, b.law),
+		cmp.Compare(a.same, b.same))
 }
 
 func (f finding) violation(partition int, detail string) Violation {

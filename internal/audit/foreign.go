@@ -23,8 +23,9 @@ type item struct {
 	wrong       string // what is wrong with it whatever its group says
 }
 
-// foreign asks about items of groups that are not kept, and of jobs beyond what is kept. First all are asked about, then those
-// that disagree once more together with whether they still lie there: then they are wrong at one instant.
+// foreign asks about items of groups that are not kept, and of jobs beyond what is kept. First all
+// are asked about, then those that disagree once more together with whether they still lie there:
+// then they are wrong at one instant.
 func (l *look) foreign(ctx context.Context, items []item) error {
 	if l.opts.only != nil {
 		return nil // it is of other groups
@@ -110,8 +111,8 @@ func (it item) verdict(a answers) string {
 	return "it is " + describe(state)
 }
 
-// leftBehind says whether a cancelled group may have left an item: parked ones until it is settled, ready ones until a worker
-// or the dispatcher meets them.
+// leftBehind says whether a cancelled group may have left an item: parked ones until it is settled,
+// ready ones until a worker or the dispatcher meets them.
 func (it item) leftBehind(letter byte, sweeping bool) bool {
 	switch it.place {
 	case inNonReady:

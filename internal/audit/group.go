@@ -64,7 +64,8 @@ func (l *look) page(ctx context.Context, ids []string) error {
 func (l *look) heads(ctx context.Context, heads []head) error {
 	for len(heads) > 0 {
 		n, commands, bytes := 0, 0, int64(0)
-		for n < len(heads) && (n == 0 || commands+heads[n].commands() <= pageSize && bytes+heads[n].states <= pageBytes) {
+		for n < len(heads) && (n == 0 ||
+			commands+heads[n].commands() <= pageSize && bytes+heads[n].states <= pageBytes) {
 			commands += heads[n].commands()
 			bytes += heads[n].states
 			n++
@@ -94,7 +95,8 @@ func (l *look) heads(ctx context.Context, heads []head) error {
 
 func (h head) commands() int { return 11 + len(split(h.types)) }
 
-// read takes a snapshot of groups. Those that got another type since are returned as changed; those that are gone are left out.
+// read takes a snapshot of groups. Those that got another type since are returned as changed; those
+// that are gone are left out.
 func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed []head, err error) {
 	type replies struct {
 		hash, codes, slots            *redis.MapStringStringCmd
@@ -143,13 +145,29 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 			continue
 		}
 		if hash["types"] != h.types || hash["tenant"] != h.tenant {
-			changed = append(changed, head{id: h.id, tenant: hash["tenant"], types: hash["types"], states: int64(len(c.states.Val()))})
+			changed = append(changed, head{
+				id:     h.id,
+				tenant: hash["tenant"],
+				types:  hash["types"],
+				states: int64(len(c.states.Val())),
+			})
 			continue
 		}
 		g := &group{
-			id: h.id, tenant: h.tenant, types: split(h.types), hash: hash, states: c.states.Val(), failures: c.failures.Val(), lines: c.lines.Val(),
-			codes: c.codes.Val(), slots: c.slots.Val(), open: is(c.open), ended: is(c.ended), attention: c.attention.Val(),
-			listed: is(c.listed), ofTenant: is(c.ofTenant),
+			id:        h.id,
+			tenant:    h.tenant,
+			types:     split(h.types),
+			hash:      hash,
+			states:    c.states.Val(),
+			failures:  c.failures.Val(),
+			lines:     c.lines.Val(),
+			codes:     c.codes.Val(),
+			slots:     c.slots.Val(),
+			open:      is(c.open),
+			ended:     is(c.ended),
+			attention: c.attention.Val(),
+			listed:    is(c.listed),
+			ofTenant:  is(c.ofTenant),
 		}
 		for _, q := range c.queues {
 			g.queues = append(g.queues, q.Val())
@@ -162,7 +180,8 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 	return groups, changed, nil
 }
 
-// group holds one group against the laws, and keeps what has to be sought in places that groups share.
+// group holds one group against the laws, and keeps what has to be sought in places that
+// groups share.
 func (l *look) group(ctx context.Context, g *group) error {
 	l.groups++
 	l.jobs += g.number("accepted")
@@ -214,7 +233,8 @@ func (l *look) owners(ctx context.Context, groups []*group) error {
 			return err
 		}
 		if now.Val() == g.tenant {
-			l.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q", g.tenant, owner)
+			l.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
+				g.tenant, owner)
 			l.mend(finding{Registry, g.id, none, "owner " + owner}, l.cureOwner(g, owner))
 		}
 	}

@@ -17,8 +17,10 @@ import (
 
 // fields are the ledger's, with the letters of the jobs that each counts.
 var fields = []struct{ name, letters string }{
-	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)}, {"in_flight", string(ledger.InFlight)},
-	{"done", string(ledger.Done) + string(ledger.Reduced)}, {"failed", string(ledger.Failed)}, {"cancelled", string(ledger.Cancelled)},
+	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)},
+	{"in_flight", string(ledger.InFlight)},
+	{"done", string(ledger.Done) + string(ledger.Reduced)}, {"failed", string(ledger.Failed)},
+	{"cancelled", string(ledger.Cancelled)},
 }
 
 // ledger holds a group's counters against each other and against its states.
@@ -36,10 +38,12 @@ func (l *look) ledger(g *group) {
 		}
 	}
 	if sum != accepted {
-		l.report(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s", accepted, sum, strings.Join(parts, ", "))
+		l.report(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
+			accepted, sum, strings.Join(parts, ", "))
 	}
 	if len(g.states) != int(2*accepted) {
-		l.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted), "accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
+		l.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
+			"accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
 	}
 	known := "A"
 	for _, f := range append(slices.Clone(fields), struct{ name, letters string }{"reduced", string(ledger.Reduced)}) {
@@ -49,7 +53,8 @@ func (l *look) ledger(g *group) {
 		}
 		known += f.letters
 		if have != n {
-			l.report(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state", f.name, n, have)
+			l.report(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
+				f.name, n, have)
 		}
 	}
 	for at := 0; at+1 < len(g.states); at += 2 {
@@ -114,10 +119,13 @@ func (l *look) lifecycle(g *group) {
 		}
 		failed, all := g.counts[ledger.Failed], len(g.states)/2
 		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
-			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g", status, failed, all, threshold)
+			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
+				status, failed, all, threshold)
 		}
 	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.attention:
-		l.report(g, Lifecycle, "stuck", "it is %s, sealed, and all its jobs have ended and are reduced, but it does not ask for the watcher's attention", status)
+		l.report(g, Lifecycle, "stuck",
+			"it is %s, sealed, and all its jobs have ended and are reduced, but it does not ask for the "+
+				"watcher's attention", status)
 		l.mendGroup(g, Lifecycle, "stuck")
 	}
 }
@@ -134,7 +142,8 @@ func lists(g *group) string {
 	return "neither on the list of open nor on that of ended groups"
 }
 
-// timestamps says when a group entered each state of this round: those on its way have a time, in order, and no others.
+// timestamps says when a group entered each state of this round: those on its way have a time, in
+// order, and no others.
 func (l *look) timestamps(g *group, status api.Status, rank int) {
 	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
 	var last int64
@@ -163,7 +172,8 @@ func (l *look) timestamps(g *group, status api.Status, rank int) {
 
 func (l *look) ordered(g *group, s api.Status, last, at int64) int64 {
 	if at < last {
-		l.report(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first", s, last-at)
+		l.report(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
+			s, last-at)
 	}
 	return at
 }
@@ -189,7 +199,8 @@ func (l *look) aggregate(g *group) {
 	}
 	reduced := g.counts[ledger.Reduced]
 	if counted != reduced {
-		l.report(g, Results, fmt.Sprint("aggregate ", counted-reduced), "%d jobs are reduced, but its aggregate holds %d", reduced, counted)
+		l.report(g, Results, fmt.Sprint("aggregate ", counted-reduced),
+			"%d jobs are reduced, but its aggregate holds %d", reduced, counted)
 	}
 	if all == nil {
 		return
@@ -197,12 +208,14 @@ func (l *look) aggregate(g *group) {
 	values, _ := all.Values() // what can't be computed is no count
 	for _, as := range counts(g.hash["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
-			l.report(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s", reduced, as, n)
+			l.report(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
+				reduced, as, n)
 		}
 	}
 }
 
-// merge adds a slot's partial state to all of them and returns its count. Without a plan it only reads the count.
+// merge adds a slot's partial state to all of them and returns its count. Without a plan it only
+// reads the count.
 func merge(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
 	if all == nil {
 		var slot struct{ Count *int64 }

@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// leftovers are the places in which something was found that is no such job, or twice, by what Redis is asked for.
+// leftovers are the places in which something was found that is no such job, or twice, by what
+// Redis is asked for.
 type leftovers map[shelf]map[job]bool
 
 // shelf is a key in which jobs lie: its place in a [ledger.Leftover], and whose it is.
@@ -34,17 +35,18 @@ func (l *look) cureLeftover(j job, shelves ...shelf) cure {
 		}
 		l.left[s][j] = true
 	}
-	return cure{fmt.Sprint("leftovers ", j, shelves), "what lay there is set aside", func(ctx context.Context) (bool, error) {
-		some := false
-		for _, s := range shelves {
-			n, err := l.tidy(ctx, s)
-			if err != nil {
-				return some, fmt.Errorf("tidy up %s %s: %w", s.place, s.whose, err)
+	return cure{fmt.Sprint("leftovers ", j, shelves), "what lay there is set aside",
+		func(ctx context.Context) (bool, error) {
+			some := false
+			for _, s := range shelves {
+				n, err := l.tidy(ctx, s)
+				if err != nil {
+					return some, fmt.Errorf("tidy up %s %s: %w", s.place, s.whose, err)
+				}
+				some = some || n[j]
 			}
-			some = some || n[j]
-		}
-		return some, nil
-	}}
+			return some, nil
+		}}
 }
 
 // shelves are where something of a group's job can lie that is found in a place.
@@ -83,7 +85,8 @@ func (l *look) shelf(pl place, key string) shelf {
 	return shelf{"parked", whose, ""}
 }
 
-// tidy goes over a shelf once and sets aside what is left over there. It says of which jobs there was something.
+// tidy goes over a shelf once and sets aside what is left over there. It says of which jobs there
+// was something.
 func (l *look) tidy(ctx context.Context, s shelf) (map[job]bool, error) {
 	if done := l.tidied[s]; done != nil {
 		return done, nil
@@ -201,7 +204,8 @@ func (t *tidying) entry(ctx context.Context, e redis.XMessage) error {
 	return nil
 }
 
-// try asks Redis to set something of a suspect aside. A place's own second element of a job is told of the first.
+// try asks Redis to set something of a suspect aside. A place's own second element of a job is told
+// of the first.
 func (t *tidying) try(ctx context.Context, item string, j job) error {
 	if !t.suspects[j] {
 		return nil

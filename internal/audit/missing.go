@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Missing are jobs of a group that have not ended and lie nowhere: Redis, or somebody, has lost them.
+// Missing are jobs of a group that have not ended and lie nowhere: Redis, or somebody,
+// has lost them.
 type Missing struct {
 	Partition     int
 	Group, Tenant string
@@ -19,8 +20,9 @@ type Missing struct {
 	Jobs          []ledger.Missed // by ordinal
 }
 
-// Lose ends missing jobs as failed, with code LOST, so that their group comes to its end. It returns their ordinals; a job that has
-// moved since it was missed is not lost. Who runs a job whose entry in a ready stream is gone could still end it, and is refused from then on.
+// Lose ends missing jobs as failed, with code LOST, so that their group comes to its end. It
+// returns their ordinals; a job that has moved since it was missed is not lost. Who runs a job
+// whose entry in a ready stream is gone could still end it, and is refused from then on.
 func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m Missing) ([]int64, error) {
 	var lost []int64
 	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {

@@ -15,15 +15,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// orphanWait is how long a name must have been without its group: one that is being created gets it within moments.
+// orphanWait is how long a name must have been without its group: one that is being created gets it
+// within moments.
 const orphanWait = 500 * time.Millisecond
 
 // name is an owner key: who owns which group.
 type name struct{ key, group, tenant string }
 
-// Orphans adds a violation of the law registry for each owner key whose group does not exist. A crash between forgetting a group and
-// its name leaves one, and so does a shard that lost the group while another kept the name; the id can't be used by other tenants until
-// the key is gone. It looks at the names of all keys in Redis.
+// Orphans adds a violation of the law registry for each owner key whose group does not exist. A
+// crash between forgetting a group and its name leaves one, and so does a shard that lost the group
+// while another kept the name; the id can't be used by other tenants until the key is gone. It
+// looks at the names of all keys in Redis.
 func Orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	names, err := orphans(ctx, conn, space)
 	if err != nil {
@@ -67,7 +69,13 @@ func MendOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, t
 			return fmt.Errorf("drop the name of group %s: %w", n.group, err)
 		}
 		if v := n.violation(space); !is {
-			tell(Repair{Law: v.Law, Partition: v.Partition, Group: v.Group, Detail: v.Detail + "; now the key is gone", Done: true})
+			tell(Repair{
+				Law:       v.Law,
+				Partition: v.Partition,
+				Group:     v.Group,
+				Detail:    v.Detail + "; now the key is gone",
+				Done:      true,
+			})
 		}
 	}
 	return nil
@@ -117,7 +125,8 @@ func orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]na
 	return slices.Compact(found), err
 }
 
-// ownerPattern matches the owner keys of all partitions; what it matches besides is told apart by its name.
+// ownerPattern matches the owner keys of all partitions; what it matches besides is told
+// apart by its name.
 func ownerPattern(space keyspace.Space) string {
 	before, after, _ := strings.Cut(space.Partition(0).Owner("*"), "{0}")
 	escaped := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(before)

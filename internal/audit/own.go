@@ -47,7 +47,8 @@ func (l *look) own(ctx context.Context, g *group) error {
 	var hash *redis.SliceCmd
 	var states *redis.StringCmd
 	err = l.atOnce(ctx, func(p redis.Pipeliner) {
-		hash, states = p.HMGet(ctx, l.p.Group(g.id), "at:created", "status", "results_expired"), p.Get(ctx, l.p.States(g.id))
+		hash, states = p.HMGet(ctx, l.p.Group(g.id), "at:created", "status", "results_expired"),
+			p.Get(ctx, l.p.States(g.id))
 	})
 	if err != nil {
 		return err
@@ -68,8 +69,10 @@ func (l *look) own(ctx context.Context, g *group) error {
 		if x.ordinal >= int64(len(now)/2) {
 			f := finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)}
 			l.found.add(f, "something of it lies in %s, but the group has no such job", placeNames[x.place])
-			if x.place != inLines && int64(len(now)) == 2*g.number("accepted") { // or its states are lost, and not the jobs
-				l.mend(f, l.cureLeftover(job{g.id, x.ordinal}, l.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
+			// or its states are lost, and not the jobs
+			if x.place != inLines && int64(len(now)) == 2*g.number("accepted") {
+				l.mend(f, l.cureLeftover(job{g.id, x.ordinal},
+					l.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
 			}
 			l.doubt(x.place.law(), g.tenant, g.types...)
 		}
@@ -78,14 +81,18 @@ func (l *look) own(ctx context.Context, g *group) error {
 }
 
 // sift calls find with each job that lies in those of the group's own places that are read.
-func (l *look) sift(ctx context.Context, g *group, own [places]bool, find func(pl place, ordinal int64, attempt int)) error {
+func (l *look) sift(
+	ctx context.Context, g *group, own [places]bool, find func(pl place, ordinal int64, attempt int),
+) error {
 	unreadable := func(pl place) {
 		l.report(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
 		switch pl {
 		case inQueue:
-			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)}, l.cureLeftover(strayJob, l.shelves(pl, g.id, g.tenant, 0, g.types)...))
+			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
+				l.cureLeftover(strayJob, l.shelves(pl, g.id, g.tenant, 0, g.types)...))
 		case inFailures:
-			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)}, l.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
+			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
+				l.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
 		}
 	}
 	for i, typ := range g.types {

@@ -19,7 +19,8 @@ import (
 // Receipts are how many jobs of a group a producer was told were accepted.
 type Receipts map[string]int64
 
-// ReadReceipts reads a line of JSON a receipt: {"group": …, "accepted": n}. Of several of one group the largest counts.
+// ReadReceipts reads a line of JSON a receipt: {"group": …, "accepted": n}. Of several of one group
+// the largest counts.
 func ReadReceipts(from io.Reader) (Receipts, error) {
 	all := Receipts{}
 	lines, n := bufio.NewScanner(from), 1
@@ -31,7 +32,8 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 			Group    string
 			Accepted *int64
 		}
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Group == "" || r.Accepted == nil || *r.Accepted < 0 {
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Group == "" || r.Accepted == nil ||
+			*r.Accepted < 0 {
 			return nil, fmt.Errorf(`line %d: {"group": "…", "accepted": n} is expected`, n)
 		}
 		all[r.Group] = max(all[r.Group], *r.Accepted)
@@ -45,8 +47,9 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 	return all, nil
 }
 
-// Check adds a violation of the law receipt for each group that is not known, or holds fewer jobs than its producer was told: Redis has
-// lost them, by a cut of its append-only file or by a replica that lagged behind when it took over. A group that has expired since is not known either.
+// Check adds a violation of the law receipt for each group that is not known, or holds fewer jobs
+// than its producer was told: Redis has lost them, by a cut of its append-only file or by a replica
+// that lagged behind when it took over. A group that has expired since is not known either.
 func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	d := db{cmd: conn.Cmd}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), pageSize) {
@@ -73,7 +76,8 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 				v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)
 			case have < told:
 				v.Partition = space.OfTenant(owners[i].Val()).Index()
-				v.Detail = fmt.Sprintf("%d jobs are missing: it holds %d of the %d that its producer was told", told-have, have, told)
+				v.Detail = fmt.Sprintf("%d jobs are missing: it holds %d of the %d that its producer was told",
+					told-have, have, told)
 			default:
 				continue
 			}

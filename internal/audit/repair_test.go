@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
-// beyondRepair are the tampers of which something stays: what has happened to results, and what was when.
+// beyondRepair are the tampers of which something stays: what has happened to results, and
+// what was when.
 var beyondRepair = []string{
 	"one state more", "no states", "a letter that is none",
 	"reduced to done", "done to reduced", "reduced to waiting in an ended group",
@@ -30,7 +31,8 @@ func (w *world) mend() (Report, []Repair) {
 	return r, all
 }
 
-// isMended repairs what a tamper has done: whatever was found is mended, or it is said why not, and a second repair does nothing.
+// isMended repairs what a tamper has done: whatever was found is mended, or it is said why not, and
+// a second repair does nothing.
 func (c tamper) isMended(w *world, before Report) {
 	r, repairs := w.mend()
 	require.NotEmpty(w, repairs)
@@ -54,7 +56,8 @@ func (c tamper) isMended(w *world, before Report) {
 	}
 }
 
-// Repair beside roles at work: jobs that vanish under them are lost, or were ended by who held them, and no other job comes to harm.
+// Repair beside roles at work: jobs that vanish under them are lost, or were ended by who held
+// them, and no other job comes to harm.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -13,9 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Sentry looks at a partition's open groups in rounds, without reading a job, and says who deserves a closer look: whose ledger does not
-// add up, agrees with the lengths of its states, queues and failures, or has not changed since the round before although jobs are
-// under way; and tenants who have less parked than their groups' ledgers say. It remembers some bytes a group.
+// Sentry looks at a partition's open groups in rounds, without reading a job, and says who deserves
+// a closer look: whose ledger does not add up, agrees with the lengths of its states, queues and
+// failures, or has not changed since the round before although jobs are under way; and tenants who
+// have less parked than their groups' ledgers say. It remembers some bytes a group.
 type Sentry struct {
 	db
 	p      keyspace.Partition
@@ -73,7 +74,8 @@ func (s *Sentry) Round(ctx context.Context, alarmed bool) (Suspects, error) {
 	return found, nil
 }
 
-// meet forgets groups that are not open any more, and asks new ones for what does not change, or hardly.
+// meet forgets groups that are not open any more, and asks new ones for what does not
+// change, or hardly.
 func (s *Sentry) meet(ctx context.Context, ids []string) error {
 	known := make(map[string]*glimpse, len(ids))
 	var fresh []string
@@ -119,7 +121,8 @@ func (s *Sentry) beats() []beat {
 
 // ledgerFields are read of a group's hash, in this order.
 var ledgerFields = []string{
-	"accepted", "waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled", "reduced", "status", "types", "tenant",
+	"accepted", "waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled", "reduced",
+	"status", "types", "tenant",
 }
 
 // sight is what is read of a group.
@@ -130,7 +133,11 @@ type sight struct {
 }
 
 func (s *Sentry) see(ctx context.Context, p redis.Pipeliner, id string) sight {
-	x := sight{ledger: p.HMGet(ctx, s.p.Group(id), ledgerFields...), states: p.StrLen(ctx, s.p.States(id)), failures: p.HLen(ctx, s.p.Failures(id))}
+	x := sight{
+		ledger:   p.HMGet(ctx, s.p.Group(id), ledgerFields...),
+		states:   p.StrLen(ctx, s.p.States(id)),
+		failures: p.HLen(ctx, s.p.Failures(id)),
+	}
 	for _, typ := range split(s.groups[id].types) {
 		x.queues = append(x.queues, p.LLen(ctx, s.p.Queue(id, typ)))
 	}
@@ -154,7 +161,10 @@ func (s *Sentry) walk(ctx context.Context, beats []beat, alarmed bool, found *Su
 	replies := make([]reply, len(beats))
 	if err := s.atOnce(ctx, func(p redis.Pipeliner) {
 		for i, b := range beats {
-			replies[i] = reply{parked: p.ZCard(ctx, s.p.NonReadyOf(b.tenant)), aside: p.ZCard(ctx, s.p.PausedOf(b.tenant))}
+			replies[i] = reply{
+				parked: p.ZCard(ctx, s.p.NonReadyOf(b.tenant)),
+				aside:  p.ZCard(ctx, s.p.PausedOf(b.tenant)),
+			}
 			for _, id := range b.groups {
 				replies[i].groups = append(replies[i].groups, s.see(ctx, p, id))
 			}
@@ -276,7 +286,8 @@ func (s *Sentry) judge(id string, x sight, alarmed bool, found *Suspects, sum *p
 	done, failed, reduced := number(v[5]), number(v[6]), number(v[8])
 	underWay := ready+inFlight > 0 || done > reduced
 	cancelled := status == string(api.StatusCancelled)
-	wrong := all != accepted || x.states.Val() != 2*accepted || x.failures.Val() != failed || reduced > done || !cancelled && queued != waiting
+	wrong := all != accepted || x.states.Val() != 2*accepted || x.failures.Val() != failed || reduced > done ||
+		!cancelled && queued != waiting
 	if print != g.print {
 		g.print, g.same, g.next = print, 0, 1
 	} else {

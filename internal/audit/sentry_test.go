@@ -27,7 +27,8 @@ func (w *world) watch(s *Sentry, alarmed bool) (Suspects, Report) {
 	return found, r
 }
 
-// What makes a group unable to end is found by rounds, within some of them, or at once when they are alarmed.
+// What makes a group unable to end is found by rounds, within some of them, or at once when
+// they are alarmed.
 func TestSentry(t *testing.T) {
 	online := []string{
 		"accepted", "two counters that even out", "negative counter", "no states", "one state more", "queued job gone", "queue gone", "ready entry gone",
@@ -71,7 +72,8 @@ func TestSentry(t *testing.T) {
 	}
 }
 
-// Groups that stand still, because their jobs take long or have no worker, are looked at ever less often.
+// Groups that stand still, because their jobs take long or have no worker, are looked at
+// ever less often.
 func TestSentryRests(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

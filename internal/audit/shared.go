@@ -44,8 +44,8 @@ func (l *look) keep(g *group) {
 	l.bytes += 2*(to-from) + 256
 }
 
-// shared looks for the jobs of the groups that are kept in the places that groups share, and judges what it found. At last it
-// has read all such places.
+// shared looks for the jobs of the groups that are kept in the places that groups share, and judges
+// what it found. At last it has read all such places.
 func (l *look) shared(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
 	for _, g := range l.live {
@@ -102,7 +102,8 @@ func (l *look) shared(ctx context.Context, last bool) error {
 	return err
 }
 
-// others adds the types and tenants that no group of this look has told of, and the tenants whose set was not read yet.
+// others adds the types and tenants that no group of this look has told of, and the tenants whose
+// set was not read yet.
 func (l *look) others(ctx context.Context, tenants map[string]bool) error {
 	note := func(set map[string]bool) func([]string) error {
 		return func(names []string) error {
@@ -151,7 +152,15 @@ func (l *look) ready(ctx context.Context, typ string) error {
 				l.unreadable(inReady, key, e.ID)
 				continue
 			}
-			it := item{place: inReady, key: key, id: e.ID, group: d.Group, ordinal: d.Ordinal, attempt: d.Attempt, typ: d.Type}
+			it := item{
+				place:   inReady,
+				key:     key,
+				id:      e.ID,
+				group:   d.Group,
+				ordinal: d.Ordinal,
+				attempt: d.Attempt,
+				typ:     d.Type,
+			}
 			if d.Type != typ {
 				it.wrong = "of type " + d.Type
 			}
@@ -199,7 +208,16 @@ func (l *look) nonReady(ctx context.Context, tenant, key string) error {
 				l.unreadable(inNonReady, key, "")
 				continue
 			}
-			it := item{place: inNonReady, key: key, id: blob, group: d.Group, ordinal: d.Ordinal, attempt: d.Attempt, typ: d.Type, tenant: tenant}
+			it := item{
+				place:   inNonReady,
+				key:     key,
+				id:      blob,
+				group:   d.Group,
+				ordinal: d.Ordinal,
+				attempt: d.Attempt,
+				typ:     d.Type,
+				tenant:  tenant,
+			}
 			known, again := l.find(it)
 			if !known {
 				foreign = append(foreign, it)
@@ -249,8 +267,8 @@ func (l *look) unreadable(pl place, key, id string) {
 // short is a key's name without what all keys of the partition begin with.
 func (l *look) short(key string) string { return strings.TrimPrefix(key, l.p.Base()) }
 
-// find notes where a job lies, and says whether it was found at home before. It is not known when the states that are kept
-// don't tell: its group has to be asked.
+// find notes where a job lies, and says whether it was found at home before. It is not known when
+// the states that are kept don't tell: its group has to be asked.
 func (l *look) find(it item) (known, again bool) {
 	g := l.live[it.group]
 	if g == nil {
@@ -264,7 +282,8 @@ func (l *look) find(it item) (known, again bool) {
 	return true, g.sieve.find(it.place, it.ordinal, it.attempt)
 }
 
-// judge reads the states of the kept groups again and reports those jobs that have not moved and were not found as they should.
+// judge reads the states of the kept groups again and reports those jobs that have not moved and
+// were not found as they should.
 func (l *look) judge(ctx context.Context, reads [places]bool) error {
 	ids := slices.Sorted(maps.Keys(l.live))
 	for len(ids) > 0 {
@@ -292,7 +311,8 @@ func (l *look) judge(ctx context.Context, reads [places]bool) error {
 			cancelled := text(v[1]) == string(api.StatusCancelled)
 			covers := func(pl place) bool { return reads[pl] && (pl != inNonReady || l.parked(g.tenant)) }
 			g.sieve.judge(states[i].Val(), covers, func(p problem) bool {
-				if p.what != "missing" || p.place == inStream || !cancelled { // whoever meets a job of a cancelled group drops it
+				// whoever meets a job of a cancelled group drops it
+				if p.what != "missing" || p.place == inStream || !cancelled {
 					l.wrong(g.id, g.tenant, g.types, p)
 				}
 				return true

@@ -19,7 +19,10 @@ const (
 	places
 )
 
-var placeNames = [places]string{"the group's queues", "non-ready", "the ready stream", "the group's failures", "the results stream", "the group's results"}
+var placeNames = [places]string{
+	"the group's queues", "non-ready", "the ready stream",
+	"the group's failures", "the results stream", "the group's results",
+}
 
 func (pl place) law() string {
 	if pl == inStream || pl == inLines {
@@ -30,8 +33,14 @@ func (pl place) law() string {
 
 // stateNames are the words for letters.
 var stateNames = map[byte]string{
-	ledger.Waiting: "waiting", ledger.NonReady: "non-ready", ledger.Ready: "ready", ledger.InFlight: "in flight",
-	ledger.Done: "done and not reduced", ledger.Reduced: "done and reduced", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
+	ledger.Waiting:   "waiting",
+	ledger.NonReady:  "non-ready",
+	ledger.Ready:     "ready",
+	ledger.InFlight:  "in flight",
+	ledger.Done:      "done and not reduced",
+	ledger.Reduced:   "done and reduced",
+	ledger.Failed:    "failed",
+	ledger.Cancelled: "cancelled",
 }
 
 // home is where a job with a state must lie; false when nowhere.
@@ -56,7 +65,8 @@ func home(letter byte) (place, bool) {
 // unknown is the attempt of what does not tell it.
 const unknown = -1
 
-// belongs says whether what lies in a place under an attempt is a job with that state (a letter and a mark).
+// belongs says whether what lies in a place under an attempt is a job with that state (a
+// letter and a mark).
 func belongs(pl place, state string, attempt int) bool {
 	at, ok := home(state[0])
 	if !ok || at != pl {
@@ -110,7 +120,8 @@ func (s *sieve) state(ordinal int64) string {
 	return s.base[2*i : 2*i+2]
 }
 
-// find notes that a job, which the sieve must hold, lies in a place. It says whether it was found at home before.
+// find notes that a job, which the sieve must hold, lies in a place. It says whether it was found
+// at home before.
 func (s *sieve) find(pl place, ordinal int64, attempt int) (again bool) {
 	i, n := ordinal-s.first, s.size()
 	switch {
@@ -138,7 +149,8 @@ type problem struct {
 	state   string
 }
 
-// judge yields what is wrong with jobs whose state is the same in now as in base, as far as it concerns the places.
+// judge yields what is wrong with jobs whose state is the same in now as in base, as far as it
+// concerns the places.
 func (s *sieve) judge(now string, covers func(place) bool, yield func(problem) (more bool)) {
 	for i := range min(s.size(), int64(len(now)/2)) {
 		state := s.base[2*i : 2*i+2]

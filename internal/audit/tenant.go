@@ -51,7 +51,8 @@ func (l *look) tallies(ctx context.Context, names []string, yield func(*tenant, 
 		}
 		for len(tenants) > 0 {
 			n, commands, parked := 0, 0, int64(0)
-			for n < len(tenants) && (n == 0 || commands+tenants[n].commands() <= pageSize && parked+tenants[n].parked <= pageSize) {
+			for n < len(tenants) && (n == 0 ||
+				commands+tenants[n].commands() <= pageSize && parked+tenants[n].parked <= pageSize) {
 				commands += tenants[n].commands()
 				parked += tenants[n].parked
 				n++
@@ -98,7 +99,8 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 	return nil
 }
 
-// twice reads a large tenant two times. The tally is whole when both are the same and nothing became ready meanwhile.
+// twice reads a large tenant two times. The tally is whole when both are the same and nothing
+// became ready meanwhile.
 func (l *look) twice(ctx context.Context, t *tenant) (tally, error) {
 	before, err := l.handedOut(ctx)
 	if err != nil {
@@ -180,8 +182,9 @@ func (l *look) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
 	for i, g := range s.groups {
 		asks = append(asks, func(p redis.Pipeliner) {
 			o := groupSample{
-				ledger: p.HMGet(ctx, l.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight", "accepted", "failed", "at:created", "paused"),
-				held:   p.ZScore(ctx, l.p.Scheduled(), g.id),
+				ledger: p.HMGet(ctx, l.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight",
+					"accepted", "failed", "at:created", "paused"),
+				held: p.ZScore(ctx, l.p.Scheduled(), g.id),
 			}
 			for _, typ := range split(g.types) {
 				o.queues = append(o.queues, p.LLen(ctx, l.p.Queue(g.id, typ)))
@@ -252,7 +255,8 @@ func (y *tally) count(blobs []string, n int64) {
 	}
 }
 
-// countAside adds jobs that were put aside, all of which there are n: they want no permit and are not congested.
+// countAside adds jobs that were put aside, all of which there are n: they want no permit and are
+// not congested.
 func (y *tally) countAside(blobs []string, n int64) {
 	y.whole = y.whole && int64(len(blobs)) == n
 	for _, blob := range blobs {
@@ -274,7 +278,12 @@ func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
 	err := l.inTurn(ctx, func(p redis.Pipeliner) {
 		for i, name := range names {
 			key := l.p.GroupsOf(name)
-			cmds[i] = replies{newest: p.ZRevRange(ctx, key, 0, 0), first: p.ZRange(ctx, key, 0, few-1), parked: p.ZCard(ctx, l.p.NonReadyOf(name)), aside: p.ZCard(ctx, l.p.PausedOf(name))}
+			cmds[i] = replies{
+				newest: p.ZRevRange(ctx, key, 0, 0),
+				first:  p.ZRange(ctx, key, 0, few-1),
+				parked: p.ZCard(ctx, l.p.NonReadyOf(name)),
+				aside:  p.ZCard(ctx, l.p.PausedOf(name)),
+			}
 		}
 	})
 	if err != nil {
@@ -286,7 +295,11 @@ func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
 	}
 	tenants, pairs := make([]*tenant, len(names)), []pair(nil)
 	for i, name := range names {
-		t := &tenant{name: name, newest: strings.Join(cmds[i].newest.Val(), ""), parked: cmds[i].parked.Val() + cmds[i].aside.Val()}
+		t := &tenant{
+			name:   name,
+			newest: strings.Join(cmds[i].newest.Val(), ""),
+			parked: cmds[i].parked.Val() + cmds[i].aside.Val(),
+		}
 		tenants[i] = t
 		add := func(ids []string) error {
 			for _, id := range ids {
