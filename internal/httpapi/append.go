@@ -17,9 +17,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// A batch ends after so many lines or bytes of them, good or bad, whatever the time or the network. So the
-// same body always falls into the same batches, which is what makes its request ids repeatable. Changing
-// these makes a body that is resent across the upgrade count twice.
+// A batch ends after so many lines or bytes of them, good or bad, whatever the time or the network.
+// So the same body always falls into the same batches, which is what makes its request ids
+// repeatable. Changing these makes a body that is resent across the upgrade count twice.
 const (
 	batchLines = 500
 	batchBytes = 512 << 10
@@ -32,9 +32,9 @@ const (
 	maxRejected = 1000 // lines that are listed; the others are counted
 )
 
-// jobSource yields the jobs of a body, with the line each begins at. A *lineError refuses one line, io.EOF
-// ends the body, any other error breaks it off. size is what the line weighs in its batch: a function of
-// the line alone.
+// jobSource yields the jobs of a body, with the line each begins at. A *lineError refuses one line,
+// io.EOF ends the body, any other error breaks it off. size is what the line weighs in its batch: a
+// function of the line alone.
 type jobSource interface {
 	next() (job messages.Job, line int64, size int, err error)
 }
@@ -44,7 +44,8 @@ type lineError struct{ problem string }
 
 func (e *lineError) Error() string { return e.problem }
 
-var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of payload are taken", messages.MaxPayloadBytes)}
+var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of payload are taken",
+	messages.MaxPayloadBytes)}
 
 // appendJobs streams a body of any length into a group, in flat memory.
 func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
@@ -85,15 +86,19 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		} else {
 			p.Detail += "send the same body again with the same Idempotency-Key"
 		}
-		writeJSON(w, p.Status, "application/problem+json", api.AppendProblem{Problem: p, Appended: a.answer, NextLine: a.nextLine})
+		writeJSON(w, p.Status, "application/problem+json", api.AppendProblem{
+			Problem:  p,
+			Appended: a.answer,
+			NextLine: a.nextLine,
+		})
 		return nil
 	}
 	writeJSON(w, http.StatusOK, "application/json", a.answer)
 	return nil
 }
 
-// requestBase is what the ids of a body's batches begin with: derived from group and key, so that a key
-// means its group only and any key leaves room for the batch's number.
+// requestBase is what the ids of a body's batches begin with: derived from group and key, so that a
+// key means its group only and any key leaves room for the batch's number.
 func requestBase(group, key string) string {
 	if key == "" {
 		return uuid.NewString()
@@ -173,7 +178,8 @@ func (a *appender) flush(ctx context.Context, next int64) error {
 	return nil
 }
 
-// finish stores the last batch. A body without a good line must not hide that there is no such group.
+// finish stores the last batch. A body without a good line must not hide that there is
+// no such group.
 func (a *appender) finish(ctx context.Context, end int64) error {
 	if err := a.flush(ctx, end); err != nil {
 		return err

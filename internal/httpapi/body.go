@@ -36,7 +36,8 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 	return typ, nil
 }
 
-// bodyReader reads a request's body under a deadline, and knows whether it has been read to its end.
+// bodyReader reads a request's body under a deadline, and knows whether it has been
+// read to its end.
 type bodyReader struct {
 	io.ReadCloser
 	ctl   *http.ResponseController
@@ -68,15 +69,16 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// expire sets the deadline for the reads to come. A server without deadlines, as in tests, needs none.
+// expire sets the deadline for the reads to come. A server without deadlines, as in
+// tests, needs none.
 func (b *bodyReader) expire(after time.Duration) {
 	if b.ended == nil {
 		_ = b.ctl.SetReadDeadline(time.Now().Add(after))
 	}
 }
 
-// abandon prepares an answer that does not wait for what is left of the body: the connection is closed
-// after it.
+// abandon prepares an answer that does not wait for what is left of the body: the connection is
+// closed after it.
 func (b *bodyReader) abandon(h http.Header) {
 	if !errors.Is(b.ended, io.EOF) {
 		h.Set("Connection", "close")
@@ -84,8 +86,8 @@ func (b *bodyReader) abandon(h http.Header) {
 	}
 }
 
-// readWhole reads a body of at most limit bytes into memory, and holds its share of bodyMemory until
-// release is called, which is safe after an error too.
+// readWhole reads a body of at most limit bytes into memory, and holds its share of bodyMemory
+// until release is called, which is safe after an error too.
 func (s *server) readWhole(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	release = func() {}
 	if r.ContentLength > limit {
@@ -98,7 +100,8 @@ func (s *server) readWhole(r *http.Request, limit int64) (body []byte, release f
 		ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
 		defer cancel()
 		if s.bodies.Acquire(ctx, share) != nil {
-			return nil, release, comeAgain(http.StatusTooManyRequests, time.Second, "too many large bodies are being read: retry, or stream the jobs")
+			return nil, release, comeAgain(http.StatusTooManyRequests, time.Second,
+				"too many large bodies are being read: retry, or stream the jobs")
 		}
 		release = func() { s.bodies.Release(share) }
 	}
@@ -125,8 +128,8 @@ func brokenBody(err error) *problemError {
 	return newProblem(http.StatusBadRequest, "the body broke off before its end")
 }
 
-// readOptional decodes the body of a command into v, which stays as it is when there is none. Nothing
-// but v's fields is taken.
+// readOptional decodes the body of a command into v, which stays as it is when there is none.
+// Nothing but v's fields is taken.
 func (s *server) readOptional(r *http.Request, v any) error {
 	body, release, err := s.readWhole(r, smallBody)
 	defer release()

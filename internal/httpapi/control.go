@@ -23,7 +23,8 @@ const (
 	maxBasePriority = 1_000_000_000_000_000
 )
 
-// pausing serves pause and resume of what is no group: what lies under root and is named by a part of the path.
+// pausing serves pause and resume of what is no group: what lies under root and is named by a
+// part of the path.
 func (s *server) pausing(root, name string, paused bool, do func(context.Context, string) error) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathValue(r, name)
@@ -38,9 +39,13 @@ func (s *server) pausing(root, name string, paused bool, do func(context.Context
 		if err := do(ctx, id); err != nil {
 			return err
 		}
-		writeJSON(w, http.StatusAccepted, "application/json", api.Paused{ID: id, Paused: paused, Links: map[string]string{
-			"pause": root + id + "/pause", "resume": root + id + "/resume",
-		}})
+		writeJSON(w, http.StatusAccepted, "application/json", api.Paused{
+			ID:     id,
+			Paused: paused,
+			Links: map[string]string{
+				"pause": root + id + "/pause", "resume": root + id + "/resume",
+			},
+		})
 		return nil
 	}
 }
@@ -106,7 +111,8 @@ func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// decodeSettings reads the body of PUT /v1/tenants/{id}. A field that is null counts as absent. Errors name every bad field.
+// decodeSettings reads the body of PUT /v1/tenants/{id}. A field that is null counts as absent.
+// Errors name every bad field.
 func decodeSettings(body []byte) (api.TenantSettings, error) {
 	var set api.TenantSettings
 	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
@@ -136,7 +142,8 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 				say(field, "must be a number above 0, to %d", int64(maxTenantRPS))
 			}
 		case "weight":
-			if set.Weight = number(v); set.Weight == nil || *set.Weight < minTenantWeight || *set.Weight > maxTenantWeight {
+			if set.Weight = number(v); set.Weight == nil || *set.Weight < minTenantWeight ||
+				*set.Weight > maxTenantWeight {
 				say(field, "must be a number from %g to %d", minTenantWeight, maxTenantWeight)
 			}
 		case "base_priority":

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// csvSource makes each row of a table (RFC 4180) a job, with the header's names as its payload's fields
-// and strings as their values.
+// csvSource makes each row of a table (RFC 4180) a job, with the header's names as its payload's
+// fields and strings as their values.
 type csvSource struct {
 	rows  *csvReader
 	names []string // as they stand in the payload: `{"a":`, `,"b":`, …
@@ -69,8 +69,8 @@ func (s *csvSource) next() (messages.Job, int64, int, error) {
 	return messages.Job{Payload: payload}, line, len(payload), nil
 }
 
-// csvReader splits a table into records, of which it holds no more than limit bytes. Unlike encoding/csv
-// it goes on after a malformed one, and skips an endless one in flat memory.
+// csvReader splits a table into records, of which it holds no more than limit bytes. Unlike
+// encoding/csv it goes on after a malformed one, and skips an endless one in flat memory.
 type csvReader struct {
 	in     *bufio.Reader
 	limit  int
@@ -99,8 +99,8 @@ const (
 	afterQuote // closed, or the first of a doubled one
 )
 
-// next reads a record, passing over empty lines, and tells the line at which it began. A malformed one is
-// read to its end and refused with a *lineError.
+// next reads a record, passing over empty lines, and tells the line at which it began. A malformed
+// one is read to its end and refused with a *lineError.
 func (c *csvReader) next() (line int64, err error) {
 	line, err = c.scan()
 	for err == nil && c.size == 0 {

@@ -188,7 +188,8 @@ func FuzzCSV(f *testing.F) {
 	})
 }
 
-// However a body is cut into reads, it falls into the same lines, and none over the limit gets through.
+// However a body is cut into reads, it falls into the same lines, and none over the limit
+// gets through.
 func FuzzLines(f *testing.F) {
 	f.Add("a\nb\r\n\n c ", uint8(3))
 	f.Add(strings.Repeat("x", 300)+"\ny", uint8(1))

@@ -43,7 +43,11 @@ func (s *server) submit(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r)
 	defer cancel()
-	a, err := s.backend.Submit(ctx, g, SubmitOptions{IdempotencyKey: key, MadeUpID: !named, TraceParent: traceParent(r)})
+	a, err := s.backend.Submit(ctx, g, SubmitOptions{
+		IdempotencyKey: key,
+		MadeUpID:       !named,
+		TraceParent:    traceParent(r),
+	})
 	if err != nil {
 		return err
 	}
@@ -66,7 +70,9 @@ func accepted(w http.ResponseWriter, a api.Accepted) {
 func groupLinks(id string) map[string]string {
 	self := "/v1/groups/" + id
 	links := map[string]string{"self": self}
-	for _, name := range []string{"jobs", "seal", "cancel", "pause", "resume", "retry", "why", "results", "failures", "events"} {
+	for _, name := range []string{
+		"jobs", "seal", "cancel", "pause", "resume", "retry", "why", "results", "failures", "events",
+	} {
 		links[name] = self + "/" + name
 	}
 	return links
@@ -229,7 +235,11 @@ func (s *server) index(w http.ResponseWriter, _ *http.Request) error {
 		"name":    "bulkaction",
 		"version": s.version,
 		"links": map[string]string{
-			"groups": "/v1/groups", "tenants": "/v1/tenants", "dead_letters": "/v1/dead-letters", "stats": "/v1/stats", "openapi": "/openapi.yaml",
+			"groups":       "/v1/groups",
+			"tenants":      "/v1/tenants",
+			"dead_letters": "/v1/dead-letters",
+			"stats":        "/v1/stats",
+			"openapi":      "/openapi.yaml",
 		},
 	})
 	return nil

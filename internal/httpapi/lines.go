@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// skipBOM drops the byte order mark that spreadsheets put before UTF-8. An error comes again with the
-// next read.
+// skipBOM drops the byte order mark that spreadsheets put before UTF-8. An error comes again with
+// the next read.
 func skipBOM(in *bufio.Reader) {
 	const mark = "\xef\xbb\xbf"
 	if head, _ := in.Peek(len(mark)); string(head) == mark {
@@ -16,7 +16,8 @@ func skipBOM(in *bufio.Reader) {
 	}
 }
 
-// lineReader splits a body into lines, trimmed of white space, and holds no more than limit bytes of one.
+// lineReader splits a body into lines, trimmed of white space, and holds no more than limit
+// bytes of one.
 type lineReader struct {
 	in    *bufio.Reader
 	limit int
@@ -26,7 +27,8 @@ type lineReader struct {
 
 func newLineReader(in *bufio.Reader, limit int) *lineReader { return &lineReader{in: in, limit: limit} }
 
-// next returns the next line, valid until the call after. One over the limit is skipped with errLongLine.
+// next returns the next line, valid until the call after. One over the limit is skipped
+// with errLongLine.
 func (l *lineReader) next() ([]byte, error) {
 	l.buf = l.buf[:0]
 	l.line++

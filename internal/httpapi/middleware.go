@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// ServeHTTP is what surrounds every request: its id, its log line, the checks that keep web pages out,
-// and the recovery from a panic.
+// ServeHTTP is what surrounds every request: its id, its log line, the checks that keep web pages
+// out, and the recovery from a panic.
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw)}
 	r = r.WithContext(r.Context()) // a copy: net/http wants the body of its own request untouched
@@ -60,10 +60,12 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // admit refuses what a web page of another site could have sent.
 func (s *server) admit(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
-		return newProblem(http.StatusMisdirectedRequest, "this server listens on loopback and serves only the hosts localhost and loopback addresses")
+		return newProblem(http.StatusMisdirectedRequest,
+			"this server listens on loopback and serves only the hosts localhost and loopback addresses")
 	}
 	if err := s.csrf.Check(r); err != nil {
-		return newProblem(http.StatusForbidden, "requests that change something are not taken from web pages of another origin")
+		return newProblem(http.StatusForbidden,
+			"requests that change something are not taken from web pages of another origin")
 	}
 	return nil
 }
@@ -88,8 +90,8 @@ func (s *server) dispatch(m methods) http.Handler {
 	})
 }
 
-// fail ends a request that could not be served: with a problem, or by breaking off where a part of the
-// answer is already out.
+// fail ends a request that could not be served: with a problem, or by breaking off where a part of
+// the answer is already out.
 func (s *server) fail(w *responseWriter, r *http.Request, err error) {
 	if w.status != 0 || errors.Is(err, context.Canceled) {
 		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer broken off",
@@ -101,7 +103,8 @@ func (s *server) fail(w *responseWriter, r *http.Request, err error) {
 
 // logPanic tells where, and what only where it cannot hold a payload.
 func (s *server) logPanic(r *http.Request, id string, v any) {
-	attrs := []slog.Attr{slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+	attrs := []slog.Attr{slog.String("request_id", id), slog.String("method", r.Method),
+		slog.String("path", r.URL.Path),
 		slog.String("stack", string(debug.Stack()))}
 	if err, ok := v.(error); ok {
 		var fault runtime.Error

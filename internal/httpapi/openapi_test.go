@@ -32,8 +32,8 @@ var documentRouter = sync.OnceValues(func() (routers.Router, error) {
 	return legacy.NewRouter(doc)
 })
 
-// requireDocumented holds an answer to the document: its status, headers, media type and body. What the
-// document does not route must be refused.
+// requireDocumented holds an answer to the document: its status, headers, media type and body. What
+// the document does not route must be refused.
 func requireDocumented(t *testing.T, req *http.Request, rec *httptest.ResponseRecorder) {
 	t.Helper()
 	router, err := documentRouter()

@@ -39,7 +39,8 @@ func comeAgain(status int, after time.Duration, detail string) *problemError {
 }
 
 var (
-	errInternal = newProblem(http.StatusInternalServerError, "the request could not be served; its X-Request-Id finds the reason in the server's log")
+	errInternal = newProblem(http.StatusInternalServerError,
+		"the request could not be served; its X-Request-Id finds the reason in the server's log")
 	errShutdown = comeAgain(http.StatusServiceUnavailable, time.Second, "this server is shutting down: try again")
 )
 
@@ -60,7 +61,10 @@ func problemOf(err error) (p *problemError, known bool) {
 		}
 	case errors.As(err, &tooLarge):
 		p = newProblem(http.StatusRequestEntityTooLarge, err.Error(),
-			api.FieldError{Field: tooLarge.Field, Problem: fmt.Sprintf("is %d bytes; at most %d are taken", tooLarge.Size, tooLarge.Limit)})
+			api.FieldError{
+				Field:   tooLarge.Field,
+				Problem: fmt.Sprintf("is %d bytes; at most %d are taken", tooLarge.Size, tooLarge.Limit),
+			})
 	case errors.Is(err, api.ErrNotFound):
 		p = newProblem(http.StatusNotFound, err.Error())
 	case errors.Is(err, api.ErrConflict), errors.Is(err, api.ErrSealed):
@@ -72,9 +76,11 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.Is(err, api.ErrBackpressure):
 		p = comeAgain(http.StatusTooManyRequests, time.Second, err.Error())
 	case errors.Is(err, api.ErrReplicas):
-		p = comeAgain(http.StatusServiceUnavailable, time.Second, "too few replicas have confirmed what was written: try again in a moment, which does no harm")
+		p = comeAgain(http.StatusServiceUnavailable, time.Second,
+			"too few replicas have confirmed what was written: try again in a moment, which does no harm")
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-		p = comeAgain(http.StatusServiceUnavailable, time.Second, "the store cannot be reached or does not answer: try again in a moment")
+		p = comeAgain(http.StatusServiceUnavailable, time.Second,
+			"the store cannot be reached or does not answer: try again in a moment")
 	default:
 		return errInternal, false
 	}
@@ -111,7 +117,8 @@ func writeJSON(w http.ResponseWriter, status int, contentType string, v any) {
 	_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
 }
 
-// encode is json.Marshal of an answer. One that cannot be encoded is a bug, and its panic is recovered.
+// encode is json.Marshal of an answer. One that cannot be encoded is a bug, and its panic
+// is recovered.
 func encode(v any) []byte {
 	body, err := json.Marshal(v)
 	if err != nil {

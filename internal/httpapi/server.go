@@ -1,5 +1,5 @@
-// Package httpapi is the HTTP API: routes, limits, streaming and problem answers on net/http. It keeps
-// nothing itself; what is stored and why something is refused is its Backend's.
+// Package httpapi is the HTTP API: routes, limits, streaming and problem answers on net/http. It
+// keeps nothing itself; what is stored and why something is refused is its Backend's.
 package httpapi
 
 import (
@@ -30,11 +30,11 @@ const (
 	bodyWait      = 10 * time.Second // for a share of bodyMemory, before a 429
 )
 
-// Backend is what the API needs from the store. It returns the sentinels of package api, wrapped, and keeps
-// no part of what else it returns.
+// Backend is what the API needs from the store. It returns the sentinels of package api, wrapped,
+// and keeps no part of what else it returns.
 type Backend interface {
-	// Submit stores a group with its jobs, all or nothing as seen by the caller. A repeated idempotency key
-	// answers as it did the first time. The group always has an id.
+	// Submit stores a group with its jobs, all or nothing as seen by the caller. A repeated
+	// idempotency key answers as it did the first time. The group always has an id.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
 	// Append adds at most 500 jobs, their lines at most 512 KiB together. A request id that the
 	// group has seen before adds nothing and succeeds, even when the group has been sealed since.
@@ -48,7 +48,8 @@ type Backend interface {
 	// Pause lets nothing of a group start any more; Resume undoes it. Both may be repeated.
 	Pause(ctx context.Context, group string) (api.Accepted, error)
 	Resume(ctx context.Context, group string) (api.Accepted, error)
-	// PauseTenant and PauseType do the same with all groups of a tenant and all jobs of a type, known or not.
+	// PauseTenant and PauseType do the same with all groups of a tenant and all jobs of a type,
+	// known or not.
 	PauseTenant(ctx context.Context, tenant string) error
 	ResumeTenant(ctx context.Context, tenant string) error
 	PauseType(ctx context.Context, typ string) error
@@ -65,8 +66,8 @@ type Backend interface {
 	Group(ctx context.Context, id string) (api.Group, error)
 	// Groups lists groups, newest first, a page at a time.
 	Groups(ctx context.Context, q ListQuery) (api.GroupList, error)
-	// Results calls yield with each result, a JSON object without newlines. It stops at yield's error and
-	// returns it; an unknown group is refused before the first call.
+	// Results calls yield with each result, a JSON object without newlines. It stops at yield's
+	// error and returns it; an unknown group is refused before the first call.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
 	// Failures calls yield with each failed job, on the terms of Results.
 	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
@@ -107,14 +108,14 @@ type Options struct {
 	Version string // shown at /
 }
 
-// New returns the API as a handler that trusts every Host header: for a server that listens on loopback
-// use NewServer.
+// New returns the API as a handler that trusts every Host header: for a server that listens on
+// loopback use NewServer.
 func New(opt Options) http.Handler { return newServer(opt) }
 
-// NewServer returns the API with the limits that it needs against slow and hostile clients; the caller
-// listens and serves. addr is where it will listen: on a loopback address only loopback Host headers are
-// served, so that no web page reaches it by DNS rebinding. Shutdown ends event streams and tells streamed
-// appends to come again.
+// NewServer returns the API with the limits that it needs against slow and hostile clients; the
+// caller listens and serves. addr is where it will listen: on a loopback address only loopback Host
+// headers are served, so that no web page reaches it by DNS rebinding. Shutdown ends event streams
+// and tells streamed appends to come again.
 func NewServer(addr string, opt Options) *http.Server {
 	s := newServer(opt)
 	s.loopbackOnly = isLoopback(addr)
@@ -205,10 +206,26 @@ func (s *server) routes() []route {
 		{method: get, path: "/v1/tenants", serve: s.tenants},
 		{method: get, path: "/v1/tenants/{id}", serve: s.tenant},
 		{method: put, path: "/v1/tenants/{id}", serve: s.setTenant},
-		{method: post, path: "/v1/tenants/{id}/pause", serve: s.pausing("/v1/tenants/", "id", true, s.backend.PauseTenant)},
-		{method: post, path: "/v1/tenants/{id}/resume", serve: s.pausing("/v1/tenants/", "id", false, s.backend.ResumeTenant)},
-		{method: post, path: "/v1/types/{type}/pause", serve: s.pausing("/v1/types/", "type", true, s.backend.PauseType)},
-		{method: post, path: "/v1/types/{type}/resume", serve: s.pausing("/v1/types/", "type", false, s.backend.ResumeType)},
+		{
+			method: post,
+			path:   "/v1/tenants/{id}/pause",
+			serve:  s.pausing("/v1/tenants/", "id", true, s.backend.PauseTenant),
+		},
+		{
+			method: post,
+			path:   "/v1/tenants/{id}/resume",
+			serve:  s.pausing("/v1/tenants/", "id", false, s.backend.ResumeTenant),
+		},
+		{
+			method: post,
+			path:   "/v1/types/{type}/pause",
+			serve:  s.pausing("/v1/types/", "type", true, s.backend.PauseType),
+		},
+		{
+			method: post,
+			path:   "/v1/types/{type}/resume",
+			serve:  s.pausing("/v1/types/", "type", false, s.backend.ResumeType),
+		},
 		{method: get, path: "/v1/dead-letters", serve: s.deadLetters},
 		{method: get, path: "/v1/stats", serve: s.stats},
 	}

@@ -38,8 +38,9 @@ func rank(s api.Status) int {
 	return 0
 }
 
-// position is where a client is in a group's history: the last state that it has seen and how many
-// progress events since. As an event id it is written round.rank for a state, round.rank.n for progress.
+// position is where a client is in a group's history: the last state that it has seen and how
+// many progress events since. As an event id it is written round.rank for a state, round.rank.n
+// for progress.
 type position struct{ round, rank, progress int }
 
 func (p position) String() string {
@@ -66,8 +67,8 @@ func parsePosition(id string) position {
 	return position{round: n[0], rank: n[1], progress: n[2]}
 }
 
-// events streams what happens to a group, until it has ended, by looking at it. States are told from their
-// timestamps, so that none is skipped however quickly they follow.
+// events streams what happens to a group, until it has ended, by looking at it. States are told
+// from their timestamps, so that none is skipped however quickly they follow.
 func (s *server) events(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
@@ -134,8 +135,8 @@ type feed struct {
 	buf  bytes.Buffer
 }
 
-// start sends the headers and how soon to come again after a lost connection, so that the client knows
-// that it is heard.
+// start sends the headers and how soon to come again after a lost connection, so that the client
+// knows that it is heard.
 func (f *feed) start() error {
 	f.buf.WriteString("retry: 1000\n\n")
 	return f.flush()

@@ -41,8 +41,9 @@ func (s *server) failures(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// streamLines answers with NDJSON as produce gives it. Until the first buffer is full, an error can still
-// become a problem; later it breaks the connection, so that nobody takes the part for the whole.
+// streamLines answers with NDJSON as produce gives it. Until the first buffer is full, an
+// error can still become a problem; later it breaks the connection, so that nobody takes the
+// part for the whole.
 func streamLines(w http.ResponseWriter, produce func(write func(line []byte) error) error) error {
 	out := bufio.NewWriterSize(w, streamBuffer)
 	ctl := http.NewResponseController(w)
