@@ -15,7 +15,8 @@ const (
 	ackLinger = 3 * time.Millisecond // for more acknowledgements to share the round-trip
 )
 
-// acker collects acknowledgements and sends them in batches. An id stays in it until Redis has confirmed it.
+// acker collects acknowledgements and sends them in batches. An id stays in it until Redis has
+// confirmed it.
 type acker struct {
 	conn          *Conn
 	stream, group string
@@ -95,7 +96,8 @@ func (a *acker) first() []string {
 	return slices.Clone(a.ids[:min(len(a.ids), ackBatch)])
 }
 
-// send acknowledges and deletes in one transaction, since an entry that is only acknowledged would stay for ever.
+// send acknowledges and deletes in one transaction, since an entry that is only acknowledged would
+// stay for ever.
 func (a *acker) send(ctx context.Context, ids []string) error {
 	_, err := a.conn.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
 		tx.XAck(ctx, a.stream, a.group, ids...)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Backoff yields waits that double from Min to Max, with jitter so that processes which failed together
-// don't return together. The zero step is the first; it is not safe for concurrent use.
+// Backoff yields waits that double from Min to Max, with jitter so that processes which failed
+// together don't return together. The zero step is the first; it is not safe for concurrent use.
 type Backoff struct {
 	Min, Max time.Duration
 	ceiling  time.Duration

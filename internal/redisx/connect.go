@@ -1,6 +1,6 @@
-// Package redisx is how every role talks to Redis: the connection and what its errors mean, the script
-// runner, the batch reader of streams, and watermill's publisher and subscriber. It hides go-redis's
-// retries, which would execute a command twice, and the repair of consumer groups.
+// Package redisx is how every role talks to Redis: the connection and what its errors mean, the
+// script runner, the batch reader of streams, and watermill's publisher and subscriber. It hides
+// go-redis's retries, which would execute a command twice, and the repair of consumer groups.
 package redisx
 
 import (
@@ -19,7 +19,8 @@ import (
 // MaxBlock is the longest that a blocking read waits: a cancelled context does not interrupt one.
 const MaxBlock = time.Second
 
-// Config says which Redis, and how to talk to it. Zero durations and sizes take go-redis's defaults.
+// Config says which Redis, and how to talk to it. Zero durations and sizes take
+// go-redis's defaults.
 type Config struct {
 	URL            string        // see ParseURL
 	PoolMinIdle    int           // connections kept open, per server
@@ -30,16 +31,16 @@ type Config struct {
 	ClientName     string        // shown by CLIENT LIST
 }
 
-// Conn is a connection pool to one Redis, cluster or Sentinel-watched master, for any number of goroutines.
-// No command is retried: a lost reply is an error that IsAmbiguous knows. (A cluster client still may
-// repeat a command while it follows redirects.)
+// Conn is a connection pool to one Redis, cluster or Sentinel-watched master, for any number of
+// goroutines. No command is retried: a lost reply is an error that IsAmbiguous knows. (A cluster
+// client still may repeat a command while it follows redirects.)
 type Conn struct {
 	Cmd   redis.UniversalClient // for commands
 	Block redis.UniversalClient // for reads that block, so that they starve nobody
 }
 
-// Connect opens the pools. A Redis that is away is logged, not an error, since a process outlives that;
-// a URL that can't be read, a refused password or a missing database is one.
+// Connect opens the pools. A Redis that is away is logged, not an error, since a process outlives
+// that; a URL that can't be read, a refused password or a missing database is one.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	o, err := ParseURL(cfg.URL)
 	if err != nil {
@@ -133,7 +134,8 @@ func (c *Conn) Close() error {
 	return errors.Join(c.Cmd.Close(), c.Block.Close())
 }
 
-// quietLibrary sends what go-redis would print, once a failed dial, to the debug log: who called it reports the error.
+// quietLibrary sends what go-redis would print, once a failed dial, to the debug log: who called it
+// reports the error.
 var quietLibrary = sync.OnceFunc(func() { redis.SetLogger(debugLogger{}) })
 
 type debugLogger struct{}

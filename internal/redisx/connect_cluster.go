@@ -6,8 +6,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// follow has the clients of a cluster ask anew who has which slots whenever a node does not serve. By itself go-redis
-// does so only where a node sends it on; a master that is gone sends nobody on, and would be asked for another minute.
+// follow has the clients of a cluster ask anew who has which slots whenever a node does not serve.
+// By itself go-redis does so only where a node sends it on; a master that is gone sends nobody on,
+// and would be asked for another minute.
 func (c *Conn) follow() {
 	for _, client := range []redis.UniversalClient{c.Cmd, c.Block} {
 		if cluster, ok := client.(*redis.ClusterClient); ok {
@@ -16,7 +17,8 @@ func (c *Conn) follow() {
 	}
 }
 
-// follower calls reload, which is cheap and never waits, after a command that found nobody who serves it.
+// follower calls reload, which is cheap and never waits, after a command that found nobody
+// who serves it.
 type follower struct{ reload func(context.Context) }
 
 func (f follower) DialHook(next redis.DialHook) redis.DialHook { return next }

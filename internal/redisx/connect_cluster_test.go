@@ -15,8 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// While a slot is moved, half of a partition's keys are at one master and half at the other. A script that names two
-// keys runs at neither; one that names a single key is sent to the new master and takes that half for all there is.
+// While a slot is moved, half of a partition's keys are at one master and half at the other. A
+// script that names two keys runs at neither; one that names a single key is sent to the new master
+// and takes that half for all there is.
 func TestNoScriptRunsOnHalfAPartition(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -61,7 +62,8 @@ return found`)
 	require.Equal(t, "2", c.Cmd.Get(ctx, p.Base()+"runs").Val(), "what was refused has changed nothing")
 }
 
-// A master that is gone redirects nobody: who has asked it finds its heir as soon as there is one, on every way to it.
+// A master that is gone redirects nobody: who has asked it finds its heir as soon as there is one,
+// on every way to it.
 func TestHeirIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
-// lossyProxy forwards to a server, and loses the reply to the first command of a name, with its connection.
+// lossyProxy forwards to a server, and loses the reply to the first command of a name, with
+// its connection.
 type lossyProxy struct {
 	net.Listener
 	lose   string

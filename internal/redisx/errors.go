@@ -13,12 +13,13 @@ import (
 // unavailable are the replies of a server that can't serve now and may later.
 var unavailable = map[string]bool{
 	"LOADING": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "MASTERDOWN": true, "READONLY": true,
-	"NOREPLICAS": true, "MISCONF": true, "BUSY": true, "MOVED": true, "ASK": true, // these where nobody followed them to the end
+	// these where nobody followed them to the end
+	"NOREPLICAS": true, "MISCONF": true, "BUSY": true, "MOVED": true, "ASK": true,
 }
 
-// IsUnavailable says whether Redis is away or can't serve now, so that the same call may succeed later:
-// the network, a timeout, an exhausted pool, or a server that is loading, failing over or resharding.
-// Whether the command was executed is IsAmbiguous's question.
+// IsUnavailable says whether Redis is away or can't serve now, so that the same call may succeed
+// later: the network, a timeout, an exhausted pool, or a server that is loading, failing over or
+// resharding. Whether the command was executed is IsAmbiguous's question.
 func IsUnavailable(err error) bool {
 	if err == nil {
 		return false
@@ -31,8 +32,8 @@ func IsUnavailable(err error) bool {
 		strings.Contains(err.Error(), "redis: cluster has no nodes")
 }
 
-// IsAmbiguous says whether the command may have been executed although it failed: its reply was lost, or
-// did not come in time. Only what is idempotent may be repeated then.
+// IsAmbiguous says whether the command may have been executed although it failed: its reply was
+// lost, or did not come in time. Only what is idempotent may be repeated then.
 func IsAmbiguous(err error) bool {
 	if _, ok := reply(err); ok || err == nil {
 		return false
@@ -47,7 +48,8 @@ func IsAmbiguous(err error) bool {
 // IsOOM says whether Redis refused a write for want of memory.
 func IsOOM(err error) bool { return hasCode(err, "OOM") }
 
-// IsNoGroup says whether a stream or its consumer group does not exist, or vanished during a blocked read.
+// IsNoGroup says whether a stream or its consumer group does not exist, or vanished during a
+// blocked read.
 func IsNoGroup(err error) bool { return hasCode(err, "NOGROUP") || hasCode(err, "UNBLOCKED") }
 
 // IsNoScript says whether Redis does not know a script by its hash.
@@ -59,8 +61,8 @@ func IsMoved(err error) bool { return hasCode(err, "MOVED") }
 // IsWrongType says whether a key holds another type than its command expects.
 func IsWrongType(err error) bool { return hasCode(err, "WRONGTYPE") }
 
-// codePattern finds the code that begins an error reply. Redis 6 and miniredis put their own words before
-// what a command in a script replied.
+// codePattern finds the code that begins an error reply. Redis 6 and miniredis put their own words
+// before what a command in a script replied.
 var codePattern = regexp.MustCompile(`^(?:ERR Error [^:]*: .*?\d+: -?)?([A-Z]+)\b`)
 
 // reply returns the code of what Redis answered, if err is an answer of Redis.

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// CheckEviction returns an error when a master would drop keys for want of memory: those are jobs. A server that says
-// nothing of it, such as an embedded one, has none to drop.
+// CheckEviction returns an error when a master would drop keys for want of memory: those are jobs.
+// A server that says nothing of it, such as an embedded one, has none to drop.
 func (c *Conn) CheckEviction(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
@@ -22,7 +22,8 @@ func (c *Conn) CheckEviction(ctx context.Context) error {
 			return nil //nolint:nilerr // a server that doesn't know the section
 		}
 		at := "redis"
-		if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") { // a Sentinel's master has a word there
+		// a Sentinel's master has a word there
+		if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") {
 			at += " at " + client.Options().Addr
 		}
 		return fmt.Errorf("%s evicts keys when memory is full (maxmemory-policy %s), which would lose jobs: "+

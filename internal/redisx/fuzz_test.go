@@ -65,7 +65,8 @@ func FuzzDecodeBatches(f *testing.F) {
 	})
 }
 
-// build makes a reply: [ and ] are an array, n is nothing, 1 a number, and all else a text of one letter.
+// build makes a reply: [ and ] are an array, n is nothing, 1 a number, and all else a text
+// of one letter.
 func build(shape []byte, depth int) (any, []byte) {
 	if len(shape) == 0 || depth > 8 {
 		return nil, nil

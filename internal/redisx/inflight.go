@@ -12,8 +12,9 @@ type delivery struct {
 	lost    bool // another consumer has taken it over
 }
 
-// A handler takes several times its message's bytes, and a few KiB for itself: of what is in flight only a part may be in work.
-// What waits to be handed out again holds up nothing before all bytes are used, since what it waits for may be behind it.
+// A handler takes several times its message's bytes, and a few KiB for itself: of what is in flight
+// only a part may be in work. What waits to be handed out again holds up nothing before all bytes
+// are used, since what it waits for may be behind it.
 const (
 	workPart = 4       // of all bytes, one in so many
 	workCost = 8 << 10 // bytes, beside the message's
@@ -31,10 +32,16 @@ type inFlight struct {
 }
 
 func newInFlight(maxEntries, maxBytes int) *inFlight {
-	return &inFlight{maxEntries: maxEntries, maxBytes: maxBytes, byID: map[string]*delivery{}, freed: make(chan struct{}, 1)}
+	return &inFlight{
+		maxEntries: maxEntries,
+		maxBytes:   maxBytes,
+		byID:       map[string]*delivery{},
+		freed:      make(chan struct{}, 1),
+	}
 }
 
-// add returns nil for an entry that is here already: it was only delivered to this consumer once more.
+// add returns nil for an entry that is here already: it was only delivered to this
+// consumer once more.
 func (f *inFlight) add(e Entry) *delivery {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +68,8 @@ func (f *inFlight) remove(ids []string) {
 	signal(f.freed)
 }
 
-// awaitRoom returns how many more entries of a size may come, or 0 when ctx ended first. One may always come while there is any room.
+// awaitRoom returns how many more entries of a size may come, or 0 when ctx ended first. One may
+// always come while there is any room.
 func (f *inFlight) awaitRoom(ctx context.Context, size int) int {
 	for {
 		f.mu.Lock()
@@ -99,7 +107,8 @@ func (f *inFlight) work(d *delivery, working bool) {
 	d.working = working
 }
 
-// setLost marks what another consumer has taken over, and returns how many of it were not marked before.
+// setLost marks what another consumer has taken over, and returns how many of it were not
+// marked before.
 func (f *inFlight) setLost(ids []string) (fresh int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

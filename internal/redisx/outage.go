@@ -20,7 +20,8 @@ func (o *outage) failed(what string, err error) {
 	defer o.mu.Unlock()
 	if len(o.failing) == 0 {
 		o.since, o.failing = time.Now(), map[string]bool{}
-		o.log.Warn("stream cannot be served, trying on", "operation", what, "redis_unavailable", IsUnavailable(err), "error", err)
+		o.log.Warn("stream cannot be served, trying on",
+			"operation", what, "redis_unavailable", IsUnavailable(err), "error", err)
 	}
 	o.failing[what] = true
 }

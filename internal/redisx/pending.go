@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// renewScript sets the idle time of entries that are still the consumer's. A bare XCLAIM would steal back
-// those that another one has taken over meanwhile.
+// renewScript sets the idle time of entries that are still the consumer's. A bare XCLAIM would
+// steal back those that another one has taken over meanwhile.
 //
-//	KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200). Reply: the ids that another consumer holds.
+//	KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200).
+//	Reply: the ids that another consumer holds.
 var renewScript = NewScript("renew-pending", `
 local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local claim, lost = {'XCLAIM', stream, group, consumer, 0}, {}
@@ -29,8 +30,8 @@ end
 return lost
 `)
 
-// forgetScript deletes consumers that hold nothing and were idle for long. Deleting one that holds entries
-// would hide them from everyone, so both are looked at in the same step.
+// forgetScript deletes consumers that hold nothing and were idle for long. Deleting one that holds
+// entries would hide them from everyone, so both are looked at in the same step.
 //
 //	KEYS: stream. ARGV: group, idle ms. Reply: how many were deleted.
 var forgetScript = NewScript("forget-dead-consumers", `
@@ -48,7 +49,8 @@ return #dead
 
 const renewBatch = 200
 
-// renew sets how long own entries have been idle, and returns the ids of those that another consumer holds.
+// renew sets how long own entries have been idle, and returns the ids of those that another
+// consumer holds.
 func (s *subscription) renew(ctx context.Context, ids []string, idle time.Duration) (lost []string, err error) {
 	for batch := range slices.Chunk(ids, renewBatch) {
 		args := make([]any, 0, 3+len(batch))

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// While a nacked message waits, others pass. What no handler has when a subscriber closes is at once another's.
+// While a nacked message waits, others pass. What no handler has when a subscriber closes is at
+// once another's.
 func TestCloseHandsBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -163,8 +164,8 @@ func TestOldestPending(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, first.Metadata[MetadataEntryID], id)
 
-		// What was acknowledged before is not in the way, although acknowledgements are sent later. The
-		// watching goroutine has to notice it first.
+		// What was acknowledged before is not in the way, although acknowledgements are sent later.
+		// The watching goroutine has to notice it first.
 		first.Ack()
 		require.Eventually(t, func() bool {
 			id, ok, err := s.OldestPending(ctx, stream)

@@ -11,12 +11,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// NewPublisher is watermill's Publisher to streams, as flat entries that redis-cli can write and read: the
-// message's UUID is the field id, its payload is data, and its metadata gives type, which must be there,
-// and traceparent; other metadata is left out. maxLen bounds streams, by name, to about that many entries; a
-// stream that carries jobs must not be bounded. The messages of one call are published in their order, all or none.
-// Publishing is not retried: after an error that IsAmbiguous the same messages may be published again, since
-// consumers know them by their ids. Close leaves conn open.
+// NewPublisher is watermill's Publisher to streams, as flat entries that redis-cli can write and
+// read: the message's UUID is the field id, its payload is data, and its metadata gives type, which
+// must be there, and traceparent; other metadata is left out. maxLen bounds streams, by name, to
+// about that many entries; a stream that carries jobs must not be bounded. The messages of one call
+// are published in their order, all or none. Publishing is not retried: after an error that
+// IsAmbiguous the same messages may be published again, since consumers know them by their ids.
+// Close leaves conn open.
 func NewPublisher(conn *Conn, maxLen map[string]int64) (message.Publisher, error) {
 	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
 	var err error
@@ -26,7 +27,8 @@ func NewPublisher(conn *Conn, maxLen map[string]int64) (message.Publisher, error
 	return p, nil
 }
 
-// publisher sends in one round trip what is published together: watermill's own waits for each message.
+// publisher sends in one round trip what is published together: watermill's own waits for
+// each message.
 type publisher struct {
 	conn   *Conn
 	cfg    redisstream.PublisherConfig

@@ -45,8 +45,8 @@ func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 	return int64(read), err
 }
 
-// decodeRaw reads the reply of XREADGROUP in RESP2. Each entry is one string, of which its id and fields are parts: so
-// what is kept of one keeps none of the others in memory.
+// decodeRaw reads the reply of XREADGROUP in RESP2. Each entry is one string, of which its id and
+// fields are parts: so what is kept of one keeps none of the others in memory.
 func decodeRaw(reply []byte) ([]Batch, error) {
 	r := resp{rest: reply}
 	streams := r.head('*')

@@ -41,19 +41,21 @@ type Batch struct {
 	Entries []Entry
 }
 
-// Reader reads streams in batches as one consumer of a group, and creates the group where it is missing.
-// It is safe for concurrent use.
+// Reader reads streams in batches as one consumer of a group, and creates the group where it is
+// missing. It is safe for concurrent use.
 type Reader struct {
 	conn            *Conn
 	group, consumer string
 }
 
-// NewReader names the group and the consumer, which must be unique to the process: entries are delivered to it.
+// NewReader names the group and the consumer, which must be unique to the process: entries are
+// delivered to it.
 func NewReader(conn *Conn, group, consumer string) *Reader {
 	return &Reader{conn: conn, group: group, consumer: consumer}
 }
 
-// EnsureGroup creates the stream and its group, which begins at the first entry. One that exists stays as it is.
+// EnsureGroup creates the stream and its group, which begins at the first entry. One that exists
+// stays as it is.
 func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 	err := r.conn.Cmd.XGroupCreateMkStream(ctx, stream, r.group, "0").Err()
 	if err != nil && !hasCode(err, "BUSYGROUP") {
@@ -62,16 +64,17 @@ func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 	return nil
 }
 
-// Read delivers up to count new entries of each stream to this consumer, nil when there are none. The streams
-// must share a hash tag. It waits up to block, at most MaxBlock, for the first one; 0 does not wait. An ended
-// ctx does not interrupt the wait. After an error that IsAmbiguous, entries may be delivered without having
-// arrived: only a claim of idle entries finds them.
+// Read delivers up to count new entries of each stream to this consumer, nil when there are none.
+// The streams must share a hash tag. It waits up to block, at most MaxBlock, for the first one; 0
+// does not wait. An ended ctx does not interrupt the wait. After an error that IsAmbiguous, entries
+// may be delivered without having arrived: only a claim of idle entries finds them.
 func (r *Reader) Read(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.decoded)
 }
 
-// ReadSmall is Read for entries of a few KiB: it costs a fraction, and holds a reply twice for a moment.
-// The Fields of what it returns share memory: their strings may be kept, the entries are not to be.
+// ReadSmall is Read for entries of a few KiB: it costs a fraction, and holds a reply twice for
+// a moment. The Fields of what it returns share memory: their strings may be kept, the entries
+// are not to be.
 func (r *Reader) ReadSmall(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.raw)
 }
@@ -79,7 +82,9 @@ func (r *Reader) ReadSmall(ctx context.Context, streams []string, count int, blo
 // send is how a command is sent and its reply decoded.
 type send func(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error)
 
-func (r *Reader) readOrCreate(ctx context.Context, streams []string, count int, block time.Duration, send send) ([]Batch, error) {
+func (r *Reader) readOrCreate(
+	ctx context.Context, streams []string, count int, block time.Duration, send send,
+) ([]Batch, error) {
 	batches, err := r.read(ctx, streams, count, block, send)
 	if !IsNoGroup(err) {
 		return batches, err
@@ -92,7 +97,9 @@ func (r *Reader) readOrCreate(ctx context.Context, streams []string, count int, 
 	return r.read(ctx, streams, count, block, send)
 }
 
-func (r *Reader) read(ctx context.Context, streams []string, count int, block time.Duration, send send) ([]Batch, error) {
+func (r *Reader) read(
+	ctx context.Context, streams []string, count int, block time.Duration, send send,
+) ([]Batch, error) {
 	client := r.conn.Cmd
 	args := make([]any, 0, 9+2*len(streams))
 	args = append(args, "xreadgroup", "group", r.group, r.consumer, "count", count)
@@ -128,8 +135,8 @@ func (*Reader) decoded(ctx context.Context, client redis.UniversalClient, firstK
 	return decodeBatches(reply)
 }
 
-// raw takes the reply as Redis has written it. An error among that delivered nothing, so the client is asked in its usual way for it,
-// which knows what it means to a connection and to a cluster.
+// raw takes the reply as Redis has written it. An error among that delivered nothing, so the client
+// is asked in its usual way for it, which knows what it means to a connection and to a cluster.
 func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error) {
 	reply := rawReplies.Get().(*rawReply)
 	defer reply.release()
@@ -145,10 +152,15 @@ func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey
 	return decodeRaw(reply.b)
 }
 
-// claim takes over up to count entries that nobody has touched for minIdle, from the id start on. It returns
-// where to go on, "0-0" at the end, and the ids of pending entries that are no longer in the stream.
-func (r *Reader) claim(ctx context.Context, stream string, minIdle time.Duration, start string, count int) (entries []Entry, next string, deleted int, err error) {
-	reply, err := do(ctx, r.conn.Cmd, 1, []any{"xautoclaim", stream, r.group, r.consumer, minIdle.Milliseconds(), start, "count", count})
+// claim takes over up to count entries that nobody has touched for minIdle, from the id start on.
+// It returns where to go on, "0-0" at the end, and the ids of pending entries that are no longer
+// in the stream.
+func (r *Reader) claim(
+	ctx context.Context, stream string, minIdle time.Duration, start string, count int,
+) (entries []Entry, next string, deleted int, err error) {
+	reply, err := do(ctx, r.conn.Cmd, 1, []any{
+		"xautoclaim", stream, r.group, r.consumer, minIdle.Milliseconds(), start, "count", count,
+	})
 	if err != nil {
 		return nil, "", 0, fmt.Errorf("claim entries of stream %s: %w", stream, err)
 	}
@@ -168,8 +180,8 @@ func (r *Reader) claim(ctx context.Context, stream string, minIdle time.Duration
 	return entries, next, deleted, nil
 }
 
-// do sends a command whose reply is decoded here, since go-redis's maps would lose the order of fields and
-// those that occur twice. It costs the same.
+// do sends a command whose reply is decoded here, since go-redis's maps would lose the order of
+// fields and those that occur twice. It costs the same.
 func do(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) (any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(int8(firstKey))

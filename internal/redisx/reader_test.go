@@ -122,7 +122,8 @@ func TestReaderClaims(t *testing.T) {
 	})
 }
 
-// Entries that were deleted while pending are an incident, which the server tells once. (miniredis does not.)
+// Entries that were deleted while pending are an incident, which the server tells once.
+// (miniredis does not.)
 func TestReaderClaimCountsDeleted(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -175,7 +176,8 @@ func TestDecodeRawRefusesMalformedReplies(t *testing.T) {
 	require.ErrorIs(t, err, redis.Nil)
 }
 
-// BenchmarkDecode compares our decoding with go-redis's typed one on a batch of 200 entries of 350 bytes.
+// BenchmarkDecode compares our decoding with go-redis's typed one on a batch of 200 entries
+// of 350 bytes.
 func BenchmarkDecode(b *testing.B) {
 	ctx := context.Background()
 	c := connect(b, redistest.Server(b).URL())

@@ -31,14 +31,15 @@ func (s *Script) Name() string { return s.name }
 // Source is the script's text.
 func (s *Script) Source() string { return s.src }
 
-// Run executes the script with keys, which route it to their slot, and args. Redis forgets scripts on
-// restart and failover: an unknown one is sent again in full. Nothing else is retried here, because
-// only the caller knows what a lost reply means. A traced ctx gets a span.
+// Run executes the script with keys, which route it to their slot, and args. Redis forgets scripts
+// on restart and failover: an unknown one is sent again in full. Nothing else is retried here,
+// because only the caller knows what a lost reply means. A traced ctx gets a span.
 func (s *Script) Run(ctx context.Context, c redis.Cmdable, keys []string, args []any) (any, error) {
 	parent := trace.SpanFromContext(ctx)
 	if parent.IsRecording() {
 		var span trace.Span
-		ctx, span = parent.TracerProvider().Tracer("redisx").Start(ctx, "redis "+s.name, trace.WithSpanKind(trace.SpanKindClient))
+		ctx, span = parent.TracerProvider().Tracer("redisx").Start(ctx, "redis "+s.name,
+			trace.WithSpanKind(trace.SpanKindClient))
 		defer span.End()
 		reply, err := s.run(ctx, c, keys, args)
 		if err != nil {

@@ -29,11 +29,13 @@ type SubscriberConfig struct {
 	Group    string
 	Consumer string // unique to the process
 
-	MaxInFlight    int           // messages handed out and not yet acknowledged; 1000
-	MaxBytes       int           // of them together, as far as sizes can be foreseen, a quarter of it in work at once; 64 MiB
-	Block          time.Duration // longest wait of one read; MaxBlock
-	MinIdle        time.Duration // an entry nobody touched for so long is taken over; renewed at a third of it; 30s
-	RedeliverAfter time.Duration // a nacked message is handed out again after this, then after up to 32 times as long; 250ms
+	MaxInFlight int // messages handed out and not yet acknowledged; 1000
+	// of them together, as far as sizes can be foreseen, a quarter of it in work at once; 64 MiB
+	MaxBytes int
+	Block    time.Duration // longest wait of one read; MaxBlock
+	MinIdle  time.Duration // an entry nobody touched for so long is taken over; renewed at a third of it; 30s
+	// a nacked message is handed out again after this, then after up to 32 times as long; 250ms
+	RedeliverAfter time.Duration
 	CloseTimeout   time.Duration // how long Close waits for handlers; 30s
 	DeleteOnAck    bool          // entries leave the stream when they are acknowledged
 	Logger         *slog.Logger  // slog.Default
@@ -58,9 +60,10 @@ func orDefault[T int | time.Duration](value, def T) T {
 	return def
 }
 
-// Subscriber is watermill's Subscriber over the batch reader. It hands out many messages at once, whatever
-// they hold; it acknowledges in batches; it hands a nacked message out again later, for ever; it takes over
-// what dead consumers left and outlives a Redis that is away. Delivery is at least once.
+// Subscriber is watermill's Subscriber over the batch reader. It hands out many messages at
+// once, whatever they hold; it acknowledges in batches; it hands a nacked message out again
+// later, for ever; it takes over what dead consumers left and outlives a Redis that is away.
+// Delivery is at least once.
 type Subscriber struct {
 	conn   *Conn
 	reader *Reader
@@ -73,7 +76,8 @@ type Subscriber struct {
 
 var _ message.Subscriber = (*Subscriber)(nil)
 
-// NewSubscriber returns an error when the group or the consumer has no name. The Subscriber does not close conn.
+// NewSubscriber returns an error when the group or the consumer has no name. The Subscriber does
+// not close conn.
 func NewSubscriber(conn *Conn, cfg SubscriberConfig) (*Subscriber, error) {
 	if cfg.Group == "" || cfg.Consumer == "" {
 		return nil, errors.New("create subscriber: group and consumer need names")
@@ -87,9 +91,10 @@ func NewSubscriber(conn *Conn, cfg SubscriberConfig) (*Subscriber, error) {
 	}, nil
 }
 
-// Subscribe hands out the stream's messages until ctx ends or the Subscriber is closed, then closes the channel.
-// A stream can be subscribed to once at a time. A message's context outlives ctx until its handler is
-// done or CloseTimeout has passed, so that shutting down does not interrupt handlers.
+// Subscribe hands out the stream's messages until ctx ends or the Subscriber is closed, then
+// closes the channel. A stream can be subscribed to once at a time. A message's context outlives
+// ctx until its handler is done or CloseTimeout has passed, so that shutting down does not
+// interrupt handlers.
 func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *message.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,8 +111,8 @@ func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *mess
 	return sub.out, nil
 }
 
-// Close stops reading, waits up to CloseTimeout for the handlers, acknowledges what they finished and returns.
-// What they did not is delivered again, here or elsewhere. Each call waits.
+// Close stops reading, waits up to CloseTimeout for the handlers, acknowledges what they finished
+// and returns. What they did not is delivered again, here or elsewhere. Each call waits.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -126,9 +131,9 @@ func (s *Subscriber) Close() error {
 	return errors.Join(errs...)
 }
 
-// OldestPending returns the id of the oldest entry of the stream that some consumer of the group holds; ok is
-// false when there is none. A handler's own entry is pending while it works, so nothing older is left exactly when
-// its own id is returned.
+// OldestPending returns the id of the oldest entry of the stream that some consumer of the group
+// holds; ok is false when there is none. A handler's own entry is pending while it works, so
+// nothing older is left exactly when its own id is returned.
 func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID string, ok bool, err error) {
 	s.mu.Lock()
 	sub := s.subs[stream]
@@ -150,8 +155,8 @@ func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID 
 	return pending[0].ID, true, nil
 }
 
-// EntryOf returns the stream entry that a subscribed message was made from, as it was written. A copy of
-// a message keeps it only if it keeps the message's context.
+// EntryOf returns the stream entry that a subscribed message was made from, as it was written. A
+// copy of a message keeps it only if it keeps the message's context.
 func EntryOf(msg *message.Message) (Entry, bool) {
 	entry, ok := msg.Context().Value(entryKey{}).(Entry)
 	return entry, ok
@@ -159,14 +164,16 @@ func EntryOf(msg *message.Message) (Entry, bool) {
 
 type entryKey struct{}
 
-// newMessage never fails: it hands on whatever an entry holds, since only the handler can reject it.
+// newMessage never fails: it hands on whatever an entry holds, since only the handler
+// can reject it.
 func newMessage(ctx context.Context, e Entry) *message.Message {
 	id := e.Get(fieldID)
 	if id == "" {
 		id = e.ID
 	}
 	data := e.Get(fieldData)
-	msg := message.NewMessage(id, unsafe.Slice(unsafe.StringData(data), len(data))) // #nosec G103: the entry's memory, which handlers only read
+	// #nosec G103: the entry's memory, which handlers only read
+	msg := message.NewMessage(id, unsafe.Slice(unsafe.StringData(data), len(data)))
 	msg.Metadata[MetadataEntryID] = e.ID
 	for _, field := range []string{FieldType, FieldTraceParent} {
 		if value := e.Get(field); value != "" {

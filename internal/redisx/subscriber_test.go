@@ -284,7 +284,8 @@ func TestSubscriberRefuses(t *testing.T) {
 	})
 }
 
-// BenchmarkSubscriber measures messages/s from a stream through a watermill router to a handler that acks at once.
+// BenchmarkSubscriber measures messages/s from a stream through a watermill router to a handler
+// that acks at once.
 func BenchmarkSubscriber(b *testing.B) {
 	c := connect(b, redistest.Server(b).URL())
 	const n = 50_000

@@ -22,9 +22,9 @@ const (
 	redeliverBy = 32 // times RedeliverAfter: the longest wait of a nacked message
 )
 
-// subscription is one stream being read. Its goroutines: run reads, claims and hands out; one keeps the
-// entries in flight from being claimed; one sends acknowledgements; one watches the messages of a read, and one each that
-// is not acknowledged soon.
+// subscription is one stream being read. Its goroutines: run reads, claims and hands out; one keeps
+// the entries in flight from being claimed; one sends acknowledgements; one watches the messages of
+// a read, and one each that is not acknowledged soon.
 type subscription struct {
 	cfg    SubscriberConfig
 	conn   *Conn
@@ -67,7 +67,8 @@ func (s *subscription) ended() bool {
 	}
 }
 
-// run reads until ctx ends, then drains: handlers get CloseTimeout, and what they finish is acknowledged.
+// run reads until ctx ends, then drains: handlers get CloseTimeout, and what they finish is
+// acknowledged.
 func (s *subscription) run(ctx context.Context) {
 	defer close(s.done)
 	defer s.stop()
@@ -100,9 +101,13 @@ func (s *subscription) run(ctx context.Context) {
 	}
 	all, waiting := s.flight.held()
 	if n := len(all) - len(waiting); n > 0 {
-		s.err = fmt.Errorf("close subscription to %s: handlers of %d messages did not end in time; they are delivered again", s.stream, n)
+		s.err = fmt.Errorf(
+			"close subscription to %s: handlers of %d messages did not end in time; they are delivered again",
+			s.stream, n,
+		)
 	}
-	// What no handler has is made to look abandoned, so that another consumer takes it over at once.
+	// What no handler has is made to look abandoned, so that another consumer takes it
+	// over at once.
 	if _, err := s.renew(last, waiting, s.cfg.MinIdle); err != nil {
 		s.log.Debug("entries were not handed back, they are taken over later", "error", err)
 	}
@@ -126,7 +131,8 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			// Idle time counts on while Redis is away: nothing may be taken over before its holder could renew it.
+			// Idle time counts on while Redis is away: nothing may be taken over before its holder
+			// could renew it.
 			claims = claimCycle{next: "0-0", due: time.Now().Add(s.cfg.MinIdle)}
 			s.outage.failed("read", err)
 			_ = Sleep(ctx, retry.Next())
@@ -149,7 +155,8 @@ type claimCycle struct {
 	next string    // where to go on
 }
 
-// nextEntries returns the next page of abandoned entries while a search is due, and new entries otherwise.
+// nextEntries returns the next page of abandoned entries while a search is due, and new
+// entries otherwise.
 func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int) ([]Entry, error) {
 	if time.Now().Before(c.due) {
 		batches, err := s.reader.Read(ctx, []string{s.stream}, count, s.cfg.Block)
@@ -201,8 +208,8 @@ type handedOut struct {
 	msg *message.Message
 }
 
-// watchAll waits for the fate of messages that were handed out together. Most of them are acknowledged together, and at once; each that
-// is not is watched by itself.
+// watchAll waits for the fate of messages that were handed out together. Most of them are
+// acknowledged together, and at once; each that is not is watched by itself.
 func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
 	patience := time.NewTimer(ackTogether)
 	defer patience.Stop()

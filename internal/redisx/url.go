@@ -41,10 +41,11 @@ func (o Options) GoString() string { return o.String() }
 const urlForms = "write redis://[user:password@]host:port/db, redis://host1:port1,host2:port2 for a cluster, " +
 	"or redis-sentinel://[user:password@]host1:port1,host2:port2/master"
 
-// ParseURL reads the URL of a single server (redis://, rediss:// with TLS), of a cluster (a comma list of
-// hosts, with or without the scheme repeated, or ?cluster=true behind one endpoint) or of a master behind
-// Sentinel (redis-sentinel://, whose user and password are the master's; sentinel_username and
-// sentinel_password are parameters). Errors name the faulty part and never quote it: it may hold a password.
+// ParseURL reads the URL of a single server (redis://, rediss:// with TLS), of a cluster (a comma
+// list of hosts, with or without the scheme repeated, or ?cluster=true behind one endpoint) or of a
+// master behind Sentinel (redis-sentinel://, whose user and password are the master's;
+// sentinel_username and sentinel_password are parameters). Errors name the faulty part and never
+// quote it: it may hold a password.
 func ParseURL(raw string) (Options, error) {
 	o, err := parseURL(raw)
 	if err != nil {
@@ -76,7 +77,8 @@ func parseURL(raw string) (Options, error) {
 	if err := o.setQuery(query, sentinel); err != nil {
 		return o, err
 	}
-	// The password ends at the last @ before the path; a slash in it must be escaped, as in any URL.
+	// The password ends at the last @ before the path; a slash in it must be escaped,
+	// as in any URL.
 	hosts, path, _ := strings.Cut(rest, "/")
 	if strings.Contains(rest, "://") {
 		hosts, path = joinRepeated(rest, scheme)
@@ -113,7 +115,9 @@ func (o *Options) setQuery(query string, sentinel bool) error {
 		case name == "sentinel_password" && sentinel:
 			o.sentinelPassword = value[0]
 		default:
-			return errors.New("unknown parameter, or one of another scheme (cluster; sentinel_username, sentinel_password)")
+			return errors.New(
+				"unknown parameter, or one of another scheme (cluster; sentinel_username, sentinel_password)",
+			)
 		}
 	}
 	return nil
@@ -144,7 +148,9 @@ func (o *Options) setUser(info string, first bool) error {
 		return errors.New("user or password has a malformed % escape")
 	}
 	if !first && (user != o.Username || password != o.password) {
-		return errors.New("hosts of one cluster have different users or passwords (escape a comma in a password as %2C)")
+		return errors.New(
+			"hosts of one cluster have different users or passwords (escape a comma in a password as %2C)",
+		)
 	}
 	o.Username, o.password = user, password
 	return nil
@@ -154,7 +160,8 @@ func address(host, defaultPort string) (string, error) {
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {
 		name, port = strings.Trim(host, "[]"), defaultPort
-		if strings.HasPrefix(host, "[") != strings.HasSuffix(host, "]") || !strings.HasPrefix(host, "[") && strings.Contains(host, ":") {
+		if strings.HasPrefix(host, "[") != strings.HasSuffix(host, "]") ||
+			!strings.HasPrefix(host, "[") && strings.Contains(host, ":") {
 			return "", errors.New("not host:port (escape special characters in a password)")
 		}
 	}

@@ -9,20 +9,26 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// mark writes its key whether memory is full or not: a first write of nothing lets the second through.
+// mark writes its key whether memory is full or not: a first write of nothing lets the
+// second through.
 const mark = `redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 1)`
 
-// AwaitReplicas writes key at its master and waits until so many replicas have that, and with it all that the master
-// wrote before; it returns how many do, after timeout at the latest. What reads queues is asked of the same master before
-// that: a write that is not there, a failover has lost. All goes over one connection, since WAIT is about its own.
-func (c *Conn) AwaitReplicas(ctx context.Context, key string, replicas int, timeout time.Duration, reads func(redis.Pipeliner)) (int, error) {
+// AwaitReplicas writes key at its master and waits until so many replicas have that, and with it
+// all that the master wrote before; it returns how many do, after timeout at the latest. What reads
+// queues is asked of the same master before that: a write that is not there, a failover has lost.
+// All goes over one connection, since WAIT is about its own.
+func (c *Conn) AwaitReplicas(
+	ctx context.Context, key string, replicas int, timeout time.Duration, reads func(redis.Pipeliner),
+) (int, error) {
 	master, err := c.master(ctx, key)
 	if err != nil {
 		return 0, fmt.Errorf("find the master of %s: %w", key, err)
 	}
 	pipe := master.Pipeline()
 	reads(pipe)
-	written, have := pipe.Eval(ctx, mark, []string{key}), redis.NewIntCmd(ctx, "wait", replicas, max(timeout.Milliseconds(), 1)) // 0 would wait for ever
+	// 0 would wait for ever
+	written, have := pipe.Eval(ctx, mark, []string{key}),
+		redis.NewIntCmd(ctx, "wait", replicas, max(timeout.Milliseconds(), 1))
 	_ = pipe.Process(ctx, have)
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for _, err := range []error{written.Err(), have.Err()} {
@@ -51,7 +57,9 @@ func (c *Conn) CheckReplicas(ctx context.Context) error {
 			return err
 		}
 		if err != nil || !strings.Contains(info, "connected_slaves:") {
-			return fmt.Errorf("redis says nothing of replicas: run a Redis that has some, or set BULKACTION_REDIS_WAIT_REPLICAS to 0")
+			return fmt.Errorf(
+				"redis says nothing of replicas: run a Redis that has some, or set BULKACTION_REDIS_WAIT_REPLICAS to 0",
+			)
 		}
 		return nil
 	})

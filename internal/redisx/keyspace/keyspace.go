@@ -98,8 +98,9 @@ func (p Partition) Index() int { return p.index }
 // it routes them to the partition's slot and they build the other keys from it.
 func (p Partition) Base() string { return p.base }
 
-// Keys are what a script of the partition declares: the base, and a key that never exists. While their slot is being moved
-// Redis Cluster refuses a command that names several keys of which one is missing, so no script runs on half of its data.
+// Keys are what a script of the partition declares: the base, and a key that never exists. While
+// their slot is being moved Redis Cluster refuses a command that names several keys of which one is
+// missing, so no script runs on half of its data.
 func (p Partition) Keys() []string { return []string{p.base, p.base + "-"} }
 
 // Waited is written before the master is asked which of its writes the replicas have.
@@ -141,7 +142,8 @@ func (p Partition) Fair(typ string) string { return p.base + "fair:" + typ }
 // FairLane is a sorted set: tenants with waiting jobs of a type and lane, by start tag.
 func (p Partition) FairLane(typ, lane string) string { return p.base + "fair:" + typ + ":" + lane }
 
-// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane, least work first.
+// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane,
+// least work first.
 func (p Partition) FairTenant(typ, lane, tenant string) string {
 	return p.base + "fair:" + typ + ":" + lane + ":" + tenant
 }
@@ -158,13 +160,15 @@ func (p Partition) Load(typ string) string { return p.base + "load:" + typ }
 // Tenant is a hash: a tenant's counters and its rate window.
 func (p Partition) Tenant(tenant string) string { return p.base + "tenant:" + tenant }
 
-// Tenants is a sorted set: every tenant that has groups or settings, all with score 0, so that they lie in the order of their names.
+// Tenants is a sorted set: every tenant that has groups or settings, all with score 0, so that they
+// lie in the order of their names.
 func (p Partition) Tenants() string { return p.base + "tenants" }
 
 // Pauses is a hash: what is paused, t:TENANT or y:TYPE. A paused group says so itself.
 func (p Partition) Pauses() string { return p.base + "pauses" }
 
-// PausedOf is a sorted set: a tenant's parked jobs of what is paused, put aside until it goes on, by due time (ms).
+// PausedOf is a sorted set: a tenant's parked jobs of what is paused, put aside until it goes on,
+// by due time (ms).
 func (p Partition) PausedOf(tenant string) string { return p.base + "paused:" + tenant }
 
 // Aside is a set: tenants with jobs that were put aside.
@@ -173,10 +177,12 @@ func (p Partition) Aside() string { return p.base + "aside" }
 // Resuming is a set: tenants whose jobs were put aside and come back now.
 func (p Partition) Resuming() string { return p.base + "resuming" }
 
-// FairOver is a sorted set: tenants of a lane that have used their own share of a window and may borrow, by start tag.
+// FairOver is a sorted set: tenants of a lane that have used their own share of a window and may
+// borrow, by start tag.
 func (p Partition) FairOver(typ, lane string) string { return p.base + "over:" + typ + ":" + lane }
 
-// FairPriority is a sorted set: groups with waiting jobs of a type by priority, with FAIR_QUEUE_POLICY=priority.
+// FairPriority is a sorted set: groups with waiting jobs of a type by priority, with
+// FAIR_QUEUE_POLICY=priority.
 func (p Partition) FairPriority(typ string) string { return p.base + "priority:" + typ }
 
 // Congestion is a hash: what a tenant's jobs have waited for, kept for a while.
@@ -185,7 +191,8 @@ func (p Partition) Congestion(tenant string) string { return p.base + "congestio
 // Policy is ALPHA, while the next jobs are chosen by the priority formula.
 func (p Partition) Policy() string { return p.base + "policy" }
 
-// Divide is a hash: the process that divides the limit among partitions, until when, and its fencing number; in partition 0.
+// Divide is a hash: the process that divides the limit among partitions, until when, and its
+// fencing number; in partition 0.
 func (p Partition) Divide() string { return p.base + "divide" }
 
 // Active is a set: tenants that have jobs which could run now.
@@ -194,7 +201,8 @@ func (p Partition) Active() string { return p.base + "active" }
 // Rate is a hash: the partition's rate window.
 func (p Partition) Rate() string { return p.base + "rate" }
 
-// NonReady is a sorted set: tenants by the earliest time (ms) at which one of their parked jobs is due.
+// NonReady is a sorted set: tenants by the earliest time (ms) at which one of their
+// parked jobs is due.
 func (p Partition) NonReady() string { return p.base + "non-ready" }
 
 // NonReadyOf is a sorted set: a tenant's parked jobs by due time (ms).
@@ -221,7 +229,8 @@ func (p Partition) Outbox() string { return p.base + "outbox" }
 // Messages is a sorted set: ids of messages that were applied, by time (ms).
 func (p Partition) Messages() string { return p.base + "messages" }
 
-// Entries is a sorted set: entries of the ingest stream that were applied and may still be pending, by their time (ms).
+// Entries is a sorted set: entries of the ingest stream that were applied and may still be pending,
+// by their time (ms).
 func (p Partition) Entries() string { return p.base + "entries" }
 
 // Groups is a sorted set: every group by its time of creation (ms).
