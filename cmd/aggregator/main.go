@@ -1,4 +1,5 @@
-// Command aggregator is the aggregator as a process of its own: it reduces results. -help lists its environment.
+// Command aggregator is the aggregator as a process of its own: it reduces results. -help lists
+// its environment.
 package main
 
 import (

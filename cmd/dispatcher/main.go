@@ -1,4 +1,5 @@
-// Command dispatcher is the dispatcher as a process of its own: it brings parked jobs back, and those of dead workers. -help lists its environment.
+// Command dispatcher is the dispatcher as a process of its own: it brings parked jobs back, and
+// those of dead workers. -help lists its environment.
 package main
 
 import (

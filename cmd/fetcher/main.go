@@ -1,4 +1,5 @@
-// Command fetcher is the fetcher as a process of its own: it hands jobs out, fairly and within the limits. -help lists its environment.
+// Command fetcher is the fetcher as a process of its own: it hands jobs out, fairly and within the
+// limits. -help lists its environment.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command ingest is the ingest as a process of its own: it takes groups and jobs in. -help lists its environment.
+// Command ingest is the ingest as a process of its own: it takes groups and jobs in. -help lists
+// its environment.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command watcher is the watcher as a process of its own: it moves groups through their states and announces that. -help lists its environment.
+// Command watcher is the watcher as a process of its own: it moves groups through their states and
+// announces that. -help lists its environment.
 package main
 
 import (

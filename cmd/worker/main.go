@@ -1,4 +1,5 @@
-// Command worker is the worker as a process of its own: it runs jobs with the built-in processors. -help lists its environment.
+// Command worker is the worker as a process of its own: it runs jobs with the built-in processors.
+// -help lists its environment.
 package main
 
 import (

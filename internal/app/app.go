@@ -1,5 +1,6 @@
-// Package app makes a stage a process: flags, configuration, telemetry, health, signals and an orderly end. A
-// process is a value: [Run] takes everything from outside as arguments, so tests start processes within their own.
+// Package app makes a stage a process: flags, configuration, telemetry, health, signals and an
+// orderly end. A process is a value: [Run] takes everything from outside as arguments, so tests
+// start processes within their own.
 package app
 
 import (
@@ -36,19 +37,21 @@ type Options struct {
 	Stderr  io.Writer // io.Discard when nil
 }
 
-// Main runs a role as this process and exits. SIGTERM and SIGINT end run's context; a second one ends the process
-// at once.
+// Main runs a role as this process and exits. SIGTERM and SIGINT end run's context; a second one
+// ends the process at once.
 func Main(role string, run func(context.Context, *Process) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // from then on signals do what they do by default
 	ballast := newBallast()
-	code := Run(ctx, Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run)
+	code := Run(ctx,
+		Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run)
 	runtime.KeepAlive(ballast)
 	os.Exit(code)
 }
 
-// Run runs a role until run returns, and returns the exit code. Run should return when ctx ends, which is no
-// error; what it has registered with [Process.OnStop] is cleaned up afterwards, and so is a process that failed to start.
+// Run runs a role until run returns, and returns the exit code. Run should return when ctx ends,
+// which is no error; what it has registered with [Process.OnStop] is cleaned up afterwards, and so
+// is a process that failed to start.
 func Run(ctx context.Context, o Options, run func(context.Context, *Process) error) int {
 	if o.Stdout == nil {
 		o.Stdout = io.Discard
@@ -67,7 +70,8 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 	case err != nil:
 		return ExitUsage
 	case flags.NArg() > 0:
-		fmt.Fprintf(o.Stderr, "%s: takes no arguments; configure it by environment variables, see -help\n", flags.Name())
+		fmt.Fprintf(o.Stderr, "%s: takes no arguments; configure it by environment variables, see -help\n",
+			flags.Name())
 		return ExitUsage
 	case *version:
 		fmt.Fprintf(o.Stdout, "%s %s (%s)\n", flags.Name(), Version(), runtime.Version())
@@ -135,8 +139,8 @@ func (p *Process) run(ctx context.Context, run func(context.Context, *Process) e
 	return err
 }
 
-// isCancelled tells that an error says nothing but that the context ended. errors.Is would be content with one
-// such among several.
+// isCancelled tells that an error says nothing but that the context ended. errors.Is would be
+// content with one such among several.
 func isCancelled(err error) bool {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isCancelled(e) })
@@ -202,7 +206,8 @@ func usage(flags *flag.FlagSet) {
 	}
 }
 
-// version is set by the linker: -ldflags "-X github.com/bulkaction/bulkaction/internal/app.version=v1.2.3".
+// version is set by the linker: -ldflags "-X
+// github.com/bulkaction/bulkaction/internal/app.version=v1.2.3".
 var version string
 
 // Version is the linker's, else the module's, else the revision's, else "devel".

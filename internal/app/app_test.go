@@ -21,8 +21,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childVariable makes the test binary a process under [Main]: it says when it runs and when it is told to stop, which
-// it does when the variable is "polite", and never when it is "stubborn".
+// childVariable makes the test binary a process under [Main]: it says when it runs and when it is
+// told to stop, which it does when the variable is "polite", and never when it is "stubborn".
 const childVariable = "APP_TEST_CHILD"
 
 func TestMain(m *testing.M) {

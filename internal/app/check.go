@@ -17,7 +17,8 @@ var checks = map[string]struct {
 	holds func(reflect.Value) bool
 }{
 	"redis": {
-		"redis://[user:password@]host:port/db, rediss:// for TLS, a comma list of hosts, or redis-sentinel://host:port,…/master",
+		"redis://[user:password@]host:port/db, rediss:// for TLS, a comma list of hosts, or " +
+			"redis-sentinel://host:port,…/master",
 		func(v reflect.Value) bool {
 			_, err := redisx.ParseURL(v.String())
 			return err == nil
@@ -75,8 +76,8 @@ func isAddr(s string) bool {
 	return err == nil && n <= 65535
 }
 
-// isLoopback tells an address that only this host can reach. No host at all is every interface; a name other than
-// localhost may be anything.
+// isLoopback tells an address that only this host can reach. No host at all is every interface; a
+// name other than localhost may be anything.
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 
 //go:generate go run ./gendocs
 
-// Config is the configuration of a process, a section for each part. [Load] reads it from the environment; the
-// tags hold each variable's name, default, meaning and limits, for the checks and for docs/configuration.md.
+// Config is the configuration of a process, a section for each part. [Load] reads it from the
+// environment; the tags hold each variable's name, default, meaning and limits, for the checks and
+// for docs/configuration.md.
 type Config struct {
 	Redis        RedisConfig        `section:"Redis"`
 	FairQueue    FairQueueConfig    `section:"Fair queue" envPrefix:"FAIR_QUEUE_"`

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A value of any variable is taken or refused by the variable's name, and never takes the process down.
+// A value of any variable is taken or refused by the variable's name, and never takes the
+// process down.
 func FuzzLoad(f *testing.F) {
 	all := Variables()
 	for i, v := range all {

@@ -19,9 +19,10 @@ type Unknown struct {
 	DidYouMean string // the variable that is nearest in spelling, "" when none is near
 }
 
-// Load reads and checks the configuration in environ, a list of NAME=value of which the last of a name counts. An
-// empty value stands for the default. The error joins one for every mistake, each with the variable, its value
-// unless it is a secret, and what it must be. Unknown variables are no error, but should be told to someone.
+// Load reads and checks the configuration in environ, a list of NAME=value of which the last of a
+// name counts. An empty value stands for the default. The error joins one for every mistake, each
+// with the variable, its value unless it is a secret, and what it must be. Unknown variables are no
+// error, but should be told to someone.
 func Load(environ []string) (Config, []Unknown, error) {
 	set := map[string]string{}
 	for name, value := range env.ToMap(environ) {
@@ -55,7 +56,8 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 		v := variables[slices.IndexFunc(variables, func(v Variable) bool { return v.Name == name })]
 		mistakes = append(mistakes, v.mistake(v.show(), strings.ReplaceAll(problem, "OTHER", other)))
 	}
-	check(c.Redis.PoolMinIdle <= c.Redis.PoolMaxActive, "REDIS_POOL_MIN_IDLE", "REDIS_POOL_MAX_ACTIVE", "must not be above OTHER")
+	check(c.Redis.PoolMinIdle <= c.Redis.PoolMaxActive, "REDIS_POOL_MIN_IDLE",
+		"REDIS_POOL_MAX_ACTIVE", "must not be above OTHER")
 	check(c.Backpressure.RateLimitWindow%time.Millisecond == 0,
 		"BACKPRESSURE_RATE_LIMIT_WINDOW", "BACKPRESSURE_LIMITER", "must be whole milliseconds")
 	check(c.Backpressure.DefaultBackoff <= c.Backpressure.MaxBackoff,
@@ -67,7 +69,8 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	return mistakes
 }
 
-// processors lets the processors' sections check themselves; their errors begin with the variable's own name.
+// processors lets the processors' sections check themselves; their errors begin with the
+// variable's own name.
 func (c *Config) processors(bad map[string]bool) []error {
 	var mistakes []error
 	sections := reflect.ValueOf(c).Elem()

@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// stopTimeout bounds all clean-ups of a process together; running jobs end before them, within their own grace.
+// stopTimeout bounds all clean-ups of a process together; running jobs end before them, within
+// their own grace.
 const stopTimeout = 10 * time.Second
 
 // Process is what a role runs in.
@@ -52,7 +53,8 @@ func newProcess(cfg Config, role string, fail context.CancelCauseFunc) *Process 
 	}
 }
 
-// As is the same process in another of its roles: for one that runs several. They share everything but the instance.
+// As is the same process in another of its roles: for one that runs several. They share everything
+// but the instance.
 func (p *Process) As(role string) *Process {
 	q := *p
 	q.Role, q.Instance = role, newInstance(role)
@@ -62,14 +64,16 @@ func (p *Process) As(role string) *Process {
 // AdminAddr is where the admin server listens, host:port.
 func (p *Process) AdminAddr() string { return p.adminAddr.String() }
 
-// OnStop has f called when the process stops, or fails to start: last in, first out, all within ten seconds.
+// OnStop has f called when the process stops, or fails to start: last in, first out, all
+// within ten seconds.
 func (p *Process) OnStop(name string, f func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cleanups = append(p.cleanups, cleanup{name, f})
 }
 
-// stop runs the clean-ups and joins their errors. One that ignores the end of its context is left behind.
+// stop runs the clean-ups and joins their errors. One that ignores the end of its context
+// is left behind.
 func (p *Process) stop(timeout time.Duration) error {
 	p.Ready.SetDraining()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

@@ -14,8 +14,9 @@ import (
 
 const checkTimeout = time.Second
 
-// Readiness tells whether a process should be sent work. It serves /readyz: 200 when every check passes, else 503
-// with the reasons. A process without any check is still starting, and one that drains is not ready.
+// Readiness tells whether a process should be sent work. It serves /readyz: 200 when every check
+// passes, else 503 with the reasons. A process without any check is still starting, and one that
+// drains is not ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 
@@ -24,7 +25,8 @@ type Readiness struct {
 	draining bool
 }
 
-// check runs at most once at a time: whoever asks meanwhile gets the same answer, so that one that hangs does not pile up.
+// check runs at most once at a time: whoever asks meanwhile gets the same answer, so that one that
+// hangs does not pile up.
 type check struct {
 	name string
 	run  func(context.Context) error
@@ -34,8 +36,8 @@ type check struct {
 // NewReadiness has no checks yet.
 func NewReadiness() *Readiness { return &Readiness{timeout: checkTimeout} }
 
-// Add lets check decide with the others from now on. Its error is shown to whoever asks, so it must hold no
-// secret; one that takes longer than a second has failed.
+// Add lets check decide with the others from now on. Its error is shown to whoever asks, so it must
+// hold no secret; one that takes longer than a second has failed.
 func (r *Readiness) Add(name string, run func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// drainTimeout is how long a stopping server lets open requests finish before it cuts them off, or half the time that
-// is left, so that something is left for what stops after it.
+// drainTimeout is how long a stopping server lets open requests finish before it cuts them off, or
+// half the time that is left, so that something is left for what stops after it.
 const drainTimeout = 5 * time.Second
 
-// Serve starts an HTTP server that stops with the process, and returns where it listens. Should it break, the
-// process ends with an error.
+// Serve starts an HTTP server that stops with the process, and returns where it listens. Should it
+// break, the process ends with an error.
 func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Handler) (net.Addr, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
@@ -52,8 +52,9 @@ func (p *Process) serve(name string, listener net.Listener, handler http.Handler
 	})
 }
 
-// HandleAdmin adds a route to the admin server; patterns are those of [http.ServeMux]. As the admin server knows
-// no authentication, requests other than GET and HEAD are for this host only, unless API_ALLOW_UNAUTHENTICATED.
+// HandleAdmin adds a route to the admin server; patterns are those of [http.ServeMux]. As the admin
+// server knows no authentication, requests other than GET and HEAD are for this host only, unless
+// API_ALLOW_UNAUTHENTICATED.
 func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
 	open := p.Config.Ingest.AllowUnauthenticated
 	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {

@@ -25,7 +25,8 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	return found
 }
 
-// nearest is the name that is a few letters away, or that only has a section's name in front of what was written.
+// nearest is the name that is a few letters away, or that only has a section's name in front of
+// what was written.
 func nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1

@@ -48,16 +48,24 @@ func (c *Config) variables() []Variable {
 				continue
 			}
 			all = append(all, Variable{
-				Section: field.Tag.Get("section"), Name: prefix + name, Default: f.Tag.Get("envDefault"), Meaning: f.Tag.Get("desc"), Rule: rule(f),
-				Owner: section.Type(), Field: f.Name, prefix: prefix, field: f, value: section.Field(j),
+				Section: field.Tag.Get("section"),
+				Name:    prefix + name,
+				Default: f.Tag.Get("envDefault"),
+				Meaning: f.Tag.Get("desc"),
+				Rule:    rule(f),
+				Owner:   section.Type(),
+				Field:   f.Name,
+				prefix:  prefix,
+				field:   f,
+				value:   section.Field(j),
 			})
 		}
 	}
 	return all
 }
 
-// parse sets the field from the environment. The env library names only the field of what it could not
-// read, which is not unique, so each variable is parsed as a struct of its own.
+// parse sets the field from the environment. The env library names only the field of what it could
+// not read, which is not unique, so each variable is parsed as a struct of its own.
 func (v Variable) parse(environ map[string]string) error {
 	alone := reflect.New(reflect.StructOf([]reflect.StructField{v.field}))
 	if err := env.ParseWithOptions(alone.Interface(), env.Options{Environment: environ, Prefix: v.prefix}); err != nil {
@@ -128,8 +136,12 @@ func rule(f reflect.StructField) string {
 		return text
 	}
 	text := map[reflect.Kind]string{
-		reflect.Bool: "true or false", reflect.Int: "a whole number", reflect.Int64: "a whole number", reflect.Float64: "a number",
-		reflect.String: "text", reflect.Slice: "a comma list",
+		reflect.Bool:    "true or false",
+		reflect.Int:     "a whole number",
+		reflect.Int64:   "a whole number",
+		reflect.Float64: "a number",
+		reflect.String:  "text",
+		reflect.Slice:   "a comma list",
 	}[f.Type.Kind()]
 	if f.Type == durationType {
 		text = "a duration"
@@ -158,7 +170,8 @@ func (v Variable) redact(value string) string {
 	case value == "" || secret == "" && !secretNames.MatchString(v.Name):
 		return value
 	case secret == "url" && !strings.Contains(value, "?"):
-		// Up to the last @ anything may be a password, even one that was not escaped; so may parameters.
+		// Up to the last @ anything may be a password, even one that was not escaped; so
+		// may parameters.
 		if at := strings.LastIndexByte(value, '@'); at >= 0 {
 			return redacted + value[at:]
 		}

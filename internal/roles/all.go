@@ -5,7 +5,8 @@ import "github.com/bulkaction/bulkaction/reducer"
 // Names are the six roles in the order of the pipeline.
 var Names = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
-// ByName is a role as a process of its own, with what is built in; nil when there is none of that name.
+// ByName is a role as a process of its own, with what is built in; nil when there is none
+// of that name.
 func ByName(name string) Role {
 	reducers := reducer.NewRegistry()
 	switch name {

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
 
-// BuiltIn runs jobs with the built-in processors. NOOP is for drills: it is served only where WORKER_TYPES names it.
+// BuiltIn runs jobs with the built-in processors. NOOP is for drills: it is served only where
+// WORKER_TYPES names it.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
 	mail, err := email.New(p.Config.SMTP)
 	if err != nil {

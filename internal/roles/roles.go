@@ -41,8 +41,8 @@ type Base struct {
 // fewPartitions are too few for the masters of a cluster to get about as many each.
 const fewPartitions = 16
 
-// Connect opens the connection of a process and waits until Redis answers, keeps what it is given and holds data of this layout.
-// The process closes it when it stops.
+// Connect opens the connection of a process and waits until Redis answers, keeps what it is given
+// and holds data of this layout. The process closes it when it stops.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
@@ -52,13 +52,18 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxActive: cfg.PoolMaxActive, DialTimeout: cfg.DialTimeout,
 		CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
-		BlockingReads: len(Names) * (cfg.Partitions + 1), // each role waits at each partition, where one process has all
+		// each role waits at each partition, where one process has all
+		BlockingReads: len(Names) * (cfg.Partitions + 1),
 	})
 	if err != nil {
 		return Base{}, err
 	}
 	if conn.IsCluster() && cfg.Partitions < fewPartitions {
-		p.Tel.Log.Warn("a cluster with few partitions: they spread unevenly over its masters, and their number can't be changed later", "partitions", cfg.Partitions, "recommended", fewPartitions)
+		p.Tel.Log.Warn(
+			"a cluster with few partitions: they spread unevenly over its masters, and their number can't be "+
+				"changed later",
+			"partitions", cfg.Partitions, "recommended", fewPartitions,
+		)
 	}
 	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
 	p.Ready.Add("redis", conn.Ping)
@@ -94,13 +99,20 @@ func rate(c app.Config) ledger.Rate {
 func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cmdable) *groups.Store {
 	c := p.Config
 	return groups.New(groups.Config{
-		MaxBacklog: int64(c.Ingest.MaxBacklog), MaxMemoryRatio: c.Ingest.MaxMemoryRatio, KeepIdempotencyKeys: c.Retention.IdempotencyKeys,
-		Rate: rate(c), Limiter: c.Backpressure.Limiter, LimiterMode: c.Backpressure.Share,
-		WaitReplicas: c.Redis.WaitReplicas, WaitTimeout: c.Redis.CommandTimeout / 2, // so that Redis's answer comes in time
+		MaxBacklog:          int64(c.Ingest.MaxBacklog),
+		MaxMemoryRatio:      c.Ingest.MaxMemoryRatio,
+		KeepIdempotencyKeys: c.Retention.IdempotencyKeys,
+		Rate:                rate(c),
+		Limiter:             c.Backpressure.Limiter,
+		LimiterMode:         c.Backpressure.Share,
+		// so that Redis's answer comes in time
+		WaitReplicas: c.Redis.WaitReplicas,
+		WaitTimeout:  c.Redis.CommandTimeout / 2,
 	}, b.Conn, b.Space, p.Tel, reducers, appender)
 }
 
-// Ingest takes work in, over HTTP and from the ingest stream. Reducers written in Go make their names known here.
+// Ingest takes work in, over HTTP and from the ingest stream. Reducers written in Go make their
+// names known here.
 func Ingest(reducers *reducer.Registry, listening func(addr string)) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
@@ -120,7 +132,11 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) func(contex
 		for _, op := range reducers.Ops() {
 			ops[op] = true
 		}
-		in, err := ingest.New(ctx, ingest.Config{APIAddr: p.Config.Ingest.APIAddr, Version: app.Version(), Lease: p.Config.Worker.Lease},
+		in, err := ingest.New(ctx, ingest.Config{
+			APIAddr: p.Config.Ingest.APIAddr,
+			Version: app.Version(),
+			Lease:   p.Config.Worker.Lease,
+		},
 			b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err
@@ -141,8 +157,14 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 		alpha = &c.FairQueue.Alpha
 	}
 	return fetcher.New(fetcher.Config{
-		Interval: c.Worker.FetchInterval, BatchSize: c.Worker.FetchBatchSize, ReadyCap: c.Backpressure.ReadyQueueMaxSize, Rate: rate(c), LaneWeights: weights,
-		Alpha: alpha, KeepStats: c.Congestion.StatsRetention, Journal: journal.From(ctx),
+		Interval:    c.Worker.FetchInterval,
+		BatchSize:   c.Worker.FetchBatchSize,
+		ReadyCap:    c.Backpressure.ReadyQueueMaxSize,
+		Rate:        rate(c),
+		LaneWeights: weights,
+		Alpha:       alpha,
+		KeepStats:   c.Congestion.StatsRetention,
+		Journal:     journal.From(ctx),
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -150,9 +172,14 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
 	return dispatcher.New(dispatcher.Config{
-		Interval: c.Backpressure.DispatchInterval, BatchSize: c.Backpressure.DispatchBatchSize, FetchBatch: c.Worker.FetchBatchSize,
-		ReadyCap: c.Backpressure.ReadyQueueMaxSize, Rate: rate(c), Lease: c.Worker.Lease, MaxLosses: c.Worker.MaxDeliveries,
-		Journal: journal.From(ctx),
+		Interval:   c.Backpressure.DispatchInterval,
+		BatchSize:  c.Backpressure.DispatchBatchSize,
+		FetchBatch: c.Worker.FetchBatchSize,
+		ReadyCap:   c.Backpressure.ReadyQueueMaxSize,
+		Rate:       rate(c),
+		Lease:      c.Worker.Lease,
+		MaxLosses:  c.Worker.MaxDeliveries,
+		Journal:    journal.From(ctx),
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -160,20 +187,39 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config
-		congestion := ledger.Congestion{Base: c.Backpressure.DefaultBackoff, Cap: c.Backpressure.MaxBackoff, KeepStats: c.Congestion.StatsRetention}
+		congestion := ledger.Congestion{
+			Base:      c.Backpressure.DefaultBackoff,
+			Cap:       c.Backpressure.MaxBackoff,
+			KeepStats: c.Congestion.StatsRetention,
+		}
 		if c.Congestion.Enabled {
-			congestion = ledger.Congestion{Base: c.Congestion.BaseBackoff, Cap: c.Congestion.MaxBackoff, RPS: rate(c).RPSOf(b.Space.Partitions()), KeepStats: c.Congestion.StatsRetention}
+			congestion = ledger.Congestion{
+				Base:      c.Congestion.BaseBackoff,
+				Cap:       c.Congestion.MaxBackoff,
+				RPS:       rate(c).RPSOf(b.Space.Partitions()),
+				KeepStats: c.Congestion.StatsRetention,
+			}
 		}
 		w, err := worker.New(worker.Config{
-			Count: c.Worker.Count, Types: c.Worker.Types, Block: c.Worker.Timeout, JobTimeout: c.Worker.JobTimeout, MaxRetries: c.Worker.MaxRetryCount,
-			MaxThrottles: c.Worker.MaxThrottles, Lease: c.Worker.Lease, Grace: c.Worker.ShutdownGracePeriod,
-			Backoff: c.Backpressure.DefaultBackoff, MaxBackoff: c.Backpressure.MaxBackoff, Congestion: congestion,
-			Journal: journal.From(ctx),
+			Count:        c.Worker.Count,
+			Types:        c.Worker.Types,
+			Block:        c.Worker.Timeout,
+			JobTimeout:   c.Worker.JobTimeout,
+			MaxRetries:   c.Worker.MaxRetryCount,
+			MaxThrottles: c.Worker.MaxThrottles,
+			Lease:        c.Worker.Lease,
+			Grace:        c.Worker.ShutdownGracePeriod,
+			Backoff:      c.Backpressure.DefaultBackoff,
+			MaxBackoff:   c.Backpressure.MaxBackoff,
+			Congestion:   congestion,
+			Journal:      journal.From(ctx),
 		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
 		if err != nil {
 			return err
 		}
-		p.HandleAdmin("GET /pool", http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, w.Status()) }))
+		p.HandleAdmin("GET /pool", http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+			writeJSON(rw, w.Status())
+		}))
 		p.HandleAdmin("PUT /pool", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			var asked struct {
 				Workers int `json:"workers"`
@@ -208,8 +254,18 @@ func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Bas
 		r := p.Config.Retention
 		return watcher.New(watcher.Config{
 			Interval: 30 * time.Second, NoProcessorTimeout: p.Config.Worker.NoProcessorTimeout,
-			Retention: watcher.Retention{Groups: r.Groups, Results: r.Results, MessageIDs: r.MessageIDs, DeadLetters: r.DeadLetters, Events: r.Events},
-			Audit:     watcher.Audit{Interval: p.Config.Audit.Interval, Deep: p.Config.Audit.DeepInterval, Lease: p.Config.Worker.Lease},
+			Retention: watcher.Retention{
+				Groups:      r.Groups,
+				Results:     r.Results,
+				MessageIDs:  r.MessageIDs,
+				DeadLetters: r.DeadLetters,
+				Events:      r.Events,
+			},
+			Audit: watcher.Audit{
+				Interval: p.Config.Audit.Interval,
+				Deep:     p.Config.Audit.DeepInterval,
+				Lease:    p.Config.Worker.Lease,
+			},
 		}, b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, nil), events).Run(ctx)
 	}
 }

@@ -8,7 +8,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// Operation is what a span does with messages: messaging.operation.type of the semantic conventions.
+// Operation is what a span does with messages: messaging.operation.type of the
+// semantic conventions.
 type Operation string
 
 // The operations that this system has.
@@ -19,8 +20,8 @@ const (
 	OpSettle  Operation = "settle"
 )
 
-// MessagingAttributes describe an operation, under the name that the system gives it, on a destination: a
-// stream or a queue.
+// MessagingAttributes describe an operation, under the name that the system gives it, on a
+// destination: a stream or a queue.
 func MessagingAttributes(op Operation, name, destination string) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		semconv.MessagingSystemKey.String("redis"), // not in the conventions' list, which allow others
@@ -49,7 +50,8 @@ func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute
 	return attrs
 }
 
-// WaitAttributes say how long a job has waited for its turn, for a permit, and for a congested partner.
+// WaitAttributes say how long a job has waited for its turn, for a permit, and for a
+// congested partner.
 func WaitAttributes(fairness, rate, congestion time.Duration) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.Int64("bulkaction.wait.fairness_ms", fairness.Milliseconds()),

@@ -15,10 +15,12 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// spanQueue is how many ended spans may wait for their export. The SDK's 2,048 are gone within one burst of batches.
+// spanQueue is how many ended spans may wait for their export. The SDK's 2,048 are gone within one
+// burst of batches.
 const spanQueue = 16384
 
-// spanExporter is nil where nobody has asked for traces. The SDK alone would then try localhost:4318.
+// spanExporter is nil where nobody has asked for traces. The SDK alone would then try
+// localhost:4318.
 func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	if !wanted("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
 		return nil, nil
@@ -62,8 +64,8 @@ func batcherOptions() []sdktrace.BatchSpanProcessorOption {
 	return []sdktrace.BatchSpanProcessorOption{sdktrace.WithMaxQueueSize(spanQueue)}
 }
 
-// samplerFromEnv reads OTEL_TRACES_SAMPLER and its _ARG as the SDK does, which keeps its own result to itself;
-// [Telemetry.NewJobTrace] asks the sampler before it builds anything.
+// samplerFromEnv reads OTEL_TRACES_SAMPLER and its _ARG as the SDK does, which keeps its own result
+// to itself; [Telemetry.NewJobTrace] asks the sampler before it builds anything.
 func samplerFromEnv() (sdktrace.Sampler, error) {
 	name := strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER")))
 	switch name {
@@ -85,7 +87,10 @@ func samplerFromEnv() (sdktrace.Sampler, error) {
 		}
 		return sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio)), nil
 	}
-	return nil, fmt.Errorf("OTEL_TRACES_SAMPLER=%q: must be always_on, always_off, traceidratio, or one of these after parentbased_", name)
+	return nil, fmt.Errorf(
+		"OTEL_TRACES_SAMPLER=%q: must be always_on, always_off, traceidratio, or one of these after parentbased_",
+		name,
+	)
 }
 
 func samplerRatio() (float64, error) {
@@ -105,7 +110,8 @@ func newResource(ctx context.Context, o Options) (*resource.Resource, error) {
 	if o.Version != "" {
 		attrs = append(attrs, semconv.ServiceVersion(o.Version))
 	}
-	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(attrs...), resource.WithFromEnv())
+	res, err := resource.New(ctx, resource.WithTelemetrySDK(),
+		resource.WithAttributes(attrs...), resource.WithFromEnv())
 	if err != nil {
 		return nil, fmt.Errorf("read OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}

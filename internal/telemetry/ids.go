@@ -12,16 +12,16 @@ import (
 
 type presetKey struct{}
 
-// preset holds ids that were decided before their span is started. They are taken once: the context of that
-// span carries the preset on to its children, which must not get the same id.
+// preset holds ids that were decided before their span is started. They are taken once: the context
+// of that span carries the preset on to its children, which must not get the same id.
 type preset struct {
 	trace trace.TraceID // the zero id leaves the choice to the generator
 	span  trace.SpanID
 	taken atomic.Bool
 }
 
-// WithSpanID gives the next span that is started with ctx, or with a context derived from it, the given id.
-// Scripts mint the ids of spans that are created only after the script has run.
+// WithSpanID gives the next span that is started with ctx, or with a context derived from it, the
+// given id. Scripts mint the ids of spans that are created only after the script has run.
 func WithSpanID(ctx context.Context, id trace.SpanID) context.Context {
 	if !id.IsValid() {
 		return ctx

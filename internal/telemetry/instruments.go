@@ -8,14 +8,15 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// instruments creates instruments under the names of the contract. OpenTelemetry hands out the same instrument
-// for the same name, so the roles of one process may share some. Its only error is a name that is not
-// valid, a mistake in this package.
+// instruments creates instruments under the names of the contract. OpenTelemetry hands out the same
+// instrument for the same name, so the roles of one process may share some. Its only error is a
+// name that is not valid, a mistake in this package.
 type instruments struct{ meter metric.Meter }
 
 const namePrefix = "bulk_action_"
 
-// counter adds to one series. Recording needs no context: exemplars would only appear in OpenMetrics.
+// counter adds to one series. Recording needs no context: exemplars would only appear
+// in OpenMetrics.
 type counter struct {
 	c    metric.Int64Counter
 	opts []metric.AddOption

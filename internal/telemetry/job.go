@@ -23,10 +23,12 @@ type JobSpan struct {
 // noSpan is one value for all, since each conversion to the interface would allocate.
 var noSpan trace.Span = nooptrace.Span{}
 
-// StartJob starts a step of a job's trace; the caller ends it. attrs, which may be nil, is called only when the
-// span is recorded. For a job that is not sampled StartJob returns ctx itself and a span that does nothing, and
-// neither it nor the caller's closure allocates.
-func (t *Telemetry) StartJob(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) (context.Context, trace.Span) {
+// StartJob starts a step of a job's trace; the caller ends it. attrs, which may be nil, is called
+// only when the span is recorded. For a job that is not sampled StartJob returns ctx itself and a
+// span that does nothing, and neither it nor the caller's closure allocates.
+func (t *Telemetry) StartJob(
+	ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue,
+) (context.Context, trace.Span) {
 	if s.Parent == "" || t.sampler == nil {
 		return ctx, noSpan
 	}
@@ -41,10 +43,13 @@ func (t *Telemetry) StartJob(ctx context.Context, s JobSpan, attrs func() []attr
 	return t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
 }
 
-// NewJobTrace begins the trace of a job that is one of many in its message: a root span that starts at the
-// given time and ends now, linked to the message's span. It returns the job's traceparent, or "" when the
-// sampler does not choose it, which costs a random draw; attrs is then not called. An empty link is left out.
-func (t *Telemetry) NewJobTrace(link trace.SpanContext, name string, at time.Time, attrs func() []attribute.KeyValue) string {
+// NewJobTrace begins the trace of a job that is one of many in its message: a root span that starts
+// at the given time and ends now, linked to the message's span. It returns the job's traceparent,
+// or "" when the sampler does not choose it, which costs a random draw; attrs is then not called.
+// An empty link is left out.
+func (t *Telemetry) NewJobTrace(
+	link trace.SpanContext, name string, at time.Time, attrs func() []attribute.KeyValue,
+) string {
 	if t.sampler == nil {
 		return ""
 	}
@@ -63,9 +68,10 @@ func (t *Telemetry) NewJobTrace(link trace.SpanContext, name string, at time.Tim
 	return t.begin(withTraceID(context.Background(), id), s, attrs)
 }
 
-// ContinueJobTrace continues the trace of a job's producer with a span that starts at the given time and ends
-// now, and returns the job's traceparent. The job follows its parent's sampling: "" when the parent is not
-// sampled. A parent that can't be read is none: then the job begins a trace of its own.
+// ContinueJobTrace continues the trace of a job's producer with a span that starts at the given
+// time and ends now, and returns the job's traceparent. The job follows its parent's sampling: ""
+// when the parent is not sampled. A parent that can't be read is none: then the job begins a
+// trace of its own.
 func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs func() []attribute.KeyValue) string {
 	sc := ParseTraceParent(parent)
 	if !sc.IsValid() {
@@ -78,7 +84,8 @@ func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs fu
 	return t.begin(ctx, JobSpan{Name: name, Kind: trace.SpanKindConsumer, Start: at}, attrs)
 }
 
-// begin records the first span of a job's trace and returns the traceparent to follow, "" when the SDK did not sample it.
+// begin records the first span of a job's trace and returns the traceparent to follow, "" when the
+// SDK did not sample it.
 func (t *Telemetry) begin(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) string {
 	_, span := t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
 	span.End()

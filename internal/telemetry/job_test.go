@@ -125,7 +125,8 @@ func TestNewJobTraceBeginsALinkedTrace(t *testing.T) {
 	require.Empty(t, recorder.Ended()[1].Links(), "an empty link is none")
 }
 
-// The draw and the SDK must agree, or jobs would be lost from the sample or carry a trace that is not recorded.
+// The draw and the SDK must agree, or jobs would be lost from the sample or carry a trace that is
+// not recorded.
 func TestNewJobTraceSamplesTheRatio(t *testing.T) {
 	tel, recorder := traced(t, sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.25)))
 	sampled := 0
@@ -201,7 +202,8 @@ func TestMessagingAttributes(t *testing.T) {
 		JobAttributes("acme", "g1", -1, 0), "what is not known yet is left out")
 }
 
-// FuzzParseTraceParent holds the parser to OpenTelemetry's, which lets version 0 end in a dash against the specification.
+// FuzzParseTraceParent holds the parser to OpenTelemetry's, which lets version 0 end in a dash
+// against the specification.
 func FuzzParseTraceParent(f *testing.F) {
 	for _, seed := range []string{
 		sampledParent, unsampledParent, "", "00-", sampledParent + "-", sampledParent + "x",

@@ -22,18 +22,21 @@ func NewFetcherMetrics(meter metric.Meter) *FetcherMetrics {
 	i := instruments{meter}
 	const admitted, help = "backpressure_admitted_total", "Jobs that left the fair queue, by where they went."
 	return &FetcherMetrics{
-		rateLimits:        newRateLimits(i, time.Now),
-		fetched:           i.counter("fetcher_total_fetched", "Jobs taken out of the fair queue."),
-		emptyPolls:        i.counter("fetcher_empty_polls", "Looks at the fair queue that found nothing to take."),
-		ready:             i.counter("fetcher_admitted_ready", "Jobs that the fetcher put into a ready stream."),
-		nonReady:          i.counter("fetcher_admitted_non_ready", "Jobs that the fetcher parked for want of a permit."),
-		admittedReady:     i.counter(admitted, help, attribute.String("destination", "ready")),
-		admittedNonReady:  i.counter(admitted, help, attribute.String("destination", "non_ready")),
-		admissionsRefused: i.counter("backpressure_rejected_total", "Admissions refused because the ready stream was full."),
+		rateLimits: newRateLimits(i, time.Now),
+		fetched:    i.counter("fetcher_total_fetched", "Jobs taken out of the fair queue."),
+		emptyPolls: i.counter("fetcher_empty_polls", "Looks at the fair queue that found nothing to take."),
+		ready:      i.counter("fetcher_admitted_ready", "Jobs that the fetcher put into a ready stream."),
+		nonReady: i.counter("fetcher_admitted_non_ready",
+			"Jobs that the fetcher parked for want of a permit."),
+		admittedReady:    i.counter(admitted, help, attribute.String("destination", "ready")),
+		admittedNonReady: i.counter(admitted, help, attribute.String("destination", "non_ready")),
+		admissionsRefused: i.counter("backpressure_rejected_total",
+			"Admissions refused because the ready stream was full."),
 	}
 }
 
-// Fetched counts jobs that were taken out of the fair queue: into the ready stream, and into non-ready.
+// Fetched counts jobs that were taken out of the fair queue: into the ready stream, and
+// into non-ready.
 func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 	m.fetched.add(ready + nonReady)
 	m.ready.add(ready)
@@ -48,7 +51,8 @@ func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 // Rejected counts an admission that was refused because the ready stream was full.
 func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 
-// DispatcherMetrics are what the dispatcher measures: how jobs leave non-ready. Its promotions spend permits.
+// DispatcherMetrics are what the dispatcher measures: how jobs leave non-ready. Its promotions
+// spend permits.
 type DispatcherMetrics struct {
 	*rateLimits
 	moved, skipped, totalMoved, totalSkipped, takenBack, deadLetter counter
@@ -64,14 +68,17 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 		skipped:      i.counter("dispatch_skip_total", "Promotions put off because the ready stream was full."),
 		totalMoved:   i.counter("dispatcher_total_moved", "Jobs promoted from non-ready to a ready stream."),
 		totalSkipped: i.counter("dispatcher_total_skipped", "Promotions put off because the ready stream was full."),
-		deadLetter:   i.counter("dispatcher_dead_letter_total", "Jobs that failed as WORKER_LOST: each worker that ran them was lost."),
-		takenBack:    i.counter("dispatcher_total_taken_back", "Jobs taken back from workers that gave no sign of life for a lease."),
+		deadLetter: i.counter("dispatcher_dead_letter_total",
+			"Jobs that failed as WORKER_LOST: each worker that ran them was lost."),
+		takenBack: i.counter("dispatcher_total_taken_back",
+			"Jobs taken back from workers that gave no sign of life for a lease."),
 		cycle: i.histogram("dispatch_cycle_duration_ms", "Time that one dispatch cycle took.",
 			0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
 	}
 }
 
-// Cycle counts what one dispatch cycle moved, what it put off because a ready stream was full, and its time.
+// Cycle counts what one dispatch cycle moved, what it put off because a ready stream was full,
+// and its time.
 func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.moved.add(moved)
 	m.totalMoved.add(moved)
@@ -87,7 +94,9 @@ func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
 
 // waits are the bounds of what may take from a moment to an hour, in ms.
-var waits = []float64{1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000}
+var waits = []float64{
+	1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000,
+}
 
 // WorkerMetrics are what the worker measures: attempts, and the pool that runs them.
 type WorkerMetrics struct {
@@ -98,7 +107,8 @@ type WorkerMetrics struct {
 	fairness, rate, congestion                       histogram
 }
 
-// NewWorkerMetrics creates the worker's instruments. The pool's gauges are 0 until [WorkerMetrics.ObservePool].
+// NewWorkerMetrics creates the worker's instruments. The pool's gauges are 0 until
+// [WorkerMetrics.ObservePool].
 func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 	i := instruments{meter}
 	m := &WorkerMetrics{
@@ -107,14 +117,19 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		timedOut:   i.counter("worker_job_timeout_total", "Attempts that failed by running out of time."),
 		retried:    i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
 		deadLetter: i.counter("worker_dead_letter_total", "Jobs that failed for good."),
-		stale:      i.counter("worker_stale_total", "Outcomes that changed nothing, since the attempt was not the job's any more."),
+		stale: i.counter("worker_stale_total",
+			"Outcomes that changed nothing, since the attempt was not the job's any more."),
 		leasesLost: i.counter("worker_leases_lost_total", "Jobs whose lease was lost while they ran here."),
 		duration: i.histogram("worker_job_duration_ms", "Time that the processor ran, per attempt.",
 			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000),
-		startDelay: i.histogram("job_start_delay_ms", "Time from when a job was accepted to when it first started.", waits...),
-		fairness:   i.histogram("wait_fairness_ms", "Time that a job waited for its turn in the fair queue, at the start of each attempt.", waits...),
-		rate:       i.histogram("wait_rate_ms", "Time that a job waited for a permit, at the start of each attempt.", waits...),
-		congestion: i.histogram("wait_congestion_ms", "Time that a job waited after a failure or a partner's refusal, at the start of each attempt.", waits...),
+		startDelay: i.histogram("job_start_delay_ms", "Time from when a job was accepted to when it first started.",
+			waits...),
+		fairness: i.histogram("wait_fairness_ms",
+			"Time that a job waited for its turn in the fair queue, at the start of each attempt.", waits...),
+		rate: i.histogram("wait_rate_ms", "Time that a job waited for a permit, at the start of each attempt.",
+			waits...),
+		congestion: i.histogram("wait_congestion_ms",
+			"Time that a job waited after a failure or a partner's refusal, at the start of each attempt.", waits...),
 	}
 	size := i.gauge("worker_pool_size", "Jobs that this process can run at once.")
 	active := i.gauge("worker_pool_active", "Jobs that this process runs now.")
@@ -131,13 +146,15 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 	return m
 }
 
-// ObservePool makes the pool's gauges ask for its size and how many jobs run; it replaces an earlier one.
+// ObservePool makes the pool's gauges ask for its size and how many jobs run; it replaces
+// an earlier one.
 func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Store(&pool) }
 
 // Started records how long a job waited from being accepted to its first start.
 func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
 
-// Waited records how long a job has waited so far, for fairness, rate and congestion, when an attempt starts.
+// Waited records how long a job has waited so far, for fairness, rate and congestion, when an
+// attempt starts.
 func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 	m.fairness.record(fairness)
 	m.rate.record(rate)
@@ -188,7 +205,8 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	i := instruments{meter}
 	m := &WatcherMetrics{deadLetter: map[string]counter{}}
 	for _, code := range []string{"LOST", "NO_PROCESSOR"} {
-		m.deadLetter[code] = i.counter("watcher_dead_letter_total", "Jobs that the watcher ended as failed, by code.", attribute.String("code", code))
+		m.deadLetter[code] = i.counter("watcher_dead_letter_total", "Jobs that the watcher ended as failed, by code.",
+			attribute.String("code", code))
 	}
 	m.queues.Store(&queues{})
 	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
@@ -202,7 +220,8 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 			o.ObserveInt64(backlog, b.jobs, b.series)
 		}
 	}, ready, nonReady, backlog)
-	violations := i.gauge("audit_violations", "Violations that the audit finds and that stay, by law; of the law history those since the process leads.")
+	violations := i.gauge("audit_violations",
+		"Violations that the audit finds and that stay, by law; of the law history those since the process leads.")
 	i.observe(func(o metric.Observer) {
 		if byLaw := m.violations.Load(); byLaw != nil {
 			for law, n := range *byLaw {
@@ -219,9 +238,9 @@ func (m *WatcherMetrics) DeadLettered(code string, n int) { m.deadLetter[code].a
 // SetViolations replaces what the audit has found, by law; the map is not to be changed any more.
 func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }
 
-// SetQueues replaces what the gauges show: jobs in ready streams, in non-ready, and the backlog by type. A
-// type that is not in backlog is no longer shown. The [MaxLabels] longest have a series each, the rest count as
-// [Other].
+// SetQueues replaces what the gauges show: jobs in ready streams, in non-ready, and the backlog by
+// type. A type that is not in backlog is no longer shown. The [MaxLabels] longest have a series
+// each, the rest count as [Other].
 func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog map[string]int) {
 	q := &queues{ready: int64(ready), nonReady: int64(nonReady)}
 	types := make([]string, 0, len(backlog))
@@ -250,5 +269,8 @@ func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog map[string]int) 
 }
 
 func newTypeBacklog(typ string, jobs int) typeBacklog {
-	return typeBacklog{jobs: int64(jobs), series: metric.WithAttributeSet(attribute.NewSet(attribute.String("type", typ)))}
+	return typeBacklog{
+		jobs:   int64(jobs),
+		series: metric.WithAttributeSet(attribute.NewSet(attribute.String("type", typ))),
+	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scrape returns our samples as "name{labels} value", without the buckets, and the types of all families.
+// scrape returns our samples as "name{labels} value", without the buckets, and the types of
+// all families.
 func scrape(t *testing.T, tel *Telemetry) (samples []string, types map[string]string) {
 	t.Helper()
 	request := httptest.NewRequest(http.MethodGet, "/metrics", nil)

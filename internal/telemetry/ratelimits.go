@@ -15,7 +15,8 @@ const (
 	DeniedPerGroup = "per_group" // the tenant's share or own limit is reached
 )
 
-// What bounds the labels that users choose: this many values have a series, the rest count as Other.
+// What bounds the labels that users choose: this many values have a series, the rest
+// count as Other.
 const (
 	MaxLabels = 64
 	Other     = "other"
@@ -24,10 +25,11 @@ const (
 // settleTime is how long a tenant keeps its series at least, once it falls silent.
 const settleTime = 10 * time.Minute
 
-// rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels tenants have
-// one of their own, the rest share Other. A tenant that was silent from one sweep to the next, settleTime later,
-// yields its place to a newcomer; its series then ends, and starts at 0 should it return, as a
-// restarted process's would. The counts are kept here, not in the SDK, which never forgets a series.
+// rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels
+// tenants have one of their own, the rest share Other. A tenant that was silent from one sweep to
+// the next, settleTime later, yields its place to a newcomer; its series then ends, and starts at 0
+// should it return, as a restarted process's would. The counts are kept here, not in the SDK, which
+// never forgets a series.
 type rateLimits struct {
 	now func() time.Time
 
@@ -45,7 +47,12 @@ type tenantPermits struct {
 }
 
 func newRateLimits(i instruments, now func() time.Time) *rateLimits {
-	r := &rateLimits{now: now, byTenant: make(map[string]*tenantPermits), sweepAt: now().Add(settleTime), other: newTenantPermits(Other)}
+	r := &rateLimits{
+		now:      now,
+		byTenant: make(map[string]*tenantPermits),
+		sweepAt:  now().Add(settleTime),
+		other:    newTenantPermits(Other),
+	}
 	allowed := i.observableCounter("rate_limit_allowed_total", "Permits given to jobs.")
 	denied := i.observableCounter("rate_limit_denied_total", "Permits denied, by the limit that was reached.")
 	i.observe(func(o metric.Observer) { r.observe(o, allowed, denied) }, allowed, denied)

@@ -1,6 +1,7 @@
-// Package telemetry is what a stage logs, traces and measures with. It hides the OpenTelemetry SDK, how
-// exporters are chosen by the standard OTEL_* variables, and how a job's trace context travels as a
-// W3C traceparent at no cost for jobs that are not sampled. Nothing is global but OpenTelemetry's error handler.
+// Package telemetry is what a stage logs, traces and measures with. It hides the OpenTelemetry SDK,
+// how exporters are chosen by the standard OTEL_* variables, and how a job's trace context travels
+// as a W3C traceparent at no cost for jobs that are not sampled. Nothing is global but
+// OpenTelemetry's error handler.
 package telemetry
 
 import (
@@ -56,9 +57,9 @@ type Options struct {
 	LogWriter io.Writer // os.Stderr when nil
 }
 
-// Setup starts the telemetry of a process. Traces and pushed metrics are off, without any attempt to connect,
-// unless OTEL_* variables name an exporter or an endpoint; metrics can always be scraped from
-// [Telemetry.MetricsHandler]. An error names the option or variable that is wrong.
+// Setup starts the telemetry of a process. Traces and pushed metrics are off, without any attempt
+// to connect, unless OTEL_* variables name an exporter or an endpoint; metrics can always be
+// scraped from [Telemetry.MetricsHandler]. An error names the option or variable that is wrong.
 func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	log, err := newLogger(o)
 	if err != nil {
@@ -100,8 +101,8 @@ func (t *Telemetry) Shutdown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// MetricsHandler serves the metrics in Prometheus's text format. OpenMetrics is not offered: it would rename
-// the counters whose names do not end in _total.
+// MetricsHandler serves the metrics in Prometheus's text format. OpenMetrics is not offered: it
+// would rename the counters whose names do not end in _total.
 func (t *Telemetry) MetricsHandler() http.Handler {
 	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
@@ -143,7 +144,10 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 		return fmt.Errorf("create metrics exporter: %w", err)
 	}
 	// No exemplars: instruments record without a context, so each look for one would be in vain.
-	readers := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(scraped), sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter)}
+	readers := []sdkmetric.Option{
+		sdkmetric.WithResource(res), sdkmetric.WithReader(scraped),
+		sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter),
+	}
 	pushed, err := metricReader(ctx)
 	if err != nil {
 		return err
@@ -151,7 +155,8 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 	if pushed != nil {
 		readers = append(readers, sdkmetric.WithReader(pushed))
 	}
-	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	t.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	provider := sdkmetric.NewMeterProvider(readers...)
 	t.shutdown = append(t.shutdown, func(ctx context.Context) error {
 		return wrap("flush metrics", provider.Shutdown(ctx))
@@ -161,7 +166,13 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 }
 
 func newLogger(o Options) (*slog.Logger, error) {
-	levels := map[string]slog.Level{"debug": slog.LevelDebug, "": slog.LevelInfo, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+	levels := map[string]slog.Level{
+		"debug": slog.LevelDebug,
+		"":      slog.LevelInfo,
+		"info":  slog.LevelInfo,
+		"warn":  slog.LevelWarn,
+		"error": slog.LevelError,
+	}
 	level, ok := levels[o.LogLevel]
 	if !ok {
 		return nil, fmt.Errorf("log level %q: must be debug, info, warn or error", o.LogLevel)

@@ -6,7 +6,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// A traceparent is version-traceid-spanid-flags in lower-case hex (https://www.w3.org/TR/trace-context/).
+// A traceparent is version-traceid-spanid-flags in lower-case hex
+// (https://www.w3.org/TR/trace-context/).
 const (
 	traceIDAt   = 3
 	spanIDAt    = 36
@@ -16,15 +17,16 @@ const (
 
 const knownFlags = trace.FlagsSampled | trace.FlagsRandom
 
-// ParseTraceParent reads a W3C traceparent into a remote span context, without allocating; one that is not
-// valid gives the empty context.
+// ParseTraceParent reads a W3C traceparent into a remote span context, without allocating; one that
+// is not valid gives the empty context.
 func ParseTraceParent(s string) trace.SpanContext {
 	if len(s) < parentBytes || s[traceIDAt-1] != '-' || s[spanIDAt-1] != '-' || s[flagsAt-1] != '-' {
 		return trace.SpanContext{}
 	}
 	var version, flags [1]byte
 	c := trace.SpanContextConfig{Remote: true}
-	if !unhex(version[:], s) || !unhex(c.TraceID[:], s[traceIDAt:]) || !unhex(c.SpanID[:], s[spanIDAt:]) || !unhex(flags[:], s[flagsAt:]) {
+	if !unhex(version[:], s) || !unhex(c.TraceID[:], s[traceIDAt:]) || !unhex(c.SpanID[:], s[spanIDAt:]) ||
+		!unhex(flags[:], s[flagsAt:]) {
 		return trace.SpanContext{}
 	}
 	// Later versions may go on after another dash and use more flags; 0xff is never a version.
@@ -42,7 +44,8 @@ func ParseTraceParent(s string) trace.SpanContext {
 	return sc
 }
 
-// FormatTraceParent writes a span context as a W3C traceparent of 55 bytes; "" for one that is not valid.
+// FormatTraceParent writes a span context as a W3C traceparent of 55 bytes; "" for one that
+// is not valid.
 func FormatTraceParent(sc trace.SpanContext) string {
 	if !sc.IsValid() {
 		return ""

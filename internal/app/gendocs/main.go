@@ -1,4 +1,5 @@
-// Command gendocs writes docs/configuration.md from the structs of package app. Run it by `go generate ./internal/app`.
+// Command gendocs writes docs/configuration.md from the structs of package app. Run it by `go
+// generate ./internal/app`.
 package main
 
 import (
@@ -66,7 +67,8 @@ const head = `# Configuration
 
 Every process is configured by environment variables alone, and each reads only what concerns it. All values are
 checked at start, and all mistakes are reported at once. A variable that is empty counts as not set. Names that begin
-with ` + "`BULKACTION_`" + ` but are not listed here are logged as a warning. Durations are written as in Go: ` + "`100ms`, `1m30s`, `168h`" + `.
+with ` + "`BULKACTION_`" + ` but are not listed here are logged as a warning. Durations are written as in Go: ` +
+	"`100ms`, `1m30s`, `168h`" + `.
 `
 
 const tail = `
@@ -76,10 +78,14 @@ The standard variables of OpenTelemetry; the most useful of them:
 
 | variable | default | meaning |
 |---|---|---|
-| ` + "`OTEL_EXPORTER_OTLP_ENDPOINT`" + ` |  | Where traces and metrics are sent, such as ` + "`http://127.0.0.1:4318`" + `. Without it, or one of its kind for one signal, nothing is sent. |
+| ` + "`OTEL_EXPORTER_OTLP_ENDPOINT`" + ` |  | Where traces and metrics are sent, such as ` +
+	"`http://127.0.0.1:4318`" + `. Without it, or one of its kind for one signal, nothing is sent. |
 | ` + "`OTEL_EXPORTER_OTLP_PROTOCOL`" + ` | ` + "`http/protobuf`" + ` | ` + "`http/protobuf` or `grpc`" + `. |
-| ` + "`OTEL_TRACES_EXPORTER`, `OTEL_METRICS_EXPORTER`" + ` | ` + "`otlp`" + ` | ` + "`otlp`, `console` or `none`" + `; setting one alone turns its signal on. |
-| ` + "`OTEL_TRACES_SAMPLER`" + ` | ` + "`parentbased_always_on`" + ` | Which traces are recorded, and which jobs of a big message get one: ` + "`always_on`, `always_off`, `traceidratio`, or one of these after `parentbased_`" + `. |
+| ` + "`OTEL_TRACES_EXPORTER`, `OTEL_METRICS_EXPORTER`" + ` | ` + "`otlp`" +
+	` | ` + "`otlp`, `console` or `none`" + `; setting one alone turns its signal on. |
+| ` + "`OTEL_TRACES_SAMPLER`" + ` | ` + "`parentbased_always_on`" +
+	` | Which traces are recorded, and which jobs of a big message get one: ` + "`always_on`, `always_off`, " +
+	"`traceidratio`, or one of these after `parentbased_`" + `. |
 | ` + "`OTEL_TRACES_SAMPLER_ARG`" + ` | ` + "`1`" + ` | The ratio, from 0 to 1. |
 | ` + "`OTEL_SERVICE_NAME`" + ` | ` + "`bulkaction-ROLE`" + ` | The service's name. |
 | ` + "`OTEL_BSP_MAX_QUEUE_SIZE`" + ` | ` + "`16384`" + ` | Spans that wait to be sent at most; more are dropped. |
@@ -119,8 +125,8 @@ func code(s string) string {
 
 func cell(s string) string { return strings.NewReplacer("|", `\|`, "<", "&lt;").Replace(s) }
 
-// comment is what the source says about a field, without the field's name in front. The processors' sections are public
-// structs, documented where their users look.
+// comment is what the source says about a field, without the field's name in front. The processors'
+// sections are public structs, documented where their users look.
 func comment(root string, owner reflect.Type, field string) (string, error) {
 	dir := filepath.Join(root, strings.TrimPrefix(owner.PkgPath(), module))
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
