@@ -15,7 +15,8 @@ const (
 
 // Why is why a job, or the next job of a group, is not running.
 type Why struct {
-	Job             string     `json:"job,omitempty"`       // whose answer it is; absent when a group has no job that waits
+	// whose answer it is; absent when a group has no job that waits
+	Job             string     `json:"job,omitempty"`
 	Reason          string     `json:"reason,omitempty"`    // absent when nothing is waited for
 	Detail          string     `json:"detail"`              // the same as a sentence
 	Until           *time.Time `json:"until,omitempty"`     // not before

@@ -6,13 +6,15 @@ import (
 	"time"
 )
 
-// What a store answers when it cannot do what it was asked. Wrap them with a message that says why: the
-// HTTP API hands it to the caller, except that of ErrUnavailable.
+// What a store answers when it cannot do what it was asked. Wrap them with a message that says why:
+// the HTTP API hands it to the caller, except that of ErrUnavailable.
 var (
-	ErrNotFound     = errors.New("not found")                                     // 404
-	ErrConflict     = errors.New("conflict")                                      // 409: same id with other content, or the state forbids it
-	ErrSealed       = errors.New("group is sealed: no more jobs are taken")       // 409
-	ErrInvalid      = errors.New("invalid")                                       // 422: an argument that only the store can judge, such as a cursor
+	ErrNotFound = errors.New("not found") // 404
+	// 409: same id with other content, or the state forbids it
+	ErrConflict = errors.New("conflict")
+	ErrSealed   = errors.New("group is sealed: no more jobs are taken") // 409
+	// 422: an argument that only the store can judge, such as a cursor
+	ErrInvalid      = errors.New("invalid")
 	ErrUnavailable  = errors.New("store is unavailable: try again in a moment")   // 503: Redis is away
 	ErrReplicas     = fmt.Errorf("too few replicas have it: %w", ErrUnavailable)  // 503: see REDIS_WAIT_REPLICAS
 	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // 429: see BackpressureError
@@ -30,8 +32,9 @@ func (e *BackpressureError) Error() string {
 
 func (e *BackpressureError) Unwrap() error { return ErrBackpressure }
 
-// AppendProblem is the answer to a streamed append that stopped before its body's end. What it counts
-// is stored and stays: send the same body again under the same Idempotency-Key, or what begins at NextLine.
+// AppendProblem is the answer to a streamed append that stopped before its body's end. What it
+// counts is stored and stays: send the same body again under the same Idempotency-Key, or what
+// begins at NextLine.
 type AppendProblem struct {
 	Problem
 	Appended

@@ -44,23 +44,25 @@ func (c Counts) Ended() int64 { return c.Done + c.Failed + c.Cancelled }
 
 // Group is a bulk action as GET /v1/groups/{id} shows it.
 type Group struct {
-	ID             string                     `json:"id"`
-	Tenant         string                     `json:"tenant"`
-	Name           string                     `json:"name,omitempty"`
-	Type           string                     `json:"type"`
-	Priority       string                     `json:"priority"`
-	Status         Status                     `json:"status"`
-	Paused         bool                       `json:"paused"`
-	Sealed         bool                       `json:"sealed"`
-	Total          *int64                     `json:"total,omitempty"` // as announced by the producer
-	Round          int                        `json:"round"`           // 1, and one more with each retry
-	Counts         Counts                     `json:"counts"`
-	FailuresByCode map[string]int64           `json:"failures_by_code"`
-	Throttles      int64                      `json:"throttles"` // times a job was sent to non-ready for want of a permit
-	Retries        int64                      `json:"retries"`
-	Aggregate      map[string]json.RawMessage `json:"aggregate"`
-	Timestamps     map[string]time.Time       `json:"timestamps"` // by state, in lower case, of this round; plus "created"
-	ETASeconds     *float64                   `json:"eta_seconds"`
+	ID             string           `json:"id"`
+	Tenant         string           `json:"tenant"`
+	Name           string           `json:"name,omitempty"`
+	Type           string           `json:"type"`
+	Priority       string           `json:"priority"`
+	Status         Status           `json:"status"`
+	Paused         bool             `json:"paused"`
+	Sealed         bool             `json:"sealed"`
+	Total          *int64           `json:"total,omitempty"` // as announced by the producer
+	Round          int              `json:"round"`           // 1, and one more with each retry
+	Counts         Counts           `json:"counts"`
+	FailuresByCode map[string]int64 `json:"failures_by_code"`
+	// times a job was sent to non-ready for want of a permit
+	Throttles int64                      `json:"throttles"`
+	Retries   int64                      `json:"retries"`
+	Aggregate map[string]json.RawMessage `json:"aggregate"`
+	// by state, in lower case, of this round; plus "created"
+	Timestamps map[string]time.Time `json:"timestamps"`
+	ETASeconds *float64             `json:"eta_seconds"`
 }
 
 // GroupList is a page of groups, newest first.
@@ -99,7 +101,8 @@ type Job struct {
 	Attempts  int             `json:"attempts"`
 	LastError *JobError       `json:"last_error,omitempty"`
 	Result    json.RawMessage `json:"result,omitempty"`
-	// Waiting says why an unfinished job is not running: fairness, rate, congestion, retry, paused, scheduled, no_processor.
+	// Waiting says why an unfinished job is not running: fairness, rate, congestion, retry, paused,
+	// scheduled, no_processor.
 	Waiting string     `json:"waiting,omitempty"`
 	Until   *time.Time `json:"until,omitempty"` // not before
 	Why     *Why       `json:"why,omitempty"`   // the same at length
@@ -161,8 +164,9 @@ type TypeStats struct {
 	Workers  int    `json:"workers"` // live worker processes that serve the type
 	Paused   bool   `json:"paused"`
 
-	StaleOutcomes int64 `json:"stale_outcomes"` // reports of attempts that were not the job's any more; they changed nothing
-	LeasesLost    int64 `json:"leases_lost"`    // renewals that came too late
+	// reports of attempts that were not the job's any more; they changed nothing
+	StaleOutcomes int64 `json:"stale_outcomes"`
+	LeasesLost    int64 `json:"leases_lost"` // renewals that came too late
 }
 
 // WorkerStatus is one live worker process's pool.

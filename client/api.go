@@ -20,9 +20,9 @@ import (
 
 // API is a client of the HTTP API. It is safe for concurrent use.
 //
-// An answer that is not a success is an *Error. Calls that can be repeated without harm are, a few times,
-// after 429 and 503 (waiting as Retry-After says), 502, 504 and broken connections. Submissions and appends
-// can, since each has an idempotency key.
+// An answer that is not a success is an *Error. Calls that can be repeated without harm are, a few
+// times, after 429 and 503 (waiting as Retry-After says), 502, 504 and broken connections.
+// Submissions and appends can, since each has an idempotency key.
 type API struct {
 	base     string
 	unary    *http.Client
@@ -58,7 +58,8 @@ func WithRetry(attempts int, maxWait time.Duration) Option {
 
 const callTimeout = time.Minute // of one attempt that is not a stream
 
-// NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It does not connect yet.
+// NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It does
+// not connect yet.
 func NewAPI(baseURL string, opts ...Option) *API {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = callTimeout
@@ -81,9 +82,9 @@ type CallOption func(*callOptions)
 
 type callOptions struct{ key string }
 
-// WithIdempotencyKey lets a submission or an append be made again, also by another process: the first answer
-// is repeated, and no job is added twice. Key is up to 255 bytes of visible ASCII. Without it each
-// call has a key of its own.
+// WithIdempotencyKey lets a submission or an append be made again, also by another process: the
+// first answer is repeated, and no job is added twice. Key is up to 255 bytes of visible ASCII.
+// Without it each call has a key of its own.
 func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }
@@ -130,8 +131,8 @@ func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "cancel", nil, always)
 }
 
-// Retry opens the next round of an ended group, with its failed jobs only. It is not repeated when it is
-// unknown whether it had its effect, for that could open two rounds.
+// Retry opens the next round of an ended group, with its failed jobs only. It is not repeated when
+// it is unknown whether it had its effect, for that could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "retry", nil, whenRefused)
 }
@@ -141,7 +142,13 @@ func (a *API) command(ctx context.Context, group, verb string, body []byte, repe
 	if err != nil {
 		return api.Accepted{}, err
 	}
-	return get[api.Accepted](ctx, a, call{what: verb + " group " + group, method: http.MethodPost, path: path, body: body, repeat: repeat})
+	return get[api.Accepted](ctx, a, call{
+		what:   verb + " group " + group,
+		method: http.MethodPost,
+		path:   path,
+		body:   body,
+		repeat: repeat,
+	})
 }
 
 // Group returns the group as it is now.
@@ -193,14 +200,14 @@ func (a *API) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] 
 	return pages(ctx, a, c, func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
 }
 
-// Results ranges over the results of the group's done jobs as the server sends them. An error, also of a stream
-// that broke off, ends it.
+// Results ranges over the results of the group's done jobs as the server sends them. An error, also
+// of a stream that broke off, ends it.
 func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, error] {
 	return lines[api.Result](ctx, a, group, "results")
 }
 
-// Failures ranges over the group's failed jobs as the server sends them. An error, also of a stream that
-// broke off, ends it.
+// Failures ranges over the group's failed jobs as the server sends them. An error, also of a stream
+// that broke off, ends it.
 func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
 	return lines[api.Failure](ctx, a, group, "failures")
 }

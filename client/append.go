@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// One request of an append carries so much: little enough to be held until it is answered for, and sent again if need be.
+// One request of an append carries so much: little enough to be held until it is answered for, and
+// sent again if need be.
 const (
 	partLines = 5000
 	partBytes = 4 << 20
@@ -24,12 +25,14 @@ const (
 // maxListed is how many refused lines an answer lists.
 const maxListed = 1000
 
-// AppendNDJSON adds the jobs that r holds, one JSON object a line ({"payload": …, "type"?, "run_at"?}), of any
-// number, in flat memory. Lines that were refused are in the answer, numbered as in r; the others are accepted.
+// AppendNDJSON adds the jobs that r holds, one JSON object a line ({"payload": …, "type"?,
+// "run_at"?}), of any number, in flat memory. Lines that were refused are in the answer, numbered
+// as in r; the others are accepted.
 //
-// The jobs travel in requests of up to 5,000 lines or 4 MiB, each repeated as API says and counted once. With
-// an error comes what was accepted before it. Under an idempotency key, the same jobs can be appended again from
-// the start and none counts twice. When ctx ends, a Read of r that is under way is not waited for.
+// The jobs travel in requests of up to 5,000 lines or 4 MiB, each repeated as API says and counted
+// once. With an error comes what was accepted before it. Under an idempotency key, the same jobs
+// can be appended again from the start and none counts twice. When ctx ends, a Read of r that is
+// under way is not waited for.
 func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, "application/x-ndjson", opts)
 }
@@ -59,7 +62,9 @@ func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts
 	return u.total, u.finish(ctx)
 }
 
-func (a *API) appendRecords(ctx context.Context, group string, r io.Reader, contentType string, opts []CallOption) (api.Appended, error) {
+func (a *API) appendRecords(
+	ctx context.Context, group string, r io.Reader, contentType string, opts []CallOption,
+) (api.Appended, error) {
 	u, err := a.upload(group, contentType, opts)
 	if err != nil {
 		return api.Appended{}, err
@@ -85,7 +90,8 @@ func (a *API) appendRecords(ctx context.Context, group string, r io.Reader, cont
 	}
 }
 
-// interruptible makes reads of r end with ctx. After stop, at most a read of r that is under way ends later.
+// interruptible makes reads of r end with ctx. After stop, at most a read of r that is under
+// way ends later.
 func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func()) {
 	pr, pw := io.Pipe()
 	go func() {
@@ -138,7 +144,8 @@ func (u *upload) add(ctx context.Context, rec record) error {
 	return nil
 }
 
-// finish sends the last part. One is sent even when there is nothing, so that an unknown group or a missing header shows.
+// finish sends the last part. One is sent even when there is nothing, so that an unknown group or a
+// missing header shows.
 func (u *upload) finish(ctx context.Context) error {
 	if u.lines == 0 && u.sent > 0 {
 		return nil
@@ -152,7 +159,12 @@ func (u *upload) send(ctx context.Context) error {
 	header.Set("Content-Type", u.contentType)
 	header.Set(headerIdempotency, messageID(u.key+"/"+strconv.Itoa(u.sent), body))
 	got, err := get[api.Appended](ctx, u.api, call{
-		what: "append to group " + u.group, method: http.MethodPost, path: u.path, header: header, body: body, repeat: always,
+		what:   "append to group " + u.group,
+		method: http.MethodPost,
+		path:   u.path,
+		header: header,
+		body:   body,
+		repeat: always,
 	})
 	if err != nil {
 		got = appendedBefore(err)
@@ -175,8 +187,8 @@ func (u *upload) count(got api.Appended) {
 	}
 }
 
-// messageID is the same for the same key and content only: repeating a message changes nothing, and other content
-// under a key is not lost as a repetition.
+// messageID is the same for the same key and content only: repeating a message changes nothing, and
+// other content under a key is not lost as a repetition.
 func messageID(key string, data []byte) string {
 	return uuid.NewSHA1(uuid.NewSHA1(uuid.NameSpaceOID, []byte(key)), data).String()
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrBacklogFull says that the server is behind with what was published, and nothing was added. It is a *BacklogError
-// when the ingest stream is long, and wraps Redis's answer when Redis is out of memory.
+// ErrBacklogFull says that the server is behind with what was published, and nothing was added.
+// It is a *BacklogError when the ingest stream is long, and wraps Redis's answer when Redis is
+// out of memory.
 var ErrBacklogFull = errors.New("ingest backlog full")
 
 // BacklogError tells how long the backlog is and when to look again.
@@ -48,8 +49,8 @@ type backlog struct {
 	due    time.Time // when there is room for all that were refused so far
 }
 
-// admit makes room for n messages or returns a *BacklogError. More than fit at all are let in when the stream is
-// empty, since waiting could not help them.
+// admit makes room for n messages or returns a *BacklogError. More than fit at all are let in when
+// the stream is empty, since waiting could not help them.
 func (b *backlog) admit(ctx context.Context, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -70,8 +71,8 @@ func (b *backlog) admit(ctx context.Context, n int64) error {
 	return nil
 }
 
-// wait is how long n messages that find no room have to, behind those that were refused before: told the same, all
-// would come back at once.
+// wait is how long n messages that find no room have to, behind those that were refused before:
+// told the same, all would come back at once.
 func (b *backlog) wait(n int64) time.Duration {
 	if b.drain < 1 {
 		return backlogWait

@@ -6,8 +6,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// check refuses here what the server would refuse where the producer can't see it. Nothing is published of
-// a group of which a part is wrong.
+// check refuses here what the server would refuse where the producer can't see it. Nothing is
+// published of a group of which a part is wrong.
 func check(parcels []parcel) error {
 	seen := 0
 	for _, p := range parcels {
@@ -37,7 +37,8 @@ func (p parcel) check() (err error) {
 	return err
 }
 
-// anyOps lets every reducer of a group pass: which there are beside those that are built in, the server knows.
+// anyOps lets every reducer of a group pass: which there are beside those that are built in, the
+// server knows.
 func anyOps(g Group) map[string]bool {
 	ops := map[string]bool{}
 	for _, a := range g.Aggregate {

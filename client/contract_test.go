@@ -19,7 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// memory is a backend of the real API: client and server must agree on more than this package's own fakes do.
+// memory is a backend of the real API: client and server must agree on more than this package's
+// own fakes do.
 type memory struct {
 	httpapi.Backend // what is not here is not called
 

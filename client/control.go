@@ -29,7 +29,8 @@ func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	return get[api.Why](ctx, a, call{what: "explain group " + group, path: path, repeat: always})
 }
 
-// PauseTenant lets nothing of the tenant start any more; its running jobs finish. It need not be known yet.
+// PauseTenant lets nothing of the tenant start any more; its running jobs finish. It need not
+// be known yet.
 func (a *API) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
 	return a.switchOver(ctx, "tenant", tenant, "pause")
 }
@@ -54,10 +55,16 @@ func (a *API) switchOver(ctx context.Context, kind, id, verb string) (api.Paused
 	if err != nil {
 		return api.Paused{}, err
 	}
-	return get[api.Paused](ctx, a, call{what: verb + " " + kind + " " + id, method: http.MethodPost, path: path, repeat: always})
+	return get[api.Paused](ctx, a, call{
+		what:   verb + " " + kind + " " + id,
+		method: http.MethodPost,
+		path:   path,
+		repeat: always,
+	})
 }
 
-// Tenants ranges over the tenants that have groups or settings, by id, fetching page after page. An error ends it.
+// Tenants ranges over the tenants that have groups or settings, by id, fetching page after page. An
+// error ends it.
 func (a *API) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
 	c := call{what: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, repeat: always}
 	return pages(ctx, a, c, func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
@@ -72,7 +79,8 @@ func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	return get[api.Tenant](ctx, a, call{what: "get tenant " + tenant, path: path, repeat: always})
 }
 
-// SetTenant replaces all settings of a tenant: what is nil gets its default. The next admission follows them.
+// SetTenant replaces all settings of a tenant: what is nil gets its default. The next admission
+// follows them.
 func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	path, err := pathOf("tenant", tenant, "")
 	if err != nil {
@@ -82,7 +90,13 @@ func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettin
 	if err != nil {
 		return api.Tenant{}, fmt.Errorf("set tenant %s: %w", tenant, err)
 	}
-	return get[api.Tenant](ctx, a, call{what: "set tenant " + tenant, method: http.MethodPut, path: path, body: body, repeat: always})
+	return get[api.Tenant](ctx, a, call{
+		what:   "set tenant " + tenant,
+		method: http.MethodPut,
+		path:   path,
+		body:   body,
+		repeat: always,
+	})
 }
 
 // pathOf refuses what is no id before it becomes part of a URL.

@@ -58,8 +58,8 @@ func (e *Error) fieldsSayAll() bool {
 
 const maxProblemBytes = 1 << 20
 
-// problemOf reads an answer that is not a success. What is not a problem document, say a proxy's page, is
-// told by its status alone.
+// problemOf reads an answer that is not a success. What is not a problem document, say a proxy's
+// page, is told by its status alone.
 func problemOf(resp *http.Response) *Error {
 	e := &Error{
 		Status:     resp.StatusCode,

@@ -13,11 +13,13 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Events ranges over the group's progress and state changes until the round has ended, an error comes, or ctx ends.
+// Events ranges over the group's progress and state changes until the round has ended, an error
+// comes, or ctx ends.
 //
-// With after, the id of an event, it goes on behind that one (Last-Event-ID); without, it begins with the states that
-// the round has been through. A connection that breaks, or is silent for a minute, is resumed; after a minute
-// without success its error comes out. An event may come more than once, with the same id.
+// With after, the id of an event, it goes on behind that one (Last-Event-ID); without, it begins
+// with the states that the round has been through. A connection that breaks, or is silent for a
+// minute, is resumed; after a minute without success its error comes out. An event may come more
+// than once, with the same id.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
 		f := follower{api: a, group: group, last: after, alive: time.Now()}
@@ -77,7 +79,8 @@ type follower struct {
 	heard bool          // something came on the latest connection
 }
 
-// resumable says whether a connection that ended with err, nil for an orderly end, is worth another.
+// resumable says whether a connection that ended with err, nil for an orderly end, is
+// worth another.
 func (f *follower) resumable(err error) bool {
 	if err == nil {
 		return true
@@ -86,7 +89,8 @@ func (f *follower) resumable(err error) bool {
 	return f.was && always(err) && !errors.Is(err, errFormat) && time.Since(f.alive) < f.api.outage
 }
 
-// read hands out the events of one connection. It returns errFollowed, nil when the server closed, or an error.
+// read hands out the events of one connection. It returns errFollowed, nil when the server
+// closed, or an error.
 func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -132,7 +136,8 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	}
 }
 
-// hand decodes an event and hands it out, unless it is the one after which the connection was resumed.
+// hand decodes an event and hands it out, unless it is the one after which the
+// connection was resumed.
 func (f *follower) hand(m sseMessage, yield func(api.Event) bool) error {
 	var e api.Event
 	if err := json.Unmarshal(m.data, &e); err != nil {

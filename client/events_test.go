@@ -67,7 +67,8 @@ func TestEventsUntilTheEnd(t *testing.T) {
 		func(w io.Writer, _ *http.Request) {
 			_, _ = io.WriteString(w, ": hello\n\nretry: 3\n\n")
 			event(w, "1", "group.running", api.StatusRunning)
-			// Without an id, in several lines, with line ends of the other kind; the type comes from the frame.
+			// Without an id, in several lines, with line ends of the other kind; the type comes
+			// from the frame.
 			_, _ = io.WriteString(w, "event:group.progress\r\ndata: {\"group\":\r\ndata:{\"status\":\"RUNNING\"}}\r\n\r\n")
 			event(w, "2", "group.completed", api.StatusCompleted)
 			event(w, "3", "group.created", api.StatusCreated) // of another round

@@ -15,7 +15,7 @@ import (
 // A group as it travels.
 func ExampleGroup() {
 	retries := 3
-	body, err := json.Marshal(client.Group{
+	body, err := json.MarshalIndent(client.Group{
 		Tenant:     "acme",
 		Type:       "SEND_EMAIL",
 		MaxRetries: &retries,
@@ -23,13 +23,33 @@ func ExampleGroup() {
 		Aggregate:  []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}},
 		Jobs:       []client.Job{{Payload: map[string]string{"to": "a@example.com"}}},
 		Seal:       true,
-	})
+	}, "", "  ")
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(string(body))
 	// Output:
-	// {"tenant":"acme","type":"SEND_EMAIL","max_retries":3,"job_timeout":"30s","aggregate":[{"as":"cost","op":"sum","field":"data.cost"}],"seal":true,"jobs":[{"payload":{"to":"a@example.com"}}]}
+	// {
+	//   "tenant": "acme",
+	//   "type": "SEND_EMAIL",
+	//   "max_retries": 3,
+	//   "job_timeout": "30s",
+	//   "aggregate": [
+	//     {
+	//       "as": "cost",
+	//       "op": "sum",
+	//       "field": "data.cost"
+	//     }
+	//   ],
+	//   "seal": true,
+	//   "jobs": [
+	//     {
+	//       "payload": {
+	//         "to": "a@example.com"
+	//       }
+	//     }
+	//   ]
+	// }
 }
 
 // Submit a group, wait for its end and look at what failed.

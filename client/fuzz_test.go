@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// However a stream of events is cut into reads, it holds the same messages, each with an id on one line.
+// However a stream of events is cut into reads, it holds the same messages, each with an
+// id on one line.
 func FuzzMessages(f *testing.F) {
 	for _, seed := range []string{
 		"id: 1.2\nevent: group.running\ndata: {}\n\n", "data:a\ndata: b\n\nretry: 5\n\n: ping\n\n", "id\n\ndata\n\n", "id: a\x00b\ndata: x\r\n\r\n", "data: cut off", "retry: -1\nretry: 99999999999\n\n",

@@ -87,8 +87,8 @@ func (a *API) do(ctx context.Context, c call) (*http.Response, error) {
 	}
 }
 
-// nobodyThere says whether no connection could be made, to an address that never answered before. A server
-// that restarts is waited for, a wrong address is not.
+// nobodyThere says whether no connection could be made, to an address that never answered before. A
+// server that restarts is waited for, a wrong address is not.
 func (a *API) nobodyThere(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial" && !a.reached.Load()
@@ -140,7 +140,8 @@ const (
 	maxPause = 5 * time.Second
 )
 
-// pause is what the server asks for, or else twice as long each time, with jitter so that clients spread.
+// pause is what the server asks for, or else twice as long each time, with jitter so that
+// clients spread.
 func pause(err error, attempt int) time.Duration {
 	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
 		return e.RetryAfter

@@ -17,12 +17,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Producer submits bulk actions by writing the ingest stream: no API server is needed, and what Redis has
-// answered for is stored. Nobody answers for the content, though: a message that the server refuses goes to
-// the stream ingest:rejected. It is safe for concurrent use.
+// Producer submits bulk actions by writing the ingest stream: no API server is needed, and what
+// Redis has answered for is stored. Nobody answers for the content, though: a message that the
+// server refuses goes to the stream ingest:rejected. It is safe for concurrent use.
 //
-// A message whose fate is unknown, because the connection broke, is published again under the same message id,
-// which the server takes once.
+// A message whose fate is unknown, because the connection broke, is published again under the same
+// message id, which the server takes once.
 type Producer struct {
 	conn      *redisx.Conn
 	publisher message.Publisher
@@ -52,13 +52,15 @@ func WithMaxBacklog(messages int64) ProducerOption {
 	return func(o *producerOptions) { o.maxBacklog = messages }
 }
 
-// WithTracerProvider sets where the span of each message goes (default: OpenTelemetry's global provider).
+// WithTracerProvider sets where the span of each message goes (default: OpenTelemetry's
+// global provider).
 func WithTracerProvider(p trace.TracerProvider) ProducerOption {
 	return func(o *producerOptions) { o.tracers = p }
 }
 
-// NewProducer connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster, or
-// redis-sentinel://host:port,…/master. A Redis that is away is logged and no error: calls fail until it is back.
+// NewProducer connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster,
+// or redis-sentinel://host:port,…/master. A Redis that is away is logged and no error: calls fail
+// until it is back.
 func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (*Producer, error) {
 	o := producerOptions{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {
@@ -68,7 +70,11 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 	if err != nil {
 		return nil, err
 	}
-	conn, err := redisx.Connect(ctx, redisx.Config{URL: redisURL, CommandTimeout: 3 * time.Second, ClientName: "bulkaction-producer"})
+	conn, err := redisx.Connect(ctx, redisx.Config{
+		URL:            redisURL,
+		CommandTimeout: 3 * time.Second,
+		ClientName:     "bulkaction-producer",
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -89,9 +95,9 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 // Close closes the connections.
 func (p *Producer) Close() error { return p.conn.Close() }
 
-// Submit publishes a group with its jobs and returns its id. Jobs beyond 500 or 512 KiB follow in messages of their
-// own. After an error, Submit of the same Group with the returned id is safe: what is there already
-// is not added again.
+// Submit publishes a group with its jobs and returns its id. Jobs beyond 500 or 512 KiB follow in
+// messages of their own. After an error, Submit of the same Group with the returned id is safe:
+// what is there already is not added again.
 func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	if g.ID == "" {
 		g.ID = uuid.NewString()
@@ -117,7 +123,14 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	if err != nil {
 		return "", err
 	}
-	parcels := []parcel{{typ: messages.TypeGroupSubmit, group: g.ID, tenant: g.Tenant, data: data, jobs: len(first), ops: anyOps(g)}}
+	parcels := []parcel{{
+		typ:    messages.TypeGroupSubmit,
+		group:  g.ID,
+		tenant: g.Tenant,
+		data:   data,
+		jobs:   len(first),
+		ops:    anyOps(g),
+	}}
 	for _, b := range batches {
 		parcels = append(parcels, appendParcel(g.ID, g.Tenant, b))
 	}
@@ -130,14 +143,14 @@ type AppendOption func(*appendOptions)
 
 type appendOptions struct{ key string }
 
-// WithDedupKey makes AppendJobs safe to repeat, also by another process: the same jobs under the same key are
-// added once (for as long as the server remembers message ids, a day by default).
+// WithDedupKey makes AppendJobs safe to repeat, also by another process: the same jobs under the
+// same key are added once (for as long as the server remembers message ids, a day by default).
 func WithDedupKey(key string) AppendOption {
 	return func(o *appendOptions) { o.key = key }
 }
 
-// AppendJobs publishes jobs of a group that is not sealed, in messages of at most 500 jobs and 512 KiB. It returns how
-// many are published for certain: all, or fewer with the error.
+// AppendJobs publishes jobs of a group that is not sealed, in messages of at most 500 jobs and 512
+// KiB. It returns how many are published for certain: all, or fewer with the error.
 func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opts ...AppendOption) (int, error) {
 	o := appendOptions{key: uuid.NewString()}
 	for _, opt := range opts {
@@ -154,7 +167,8 @@ func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opt
 	return p.send(ctx, group+"/"+o.key, parcels)
 }
 
-// Seal says that no more jobs come to the group; with total, none after that many, whenever they arrive.
+// Seal says that no more jobs come to the group; with total, none after that many,
+// whenever they arrive.
 func (p *Producer) Seal(ctx context.Context, group string, total *int64) error {
 	return p.command(ctx, messages.TypeGroupSeal, group, messages.SealGroup{Group: group, Total: total})
 }
@@ -173,7 +187,8 @@ func (p *Producer) command(ctx context.Context, typ, group string, body any) err
 	return err
 }
 
-// send publishes parcels in order, under message ids made from key, and returns how many jobs were in those that succeeded.
+// send publishes parcels in order, under message ids made from key, and returns how many jobs were
+// in those that succeeded.
 func (p *Producer) send(ctx context.Context, key string, parcels []parcel) (jobs int, err error) {
 	if err := check(parcels); err != nil || len(parcels) == 0 {
 		return 0, err

@@ -23,7 +23,8 @@ const (
 	headBytes       = 16 << 10 // kept free for what is not jobs
 )
 
-// publishAttempts of one message; the later ones only when the earlier ones' fate is unknown or Redis is not ready.
+// publishAttempts of one message; the later ones only when the earlier ones' fate is unknown or
+// Redis is not ready.
 const publishAttempts = 4
 
 // parcel is a message to be.
@@ -74,7 +75,8 @@ func (p *Producer) publish(ctx context.Context, id string, m parcel) error {
 	if m.jobs > 0 {
 		attrs = append(attrs, semconv.MessagingBatchMessageCount(m.jobs))
 	}
-	ctx, span := p.tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
+	ctx, span := p.tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer),
+		trace.WithAttributes(attrs...))
 	defer span.End()
 
 	msg := message.NewMessage(id, m.data)

@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// lossy passes bytes on to Redis and loses as many replies to XADD as it is told, with their connections.
+// lossy passes bytes on to Redis and loses as many replies to XADD as it is told, with
+// their connections.
 func lossy(t *testing.T, target string, lose *atomic.Int32) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

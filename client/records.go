@@ -7,7 +7,8 @@ import (
 	"io"
 )
 
-// maxRecordBytes is more than the server takes of a record. What is longer is cut, and refused by the server.
+// maxRecordBytes is more than the server takes of a record. What is longer is cut, and refused
+// by the server.
 const maxRecordBytes = 1 << 20
 
 // record is a line of NDJSON or a row of CSV, with its line break.
@@ -40,8 +41,8 @@ func (r *recordReader) header() ([]byte, error) {
 	return nil, nil
 }
 
-// Where in a row of CSV the reader is: only at a field's start does a quote open one, and only outside of
-// quotes does a line break end the row.
+// Where in a row of CSV the reader is: only at a field's start does a quote open one, and only
+// outside of quotes does a line break end the row.
 type csvState int
 
 const (
@@ -65,7 +66,8 @@ func (s csvState) after(b byte) csvState {
 	return inField
 }
 
-// next returns the next record, valid until the call after, or io.EOF. The last one gets a line break if it has none.
+// next returns the next record, valid until the call after, or io.EOF. The last one gets a line
+// break if it has none.
 func (r *recordReader) next() (record, error) {
 	if r.csv {
 		return r.row()

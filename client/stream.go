@@ -11,7 +11,9 @@ import (
 )
 
 // pages ranges over a list that comes in pages.
-func pages[P, T any](ctx context.Context, a *API, c call, split func(P) (items []T, cursor string)) iter.Seq2[T, error] {
+func pages[P, T any](
+	ctx context.Context, a *API, c call, split func(P) (items []T, cursor string),
+) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
 		c := c

@@ -1,10 +1,10 @@
-// Package processor defines what runs a job: the one interface that a job type's author implements, the
-// job that is handed to it, and the errors it answers with to have the job retried, slowed down or given
-// up. It hides how those answers become the engine's decisions.
+// Package processor defines what runs a job: the one interface that a job type's author implements,
+// the job that is handed to it, and the errors it answers with to have the job retried, slowed down
+// or given up. It hides how those answers become the engine's decisions.
 //
-// A job is delivered at least once: one whose worker dies is run again, and so is one whose answer was
-// lost. A processor must therefore be idempotent, or pass [Job.ID], which stays the same over all
-// attempts, to its partner as the key to be idempotent by.
+// A job is delivered at least once: one whose worker dies is run again, and so is one whose answer
+// was lost. A processor must therefore be idempotent, or pass [Job.ID], which stays the same over
+// all attempts, to its partner as the key to be idempotent by.
 package processor
 
 import (
@@ -36,13 +36,14 @@ func (j Job) ID() string {
 
 // Processor runs the jobs of one type.
 //
-// Process is called concurrently. It must return soon after ctx ends, which happens when the job's time is
-// up, its group is cancelled, its lease is lost or the worker shuts down; what it returns after that counts
-// no more as done.
+// Process is called concurrently. It must return soon after ctx ends, which happens when the job's
+// time is up, its group is cancelled, its lease is lost or the worker shuts down; what it returns
+// after that counts no more as done.
 //
-// The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] once encoded; a
-// [json.RawMessage] is passed on untouched, and nil is an empty result. The error says what becomes of a
-// job that is not done: see [Retry], [Throttled] and [Permanent]. Any other error means "retry".
+// The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] once encoded;
+// a [json.RawMessage] is passed on untouched, and nil is an empty result. The error says what
+// becomes of a job that is not done: see [Retry], [Throttled] and [Permanent]. Any other error
+// means "retry".
 type Processor interface {
 	// Type is the job type that the processor serves: 1 to 128 characters of A-Z a-z 0-9 . _ -
 	Type() string

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Codes that say why an attempt failed, where no other code says it better. Failures are counted by code,
-// so a code names a cause, never a single job: 1 to 64 characters of A-Z a-z 0-9 . _ -
+// Codes that say why an attempt failed, where no other code says it better. Failures are counted by
+// code, so a code names a cause, never a single job: 1 to 64 characters of A-Z a-z 0-9 . _ -
 const (
 	CodeError          = "ERROR"           // an error without a code, or with one that is not valid
 	CodeTimeout        = "TIMEOUT"         // the job's time was up
@@ -56,21 +56,21 @@ type Verdict struct {
 	Message string        // the error's text, valid UTF-8 of at most 1 KiB
 }
 
-// Retry marks err as transient: the job runs again after a wait, as long as it has retries left. A nil err
-// is an error still, whose text is the code.
+// Retry marks err as transient: the job runs again after a wait, as long as it has retries left. A
+// nil err is an error still, whose text is the code.
 func Retry(code string, err error) error {
 	return &answer{kind: RetryLater, code: code, cause: err}
 }
 
-// Throttled says that the partner asked to slow down: the job runs again after that time and uses no
-// retry. With after <= 0 the partner did not say how long, and the engine chooses. The code is
+// Throttled says that the partner asked to slow down: the job runs again after that time and uses
+// no retry. With after <= 0 the partner did not say how long, and the engine chooses. The code is
 // [CodeThrottled]; a nil err is an error still, whose text is the code.
 func Throttled(after time.Duration, err error) error {
 	return &answer{kind: Throttle, code: CodeThrottled, after: max(after, 0), cause: err}
 }
 
-// Permanent marks err as one that no further attempt can mend: the job has failed and is never retried by
-// itself. A nil err is an error still, whose text is the code.
+// Permanent marks err as one that no further attempt can mend: the job has failed and is never
+// retried by itself. A nil err is an error still, whose text is the code.
 func Permanent(code string, err error) error {
 	return &answer{kind: Fail, code: code, cause: err}
 }
@@ -92,9 +92,10 @@ func (a *answer) Error() string {
 
 func (a *answer) Unwrap() error { return a.cause }
 
-// Classify turns the error that Process returned into a verdict. It looks through wrapped errors, and the
-// outermost of [Retry], [Throttled] and [Permanent] decides. Without one, [context.DeadlineExceeded] is a
-// retry with [CodeTimeout], any other error a retry with [CodeError], and nil is done.
+// Classify turns the error that Process returned into a verdict. It looks through wrapped errors,
+// and the outermost of [Retry], [Throttled] and [Permanent] decides. Without one,
+// [context.DeadlineExceeded] is a retry with [CodeTimeout], any other error a retry with
+// [CodeError], and nil is done.
 func Classify(err error) Verdict {
 	if err == nil {
 		return Verdict{Kind: Done}

@@ -17,10 +17,10 @@ const (
 	MaxValueDepth  = 1000      // arrays and objects in each other
 )
 
-// collectFold keeps the longest run of values by ordinal that is within the bounds. cut is the first
-// ordinal that was ever left out; nothing from there on is kept. That merges exactly: a part leaves out
-// only what doesn't fit behind the values before it, and among all values there are at least as many
-// before it.
+// collectFold keeps the longest run of values by ordinal that is within the bounds. cut is the
+// first ordinal that was ever left out; nothing from there on is kept. That merges exactly: a part
+// leaves out only what doesn't fit behind the values before it, and among all values there are at
+// least as many before it.
 type collectFold struct {
 	values []collected // by ordinal; of equal ones, which only a caller's mistake makes, by text
 	bytes  int
@@ -126,8 +126,8 @@ func (f *collectFold) UnmarshalJSON(b []byte) error {
 
 func (f *collectFold) check() error { return nil }
 
-// canonical is a copy of a value as json.Marshal would write it again, so that its size doesn't change
-// on its way through a store. It refuses what is invalid or beyond the bounds by itself.
+// canonical is a copy of a value as json.Marshal would write it again, so that its size doesn't
+// change on its way through a store. It refuses what is invalid or beyond the bounds by itself.
 func canonical(raw []byte) ([]byte, bool) {
 	if depth(raw) > MaxValueDepth {
 		return nil, false

@@ -16,15 +16,16 @@ const (
 	OtherKey    = "__other__" // counts what is beyond MaxKeys
 )
 
-// countByFold keeps the first MaxKeys of all keys that it has seen, in the order of keyOrder. That choice
-// merges exactly: a key that is among the first of all is among the first of each part, so no part
-// ever drops any of its count. Between prunings it holds up to twice as many.
+// countByFold keeps the first MaxKeys of all keys that it has seen, in the order of keyOrder. That
+// choice merges exactly: a key that is among the first of all is among the first of each part, so
+// no part ever drops any of its count. Between prunings it holds up to twice as many.
 type countByFold struct {
 	Counts map[string]*int64 `json:"counts"`
 	Other  int64             `json:"other"`
 }
 
-// keyOrder puts the shorter first, since short values are more likely to be categories than free text.
+// keyOrder puts the shorter first, since short values are more likely to be categories
+// than free text.
 func keyOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }

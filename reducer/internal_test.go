@@ -88,7 +88,8 @@ func TestNumberAppend(t *testing.T) {
 	}
 }
 
-// TestPercentilesAreWithinOnePercent compares with a sort, for shapes that a sketch may stumble over.
+// TestPercentilesAreWithinOnePercent compares with a sort, for shapes that a sketch may
+// stumble over.
 func TestQuantilesAreWithinOnePercent(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	shapes := map[string]func() float64{

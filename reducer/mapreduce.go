@@ -10,18 +10,18 @@ import (
 // Option adjusts MapReduce.
 type Option[T any] func(*mapReduce[T])
 
-// Finish turns the reduced value into what the group shows, whenever it is asked for. It must not change its
-// argument.
+// Finish turns the reduced value into what the group shows, whenever it is asked for. It must not
+// change its argument.
 func Finish[T any](finish func(T) (any, error)) Option[T] {
 	return func(m *mapReduce[T]) { m.finish = finish }
 }
 
-// MapReduce makes a reducer for [Registry.Register] of two functions. mapper turns a result into a T;
-// with an error, or a panic, that result is left out and counted as skipped, silently for [ErrSkip].
-// reduce joins two Ts into one; it must be associative and commutative, may change and return its first
-// argument and must leave the second alone. T must survive a round trip through JSON unchanged, for
-// that is how partial states are stored. Without any result the value is null. Its aggregates take no
-// field.
+// MapReduce makes a reducer for [Registry.Register] of two functions. mapper turns a result into a
+// T; with an error, or a panic, that result is left out and counted as skipped, silently for
+// [ErrSkip]. reduce joins two Ts into one; it must be associative and commutative, may change and
+// return its first argument and must leave the second alone. T must survive a round trip through
+// JSON unchanged, for that is how partial states are stored. Without any result the value is null.
+// Its aggregates take no field.
 func MapReduce[T any](mapper func(Result) (T, error), reduce func(a, b T) T, options ...Option[T]) Factory {
 	return func(spec Spec) (Accumulator, error) {
 		if spec.Field != "" {
@@ -147,8 +147,8 @@ func (m *mapReduce[T]) Value() (value json.RawMessage, err error) {
 	return value, err
 }
 
-// guard turns a panic of the user's function into an error, so that one result can't stop the process
-// again and again. The panic's value may hold a payload and is left out.
+// guard turns a panic of the user's function into an error, so that one result can't stop the
+// process again and again. The panic's value may hold a payload and is left out.
 func guard(do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Bounds of a number. Below maxMagnitude digits before the point, the sum over a group's jobs stays within
-// float64's range for those who read it as one; minExponent bounds how long an exact sum gets.
+// Bounds of a number. Below maxMagnitude digits before the point, the sum over a group's jobs
+// stays within float64's range for those who read it as one; minExponent bounds how long an
+// exact sum gets.
 const (
 	maxMagnitude = 300
 	minExponent  = -400
@@ -48,8 +49,8 @@ func parseNumber(text []byte) (number, bool) {
 	return parseNumber(strconv.AppendFloat(nil, f, 'e', -1, 64))
 }
 
-// readNumber goes by JSON's grammar. m is right if there are at most smallDigits digits, leading zeros not
-// counted; none means zero.
+// readNumber goes by JSON's grammar. m is right if there are at most smallDigits digits, leading
+// zeros not counted; none means zero.
 func readNumber(text []byte) (n number, digits int, ok bool) {
 	i, end := 0, len(text)
 	negative := end > 0 && text[0] == '-'
@@ -257,9 +258,14 @@ func (n *number) UnmarshalJSON(text []byte) error {
 }
 
 var (
-	floatPow10 = [...]float64{1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22}
-	intPow10   = [...]int64{1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18}
-	bigPow10   = func() (powers [40]*big.Int) {
+	floatPow10 = [...]float64{
+		1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13,
+		1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
+	}
+	intPow10 = [...]int64{
+		1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18,
+	}
+	bigPow10 = func() (powers [40]*big.Int) {
 		for i := range powers {
 			powers[i] = new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(i)), nil)
 		}

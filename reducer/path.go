@@ -62,8 +62,8 @@ func splitPath(field string) ([]string, error) {
 	return path, nil
 }
 
-// extractor finds several fields of a result in one pass over its data. Once its slots are given out it
-// is immutable.
+// extractor finds several fields of a result in one pass over its data. Once its slots are given
+// out it is immutable.
 type extractor struct {
 	slots    int
 	data     *node // nil: no field lies in data
@@ -139,8 +139,8 @@ func arrayIndex(name string) int {
 	return int(i)
 }
 
-// find sets values to what the result's fields hold. They point into the result and into scratch, which
-// it may have grown and returns for the next call.
+// find sets values to what the result's fields hold. They point into the result and into scratch,
+// which it may have grown and returns for the next call.
 func (x *extractor) find(r Result, values []value, scratch []byte) []byte {
 	clear(values)
 	if x.data != nil && len(r.Data) > 0 {

@@ -95,8 +95,8 @@ func (p *Plan) Decode(encoded []byte) (*State, error) {
 // Count is the number of results that were added, skipped ones included.
 func (s *State) Count() int64 { return s.count }
 
-// Add folds one result into every aggregate, and keeps nothing of it that it doesn't copy. The result
-// counts whatever is returned and must not be added again: an error, joined over all
+// Add folds one result into every aggregate, and keeps nothing of it that it doesn't copy. The
+// result counts whatever is returned and must not be added again: an error, joined over all
 // aggregates, tells which of the reducers written in Go left it out, and why.
 func (s *State) Add(r Result) error {
 	s.count++
@@ -121,8 +121,8 @@ func (s *State) Add(r Result) error {
 	return errors.Join(errs...)
 }
 
-// Merge folds in another partial state, made under a plan of the same specs, which the caller gives up.
-// After an error neither is to be used.
+// Merge folds in another partial state, made under a plan of the same specs, which the caller gives
+// up. After an error neither is to be used.
 func (s *State) Merge(other *State) error {
 	if s == other {
 		return errors.New("merge aggregates: a state can't be merged with itself")
@@ -165,8 +165,8 @@ func (s *State) Encode() ([]byte, error) {
 	return append(out, '}'), nil
 }
 
-// Values are the aggregates by name, each valid JSON. One that a reducer written in Go can't compute
-// is null, and the joined error says why; the map is complete in any case.
+// Values are the aggregates by name, each valid JSON. One that a reducer written in Go can't
+// compute is null, and the joined error says why; the map is complete in any case.
 func (s *State) Values() (map[string]json.RawMessage, error) {
 	values := make(map[string]json.RawMessage, len(s.accs))
 	var errs []error

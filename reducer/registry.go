@@ -16,8 +16,8 @@ const maxNameBytes = 128
 
 var opName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// Registry holds reducers by the name of their op. Register at start, before it is shared: afterwards
-// it is safe for concurrent use.
+// Registry holds reducers by the name of their op. Register at start, before it is shared:
+// afterwards it is safe for concurrent use.
 type Registry struct {
 	factories map[string]Factory
 }

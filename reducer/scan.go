@@ -3,8 +3,8 @@ package reducer
 import "bytes"
 
 // scanner walks JSON text once and notes the values that a tree of paths leads to. It validates no
-// more than it must to find its way, stops as soon as everything is found or the text is malformed, and
-// recurses only as deep as the paths go.
+// more than it must to find its way, stops as soon as everything is found or the text is malformed,
+// and recurses only as deep as the paths go.
 type scanner struct {
 	text    []byte
 	pos     int
@@ -166,7 +166,19 @@ func (s *scanner) skip() bool {
 }
 
 // delimits are the bytes that end a number or a literal.
-var delimits = [256]bool{',': true, ':': true, '"': true, '{': true, '}': true, '[': true, ']': true, ' ': true, '\t': true, '\n': true, '\r': true}
+var delimits = [256]bool{
+	',':  true,
+	':':  true,
+	'"':  true,
+	'{':  true,
+	'}':  true,
+	'[':  true,
+	']':  true,
+	' ':  true,
+	'\t': true,
+	'\n': true,
+	'\r': true,
+}
 
 // close passes over the ends of so many open containers.
 func (s *scanner) close(depth int) bool {

@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// The sketch is DDSketch: C. Masson, J. E. Rim, H. K. Lee, "DDSketch: A fast and fully-mergeable quantile
-// sketch with relative-error guarantees", PVLDB 12(12), 2019. Bucket i counts the values in
-// (γ^(i-1), γ^i] and answers with 2γ^i/(γ+1), which is within accuracy of each of them.
+// The sketch is DDSketch: C. Masson, J. E. Rim, H. K. Lee, "DDSketch: A fast and fully-mergeable
+// quantile sketch with relative-error guarantees", PVLDB 12(12), 2019. Bucket i counts the values
+// in (γ^(i-1), γ^i] and answers with 2γ^i/(γ+1), which is within accuracy of each of them.
 const (
 	accuracy = 0.01
 	gamma    = (1 + accuracy) / (1 - accuracy)
 	// maxBuckets of γ each span a factor of 6·10^17. What lies further below the greatest value
-	// falls into the lowest bucket (the paper's collapsing). The span hangs on the greatest value alone,
-	// so that the order in which values come and states merge makes no difference.
+	// falls into the lowest bucket (the paper's collapsing). The span hangs on the greatest value
+	// alone, so that the order in which values come and states merge makes no difference.
 	maxBuckets = 2048
 	// smallestValue is what counts as zero: below it float64 has no full precision.
 	smallestValue = 0x1p-1022

@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// total is an exact sum of decimals: small·10^exp + wide·10^wideExp. The first part is for speed and
-// overflows into the second.
+// total is an exact sum of decimals: small·10^exp + wide·10^wideExp. The first part is for speed
+// and overflows into the second.
 type total struct {
 	small   int64
 	exp     int

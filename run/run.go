@@ -1,10 +1,10 @@
-// Package run turns processors and reducers of your own into the binaries of a role. A worker that runs
-// your jobs is a main function of one call:
+// Package run turns processors and reducers of your own into the binaries of a role. A worker that
+// runs your jobs is a main function of one call:
 //
 //	func main() { run.Worker(myProcessor{}) }
 //
-// It is configured by the environment as the built-in worker is, serves /healthz, /readyz and /metrics,
-// and stops on SIGTERM once its running jobs have ended.
+// It is configured by the environment as the built-in worker is, serves /healthz, /readyz and
+// /metrics, and stops on SIGTERM once its running jobs have ended.
 package run
 
 import (
@@ -19,8 +19,8 @@ func Worker(procs ...processor.Processor) {
 	app.Main("worker", roles.Alone(roles.Worker(procs...)))
 }
 
-// Aggregator runs an aggregator process with these reducers and exits. Groups may ask for a reducer once
-// the processes of Ingest, Watcher and Aggregator know it.
+// Aggregator runs an aggregator process with these reducers and exits. Groups may ask for a reducer
+// once the processes of Ingest, Watcher and Aggregator know it.
 func Aggregator(reducers *reducer.Registry) {
 	app.Main("aggregator", roles.Alone(roles.Aggregator(reducers)))
 }

@@ -1,5 +1,6 @@
-// Command custom-reducer runs the roles that must know a reducer of one's own: "longest", the longest string at a
-// result's data. Start it three times: with ingest, watcher and aggregator as its first argument.
+// Command custom-reducer runs the roles that must know a reducer of one's own: "longest", the
+// longest string at a result's data. Start it three times: with ingest, watcher and aggregator as
+// its first argument.
 package main
 
 import (
@@ -28,7 +29,11 @@ func main() {
 	if err := reducers.Register("longest", longest); err != nil {
 		panic(err)
 	}
-	roles := map[string]func(*reducer.Registry){"ingest": run.Ingest, "watcher": run.Watcher, "aggregator": run.Aggregator}
+	roles := map[string]func(*reducer.Registry){
+		"ingest":     run.Ingest,
+		"watcher":    run.Watcher,
+		"aggregator": run.Aggregator,
+	}
 	if len(os.Args) < 2 || roles[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: custom-reducer ingest|watcher|aggregator")
 		os.Exit(2)

@@ -43,7 +43,8 @@ type Config struct {
 	PasswordFile string `env:"PASSWORD_FILE"`
 	// From is the sender of every mail, such as "Shop <shop@example.com>".
 	From string `env:"FROM" envDefault:"bulkaction@localhost"`
-	// TLS is how the connection is encrypted: none, opportunistic, mandatory (STARTTLS) or implicit.
+	// TLS is how the connection is encrypted: none, opportunistic, mandatory
+	// (STARTTLS) or implicit.
 	TLS string `env:"TLS" envDefault:"opportunistic"`
 	// TLSCAFile is a PEM file of the only authorities to trust; empty: those of the system.
 	TLSCAFile string `env:"TLS_CA_FILE"`
@@ -53,7 +54,8 @@ type Config struct {
 	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
 	// MaxConnections is how many connections one process opens at most.
 	MaxConnections int `env:"MAX_CONNECTIONS" envDefault:"10"`
-	// MaxMessagesPerConnection is how many mails go over one connection before it is replaced; 0: no limit.
+	// MaxMessagesPerConnection is how many mails go over one connection before it is
+	// replaced; 0: no limit.
 	MaxMessagesPerConnection int `env:"MAX_MESSAGES_PER_CONNECTION" envDefault:"100"`
 	// IdleTimeout is after what time a connection without work is closed.
 	IdleTimeout time.Duration `env:"IDLE_TIMEOUT" envDefault:"30s"`
@@ -69,7 +71,8 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.Host != "" && !strings.Contains(c.Host, "/") && !hasControlOrSpace(c.Host), "HOST: must be a host name or an IP address")
+	check(c.Host != "" && !strings.Contains(c.Host, "/") && !hasControlOrSpace(c.Host),
+		"HOST: must be a host name or an IP address")
 	check(c.Port >= 1 && c.Port <= 65535, "PORT: %d is not between 1 and 65535", c.Port)
 	check(slices.Contains([]string{TLSNone, TLSOpportunistic, TLSMandatory, TLSImplicit}, c.TLS),
 		"TLS: %q is not one of none, opportunistic, mandatory, implicit", c.TLS)

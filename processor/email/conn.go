@@ -19,8 +19,8 @@ const (
 	codeShuttingDown = 421             // the server ends the connection with this reply
 )
 
-// autoAuth is what AuthAuto prefers, strongest first. go-mail refuses to send a password in the clear,
-// except to this host.
+// autoAuth is what AuthAuto prefers, strongest first. go-mail refuses to send a password in the
+// clear, except to this host.
 var autoAuth = []mail.SMTPAuthType{
 	mail.SMTPAuthSCRAMSHA256PLUS, mail.SMTPAuthSCRAMSHA256, mail.SMTPAuthSCRAMSHA1PLUS, mail.SMTPAuthSCRAMSHA1,
 	mail.SMTPAuthCramMD5, mail.SMTPAuthPlain, mail.SMTPAuthLogin,
@@ -73,8 +73,9 @@ func newDialer(config Config) (*dialer, error) {
 	return d, nil
 }
 
-// dial connects, greets, encrypts and authenticates. go-mail heeds a context only while it connects, and
-// leaves the socket open when a later step fails; so the socket is kept in sight, and closed for both.
+// dial connects, greets, encrypts and authenticates. go-mail heeds a context only while it
+// connects, and leaves the socket open when a later step fails; so the socket is kept in sight, and
+// closed for both.
 func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	address := net.JoinHostPort(d.config.Host, strconv.Itoa(d.config.Port))
 	var raw net.Conn
@@ -109,8 +110,8 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	return &conn{raw: raw, session: session, config: &d.config}, nil
 }
 
-// closeAfter closes the socket when ctx ends, which ends whatever waits for it. The function it returns
-// calls that off, and answers false when it is too late.
+// closeAfter closes the socket when ctx ends, which ends whatever waits for it. The function it
+// returns calls that off, and answers false when it is too late.
 func closeAfter(ctx context.Context, socket net.Conn) (callOff func() bool) {
 	return context.AfterFunc(ctx, func() { _ = socket.Close() })
 }
@@ -127,8 +128,8 @@ type conn struct {
 
 var errNeedsUTF8 = errors.New("the mail server takes no address that is not ASCII")
 
-// send hands one mail over in as few round trips as SMTP has without pipelining: a reset only after a
-// refusal, no probe. stale tells that the connection failed before the server took the mail up.
+// send hands one mail over in as few round trips as SMTP has without pipelining: a reset only after
+// a refusal, no probe. stale tells that the connection failed before the server took the mail up.
 func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, err error) {
 	callOff := closeAfter(ctx, c.raw)
 	defer func() {

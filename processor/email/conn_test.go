@@ -31,7 +31,8 @@ func TestConnectionRefused(t *testing.T) {
 	}
 }
 
-// serve runs a server of the test's own: script speaks on each connection, the first being number 1.
+// serve runs a server of the test's own: script speaks on each connection, the first
+// being number 1.
 func serve(t *testing.T, script func(c *textproto.Conn, number int)) (addr string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

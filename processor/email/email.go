@@ -1,5 +1,6 @@
-// Package email is the processor of the job type SEND_EMAIL: it sends one mail a job by SMTP. It hides the
-// connections, which it keeps open and shares among jobs, and what the server's replies mean for a job.
+// Package email is the processor of the job type SEND_EMAIL: it sends one mail a job by SMTP. It
+// hides the connections, which it keeps open and shares among jobs, and what the server's replies
+// mean for a job.
 package email
 
 import (
@@ -18,19 +19,19 @@ import (
 // Type is the job type that the processor serves.
 const Type = "SEND_EMAIL"
 
-// CodeUnreachable is the code of a retry after a connection that failed, or could not be made. A reply of
-// the server has the code SMTP_ and its number, such as SMTP_451.
+// CodeUnreachable is the code of a retry after a connection that failed, or could not be made. A
+// reply of the server has the code SMTP_ and its number, such as SMTP_451.
 const CodeUnreachable = "SMTP_UNREACHABLE"
 
 // Result is a done job's result.
 type Result struct {
-	// MessageID is the mail's Message-ID header. It is made of the job's id, so that a mail which was sent
-	// twice, because the server's answer was lost, can be told from two mails.
+	// MessageID is the mail's Message-ID header. It is made of the job's id, so that a mail which
+	// was sent twice, because the server's answer was lost, can be told from two mails.
 	MessageID string `json:"message_id"`
 }
 
-// Processor serves SEND_EMAIL. Its payload is {"to": …, "subject"?: …, "body"?: …}: one address, a line and
-// plain text.
+// Processor serves SEND_EMAIL. Its payload is {"to": …, "subject"?: …, "body"?: …}: one address, a
+// line and plain text.
 type Processor struct {
 	from   *stdmail.Address
 	sender string // from as MAIL wants it
@@ -59,17 +60,17 @@ func New(config Config) (*Processor, error) {
 // Type is SEND_EMAIL.
 func (p *Processor) Type() string { return Type }
 
-// Close ends the idle connections, and those in use once their mail is sent. Later jobs are answered with a
-// retry.
+// Close ends the idle connections, and those in use once their mail is sent. Later jobs are
+// answered with a retry.
 func (p *Processor) Close() error {
 	p.pool.close()
 	return nil
 }
 
 // Process sends the job's mail and returns a [Result]. A payload that makes no mail is a permanent
-// INVALID_PAYLOAD; a 4xx reply is a retry and a 5xx reply permanent, with a code such as SMTP_550. A
-// connection that fails is a retry, and so is any refusal before the mail itself, such as of the password:
-// that is not the job's fault.
+// INVALID_PAYLOAD; a 4xx reply is a retry and a 5xx reply permanent, with a code such as SMTP_550.
+// A connection that fails is a retry, and so is any refusal before the mail itself, such as of the
+// password: that is not the job's fault.
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	m, err := p.compose(job)
 	if err != nil {

@@ -27,9 +27,9 @@ type message struct {
 	content *mail.Msg
 }
 
-// compose makes the job's mail, or tells why its payload makes none; never with a part of the payload.
-// Nothing in a payload can add a header: the address is parsed and written anew, a subject with control
-// characters is refused, and the body is encoded.
+// compose makes the job's mail, or tells why its payload makes none; never with a part of the
+// payload. Nothing in a payload can add a header: the address is parsed and written anew, a subject
+// with control characters is refused, and the body is encoded.
 func (p *Processor) compose(job processor.Job) (*message, error) {
 	var payload struct {
 		To      string `json:"to"`
@@ -78,8 +78,8 @@ func (p *Processor) senderName() string {
 }
 
 // messageID is the job's id at the sender's domain. A dot-atom allows no dot at its start or beside
-// another, and a job that was not made by the engine may have anything in its group: those bytes become ~
-// and two hex digits. Ids have no ~, so different jobs never share a Message-ID.
+// another, and a job that was not made by the engine may have anything in its group: those bytes
+// become ~ and two hex digits. Ids have no ~, so different jobs never share a Message-ID.
 func messageID(job processor.Job, sender string) string {
 	id := job.ID()
 	var b strings.Builder

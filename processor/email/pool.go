@@ -10,8 +10,8 @@ import (
 
 var errClosed = errors.New("the processor is closed")
 
-// pool keeps connections for reuse, and bounds how many there are. The one used last is taken first, so
-// that those which the load does not need run into their idle time-out.
+// pool keeps connections for reuse, and bounds how many there are. The one used last is taken
+// first, so that those which the load does not need run into their idle time-out.
 type pool struct {
 	dial    func(context.Context) (*conn, error)
 	idleFor time.Duration
@@ -23,8 +23,8 @@ type pool struct {
 	closing sync.WaitGroup // connections that are saying goodbye
 }
 
-// get takes an idle connection or opens one, and waits while all are in use. reused tells which: the server
-// may have hung up on an idle one since. Each connection goes back by put.
+// get takes an idle connection or opens one, and waits while all are in use. reused tells which:
+// the server may have hung up on an idle one since. Each connection goes back by put.
 func (p *pool) get(ctx context.Context) (c *conn, reused bool, err error) {
 	select {
 	case p.slots <- struct{}{}:

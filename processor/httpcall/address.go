@@ -9,7 +9,8 @@ import (
 
 var errAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
 
-// notPublic are the IPv4 networks that are no place on the Internet, from IANA's special-purpose registry.
+// notPublic are the IPv4 networks that are no place on the Internet, from IANA's
+// special-purpose registry.
 var notPublic = prefixes(
 	"0.0.0.0/8",        // this network
 	"10.0.0.0/8",       // private
@@ -29,8 +30,9 @@ var notPublic = prefixes(
 	"240.0.0.0/4",      // reserved, broadcast
 )
 
-// Of IPv6 only 2000::/3 is assigned to the Internet. That leaves out loopback, link-local, unique local,
-// multicast, IPv4-compatible and NAT64 addresses; within it, these are no place either, or hide an IPv4 one.
+// Of IPv6 only 2000::/3 is assigned to the Internet. That leaves out loopback, link-local, unique
+// local, multicast, IPv4-compatible and NAT64 addresses; within it, these are no place either, or
+// hide an IPv4 one.
 var (
 	global6    = netip.MustParsePrefix("2000::/3")
 	notPublic6 = prefixes(
@@ -49,8 +51,8 @@ func prefixes(networks ...string) []netip.Prefix {
 	return parsed
 }
 
-// checkAddress is a [net.Dialer]'s Control: it sees the address that is really dialled, after names are
-// resolved, so that no name can be made to point elsewhere between the check and its use.
+// checkAddress is a [net.Dialer]'s Control: it sees the address that is really dialled, after names
+// are resolved, so that no name can be made to point elsewhere between the check and its use.
 func (c Config) checkAddress(_, address string, _ syscall.RawConn) error {
 	target, err := netip.ParseAddrPort(address)
 	if err != nil || !c.mayCall(target.Addr()) {

@@ -17,10 +17,11 @@ type Config struct {
 	MaxResponseBytes int `env:"MAX_RESPONSE_BYTES" envDefault:"65536"`
 	// MaxIdleConnsPerHost is how many connections to one host are kept open for reuse.
 	MaxIdleConnsPerHost int `env:"MAX_IDLE_CONNS_PER_HOST" envDefault:"64"`
-	// AllowPrivate lets jobs call every address, private and loopback ones too. Whoever submits jobs then
-	// reaches whatever this process reaches.
+	// AllowPrivate lets jobs call every address, private and loopback ones too. Whoever submits
+	// jobs then reaches whatever this process reaches.
 	AllowPrivate bool `env:"ALLOW_PRIVATE" envDefault:"false"`
-	// AllowedCIDRs are networks that jobs may call although they are not public, such as 10.1.0.0/16.
+	// AllowedCIDRs are networks that jobs may call although they are not public, such
+	// as 10.1.0.0/16.
 	AllowedCIDRs []netip.Prefix `env:"ALLOWED_CIDRS"`
 }
 
@@ -37,7 +38,8 @@ func (c Config) Validate() error {
 		"MAX_RESPONSE_BYTES: %d is not between 0 and %d", c.MaxResponseBytes, processor.MaxResultBytes)
 	check(c.MaxIdleConnsPerHost >= 1, "MAX_IDLE_CONNS_PER_HOST: %d is not above 0", c.MaxIdleConnsPerHost)
 	for _, prefix := range c.AllowedCIDRs {
-		check(prefix.IsValid() && !prefix.Addr().Is4In6(), "ALLOWED_CIDRS: %s is not a network; write IPv4 as 10.1.0.0/16", prefix)
+		check(prefix.IsValid() && !prefix.Addr().Is4In6(),
+			"ALLOWED_CIDRS: %s is not a network; write IPv4 as 10.1.0.0/16", prefix)
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,6 @@
-// Package httpcall is the processor of the job type HTTP: it makes one HTTP call a job. It hides the
-// connections, what a partner's answer means for a job, and the guard that keeps jobs, which are other
-// people's input, from calling the inside of the network that the worker runs in.
+// Package httpcall is the processor of the job type HTTP: it makes one HTTP call a job. It hides
+// the connections, what a partner's answer means for a job, and the guard that keeps jobs, which
+// are other people's input, from calling the inside of the network that the worker runs in.
 package httpcall
 
 import (
@@ -22,7 +22,8 @@ import (
 // Type is the job type that the processor serves.
 const Type = "HTTP"
 
-// Codes of answers that no status stands for; a status has the code HTTP_ and its number, such as HTTP_404.
+// Codes of answers that no status stands for; a status has the code HTTP_ and its number,
+// such as HTTP_404.
 const (
 	CodeUnreachable    = "HTTP_UNREACHABLE" // a retry: no connection, or one that failed before the answer was whole
 	CodeAddressRefused = "ADDRESS_REFUSED"  // permanent: the host is at an address that jobs may not call
@@ -31,7 +32,8 @@ const (
 const (
 	// maxRetryAfter bounds what a partner can ask for, and keeps a huge number from overflowing.
 	maxRetryAfter = 24 * time.Hour
-	// maxDrainBytes is how much of an answer nobody wants is read, so that its connection can be used again.
+	// maxDrainBytes is how much of an answer nobody wants is read, so that its connection can
+	// be used again.
 	maxDrainBytes      = 64 << 10
 	maxHeaderBytes     = 64 << 10
 	idleTimeout        = 90 * time.Second
@@ -79,11 +81,10 @@ func (p *Processor) Close() error {
 	return nil
 }
 
-// Process makes the call, with the job's id as Idempotency-Key, unless the payload has a key of its own, and
-// the trace of ctx as traceparent. A 2xx
-// is done, with {"status": 200, "body": …} as its result. 429, and 503 with Retry-After, are throttled; any
-// other 5xx is a retry, and any other status, redirects included, permanent. A connection that fails is a
-// retry.
+// Process makes the call, with the job's id as Idempotency-Key, unless the payload has a key of its
+// own, and the trace of ctx as traceparent. A 2xx is done, with {"status": 200, "body": …} as its
+// result. 429, and 503 with Retry-After, are throttled; any other 5xx is a retry, and any other
+// status, redirects included, permanent. A connection that fails is a retry.
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	request, err := newRequest(job)
 	if err != nil {
@@ -114,8 +115,8 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	return newResult(response.StatusCode, body, truncated), nil
 }
 
-// failure is the answer to a call without a whole response. Only the host is named: the rest of a URL may
-// hold a secret.
+// failure is the answer to a call without a whole response. Only the host is named: the rest of a
+// URL may hold a secret.
 func failure(ctx context.Context, request *http.Request, err error) error {
 	var withURL *url.Error
 	if errors.As(err, &withURL) {

@@ -15,11 +15,12 @@ import (
 )
 
 var methods = []string{
-	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions,
+	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+	http.MethodDelete, http.MethodOptions,
 }
 
-// connectionHeaders speak about one connection, or about how the message is framed on it: they are not
-// the payload's business (RFC 9110, 7.6.1), and could make one request look like two.
+// connectionHeaders speak about one connection, or about how the message is framed on it: they are
+// not the payload's business (RFC 9110, 7.6.1), and could make one request look like two.
 var connectionHeaders = []string{
 	"Connection", "Content-Length", "Expect", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",

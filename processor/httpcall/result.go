@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// newResult is {"status":…,"body":…}: JSON stays JSON, anything else becomes a string, and nothing null.
-// A body that was or must be cut is a string too, with "truncated":true.
+// newResult is {"status":…,"body":…}: JSON stays JSON, anything else becomes a string, and nothing
+// null. A body that was or must be cut is a string too, with "truncated":true.
 func newResult(status int, body []byte, truncated bool) json.RawMessage {
 	head := `{"status":` + strconv.Itoa(status) + `,"body":`
 	const mark = `,"truncated":true}`
@@ -21,7 +21,8 @@ func newResult(status int, body []byte, truncated bool) json.RawMessage {
 		return json.RawMessage(head + "null}")
 	}
 	if !truncated && utf8.Valid(body) {
-		// Compact, and with <, > and & escaped, so that encoding it once more does not make it longer.
+		// Compact, and with <, > and & escaped, so that encoding it once more does not
+		// make it longer.
 		if raw, err := json.Marshal(json.RawMessage(body)); err == nil && len(raw) <= room {
 			return json.RawMessage(head + string(raw) + "}")
 		}

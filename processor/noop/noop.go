@@ -1,6 +1,6 @@
-// Package noop is the processor of the job type NOOP, for drills and benchmarks: it does nothing, or
-// sleeps, or fails in the way that its payload asks for. It can kill its own process, so a worker serves it
-// only where configuration asks for it.
+// Package noop is the processor of the job type NOOP, for drills and benchmarks: it does nothing,
+// or sleeps, or fails in the way that its payload asks for. It can kill its own process, so a
+// worker serves it only where configuration asks for it.
 package noop
 
 import (
@@ -30,13 +30,16 @@ const maxSleep = 24 * time.Hour
 
 // Processor serves NOOP. Its payload is
 //
-//	{"sleep_ms"?: n, "fail"?: "retry"|"permanent"|"throttle"|"crash", "fail_times"?: n, "result"?: any JSON}
+//	{"sleep_ms"?: n, "fail"?: "retry"|"permanent"|"throttle"|"crash", "fail_times"?: n,
+//	 "result"?: any JSON}
 //
-// and an empty one is done at once, without a result; other members count for nothing. The sleep comes first. With fail it fails as long as
-// the attempt is not above fail_times, or always where that is absent; crash ends the whole process, as
-// kill -9 would. Else the result is handed back. The zero value is ready for use.
+// and an empty one is done at once, without a result; other members count for nothing. The sleep
+// comes first. With fail it fails as long as the attempt is not above fail_times, or always where
+// that is absent; crash ends the whole process, as kill -9 would. Else the result is handed back.
+// The zero value is ready for use.
 type Processor struct {
-	// Crash ends the process at once, without any clean-up; nil stands for os.Exit(137). Tests set it.
+	// Crash ends the process at once, without any clean-up; nil stands for os.Exit(137).
+	// Tests set it.
 	Crash func()
 }
 
@@ -71,8 +74,8 @@ func (p Processor) Process(ctx context.Context, job processor.Job) (any, error) 
 	return want.Result, nil
 }
 
-// asksNothing knows payloads that ask for nothing without decoding them, since benchmarks send millions: empty ones, and those with nothing
-// but a pad, a text that makes them larger.
+// asksNothing knows payloads that ask for nothing without decoding them, since benchmarks send
+// millions: empty ones, and those with nothing but a pad, a text that makes them larger.
 func asksNothing(payload []byte) bool {
 	switch string(payload) {
 	case "", "{}", "null":

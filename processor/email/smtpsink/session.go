@@ -99,7 +99,8 @@ func (s *session) login(ok bool) error {
 	return nil
 }
 
-// loginServer asks for the user name and then for the password, as draft-murchison-sasl-login describes.
+// loginServer asks for the user name and then for the password, as
+// draft-murchison-sasl-login describes.
 type loginServer struct {
 	session  *session
 	step     int

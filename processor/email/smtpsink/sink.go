@@ -1,6 +1,6 @@
-// Package smtpsink is a local SMTP server that takes mail in and delivers it nowhere: for demos, tests and
-// benchmarks. It counts what it accepted, by recipient and by Message-ID, so that a mail which was sent
-// twice is seen. It hides the protocol, STARTTLS and authentication.
+// Package smtpsink is a local SMTP server that takes mail in and delivers it nowhere: for demos,
+// tests and benchmarks. It counts what it accepted, by recipient and by Message-ID, so that a mail
+// which was sent twice is seen. It hides the protocol, STARTTLS and authentication.
 package smtpsink
 
 import (
@@ -29,18 +29,19 @@ type Mail struct {
 
 // Options changes what a sink does. The zero value accepts everything in plain text.
 type Options struct {
-	// Reply decides about each recipient: 0 or 250 accepts, 4xx and 5xx refuse with that code and text.
-	// It is called concurrently, and the client waits as long as it takes.
+	// Reply decides about each recipient: 0 or 250 accepts, 4xx and 5xx refuse with that code and
+	// text. It is called concurrently, and the client waits as long as it takes.
 	Reply func(recipient string) (code int, text string)
 	// OnMail is called with each accepted mail, concurrently, before the client has its answer.
 	OnMail func(Mail)
-	// MaxTracked bounds how many Message-IDs and how many recipients are remembered, each; 0 is 1,048,576.
-	// Those that come later are counted only in Received.
+	// MaxTracked bounds how many Message-IDs and how many recipients are remembered, each; 0 is
+	// 1,048,576. Those that come later are counted only in Received.
 	MaxTracked int
 	// TLS offers STARTTLS, or, with ImplicitTLS, encrypts from the first byte on.
 	TLS         *tls.Config
 	ImplicitTLS bool
-	// Username, when set, makes clients authenticate before MAIL, by PLAIN, LOGIN or CRAM-MD5, encrypted or not.
+	// Username, when set, makes clients authenticate before MAIL, by PLAIN, LOGIN or CRAM-MD5,
+	// encrypted or not.
 	Username, Password string
 	// Mechanisms restricts the offered authentication mechanisms; empty offers all three.
 	Mechanisms []string
