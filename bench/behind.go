@@ -63,7 +63,8 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 		return nil, fmt.Errorf("after the small groups: %w", err)
 	}
 	b.BehindFirst = true
-	b.BehindP50, b.BehindMax, b.BehindSoloMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds), slices.Max(b.BehindSoloSeconds)
+	b.BehindP50, b.BehindMax, b.BehindSoloMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),
+		slices.Max(b.BehindSoloSeconds)
 	b.BehindRatio = ratio(b.BehindMax, b.BehindSoloMax)
 	out.Behind = b
 	return l.overrides, nil

@@ -22,7 +22,8 @@ type BigOptions struct {
 	Progress func(done int) // may be nil
 }
 
-// Big is one group from a file over HTTP, uploaded and processed at once, and its results read back.
+// Big is one group from a file over HTTP, uploaded and processed at once, and its
+// results read back.
 type Big struct {
 	Jobs           int                `json:"jobs"`
 	PayloadBytes   int                `json:"payload_bytes"`
@@ -34,12 +35,13 @@ type Big struct {
 	LastTenth      float64            `json:"last_tenth_jobs_per_second"`
 	SteadyRatio    float64            `json:"steady_ratio"` // the last to the first
 	PeakMBByRole   map[string]float64 `json:"peak_rss_mb_by_role"`
-	PeakMB         float64            `json:"peak_rss_mb"`            // of the largest of our processes, with the producer and without Redis
-	Results        int                `json:"results"`                // lines that were read back
-	ResultsSeconds float64            `json:"results_seconds"`        //
-	ProcessCPU     float64            `json:"process_cpu_us_per_job"` // the producer included
-	RedisCPU       float64            `json:"redis_cpu_us_per_job"`
-	Overrides      map[string]string  `json:"overrides"`
+	// of the largest of our processes, with the producer and without Redis
+	PeakMB         float64           `json:"peak_rss_mb"`
+	Results        int               `json:"results"`                // lines that were read back
+	ResultsSeconds float64           `json:"results_seconds"`        //
+	ProcessCPU     float64           `json:"process_cpu_us_per_job"` // the producer included
+	RedisCPU       float64           `json:"redis_cpu_us_per_job"`
+	Overrides      map[string]string `json:"overrides"`
 }
 
 // RunBig runs one big group.
@@ -128,7 +130,9 @@ func (b *run) big(ctx context.Context, c *client.API, name string, out *Big, pro
 	}
 	w := follow(b.f, b.space, []group{g}, progress)
 	cost := client.Aggregate{As: "cost", Op: "sum", Field: "data.cost"}
-	if _, err := c.Submit(ctx, client.Group{ID: g.id, Tenant: g.tenant, Type: "NOOP", Aggregate: []client.Aggregate{cost}}); err != nil {
+	if _, err := c.Submit(
+		ctx, client.Group{ID: g.id, Tenant: g.tenant, Type: "NOOP", Aggregate: []client.Aggregate{cost}},
+	); err != nil {
 		return err
 	}
 	uploaded, gone := make(chan error, 1), make(chan struct{})
@@ -163,7 +167,8 @@ func upload(ctx context.Context, c *client.API, g group, file *os.File, out *Big
 	return err
 }
 
-// readResults reads a group's results as NDJSON, and counts those that bear what its jobs asked for.
+// readResults reads a group's results as NDJSON, and counts those that bear what its
+// jobs asked for.
 func readResults(ctx context.Context, c *client.API, id string) (n int, seconds float64, err error) {
 	began := time.Now()
 	for result, err := range c.Results(ctx, id) {

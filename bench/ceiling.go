@@ -24,8 +24,9 @@ type CeilingOptions struct {
 	Payload  int // bytes
 }
 
-// Ceiling is the least work that a queue with one stream entry a job can do: a batch is pushed to a list, a script moves it to a stream, it is
-// read by a consumer group, and a script acknowledges, deletes and counts it. No tenants, limits, fences or results.
+// Ceiling is the least work that a queue with one stream entry a job can do: a batch is pushed to a
+// list, a script moves it to a stream, it is read by a consumer group, and a script acknowledges,
+// deletes and counts it. No tenants, limits, fences or results.
 type Ceiling struct {
 	Jobs             int     `json:"jobs"`
 	Batch            int     `json:"batch"`
@@ -62,7 +63,11 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 		defer closeAll(servers) //nolint:errcheck // nothing is lost with it
 		url = private
 	}
-	conn, err := redisx.Connect(ctx, redisx.Config{URL: url, PoolMaxActive: 2 * ceilingLoops, CommandTimeout: 10 * time.Second})
+	conn, err := redisx.Connect(ctx, redisx.Config{
+		URL:            url,
+		PoolMaxActive:  2 * ceilingLoops,
+		CommandTimeout: 10 * time.Second,
+	})
 	if err != nil {
 		return Ceiling{}, err
 	}
@@ -75,7 +80,9 @@ func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling
 	f := &Fleet{Conn: conn}
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
 	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
-		err := conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error { return s.Load(ctx, c).Err() })
+		err := conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+			return s.Load(ctx, c).Err()
+		})
 		if err != nil {
 			return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
 		}
@@ -89,7 +96,8 @@ func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling
 	var wg sync.WaitGroup
 	for i := range errs {
 		wg.Go(func() {
-			errs[i] = ceilingLoop(ctx, conn.Cmd, fmt.Sprintf("%s{%d}:", base, i), jobs*(i+1)/ceilingLoops-jobs*i/ceilingLoops, payload)
+			errs[i] = ceilingLoop(ctx, conn.Cmd, fmt.Sprintf("%s{%d}:", base, i),
+				jobs*(i+1)/ceilingLoops-jobs*i/ceilingLoops, payload)
 		})
 	}
 	wg.Wait()
@@ -103,8 +111,13 @@ func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling
 	}
 	u := after.since(before)
 	return Ceiling{
-		Jobs: jobs, Batch: ceilingBatch, PayloadBytes: payload, ElapsedSeconds: precise(elapsed.Seconds()), JobsPerSecond: math.Round(float64(jobs) / elapsed.Seconds()),
-		RedisCPUPerJob: perJob(u.redis().cpu, jobs), ProcessCPUPerJob: perJob(u.processes(), jobs),
+		Jobs:             jobs,
+		Batch:            ceilingBatch,
+		PayloadBytes:     payload,
+		ElapsedSeconds:   precise(elapsed.Seconds()),
+		JobsPerSecond:    math.Round(float64(jobs) / elapsed.Seconds()),
+		RedisCPUPerJob:   perJob(u.redis().cpu, jobs),
+		ProcessCPUPerJob: perJob(u.processes(), jobs),
 	}, nil
 }
 
@@ -126,7 +139,13 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 		if n := min(jobs-done, ceilingBatch); n > 0 {
 			pipe.RPush(ctx, list, blobs[:n]...)
 			pipe.EvalSha(ctx, ceilingAdmit.Hash(), []string{list, stream}, n)
-			read = pipe.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "workers", Consumer: "one", Streams: []string{stream, ">"}, Count: ceilingBatch, Block: -1})
+			read = pipe.XReadGroup(ctx, &redis.XReadGroupArgs{
+				Group:    "workers",
+				Consumer: "one",
+				Streams:  []string{stream, ">"},
+				Count:    ceilingBatch,
+				Block:    -1,
+			})
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return err
@@ -149,6 +168,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 func (c Ceiling) mean(d Ceiling) *Ceiling {
 	half := func(a, b float64) float64 { return precise((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)
-	c.RedisCPUPerJob, c.ProcessCPUPerJob = half(c.RedisCPUPerJob, d.RedisCPUPerJob), half(c.ProcessCPUPerJob, d.ProcessCPUPerJob)
+	c.RedisCPUPerJob, c.ProcessCPUPerJob = half(c.RedisCPUPerJob, d.RedisCPUPerJob),
+		half(c.ProcessCPUPerJob, d.ProcessCPUPerJob)
 	return &c
 }

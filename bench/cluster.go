@@ -61,7 +61,8 @@ func form(ctx context.Context, addrs []string) error {
 	for i, addr := range addrs {
 		c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
 		nodes = append(nodes, c)
-		if err := c.Do(ctx, "cluster", "addslotsrange", slots*i/len(addrs), slots*(i+1)/len(addrs)-1).Err(); err != nil {
+		if err := c.Do(ctx, "cluster", "addslotsrange", slots*i/len(addrs),
+			slots*(i+1)/len(addrs)-1).Err(); err != nil {
 			return err
 		}
 		if err := c.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {
@@ -87,7 +88,8 @@ func form(ctx context.Context, addrs []string) error {
 			if err != nil {
 				return err
 			}
-			if strings.Contains(info, "cluster_state:ok\r\n") && strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(len(nodes))+"\r\n") {
+			if strings.Contains(info, "cluster_state:ok\r\n") &&
+				strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(len(nodes))+"\r\n") {
 				break
 			}
 			if err := redisx.Sleep(ctx, pollInterval); err != nil {

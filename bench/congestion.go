@@ -14,28 +14,30 @@ type CongestionOptions struct {
 	RPS           int // permits a second in all
 }
 
-// Congestion is what came of it: how close a backlog that is far above the limit comes to the limit, and how
-// often jobs were sent to non-ready for it.
+// Congestion is what came of it: how close a backlog that is far above the limit comes to the
+// limit, and how often jobs were sent to non-ready for it.
 type Congestion struct {
-	Jobs             int               `json:"jobs"`
-	Tenants          int               `json:"tenants"`
-	RPS              int               `json:"rps"`
-	IdealSeconds     float64           `json:"ideal_seconds"`
-	MakespanSeconds  float64           `json:"makespan_seconds"` // first accepted to last job ended
-	MakespanRatio    float64           `json:"makespan_ratio"`
-	ThrottlesPerJob  float64           `json:"throttles_per_job"`
-	Windows          int               `json:"windows"` // aligned ones, from the first permit to the last
-	WindowsOverLimit int               `json:"windows_over_limit"`
-	MaxOver          float64           `json:"max_over"` // permits beyond the limit, at worst
-	LimitUsedRatio   float64           `json:"limit_used_ratio"`
-	Permits          int64             `json:"permits"`
-	StartWindowsOver int               `json:"start_windows_over"` // in which more jobs started than a window has permits; for information
-	TenantSeconds    []float64         `json:"tenant_seconds"`     // when each tenant's last job had ended
+	Jobs             int     `json:"jobs"`
+	Tenants          int     `json:"tenants"`
+	RPS              int     `json:"rps"`
+	IdealSeconds     float64 `json:"ideal_seconds"`
+	MakespanSeconds  float64 `json:"makespan_seconds"` // first accepted to last job ended
+	MakespanRatio    float64 `json:"makespan_ratio"`
+	ThrottlesPerJob  float64 `json:"throttles_per_job"`
+	Windows          int     `json:"windows"` // aligned ones, from the first permit to the last
+	WindowsOverLimit int     `json:"windows_over_limit"`
+	MaxOver          float64 `json:"max_over"` // permits beyond the limit, at worst
+	LimitUsedRatio   float64 `json:"limit_used_ratio"`
+	Permits          int64   `json:"permits"`
+	// in which more jobs started than a window has permits; for information
+	StartWindowsOver int               `json:"start_windows_over"`
+	TenantSeconds    []float64         `json:"tenant_seconds"` // when each tenant's last job had ended
 	PerSecond        []SecondOfTenants `json:"per_second,omitempty"`
 	Overrides        map[string]string `json:"overrides"`
 }
 
-// SecondOfTenants are the permits that were spent in one second of the run, and the jobs that started.
+// SecondOfTenants are the permits that were spent in one second of the run, and the jobs
+// that started.
 type SecondOfTenants struct {
 	Second  int   `json:"second"`
 	Permits int64 `json:"permits"`
@@ -44,8 +46,15 @@ type SecondOfTenants struct {
 
 // RunCongestion has a few tenants, a group each, share a small global limit.
 func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error) {
-	out := Congestion{Jobs: o.Jobs, Tenants: o.Tenants, RPS: o.RPS, IdealSeconds: precise(float64(o.Jobs) / float64(o.RPS))}
-	l, err := startLab(ctx, o.Options, setup{env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)}})
+	out := Congestion{
+		Jobs:         o.Jobs,
+		Tenants:      o.Tenants,
+		RPS:          o.RPS,
+		IdealSeconds: precise(float64(o.Jobs) / float64(o.RPS)),
+	}
+	l, err := startLab(ctx, o.Options, setup{
+		env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
+	})
 	if err != nil {
 		return out, err
 	}
@@ -54,7 +63,9 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	groups := make([]group, o.Tenants)
 	for i := range groups {
 		groups[i] = group{
-			id: fmt.Sprintf("%s-%d", l.name, i), tenant: fmt.Sprintf("tenant-%d", i), jobs: o.Jobs*(i+1)/o.Tenants - o.Jobs*i/o.Tenants,
+			id:     fmt.Sprintf("%s-%d", l.name, i),
+			tenant: fmt.Sprintf("tenant-%d", i),
+			jobs:   o.Jobs*(i+1)/o.Tenants - o.Jobs*i/o.Tenants,
 		}
 	}
 	if err := l.submit(ctx, groups...); err != nil {

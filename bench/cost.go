@@ -29,7 +29,8 @@ type TenantsCost struct {
 	Waiting    int     `json:"jobs_per_tenant"`
 	Jobs       int     `json:"jobs"`                 // that were admitted
 	RedisUSJob float64 `json:"redis_cpu_us_per_job"` // CPU time of the whole redis-server
-	ScriptUS   float64 `json:"script_us_per_job"`    // what the script took by Redis's statistics, waits for a CPU included
+	// what the script took by Redis's statistics, waits for a CPU included
+	ScriptUS float64 `json:"script_us_per_job"`
 }
 
 const (
@@ -56,7 +57,8 @@ func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	return map[string]string{}, nil
 }
 
-// queues are tenants with a group of waiting jobs each, on a private redis-server without any process.
+// queues are tenants with a group of waiting jobs each, on a private redis-server
+// without any process.
 type queues struct {
 	conn  *redisx.Conn
 	p     keyspace.Partition
@@ -70,7 +72,11 @@ func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, e
 		return TenantsCost{}, err
 	}
 	defer server.Close() //nolint:errcheck // nothing is lost with it
-	conn, err := redisx.Connect(ctx, redisx.Config{URL: server.URL(), PoolMaxActive: 2 * costClients, CommandTimeout: 10 * time.Second})
+	conn, err := redisx.Connect(ctx, redisx.Config{
+		URL:            server.URL(),
+		PoolMaxActive:  2 * costClients,
+		CommandTimeout: 10 * time.Second,
+	})
 	if err != nil {
 		return TenantsCost{}, err
 	}
@@ -80,7 +86,12 @@ func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, e
 		return TenantsCost{}, err
 	}
 	// The limit is counted, as it is by default, but never reached.
-	rate := ledger.Rate{RPS: 1_000_000_000, Window: time.Second, Limiter: ledger.LimiterFixed, Share: ledger.ShareElastic}
+	rate := ledger.Rate{
+		RPS:     1_000_000_000,
+		Window:  time.Second,
+		Limiter: ledger.LimiterFixed,
+		Share:   ledger.ShareElastic,
+	}
 	q := &queues{conn, space.Partition(0), tenants, rate.Of(0, 1)}
 	part := fmt.Sprintf("cost, %d tenants", tenants)
 	progress := func(done int) { o.progress(part, int64(done), int64(tenants)) }
@@ -131,7 +142,13 @@ func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
 
 func (q *queues) tenant(ctx context.Context, name string, jobs int) error {
 	group := "group-" + name
-	_, err := ledger.Create(ctx, q.conn.Cmd, q.p, ledger.CreateArgs{Group: group, Tenant: "tenant-" + name, Type: "NOOP", Hash: "-", Fields: map[string]string{"lane": "normal"}})
+	_, err := ledger.Create(ctx, q.conn.Cmd, q.p, ledger.CreateArgs{
+		Group:  group,
+		Tenant: "tenant-" + name,
+		Type:   "NOOP",
+		Hash:   "-",
+		Fields: map[string]string{"lane": "normal"},
+	})
 	for left := jobs; left > 0 && err == nil; left -= ledger.MaxAppend {
 		more := slices.Repeat([]ledger.NewJob{{Payload: []byte("{}")}}, min(left, ledger.MaxAppend))
 		_, err = ledger.Append(ctx, q.conn.Cmd, q.p, ledger.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})

@@ -12,10 +12,13 @@ import (
 
 // Elastic is how a busy tenant is lent what nine idle ones leave, and how soon these have it back.
 type Elastic struct {
-	Partitions       int               `json:"partitions"`
-	BusyShareOfLimit float64           `json:"busy_share_of_limit"` // the busy tenant's permits as a part of the global limit
-	BusyWindows      int               `json:"busy_windows"`
-	ReturnWindows    int               `json:"return_windows"` // from the one in which a tenant returned to the one in which it had its share; the slowest tenant's
+	Partitions int `json:"partitions"`
+	// the busy tenant's permits as a part of the global limit
+	BusyShareOfLimit float64 `json:"busy_share_of_limit"`
+	BusyWindows      int     `json:"busy_windows"`
+	// from the one in which a tenant returned to the one in which it had its share; the
+	// slowest tenant's
+	ReturnWindows    int               `json:"return_windows"`
 	WindowsOverLimit int               `json:"windows_over_limit"`
 	LimitUsedRatio   float64           `json:"limit_used_ratio"`
 	PerWindow        []ElasticWindow   `json:"per_window"`
@@ -40,7 +43,10 @@ func idler(i int) string { return fmt.Sprintf("idler-%d", i) }
 
 func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, error) {
 	out := Elastic{Partitions: partitions}
-	l, err := startLab(ctx, o.Options, setup{partitions: partitions, env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)}})
+	l, err := startLab(ctx, o.Options, setup{
+		partitions: partitions,
+		env:        map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
+	})
 	if err != nil {
 		return out, err
 	}
@@ -51,7 +57,11 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 		return out, err
 	}
 	share := limit.perWindow / elasticTenants
-	busy := group{id: l.name + "-busy", tenant: "busy", jobs: int(float64(limit.perWindow) * (elasticAlone.Seconds()/limit.window.Seconds() + returnWindows))}
+	busy := group{
+		id:     l.name + "-busy",
+		tenant: "busy",
+		jobs:   int(float64(limit.perWindow) * (elasticAlone.Seconds()/limit.window.Seconds() + returnWindows)),
+	}
 	if err := l.submit(ctx, busy); err != nil {
 		return out, err
 	}
@@ -76,7 +86,11 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	}
 	returning := make([]group, elasticTenants-1)
 	for i := range returning {
-		returning[i] = group{id: fmt.Sprintf("%s-return-%d", l.name, i), tenant: idler(i), jobs: int(share) * returnWindows}
+		returning[i] = group{
+			id:     fmt.Sprintf("%s-return-%d", l.name, i),
+			tenant: idler(i),
+			jobs:   int(share) * returnWindows,
+		}
 	}
 	if err := l.submit(ctx, returning...); err != nil {
 		return out, err
@@ -97,7 +111,8 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	return out, nil
 }
 
-// count computes the figures; returned says when (µs) each tenant came back with a backlog of returnWindows shares.
+// count computes the figures; returned says when (µs) each tenant came back with a backlog of
+// returnWindows shares.
 func (e *Elastic) count(limit rule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64) {
 	permits := permitEvents(log, nil)
 	busy := permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == "busy" })

@@ -29,7 +29,8 @@ type Fairness struct {
 	Overrides map[string]map[string]string `json:"overrides"` // by part
 }
 
-// fairnessPart measures one thing on a fleet of its own and says how that differed from a fresh installation's.
+// fairnessPart measures one thing on a fleet of its own and says how that differed from a fresh
+// installation's.
 type fairnessPart struct {
 	name string
 	run  func(context.Context, FairnessOptions, *Fairness) (map[string]string, error)
@@ -49,7 +50,8 @@ func FairnessParts() []string {
 	return names
 }
 
-// RunFairness runs the parts one after the other. One that fails is left out of what is returned with the error.
+// RunFairness runs the parts one after the other. One that fails is left out of what is returned
+// with the error.
 func RunFairness(ctx context.Context, o FairnessOptions) (Fairness, error) {
 	out := Fairness{Overrides: map[string]map[string]string{}}
 	var errs []error
@@ -90,7 +92,12 @@ const (
 )
 
 func (l *lab) small(kind string, i int, tenant string) group {
-	return group{id: fmt.Sprintf("%s-%s-%d", l.name, kind, i), tenant: tenant, jobs: smallJobs, payload: sleeping(smallSleepMS)}
+	return group{
+		id:      fmt.Sprintf("%s-%s-%d", l.name, kind, i),
+		tenant:  tenant,
+		jobs:    smallJobs,
+		payload: sleeping(smallSleepMS),
+	}
 }
 
 // oneByOne submits groups, each when the one before has ended, and says how long each took.
@@ -109,7 +116,8 @@ func (l *lab) oneByOne(ctx context.Context, part string, groups []group) ([]floa
 	return took, nil
 }
 
-// solo is how long small groups take with nothing else there. A few before them warm the fleet up. Kind is in their names.
+// solo is how long small groups take with nothing else there. A few before them warm the fleet up.
+// Kind is in their names.
 func (l *lab) solo(ctx context.Context, part, kind string, n int, tenant func(i int) string) ([]float64, error) {
 	const warm = 3
 	groups := make([]group, warm+n)

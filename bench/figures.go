@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// percentile is the nearest-rank percentile of values in any order: the least one that p percent do not exceed.
+// percentile is the nearest-rank percentile of values in any order: the least one that p percent
+// do not exceed.
 func percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -38,7 +39,8 @@ func shares(counts []int64) []float64 {
 	return out
 }
 
-// deviation is by how much the share that is furthest off differs from what its weight is due, as a part of that.
+// deviation is by how much the share that is furthest off differs from what its weight is due, as a
+// part of that.
 func deviation(counts []int64, weights []float64) float64 {
 	var sum, weight float64
 	for i := range counts {

@@ -1,5 +1,6 @@
-// Package bench measures the system as it is deployed: real processes on a private redis-server. What it
-// reports is recomputed from what Redis and the operating system say, not from what the processes claim.
+// Package bench measures the system as it is deployed: real processes on a private redis-server.
+// What it reports is recomputed from what Redis and the operating system say, not from what the
+// processes claim.
 package bench
 
 import (
@@ -38,8 +39,8 @@ type process struct {
 	log  *childproc.Tail
 }
 
-// FleetOptions say what to start. Role is how this very program becomes a role, e.g. {"bulkaction", "role"}:
-// the role's name is appended.
+// FleetOptions say what to start. Role is how this very program becomes a role, e.g. {"bulkaction",
+// "role"}: the role's name is appended.
 type FleetOptions struct {
 	Role     []string
 	RedisURL string         // "": a private redis-server
@@ -51,11 +52,16 @@ type FleetOptions struct {
 	Profile  string         // folder to which processes write CPU profiles; "": none
 }
 
-// plain is what a fleet sets in any case: addresses that collide with nothing, and the processor for drills.
-var plain = map[string]string{"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "warn", "BULKACTION_WORKER_TYPES": "NOOP"}
+// plain is what a fleet sets in any case: addresses that collide with nothing, and the
+// processor for drills.
+var plain = map[string]string{
+	"BULKACTION_API_ADDR":     "127.0.0.1:0",
+	"BULKACTION_LOG_LEVEL":    "warn",
+	"BULKACTION_WORKER_TYPES": "NOOP",
+}
 
-// Overrides are the variables that differ from a fresh installation's. Those of this process's environment are not among
-// them: the fleet inherits neither them nor those of OpenTelemetry.
+// Overrides are the variables that differ from a fresh installation's. Those of this process's
+// environment are not among them: the fleet inherits neither them nor those of OpenTelemetry.
 func (o FleetOptions) Overrides() map[string]string {
 	all := maps.Clone(plain)
 	for _, kv := range o.Env {
@@ -101,7 +107,9 @@ func (f *Fleet) start(o FleetOptions, role string, i int) error {
 		args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
 	}
 	cmd := exec.Command(o.Role[0], args...) // #nosec G204: this program itself
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_") })
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
+	})
 	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.URL)
 	for name, value := range o.Overrides() {
 		cmd.Env = append(cmd.Env, name+"="+value)
@@ -129,7 +137,8 @@ func (f *Fleet) Check() error {
 // stopGrace is how long a process may take to stop.
 const stopGrace = 15 * time.Second
 
-// Stop stops the processes, politely and all at once; Redis stays. (A second signal would end a process at once, so each gets one.)
+// Stop stops the processes, politely and all at once; Redis stays. (A second signal would end a
+// process at once, so each gets one.)
 func (f *Fleet) Stop() error {
 	var wg sync.WaitGroup
 	for _, p := range f.procs {

@@ -16,8 +16,8 @@ import (
 
 const (
 	followInterval = 50 * time.Millisecond
-	// followGroups are looked at each time: to follow a thousand must not cost what is measured. Where most of those have ended, more are
-	// looked at next time.
+	// followGroups are looked at each time: to follow a thousand must not cost what is measured.
+	// Where most of those have ended, more are looked at next time.
 	followGroups     = 64
 	followMostGroups = 64 * followGroups
 )
@@ -72,7 +72,8 @@ func (w *follower) wait(ctx context.Context, producing <-chan error) error {
 			return err
 		}
 		if time.Since(w.moved) > stalled {
-			return fmt.Errorf("await %d groups, %s among them: %d jobs done and nothing moved for %s", len(w.open), w.open[0].id, w.total, stalled)
+			return fmt.Errorf("await %d groups, %s among them: %d jobs done and nothing moved for %s",
+				len(w.open), w.open[0].id, w.total, stalled)
 		}
 		if n%20 == 0 {
 			if err := w.f.Check(); err != nil {
@@ -93,7 +94,8 @@ func (w *follower) look(ctx context.Context) error {
 	at := time.Since(w.began)
 	_, err := w.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, g := range w.open[:n] {
-			cmds[i] = pipe.HMGet(ctx, w.space.OfTenant(g.tenant).Group(g.id), "status", "done", "at:completed", "failed")
+			cmds[i] = pipe.HMGet(ctx, w.space.OfTenant(g.tenant).Group(g.id), "status",
+				"done", "at:completed", "failed")
 		}
 		return nil
 	})
@@ -114,7 +116,8 @@ func (w *follower) look(ctx context.Context) error {
 			end, _ := strconv.ParseInt(text(2), 10, 64)
 			w.end = max(w.end, end)
 		case status.Ended():
-			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %s failed", g.id, status, done, g.jobs, text(3))
+			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %s failed",
+				g.id, status, done, g.jobs, text(3))
 		default:
 			left = append(left, g)
 		}
@@ -137,8 +140,8 @@ func (w *follower) look(ctx context.Context) error {
 	return nil
 }
 
-// tenths are the jobs a second of the first tenth of all jobs and of the last, from the first that was seen done; 0 where the groups were too
-// many to be looked at together.
+// tenths are the jobs a second of the first tenth of all jobs and of the last, from the first that
+// was seen done; 0 where the groups were too many to be looked at together.
 func tenths(samples []sample, jobs int) (first, last float64) {
 	a, b, c, d := reached(samples, 1), reached(samples, jobs/10), reached(samples, jobs-jobs/10), reached(samples, jobs)
 	if a < 0 || b <= a || d <= c {

@@ -53,7 +53,11 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	if err := clientNames(ctx, l.f.Conn, names); err != nil { // connections that came meanwhile
 		return nil, err
 	}
-	out.Idle = &Idle{IdleByRole: map[string]float64{}, IdleByName: map[string]map[string]float64{}, IdleSeconds: round(took.Seconds())}
+	out.Idle = &Idle{
+		IdleByRole:  map[string]float64{},
+		IdleByName:  map[string]map[string]float64{},
+		IdleSeconds: round(took.Seconds()),
+	}
 	for _, p := range l.f.procs { // one of each role
 		n, byName := 0, map[string]int{}
 		for c, count := range counts {
@@ -157,7 +161,8 @@ func defaultUser(name string) string {
 	return name
 }
 
-// monitored reads a line of MONITOR; there is no address when it is no client's command but a script's.
+// monitored reads a line of MONITOR; there is no address when it is no client's command
+// but a script's.
 //
 //	+1700000000.123456 [0 127.0.0.1:54321] "ping"
 func monitored(line string) command {

@@ -109,7 +109,8 @@ func (l *lab) close() {
 // perMessage is how many jobs one message carries.
 const perMessage = 500
 
-// submit publishes groups, small ones as one message each and large ones in pieces, in turn among them.
+// submit publishes groups, small ones as one message each and large ones in pieces, in
+// turn among them.
 func (l *lab) submit(ctx context.Context, groups ...group) error {
 	l.groups = append(l.groups, groups...)
 	pipe := l.f.Conn.Cmd.Pipeline()
@@ -143,7 +144,9 @@ func (l *lab) submit(ctx context.Context, groups ...group) error {
 			if g.jobs <= perMessage || round*perMessage >= g.jobs {
 				continue
 			}
-			if err := add("jobs.append", map[string]any{"group": g.id, "jobs": g.piece(round * perMessage)}); err != nil {
+			if err := add(
+				"jobs.append", map[string]any{"group": g.id, "jobs": g.piece(round * perMessage)},
+			); err != nil {
 				return fmt.Errorf("append to group %s: %w", g.id, err)
 			}
 		}
@@ -185,7 +188,10 @@ func (l endedGroup) took() float64 { return float64(l.completed-l.created) / 1e3
 
 // endedGroups reads groups.
 func (l *lab) endedGroups(ctx context.Context, groups []group) ([]endedGroup, error) {
-	fields := []string{"status", "accepted", "done", "failed", "throttles", "retries", "at:created", "at:aggregating", "at:completed"}
+	fields := []string{
+		"status", "accepted", "done", "failed", "throttles", "retries",
+		"at:created", "at:aggregating", "at:completed",
+	}
 	cmds := make([]*redis.SliceCmd, len(groups))
 	_, err := l.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, g := range groups {
@@ -206,8 +212,17 @@ func (l *lab) endedGroups(ctx context.Context, groups []group) ([]endedGroup, er
 		}
 		status, _ := v[0].(string)
 		out[i] = endedGroup{
-			id: groups[i].id, tenant: groups[i].tenant, status: api.Status(status), accepted: n(1), done: n(2), failed: n(3),
-			throttles: n(4), retries: n(5), created: n(6), ended: n(7), completed: n(8),
+			id:        groups[i].id,
+			tenant:    groups[i].tenant,
+			status:    api.Status(status),
+			accepted:  n(1),
+			done:      n(2),
+			failed:    n(3),
+			throttles: n(4),
+			retries:   n(5),
+			created:   n(6),
+			ended:     n(7),
+			completed: n(8),
 		}
 	}
 	return out, nil
@@ -219,7 +234,8 @@ const pollInterval = 20 * time.Millisecond
 // stalled is how long nothing may move before a run is given up.
 const stalled = 2 * time.Minute
 
-// await waits until groups are COMPLETED, and says how they are. Part names the wait for the progress.
+// await waits until groups are COMPLETED, and says how they are. Part names the wait for
+// the progress.
 func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGroup, error) {
 	open, all := slices.Clone(groups), map[string]endedGroup{}
 	var total, last int64
@@ -254,7 +270,8 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGr
 			last, movedAt = done, time.Now()
 		}
 		if time.Since(movedAt) > stalled {
-			return nil, fmt.Errorf("await %d groups, %s among them: %d of %d jobs done and nothing moved for %s", len(open), open[0].id, done, total, stalled)
+			return nil, fmt.Errorf("await %d groups, %s among them: %d of %d jobs done and nothing moved for %s",
+				len(open), open[0].id, done, total, stalled)
 		}
 		if n%50 == 0 {
 			if err := l.f.Check(); err != nil {
@@ -274,7 +291,8 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGr
 	return out, nil
 }
 
-// finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the processes and reads their journals.
+// finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the
+// processes and reads their journals.
 func (l *lab) finish(ctx context.Context, part string) ([]endedGroup, journal.Log, error) {
 	groups, err := l.await(ctx, part, l.groups)
 	if err != nil {
@@ -286,7 +304,8 @@ func (l *lab) finish(ctx context.Context, part string) ([]endedGroup, journal.Lo
 	}
 	if !report.OK {
 		v := report.Violations[0]
-		return nil, journal.Log{}, fmt.Errorf("audit after the run: %d violations, first law %s, group %q: %s", len(report.Violations), v.Law, v.Group, v.Detail)
+		return nil, journal.Log{}, fmt.Errorf("audit after the run: %d violations, first law %s, group %q: %s",
+			len(report.Violations), v.Law, v.Group, v.Detail)
 	}
 	if err := l.f.Stop(); err != nil {
 		return nil, journal.Log{}, err

@@ -26,8 +26,9 @@ type LatencyOptions struct {
 	Progress func(done int) // may be nil
 }
 
-// Latency is how long single jobs wait, each a group of its own, while little else happens. Accepted is the time of the script
-// that created the group, which Redis keeps to the ms and rounds down: up to 1 ms less was waited. The rest is exact to the µs.
+// Latency is how long single jobs wait, each a group of its own, while little else happens.
+// Accepted is the time of the script that created the group, which Redis keeps to the ms and rounds
+// down: up to 1 ms less was waited. The rest is exact to the µs.
 type Latency struct {
 	P50MS    float64 `json:"p50_ms"` // accepted to started
 	P99MS    float64 `json:"p99_ms"`
@@ -37,8 +38,9 @@ type Latency struct {
 	Workload string  `json:"workload"`
 
 	// From the time when the job was due to be published: what a slow producer delays counts.
-	PublishedStarted  Quantiles `json:"published_to_started"`
-	PublishedFinished Quantiles `json:"published_to_finished"` // to the event that the group is COMPLETED, as its producer reads it
+	PublishedStarted Quantiles `json:"published_to_started"`
+	// to the event that the group is COMPLETED, as its producer reads it
+	PublishedFinished Quantiles `json:"published_to_finished"`
 
 	Overrides map[string]string `json:"overrides"`
 }
@@ -187,7 +189,13 @@ func (b *run) pacedTo(ctx context.Context, rate, n, first int, progress func(int
 
 func (b *run) single(ctx context.Context, id string) error {
 	pipe := b.f.Conn.Cmd.Pipeline()
-	data := map[string]any{"id": id, "tenant": "single", "type": "NOOP", "seal": true, "jobs": []job{{json.RawMessage("{}")}}}
+	data := map[string]any{
+		"id":     id,
+		"tenant": "single",
+		"type":   "NOOP",
+		"seal":   true,
+		"jobs":   []job{{json.RawMessage("{}")}},
+	}
 	if err := publish(ctx, pipe, b.space, "group.submit", data); err != nil {
 		return err
 	}
@@ -294,7 +302,12 @@ func (a *arrivals) close() {
 func (a *arrivals) read(ctx context.Context) {
 	defer close(a.done)
 	for ctx.Err() == nil {
-		read, err := a.b.f.Conn.Block.XRead(ctx, &redis.XReadArgs{Streams: []string{a.b.space.Events(), a.from}, Block: redisx.MaxBlock, Count: 1000}).Result()
+		read, err := a.b.f.Conn.Block.XRead(ctx,
+			&redis.XReadArgs{
+				Streams: []string{a.b.space.Events(), a.from},
+				Block:   redisx.MaxBlock,
+				Count:   1000,
+			}).Result()
 		now := time.Now().Add(a.offset).UnixMicro()
 		if errors.Is(err, redis.Nil) {
 			continue
@@ -315,7 +328,8 @@ func (a *arrivals) note(messages []redis.XMessage, now int64) {
 		a.from = m.ID
 		var event api.Event
 		data, _ := m.Values["data"].(string)
-		if json.Unmarshal([]byte(data), &event) == nil && event.Group != nil && event.Group.Status == api.StatusCompleted {
+		if json.Unmarshal([]byte(data), &event) == nil && event.Group != nil &&
+			event.Group.Status == api.StatusCompleted {
 			a.at[event.Group.ID] = now
 		}
 	}

@@ -59,7 +59,8 @@ type LimitRun struct {
 	Overrides        map[string]string `json:"overrides"`
 }
 
-// The load of a limit run: fetchers and dispatchers that compete, tenants with a backlog, and others that come and go.
+// The load of a limit run: fetchers and dispatchers that compete, tenants with a backlog, and
+// others that come and go.
 const (
 	limitFetchers, limitDispatchers = 4, 2
 	baseTenants, visitors, visits   = 3, 12, 24
@@ -75,7 +76,11 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	for _, limiter := range o.Limiters {
 		for _, window := range o.Windows {
 			for _, partitions := range o.Partitions {
-				out.Runs = append(out.Runs, LimitRun{Limiter: limiter, WindowMS: window.Milliseconds(), Partitions: partitions})
+				out.Runs = append(out.Runs, LimitRun{
+					Limiter:    limiter,
+					WindowMS:   window.Milliseconds(),
+					Partitions: partitions,
+				})
 			}
 		}
 	}
@@ -158,10 +163,12 @@ func union(runs ...map[string]string) map[string]string {
 }
 
 func (r *LimitRun) name() string {
-	return fmt.Sprintf("%s, window %s, %d partitions", r.Limiter, time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
+	return fmt.Sprintf("%s, window %s, %d partitions", r.Limiter,
+		time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
 }
 
-// flaky is the payload of jobs of which some fail once: 5% come back after a transient error, 2% after a partner's refusal.
+// flaky is the payload of jobs of which some fail once: 5% come back after a transient error, 2%
+// after a partner's refusal.
 func flaky(i int) json.RawMessage {
 	switch {
 	case i%20 == 7:
@@ -178,13 +185,19 @@ type visit struct {
 	group
 }
 
-// load is what a run is given: backlogs from the start, and visits that are over before the backlogs are.
+// load is what a run is given: backlogs from the start, and visits that are over before the
+// backlogs are.
 func load(name string, jobs int, seconds float64, seed uint64) (base []group, visitors []visit) {
 	forVisitors := int(float64(jobs) * visitorPart)
 	left := jobs - forVisitors
 	for i := range baseTenants {
 		n := left*(i+1)/baseTenants - left*i/baseTenants
-		base = append(base, group{id: fmt.Sprintf("%s-base-%d", name, i), tenant: fmt.Sprintf("base-%d", i), jobs: n, payload: flaky})
+		base = append(base, group{
+			id:      fmt.Sprintf("%s-base-%d", name, i),
+			tenant:  fmt.Sprintf("base-%d", i),
+			jobs:    n,
+			payload: flaky,
+		})
 	}
 	return base, visitsOf(name, forVisitors, seconds, rand.New(rand.NewPCG(seed, seed)))
 }
@@ -223,7 +236,11 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 	if window != time.Second {
 		env["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"] = window.String()
 	}
-	l, err := startLab(ctx, o.Options, setup{r.Partitions, env, map[string]int{"fetcher": limitFetchers, "dispatcher": limitDispatchers}})
+	l, err := startLab(ctx, o.Options, setup{
+		r.Partitions,
+		env,
+		map[string]int{"fetcher": limitFetchers, "dispatcher": limitDispatchers},
+	})
 	if err != nil {
 		return err
 	}
@@ -250,7 +267,9 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 // count computes the figures from the journals.
 func (r *LimitRun) count(limit rule, ended []endedGroup, log journal.Log, waitsFrom int64) error {
 	permits := permitEvents(log, nil)
-	waiting := permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Admit && strings.HasPrefix(p.Tenant, "base-") })
+	waiting := permitEvents(log, func(p journal.PermitEvent) bool {
+		return p.By == journal.Admit && strings.HasPrefix(p.Tenant, "base-")
+	})
 	if len(waiting) == 0 {
 		return errNoPermits
 	}
@@ -280,7 +299,9 @@ func (l *lab) awaitAccepted(ctx context.Context, groups []group) (int64, error) 
 			return 0, err
 		}
 		missing := slices.ContainsFunc(groups, func(g group) bool {
-			return !slices.ContainsFunc(now, func(n endedGroup) bool { return n.id == g.id && n.accepted == int64(g.jobs) })
+			return !slices.ContainsFunc(now, func(n endedGroup) bool {
+				return n.id == g.id && n.accepted == int64(g.jobs)
+			})
 		})
 		if !missing {
 			return l.now(ctx)

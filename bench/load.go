@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// producer publishes jobs that are encoded once, so that it takes little of the machine that it measures.
+// producer publishes jobs that are encoded once, so that it takes little of the machine
+// that it measures.
 type producer struct {
 	conn  *redisx.Conn
 	space keyspace.Space

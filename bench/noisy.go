@@ -11,11 +11,12 @@ import (
 
 // Noisy is how small tenants fare beside one that floods the workers.
 type Noisy struct {
-	NoisyJobs        int       `json:"noisy_jobs"`
-	SmallTenants     int       `json:"small_tenants"`
-	SmallP50         float64   `json:"small_p50_seconds"` // accepted to COMPLETED
-	SmallP99         float64   `json:"small_p99_seconds"`
-	SmallSoloP50     float64   `json:"small_solo_p50_seconds"` // the better of two runs of all, before and after the noisy one
+	NoisyJobs    int     `json:"noisy_jobs"`
+	SmallTenants int     `json:"small_tenants"`
+	SmallP50     float64 `json:"small_p50_seconds"` // accepted to COMPLETED
+	SmallP99     float64 `json:"small_p99_seconds"`
+	// the better of two runs of all, before and after the noisy one
+	SmallSoloP50     float64   `json:"small_solo_p50_seconds"`
 	SmallSoloP99     float64   `json:"small_solo_p99_seconds"`
 	SmallRatio       float64   `json:"small_ratio"` // p99 to p99
 	JobsPerSecond    float64   `json:"jobs_per_second"`
@@ -27,13 +28,14 @@ type Noisy struct {
 
 // Long is the same with a noisy tenant whose jobs take 50 times as long as those of the others.
 type Long struct {
-	WorkerProcesses int       `json:"long_worker_processes"` // each with the default number of workers
-	LongNoisyJobs   int       `json:"long_noisy_jobs"`
-	LongP50         float64   `json:"long_small_p50_seconds"`
-	LongP99         float64   `json:"long_small_p99_seconds"`
-	LongSoloP99     float64   `json:"long_small_solo_p99_seconds"`
-	LongRatio       float64   `json:"long_ratio"`
-	LongRatioOne    float64   `json:"long_ratio_one_process"` // with one worker process, and a quarter of the noisy jobs
+	WorkerProcesses int     `json:"long_worker_processes"` // each with the default number of workers
+	LongNoisyJobs   int     `json:"long_noisy_jobs"`
+	LongP50         float64 `json:"long_small_p50_seconds"`
+	LongP99         float64 `json:"long_small_p99_seconds"`
+	LongSoloP99     float64 `json:"long_small_solo_p99_seconds"`
+	LongRatio       float64 `json:"long_ratio"`
+	// with one worker process, and a quarter of the noisy jobs
+	LongRatioOne    float64   `json:"long_ratio_one_process"`
 	LongSmall       []float64 `json:"long_small_seconds"`
 	LongSoloSeconds []float64 `json:"long_small_solo_seconds"`
 }
@@ -70,7 +72,9 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 		return out, err
 	}
 	before := len(l.groups)
-	if err := l.submit(ctx, group{id: l.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)}); err != nil {
+	if err := l.submit(
+		ctx, group{id: l.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)},
+	); err != nil {
 		return out, err
 	}
 	lasts := time.Duration(noisyJobs*sleepMS/l.workers()/processes) * time.Millisecond
@@ -88,14 +92,16 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 	if _, _, err := l.finish(ctx, part); err != nil {
 		return out, err
 	}
-	// Whatever else the machine did during one of them would make a small group beside the noisy one look better than it is.
+	// Whatever else the machine did during one of them would make a small group beside the noisy
+	// one look better than it is.
 	out.solo = first
 	if percentile(second, 99) < percentile(first, 99) {
 		out.solo = second
 	}
 	last := slices.MaxFunc(ended, func(a, b endedGroup) int { return cmp.Compare(a.ended, b.ended) })
 	if last.tenant != "noisy" {
-		return out, fmt.Errorf("group %s ended after the noisy one, so it was not beside it: give --noisy-jobs more", last.id)
+		return out, fmt.Errorf("group %s ended after the noisy one, so it was not beside it: give --noisy-jobs more",
+			last.id)
 	}
 	for _, g := range ended[1:] {
 		out.small = append(out.small, g.took())
@@ -128,9 +134,16 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 		return nil, err
 	}
 	n := &Noisy{
-		NoisyJobs: o.NoisyJobs, SmallTenants: smallTenants, SmallP50: percentile(f.small, 50), SmallP99: percentile(f.small, 99),
-		SmallSoloP50: percentile(f.solo, 50), SmallSoloP99: percentile(f.solo, 99), JobsPerSecond: round(f.perSecond), UnfairPerSecond: round(alone),
-		SmallSeconds: f.small, SmallSoloSeconds: f.solo,
+		NoisyJobs:        o.NoisyJobs,
+		SmallTenants:     smallTenants,
+		SmallP50:         percentile(f.small, 50),
+		SmallP99:         percentile(f.small, 99),
+		SmallSoloP50:     percentile(f.solo, 50),
+		SmallSoloP99:     percentile(f.solo, 99),
+		JobsPerSecond:    round(f.perSecond),
+		UnfairPerSecond:  round(alone),
+		SmallSeconds:     f.small,
+		SmallSoloSeconds: f.solo,
 	}
 	n.SmallRatio, n.ThroughputRatio = ratio(n.SmallP99, n.SmallSoloP99), ratio(f.perSecond, alone)
 	out.Noisy = n
@@ -148,7 +161,9 @@ func runAlone(ctx context.Context, o FairnessOptions, jobs int) (float64, error)
 		return 0, err
 	}
 	before := len(l.groups)
-	if err := l.submit(ctx, group{id: l.name + "-alone", tenant: "alone", jobs: jobs, payload: sleeping(smallSleepMS)}); err != nil {
+	if err := l.submit(
+		ctx, group{id: l.name + "-alone", tenant: "alone", jobs: jobs, payload: sleeping(smallSleepMS)},
+	); err != nil {
 		return 0, err
 	}
 	ended, _, err := l.finish(ctx, "unfair")
@@ -168,8 +183,13 @@ func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		return nil, err
 	}
 	n := &Long{
-		WorkerProcesses: longProcesses, LongNoisyJobs: longJobs * longProcesses, LongP50: percentile(f.small, 50), LongP99: percentile(f.small, 99), LongSoloP99: percentile(f.solo, 99),
-		LongSmall: f.small, LongSoloSeconds: f.solo,
+		WorkerProcesses: longProcesses,
+		LongNoisyJobs:   longJobs * longProcesses,
+		LongP50:         percentile(f.small, 50),
+		LongP99:         percentile(f.small, 99),
+		LongSoloP99:     percentile(f.solo, 99),
+		LongSmall:       f.small,
+		LongSoloSeconds: f.solo,
 	}
 	n.LongRatio = ratio(n.LongP99, n.LongSoloP99)
 	n.LongRatioOne = ratio(percentile(one.small, 99), percentile(one.solo, 99))

@@ -45,7 +45,9 @@ type variant struct {
 
 var variants = []variant{
 	{"aof", "AOF everysec", 0.7, func(o *ThroughputOptions) { o.AOF = true }},
-	{"limits", "1,000 tenants, each at a limit of its own", 0.8, func(o *ThroughputOptions) { o.Tenants, o.Limits = 1000, true }},
+	{"limits", "1,000 tenants, each at a limit of its own", 0.8, func(o *ThroughputOptions) {
+		o.Tenants, o.Limits = 1000, true
+	}},
 	{"retries", "1% of the jobs fail once", 0.8, func(o *ThroughputOptions) { o.FailPercent = 1 }},
 	{"tracing", "1% of the jobs traced", 0.95, func(o *ThroughputOptions) { o.Sampling = 0.01 }},
 	{"singles", "one job a message", 0, func(o *ThroughputOptions) { o.Batch = 1 }},
@@ -60,7 +62,8 @@ func PerformanceParts() []string {
 	return append(parts, "latency", "big")
 }
 
-// RunPerformance measures one part after the other. With an error comes what was measured before it.
+// RunPerformance measures one part after the other. With an error comes what was
+// measured before it.
 func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
 	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]Variant{}}
 	has := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
@@ -100,7 +103,12 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 	}
 	if has("latency") {
 		total := 100 * seconds
-		r, err := RunLatency(ctx, LatencyOptions{FleetOptions: fleet, Rate: 100, Seconds: seconds, Progress: o.part("latency", total)})
+		r, err := RunLatency(ctx, LatencyOptions{
+			FleetOptions: fleet,
+			Rate:         100,
+			Seconds:      seconds,
+			Progress:     o.part("latency", total),
+		})
 		if err != nil {
 			return out, fmt.Errorf("latency: %w", err)
 		}
@@ -150,7 +158,9 @@ func (t *Throughput) cpu() float64 { return t.RedisCPUPerJob + t.ProcessCPUPerJo
 
 // median is by speed.
 func median(runs []Throughput) *Throughput {
-	sorted := slices.SortedFunc(slices.Values(runs), func(a, b Throughput) int { return int(a.JobsPerSecond - b.JobsPerSecond) })
+	sorted := slices.SortedFunc(slices.Values(runs), func(a, b Throughput) int {
+		return int(a.JobsPerSecond - b.JobsPerSecond)
+	})
 	return &sorted[len(sorted)/2]
 }
 
@@ -167,15 +177,19 @@ func (p Performance) Figures() []Figure {
 		out = append(out, Figure{what, goal, fmt.Sprintf(measured, args...), reached})
 	}
 	if b := p.Base; b != nil {
-		add(b.JobsPerSecond >= 75_000, fmt.Sprintf("produced and processed at once, six processes, %d jobs of %d tenants, %d a message", b.Jobs, b.Tenants, b.MessagesJobs),
+		add(b.JobsPerSecond >= 75_000,
+			fmt.Sprintf("produced and processed at once, six processes, %d jobs of %d tenants, %d a message",
+				b.Jobs, b.Tenants, b.MessagesJobs),
 			"≥ 75,000/s", "%.0f/s", b.JobsPerSecond)
 		if b.Ceiling != nil {
-			add(b.CeilingRatio >= 0.5, "against the least-work ceiling, measured before and after", "≥ 0.5 ×", "%.2f × %.0f/s", b.CeilingRatio, b.Ceiling.JobsPerSecond)
+			add(b.CeilingRatio >= 0.5, "against the least-work ceiling, measured before and after",
+				"≥ 0.5 ×", "%.2f × %.0f/s", b.CeilingRatio, b.Ceiling.JobsPerSecond)
 		}
 		add(b.RedisCPUPerJob <= 8, "CPU of Redis", "≤ 8 µs a job", "%.1f µs", b.RedisCPUPerJob)
 		add(b.cpu() <= 26, "CPU of Redis and all processes, the producer included", "≤ 26 µs a job", "%.1f µs", b.cpu())
 		if b.BytesPerQueuedJob > 0 {
-			add(b.BytesPerQueuedJob <= float64(b.PayloadBytes+120), "Redis memory of a queued job", "≤ payload + 120 bytes", "payload + %.0f bytes", b.BytesPerQueuedJob-float64(b.PayloadBytes))
+			add(b.BytesPerQueuedJob <= float64(b.PayloadBytes+120), "Redis memory of a queued job",
+				"≤ payload + 120 bytes", "payload + %.0f bytes", b.BytesPerQueuedJob-float64(b.PayloadBytes))
 		}
 	}
 	for _, v := range variants {
@@ -183,16 +197,19 @@ func (p Performance) Figures() []Figure {
 		switch {
 		case !ok:
 		case v.least > 0:
-			add(r.Ratio >= v.least, v.what, fmt.Sprintf("≥ %g × the base beside it", v.least), "%.2f ×, at %.2f × the CPU", r.Ratio, r.CPURatio)
+			add(r.Ratio >= v.least, v.what, fmt.Sprintf("≥ %g × the base beside it", v.least),
+				"%.2f ×, at %.2f × the CPU", r.Ratio, r.CPURatio)
 		default:
 			add(r.Run.JobsPerSecond >= 15_000, v.what, "≥ 15,000/s", "%.0f/s", r.Run.JobsPerSecond)
 		}
 	}
 	if l := p.Latency; l != nil {
-		add(l.P50MS <= 2 && l.P99MS <= 8, fmt.Sprintf("accepted to started at %d jobs a second", l.Rate), "p50 ≤ 2 ms, p99 ≤ 8 ms", "p50 %.1f ms, p99 %.1f ms", l.P50MS, l.P99MS)
+		add(l.P50MS <= 2 && l.P99MS <= 8, fmt.Sprintf("accepted to started at %d jobs a second", l.Rate),
+			"p50 ≤ 2 ms, p99 ≤ 8 ms", "p50 %.1f ms, p99 %.1f ms", l.P50MS, l.P99MS)
 	}
 	if b := p.Big; b != nil {
-		add(b.SteadyRatio >= 0.9, fmt.Sprintf("one group of %d from a file over HTTP: the last tenth's speed", b.Jobs), "≥ 0.9 × the first's", "%.2f ×, %.0f/s in all", b.SteadyRatio, b.JobsPerSecond)
+		add(b.SteadyRatio >= 0.9, fmt.Sprintf("one group of %d from a file over HTTP: the last tenth's speed",
+			b.Jobs), "≥ 0.9 × the first's", "%.2f ×, %.0f/s in all", b.SteadyRatio, b.JobsPerSecond)
 		add(b.PeakMB <= 150, "its largest process", "≤ 150 MB", "%.0f MB", b.PeakMB)
 		add(b.Results == b.Jobs, "its results, read back as NDJSON", "all", "%d in %.1f s", b.Results, b.ResultsSeconds)
 	}

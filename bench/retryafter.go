@@ -27,7 +27,8 @@ type RetryAfter struct {
 	RetryWaitP50      float64 `json:"retry_after_p50_seconds"`
 	RetryWaitMax      float64 `json:"retry_after_max_seconds"`
 	RetryMaxBacklog   int     `json:"retry_after_max_backlog"`
-	RetryPerSecond    float64 `json:"retry_after_jobs_per_second"` // that the workers did meanwhile: too long waits would let them idle
+	// that the workers did meanwhile: too long waits would let them idle
+	RetryPerSecond float64 `json:"retry_after_jobs_per_second"`
 }
 
 const (
@@ -48,7 +49,10 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	if err != nil {
 		return nil, err
 	}
-	l, err := startLab(ctx, o.Options, setup{env: map[string]string{"BULKACTION_API_ADDR": addr, "BULKACTION_INGEST_MAX_BACKLOG": strconv.Itoa(retryBacklog)}})
+	l, err := startLab(ctx, o.Options, setup{env: map[string]string{
+		"BULKACTION_API_ADDR":           addr,
+		"BULKACTION_INGEST_MAX_BACKLOG": strconv.Itoa(retryBacklog),
+	}})
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +119,10 @@ func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
 			return err
 		}
 		g := group{
-			id: fmt.Sprintf("%s-client-%d-%d", c.l.name, i, b), tenant: fmt.Sprintf("client-%d", i), jobs: 50 + random.IntN(100), payload: sleeping(smallSleepMS),
+			id:      fmt.Sprintf("%s-client-%d-%d", c.l.name, i, b),
+			tenant:  fmt.Sprintf("client-%d", i),
+			jobs:    50 + random.IntN(100),
+			payload: sleeping(smallSleepMS),
 		}
 		for after := false; ; after = true {
 			p, err := c.post(ctx, g)
@@ -146,7 +153,13 @@ func (c *clients) note(p post, g group) {
 }
 
 func (c *clients) post(ctx context.Context, g group) (post, error) {
-	body, err := json.Marshal(map[string]any{"id": g.id, "tenant": g.tenant, "type": "NOOP", "jobs": g.piece(0), "seal": true})
+	body, err := json.Marshal(map[string]any{
+		"id":     g.id,
+		"tenant": g.tenant,
+		"type":   "NOOP",
+		"jobs":   g.piece(0),
+		"seal":   true,
+	})
 	if err != nil {
 		return post{}, err
 	}
@@ -170,7 +183,8 @@ func (c *clients) post(ctx context.Context, g group) (post, error) {
 	case http.StatusTooManyRequests:
 		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 		if err != nil || seconds < 1 {
-			return post{}, fmt.Errorf("post group %s: refused with Retry-After %q, which names no seconds", g.id, resp.Header.Get("Retry-After"))
+			return post{}, fmt.Errorf("post group %s: refused with Retry-After %q, which names no seconds",
+				g.id, resp.Header.Get("Retry-After"))
 		}
 		return post{retryAfter: time.Duration(seconds) * time.Second}, nil
 	}

@@ -39,8 +39,10 @@ func (s *sink) take(w http.ResponseWriter, r *http.Request) {
 // env has processes trace that part of the jobs, and send nothing else.
 func (s *sink) env(ratio float64) []string {
 	return []string{
-		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.url, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", "OTEL_METRICS_EXPORTER=none",
-		"OTEL_TRACES_SAMPLER=parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG=" + strconv.FormatFloat(ratio, 'g', -1, 64),
+		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.url, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
+		"OTEL_METRICS_EXPORTER=none",
+		"OTEL_TRACES_SAMPLER=parentbased_traceidratio",
+		"OTEL_TRACES_SAMPLER_ARG=" + strconv.FormatFloat(ratio, 'g', -1, 64),
 	}
 }
 

@@ -34,36 +34,39 @@ type ThroughputOptions struct {
 
 // Throughput is what came of it. Produced and processed happen at once.
 type Throughput struct {
-	Jobs              int                `json:"jobs"`
-	Tenants           int                `json:"tenants"`
-	ElapsedSeconds    float64            `json:"elapsed_seconds"` // from the first message to the last group COMPLETED, by Redis's clock
-	JobsPerSecond     float64            `json:"jobs_per_second"`
-	RedisCPUPerJob    float64            `json:"redis_cpu_us_per_job"`
-	ProcessCPUPerJob  float64            `json:"process_cpu_us_per_job"` // all our processes, the producer included
-	BytesPerQueuedJob float64            `json:"redis_bytes_per_queued_job"`
-	P50MS             float64            `json:"p50_ms"` // accepted to started at 100 jobs a second, to the ms; `bench latency` is more exact
-	P99MS             float64            `json:"p99_ms"`
-	CommandsPerJob    float64            `json:"redis_commands_per_job"` // those of scripts included
-	ProcessCPUByRole  map[string]float64 `json:"process_cpu_us_per_job_by_role"`
-	PeakMBByRole      map[string]float64 `json:"peak_rss_mb_by_role"`                      // of the largest process of each role
-	FirstTenth        float64            `json:"first_tenth_jobs_per_second,omitempty"`    // not where groups are many
-	LastTenth         float64            `json:"last_tenth_jobs_per_second,omitempty"`     //
-	MasterCommands    []float64          `json:"commands_share_by_master,omitempty"`       // of a cluster
-	MasterCPU         []float64          `json:"redis_cpu_us_per_job_by_master,omitempty"` //
-	Ceiling           *Ceiling           `json:"ceiling,omitempty"`                        // mean of before and after
-	CeilingRatio      float64            `json:"ceiling_ratio,omitempty"`                  // our speed to the ceiling's
-	TraceBytes        int64              `json:"trace_bytes,omitempty"`                    // that the sink was sent
-	Groups            int                `json:"groups_per_tenant"`
-	PayloadBytes      int                `json:"payload_bytes"`
-	MessagesJobs      int                `json:"jobs_per_message"`
-	Partitions        int                `json:"partitions"`
-	Masters           int                `json:"masters"`
-	AOF               bool               `json:"aof"`
-	Limits            bool               `json:"limits"`
-	FailPercent       float64            `json:"fail_percent"`
-	Sampling          float64            `json:"sampling"`
-	Replicas          map[string]int     `json:"replicas,omitempty"`
-	Overrides         map[string]string  `json:"overrides"`
+	Jobs    int `json:"jobs"`
+	Tenants int `json:"tenants"`
+	// from the first message to the last group COMPLETED, by Redis's clock
+	ElapsedSeconds    float64 `json:"elapsed_seconds"`
+	JobsPerSecond     float64 `json:"jobs_per_second"`
+	RedisCPUPerJob    float64 `json:"redis_cpu_us_per_job"`
+	ProcessCPUPerJob  float64 `json:"process_cpu_us_per_job"` // all our processes, the producer included
+	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
+	// accepted to started at 100 jobs a second, to the ms; `bench latency` is more exact
+	P50MS            float64            `json:"p50_ms"`
+	P99MS            float64            `json:"p99_ms"`
+	CommandsPerJob   float64            `json:"redis_commands_per_job"` // those of scripts included
+	ProcessCPUByRole map[string]float64 `json:"process_cpu_us_per_job_by_role"`
+	// of the largest process of each role
+	PeakMBByRole   map[string]float64 `json:"peak_rss_mb_by_role"`
+	FirstTenth     float64            `json:"first_tenth_jobs_per_second,omitempty"`    // not where groups are many
+	LastTenth      float64            `json:"last_tenth_jobs_per_second,omitempty"`     //
+	MasterCommands []float64          `json:"commands_share_by_master,omitempty"`       // of a cluster
+	MasterCPU      []float64          `json:"redis_cpu_us_per_job_by_master,omitempty"` //
+	Ceiling        *Ceiling           `json:"ceiling,omitempty"`                        // mean of before and after
+	CeilingRatio   float64            `json:"ceiling_ratio,omitempty"`                  // our speed to the ceiling's
+	TraceBytes     int64              `json:"trace_bytes,omitempty"`                    // that the sink was sent
+	Groups         int                `json:"groups_per_tenant"`
+	PayloadBytes   int                `json:"payload_bytes"`
+	MessagesJobs   int                `json:"jobs_per_message"`
+	Partitions     int                `json:"partitions"`
+	Masters        int                `json:"masters"`
+	AOF            bool               `json:"aof"`
+	Limits         bool               `json:"limits"`
+	FailPercent    float64            `json:"fail_percent"`
+	Sampling       float64            `json:"sampling"`
+	Replicas       map[string]int     `json:"replicas,omitempty"`
+	Overrides      map[string]string  `json:"overrides"`
 }
 
 const (
@@ -82,12 +85,23 @@ var quickRetries = []string{
 
 func round(x float64) float64 { return math.Round(x*100) / 100 }
 
-// RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the jobs done so far.
+// RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the
+// jobs done so far.
 func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
 	o.Groups, o.Partitions = max(1, o.Groups), max(1, o.Partitions)
 	out := Throughput{
-		Jobs: o.Jobs, Tenants: o.Tenants, Groups: o.Groups, PayloadBytes: o.Payload, MessagesJobs: o.Batch, Partitions: o.Partitions,
-		Masters: max(1, o.Masters), AOF: o.AOF, Limits: o.Limits, FailPercent: o.FailPercent, Sampling: o.Sampling, Replicas: o.Replicas,
+		Jobs:         o.Jobs,
+		Tenants:      o.Tenants,
+		Groups:       o.Groups,
+		PayloadBytes: o.Payload,
+		MessagesJobs: o.Batch,
+		Partitions:   o.Partitions,
+		Masters:      max(1, o.Masters),
+		AOF:          o.AOF,
+		Limits:       o.Limits,
+		FailPercent:  o.FailPercent,
+		Sampling:     o.Sampling,
+		Replicas:     o.Replicas,
 	}
 	var traces *sink
 	env := []string{noLimit}
@@ -205,7 +219,8 @@ func (b *run) measure(ctx context.Context, o ThroughputOptions, out *Throughput,
 	out.fill(end.since(start), time.UnixMilli(w.end).Sub(began))
 	out.FirstTenth, out.LastTenth = tenths(w.samples, o.Jobs)
 	if o.Profile != "" {
-		if err := os.WriteFile(filepath.Join(o.Profile, "commandstats.txt"), []byte(end.since(start).redis().table(o.Jobs)), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(o.Profile, "commandstats.txt"),
+			[]byte(end.since(start).redis().table(o.Jobs)), 0o644); err != nil {
 			return err
 		}
 	}
@@ -262,7 +277,8 @@ func (b *run) limit(ctx context.Context, tenants int) error {
 	rps := float64(freeLimit)
 	for i := range tenants {
 		name := fmt.Sprintf("tenant-%d", i)
-		if err := ledger.SetTenant(ctx, b.f.Conn.Cmd, b.space.OfTenant(name), name, ledger.TenantSettings{RPS: &rps}); err != nil {
+		if err := ledger.SetTenant(ctx, b.f.Conn.Cmd, b.space.OfTenant(name), name,
+			ledger.TenantSettings{RPS: &rps}); err != nil {
 			return fmt.Errorf("set limit of tenant %s: %w", name, err)
 		}
 	}
@@ -293,7 +309,9 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	groups := []group{{id: b.name + "-queued", tenant: "queued", jobs: jobs}}
-	if err := b.p.create(ctx, groups, map[string]any{"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}); err != nil {
+	if err := b.p.create(
+		ctx, groups, map[string]any{"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)},
+	); err != nil {
 		return 0, err
 	}
 	if err := b.p.fill(ctx, groups); err != nil {
@@ -301,7 +319,8 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 	}
 	key := b.space.OfTenant(groups[0].tenant).Group(groups[0].id)
 	for giveUp := time.Now().Add(stalled); ; {
-		n, _ := b.f.Conn.Cmd.HGet(ctx, key, "accepted").Int() // an error comes again from XLen, or the group is not there yet
+		// an error comes again from XLen, or the group is not there yet
+		n, _ := b.f.Conn.Cmd.HGet(ctx, key, "accepted").Int()
 		left, err := b.f.Conn.Cmd.XLen(ctx, b.space.Ingest()).Result()
 		if err != nil {
 			return 0, fmt.Errorf("measure memory: %w", err)

@@ -115,7 +115,13 @@ func (u used) since(before used) used {
 			break
 		}
 		was := before.masters[i]
-		d := master{addr: m.addr, cpu: m.cpu - was.cpu, commands: m.commands - was.commands, memory: m.memory - was.memory, byName: map[string]commandUse{}}
+		d := master{
+			addr:     m.addr,
+			cpu:      m.cpu - was.cpu,
+			commands: m.commands - was.commands,
+			memory:   m.memory - was.memory,
+			byName:   map[string]commandUse{},
+		}
 		for name, k := range m.byName {
 			if n := k.calls - was.byName[name].calls; n > 0 {
 				d.byName[name] = commandUse{n, k.us - was.byName[name].us}
@@ -146,7 +152,8 @@ func (u used) redis() (sum master) {
 	return sum
 }
 
-// table is what the commands took, the costliest first; those of scripts are counted in the scripts and by themselves.
+// table is what the commands took, the costliest first; those of scripts are counted in the scripts
+// and by themselves.
 func (m master) table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")
@@ -159,7 +166,8 @@ func (m master) table(jobs int) string {
 	})
 	for _, name := range names {
 		k := m.byName[name]
-		fmt.Fprintf(&b, "%-24s %12d %12d %10.2f %10.3f\n", name, k.calls, k.us, float64(k.us)/float64(k.calls), float64(k.us)/float64(jobs))
+		fmt.Fprintf(&b, "%-24s %12d %12d %10.2f %10.3f\n",
+			name, k.calls, k.us, float64(k.us)/float64(k.calls), float64(k.us)/float64(jobs))
 	}
 	fmt.Fprintf(&b, "CPU of Redis in all: %.2f µs/job\n", perJob(m.cpu, jobs))
 	return b.String()
@@ -216,7 +224,8 @@ func (f *Fleet) peaks() (map[string]float64, error) {
 	return out, nil
 }
 
-// forgetPeak has this process's peak be of what follows. Where that is not allowed, the peak is that of all runs.
+// forgetPeak has this process's peak be of what follows. Where that is not allowed, the peak is
+// that of all runs.
 func forgetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
 func peakMB(pid int) (float64, error) {

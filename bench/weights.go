@@ -13,18 +13,20 @@ import (
 
 // Weights are the shares of tenants of weights 1, 2 and 4 while all have work.
 type Weights struct {
-	WeightError  float64   `json:"weight_error"`  // of the share that is furthest off, as a part of what its weight is due
+	// of the share that is furthest off, as a part of what its weight is due
+	WeightError  float64   `json:"weight_error"`
 	WeightShares []float64 `json:"weight_shares"` // of the starts
 	WeightStarts int64     `json:"weight_starts"` // that were counted
 }
 
 // Lanes are the shares of the lanes while all have work.
 type Lanes struct {
-	LaneError     float64   `json:"lane_error"`
-	LaneShares    []float64 `json:"lane_shares"` // high, normal, low
-	LaneStarts    int64     `json:"lane_starts"`
-	LowMaxGap     float64   `json:"low_lane_max_gap_seconds"` // the longest time in which no job of the low lane started
-	LowLaneStarts int64     `json:"low_lane_starts"`
+	LaneError  float64   `json:"lane_error"`
+	LaneShares []float64 `json:"lane_shares"` // high, normal, low
+	LaneStarts int64     `json:"lane_starts"`
+	// the longest time in which no job of the low lane started
+	LowMaxGap     float64 `json:"low_lane_max_gap_seconds"`
+	LowLaneStarts int64   `json:"low_lane_starts"`
 }
 
 const (
@@ -33,7 +35,8 @@ const (
 	settle = time.Second
 )
 
-// contest has groups compete for the workers. What is counted are the starts of each while all have work.
+// contest has groups compete for the workers. What is counted are the starts of each while
+// all have work.
 func contest(ctx context.Context, l *lab, part string, groups []group) (journal.Log, span, error) {
 	if err := l.submit(ctx, groups...); err != nil {
 		return journal.Log{}, span{}, err
@@ -52,7 +55,8 @@ type span struct {
 	counts   []int64
 }
 
-// middle is the span between the time when the last of the groups has begun and the time when the first has no more jobs.
+// middle is the span between the time when the last of the groups has begun and the time when the
+// first has no more jobs.
 func middle(log journal.Log, groups []group) (span, error) {
 	m := span{from: math.MinInt64, to: math.MaxInt64}
 	starts := make([][]event, len(groups))
@@ -84,7 +88,8 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 	for i, w := range weights {
 		tenant := fmt.Sprintf("weight-%g", w)
 		groups[i] = group{id: l.name + "-" + tenant, tenant: tenant, jobs: contested, payload: sleeping(smallSleepMS)}
-		if err := ledger.SetTenant(ctx, l.f.Conn.Cmd, l.space.OfTenant(tenant), tenant, ledger.TenantSettings{Weight: &w}); err != nil {
+		if err := ledger.SetTenant(ctx, l.f.Conn.Cmd, l.space.OfTenant(tenant), tenant,
+			ledger.TenantSettings{Weight: &w}); err != nil {
 			return nil, fmt.Errorf("set weight of tenant %s: %w", tenant, err)
 		}
 	}
@@ -92,7 +97,11 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 	if err != nil {
 		return nil, err
 	}
-	out.Weights = &Weights{WeightError: deviation(m.counts, weights), WeightShares: shares(m.counts), WeightStarts: sum(m.counts)}
+	out.Weights = &Weights{
+		WeightError:  deviation(m.counts, weights),
+		WeightShares: shares(m.counts),
+		WeightStarts: sum(m.counts),
+	}
 	return l.overrides, nil
 }
 
@@ -105,7 +114,13 @@ func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	lanes := []string{"high", "normal", "low"}
 	groups := make([]group, len(lanes))
 	for i, lane := range lanes {
-		groups[i] = group{id: l.name + "-" + lane, tenant: "lane-" + lane, priority: lane, jobs: contested, payload: sleeping(smallSleepMS)}
+		groups[i] = group{
+			id:       l.name + "-" + lane,
+			tenant:   "lane-" + lane,
+			priority: lane,
+			jobs:     contested,
+			payload:  sleeping(smallSleepMS),
+		}
 	}
 	log, m, err := contest(ctx, l, "lanes", groups)
 	if err != nil {

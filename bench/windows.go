@@ -25,7 +25,8 @@ type event struct{ at, n int64 }
 // slack is what a token limiter's fractions may be off by.
 const slack = 1e-3
 
-// over counts the aligned windows in which events break the rule, and by how much at worst. Events come by time.
+// over counts the aligned windows in which events break the rule, and by how much at worst. Events
+// come by time.
 //
 //   - fixed: more than perWindow in the window.
 //   - sliding: more than perWindow in a span [t, t+window) that ends in the window.
@@ -45,7 +46,8 @@ func (r rule) over(events []event) (windows int, worst float64) {
 	return windows, worst
 }
 
-// excess is for each event by how much the spans that end with it break the rule; negative where they keep it.
+// excess is for each event by how much the spans that end with it break the rule; negative where
+// they keep it.
 func (r rule) excess(events []event) []float64 {
 	width := r.window.Microseconds()
 	out := make([]float64, len(events))
@@ -77,8 +79,9 @@ func (r rule) excess(events []event) []float64 {
 	return out
 }
 
-// used is the part of the permits that was spent in the whole windows between those of from and of to (µs), and how many windows these are. They are
-// aligned to the epoch; those of the sliding limiter begin at from.
+// used is the part of the permits that was spent in the whole windows between those of from and of
+// to (µs), and how many windows these are. They are aligned to the epoch; those of the sliding
+// limiter begin at from.
 func (r rule) used(events []event, from, to int64) (ratio float64, windows int) {
 	width := r.window.Microseconds()
 	begin, end := (from/width+1)*width, to/width*width

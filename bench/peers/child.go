@@ -32,7 +32,8 @@ type order struct {
 	Paced    bool  // one each pace, and times are kept
 }
 
-// report is what a child says on its standard output: first that it is ready, then what it has come to.
+// report is what a child says on its standard output: first that it is ready, then what
+// it has come to.
 type report struct {
 	Jobs  int
 	At    time.Time

@@ -1,5 +1,6 @@
-// Command peers runs this project and others that do the same work side by side: in turn on one private redis-server,
-// so that the drift of a machine hits all alike. README.md says what is compared, and how.
+// Command peers runs this project and others that do the same work side by side: in turn on one
+// private redis-server, so that the drift of a machine hits all alike. README.md says what is
+// compared, and how.
 package main
 
 import (

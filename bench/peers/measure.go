@@ -24,7 +24,8 @@ const (
 	stopGrace  = 20 * time.Second
 )
 
-// figures of one run, or medians of several. The names are those of `bulkaction bench throughput --json`.
+// figures of one run, or medians of several. The names are those of `bulkaction bench
+// throughput --json`.
 type figures struct {
 	JobsPerSecond float64  `json:"jobs_per_second"`
 	RedisCPU      float64  `json:"redis_cpu_us_per_job"`
@@ -45,7 +46,8 @@ type bench struct {
 
 // ours is our own benchmark on the same Redis.
 func (b *bench) ours(ctx context.Context) (out figures, err error) {
-	err = b.run(ctx, &out, "throughput", "--jobs", strconv.Itoa(b.Jobs), "--tenants", strconv.Itoa(b.Tenants), "--batch", strconv.Itoa(b.Batch), "--payload", strconv.Itoa(b.Payload))
+	err = b.run(ctx, &out, "throughput", "--jobs", strconv.Itoa(b.Jobs), "--tenants", strconv.Itoa(b.Tenants),
+		"--batch", strconv.Itoa(b.Batch), "--payload", strconv.Itoa(b.Payload))
 	if err != nil {
 		return out, err
 	}
@@ -67,7 +69,9 @@ const pacePerSecond = int(time.Second / pace)
 // run has our program measure something.
 func (b *bench) run(ctx context.Context, out any, what string, args ...string) error {
 	text, log := &bytes.Buffer{}, &childproc.Tail{}
-	cmd := exec.Command(b.binary, append([]string{"bench", what, "--json", "--redis-url", "redis://" + b.addr + "/0"}, args...)...) // #nosec G204: a flag
+	// #nosec G204: a flag
+	cmd := exec.Command(b.binary, append([]string{"bench", what, "--json", "--redis-url", "redis://" + b.addr + "/0"},
+		args...)...)
 	cmd.Stdout, cmd.Stderr = text, log
 	child, err := childproc.Start(cmd)
 	if err != nil {
@@ -133,7 +137,12 @@ func (b *bench) throughput(ctx context.Context, name string, out *figures) error
 		return err
 	}
 	// Tuned, or else asynq would sleep through the first second of the run.
-	server, err := b.start(ctx, order{Peer: name, Serve: true, Marks: []int{warmJobs, warmJobs + b.Jobs}, Settings: settings{Check: b.Settings.Check}})
+	server, err := b.start(ctx, order{
+		Peer:     name,
+		Serve:    true,
+		Marks:    []int{warmJobs, warmJobs + b.Jobs},
+		Settings: settings{Check: b.Settings.Check},
+	})
 	if err != nil {
 		return err
 	}
@@ -173,7 +182,13 @@ func (b *bench) latency(ctx context.Context, name string, check time.Duration) (
 	if err := b.redis.FlushAll(ctx).Err(); err != nil {
 		return 0, 0, err
 	}
-	server, err := b.start(ctx, order{Peer: name, Serve: true, Paced: true, Marks: []int{b.Latency}, Settings: settings{Check: check}})
+	server, err := b.start(ctx, order{
+		Peer:     name,
+		Serve:    true,
+		Paced:    true,
+		Marks:    []int{b.Latency},
+		Settings: settings{Check: check},
+	})
 	if err != nil {
 		return 0, 0, err
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// defaultCheck is the least interval at which asynq's polling of an empty queue is not yet what Redis does all day.
+// defaultCheck is the least interval at which asynq's polling of an empty queue is not yet what
+// Redis does all day.
 const defaultCheck = 10 * time.Millisecond
 
 // settings of the peers; all others are as they come.
@@ -27,9 +28,11 @@ type settings struct {
 type peer struct {
 	module  string // whose version is reported
 	senders int    // with which it is fastest; measured
-	// sender connects a producer. send returns when Redis has the job; it is called by many goroutines.
+	// sender connects a producer. send returns when Redis has the job; it is called by
+	// many goroutines.
 	sender func(addr string) (send func(ctx context.Context, payload []byte) error, err error)
-	// serve starts to call handle, by many goroutines where the peer does so, until the process ends.
+	// serve starts to call handle, by many goroutines where the peer does so, until the
+	// process ends.
 	serve func(addr string, s settings, handle func(payload []byte)) error
 }
 

@@ -47,7 +47,12 @@ func compare(ctx context.Context, o options, progress func(string)) (*comparison
 		return nil, err
 	}
 	defer server.Close() //nolint:errcheck // it held nothing that matters
-	b := &bench{options: o, self: self, addr: server.Addr(), redis: redis.NewClient(&redis.Options{Addr: server.Addr()})}
+	b := &bench{
+		options: o,
+		self:    self,
+		addr:    server.Addr(),
+		redis:   redis.NewClient(&redis.Options{Addr: server.Addr()}),
+	}
 	defer b.redis.Close() //nolint:errcheck // as above
 
 	out := &comparison{options: o, Versions: versions(o.Peers), CPUs: runtime.NumCPU(), Runs: map[string][]figures{}}
@@ -157,7 +162,9 @@ func median(runs []figures, get func(figures) float64) float64 {
 }
 
 func (c *comparison) table(w io.Writer) error {
-	fmt.Fprintf(w, "%d no-op jobs of %d bytes, produced and processed at once, medians of %d rounds; %d CPUs, Redis %s without persistence\n\n",
+	fmt.Fprintf(w,
+		"%d no-op jobs of %d bytes, produced and processed at once, medians of %d rounds; %d CPUs, Redis %s "+
+			"without persistence\n\n",
 		c.Jobs, c.Payload, c.Rounds, c.CPUs, c.Versions["redis"])
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\tjobs/s\tRedis CPU\tprocess CPU\tmemory\tlatency p50\tp99\t")

@@ -28,9 +28,15 @@ func ofCongestion(c bench.Congestion, to map[string]chart) {
 		}
 	}
 	to["congestion"] = chart{
-		title: "Congestion: against the published figures", subtitle: "makespan as a multiple of the ideal, and throttles a job; lower is better",
-		y: "×, and throttles a job", labels: []string{"makespan / ideal", "throttles a job"}, format: "%.3f",
-		series: []series{{"measured", []float64{c.MakespanRatio, c.ThrottlesPerJob}}, {"published", []float64{publishedRatio, publishedThrottles}}},
+		title:    "Congestion: against the published figures",
+		subtitle: "makespan as a multiple of the ideal, and throttles a job; lower is better",
+		y:        "×, and throttles a job",
+		labels:   []string{"makespan / ideal", "throttles a job"},
+		format:   "%.3f",
+		series: []series{
+			{"measured", []float64{c.MakespanRatio, c.ThrottlesPerJob}},
+			{"published", []float64{publishedRatio, publishedThrottles}},
+		},
 	}
 }
 
@@ -71,9 +77,12 @@ func ofLimits(l bench.Limits, to map[string]chart) {
 	}
 	if len(labels) > 0 {
 		c := chart{
-			title:    "Limits: how much of the limit is used while jobs wait",
-			subtitle: fmt.Sprintf("4 fetchers and 2 dispatchers, %d permits a second; windows over the limit in all runs: %d", l.RPS, over),
-			x:        "limiter and window", y: "% of the permits", labels: labels, goals: []goal{{"99%", 99}},
+			title: "Limits: how much of the limit is used while jobs wait",
+			subtitle: fmt.Sprintf(
+				"4 fetchers and 2 dispatchers, %d permits a second; windows over the limit in all runs: %d",
+				l.RPS, over,
+			),
+			x: "limiter and window", y: "% of the permits", labels: labels, goals: []goal{{"99%", 99}},
 		}
 		for _, p := range order {
 			c.series = append(c.series, *byPartitions[p])
@@ -86,9 +95,18 @@ func ofLimits(l bench.Limits, to map[string]chart) {
 			busy[i], others[i] = float64(w.Busy), float64(w.Others)
 		}
 		to[fmt.Sprintf("elastic-%d", e.Partitions)] = chart{
-			title:    fmt.Sprintf("Elastic shares, partitions: %d", e.Partitions),
-			subtitle: fmt.Sprintf("one busy tenant among nine idle ones has %.1f%% of the limit; windows until all have their shares back: %d", 100*e.BusyShareOfLimit, e.ReturnWindows),
-			x:        "window", y: "permits", lines: true, steps: true, labels: ticks(len(busy)), goals: []goal{{"limit", float64(l.RPS)}},
+			title: fmt.Sprintf("Elastic shares, partitions: %d", e.Partitions),
+			subtitle: fmt.Sprintf(
+				"one busy tenant among nine idle ones has %.1f%% of the limit; windows until all have their "+
+					"shares back: %d",
+				100*e.BusyShareOfLimit, e.ReturnWindows,
+			),
+			x:      "window",
+			y:      "permits",
+			lines:  true,
+			steps:  true,
+			labels: ticks(len(busy)),
+			goals:  []goal{{"limit", float64(l.RPS)}},
 			series: []series{{"busy tenant", busy}, {"nine others", others}},
 		}
 	}
@@ -97,7 +115,8 @@ func ofLimits(l bench.Limits, to map[string]chart) {
 func ofFairness(f bench.Fairness, to map[string]chart) {
 	if n := f.Noisy; n != nil {
 		to["noisy"] = distribution("Small groups beside a noisy tenant",
-			fmt.Sprintf("%d jobs of one tenant, %d small tenants; p99 is %.2f × that of a small group alone", n.NoisyJobs, n.SmallTenants, n.SmallRatio),
+			fmt.Sprintf("%d jobs of one tenant, %d small tenants; p99 is %.2f × that of a small group alone",
+				n.NoisyJobs, n.SmallTenants, n.SmallRatio),
 			n.SmallSoloSeconds, n.SmallSeconds)
 	}
 	if n := f.Long; n != nil {
@@ -106,7 +125,8 @@ func ofFairness(f bench.Fairness, to map[string]chart) {
 	}
 	if b := f.Behind; b != nil {
 		to["behind"] = distribution("Small groups behind a huge one of their own tenant",
-			fmt.Sprintf("%d jobs before them; the slowest takes %.2f × as long as alone", b.BehindHugeJobs, b.BehindRatio), sorted(b.BehindSoloSeconds), sorted(b.BehindSeconds))
+			fmt.Sprintf("%d jobs before them; the slowest takes %.2f × as long as alone",
+				b.BehindHugeJobs, b.BehindRatio), sorted(b.BehindSoloSeconds), sorted(b.BehindSeconds))
 	}
 	if c := f.AdmitCost; c != nil {
 		s := series{name: "Redis CPU"}
@@ -116,8 +136,14 @@ func ofFairness(f bench.Fairness, to map[string]chart) {
 			s.values = append(s.values, n.RedisUSJob)
 		}
 		to["admit-cost"] = chart{
-			title: "The cost of admitting a job", subtitle: fmt.Sprintf("%d jobs a script; from the fewest tenants to the most it grows %.2f ×", c.AdmitBatch, c.AdmitCostRatio),
-			x: "tenants with waiting jobs", y: "µs of Redis CPU a job", labels: labels, series: []series{s}, format: "%.1f",
+			title: "The cost of admitting a job",
+			subtitle: fmt.Sprintf("%d jobs a script; from the fewest tenants to the most it grows %.2f ×",
+				c.AdmitBatch, c.AdmitCostRatio),
+			x:      "tenants with waiting jobs",
+			y:      "µs of Redis CPU a job",
+			labels: labels,
+			series: []series{s},
+			format: "%.1f",
 		}
 	}
 	ofShares(f, to)
@@ -136,8 +162,12 @@ func ofShares(f bench.Fairness, to map[string]chart) {
 		got[i] *= 100
 	}
 	to["shares"] = chart{
-		title: "Shares under saturation", subtitle: fmt.Sprintf("furthest off: weights %.1f%%, lanes %.1f%% of what is due", 100*f.WeightError, 100*f.LaneError),
-		y: "% of the starts", labels: []string{"weight 1", "weight 2", "weight 4", "high", "normal", "low"}, format: "%.1f",
+		title: "Shares under saturation",
+		subtitle: fmt.Sprintf("furthest off: weights %.1f%%, lanes %.1f%% of what is due",
+			100*f.WeightError, 100*f.LaneError),
+		y:      "% of the starts",
+		labels: []string{"weight 1", "weight 2", "weight 4", "high", "normal", "low"},
+		format: "%.1f",
 		series: []series{{"measured", got}, {"due", due}},
 	}
 }

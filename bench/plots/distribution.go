@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// distribution shows what part of groups needed at most how long, alone and not. Values come in ascending order.
+// distribution shows what part of groups needed at most how long, alone and not. Values come in
+// ascending order.
 func distribution(title, subtitle string, solo, beside []float64) chart {
 	const points = 101
 	quantile := func(values []float64) []float64 {
@@ -22,8 +23,13 @@ func distribution(title, subtitle string, solo, beside []float64) chart {
 		labels[i] = strconv.Itoa(i)
 	}
 	return chart{
-		title: title, subtitle: subtitle, x: "percentile of groups", y: "ms from accepted to COMPLETED", lines: true, labels: labels,
-		series: []series{{"alone", quantile(solo)}, {"beside it", quantile(beside)}},
+		title:    title,
+		subtitle: subtitle,
+		x:        "percentile of groups",
+		y:        "ms from accepted to COMPLETED",
+		lines:    true,
+		labels:   labels,
+		series:   []series{{"alone", quantile(solo)}, {"beside it", quantile(beside)}},
 	}
 }
 

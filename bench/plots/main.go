@@ -2,8 +2,9 @@
 //
 //	plots docs/plots docs/flow-control.md …
 //
-// reads congestion.json, limits.json, fairness.json and performance.json in the folder, writes pictures (SVG) beside them, and the tables of
-// figures into the documents. A file that is not there, or lacks a part, leaves its pictures and figures out.
+// reads congestion.json, limits.json, fairness.json and performance.json in the folder, writes
+// pictures (SVG) beside them, and the tables of figures into the documents. A file that is not
+// there, or lacks a part, leaves its pictures and figures out.
 package main
 
 import (
@@ -30,10 +31,16 @@ func main() {
 
 func run(dir string, documents ...string) error {
 	var r results
-	for name, into := range map[string]any{"congestion.json": &r.congestion, "limits.json": &r.limits, "fairness.json": &r.fairness, "performance.json": &r.performance} {
+	for name, into := range map[string]any{
+		"congestion.json":  &r.congestion,
+		"limits.json":      &r.limits,
+		"fairness.json":    &r.fairness,
+		"performance.json": &r.performance,
+	} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintf(os.Stderr, "plots: there is no %s: `make bench-flow` or `make bench-performance` measures it\n", name)
+			fmt.Fprintf(os.Stderr,
+				"plots: there is no %s: `make bench-flow` or `make bench-performance` measures it\n", name)
 			continue
 		}
 		if err != nil {

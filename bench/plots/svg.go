@@ -13,7 +13,8 @@ type series struct {
 	values []float64 // NaN: none
 }
 
-// chart is a picture with one vertical axis from 0. Its zero value draws nothing useful: give labels and series.
+// chart is a picture with one vertical axis from 0. Its zero value draws nothing useful: give
+// labels and series.
 type chart struct {
 	title, subtitle string
 	x, y            string    // what the axes show
@@ -53,7 +54,8 @@ func (c *canvas) text(x, y float64, anchor, style, s string) {
 // svg draws the chart.
 func (c chart) svg() string {
 	out := &canvas{}
-	out.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" font-family="system-ui, sans-serif" font-size="12" fill="#334155" role="img" aria-label="%s">`,
+	out.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
+		`font-family="system-ui, sans-serif" font-size="12" fill="#334155" role="img" aria-label="%s">`,
 		width, height, width, height, html.EscapeString(c.title))
 	out.add(`<rect width="%g" height="%g" fill="#ffffff"/>`, width, height)
 	out.text(left, 26, "start", `font-size="16" font-weight="600" fill="#0f172a"`, c.title)
@@ -66,12 +68,14 @@ func (c chart) svg() string {
 		c.drawBars(out, y)
 	}
 	for _, g := range c.goals {
-		out.add(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="#dc2626" stroke-dasharray="6 4"/>`, left, y(g.value), left+plotW, y(g.value))
+		out.add(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="#dc2626" stroke-dasharray="6 4"/>`,
+			left, y(g.value), left+plotW, y(g.value))
 		out.text(left+plotW, y(g.value)-5, "end", `fill="#dc2626"`, g.name)
 	}
 	c.legend(out)
 	out.text(left+plotW/2, height-12, "middle", "", c.x)
-	out.add(`<text transform="translate(16 %.1f) rotate(-90)" text-anchor="middle">%s</text>`, top+plotH/2, html.EscapeString(c.y))
+	out.add(`<text transform="translate(16 %.1f) rotate(-90)" text-anchor="middle">%s</text>`,
+		top+plotH/2, html.EscapeString(c.y))
 	out.add(`</svg>`)
 	return out.String()
 }
@@ -130,7 +134,8 @@ func (c chart) drawBars(out *canvas, y func(float64) float64) {
 			}
 			v := s.values[i]
 			x := from + bar*float64(k)
-			out.add(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %s</title></rect>`, x+1, y(v), bar-2, top+plotH-y(v), colours[k%len(colours)],
+			out.add(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %s</title></rect>`,
+				x+1, y(v), bar-2, top+plotH-y(v), colours[k%len(colours)],
 				html.EscapeString(s.name), number(v))
 			if c.format != "" {
 				out.text(x+bar/2, y(v)-4, "middle", `font-size="10"`, fmt.Sprintf(c.format, v))
@@ -176,7 +181,8 @@ func (c chart) drawLines(out *canvas, y func(float64) float64) {
 			}
 			fmt.Fprintf(&path, "%s%.1f %.1f", verb, x(i), y(v))
 		}
-		out.add(`<path d="%s" fill="none" stroke="%s" stroke-width="2" stroke-linejoin="round"/>`, path.String(), colours[k%len(colours)])
+		out.add(`<path d="%s" fill="none" stroke="%s" stroke-width="2" stroke-linejoin="round"/>`,
+			path.String(), colours[k%len(colours)])
 	}
 	for i, label := range c.labels {
 		if label != "" {
