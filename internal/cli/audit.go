@@ -35,17 +35,24 @@ func newAudit(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Prove from the data in Redis that no job is lost or counted twice",
-		Long: "Prove from the data in Redis that no job is lost or counted twice: the ledger of each group against its jobs' states and\n" +
+		Long: "Prove from the data in Redis that no job is lost or counted twice: the ledger of each group " +
+			"against its jobs' states and\n" +
 			"against the places where they lie. It may run beside the roles. Exit code 1 when a law is broken.\n\n" +
-			"--repair mends what can be: counters are set to what there is, what is no job is set aside into the list {N}:garbage, and\n" +
-			"a job that vanished ends as failed with code LOST. Then it audits again; exit code 1 when something is left.\n\n" +
-			"--receipts also compares what producers were told: a file with a line {\"group\": \"…\", \"accepted\": n} for each group. It names\n" +
-			"groups that Redis has lost or that hold fewer jobs, after a failover or with a cut append-only file; to submit them again is safe.\n" +
-			"A group that has expired since (BULKACTION_RETENTION_GROUPS) can't be told from one that was lost: keep receipts for less long.",
+			"--repair mends what can be: counters are set to what there is, what is no job is set aside into " +
+			"the list {N}:garbage, and\n" +
+			"a job that vanished ends as failed with code LOST. Then it audits again; exit code 1 when " +
+			"something is left.\n\n" +
+			"--receipts also compares what producers were told: a file with a line {\"group\": \"…\", " +
+			"\"accepted\": n} for each group. It names\n" +
+			"groups that Redis has lost or that hold fewer jobs, after a failover or with a cut append-only " +
+			"file; to submit them again is safe.\n" +
+			"A group that has expired since (BULKACTION_RETENTION_GROUPS) can't be told from one that was " +
+			"lost: keep receipts for less long.",
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&a.url, "redis-url", a.url, "Redis of the roles; BULKACTION_REDIS_URL sets the default")
-	cmd.Flags().StringVar(&a.prefix, "key-prefix", a.prefix, "what their keys begin with; BULKACTION_KEY_PREFIX sets the default")
+	cmd.Flags().StringVar(&a.prefix, "key-prefix", a.prefix,
+		"what their keys begin with; BULKACTION_KEY_PREFIX sets the default")
 	cmd.Flags().BoolVar(&a.repair, "repair", false, "mend what can be mended")
 	cmd.Flags().StringVar(&a.receipts, "receipts", "", "file of what producers were told, - for standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.run(cmd) }
@@ -62,7 +69,11 @@ func (a *auditing) run(cmd *cobra.Command) error {
 		return err
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // what matters is told as an error
-	conn, err := redisx.Connect(ctx, redisx.Config{URL: a.url, DialTimeout: 5 * time.Second, CommandTimeout: 10 * time.Second})
+	conn, err := redisx.Connect(ctx, redisx.Config{
+		URL:            a.url,
+		DialTimeout:    5 * time.Second,
+		CommandTimeout: 10 * time.Second,
+	})
 	if err != nil {
 		return err
 	}
@@ -112,7 +123,10 @@ func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space
 	}
 	count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
 	if errors.Is(err, redis.Nil) {
-		return keyspace.Space{}, withHint(fmt.Errorf("no role has used this Redis under the prefix %s yet: there is nothing to audit", a.prefix),
+		return keyspace.Space{}, withHint(fmt.Errorf(
+			"no role has used this Redis under the prefix %s yet: there is nothing to audit",
+			a.prefix,
+		),
 			"Say which Redis the roles use, and under which prefix, with --redis-url and --key-prefix.")
 	}
 	if err != nil {
@@ -126,7 +140,9 @@ func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space
 }
 
 // audit looks at everything, and mends it if it was told to; repairs are nil if not.
-func (a *auditing) audit(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (report audit.Report, repairs []audit.Repair, err error) {
+func (a *auditing) audit(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
+) (report audit.Report, repairs []audit.Repair, err error) {
 	if a.repair {
 		repairs = []audit.Repair{}
 		tell := func(r audit.Repair) {
@@ -151,7 +167,11 @@ func (a *auditing) audit(ctx context.Context, conn *redisx.Conn, space keyspace.
 		err = audit.Orphans(ctx, conn, space, &report)
 	}
 	if redisx.IsOOM(err) {
-		err = fmt.Errorf("redis has no memory left and refuses what the audit reads with, so nothing is said of the jobs: make room (CONFIG SET maxmemory …) and audit again: %w", err)
+		err = fmt.Errorf(
+			"redis has no memory left and refuses what the audit reads with, so nothing is said of the jobs: "+
+				"make room (CONFIG SET maxmemory …) and audit again: %w",
+			err,
+		)
 	}
 	return report, repairs, err
 }

@@ -111,7 +111,8 @@ func TestAuditReceipts(t *testing.T) {
 	}, told)
 }
 
-// Of many violations alike some are named, all are counted, and what stands for the rest comes last.
+// Of many violations alike some are named, all are counted, and what stands for the
+// rest comes last.
 func TestAuditCountsAll(t *testing.T) {
 	c, space := audited(t)
 	p := space.OfTenant("acme")

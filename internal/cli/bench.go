@@ -16,11 +16,14 @@ import (
 func newBench(r *Root) *cobra.Command {
 	set := new(variables)
 	cmd := family("bench", "Measure the system: real processes on a private redis-server",
-		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set), newBenchPerformance(r, set),
+		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set),
+		newBenchPerformance(r, set),
 		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
-	cmd.Long = "Measure the system: real processes on a private redis-server, with the defaults of a fresh installation. What differs is in the\n" +
+	cmd.Long = "Measure the system: real processes on a private redis-server, with the defaults of a fresh " +
+		"installation. What differs is in the\n" +
 		"JSON's overrides; BULKACTION_ variables of the environment are not passed on, --set is."
-	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil, "a variable of the processes, NAME=VALUE without BULKACTION_; may be repeated")
+	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil,
+		"a variable of the processes, NAME=VALUE without BULKACTION_; may be repeated")
 	return cmd
 }
 
@@ -29,7 +32,8 @@ type variables []string
 
 // measured are the variables that a bench sets itself.
 var measured = []string{
-	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES", "BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
+	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES",
+	"BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
 	"BACKPRESSURE_RATE_LIMIT_WINDOW", "INGEST_MAX_BACKLOG",
 }
 
@@ -61,7 +65,9 @@ func (s *variables) env() ([]string, error) {
 }
 
 // jobsExperiment is experiment for what runs one fleet and so many jobs.
-func (r *Root) jobsExperiment(f *bench.FleetOptions, set *variables, jobs int) (progress func(done int), done func(), err error) {
+func (r *Root) jobsExperiment(
+	f *bench.FleetOptions, set *variables, jobs int,
+) (progress func(done int), done func(), err error) {
 	var o bench.Options
 	if done, err = r.experiment(&o, set); err != nil {
 		return nil, nil, err
@@ -80,7 +86,8 @@ func someOf(only, parts []string) error {
 	return nil
 }
 
-// experiment tells an experiment what this program is, and shows how far it is until done is called.
+// experiment tells an experiment what this program is, and shows how far it is until
+// done is called.
 func (r *Root) experiment(o *bench.Options, set *variables) (done func(), err error) {
 	if o.Env, err = set.env(); err != nil {
 		return nil, err

@@ -12,9 +12,10 @@ func newBenchCongestion(r *Root, set *variables) *cobra.Command {
 	var o bench.CongestionOptions
 	var quick bool
 	cmd := &cobra.Command{
-		Use:   "congestion",
-		Short: "A backlog far above a small global limit: how much of the limit is used, and how often jobs are throttled",
-		Args:  cobra.NoArgs,
+		Use: "congestion",
+		Short: "A backlog far above a small global limit: how much of the limit is used, and how often jobs " +
+			"are throttled",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for name, n := range map[string]int{"--jobs": o.Jobs, "--tenants": o.Tenants, "--rps": o.RPS} {
 				if n < 1 {
@@ -40,8 +41,10 @@ func newBenchCongestion(r *Root, set *variables) *cobra.Command {
 				return r.Print(result)
 			}
 			t := newTable(r.Out)
-			t.row("jobs", fmt.Sprintf("%s of %d tenants at %d a second", thousands(int64(result.Jobs)), result.Tenants, result.RPS))
-			t.row("makespan", fmt.Sprintf("%.2f s, %.4f × the ideal %.2f s", result.MakespanSeconds, result.MakespanRatio, result.IdealSeconds))
+			t.row("jobs", fmt.Sprintf("%s of %d tenants at %d a second",
+				thousands(int64(result.Jobs)), result.Tenants, result.RPS))
+			t.row("makespan", fmt.Sprintf("%.2f s, %.4f × the ideal %.2f s",
+				result.MakespanSeconds, result.MakespanRatio, result.IdealSeconds))
 			t.row("throttles", fmt.Sprintf("%.4f a job", result.ThrottlesPerJob))
 			t.row("windows over the limit", fmt.Sprintf("%d of %d", result.WindowsOverLimit, result.Windows))
 			t.row("limit used", fmt.Sprintf("%.2f%%", 100*result.LimitUsedRatio))

@@ -22,7 +22,8 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 				return err
 			}
 			if o.NoisyJobs < 2000 {
-				return usagef("--noisy-jobs %d: must be at least 2000, so that the small tenants find it there", o.NoisyJobs)
+				return usagef("--noisy-jobs %d: must be at least 2000, so that the small tenants find it there",
+					o.NoisyJobs)
 			}
 			done, err := r.experiment(&o.Options, set)
 			if err != nil {
@@ -51,24 +52,30 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 func (r *Root) showFairness(f bench.Fairness) error {
 	t := newTable(r.Out)
 	if n := f.Noisy; n != nil {
-		t.row("beside a noisy tenant", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×", n.SmallP99, n.SmallSoloP99, n.SmallRatio))
-		t.row("throughput", fmt.Sprintf("%.0f jobs/s, %.0f in one group: %.1f%%", n.JobsPerSecond, n.UnfairPerSecond, 100*n.ThroughputRatio))
+		t.row("beside a noisy tenant", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
+			n.SmallP99, n.SmallSoloP99, n.SmallRatio))
+		t.row("throughput", fmt.Sprintf("%.0f jobs/s, %.0f in one group: %.1f%%",
+			n.JobsPerSecond, n.UnfairPerSecond, 100*n.ThroughputRatio))
 	}
 	if n := f.Long; n != nil {
-		t.row("beside one with long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×", n.LongP99, n.LongSoloP99, n.LongRatio))
+		t.row("beside one with long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
+			n.LongP99, n.LongSoloP99, n.LongRatio))
 	}
 	if w := f.Weights; w != nil {
 		t.row("weights 1:2:4", fmt.Sprintf("shares %v, off by %.1f%%", w.WeightShares, 100*w.WeightError))
 	}
 	if l := f.Lanes; l != nil {
-		t.row("lanes 6:3:1", fmt.Sprintf("shares %v, off by %.1f%%; low waits %.3f s at most", l.LaneShares, 100*l.LaneError, l.LowMaxGap))
+		t.row("lanes 6:3:1", fmt.Sprintf("shares %v, off by %.1f%%; low waits %.3f s at most",
+			l.LaneShares, 100*l.LaneError, l.LowMaxGap))
 	}
 	if b := f.Behind; b != nil {
-		t.row("behind a huge group", fmt.Sprintf("%.3f s at most, alone %.3f s: %.2f ×", b.BehindMax, b.BehindSoloMax, b.BehindRatio))
+		t.row("behind a huge group", fmt.Sprintf("%.3f s at most, alone %.3f s: %.2f ×",
+			b.BehindMax, b.BehindSoloMax, b.BehindRatio))
 	}
 	if c := f.AdmitCost; c != nil {
 		for _, n := range c.AdmitCost {
-			t.row(fmt.Sprintf("admission, %s tenants", thousands(int64(n.Tenants))), fmt.Sprintf("%.2f µs of Redis a job", n.RedisUSJob))
+			t.row(fmt.Sprintf("admission, %s tenants", thousands(int64(n.Tenants))),
+				fmt.Sprintf("%.2f µs of Redis a job", n.RedisUSJob))
 		}
 	}
 	if i := f.Idle; i != nil {

@@ -71,11 +71,13 @@ func (r *Root) showLimits(result bench.Limits) error {
 	t := newTable(r.Out)
 	t.row("LIMITER", "WINDOW", "PARTITIONS", "WINDOWS", "OVER", "USED", "RETRIES")
 	for _, run := range result.Runs {
-		t.row(run.Limiter, time.Duration(run.WindowMS)*time.Millisecond, run.Partitions, run.Windows, run.WindowsOverLimit,
+		t.row(run.Limiter, time.Duration(run.WindowMS)*time.Millisecond, run.Partitions,
+			run.Windows, run.WindowsOverLimit,
 			fmt.Sprintf("%.2f%%", 100*run.LimitUsedRatio), run.Retries)
 	}
 	if len(result.Elastic) > 0 {
-		t.section("ELASTIC, PARTITIONS", "BUSY TENANT'S PART OF THE LIMIT", "WINDOWS UNTIL THE OTHERS HAVE THEIR SHARES")
+		t.section("ELASTIC, PARTITIONS", "BUSY TENANT'S PART OF THE LIMIT",
+			"WINDOWS UNTIL THE OTHERS HAVE THEIR SHARES")
 		for _, e := range result.Elastic {
 			t.row(e.Partitions, fmt.Sprintf("%.2f%%", 100*e.BusyShareOfLimit), e.ReturnWindows)
 		}

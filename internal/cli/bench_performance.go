@@ -74,7 +74,9 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 			}
 			t := newTable(r.Out)
 			t.row("jobs", fmt.Sprintf("%s, a file of %.0f MB", thousands(int64(result.Jobs)), result.FileMB))
-			t.row("jobs a second", fmt.Sprintf("%s; the first tenth %s, the last %s", thousands(int64(result.JobsPerSecond)), thousands(int64(result.FirstTenth)), thousands(int64(result.LastTenth))))
+			t.row("jobs a second", fmt.Sprintf("%s; the first tenth %s, the last %s",
+				thousands(int64(result.JobsPerSecond)), thousands(int64(result.FirstTenth)),
+				thousands(int64(result.LastTenth))))
 			t.row("largest process", fmt.Sprintf("%.0f MB; Redis %.0f MB", result.PeakMB, result.PeakMBByRole["redis"]))
 			t.row("results", fmt.Sprintf("%s in %.1f s", thousands(int64(result.Results)), result.ResultsSeconds))
 			return t.flush()

@@ -67,7 +67,8 @@ func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 	f.Float64Var(&o.Sampling, "sampling", 0, "part of the jobs that is traced, from 0 to 1, to a sink in this process")
 	f.BoolVar(&o.Ceiling, "ceiling", false, "measure the least-work ceiling on the same Redis, before and after")
 	f.BoolVar(&o.Brief, "brief", false, "leave latency and memory out")
-	f.StringVar(&o.Profile, "profile", "", "folder for CPU profiles of all processes and a table of Redis's commands; implies --brief")
+	f.StringVar(&o.Profile, "profile", "",
+		"folder for CPU profiles of all processes and a table of Redis's commands; implies --brief")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
 	return cmd
 }
@@ -119,20 +120,25 @@ func (r *Root) showThroughput(result bench.Throughput) error {
 	t.row("jobs", thousands(int64(result.Jobs)))
 	t.row("jobs a second", thousands(int64(result.JobsPerSecond)))
 	if c := result.Ceiling; c != nil {
-		t.row("least-work ceiling", fmt.Sprintf("%s a second, of which it is %.2f", thousands(int64(c.JobsPerSecond)), result.CeilingRatio))
+		t.row("least-work ceiling", fmt.Sprintf("%s a second, of which it is %.2f",
+			thousands(int64(c.JobsPerSecond)), result.CeilingRatio))
 	}
 	t.row("Redis CPU", fmt.Sprintf("%.1f µs a job", result.RedisCPUPerJob))
 	t.row("process CPU", fmt.Sprintf("%.1f µs a job, the producer included", result.ProcessCPUPerJob))
 	for _, role := range append(bench.Roles(), "producer") {
-		t.row("  "+role, fmt.Sprintf("%.1f µs a job, %.0f MB", result.ProcessCPUByRole[role], result.PeakMBByRole[role]))
+		t.row("  "+role, fmt.Sprintf("%.1f µs a job, %.0f MB", result.ProcessCPUByRole[role],
+			result.PeakMBByRole[role]))
 	}
 	t.row("Redis commands", fmt.Sprintf("%.2f a job", result.CommandsPerJob))
 	if len(result.MasterCommands) > 0 {
-		t.row("shares of masters", fmt.Sprintf("commands %.2f, CPU %.1f µs a job", result.MasterCommands, result.MasterCPU))
+		t.row("shares of masters", fmt.Sprintf("commands %.2f, CPU %.1f µs a job",
+			result.MasterCommands, result.MasterCPU))
 	}
 	if result.BytesPerQueuedJob > 0 {
-		t.row("Redis memory", fmt.Sprintf("%.0f bytes a queued job of %d bytes", result.BytesPerQueuedJob, result.PayloadBytes))
-		t.row("accepted to started", fmt.Sprintf("p50 %.0f ms, p99 %.0f ms, at 100 jobs a second", result.P50MS, result.P99MS))
+		t.row("Redis memory", fmt.Sprintf("%.0f bytes a queued job of %d bytes",
+			result.BytesPerQueuedJob, result.PayloadBytes))
+		t.row("accepted to started", fmt.Sprintf("p50 %.0f ms, p99 %.0f ms, at 100 jobs a second",
+			result.P50MS, result.P99MS))
 	}
 	return t.flush()
 }

@@ -18,8 +18,11 @@ func newCancel(r *Root) *cobra.Command {
 	}
 }
 
-// onGroup runs a command of the API on a group. People are told what it did, where its status does not show it.
-func (r *Root) onGroup(do func(*client.API, context.Context, string) (api.Accepted, error), did string) func(*cobra.Command, []string) error {
+// onGroup runs a command of the API on a group. People are told what it did, where its status
+// does not show it.
+func (r *Root) onGroup(
+	do func(*client.API, context.Context, string) (api.Accepted, error), did string,
+) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		a, err := r.API()
 		if err != nil {

@@ -1,5 +1,5 @@
-// Package cli is the command line: a file a command. It hides flags, tables, progress bars, and how an error
-// becomes advice and an exit code.
+// Package cli is the command line: a file a command. It hides flags, tables, progress bars, and how
+// an error becomes advice and an exit code.
 package cli
 
 import (
@@ -59,9 +59,13 @@ type Root struct {
 type Command func(*Root) *cobra.Command
 
 // commands are all that there are.
-var commands = []Command{newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newPause, newResume, newRetry, newWhy, newTenant, newType, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole}
+var commands = []Command{
+	newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newPause, newResume, newRetry, newWhy,
+	newTenant, newType, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole,
+}
 
-// Main runs the command line that args say, with more commands beside the API's, and returns its exit code.
+// Main runs the command line that args say, with more commands beside the API's, and returns
+// its exit code.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
 	cmd := r.command(append(append([]Command{}, commands...), more...))

@@ -55,24 +55,35 @@ const (
 	stateResumed = "resumed"
 )
 
-// noteUnknownType tells who pauses a type of which nothing is known: it may be a slip of the pen, or come before its first job.
+// noteUnknownType tells who pauses a type of which nothing is known: it may be a slip of the pen,
+// or come before its first job.
 func (r *Root) noteUnknownType(ctx context.Context, a *client.API, typ string) {
 	stats, err := a.Stats(ctx)
 	if err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ }) {
 		return // an error comes again from the call itself
 	}
-	r.Notef("Nothing is known of the type %s: it has neither jobs nor workers. It stays paused until `bulkaction type resume %s`.", typ, typ)
+	r.Notef(
+		"Nothing is known of the type %s: it has neither jobs nor workers. It stays paused until `bulkaction "+
+			"type resume %s`.",
+		typ, typ,
+	)
 }
 
 // noteUnknownTenant is the same for a tenant.
 func (r *Root) noteUnknownTenant(ctx context.Context, a *client.API, tenant string) {
 	if _, err := a.Tenant(ctx, tenant); isNotFound(err) {
-		r.Notef("Nothing is known of the tenant %s: it has neither groups nor settings. It stays paused until `bulkaction tenant resume %s`.", tenant, tenant)
+		r.Notef(
+			"Nothing is known of the tenant %s: it has neither groups nor settings. It stays paused until "+
+				"`bulkaction tenant resume %s`.",
+			tenant, tenant,
+		)
 	}
 }
 
 // switching runs a call that pauses or resumes what is no group.
-func (r *Root) switching(do func(*client.API, context.Context, string) (api.Paused, error)) func(*cobra.Command, []string) error {
+func (r *Root) switching(
+	do func(*client.API, context.Context, string) (api.Paused, error),
+) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		a, err := r.API()
 		if err != nil {

@@ -273,7 +273,8 @@ func TestStatsShowsWhatIsPaused(t *testing.T) {
 	require.NotContains(t, out.String(), "B (paused)")
 }
 
-// An empty CSV file has no header row: no group is made for it. One whose header row is refused leaves none open.
+// An empty CSV file has no header row: no group is made for it. One whose header row is refused
+// leaves none open.
 func TestSubmitCSVWithoutJobs(t *testing.T) {
 	for _, content := range []string{"", "\n \r\n\t"} {
 		f := newFakeAPI(t)

@@ -16,20 +16,23 @@ func newDemo(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Send e-mails of some tenants to a local sink, through all roles in this process",
-		Long: "Run all roles in this process and send e-mails through them: a group a tenant, by SMTP, to a sink that runs here\n" +
+		Long: "Run all roles in this process and send e-mails through them: a group a tenant, by SMTP, to a " +
+			"sink that runs here\n" +
 			"too. Nothing leaves this machine. At the end the data is audited.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Tenants < 1 || o.Jobs < o.Tenants {
 				return usagef("--jobs %d --tenants %d: each tenant needs at least one job", o.Jobs, o.Tenants)
 			}
-			o.Environ, o.Log = append([]string{"BULKACTION_LOG_LEVEL=warn", "BULKACTION_LOG_FORMAT=text"}, os.Environ()...), r.Err
+			o.Environ, o.Log = append([]string{"BULKACTION_LOG_LEVEL=warn", "BULKACTION_LOG_FORMAT=text"},
+				os.Environ()...), r.Err
 			if !r.JSON {
 				redis := "an embedded Redis, which keeps nothing"
 				if o.RedisURL != "" {
 					redis = "the given Redis"
 				}
-				r.Notef("Sending %s e-mails of %d tenants by SMTP to a sink on this machine, on %s.", thousands(int64(o.Jobs)), o.Tenants, redis)
+				r.Notef("Sending %s e-mails of %d tenants by SMTP to a sink on this machine, on %s.",
+					thousands(int64(o.Jobs)), o.Tenants, redis)
 			}
 			bars := r.newBars()
 			o.Progress = bars.show
@@ -39,7 +42,8 @@ func newDemo(r *Root) *cobra.Command {
 					bars.stop()
 					shown = true
 					_ = r.showDemo(result)
-					r.Notef("Staying at %s until interrupted. Try: bulkaction --api %s status %s", address, address, result.Groups[0].ID)
+					r.Notef("Staying at %s until interrupted. Try: bulkaction --api %s status %s",
+						address, address, result.Groups[0].ID)
 					<-cmd.Context().Done()
 				}
 			}
@@ -55,7 +59,8 @@ func newDemo(r *Root) *cobra.Command {
 			}
 			switch {
 			case !result.Audit.OK:
-				return fmt.Errorf("the audit found %d violations: run `bulkaction audit` on a Redis that stays", len(result.Audit.Violations))
+				return fmt.Errorf("the audit found %d violations: run `bulkaction audit` on a Redis that stays",
+					len(result.Audit.Violations))
 			case result.Failed > 0:
 				return &failedJobsError{failed: result.Failed}
 			}
@@ -88,8 +93,10 @@ func (r *Root) showDemo(d demo.Result) error {
 	if !d.Audit.OK {
 		audit = fmt.Sprintf("%d violations", len(d.Audit.Violations))
 	}
-	_, err := fmt.Fprintf(r.Out, "\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink, %.2f throttles a job, audit %s\n",
-		thousands(d.Done), thousands(d.Jobs), d.ElapsedSeconds, thousands(int64(d.JobsPerSecond)), thousands(d.SinkReceived), d.ThrottlesPerJob, audit)
+	_, err := fmt.Fprintf(r.Out,
+		"\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink, %.2f throttles a job, audit %s\n",
+		thousands(d.Done), thousands(d.Jobs), d.ElapsedSeconds, thousands(int64(d.JobsPerSecond)),
+		thousands(d.SinkReceived), d.ThrottlesPerJob, audit)
 	return err
 }
 

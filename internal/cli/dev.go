@@ -17,12 +17,14 @@ import (
 
 var errDev = errors.New("the roles could not be run: the lines above say why")
 
-// missingMail is the address of the mail server that is configured, when nothing listens there; "" when all is well.
+// missingMail is the address of the mail server that is configured, when nothing listens there; ""
+// when all is well.
 func missingMail(ctx context.Context) string {
 	if types := os.Getenv("BULKACTION_WORKER_TYPES"); types != "" && !strings.Contains(types, "SEND_EMAIL") {
 		return ""
 	}
-	address := net.JoinHostPort(cmp.Or(os.Getenv("BULKACTION_SMTP_HOST"), "127.0.0.1"), cmp.Or(os.Getenv("BULKACTION_SMTP_PORT"), "25"))
+	address := net.JoinHostPort(cmp.Or(os.Getenv("BULKACTION_SMTP_HOST"), "127.0.0.1"),
+		cmp.Or(os.Getenv("BULKACTION_SMTP_PORT"), "25"))
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -45,11 +47,19 @@ func newDev(r *Root) *cobra.Command {
 			embedded, mail := o.RedisURL == "", missingMail(cmd.Context())
 			o.Started = func(api, redis string) {
 				if embedded {
-					r.Notef("The embedded Redis keeps nothing: when this process ends, all is gone. Give --redis-url to keep it.")
+					r.Notef(
+						"The embedded Redis keeps nothing: when this process ends, all is gone. Give " +
+							"--redis-url to keep it.",
+					)
 				}
-				r.Notef("API at http://%s, Redis at %s. Try: bulkaction --api http://%s submit --type NOOP --payload '{}' --wait", api, redis, api)
+				r.Notef(
+					"API at http://%s, Redis at %s. Try: bulkaction --api http://%s submit --type NOOP "+
+						"--payload '{}' --wait",
+					api, redis, api,
+				)
 				if mail != "" {
-					r.Notef("No mail server answers at %s, so jobs of the type SEND_EMAIL will be retried in vain. Set BULKACTION_SMTP_HOST and "+
+					r.Notef("No mail server answers at %s, so jobs of the type SEND_EMAIL will be retried in "+
+						"vain. Set BULKACTION_SMTP_HOST and "+
 						"BULKACTION_SMTP_PORT, or see `bulkaction demo`, which brings a sink.", mail)
 				}
 			}

@@ -20,15 +20,20 @@ func (e *usageError) Error() string { return e.text }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
-// flagError says of a value that can't be read what it must be, where the library has words for programmers.
+// flagError says of a value that can't be read what it must be, where the library has words
+// for programmers.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err
 	}
 	must, ok := map[string]string{
-		"float64": "a number", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0", "duration": "a duration such as 30s",
-		"bool": "true or false",
+		"float64":  "a number",
+		"int":      "a whole number",
+		"int64":    "a whole number",
+		"uint64":   "a whole number from 0",
+		"duration": "a duration such as 30s",
+		"bool":     "true or false",
 	}[bad.GetFlag().Value.Type()]
 	if !ok {
 		return err
@@ -87,7 +92,8 @@ func advice(err error) string {
 		return e.hint
 	}
 	if e, ok := errors.AsType[*failedJobsError](err); ok && e.group != "" {
-		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.", e.group)
+		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.",
+			e.group)
 	}
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "dial" {
 		return "Is it running? Start it with `bulkaction dev`, or say where it is with --api or BULKACTION_API."

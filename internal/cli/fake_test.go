@@ -24,7 +24,8 @@ import (
 
 var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// fakeAPI answers as the contract says. Groups end as soon as they are sealed; a job whose payload has "fail" fails.
+// fakeAPI answers as the contract says. Groups end as soon as they are sealed; a job whose payload
+// has "fail" fails.
 type fakeAPI struct {
 	*httptest.Server
 	mu      sync.Mutex

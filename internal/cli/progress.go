@@ -12,8 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bar is a progress bar on Err. Off a terminal it is nil, and its methods do nothing. Bars that are shown at the same
-// time stand below each other. All but set and say belong to the goroutine that runs the command.
+// bar is a progress bar on Err. Off a terminal it is nil, and its methods do nothing. Bars that are
+// shown at the same time stand below each other. All but set and say belong to the goroutine that
+// runs the command.
 type bar struct {
 	root    *Root
 	name    string
@@ -48,8 +49,8 @@ func (r *Root) newBar(name string, total int64) *bar {
 	return b
 }
 
-// barOutput is where bars are drawn. A terminal that does not know its size would get none: there they are drawn as on
-// one of 80 columns.
+// barOutput is where bars are drawn. A terminal that does not know its size would get none: there
+// they are drawn as on one of 80 columns.
 func barOutput(out io.Writer, size func(fd int) (width, height int, err error)) io.Writer {
 	f, ok := out.(*os.File)
 	if !ok {

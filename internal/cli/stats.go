@@ -50,7 +50,8 @@ func statsTable(out io.Writer, s api.Stats) error {
 		if y.Paused {
 			name += " (paused)"
 		}
-		t.row(name, thousands(y.Backlog), thousands(y.Waiting), thousands(y.NonReady), thousands(y.Ready), thousands(y.InFlight), y.Workers)
+		t.row(name, thousands(y.Backlog), thousands(y.Waiting), thousands(y.NonReady), thousands(y.Ready),
+			thousands(y.InFlight), y.Workers)
 	}
 	t.section("WORKER", "ACTIVE", "OF", "SERVES", "SEEN")
 	for _, w := range s.Workers {

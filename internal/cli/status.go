@@ -10,8 +10,9 @@ func newStatus(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status GROUP",
 		Short: "Show a group: counts, failures by code, aggregate, timestamps",
-		Long:  "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 when it has ended with failed jobs.",
-		Args:  oneGroup,
+		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 when it " +
+			"has ended with failed jobs.",
+		Args: oneGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
 			if err != nil {

@@ -50,7 +50,8 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
 		_, err := a.Cancel(ctx, accepted.ID)
-		return submitted{}, joinReason(fmt.Errorf("not one of %d lines was accepted, so that group %s is cancelled", appended.RejectedTotal, accepted.ID), err)
+		return submitted{}, joinReason(fmt.Errorf("not one of %d lines was accepted, so that group %s is cancelled",
+			appended.RejectedTotal, accepted.ID), err)
 	}
 	if !s.noSeal {
 		if accepted, err = a.Seal(ctx, accepted.ID, nil); err != nil {
@@ -63,7 +64,9 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 }
 
 // append sends the file with a progress bar, and tells of refused lines.
-func (s *submission) append(ctx context.Context, a *client.API, group string, m *meter, csv bool) (api.Appended, error) {
+func (s *submission) append(
+	ctx context.Context, a *client.API, group string, m *meter, csv bool,
+) (api.Appended, error) {
 	m.bar = s.root.newBar("sending", m.size)
 	defer m.bar.stop()
 	do := a.AppendNDJSON
@@ -92,7 +95,8 @@ func (s *submission) withHeader(in io.Reader) (io.Reader, error) {
 		b, err := r.ReadByte()
 		switch {
 		case errors.Is(err, io.EOF):
-			return nil, withHint(fmt.Errorf("submit %s: there is nothing in it", s.file), "A CSV file begins with a header row, which names the payload's fields.")
+			return nil, withHint(fmt.Errorf("submit %s: there is nothing in it", s.file),
+				"A CSV file begins with a header row, which names the payload's fields.")
 		case err != nil:
 			return nil, fmt.Errorf("read %s: %w", s.file, err)
 		}
@@ -102,8 +106,8 @@ func (s *submission) withHeader(in io.Reader) (io.Reader, error) {
 	}
 }
 
-// refused cancels a group of which the server has not taken a single job and never will, say for a bad header row.
-// It is nil when that is not the case.
+// refused cancels a group of which the server has not taken a single job and never will, say for a
+// bad header row. It is nil when that is not the case.
 func (s *submission) refused(ctx context.Context, a *client.API, group string, err error) error {
 	if e, ok := errors.AsType[*client.Error](err); !ok || e.Status != http.StatusUnprocessableEntity {
 		return nil
@@ -114,7 +118,8 @@ func (s *submission) refused(ctx context.Context, a *client.API, group string, e
 	if _, lost := a.Cancel(ctx, group); lost != nil {
 		return nil
 	}
-	return withHint(fmt.Errorf("%w; group %s has no jobs and is cancelled", err, group), "Put %s right and submit it as another group.", s.file)
+	return withHint(fmt.Errorf("%w; group %s has no jobs and is cancelled", err, group),
+		"Put %s right and submit it as another group.", s.file)
 }
 
 // broken says how to go on after a submission that broke off.
@@ -126,7 +131,8 @@ func (s *submission) broken(err error, group string, appended api.Appended) erro
 	if s.file == fromStdin {
 		again += " (and the same input)"
 	}
-	return withHint(err, "Group %s has taken at least %d jobs and is not sealed. %s: no job counts twice. Or `bulkaction cancel %s`.",
+	return withHint(err,
+		"Group %s has taken at least %d jobs and is not sealed. %s: no job counts twice. Or `bulkaction cancel %s`.",
 		group, appended.Accepted, again, group)
 }
 

@@ -18,8 +18,10 @@ func newSubmit(r *Root) *cobra.Command {
 		Use:   "submit --type TYPE (--file PATH | --payload JSON ...) | submit --body PATH",
 		Short: "Submit a group of jobs and print its id",
 		Long: "Submit a group of jobs and print its id.\n\n" +
-			"A file is streamed, whatever its length: NDJSON has a job a line, {\"payload\": ...}; in CSV the header row\n" +
-			"names the payload's fields. Given an --id, the same command can be run again after it broke off, and no job counts twice.\n" +
+			"A file is streamed, whatever its length: NDJSON has a job a line, {\"payload\": ...}; in CSV " +
+			"the header row\n" +
+			"names the payload's fields. Given an --id, the same command can be run again after it broke " +
+			"off, and no job counts twice.\n" +
 			"With --wait the exit code is 3 when the group ends with failed jobs, and 1 when it is cancelled.",
 		Example: "  bulkaction submit --type SEND_EMAIL --tenant acme --file recipients.csv --wait\n" +
 			"  bulkaction submit --type NOOP --payload '{\"sleep_ms\": 10}' --aggregate as=n,op=count",
@@ -131,7 +133,8 @@ func (s *submission) verdict(out submitted) error {
 		}
 	}
 	if out.RejectedTotal > 0 {
-		return withHint(fmt.Errorf("%d lines were refused; the other %d jobs of group %s are accepted", out.RejectedTotal, *out.Accepted, out.ID),
+		return withHint(fmt.Errorf("%d lines were refused; the other %d jobs of group %s are accepted",
+			out.RejectedTotal, *out.Accepted, out.ID),
 			"Put the refused lines right and submit them as another group.")
 	}
 	return nil

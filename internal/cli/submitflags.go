@@ -42,14 +42,18 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.priority, "priority", "", "high, normal or low (default normal)")
 	f.IntVar(&v.maxRetries, "max-retries", 0, "how often a failed job runs again (default: the workers')")
 	f.DurationVar(&v.jobTimeout, "job-timeout", 0, "longest run of a job, such as 30s (default: the workers')")
-	f.Float64Var(&v.failureThreshold, "failure-threshold", 1, "share of failed jobs, above 0 to 1, at which the group is FAILED")
-	f.StringVar(&v.runAt, "run-at", "", "start no job before: a time such as 2030-01-31T09:00:00Z, or from now, such as 10m")
-	f.StringArrayVar(&v.aggregates, "aggregate", nil, "reduce the results, such as as=cost,op=sum,field=data.cost (repeatable)")
+	f.Float64Var(&v.failureThreshold, "failure-threshold", 1,
+		"share of failed jobs, above 0 to 1, at which the group is FAILED")
+	f.StringVar(&v.runAt, "run-at", "",
+		"start no job before: a time such as 2030-01-31T09:00:00Z, or from now, such as 10m")
+	f.StringArrayVar(&v.aggregates, "aggregate", nil,
+		"reduce the results, such as as=cost,op=sum,field=data.cost (repeatable)")
 
 	f.StringVar(&v.file, "file", "", "stream jobs from this .ndjson, .jsonl or .csv file; - is standard input")
 	f.StringVar(&v.format, "format", "", "ndjson or csv (default: by the file's name; ndjson for standard input)")
 	f.StringArrayVar(&v.payloads, "payload", nil, "a job's payload, JSON (repeatable)")
-	f.StringVar(&v.body, "body", "", "submit this file as it is, a complete body of POST /v1/groups; - is standard input")
+	f.StringVar(&v.body, "body", "",
+		"submit this file as it is, a complete body of POST /v1/groups; - is standard input")
 	f.BoolVar(&v.noSeal, "no-seal", false, "more jobs will be appended later")
 	f.BoolVar(&v.wait, "wait", false, "follow the group to its end")
 }

@@ -48,7 +48,8 @@ func newTenantLs(r *Root) *cobra.Command {
 			const format = "%-24v %-8v %10v %8v %12v %12v %8v"
 			head := fmt.Sprintf(format, "TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC")
 			return printLines(r, a.Tenants(cmd.Context()), head, func(t api.Tenant) string {
-				return fmt.Sprintf(format, t.ID, tenantState(t), orShare(t.RPS), t.Weight, thousands(t.Unfinished), thousands(t.NonReady), t.JobsPerSecond)
+				return fmt.Sprintf(format, t.ID, tenantState(t), orShare(t.RPS), t.Weight, thousands(t.Unfinished),
+					thousands(t.NonReady), t.JobsPerSecond)
 			})
 		},
 	}
@@ -66,7 +67,9 @@ func newTenantShow(r *Root) *cobra.Command {
 			}
 			t, err := a.Tenant(cmd.Context(), args[0])
 			if isNotFound(err) {
-				return withHint(err, "A tenant is known from its first group or `bulkaction tenant set %s --rps N` on. See all with `bulkaction tenant ls`.", args[0])
+				return withHint(err,
+					"A tenant is known from its first group or `bulkaction tenant set %s --rps N` on. See "+
+						"all with `bulkaction tenant ls`.", args[0])
 			}
 			if err != nil {
 				return err
@@ -88,7 +91,8 @@ func newTenantSet(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set TENANT [--rps N] [--weight W] [--base-priority B] [--clear]",
 		Short: "Change a tenant's limit, weight or base priority, effective at once",
-		Long: "Change a tenant's limit, weight or base priority, effective at once. What no flag names stays as it is;\n" +
+		Long: "Change a tenant's limit, weight or base priority, effective at once. What no flag names stays " +
+			"as it is;\n" +
 			"with --clear it gets its default. The tenant need not have a group yet.",
 		Example: "  bulkaction tenant set acme --rps 50 --weight 2\n  bulkaction tenant set acme --clear",
 		Args:    oneID("tenant"),
@@ -123,7 +127,8 @@ func newTenantSet(r *Root) *cobra.Command {
 	f := cmd.Flags()
 	f.Float64Var(&s.rps, "rps", 0, "jobs a second, a limit of its own (default: a share of the global limit)")
 	f.Float64Var(&s.weight, "weight", 1, "its part of what is shared, 0.001 to 1000")
-	f.Int64Var(&s.basePriority, "base-priority", 0, "added to that of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
+	f.Int64Var(&s.basePriority, "base-priority", 0,
+		"added to that of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
 	f.BoolVar(&s.clear, "clear", false, "give what no other flag names its default")
 	return cmd
 }
@@ -168,7 +173,8 @@ func (r *Root) showTenant(ctx context.Context, a *client.API, t api.Tenant) erro
 		return r.Print(t)
 	}
 	whole := t.Window.GlobalLimit
-	if stats, err := a.Stats(ctx); err == nil && whole > 0 && stats.Partitions > 1 { // without it the part is shown alone
+	// without it the part is shown alone
+	if stats, err := a.Stats(ctx); err == nil && whole > 0 && stats.Partitions > 1 {
 		whole = perWindow(float64(stats.RateLimit.RPS), t.Window.WindowMS)
 	}
 	return tenantTable(r.Out, t, whole)
@@ -179,7 +185,8 @@ func perWindow(rps float64, windowMS int64) int64 {
 	return max(1, int64(rps*float64(windowMS)/1000+1e-6))
 }
 
-// tenantTable shows all of a tenant to people. Whole is the permits of a window of all partitions together.
+// tenantTable shows all of a tenant to people. Whole is the permits of a window of all
+// partitions together.
 func tenantTable(out io.Writer, n api.Tenant, whole int64) error {
 	t := newTable(out)
 	t.row("Tenant", n.ID)
@@ -200,7 +207,8 @@ func tenantTable(out io.Writer, n api.Tenant, whole int64) error {
 	t.section(fmt.Sprintf("WINDOW OF %d MS", w.WindowMS), "USED", "OF")
 	t.row("tenant", thousands(w.Used), orNone(w.Limit))
 	if whole > w.GlobalLimit {
-		t.row("its partition", thousands(w.GlobalUsed), fmt.Sprintf("%s, its part of %s for all tenants", thousands(w.GlobalLimit), thousands(whole)))
+		t.row("its partition", thousands(w.GlobalUsed),
+			fmt.Sprintf("%s, its part of %s for all tenants", thousands(w.GlobalLimit), thousands(whole)))
 	} else {
 		t.row("all tenants", thousands(w.GlobalUsed), orNone(w.GlobalLimit))
 	}

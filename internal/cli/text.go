@@ -109,7 +109,8 @@ func groupTable(out io.Writer, g api.Group) error {
 	if len(g.Timestamps) > 0 {
 		t.section("STATE", "SINCE")
 		states := slices.SortedFunc(maps.Keys(g.Timestamps), func(a, b string) int {
-			return cmp.Or(g.Timestamps[a].Compare(g.Timestamps[b]), slices.Index(lifecycle, a)-slices.Index(lifecycle, b))
+			return cmp.Or(g.Timestamps[a].Compare(g.Timestamps[b]),
+				slices.Index(lifecycle, a)-slices.Index(lifecycle, b))
 		})
 		for _, s := range states {
 			t.row(s, stamp(g.Timestamps[s]))

@@ -15,7 +15,8 @@ func newWatch(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch GROUP",
 		Short: "Follow a group to its end",
-		Long: "Follow a group to its end: a line for each change of its state, or with --json for each event, then a summary.\n" +
+		Long: "Follow a group to its end: a line for each change of its state, or with --json for each " +
+			"event, then a summary.\n" +
 			"The exit code is 3 when it ends with failed jobs.",
 		Args: oneGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,7 +48,8 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 	defer func() { bar.stop() }()
 	for e, err := range a.Events(ctx, id, "") {
 		if err != nil && ctx.Err() != nil {
-			return api.Group{}, withHint(err, "The group goes on: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` ends it.", id)
+			return api.Group{}, withHint(err,
+				"The group goes on: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` ends it.", id)
 		}
 		if err != nil {
 			return api.Group{}, err
@@ -76,7 +78,8 @@ func (r *Root) printState(e api.Event) error {
 	if e.Group == nil || e.Type == typeProgress || (r.IsTerminal && r.OutIsTerminal) {
 		return nil
 	}
-	line := fmt.Sprintf("%s %-11s %s, %s failed\n", stamp(e.At), e.Group.Status, progressText(*e.Group), thousands(e.Group.Counts.Failed))
+	line := fmt.Sprintf("%s %-11s %s, %s failed\n", stamp(e.At), e.Group.Status, progressText(*e.Group),
+		thousands(e.Group.Counts.Failed))
 	_, err := io.WriteString(r.Out, line)
 	return err
 }

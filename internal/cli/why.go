@@ -17,8 +17,10 @@ func newWhy(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why GROUP [ORDINAL]",
 		Short: "Say why a job, or the next job of a group, is not running",
-		Long: "Say why a job is not running: paused, scheduled, no_processor, retry, congestion, rate or fairness, whichever comes\n" +
-			"first; without ORDINAL, that of the group's next job. --json prints the job, or the reason of the group's next one.",
+		Long: "Say why a job is not running: paused, scheduled, no_processor, retry, congestion, rate or " +
+			"fairness, whichever comes\n" +
+			"first; without ORDINAL, that of the group's next job. --json prints the job, or the reason of " +
+			"the group's next one.",
 		Example: "  bulkaction why promo-7 0",
 		Args: func(cmd *cobra.Command, args []string) (err error) {
 			if len(args) < 1 || len(args) > 2 {
@@ -97,12 +99,14 @@ func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 
 func whyLimitText(l api.WhyLimit) string {
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
-	if whole := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && whole > l.PerWindow { // only a part is its partition's
+	// only a part is its partition's
+	if whole := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && whole > l.PerWindow {
 		return fmt.Sprintf("%s a second for all tenants; its partition has %s of the %s of a window of %d ms, %s used",
 			rps, thousands(l.PerWindow), thousands(whole), l.WindowMS, thousands(l.Used))
 	}
 	whose := map[string]string{"tenant": "its tenant", "share": "its tenant's share", "global": "all tenants"}[l.Scope]
-	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms", rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
+	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms",
+		rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
 }
 
 // whole writes seconds as 1m23s.

@@ -1,5 +1,5 @@
-// Package demo runs the main job for everyone to see: e-mails of several tenants, sent by SMTP to a sink
-// on this machine, through all roles, with an audit at the end.
+// Package demo runs the main job for everyone to see: e-mails of several tenants, sent by SMTP to a
+// sink on this machine, through all roles, with an audit at the end.
 package demo
 
 import (
@@ -75,7 +75,8 @@ func tenant(i int) string {
 	return "tenant-" + strconv.Itoa(i+1)
 }
 
-// Run runs the demo to its end. An error means that it could not be run; failed jobs are in the result.
+// Run runs the demo to its end. An error means that it could not be run; failed jobs are
+// in the result.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
@@ -93,7 +94,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	go func() {
 		ended <- dev.Run(devCtx, dev.Options{
 			RedisURL: o.RedisURL, Addr: o.Addr, Log: o.Log, Environ: append(slices.Clone(o.Environ),
-				"BULKACTION_SMTP_HOST="+host, "BULKACTION_SMTP_PORT="+port, "BULKACTION_SMTP_TLS=none", "BULKACTION_SMTP_AUTH=none",
+				"BULKACTION_SMTP_HOST="+host, "BULKACTION_SMTP_PORT="+port, "BULKACTION_SMTP_TLS=none",
+				"BULKACTION_SMTP_AUTH=none",
 				"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"),
 			Started: func(api, redis string) { started <- place{api, redis} },
 		})
@@ -134,7 +136,10 @@ func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 		ids[i] = id
 		_, err := c.Submit(ctx, client.Group{
 			ID: id, Tenant: tenant(i), Name: "Demo promotion of " + tenant(i), Type: "SEND_EMAIL",
-			Aggregate: []client.Aggregate{{As: "sent", Op: "count"}, {As: "duration_ms", Op: "distribution", Field: "duration_ms"}},
+			Aggregate: []client.Aggregate{
+				{As: "sent", Op: "count"},
+				{As: "duration_ms", Op: "distribution", Field: "duration_ms"},
+			},
 		})
 		if err != nil {
 			return Result{}, fmt.Errorf("submit group %s: %w", id, err)
@@ -201,7 +206,13 @@ func summarise(groups []api.Group, elapsed time.Duration) Result {
 		r.Done += g.Counts.Done
 		r.Failed += g.Counts.Failed
 		throttles += g.Throttles
-		r.Groups = append(r.Groups, GroupResult{ID: g.ID, Tenant: g.Tenant, Status: g.Status, Done: g.Counts.Done, Failed: g.Counts.Failed})
+		r.Groups = append(r.Groups, GroupResult{
+			ID:     g.ID,
+			Tenant: g.Tenant,
+			Status: g.Status,
+			Done:   g.Counts.Done,
+			Failed: g.Counts.Failed,
+		})
 	}
 	r.ElapsedSeconds = math.Round(elapsed.Seconds()*100) / 100
 	r.JobsPerSecond = math.Round(float64(r.Done+r.Failed) / elapsed.Seconds())
@@ -217,7 +228,11 @@ func check(ctx context.Context, redisURL string, environ []string) (Audit, error
 	if err != nil {
 		return Audit{}, err
 	}
-	conn, err := redisx.Connect(ctx, redisx.Config{URL: redisURL, DialTimeout: cfg.Redis.DialTimeout, CommandTimeout: cfg.Redis.CommandTimeout})
+	conn, err := redisx.Connect(ctx, redisx.Config{
+		URL:            redisURL,
+		DialTimeout:    cfg.Redis.DialTimeout,
+		CommandTimeout: cfg.Redis.CommandTimeout,
+	})
 	if err != nil {
 		return Audit{}, err
 	}

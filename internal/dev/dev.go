@@ -1,5 +1,5 @@
-// Package dev runs all six roles in one process, on an embedded Redis or on a real one. It hides how
-// roles that are made to run alone share a process.
+// Package dev runs all six roles in one process, on an embedded Redis or on a real one. It hides
+// how roles that are made to run alone share a process.
 package dev
 
 import (
@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Options say where and how. Environ is the process's environment; what is given here goes before it.
+// Options say where and how. Environ is the process's environment; what is given here
+// goes before it.
 type Options struct {
 	RedisURL string // "": an embedded one, which keeps nothing
 	Addr     string // of the API; "": as the environment has it
@@ -26,7 +27,8 @@ type Options struct {
 	Started func(api, redisURL string)
 }
 
-// Run runs all roles until ctx ends and returns the exit code of the process. What went wrong is in the log.
+// Run runs all roles until ctx ends and returns the exit code of the process. What went wrong
+// is in the log.
 func Run(ctx context.Context, o Options) int {
 	environ := append([]string{"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"}, o.Environ...)
 	if o.RedisURL == "" {
@@ -42,13 +44,14 @@ func Run(ctx context.Context, o Options) int {
 	if o.Addr != "" {
 		environ = append(environ, "BULKACTION_API_ADDR="+o.Addr)
 	}
-	return app.Run(ctx, app.Options{Role: "dev", Environ: environ, Stderr: o.Log}, func(ctx context.Context, p *app.Process) error {
-		return run(ctx, p, func(addr string) {
-			if o.Started != nil {
-				o.Started(addr, o.RedisURL)
-			}
+	return app.Run(ctx, app.Options{Role: "dev", Environ: environ, Stderr: o.Log},
+		func(ctx context.Context, p *app.Process) error {
+			return run(ctx, p, func(addr string) {
+				if o.Started != nil {
+					o.Started(addr, o.RedisURL)
+				}
+			})
 		})
-	})
 }
 
 // Embedded starts a Redis within this process that keeps nothing. Its clock is the system's.
@@ -61,7 +64,8 @@ func Embedded() (*miniredis.Miniredis, error) {
 	return m, nil
 }
 
-// run starts the roles; workers outlive those that feed them, as in a deployment that is stopped in order.
+// run starts the roles; workers outlive those that feed them, as in a deployment that is
+// stopped in order.
 func run(ctx context.Context, p *app.Process, started func(addr string)) error {
 	b, err := roles.Connect(ctx, p)
 	if err != nil || ctx.Err() != nil {
