@@ -1,5 +1,5 @@
-// Package childproc runs child processes that do not outlive this one. It hides the kernel's idea of a
-// parent, which is a thread, and who waits for a child.
+// Package childproc runs child processes that do not outlive this one. It hides the kernel's idea
+// of a parent, which is a thread, and who waits for a child.
 package childproc
 
 import (
@@ -20,9 +20,9 @@ type Child struct {
 	done chan struct{}
 }
 
-// Start starts cmd, which must not have been started, and waits for it in a goroutine. On Linux the child
-// is killed when this process ends in any way, and no terminal signal reaches it: whoever started it
-// decides when it stops. Elsewhere see [DiesWithParent].
+// Start starts cmd, which must not have been started, and waits for it in a goroutine. On Linux the
+// child is killed when this process ends in any way, and no terminal signal reaches it: whoever
+// started it decides when it stops. Elsewhere see [DiesWithParent].
 func Start(cmd *exec.Cmd) (*Child, error) {
 	cmd.SysProcAttr = tie(cmd.SysProcAttr)
 	if cmd.WaitDelay == 0 {
@@ -37,8 +37,8 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// run keeps its thread for as long as the child lives: to the kernel that thread is the parent, and its end
-// would kill the child.
+// run keeps its thread for as long as the child lives: to the kernel that thread is the parent, and
+// its end would kill the child.
 func (c *Child) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -68,8 +68,8 @@ func (c *Child) Running() bool {
 	}
 }
 
-// State waits for the end and tells what the process came to: its exit code, -1 when a signal ended it, and
-// the CPU time that it used.
+// State waits for the end and tells what the process came to: its exit code, -1 when a signal ended
+// it, and the CPU time that it used.
 func (c *Child) State() *os.ProcessState {
 	<-c.done
 	return c.cmd.ProcessState

@@ -2,8 +2,8 @@ package childproc
 
 import "sync"
 
-// Tail is a writer that keeps the last bytes written to it, for the log of a child. Its zero value keeps
-// 64 KiB. It is safe for concurrent use.
+// Tail is a writer that keeps the last bytes written to it, for the log of a child. Its zero value
+// keeps 64 KiB. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte

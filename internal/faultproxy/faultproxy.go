@@ -1,5 +1,6 @@
-// Package faultproxy is a TCP proxy in process that harms the connections through it as a bad network does: it delays,
-// resets, goes silent, or loses what the server has answered. It hides which connections a fault has torn.
+// Package faultproxy is a TCP proxy in process that harms the connections through it as a bad
+// network does: it delays, resets, goes silent, or loses what the server has answered. It hides
+// which connections a fault has torn.
 package faultproxy
 
 import (
@@ -60,8 +61,8 @@ func (p *Proxy) HalfOpen() {
 	p.silent = true
 }
 
-// DropReplies loses what the server sends, a piece at a time, with that probability, and resets the connection: the
-// client can't know whether its command was executed.
+// DropReplies loses what the server sends, a piece at a time, with that probability, and resets the
+// connection: the client can't know whether its command was executed.
 func (p *Proxy) DropReplies(probability float64, rng *rand.Rand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +178,8 @@ func (p *Proxy) pump(l *link, dst, src net.Conn, replies bool) {
 	}
 }
 
-// fate says what becomes of a piece that was read: it is held back, swallowed, or the connection ends with it.
+// fate says what becomes of a piece that was read: it is held back, swallowed, or the connection
+// ends with it.
 func (p *Proxy) fate(l *link, reply bool) (delay time.Duration, pass, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

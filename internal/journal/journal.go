@@ -1,6 +1,7 @@
-// Package journal is the raw log of an experiment: each process writes down the permits that it was given and the jobs
-// that it started, by Redis's clock, so that figures can be recomputed from what happened. A nil *Journal writes nothing
-// and costs nothing: outside experiments there is none. It hides the format of the files.
+// Package journal is the raw log of an experiment: each process writes down the permits that it was
+// given and the jobs that it started, by Redis's clock, so that figures can be recomputed from what
+// happened. A nil *Journal writes nothing and costs nothing: outside experiments there is none. It
+// hides the format of the files.
 package journal
 
 import (
@@ -50,11 +51,13 @@ type Journal struct {
 // suffix is what the files' names end with.
 const suffix = ".journal.tsv"
 
-// Open begins the journal of a process in dir, which must be there. Instance is unique to the process.
+// Open begins the journal of a process in dir, which must be there. Instance is unique
+// to the process.
 func Open(dir, instance string) (*Journal, error) {
 	file, err := os.OpenFile(filepath.Join(dir, instance+suffix), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("open journal of %s: %w: give each process a name of its own and a folder that is there", instance, err)
+		return nil, fmt.Errorf("open journal of %s: %w: give each process a name of its own and a folder that is there",
+			instance, err)
 	}
 	j := &Journal{file: file, stop: make(chan struct{}), done: make(chan struct{})}
 	go j.flushOften()
@@ -102,7 +105,8 @@ func (j *Journal) head(kind byte, at int64, partition int, typ, tenant string) {
 	j.buffer = append(append(b, tenant...), '\t')
 }
 
-// Close writes what is left, and says whether anything could not be written. Closing again does nothing.
+// Close writes what is left, and says whether anything could not be written. Closing again
+// does nothing.
 func (j *Journal) Close() error {
 	if j == nil {
 		return nil

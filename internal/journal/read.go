@@ -37,8 +37,8 @@ type Log struct {
 	Starts  []StartEvent
 }
 
-// Read reads the journals of all processes in dir. A last line that was cut off by its process's death is left out; any
-// other that can't be read is an error.
+// Read reads the journals of all processes in dir. A last line that was cut off by its process's
+// death is left out; any other that can't be read is an error.
 func Read(dir string) (Log, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
@@ -89,7 +89,12 @@ func (r *reader) line(f []string) error {
 			return err
 		}
 		r.log.Permits = append(r.log.Permits, PermitEvent{
-			At: r.nums[0], Partition: int(r.nums[1]), Type: r.name(f[3]), Tenant: r.name(f[4]), By: r.name(f[5]), N: r.nums[2],
+			At:        r.nums[0],
+			Partition: int(r.nums[1]),
+			Type:      r.name(f[3]),
+			Tenant:    r.name(f[4]),
+			By:        r.name(f[5]),
+			N:         r.nums[2],
 		})
 	case f[0] == "S" && len(f) == 8:
 		if err := r.parse(f[1], f[2], f[6], f[7]); err != nil {

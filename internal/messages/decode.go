@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Decoder reads and validates bodies. The zero value is ready to use. Every field that is not known is refused; null
-// and the empty string count as absent, except for a payload, which may be any JSON. Of a repeated key the last counts.
+// Decoder reads and validates bodies. The zero value is ready to use. Every field that is not known
+// is refused; null and the empty string count as absent, except for a payload, which may be any
+// JSON. Of a repeated key the last counts.
 //
 // Errors are a *ValidationError with every bad field, or a *TooLargeError.
 type Decoder struct {
@@ -16,7 +17,8 @@ type Decoder struct {
 	Now func() time.Time // time.Now when nil
 }
 
-// DecodeSubmit reads the body of POST /v1/groups or the data of a group.submit message. Payloads share data's memory.
+// DecodeSubmit reads the body of POST /v1/groups or the data of a group.submit message. Payloads
+// share data's memory.
 func (d Decoder) DecodeSubmit(data []byte) (*SubmitGroup, error) {
 	return decode(d, "body", data, (*decoding).submit)
 }
@@ -47,7 +49,8 @@ func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
 	return decode(d, "body", data, (*decoding).cancel)
 }
 
-// DecodeJob reads one line of NDJSON. The payload is a copy, so the line's memory may be used again.
+// DecodeJob reads one line of NDJSON. The payload is a copy, so the line's memory may
+// be used again.
 func (d Decoder) DecodeJob(line []byte) (Job, error) {
 	if job, end := quickJob(line, 0); end == len(line) && utf8.Valid(line) {
 		job.Payload = bytes.Clone(job.Payload)
@@ -275,7 +278,8 @@ func (r *decoding) aggregate(at place, object []byte) (a Aggregate) {
 	if a.Op != "" && !slices.Contains(AggregateOps, a.Op) && !r.Ops[a.Op] {
 		r.bad.add(at, "op", "must be one of %s", r.opNames())
 	}
-	if custom := r.Ops[a.Op] && !slices.Contains(AggregateOps, a.Op); a.Op != "count" && !custom { // a reducer written in Go judges its own
+	// a reducer written in Go judges its own
+	if custom := r.Ops[a.Op] && !slices.Contains(AggregateOps, a.Op); a.Op != "count" && !custom {
 		r.require(at, "field", a.Field)
 	}
 	return a

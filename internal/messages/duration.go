@@ -17,8 +17,8 @@ func (d Duration) MarshalJSON() ([]byte, error) {
 	return strconv.AppendQuote(nil, d.String()), nil
 }
 
-// UnmarshalJSON reads Go's notation, or a number of seconds, which it rounds to nanoseconds. null changes nothing, as
-// anywhere in encoding/json.
+// UnmarshalJSON reads Go's notation, or a number of seconds, which it rounds to nanoseconds. null
+// changes nothing, as anywhere in encoding/json.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	switch {
 	case len(data) == 0:

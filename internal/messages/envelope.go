@@ -10,9 +10,10 @@ const (
 	fieldTraceParent = "traceparent"
 )
 
-// ParseEntry reads a flat entry of the ingest stream, whose own id is entryID. Fields that it does not know are
-// ignored, as is a malformed traceparent (as W3C has it); an empty id counts as absent. What the data says is left to a
-// Decoder; here it need only be a JSON object. Data that is given as bytes is not copied.
+// ParseEntry reads a flat entry of the ingest stream, whose own id is entryID. Fields that it does
+// not know are ignored, as is a malformed traceparent (as W3C has it); an empty id counts as
+// absent. What the data says is left to a Decoder; here it need only be a JSON object. Data that is
+// given as bytes is not copied.
 //
 // The error is a *ValidationError or, for data over MaxMessageBytes, a *TooLargeError.
 func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
@@ -26,8 +27,8 @@ func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 	return e.check(&bad, entryID)
 }
 
-// ParseFields is ParseEntry for names and values in turn; of a repeated name the last counts. The data shares their memory, so
-// that it must not be changed.
+// ParseFields is ParseEntry for names and values in turn; of a repeated name the last counts. The
+// data shares their memory, so that it must not be changed.
 func ParseFields(entryID string, fields []string) (Envelope, error) {
 	var e Envelope
 	for i := 0; i+1 < len(fields); i += 2 {

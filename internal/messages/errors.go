@@ -9,8 +9,8 @@ import (
 // maxListed is how many bad fields one ValidationError lists.
 const maxListed = 100
 
-// FieldError names one bad field, say jobs[3].payload, and what is wrong with it, with the limit that it breaks.
-// Neither repeats the field's value.
+// FieldError names one bad field, say jobs[3].payload, and what is wrong with it, with the limit
+// that it breaks. Neither repeats the field's value.
 type FieldError struct {
 	Field   string
 	Problem string
@@ -39,8 +39,8 @@ func (e *ValidationError) Error() string {
 	return b.String()
 }
 
-// TooLargeError says that a payload, or the whole of what was sent, has too many bytes. It comes alone: other bad
-// fields are told once the size is right.
+// TooLargeError says that a payload, or the whole of what was sent, has too many bytes. It comes
+// alone: other bad fields are told once the size is right.
 type TooLargeError struct {
 	Field string // the first that is too large
 	Limit int    // bytes
@@ -56,8 +56,8 @@ func (e *TooLargeError) Error() string {
 	return s
 }
 
-// place is where a field is found: in the body itself, or in an element of one of its lists. It is spelled out for
-// errors only.
+// place is where a field is found: in the body itself, or in an element of one of its lists. It is
+// spelled out for errors only.
 type place struct {
 	list  string // "" for the body itself
 	index int
@@ -81,8 +81,8 @@ type problems struct {
 	large  *TooLargeError
 }
 
-// add notes a problem, unless the field has one already that this may only follow from. The format's arguments are
-// limits, never values that were sent.
+// add notes a problem, unless the field has one already that this may only follow from. The
+// format's arguments are limits, never values that were sent.
 func (p *problems) add(at place, field, format string, args ...any) {
 	if len(p.fields) == maxListed {
 		p.more++

@@ -21,8 +21,8 @@ func encode(t *testing.T, v any) []byte {
 	return b.Bytes()
 }
 
-// check decodes data and says whether it was accepted. If so, it must be the same when it is encoded and decoded again,
-// and encoding/json must read the same from that.
+// check decodes data and says whether it was accepted. If so, it must be the same when it is
+// encoded and decoded again, and encoding/json must read the same from that.
 func check[T any](t *testing.T, data []byte, decode func([]byte) (T, error)) (first, again T, ok bool) {
 	t.Helper()
 	before := bytes.Clone(data)

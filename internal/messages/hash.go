@@ -12,12 +12,13 @@ import (
 	"unicode/utf8"
 )
 
-// ContentHash is the same for two submissions that ask for the same work, however their JSON is written: order of
-// fields (in payloads too), white space, escapes in strings, and defaults that are spelled out or left out make no
-// difference. Within payloads numbers count as they are written, and so does all that lies deeper than 32 levels.
+// ContentHash is the same for two submissions that ask for the same work, however their JSON is
+// written: order of fields (in payloads too), white space, escapes in strings, and defaults that
+// are spelled out or left out make no difference. Within payloads numbers count as they are
+// written, and so does all that lies deeper than 32 levels.
 //
-// It leaves out the group's id, which the server may have made up, and traceparents, which differ when a request is
-// repeated. It has 32 hexadecimal digits.
+// It leaves out the group's id, which the server may have made up, and traceparents, which differ
+// when a request is repeated. It has 32 hexadecimal digits.
 func ContentHash(g *SubmitGroup) string {
 	d := digest{sum: sha256.New()}
 	tenant, lane, threshold := g.Tenant, g.Priority, 1.0
@@ -60,7 +61,8 @@ func ContentHash(g *SubmitGroup) string {
 	return d.hex()
 }
 
-// digest hashes values so that no two lists of them look the same: each says how long it is or where it ends.
+// digest hashes values so that no two lists of them look the same: each says how long it is or
+// where it ends.
 type digest struct {
 	sum     hash.Hash
 	pending []byte       // not summed yet
@@ -175,8 +177,8 @@ func (d *digest) object(v []byte, depth int) {
 	d.members = d.members[:first]
 }
 
-// canonicalString is what a string stands for, but as it is written when that cannot be told from a replacement
-// character, as with half a surrogate pair.
+// canonicalString is what a string stands for, but as it is written when that cannot be told from a
+// replacement character, as with half a surrogate pair.
 func canonicalString(literal []byte) []byte {
 	s := unquote(literal)
 	if bytes.ContainsRune(s, utf8.RuneError) {

@@ -12,8 +12,9 @@ import (
 
 const whiteSpace = " \t\r\n"
 
-// cursor steps over the keys and values of an object, or the elements of an array. It trusts that json.Valid has
-// passed the text; given anything else it says something else, but ends and never panics.
+// cursor steps over the keys and values of an object, or the elements of an array. It trusts
+// that json.Valid has passed the text; given anything else it says something else, but ends and
+// never panics.
 type cursor struct{ rest []byte }
 
 // enter opens an object or an array that has no white space before it.
@@ -162,8 +163,8 @@ func kind(value []byte) string {
 	return "a number"
 }
 
-// checkObject finds what keeps data from being a JSON object in UTF-8 and returns it without the white space around.
-// root is what errors call the whole.
+// checkObject finds what keeps data from being a JSON object in UTF-8 and returns it without the
+// white space around. root is what errors call the whole.
 func checkObject(root string, data []byte) ([]byte, *FieldError) {
 	trimmed := bytes.Trim(data, whiteSpace)
 	switch {
@@ -204,8 +205,8 @@ func syntaxError(root string, data []byte) *FieldError {
 	return &FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
 }
 
-// locate names the field in which an object that breaks off ends, "" when that is between fields. It tells nothing
-// from within a payload.
+// locate names the field in which an object that breaks off ends, "" when that is between fields.
+// It tells nothing from within a payload.
 func locate(broken []byte) string {
 	key, value := lastMember(broken)
 	if key == nil {
@@ -229,7 +230,8 @@ func locate(broken []byte) string {
 	return at.name("")
 }
 
-// lastMember returns the member in which an object that breaks off ends, nil when its key is not complete.
+// lastMember returns the member in which an object that breaks off ends, nil when its key is
+// not complete.
 func lastMember(broken []byte) (key, value []byte) {
 	broken = bytes.Trim(broken, whiteSpace)
 	if len(broken) == 0 || broken[0] != '{' {
@@ -243,7 +245,8 @@ func lastMember(broken []byte) (key, value []byte) {
 	return key, value
 }
 
-// fieldName is a key as errors spell it: plain where it can be an id, else in quotes, in either case short.
+// fieldName is a key as errors spell it: plain where it can be an id, else in quotes, in
+// either case short.
 func fieldName(key []byte) string {
 	const limit = 64
 	name := string(key)

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzCursor holds the cursor to encoding/json where the text is valid, and to an end where it is not.
+// FuzzCursor holds the cursor to encoding/json where the text is valid, and to an end
+// where it is not.
 func FuzzCursor(f *testing.F) {
 	for _, s := range []string{
 		`[]`, ` [0] `, `[1 , "a,]" ,{"b":[2]}, [ ] ,null]`, `{"a":1,"\u0062" : {"}":"\\\""},"":[]}`, `["\\",true]`,

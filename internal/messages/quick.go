@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Most of what comes is well-formed and plain. It is read here in one pass that checks and slices at once. Whatever that is not sure of
-// is left to the thorough reading, which also says what is wrong; a test holds that both read the same.
+// Most of what comes is well-formed and plain. It is read here in one pass that checks and slices
+// at once. Whatever that is not sure of is left to the thorough reading, which also says what is
+// wrong; a test holds that both read the same.
 
 const (
 	quickDepth = 32   // levels of nesting that are read here
@@ -23,7 +24,8 @@ func valid(text []byte) bool {
 	return json.Valid(text)
 }
 
-// The functions below take an offset into JSON and return the one behind what they have read, -1 when they are not sure of it.
+// The functions below take an offset into JSON and return the one behind what they have read, -1
+// when they are not sure of it.
 
 // skipSpace never fails.
 func skipSpace(b []byte, i int) int {

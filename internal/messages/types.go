@@ -37,7 +37,8 @@ const (
 	LaneLow    Lane = "low"
 )
 
-// Envelope is one flat stream entry: the fields `type`, `data`, and if wanted `id` and `traceparent`.
+// Envelope is one flat stream entry: the fields `type`, `data`, and if wanted `id` and
+// `traceparent`.
 type Envelope struct {
 	ID          string // the message id; defaults to the stream entry's id
 	Type        string
@@ -98,5 +99,6 @@ type CancelGroup struct {
 	Group string `json:"group"`
 }
 
-// Duration is a time.Duration that reads JSON as Go's notation ("1m30s") or as a number of seconds, and writes the former.
+// Duration is a time.Duration that reads JSON as Go's notation ("1m30s") or as a number of seconds,
+// and writes the former.
 type Duration time.Duration

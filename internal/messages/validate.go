@@ -54,8 +54,9 @@ func ValidIdempotencyKey(key string) bool {
 	return true
 }
 
-// normalTraceParent returns s as a traceparent of version 00, and "" when it is malformed. Of a later version it keeps
-// what version 00 knows. https://www.w3.org/TR/trace-context/#versioning-of-traceparent
+// normalTraceParent returns s as a traceparent of version 00, and "" when it is malformed. Of a
+// later version it keeps what version 00 knows.
+// https://www.w3.org/TR/trace-context/#versioning-of-traceparent
 func normalTraceParent(s string) string {
 	const size = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	if len(s) < size || s[2] != '-' || s[35] != '-' || s[52] != '-' {
@@ -85,7 +86,8 @@ func isHex(s string) bool {
 	return true
 }
 
-// The readers of single values return the zero value for null, and for what is bad, after they have noted it.
+// The readers of single values return the zero value for null, and for what is bad, after they
+// have noted it.
 
 // is says whether v is of the kind that first begins.
 func (r *decoding) is(first byte, want string, at place, field string, v []byte) bool {
@@ -198,7 +200,8 @@ func (r *decoding) jobTimeout(at place, field string, v []byte) Duration {
 	var d Duration
 	err := d.UnmarshalJSON(v)
 	if err != nil || d != 0 && (d < Duration(time.Millisecond) || d > Duration(MaxJobTimeout)) {
-		r.bad.add(at, field, `must be a duration such as "1m30s" or a number of seconds, from 1ms to %s`, Duration(MaxJobTimeout))
+		r.bad.add(at, field, `must be a duration such as "1m30s" or a number of seconds, from 1ms to %s`,
+			Duration(MaxJobTimeout))
 		return 0
 	}
 	return d
@@ -216,7 +219,8 @@ func (r *decoding) runAt(at place, field string, v []byte) *time.Time {
 	var t time.Time
 	err := t.UnmarshalText([]byte(s))
 	if t = t.UTC(); err != nil || t.Year() < firstYear || t.After(now().AddDate(maxYearsAhead, 0, 0)) {
-		r.bad.add(at, field, "must be a time of RFC 3339 such as 2030-01-31T09:00:00Z, from the year %d to %d years ahead",
+		r.bad.add(at, field,
+			"must be a time of RFC 3339 such as 2030-01-31T09:00:00Z, from the year %d to %d years ahead",
 			firstYear, maxYearsAhead)
 		return nil
 	}
@@ -229,8 +233,11 @@ func (r *decoding) resultPath(at place, field string, v []byte) string {
 	steps := strings.Split(path, ".")
 	switch {
 	case path == "", path == "duration_ms":
-	case len(path) > maxFieldLength, steps[0] != "data", slices.Contains(steps, ""), strings.ContainsFunc(path, unicode.IsControl):
-		r.bad.add(at, field, "must be duration_ms, or a path such as data.cost or data.items.0.price, of at most %d bytes", maxFieldLength)
+	case len(path) > maxFieldLength, steps[0] != "data", slices.Contains(steps, ""),
+		strings.ContainsFunc(path, unicode.IsControl):
+		r.bad.add(at, field,
+			"must be duration_ms, or a path such as data.cost or data.items.0.price, of at most %d bytes",
+			maxFieldLength)
 	}
 	return path
 }

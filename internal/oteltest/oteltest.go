@@ -1,5 +1,5 @@
-// Package oteltest receives the traces of the processes under test: an OTLP/HTTP endpoint on loopback that keeps
-// what it is sent. It hides the protocol's nesting and encodings.
+// Package oteltest receives the traces of the processes under test: an OTLP/HTTP endpoint on
+// loopback that keeps what it is sent. It hides the protocol's nesting and encodings.
 package oteltest
 
 import (
@@ -43,8 +43,8 @@ func New(t testing.TB) *Receiver {
 	return r
 }
 
-// Endpoint is the value for OTEL_EXPORTER_OTLP_ENDPOINT. The protocol, OTEL_EXPORTER_OTLP_PROTOCOL, is
-// http/protobuf; metrics and logs are not received.
+// Endpoint is the value for OTEL_EXPORTER_OTLP_ENDPOINT. The protocol, OTEL_EXPORTER_OTLP_PROTOCOL,
+// is http/protobuf; metrics and logs are not received.
 func (r *Receiver) Endpoint() string { return r.server.URL }
 
 // Spans returns what has arrived so far, in order of arrival.
@@ -59,8 +59,8 @@ func (r *Receiver) snapshot() ([]Span, <-chan struct{}) {
 	return slices.Clone(r.spans), r.changed
 }
 
-// WaitFor calls done with all spans, now and whenever some arrive, until it returns true, and returns them. The
-// test fails when that takes longer than timeout.
+// WaitFor calls done with all spans, now and whenever some arrive, until it returns true, and
+// returns them. The test fails when that takes longer than timeout.
 func (r *Receiver) WaitFor(t testing.TB, timeout time.Duration, done func([]Span) bool) []Span {
 	t.Helper()
 	expired := time.NewTimer(timeout)
@@ -81,7 +81,8 @@ func (r *Receiver) WaitFor(t testing.TB, timeout time.Duration, done func([]Span
 func list(spans []Span) string {
 	var b strings.Builder
 	for _, s := range spans {
-		fmt.Fprintf(&b, "%s: %s (%s) trace %s span %s parent %s\n", s.Service, s.Name, s.Kind, s.TraceID, s.SpanID, s.ParentID)
+		fmt.Fprintf(&b, "%s: %s (%s) trace %s span %s parent %s\n",
+			s.Service, s.Name, s.Kind, s.TraceID, s.SpanID, s.ParentID)
 	}
 	return b.String()
 }

@@ -78,7 +78,10 @@ func span(service string, s *tracepb.Span) Span {
 		StatusMessage: s.GetStatus().GetMessage(),
 	}
 	for _, l := range s.GetLinks() {
-		out.Links = append(out.Links, Link{TraceID: hex.EncodeToString(l.GetTraceId()), SpanID: hex.EncodeToString(l.GetSpanId())})
+		out.Links = append(out.Links, Link{
+			TraceID: hex.EncodeToString(l.GetTraceId()),
+			SpanID:  hex.EncodeToString(l.GetSpanId()),
+		})
 	}
 	for _, e := range s.GetEvents() {
 		out.Events = append(out.Events, Event{Name: e.GetName(), Attributes: attributes(e.GetAttributes())})

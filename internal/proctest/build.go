@@ -21,9 +21,9 @@ type binaries struct {
 
 var built *binaries // set by Main
 
-// Main is to be called by TestMain of every package that starts processes. It runs the tests, has ./cmd/... built
-// when the first process is started, with the race detector where the tests have it, removes what was built, and
-// exits.
+// Main is to be called by TestMain of every package that starts processes. It runs the tests, has
+// ./cmd/... built when the first process is started, with the race detector where the tests have
+// it, removes what was built, and exits.
 func Main(m *testing.M) { os.Exit(run(m, "./cmd/...")) }
 
 func run(m *testing.M, packages string) int {

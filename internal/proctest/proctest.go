@@ -1,6 +1,7 @@
-// Package proctest runs our binaries as tests see them from outside: built once a test run, started with an
-// environment of their own, killed at will. It hides how a process says where it listens: with a JSON log line
-// whose msg is "listening" and whose server ("admin" or "api") and addr tell the rest.
+// Package proctest runs our binaries as tests see them from outside: built once a test run,
+// started with an environment of their own, killed at will. It hides how a process says where it
+// listens: with a JSON log line whose msg is "listening" and whose server ("admin" or "api") and
+// addr tell the rest.
 package proctest
 
 import (
@@ -26,7 +27,8 @@ const (
 	apiServer   = "api"
 )
 
-// Process is one run of a binary. Methods that fail end the test, and are called from its goroutine.
+// Process is one run of a binary. Methods that fail end the test, and are called from
+// its goroutine.
 type Process struct {
 	t      testing.TB
 	name   string
@@ -34,9 +36,10 @@ type Process struct {
 	output *output
 }
 
-// Start starts a binary of cmd/ by its name. Of this process's environment it gets only what Go, the shell and
-// temporary files need. Env is added to that, and to: the admin and the API server listen on a free port of
-// loopback, logs are JSON. The process is killed when the test ends; its output is shown if the test failed.
+// Start starts a binary of cmd/ by its name. Of this process's environment it gets only what Go,
+// the shell and temporary files need. Env is added to that, and to: the admin and the API server
+// listen on a free port of loopback, logs are JSON. The process is killed when the test ends; its
+// output is shown if the test failed.
 func Start(t testing.TB, name string, env map[string]string, args ...string) *Process {
 	t.Helper()
 	path, err := built.path(name)
@@ -109,8 +112,8 @@ func (p *Process) Signal(sig os.Signal) {
 // Kill ends the process as a crash would, and waits for its end.
 func (p *Process) Kill() { p.child.Kill() }
 
-// Wait waits for the process to end and returns its exit code, -1 when a signal ended it. The test fails when that
-// takes longer than timeout.
+// Wait waits for the process to end and returns its exit code, -1 when a signal ended it. The test
+// fails when that takes longer than timeout.
 func (p *Process) Wait(timeout time.Duration) int {
 	p.t.Helper()
 	select {

@@ -22,8 +22,9 @@ const (
 	tailBytes     = 16 << 10
 )
 
-// freePort picks a port below the range from which systems take the local ports of outgoing connections: one of
-// those could sit on the port while the server is down, even a client that dials it.
+// freePort picks a port below the range from which systems take the local ports of outgoing
+// connections: one of those could sit on the port while the server is down, even a client
+// that dials it.
 func freePort() int {
 	const lowest, highest = 10_000, 32_000
 	for {
@@ -37,7 +38,8 @@ func freePort() int {
 	}
 }
 
-// awaitReady asks until the child itself answers: another process may have won the race for its port.
+// awaitReady asks until the child itself answers: another process may have won the race
+// for its port.
 func awaitReady(ctx context.Context, addr string, child *childproc.Child) error {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
@@ -56,8 +58,8 @@ func awaitReady(ctx context.Context, addr string, child *childproc.Child) error 
 	}
 }
 
-// probe returns nil when the server at addr is process pid and has loaded its data. It speaks the protocol
-// itself, so that a failed try leaves neither a pool nor a line in a log.
+// probe returns nil when the server at addr is process pid and has loaded its data. It speaks the
+// protocol itself, so that a failed try leaves neither a pool nor a line in a log.
 func probe(ctx context.Context, addr string, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package redisproc runs a private redis-server: a real process on loopback with a folder of its own, which
-// can be killed and started again on the same data, and which does not outlive this process. It hides the
-// choice of a free port and how one knows that the server is there.
+// Package redisproc runs a private redis-server: a real process on loopback with a folder of its
+// own, which can be killed and started again on the same data, and which does not outlive this
+// process. It hides the choice of a free port and how one knows that the server is there.
 package redisproc
 
 import (
@@ -42,7 +42,8 @@ type Options struct {
 	Args      []string // more arguments, which win over the options
 }
 
-// Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and Close take turns.
+// Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and
+// Close take turns.
 type Server struct {
 	opts    Options
 	binary  string
@@ -58,8 +59,8 @@ type Server struct {
 	child *childproc.Child
 }
 
-// Start starts a server on a free port of 127.0.0.1 and waits until it answers, for as long as ctx allows and
-// 30 seconds at most. The error is ErrNoBinary when there is nothing to start.
+// Start starts a server on a free port of 127.0.0.1 and waits until it answers, for as long as ctx
+// allows and 30 seconds at most. The error is ErrNoBinary when there is nothing to start.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	s, err := start(ctx, opts)
 	if err != nil {
@@ -84,7 +85,8 @@ func start(ctx context.Context, opts Options) (_ *Server, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if s.log, err = os.OpenFile(filepath.Join(s.opts.Dir, "redis.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600); err != nil {
+	if s.log, err = os.OpenFile(filepath.Join(s.opts.Dir, "redis.log"),
+		os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600); err != nil {
 		return nil, err
 	}
 	if opts.Config != "" {
@@ -183,8 +185,8 @@ func (s *Server) Kill() {
 	s.current().Kill()
 }
 
-// Restart starts the server again at the same address on what it has persisted, and waits until it answers.
-// One that still runs is killed first.
+// Restart starts the server again at the same address on what it has persisted, and waits until it
+// answers. One that still runs is killed first.
 func (s *Server) Restart(ctx context.Context) error {
 	s.turn.Lock()
 	defer s.turn.Unlock()
@@ -198,7 +200,8 @@ func (s *Server) Restart(ctx context.Context) error {
 	return nil
 }
 
-// Close kills the process and removes the folder, unless it was given in Options. Closing again does nothing.
+// Close kills the process and removes the folder, unless it was given in Options. Closing again
+// does nothing.
 func (s *Server) Close() error {
 	s.turn.Lock()
 	defer s.turn.Unlock()

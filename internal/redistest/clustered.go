@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// Clustered is a Redis Cluster whose masters have a replica each. A master that is gone is replaced within a few
-// seconds; until then the cluster serves no slot, as is Redis's default.
+// Clustered is a Redis Cluster whose masters have a replica each. A master that is gone is replaced
+// within a few seconds; until then the cluster serves no slot, as is Redis's default.
 type Clustered struct {
 	t   testing.TB
 	URL string
@@ -24,8 +24,9 @@ type Clustered struct {
 	Replicas []*Redis // at the start; each follows the master of its place
 }
 
-// ClusterWithReplicas starts a cluster of so many masters, over which the slots are spread evenly, and as many
-// replicas, and waits until a failover would succeed and lose nothing. The options are for all of its servers.
+// ClusterWithReplicas starts a cluster of so many masters, over which the slots are spread evenly,
+// and as many replicas, and waits until a failover would succeed and lose nothing. The options are
+// for all of its servers.
 func ClusterWithReplicas(t testing.TB, masters int, opts ...Option) *Clustered {
 	t.Helper()
 	o := redisproc.Options{Args: []string{
@@ -149,8 +150,8 @@ func (c *Clustered) MasterOf(slot int) *Redis {
 	return found
 }
 
-// AwaitFailover waits until the nodes that run agree on masters that run, each, for all slots: after a Kill, until
-// the replica has taken over.
+// AwaitFailover waits until the nodes that run agree on masters that run, each, for all slots:
+// after a Kill, until the replica has taken over.
 func (c *Clustered) AwaitFailover() {
 	c.t.Helper()
 	await(c.t, "failover", func(ctx context.Context) error {
@@ -159,9 +160,9 @@ func (c *Clustered) AwaitFailover() {
 	})
 }
 
-// AwaitWhole waits until all nodes run and agree, and each master has a replica that has all of its data: another
-// failover would lose nothing. A node that was killed is to be restarted before, and after AwaitFailover: it would come
-// back as an empty master.
+// AwaitWhole waits until all nodes run and agree, and each master has a replica that has all of its
+// data: another failover would lose nothing. A node that was killed is to be restarted before, and
+// after AwaitFailover: it would come back as an empty master.
 func (c *Clustered) AwaitWhole() {
 	c.t.Helper()
 	await(c.t, "replicas", func(ctx context.Context) error {
@@ -186,9 +187,9 @@ func (c *Clustered) AwaitWhole() {
 	})
 }
 
-// MoveSlot moves a slot with its keys to another master while clients go on, as redis-cli's reshard does. Each of
-// between is called before the first key is moved, after every few, and when all are there but the slot is not yet; left
-// is how many keys the old master still has.
+// MoveSlot moves a slot with its keys to another master while clients go on, as redis-cli's reshard
+// does. Each of between is called before the first key is moved, after every few, and when all are
+// there but the slot is not yet; left is how many keys the old master still has.
 func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 	c.t.Helper()
 	from := c.MasterOf(slot)
@@ -246,7 +247,8 @@ func (c *Clustered) moveSome(slot int, from, to *Redis) bool {
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	if err := from.admin.Do(c.t.Context(), args...).Err(); err != nil && !errors.Is(err, redis.Nil) { // NOKEY: they are gone by themselves
+	// NOKEY: they are gone by themselves
+	if err := from.admin.Do(c.t.Context(), args...).Err(); err != nil && !errors.Is(err, redis.Nil) {
 		c.t.Fatalf("move keys of slot %d: %v", slot, err)
 	}
 	return true

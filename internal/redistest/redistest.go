@@ -1,6 +1,7 @@
-// Package redistest gives tests a Redis: real servers that are private to a test or shared by a test binary,
-// miniredis, a cluster and a Sentinel set-up, all on loopback. It hides their processes, which end with the
-// test, and how one waits until they are ready. Without a redis-server to run, tests fail and say what to do.
+// Package redistest gives tests a Redis: real servers that are private to a test or shared by a
+// test binary, miniredis, a cluster and a Sentinel set-up, all on loopback. It hides their
+// processes, which end with the test, and how one waits until they are ready. Without a
+// redis-server to run, tests fail and say what to do.
 package redistest
 
 import (
@@ -39,7 +40,8 @@ func Args(args ...string) Option {
 	return func(o *redisproc.Options) { o.Args = append(o.Args, args...) }
 }
 
-// Server starts a redis-server that persists nothing, unless an option says so, and ends with the test.
+// Server starts a redis-server that persists nothing, unless an option says so, and ends
+// with the test.
 func Server(t testing.TB, opts ...Option) *Redis {
 	t.Helper()
 	var o redisproc.Options
@@ -94,8 +96,8 @@ func client(t testing.TB, addr string) *redis.Client {
 // Kill ends the server as a crash would, and waits for its end.
 func (r *Redis) Kill() { r.server.Kill() }
 
-// Restart starts the server again at the same address on what it has persisted, after Kill or instead of it,
-// and waits until it answers.
+// Restart starts the server again at the same address on what it has persisted, after Kill or
+// instead of it, and waits until it answers.
 func (r *Redis) Restart() {
 	r.t.Helper()
 	if err := r.server.Restart(context.WithoutCancel(r.t.Context())); err != nil { // clean-ups may restart

@@ -14,8 +14,8 @@ import (
 // masterName is what the Sentinel calls its master.
 const masterName = "mymaster"
 
-// Sentinels is a master with a replica, watched by a Sentinel that promotes the replica two seconds or so after
-// the master is gone.
+// Sentinels is a master with a replica, watched by a Sentinel that promotes the replica two seconds
+// or so after the master is gone.
 type Sentinels struct {
 	URL      string
 	Master   *Redis // at the start
@@ -23,8 +23,8 @@ type Sentinels struct {
 	Sentinel *Redis
 }
 
-// Sentinel starts a Sentinel set-up and waits until a failover would succeed. The options are for the master and the
-// replica.
+// Sentinel starts a Sentinel set-up and waits until a failover would succeed. The options are for
+// the master and the replica.
 func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 	t.Helper()
 	opts = append([]Option{Args("--repl-diskless-sync-delay", "0")}, opts...)
@@ -37,8 +37,10 @@ func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 	sentinel := start(t, redisproc.Options{
 		Args: []string{"--sentinel"},
 		Config: fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\n"+
-			"sentinel down-after-milliseconds %[1]s 1500\n"+ // it asks once a second: less, and it takes the living for dead
-			"sentinel failover-timeout %[1]s 3000\n", masterName, host, port), // the next failover comes no sooner than twice that
+			// it asks once a second: less, and it takes the living for dead
+			"sentinel down-after-milliseconds %[1]s 1500\n"+
+			// the next failover comes no sooner than twice that
+			"sentinel failover-timeout %[1]s 3000\n", masterName, host, port),
 	})
 	s := &Sentinels{
 		URL:      "redis-sentinel://" + sentinel.Addr() + "/" + masterName,
@@ -52,7 +54,9 @@ func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 
 func (s *Sentinels) await(what, want string) {
 	s.Sentinel.t.Helper()
-	await(s.Sentinel.t, what, func(ctx context.Context) error { return lacks(s.Sentinel.admin.Info(ctx, "sentinel"), want) })
+	await(s.Sentinel.t, what, func(ctx context.Context) error {
+		return lacks(s.Sentinel.admin.Info(ctx, "sentinel"), want)
+	})
 }
 
 // AwaitFailover waits until the Sentinel names the replica as the master, and it takes writes.
@@ -70,8 +74,8 @@ func (s *Sentinels) AwaitMaster(r *Redis) {
 	})
 }
 
-// Rejoin starts one of the two again as the other's replica, and waits until it has all data and the Sentinel would
-// promote it.
+// Rejoin starts one of the two again as the other's replica, and waits until it has all data and
+// the Sentinel would promote it.
 func (s *Sentinels) Rejoin(r *Redis) {
 	s.Sentinel.t.Helper()
 	master := s.Master
@@ -87,7 +91,8 @@ func (s *Sentinels) Rejoin(r *Redis) {
 	s.await("sentinel", "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
 	await(s.Sentinel.t, "sentinel", func(ctx context.Context) error {
 		replicas, err := s.Sentinel.admin.Do(ctx, "sentinel", "replicas", masterName).Result()
-		if said := fmt.Sprint(replicas); err == nil && (!strings.Contains(said, "master-link-status ok") || !strings.Contains(said, "flags slave ")) {
+		if said := fmt.Sprint(replicas); err == nil &&
+			(!strings.Contains(said, "master-link-status ok") || !strings.Contains(said, "flags slave ")) {
 			err = fmt.Errorf("the replica is not well: %s", said)
 		}
 		return err

@@ -22,8 +22,9 @@ var shared struct {
 	users  int
 }
 
-// Shared returns the URL of the test binary's one redis-server, started when first asked for, and a prefix of
-// keys that is the test's own. Tests that use it may run in parallel; they must not flush, configure or stop it.
+// Shared returns the URL of the test binary's one redis-server, started when first asked for, and a
+// prefix of keys that is the test's own. Tests that use it may run in parallel; they must not
+// flush, configure or stop it.
 func Shared(t testing.TB) (url, prefix string) {
 	t.Helper()
 	server, err := acquire()
@@ -50,7 +51,8 @@ func acquire() (*redisproc.Server, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Nobody is left to remove the folder when the process ends; the server writes nothing there.
+		// Nobody is left to remove the folder when the process ends; the server writes
+		// nothing there.
 		if err := os.RemoveAll(server.Dir()); err != nil {
 			return nil, errors.Join(err, server.Close())
 		}
@@ -60,7 +62,8 @@ func acquire() (*redisproc.Server, error) {
 	return shared.server, nil
 }
 
-// release keeps the server for the next test, where the system ends it together with the test binary.
+// release keeps the server for the next test, where the system ends it together with
+// the test binary.
 func release() error {
 	shared.Lock()
 	defer shared.Unlock()
@@ -73,13 +76,14 @@ func release() error {
 	return server.Close()
 }
 
-// IgnoreServers has goleak accept the goroutine that watches a redis-server, since the shared one lives as long
-// as the test binary.
+// IgnoreServers has goleak accept the goroutine that watches a redis-server, since the shared one
+// lives as long as the test binary.
 func IgnoreServers() goleak.Option {
 	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/childproc.(*Child).run")
 }
 
-// Mini starts a miniredis whose keys expire as time passes, and returns it with its URL. It ends with the test.
+// Mini starts a miniredis whose keys expire as time passes, and returns it with its URL. It ends
+// with the test.
 func Mini(t testing.TB) (mini *miniredis.Miniredis, url string) {
 	t.Helper()
 	mini = miniredis.RunT(t)
@@ -87,8 +91,8 @@ func Mini(t testing.TB) (mini *miniredis.Miniredis, url string) {
 	return mini, "redis://" + mini.Addr() + "/0"
 }
 
-// Both runs a test on the shared redis-server and on miniredis, as subtests of these names, each with a prefix of
-// keys of its own. The test may call t.Parallel.
+// Both runs a test on the shared redis-server and on miniredis, as subtests of these names, each
+// with a prefix of keys of its own. The test may call t.Parallel.
 func Both(t *testing.T, test func(t *testing.T, url, prefix string)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) {

@@ -33,8 +33,14 @@ func (w *World) Group(id string) api.Group {
 		InFlight                                          int64 `redis:"in_flight"`
 	}
 	fields := map[string]*int64{
-		"accepted": &c.Accepted, "waiting": &c.Waiting, "non_ready": &c.NonReady, "ready": &c.Ready, "in_flight": &c.InFlight,
-		"done": &c.Done, "failed": &c.Failed, "cancelled": &c.Cancelled,
+		"accepted":  &c.Accepted,
+		"waiting":   &c.Waiting,
+		"non_ready": &c.NonReady,
+		"ready":     &c.Ready,
+		"in_flight": &c.InFlight,
+		"done":      &c.Done,
+		"failed":    &c.Failed,
+		"cancelled": &c.Cancelled,
 	}
 	for field, to := range fields {
 		if v := hash.Val()[field]; v != "" {
@@ -57,8 +63,14 @@ func (w *World) Group(id string) api.Group {
 	}
 	if hash.Val()["sweep"] == "" { // while a cancelled group is swept the ledger lags behind
 		require.Equal(w.T, api.Counts{
-			Accepted: int64(len(states.Val()) / 2), Waiting: *letters[ledger.Waiting], NonReady: *letters[ledger.NonReady], Ready: *letters[ledger.Ready],
-			InFlight: *letters[ledger.InFlight], Done: *letters[ledger.Done], Failed: *letters[ledger.Failed], Cancelled: *letters[ledger.Cancelled],
+			Accepted:  int64(len(states.Val()) / 2),
+			Waiting:   *letters[ledger.Waiting],
+			NonReady:  *letters[ledger.NonReady],
+			Ready:     *letters[ledger.Ready],
+			InFlight:  *letters[ledger.InFlight],
+			Done:      *letters[ledger.Done],
+			Failed:    *letters[ledger.Failed],
+			Cancelled: *letters[ledger.Cancelled],
 		}, counts, "the ledger of %s and its states %s", id, states.Val())
 	}
 	g, err := w.Store.Group(w.ctx(), id)
@@ -131,5 +143,6 @@ func (w *World) Garbage() []string {
 	return list
 }
 
-// EntryID is the least id that an entry of a stream has at that time. Ids of one length compare as strings.
+// EntryID is the least id that an entry of a stream has at that time. Ids of one length
+// compare as strings.
 func EntryID(at time.Time) string { return strconv.FormatInt(at.UnixMilli(), 10) + "-0" }

@@ -31,7 +31,12 @@ func (w *World) Take(typ, consumer string, n int) []Held {
 	var jobs []Held
 	w.Await("jobs to take", func() bool {
 		got, err := w.Conn.Cmd.XReadGroup(w.ctx(), &redis.XReadGroupArgs{
-			Group: keyspace.GroupWorkers, Consumer: consumer, Streams: []string{w.P.Ready(typ), ">"}, Count: int64(n - len(jobs)), Block: -1}).Result()
+			Group:    keyspace.GroupWorkers,
+			Consumer: consumer,
+			Streams:  []string{w.P.Ready(typ), ">"},
+			Count:    int64(n - len(jobs)),
+			Block:    -1,
+		}).Result()
 		if errors.Is(err, redis.Nil) {
 			return false
 		}
@@ -39,7 +44,11 @@ func (w *World) Take(typ, consumer string, n int) []Held {
 		for _, m := range got[0].Messages {
 			d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
 			require.NoError(w.T, err)
-			r, err := ledger.Start(w.ctx(), w.Conn.Cmd, w.P, typ, []ledger.StartGroup{{Group: d.Group, Jobs: []ledger.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
+			r, err := ledger.Start(w.ctx(), w.Conn.Cmd, w.P, typ,
+				[]ledger.StartGroup{{
+					Group: d.Group,
+					Jobs:  []ledger.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}},
+				}})
 			require.NoError(w.T, err)
 			require.EqualValues(w.T, d.Attempt, r.Tokens[0])
 			jobs = append(jobs, Held{d, m.ID, time.Now()})
@@ -62,7 +71,8 @@ func (w *World) Done(data string, jobs ...Held) {
 	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
 		g.Done = append(g.Done, ledger.DoneJob{
 			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt,
-			Line: fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":%d,"data":%s}`, j.Ordinal, j.Attempt, data),
+			Line: fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":%d,"data":%s}`,
+				j.Ordinal, j.Attempt, data),
 		})
 	})
 }
@@ -72,7 +82,14 @@ func (w *World) Fail(code string, jobs ...Held) {
 	w.T.Helper()
 	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
 		g.Others = append(g.Others, ledger.OtherJob{
-			Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: ledger.OutcomeFailed, Waits: j.Waits, Queued: []byte(j.Queued), Code: code, Text: "it broke",
+			Entry:   j.Entry,
+			Ordinal: j.Ordinal,
+			Attempt: j.Attempt,
+			Kind:    ledger.OutcomeFailed,
+			Waits:   j.Waits,
+			Queued:  []byte(j.Queued),
+			Code:    code,
+			Text:    "it broke",
 		})
 	})
 }
@@ -99,7 +116,12 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 	w.T.Helper()
 	w.ensure(w.P.ResultStream(), keyspace.GroupAggregator)
 	got, err := w.Conn.Cmd.XReadGroup(w.ctx(), &redis.XReadGroupArgs{
-		Group: keyspace.GroupAggregator, Consumer: consumer, Streams: []string{w.P.ResultStream(), ">"}, Count: 10_000, Block: -1}).Result()
+		Group:    keyspace.GroupAggregator,
+		Consumer: consumer,
+		Streams:  []string{w.P.ResultStream(), ">"},
+		Count:    10_000,
+		Block:    -1,
+	}).Result()
 	if errors.Is(err, redis.Nil) {
 		return nil
 	}
@@ -111,7 +133,12 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 func (w *World) Reduce() {
 	w.T.Helper()
 	for _, m := range w.ReadResults("test") {
-		a := ledger.ReduceArgs{Group: m.Values["g"].(string), Slot: "0", Lines: []byte(m.Values["l"].(string)), Entries: []string{m.ID}}
+		a := ledger.ReduceArgs{
+			Group:   m.Values["g"].(string),
+			Slot:    "0",
+			Lines:   []byte(m.Values["l"].(string)),
+			Entries: []string{m.ID},
+		}
 		for line := range strings.SplitSeq(string(a.Lines), "\n") {
 			a.Ordinals = append(a.Ordinals, Decode[struct{ Ordinal int64 }](w.T, line).Ordinal)
 		}

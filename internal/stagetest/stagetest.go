@@ -1,6 +1,6 @@
-// Package stagetest is the world that a stage is tested in: an installation on a Redis, into which a test puts
-// groups, in which it plays the other roles, and out of which it reads what became of the jobs. Whenever it
-// reads a group's counts, it holds the ledger against the states of the jobs.
+// Package stagetest is the world that a stage is tested in: an installation on a Redis, into which
+// a test puts groups, in which it plays the other roles, and out of which it reads what became of
+// the jobs. Whenever it reads a group's counts, it holds the ledger against the states of the jobs.
 package stagetest
 
 import (
@@ -49,7 +49,8 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 	return w
 }
 
-// Shared is an installation of one partition on the redis-server that the tests of the package share.
+// Shared is an installation of one partition on the redis-server that the tests of the
+// package share.
 func Shared(t testing.TB) *World {
 	t.Helper()
 	url, prefix := redistest.Shared(t)
@@ -69,7 +70,12 @@ func Both(t *testing.T, test func(*World)) {
 // Connect opens one more connection, as another process would have it.
 func (w *World) Connect() *redisx.Conn {
 	w.T.Helper()
-	conn, err := redisx.Connect(w.ctx(), redisx.Config{URL: w.URL, PoolMaxActive: 50, DialTimeout: time.Second, CommandTimeout: 3 * time.Second})
+	conn, err := redisx.Connect(w.ctx(), redisx.Config{
+		URL:            w.URL,
+		PoolMaxActive:  50,
+		DialTimeout:    time.Second,
+		CommandTimeout: 3 * time.Second,
+	})
 	require.NoError(w.T, err)
 	w.T.Cleanup(func() { _ = conn.Close() })
 	return conn
@@ -83,7 +89,8 @@ func (w *World) NewStore(cfg groups.Config) *groups.Store {
 // ctx outlives the test's own, for clean-ups.
 func (w *World) ctx() context.Context { return context.WithoutCancel(w.T.Context()) }
 
-// Run runs a role in the background until stop is called, at the latest when the test ends. Stop waits for it.
+// Run runs a role in the background until stop is called, at the latest when the test ends. Stop
+// waits for it.
 func (w *World) Run(role interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	ended := make(chan error, 1)
@@ -163,7 +170,13 @@ func (w *World) Admit(typ string) {
 	for _, p := range w.Space.All() {
 		for {
 			r, err := ledger.Admit(w.ctx(), w.Conn.Cmd, p, ledger.AdmitArgs{
-				Type: typ, Most: 200, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+				Type:        typ,
+				Most:        200,
+				Cap:         1 << 30,
+				Limit:       ledger.Limit{Window: time.Second},
+				Seed:        "0badcafe",
+				LaneWeights: [3]int{6, 3, 1},
+			})
 			require.NoError(w.T, err)
 			if r.Moved == 0 {
 				break
@@ -172,8 +185,9 @@ func (w *World) Admit(typ string) {
 	}
 }
 
-// Feed hands out what waits, again and again, promotes what is due and takes back what was idle for a lease, as a
-// fetcher and a dispatcher without limits would, until the test ends. Errors are passed over: Redis may be away.
+// Feed hands out what waits, again and again, promotes what is due and takes back what was idle for
+// a lease, as a fetcher and a dispatcher without limits would, until the test ends. Errors are
+// passed over: Redis may be away.
 func (w *World) Feed(lease time.Duration, types ...string) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	conn, ended := w.Connect(), make(chan struct{})
@@ -187,10 +201,22 @@ func (w *World) Feed(lease time.Duration, types ...string) {
 			for _, p := range w.Space.All() {
 				for _, typ := range types {
 					_, _ = ledger.Admit(ctx, conn.Cmd, p, ledger.AdmitArgs{
-						Type: typ, Most: 200, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+						Type:        typ,
+						Most:        200,
+						Cap:         1 << 30,
+						Limit:       ledger.Limit{Window: time.Second},
+						Seed:        "0badcafe",
+						LaneWeights: [3]int{6, 3, 1},
+					})
 					_, _ = ledger.Reclaim(ctx, conn.Cmd, p, typ, lease, 100, 5)
 				}
-				_, _ = ledger.Promote(ctx, conn.Cmd, p, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps})
+				_, _ = ledger.Promote(ctx, conn.Cmd, p, ledger.PromoteArgs{
+					Most:     200,
+					Limit:    ledger.Limit{Window: time.Second},
+					Seed:     "0badcafe",
+					FullWait: time.Millisecond,
+					Caps:     caps,
+				})
 			}
 		}
 	}()
