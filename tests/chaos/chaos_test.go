@@ -1,5 +1,6 @@
-// Package chaos breaks the system in every way that its design can meet, on real processes and a real Redis, and proves with
-// the workers' own files that nothing is lost and nothing counts twice. `make chaos` is the whole run; the tests run a bit of it.
+// Package chaos breaks the system in every way that its design can meet, on real processes and a
+// real Redis, and proves with the workers' own files that nothing is lost and nothing counts twice.
+// `make chaos` is the whole run; the tests run a bit of it.
 package chaos
 
 import (

@@ -23,8 +23,9 @@ const (
 	places
 )
 
-// directed does what the guards are there for, with one guard taken out, or none: answers to the ingest and the aggregator are lost, a worker is
-// cut off until its jobs have run elsewhere, and another is killed while it runs some.
+// directed does what the guards are there for, with one guard taken out, or none: answers to the
+// ingest and the aggregator are lost, a worker is cut off until its jobs have run elsewhere, and
+// another is killed while it runs some.
 func directed(t *testing.T, control string) *phase {
 	one := map[string]int{"aggregator": 1, "watcher": 1, "worker": 2, "dispatcher": 1, "fetcher": 1, "ingest": 1}
 	lease := time.Second
@@ -78,7 +79,8 @@ func (w *world) awaitRunning(place, n int) {
 	})
 }
 
-// TestGuards shows that the harness would notice if a guard were missing: it is green with all of them, and red without any one.
+// TestGuards shows that the harness would notice if a guard were missing: it is green with all of
+// them, and red without any one.
 func TestGuards(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")

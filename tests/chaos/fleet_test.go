@@ -23,10 +23,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// grace is how long a process may take to stop; it is its SHUTDOWN_GRACE_PERIOD and what it needs besides.
+// grace is how long a process may take to stop; it is its SHUTDOWN_GRACE_PERIOD and what it
+// needs besides.
 const grace = 15 * time.Second
 
-// fleet is role processes, each in a slot whose process is replaced when it ends. An end that no fault explains is a violation.
+// fleet is role processes, each in a slot whose process is replaced when it ends. An end that no
+// fault explains is a violation.
 type fleet struct {
 	bins  binaries
 	files string // folder of the workers' own records
@@ -91,7 +93,8 @@ func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[st
 	return f
 }
 
-// freeAddr picks a port below those that outgoing connections get, so that it is free again after a restart.
+// freeAddr picks a port below those that outgoing connections get, so that it is free again
+// after a restart.
 func freeAddr(t testing.TB) string {
 	for range 100 {
 		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(10_000+rand.IntN(22_000)))
@@ -287,7 +290,8 @@ func (f *fleet) of(role string) []*slot {
 	return all
 }
 
-// shutDown stops all processes politely. One that does not end by itself, or not well, is a violation.
+// shutDown stops all processes politely. One that does not end by itself, or not well,
+// is a violation.
 func (f *fleet) shutDown() {
 	f.mu.Lock()
 	f.closing = true

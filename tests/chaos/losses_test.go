@@ -23,8 +23,8 @@ import (
 // receiptLaw is what the audit calls a breach of what a producer was told.
 const receiptLaw = "receipt"
 
-// settleLosses is settle for faults in which Redis by its own nature can lose what it has acknowledged: each loss must be named
-// by the audit, and submitting the same again must mend it.
+// settleLosses is settle for faults in which Redis by its own nature can lose what it has
+// acknowledged: each loss must be named by the audit, and submitting the same again must mend it.
 func (w *world) settleLosses(groups []*group) *phase {
 	t, ctx := w.t, w.t.Context()
 	t.Helper()
@@ -126,8 +126,8 @@ func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// rewriteAOF is what an operator has to do after a cut: Redis leaves the beginning of a torn script in the file, and would run that part of it at the
-// next start.
+// rewriteAOF is what an operator has to do after a cut: Redis leaves the beginning of a torn script
+// in the file, and would run that part of it at the next start.
 func (w *world) rewriteAOF() {
 	w.t.Helper()
 	require.NoError(w.t, w.breaker.rdb.BgRewriteAOF(w.t.Context()).Err())

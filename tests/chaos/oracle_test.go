@@ -43,8 +43,8 @@ func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*orac
 	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0]}, nil
 }
 
-// awaitEnded waits until groups have ended, and returns those that have not. Groups that are not there are left out when
-// missing says so: Redis may have lost them.
+// awaitEnded waits until groups have ended, and returns those that have not. Groups that are not
+// there are left out when missing says so: Redis may have lost them.
 func (o *oracle) awaitEnded(ctx context.Context, groups []*group, patience time.Duration, missing bool) (open []*group) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -137,7 +137,8 @@ func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[st
 	return nil
 }
 
-// ends counts how often each job of a group has ended, by its place in the ledger and by its place in the plan.
+// ends counts how often each job of a group has ended, by its place in the ledger and by its
+// place in the plan.
 type ends struct {
 	g                 *group
 	ordinals, planned map[int64]int

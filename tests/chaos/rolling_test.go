@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// rolling replaces a process of every role at once, politely, again and again under load. Each must end well within the grace period, and
-// the connections of all must be gone.
+// rolling replaces a process of every role at once, politely, again and again under load. Each must
+// end well within the grace period, and the connections of all must be gone.
 func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	w := newWorld(t, s)
 	before := w.connections()
@@ -27,7 +27,8 @@ func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	}
 	require.NoError(t, produced())
 	require.Empty(t, w.oracle.awaitEnded(t.Context(), groups, 2*endWithin, false), "not ended after the last restart")
-	// Pools grow with the load: what new processes hold while nothing is to be done must be what it was in the beginning.
+	// Pools grow with the load: what new processes hold while nothing is to be done must be what it
+	// was in the beginning.
 	for place := range 2 {
 		w.replaceAll(place)
 	}
@@ -90,7 +91,8 @@ func (s *slot) replace(ctx context.Context) (time.Duration, error) {
 	return took, s.start()
 }
 
-// connections is how many the role processes have open, at most, while they are looked at for a while; they bear their names.
+// connections is how many the role processes have open, at most, while they are looked at for a
+// while; they bear their names.
 func (w *world) connections() (most int) {
 	w.t.Helper()
 	for range 20 {

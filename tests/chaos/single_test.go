@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// setting is the environment of all processes: everything that waits, waits for little, so that much fits into a run.
+// setting is the environment of all processes: everything that waits, waits for little, so that
+// much fits into a run.
 func setting(lease time.Duration, more map[string]string) map[string]string {
 	env := map[string]string{
 		"BULKACTION_LEASE":                        lease.String(),
@@ -33,7 +34,8 @@ func setting(lease time.Duration, more map[string]string) map[string]string {
 	return env
 }
 
-// many is how many processes of a role there are. Of workers there are some: whatever runs in one when it is lost runs alone in a process afterwards.
+// many is how many processes of a role there are. Of workers there are some: whatever runs in one
+// when it is lost runs alone in a process afterwards.
 var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 6, "dispatcher": 2, "fetcher": 2, "ingest": 2}
 
 // endWithin is how long after healing everything must have ended.
@@ -89,7 +91,8 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
 }
 
-// produce submits groups while something else goes on; the function that it returns waits for the end of that.
+// produce submits groups while something else goes on; the function that it returns waits for
+// the end of that.
 func (w *world) produce(ctx context.Context, groups []*group) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- w.producers.submit(ctx, groups) }()

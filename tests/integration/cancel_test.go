@@ -85,7 +85,8 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	require.Equal(t, http.StatusConflict, status, "it has ended")
 }
 
-// A tenant that is parked for want of a permit, and with it its waiting jobs, leaves nothing behind either.
+// A tenant that is parked for want of a permit, and with it its waiting jobs, leaves nothing
+// behind either.
 func TestCancelOfParkedTenants(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))

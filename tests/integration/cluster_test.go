@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// producers submit loads of their tenants, one after the other, over HTTP and through the ingest stream, until they
-// are told to stop. What they were told is accepted is in loads.
+// producers submit loads of their tenants, one after the other, over HTTP and through the ingest
+// stream, until they are told to stop. What they were told is accepted is in loads.
 type producers struct {
 	s    *system
 	stop func()

@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Whatever is paused, nothing of it starts, running jobs finish, others go on; resumed, it goes on where it was.
+// Whatever is paused, nothing of it starts, running jobs finish, others go on; resumed, it goes on
+// where it was.
 func TestPauseWherever(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// load is a group of NOOP jobs with results to reduce, of which some fail for good and some once, and what must
-// come of it.
+// load is a group of NOOP jobs with results to reduce, of which some fail for good and some once,
+// and what must come of it.
 type load struct {
 	group     client.Group
 	counts    api.Counts

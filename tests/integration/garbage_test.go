@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// message is an entry that can't be accepted: its fields, and what the reason for its rejection must say.
+// message is an entry that can't be accepted: its fields, and what the reason for its
+// rejection must say.
 type message struct {
 	fields []any
 	reason string
@@ -157,7 +158,8 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.EqualValues(t, len(sent), st.Rejected)
 }
 
-// A message for a group that nobody knows waits for the group, but not for ever: one that is old is rejected.
+// A message for a group that nobody knows waits for the group, but not for ever: one that is
+// old is rejected.
 func TestMessagesForUnknownGroups(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 0))
@@ -223,8 +225,8 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
 }
 
-// hostile is the i-th thing that a place which holds blobs may hold though it is none, or one of no job: other is a group that is
-// there. Some can be read; these name jobs that there are not.
+// hostile is the i-th thing that a place which holds blobs may hold though it is none, or one of no
+// job: other is a group that is there. Some can be read; these name jobs that there are not.
 func hostile(i int, other string) string {
 	kinds := []string{
 		"", "junk", "\x00\xff\xfe\r\n", "{}", "null", "a|b|c", strings.Repeat("|", 5000), other + "|NOOP|1", "-1|1||x", "99999999999999999999|1||x", "1e9|1||", "NaN|NaN||",
@@ -237,7 +239,8 @@ func hostile(i int, other string) string {
 	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // sets hold each only once
 }
 
-// What anybody may write into any structure stops nobody: no process ends, what is good goes on beside it, and the rest is set aside.
+// What anybody may write into any structure stops nobody: no process ends, what is good goes on
+// beside it, and the rest is set aside.
 func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)

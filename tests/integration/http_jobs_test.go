@@ -27,8 +27,8 @@ type partner struct {
 	end   chan struct{}
 }
 
-// ServeHTTP answers most jobs at once; of a thousand, one each is told to come back with and without a time, meets an
-// error, a hang (all of which go by), and a refusal (which does not).
+// ServeHTTP answers most jobs at once; of a thousand, one each is told to come back with and
+// without a time, meets an error, a hang (all of which go by), and a refusal (which does not).
 func (p *partner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	job := r.Header.Get("Idempotency-Key")

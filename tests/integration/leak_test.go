@@ -14,8 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
-// All roles in one process, started and stopped twenty times under load, leave neither a goroutine nor a connection, and what they
-// had accepted is done in the end. It does not run in parallel: other tests' goroutines would be taken for its own.
+// All roles in one process, started and stopped twenty times under load, leave neither a goroutine
+// nor a connection, and what they had accepted is done in the end. It does not run in parallel:
+// other tests' goroutines would be taken for its own.
 func TestNothingLeaks(t *testing.T) {
 	server := redistest.Server(t)
 	rdb := server.Client()

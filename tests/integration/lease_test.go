@@ -39,7 +39,8 @@ func (s *system) load(typ, field string) int64 {
 	return n
 }
 
-// A worker that stands still for three leases has lost its jobs to others; when it goes on, it does no harm.
+// A worker that stands still for three leases has lost its jobs to others; when it goes on, it
+// does no harm.
 func TestStoppedWorkerComesBack(t *testing.T) {
 	t.Parallel()
 	const n = 40
@@ -89,13 +90,15 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	require.True(t, second.Running())
 }
 
-// Outcomes of a worker that stood still are refused and counted: its jobs had their outcome elsewhere.
+// Outcomes of a worker that stood still are refused and counted: its jobs had their
+// outcome elsewhere.
 func TestLateOutcomesAreRefused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"))
 	const n = 10
 	frozen := s.proc("worker", 0)
-	// They sleep by the clock: all have ended when the worker goes on, so that it reports before it renews.
+	// They sleep by the clock: all have ended when the worker goes on, so that it reports
+	// before it renews.
 	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":500,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}}})
 	s.awaitCounts("g", "all run", func(c api.Counts) bool { return c.InFlight == n })
 	frozen.Signal(syscall.SIGSTOP)

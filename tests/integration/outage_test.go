@@ -69,7 +69,8 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("open").Counts)
 }
 
-// A Redis that stalls looks dead for a while; nothing is taken for abandoned, and nothing counts twice.
+// A Redis that stalls looks dead for a while; nothing is taken for abandoned, and nothing
+// counts twice.
 func TestRedisStalls(t *testing.T) {
 	t.Parallel()
 	const n = 1000

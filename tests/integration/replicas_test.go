@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
-// With REDIS_WAIT_REPLICAS a producer has its answer, and an entry of the ingest stream is done with, when a replica has it.
+// With REDIS_WAIT_REPLICAS a producer has its answer, and an entry of the ingest stream is done
+// with, when a replica has it.
 func TestAcceptedMeansReplicated(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "3"), env("REDIS_WAIT_REPLICAS", "1"), env("REDIS_COMMAND_TIMEOUT", "1s"), onRedis(redistest.Args("--repl-diskless-sync-delay", "0")))

@@ -16,8 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Every role is replaced under load, one after the other, in two rounds or as many as ROLLING_ROUNDS says: each process ends
-// well within its grace period, no job is lost, and no connection stays behind at the end.
+// Every role is replaced under load, one after the other, in two rounds or as many as
+// ROLLING_ROUNDS says: each process ends well within its grace period, no job is lost, and no
+// connection stays behind at the end.
 func TestRollingRestarts(t *testing.T) {
 	t.Parallel()
 	rounds := 2

@@ -66,7 +66,8 @@ func TestStoppedWorkerHandsBackWhatItCannotFinish(t *testing.T) {
 	require.GreaterOrEqual(t, again, 10)
 }
 
-// underLoad submits groups over HTTP, and by the stream while during runs, and holds them against what must come of them.
+// underLoad submits groups over HTTP, and by the stream while during runs, and holds them against
+// what must come of them.
 func (s *system) underLoad(t *testing.T, during func()) {
 	t.Helper()
 	const groups, messages, each = 5, 20, 50

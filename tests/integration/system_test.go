@@ -1,5 +1,5 @@
-// Package integration tests the system from outside: its six roles as processes of their own on a private
-// redis-server, driven as producers and operators do.
+// Package integration tests the system from outside: its six roles as processes of their own on a
+// private redis-server, driven as producers and operators do.
 package integration
 
 import (
@@ -35,8 +35,8 @@ var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", 
 // patience is how long a test waits for anything on a machine that is busy with other things.
 const patience = 60 * time.Second
 
-// system is an installation: a Redis and the processes on it. Its methods end the test when they fail. The
-// processes end with the test; while they still run, the data is audited.
+// system is an installation: a Redis and the processes on it. Its methods end the test when they
+// fail. The processes end with the test; while they still run, the data is audited.
 type system struct {
 	t     testing.TB
 	redis *redistest.Redis // nil where a test brought its own
@@ -61,7 +61,8 @@ type option func(*setup)
 // replicas starts n processes of a role; 0 is none.
 func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
 
-// env sets a variable of all processes, given without its prefix BULKACTION_ unless it is one of OpenTelemetry.
+// env sets a variable of all processes, given without its prefix BULKACTION_ unless it is one of
+// OpenTelemetry.
 func env(name, value string) option { return func(o *setup) { o.env[variable(name)] = value } }
 
 // onRedis starts the redis-server with options.
@@ -79,7 +80,8 @@ func variable(name string) string {
 	return "BULKACTION_" + name
 }
 
-// start starts a Redis and one process of each role, unless options say otherwise, and waits until all are ready.
+// start starts a Redis and one process of each role, unless options say otherwise, and waits until
+// all are ready.
 func start(t testing.TB, opts ...option) *system {
 	t.Helper()
 	o := setup{replicas: map[string]int{}, env: map[string]string{
@@ -172,7 +174,8 @@ func (s *system) stop(p *proctest.Process) {
 	require.Equal(s.t, 0, p.Wait(patience), "exit code")
 }
 
-// stopAll ends all processes at once, as an operator does; what they had not sent or written, they have then.
+// stopAll ends all processes at once, as an operator does; what they had not sent or written,
+// they have then.
 func (s *system) stopAll() {
 	s.t.Helper()
 	for _, procs := range s.procs {
@@ -295,7 +298,8 @@ type response struct {
 	err    error
 }
 
-// do makes one HTTP request, with pairs of a header's name and value. It may be called by any goroutine.
+// do makes one HTTP request, with pairs of a header's name and value. It may be called by
+// any goroutine.
 func do(method, url, body string, header ...string) (r response) {
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {

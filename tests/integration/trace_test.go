@@ -34,8 +34,9 @@ func parentOf(n int, flags string) (header, traceID, spanID string) {
 	return "00-" + traceID + "-" + spanID + "-" + flags, traceID, spanID
 }
 
-// awaitTrace waits until a trace is whole and returns its spans in order: each is the parent of the next. The first
-// one follows parent, "" for none. Its first span is not the producer's when that is not ours.
+// awaitTrace waits until a trace is whole and returns its spans in order: each is the parent of
+// the next. The first one follows parent, "" for none. Its first span is not the producer's when
+// that is not ours.
 func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
 	t.Helper()
 	of := func(all []oteltest.Span) []oteltest.Span {
@@ -257,7 +258,8 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
-	// Three permits a window for two tenants are one for each: with the next job, the first tenant is denied.
+	// Three permits a window for two tenants are one for each: with the next job, the first
+	// tenant is denied.
 	const n = 3
 	for at, tenant := range []string{"a", "b"} {
 		g := client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}

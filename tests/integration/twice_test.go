@@ -24,7 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// twice runs every script twice and hands on what the second run replies, as a Cluster client may at any time.
+// twice runs every script twice and hands on what the second run replies, as a Cluster client
+// may at any time.
 type twice struct{ runs atomic.Int64 }
 
 func (h *twice) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -65,7 +66,8 @@ func (h *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// inOne runs all roles in this process, with a hook on their commands, and returns the API's address.
+// inOne runs all roles in this process, with a hook on their commands, and returns the
+// API's address.
 func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -108,8 +110,8 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 	return ""
 }
 
-// A Cluster client follows redirects by repeating the command, whatever its settings say, and so may run any script
-// twice. All of the work is done so here, and nothing comes of it twice.
+// A Cluster client follows redirects by repeating the command, whatever its settings say, and so
+// may run any script twice. All of the work is done so here, and nothing comes of it twice.
 func TestEveryScriptTwice(t *testing.T) {
 	t.Parallel()
 	ctx := context.WithoutCancel(t.Context())

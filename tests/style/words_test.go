@@ -89,8 +89,8 @@ var (
 	replacedTerm = regexp.MustCompile("`([A-Za-z_-]+)`((?:,? in [A-Za-z/]+)?(?:, [a-z]+/[A-Za-z/]+)*)")
 )
 
-// readGlossary returns the words of the column "replaces". A meaning may contain "|" in backticks, so the
-// first and the last column are what is read of a row.
+// readGlossary returns the words of the column "replaces". A meaning may contain "|" in backticks,
+// so the first and the last column are what is read of a row.
 func readGlossary(t *testing.T, file string) []replacedWord {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -148,8 +148,8 @@ func (o wordOffence) String() string {
 	return o.file + ":" + itoa(o.line) + ": " + o.word.word + " (use: " + o.word.use + ")"
 }
 
-// offencesOf finds the replaced words in one file: words without a folder in its whole text, those with one
-// in the names that the file declares.
+// offencesOf finds the replaced words in one file: words without a folder in its whole text, those
+// with one in the names that the file declares.
 func offencesOf(t *testing.T, file string, text []byte, words []replacedWord) []wordOffence {
 	t.Helper()
 	var found []wordOffence
@@ -193,7 +193,8 @@ type declaredName struct {
 
 var luaDeclaration = regexp.MustCompile(`\b(?:local|function|for)\s+(?:function\s+)?([A-Za-z_][\w, ]*)`)
 
-// declaredNames returns the names that a Go or Lua file declares: types, functions, fields, variables, parameters.
+// declaredNames returns the names that a Go or Lua file declares: types, functions, fields,
+// variables, parameters.
 func declaredNames(t *testing.T, file string, text []byte) []declaredName {
 	t.Helper()
 	var names []declaredName
@@ -245,7 +246,8 @@ func declaredNames(t *testing.T, file string, text []byte) []declaredName {
 	return names
 }
 
-// wordParts splits a text into lower-case words, also at underscores and at capitals: keepHouse is "keep", "house".
+// wordParts splits a text into lower-case words, also at underscores and at capitals: keepHouse is
+// "keep", "house".
 func wordParts(text string) []string {
 	var parts []string
 	var current []rune
@@ -272,7 +274,8 @@ func wordParts(text string) []string {
 	return parts
 }
 
-// holds says whether parts contain the words of a replaced word one after the other, the last of them also in the plural.
+// holds says whether parts contain the words of a replaced word one after the other, the last of
+// them also in the plural.
 func holds(parts, word []string) bool {
 	for i := range len(parts) - len(word) + 1 {
 		n := len(word) - 1

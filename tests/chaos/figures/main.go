@@ -1,4 +1,5 @@
-// Command figures writes the tables of docs/reliability.md from a report of `make chaos`: figures REPORT.json PAGE.md.
+// Command figures writes the tables of docs/reliability.md from a report of `make chaos`: figures
+// REPORT.json PAGE.md.
 package main
 
 import (
@@ -76,7 +77,8 @@ func write(from, to string) error {
 
 func table(r report) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Seed %d, Redis %s, Go %s, %d jobs, %d executions, %.0f minutes.\n\n", r.Seed, r.Versions["redis"], r.Versions["go"], r.Jobs, r.Executions, r.Seconds/60)
+	fmt.Fprintf(&b, "Seed %d, Redis %s, Go %s, %d jobs, %d executions, %.0f minutes.\n\n",
+		r.Seed, r.Versions["redis"], r.Versions["go"], r.Jobs, r.Executions, r.Seconds/60)
 	all := append(slices.Clone(r.Phases), r.phase)
 	all[len(all)-1].Name = "**all**"
 	row := func(what string, cell func(p phase) string) {
@@ -103,7 +105,9 @@ func table(r report) string {
 	row("violations of any kind", number(func(p phase) int { return len(p.Violations) }))
 	row("duplicate executions", number(func(p phase) int { return p.DuplicateExecutions }))
 	row("stale reports refused", number(func(p phase) int { return p.StaleRefused }))
-	row("lost by Redis / named by the audit", func(p phase) string { return fmt.Sprintf("%d / %d", p.RedisLost, p.RedisLostNamed) })
+	row("lost by Redis / named by the audit", func(p phase) string {
+		return fmt.Sprintf("%d / %d", p.RedisLost, p.RedisLostNamed)
+	})
 	row("loss of a worker → next start, p99", seconds(func(p phase) float64 { return p.RecoveryP99 }))
 	row("healed → all ended", seconds(func(p phase) float64 { return p.EndedWithin }))
 	row("slowest graceful stop", seconds(func(p phase) float64 { return p.SlowestStop }))

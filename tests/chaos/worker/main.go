@@ -1,5 +1,5 @@
-// Command worker is the chaos harness's worker: its one processor, CHAOS, writes down what it runs in a file of its process, which no fault of
-// Redis can touch, and does what the payload asks for.
+// Command worker is the chaos harness's worker: its one processor, CHAOS, writes down what it runs
+// in a file of its process, which no fault of Redis can touch, and does what the payload asks for.
 package main
 
 import (
@@ -19,7 +19,8 @@ import (
 
 // payload is what a job is to do.
 type payload struct {
-	N         int   `json:"n"`          // its number among the jobs of its group as planned; pieces of a group may come in any order
+	// its number among the jobs of its group as planned; pieces of a group may come in any order
+	N         int   `json:"n"`
 	MS        int   `json:"ms"`         // how long it runs
 	FailTimes int   `json:"fail_times"` // attempts that fail before one succeeds
 	Permanent bool  `json:"permanent"`  // it fails for good
@@ -46,7 +47,8 @@ func process(ctx context.Context, file *os.File, job processor.Job) (any, error)
 	if err := json.Unmarshal(job.Payload, &p); err != nil {
 		return nil, processor.Permanent(processor.CodeInvalidPayload, err)
 	}
-	// One write a line: lines of jobs that run at once don't mix, and what is written survives the process.
+	// One write a line: lines of jobs that run at once don't mix, and what is written
+	// survives the process.
 	note := func(what string) error {
 		_, err := fmt.Fprintf(file, "%s %s.%d %d %d\n", what, job.Group, p.N, job.Attempt, time.Now().UnixNano())
 		return err
