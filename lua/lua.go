@@ -12,7 +12,7 @@ import (
 //go:embed */*.lua
 var files embed.FS
 
-// Source returns the text of scripts, put together in the order of their paths, e.g. "parts/prelude"
+// Source returns the text of scripts, put together in the order of their paths, e.g. "parts/base"
 // and "jobs/admit". It panics when a path does not exist: that is a mistake in the calling package.
 func Source(paths ...string) string {
 	var text strings.Builder

@@ -230,7 +230,7 @@ func (c *whyCase) findParked(ctx context.Context) error {
 	return nil
 }
 
-// parkedJob is the part of a moving blob that tells why it is parked; prelude.lua draws it.
+// parkedJob is the part of a moving blob that tells why it is parked; lua/parts/blob.lua draws it.
 type parkedJob struct {
 	group, typ string
 	reason     byte // 0: it was handed back

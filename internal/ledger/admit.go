@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var admit = script("jobs/admit", "parts/limits", "parts/handout")
+var admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
+	"non_ready", "limiters", "shares", "handout")
 
 // AdmitArgs asks for the next jobs of a type.
 type AdmitArgs struct {

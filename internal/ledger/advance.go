@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	advance = script("groups/advance")
+	advance = script("groups/advance", "signals", "tenants")
 	lead    = script("processes/lead")
-	expire  = script("groups/expire")
+	expire  = script("groups/expire", "tenants")
 )
 
 // ErrFenced says that another watcher leads the partition by now.

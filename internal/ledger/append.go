@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var appendJobs = script("jobs/append")
+var appendJobs = script("jobs/append", "signals", "tenants", "priority", "fair_queue", "non_ready")
 
 // MaxAppend is the most jobs that one call takes, MaxAppendBytes the most bytes of payload.
 const (

@@ -11,8 +11,8 @@ import (
 )
 
 var (
-	cancel = script("groups/cancel")
-	sweep  = script("groups/sweep")
+	cancel = script("groups/cancel", "signals", "tenants", "priority", "fair_queue")
+	sweep  = script("groups/sweep", "signals", "tenants", "non_ready", "blob")
 )
 
 // SweepJobs is how many jobs one Sweep settles: some milliseconds of Redis's time.

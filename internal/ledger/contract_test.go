@@ -5,8 +5,7 @@ import (
 	"crypto/sha1"
 	"encoding/hex"
 	"maps"
-	"os"
-	"path/filepath"
+	"path"
 	"reflect"
 	"regexp"
 	"slices"
@@ -20,27 +19,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-)
-
-// parts are what is put in front of scripts, and the parts that a script may begin with.
-var (
-	parts    = []string{"prelude", "limits", "handout"}
-	preludes = [][]string{{}, {"prelude"}, {"prelude", "limits"}, {"prelude", "limits", "handout"}}
+	"github.com/bulkaction/bulkaction/lua"
 )
 
 // scripts are the sources by name, without the parts.
 func scripts(t *testing.T) map[string]string {
 	t.Helper()
-	files, err := filepath.Glob("../../lua/*/*.lua")
-	require.NoError(t, err)
 	all := map[string]string{}
-	for _, file := range files {
-		b, err := os.ReadFile(file)
-		require.NoError(t, err)
-		all[strings.TrimSuffix(filepath.Base(file), ".lua")] = string(b)
-	}
-	for _, part := range parts {
-		delete(all, part)
+	for _, s := range sentScripts(t) {
+		all[path.Base(s.name())] = lua.Source(s.name())
 	}
 	require.Greater(t, len(all), 15)
 	return all
@@ -143,40 +130,22 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	_, err := ledger.DropConsumer(t.Context(), c, prefix+"nothing", "g", "c", 0)
 	require.Error(t, err)
 
-	for name, source := range scripts(t) {
-		for _, before := range preludes {
-			sum := sha1.Sum([]byte(read(t, before...) + source))
-			hash := hex.EncodeToString(sum[:])
-			if seen.args[hash] == nil {
-				continue
+	for _, s := range sentScripts(t) {
+		sum := sha1.Sum([]byte(s.source()))
+		hash := hex.EncodeToString(sum[:])
+		require.NotEmpty(t, seen.args[hash], "nobody has called %s", s.name())
+		header, _ := split(lua.Source(s.name()))
+		fixed, more := fixedArgs(t, header)
+		for _, n := range seen.args[hash] {
+			if more {
+				require.GreaterOrEqual(t, n, fixed, s.name())
+			} else {
+				require.Equal(t, fixed, n, s.name())
 			}
-			header, _ := split(source)
-			fixed, more := fixedArgs(t, header)
-			for _, n := range seen.args[hash] {
-				if more {
-					require.GreaterOrEqual(t, n, fixed, name)
-				} else {
-					require.Equal(t, fixed, n, name)
-				}
-			}
-			delete(seen.args, hash)
-			source = ""
 		}
-		require.Empty(t, source, "nobody has called %s", name)
+		delete(seen.args, hash)
 	}
 	require.Empty(t, seen.args)
-}
-
-// read puts parts together.
-func read(t *testing.T, parts ...string) string {
-	t.Helper()
-	whole := ""
-	for _, part := range parts {
-		b, err := os.ReadFile("../../lua/parts/" + part + ".lua")
-		require.NoError(t, err)
-		whole += string(b)
-	}
-	return whole
 }
 
 // The keys that scripts build are those of keyspace, no more and no less.
@@ -192,9 +161,11 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	}
 	stems := map[string]string{"over:*": "admit puts the lane behind it"}
 
-	all := scripts(t)
-	for _, part := range parts {
-		all[part] = read(t, part)
+	all := map[string]string{}
+	for _, s := range sentScripts(t) {
+		for _, file := range s.files {
+			all[file] = lua.Source(file)
+		}
 	}
 	used := map[string]bool{}
 	for name, source := range all {

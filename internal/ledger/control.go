@@ -12,9 +12,9 @@ import (
 )
 
 var (
-	pause   = script("groups/pause")
-	setting = script("tenants/setting")
-	census  = script("tenants/census", "parts/limits")
+	pause   = script("groups/pause", "signals", "tenants", "priority", "fair_queue", "non_ready")
+	setting = script("tenants/setting", "signals", "tenants", "priority")
+	census  = script("tenants/census", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 )
 
 // Pausable is a kind of thing that can be paused.

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var create = script("groups/create")
+var create = script("groups/create", "signals")
 
 // CreateArgs is a group that is to come into being. Fields are further fields of its hash.
 type CreateArgs struct {

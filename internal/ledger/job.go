@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Job is a job as it lies in a ready stream; prelude.lua draws the blob.
+// Job is a job as it lies in a ready stream; lua/parts/blob.lua draws it.
 type Job struct {
 	Group, Type                string
 	Attempt                    int

@@ -16,9 +16,12 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// script loads a transition with the prelude, and the parts that it needs, in front of it.
+// script loads a transition. In front of it stand the part base and the named parts, each after those that it needs.
 func script(file string, parts ...string) *redisx.Script {
-	files := append([]string{"parts/prelude"}, parts...)
+	files := []string{"parts/base"}
+	for _, part := range parts {
+		files = append(files, "parts/"+part)
+	}
 	return redisx.NewScript(path.Base(file), lua.Source(append(files, file)...))
 }
 

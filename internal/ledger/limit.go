@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Limiters, by how they count. `limits.lua` says what each holds to.
+// Limiters, by how they count. lua/parts/limiters.lua says what each holds to.
 const (
 	LimiterFixed   = "fixed"
 	LimiterSliding = "sliding"

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var lose = script("jobs/lose")
+var lose = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings")
 
 // MaxLose is how many jobs one Lose takes.
 const MaxLose = 200

@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var policy = script("tenants/policy")
+var policy = script("tenants/policy", "priority")
 
 // rankGroups is how many groups one script ranks, and those of the same ms.
 const rankGroups = 200

@@ -8,7 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var quota = script("tenants/quota", "parts/limits")
+var quota = script("tenants/quota", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 
 // Part is one partition's part of the limit.
 type Part struct {

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var reclaim = script("jobs/reclaim")
+var reclaim = script("jobs/reclaim", "signals", "states", "blob", "ready", "non_ready", "endings")
 
 // ReclaimReply is what was found with dead workers.
 type ReclaimReply struct {

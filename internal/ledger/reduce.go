@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var reduce = script("jobs/reduce")
+var reduce = script("jobs/reduce", "signals", "states")
 
 // ReduceArgs are results of one group that go into one slot of its aggregate.
 type ReduceArgs struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var renew = script("jobs/renew")
+var renew = script("jobs/renew", "states")
 
 // Held is a job that a worker holds.
 type Held struct {

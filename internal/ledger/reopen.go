@@ -11,8 +11,8 @@ import (
 )
 
 var (
-	reopen  = script("groups/reopen")
-	requeue = script("groups/requeue")
+	reopen  = script("groups/reopen", "signals")
+	requeue = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
 )
 
 // Reopen begins the next round of an ended group and returns its number. Requeue then moves its

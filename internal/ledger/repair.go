@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	repair         = script("repair/repair")
-	repairCounter  = script("repair/repair_counter")
-	repairLeftover = script("repair/repair_leftover")
+	repair         = script("repair/repair", "signals")
+	repairCounter  = script("repair/repair_counter", "tenants")
+	repairLeftover = script("repair/repair_leftover", "signals", "states", "blob", "non_ready")
 )
 
 // RepairGroup adds to fields of a group's ledger what they differ by from its states (code:X is an

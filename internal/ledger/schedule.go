@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var schedule = script("groups/schedule")
+var schedule = script("groups/schedule", "signals", "tenants", "priority", "fair_queue")
 
 // Schedule lets groups whose run_at has come into the fair queue. It returns how many, and how long
 // it is until the next one (negative: none).

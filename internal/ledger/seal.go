@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var seal = script("groups/seal")
+var seal = script("groups/seal", "signals")
 
 // Seal says that no more jobs come to a group; with total, that there will be so many in all.
 // It answers whether the seal has taken effect. Errors: api.ErrNotFound, api.ErrConflict.

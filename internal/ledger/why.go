@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var why = script("jobs/why")
+var why = script("jobs/why", "priority")
 
 // NextJob stands for the ordinal of the group's next job that waits.
 const NextJob = -1

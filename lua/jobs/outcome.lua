@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  type, congestion base ms, congestion cap ms, permits a second of all tenants, ms that congestion statistics are kept, n groups, n entries, then the jobs' entries in
 --       the order in which the jobs come, then for each group: group, n done, n others, ms that those of them took that ran, how many ran, and of
---       the done ones, if there are any: runs (see the prelude), result lines, lines 'ordinal trace' of those that are traced, ordinals of those with an error on record or a payload
+--       the done ones, if there are any: runs (see states), result lines, lines 'ordinal trace' of those that are traced, ordinals of those with an error on record or a payload
 --       of their own, joined by spaces; then for each other one by ascending ordinal: ordinal, attempt, kind, retries, throttles, losses, waits (f|r|c), queued blob, delay ms, code, message
 --       kinds: r retry, t throttled by the partner (delay is Retry-After; -delay is the least where it said none), f failed for good, h handed back without an outcome, u handed back unstarted
 -- Reply {owned, stale}; a stale outcome changes nothing but load.stale, which counts those of groups that are not cancelled; its entry goes too, unless it may be the one that holds the job by now

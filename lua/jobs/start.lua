@@ -1,6 +1,6 @@
 -- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, put aside
 -- KEYS  base
--- ARGV  type, n groups, then for each: group, runs (see the prelude), the jobs' entries in the same order, joined by spaces
+-- ARGV  type, n groups, then for each: group, runs (see states), the jobs' entries in the same order, joined by spaces
 -- Reply {tokens of each group, groups, Redis µs}: tokens are 'all' where each job is to be reported under its own attempt, or else for each job
 --       the attempt to report under, or -1 not to be run: the entry is stale. Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
 -- The state's letter and attempt are the fence: whoever holds the attempt that stands there owns the job. An entry that comes again under

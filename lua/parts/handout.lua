@@ -1,5 +1,22 @@
--- handout: how jobs of a type leave the fair queue, put behind the prelude where a script hands them out.
--- The script sets these once.
+-- handout: jobs of a type leave the fair queue.
+-- NEEDS  base, blob, fair_queue, non_ready, states
+-- SETS
+--   typ         the type
+--   stream      its ready stream
+--   fair        its key fair:TYPE
+--   load_key    its key load:TYPE
+--   seed        eight random hex digits, for span ids
+--   now         Redis time, ms
+--   by_group    whether groups are ordered by priority
+-- OFFERS
+--   match, format                                 string.match, string.format
+--   traced                                        the sampled jobs that were handed out
+--   next_group(lane, tenant)                      the tenant's next group, and its waiting jobs
+--   take(group, k, place)                         takes jobs out of a group's queue
+--   to_ready(group, tenant, bound)                places jobs in the ready stream
+--   to_park(group, tenant, bound, due)            places jobs in non-ready
+--   settle(group, of, field, went, gone, n)       writes the counters of what was taken
+
 local typ, stream, fair, load_key, seed, now, by_group
 local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
 local find = string.find

@@ -1,0 +1,219 @@
+package ledger_test
+
+import (
+	goast "go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// sent is a script as Redis gets it: files of package lua in this order, the script itself last.
+type sent struct{ files []string }
+
+func (s sent) name() string    { return s.files[len(s.files)-1] }
+func (s sent) source() string  { return lua.Source(s.files...) }
+func (s sent) parts() []string { return s.files[:len(s.files)-1] }
+
+// fileAt is the file that a line of the whole source comes from.
+func (s sent) fileAt(line int) string {
+	for _, file := range s.files {
+		n := strings.Count(lua.Source(file), "\n")
+		if line <= n {
+			return file
+		}
+		line -= n
+	}
+	return ""
+}
+
+// sentScripts returns the scripts that this module loads: the calls of lua.Source and, in this
+// package, of script.
+func sentScripts(t *testing.T) []sent {
+	t.Helper()
+	var all []sent
+	found := map[string]bool{}
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(text), `bulkaction/lua"`) && !strings.Contains(string(text), ` script("`) {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, 0)
+		if err != nil {
+			return err
+		}
+		goast.Inspect(file, func(n goast.Node) bool {
+			call, ok := n.(*goast.CallExpr)
+			if !ok {
+				return true
+			}
+			if s := loads(call, file.Name.Name); s.files != nil {
+				require.False(t, found[s.name()], "%s is loaded twice", s.name())
+				found[s.name()], all = true, append(all, s)
+			}
+			return true
+		})
+		return nil
+	})
+	require.NoError(t, err)
+
+	// No file of package lua is left out.
+	used := map[string]bool{}
+	for _, s := range all {
+		for _, file := range s.files {
+			used[file] = true
+		}
+	}
+	files, err := filepath.Glob("../../lua/*/*.lua")
+	require.NoError(t, err)
+	var there []string
+	for _, file := range files {
+		there = append(there, strings.TrimSuffix(strings.TrimPrefix(filepath.ToSlash(file), "../../lua/"), ".lua"))
+	}
+	require.ElementsMatch(t, there, slices.Collect(maps.Keys(used)))
+	return all
+}
+
+// loads tells what a call loads, if all its arguments are literals.
+func loads(call *goast.CallExpr, inPackage string) sent {
+	var args []string
+	for _, arg := range call.Args {
+		literal, ok := arg.(*goast.BasicLit)
+		if !ok || literal.Kind != token.STRING {
+			return sent{}
+		}
+		text, err := strconv.Unquote(literal.Value)
+		if err != nil {
+			return sent{}
+		}
+		args = append(args, text)
+	}
+	switch f := call.Fun.(type) {
+	case *goast.Ident:
+		if f.Name != "script" || inPackage != "ledger" || len(args) == 0 {
+			return sent{}
+		}
+		files := []string{"parts/base"}
+		for _, part := range args[1:] {
+			files = append(files, "parts/"+part)
+		}
+		return sent{files: append(files, args[0])}
+	case *goast.SelectorExpr:
+		if on, ok := f.X.(*goast.Ident); ok && on.Name == "lua" && f.Sel.Name == "Source" {
+			return sent{files: args}
+		}
+	}
+	return sent{}
+}
+
+// builtins are the global names that Redis gives to a script, as far as ours use them.
+var builtins = []string{
+	"KEYS", "ARGV", "redis", "cjson", "string", "table", "math",
+	"ipairs", "next", "pairs", "pcall", "select", "tonumber", "tostring", "type", "unpack",
+}
+
+// A part's header lists what the part needs, what it offers and what scripts set. A script loads
+// the parts that it uses and the parts that these need, and no others.
+func TestParts(t *testing.T) {
+	t.Parallel()
+	needs := map[string][]string{}
+	offers, sets := map[string]map[string]bool{}, map[string]map[string]bool{}
+	used := map[string][]string{} // by script: the parts that it uses itself
+	all := sentScripts(t)
+	for _, s := range all {
+		chunk := walkLua(t, s.source())
+		for name, line := range chunk.globals {
+			require.Contains(t, builtins, name, "%s, in %s: neither a local nor one of Redis's; is a part missing?", s.name(), s.fileAt(line))
+		}
+		for _, v := range chunk.outer {
+			from := s.fileAt(v.line)
+			if !strings.HasPrefix(from, "parts/") {
+				continue
+			}
+			note := func(file string, of map[string]map[string]bool) {
+				if of[from] == nil {
+					of[from] = map[string]bool{}
+				}
+				of[from][v.name] = true
+				if !strings.HasPrefix(file, "parts/") {
+					used[file] = append(used[file], from)
+				} else if !slices.Contains(needs[file], from) {
+					needs[file] = append(needs[file], from)
+				}
+			}
+			for _, line := range v.read {
+				if file := s.fileAt(line); file != from {
+					note(file, offers)
+				}
+			}
+			for _, line := range v.written {
+				if file := s.fileAt(line); file != from {
+					note(file, sets)
+				}
+			}
+		}
+	}
+	for _, s := range all {
+		want := slices.Clone(used[s.name()])
+		for i := 0; i < len(want); i++ {
+			want = append(want, needs[want[i]]...)
+		}
+		slices.Sort(want)
+		require.ElementsMatch(t, slices.Compact(want), s.parts(), "parts that %s uses, and parts that it loads", s.name())
+	}
+	files, err := filepath.Glob("../../lua/parts/*.lua")
+	require.NoError(t, err)
+	for _, path := range files {
+		name := strings.TrimSuffix(filepath.Base(path), ".lua")
+		t.Run(name, func(t *testing.T) {
+			part := "parts/" + name
+			source := lua.Source(part)
+			require.True(t, strings.HasPrefix(source, "-- "+name+": "), "the first line says what it is for")
+			want := "nothing"
+			if part != "parts/base" {
+				for i, file := range needs[part] {
+					needs[part][i] = strings.TrimPrefix(file, "parts/")
+				}
+				slices.Sort(needs[part])
+				want = strings.Join(needs[part], ", ")
+			}
+			require.Equal(t, want, partSection(source, "NEEDS"), "NEEDS")
+			namesIn := func(title string) []string {
+				var names []string
+				for _, found := range regexp.MustCompile(`(?m)^--   (\w.*?)(?:   .*)?$`).FindAllStringSubmatch(partSection(source, title), -1) {
+					list := regexp.MustCompile(`\([^)]*\)|\[\w+\]`).ReplaceAllString(found[1], "")
+					names = append(names, strings.Split(list, ", ")...)
+				}
+				return names
+			}
+			for name := range sets[part] {
+				delete(offers[part], name) // it is the script's
+			}
+			require.ElementsMatch(t, slices.Collect(maps.Keys(offers[part])), namesIn("OFFERS"), "OFFERS")
+			require.ElementsMatch(t, slices.Collect(maps.Keys(sets[part])), namesIn("SETS"), "SETS")
+		})
+	}
+}
+
+// partSection is what a part's header says under a title, in its line or in the lines below it.
+func partSection(source, title string) string {
+	found := regexp.MustCompile(`(?m)^-- ` + title + `(?:  (.*)\n|\n((?:--   .*\n)*))`).FindStringSubmatch(source)
+	if found == nil {
+		return ""
+	}
+	return found[1] + found[2]
+}

@@ -1,0 +1,36 @@
+-- base: keys, time, memory and checks, for the scripts of any system.
+-- NEEDS  nothing
+-- OFFERS
+--   B                          KEYS[1], with which every key of the script begins; its braces
+--                              are the hash tag, so that all keys lie in one slot
+--   call, floor                redis.call, math.floor
+--   now_us(), now_ms()         Redis time
+--   see(command, key, ...)     reads keys that the script will write, so that a wrong type is
+--                              an error before the first write
+--   pass_oom()                 lets a script run to its end when Redis's memory is full
+--   add(key, field, n, ...)    adds numbers to fields of a hash
+
+local B, call, floor = KEYS[1], redis.call, math.floor
+
+local function now_us()
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+local function now_ms() return floor(now_us() / 1000) end
+
+-- see reads keys that are going to be written, by a command that suits their type. What can be wrong with a key (it is of another type, or its slot is
+-- being moved) then goes wrong while nothing is written yet: an error does not undo earlier writes. A helper that writes has a see of its own beside it.
+local function see(read, ...)
+  for i = 1, select('#', ...) do call(read, (select(i, ...))) end
+end
+
+-- pass_oom makes the script's first write one that Redis allows when its memory is full; everything after it then goes through.
+local function pass_oom() call('XACK', B .. 'outbox', 'oom', '0-0') end
+
+-- add moves numbers of a hash: add(key, 'waiting', -3, 'ready', 3); zeros cost nothing.
+local function add(key, ...)
+  local a = { ... }
+  for i = 1, #a, 2 do
+    if a[i + 1] ~= 0 then call('HINCRBY', key, a[i], a[i + 1]) end
+  end
+end

@@ -1,0 +1,30 @@
+-- endings: jobs that fail for good, and groups whose last job has ended.
+-- NEEDS  base, blob, signals
+-- OFFERS
+--   see_bury(group)                            reads the keys that bury writes
+--   bury(group, tenant, round, j, blob, code, message, now)
+--                                              records a failed job
+--   check_end(group)                           asks the watcher when all jobs have ended
+
+-- bury ends a job as failed: the error and the job for a later round, the code, and a dead letter.
+local function see_bury(group)
+  see('XLEN', B .. 'dead-letters')
+  see('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
+end
+local function bury(group, tenant, round, j, blob, code, message, now)
+  local payload = string.sub(blob, j.payload_at)
+  local err = cjson.encode({ ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round })
+  if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end
+  call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group, 'ordinal', j.ordinal,
+    'type', j.typ, 'code', code, 'error', message, 'attempts', j.attempt, 'at', now, 'payload', payload)
+  j.retries, j.throttles, j.losses, j.wf, j.wr, j.wc, j.since, j.reason = 0, 0, 0, 0, 0, 0, 0, ''
+  call('HSET', B .. 'failures:' .. group, j.ordinal, err .. '\n' .. compose(j, blob))
+  call('HDEL', B .. 'errors:' .. group, j.ordinal)
+  call('HINCRBY', B .. 'codes:' .. group, code, 1)
+end
+
+-- check_end asks for attention when the last job of a sealed group has ended. It reads the ledger after it was written.
+local function check_end(group)
+  local g = call('HMGET', B .. 'group:' .. group, 'sealed', 'accepted', 'done', 'failed', 'cancelled')
+  if g[1] and tonumber(g[2] or 0) <= (tonumber(g[3] or 0) + tonumber(g[4] or 0) + tonumber(g[5] or 0)) then attend(group) end
+end

@@ -1,0 +1,39 @@
+-- ready: how full the ready stream of a type is.
+-- NEEDS  base, signals
+-- OFFERS
+--   lying(stream)          entries of a ready stream, and how many of them nobody has read
+--   refill(typ)            wakes the fetcher when the stream that was full has room again
+--   is_stuck(full, now)    whether the stream has been full for a long time
+--   QUICK_MS               how long a tenant with quick jobs is remembered
+
+-- lying is how many entries a ready stream holds, and how many of them nobody has read.
+local function lying(stream)
+  local n = call('XLEN', stream)
+  if n == 0 then return 0, 0 end
+  local p = redis.pcall('XPENDING', stream, 'workers')
+  if p.err then return n, n end -- nobody has read at all
+  return n, math.max(0, n - p[1])
+end
+
+-- refill wakes the fetcher once a ready stream that it found full has room again: load.full holds what may be undelivered then, what
+-- may lie there in all, and since when it is full.
+local function refill(typ)
+  local load_key, stream = B .. 'load:' .. typ, B .. 'ready:' .. typ
+  local full = call('HGET', load_key, 'full')
+  if not full then return end
+  local undelivered, entries = string.match(full, '^(%d+) (%d+)')
+  local n, unread = lying(stream)
+  if n > tonumber(entries or n) or unread > tonumber(undelivered or n) then return end
+  call('HDEL', load_key, 'full')
+  wake('fetcher')
+end
+
+-- A tenant with quick jobs is remembered for so long.
+local QUICK_MS = 10000
+
+-- is_stuck says whether a type's stream has been full for so long that its jobs can't use permits now.
+local STUCK_MS = 1000
+local function is_stuck(full, now)
+  local since = tonumber(string.match(full or '', '(%d+)$') or nil)
+  return since ~= nil and now - since > STUCK_MS
+end
