@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"fmt"
 	goast "go/ast"
 	"go/parser"
 	"go/token"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
@@ -118,6 +120,40 @@ func loads(call *goast.CallExpr, inPackage string) sent {
 		}
 	}
 	return sent{}
+}
+
+// Lua 5.1 allows 200 locals that are active at one point of a function, and 60 upvalues of a
+// function. Redis refuses a script with more. The bounds leave room for changes.
+const (
+	luaLocals, mostLocals     = 200, 150
+	luaUpvalues, mostUpvalues = 60, 45
+)
+
+func TestLocalsOfScripts(t *testing.T) {
+	t.Parallel()
+	url, _ := redistest.Shared(t)
+	c := client(t, url)
+	for _, s := range sentScripts(t) {
+		t.Run(s.name(), func(t *testing.T) {
+			funcs := walkLua(t, s.source()).funcs
+			for _, f := range funcs {
+				require.LessOrEqual(t, f.locals, mostLocals, "locals of the function in line %d", f.line)
+				require.LessOrEqual(t, len(f.upvalues), mostUpvalues, "upvalues of the function in line %d", f.line)
+			}
+
+			// Redis counts the same: it accepts exactly as many more locals as there is room for.
+			pad := func(n int) string {
+				var names strings.Builder
+				for i := range n {
+					fmt.Fprintf(&names, "local pad%d ", i)
+				}
+				return names.String() + s.source()
+			}
+			room := luaLocals - funcs[0].locals
+			require.NoError(t, c.ScriptLoad(t.Context(), pad(room)).Err())
+			require.ErrorContains(t, c.ScriptLoad(t.Context(), pad(room+1)).Err(), "more than 200 local variables")
+		})
+	}
 }
 
 // builtins are the global names that Redis gives to a script, as far as ours use them.

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var outcome = script("jobs/outcome", "signals", "states", "blob", "priority", "ready", "non_ready", "endings")
+var outcome = script("jobs/outcome", "signals", "states", "runs", "blob", "priority", "ready", "non_ready", "endings")
 
 // OutcomeKind says what is to become of a job that is not done.
 type OutcomeKind string

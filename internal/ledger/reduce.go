@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var reduce = script("jobs/reduce", "signals", "states")
+var reduce = script("jobs/reduce", "signals", "states", "runs")
 
 // ReduceArgs are results of one group that go into one slot of its aggregate.
 type ReduceArgs struct {

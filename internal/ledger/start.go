@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var start = script("jobs/start", "signals", "states", "blob", "pauses", "ready", "non_ready")
+var start = script("jobs/start", "signals", "states", "runs", "blob", "pauses", "ready", "non_ready")
 
 // StartGroup is one group's jobs of a batch, by ascending ordinal.
 type StartGroup struct {

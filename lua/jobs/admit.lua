@@ -33,62 +33,67 @@ local function tell_full(at)
   local text = floor(cap / 2) .. ' ' .. at
   if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
   pass_oom()
-  call('HSET', load_key, 'full', text .. format(' %.0f', now))
+  call('HSET', load_key, 'full', text .. string.format(' %.0f', now))
 end
--- Parked jobs that are due have asked for a part of the stream, too (see promote): half at most. A single place is theirs every other time.
-local asked_at, asked = match(load[3] or '', '^(%d+) (%d+)$')
-local shared, yields = asked_at and math.abs(now - asked_at) < 200, false
-if shared then
-  yields = free == 1 and load[6]
-  free = yields and 0 or free - math.min(floor(free / 2), tonumber(asked))
-end
--- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again; half, where only what nobody
--- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Much less where many share the stream: they would fill it meanwhile, again and again.
-local helping = shared and tonumber(asked) * 20 > ahead and floor(ahead / 20) or slots > 0 and floor(ahead / 4) or floor(ahead / 2)
-if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
-local room = math.min(most, free)
-if yields then
-  see('LLEN', B .. 'wake:dispatcher')
+local room
+do
+  -- Parked jobs that are due have asked for a part of the stream, too (see promote): half at most. A single place is theirs every other time.
+  local asked_at, asked = string.match(load[3] or '', '^(%d+) (%d+)$')
+  local shared, yields = asked_at and math.abs(now - asked_at) < 200, false
+  if shared then
+    yields = free == 1 and load[6]
+    free = yields and 0 or free - math.min(floor(free / 2), tonumber(asked))
+  end
+  -- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again; half, where only what nobody
+  -- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Much less where many share the stream: they would fill it meanwhile, again and again.
+  local helping = shared and tonumber(asked) * 20 > ahead and floor(ahead / 20) or slots > 0 and floor(ahead / 4) or floor(ahead / 2)
+  if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
+  room = math.min(most, free)
+  if yields then
+    see('LLEN', B .. 'wake:dispatcher')
+    pass_oom()
+    wake('dispatcher')
+  end
+  if room <= 0 then
+    tell_full(full_at)
+    return { 'FULL', 0, 0, -1, {}, {}, {}, US }
+  end
+
+  see('HLEN', fair, load_key, B .. 'rate')
+  see('SCARD', B .. 'active')
+  see('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
+  for _, lane in ipairs(LANES) do see('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
+  see('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
   pass_oom()
-  wake('dispatcher')
-end
-if room <= 0 then
-  tell_full(full_at)
-  return { 'FULL', 0, 0, -1, {}, {}, {}, US }
-end
-
-see('HLEN', fair, load_key, B .. 'rate')
-see('SCARD', B .. 'active')
-see('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
-for _, lane in ipairs(LANES) do see('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
-see('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
-pass_oom()
-if shared and free == 1 then call('HSET', load_key, 'turn', 'due') end
-if load[1] then
-  call('HDEL', load_key, 'full')
-  load[1] = false
+  if shared and free == 1 then call('HSET', load_key, 'turn', 'due') end
+  if load[1] then
+    call('HDEL', load_key, 'full')
+    load[1] = false
+  end
 end
 
-local factor = alpha()
-by_group = factor ~= nil -- in one order of priority, whoever's they are
+do
+  local factor = alpha()
+  by_group = factor ~= nil -- in one order of priority, whoever's they are
 
--- Tenants whose next permit has come take their places again.
-local function comeback(tenant)
-  see('HLEN', B .. 'tenant:' .. tenant)
-  for _, lane in ipairs(LANES) do
-    local of = fair .. ':' .. lane .. ':' .. tenant
-    if call('ZCARD', of) > 0 then
-      enter_lane(typ, lane, tenant)
-      if by_group then
-        for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+  -- Tenants whose next permit has come take their places again.
+  local function comeback(tenant)
+    see('HLEN', B .. 'tenant:' .. tenant)
+    for _, lane in ipairs(LANES) do
+      local of = fair .. ':' .. lane .. ':' .. tenant
+      if call('ZCARD', of) > 0 then
+        enter_lane(typ, lane, tenant)
+        if by_group then
+          for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+        end
       end
     end
+    call('ZREM', parked_key, tenant)
   end
-  call('ZREM', parked_key, tenant)
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
+  -- Nobody waits for so long, unless the clock was set back.
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do comeback(tenant) end
 end
-for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
--- Nobody waits for so long, unless the clock was set back.
-for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do comeback(tenant) end
 
 local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
@@ -107,28 +112,31 @@ local state, wait = 'EMPTY', -1
 local quick = tonumber(load[4] or nil)
 if quick and math.abs(now - tonumber(load[5] or 0)) > QUICK_MS then quick = nil end
 
--- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its parked jobs that are due may claim.
-local F, claims = LIMIT_FIELDS[LIMITER], {}
-local function look(tenant)
-  local key = B .. 'tenant:' .. tenant
-  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd', 'marker')
-  local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0), marker = h[10] }
-  t.est = tonumber(h[6] or nil)
-  t.cost = math.max(1, t.est or quick or tonumber(load[2] or 1)) / t.weight
-  t.bound = rate_since(t.rs, t.rd, now)
-  local all = limited and rate_since(g.rs, g.rd, now)
-  if all and (not t.bound or all < t.bound) then t.bound = all end
-  if not limited and not t.rps then return t end
-  see('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
-  see('HLEN', B .. 'congestion:' .. tenant)
-  local permits = permits_of(g, limited, t.rps, h[4], by_group and elastic)
-  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
-  t.can = limited and math.min(t.left, g.left) or t.left
-  if any_due and t.can > 0 then
-    claims[tenant] = claims[tenant] or math.min(overdue(tenant, now), half_for_due(t.can))
-    t.can = math.max(0, t.can - claims[tenant])
+local look
+do
+  -- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its parked jobs that are due may claim.
+  local F, claims = LIMIT_FIELDS[LIMITER], {}
+  function look(tenant)
+    local key = B .. 'tenant:' .. tenant
+    local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd', 'marker')
+    local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0), marker = h[10] }
+    t.est = tonumber(h[6] or nil)
+    t.cost = math.max(1, t.est or quick or tonumber(load[2] or 1)) / t.weight
+    t.bound = rate_since(t.rs, t.rd, now)
+    local all = limited and rate_since(g.rs, g.rd, now)
+    if all and (not t.bound or all < t.bound) then t.bound = all end
+    if not limited and not t.rps then return t end
+    see('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
+    see('HLEN', B .. 'congestion:' .. tenant)
+    local permits = permits_of(g, limited, t.rps, h[4], by_group and elastic)
+    t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
+    t.can = limited and math.min(t.left, g.left) or t.left
+    if any_due and t.can > 0 then
+      claims[tenant] = claims[tenant] or math.min(overdue(tenant, now), half_for_due(t.can))
+      t.can = math.max(0, t.can - claims[tenant])
+    end
+    return t
   end
-  return t
 end
 
 local function gone_from(lane, set)
@@ -221,31 +229,41 @@ local function charge(t, lane, start, went, empty, from, to)
   end
 end
 
--- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room; more, where the workers are
--- through with it in a millisecond.
-local in_a_ms = floor(slots / math.max(0.001, tonumber(load[2] or 1)))
-local few, many = math.max(20, math.min(2 * PICK, in_a_ms)), math.max(PICK, math.min(2 * PICK, in_a_ms))
-local function quantum(tenants)
-  return math.min(room - moved, many, math.max(math.ceil(room / math.max(1, tenants)), math.min(few, floor(room / 2.5)), 1))
+local quantum, many
+do
+  -- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room; more, where the workers are
+  -- through with it in a millisecond.
+  local in_a_ms = floor(slots / math.max(0.001, tonumber(load[2] or 1)))
+  local few = math.max(20, math.min(2 * PICK, in_a_ms))
+  many = math.max(PICK, math.min(2 * PICK, in_a_ms))
+  function quantum(tenants)
+    return math.min(room - moved, many, math.max(math.ceil(room / math.max(1, tenants)), math.min(few, floor(room / 2.5)), 1))
+  end
 end
 
--- The last few jobs of a group go together, also beyond the room, as long as the workers need little time for them: a small group is not torn into pieces that
--- wait in turn with a large one's. The tag pays for it. A new tenant's jobs count as those of the others, and it gets one for each worker at least.
-local FEW, FEW_MS = 20, 30
-local function finish(t, n)
-  if n > FEW or slots == 0 then return 0 end
-  n = math.min(n, cap - undelivered - moved)
-  if n * (t.est or tonumber(load[2] or 1)) <= FEW_MS * slots then return n end
-  return t.est and 0 or math.min(n, slots)
+local finish
+do
+  -- The last few jobs of a group go together, also beyond the room, as long as the workers need little time for them: a small group is not torn into pieces that
+  -- wait in turn with a large one's. The tag pays for it. A new tenant's jobs count as those of the others, and it gets one for each worker at least.
+  local FEW, FEW_MS = 20, 30
+  function finish(t, n)
+    if n > FEW or slots == 0 then return 0 end
+    n = math.min(n, cap - undelivered - moved)
+    if n * (t.est or tonumber(load[2] or 1)) <= FEW_MS * slots then return n end
+    return t.est and 0 or math.min(n, slots)
+  end
 end
 
--- A job that runs can't be interrupted. So where others have jobs that are over quickly, long ones leave three in ten workers to these; where nobody
--- has had any lately, they may take all.
-local LONG_MS, LONG = 100, 10
-local kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
-local function room_for(t)
-  if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return many end
-  return slots - kept - entries - moved
+local room_for, kept
+do
+  -- A job that runs can't be interrupted. So where others have jobs that are over quickly, long ones leave three in ten workers to these; where nobody
+  -- has had any lately, they may take all.
+  local LONG_MS, LONG = 100, 10
+  kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
+  function room_for(t)
+    if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return many end
+    return slots - kept - entries - moved
+  end
 end
 
 -- next_lane is the one whose turn it is among those with tenants in a set.

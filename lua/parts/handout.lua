@@ -9,7 +9,6 @@
 --   now         Redis time, ms
 --   by_group    whether groups are ordered by priority
 -- OFFERS
---   match, format                                 string.match, string.format
 --   traced                                        the sampled jobs that were handed out
 --   next_group(lane, tenant)                      the tenant's next group, and its waiting jobs
 --   take(group, k, place)                         takes jobs out of a group's queue
@@ -18,168 +17,173 @@
 --   settle(group, of, field, went, gone, n)       writes the counters of what was taken
 
 local typ, stream, fair, load_key, seed, now, by_group
-local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
-local find = string.find
-local traced, traces = {}, 0 -- the sampled jobs among those that were handed out
+local traced = {} -- the sampled jobs among those that were handed out
+local next_group, take, to_ready, to_park, settle
 
--- next_group is the tenant's group with the least work left that really has a job, and how many.
-local function next_group(lane, tenant)
-  local of = fair .. ':' .. lane .. ':' .. tenant
-  while true do
-    local first = call('ZRANGE', of, 0, 0)
-    if #first == 0 then return nil end
-    local n = call('LLEN', B .. 'queue:' .. first[1] .. ':' .. typ)
-    if n > 0 then return first[1], n end
-    call('ZREM', of, first[1])
-  end
-end
+do
+  local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
+  local find = string.find
+  local traces = 0
 
--- alike is how many jobs from a segment's first one on have consecutive ordinals, and the same time and no trace. Making a string of each one's head would cost more
--- than all else here: so the last digits are compared apart from those in front of them, which change for each tenth job only.
-local function alike(blobs, s)
-  local tail, first = '|' .. s.accepted .. '||', match(blobs[s.at], '^%d+')
-  local digits, digit, front, n = #first, s.lo % 10, sub(first, 1, -2), 1
-  for i = s.at + 1, #blobs do
-    digit = digit + 1
-    if digit > 9 then digit, front = 0, format('%d', (s.lo + n) / 10) end
-    local blob = blobs[i]
-    if byte(blob, digits) ~= 48 + digit or find(blob, tail, digits + 1, true) ~= digits + 1 or find(blob, front, 1, true) ~= 1 then break end
-    n = n + 1
-  end
-  return n
-end
-
--- segments divides queued blobs into runs of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
-local function segments(blobs)
-  local all, garbage, i, n = {}, {}, 1, #blobs
-  while i <= n do
-    local ordinal, accepted, trace = match(blobs[i], '^(%d+)|(%d+)|([^|]*)|')
-    if ordinal and #ordinal <= 9 then
-      local s = { at = i, n = 1, lo = tonumber(ordinal), accepted = accepted, trace = trace }
-      if trace == '' then s.n = alike(blobs, s) end
-      all[#all + 1], i = s, i + s.n
-    else
-      garbage[#garbage + 1], i = blobs[i], i + 1
+  -- next_group is the tenant's group with the least work left that really has a job, and how many.
+  function next_group(lane, tenant)
+    local of = fair .. ':' .. lane .. ':' .. tenant
+    while true do
+      local first = call('ZRANGE', of, 0, 0)
+      if #first == 0 then return nil end
+      local n = call('LLEN', B .. 'queue:' .. first[1] .. ':' .. typ)
+      if n > 0 then return first[1], n end
+      call('ZREM', of, first[1])
     end
   end
-  return all, garbage
-end
 
--- take_whole moves segments whose jobs all wait; it returns nil, and has done nothing, where that is not so.
-local function take_whole(group, all, place, blobs)
-  local key, lo, last = B .. 'states:' .. group, all[1].lo, all[#all]
-  local hi = last.lo + last.n - 1
-  for i = 2, #all do
-    if all[i].lo < all[i - 1].lo + all[i - 1].n then return nil end
+  -- alike is how many jobs from a segment's first one on have consecutive ordinals, and the same time and no trace. Making a string of each one's head would cost more
+  -- than all else here: so the last digits are compared apart from those in front of them, which change for each tenth job only.
+  local function alike(blobs, s)
+    local tail, first = '|' .. s.accepted .. '||', match(blobs[s.at], '^%d+')
+    local digits, digit, front, n = #first, s.lo % 10, sub(first, 1, -2), 1
+    for i = s.at + 1, #blobs do
+      digit = digit + 1
+      if digit > 9 then digit, front = 0, format('%d', (s.lo + n) / 10) end
+      local blob = blobs[i]
+      if byte(blob, digits) ~= 48 + digit or find(blob, tail, digits + 1, true) ~= digits + 1 or find(blob, front, 1, true) ~= 1 then break end
+      n = n + 1
+    end
+    return n
   end
-  if hi - lo >= SPAN or hi < lo then return nil end
-  local span, went = call('GETRANGE', key, lo * 2, hi * 2 + 1), 0
-  for _, s in ipairs(all) do
-    local at = (s.lo - lo) * 2
-    local state = sub(span, at + 1, at + 2)
-    if byte(state) ~= WAITING or s.n > 1 and sub(span, at + 1, at + 2 * s.n) ~= rep(state, s.n) then return nil end
-    s.attempt = byte(state, 2) - 33
-  end
-  local out, from = {}, 1
-  for _, s in ipairs(all) do
-    local at = (s.lo - lo) * 2
-    if at + 1 > from then out[#out + 1] = sub(span, from, at) end
-    out[#out + 1] = rep(place(blobs, s), s.n)
-    from, went = at + 2 * s.n + 1, went + s.n
-  end
-  call('SETRANGE', key, lo * 2, table.concat(out))
-  return went
-end
 
--- take_each looks at each job, and leaves those out that do not wait any more.
-local function take_each(group, all, place, blobs)
-  local ords, ones, new, went = {}, {}, {}, 0
-  for _, s in ipairs(all) do
-    for i = 0, s.n - 1 do
-      ords[#ords + 1] = s.lo + i
-      ones[#ones + 1] = { at = s.at + i, n = 1, lo = s.lo + i, accepted = s.accepted, trace = s.trace }
+  -- segments divides queued blobs into runs of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
+  local function segments(blobs)
+    local all, garbage, i, n = {}, {}, 1, #blobs
+    while i <= n do
+      local ordinal, accepted, trace = match(blobs[i], '^(%d+)|(%d+)|([^|]*)|')
+      if ordinal and #ordinal <= 9 then
+        local s = { at = i, n = 1, lo = tonumber(ordinal), accepted = accepted, trace = trace }
+        if trace == '' then s.n = alike(blobs, s) end
+        all[#all + 1], i = s, i + s.n
+      else
+        garbage[#garbage + 1], i = blobs[i], i + 1
+      end
+    end
+    return all, garbage
+  end
+
+  -- take_whole moves segments whose jobs all wait; it returns nil, and has done nothing, where that is not so.
+  local function take_whole(group, all, place, blobs)
+    local key, lo, last = B .. 'states:' .. group, all[1].lo, all[#all]
+    local hi = last.lo + last.n - 1
+    for i = 2, #all do
+      if all[i].lo < all[i - 1].lo + all[i - 1].n then return nil end
+    end
+    if hi - lo >= SPAN or hi < lo then return nil end
+    local span, went = call('GETRANGE', key, lo * 2, hi * 2 + 1), 0
+    for _, s in ipairs(all) do
+      local at = (s.lo - lo) * 2
+      local state = sub(span, at + 1, at + 2)
+      if byte(state) ~= WAITING or s.n > 1 and sub(span, at + 1, at + 2 * s.n) ~= rep(state, s.n) then return nil end
+      s.attempt = byte(state, 2) - 33
+    end
+    local out, from = {}, 1
+    for _, s in ipairs(all) do
+      local at = (s.lo - lo) * 2
+      if at + 1 > from then out[#out + 1] = sub(span, from, at) end
+      out[#out + 1] = rep(place(blobs, s), s.n)
+      from, went = at + 2 * s.n + 1, went + s.n
+    end
+    call('SETRANGE', key, lo * 2, table.concat(out))
+    return went
+  end
+
+  -- take_each looks at each job, and leaves those out that do not wait any more.
+  local function take_each(group, all, place, blobs)
+    local ords, ones, new, went = {}, {}, {}, 0
+    for _, s in ipairs(all) do
+      for i = 0, s.n - 1 do
+        ords[#ords + 1] = s.lo + i
+        ones[#ones + 1] = { at = s.at + i, n = 1, lo = s.lo + i, accepted = s.accepted, trace = s.trace }
+      end
+    end
+    local states, span = load_states(group, ords)
+    for i, s in ipairs(ones) do
+      local letter, m = byte(states[i], 1, 2)
+      if letter == WAITING then
+        s.attempt, went = m - 33, went + 1
+        new[i] = place(blobs, s)
+      end
+    end
+    store_states(group, ords, new, span)
+    return went
+  end
+
+  -- take moves up to k jobs from the head of a group's queue. It returns how many went and how many left the queue.
+  function take(group, k, place)
+    local queue = B .. 'queue:' .. group .. ':' .. typ
+    local popped = call('LRANGE', queue, 0, k - 1)
+    local all, garbage = segments(popped)
+    local went = 0
+    see('HLEN', B .. 'group:' .. group)
+    if #all > 0 then went = take_whole(group, all, place, popped) or take_each(group, all, place, popped) end
+    for _, blob in ipairs(garbage) do set_aside('queue:' .. group .. ':' .. typ, blob) end
+    call('LTRIM', queue, #popped, -1)
+    return went, #popped
+  end
+
+  -- waited divides a job's wait: since `bound` it was the rate that let nobody of the tenant through, before that it was others' turn.
+  local function waited(accepted, bound)
+    local all = math.max(0, now - accepted)
+    local rate = bound and math.max(0, math.min(all, now - bound)) or 0
+    return all - rate, rate
+  end
+
+  -- traced_by tells of a traced job's admission, to wherever, and has the blob follow it.
+  local function traced_by(group, tenant, blob, s, fairness, rate)
+    if s.trace == '' then return blob end
+    traces = traces + 1
+    local id = mint(seed, traces)
+    for _, v in ipairs({ group, s.lo, tenant, s.trace, id, s.accepted, now, fairness, rate }) do traced[#traced + 1] = v end
+    local front = format('%d|', s.lo) .. s.accepted .. '|'
+    return front .. follow(s.trace, id) .. sub(blob, #front + #s.trace + 1)
+  end
+
+  -- to_ready and to_park place a segment's jobs, and return their new state.
+  function to_ready(group, tenant, bound)
+    return function(blobs, s)
+      local fairness, rate = waited(tonumber(s.accepted), bound)
+      local head = group .. '|' .. typ .. '|' .. (s.attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
+      if s.trace == '' then
+        for i = s.at, s.at + s.n - 1 do call('XADD', stream, '*', head, blobs[i]) end
+      else
+        call('XADD', stream, '*', head, traced_by(group, tenant, blobs[s.at], s, fairness, rate))
+      end
+      return 'R' .. mark(s.attempt + 1)
     end
   end
-  local states, span = load_states(group, ords)
-  for i, s in ipairs(ones) do
-    local letter, m = byte(states[i], 1, 2)
-    if letter == WAITING then
-      s.attempt, went = m - 33, went + 1
-      new[i] = place(blobs, s)
+
+  function to_park(group, tenant, bound, due)
+    return function(blobs, s)
+      local fairness, rate = waited(tonumber(s.accepted), bound)
+      local head = group .. '|' .. typ .. '|' .. s.attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now)
+      local parked = {}
+      for i = s.at, s.at + s.n - 1 do
+        parked[#parked + 1] = due
+        parked[#parked + 1] = head .. traced_by(group, tenant, blobs[i], s, fairness, rate)
+      end
+      park(tenant, typ, parked)
+      return 'N' .. mark(s.attempt)
     end
   end
-  store_states(group, ords, new, span)
-  return went
-end
 
--- take moves up to k jobs from the head of a group's queue. It returns how many went and how many left the queue.
-local function take(group, k, place)
-  local queue = B .. 'queue:' .. group .. ':' .. typ
-  local popped = call('LRANGE', queue, 0, k - 1)
-  local all, garbage = segments(popped)
-  local went = 0
-  see('HLEN', B .. 'group:' .. group)
-  if #all > 0 then went = take_whole(group, all, place, popped) or take_each(group, all, place, popped) end
-  for _, blob in ipairs(garbage) do set_aside('queue:' .. group .. ':' .. typ, blob) end
-  call('LTRIM', queue, #popped, -1)
-  return went, #popped
-end
-
--- waited divides a job's wait: since `bound` it was the rate that let nobody of the tenant through, before that it was others' turn.
-local function waited(accepted, bound)
-  local all = math.max(0, now - accepted)
-  local rate = bound and math.max(0, math.min(all, now - bound)) or 0
-  return all - rate, rate
-end
-
--- traced_by tells of a traced job's admission, to wherever, and has the blob follow it.
-local function traced_by(group, tenant, blob, s, fairness, rate)
-  if s.trace == '' then return blob end
-  traces = traces + 1
-  local id = mint(seed, traces)
-  for _, v in ipairs({ group, s.lo, tenant, s.trace, id, s.accepted, now, fairness, rate }) do traced[#traced + 1] = v end
-  local front = format('%d|', s.lo) .. s.accepted .. '|'
-  return front .. follow(s.trace, id) .. sub(blob, #front + #s.trace + 1)
-end
-
--- to_ready and to_park place a segment's jobs, and return their new state.
-local function to_ready(group, tenant, bound)
-  return function(blobs, s)
-    local fairness, rate = waited(tonumber(s.accepted), bound)
-    local head = group .. '|' .. typ .. '|' .. (s.attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
-    if s.trace == '' then
-      for i = s.at, s.at + s.n - 1 do call('XADD', stream, '*', head, blobs[i]) end
-    else
-      call('XADD', stream, '*', head, traced_by(group, tenant, blobs[s.at], s, fairness, rate))
+  -- settle writes the ledger after a take and lets an emptied group go.
+  -- It says whether the tenant has no other group in the lane.
+  function settle(group, of, field, went, gone, n)
+    add(B .. 'group:' .. group, 'waiting', -went, field, went)
+    call('HINCRBY', load_key, 'waiting', -gone)
+    if gone < n then
+      call('ZINCRBY', of, -gone * AGE_MS, group)
+      return false
     end
-    return 'R' .. mark(s.attempt + 1)
+    call('ZREM', of, group)
+    if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
+    return call('ZCARD', of) == 0
   end
-end
-
-local function to_park(group, tenant, bound, due)
-  return function(blobs, s)
-    local fairness, rate = waited(tonumber(s.accepted), bound)
-    local head = group .. '|' .. typ .. '|' .. s.attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now)
-    local parked = {}
-    for i = s.at, s.at + s.n - 1 do
-      parked[#parked + 1] = due
-      parked[#parked + 1] = head .. traced_by(group, tenant, blobs[i], s, fairness, rate)
-    end
-    park(tenant, typ, parked)
-    return 'N' .. mark(s.attempt)
-  end
-end
-
--- settle writes the ledger after a take and lets an emptied group go.
--- It says whether the tenant has no other group in the lane.
-local function settle(group, of, field, went, gone, n)
-  add(B .. 'group:' .. group, 'waiting', -went, field, went)
-  call('HINCRBY', load_key, 'waiting', -gone)
-  if gone < n then
-    call('ZINCRBY', of, -gone * AGE_MS, group)
-    return false
-  end
-  call('ZREM', of, group)
-  if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
-  return call('ZCARD', of) == 0
 end

@@ -69,34 +69,40 @@ end
 
 -- overdue is how many of a tenant's parked jobs have been due for a moment and got no permit: who is due just now is served in time as a rule, and a permit that
 -- is kept for it meanwhile would be wasted where permits come one by one.
-local GRACE_MS = 20
-local function overdue(tenant, now) return call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now - GRACE_MS) end
+local overdue
+do
+  local GRACE_MS = 20
+  function overdue(tenant, now) return call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now - GRACE_MS) end
+end
 
 -- reserved is how many of the permits that are left others may claim for themselves: tenants that wait with some of their share
 -- unused, in the lanes of other types, and parked jobs that are due. Only what is beyond may be lent.
-local function shares_of(lane, g, equal)
-  local n = call('ZCARD', lane)
-  if g.xw == 0 or n == 0 then return n * equal end
-  local first, sum = call('ZRANGE', lane, 0, TENANTS - 1), 0
-  for _, tenant in ipairs(first) do sum = sum + share(g, call('HGET', B .. 'tenant:' .. tenant, 'weight')) end
-  return floor(sum * n / #first)
-end
-local function reserved(g, except, now)
-  local sum, equal = 0, math.max(1, floor(g.permits / math.max(1, g.active)))
-  for _, typ in ipairs(call('ZREVRANGE', B .. 'types', 0, TYPES - 1)) do
-    if typ ~= except then
-      local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'full')
-      local waiting = tonumber(load[1] or 0)
-      if waiting > 0 and not is_stuck(load[2], now) and not is_paused('y', typ) then
-        local fair, claim = B .. 'fair:' .. typ, 0
-        for _, lane in ipairs({ 'high', 'normal', 'low' }) do claim = claim + shares_of(fair .. ':' .. lane, g, equal) end
-        -- A stream that is full has room for so many when it is refilled.
-        if load[2] then claim = math.min(claim, tonumber(string.match(load[2], '^%d+') or nil) or 0) end
-        sum = sum + math.min(waiting, claim)
+local reserved
+do
+  local function shares_of(lane, g, equal)
+    local n = call('ZCARD', lane)
+    if g.xw == 0 or n == 0 then return n * equal end
+    local first, sum = call('ZRANGE', lane, 0, TENANTS - 1), 0
+    for _, tenant in ipairs(first) do sum = sum + share(g, call('HGET', B .. 'tenant:' .. tenant, 'weight')) end
+    return floor(sum * n / #first)
+  end
+  function reserved(g, except, now)
+    local sum, equal = 0, math.max(1, floor(g.permits / math.max(1, g.active)))
+    for _, typ in ipairs(call('ZREVRANGE', B .. 'types', 0, TYPES - 1)) do
+      if typ ~= except then
+        local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'full')
+        local waiting = tonumber(load[1] or 0)
+        if waiting > 0 and not is_stuck(load[2], now) and not is_paused('y', typ) then
+          local fair, claim = B .. 'fair:' .. typ, 0
+          for _, lane in ipairs({ 'high', 'normal', 'low' }) do claim = claim + shares_of(fair .. ':' .. lane, g, equal) end
+          -- A stream that is full has room for so many when it is refilled.
+          if load[2] then claim = math.min(claim, tonumber(string.match(load[2], '^%d+') or nil) or 0) end
+          sum = sum + math.min(waiting, claim)
+        end
       end
     end
+    return sum
   end
-  return sum
 end
 local function reserved_due(g, now, except)
   local sum, equal = 0, math.max(1, floor(g.permits / math.max(1, g.active)))
@@ -107,8 +113,10 @@ local function reserved_due(g, now, except)
 end
 
 -- Jobs that wait and parked jobs that are due compete for one tenant's permits: each side leaves the other half of them, and the odd one in turn.
-local function odd() return floor(US / 1000 / WIDTH) % 2 end
-local function half_for_due(n) return floor((n + odd()) / 2) end
+local function half_for_due(n)
+  local odd = floor(US / 1000 / WIDTH) % 2
+  return floor((n + odd) / 2)
+end
 
 -- rate_bound notes that somebody was denied a permit: what waits meanwhile waits for the rate, until no denial has come for two windows.
 local function rate_bound(key, rs, rd, now)

@@ -1,0 +1,55 @@
+-- runs: jobs of one group that change their state together.
+-- A run is 'first n attempt': n jobs with consecutive ordinals and the same attempt. Runs are
+-- given in ascending order, joined by spaces.
+-- NEEDS  base, states
+-- OFFERS
+--   parse_runs(text)                    runs as a list, and the number of jobs
+--   expand(runs)                        ordinals and attempts of the jobs
+--   turn(group, runs, from, to, any)    a change of all the jobs' states, or nil
+--   turned(group, change)               writes what turn returned
+
+-- Runs are jobs of one group with consecutive ordinals and one attempt: 'lo n attempt', ascending, joined by spaces.
+local function parse_runs(text)
+  local runs, n = {}, 0
+  for lo, k, attempt in string.gmatch(text, '(%d+) (%d+) (%d+)') do
+    local r = { lo = tonumber(lo), n = tonumber(k), attempt = tonumber(attempt) }
+    runs[#runs + 1], n = r, n + r.n
+  end
+  return runs, n
+end
+local function expand(runs)
+  local ords, attempts = {}, {}
+  for _, r in ipairs(runs) do
+    for i = 0, r.n - 1 do ords[#ords + 1], attempts[#attempts + 1] = r.lo + i, r.attempt end
+  end
+  return ords, attempts
+end
+
+-- turn prepares to turn all jobs of the runs from one state into another, if each is in it under its attempt (any: under whichever); nil if not.
+-- The caller writes what it returns with turned.
+local function turn(group, runs, from, to, any)
+  local lo, last = runs[1].lo, runs[#runs]
+  local hi, at = last.lo + last.n - 1, lo
+  for _, r in ipairs(runs) do
+    if r.lo < at then return nil end -- a job is named twice
+    at = r.lo + r.n
+  end
+  if hi - lo >= SPAN then return nil end
+  local span, out, after = call('GETRANGE', B .. 'states:' .. group, lo * 2, hi * 2 + 1), {}, 1
+  for _, r in ipairs(runs) do
+    local first, final = (r.lo - lo) * 2 + 1, (r.lo - lo + r.n) * 2
+    local had, new = string.sub(span, first, final), nil
+    if not any then
+      local m = mark(r.attempt)
+      if had == string.rep(from .. m, r.n) then new = string.rep(to .. m, r.n) end
+    elseif #had == 2 * r.n then
+      local text, n = string.gsub(had, from .. '(.)', to .. '%1')
+      if n == r.n then new = text end
+    end
+    if not new then return nil end
+    if first > after then out[#out + 1] = string.sub(span, after, first - 1) end
+    out[#out + 1], after = new, final + 1
+  end
+  return { lo * 2, table.concat(out) }
+end
+local function turned(group, change) call('SETRANGE', B .. 'states:' .. group, change[1], change[2]) end
