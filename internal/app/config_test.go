@@ -3,6 +3,7 @@ package app
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -81,6 +82,18 @@ func asNumber(v reflect.Value) float64 {
 		return 1
 	}
 	return 0
+}
+
+// Each variable of the structs in config.go has a meaning, and each meaning is of such a variable.
+func TestEveryVariableHasAMeaning(t *testing.T) {
+	own := reflect.TypeFor[Config]().PkgPath()
+	var names []string
+	for _, v := range Variables() {
+		if v.Owner.PkgPath() == own {
+			names = append(names, strings.TrimPrefix(v.Name, envPrefix))
+		}
+	}
+	require.ElementsMatch(t, names, slices.Collect(maps.Keys(meanings)))
 }
 
 func TestEveryLimitHolds(t *testing.T) {

@@ -51,7 +51,7 @@ func (c *Config) variables() []Variable {
 				Section: field.Tag.Get("section"),
 				Name:    prefix + name,
 				Default: f.Tag.Get("envDefault"),
-				Meaning: f.Tag.Get("desc"),
+				Meaning: meanings[strings.TrimPrefix(prefix+name, envPrefix)],
 				Rule:    rule(f),
 				Owner:   section.Type(),
 				Field:   f.Name,
