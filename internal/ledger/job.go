@@ -25,8 +25,8 @@ type Job struct {
 const Field = "j"
 
 var errBlob = errors.New(
-	"not a job: group|type|attempt|retries|throttles|losses|wait|wait|wait|since|reason|ordinal|accepted|trace|payload" +
-		" is expected",
+	"not a job: group|type|attempt|retries|throttles|losses|wait|wait|wait|since|reason|" +
+		"ordinal|accepted|trace|payload is expected",
 )
 
 // ParseJob reads a ready entry's blob.

@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// script loads a transition. In front of it stand the part base and the named parts, each after those that it needs.
+// script loads a transition. In front of it stand the part base and the named parts, each after
+// those that it needs.
 func script(file string, parts ...string) *redisx.Script {
 	files := []string{"parts/base"}
 	for _, part := range parts {

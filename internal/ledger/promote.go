@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready", "non_ready", "limiters", "shares")
+var promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready",
+	"non_ready", "limiters", "shares")
 
 // PromoteArgs asks for parked jobs that are due.
 type PromoteArgs struct {
