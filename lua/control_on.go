@@ -11,18 +11,28 @@ import (
 // edit takes a guard out of a script, or a part of one.
 type edit struct{ script, guard, instead string }
 
-// controls are the guards that the chaos harness removes, one at a time, to show that it would notice.
+// controls are the guards that the chaos harness removes, one at a time, to show that it
+// would notice.
 var controls = map[string][]edit{
 	// A report counts whatever became of its attempt meanwhile.
 	"attempt": {
 		{"outcome", "local mine = live and states[i] == 'I' .. m\n", "local mine = live and states[i] ~= ''\n"},
-		{"outcome", "local mine = live and state == (kind == 'u' and 'R' or 'I') .. m\n", "local mine = live and state ~= ''\n"},
+		{
+			"outcome", "local mine = live and state == (kind == 'u' and 'R' or 'I') .. m\n",
+			"local mine = live and state ~= ''\n",
+		},
 	},
 	// An append that is asked again is applied again.
 	"retry": {
 		{"append", "if mode ~= '' and g[10] then return { 'DUP' } end\n", ""},
 		{"append", "if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end\n", ""},
-		{"append", "if request ~= '' and not piece and (applied[request] or call('ZSCORE', B .. (entry_ms and 'entries' or 'messages'), request)) then return { 'DUP' } end\n", ""},
+		{
+			"append",
+			"if request ~= '' and not piece and " +
+				"(applied[request] or call('ZSCORE', B .. (entry_ms and 'entries' or 'messages'), request)) " +
+				"then return { 'DUP' } end\n",
+			"",
+		},
 	},
 	// An entry leaves its stream before its job has run.
 	"order": {
@@ -43,7 +53,10 @@ func guarded(name, src string) string {
 			continue
 		}
 		if strings.Count(src, e.guard) != 1 {
-			panic(fmt.Sprintf("lua: control %s: %s.lua does not hold %q once: the guard has moved, so let the control follow", control, name, e.guard))
+			panic(fmt.Sprintf(
+				"lua: control %s: %s.lua does not hold %q once: the guard has moved, so let the control follow",
+				control, name, e.guard,
+			))
 		}
 		src = strings.Replace(src, e.guard, e.instead, 1)
 	}
