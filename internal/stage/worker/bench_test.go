@@ -35,7 +35,7 @@ func BenchmarkBatch(b *testing.B) {
 			t.begun, t.payload = true, t.Payload
 		}
 		p.held.track(tasks)
-		p.line.add(tasks)
+		p.slotQueue.add(tasks)
 		for !p.ended.has(len(tasks)) {
 			<-p.ended.some
 		}

@@ -141,7 +141,7 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 		p.handBack(started)
 		return suspects
 	}
-	p.line.add(started)
+	p.slotQueue.add(started)
 	return suspects
 }
 

@@ -81,7 +81,7 @@ func TestJobContext(t *testing.T) {
 
 func TestLine(t *testing.T) {
 	t.Parallel()
-	l := newLine()
+	l := newSlotQueue()
 	open, shut := &slot{}, &slot{}
 	shut.closed.Store(true)
 	first, second := &task{}, &task{}

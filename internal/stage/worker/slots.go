@@ -87,11 +87,11 @@ func (s *slots) fit() {
 		last.closed.Store(true)
 		close(last.quit)
 	}
-	s.w.line.wake()
+	s.w.slotQueue.wake()
 }
 
 func (s *slots) serve(ctx context.Context, sl *slot) {
-	for t := s.w.line.next(sl); t != nil; t = s.w.line.next(sl) {
+	for t := s.w.slotQueue.next(sl); t != nil; t = s.w.slotQueue.next(sl) {
 		passed := s.w.solo.pass(sl.quit)
 		if !t.taken.CompareAndSwap(false, true) {
 			continue // it waited too long, and was handed back

@@ -107,7 +107,7 @@ func (w *Worker) drain(giveUp func()) {
 	for t := w.solo.pop(); t != nil; t = w.solo.pop() {
 		t.part.handBack([]*task{t})
 	}
-	for _, t := range w.line.clear() {
+	for _, t := range w.slotQueue.clear() {
 		t.part.handBack([]*task{t})
 	}
 	if w.held.empty(w.cfg.Grace) {

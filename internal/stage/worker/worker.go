@@ -52,16 +52,16 @@ type Worker struct {
 	procs   map[string]processor.Processor
 	types   []string
 
-	line     *line
-	held     *held
-	slots    *slots
-	solo     *solo
-	durable  ewma
-	started  startRates
-	ran      *runTimes
-	turns    atomic.Int64
-	stopping atomic.Bool
-	parts    []*partition
+	slotQueue *slotQueue
+	held      *held
+	slots     *slots
+	solo      *solo
+	durable   ewma
+	started   startRates
+	ran       *runTimes
+	turns     atomic.Int64
+	stopping  atomic.Bool
+	parts     []*partition
 }
 
 // New returns a worker named id that runs jobs with these processors.
@@ -71,7 +71,7 @@ func New(
 ) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, line: newLine(), held: newHeld(), ran: newRunTimes(),
+		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeld(), ran: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
