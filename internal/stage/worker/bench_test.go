@@ -36,10 +36,10 @@ func BenchmarkBatch(b *testing.B) {
 		}
 		p.held.track(tasks)
 		p.slotQueue.add(tasks)
-		for !p.ended.has(len(tasks)) {
-			<-p.ended.some
+		for !p.reports.hasAtLeast(len(tasks)) {
+			<-p.reports.wake
 		}
-		batch := p.ended.take(maxBatch, maxBatchBytes)
+		batch := p.reports.take(maxBatch, maxBatchBytes)
 		p.measure(batch)
 		groups := p.outcomes(batch)
 		p.held.remove(batch)

@@ -35,9 +35,9 @@ const unreported = 2
 // partition feeds the pool from one partition and settles what came of it.
 type partition struct {
 	*Worker
-	p      keyspace.Partition
-	reader *redisx.Reader
-	ended  *queue
+	p       keyspace.Partition
+	reader  *redisx.Reader
+	reports *reportQueue
 }
 
 // room is how many more jobs the process may take. While enough wait for a slot it is none, so that
@@ -315,14 +315,14 @@ func (p *partition) handBack(tasks []*task) {
 	for _, t := range tasks {
 		if t.ended.CompareAndSwap(false, true) {
 			t.released = true
-			p.end(t)
+			p.queueReport(t)
 		}
 	}
 }
 
 // end has a task reported that has ended.
-func (p *partition) end(t *task) {
-	p.ended.add(t)
+func (p *partition) queueReport(t *task) {
+	p.reports.add(t)
 	p.held.ended(1)
 }
 

@@ -8,20 +8,20 @@ import (
 // queue holds the tasks that have ended and are not reported. Adding never blocks, since neither
 // the watchdog nor a process that stops may have to wait for Redis; what is held bounds it. One
 // goroutine takes.
-type queue struct {
+type reportQueue struct {
 	mu     sync.Mutex
 	tasks  []*task
-	want   int // so many are waited for
+	wakeAt int // so many are waited for
 	closed bool
-	some   chan struct{} // gets a token when there are so many, or none will come
+	wake   chan struct{} // gets a token when there are so many, or none will come
 }
 
-func newQueue() *queue { return &queue{some: make(chan struct{}, 1)} }
+func newReportQueue() *reportQueue { return &reportQueue{wake: make(chan struct{}, 1)} }
 
-func (q *queue) add(t *task) {
+func (q *reportQueue) add(t *task) {
 	q.mu.Lock()
 	q.tasks = append(q.tasks, t)
-	enough := len(q.tasks) == q.want
+	enough := len(q.tasks) == q.wakeAt
 	q.mu.Unlock()
 	if enough {
 		q.signal()
@@ -29,33 +29,33 @@ func (q *queue) add(t *task) {
 }
 
 // close says that nothing more will be added.
-func (q *queue) close() {
+func (q *reportQueue) close() {
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
 	q.signal()
 }
 
-func (q *queue) signal() {
+func (q *reportQueue) signal() {
 	select {
-	case q.some <- struct{}{}:
+	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
 // has says whether there are n tasks, or none will come any more. If not, a token follows
 // when there are.
-func (q *queue) has(n int) bool {
+func (q *reportQueue) hasAtLeast(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.want = n
+	q.wakeAt = n
 	return len(q.tasks) >= n || q.closed
 }
 
 // wait returns true once there is a task, false when none will come.
-func (q *queue) wait() bool {
-	for !q.has(1) {
-		<-q.some
+func (q *reportQueue) wait() bool {
+	for !q.hasAtLeast(1) {
+		<-q.wake
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -63,7 +63,7 @@ func (q *queue) wait() bool {
 }
 
 // take returns the oldest tasks, at most most of them and about so many bytes, but one at least.
-func (q *queue) take(most, bytes int) []*task {
+func (q *reportQueue) take(most, bytes int) []*task {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := 0

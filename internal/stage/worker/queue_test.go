@@ -11,7 +11,7 @@ import (
 )
 
 func TestQueue(t *testing.T) {
-	q := newQueue()
+	q := newReportQueue()
 	q.add(&task{attempt: 1})
 	q.add(&task{attempt: 2, result: make([]byte, 10)})
 	q.add(&task{attempt: 3, result: make([]byte, 100)})
@@ -28,7 +28,7 @@ func TestQueue(t *testing.T) {
 	require.Equal(t, [][]int{{1, 2, 3}, {4}}, got) // the third went over the bytes, and would have made the number anyway
 	require.Empty(t, q.tasks)
 
-	q = newQueue()
+	q = newReportQueue()
 	for range 3 {
 		q.add(&task{result: make([]byte, 100)})
 	}

@@ -41,7 +41,7 @@ func (w *Worker) run(ctx context.Context, t *task) bool {
 		return false
 	}
 	w.finish(t, span, result, err, now, limit)
-	t.part.end(t)
+	t.part.queueReport(t)
 	return true
 }
 

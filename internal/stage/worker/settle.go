@@ -23,16 +23,16 @@ const maxRetryAfter = 24 * time.Hour
 func (p *partition) settle(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
-	for p.ended.wait() {
+	for p.reports.wait() {
 		timer.Reset(linger)
-		for late := false; !late && !p.ended.has(min(maxBatch, int(p.held.n.Load()))); {
+		for late := false; !late && !p.reports.hasAtLeast(min(maxBatch, int(p.held.n.Load()))); {
 			select {
-			case <-p.ended.some:
+			case <-p.reports.wake:
 			case <-timer.C:
 				late = true
 			}
 		}
-		batch := p.ended.take(maxBatch, maxBatchBytes)
+		batch := p.reports.take(maxBatch, maxBatchBytes)
 		slices.SortFunc(batch, func(a, b *task) int { return cmp.Or(cmp.Compare(a.Type, b.Type), byJob(a, b)) })
 		for len(batch) > 0 {
 			n := 1

@@ -56,7 +56,7 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it",
 		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
 	w.slots.replace(t)
-	t.part.end(t)
+	t.part.queueReport(t)
 }
 
 // pace is how long a job takes: as the last ones did, or longer where all that run now have. So

@@ -102,7 +102,7 @@ func New(
 	w.slots, w.solo = newSlots(w, cfg.Count), newSolo(w)
 	for _, p := range space.All() {
 		w.parts = append(w.parts, &partition{
-			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), ended: newQueue(),
+			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
 		})
 	}
 	w.metrics.ObservePool(w.slots.sizes)
@@ -141,7 +141,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	feeding.Wait()
 	w.drain(finish)
 	for _, p := range w.parts {
-		p.ended.close()
+		p.reports.close()
 	}
 	settling.Wait()
 	w.slots.wg.Wait()
