@@ -44,7 +44,7 @@ type partition struct {
 // a read brings a batch: until no more than few are open, or, where that is negative, until
 // something is let go. What has ended counts apart, within bounds, since nobody else could run it.
 func (w *Worker) room() (n, few int) {
-	if w.solo.busy() {
+	if w.isolation.busy() {
 		return 0, -1
 	}
 	size, _ := w.slots.sizes()
@@ -63,7 +63,7 @@ func (w *Worker) room() (n, few int) {
 func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 	freed := p.held.freed()
 	room, few := p.room()
-	if pause, ok := p.solo.more(); ok {
+	if pause, ok := p.isolation.nextSearch(); ok {
 		err := p.read(ctx, 4)
 		select {
 		case <-freed:
@@ -92,7 +92,7 @@ func (p *partition) read(ctx context.Context, room int) error {
 	// The partitions read side by side, none knowing what the others find: each asks for its
 	// part of the room.
 	count := max(1, min(room/len(p.parts), maxBatch)/len(streams))
-	return p.solo.cautiously(func(most int) (suspects bool, err error) {
+	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
 		if most > 0 {
 			count, block = min(count, most), 0
@@ -124,10 +124,10 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 		p.handBack(tasks)
 		return suspects
 	}
-	if tasks = p.setApart(tasks); len(tasks) == 0 {
+	if tasks = p.isolateSuspects(tasks); len(tasks) == 0 {
 		return suspects
 	}
-	if p.solo.busy() {
+	if p.isolation.busy() {
 		p.handBack(tasks)
 		return suspects
 	}
@@ -175,13 +175,13 @@ func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entr
 
 // setApart has suspects run alone, whose leases are kept while they wait, hands those back that may
 // not wait here, and returns what is none.
-func (p *partition) setApart(tasks []*task) []*task {
+func (p *partition) isolateSuspects(tasks []*task) []*task {
 	return slices.DeleteFunc(tasks, func(t *task) bool {
 		if !t.suspect() {
 			return false
 		}
 		p.held.track([]*task{t}) // first: once taken, it is not this goroutine's any more
-		if !p.solo.take(t) {
+		if !p.isolation.add(t) {
 			p.held.untrack(t)
 			p.handBack([]*task{t})
 		}

@@ -22,7 +22,7 @@ type slots struct {
 	wg     sync.WaitGroup // of the slots that were not given up
 
 	size, active atomic.Int64
-	alone        atomic.Pointer[task] // a suspect, which runs in no slot
+	isolated     atomic.Pointer[task] // a suspect, which runs in no slot
 }
 
 type slot struct {
@@ -92,7 +92,7 @@ func (s *slots) fit() {
 
 func (s *slots) serve(ctx context.Context, sl *slot) {
 	for t := s.w.slotQueue.next(sl); t != nil; t = s.w.slotQueue.next(sl) {
-		passed := s.w.solo.pass(sl.quit)
+		passed := s.w.isolation.waitUnblocked(sl.quit)
 		if !t.taken.CompareAndSwap(false, true) {
 			continue // it waited too long, and was handed back
 		}
@@ -121,7 +121,7 @@ func (s *slots) current(n int) []string {
 			ids = append(ids, t.Group+"."+strconv.FormatInt(t.Ordinal, 10))
 		}
 	}
-	add(s.alone.Load())
+	add(s.isolated.Load())
 	for _, sl := range s.all {
 		add(sl.now.Load())
 	}

@@ -21,88 +21,88 @@ const maxSuspects = 16
 // solo lets suspects run, one after the other, while the process holds nothing else: no job of a
 // slot begins meanwhile, and what else is read goes back. Those that have lost the fewest workers
 // run first, so that a job that kills again takes none of the others' time.
-type solo struct {
+type isolation struct {
 	w *Worker
 
-	mu      sync.Mutex
-	waiting []*task       // read and held, but not started; by losses
-	running bool          // they run: no more are taken
-	closed  atomic.Bool   // no job of a slot may begin; set under the lock
-	changed chan struct{} // closed and replaced at each change
-	pause   time.Duration // before the next look for more
+	mu           sync.Mutex
+	suspects     []*task       // read and held, but not started; by losses
+	running      bool          // they run: no more are taken
+	slotsBlocked atomic.Bool   // no job of a slot may begin; set under the lock
+	changed      chan struct{} // closed and replaced at each change
+	searchPause  time.Duration // before the next look for more
 
-	caution atomic.Int64 // entries that may be read at once; 0: as many as there is room for
-	turn    sync.Mutex   // of cautious readers
+	readLimit   atomic.Int64 // entries that may be read at once; 0: as many as there is room for
+	limitedRead sync.Mutex   // of cautious readers
 }
 
-func newSolo(w *Worker) *solo { return &solo{w: w, changed: make(chan struct{})} }
+func newIsolation(w *Worker) *isolation { return &isolation{w: w, changed: make(chan struct{})} }
 
 // cautiously calls read with how many entries it may take at most, 0 for no bound, and learns
 // whether there were suspects. They come in crowds, since a worker that dies leaves many: after
 // one, entries are read one by one, and twice as many each time that there was none. So hardly one
 // is read in vain, and a crowd's suspects follow one another in a process that is empty already.
-func (s *solo) cautiously(read func(most int) (suspects bool, err error)) error {
-	most := s.caution.Load()
+func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)) error {
+	most := s.readLimit.Load()
 	if most > 0 {
-		s.turn.Lock()
-		defer s.turn.Unlock()
-		most = s.caution.Load()
+		s.limitedRead.Lock()
+		defer s.limitedRead.Unlock()
+		most = s.readLimit.Load()
 	}
 	suspects, err := read(int(most))
 	switch {
 	case suspects && err == nil:
-		s.caution.Store(1)
+		s.readLimit.Store(1)
 	case most >= maxBatch && err == nil:
-		s.caution.CompareAndSwap(most, 0)
+		s.readLimit.CompareAndSwap(most, 0)
 	case err == nil:
-		s.caution.CompareAndSwap(most, 2*most)
+		s.readLimit.CompareAndSwap(most, 2*most)
 	}
 	return err
 }
 
 // take takes a suspect that is to run alone, if it may wait here.
-func (s *solo) take(t *task) bool {
+func (s *isolation) add(t *task) bool {
 	s.mu.Lock()
-	killer := t.Losses > 1 && len(s.waiting) > 0 && s.waiting[len(s.waiting)-1].Losses > 1
-	if s.running || killer || len(s.waiting) == maxSuspects {
+	killer := t.Losses > 1 && len(s.suspects) > 0 && s.suspects[len(s.suspects)-1].Losses > 1
+	if s.running || killer || len(s.suspects) == maxSuspects {
 		s.mu.Unlock()
 		return false
 	}
-	at, _ := slices.BinarySearchFunc(s.waiting, t, func(a, b *task) int { return cmp.Compare(a.Losses, b.Losses) })
-	s.waiting = slices.Insert(s.waiting, at, t)
-	s.change()
+	at, _ := slices.BinarySearchFunc(s.suspects, t, func(a, b *task) int { return cmp.Compare(a.Losses, b.Losses) })
+	s.suspects = slices.Insert(s.suspects, at, t)
+	s.notify()
 	s.mu.Unlock()
 	s.w.held.signal() // what is held is not all to be waited for now
 	return true
 }
 
 // busy says whether suspects run or wait: then the process takes in nothing else.
-func (s *solo) busy() bool {
+func (s *isolation) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.closed.Load() || len(s.waiting) > 0
+	return s.slotsBlocked.Load() || len(s.suspects) > 0
 }
 
 // more says whether more suspects may come while what runs is waited for, and when to look for them
 // again: ever less often, since what is none is read in vain.
-func (s *solo) more() (pause time.Duration, ok bool) {
+func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.running || len(s.waiting) == 0 || len(s.waiting) == maxSuspects {
+	if s.running || len(s.suspects) == 0 || len(s.suspects) == maxSuspects {
 		return 0, false
 	}
-	s.pause = max(50*time.Millisecond, 2*s.pause)
-	return s.pause, true
+	s.searchPause = max(50*time.Millisecond, 2*s.searchPause)
+	return s.searchPause, true
 }
 
 // change wakes who waits; the lock is held.
-func (s *solo) change() {
+func (s *isolation) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
 // await waits until ok, under the lock, and says whether it came to that before quit.
-func (s *solo) await(quit <-chan struct{}, ok func() bool) bool {
+func (s *isolation) waitFor(quit <-chan struct{}, ok func() bool) bool {
 	for {
 		s.mu.Lock()
 		fine, changed := ok(), s.changed
@@ -119,46 +119,46 @@ func (s *solo) await(quit <-chan struct{}, ok func() bool) bool {
 }
 
 // pass waits until jobs of slots may begin.
-func (s *solo) pass(quit <-chan struct{}) bool {
-	return !s.closed.Load() || s.await(quit, func() bool { return !s.closed.Load() })
+func (s *isolation) waitUnblocked(quit <-chan struct{}) bool {
+	return !s.slotsBlocked.Load() || s.waitFor(quit, func() bool { return !s.slotsBlocked.Load() })
 }
 
 // run serves suspects until ctx ends. Their jobs run under after.
-func (s *solo) run(ctx, after context.Context) {
-	some := func() bool { s.closed.Store(len(s.waiting) > 0); return s.closed.Load() }
-	for ctx.Err() == nil && s.await(ctx.Done(), some) {
-		if s.empty(ctx) {
-			for t := s.pop(); t != nil && ctx.Err() == nil; t = s.pop() {
+func (s *isolation) run(ctx, after context.Context) {
+	some := func() bool { s.slotsBlocked.Store(len(s.suspects) > 0); return s.slotsBlocked.Load() }
+	for ctx.Err() == nil && s.waitFor(ctx.Done(), some) {
+		if s.emptyProcess(ctx) {
+			for t := s.nextSuspect(); t != nil && ctx.Err() == nil; t = s.nextSuspect() {
 				s.runAlone(ctx, after, t)
 			}
 		}
-		s.open()
+		s.unblock()
 	}
 }
 
-func (s *solo) open() {
+func (s *isolation) unblock() {
 	s.mu.Lock()
-	s.closed.Store(false)
-	s.running, s.pause = false, 0
-	s.change()
+	s.slotsBlocked.Store(false)
+	s.running, s.searchPause = false, 0
+	s.notify()
 	s.mu.Unlock()
 	s.w.held.signal() // there may be room again
 }
 
-func (s *solo) pop() *task {
+func (s *isolation) nextSuspect() *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.waiting) == 0 {
+	if len(s.suspects) == 0 {
 		return nil
 	}
-	t := s.waiting[0]
-	s.waiting = s.waiting[1:]
+	t := s.suspects[0]
+	s.suspects = s.suspects[1:]
 	return t
 }
 
 // empty hands back what has not begun, and waits until the outcomes of all that runs have been
 // reported too.
-func (s *solo) empty(ctx context.Context) bool {
+func (s *isolation) emptyProcess(ctx context.Context) bool {
 	for _, t := range s.w.held.all() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
 			t.part.handBack([]*task{t})
@@ -167,7 +167,7 @@ func (s *solo) empty(ctx context.Context) bool {
 	for {
 		freed := s.w.held.freed()
 		s.mu.Lock()
-		s.running = int(s.w.held.n.Load()) <= len(s.waiting)
+		s.running = int(s.w.held.n.Load()) <= len(s.suspects)
 		alone := s.running
 		s.mu.Unlock()
 		if alone {
@@ -183,7 +183,7 @@ func (s *solo) empty(ctx context.Context) bool {
 
 // runAlone starts a suspect only now: one that is in flight has been alone. It returns when its
 // outcome was reported.
-func (s *solo) runAlone(ctx, after context.Context, t *task) {
+func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	p := t.part
 	p.held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopped() != nil {
@@ -206,7 +206,7 @@ func (s *solo) runAlone(ctx, after context.Context, t *task) {
 		return
 	}
 	slots := s.w.slots
-	slots.alone.Store(t)
+	slots.isolated.Store(t)
 	slots.active.Add(1)
 	go s.w.run(after, t)
 	select {
@@ -214,5 +214,5 @@ func (s *solo) runAlone(ctx, after context.Context, t *task) {
 	case <-after.Done():
 	}
 	slots.active.Add(-1)
-	slots.alone.Store(nil)
+	slots.isolated.Store(nil)
 }

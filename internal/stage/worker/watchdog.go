@@ -74,7 +74,7 @@ func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 	size, active := w.slots.sizes()
 	each := max(w.durable.value(), w.slots.age(clock()))
 	switch {
-	case w.solo.busy():
+	case w.isolation.busy():
 		each = math.MaxInt64 // nobody knows when the suspect's turn is over
 	case active < size:
 		return // they are about to run
@@ -104,7 +104,7 @@ func late(waiting []*task, size int, each time.Duration, now time.Time) []*task 
 // drain lets running jobs finish within the grace period, and hands back the rest.
 func (w *Worker) drain(giveUp func()) {
 	w.slots.close()
-	for t := w.solo.pop(); t != nil; t = w.solo.pop() {
+	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
 		t.part.handBack([]*task{t})
 	}
 	for _, t := range w.slotQueue.clear() {

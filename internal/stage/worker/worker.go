@@ -55,7 +55,7 @@ type Worker struct {
 	slotQueue *slotQueue
 	held      *held
 	slots     *slots
-	solo      *solo
+	isolation *isolation
 	durable   ewma
 	started   startRates
 	ran       *runTimes
@@ -99,7 +99,7 @@ func New(
 		return nil, errors.New("worker without a processor: give it at least one")
 	}
 	slices.Sort(w.types)
-	w.slots, w.solo = newSlots(w, cfg.Count), newSolo(w)
+	w.slots, w.isolation = newSlots(w, cfg.Count), newIsolation(w)
 	for _, p := range space.All() {
 		w.parts = append(w.parts, &partition{
 			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
@@ -126,7 +126,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		})
 	}
 	var lone sync.WaitGroup
-	lone.Go(func() { w.solo.run(ctx, after) })
+	lone.Go(func() { w.isolation.run(ctx, after) })
 	upkeep.Go(func() {
 		_ = stage.Every(after, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renew)
 	})
