@@ -52,7 +52,7 @@ func (w *Worker) room() (n, few int) {
 	if d := w.pace(); d > 0 {
 		ahead = min(maxPrefetch*min(len(w.parts), maxParts), int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
-	open, all := int(w.held.open.Load()), int(w.held.n.Load())
+	open, all := int(w.held.unfinished.Load()), int(w.held.count.Load())
 	if few = size + ahead - max(1, ahead/2); open > few {
 		return 0, few
 	}
@@ -61,7 +61,7 @@ func (w *Worker) room() (n, few int) {
 
 // feed reads and starts one batch.
 func (p *partition) feed(ctx context.Context) (time.Duration, error) {
-	freed := p.held.freed()
+	freed := p.held.nextChange()
 	room, few := p.room()
 	if pause, ok := p.isolation.nextSearch(); ok {
 		err := p.read(ctx, 4)
@@ -73,7 +73,7 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if room <= 0 {
-		p.held.await(few)
+		p.held.setResumeAt(few)
 		select {
 		case <-freed:
 		case <-ctx.Done():
@@ -229,7 +229,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 	}
 	if len(dropped) > 0 {
 		p.tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
-		p.held.ended(len(dropped))
+		p.held.markFinished(len(dropped))
 		p.held.remove(dropped)
 	}
 	p.started.add(typ, len(started))
@@ -323,7 +323,7 @@ func (p *partition) handBack(tasks []*task) {
 // end has a task reported that has ended.
 func (p *partition) queueReport(t *task) {
 	p.reports.add(t)
-	p.held.ended(1)
+	p.held.markFinished(1)
 }
 
 // setAside keeps an entry that is no job for a person to look at.

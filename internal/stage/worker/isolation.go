@@ -72,7 +72,7 @@ func (s *isolation) add(t *task) bool {
 	s.suspects = slices.Insert(s.suspects, at, t)
 	s.notify()
 	s.mu.Unlock()
-	s.w.held.signal() // what is held is not all to be waited for now
+	s.w.held.notify() // what is held is not all to be waited for now
 	return true
 }
 
@@ -142,7 +142,7 @@ func (s *isolation) unblock() {
 	s.running, s.searchPause = false, 0
 	s.notify()
 	s.mu.Unlock()
-	s.w.held.signal() // there may be room again
+	s.w.held.notify() // there may be room again
 }
 
 func (s *isolation) nextSuspect() *task {
@@ -159,15 +159,15 @@ func (s *isolation) nextSuspect() *task {
 // empty hands back what has not begun, and waits until the outcomes of all that runs have been
 // reported too.
 func (s *isolation) emptyProcess(ctx context.Context) bool {
-	for _, t := range s.w.held.all() {
+	for _, t := range s.w.held.tasks() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
 			t.part.handBack([]*task{t})
 		}
 	}
 	for {
-		freed := s.w.held.freed()
+		freed := s.w.held.nextChange()
 		s.mu.Lock()
-		s.running = int(s.w.held.n.Load()) <= len(s.suspects)
+		s.running = int(s.w.held.count.Load()) <= len(s.suspects)
 		alone := s.running
 		s.mu.Unlock()
 		if alone {

@@ -105,24 +105,24 @@ func TestLine(t *testing.T) {
 // What is waited for is signalled, in whatever order it comes.
 func TestHeldSignalsFew(t *testing.T) {
 	t.Parallel()
-	h := newHeld()
-	freed := h.freed()
+	h := newHeldTasks()
+	freed := h.nextChange()
 	h.reserve(3)
-	h.await(1)
-	h.ended(1)
+	h.setResumeAt(1)
+	h.markFinished(1)
 	select {
 	case <-freed:
 		require.Fail(t, "two are open")
 	default:
 	}
-	h.ended(1)
+	h.markFinished(1)
 	<-freed
-	freed = h.freed()
-	h.await(1) // it was so before
+	freed = h.nextChange()
+	h.setResumeAt(1) // it was so before
 	<-freed
-	freed = h.freed()
-	h.await(-1)
-	h.ended(1)
+	freed = h.nextChange()
+	h.setResumeAt(-1)
+	h.markFinished(1)
 	select {
 	case <-freed:
 		require.Fail(t, "nobody waits for that")
@@ -131,11 +131,11 @@ func TestHeldSignalsFew(t *testing.T) {
 	all := []*task{{}, {}, {}}
 	h.track(all)
 	h.untrack(all[1])
-	require.ElementsMatch(t, []*task{all[0], all[2]}, h.all())
+	require.ElementsMatch(t, []*task{all[0], all[2]}, h.tasks())
 	h.remove(all)
 	<-freed
-	require.Empty(t, h.all())
-	require.Zero(t, h.n.Load())
+	require.Empty(t, h.tasks())
+	require.Zero(t, h.count.Load())
 }
 
 func TestAppendMillis(t *testing.T) {

@@ -19,7 +19,7 @@ const cancelInterval = 400 * time.Millisecond
 
 // renew keeps the leases of everything that is held; a job whose lease is lost is stopped.
 func (w *Worker) renew(ctx context.Context) error {
-	for key, tasks := range byStream(w.held.all()) {
+	for key, tasks := range byStream(w.held.tasks()) {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]ledger.Held, len(chunk))
 			for i, t := range chunk {
@@ -51,7 +51,7 @@ func (w *Worker) renew(ctx context.Context) error {
 // dropCancelled stops the jobs of groups that were cancelled.
 func (w *Worker) dropCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
-	for _, t := range w.held.all() {
+	for _, t := range w.held.tasks() {
 		groups := byGroup[t.part.p]
 		if groups == nil {
 			groups = map[string][]*task{}

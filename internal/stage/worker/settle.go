@@ -25,7 +25,7 @@ func (p *partition) settle(ctx context.Context) {
 	defer timer.Stop()
 	for p.reports.wait() {
 		timer.Reset(linger)
-		for late := false; !late && !p.reports.hasAtLeast(min(maxBatch, int(p.held.n.Load()))); {
+		for late := false; !late && !p.reports.hasAtLeast(min(maxBatch, int(p.held.count.Load()))); {
 			select {
 			case <-p.reports.wake:
 			case <-timer.C:

@@ -57,7 +57,7 @@ func (s *slots) resize(n int) {
 	}
 	s.size.Store(int64(n))
 	s.fit()
-	s.w.held.signal()
+	s.w.held.notify()
 }
 
 // close ends the slots as their jobs end. None is opened any more.

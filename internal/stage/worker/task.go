@@ -26,8 +26,8 @@ type task struct {
 	taken   atomic.Bool   // by a slot, or by who hands it back
 	settled chan struct{} // of a suspect: closed when it is held no more
 
-	before, behind *task // among those that are held
-	tracked        bool
+	prev, next *task // among those that are held
+	tracked    bool
 
 	// While it runs:
 	began atomic.Int64 // by clock; 0 before
@@ -55,81 +55,81 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 
 // held are the tasks of this process that are not settled; leases are renewed for those that
 // were started.
-type held struct {
-	mu      sync.Mutex
-	first   *task         // of those that were started
-	n       atomic.Int64  // all that were read
-	open    atomic.Int64  // those of them that have not ended: they run, or wait to
-	low     atomic.Int64  // that few open ones are waited for
-	changed chan struct{} // closed and replaced when some were let go, or more may be held
+type heldTasks struct {
+	mu         sync.Mutex
+	head       *task         // of those that were started
+	count      atomic.Int64  // all that were read
+	unfinished atomic.Int64  // those of them that have not ended: they run, or wait to
+	resumeAt   atomic.Int64  // that few open ones are waited for
+	changed    chan struct{} // closed and replaced when some were let go, or more may be held
 }
 
-func newHeld() *held {
-	h := &held{changed: make(chan struct{})}
-	h.low.Store(-1)
+func newHeldTasks() *heldTasks {
+	h := &heldTasks{changed: make(chan struct{})}
+	h.resumeAt.Store(-1)
 	return h
 }
 
 // reserve counts n tasks that were read; track then names those that were started.
-func (h *held) reserve(n int) {
-	h.n.Add(int64(n))
-	h.open.Add(int64(n))
+func (h *heldTasks) reserve(n int) {
+	h.count.Add(int64(n))
+	h.unfinished.Add(int64(n))
 }
 
-func (h *held) track(tasks []*task) {
+func (h *heldTasks) track(tasks []*task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range tasks {
-		t.tracked, t.before, t.behind = true, nil, h.first
-		if h.first != nil {
-			h.first.before = t
+		t.tracked, t.prev, t.next = true, nil, h.head
+		if h.head != nil {
+			h.head.prev = t
 		}
-		h.first = t
+		h.head = t
 	}
 }
 
 // untrack keeps a task counted and out of sight.
-func (h *held) untrack(t *task) {
+func (h *heldTasks) untrack(t *task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unlink(t)
 }
 
 // unlink takes a task out of the list; the lock is held.
-func (h *held) unlink(t *task) {
+func (h *heldTasks) unlink(t *task) {
 	if !t.tracked {
 		return
 	}
-	if t.before != nil {
-		t.before.behind = t.behind
+	if t.prev != nil {
+		t.prev.next = t.next
 	} else {
-		h.first = t.behind
+		h.head = t.next
 	}
-	if t.behind != nil {
-		t.behind.before = t.before
+	if t.next != nil {
+		t.next.prev = t.prev
 	}
-	t.tracked, t.before, t.behind = false, nil, nil
+	t.tracked, t.prev, t.next = false, nil, nil
 }
 
 // ended says that n tasks are not open any more.
-func (h *held) ended(n int) {
-	open, low := h.open.Add(-int64(n)), h.low.Load() // in this order: await writes the one and then reads the other
-	if open <= low && h.low.CompareAndSwap(low, -1) {
-		h.signal()
+func (h *heldTasks) markFinished(n int) {
+	open, low := h.unfinished.Add(-int64(n)), h.resumeAt.Load() // in this order: await writes the one and then reads the other
+	if open <= low && h.resumeAt.CompareAndSwap(low, -1) {
+		h.notify()
 	}
 }
 
 // await has a signal follow when no more than n tasks are open, which they were a moment ago; none
 // where n is negative.
-func (h *held) await(n int) {
-	h.low.Store(int64(n))
-	if h.open.Load() <= int64(n) {
-		h.signal()
+func (h *heldTasks) setResumeAt(n int) {
+	h.resumeAt.Store(int64(n))
+	if h.unfinished.Load() <= int64(n) {
+		h.notify()
 	}
 }
 
 // remove lets go of tasks that have ended.
-func (h *held) remove(tasks []*task) {
+func (h *heldTasks) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
 		h.unlink(t)
@@ -138,20 +138,20 @@ func (h *held) remove(tasks []*task) {
 		}
 	}
 	h.mu.Unlock()
-	h.n.Add(-int64(len(tasks)))
-	h.signal()
+	h.count.Add(-int64(len(tasks)))
+	h.notify()
 }
 
 // freed is closed at the next signal. Whoever waits for room asks for it before looking how
 // much there is.
-func (h *held) freed() <-chan struct{} {
+func (h *heldTasks) nextChange() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.changed
 }
 
 // signal wakes everybody who waits: which partition has work is not known here.
-func (h *held) signal() {
+func (h *heldTasks) notify() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	close(h.changed)
@@ -159,27 +159,27 @@ func (h *held) signal() {
 }
 
 // empty waits until nothing is held any more, and tells whether it came to that in time.
-func (h *held) empty(within time.Duration) bool {
+func (h *heldTasks) waitEmpty(within time.Duration) bool {
 	late := time.After(within)
 	for {
-		freed := h.freed()
-		if h.n.Load() == 0 {
+		freed := h.nextChange()
+		if h.count.Load() == 0 {
 			return true
 		}
 		select {
 		case <-freed:
 		case <-late:
-			return h.n.Load() == 0
+			return h.count.Load() == 0
 		}
 	}
 }
 
 // all are the tasks that were started and not settled.
-func (h *held) all() []*task {
+func (h *heldTasks) tasks() []*task {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var out []*task
-	for t := h.first; t != nil; t = t.behind {
+	for t := h.head; t != nil; t = t.next {
 		out = append(out, t)
 	}
 	return out

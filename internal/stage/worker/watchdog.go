@@ -30,7 +30,7 @@ func (w *Worker) watchdog(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case at := <-tick.C:
-			tasks, now := w.held.all(), clock()
+			tasks, now := w.held.tasks(), clock()
 			w.handBackLate(tasks, at)
 			for _, t := range tasks {
 				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
@@ -110,23 +110,23 @@ func (w *Worker) drain(giveUp func()) {
 	for _, t := range w.slotQueue.clear() {
 		t.part.handBack([]*task{t})
 	}
-	if w.held.empty(w.cfg.Grace) {
+	if w.held.waitEmpty(w.cfg.Grace) {
 		return
 	}
 	w.tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", w.slots.active.Load())
-	for _, t := range w.held.all() {
+	for _, t := range w.held.tasks() {
 		t.ctx.stop(errShutdown)
 	}
-	if w.held.empty(overrun) {
+	if w.held.waitEmpty(overrun) {
 		return
 	}
-	for _, t := range w.held.all() {
+	for _, t := range w.held.tasks() {
 		if t.began.Load() != 0 {
 			w.abandon(t, func() { t.released = true })
 		}
 	}
-	if !w.held.empty(reportTime) {
+	if !w.held.waitEmpty(reportTime) {
 		giveUp() // Redis is away: the dispatcher takes the jobs back after a lease
-		w.held.empty(time.Minute)
+		w.held.waitEmpty(time.Minute)
 	}
 }

@@ -53,7 +53,7 @@ type Worker struct {
 	types   []string
 
 	slotQueue *slotQueue
-	held      *held
+	held      *heldTasks
 	slots     *slots
 	isolation *isolation
 	durable   ewma
@@ -71,7 +71,7 @@ func New(
 ) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeld(), ran: newRunTimes(),
+		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeldTasks(), ran: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
