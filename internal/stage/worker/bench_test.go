@@ -32,7 +32,7 @@ func BenchmarkBatch(b *testing.B) {
 		tasks, _ := p.tasks(b.Context(), noop.Type, entries)
 		p.held.reserve(len(tasks))
 		for _, t := range tasks {
-			t.begun, t.payload = true, t.Payload
+			t.inFlight, t.loadedPayload = true, t.Payload
 		}
 		p.held.track(tasks)
 		p.slotQueue.add(tasks)

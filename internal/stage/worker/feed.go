@@ -151,7 +151,7 @@ func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entr
 	proc, parser := p.procs[typ], ledger.Parser{}
 	for i := range entries {
 		e := &entries[i]
-		t := &task{entry: e.ID, part: p, proc: proc}
+		t := &task{entryID: e.ID, feed: p, proc: proc}
 		err := parser.Parse(e.Fields, &t.Job)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
@@ -160,15 +160,15 @@ func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entr
 			p.setAside(ctx, typ, *e, err)
 			continue
 		}
-		t.attempt = t.Attempt
+		t.currentAttempt = t.Attempt
 		if t.suspect() {
-			t.settled, suspects = make(chan struct{}), true
+			t.removed, suspects = make(chan struct{}), true
 		}
 		tasks = append(tasks, t)
 	}
 	slices.SortFunc(tasks, byJob)
 	tasks = slices.CompactFunc(tasks, func(a, b *task) bool {
-		return a.Group == b.Group && a.Ordinal == b.Ordinal && a.Attempt == b.Attempt && a.entry == b.entry
+		return a.Group == b.Group && a.Ordinal == b.Ordinal && a.Attempt == b.Attempt && a.entryID == b.entryID
 	})
 	return tasks, suspects
 }
@@ -195,7 +195,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
 	for i, t := range tasks {
-		jobs[i] = ledger.StartJob{Entry: t.entry, Ordinal: t.Ordinal, Attempt: t.Attempt}
+		jobs[i] = ledger.StartJob{Entry: t.entryID, Ordinal: t.Ordinal, Attempt: t.Attempt}
 		if i == len(tasks)-1 || tasks[i+1].Group != t.Group {
 			groups = append(groups, ledger.StartGroup{Group: t.Group, Jobs: jobs[first : i+1]})
 			first = i + 1
@@ -209,7 +209,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 	if err != nil {
 		return nil, err
 	}
-	now, turn, i := time.Now(), p.turns.Add(int64(len(tasks)))-int64(len(tasks)), 0
+	now, turn, i := time.Now(), p.startCount.Add(int64(len(tasks)))-int64(len(tasks)), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
 	for g := range groups {
 		for range groups[g].Jobs {
@@ -218,7 +218,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
 			} else {
-				t.attempt, t.begun, t.since, t.turn = int(r.Tokens[i]), true, now, turn+int64(i)
+				t.currentAttempt, t.inFlight, t.startedAt, t.startOrder = int(r.Tokens[i]), true, now, turn+int64(i)
 				started = append(started, t)
 				if t.Attempt == 1 {
 					p.metrics.Started(now.Sub(t.Accepted))
@@ -244,7 +244,7 @@ func (p *partition) log(at int64, typ string, started []*task) {
 	}
 	starts := make([]journal.Start, len(started))
 	for i, t := range started {
-		starts[i] = journal.Start{Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.attempt}
+		starts[i] = journal.Start{Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.currentAttempt}
 	}
 	p.cfg.Journal.Starts(at, p.p.Index(), typ, starts)
 }
@@ -253,9 +253,9 @@ func (p *partition) log(at int64, typ string, started []*task) {
 func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 	var large []*task
 	for _, t := range tasks {
-		t.payload = t.Payload
-		if t.payload == "" {
-			t.large = true
+		t.loadedPayload = t.Payload
+		if t.loadedPayload == "" {
+			t.separatePayload = true
 			large = append(large, t)
 		}
 	}
@@ -279,7 +279,7 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 			if err := replies[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
-			t.payload = replies[i].Val() // "" when it is gone: run reports that
+			t.loadedPayload = replies[i].Val() // "" when it is gone: run reports that
 		}
 		return nil
 	})
@@ -313,7 +313,7 @@ func (p *partition) insist(ctx context.Context, what string, step func(context.C
 // handBack reports tasks that were read but will not run here.
 func (p *partition) handBack(tasks []*task) {
 	for _, t := range tasks {
-		if t.ended.CompareAndSwap(false, true) {
+		if t.outcomeSet.CompareAndSwap(false, true) {
 			t.released = true
 			p.queueReport(t)
 		}

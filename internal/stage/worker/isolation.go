@@ -161,7 +161,7 @@ func (s *isolation) nextSuspect() *task {
 func (s *isolation) emptyProcess(ctx context.Context) bool {
 	for _, t := range s.w.held.tasks() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
-			t.part.handBack([]*task{t})
+			t.feed.handBack([]*task{t})
 		}
 	}
 	for {
@@ -184,14 +184,14 @@ func (s *isolation) emptyProcess(ctx context.Context) bool {
 // runAlone starts a suspect only now: one that is in flight has been alone. It returns when its
 // outcome was reported.
 func (s *isolation) runAlone(ctx, after context.Context, t *task) {
-	p := t.part
+	p := t.feed
 	p.held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopped() != nil {
 		p.handBack([]*task{t})
 		return
 	}
 	// Who has just looked at what is held may still read the one that waited.
-	t = &task{Job: t.Job, entry: t.entry, attempt: t.Attempt, part: p, proc: t.proc, settled: t.settled}
+	t = &task{Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: p, proc: t.proc, removed: t.removed}
 	started, err := p.start(ctx, t.Type, []*task{t})
 	if err != nil {
 		p.handBack([]*task{t})
@@ -210,7 +210,7 @@ func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	slots.active.Add(1)
 	go s.w.run(after, t)
 	select {
-	case <-t.settled:
+	case <-t.removed:
 	case <-after.Done():
 	}
 	slots.active.Add(-1)

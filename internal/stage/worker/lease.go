@@ -24,11 +24,11 @@ func (w *Worker) renew(ctx context.Context) error {
 			jobs := make([]ledger.Held, len(chunk))
 			for i, t := range chunk {
 				jobs[i] = ledger.Held{
-					Entry:   t.entry,
+					Entry:   t.entryID,
 					Group:   t.Group,
 					Ordinal: t.Ordinal,
-					Attempt: t.attempt,
-					Known:   t.ended.Load() || t.ctx.stopped() != nil,
+					Attempt: t.currentAttempt,
+					Known:   t.outcomeSet.Load() || t.ctx.stopped() != nil,
 				}
 			}
 			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
@@ -39,7 +39,7 @@ func (w *Worker) renew(ctx context.Context) error {
 				if !jobs[i].Known {
 					w.metrics.LeasesLost(1)
 				}
-				if !chunk[i].ended.Load() {
+				if !chunk[i].outcomeSet.Load() {
 					chunk[i].ctx.stop(errLost)
 				}
 			}
@@ -52,10 +52,10 @@ func (w *Worker) renew(ctx context.Context) error {
 func (w *Worker) dropCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
 	for _, t := range w.held.tasks() {
-		groups := byGroup[t.part.p]
+		groups := byGroup[t.feed.p]
 		if groups == nil {
 			groups = map[string][]*task{}
-			byGroup[t.part.p] = groups
+			byGroup[t.feed.p] = groups
 		}
 		groups[t.Group] = append(groups[t.Group], t)
 	}

@@ -12,16 +12,16 @@ import (
 
 func TestQueue(t *testing.T) {
 	q := newReportQueue()
-	q.add(&task{attempt: 1})
-	q.add(&task{attempt: 2, result: make([]byte, 10)})
-	q.add(&task{attempt: 3, result: make([]byte, 100)})
-	q.add(&task{attempt: 4, verdict: processor.Verdict{Message: "0123456789"}})
+	q.add(&task{currentAttempt: 1})
+	q.add(&task{currentAttempt: 2, result: make([]byte, 10)})
+	q.add(&task{currentAttempt: 3, result: make([]byte, 100)})
+	q.add(&task{currentAttempt: 4, verdict: processor.Verdict{Message: "0123456789"}})
 	q.close()
 	var got [][]int
 	for q.wait() {
 		var batch []int
 		for _, t := range q.take(3, 50) {
-			batch = append(batch, t.attempt)
+			batch = append(batch, t.currentAttempt)
 		}
 		got = append(got, batch)
 	}
@@ -65,7 +65,7 @@ func TestLate(t *testing.T) {
 	line := func(since ...time.Duration) []*task {
 		var all []*task
 		for i, d := range since {
-			all = append([]*task{{turn: int64(i), since: now.Add(-d)}}, all...) // in any order
+			all = append([]*task{{startOrder: int64(i), startedAt: now.Add(-d)}}, all...) // in any order
 		}
 		return all
 	}
@@ -87,7 +87,7 @@ func TestLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var got []int64
 			for _, l := range late(tt.waiting, tt.size, tt.each, now) {
-				got = append(got, l.turn)
+				got = append(got, l.startOrder)
 			}
 			require.Equal(t, tt.want, got)
 		})

@@ -28,40 +28,40 @@ var (
 // given the task up meanwhile and another slot has taken this one's place.
 func (w *Worker) run(ctx context.Context, t *task) bool {
 	began, limit := clock(), t.timeout(w.cfg.JobTimeout)
-	t.began.Store(began)
+	t.runStart.Store(began)
 	t.ctx.begin(ctx, began, limit)
 	defer t.ctx.end()
 	jobCtx, span := w.startSpan(&t.ctx, t)
 	result, err := w.process(jobCtx, t)
 	now := clock()
-	if !t.ended.CompareAndSwap(false, true) {
+	if !t.outcomeSet.CompareAndSwap(false, true) {
 		if span != nil {
 			span.End()
 		}
 		return false
 	}
 	w.finish(t, span, result, err, now, limit)
-	t.part.queueReport(t)
+	t.feed.queueReport(t)
 	return true
 }
 
 // process calls the processor and encodes its result. A panic, also in the result's own methods, is
 // an error like any other.
 func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err error) {
-	if t.payload == "" {
+	if t.loadedPayload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
 	}
 	defer func() {
 		if r := recover(); r != nil {
 			w.tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
-				"attempt", t.attempt, "type", t.Type,
+				"attempt", t.currentAttempt, "type", t.Type,
 				"panic", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
 			err = processor.Retry("PANIC", errors.New("the processor panicked"))
 		}
 	}()
 	result, err := t.proc.Process(ctx, processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
-		Payload: json.RawMessage(t.payload), Attempt: t.attempt, AcceptedAt: t.Accepted,
+		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, AcceptedAt: t.Accepted,
 	})
 	if err != nil {
 		return nil, err
@@ -71,22 +71,22 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 
 // finish turns what the processor answered into the task's outcome.
 func (w *Worker) finish(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
-	t.took, t.result = time.Duration(now-t.began.Load()), result
-	w.durable.add(t.took)
+	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
+	w.durable.add(t.runTime)
 	cause := t.ctx.ended(now)
 	switch {
-	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.took >= limit):
+	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
 		err = timeoutError(limit) // what comes after the time is up counts no more as done
 	case err != nil && interrupted(cause):
 		t.released = true
 	}
 	t.verdict = processor.Classify(err)
-	t.trace = t.Trace
+	t.processTrace = t.Trace
 	if span != nil && span.SpanContext().IsValid() {
 		if err != nil {
 			span.SetStatus(codes.Error, t.verdict.Code)
 		}
-		t.trace = telemetry.FormatTraceParent(span.SpanContext())
+		t.processTrace = telemetry.FormatTraceParent(span.SpanContext())
 		span.End()
 	}
 }
@@ -140,9 +140,9 @@ func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace
 	}
 	return w.tel.StartJob(ctx, telemetry.JobSpan{
 		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer}, func() []attribute.KeyValue {
-		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.part.p.Ready(t.Type))
-		attrs = append(attrs, telemetry.MessageID(t.entry))
-		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.attempt)...)
+		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.feed.p.Ready(t.Type))
+		attrs = append(attrs, telemetry.MessageID(t.entryID))
+		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)...)
 		return append(attrs, telemetry.WaitAttributes(t.Waited())...)
 	})
 }

@@ -59,10 +59,10 @@ func (p *partition) measure(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
 	for _, t := range batch {
-		if t.began.Load() == 0 {
+		if t.runStart.Load() == 0 {
 			continue
 		}
-		ran, took = ran+1, took+t.took
+		ran, took = ran+1, took+t.runTime
 		p.metrics.Waited(t.Waited())
 		switch {
 		case t.released:
@@ -75,7 +75,7 @@ func (p *partition) measure(batch []*task) {
 				timedOut++
 			}
 		}
-		p.metrics.Ran(t.took)
+		p.metrics.Ran(t.runTime)
 	}
 	p.ran.add(batch[0].Type, ran, took)
 	p.metrics.Ended(succeeded, failed, timedOut)
@@ -119,8 +119,8 @@ func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 			groups = append(groups, ledger.GroupOutcome{Group: t.Group, Done: done[len(done):]})
 		}
 		g := &groups[len(groups)-1]
-		if !t.released && t.began.Load() != 0 {
-			g.Took, g.Ran = g.Took+t.took, g.Ran+1
+		if !t.released && t.runStart.Load() != 0 {
+			g.Took, g.Ran = g.Took+t.runTime, g.Ran+1
 		}
 		if t.released || t.verdict.Kind != processor.Done {
 			g.Others = append(g.Others, p.other(t))
@@ -129,12 +129,12 @@ func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 		at := len(lines)
 		lines = appendLine(lines, t)
 		done = append(done, ledger.DoneJob{
-			Entry:   t.entry,
+			Entry:   t.entryID,
 			Ordinal: t.Ordinal,
-			Attempt: t.attempt,
+			Attempt: t.currentAttempt,
 			Line:    lines[at:],
-			Trace:   t.trace,
-			Marked:  t.large || t.attempt > 1,
+			Trace:   t.processTrace,
+			Marked:  t.separatePayload || t.currentAttempt > 1,
 		})
 		g.Done = g.Done[:len(g.Done)+1] // which is where it was put
 	}
@@ -144,9 +144,9 @@ func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 // other is the outcome of a task that is not done.
 func (p *partition) other(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
-		Entry:     t.entry,
+		Entry:     t.entryID,
 		Ordinal:   t.Ordinal,
-		Attempt:   t.attempt,
+		Attempt:   t.currentAttempt,
 		Retries:   t.Retries,
 		Throttles: t.Throttles,
 		Losses:    t.Losses,
@@ -160,7 +160,7 @@ func (p *partition) other(t *task) ledger.OtherJob {
 		retries = p.cfg.MaxRetries
 	}
 	switch {
-	case t.released && !t.begun:
+	case t.released && !t.inFlight:
 		o.Kind = ledger.OutcomeUnstarted
 	case t.released:
 		o.Kind = ledger.OutcomeReleased
@@ -183,8 +183,8 @@ func (p *partition) other(t *task) ledger.OtherJob {
 
 // nextTrace is the context that the job's next step follows.
 func (t *task) nextTrace() string {
-	if t.trace != "" {
-		return t.trace
+	if t.processTrace != "" {
+		return t.processTrace
 	}
 	return t.Trace
 }
@@ -206,9 +206,9 @@ func appendLine(b []byte, t *task) []byte {
 	b = append(b, `{"ordinal":`...)
 	b = strconv.AppendInt(b, t.Ordinal, 10)
 	b = append(b, `,"duration_ms":`...)
-	b = appendMillis(b, t.took)
+	b = appendMillis(b, t.runTime)
 	b = append(b, `,"attempts":`...)
-	b = strconv.AppendInt(b, int64(t.attempt), 10)
+	b = strconv.AppendInt(b, int64(t.currentAttempt), 10)
 	b = append(b, `,"data":`...)
 	b = append(b, t.result...)
 	return append(b, '}')

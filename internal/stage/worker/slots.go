@@ -97,7 +97,7 @@ func (s *slots) serve(ctx context.Context, sl *slot) {
 			continue // it waited too long, and was handed back
 		}
 		if !passed || t.ctx.stopped() != nil {
-			t.part.handBack([]*task{t})
+			t.feed.handBack([]*task{t})
 			continue
 		}
 		sl.now.Store(t)
@@ -139,7 +139,7 @@ func (s *slots) age(now int64) time.Duration {
 	sum, n := int64(0), int64(0)
 	for _, sl := range s.all[:min(len(s.all), 100)] {
 		if t := sl.now.Load(); t != nil {
-			if began := t.began.Load(); began != 0 {
+			if began := t.runStart.Load(); began != 0 {
 				sum += now - began
 				n++
 			}

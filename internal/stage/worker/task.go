@@ -13,33 +13,33 @@ import (
 // task is one attempt in this process, from its start to its settled outcome.
 type task struct {
 	ledger.Job
-	entry   string
-	attempt int // the one to report under
-	terms   ledger.GroupTerms
-	part    *partition
-	proc    processor.Processor
-	payload string
-	large   bool          // the payload lies in a key of its own
-	begun   bool          // Redis has it in flight
-	since   time.Time     // when it was
-	turn    int64         // its place in the line for a slot
-	taken   atomic.Bool   // by a slot, or by who hands it back
-	settled chan struct{} // of a suspect: closed when it is held no more
+	entryID         string
+	currentAttempt  int // the one to report under
+	terms           ledger.GroupTerms
+	feed            *partition
+	proc            processor.Processor
+	loadedPayload   string
+	separatePayload bool          // the payload lies in a key of its own
+	inFlight        bool          // Redis has it in flight
+	startedAt       time.Time     // when it was
+	startOrder      int64         // its place in the line for a slot
+	taken           atomic.Bool   // by a slot, or by who hands it back
+	removed         chan struct{} // of a suspect: closed when it is held no more
 
 	prev, next *task // among those that are held
 	tracked    bool
 
 	// While it runs:
-	began atomic.Int64 // by clock; 0 before
-	ended atomic.Bool  // whoever sets it reports the outcome
-	ctx   jobContext
+	runStart   atomic.Int64 // by clock; 0 before
+	outcomeSet atomic.Bool  // whoever sets it reports the outcome
+	ctx        jobContext
 
 	// How it ended:
-	verdict  processor.Verdict
-	result   []byte // JSON
-	took     time.Duration
-	released bool   // it ended without an outcome
-	trace    string // for the reduce span
+	verdict      processor.Verdict
+	result       []byte // JSON
+	runTime      time.Duration
+	released     bool   // it ended without an outcome
+	processTrace string // for the reduce span
 }
 
 // size is what the task's outcome weighs on its way to Redis, in bytes, roughly.
@@ -133,8 +133,8 @@ func (h *heldTasks) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
 		h.unlink(t)
-		if t.settled != nil {
-			close(t.settled)
+		if t.removed != nil {
+			close(t.removed)
 		}
 	}
 	h.mu.Unlock()
@@ -194,7 +194,7 @@ type stream struct {
 func byStream(tasks []*task) map[stream][]*task {
 	out := map[stream][]*task{}
 	for _, t := range tasks {
-		k := stream{t.part.p, t.Type}
+		k := stream{t.feed.p, t.Type}
 		out[k] = append(out[k], t)
 	}
 	return out

@@ -33,13 +33,13 @@ func (w *Worker) watchdog(ctx context.Context) {
 			tasks, now := w.held.tasks(), clock()
 			w.handBackLate(tasks, at)
 			for _, t := range tasks {
-				began, limit := t.began.Load(), t.timeout(w.cfg.JobTimeout)
+				began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
 				if began == 0 || time.Duration(now-began) < limit+min(overrun, limit) {
 					continue
 				}
 				w.abandon(t, func() {
 					t.verdict = processor.Classify(timeoutError(limit))
-					t.trace = t.Trace
+					t.processTrace = t.Trace
 				})
 			}
 		}
@@ -48,15 +48,15 @@ func (w *Worker) watchdog(ctx context.Context) {
 
 // abandon reports a running task in its processor's stead.
 func (w *Worker) abandon(t *task, outcome func()) {
-	if !t.ended.CompareAndSwap(false, true) {
+	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
 	}
-	t.took = time.Duration(clock() - t.began.Load())
+	t.runTime = time.Duration(clock() - t.runStart.Load())
 	outcome()
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it",
-		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.attempt)
+		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
 	w.slots.replace(t)
-	t.part.queueReport(t)
+	t.feed.queueReport(t)
 }
 
 // pace is how long a job takes: as the last ones did, or longer where all that run now have. So
@@ -81,13 +81,13 @@ func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 	}
 	waiting := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
-		if !t.taken.Load() && !t.ended.Load() && !t.suspect() {
+		if !t.taken.Load() && !t.outcomeSet.Load() && !t.suspect() {
 			waiting = append(waiting, t)
 		}
 	}
 	for _, t := range late(waiting, size, each, now) {
 		if t.taken.CompareAndSwap(false, true) {
-			t.part.handBack([]*task{t})
+			t.feed.handBack([]*task{t})
 		}
 	}
 }
@@ -95,20 +95,20 @@ func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 // late are those of the waiting who have waited too long and will for as long again, where jobs
 // take so long on average.
 func late(waiting []*task, size int, each time.Duration, now time.Time) []*task {
-	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.turn, b.turn) })
+	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.startOrder, b.startOrder) })
 	soon := int64(size) * int64(lateAfter) / int64(max(each, time.Microsecond))
 	rest := waiting[min(soon, int64(len(waiting))):]
-	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.since) < lateAfter })
+	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < lateAfter })
 }
 
 // drain lets running jobs finish within the grace period, and hands back the rest.
 func (w *Worker) drain(giveUp func()) {
 	w.slots.close()
 	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
-		t.part.handBack([]*task{t})
+		t.feed.handBack([]*task{t})
 	}
 	for _, t := range w.slotQueue.clear() {
-		t.part.handBack([]*task{t})
+		t.feed.handBack([]*task{t})
 	}
 	if w.held.waitEmpty(w.cfg.Grace) {
 		return
@@ -121,7 +121,7 @@ func (w *Worker) drain(giveUp func()) {
 		return
 	}
 	for _, t := range w.held.tasks() {
-		if t.began.Load() != 0 {
+		if t.runStart.Load() != 0 {
 			w.abandon(t, func() { t.released = true })
 		}
 	}

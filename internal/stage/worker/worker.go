@@ -52,16 +52,16 @@ type Worker struct {
 	procs   map[string]processor.Processor
 	types   []string
 
-	slotQueue *slotQueue
-	held      *heldTasks
-	slots     *slots
-	isolation *isolation
-	durable   ewma
-	started   startRates
-	ran       *runTimes
-	turns     atomic.Int64
-	stopping  atomic.Bool
-	parts     []*partition
+	slotQueue  *slotQueue
+	held       *heldTasks
+	slots      *slots
+	isolation  *isolation
+	durable    ewma
+	started    startRates
+	ran        *runTimes
+	startCount atomic.Int64
+	stopping   atomic.Bool
+	parts      []*partition
 }
 
 // New returns a worker named id that runs jobs with these processors.
