@@ -21,7 +21,7 @@ func BenchmarkBatch(b *testing.B) {
 	w, err := New(Config{Count: 10, JobTimeout: 1e9}, nil, space, telemetry.Nop(), "w", noop.Processor{})
 	require.NoError(b, err)
 	w.slots.start(b.Context())
-	p := w.parts[0]
+	p := w.feeds[0]
 	entries := make([]redisx.Entry, maxBatch)
 	for i := range entries {
 		blob := fmt.Sprintf(`g%d|NOOP|1|0|0|0|70|8|0|1700000000123||%d|1700000000000||{}`, i%10, i/10)

@@ -18,10 +18,10 @@ import (
 // maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what
 // runs; maxBatch and maxBatchBytes bound one script.
 const (
-	maxPrefetch   = 2 * maxBatch // so that half of it is a batch
-	maxParts      = 8
-	maxBatch      = 200
-	maxBatchBytes = 1 << 20
+	maxPrefetch           = 2 * maxBatch // so that half of it is a batch
+	maxPrefetchPartitions = 8
+	maxBatch              = 200
+	maxBatchBytes         = 1 << 20
 )
 
 // prefetchFor is how much work a process takes in advance: it must not idle while the next batch is
@@ -33,11 +33,11 @@ const prefetchFor = 3 * time.Millisecond
 const unreported = 2
 
 // partition feeds the pool from one partition and settles what came of it.
-type partition struct {
+type partitionFeed struct {
 	*Worker
-	p       keyspace.Partition
-	reader  *redisx.Reader
-	reports *reportQueue
+	partition keyspace.Partition
+	reader    *redisx.Reader
+	reports   *reportQueue
 }
 
 // room is how many more jobs the process may take. While enough wait for a slot it is none, so that
@@ -50,7 +50,7 @@ func (w *Worker) room() (n, few int) {
 	size, _ := w.slots.sizes()
 	ahead := 0
 	if d := w.pace(); d > 0 {
-		ahead = min(maxPrefetch*min(len(w.parts), maxParts), int(int64(size)*int64(prefetchFor)/int64(d)))
+		ahead = min(maxPrefetch*min(len(w.feeds), maxPrefetchPartitions), int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
 	open, all := int(w.held.unfinished.Load()), int(w.held.count.Load())
 	if few = size + ahead - max(1, ahead/2); open > few {
@@ -60,7 +60,7 @@ func (w *Worker) room() (n, few int) {
 }
 
 // feed reads and starts one batch.
-func (p *partition) feed(ctx context.Context) (time.Duration, error) {
+func (p *partitionFeed) feed(ctx context.Context) (time.Duration, error) {
 	freed := p.held.nextChange()
 	room, few := p.room()
 	if pause, ok := p.isolation.nextSearch(); ok {
@@ -84,14 +84,14 @@ func (p *partition) feed(ctx context.Context) (time.Duration, error) {
 }
 
 // read reads and takes about so many entries.
-func (p *partition) read(ctx context.Context, room int) error {
+func (p *partitionFeed) read(ctx context.Context, room int) error {
 	streams := make([]string, len(p.types))
 	for i, typ := range p.types {
-		streams[i] = p.p.Ready(typ)
+		streams[i] = p.partition.Ready(typ)
 	}
 	// The partitions read side by side, none knowing what the others find: each asks for its
 	// part of the room.
-	count := max(1, min(room/len(p.parts), maxBatch)/len(streams))
+	count := max(1, min(room/len(p.feeds), maxBatch)/len(streams))
 	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
 		if most > 0 {
@@ -114,7 +114,7 @@ func (p *partition) read(ctx context.Context, room int) error {
 // take starts a batch of entries and hands it to the pool. What can't be started stays pending: it
 // is asked for again until Redis answers or the process stops, and then it is the dispatcher's. It
 // says whether there were suspects.
-func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
+func (p *partitionFeed) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
 	tasks, suspects := p.tasks(ctx, typ, entries)
 	if len(tasks) == 0 {
 		return suspects
@@ -146,7 +146,7 @@ func (p *partition) take(ctx context.Context, typ string, entries []redisx.Entry
 }
 
 // tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
-func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
+func (p *partitionFeed) tasks(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
 	proc, parser := p.procs[typ], ledger.Parser{}
 	for i := range entries {
@@ -175,7 +175,7 @@ func (p *partition) tasks(ctx context.Context, typ string, entries []redisx.Entr
 
 // setApart has suspects run alone, whose leases are kept while they wait, hands those back that may
 // not wait here, and returns what is none.
-func (p *partition) isolateSuspects(tasks []*task) []*task {
+func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 	return slices.DeleteFunc(tasks, func(t *task) bool {
 		if !t.suspect() {
 			return false
@@ -191,7 +191,7 @@ func (p *partition) isolateSuspects(tasks []*task) []*task {
 
 // start asks for the tasks until there is an answer. A lost answer makes the second one
 // raise the attempt.
-func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
+func (p *partitionFeed) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
 	for i, t := range tasks {
@@ -203,7 +203,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 	}
 	var r ledger.StartReply
 	err := p.insist(ctx, "start jobs", func(ctx context.Context) (err error) {
-		r, err = ledger.Start(ctx, p.conn.Cmd, p.p, typ, groups)
+		r, err = ledger.Start(ctx, p.conn.Cmd, p.partition, typ, groups)
 		return err
 	})
 	if err != nil {
@@ -238,7 +238,7 @@ func (p *partition) start(ctx context.Context, typ string, tasks []*task) ([]*ta
 }
 
 // log writes down what was started, in an experiment.
-func (p *partition) log(at int64, typ string, started []*task) {
+func (p *partitionFeed) log(at int64, typ string, started []*task) {
 	if p.cfg.Journal == nil {
 		return
 	}
@@ -246,11 +246,11 @@ func (p *partition) log(at int64, typ string, started []*task) {
 	for i, t := range started {
 		starts[i] = journal.Start{Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.currentAttempt}
 	}
-	p.cfg.Journal.Starts(at, p.p.Index(), typ, starts)
+	p.cfg.Journal.Starts(at, p.partition.Index(), typ, starts)
 }
 
 // loadPayloads fetches the payloads that are too large to travel.
-func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
+func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	var large []*task
 	for _, t := range tasks {
 		t.loadedPayload = t.Payload
@@ -266,7 +266,7 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 		replies := make([]*redis.StringCmd, len(large))
 		_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for i, t := range large {
-				replies[i] = pipe.HGet(ctx, p.p.Payloads(t.Group), fmt.Sprint(t.Ordinal))
+				replies[i] = pipe.HGet(ctx, p.partition.Payloads(t.Group), fmt.Sprint(t.Ordinal))
 			}
 			return nil
 		})
@@ -287,7 +287,7 @@ func (p *partition) loadPayloads(ctx context.Context, tasks []*task) error {
 
 // insist repeats an idempotent step with backoff until it works or ctx ends. An error that is not
 // Redis being away is given up after a few tries: repeating would not mend it.
-func (p *partition) insist(ctx context.Context, what string, step func(context.Context) error) error {
+func (p *partitionFeed) insist(ctx context.Context, what string, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
 	warned := false
 	for failures := 0; ; {
@@ -311,7 +311,7 @@ func (p *partition) insist(ctx context.Context, what string, step func(context.C
 }
 
 // handBack reports tasks that were read but will not run here.
-func (p *partition) handBack(tasks []*task) {
+func (p *partitionFeed) handBack(tasks []*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {
 			t.released = true
@@ -321,21 +321,21 @@ func (p *partition) handBack(tasks []*task) {
 }
 
 // end has a task reported that has ended.
-func (p *partition) queueReport(t *task) {
+func (p *partitionFeed) queueReport(t *task) {
 	p.reports.add(t)
 	p.held.markFinished(1)
 }
 
 // setAside keeps an entry that is no job for a person to look at.
-func (p *partition) setAside(ctx context.Context, typ string, e redisx.Entry, reason error) {
+func (p *partitionFeed) setAside(ctx context.Context, typ string, e redisx.Entry, reason error) {
 	p.tel.Log.Warn("set an unreadable entry aside",
-		"partition", p.p.Index(), "type", typ, "entry", e.ID, "reason", reason)
+		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.p.Garbage(), text)
-		pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
-		pipe.XAck(ctx, p.p.Ready(typ), keyspace.GroupWorkers, e.ID)
-		pipe.XDel(ctx, p.p.Ready(typ), e.ID)
+		pipe.LPush(ctx, p.partition.Garbage(), text)
+		pipe.LTrim(ctx, p.partition.Garbage(), 0, 999)
+		pipe.XAck(ctx, p.partition.Ready(typ), keyspace.GroupWorkers, e.ID)
+		pipe.XDel(ctx, p.partition.Ready(typ), e.ID)
 		return nil
 	})
 	if err != nil {

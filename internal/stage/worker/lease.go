@@ -31,7 +31,7 @@ func (w *Worker) renew(ctx context.Context) error {
 					Known:   t.outcomeSet.Load() || t.ctx.stopped() != nil,
 				}
 			}
-			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.p, key.typ, w.id, jobs)
+			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.partition, key.typ, w.id, jobs)
 			if err != nil {
 				return err
 			}
@@ -52,10 +52,10 @@ func (w *Worker) renew(ctx context.Context) error {
 func (w *Worker) dropCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
 	for _, t := range w.held.tasks() {
-		groups := byGroup[t.feed.p]
+		groups := byGroup[t.feed.partition]
 		if groups == nil {
 			groups = map[string][]*task{}
-			byGroup[t.feed.p] = groups
+			byGroup[t.feed.partition] = groups
 		}
 		groups[t.Group] = append(groups[t.Group], t)
 	}

@@ -51,7 +51,7 @@ func TestBackoff(t *testing.T) {
 		{time.Hour, time.Minute, 3, time.Minute},
 		{time.Millisecond, time.Millisecond, 100, time.Millisecond},
 	} {
-		p := &partition{Worker: &Worker{cfg: Config{Backoff: tt.base, MaxBackoff: tt.most}}}
+		p := &partitionFeed{Worker: &Worker{cfg: Config{Backoff: tt.base, MaxBackoff: tt.most}}}
 		for range 100 {
 			got := p.backoff(tt.tries)
 			require.LessOrEqual(t, got, tt.want, "%+v", tt)

@@ -140,7 +140,7 @@ func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace
 	}
 	return w.tel.StartJob(ctx, telemetry.JobSpan{
 		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer}, func() []attribute.KeyValue {
-		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.feed.p.Ready(t.Type))
+		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.feed.partition.Ready(t.Type))
 		attrs = append(attrs, telemetry.MessageID(t.entryID))
 		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)...)
 		return append(attrs, telemetry.WaitAttributes(t.Waited())...)

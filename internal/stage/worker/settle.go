@@ -20,7 +20,7 @@ const maxRetryAfter = 24 * time.Hour
 
 // settle reports outcomes in batches until the queue is closed. While one batch is on its way the
 // next one gathers, so that batches grow with the load by themselves.
-func (p *partition) settle(ctx context.Context) {
+func (p *partitionFeed) settle(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
 	for p.reports.wait() {
@@ -55,7 +55,7 @@ func byJob(a, b *task) int {
 }
 
 // measure counts attempts of one type that have ended, and how long they took.
-func (p *partition) measure(batch []*task) {
+func (p *partitionFeed) measure(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
 	for _, t := range batch {
@@ -83,11 +83,11 @@ func (p *partition) measure(batch []*task) {
 
 // report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is
 // stale and changes nothing.
-func (p *partition) report(ctx context.Context, batch []*task) {
+func (p *partitionFeed) report(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.outcomes(batch)
 	var r ledger.OutcomeReply
 	err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
-		r, err = ledger.Outcome(ctx, p.conn.Cmd, p.p, typ, p.cfg.Congestion, groups)
+		r, err = ledger.Outcome(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Congestion, groups)
 		return err
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
@@ -107,7 +107,7 @@ func (p *partition) report(ctx context.Context, batch []*task) {
 }
 
 // outcomes are those of a batch, by group.
-func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
+func (p *partitionFeed) outcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
 		size += len(t.result) + lineBytes
@@ -142,7 +142,7 @@ func (p *partition) outcomes(batch []*task) []ledger.GroupOutcome {
 }
 
 // other is the outcome of a task that is not done.
-func (p *partition) other(t *task) ledger.OtherJob {
+func (p *partitionFeed) other(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
 		Ordinal:   t.Ordinal,
@@ -190,7 +190,7 @@ func (t *task) nextTrace() string {
 }
 
 // backoff doubles with each earlier try, up to its bound, less a random part of up to a tenth.
-func (p *partition) backoff(tries int) time.Duration {
+func (p *partitionFeed) backoff(tries int) time.Duration {
 	d := min(p.cfg.Backoff, p.cfg.MaxBackoff)
 	for ; tries > 0 && d < p.cfg.MaxBackoff; tries-- {
 		d = min(2*d, p.cfg.MaxBackoff)

@@ -16,7 +16,7 @@ type task struct {
 	entryID         string
 	currentAttempt  int // the one to report under
 	terms           ledger.GroupTerms
-	feed            *partition
+	feed            *partitionFeed
 	proc            processor.Processor
 	loadedPayload   string
 	separatePayload bool          // the payload lies in a key of its own
@@ -186,15 +186,15 @@ func (h *heldTasks) tasks() []*task {
 }
 
 // stream is where a task's entry lies.
-type stream struct {
-	p   keyspace.Partition
-	typ string
+type streamKey struct {
+	partition keyspace.Partition
+	typ       string
 }
 
-func byStream(tasks []*task) map[stream][]*task {
-	out := map[stream][]*task{}
+func byStream(tasks []*task) map[streamKey][]*task {
+	out := map[streamKey][]*task{}
 	for _, t := range tasks {
-		k := stream{t.feed.p, t.Type}
+		k := streamKey{t.feed.partition, t.Type}
 		out[k] = append(out[k], t)
 	}
 	return out

@@ -61,7 +61,7 @@ type Worker struct {
 	ran        *runTimes
 	startCount atomic.Int64
 	stopping   atomic.Bool
-	parts      []*partition
+	feeds      []*partitionFeed
 }
 
 // New returns a worker named id that runs jobs with these processors.
@@ -101,8 +101,8 @@ func New(
 	slices.Sort(w.types)
 	w.slots, w.isolation = newSlots(w, cfg.Count), newIsolation(w)
 	for _, p := range space.All() {
-		w.parts = append(w.parts, &partition{
-			Worker: w, p: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
+		w.feeds = append(w.feeds, &partitionFeed{
+			Worker: w, partition: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
 		})
 	}
 	w.metrics.ObservePool(w.slots.sizes)
@@ -118,7 +118,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.slots.start(after)
 
 	var settling, feeding, upkeep sync.WaitGroup
-	for _, p := range w.parts {
+	for _, p := range w.feeds {
 		settling.Go(func() { p.settle(after) })
 		feeding.Go(func() {
 			loop := stage.Loop{Name: "read ready stream", Conn: w.conn, Log: w.tel.Log}
@@ -140,7 +140,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.stopping.Store(true)
 	feeding.Wait()
 	w.drain(finish)
-	for _, p := range w.parts {
+	for _, p := range w.feeds {
 		p.reports.close()
 	}
 	settling.Wait()
@@ -157,9 +157,9 @@ func (w *Worker) Run(ctx context.Context) error {
 
 // forget takes this process's consumers away, as far as they hold nothing.
 func (w *Worker) forget(ctx context.Context) {
-	for _, p := range w.parts {
+	for _, p := range w.feeds {
 		for _, typ := range w.types {
-			_, _ = ledger.DropConsumer(ctx, w.conn.Cmd, p.p.Ready(typ), keyspace.GroupWorkers, w.id, 0)
+			_, _ = ledger.DropConsumer(ctx, w.conn.Cmd, p.partition.Ready(typ), keyspace.GroupWorkers, w.id, 0)
 		}
 	}
 }
