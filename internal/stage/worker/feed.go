@@ -43,55 +43,55 @@ type partitionFeed struct {
 // room is how many more jobs the process may take. While enough wait for a slot it is none, so that
 // a read brings a batch: until no more than few are open, or, where that is negative, until
 // something is let go. What has ended counts apart, within bounds, since nobody else could run it.
-func (w *Worker) room() (n, few int) {
+func (w *Worker) freeCapacity() (n, resumeAt int) {
 	if w.isolation.busy() {
 		return 0, -1
 	}
 	size, _ := w.slots.sizes()
-	ahead := 0
+	prefetch := 0
 	if d := w.pace(); d > 0 {
-		ahead = min(maxPrefetch*min(len(w.feeds), maxPrefetchPartitions), int(int64(size)*int64(prefetchFor)/int64(d)))
+		prefetch = min(maxPrefetch*min(len(w.feeds), maxPrefetchPartitions), int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
-	open, all := int(w.held.unfinished.Load()), int(w.held.count.Load())
-	if few = size + ahead - max(1, ahead/2); open > few {
-		return 0, few
+	unfinished, held := int(w.held.unfinished.Load()), int(w.held.count.Load())
+	if resumeAt = size + prefetch - max(1, prefetch/2); unfinished > resumeAt {
+		return 0, resumeAt
 	}
-	return min(size+ahead-open, size+ahead+unreported*ahead-all), -1
+	return min(size+prefetch-unfinished, size+prefetch+unreported*prefetch-held), -1
 }
 
 // feed reads and starts one batch.
 func (p *partitionFeed) feed(ctx context.Context) (time.Duration, error) {
-	freed := p.held.nextChange()
-	room, few := p.room()
+	changed := p.held.nextChange()
+	capacity, resumeAt := p.freeCapacity()
 	if pause, ok := p.isolation.nextSearch(); ok {
 		err := p.read(ctx, 4)
 		select {
-		case <-freed:
+		case <-changed:
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 		return 0, err
 	}
-	if room <= 0 {
-		p.held.setResumeAt(few)
+	if capacity <= 0 {
+		p.held.setResumeAt(resumeAt)
 		select {
-		case <-freed:
+		case <-changed:
 		case <-ctx.Done():
 		}
 		return 0, nil
 	}
-	return 0, p.read(ctx, room)
+	return 0, p.read(ctx, capacity)
 }
 
 // read reads and takes about so many entries.
-func (p *partitionFeed) read(ctx context.Context, room int) error {
+func (p *partitionFeed) read(ctx context.Context, capacity int) error {
 	streams := make([]string, len(p.types))
 	for i, typ := range p.types {
 		streams[i] = p.partition.Ready(typ)
 	}
 	// The partitions read side by side, none knowing what the others find: each asks for its
 	// part of the room.
-	count := max(1, min(room/len(p.feeds), maxBatch)/len(streams))
+	count := max(1, min(capacity/len(p.feeds), maxBatch)/len(streams))
 	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
 		if most > 0 {
