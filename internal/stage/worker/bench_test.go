@@ -29,7 +29,7 @@ func BenchmarkBatch(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		tasks, _ := p.tasks(b.Context(), noop.Type, entries)
+		tasks, _ := p.parseEntries(b.Context(), noop.Type, entries)
 		p.held.reserve(len(tasks))
 		for _, t := range tasks {
 			t.inFlight, t.loadedPayload = true, t.Payload

@@ -60,11 +60,11 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 }
 
 // feed reads and starts one batch.
-func (p *partitionFeed) feed(ctx context.Context) (time.Duration, error) {
+func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := p.held.nextChange()
 	capacity, resumeAt := p.freeCapacity()
 	if pause, ok := p.isolation.nextSearch(); ok {
-		err := p.read(ctx, 4)
+		err := p.readEntries(ctx, 4)
 		select {
 		case <-changed:
 		case <-time.After(pause):
@@ -80,11 +80,11 @@ func (p *partitionFeed) feed(ctx context.Context) (time.Duration, error) {
 		}
 		return 0, nil
 	}
-	return 0, p.read(ctx, capacity)
+	return 0, p.readEntries(ctx, capacity)
 }
 
 // read reads and takes about so many entries.
-func (p *partitionFeed) read(ctx context.Context, capacity int) error {
+func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 	streams := make([]string, len(p.types))
 	for i, typ := range p.types {
 		streams[i] = p.partition.Ready(typ)
@@ -104,7 +104,7 @@ func (p *partitionFeed) read(ctx context.Context, capacity int) error {
 		for i := range batches {
 			typ := p.types[slices.Index(streams, batches[i].Stream)]
 			for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
-				suspects = p.take(ctx, typ, entries) || suspects
+				suspects = p.startEntries(ctx, typ, entries) || suspects
 			}
 		}
 		return suspects, nil
@@ -114,31 +114,31 @@ func (p *partitionFeed) read(ctx context.Context, capacity int) error {
 // take starts a batch of entries and hands it to the pool. What can't be started stays pending: it
 // is asked for again until Redis answers or the process stops, and then it is the dispatcher's. It
 // says whether there were suspects.
-func (p *partitionFeed) take(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
-	tasks, suspects := p.tasks(ctx, typ, entries)
+func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
+	tasks, suspects := p.parseEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
 		return suspects
 	}
 	p.held.reserve(len(tasks))
 	if ctx.Err() != nil {
-		p.handBack(tasks)
+		p.release(tasks)
 		return suspects
 	}
 	if tasks = p.isolateSuspects(tasks); len(tasks) == 0 {
 		return suspects
 	}
 	if p.isolation.busy() {
-		p.handBack(tasks)
+		p.release(tasks)
 		return suspects
 	}
-	started, err := p.start(ctx, typ, tasks)
+	started, err := p.startTasks(ctx, typ, tasks)
 	if err != nil {
-		p.handBack(tasks)
+		p.release(tasks)
 		return suspects
 	}
 	p.held.track(started)
 	if p.loadPayloads(ctx, started) != nil {
-		p.handBack(started)
+		p.release(started)
 		return suspects
 	}
 	p.slotQueue.add(started)
@@ -146,7 +146,7 @@ func (p *partitionFeed) take(ctx context.Context, typ string, entries []redisx.E
 }
 
 // tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
-func (p *partitionFeed) tasks(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
+func (p *partitionFeed) parseEntries(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
 	proc, parser := p.procs[typ], ledger.Parser{}
 	for i := range entries {
@@ -157,7 +157,7 @@ func (p *partitionFeed) tasks(ctx context.Context, typ string, entries []redisx.
 			err = fmt.Errorf("its type is %q", t.Type)
 		}
 		if err != nil {
-			p.setAside(ctx, typ, *e, err)
+			p.quarantine(ctx, typ, *e, err)
 			continue
 		}
 		t.currentAttempt = t.Attempt
@@ -183,7 +183,7 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 		p.held.track([]*task{t}) // first: once taken, it is not this goroutine's any more
 		if !p.isolation.add(t) {
 			p.held.untrack(t)
-			p.handBack([]*task{t})
+			p.release([]*task{t})
 		}
 		return true
 	})
@@ -191,7 +191,7 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 
 // start asks for the tasks until there is an answer. A lost answer makes the second one
 // raise the attempt.
-func (p *partitionFeed) start(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
+func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
 	for i, t := range tasks {
@@ -202,7 +202,7 @@ func (p *partitionFeed) start(ctx context.Context, typ string, tasks []*task) ([
 		}
 	}
 	var r ledger.StartReply
-	err := p.insist(ctx, "start jobs", func(ctx context.Context) (err error) {
+	err := p.retryStep(ctx, "start jobs", func(ctx context.Context) (err error) {
 		r, err = ledger.Start(ctx, p.conn.Cmd, p.partition, typ, groups)
 		return err
 	})
@@ -233,12 +233,12 @@ func (p *partitionFeed) start(ctx context.Context, typ string, tasks []*task) ([
 		p.held.remove(dropped)
 	}
 	p.started.add(typ, len(started))
-	p.log(r.AtUS, typ, started)
+	p.logStarts(r.AtUS, typ, started)
 	return started, nil
 }
 
 // log writes down what was started, in an experiment.
-func (p *partitionFeed) log(at int64, typ string, started []*task) {
+func (p *partitionFeed) logStarts(at int64, typ string, started []*task) {
 	if p.cfg.Journal == nil {
 		return
 	}
@@ -262,7 +262,7 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	if len(large) == 0 {
 		return nil
 	}
-	return p.insist(ctx, "load payloads", func(ctx context.Context) error {
+	return p.retryStep(ctx, "load payloads", func(ctx context.Context) error {
 		replies := make([]*redis.StringCmd, len(large))
 		_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for i, t := range large {
@@ -287,7 +287,7 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 
 // insist repeats an idempotent step with backoff until it works or ctx ends. An error that is not
 // Redis being away is given up after a few tries: repeating would not mend it.
-func (p *partitionFeed) insist(ctx context.Context, what string, step func(context.Context) error) error {
+func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
 	warned := false
 	for failures := 0; ; {
@@ -311,7 +311,7 @@ func (p *partitionFeed) insist(ctx context.Context, what string, step func(conte
 }
 
 // handBack reports tasks that were read but will not run here.
-func (p *partitionFeed) handBack(tasks []*task) {
+func (p *partitionFeed) release(tasks []*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {
 			t.released = true
@@ -327,7 +327,7 @@ func (p *partitionFeed) queueReport(t *task) {
 }
 
 // setAside keeps an entry that is no job for a person to look at.
-func (p *partitionFeed) setAside(ctx context.Context, typ string, e redisx.Entry, reason error) {
+func (p *partitionFeed) quarantine(ctx context.Context, typ string, e redisx.Entry, reason error) {
 	p.tel.Log.Warn("set an unreadable entry aside",
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))

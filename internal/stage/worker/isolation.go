@@ -161,7 +161,7 @@ func (s *isolation) nextSuspect() *task {
 func (s *isolation) emptyProcess(ctx context.Context) bool {
 	for _, t := range s.w.held.tasks() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
-			t.feed.handBack([]*task{t})
+			t.feed.release([]*task{t})
 		}
 	}
 	for {
@@ -187,14 +187,14 @@ func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	p := t.feed
 	p.held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopped() != nil {
-		p.handBack([]*task{t})
+		p.release([]*task{t})
 		return
 	}
 	// Who has just looked at what is held may still read the one that waited.
 	t = &task{Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: p, proc: t.proc, removed: t.removed}
-	started, err := p.start(ctx, t.Type, []*task{t})
+	started, err := p.startTasks(ctx, t.Type, []*task{t})
 	if err != nil {
-		p.handBack([]*task{t})
+		p.release([]*task{t})
 		return
 	}
 	if len(started) == 0 {
@@ -202,7 +202,7 @@ func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	}
 	p.held.track(started)
 	if p.loadPayloads(ctx, started) != nil {
-		p.handBack(started)
+		p.release(started)
 		return
 	}
 	slots := s.w.slots

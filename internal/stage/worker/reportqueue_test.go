@@ -69,7 +69,7 @@ func TestLate(t *testing.T) {
 		}
 		return all
 	}
-	const long, short = lateAfter, lateAfter - time.Millisecond
+	const long, short = maxSlotWait, maxSlotWait - time.Millisecond
 	for name, tt := range map[string]struct {
 		waiting []*task
 		size    int
@@ -78,15 +78,15 @@ func TestLate(t *testing.T) {
 	}{
 		"nothing waits":                      {nil, 4, time.Hour, nil},
 		"slow jobs hold up all":              {line(long, long, short), 4, time.Hour, []int64{0, 1}},
-		"what comes next soon stays":         {line(long, long, long), 2, lateAfter, []int64{2}},
-		"all come soon":                      {line(long, long, long), 3, lateAfter, nil},
+		"what comes next soon stays":         {line(long, long, long), 2, maxSlotWait, []int64{2}},
+		"all come soon":                      {line(long, long, long), 3, maxSlotWait, nil},
 		"quick jobs":                         {line(long, long, long), 1, 0, nil},
 		"none waits for long":                {line(short, short), 1, time.Hour, nil},
-		"the place in the line, not the age": {line(short, long), 1, lateAfter, []int64{1}},
+		"the place in the line, not the age": {line(short, long), 1, maxSlotWait, []int64{1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []int64
-			for _, l := range late(tt.waiting, tt.size, tt.each, now) {
+			for _, l := range overdue(tt.waiting, tt.size, tt.each, now) {
 				got = append(got, l.startOrder)
 			}
 			require.Equal(t, tt.want, got)

@@ -86,7 +86,7 @@ func (p *partitionFeed) measure(batch []*task) {
 func (p *partitionFeed) report(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.outcomes(batch)
 	var r ledger.OutcomeReply
-	err := p.insist(ctx, "report outcomes", func(ctx context.Context) (err error) {
+	err := p.retryStep(ctx, "report outcomes", func(ctx context.Context) (err error) {
 		r, err = ledger.Outcome(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Congestion, groups)
 		return err
 	})

@@ -97,7 +97,7 @@ func (s *slots) serve(ctx context.Context, sl *slot) {
 			continue // it waited too long, and was handed back
 		}
 		if !passed || t.ctx.stopped() != nil {
-			t.feed.handBack([]*task{t})
+			t.feed.release([]*task{t})
 			continue
 		}
 		sl.now.Store(t)

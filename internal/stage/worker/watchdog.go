@@ -18,7 +18,7 @@ const reportTime = 5 * time.Second
 const overrun = time.Second
 
 // lateAfter is how long a started job may wait for a slot before another process is to have it.
-const lateAfter = 200 * time.Millisecond
+const maxSlotWait = 200 * time.Millisecond
 
 // watchdog reports jobs whose processor ignores its context, so that they hold up nothing but
 // themselves, and hands back what waits too long for a slot.
@@ -31,7 +31,7 @@ func (w *Worker) watchdog(ctx context.Context) {
 			return
 		case at := <-tick.C:
 			tasks, now := w.held.tasks(), clock()
-			w.handBackLate(tasks, at)
+			w.releaseOverdue(tasks, at)
 			for _, t := range tasks {
 				began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
 				if began == 0 || time.Duration(now-began) < limit+min(overrun, limit) {
@@ -70,7 +70,7 @@ func (w *Worker) pace() time.Duration {
 }
 
 // handBackLate releases what was started in the belief that it would run soon, and has not.
-func (w *Worker) handBackLate(tasks []*task, now time.Time) {
+func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizes()
 	each := max(w.durable.value(), w.slots.age(clock()))
 	switch {
@@ -85,30 +85,30 @@ func (w *Worker) handBackLate(tasks []*task, now time.Time) {
 			waiting = append(waiting, t)
 		}
 	}
-	for _, t := range late(waiting, size, each, now) {
+	for _, t := range overdue(waiting, size, each, now) {
 		if t.taken.CompareAndSwap(false, true) {
-			t.feed.handBack([]*task{t})
+			t.feed.release([]*task{t})
 		}
 	}
 }
 
 // late are those of the waiting who have waited too long and will for as long again, where jobs
 // take so long on average.
-func late(waiting []*task, size int, each time.Duration, now time.Time) []*task {
+func overdue(waiting []*task, size int, each time.Duration, now time.Time) []*task {
 	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.startOrder, b.startOrder) })
-	soon := int64(size) * int64(lateAfter) / int64(max(each, time.Microsecond))
+	soon := int64(size) * int64(maxSlotWait) / int64(max(each, time.Microsecond))
 	rest := waiting[min(soon, int64(len(waiting))):]
-	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < lateAfter })
+	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < maxSlotWait })
 }
 
 // drain lets running jobs finish within the grace period, and hands back the rest.
 func (w *Worker) drain(giveUp func()) {
 	w.slots.close()
 	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
-		t.feed.handBack([]*task{t})
+		t.feed.release([]*task{t})
 	}
 	for _, t := range w.slotQueue.clear() {
-		t.feed.handBack([]*task{t})
+		t.feed.release([]*task{t})
 	}
 	if w.held.waitEmpty(w.cfg.Grace) {
 		return

@@ -122,7 +122,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		settling.Go(func() { p.settle(after) })
 		feeding.Go(func() {
 			loop := stage.Loop{Name: "read ready stream", Conn: w.conn, Log: w.tel.Log}
-			_ = loop.Run(ctx, p.feed)
+			_ = loop.Run(ctx, p.step)
 		})
 	}
 	var lone sync.WaitGroup
