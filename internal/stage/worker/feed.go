@@ -47,7 +47,7 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	if w.isolation.busy() {
 		return 0, -1
 	}
-	size, _ := w.slots.sizes()
+	size, _ := w.slots.sizeAndActive()
 	prefetch := 0
 	if d := w.pace(); d > 0 {
 		prefetch = min(maxPrefetch*min(len(w.feeds), maxPrefetchPartitions), int(int64(size)*int64(prefetchFor)/int64(d)))

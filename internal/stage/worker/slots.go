@@ -13,13 +13,13 @@ import (
 const MaxCount = 10000
 
 // slots are the goroutines that run jobs.
-type slots struct {
-	w      *Worker
-	mu     sync.Mutex
-	run    func(*slot) // serves jobs in a slot, under the context that they run under; nil until the pool starts
-	closed bool
-	all    []*slot
-	wg     sync.WaitGroup // of the slots that were not given up
+type slotPool struct {
+	w         *Worker
+	mu        sync.Mutex
+	serveSlot func(*slot) // serves jobs in a slot, under the context that they run under; nil until the pool starts
+	closed    bool
+	slots     []*slot
+	wg        sync.WaitGroup // of the slots that were not given up
 
 	size, active atomic.Int64
 	isolated     atomic.Pointer[task] // a suspect, which runs in no slot
@@ -28,69 +28,71 @@ type slots struct {
 type slot struct {
 	quit   chan struct{}
 	closed atomic.Bool // quit is
-	now    atomic.Pointer[task]
+	task   atomic.Pointer[task]
 }
 
-func newSlots(w *Worker, size int) *slots {
-	s := &slots{w: w}
+func newSlotPool(w *Worker, size int) *slotPool {
+	s := &slotPool{w: w}
 	s.size.Store(int64(size))
 	return s
 }
 
 // sizes are how many jobs can run at once, and how many do.
-func (s *slots) sizes() (size, active int) { return int(s.size.Load()), int(s.active.Load()) }
+func (s *slotPool) sizeAndActive() (size, active int) {
+	return int(s.size.Load()), int(s.active.Load())
+}
 
 // start opens the slots, whose jobs run under ctx.
-func (s *slots) start(ctx context.Context) {
+func (s *slotPool) start(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.run = func(sl *slot) { s.serve(ctx, sl) }
-	s.fit()
+	s.serveSlot = func(sl *slot) { s.serve(ctx, sl) }
+	s.adjust()
 }
 
 // resize opens slots at once, and closes them as their jobs end.
-func (s *slots) resize(n int) {
+func (s *slotPool) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return
 	}
 	s.size.Store(int64(n))
-	s.fit()
+	s.adjust()
 	s.w.held.notify()
 }
 
 // close ends the slots as their jobs end. None is opened any more.
-func (s *slots) close() {
+func (s *slotPool) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	s.size.Store(0)
-	s.fit()
+	s.adjust()
 }
 
 // fit opens or closes slots; the lock is held.
-func (s *slots) fit() {
-	if s.run == nil {
+func (s *slotPool) adjust() {
+	if s.serveSlot == nil {
 		return
 	}
 	n := int(s.size.Load())
-	for len(s.all) < n {
+	for len(s.slots) < n {
 		sl := &slot{quit: make(chan struct{})}
-		s.all = append(s.all, sl)
+		s.slots = append(s.slots, sl)
 		s.wg.Add(1)
-		go s.run(sl)
+		go s.serveSlot(sl)
 	}
-	for len(s.all) > n {
-		last := s.all[len(s.all)-1]
-		s.all = s.all[:len(s.all)-1]
+	for len(s.slots) > n {
+		last := s.slots[len(s.slots)-1]
+		s.slots = s.slots[:len(s.slots)-1]
 		last.closed.Store(true)
 		close(last.quit)
 	}
 	s.w.slotQueue.wake()
 }
 
-func (s *slots) serve(ctx context.Context, sl *slot) {
+func (s *slotPool) serve(ctx context.Context, sl *slot) {
 	for t := s.w.slotQueue.next(sl); t != nil; t = s.w.slotQueue.next(sl) {
 		passed := s.w.isolation.waitUnblocked(sl.quit)
 		if !t.taken.CompareAndSwap(false, true) {
@@ -100,19 +102,19 @@ func (s *slots) serve(ctx context.Context, sl *slot) {
 			t.feed.release([]*task{t})
 			continue
 		}
-		sl.now.Store(t)
+		sl.task.Store(t)
 		s.active.Add(1)
 		if !s.w.run(ctx, t) {
 			return // replace has counted this slot out
 		}
 		s.active.Add(-1)
-		sl.now.Store(nil)
+		sl.task.Store(nil)
 	}
 	s.wg.Done()
 }
 
 // current are ids of jobs that run now, at most n.
-func (s *slots) current(n int) []string {
+func (s *slotPool) runningIDs(n int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ids := []string{}
@@ -122,23 +124,23 @@ func (s *slots) current(n int) []string {
 		}
 	}
 	add(s.isolated.Load())
-	for _, sl := range s.all {
-		add(sl.now.Load())
+	for _, sl := range s.slots {
+		add(sl.task.Load())
 	}
 	return ids
 }
 
 // age is how long the running jobs have run on average, of some hundred at most; 0 while a
 // slot is free.
-func (s *slots) age(now int64) time.Duration {
-	if size, active := s.sizes(); active < size {
+func (s *slotPool) meanRunningTime(now int64) time.Duration {
+	if size, active := s.sizeAndActive(); active < size {
 		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sum, n := int64(0), int64(0)
-	for _, sl := range s.all[:min(len(s.all), 100)] {
-		if t := sl.now.Load(); t != nil {
+	for _, sl := range s.slots[:min(len(s.slots), 100)] {
+		if t := sl.task.Load(); t != nil {
 			if began := t.runStart.Load(); began != 0 {
 				sum += now - began
 				n++
@@ -149,7 +151,7 @@ func (s *slots) age(now int64) time.Duration {
 }
 
 // replace gives up a slot whose job does not end, and opens another in its place.
-func (s *slots) replace(t *task) {
+func (s *slotPool) replaceSlot(t *task) {
 	if t.suspect() {
 		return // it has none
 	}
@@ -157,6 +159,6 @@ func (s *slots) replace(t *task) {
 	defer s.mu.Unlock()
 	s.active.Add(-1)
 	s.wg.Done()
-	s.all = slices.DeleteFunc(s.all, func(sl *slot) bool { return sl.now.Load() == t })
-	s.fit()
+	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool { return sl.task.Load() == t })
+	s.adjust()
 }

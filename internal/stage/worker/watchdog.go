@@ -55,7 +55,7 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	outcome()
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it",
 		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
-	w.slots.replace(t)
+	w.slots.replaceSlot(t)
 	t.feed.queueReport(t)
 }
 
@@ -66,13 +66,13 @@ func (w *Worker) pace() time.Duration {
 	if d == 0 {
 		return 0
 	}
-	return max(d, w.slots.age(clock()))
+	return max(d, w.slots.meanRunningTime(clock()))
 }
 
 // handBackLate releases what was started in the belief that it would run soon, and has not.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
-	size, active := w.slots.sizes()
-	each := max(w.durable.value(), w.slots.age(clock()))
+	size, active := w.slots.sizeAndActive()
+	each := max(w.durable.value(), w.slots.meanRunningTime(clock()))
 	switch {
 	case w.isolation.busy():
 		each = math.MaxInt64 // nobody knows when the suspect's turn is over

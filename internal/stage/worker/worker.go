@@ -54,7 +54,7 @@ type Worker struct {
 
 	slotQueue  *slotQueue
 	held       *heldTasks
-	slots      *slots
+	slots      *slotPool
 	isolation  *isolation
 	durable    ewma
 	started    startRates
@@ -99,13 +99,13 @@ func New(
 		return nil, errors.New("worker without a processor: give it at least one")
 	}
 	slices.Sort(w.types)
-	w.slots, w.isolation = newSlots(w, cfg.Count), newIsolation(w)
+	w.slots, w.isolation = newSlotPool(w, cfg.Count), newIsolation(w)
 	for _, p := range space.All() {
 		w.feeds = append(w.feeds, &partitionFeed{
 			Worker: w, partition: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
 		})
 	}
-	w.metrics.ObservePool(w.slots.sizes)
+	w.metrics.ObservePool(w.slots.sizeAndActive)
 	return w, nil
 }
 
@@ -175,10 +175,10 @@ func (w *Worker) Resize(n int) error {
 
 // Status is what the process shows of itself.
 func (w *Worker) Status() api.WorkerStatus {
-	size, active := w.slots.sizes()
+	size, active := w.slots.sizeAndActive()
 	return api.WorkerStatus{
 		ID: w.id, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
-		CurrentJobs: w.slots.current(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
+		CurrentJobs: w.slots.runningIDs(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
 	}
 }
 
