@@ -49,7 +49,7 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	}
 	size, _ := w.slots.sizeAndActive()
 	prefetch := 0
-	if d := w.pace(); d > 0 {
+	if d := w.expectedRunTime(); d > 0 {
 		prefetch = min(maxPrefetch*min(len(w.feeds), maxPrefetchPartitions), int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
 	unfinished, held := int(w.held.unfinished.Load()), int(w.held.count.Load())
@@ -232,7 +232,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 		p.held.markFinished(len(dropped))
 		p.held.remove(dropped)
 	}
-	p.started.add(typ, len(started))
+	p.startRates.add(typ, len(started))
 	p.logStarts(r.AtUS, typ, started)
 	return started, nil
 }

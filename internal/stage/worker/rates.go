@@ -11,11 +11,11 @@ import (
 // Who grows fast is noticed in the last risingSpan, of which a part counts, so that a burst does
 // not pass for it.
 const (
-	rateSpan   = 5 * time.Second
-	risingSpan = 2 * time.Second
-	risingPart = 0.8
-	leastSpan  = 500 * time.Millisecond
-	bucketSpan = 250 * time.Millisecond
+	rateSpan     = 5 * time.Second
+	risingSpan   = 2 * time.Second
+	risingWeight = 0.8
+	minSpan      = 500 * time.Millisecond
+	bucketSpan   = 250 * time.Millisecond
 )
 
 // startRates counts starts by type and tells their rate.
@@ -46,14 +46,14 @@ func (s *startRates) addAt(now time.Time, typ string, n int) {
 		s.first[typ] = now
 	}
 	if last := len(s.buckets) - 1; last < 0 || now.Sub(s.buckets[last].from) >= bucketSpan {
-		s.forget(now)
+		s.dropOld(now)
 		s.buckets = append(s.buckets, startBucket{from: now, n: map[string]int{}})
 	}
 	s.buckets[len(s.buckets)-1].n[typ] += n
 }
 
 // forget drops what is too old to count.
-func (s *startRates) forget(now time.Time) {
+func (s *startRates) dropOld(now time.Time) {
 	old := 0
 	for old < len(s.buckets) && now.Sub(s.buckets[old].from) > rateSpan {
 		old++
@@ -65,7 +65,7 @@ func (s *startRates) forget(now time.Time) {
 func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forget(now)
+	s.dropOld(now)
 	all, rising := map[string]int{}, map[string]int{}
 	for _, b := range s.buckets {
 		for typ, n := range b.n {
@@ -77,9 +77,9 @@ func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	}
 	rates := make(map[string]float64, len(all))
 	for typ, n := range all {
-		ran := max(leastSpan, now.Sub(s.first[typ]))
+		ran := max(minSpan, now.Sub(s.first[typ]))
 		mean := float64(n) / min(rateSpan, ran).Seconds()
-		rates[typ] = max(mean, risingPart*float64(rising[typ])/min(risingSpan, ran).Seconds())
+		rates[typ] = max(mean, risingWeight*float64(rising[typ])/min(risingSpan, ran).Seconds())
 	}
 	return rates
 }
@@ -117,12 +117,12 @@ func (r *runTimes) add(typ string, n int, took time.Duration) {
 func (r *runTimes) milliseconds(now time.Time) map[string]float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	part := 1 - math.Exp(-now.Sub(r.last).Seconds()/runAge.Seconds())
+	weight := 1 - math.Exp(-now.Sub(r.last).Seconds()/runAge.Seconds())
 	r.last = now
 	for typ, n := range r.n {
 		mean := float64(r.sum[typ]) / float64(n) / float64(time.Millisecond)
 		if old, known := r.mean[typ]; known {
-			mean = old + (mean-old)*part
+			mean = old + (mean-old)*weight
 		}
 		r.mean[typ] = mean
 	}

@@ -72,7 +72,7 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 // finish turns what the processor answered into the task's outcome.
 func (w *Worker) finish(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
 	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
-	w.durable.add(t.runTime)
+	w.meanRunTime.add(t.runTime)
 	cause := t.ctx.ended(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):

@@ -77,7 +77,7 @@ func (p *partitionFeed) measure(batch []*task) {
 		}
 		p.metrics.Ran(t.runTime)
 	}
-	p.ran.add(batch[0].Type, ran, took)
+	p.runTimes.add(batch[0].Type, ran, took)
 	p.metrics.Ended(succeeded, failed, timedOut)
 }
 

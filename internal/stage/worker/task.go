@@ -201,15 +201,15 @@ func byStream(tasks []*task) map[streamKey][]*task {
 }
 
 // ewma is a moving average of durations.
-type ewma struct{ ns atomic.Int64 }
+type movingAverage struct{ nanoseconds atomic.Int64 }
 
-func (e *ewma) add(d time.Duration) {
-	old := e.ns.Load()
+func (e *movingAverage) add(d time.Duration) {
+	old := e.nanoseconds.Load()
 	if old == 0 {
-		e.ns.Store(max(1, int64(d)))
+		e.nanoseconds.Store(max(1, int64(d)))
 		return
 	}
-	e.ns.Store(max(1, old+(int64(d)-old)/16))
+	e.nanoseconds.Store(max(1, old+(int64(d)-old)/16))
 }
 
-func (e *ewma) value() time.Duration { return time.Duration(e.ns.Load()) }
+func (e *movingAverage) value() time.Duration { return time.Duration(e.nanoseconds.Load()) }

@@ -61,8 +61,8 @@ func (w *Worker) abandon(t *task, outcome func()) {
 
 // pace is how long a job takes: as the last ones did, or longer where all that run now have. So
 // jobs that turn slow are not taken in advance as if they were quick.
-func (w *Worker) pace() time.Duration {
-	d := w.durable.value()
+func (w *Worker) expectedRunTime() time.Duration {
+	d := w.meanRunTime.value()
 	if d == 0 {
 		return 0
 	}
@@ -72,7 +72,7 @@ func (w *Worker) pace() time.Duration {
 // handBackLate releases what was started in the belief that it would run soon, and has not.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizeAndActive()
-	each := max(w.durable.value(), w.slots.meanRunningTime(clock()))
+	each := max(w.meanRunTime.value(), w.slots.meanRunningTime(clock()))
 	switch {
 	case w.isolation.busy():
 		each = math.MaxInt64 // nobody knows when the suspect's turn is over

@@ -52,16 +52,16 @@ type Worker struct {
 	procs   map[string]processor.Processor
 	types   []string
 
-	slotQueue  *slotQueue
-	held       *heldTasks
-	slots      *slotPool
-	isolation  *isolation
-	durable    ewma
-	started    startRates
-	ran        *runTimes
-	startCount atomic.Int64
-	stopping   atomic.Bool
-	feeds      []*partitionFeed
+	slotQueue   *slotQueue
+	held        *heldTasks
+	slots       *slotPool
+	isolation   *isolation
+	meanRunTime movingAverage
+	startRates  startRates
+	runTimes    *runTimes
+	startCount  atomic.Int64
+	stopping    atomic.Bool
+	feeds       []*partitionFeed
 }
 
 // New returns a worker named id that runs jobs with these processors.
@@ -71,7 +71,7 @@ func New(
 ) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeldTasks(), ran: newRunTimes(),
+		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeldTasks(), runTimes: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
@@ -183,14 +183,14 @@ func (w *Worker) Status() api.WorkerStatus {
 }
 
 // runMS is how long jobs run on average of late, by type.
-func (w *Worker) runMS() map[string]float64 { return w.ran.milliseconds(time.Now()) }
+func (w *Worker) runMS() map[string]float64 { return w.runTimes.milliseconds(time.Now()) }
 
 // publish shows the status to everybody. A worker that stops serves no type any more: nobody is
 // to count on it.
 func (w *Worker) publish(ctx context.Context) error {
 	r := presence.WorkerReport{
 		WorkerStatus:     w.Status(),
-		StartedPerSecond: w.started.perSecond(time.Now()),
+		StartedPerSecond: w.startRates.perSecond(time.Now()),
 		RunMS:            w.runMS(),
 	}
 	if r.ShuttingDown {
