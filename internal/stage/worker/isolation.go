@@ -186,7 +186,7 @@ func (s *isolation) emptyProcess(ctx context.Context) bool {
 func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	p := t.feed
 	p.held.untrack(t)
-	if ctx.Err() != nil || t.ctx.stopped() != nil {
+	if ctx.Err() != nil || t.ctx.stopCause() != nil {
 		p.release([]*task{t})
 		return
 	}

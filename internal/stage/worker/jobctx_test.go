@@ -16,13 +16,13 @@ func TestJobContext(t *testing.T) {
 	parent := context.WithValue(context.Background(), key{}, "v")
 	begin := func(limit time.Duration) *jobContext {
 		c := &jobContext{}
-		c.begin(parent, clock(), limit)
+		c.begin(parent, monotonicNow(), limit)
 		return c
 	}
 
 	c := begin(time.Hour)
-	require.NoError(t, c.ended(clock()))
-	require.Nil(t, c.real, "nobody has asked")
+	require.NoError(t, c.endCause(monotonicNow()))
+	require.Nil(t, c.ctx, "nobody has asked")
 	deadline, ok := c.Deadline()
 	require.True(t, ok)
 	require.WithinDuration(t, time.Now().Add(time.Hour), deadline, time.Minute)
@@ -34,46 +34,46 @@ func TestJobContext(t *testing.T) {
 	<-child.Done()
 	require.Equal(t, errLost, context.Cause(child))
 	require.Equal(t, errLost, context.Cause(c))
-	require.Equal(t, errLost, c.ended(clock()))
+	require.Equal(t, errLost, c.endCause(monotonicNow()))
 	c.stop(errShutdown)
-	require.Equal(t, errLost, c.stopped(), "the first reason counts")
-	c.end()
+	require.Equal(t, errLost, c.stopCause(), "the first reason counts")
+	c.finish()
 
 	c = begin(time.Hour)
 	c.stop(errCancelled) // before anybody has asked
 	<-c.Done()
 	require.Equal(t, errCancelled, context.Cause(c))
-	c.end()
+	c.finish()
 
 	c = &jobContext{}
 	c.stop(errLost) // before it begins
-	c.begin(parent, clock(), time.Hour)
-	require.Equal(t, errLost, c.ended(clock()))
+	c.begin(parent, monotonicNow(), time.Hour)
+	require.Equal(t, errLost, c.endCause(monotonicNow()))
 	require.ErrorIs(t, c.Err(), context.Canceled)
-	c.end()
+	c.finish()
 
 	c = begin(0)
-	require.Equal(t, context.DeadlineExceeded, c.ended(clock()))
+	require.Equal(t, context.DeadlineExceeded, c.endCause(monotonicNow()))
 	c.stop(errShutdown)
-	require.Equal(t, context.DeadlineExceeded, c.ended(clock()), "the time was up before")
+	require.Equal(t, context.DeadlineExceeded, c.endCause(monotonicNow()), "the time was up before")
 	<-c.Done()
 	require.Equal(t, context.DeadlineExceeded, c.Err())
-	c.end()
+	c.finish()
 
 	c = begin(time.Millisecond)
 	<-c.Done()
 	require.Equal(t, context.DeadlineExceeded, context.Cause(c))
-	c.end()
+	c.finish()
 
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	c = &jobContext{}
-	c.begin(ctx, clock(), time.Hour)
+	c.begin(ctx, monotonicNow(), time.Hour)
 	giveUp(errors.New("of the parent"))
 	require.EqualError(t, context.Cause(c), "of the parent")
-	c.end()
+	c.finish()
 
 	c = begin(time.Hour)
-	c.end()
+	c.finish()
 	require.ErrorIs(t, c.Err(), context.Canceled, "whoever keeps it finds it ended")
 	c.stop(errLost)
 	require.Equal(t, context.Canceled, context.Cause(c))

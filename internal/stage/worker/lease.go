@@ -28,7 +28,7 @@ func (w *Worker) renew(ctx context.Context) error {
 					Group:   t.Group,
 					Ordinal: t.Ordinal,
 					Attempt: t.currentAttempt,
-					Known:   t.outcomeSet.Load() || t.ctx.stopped() != nil,
+					Known:   t.outcomeSet.Load() || t.ctx.stopCause() != nil,
 				}
 			}
 			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.partition, key.typ, w.id, jobs)

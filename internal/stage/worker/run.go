@@ -27,13 +27,13 @@ var (
 // run runs one task in a slot and says whether the slot may go on: false when the watchdog has
 // given the task up meanwhile and another slot has taken this one's place.
 func (w *Worker) run(ctx context.Context, t *task) bool {
-	began, limit := clock(), t.timeout(w.cfg.JobTimeout)
+	began, limit := monotonicNow(), t.timeout(w.cfg.JobTimeout)
 	t.runStart.Store(began)
 	t.ctx.begin(ctx, began, limit)
-	defer t.ctx.end()
+	defer t.ctx.finish()
 	jobCtx, span := w.startSpan(&t.ctx, t)
 	result, err := w.process(jobCtx, t)
-	now := clock()
+	now := monotonicNow()
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		if span != nil {
 			span.End()
@@ -73,7 +73,7 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 func (w *Worker) finish(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
 	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
 	w.meanRunTime.add(t.runTime)
-	cause := t.ctx.ended(now)
+	cause := t.ctx.endCause(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
 		err = timeoutError(limit) // what comes after the time is up counts no more as done

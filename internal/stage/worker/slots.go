@@ -98,7 +98,7 @@ func (s *slotPool) serve(ctx context.Context, sl *slot) {
 		if !t.taken.CompareAndSwap(false, true) {
 			continue // it waited too long, and was handed back
 		}
-		if !passed || t.ctx.stopped() != nil {
+		if !passed || t.ctx.stopCause() != nil {
 			t.feed.release([]*task{t})
 			continue
 		}

@@ -30,7 +30,7 @@ func (w *Worker) watchdog(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case at := <-tick.C:
-			tasks, now := w.held.tasks(), clock()
+			tasks, now := w.held.tasks(), monotonicNow()
 			w.releaseOverdue(tasks, at)
 			for _, t := range tasks {
 				began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
@@ -51,7 +51,7 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
 	}
-	t.runTime = time.Duration(clock() - t.runStart.Load())
+	t.runTime = time.Duration(monotonicNow() - t.runStart.Load())
 	outcome()
 	w.tel.Log.Warn("processor ignores the end of its context, went on without it",
 		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
@@ -66,13 +66,13 @@ func (w *Worker) expectedRunTime() time.Duration {
 	if d == 0 {
 		return 0
 	}
-	return max(d, w.slots.meanRunningTime(clock()))
+	return max(d, w.slots.meanRunningTime(monotonicNow()))
 }
 
 // handBackLate releases what was started in the belief that it would run soon, and has not.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizeAndActive()
-	each := max(w.meanRunTime.value(), w.slots.meanRunningTime(clock()))
+	each := max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
 	switch {
 	case w.isolation.busy():
 		each = math.MaxInt64 // nobody knows when the suspect's turn is over
