@@ -208,7 +208,7 @@ func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	slots := s.w.slots
 	slots.isolated.Store(t)
 	slots.active.Add(1)
-	go s.w.run(after, t)
+	go s.w.runTask(after, t)
 	select {
 	case <-t.removed:
 	case <-after.Done():

@@ -30,13 +30,13 @@ func TestJobContext(t *testing.T) {
 	require.Equal(t, "v", c.Value(key{}))
 	child, cancel := context.WithCancel(c)
 	defer cancel()
-	c.stop(errLost)
+	c.stop(errLeaseLost)
 	<-child.Done()
-	require.Equal(t, errLost, context.Cause(child))
-	require.Equal(t, errLost, context.Cause(c))
-	require.Equal(t, errLost, c.endCause(monotonicNow()))
+	require.Equal(t, errLeaseLost, context.Cause(child))
+	require.Equal(t, errLeaseLost, context.Cause(c))
+	require.Equal(t, errLeaseLost, c.endCause(monotonicNow()))
 	c.stop(errShutdown)
-	require.Equal(t, errLost, c.stopCause(), "the first reason counts")
+	require.Equal(t, errLeaseLost, c.stopCause(), "the first reason counts")
 	c.finish()
 
 	c = begin(time.Hour)
@@ -46,9 +46,9 @@ func TestJobContext(t *testing.T) {
 	c.finish()
 
 	c = &jobContext{}
-	c.stop(errLost) // before it begins
+	c.stop(errLeaseLost) // before it begins
 	c.begin(parent, monotonicNow(), time.Hour)
-	require.Equal(t, errLost, c.endCause(monotonicNow()))
+	require.Equal(t, errLeaseLost, c.endCause(monotonicNow()))
 	require.ErrorIs(t, c.Err(), context.Canceled)
 	c.finish()
 
@@ -75,7 +75,7 @@ func TestJobContext(t *testing.T) {
 	c = begin(time.Hour)
 	c.finish()
 	require.ErrorIs(t, c.Err(), context.Canceled, "whoever keeps it finds it ended")
-	c.stop(errLost)
+	c.stop(errLeaseLost)
 	require.Equal(t, context.Canceled, context.Cause(c))
 }
 

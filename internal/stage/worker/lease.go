@@ -18,7 +18,7 @@ import (
 const cancelInterval = 400 * time.Millisecond
 
 // renew keeps the leases of everything that is held; a job whose lease is lost is stopped.
-func (w *Worker) renew(ctx context.Context) error {
+func (w *Worker) renewLeases(ctx context.Context) error {
 	for key, tasks := range byStream(w.held.tasks()) {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]ledger.Held, len(chunk))
@@ -40,7 +40,7 @@ func (w *Worker) renew(ctx context.Context) error {
 					w.metrics.LeasesLost(1)
 				}
 				if !chunk[i].outcomeSet.Load() {
-					chunk[i].ctx.stop(errLost)
+					chunk[i].ctx.stop(errLeaseLost)
 				}
 			}
 		}
@@ -49,7 +49,7 @@ func (w *Worker) renew(ctx context.Context) error {
 }
 
 // dropCancelled stops the jobs of groups that were cancelled.
-func (w *Worker) dropCancelled(ctx context.Context) error {
+func (w *Worker) stopCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
 	for _, t := range w.held.tasks() {
 		groups := byGroup[t.feed.partition]

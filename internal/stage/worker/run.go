@@ -20,19 +20,19 @@ import (
 // Why a job's context may end before the job does. A processor finds them with context.Cause.
 var (
 	errCancelled = errors.New("the group was cancelled")
-	errLost      = errors.New("the job's lease was lost")
+	errLeaseLost = errors.New("the job's lease was lost")
 	errShutdown  = errors.New("the worker is shutting down")
 )
 
 // run runs one task in a slot and says whether the slot may go on: false when the watchdog has
 // given the task up meanwhile and another slot has taken this one's place.
-func (w *Worker) run(ctx context.Context, t *task) bool {
+func (w *Worker) runTask(ctx context.Context, t *task) bool {
 	began, limit := monotonicNow(), t.timeout(w.cfg.JobTimeout)
 	t.runStart.Store(began)
 	t.ctx.begin(ctx, began, limit)
 	defer t.ctx.finish()
 	jobCtx, span := w.startSpan(&t.ctx, t)
-	result, err := w.process(jobCtx, t)
+	result, err := w.callProcessor(jobCtx, t)
 	now := monotonicNow()
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		if span != nil {
@@ -40,14 +40,14 @@ func (w *Worker) run(ctx context.Context, t *task) bool {
 		}
 		return false
 	}
-	w.finish(t, span, result, err, now, limit)
+	w.setOutcome(t, span, result, err, now, limit)
 	t.feed.queueReport(t)
 	return true
 }
 
 // process calls the processor and encodes its result. A panic, also in the result's own methods, is
 // an error like any other.
-func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err error) {
+func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, err error) {
 	if t.loadedPayload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
 	}
@@ -70,14 +70,14 @@ func (w *Worker) process(ctx context.Context, t *task) (encoded []byte, err erro
 }
 
 // finish turns what the processor answered into the task's outcome.
-func (w *Worker) finish(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
+func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
 	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
 	w.meanRunTime.add(t.runTime)
 	cause := t.ctx.endCause(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
 		err = timeoutError(limit) // what comes after the time is up counts no more as done
-	case err != nil && interrupted(cause):
+	case err != nil && stoppedByWorker(cause):
 		t.released = true
 	}
 	t.verdict = processor.Classify(err)
@@ -91,8 +91,8 @@ func (w *Worker) finish(t *task, span trace.Span, result []byte, err error, now 
 	}
 }
 
-func interrupted(cause error) bool {
-	return errors.Is(cause, errCancelled) || errors.Is(cause, errLost) || errors.Is(cause, errShutdown)
+func stoppedByWorker(cause error) bool {
+	return errors.Is(cause, errCancelled) || errors.Is(cause, errLeaseLost) || errors.Is(cause, errShutdown)
 }
 
 func timeoutError(limit time.Duration) error {

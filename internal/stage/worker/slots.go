@@ -104,7 +104,7 @@ func (s *slotPool) serve(ctx context.Context, sl *slot) {
 		}
 		sl.task.Store(t)
 		s.active.Add(1)
-		if !s.w.run(ctx, t) {
+		if !s.w.runTask(ctx, t) {
 			return // replace has counted this slot out
 		}
 		s.active.Add(-1)

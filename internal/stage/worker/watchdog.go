@@ -11,11 +11,11 @@ import (
 )
 
 // reportTime is how long a stopping process tries to report its last outcomes.
-const reportTime = 5 * time.Second
+const reportTimeout = 5 * time.Second
 
 // A processor that ignores the end of its context is given up after this, on top of the
 // job's timeout.
-const overrun = time.Second
+const abandonDelay = time.Second
 
 // lateAfter is how long a started job may wait for a slot before another process is to have it.
 const maxSlotWait = 200 * time.Millisecond
@@ -34,7 +34,7 @@ func (w *Worker) watchdog(ctx context.Context) {
 			w.releaseOverdue(tasks, at)
 			for _, t := range tasks {
 				began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
-				if began == 0 || time.Duration(now-began) < limit+min(overrun, limit) {
+				if began == 0 || time.Duration(now-began) < limit+min(abandonDelay, limit) {
 					continue
 				}
 				w.abandon(t, func() {
@@ -102,7 +102,7 @@ func overdue(waiting []*task, size int, each time.Duration, now time.Time) []*ta
 }
 
 // drain lets running jobs finish within the grace period, and hands back the rest.
-func (w *Worker) drain(giveUp func()) {
+func (w *Worker) drain(stopReporting func()) {
 	w.slots.close()
 	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
 		t.feed.release([]*task{t})
@@ -117,7 +117,7 @@ func (w *Worker) drain(giveUp func()) {
 	for _, t := range w.held.tasks() {
 		t.ctx.stop(errShutdown)
 	}
-	if w.held.waitEmpty(overrun) {
+	if w.held.waitEmpty(abandonDelay) {
 		return
 	}
 	for _, t := range w.held.tasks() {
@@ -125,8 +125,8 @@ func (w *Worker) drain(giveUp func()) {
 			w.abandon(t, func() { t.released = true })
 		}
 	}
-	if !w.held.waitEmpty(reportTime) {
-		giveUp() // Redis is away: the dispatcher takes the jobs back after a lease
+	if !w.held.waitEmpty(reportTimeout) {
+		stopReporting() // Redis is away: the dispatcher takes the jobs back after a lease
 		w.held.waitEmpty(time.Minute)
 	}
 }

@@ -128,12 +128,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	var lone sync.WaitGroup
 	lone.Go(func() { w.isolation.run(ctx, after) })
 	upkeep.Go(func() {
-		_ = stage.Every(after, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renew)
+		_ = stage.Every(after, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
 	})
 	upkeep.Go(func() {
-		_ = stage.Every(after, w.tel.Log, "look for cancelled groups", cancelInterval, w.dropCancelled)
+		_ = stage.Every(after, w.tel.Log, "look for cancelled groups", cancelInterval, w.stopCancelled)
 	})
-	upkeep.Go(func() { _ = stage.Every(after, w.tel.Log, "status", presence.Interval, w.publish) })
+	upkeep.Go(func() { _ = stage.Every(after, w.tel.Log, "status", presence.Interval, w.publishStatus) })
 	upkeep.Go(func() { w.watchdog(after) })
 
 	<-ctx.Done()
@@ -151,12 +151,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	presence.Withdraw(ctx, w.conn, w.space, w.id)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	w.forget(end)
+	w.dropConsumers(end)
 	return nil
 }
 
 // forget takes this process's consumers away, as far as they hold nothing.
-func (w *Worker) forget(ctx context.Context) {
+func (w *Worker) dropConsumers(ctx context.Context) {
 	for _, p := range w.feeds {
 		for _, typ := range w.types {
 			_, _ = ledger.DropConsumer(ctx, w.conn.Cmd, p.partition.Ready(typ), keyspace.GroupWorkers, w.id, 0)
@@ -187,7 +187,7 @@ func (w *Worker) runMS() map[string]float64 { return w.runTimes.milliseconds(tim
 
 // publish shows the status to everybody. A worker that stops serves no type any more: nobody is
 // to count on it.
-func (w *Worker) publish(ctx context.Context) error {
+func (w *Worker) publishStatus(ctx context.Context) error {
 	r := presence.WorkerReport{
 		WorkerStatus:     w.Status(),
 		StartedPerSecond: w.startRates.perSecond(time.Now()),
