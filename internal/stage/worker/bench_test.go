@@ -40,8 +40,8 @@ func BenchmarkBatch(b *testing.B) {
 			<-p.reports.wake
 		}
 		batch := p.reports.take(maxBatch, maxBatchBytes)
-		p.measure(batch)
-		groups := p.outcomes(batch)
+		p.recordMetrics(batch)
+		groups := p.groupOutcomes(batch)
 		p.held.remove(batch)
 		require.NotEmpty(b, groups)
 	}

@@ -53,7 +53,7 @@ func TestBackoff(t *testing.T) {
 	} {
 		p := &partitionFeed{Worker: &Worker{cfg: Config{Backoff: tt.base, MaxBackoff: tt.most}}}
 		for range 100 {
-			got := p.backoff(tt.tries)
+			got := p.retryDelay(tt.tries)
 			require.LessOrEqual(t, got, tt.want, "%+v", tt)
 			require.GreaterOrEqual(t, got, tt.want*9/10-1, "%+v", tt)
 		}

@@ -20,7 +20,7 @@ const maxRetryAfter = 24 * time.Hour
 
 // settle reports outcomes in batches until the queue is closed. While one batch is on its way the
 // next one gathers, so that batches grow with the load by themselves.
-func (p *partitionFeed) settle(ctx context.Context) {
+func (p *partitionFeed) reportOutcomes(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
 	for p.reports.wait() {
@@ -39,8 +39,8 @@ func (p *partitionFeed) settle(ctx context.Context) {
 			for n < len(batch) && batch[n].Type == batch[0].Type {
 				n++
 			}
-			p.measure(batch[:n])
-			p.report(ctx, batch[:n])
+			p.recordMetrics(batch[:n])
+			p.reportBatch(ctx, batch[:n])
 			batch = batch[n:]
 		}
 	}
@@ -55,7 +55,7 @@ func byJob(a, b *task) int {
 }
 
 // measure counts attempts of one type that have ended, and how long they took.
-func (p *partitionFeed) measure(batch []*task) {
+func (p *partitionFeed) recordMetrics(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
 	for _, t := range batch {
@@ -83,8 +83,8 @@ func (p *partitionFeed) measure(batch []*task) {
 
 // report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is
 // stale and changes nothing.
-func (p *partitionFeed) report(ctx context.Context, batch []*task) {
-	typ, groups := batch[0].Type, p.outcomes(batch)
+func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
+	typ, groups := batch[0].Type, p.groupOutcomes(batch)
 	var r ledger.OutcomeReply
 	err := p.retryStep(ctx, "report outcomes", func(ctx context.Context) (err error) {
 		r, err = ledger.Outcome(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Congestion, groups)
@@ -92,7 +92,7 @@ func (p *partitionFeed) report(ctx context.Context, batch []*task) {
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
 		for i := range batch { // one of them may spoil it for the others
-			p.report(ctx, batch[i:i+1])
+			p.reportBatch(ctx, batch[i:i+1])
 		}
 		return
 	}
@@ -107,10 +107,10 @@ func (p *partitionFeed) report(ctx context.Context, batch []*task) {
 }
 
 // outcomes are those of a batch, by group.
-func (p *partitionFeed) outcomes(batch []*task) []ledger.GroupOutcome {
+func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
-		size += len(t.result) + lineBytes
+		size += len(t.result) + resultLineBytes
 	}
 	lines, done := make([]byte, 0, size), make([]ledger.DoneJob, 0, len(batch))
 	groups := make([]ledger.GroupOutcome, 0, 8)
@@ -123,11 +123,11 @@ func (p *partitionFeed) outcomes(batch []*task) []ledger.GroupOutcome {
 			g.Took, g.Ran = g.Took+t.runTime, g.Ran+1
 		}
 		if t.released || t.verdict.Kind != processor.Done {
-			g.Others = append(g.Others, p.other(t))
+			g.Others = append(g.Others, p.otherOutcome(t))
 			continue
 		}
 		at := len(lines)
-		lines = appendLine(lines, t)
+		lines = appendResultLine(lines, t)
 		done = append(done, ledger.DoneJob{
 			Entry:   t.entryID,
 			Ordinal: t.Ordinal,
@@ -142,7 +142,7 @@ func (p *partitionFeed) outcomes(batch []*task) []ledger.GroupOutcome {
 }
 
 // other is the outcome of a task that is not done.
-func (p *partitionFeed) other(t *task) ledger.OtherJob {
+func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
 		Ordinal:   t.Ordinal,
@@ -168,11 +168,11 @@ func (p *partitionFeed) other(t *task) ledger.OtherJob {
 		o.Kind, o.Throttles = ledger.OutcomeThrottled, t.Throttles+1
 		o.Delay = min(t.verdict.After, maxRetryAfter)
 		if o.Delay == 0 {
-			o.Delay = -p.backoff(t.Throttles) // at least, not exactly
+			o.Delay = -p.retryDelay(t.Throttles) // at least, not exactly
 		}
 		p.metrics.Retried(1)
 	case t.verdict.Kind == processor.RetryLater && t.Retries < retries:
-		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, p.backoff(t.Retries)
+		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, p.retryDelay(t.Retries)
 		p.metrics.Retried(1)
 	default:
 		o.Kind = ledger.OutcomeFailed
@@ -190,7 +190,7 @@ func (t *task) nextTrace() string {
 }
 
 // backoff doubles with each earlier try, up to its bound, less a random part of up to a tenth.
-func (p *partitionFeed) backoff(tries int) time.Duration {
+func (p *partitionFeed) retryDelay(tries int) time.Duration {
 	d := min(p.cfg.Backoff, p.cfg.MaxBackoff)
 	for ; tries > 0 && d < p.cfg.MaxBackoff; tries-- {
 		d = min(2*d, p.cfg.MaxBackoff)
@@ -199,10 +199,10 @@ func (p *partitionFeed) backoff(tries int) time.Duration {
 }
 
 // lineBytes is what a job's line has beside its data, at most.
-const lineBytes = 112
+const resultLineBytes = 112
 
 // appendLine appends a job's line in the group's results.
-func appendLine(b []byte, t *task) []byte {
+func appendResultLine(b []byte, t *task) []byte {
 	b = append(b, `{"ordinal":`...)
 	b = strconv.AppendInt(b, t.Ordinal, 10)
 	b = append(b, `,"duration_ms":`...)

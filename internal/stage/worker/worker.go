@@ -119,7 +119,7 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	var settling, feeding, upkeep sync.WaitGroup
 	for _, p := range w.feeds {
-		settling.Go(func() { p.settle(after) })
+		settling.Go(func() { p.reportOutcomes(after) })
 		feeding.Go(func() {
 			loop := stage.Loop{Name: "read ready stream", Conn: w.conn, Log: w.tel.Log}
 			_ = loop.Run(ctx, p.step)
