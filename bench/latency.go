@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -84,7 +82,7 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	if err != nil {
 		return out, fmt.Errorf("warm up: %w", err)
 	}
-	events, err := b.listen(ctx)
+	events, err := b.listen(ctx, 0)
 	if err != nil {
 		return out, err
 	}
@@ -94,11 +92,11 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	if err != nil {
 		return out, err
 	}
-	finished, err := events.await(ctx, sent)
-	if err != nil {
-		return out, err
+	ids := make([]string, len(sent))
+	for i, s := range sent {
+		ids[i] = s.id
 	}
-	created, err := b.created(ctx, sent)
+	completed, err := events.await(ctx, ids)
 	if err != nil {
 		return out, err
 	}
@@ -109,33 +107,37 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	if err != nil {
 		return out, err
 	}
-	out.compute(sent, created, finished, log)
+	out.compute(sent, completed, log)
 	if out.PublishedStarted == (Quantiles{}) {
 		return out, errNoStarts
 	}
 	return out, nil
 }
 
-func (l *Latency) compute(sent []single, created []int64, finished map[string]int64, log journal.Log) {
-	started := map[string]int64{}
-	for _, s := range log.Starts {
-		if _, again := started[s.Group]; !again {
-			started[s.Group] = s.At
-		}
-	}
+func (l *Latency) compute(sent []single, completed []ending, log journal.Log) {
+	started := firstStarts(log)
 	var accepted, published, ends []float64
 	for i, s := range sent {
 		if at, ok := started[s.id]; ok {
-			accepted = append(accepted, float64(at-created[i]*1000)/1000)
+			accepted = append(accepted, completed[i].waited(at))
 			published = append(published, float64(at-s.at)/1000)
 		}
-		if at, ok := finished[s.id]; ok {
-			ends = append(ends, float64(at-s.at)/1000)
-		}
+		ends = append(ends, float64(completed[i].heard-s.at)/1000)
 	}
 	q := quantiles(accepted)
 	l.P50MS, l.P99MS, l.MaxMS = q.P50MS, q.P99MS, q.MaxMS
 	l.PublishedStarted, l.PublishedFinished = quantiles(published), quantiles(ends)
+}
+
+// firstStarts returns the time of each group's first start, in µs of Redis.
+func firstStarts(log journal.Log) map[string]int64 {
+	started := map[string]int64{}
+	for _, s := range log.Starts { // ordered by time
+		if _, again := started[s.Group]; !again {
+			started[s.Group] = s.At
+		}
+	}
+	return started
 }
 
 // paced sends n single jobs and waits for their end.
@@ -157,6 +159,21 @@ func (b *run) pacedTo(ctx context.Context, rate, n, first int, progress func(int
 		id := fmt.Sprintf("%s-single-%d", b.name, first+i)
 		sent[i].id, groups[i] = id, group{id: id, tenant: "single", jobs: 1}
 	}
+	err = pace(ctx, rate, n, func(ctx context.Context, i int, due time.Time) error {
+		sent[i].at = due.Add(offset).UnixMicro()
+		if progress != nil && i%pacers == 0 {
+			progress(i)
+		}
+		return b.single(ctx, sent[i].id)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sent, follow(b.f, b.space, groups, nil).wait(ctx, nil)
+}
+
+// pace calls send for 0 to n-1 at a steady rate, each at the time when it is due. It stops at the first error.
+func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int, due time.Time) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	began := time.Now()
@@ -164,27 +181,22 @@ func (b *run) pacedTo(ctx context.Context, rate, n, first int, progress func(int
 	var wg sync.WaitGroup
 	for p := range pacers {
 		wg.Go(func() {
-			for i := p; i < n; i += pacers {
+			for i := p; i < n && errs[p] == nil; i += pacers {
 				due := began.Add(time.Duration(i) * time.Second / time.Duration(rate))
-				sent[i].at = due.Add(offset).UnixMicro()
-				if errs[p] = redisx.Sleep(ctx, time.Until(due)); errs[p] != nil {
-					return
+				if errs[p] = redisx.Sleep(ctx, time.Until(due)); errs[p] == nil {
+					errs[p] = send(ctx, i, due)
 				}
-				if errs[p] = b.single(ctx, sent[i].id); errs[p] != nil {
-					cancel()
-					return
-				}
-				if progress != nil && p == 0 {
-					progress(i)
-				}
+			}
+			if errs[p] != nil {
+				cancel()
 			}
 		})
 	}
 	wg.Wait()
 	if err := cause(errs); err != nil {
-		return nil, fmt.Errorf("send single jobs: %w", err)
+		return fmt.Errorf("send single jobs: %w", err)
 	}
-	return sent, follow(b.f, b.space, groups, nil).wait(ctx, nil)
+	return nil
 }
 
 func (b *run) single(ctx context.Context, id string) error {
@@ -211,19 +223,6 @@ func (b *run) offset(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("ask for Redis's time: %w", err)
 	}
 	return t.Sub(before.Add(time.Since(before) / 2)), nil
-}
-
-// created is when the groups were created, in ms of Redis.
-func (b *run) created(ctx context.Context, sent []single) ([]int64, error) {
-	v, err := b.fields(ctx, sent, "at:created")
-	if err != nil {
-		return nil, err
-	}
-	out := make([]int64, len(sent))
-	for i := range out {
-		out[i], _ = strconv.ParseInt(v[i][0], 10, 64)
-	}
-	return out, nil
 }
 
 // waits are the ms from accepted to started as far as the groups tell.
@@ -260,98 +259,4 @@ func (b *run) fields(ctx context.Context, sent []single, fields ...string) ([][]
 		}
 	}
 	return out, nil
-}
-
-// arrivals are the ends of groups as their producer hears of them, by events.
-type arrivals struct {
-	b      *run
-	offset time.Duration
-	from   string // the last event that was read
-	stop   context.CancelFunc
-	done   chan struct{}
-
-	mu   sync.Mutex
-	at   map[string]int64 // µs of Redis
-	fail error
-}
-
-// listen reads the events from now on.
-func (b *run) listen(ctx context.Context) (*arrivals, error) {
-	a := &arrivals{b: b, from: "0", done: make(chan struct{}), at: map[string]int64{}}
-	var err error
-	if a.offset, err = b.offset(ctx); err != nil {
-		return nil, err
-	}
-	last, err := b.f.Conn.Cmd.XRevRangeN(ctx, b.space.Events(), "+", "-", 1).Result()
-	if err != nil {
-		return nil, fmt.Errorf("read events: %w", err)
-	}
-	if len(last) > 0 {
-		a.from = last[0].ID
-	}
-	ctx, a.stop = context.WithCancel(ctx)
-	go a.read(ctx)
-	return a, nil
-}
-
-func (a *arrivals) close() {
-	a.stop()
-	<-a.done
-}
-
-func (a *arrivals) read(ctx context.Context) {
-	defer close(a.done)
-	for ctx.Err() == nil {
-		read, err := a.b.f.Conn.Block.XRead(ctx,
-			&redis.XReadArgs{
-				Streams: []string{a.b.space.Events(), a.from},
-				Block:   redisx.MaxBlock,
-				Count:   1000,
-			}).Result()
-		now := time.Now().Add(a.offset).UnixMicro()
-		if errors.Is(err, redis.Nil) {
-			continue
-		}
-		a.mu.Lock()
-		if a.fail = err; err == nil {
-			a.note(read[0].Messages, now)
-		}
-		a.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
-func (a *arrivals) note(messages []redis.XMessage, now int64) {
-	for _, m := range messages {
-		a.from = m.ID
-		var event api.Event
-		data, _ := m.Values["data"].(string)
-		if json.Unmarshal([]byte(data), &event) == nil && event.Group != nil &&
-			event.Group.Status == api.StatusCompleted {
-			a.at[event.Group.ID] = now
-		}
-	}
-}
-
-// await waits until the ends of all these have come.
-func (a *arrivals) await(ctx context.Context, sent []single) (map[string]int64, error) {
-	for giveUp := time.Now().Add(stalled); ; {
-		a.mu.Lock()
-		missing, err := slices.ContainsFunc(sent, func(s single) bool { return a.at[s.id] == 0 }), a.fail
-		a.mu.Unlock()
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("read events: %w", err)
-		case !missing:
-			a.close()
-			return a.at, nil
-		case time.Now().After(giveUp):
-			return nil, fmt.Errorf("await events: not all came within %s", stalled)
-		}
-		if err := redisx.Sleep(ctx, pollInterval); err != nil {
-			return nil, err
-		}
-	}
 }

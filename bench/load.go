@@ -19,16 +19,26 @@ type producer struct {
 	space keyspace.Space
 	batch int // jobs a message
 
-	fine, failing []byte  // a job, encoded
-	failPercent   float64 // of the jobs
-	sent          int     // jobs
+	job  func(i int) []byte // returns the i-th job, encoded
+	sent int                // jobs so far
 }
 
 func newProducer(conn *redisx.Conn, space keyspace.Space, o ThroughputOptions) *producer {
-	return &producer{
-		conn: conn, space: space, batch: o.Batch, failPercent: o.FailPercent,
-		fine: encodeJob(o.Payload, ""), failing: encodeJob(o.Payload, `"fail":"retry","fail_times":1,`),
-	}
+	fine, failing := encodeJob(o.Payload, ""), encodeJob(o.Payload, failOnce)
+	return &producer{conn: conn, space: space, batch: o.Batch, job: func(i int) []byte {
+		if failsNow(i, o.FailPercent) {
+			return failing
+		}
+		return fine
+	}}
+}
+
+// failOnce are the fields of a job that fails once and is retried.
+const failOnce = `"fail":"retry","fail_times":1,`
+
+// failsNow spreads the jobs that fail evenly over all.
+func failsNow(i int, percent float64) bool {
+	return percent > 0 && int(float64(i+1)*percent/100) > int(float64(i)*percent/100)
 }
 
 // encodeJob makes a job with a payload of so many bytes, as far as its fields leave room.
@@ -112,25 +122,17 @@ func (p *producer) fill(ctx context.Context, groups []group) error {
 	return flush()
 }
 
-// message is one of n jobs; those that fail are spread evenly over all that are sent.
+// message appends a message of n jobs to b.
 func (p *producer) message(b []byte, group string, n int) []byte {
 	b = append(append(append(b, `{"group":"`...), group...), `","jobs":[`...)
 	for i := range n {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		job := p.fine
-		if p.failsNow() {
-			job = p.failing
-		}
-		b = append(b, job...)
+		b = append(b, p.job(p.sent)...)
 		p.sent++
 	}
 	return append(b, "]}"...)
-}
-
-func (p *producer) failsNow() bool {
-	return p.failPercent > 0 && int(float64(p.sent+1)*p.failPercent/100) > int(float64(p.sent)*p.failPercent/100)
 }
 
 func publish(ctx context.Context, pipe redis.Pipeliner, space keyspace.Space, typ string, data any) error {

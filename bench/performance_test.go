@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -112,10 +113,13 @@ func TestLatencyIsFromWhatWasLogged(t *testing.T) {
 		{At: 1_003_500, Start: journal.Start{Group: "a"}}, {At: 1_012_000, Start: journal.Start{Group: "b"}}, {At: 2_000_000, Start: journal.Start{Group: "b", Attempt: 1}},
 	}}
 	var l Latency
-	l.compute(sent, []int64{1001, 1010}, map[string]int64{"a": 1_005_100}, log)
+	end := func(heard, created int64) ending {
+		return ending{heard, &api.Group{Timestamps: map[string]time.Time{"created": time.UnixMilli(created)}}}
+	}
+	l.compute(sent, []ending{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
 	require.Equal(t, []float64{2, 2.5, 2.5}, []float64{l.P50MS, l.P99MS, l.MaxMS})
 	require.Equal(t, Quantiles{2, 3.4, 3.4}, l.PublishedStarted)
-	require.Equal(t, Quantiles{5, 5, 5}, l.PublishedFinished, "the second start of a job is none")
+	require.Equal(t, Quantiles{3.4, 5, 5}, l.PublishedFinished, "the second start of a job does not count")
 }
 
 func TestPerformanceFigures(t *testing.T) {
