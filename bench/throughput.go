@@ -297,12 +297,19 @@ func (b *run) extras(ctx context.Context, out *Throughput) error {
 		return err
 	}
 	out.P50MS, out.P99MS = percentile(waits, 50), percentile(waits, 99)
-	out.BytesPerQueuedJob, err = b.queuedBytes(ctx)
+	out.BytesPerQueuedJob, err = b.queuedBytes(ctx, b.accepted)
 	return err
 }
 
+// accepted returns how many jobs of a group are accepted; 0 while the group is not there.
+func (b *run) accepted(ctx context.Context, g group) int {
+	key := b.space.OfTenant(g.tenant).Group(g.id)
+	n, _ := b.f.Conn.Cmd.HGet(ctx, key, "accepted").Int() // an error comes again from the next command
+	return n
+}
+
 // queuedBytes is the memory of a queued job: of a group that may not start yet.
-func (b *run) queuedBytes(ctx context.Context) (float64, error) {
+func (b *run) queuedBytes(ctx context.Context, accepted func(context.Context, group) int) (float64, error) {
 	const jobs = 20_000
 	before, err := b.f.used(ctx)
 	if err != nil {
@@ -317,10 +324,8 @@ func (b *run) queuedBytes(ctx context.Context) (float64, error) {
 	if err := b.p.fill(ctx, groups); err != nil {
 		return 0, err
 	}
-	key := b.space.OfTenant(groups[0].tenant).Group(groups[0].id)
 	for giveUp := time.Now().Add(stalled); ; {
-		// an error comes again from XLen, or the group is not there yet
-		n, _ := b.f.Conn.Cmd.HGet(ctx, key, "accepted").Int()
+		n := accepted(ctx, groups[0])
 		left, err := b.f.Conn.Cmd.XLen(ctx, b.space.Ingest()).Result()
 		if err != nil {
 			return 0, fmt.Errorf("measure memory: %w", err)

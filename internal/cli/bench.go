@@ -17,7 +17,7 @@ func newBench(r *Root) *cobra.Command {
 	set := new(variables)
 	cmd := family("bench", "Measure the system: real processes on a private redis-server",
 		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set),
-		newBenchPerformance(r, set),
+		newBenchPerformance(r, set), newBenchCompare(r, set),
 		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
 	cmd.Long = "Measure the system: real processes on a private redis-server, with the defaults of a fresh " +
 		"installation. What differs is in the\n" +

@@ -47,9 +47,18 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench big --jobs 9", "--jobs 9: must be at least 10"},
 		{"bench performance --rounds 0", "--rounds 0: must be at least 1"},
 		{"bench performance --only base,fast", `--only "fast": must be some of base,aof,limits,retries,tracing,singles,latency,big`},
+		{"bench compare", "accepts 1 arg(s), received 0"},
+		{"bench compare nowhere", "the program to compare with: stat nowhere"},
+		{"bench compare . --only base,fast", `--only "fast": must be some of base,tenants,retries,aggregates,http`},
+		{"bench compare . --rounds 0", "--rounds 0: must be at least 1"},
+		{"bench compare . --jobs 999", "--jobs 999: must be at least 1000"},
+		{"bench compare . --http-jobs 99", "--http-jobs 99: must be at least 100"},
+		{"bench compare . --rate 0", "--rate 0: must be at least 1"},
+		{"bench compare . --seconds 0", "--seconds 0: must be at least 1"},
+		{"bench compare . --set API_ADDR=127.0.0.1:1", "the bench sets this itself"},
 		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
 		{"bench fairness extra", `unknown command "extra"`},
-		{"bench", "bench needs to know what to do: throughput, latency, ceiling, big, performance, congestion, limits, fairness"},
+		{"bench", "bench needs to know what to do: throughput, latency, ceiling, big, performance, compare, congestion, limits, fairness"},
 		{"bench foo", `unknown command "foo"`},
 		{"bench throughput --set WORKER_COUNTS=4", "--set BULKACTION_WORKER_COUNTS: there is no such variable; did you mean BULKACTION_WORKER_COUNT?"},
 		{"bench congestion --set XYZZY=4", "--set BULKACTION_XYZZY: there is no such variable; docs/configuration.md"},
@@ -146,4 +155,23 @@ func TestBenchTablesShowWhatWasRun(t *testing.T) {
 	}))
 	require.Regexp(t, `token +100ms +4 +90 +2 +99\.10% +8`, out.String())
 	require.Regexp(t, `4 +97\.00% +1`, out.String())
+
+	out.Reset()
+	compared := bench.Comparison{Base: "c2a01d7", Head: "head", Variants: []bench.ComparedVariant{{Name: "retries", Figures: []bench.ComparedFigure{
+		{Name: "p50_ms", Base: 1.6, Head: 1.68, Ratio: 1.05, BaseRuns: []float64{1.6, 2}, HeadRuns: []float64{1.44, 2.4}},
+	}}}}
+	require.NoError(t, r.showComparison(compared))
+	require.Regexp(t, `^variant +figure +c2a01d7 +head +ratio +ratios of rounds\nretries +p50_ms +1\.60 +1\.68 +1\.050 +0\.900 to 1\.200\n$`, out.String())
+}
+
+func TestBenchCompareWritesAFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "compare.json")
+	want := bench.Comparison{Base: "a", Head: "b", Rounds: 5, Variants: []bench.ComparedVariant{{Name: "http", Jobs: 7}}}
+	require.NoError(t, writeJSON(name, want))
+	b, err := os.ReadFile(name)
+	require.NoError(t, err)
+	var got bench.Comparison
+	require.NoError(t, json.Unmarshal(b, &got))
+	require.Equal(t, want, got)
+	require.Error(t, writeJSON(filepath.Join(name, "below"), want))
 }

@@ -1,0 +1,299 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/journal"
+)
+
+// CompareOptions say which programs are compared and how thoroughly. Role starts the head, Base the
+// program that it is compared with.
+type CompareOptions struct {
+	Options
+	Base     []string // see FleetOptions.Role
+	Only     []string // variants; none: all
+	Rounds   int      // of each variant
+	Jobs     int      // of each run that measures throughput
+	HTTPJobs int      // the same where each job is a request
+	Rate     int      // jobs a second while latency is measured
+	Seconds  int      // of such a run
+}
+
+// Comparison is what two programs cost under the same workload. One load generator measures both.
+type Comparison struct {
+	Base     string            `json:"base"` // name of the program's file
+	Head     string            `json:"head"`
+	CPUs     int               `json:"cpus"`
+	Rounds   int               `json:"rounds"`
+	Rate     int               `json:"latency_rate"`
+	Seconds  int               `json:"latency_seconds"`
+	Variants []ComparedVariant `json:"variants"`
+}
+
+// ComparedVariant has the figures of one kind of run.
+type ComparedVariant struct {
+	Name    string           `json:"name"`
+	What    string           `json:"what"`
+	Jobs    int              `json:"jobs"`
+	Figures []ComparedFigure `json:"figures"`
+}
+
+// ComparedFigure has the medians of a figure's rounds, and what each round measured.
+type ComparedFigure struct {
+	Name     string    `json:"name"`
+	Base     float64   `json:"base"`
+	Head     float64   `json:"head"`
+	Ratio    float64   `json:"ratio"` // head to base
+	BaseRuns []float64 `json:"base_runs"`
+	HeadRuns []float64 `json:"head_runs"`
+}
+
+// Range returns the smallest and the largest ratio of head to base in one round.
+func (f ComparedFigure) Range() (least, most float64) {
+	ratios := make([]float64, len(f.BaseRuns))
+	for i := range ratios {
+		ratios[i] = ratio(f.HeadRuns[i], f.BaseRuns[i])
+	}
+	return slices.Min(ratios), slices.Max(ratios)
+}
+
+// The figures, in the order in which they are shown.
+const (
+	figureSpeed    = "jobs_per_second"
+	figureRedisCPU = "redis_cpu_us_per_job"
+	figureRoleCPU  = "roles_cpu_us_per_job" // without the load generator, which is the same for both programs
+	figureCommands = "redis_commands_per_job"
+	figureP50      = "p50_ms" // accepted to started, as in Latency
+	figureP99      = "p99_ms"
+	figureMemory   = "redis_bytes_per_queued_job"
+)
+
+var comparedFigures = []string{
+	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
+}
+
+// compareVariant is one kind of run. It differs from the base variant in one thing.
+type compareVariant struct {
+	name, what string
+	tenants    int
+	limits     bool               // each tenant has a limit of its own, which is counted and never reached
+	retries    bool               // 1% of the jobs fail once
+	aggregate  []client.Aggregate // that each group asks for
+	http       bool               // each job is a group and a request of its own
+	memory     bool               // measure the memory of a queued job, too
+}
+
+var compareVariants = []compareVariant{
+	{name: "base", what: "10 tenants, a group each, 500 jobs a message", tenants: 10, memory: true},
+	{
+		name: "tenants", what: "1,000 tenants, each at a limit of its own that is not reached",
+		tenants: 1000, limits: true,
+	},
+	{name: "retries", what: "1% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: true},
+	{
+		name: "aggregates", what: "each group asks for a sum and a distribution", tenants: 10,
+		aggregate: []client.Aggregate{
+			{As: aggregateSum, Op: "sum", Field: "data.cost"},
+			{As: aggregateSpread, Op: "distribution", Field: "data.cost"},
+		},
+	},
+	{
+		name: "http", what: "one job a request: POST /v1/groups, each job a group of its own",
+		tenants: 10, http: true,
+	},
+}
+
+// CompareVariants returns the names of the variants.
+func CompareVariants() []string {
+	names := make([]string, len(compareVariants))
+	for i, v := range compareVariants {
+		names[i] = v.name
+	}
+	return names
+}
+
+// figures are what one program measured in one round, by name.
+type figures map[string]float64
+
+// RunCompare runs each variant with both programs in turn, and all variants in each round. With an
+// error it returns what complete rounds have measured.
+func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
+	chosen := slices.DeleteFunc(slices.Clone(compareVariants), func(v compareVariant) bool {
+		return len(o.Only) > 0 && !slices.Contains(o.Only, v.name)
+	})
+	programs := [2][]string{o.Base, o.Role}
+	names := [2]string{filepath.Base(o.Base[0]), filepath.Base(o.Role[0])}
+	measured := make([][2][]figures, len(chosen))
+	var err error
+	done := 0
+	for round := 0; round < o.Rounds && err == nil; round++ {
+		for i := 0; i < len(chosen) && err == nil; i++ {
+			var both [2]figures
+			for turn := range programs {
+				side := (round + turn) % 2 // neither program is always the first
+				part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.Rounds, chosen[i].name, names[side])
+				o.progress(part, int64(done), int64(2*o.Rounds*len(chosen)))
+				if both[side], err = o.measure(ctx, programs[side], chosen[i]); err != nil {
+					err = fmt.Errorf("%s: %w", part, err)
+					break
+				}
+				done++
+			}
+			if err == nil {
+				for side := range both {
+					measured[i][side] = append(measured[i][side], both[side])
+				}
+			}
+		}
+	}
+	out := Comparison{
+		Base: names[0], Head: names[1], CPUs: runtime.NumCPU(), Rounds: o.Rounds, Rate: o.Rate, Seconds: o.Seconds,
+	}
+	for i, v := range chosen {
+		if len(measured[i][0]) > 0 {
+			out.Variants = append(out.Variants, ComparedVariant{v.name, v.what, o.jobs(v), compared(measured[i])})
+		}
+	}
+	return out, err
+}
+
+// jobs returns how many jobs a run of v sends to measure throughput.
+func (o *CompareOptions) jobs(v compareVariant) int {
+	if v.http {
+		return o.HTTPJobs
+	}
+	return o.Jobs
+}
+
+// compared computes the medians of a variant's rounds.
+func compared(rounds [2][]figures) []ComparedFigure {
+	var out []ComparedFigure
+	for _, name := range comparedFigures {
+		if _, ok := rounds[0][0][name]; !ok {
+			continue
+		}
+		f := ComparedFigure{Name: name}
+		for i := range rounds[0] {
+			f.BaseRuns = append(f.BaseRuns, rounds[0][i][name])
+			f.HeadRuns = append(f.HeadRuns, rounds[1][i][name])
+		}
+		f.Base, f.Head = medianOf(f.BaseRuns), medianOf(f.HeadRuns)
+		f.Ratio = ratio(f.Head, f.Base)
+		out = append(out, f)
+	}
+	return out
+}
+
+// medianOf returns the median.
+func medianOf(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// measure runs a variant with one program. Latency has a fleet of its own, since the journal that it
+// needs costs CPU.
+func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (figures, error) {
+	out := figures{}
+	if err := o.measureThroughput(ctx, role, v, out); err != nil {
+		return nil, fmt.Errorf("measure throughput: %w", err)
+	}
+	if err := o.measureLatency(ctx, role, v, out); err != nil {
+		return nil, fmt.Errorf("measure latency: %w", err)
+	}
+	return out, nil
+}
+
+func (o *CompareOptions) measureThroughput(
+	ctx context.Context, role []string, v compareVariant, out figures,
+) error {
+	c, err := o.start(ctx, role, v, "")
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	jobs := o.jobs(v)
+	before, err := c.f.used(ctx)
+	if err != nil {
+		return err
+	}
+	began, err := c.f.Conn.Cmd.Time(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("ask for Redis's time: %w", err)
+	}
+	ends, err := c.send(ctx, "", jobs)
+	if err != nil {
+		return err
+	}
+	after, err := c.f.used(ctx)
+	if err != nil {
+		return err
+	}
+	u := after.since(before)
+	delete(u.roles, producerRole)
+	out[figureSpeed] = round(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
+	out[figureRedisCPU], out[figureRoleCPU] = perJob(u.redis().cpu, jobs), perJob(u.processes(), jobs)
+	out[figureCommands] = precise(float64(u.redis().commands) / float64(jobs))
+	return c.f.Stop()
+}
+
+// lastCompleted returns when the last group was completed, by Redis's clock.
+func lastCompleted(ends []ending) time.Time {
+	var last time.Time
+	for _, e := range ends {
+		if at := e.group.Timestamps["completed"]; at.After(last) {
+			last = at
+		}
+	}
+	return last
+}
+
+func (o *CompareOptions) measureLatency(
+	ctx context.Context, role []string, v compareVariant, out figures,
+) error {
+	journals, err := os.MkdirTemp("", "bulkaction-journals-")
+	if err != nil {
+		return fmt.Errorf("make a folder for journals: %w", err)
+	}
+	defer os.RemoveAll(journals) //nolint:errcheck // a temporary folder
+	c, err := o.start(ctx, role, v, journals)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	ends, err := c.sendPaced(ctx, o.Rate, o.Rate*o.Seconds)
+	if err != nil {
+		return err
+	}
+	if v.memory {
+		if out[figureMemory], err = c.queuedBytes(ctx, c.accepted); err != nil {
+			return err
+		}
+	}
+	if err := c.f.Stop(); err != nil {
+		return err
+	}
+	log, err := journal.Read(journals)
+	if err != nil {
+		return err
+	}
+	started := firstStarts(log)
+	waits := make([]float64, len(ends))
+	for i, e := range ends {
+		at, ok := started[e.group.ID]
+		if !ok {
+			return fmt.Errorf("group %s has ended without a start: %w", e.group.ID, errNoStarts)
+		}
+		waits[i] = e.waited(at)
+	}
+	q := quantiles(waits)
+	out[figureP50], out[figureP99] = q.P50MS, q.P99MS
+	return nil
+}

@@ -1,0 +1,249 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// compareRun is one fleet under one variant. The fleet may be of another revision, with other keys
+// and scripts, so this code uses contracts only: the ingest stream, the HTTP API, the events stream
+// and Redis's INFO. Two things are no contracts: the hidden command that runs a role, and its journal.
+type compareRun struct {
+	*run
+	v    compareVariant
+	api  *client.API
+	ends *endings
+	jobs [][]byte // one period of encoded jobs
+}
+
+const (
+	compareClients = 32                    // requests at a time
+	comparePayload = 200                   // bytes
+	eventsPause    = 50 * time.Millisecond // reading events must not cost much
+)
+
+// start starts a fleet and runs some jobs through it.
+func (o *CompareOptions) start(
+	ctx context.Context, role []string, v compareVariant, journals string,
+) (*compareRun, error) {
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return nil, err
+	}
+	env := append([]string{noLimit, "BULKACTION_API_ADDR=" + addr}, quickRetries...)
+	b, err := startRun(ctx, &FleetOptions{Role: role, Env: o.Env, Journal: journals}, env, 1)
+	if err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
+	c := &compareRun{
+		run: b, v: v, jobs: v.encodeJobs(),
+		api: client.NewAPI("http://"+addr, client.WithHTTPClient(&http.Client{Transport: transport})),
+	}
+	if err := c.prepare(ctx, addr, o); err != nil {
+		c.close()
+		return nil, fmt.Errorf("prepare: %w", err)
+	}
+	return c, nil
+}
+
+// close stops the fleet and the reading of its events.
+func (c *compareRun) close() {
+	if c.ends != nil {
+		c.ends.close()
+	}
+	c.run.close()
+}
+
+func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions) (err error) {
+	if err := c.f.awaitAPI(ctx, addr); err != nil {
+		return err
+	}
+	if c.v.limits {
+		rps := float64(freeLimit)
+		for _, g := range share("", 0, c.v.tenants, 1) {
+			if _, err := c.api.SetTenant(ctx, g.tenant, api.TenantSettings{RPS: &rps}); err != nil {
+				return err
+			}
+		}
+	}
+	if c.ends, err = c.listen(ctx, eventsPause); err != nil {
+		return err
+	}
+	_, err = c.send(ctx, "-warm", min(warmJobs, o.jobs(c.v)))
+	return err
+}
+
+// send submits jobs as fast as possible, and waits until their groups are completed.
+func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]ending, error) {
+	var groups []group
+	var err error
+	if c.v.http {
+		groups = c.singles(suffix, jobs)
+		all, ctx := errgroup.WithContext(ctx)
+		all.SetLimit(compareClients)
+		for i := range groups {
+			all.Go(func() error { return c.submit(ctx, groups[i], i) })
+		}
+		err = all.Wait()
+	} else {
+		groups = share(c.name+suffix, jobs, c.v.tenants, 1)
+		c.p = c.producer()
+		if err = c.p.create(ctx, groups, c.more()); err == nil {
+			err = c.p.fill(ctx, groups)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.await(ctx, groups, jobs)
+}
+
+// sendPaced submits single jobs at a steady rate, each a group of its own, and waits until they are
+// completed.
+func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]ending, error) {
+	groups := c.singles("-paced", jobs)
+	err := pace(ctx, rate, jobs, func(ctx context.Context, i int, _ time.Time) error {
+		return c.submit(ctx, groups[i], i)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.await(ctx, groups, jobs)
+}
+
+// singles returns n groups of one job each, of all tenants in turn.
+func (c *compareRun) singles(suffix string, n int) []group {
+	groups := make([]group, n)
+	for i := range groups {
+		id, tenant := fmt.Sprintf("%s%s-%d", c.name, suffix, i), fmt.Sprintf("tenant-%d", i%c.v.tenants)
+		groups[i] = group{id: id, tenant: tenant, jobs: 1}
+	}
+	return groups
+}
+
+// submit sends a group of one job, the i-th job of this run.
+func (c *compareRun) submit(ctx context.Context, g group, i int) error {
+	data := map[string]any{
+		"id": g.id, "tenant": g.tenant, "type": "NOOP", "seal": true, "jobs": []json.RawMessage{c.jobs[i%len(c.jobs)]},
+	}
+	for name, value := range c.more() {
+		data[name] = value
+	}
+	if c.v.http {
+		body, err := json.Marshal(data)
+		if err != nil {
+			return err
+		}
+		_, err = c.api.SubmitJSON(ctx, body)
+		return err
+	}
+	pipe := c.f.Conn.Cmd.Pipeline()
+	if err := publish(ctx, pipe, c.space, "group.submit", data); err != nil {
+		return err
+	}
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
+// more returns the fields of a group that the variant adds.
+func (c *compareRun) more() map[string]any {
+	if c.v.aggregate == nil {
+		return nil
+	}
+	return map[string]any{"aggregate": c.v.aggregate}
+}
+
+func (c *compareRun) producer() *producer {
+	job := func(i int) []byte { return c.jobs[i%len(c.jobs)] }
+	return &producer{conn: c.f.Conn, space: c.space, batch: perMessage, job: job}
+}
+
+const (
+	comparePeriod   = 100 // jobs, after which they repeat
+	aggregateSum    = "cost"
+	aggregateSpread = "spread"
+)
+
+// encodeJobs makes the jobs of one period.
+func (v compareVariant) encodeJobs() [][]byte {
+	jobs := make([][]byte, comparePeriod)
+	for i := range jobs {
+		fields := ""
+		if v.retries && i == comparePeriod-1 {
+			fields = failOnce
+		}
+		if v.aggregate != nil {
+			fields += fmt.Sprintf(`"result":{"cost":%d},`, i+1)
+		}
+		jobs[i] = encodeJob(comparePayload, fields)
+	}
+	return jobs
+}
+
+// await waits until the groups are completed, and checks that the jobs did what the variant says.
+func (c *compareRun) await(ctx context.Context, groups []group, jobs int) ([]ending, error) {
+	var ids []string
+	for _, g := range groups {
+		ids = append(ids, g.id)
+	}
+	ends, err := c.ends.await(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	return ends, c.v.check(ends, jobs)
+}
+
+var errWrongLoad = errors.New("the jobs did something else than the variant asks for")
+
+// check compares what the groups of a run show with what the variant asks for.
+func (v compareVariant) check(ends []ending, jobs int) error {
+	var got, want [4]int64 // jobs done, retries, sum of the values, number of values in the distributions
+	for _, e := range ends {
+		got[0] += e.group.Counts.Done
+		got[1] += e.group.Retries
+		if v.aggregate == nil {
+			continue
+		}
+		var sum float64
+		var spread struct {
+			Count int64 `json:"count"`
+		}
+		err := errors.Join(
+			json.Unmarshal(e.group.Aggregate[aggregateSum], &sum),
+			json.Unmarshal(e.group.Aggregate[aggregateSpread], &spread))
+		if err != nil {
+			return fmt.Errorf("read aggregate of group %s: %w", e.group.ID, err)
+		}
+		got[2], got[3] = got[2]+int64(sum), got[3]+spread.Count
+	}
+	want[0] = int64(jobs)
+	if v.retries {
+		want[1] = int64(jobs / comparePeriod)
+	}
+	if v.aggregate != nil {
+		for i := range jobs {
+			want[2] += int64(i%comparePeriod + 1)
+		}
+		want[3] = int64(jobs)
+	}
+	if got != want {
+		return fmt.Errorf("%w: [jobs done, retries, sum, values] are %v, want %v", errWrongLoad, got, want)
+	}
+	return nil
+}
+
+// accepted returns how many jobs of a group are accepted; 0 while the group is not there.
+func (c *compareRun) accepted(ctx context.Context, g group) int {
+	shown, _ := c.api.Group(ctx, g.id) // an error comes again from the next call, or the group is not there yet
+	return int(shown.Counts.Accepted)
+}
