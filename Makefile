@@ -100,7 +100,7 @@ bench-performance: deps ## Measure speed, ten minutes, write docs/plots/performa
 	go run ./bench/plots docs/plots docs/performance.md
 
 .PHONY: bench-compare
-bench-compare: deps ## Compare the speed with another revision's, in turn; BASE=rev, ROUNDS=3, JOBS=100000, COUNT=6
+bench-compare: deps ## Compare the speed with another revision's, in turn; BASE=rev, ROUNDS=5, VARIANTS='base http', COUNT=6, OUT=file.json
 	BASE='$(BASE)' bash bench/compare.sh
 
 .PHONY: chaos

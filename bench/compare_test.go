@@ -3,6 +3,7 @@ package bench
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -139,4 +140,31 @@ func TestLastCompletedIsTheLatest(t *testing.T) {
 		return ending{group: &api.Group{Timestamps: map[string]time.Time{"completed": time.UnixMilli(ms)}}}
 	}
 	require.Equal(t, time.UnixMilli(9), lastCompleted([]ending{at(3), at(9), at(5)}))
+}
+
+// TestCompareLeavesOutBenchmarksOfOneSide runs what compare.sh runs before benchstat.
+func TestCompareLeavesOutBenchmarksOfOneSide(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"old": "goos: linux\npkg: m/lua\nBenchmarkAdmit-2 1 9 ns/op\nBenchmarkAppend-2 1 9 ns/op\nPASS\nok m/lua 1s\n" +
+			"pkg: m/messages\nBenchmarkAppend-2 1 8 ns/op\nBenchmarkGone-2 1 8 ns/op\nPASS\n",
+		"new": "goos: linux\npkg: m/ledger\nBenchmarkAdmit-2 1 7 ns/op\nBenchmarkAppend-2 1 7 ns/op\nPASS\n" +
+			"pkg: m/messages\nBenchmarkAppend-2 1 6 ns/op\npkg: m/groups\nBenchmarkAdded-2 1 6 ns/op\nPASS\n",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	script, err := filepath.Abs("common.awk")
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "awk", "-f", script, "old", "new", "old", "new")
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for name, want := range map[string]string{
+		"old": "goos: linux\npkg: m/ledger\nBenchmarkAdmit-2 1 9 ns/op\npkg: m/ledger\nBenchmarkAppend-2 1 9 ns/op\npkg: m/messages\nBenchmarkAppend-2 1 8 ns/op\n",
+		"new": "goos: linux\npkg: m/ledger\nBenchmarkAdmit-2 1 7 ns/op\npkg: m/ledger\nBenchmarkAppend-2 1 7 ns/op\npkg: m/messages\nBenchmarkAppend-2 1 6 ns/op\n",
+	} {
+		got, err := os.ReadFile(filepath.Join(dir, name+".common"))
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), name)
+	}
 }
