@@ -51,6 +51,18 @@ func TestReadsWhatAllProcessesWrote(t *testing.T) {
 	}, log)
 }
 
+// TestFormatIsStable holds the format: `bench compare` reads the journals of older programs.
+func TestFormatIsStable(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, "worker-a")
+	j.Permits(10, 1, journal.Promote, "T", []ledger.Permit{{Tenant: "x", N: 2}})
+	j.Starts(20, 0, "U", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 3}})
+	require.NoError(t, j.Close())
+	got, err := os.ReadFile(filepath.Join(dir, "worker-a.journal.tsv"))
+	require.NoError(t, err)
+	require.Equal(t, "P\t10\t1\tT\tx\tpromote\t2\nS\t20\t0\tU\tx\tg\t7\t3\n", string(got))
+}
+
 func TestConcurrentWritersLoseNothing(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, "w")
