@@ -68,6 +68,9 @@ func mapsKeys(c counts) func(func(string) bool) {
 	}
 }
 
+// clock is the format of times of day in a report.
+const clock = "15:04:05.000"
+
 // breaker does harm to a fleet and its Redis, and mends it.
 type breaker struct {
 	fleet   *fleet
@@ -82,6 +85,7 @@ type breaker struct {
 	mu     sync.Mutex
 	done   counts
 	failed []error
+	log    []string // what was done, and when
 }
 
 // newBreaker puts n proxies before the server.
@@ -119,9 +123,11 @@ func (b *breaker) run(ctx context.Context, faults []fault) error {
 			break
 		}
 		under.Go(func() {
+			from := time.Now()
 			err := b.do(ctx, f)
 			b.mu.Lock()
 			defer b.mu.Unlock()
+			b.log = append(b.log, fmt.Sprintf("%s to %s: %s", from.Format(clock), time.Now().Format(clock), f.kind))
 			if err != nil {
 				b.failed = append(b.failed, fmt.Errorf("%s: %w", f.kind, err))
 				return

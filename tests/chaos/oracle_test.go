@@ -258,7 +258,7 @@ func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []
 	}
 	switch {
 	case job.done() && ends == 0:
-		r.violate("group %s: no worker has run job %d to its end", g.id, ordinal)
+		r.violate("group %s: no worker has run job %d (%d ms) to its end: %s", g.id, ordinal, job.MS, story(runs))
 	case job.Permanent && fails == 0:
 		r.violate("group %s: no worker has let job %d fail", g.id, ordinal)
 	case !job.done() && ends > 0:
@@ -267,6 +267,19 @@ func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []
 	if !job.Crash { // how often a crasher runs is MAX_DELIVERIES's
 		r.DuplicateExecutions += max(0, len(runs)-1-min(fails, job.FailTimes))
 	}
+}
+
+// story tells the runs of a job.
+func story(runs []execution) string {
+	var b strings.Builder
+	for _, e := range runs {
+		fmt.Fprintf(&b, "attempt %d in %s at %s", e.attempt, e.process, e.began.Format(clock))
+		if e.how != "" {
+			fmt.Fprintf(&b, ", %s at %s", e.how, e.ended.Format(clock))
+		}
+		b.WriteString("; ")
+	}
+	return b.String()
 }
 
 // stale is how many outcomes of attempts that had been taken away were refused.
