@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	role "github.com/bulkaction/bulkaction/internal/roles"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/noop"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -66,6 +69,23 @@ func (h *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
+// byRuns serves NOOP, with fail_times as a number of runs, so that each job fails exactly that often.
+// A job's attempt also grows when a start is repeated, and when a job that has waited too long for
+// a slot is handed back.
+type byRuns struct {
+	noop.Processor
+	mu   sync.Mutex
+	runs map[string]int // of each job
+}
+
+func (p *byRuns) Process(ctx context.Context, job processor.Job) (any, error) {
+	p.mu.Lock()
+	p.runs[job.ID()]++
+	job.Attempt = p.runs[job.ID()]
+	p.mu.Unlock()
+	return p.Processor.Process(ctx, job)
+}
+
 // inOne runs all roles in this process, with a hook on their commands, and returns the
 // API's address.
 func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string {
@@ -89,7 +109,7 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 				},
 				func(ctx context.Context) error { return role.Fetcher(ctx, p.As("fetcher"), b) },
 				func(ctx context.Context) error { return role.Dispatcher(ctx, p.As("dispatcher"), b) },
-				func(ctx context.Context) error { return role.BuiltIn(ctx, p.As("worker"), b) },
+				func(ctx context.Context) error { return role.Worker(&byRuns{runs: map[string]int{}})(ctx, p.As("worker"), b) },
 				func(ctx context.Context) error { return role.Watcher(reducers)(ctx, p.As("watcher"), b) },
 				func(ctx context.Context) error { return role.Aggregator(reducers)(ctx, p.As("aggregator"), b) },
 			)
@@ -120,7 +140,7 @@ func TestEveryScriptTwice(t *testing.T) {
 	require.NoError(t, err)
 	hook := &twice{}
 	addr := inOne(t, server.URL(), hook, "BULKACTION_PARTITIONS=2", "BULKACTION_BACKPRESSURE_GLOBAL_RPS=2000", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW=100ms",
-		"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=50ms", "BULKACTION_CONGESTION_BASE_BACKOFF=50ms", "BULKACTION_LEASE=2s")
+		"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=50ms", "BULKACTION_CONGESTION_BASE_BACKOFF=50ms", "BULKACTION_LEASE=6s")
 	s := &system{t: t, redis: server, rdb: connect(t, server.URL()).Cmd, space: space, api: client.NewAPI("http://" + addr)}
 	s.env = map[string]string{"BULKACTION_REDIS_URL": server.URL()}
 	told := func(method, path, body string) {
@@ -136,11 +156,6 @@ func TestEveryScriptTwice(t *testing.T) {
 	var loads []load
 	for i := range 4 {
 		l := newLoad(fmt.Sprint("tenant-", i), 500)
-		for _, j := range l.group.Jobs {
-			if p := j.Payload.(map[string]any); p["fail"] == "retry" {
-				p["fail_times"] = 2 // a start that is repeated is a new attempt: the first run is the second one
-			}
-		}
 		loads = append(loads, l)
 		if i%2 == 0 {
 			_, err = s.api.Submit(ctx, l.group)
@@ -149,8 +164,9 @@ func TestEveryScriptTwice(t *testing.T) {
 		}
 		require.NoError(t, err)
 	}
-	s.submit(client.Group{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":2,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
-	s.submit(client.Group{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":2,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Group{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Group{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Group{ID: "held", Type: "NOOP", Jobs: jobs(1, `{"sleep_ms":2500}`), Seal: true}) // its lease is renewed, every 2 s
 	s.submit(client.Group{ID: "doomed", Type: "NOOP", Jobs: jobs(300, `{"sleep_ms":200}`), Seal: true})
 	s.submit(client.Group{ID: "paused", Tenant: "idle", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20}`)})
 	told("POST", "/v1/groups/paused/pause", "")
@@ -172,6 +188,7 @@ func TestEveryScriptTwice(t *testing.T) {
 		require.EqualValues(t, l.counts.Done, n)
 	}
 	require.Equal(t, api.Counts{Accepted: 100, Done: 100}, s.wait("paused").Counts)
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("held").Counts)
 	g := s.wait("throttled")
 	require.Equal(t, api.Counts{Accepted: 20, Done: 20}, g.Counts)
 	require.JSONEq(t, "20", string(g.Aggregate["n"]))
