@@ -15,6 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
 )
 
 // Interval is how often a process shows its status; one that is silent for TTL counts as gone.
@@ -54,27 +55,16 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	if err != nil {
 		return fmt.Errorf("encode status: %w", err)
 	}
-	if _, err := show.Run(ctx, conn.Cmd, []string{key}, []any{id, b}); err != nil {
+	if _, err := heartbeat.Run(ctx, conn.Cmd, []string{key}, []any{id, b}); err != nil {
 		return fmt.Errorf("publish status: %w", err)
 	}
 	return nil
 }
 
-// show writes a status with Redis's time in front, since the clocks of hosts differ. Its first
-// write is one that Redis allows when its memory is full: a process that can't show itself would
-// count as gone.
-var show = redisx.NewScript("show", `
-redis.call('HDEL', KEYS[1], '')
-local t = redis.call('TIME')
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)) .. ' ' .. ARGV[2])
-return 1`)
-
-// look reads all statuses, and Redis's time (ms) behind them.
-var look = redisx.NewScript("look", `
-local all = redis.call('HGETALL', KEYS[1])
-local t = redis.call('TIME')
-all[#all + 1] = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))
-return all`)
+var (
+	heartbeat  = redisx.NewScript("heartbeat", lua.Source("processes/heartbeat"))
+	heartbeats = redisx.NewScript("heartbeats", lua.Source("processes/heartbeats"))
+)
 
 // Workers reads the reports of live workers.
 func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
@@ -87,7 +77,7 @@ func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api
 }
 
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
-	reply, err := look.Run(ctx, conn.Cmd, []string{key}, nil)
+	reply, err := heartbeats.Run(ctx, conn.Cmd, []string{key}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
 	}
