@@ -1,10 +1,10 @@
-// Package processor defines what runs a job: the one interface that a job type's author implements,
-// the job that is handed to it, and the errors it answers with to have the job retried, slowed down
-// or given up. It hides how those answers become the engine's decisions.
+// Package processor defines the interface that the author of a job type implements, the job that it
+// receives, and the errors with which it has the job retried, throttled or failed. The package hides
+// how these errors become decisions of the system.
 //
-// A job is delivered at least once: one whose worker dies is run again, and so is one whose answer
-// was lost. A processor must therefore be idempotent, or pass [Job.ID], which stays the same over
-// all attempts, to its partner as the key to be idempotent by.
+// A job is delivered at least once: it runs again when its worker dies or when the worker's report
+// is lost. A processor must therefore be idempotent, or pass [Job.ID], which is the same in all
+// attempts, to its downstream API as the idempotency key.
 package processor
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// MaxResultBytes is how large a job's result may be once it is encoded as JSON.
+// MaxResultBytes is the largest size of a job's result, encoded as JSON.
 const MaxResultBytes = 64 << 10
 
 // Job is one attempt that is handed to a processor.
@@ -23,13 +23,13 @@ type Job struct {
 	Group      string          // the bulk action that the job is part of
 	Ordinal    int64           // the job's place in its group, from 0
 	Type       string          // names the processor, such as SEND_EMAIL
-	Payload    json.RawMessage // as the producer gave it, at most 256 KiB; read it, do not change it
-	Attempt    int             // 1 on the first delivery, and one more with each further one
-	AcceptedAt time.Time       // when the job was taken in
+	Payload    json.RawMessage // as the producer sent it, at most 256 KiB; do not change it
+	Attempt    int             // 1 on the first delivery, one higher on each later delivery
+	AcceptedAt time.Time       // when ingest accepted the job
 }
 
-// ID is the job's id, "group.ordinal": unique, and the same on every attempt. It is the key to be
-// idempotent by.
+// ID returns the job's id, "group.ordinal". It is unique and the same in every attempt: use it as
+// the idempotency key.
 func (j Job) ID() string {
 	return j.Group + "." + strconv.FormatInt(j.Ordinal, 10)
 }
@@ -37,20 +37,19 @@ func (j Job) ID() string {
 // Processor runs the jobs of one type.
 //
 // Process is called concurrently. It must return soon after ctx ends, which happens when the job's
-// time is up, its group is cancelled, its lease is lost or the worker shuts down; what it returns
-// after that counts no more as done.
+// timeout is over, its group is cancelled, its lease is lost or the worker shuts down. A result that
+// it returns after that does not make the job done.
 //
-// The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] once encoded;
-// a [json.RawMessage] is passed on untouched, and nil is an empty result. The error says what
-// becomes of a job that is not done: see [Retry], [Throttled] and [Permanent]. Any other error
-// means "retry".
+// The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] when encoded. A
+// [json.RawMessage] is passed on unchanged; nil is an empty result. An error decides what follows:
+// see [Retry], [Throttled] and [Permanent]. Any other error means "retry".
 type Processor interface {
 	// Type is the job type that the processor serves: 1 to 128 characters of A-Z a-z 0-9 . _ -
 	Type() string
 	Process(ctx context.Context, job Job) (any, error)
 }
 
-// Func makes a processor of a function that runs the jobs of type typ.
+// Func returns a processor that runs the jobs of type typ by calling fn.
 func Func(typ string, fn func(context.Context, Job) (any, error)) Processor {
 	return funcProcessor{typ, fn}
 }

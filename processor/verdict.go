@@ -8,12 +8,12 @@ import (
 	"unicode/utf8"
 )
 
-// Codes that say why an attempt failed, where no other code says it better. Failures are counted by
+// General codes of failed attempts; a processor may use codes of its own. Failures are counted by
 // code, so a code names a cause, never a single job: 1 to 64 characters of A-Z a-z 0-9 . _ -
 const (
 	CodeError          = "ERROR"           // an error without a code, or with one that is not valid
-	CodeTimeout        = "TIMEOUT"         // the job's time was up
-	CodeThrottled      = "API_THROTTLED"   // the partner said slow down
+	CodeTimeout        = "TIMEOUT"         // the job's timeout was over
+	CodeThrottled      = "API_THROTTLED"   // the downstream API asked to wait
 	CodeInvalidPayload = "INVALID_PAYLOAD" // the payload is not what the processor needs
 )
 
@@ -22,18 +22,18 @@ const (
 	maxMessageBytes = 1 << 10
 )
 
-// Kind is what becomes of a job after an attempt.
+// Kind is the decision about a job after an attempt.
 type Kind int
 
 // Kinds of verdicts.
 const (
 	Done       Kind = iota // the job is done
 	RetryLater             // it runs again after a wait, and one of its retries is used
-	Throttle               // it runs again when the partner allows it; no retry is used
+	Throttle               // it runs again after the time that the downstream API asked for; no retry is used
 	Fail                   // it failed for good
 )
 
-// String is the kind in lower-case words, as for a log attribute.
+// String returns the kind in lower-case words, for log attributes.
 func (k Kind) String() string {
 	switch k {
 	case Done:
@@ -48,34 +48,34 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Verdict is the decision that an attempt's error stands for.
+// Verdict is the decision that follows from the error of an attempt, with its code and text.
 type Verdict struct {
 	Kind    Kind
-	Code    string        // empty when done, else valid
-	After   time.Duration // with Throttle: how long the partner asked to wait, 0 when it did not say
+	Code    string        // empty for Done, otherwise a valid code
+	After   time.Duration // for Throttle: how long the downstream API asked to wait; 0 if it named no time
 	Message string        // the error's text, valid UTF-8 of at most 1 KiB
 }
 
-// Retry marks err as transient: the job runs again after a wait, as long as it has retries left. A
-// nil err is an error still, whose text is the code.
+// Retry marks err as transient: the job runs again after a wait, as long as it has retries left. If
+// err is nil, Retry still returns an error; its text is the code.
 func Retry(code string, err error) error {
 	return &answer{kind: RetryLater, code: code, cause: err}
 }
 
-// Throttled says that the partner asked to slow down: the job runs again after that time and uses
-// no retry. With after <= 0 the partner did not say how long, and the engine chooses. The code is
-// [CodeThrottled]; a nil err is an error still, whose text is the code.
+// Throttled says that the downstream API asked to wait: the job runs again after this time and uses
+// no retry. With after <= 0 the system chooses the time. The code is [CodeThrottled]. If err is nil,
+// Throttled still returns an error; its text is the code.
 func Throttled(after time.Duration, err error) error {
 	return &answer{kind: Throttle, code: CodeThrottled, after: max(after, 0), cause: err}
 }
 
-// Permanent marks err as one that no further attempt can mend: the job has failed and is never
-// retried by itself. A nil err is an error still, whose text is the code.
+// Permanent marks err as one that another attempt cannot change: the job fails and is not retried
+// automatically. If err is nil, Permanent still returns an error; its text is the code.
 func Permanent(code string, err error) error {
 	return &answer{kind: Fail, code: code, cause: err}
 }
 
-// answer is an error that carries its verdict.
+// answer is the error type of Retry, Throttled and Permanent: it carries the verdict.
 type answer struct {
 	kind  Kind
 	code  string
@@ -92,10 +92,9 @@ func (a *answer) Error() string {
 
 func (a *answer) Unwrap() error { return a.cause }
 
-// Classify turns the error that Process returned into a verdict. It looks through wrapped errors,
-// and the outermost of [Retry], [Throttled] and [Permanent] decides. Without one,
-// [context.DeadlineExceeded] is a retry with [CodeTimeout], any other error a retry with
-// [CodeError], and nil is done.
+// Classify turns the error that Process returned into a verdict. It unwraps errors; the outermost
+// [Retry], [Throttled] or [Permanent] decides. If there is none, [context.DeadlineExceeded] is a
+// retry with [CodeTimeout], any other error is a retry with [CodeError], and nil is done.
 func Classify(err error) Verdict {
 	if err == nil {
 		return Verdict{Kind: Done}
@@ -128,10 +127,10 @@ func validCode(code string) bool {
 	return true
 }
 
-// boundedText makes any text valid UTF-8 of at most maxMessageBytes, without splitting a character.
+// boundedText returns s as valid UTF-8 of at most maxMessageBytes bytes. It splits no character.
 func boundedText(s string) string {
 	if len(s) > maxMessageBytes+utf8.UTFMax {
-		s = s[:maxMessageBytes+utf8.UTFMax] // so that a huge text costs no huge copy
+		s = s[:maxMessageBytes+utf8.UTFMax] // avoids a copy of a huge text
 	}
 	s = strings.ToValidUTF8(s, string(utf8.RuneError))
 	if len(s) <= maxMessageBytes {

@@ -1,10 +1,10 @@
-// Package run turns processors and reducers of your own into the binaries of a role. A worker that
-// runs your jobs is a main function of one call:
+// Package run builds the binary of a role with your own processors or reducers. A worker that runs
+// your jobs is a main function with one call:
 //
 //	func main() { run.Worker(myProcessor{}) }
 //
-// It is configured by the environment as the built-in worker is, serves /healthz, /readyz and
-// /metrics, and stops on SIGTERM once its running jobs have ended.
+// It has the same environment variables as the built-in worker, serves /healthz, /readyz and
+// /metrics, and stops on SIGTERM after its running jobs have ended.
 package run
 
 import (
@@ -19,18 +19,18 @@ func Worker(procs ...processor.Processor) {
 	app.Main("worker", roles.Alone(roles.Worker(procs...)))
 }
 
-// Aggregator runs an aggregator process with these reducers and exits. Groups may ask for a reducer
-// once the processes of Ingest, Watcher and Aggregator know it.
+// Aggregator runs an aggregator process with these reducers and exits. Before groups may ask for a
+// reducer, the processes of Ingest, Watcher and Aggregator must all have it.
 func Aggregator(reducers *reducer.Registry) {
 	app.Main("aggregator", roles.Alone(roles.Aggregator(reducers)))
 }
 
-// Ingest runs an ingest process that accepts groups which ask for these reducers, and exits.
+// Ingest runs an ingest process that accepts groups that ask for these reducers, and exits.
 func Ingest(reducers *reducer.Registry) {
 	app.Main("ingest", roles.Alone(roles.Ingest(reducers, nil)))
 }
 
-// Watcher runs a watcher process that shows aggregates of these reducers, and exits.
+// Watcher runs a watcher process that can show the aggregates of these reducers, and exits.
 func Watcher(reducers *reducer.Registry) {
 	app.Main("watcher", roles.Alone(roles.Watcher(reducers)))
 }

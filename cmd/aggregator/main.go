@@ -1,5 +1,5 @@
-// Command aggregator is the aggregator as a process of its own: it reduces results. -help lists
-// its environment.
+// Command aggregator runs the role aggregator as a process: it reduces results. The flag -help
+// lists its environment variables.
 package main
 
 import (

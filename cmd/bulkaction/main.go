@@ -1,4 +1,5 @@
-// Command bulkaction submits bulk actions, follows them and shows what came of them.
+// Command bulkaction is the command line: it submits bulk actions, follows them and shows their
+// results; it also runs the demo, the audit and the benchmarks.
 package main
 
 import (
@@ -13,8 +14,8 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	// A reader of our output that leaves, say head, is then an error of the write instead
-	// of our death.
+	// Without this, a reader that closes our output early (for example head) would kill the process;
+	// with it, the write returns an error.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	os.Exit(cli.Main(ctx, os.Args[1:], cli.Std()))
 }

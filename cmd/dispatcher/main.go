@@ -1,5 +1,5 @@
-// Command dispatcher is the dispatcher as a process of its own: it brings parked jobs back, and
-// those of dead workers. -help lists its environment.
+// Command dispatcher runs the role dispatcher as a process: it promotes due non-ready jobs and
+// reclaims the jobs of dead workers. The flag -help lists its environment variables.
 package main
 
 import (

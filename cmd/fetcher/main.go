@@ -1,5 +1,5 @@
-// Command fetcher is the fetcher as a process of its own: it hands jobs out, fairly and within the
-// limits. -help lists its environment.
+// Command fetcher runs the role fetcher as a process: it admits jobs, fairly and within the rate
+// limits. The flag -help lists its environment variables.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command ingest is the ingest as a process of its own: it takes groups and jobs in. -help lists
-// its environment.
+// Command ingest runs the role ingest as a process: it accepts groups and jobs. The flag -help
+// lists its environment variables.
 package main
 
 import (

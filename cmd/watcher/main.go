@@ -1,5 +1,5 @@
-// Command watcher is the watcher as a process of its own: it moves groups through their states and
-// announces that. -help lists its environment.
+// Command watcher runs the role watcher as a process: it moves groups through their states and
+// publishes their events. The flag -help lists its environment variables.
 package main
 
 import (

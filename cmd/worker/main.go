@@ -1,5 +1,5 @@
-// Command worker is the worker as a process of its own: it runs jobs with the built-in processors.
-// -help lists its environment.
+// Command worker runs the role worker as a process: it runs jobs with the built-in processors.
+// The flag -help lists its environment variables.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command custom-processor is a worker binary of one's own: it runs jobs of the type WORD_COUNT.
+// Command custom-processor is a worker binary with its own processor: it runs jobs of the type
+// WORD_COUNT.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command custom-reducer runs the roles that must know a reducer of one's own: "longest", the
-// longest string at a result's data. Start it three times: with ingest, watcher and aggregator as
-// its first argument.
+// Command custom-reducer runs the three roles that must have a custom reducer. The reducer
+// "longest" returns the longest string among the results' data. Start the command three times, with
+// ingest, watcher and aggregator as its first argument.
 package main
 
 import (
@@ -20,7 +20,7 @@ func main() {
 			return s, json.Unmarshal(r.Data, &s)
 		},
 		func(a, b string) string {
-			if len(b) > len(a) || len(b) == len(a) && b < a { // the order of results must not matter
+			if len(b) > len(a) || len(b) == len(a) && b < a { // equal lengths: the smaller string, so that the order of results does not matter
 				return b
 			}
 			return a
