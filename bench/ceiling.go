@@ -43,8 +43,8 @@ const (
 	ceilingLoops = 2
 )
 
-// These scripts are not in package lua: they are no transitions of the system and know no key of its
-// layout. They do the least that such a transition could do, and are measured here only.
+// These scripts are not in package lua: they are no transitions of the system and know no key of
+// its layout. They do the least that such a transition could do, and are measured here only.
 var (
 	ceilingAdmit = redis.NewScript(`local jobs = redis.call('LPOP', KEYS[1], ARGV[1])
 for i = 1, #jobs do redis.call('XADD', KEYS[2], '*', 'job', jobs[i]) end

@@ -8,8 +8,8 @@ local group, fence = ARGV[1], ARGV[2]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
 local moved = 0
-see('ZCARD', B .. 'open', B .. 'ended')
-see_attend()
+precheck('ZCARD', B .. 'open', B .. 'ended')
+precheck_attend()
 pass_oom()
 local g, flat = {}, call('HGETALL', key)
 for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
@@ -22,7 +22,7 @@ local function set(field, value)
   end
   g[field] = value
 end
-if g.status then see_activate(g.tenant) end
+if g.status then precheck_activate(g.tenant) end
 while g.status do
   local status, to = g.status, nil
   local all_ended = n('done') + n('failed') + n('cancelled') >= n('accepted')

@@ -14,11 +14,11 @@ local held = g[6] or call('ZSCORE', B .. 'scheduled', group)
 local waiting = {} -- by type
 for typ in string.gmatch(g[3] or '', '[^|]+') do
   waiting[typ] = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-  see('HLEN', B .. 'load:' .. typ)
-  see_enqueue(typ, g[4], tenant)
+  precheck('HLEN', B .. 'load:' .. typ)
+  precheck_enqueue(typ, g[4], tenant)
 end
-see_activate(tenant)
-see_attend()
+precheck_activate(tenant)
+precheck_attend()
 pass_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
 call('HDEL', key, 'requeue', 'paused')

@@ -10,9 +10,9 @@ if have[1] then
   if have[1] == hash then return { 'SAME', have[2] } end
   return { 'CONFLICT', have[2] or '' }
 end
-see('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'tenants')
-see('XLEN', B .. 'outbox')
-see('LLEN', B .. 'wake:watcher')
+precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'tenants')
+precheck('XLEN', B .. 'outbox')
+precheck('LLEN', B .. 'wake:watcher')
 
 local now = now_ms()
 local set = { 'id', group, 'tenant', tenant, 'type', typ, 'hash', hash, 'status', 'CREATED', 'round', 1, 'at:created', now }

@@ -13,11 +13,11 @@ if what == 'results' then
   if g[1] then call('HSET', key, 'results_expired', 1) end
   return { 'OK' }
 end
-see('ZCARD', B .. 'groups', B .. 'ended', B .. 'open')
-see('SCARD', B .. 'attention', B .. 'active')
+precheck('ZCARD', B .. 'groups', B .. 'ended', B .. 'open')
+precheck('SCARD', B .. 'attention', B .. 'active')
 if g[1] then
-  see('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
-  see('HLEN', B .. 'tenant:' .. g[1])
+  precheck('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
+  precheck('HLEN', B .. 'tenant:' .. g[1])
 end
 for typ in string.gmatch(g[3] or '', '[^|]+') do call('UNLINK', B .. 'queue:' .. group .. ':' .. typ) end
 call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 'results:' .. group, B .. 'aggregate:' .. group,

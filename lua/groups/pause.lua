@@ -8,9 +8,9 @@
 local what, id, on = ARGV[1], ARGV[2], ARGV[3] == '1'
 local now, factor = now_ms(), alpha()
 local LANES = { 'high', 'normal', 'low' }
-see('SCARD', B .. 'aside', B .. 'resuming')
-see('HLEN', B .. 'rate')
-see('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
+precheck('SCARD', B .. 'aside', B .. 'resuming')
+precheck('HLEN', B .. 'rate')
+precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
 
 -- resumed marks up to when what was put aside is to be looked at again (see promote).
 local function resumed()
@@ -36,9 +36,9 @@ if what == 'group' then
   for typ in string.gmatch(g[3] or '', '[^|]+') do
     waiting[typ] = call('LLEN', B .. 'queue:' .. id .. ':' .. typ)
     all = all + waiting[typ]
-    see_enqueue(typ, lane, tenant)
+    precheck_enqueue(typ, lane, tenant)
   end
-  see_activate(tenant)
+  precheck_activate(tenant)
   local scheduled = call('ZSCORE', B .. 'scheduled', id)
   pass_oom()
   if on then
@@ -59,11 +59,11 @@ if what == 'group' then
 elseif what == 'tenant' then
   local key = B .. 'tenant:' .. id
   for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
-    for _, lane in ipairs(LANES) do see_enqueue(typ, lane, id) end
+    for _, lane in ipairs(LANES) do precheck_enqueue(typ, lane, id) end
   end
-  see('HLEN', B .. 'pauses')
-  see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants', B .. 'groups:' .. id)
-  see_activate(id)
+  precheck('HLEN', B .. 'pauses')
+  precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants', B .. 'groups:' .. id)
+  precheck_activate(id)
   pass_oom()
   if on then
     call('HSET', key, 'paused', 1)
@@ -89,7 +89,7 @@ elseif what == 'tenant' then
     forget_tenant(id)
   end
 else
-  see('HLEN', B .. 'pauses')
+  precheck('HLEN', B .. 'pauses')
   pass_oom()
   if on then
     call('HSET', B .. 'pauses', 'y:' .. id, 1)

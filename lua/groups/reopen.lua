@@ -11,9 +11,9 @@ if not g[1] then return { 'NOGROUP' } end
 if g[4] or (request ~= '' and g[5] == request) then return { 'OK', tonumber(g[2]) } end
 if g[1] ~= 'COMPLETED' and g[1] ~= 'FAILED' then return { 'STATE', g[1] } end
 if tonumber(g[3] or 0) == 0 then return { 'NONE' } end
-see('XLEN', B .. 'outbox')
-see('ZCARD', B .. 'open', B .. 'ended')
-see_attend()
+precheck('XLEN', B .. 'outbox')
+precheck('ZCARD', B .. 'open', B .. 'ended')
+precheck_attend()
 local now, round = now_ms(), tonumber(g[2]) + 1
 call('HSET', key, 'status', 'CREATED', 'round', round, 'requeue', 0, 'reopened', request, 'at:created', now)
 call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed', 'at:failed', 'started')

@@ -37,15 +37,15 @@ for i = 1, n, 2 do
   end
 end
 for _, typ in ipairs(order) do
-  see('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-  see('HLEN', B .. 'load:' .. typ)
-  see_enqueue(typ, lane, tenant)
+  precheck('LLEN', B .. 'queue:' .. group .. ':' .. typ)
+  precheck('HLEN', B .. 'load:' .. typ)
+  precheck_enqueue(typ, lane, tenant)
 end
-see('HLEN', B .. 'codes:' .. group)
-see('ZCARD', B .. 'types')
-see('LLEN', B .. 'wake:fetcher', B .. 'garbage')
-see_activate(tenant)
-see_attend()
+precheck('HLEN', B .. 'codes:' .. group)
+precheck('ZCARD', B .. 'types')
+precheck('LLEN', B .. 'wake:fetcher', B .. 'garbage')
+precheck_activate(tenant)
+precheck_attend()
 
 for _, typ in ipairs(order) do
   local q = queues[typ]

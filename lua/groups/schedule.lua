@@ -15,14 +15,14 @@ if #due > 0 then
       local waiting = {}
       for typ in string.gmatch(g[3] or '', '[^|]+') do
         local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-        see_enqueue(typ, g[2], g[1])
+        precheck_enqueue(typ, g[2], g[1])
         if n > 0 then waiting[typ] = n end
       end
-      see_activate(g[1])
+      precheck_activate(g[1])
       ready[#ready + 1] = { group, g[1], g[2], waiting }
     end
   end
-  see('LLEN', B .. 'wake:fetcher')
+  precheck('LLEN', B .. 'wake:fetcher')
   pass_oom()
   for _, r in ipairs(ready) do
     local all = 0

@@ -16,7 +16,7 @@ if g[2] then
   return { 'OK', g[1] }
 end
 if not total and announced and accepted < announced then return { 'TOTAL', accepted, announced } end
-see_attend()
+precheck_attend()
 if total and not announced then call('HSET', key, 'total', total) end
 if total and total > accepted then return { 'PENDING', accepted } end
 call('HSET', key, 'sealed', 1)

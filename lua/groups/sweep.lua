@@ -9,10 +9,10 @@ local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'parked_sw
 if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0 } end
 local at, accepted, tenant = tonumber(g[2]), tonumber(g[3] or 0), g[4]
 local NAMES = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight' }
-see_activate(tenant)
-see('SCARD', B .. 'aside', B .. 'resuming')
-see('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'paused:' .. tenant)
-for typ in string.gmatch(g[6] or '', '[^|]+') do see('HLEN', B .. 'load:' .. typ) end
+precheck_activate(tenant)
+precheck('SCARD', B .. 'aside', B .. 'resuming')
+precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'paused:' .. tenant)
+for typ in string.gmatch(g[6] or '', '[^|]+') do precheck('HLEN', B .. 'load:' .. typ) end
 if at < accepted then
   local span, n, counts = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1), 0, { W = 0, N = 0, R = 0, I = 0 }
   local swept = string.gsub(span, '(.)(.)', function(letter, m)

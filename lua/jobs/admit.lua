@@ -50,7 +50,7 @@ do
   if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
   room = math.min(most, free)
   if yields then
-    see('LLEN', B .. 'wake:dispatcher')
+    precheck('LLEN', B .. 'wake:dispatcher')
     pass_oom()
     wake('dispatcher')
   end
@@ -59,11 +59,11 @@ do
     return { 'FULL', 0, 0, -1, {}, {}, {}, US }
   end
 
-  see('HLEN', fair, load_key, B .. 'rate')
-  see('SCARD', B .. 'active')
-  see('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
-  for _, lane in ipairs(LANES) do see('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
-  see('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
+  precheck('HLEN', fair, load_key, B .. 'rate')
+  precheck('SCARD', B .. 'active')
+  precheck('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
+  for _, lane in ipairs(LANES) do precheck('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
+  precheck('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
   pass_oom()
   if shared and free == 1 then call('HSET', load_key, 'turn', 'due') end
   if load[1] then
@@ -78,7 +78,7 @@ do
 
   -- Tenants whose next permit has come take their places again.
   local function comeback(tenant)
-    see('HLEN', B .. 'tenant:' .. tenant)
+    precheck('HLEN', B .. 'tenant:' .. tenant)
     for _, lane in ipairs(LANES) do
       local of = fair .. ':' .. lane .. ':' .. tenant
       if call('ZCARD', of) > 0 then
@@ -126,8 +126,8 @@ do
     local all = limited and rate_since(g.rs, g.rd, now)
     if all and (not t.bound or all < t.bound) then t.bound = all end
     if not limited and not t.rps then return t end
-    see('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
-    see('HLEN', B .. 'congestion:' .. tenant)
+    precheck('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
+    precheck('HLEN', B .. 'congestion:' .. tenant)
     local permits = permits_of(g, limited, t.rps, h[4], by_group and elastic)
     t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
     t.can = limited and math.min(t.left, g.left) or t.left
@@ -418,7 +418,7 @@ local function by_priority()
     local group = first[1]
     local h = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane')
     local tenant, lane = h[1], h[2]
-    if tenant then see('ZCARD', fair .. ':' .. lane .. ':' .. tenant) end
+    if tenant then precheck('ZCARD', fair .. ':' .. lane .. ':' .. tenant) end
     local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
     if not tenant or n == 0 then
       call('ZREM', B .. 'priority:' .. typ, group)

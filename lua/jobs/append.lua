@@ -114,26 +114,26 @@ if not some then return replies end
 local n = accepted - first
 local sealing = mode == 'seal' or (total and accepted == total)
 
-see('STRLEN', B .. 'states:' .. group)
-see_rerank(g[9], factor)
-see('ZCARD', B .. 'types')
-if #entries > 0 then see('ZCARD', B .. 'entries') end
-if #messages > 0 then see('ZCARD', B .. 'messages') end
-see_activate(tenant)
+precheck('STRLEN', B .. 'states:' .. group)
+precheck_rerank(g[9], factor)
+precheck('ZCARD', B .. 'types')
+if #entries > 0 then precheck('ZCARD', B .. 'entries') end
+if #messages > 0 then precheck('ZCARD', B .. 'messages') end
+precheck_activate(tenant)
 for _, typ in ipairs(order) do
-  see('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-  see('HLEN', B .. 'load:' .. typ)
-  if not held then see_enqueue(typ, lane, tenant) end
-  if #later[typ] > 0 then see_park(tenant, typ) end
+  precheck('LLEN', B .. 'queue:' .. group .. ':' .. typ)
+  precheck('HLEN', B .. 'load:' .. typ)
+  if not held then precheck_enqueue(typ, lane, tenant) end
+  if #later[typ] > 0 then precheck_park(tenant, typ) end
 end
-if #large > 0 then see('HLEN', B .. 'payloads:' .. group) end
+if #large > 0 then precheck('HLEN', B .. 'payloads:' .. group) end
 if scheduled then
-  see('ZCARD', B .. 'scheduled')
-  see('LLEN', B .. 'wake:dispatcher')
+  precheck('ZCARD', B .. 'scheduled')
+  precheck('LLEN', B .. 'wake:dispatcher')
 elseif waiting > 0 then
-  see('LLEN', B .. 'wake:fetcher')
+  precheck('LLEN', B .. 'wake:fetcher')
 end
-if sealing then see_attend() end
+if sealing then precheck_attend() end
 
 if #large > 0 then call('HSET', B .. 'payloads:' .. group, unpack(large)) end
 local types = g[9] or ''

@@ -30,13 +30,13 @@ for i = 1, #ords do
 end
 local lost = #ended
 if lost == 0 then return ended end
-see('HLEN', B .. 'load:' .. typ)
-see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
-see_enqueue(typ, lane, tenant)
-see_activate(tenant)
-see_rerank(g[4], factor)
-see_bury(group)
-see_attend()
+precheck('HLEN', B .. 'load:' .. typ)
+precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
+precheck_enqueue(typ, lane, tenant)
+precheck_activate(tenant)
+precheck_rerank(g[4], factor)
+precheck_bury(group)
+precheck_attend()
 pass_oom()
 
 local congested = 0

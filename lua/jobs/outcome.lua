@@ -13,11 +13,11 @@ local job, arg = 0, 8 + all_entries -- the number of the job that was read last,
 local stream = B .. 'ready:' .. typ
 local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
 local since = string.format('%.0f', now)
-see('XLEN', stream, B .. 'results')
-see('SCARD', B .. 'active')
-see('HLEN', B .. 'load:' .. typ)
-see('LLEN', B .. 'wake:fetcher')
-see_attend()
+precheck('XLEN', stream, B .. 'results')
+precheck('SCARD', B .. 'active')
+precheck('HLEN', B .. 'load:' .. typ)
+precheck('LLEN', B .. 'wake:fetcher')
+precheck_attend()
 pass_oom()
 
 -- The wait of a job that comes back (base + floor(non-ready of this tenant / its rate) * 1 s) is spread within the second by its place in the
@@ -80,7 +80,7 @@ local function settle_done(group, live)
   end
   local clear = {}
   for ordinal in string.gmatch(marked, '%d+') do clear[#clear + 1] = ordinal end
-  if #clear > 0 then see('HLEN', B .. 'errors:' .. group, B .. 'payloads:' .. group) end
+  if #clear > 0 then precheck('HLEN', B .. 'errors:' .. group, B .. 'payloads:' .. group) end
   call('XADD', B .. 'results', '*', 'g', group, 'l', lines, 't', traces)
   store()
   if #clear > 0 then
@@ -190,12 +190,12 @@ for _ = 1, groups do
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, parked, readied = 0, 0, 0, 0
   if live then
-    see('HLEN', B .. 'tenant:' .. tenant, B .. 'congestion:' .. tenant)
-    see_rerank(g[4], factor)
+    precheck('HLEN', B .. 'tenant:' .. tenant, B .. 'congestion:' .. tenant)
+    precheck_rerank(g[4], factor)
   end
   if live and n_other > 0 then
-    see_park(tenant, typ)
-    see_bury(group)
+    precheck_park(tenant, typ)
+    precheck_bury(group)
   end
   if n_done > 0 then done = settle_done(group, live) end
   if n_other > 0 then failed, parked, readied = settle_others(group, live, tenant, tonumber(g[3]), n_other) end

@@ -32,8 +32,8 @@ local function held_back(j) return group_of(j.group).paused or (pauses and is_pa
 -- bring_back returns what was put aside and is not paused any more, a piece at a time.
 local function bring_back(tenant)
   local aside, key = B .. 'paused:' .. tenant, B .. 'tenant:' .. tenant
-  see('ZCARD', aside, B .. 'non-ready', B .. 'non-ready:' .. tenant)
-  see_activate(tenant)
+  precheck('ZCARD', aside, B .. 'non-ready', B .. 'non-ready:' .. tenant)
+  precheck_activate(tenant)
   -- What is still paused for another reason goes behind the mark of the latest resumption, so that it is looked at once.
   local upto = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   local page = call('ZRANGEBYSCORE', aside, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
@@ -63,7 +63,7 @@ local function bring_back(tenant)
     if call('ZCARD', aside) == 0 then call('SREM', B .. 'aside', tenant) end
   end
 end
-see('SCARD', B .. 'resuming', B .. 'aside')
+precheck('SCARD', B .. 'resuming', B .. 'aside')
 local resuming = call('SRANDMEMBER', B .. 'resuming')
 if resuming then
   pass_oom()
@@ -83,9 +83,9 @@ if #due > 0 then
     if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end
     room[typ], typs[typ] = free, load[2] or ''
   end
-  see('SCARD', B .. 'active')
-  see('HLEN', B .. 'rate')
-  see('LLEN', B .. 'garbage')
+  precheck('SCARD', B .. 'active')
+  precheck('HLEN', B .. 'rate')
+  precheck('LLEN', B .. 'garbage')
   pass_oom()
   g = global(total, tonumber(ARGV[5]), ARGV[6])
   if limited then count_due(g, now) end
@@ -180,7 +180,7 @@ end
 -- promote_of moves what a tenant may.
 local function promote_of(tenant, t)
   local set = B .. 'non-ready:' .. tenant
-  see('ZCARD', B .. 'paused:' .. tenant)
+  precheck('ZCARD', B .. 'paused:' .. tenant)
   local c, not_before = choose(tenant, t)
   local gone, load, ready, congested, wanted = c.garbage, {}, {}, 0, 0
   local function leave(j, blob)
@@ -234,7 +234,7 @@ end
 
 for _, tenant in ipairs(due) do
   if moved >= most or looked >= LOOK or (limited and g.left <= 0) then break end
-  see('HLEN', B .. 'tenant:' .. tenant)
+  precheck('HLEN', B .. 'tenant:' .. tenant)
   local t = look(tenant)
   if t.paused then
     call('ZADD', B .. 'non-ready', FAR, tenant)

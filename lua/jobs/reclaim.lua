@@ -7,15 +7,15 @@
 -- Goes through when memory is full. Cost: some µs an entry.
 local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local stream = B .. 'ready:' .. typ
-see('XLEN', stream)
+precheck('XLEN', stream)
 local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
 if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
 local now = now_ms()
 local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
-see('LLEN', B .. 'garbage')
-see('HLEN', B .. 'watch', B .. 'load:' .. typ)
-see('LLEN', B .. 'wake:fetcher')
-see_attend()
+precheck('LLEN', B .. 'garbage')
+precheck('HLEN', B .. 'watch', B .. 'load:' .. typ)
+precheck('LLEN', B .. 'wake:fetcher')
+precheck_attend()
 pass_oom()
 for _, p in ipairs(pending) do
   local id = p[1]
@@ -38,9 +38,9 @@ for _, p in ipairs(pending) do
       if m == mark(j.attempt + 1) and letter == 'I' then j.attempt = j.attempt + 1 end
       if g[1] and g[2] ~= 'CANCELLED' and (letter == 'R' or letter == 'I') and m == mark(j.attempt) then
         local field, tenant = letter == 'R' and 'ready' or 'in_flight', g[1]
-        see('HLEN', B .. 'tenant:' .. tenant)
-        see_park(tenant, typ)
-        see_bury(group)
+        precheck('HLEN', B .. 'tenant:' .. tenant)
+        precheck_park(tenant, typ)
+        precheck_bury(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
           bury(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that ran this job was lost, ' .. cap .. ' of them while it ran alone: see BULKACTION_MAX_DELIVERIES', now)

@@ -13,8 +13,8 @@ local function settle()
   call('XDEL', stream, unpack(ARGV, 7))
 end
 local g = call('HMGET', key, 'status')
-see('XLEN', stream)
-see('LLEN', B .. 'results:' .. group)
+precheck('XLEN', stream)
+precheck('LLEN', B .. 'results:' .. group)
 if not g[1] then
   settle()
   return { 'GONE' }
@@ -22,7 +22,7 @@ end
 local have = tonumber(call('HGET', aggregate, 'version:' .. slot) or 0)
 if have ~= version then return { 'VERSION', have } end
 local runs, m = parse_runs(ARGV[6])
-see_attend()
+precheck_attend()
 pass_oom()
 if m > 0 then
   local all = turn(group, runs, 'D', 'A', true)

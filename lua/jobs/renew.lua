@@ -5,8 +5,8 @@
 -- The states say who owns a job, so a lease that was stolen comes back. Twice: the same. Goes through when memory is full. Cost: about 1 µs a job.
 local typ, consumer, n = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, lost, news = {}, {}, 0
-see('HLEN', B .. 'load:' .. typ)
-see('XLEN', B .. 'ready:' .. typ)
+precheck('HLEN', B .. 'load:' .. typ)
+precheck('XLEN', B .. 'ready:' .. typ)
 pass_oom()
 for i = 1, n do
   local at = i * 5 - 1

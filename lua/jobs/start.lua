@@ -12,17 +12,17 @@ local us, load_key = now_us(), B .. 'load:' .. typ
 local now, tokens, about, gone = floor(us / 1000), {}, {}, {}
 local pauses = any_paused()
 local type_paused = pauses and is_paused('y', typ)
-see('XLEN', stream)
-see('HLEN', load_key)
-see('LLEN', B .. 'wake:fetcher')
-see_attend()
+precheck('XLEN', stream)
+precheck('HLEN', load_key)
+precheck('LLEN', B .. 'wake:fetcher')
+precheck_attend()
 pass_oom()
 
 -- put_aside lets jobs of what is paused wait beside the parked ones; they are looked for in the stream, as only their entries' ids came.
 local function put_aside(group, tenant, entries, ords, attempts, at)
-  see_park(tenant, typ)
-  see('ZCARD', B .. 'paused:' .. tenant)
-  see('SCARD', B .. 'aside')
+  precheck_park(tenant, typ)
+  precheck('ZCARD', B .. 'paused:' .. tenant)
+  precheck('SCARD', B .. 'aside')
   local n = 0
   for _, i in ipairs(at) do
     local found = call('XRANGE', stream, entries[i], entries[i])

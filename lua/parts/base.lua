@@ -1,14 +1,14 @@
 -- base: keys, time, memory and checks, for the scripts of any system.
 -- NEEDS  nothing
 -- OFFERS
---   B                          KEYS[1], with which every key of the script begins; its braces
---                              are the hash tag, so that all keys lie in one slot
---   call, floor                redis.call, math.floor
---   now_us(), now_ms()         Redis time
---   see(command, key, ...)     reads keys that the script will write, so that a wrong type is
---                              an error before the first write
---   pass_oom()                 lets a script run to its end when Redis's memory is full
---   add(key, field, n, ...)    adds numbers to fields of a hash
+--   B                              KEYS[1], with which every key of the script begins; its braces
+--                                  are the hash tag, so that all keys lie in one slot
+--   call, floor                    redis.call, math.floor
+--   now_us(), now_ms()             Redis time
+--   precheck(command, key, ...)    reads keys that the script will write, so that a wrong type is
+--                                  an error before the first write
+--   pass_oom()                     lets a script run to its end when Redis's memory is full
+--   add(key, field, n, ...)        adds numbers to fields of a hash
 
 local B, call, floor = KEYS[1], redis.call, math.floor
 
@@ -18,9 +18,10 @@ local function now_us()
 end
 local function now_ms() return floor(now_us() / 1000) end
 
--- see reads keys that are going to be written, by a command that suits their type. What can be wrong with a key (it is of another type, or its slot is
--- being moved) then goes wrong while nothing is written yet: an error does not undo earlier writes. A helper that writes has a see of its own beside it.
-local function see(read, ...)
+-- precheck reads keys that the script will write, by a command for their Redis type. A key of
+-- another type or in a migrating slot is then an error before the first write: Redis does not undo
+-- what a script wrote before its error. A function that writes has a precheck of its own.
+local function precheck(read, ...)
   for i = 1, select('#', ...) do call(read, (select(i, ...))) end
 end
 

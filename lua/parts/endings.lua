@@ -1,15 +1,15 @@
 -- endings: jobs that fail for good, and groups whose last job has ended.
 -- NEEDS  base, blob, signals
 -- OFFERS
---   see_bury(group)                            reads the keys that bury writes
+--   precheck_bury(group)    reads the keys that bury writes
 --   bury(group, tenant, round, j, blob, code, message, now)
---                                              records a failed job
---   check_end(group)                           asks the watcher when all jobs have ended
+--                           records a failed job
+--   check_end(group)        asks the watcher when all jobs have ended
 
 -- bury ends a job as failed: the error and the job for a later round, the code, and a dead letter.
-local function see_bury(group)
-  see('XLEN', B .. 'dead-letters')
-  see('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
+local function precheck_bury(group)
+  precheck('XLEN', B .. 'dead-letters')
+  precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
 end
 local function bury(group, tenant, round, j, blob, code, message, now)
   local payload = string.sub(blob, j.payload_at)

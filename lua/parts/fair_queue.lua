@@ -1,13 +1,13 @@
 -- fair_queue: groups and tenants enter the fair queue and leave it.
 -- NEEDS  base, priority
 -- OFFERS
---   AGE_MS                                              age that weighs as much as a job
---   see_enqueue(typ, lane, tenant)                      reads the keys that the others write
---   enter_lane(typ, lane, tenant)                       a tenant enters a lane
---   leave_lane(typ, lane, tenant, own)                  a tenant leaves a lane
---   in_lane(typ, lane, tenant)                          the tenant's start tag, or nil
---   enqueue(typ, lane, tenant, group, n, now, factor)   a group with n waiting jobs enters
---   dequeue(typ, lane, tenant, group)                   a group leaves
+--   AGE_MS                                               age that weighs as much as a job
+--   precheck_enqueue(typ, lane, tenant)                  reads the keys that the others write
+--   enter_lane(typ, lane, tenant)                        a tenant enters a lane
+--   leave_lane(typ, lane, tenant, own)                   a tenant leaves a lane
+--   in_lane(typ, lane, tenant)                           the tenant's start tag, or nil
+--   enqueue(typ, lane, tenant, group, n, now, factor)    a group with n waiting jobs enters
+--   dequeue(typ, lane, tenant, group)                    a group leaves
 
 -- Least remaining work with aging: each waiting job of a group counts as much as this age (ms).
 local AGE_MS = 100
@@ -15,9 +15,9 @@ local AGE_MS = 100
 -- enqueue puts n waiting jobs' worth of a group into its tenant's fair queue, and the tenant into the lane.
 -- A tenant that returns starts at max(own tag, the lane's virtual time): idling earns nothing and costs nothing. A tag belongs to one life
 -- of its type (gen, see retire): one from an earlier life says nothing.
-local function see_enqueue(typ, lane, tenant)
-  see('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
-  see('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'over:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant,
+local function precheck_enqueue(typ, lane, tenant)
+  precheck('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
+  precheck('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'over:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant,
     B .. 'parked:' .. typ, B .. 'priority:' .. typ)
 end
 local function enter_lane(typ, lane, tenant)

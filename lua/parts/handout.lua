@@ -9,12 +9,12 @@
 --   now         Redis time, ms
 --   by_group    whether groups are ordered by priority
 -- OFFERS
---   traced                                        the sampled jobs that were handed out
---   next_group(lane, tenant)                      the tenant's next group, and its waiting jobs
---   take(group, k, place)                         takes jobs out of a group's queue
---   to_ready(group, tenant, bound)                places jobs in the ready stream
---   to_park(group, tenant, bound, due)            places jobs in non-ready
---   settle(group, of, field, went, gone, n)       writes the counters of what was taken
+--   traced                                     the sampled jobs that were handed out
+--   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
+--   take(group, k, place)                      takes jobs out of a group's queue
+--   to_ready(group, tenant, bound)             places jobs in the ready stream
+--   to_park(group, tenant, bound, due)         places jobs in non-ready
+--   settle(group, of, field, went, gone, n)    writes the counters of what was taken
 
 local typ, stream, fair, load_key, seed, now, by_group
 local traced = {} -- the sampled jobs among those that were handed out
@@ -121,7 +121,7 @@ do
     local popped = call('LRANGE', queue, 0, k - 1)
     local all, garbage = segments(popped)
     local went = 0
-    see('HLEN', B .. 'group:' .. group)
+    precheck('HLEN', B .. 'group:' .. group)
     if #all > 0 then went = take_whole(group, all, place, popped) or take_each(group, all, place, popped) end
     for _, blob in ipairs(garbage) do set_aside('queue:' .. group .. ':' .. typ, blob) end
     call('LTRIM', queue, #popped, -1)

@@ -3,7 +3,7 @@
 -- NEEDS  base, signals
 -- OFFERS
 --   FAR                            due time of a paused tenant
---   see_park(tenant, typ)          reads the keys that park writes
+--   precheck_park(tenant, typ)     reads the keys that park writes
 --   park(tenant, typ, blobs)       adds jobs
 --   reindex(tenant, not_before)    writes the tenant's place in the order again
 
@@ -11,10 +11,10 @@
 local FAR = 9007199254740991
 
 -- park puts moving blobs, each behind its due time, into their tenant's non-ready set and keeps the index at the earliest.
-local function see_park(tenant, typ)
-  see('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
-  see('HLEN', B .. 'load:' .. typ)
-  see('LLEN', B .. 'wake:dispatcher')
+local function precheck_park(tenant, typ)
+  precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
+  precheck('HLEN', B .. 'load:' .. typ)
+  precheck('LLEN', B .. 'wake:dispatcher')
 end
 local function park(tenant, typ, blobs)
   call('ZADD', B .. 'non-ready:' .. tenant, unpack(blobs))

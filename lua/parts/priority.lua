@@ -1,10 +1,10 @@
 -- priority: the order of groups with FAIR_QUEUE_POLICY=priority.
 -- NEEDS  base
 -- OFFERS
---   alpha()                         ALPHA, or nil with the policy fair
---   rank(group, factor)             the priority of a group
---   see_rerank(types, factor)       reads the keys that rerank writes
---   rerank(group, types, factor)    writes the priority of a group that waits
+--   alpha()                           ALPHA, or nil with the policy fair
+--   rank(group, factor)               the priority of a group
+--   precheck_rerank(types, factor)    reads the keys that rerank writes
+--   rerank(group, types, factor)      writes the priority of a group that waits
 
 -- With FAIR_QUEUE_POLICY=priority the key policy holds ALPHA, and groups stand in one order, whoever's they are:
 -- priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), the user's own formula. A rank is written again whenever done or total changes.
@@ -15,9 +15,9 @@ local function rank(group, factor)
   local total, done = math.max(tonumber(g[3] or 0), tonumber(g[4] or 0)), tonumber(g[5] or 0)
   return -tonumber(g[1] or 0) + tonumber(g[2] or 0) + tonumber(base or 0) + factor * (-1 + total / math.max(1, total - done))
 end
-local function see_rerank(types, factor)
+local function precheck_rerank(types, factor)
   if not factor then return end
-  for typ in string.gmatch(types or '', '[^|]+') do see('ZCARD', B .. 'priority:' .. typ) end
+  for typ in string.gmatch(types or '', '[^|]+') do precheck('ZCARD', B .. 'priority:' .. typ) end
 end
 local function rerank(group, types, factor)
   if not factor then return end

@@ -1,20 +1,20 @@
 -- shares: how a partition's limit is divided among tenants.
 -- NEEDS  base, limiters, pauses, ready, tenants
 -- OFFERS
---   TYPES                                 most types that a script looks at
---   TENANTS                               most due tenants that a script looks at
---   global(total, part, tag)              the partition's limit, and what is left of it
---   count_due(g, now)                     counts tenants with due jobs as active
---   share(g, weight)                      the share of a tenant, permits a window
---   own_limit(rps)                        the tenant's own limit, permits a window
+--   TYPES                           most types that a script looks at
+--   TENANTS                         most due tenants that a script looks at
+--   global(total, part, tag)        the partition's limit, and what is left of it
+--   count_due(g, now)               counts tenants with due jobs as active
+--   share(g, weight)                the share of a tenant, permits a window
+--   own_limit(rps)                  the tenant's own limit, permits a window
 --   permits_of(g, limited, rps, weight, whole)
---                                         what a tenant may spend, permits a window
---   overdue(tenant, now)                  due jobs that got no permit
---   reserved(g, except, now)              permits that waiting tenants may claim
---   reserved_due(g, now, except)          permits that due jobs may claim
---   half_for_due(n)                       the part of n permits for jobs that are due
---   rate_bound(key, rs, rd, now)          notes that a permit was denied
---   rate_since(rs, rd, now)               since when permits are denied, or nil
+--                                   what a tenant may spend, permits a window
+--   overdue(tenant, now)            due jobs that got no permit
+--   reserved(g, except, now)        permits that waiting tenants may claim
+--   reserved_due(g, now, except)    permits that due jobs may claim
+--   half_for_due(n)                 the part of n permits for jobs that are due
+--   rate_bound(key, rs, rd, now)    notes that a permit was denied
+--   rate_since(rs, rd, now)         since when permits are denied, or nil
 
 -- At most so many types and due tenants are looked at.
 local TYPES, TENANTS = 64, 16

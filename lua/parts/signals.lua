@@ -1,9 +1,9 @@
 -- signals: wakes idle processes and asks the watcher to look at a group.
 -- NEEDS  base
 -- OFFERS
---   wake(role)       leaves a token for the idle processes of a role
---   see_attend()     reads the keys that attend writes
---   attend(group)    asks the watcher to look at a group
+--   wake(role)           leaves a token for the idle processes of a role
+--   precheck_attend()    reads the keys that attend writes
+--   attend(group)        asks the watcher to look at a group
 
 -- wake leaves a token for the idle processes of a role.
 local function wake(role)
@@ -12,9 +12,9 @@ local function wake(role)
 end
 
 -- attend asks the watcher to look at a group.
-local function see_attend()
-  see('SCARD', B .. 'attention')
-  see('LLEN', B .. 'wake:watcher')
+local function precheck_attend()
+  precheck('SCARD', B .. 'attention')
+  precheck('LLEN', B .. 'wake:watcher')
 end
 local function attend(group)
   call('SADD', B .. 'attention', group)

@@ -1,14 +1,14 @@
 -- states: the states of a group's jobs, a string in states:GROUP.
 -- A state is two bytes, at twice the job's ordinal: a letter, and a mark that stands for the
 -- attempt, the character 33 + attempt % 90. The letters:
---   W waiting   N non-ready   R ready   I in flight   D done, not reduced   A done and reduced
---   F failed    C cancelled
+--   W waiting    N non-ready   R ready   I in flight   D done, not reduced   A done and reduced
+--   F failed     C cancelled
 -- NEEDS  base
 -- OFFERS
---   mark(attempt)                              the mark of an attempt
---   SPAN                                       most jobs whose states are read in one piece
---   load_states(group, ords)                   states of jobs, and the piece that was read
---   store_states(group, ords, new, span)       writes new states
+--   mark(attempt)                           the mark of an attempt
+--   SPAN                                    most jobs whose states are read in one piece
+--   load_states(group, ords)                states of jobs, and the piece that was read
+--   store_states(group, ords, new, span)    writes new states
 
 local function mark(attempt) return string.char(33 + attempt % 90) end
 

@@ -1,19 +1,19 @@
 -- tenants: which tenants are active, and when what is known of a tenant is dropped.
 -- NEEDS  base
 -- OFFERS
---   see_activate(tenant)      reads the keys that the others write
---   activate(tenant, n)       counts n more jobs that want a permit
---   set_active(tenant)        adds the tenant to the active ones
---   set_inactive(tenant)      removes the tenant from them
---   extra_weight(weight)      what a tenant weighs beyond 1, in thousandths
---   forget_tenant(tenant)     drops a tenant that has neither groups nor settings
---   check_last(tenant)        drops the counters of a tenant without unfinished jobs
+--   precheck_activate(tenant)    reads the keys that the others write
+--   activate(tenant, n)          counts n more jobs that want a permit
+--   set_active(tenant)           adds the tenant to the active ones
+--   set_inactive(tenant)         removes the tenant from them
+--   extra_weight(weight)         what a tenant weighs beyond 1, in thousandths
+--   forget_tenant(tenant)        drops a tenant that has neither groups nor settings
+--   check_last(tenant)           drops the counters of a tenant without unfinished jobs
 
 -- activate counts n more (or fewer) jobs of a tenant that want a permit; a tenant is active while it has some and is not paused.
 -- Each active tenant weighs 1 in the division of the limit; rate.xw holds what others weigh beyond that, in thousandths.
-local function see_activate(tenant)
-  see('HLEN', B .. 'tenant:' .. tenant, B .. 'rate')
-  see('SCARD', B .. 'active')
+local function precheck_activate(tenant)
+  precheck('HLEN', B .. 'tenant:' .. tenant, B .. 'rate')
+  precheck('SCARD', B .. 'active')
 end
 local function extra_weight(weight) return floor((tonumber(weight or 1) - 1) * 1000 + 0.5) end
 local function set_active(tenant)

@@ -7,15 +7,15 @@
 local group, tenant, version, now = ARGV[1], ARGV[2], ARGV[3], now_ms()
 local key, codes = B .. 'group:' .. group, B .. 'codes:' .. group
 local g = call('HMGET', key, 'status', 'repaired', 'at:created')
-see('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'tenants')
-see_attend()
+precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'tenants')
+precheck_attend()
 if not g[1] then
   for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended' }) do call('ZREM', list, group) end
   call('SREM', B .. 'attention', group)
   return { 'GONE' }
 end
 if (g[2] or '0') ~= version then return { 'VERSION' } end
-see('HLEN', codes)
+precheck('HLEN', codes)
 pass_oom()
 for i = 4, #ARGV, 2 do
   local code = string.match(ARGV[i], '^code:(.+)$')

@@ -6,7 +6,7 @@
 -- States decide, in the same step. What types and tenants count is left to repair_counter. Twice: it is not there. Goes through when memory is full.
 -- Cost: constant; in a queue its length.
 local place, whose, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-see('LLEN', B .. 'garbage')
+precheck('LLEN', B .. 'garbage')
 
 -- state_of is a job's letter and mark. Where the group says that it has such a job but not what it does, nothing of it is touched: letter ?.
 local function state_of(group, ordinal)
@@ -37,7 +37,7 @@ if place == 'queue' then
   local key, ordinal = B .. 'queue:' .. whose .. ':' .. typ, string.match(item, '^(%d+)|')
   local letter = ordinal and state_of(whose, ordinal)
   if letter == '?' or letter == 'W' and call('HGET', B .. 'group:' .. whose, 'status') ~= 'CANCELLED' then return { 0 } end
-  see('LLEN', key)
+  precheck('LLEN', key)
   pass_oom()
   if call('LREM', key, 1, item) == 0 then return { 0 } end
   set_aside('queue:' .. whose .. ':' .. typ, item)
@@ -55,7 +55,7 @@ if place == 'parked' or place == 'aside' then
     local there = same(j, other) and (call('ZSCORE', B .. 'non-ready:' .. whose, twin) or call('ZSCORE', B .. 'paused:' .. whose, twin))
     if g[1] == whose and letter == 'N' and m == mark(j.attempt) and not there then return { 0 } end
   end
-  see('ZCARD', B .. 'non-ready')
+  precheck('ZCARD', B .. 'non-ready')
   drop(item, place == 'parked' and 'non-ready:' .. whose or 'paused:' .. whose, 'ZREM', key, item)
   if place == 'parked' then reindex(whose) end
   return { 1 }

@@ -4,8 +4,8 @@
 -- Reply {1 = more to do, ms of creation from which on} | {0}
 -- Whoever finds that the ranking was not finished (rate.ranked) begins again. Twice: groups are ranked as they are. Refused when memory is full, but for fair turns. Cost: some µs a group.
 local factor, from, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-see('HLEN', B .. 'rate')
-for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do see('ZCARD', B .. 'priority:' .. typ) end
+precheck('HLEN', B .. 'rate')
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'priority:' .. typ) end
 if not factor then pass_oom() end
 if from == 0 then
   call('HSET', B .. 'rate', 'ranked', '?')

@@ -5,10 +5,10 @@
 -- Twice: the same. Refused when memory is full. Cost: constant; with FAIR_QUEUE_POLICY=priority the tenant's groups.
 local tenant, names = ARGV[1], { 'rps', 'weight', 'base_priority' }
 local key, factor = B .. 'tenant:' .. tenant, alpha()
-see_activate(tenant)
-see('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
-see('LLEN', B .. 'wake:fetcher')
-for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do see('ZCARD', B .. 'parked:' .. typ, B .. 'priority:' .. typ) end
+precheck_activate(tenant)
+precheck('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
+precheck('LLEN', B .. 'wake:fetcher')
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'parked:' .. typ, B .. 'priority:' .. typ) end
 call('ZADD', B .. 'tenants', 0, tenant)
 local active = call('SISMEMBER', B .. 'active', tenant) == 1
 if active then set_inactive(tenant) end
