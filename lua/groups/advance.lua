@@ -10,7 +10,7 @@ local key = B .. 'group:' .. group
 local moved = 0
 precheck('ZCARD', B .. 'open', B .. 'ended')
 precheck_attend()
-pass_oom()
+allow_oom()
 local g, flat = {}, call('HGETALL', key)
 for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
 local function n(field) return tonumber(g[field] or 0) end

@@ -19,7 +19,7 @@ for typ in string.gmatch(g[3] or '', '[^|]+') do
 end
 precheck_activate(tenant)
 precheck_attend()
-pass_oom()
+allow_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
 call('HDEL', key, 'requeue', 'paused')
 call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CANCELLED', 'round', g[5], 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))

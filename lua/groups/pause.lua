@@ -40,7 +40,7 @@ if what == 'group' then
   end
   precheck_activate(tenant)
   local scheduled = call('ZSCORE', B .. 'scheduled', id)
-  pass_oom()
+  allow_oom()
   if on then
     call('HSET', key, 'paused', 1)
     if scheduled then return { 'OK' } end
@@ -64,7 +64,7 @@ elseif what == 'tenant' then
   precheck('HLEN', B .. 'pauses')
   precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants', B .. 'groups:' .. id)
   precheck_activate(id)
-  pass_oom()
+  allow_oom()
   if on then
     call('HSET', key, 'paused', 1)
     call('HSET', B .. 'pauses', 't:' .. id, 1)
@@ -90,7 +90,7 @@ elseif what == 'tenant' then
   end
 else
   precheck('HLEN', B .. 'pauses')
-  pass_oom()
+  allow_oom()
   if on then
     call('HSET', B .. 'pauses', 'y:' .. id, 1)
   elseif call('HDEL', B .. 'pauses', 'y:' .. id) == 1 then

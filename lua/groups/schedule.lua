@@ -23,7 +23,7 @@ if #due > 0 then
     end
   end
   precheck('LLEN', B .. 'wake:fetcher')
-  pass_oom()
+  allow_oom()
   for _, r in ipairs(ready) do
     local all = 0
     for typ, n in pairs(r[4]) do

@@ -20,7 +20,7 @@ if at < accepted then
     counts[letter], n = counts[letter] + 1, n + 1
     return 'C' .. m
   end)
-  pass_oom()
+  allow_oom()
   if n > 0 then call('SETRANGE', B .. 'states:' .. group, at * 2, swept) end
   add(key, 'waiting', -counts.W, 'non_ready', -counts.N, 'ready', -counts.R, 'in_flight', -counts.I, 'cancelled', n)
   add(B .. 'tenant:' .. tenant, 'unfinished', -n)
@@ -32,7 +32,7 @@ local cursor = g[5] or '0'
 local aside = string.sub(cursor, 1, 1) == 'a'
 local set = B .. (aside and 'paused:' or 'non-ready:') .. tenant
 local page = call('ZSCAN', set, aside and string.sub(cursor, 2) or cursor, 'COUNT', most)
-pass_oom()
+allow_oom()
 local removed = 0
 for i = 1, #page[2], 2 do
   local j = parse(page[2][i])

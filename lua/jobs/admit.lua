@@ -32,7 +32,7 @@ local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 
 local function tell_full(at)
   local text = floor(cap / 2) .. ' ' .. at
   if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
-  pass_oom()
+  allow_oom()
   call('HSET', load_key, 'full', text .. string.format(' %.0f', now))
 end
 local room
@@ -51,7 +51,7 @@ do
   room = math.min(most, free)
   if yields then
     precheck('LLEN', B .. 'wake:dispatcher')
-    pass_oom()
+    allow_oom()
     wake('dispatcher')
   end
   if room <= 0 then
@@ -64,7 +64,7 @@ do
   precheck('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
   for _, lane in ipairs(LANES) do precheck('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
   precheck('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
-  pass_oom()
+  allow_oom()
   if shared and free == 1 then call('HSET', load_key, 'turn', 'due') end
   if load[1] then
     call('HDEL', load_key, 'full')

@@ -37,7 +37,7 @@ precheck_activate(tenant)
 precheck_rerank(g[4], factor)
 precheck_bury(group)
 precheck_attend()
-pass_oom()
+allow_oom()
 
 local congested = 0
 for i = 1, #ords do

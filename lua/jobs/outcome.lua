@@ -18,7 +18,7 @@ precheck('SCARD', B .. 'active')
 precheck('HLEN', B .. 'load:' .. typ)
 precheck('LLEN', B .. 'wake:fetcher')
 precheck_attend()
-pass_oom()
+allow_oom()
 
 -- The wait of a job that comes back (base + floor(non-ready of this tenant / its rate) * 1 s) is spread within the second by its place in the
 -- line, which keeps the order; or what the caller asks for, where that is longer.

@@ -66,7 +66,7 @@ end
 precheck('SCARD', B .. 'resuming', B .. 'aside')
 local resuming = call('SRANDMEMBER', B .. 'resuming')
 if resuming then
-  pass_oom()
+  allow_oom()
   bring_back(resuming)
 end
 
@@ -86,7 +86,7 @@ if #due > 0 then
   precheck('SCARD', B .. 'active')
   precheck('HLEN', B .. 'rate')
   precheck('LLEN', B .. 'garbage')
-  pass_oom()
+  allow_oom()
   g = global(total, tonumber(ARGV[5]), ARGV[6])
   if limited then count_due(g, now) end
 end

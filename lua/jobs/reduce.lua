@@ -23,7 +23,7 @@ local have = tonumber(call('HGET', aggregate, 'version:' .. slot) or 0)
 if have ~= version then return { 'VERSION', have } end
 local runs, m = parse_runs(ARGV[6])
 precheck_attend()
-pass_oom()
+allow_oom()
 if m > 0 then
   local all = turn(group, runs, 'D', 'A', true)
   local ords, states, span, new, bad

@@ -7,7 +7,7 @@ local typ, consumer, n = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, lost, news = {}, {}, 0
 precheck('HLEN', B .. 'load:' .. typ)
 precheck('XLEN', B .. 'ready:' .. typ)
-pass_oom()
+allow_oom()
 for i = 1, n do
   local at = i * 5 - 1
   local state = call('GETRANGE', B .. 'states:' .. ARGV[at + 1], ARGV[at + 2] * 2, ARGV[at + 2] * 2 + 1)

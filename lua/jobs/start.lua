@@ -16,7 +16,7 @@ precheck('XLEN', stream)
 precheck('HLEN', load_key)
 precheck('LLEN', B .. 'wake:fetcher')
 precheck_attend()
-pass_oom()
+allow_oom()
 
 -- put_aside lets jobs of what is paused wait beside the parked ones; they are looked for in the stream, as only their entries' ids came.
 local function put_aside(group, tenant, entries, ords, attempts, at)

@@ -7,7 +7,7 @@
 --   now_us(), now_ms()             Redis time
 --   precheck(command, key, ...)    reads keys that the script will write, so that a wrong type is
 --                                  an error before the first write
---   pass_oom()                     lets a script run to its end when Redis's memory is full
+--   allow_oom()                    lets a script run to its end when Redis's memory is full
 --   add(key, field, n, ...)        adds numbers to fields of a hash
 
 local B, call, floor = KEYS[1], redis.call, math.floor
@@ -25,8 +25,8 @@ local function precheck(read, ...)
   for i = 1, select('#', ...) do call(read, (select(i, ...))) end
 end
 
--- pass_oom makes the script's first write one that Redis allows when its memory is full; everything after it then goes through.
-local function pass_oom() call('XACK', B .. 'outbox', 'oom', '0-0') end
+-- allow_oom makes the script's first write one that Redis allows when its memory is full; everything after it then goes through.
+local function allow_oom() call('XACK', B .. 'outbox', 'oom', '0-0') end
 
 -- add moves numbers of a hash: add(key, 'waiting', -3, 'ready', 3); zeros cost nothing.
 local function add(key, ...)

@@ -8,7 +8,7 @@ local key, now = B .. ARGV[3], now_ms()
 local w = call('HMGET', key, 'owner', 'until', 'fence')
 local ends = tonumber(w[2] or 0)
 if w[1] and w[1] ~= me and ends > now then return { 0, ends - now } end
-pass_oom()
+allow_oom()
 if lease == 0 then
   if w[1] == me then call('HSET', key, 'until', 0) end
   return { 0, 0 }

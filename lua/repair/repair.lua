@@ -16,7 +16,7 @@ if not g[1] then
 end
 if (g[2] or '0') ~= version then return { 'VERSION' } end
 precheck('HLEN', codes)
-pass_oom()
+allow_oom()
 for i = 4, #ARGV, 2 do
   local code = string.match(ARGV[i], '^code:(.+)$')
   if not code then

@@ -7,7 +7,7 @@ local tenant, name, counter, have, want = ARGV[1] == 'tenant', ARGV[2], ARGV[3],
 local key = tenant and B .. 'tenant:' .. name or B .. 'load:' .. name
 if tonumber(call('HGET', key, counter) or 0) ~= have then return { 0 } end
 if tenant then precheck_activate(name) end
-pass_oom()
+allow_oom()
 if want == 0 then
   call('HDEL', key, counter)
 elseif want ~= have then

@@ -27,7 +27,7 @@ local function entry(stream, id)
   return fields
 end
 local function drop(what, from, command, ...)
-  pass_oom()
+  allow_oom()
   set_aside(from, what)
   call(command, ...)
   return { 1 }
@@ -38,7 +38,7 @@ if place == 'queue' then
   local letter = ordinal and state_of(whose, ordinal)
   if letter == '?' or letter == 'W' and call('HGET', B .. 'group:' .. whose, 'status') ~= 'CANCELLED' then return { 0 } end
   precheck('LLEN', key)
-  pass_oom()
+  allow_oom()
   if call('LREM', key, 1, item) == 0 then return { 0 } end
   set_aside('queue:' .. whose .. ':' .. typ, item)
   return { 1 }

@@ -6,7 +6,7 @@
 local factor, from, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 precheck('HLEN', B .. 'rate')
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'priority:' .. typ) end
-if not factor then pass_oom() end
+if not factor then allow_oom() end
 if from == 0 then
   call('HSET', B .. 'rate', 'ranked', '?')
   if factor then call('SET', B .. 'policy', ARGV[1]) else call('UNLINK', B .. 'policy') end

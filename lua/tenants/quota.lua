@@ -17,7 +17,7 @@ if h[2] == tag then
   q, q2, from = tonumber(h[3]), tonumber(h[4] or nil), tonumber(h[5] or 0)
   if q2 and US >= from then q, q2 = q2, nil end
 end
-pass_oom()
+allow_oom()
 call('HSET', key, 'qx', fence)
 if to >= 0 and to ~= (q2 or q) then
   local old = q
