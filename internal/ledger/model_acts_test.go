@@ -56,7 +56,7 @@ func (m *model) receive(typ, consumer string, most int64) []taken {
 		if j.owned(d.Attempt) {
 			require.Equal(m, [3]int{j.retries, j.throttles, j.losses}, [3]int{d.Retries, d.Throttles, d.Losses}, "retries, throttles and losses of %s.%d", d.Group, d.Ordinal)
 		}
-		m.reference.lying[typ][d.entry] = d
+		m.reference.unacked[typ][d.entry] = d
 	}
 	return all
 }
@@ -65,7 +65,7 @@ func (m *model) receive(typ, consumer string, most int64) []taken {
 func (m *model) actLoseReaders() {
 	typ := m.typ()
 	m.c.XGroupDestroy(m.Context(), m.p.Ready(typ), keyspace.GroupWorkers)
-	clear(m.reference.lying[typ])
+	clear(m.reference.unacked[typ])
 	m.reading[typ] = false
 }
 

@@ -14,7 +14,7 @@ import (
 type reference struct {
 	groups      map[string]*book
 	paused      map[string]bool             // tenants and types
-	lying       map[string]map[string]taken // by type and entry: what was read, until it is taken out of the stream
+	unacked     map[string]map[string]taken // by type and entry: what was read, until it is taken out of the stream
 	stale, lost map[string]int64            // by type: what was refused
 }
 
@@ -118,7 +118,7 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 				b.jobs[j.Ordinal].letter, b.jobs[j.Ordinal].attempt = ledger.InFlight, token
 			}
 			if gone {
-				delete(l.lying[typ], j.entry)
+				delete(l.unacked[typ], j.entry)
 			}
 			tokens = append(tokens, int64(token))
 		}
@@ -132,7 +132,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 	var r ledger.OutcomeReply
 	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to byte) bool {
 		if !b.live() || seen.attempt%90 == attempt%90 || !seen.open() {
-			delete(l.lying[typ], entry)
+			delete(l.unacked[typ], entry)
 		}
 		mine := seen.is(ledger.InFlight, attempt)
 		if to == ledger.Ready {
@@ -186,8 +186,8 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 // reclaim takes everything back that was read and is not taken out of the stream.
 func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 	var r ledger.ReclaimReply
-	entries := make([]taken, 0, len(l.lying[typ]))
-	for _, e := range l.lying[typ] {
+	entries := make([]taken, 0, len(l.unacked[typ]))
+	for _, e := range l.unacked[typ] {
 		entries = append(entries, e)
 	}
 	slices.SortFunc(entries, func(a, b taken) int { return compareIDs(a.entry, b.entry) })
@@ -209,7 +209,7 @@ func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 		j.letter = ledger.NonReady
 		r.Taken++
 	}
-	clear(l.lying[typ])
+	clear(l.unacked[typ])
 	return r
 }
 

@@ -62,7 +62,7 @@ func checkModel(t *testing.T, c *redis.Client) {
 		require.NoError(rt, c.FlushDB(rt.Context()).Err())
 		m := &model{
 			world: newWorld(quick{rt}, c, "t:"), rt: rt, reading: map[string]bool{}, lanes: map[string]string{}, requests: map[string]ledger.AppendArgs{},
-			reference: reference{groups: map[string]*book{}, paused: map[string]bool{}, lying: map[string]map[string]taken{"T": {}, "U": {}}, stale: map[string]int64{}, lost: map[string]int64{}},
+			reference: reference{groups: map[string]*book{}, paused: map[string]bool{}, unacked: map[string]map[string]taken{"T": {}, "U": {}}, stale: map[string]int64{}, lost: map[string]int64{}},
 		}
 		if rapid.Bool().Draw(rt, "by priority") {
 			m.byPriority(10_000)

@@ -24,7 +24,7 @@ local moved, parked, allowed, denied = 0, 0, {}, {}
 
 if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
 local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at', 'turn')
-local entries, undelivered = lying(stream)
+local entries, undelivered = stream_depth(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
 local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000

@@ -77,7 +77,7 @@ if #due > 0 then
   for i = 10, #ARGV, 2 do
     local typ = ARGV[i]
     local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
-    local _, undelivered = lying(B .. 'ready:' .. typ)
+    local _, undelivered = stream_depth(B .. 'ready:' .. typ)
     local free = tonumber(ARGV[i + 1]) - undelivered
     -- While others wait for their turn, the stream is shared with them.
     if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end

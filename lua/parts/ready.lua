@@ -1,13 +1,13 @@
 -- ready: how full the ready stream of a type is.
 -- NEEDS  base, signals
 -- OFFERS
---   lying(stream)          entries of a ready stream, and how many of them nobody has read
---   refill(typ)            wakes the fetcher when the stream that was full has room again
---   is_stuck(full, now)    whether the stream has been full for a long time
---   QUICK_MS               how long a tenant with quick jobs is remembered
+--   stream_depth(stream)    entries of a ready stream, and how many are undelivered
+--   refill(typ)             wakes the fetcher when the stream that was full has room again
+--   is_stuck(full, now)     whether the stream has been full for a long time
+--   QUICK_MS                how long a tenant with quick jobs is remembered
 
--- lying is how many entries a ready stream holds, and how many of them nobody has read.
-local function lying(stream)
+-- stream_depth returns the number of entries in a ready stream, and how many of them are undelivered.
+local function stream_depth(stream)
   local n = call('XLEN', stream)
   if n == 0 then return 0, 0 end
   local p = redis.pcall('XPENDING', stream, 'workers')
@@ -22,7 +22,7 @@ local function refill(typ)
   local full = call('HGET', load_key, 'full')
   if not full then return end
   local undelivered, entries = string.match(full, '^(%d+) (%d+)')
-  local n, unread = lying(stream)
+  local n, unread = stream_depth(stream)
   if n > tonumber(entries or n) or unread > tonumber(undelivered or n) then return end
   call('HDEL', load_key, 'full')
   wake('fetcher')
