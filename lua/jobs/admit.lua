@@ -44,10 +44,13 @@ do
     yields = free == 1 and load[6]
     free = yields and 0 or free - math.min(floor(free / 2), tonumber(asked))
   end
-  -- Small helpings cost as much as large ones: while the workers have enough to read, the next one waits until a quarter may be filled again; half, where only what nobody
-  -- has read is counted. Then whoever starts or ends jobs wakes the fetcher. Much less where many share the stream: they would fill it meanwhile, again and again.
-  local helping = shared and tonumber(asked) * 20 > ahead and floor(ahead / 20) or slots > 0 and floor(ahead / 4) or floor(ahead / 2)
-  if free < helping and undelivered >= math.max(slots, helping) then free = 0 end
+  -- A small top-up costs as much Redis time as a large one. While the workers have enough to read,
+  -- the next top-up waits until a quarter of the buffer is free (half of it, when the number of
+  -- workers is not known); the script that starts or ends jobs then wakes the fetcher. A stream
+  -- that many due jobs share is topped up in small amounts: they would fill it in the meantime.
+  local top_up = floor(ahead / (slots > 0 and 4 or 2))
+  if shared and tonumber(asked) * 20 > ahead then top_up = floor(ahead / 20) end
+  if free < top_up and undelivered >= math.max(slots, top_up) then free = 0 end
   room = math.min(most, free)
   if yields then
     precheck('LLEN', B .. 'wake:dispatcher')
