@@ -23,7 +23,7 @@ now = floor(US / 1000)
 local moved, parked, allowed, denied = 0, 0, {}, {}
 
 if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
-local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at', 'turn')
+local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at', 'yield')
 local entries, undelivered = stream_depth(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
@@ -68,7 +68,7 @@ do
   for _, lane in ipairs(LANES) do precheck('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
   precheck('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
   allow_oom()
-  if shared and free == 1 then call('HSET', load_key, 'turn', 'due') end
+  if shared and free == 1 then call('HSET', load_key, 'yield', 1) end
   if load[1] then
     call('HDEL', load_key, 'full')
     load[1] = false
@@ -290,8 +290,8 @@ local function exhausted(tenant)
   state, wait = 'LIMITED', math.max(0, math.ceil((g.next_at - US) / 1000))
 end
 
--- by_turn serves lanes and tenants, those first that have permits of their own. Tenants that have used theirs stand by in `over`.
-local function by_turn()
+-- by_fairness serves lanes and tenants, those first that have permits of their own. Tenants that have used theirs stand by in `over`.
+local function by_fairness()
   -- At the start of a window those that have borrowed have permits of their own again.
   local function fresh(lane)
     if lent[lane] == 0 then return nil end
@@ -444,7 +444,7 @@ end
 
 if by_group then
   by_priority()
-elseif by_turn() and elastic and limited then
+elseif by_fairness() and elastic and limited then
   lend()
 end
 

@@ -68,8 +68,8 @@ local function settle_done(group, live)
   local runs, n = parse_runs(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
   arg = arg + 4
-  local whole = live and turn(group, runs, 'I', 'D')
-  local function store() turned(group, whole) end
+  local whole = live and transition(group, runs, 'I', 'D')
+  local function store() apply(group, whole) end
   if whole then
     job = job + n
   else

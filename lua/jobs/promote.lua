@@ -210,7 +210,7 @@ local function promote_of(tenant, t)
   if #gone > 0 then
     for typ, n in pairs(load) do
       call('HINCRBY', B .. 'load:' .. typ, 'non_ready', -n)
-      call('HDEL', B .. 'load:' .. typ, 'turn')
+      call('HDEL', B .. 'load:' .. typ, 'yield')
     end
     add(t.key, 'congested', -congested)
     activate(tenant, -wanted)

@@ -25,7 +25,7 @@ local runs, m = parse_runs(ARGV[6])
 precheck_attend()
 allow_oom()
 if m > 0 then
-  local all = turn(group, runs, 'D', 'A', true)
+  local all = transition(group, runs, 'D', 'A', true)
   local ords, states, span, new, bad
   if not all then
     ords, new, bad = expand(runs), {}, {}
@@ -38,7 +38,7 @@ if m > 0 then
   have = version + 1
   call('HSET', aggregate, 'slot:' .. slot, ARGV[4], 'version:' .. slot, have)
   call('RPUSH', B .. 'results:' .. group, ARGV[5])
-  if all then turned(group, all) else store_states(group, ords, new, span) end
+  if all then apply(group, all) else store_states(group, ords, new, span) end
   call('HINCRBY', key, 'reduced', m)
   local e = call('HMGET', key, 'sealed', 'done', 'reduced', 'accepted', 'failed', 'cancelled')
   if e[1] and tonumber(e[3]) >= tonumber(e[2] or 0) and tonumber(e[4]) <= tonumber(e[2] or 0) + tonumber(e[5] or 0) + tonumber(e[6] or 0) then attend(group) end

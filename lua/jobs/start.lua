@@ -77,8 +77,8 @@ for _ = 1, groups do
   local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
   local held = g[6] or type_paused or (pauses and g[3] and is_paused('t', g[3]))
   local own, begun = 'all', n
-  local all = g[1] and g[1] ~= 'CANCELLED' and not held and turn(group, runs, 'R', 'I')
-  if all then turned(group, all) else own, begun = begin(group, g, held, runs, ARGV[arg + 2]) end
+  local all = g[1] and g[1] ~= 'CANCELLED' and not held and transition(group, runs, 'R', 'I')
+  if all then apply(group, all) else own, begun = begin(group, g, held, runs, ARGV[arg + 2]) end
   arg = arg + 3
   tokens[#tokens + 1] = own
   if begun > 0 then

@@ -3,10 +3,10 @@
 -- given in ascending order, joined by spaces.
 -- NEEDS  base, states
 -- OFFERS
---   parse_runs(text)                    runs as a list, and the number of jobs
---   expand(runs)                        ordinals and attempts of the jobs
---   turn(group, runs, from, to, any)    a change of all the jobs' states, or nil
---   turned(group, change)               writes what turn returned
+--   parse_runs(text)                          runs as a list, and the number of jobs
+--   expand(runs)                              ordinals and attempts of the jobs
+--   transition(group, runs, from, to, any)    a change of all the jobs' states, or nil
+--   apply(group, change)                      writes what transition returned
 
 -- Runs are jobs of one group with consecutive ordinals and one attempt: 'lo n attempt', ascending, joined by spaces.
 local function parse_runs(text)
@@ -25,9 +25,10 @@ local function expand(runs)
   return ords, attempts
 end
 
--- turn prepares to turn all jobs of the runs from one state into another, if each is in it under its attempt (any: under whichever); nil if not.
--- The caller writes what it returns with turned.
-local function turn(group, runs, from, to, any)
+-- transition prepares the change of all jobs of the runs from one state to another. It returns nil
+-- unless each job is in the state `from` under its attempt (any: under any attempt). The caller
+-- writes the change with apply.
+local function transition(group, runs, from, to, any)
   local lo, last = runs[1].lo, runs[#runs]
   local hi, at = last.lo + last.n - 1, lo
   for _, r in ipairs(runs) do
@@ -52,4 +53,4 @@ local function turn(group, runs, from, to, any)
   end
   return { lo * 2, table.concat(out) }
 end
-local function turned(group, change) call('SETRANGE', B .. 'states:' .. group, change[1], change[2]) end
+local function apply(group, change) call('SETRANGE', B .. 'states:' .. group, change[1], change[2]) end
