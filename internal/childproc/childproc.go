@@ -1,5 +1,5 @@
-// Package childproc runs child processes that do not outlive this one. It hides the kernel's idea
-// of a parent, which is a thread, and who waits for a child.
+// Package childproc runs child processes that end at the latest when this process ends. It hides
+// that for the Linux kernel the parent is a thread, not a process, and it waits for each child.
 package childproc
 
 import (
@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// pipeDelay is how long a dead child's own children may hold its output open before it is closed.
+// pipeDelay is the time after a child's end after which its output is closed, even if the child's
+// own children still hold it open.
 const pipeDelay = 2 * time.Second
 
 // Child is a running or ended process. Its methods are safe for concurrent use.
@@ -21,8 +22,8 @@ type Child struct {
 }
 
 // Start starts cmd, which must not have been started, and waits for it in a goroutine. On Linux the
-// child is killed when this process ends in any way, and no terminal signal reaches it: whoever
-// started it decides when it stops. Elsewhere see [DiesWithParent].
+// kernel kills the child when this process ends for any reason, and the child gets no signals of
+// the terminal: the caller decides when it stops. For other systems see [DiesWithParent].
 func Start(cmd *exec.Cmd) (*Child, error) {
 	cmd.SysProcAttr = tie(cmd.SysProcAttr)
 	if cmd.WaitDelay == 0 {
@@ -37,8 +38,8 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// run keeps its thread for as long as the child lives: to the kernel that thread is the parent, and
-// its end would kill the child.
+// run starts the child and waits for it on one locked thread. For the kernel this thread is the
+// parent: if the thread ended, the kernel would kill the child.
 func (c *Child) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -48,7 +49,7 @@ func (c *Child) run(started chan<- error) {
 	if err != nil {
 		return
 	}
-	_ = c.cmd.Wait() // the exit code says it better
+	_ = c.cmd.Wait() // State returns the exit code
 	close(c.done)
 }
 
@@ -68,8 +69,8 @@ func (c *Child) Running() bool {
 	}
 }
 
-// State waits for the end and tells what the process came to: its exit code, -1 when a signal ended
-// it, and the CPU time that it used.
+// State waits for the end of the process and returns its state: the exit code (-1 if a signal ended
+// it) and the CPU time that it used.
 func (c *Child) State() *os.ProcessState {
 	<-c.done
 	return c.cmd.ProcessState
@@ -83,15 +84,15 @@ func (c *Child) Signal(sig os.Signal) error {
 	return nil
 }
 
-// Kill ends the process at once, as a crash would, and waits for its end.
+// Kill ends the process at once, like a crash, and waits for its end.
 func (c *Child) Kill() {
-	_ = c.cmd.Process.Kill() // fails only when it has ended
+	_ = c.cmd.Process.Kill() // fails only if the process has ended
 	<-c.done
 }
 
-// Stop asks the process to end, kills it when it still runs after grace, and waits for its end.
+// Stop sends SIGTERM, kills the process if it still runs after grace, and waits for its end.
 func (c *Child) Stop(grace time.Duration) {
-	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only when it has ended, or where there is no SIGTERM
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only if the process has ended, or on a system without SIGTERM
 	select {
 	case <-c.done:
 	case <-time.After(grace):

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// beParent starts a child, says its id, and waits to be killed.
+// beParent starts a child, prints its process id, and waits until it is killed.
 func beParent() {
 	c, err := Start(exec.Command("sleep", "600"))
 	if err != nil {
@@ -40,7 +40,7 @@ func TestState(t *testing.T) {
 	require.Equal(t, 3, c.State().ExitCode())
 	require.False(t, c.Running())
 	require.ErrorIs(t, c.Signal(syscall.SIGTERM), os.ErrProcessDone)
-	c.Kill() // harmless
+	c.Kill() // a second Kill does nothing
 }
 
 func TestStartOfNothing(t *testing.T) {
@@ -83,7 +83,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A test binary that is killed leaves nothing behind.
+// When a test binary is killed, its child processes end too.
 func TestChildDiesWithItsParent(t *testing.T) {
 	if !DiesWithParent {
 		t.Log("this system leaves children behind")
@@ -107,7 +107,8 @@ func TestChildDiesWithItsParent(t *testing.T) {
 	require.Eventually(t, func() bool { return gone(pid) }, 10*time.Second, time.Millisecond)
 }
 
-// gone says whether the process has ended; whoever inherited it may not have reaped it yet.
+// gone reports whether the process has ended. A zombie counts as ended: init may not have reaped it
+// yet.
 func gone(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err != nil || strings.Contains(string(stat), ") Z ")

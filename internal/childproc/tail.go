@@ -2,8 +2,8 @@ package childproc
 
 import "sync"
 
-// Tail is a writer that keeps the last bytes written to it, for the log of a child. Its zero value
-// keeps 64 KiB. It is safe for concurrent use.
+// Tail is a writer that keeps the last 64 KiB written to it, for the log of a child. The zero value
+// is ready for use. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -11,18 +11,18 @@ type Tail struct {
 
 const tailBytes = 64 << 10
 
-// Write keeps p and forgets what is too old. It never fails.
+// Write keeps p and drops the oldest bytes. It never fails.
 func (w *Tail) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.buf = append(w.buf, p...)
-	if excess := len(w.buf) - tailBytes; excess > tailBytes { // moved seldom, not at each write
+	if excess := len(w.buf) - tailBytes; excess > tailBytes { // copies rarely, not at each write
 		w.buf = append(w.buf[:0], w.buf[excess:]...)
 	}
 	return len(p), nil
 }
 
-// String returns what is kept.
+// String returns the bytes that are kept.
 func (w *Tail) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

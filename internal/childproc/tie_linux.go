@@ -2,7 +2,8 @@ package childproc
 
 import "syscall"
 
-// DiesWithParent says whether the system itself ends the children of a process that was killed.
+// DiesWithParent reports whether the operating system ends the children of a process
+// that is killed.
 const DiesWithParent = true
 
 func tie(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
@@ -10,6 +11,6 @@ func tie(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 		attr = &syscall.SysProcAttr{}
 	}
 	attr.Pdeathsig = syscall.SIGKILL
-	attr.Setpgid = true // Ctrl-C is for the parent, which then ends its children in order
+	attr.Setpgid = true // Ctrl-C reaches only the parent, which stops its children in order
 	return attr
 }

@@ -4,8 +4,9 @@ package childproc
 
 import "syscall"
 
-// DiesWithParent says whether the system itself ends the children of a process that was killed.
+// DiesWithParent reports whether the operating system ends the children of a process
+// that is killed.
 const DiesWithParent = false
 
-// tie leaves the child in the parent's process group, where Ctrl-C reaches both.
+// tie leaves the child in the parent's process group: Ctrl-C reaches both.
 func tie(attr *syscall.SysProcAttr) *syscall.SysProcAttr { return attr }

@@ -22,9 +22,9 @@ const (
 	tailBytes     = 16 << 10
 )
 
-// freePort picks a port below the range from which systems take the local ports of outgoing
-// connections: one of those could sit on the port while the server is down, even a client
-// that dials it.
+// freePort returns a free port below the range from which systems choose local ports of outgoing
+// connections. Otherwise an outgoing connection, even of a client that dials this port, could
+// occupy it while the server is down.
 func freePort() int {
 	const lowest, highest = 10_000, 32_000
 	for {
@@ -38,8 +38,8 @@ func freePort() int {
 	}
 }
 
-// awaitReady asks until the child itself answers: another process may have won the race
-// for its port.
+// awaitReady asks the address until the child itself answers. Another process may answer instead,
+// if it took the port first.
 func awaitReady(ctx context.Context, addr string, child *childproc.Child) error {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
@@ -58,8 +58,8 @@ func awaitReady(ctx context.Context, addr string, child *childproc.Child) error 
 	}
 }
 
-// probe returns nil when the server at addr is process pid and has loaded its data. It speaks the
-// protocol itself, so that a failed try leaves neither a pool nor a line in a log.
+// probe returns nil if the server at addr is process pid and has loaded its data. It writes the
+// Redis protocol itself, so that a failed try leaves no connection pool and no log line.
 func probe(ctx context.Context, addr string, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -80,7 +80,7 @@ func probe(ctx context.Context, addr string, pid int) error {
 		return err
 	}
 	if strings.HasPrefix(head, "-NOAUTH") {
-		return nil // it asks for a password, so it is up; that is all that can be known
+		return nil // it asks for a password: it is up, and nothing more can be known
 	}
 	size, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "$")))
 	if err != nil {
@@ -99,7 +99,7 @@ func probe(ctx context.Context, addr string, pid int) error {
 	return nil
 }
 
-// Log returns the end of what the server has logged, over all restarts.
+// Log returns the last part of the server's log; restarts append to it.
 func (s *Server) Log() string { return s.logFrom(max(0, s.logSize()-tailBytes)) }
 
 func (s *Server) logFrom(offset int64) string {

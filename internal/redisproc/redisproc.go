@@ -1,6 +1,6 @@
 // Package redisproc runs a private redis-server: a real process on loopback with a folder of its
-// own, which can be killed and started again on the same data, and which does not outlive this
-// process. It hides the choice of a free port and how one knows that the server is there.
+// own. It can be killed and started again on the same data, and ends at the latest when this
+// process ends. The package hides the choice of a free port and the wait until the server answers.
 package redisproc
 
 import (
@@ -19,48 +19,49 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// EnvBinary names the variable that says which redis-server to run, instead of the one in PATH.
+// EnvBinary is the environment variable with the path of the redis-server to run instead of the one
+// in PATH.
 const EnvBinary = "BULKACTION_REDIS_SERVER"
 
 const (
-	startTimeout = 30 * time.Second // when the caller sets none
-	portAttempts = 20               // each loses only a race for its port
+	startTimeout = 30 * time.Second // if the caller's context has no deadline
+	portAttempts = 20               // each failed attempt means that another process took the port first
 )
 
-// ErrNoBinary says that there is no redis-server to run.
+// ErrNoBinary means that no redis-server was found.
 var ErrNoBinary = errors.New("no redis-server found: run `make deps`, or set " + EnvBinary + " to its path")
 
 var errPortTaken = errors.New("port is taken")
 
-// Options of a server. The zero value is one that persists nothing, in a temporary folder.
+// Options of a server. With the zero value it persists nothing and uses a temporary folder.
 type Options struct {
-	Dir       string   // where it keeps its data and log; when empty a temporary folder that Close removes
+	Dir       string   // folder of its data and log; empty: a temporary folder that Close removes
 	AOF       bool     // append-only file, fsync every second, so that data survives Kill
 	MaxMemory int64    // in bytes, 0 for no limit; writes beyond it are refused
-	Cluster   bool     // a node of a cluster that is yet to be formed
+	Cluster   bool     // a node of a cluster; the caller joins the nodes
 	Config    string   // content of a configuration file, which Sentinel needs
 	Args      []string // more arguments, which win over the options
 }
 
 // Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and
-// Close take turns.
+// Close run one after the other.
 type Server struct {
 	opts    Options
 	binary  string
 	ownsDir bool
 	port    int
-	busPort int // where a cluster's nodes talk to one another
+	busPort int // port for the communication between cluster nodes
 	log     *os.File
 
-	turn   sync.Mutex // one start or stop at a time
-	closed bool
+	lifecycle sync.Mutex // held during a start or stop
+	closed    bool
 
 	mu    sync.Mutex
 	child *childproc.Child
 }
 
-// Start starts a server on a free port of 127.0.0.1 and waits until it answers, for as long as ctx
-// allows and 30 seconds at most. The error is ErrNoBinary when there is nothing to start.
+// Start starts a server on a free port of 127.0.0.1 and waits until it answers, at most until ctx
+// ends or 30 seconds. The error is ErrNoBinary if there is no redis-server.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	s, err := start(ctx, opts)
 	if err != nil {
@@ -122,7 +123,7 @@ func (s *Server) launch(ctx context.Context) error {
 	defer cancel()
 
 	logged := s.logSize()
-	cmd := exec.Command(s.binary, s.args()...) // not CommandContext: it outlives the start's ctx
+	cmd := exec.Command(s.binary, s.args()...) // not CommandContext: the server must outlive the ctx of Start
 	cmd.Dir = s.opts.Dir
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	child, err := childproc.Start(cmd)
@@ -163,13 +164,13 @@ func (s *Server) args() []string {
 // Addr is the server's host:port, the same after each Restart.
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
 
-// URL is the server's address as BULKACTION_REDIS_URL takes it.
+// URL returns the server's address in the form of BULKACTION_REDIS_URL.
 func (s *Server) URL() string { return "redis://" + s.Addr() + "/0" }
 
 // Dir is the folder of its data and log.
 func (s *Server) Dir() string { return s.opts.Dir }
 
-// PID is the id of the process that was started last.
+// PID returns the id of the process that was started last.
 func (s *Server) PID() int { return s.current().PID() }
 
 // Running says whether the process runs.
@@ -178,18 +179,18 @@ func (s *Server) Running() bool { return s.current().Running() }
 // Signal sends sig to the server's process, and to no other.
 func (s *Server) Signal(sig os.Signal) error { return s.current().Signal(sig) }
 
-// Kill ends the process as a crash would, and waits for its end.
+// Kill ends the process like a crash, and waits for its end.
 func (s *Server) Kill() {
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
 	s.current().Kill()
 }
 
-// Restart starts the server again at the same address on what it has persisted, and waits until it
-// answers. One that still runs is killed first.
+// Restart starts the server again at the same address with its persisted data, and waits until it
+// answers. A running server is killed first.
 func (s *Server) Restart(ctx context.Context) error {
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
 	if s.closed {
 		return fmt.Errorf("restart redis-server at %s: %w", s.Addr(), os.ErrClosed)
 	}
@@ -203,8 +204,8 @@ func (s *Server) Restart(ctx context.Context) error {
 // Close kills the process and removes the folder, unless it was given in Options. Closing again
 // does nothing.
 func (s *Server) Close() error {
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
 	if s.closed {
 		return nil
 	}

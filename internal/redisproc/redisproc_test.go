@@ -105,7 +105,7 @@ func TestRestartWhereThePortIsTaken(t *testing.T) {
 	require.False(t, s.Running())
 }
 
-// Another server that answers at the port is not ours.
+// probe refuses another server that answers at the same port.
 func TestProbeTellsServersApart(t *testing.T) {
 	s := run(t, Options{})
 	require.NoError(t, probe(t.Context(), s.Addr(), s.PID()))

@@ -8,11 +8,11 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// Operation is what a span does with messages: messaging.operation.type of the
-// semantic conventions.
+// Operation is the kind of work that a span does with messages: messaging.operation.type of the
+// OpenTelemetry semantic conventions.
 type Operation string
 
-// The operations that this system has.
+// The operations of this system.
 const (
 	OpSend    Operation = "send"
 	OpReceive Operation = "receive"
@@ -20,24 +20,26 @@ const (
 	OpSettle  Operation = "settle"
 )
 
-// MessagingAttributes describe an operation, under the name that the system gives it, on a
-// destination: a stream or a queue.
+// MessagingAttributes returns the attributes of an operation on a destination (a stream or a
+// queue). name is this system's own name of the operation, for example "admit".
 func MessagingAttributes(op Operation, name, destination string) []attribute.KeyValue {
 	return []attribute.KeyValue{
-		semconv.MessagingSystemKey.String("redis"), // not in the conventions' list, which allow others
+		semconv.MessagingSystemKey.String("redis"), // not in the conventions' list, but other values are allowed
 		semconv.MessagingOperationTypeKey.String(string(op)),
 		semconv.MessagingOperationName(name),
 		semconv.MessagingDestinationName(destination),
 	}
 }
 
-// MessageID is the id of the one message that a span is about.
+// MessageID returns the attribute with the id of the message that a span handles.
 func MessageID(id string) attribute.KeyValue { return semconv.MessagingMessageID(id) }
 
-// MessageCount is how many messages a batch holds; it is for spans of batches only.
+// MessageCount returns the attribute with the number of messages in a batch. Only spans of batches
+// have it.
 func MessageCount(n int) attribute.KeyValue { return semconv.MessagingBatchMessageCount(n) }
 
-// JobAttributes name a job. An ordinal below 0 or an attempt below 1 is not known yet and left out.
+// JobAttributes returns the attributes that identify a job. An ordinal below 0 or an attempt below
+// 1 means "not known yet" and is left out.
 func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute.KeyValue {
 	attrs := make([]attribute.KeyValue, 0, 4)
 	attrs = append(attrs, attribute.String("bulkaction.tenant", tenant), attribute.String("bulkaction.group", group))
@@ -50,8 +52,8 @@ func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute
 	return attrs
 }
 
-// WaitAttributes say how long a job has waited for its turn, for a permit, and for a
-// congested partner.
+// WaitAttributes returns how long a job has waited: behind other jobs (fairness), for a permit
+// (rate), and because a downstream API asked to wait (congestion).
 func WaitAttributes(fairness, rate, congestion time.Duration) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.Int64("bulkaction.wait.fairness_ms", fairness.Milliseconds()),

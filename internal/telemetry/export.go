@@ -15,12 +15,12 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// spanQueue is how many ended spans may wait for their export. The SDK's 2,048 are gone within one
-// burst of batches.
+// spanQueue is the number of ended spans that may wait for export. The SDK's default of 2,048 is
+// filled by one burst of batches.
 const spanQueue = 16384
 
-// spanExporter is nil where nobody has asked for traces. The SDK alone would then try
-// localhost:4318.
+// spanExporter returns nil when the environment asks for no traces. Without this check the SDK
+// would connect to localhost:4318.
 func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	if !wanted("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
 		return nil, nil
@@ -35,7 +35,7 @@ func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	return exporter, nil
 }
 
-// metricReader is nil where nobody has asked for metrics to be pushed.
+// metricReader returns nil when the environment does not ask for metrics to be pushed.
 func metricReader(ctx context.Context) (sdkmetric.Reader, error) {
 	if !wanted("OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") {
 		return nil, nil
@@ -64,8 +64,9 @@ func batcherOptions() []sdktrace.BatchSpanProcessorOption {
 	return []sdktrace.BatchSpanProcessorOption{sdktrace.WithMaxQueueSize(spanQueue)}
 }
 
-// samplerFromEnv reads OTEL_TRACES_SAMPLER and its _ARG as the SDK does, which keeps its own result
-// to itself; [Telemetry.NewJobTrace] asks the sampler before it builds anything.
+// samplerFromEnv returns the sampler that OTEL_TRACES_SAMPLER and its _ARG name. The SDK reads the
+// same variables but does not export its sampler; [Telemetry.NewJobTrace] needs it to decide before
+// it builds a span.
 func samplerFromEnv() (sdktrace.Sampler, error) {
 	name := strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER")))
 	switch name {

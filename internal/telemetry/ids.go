@@ -12,16 +12,16 @@ import (
 
 type presetKey struct{}
 
-// preset holds ids that were decided before their span is started. They are taken once: the context
-// of that span carries the preset on to its children, which must not get the same id.
+// preset holds ids that are chosen before their span starts. Only the first span takes them: its
+// children inherit the context with the preset, and must not get the same ids.
 type preset struct {
-	trace trace.TraceID // the zero id leaves the choice to the generator
+	trace trace.TraceID // zero: the generator chooses
 	span  trace.SpanID
 	taken atomic.Bool
 }
 
 // WithSpanID gives the next span that is started with ctx, or with a context derived from it, the
-// given id. Scripts mint the ids of spans that are created only after the script has run.
+// given id. Lua scripts choose the ids of spans that the process creates after the script has run.
 func WithSpanID(ctx context.Context, id trace.SpanID) context.Context {
 	if !id.IsValid() {
 		return ctx
@@ -33,7 +33,7 @@ func withTraceID(ctx context.Context, id trace.TraceID) context.Context {
 	return context.WithValue(ctx, presetKey{}, &preset{trace: id})
 }
 
-// idGenerator draws random ids, except where the context presets them.
+// idGenerator returns random ids, unless the context has a preset.
 type idGenerator struct{}
 
 var _ sdktrace.IDGenerator = idGenerator{}

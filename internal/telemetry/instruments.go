@@ -8,21 +8,21 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// instruments creates instruments under the names of the contract. OpenTelemetry hands out the same
-// instrument for the same name, so the roles of one process may share some. Its only error is a
-// name that is not valid, a mistake in this package.
+// instruments creates instruments under the names of the metrics contract. OpenTelemetry returns
+// the same instrument for the same name, so the roles of one process can share instruments. The
+// only possible error is an invalid name, which is a bug in this package: it panics.
 type instruments struct{ meter metric.Meter }
 
 const namePrefix = "bulk_action_"
 
-// counter adds to one series. Recording needs no context: exemplars would only appear
-// in OpenMetrics.
+// counter adds to one series. Recording needs no context: only exemplars would use it, and the
+// Prometheus text format has none.
 type counter struct {
 	c    metric.Int64Counter
 	opts []metric.AddOption
 }
 
-// counter's series exists from the start, with 0.
+// counter creates a counter. Its series exists from the start, with value 0.
 func (i instruments) counter(name, description string, attrs ...attribute.KeyValue) counter {
 	c := must(i.meter.Int64Counter(namePrefix+name, metric.WithDescription(description)))
 	series := counter{c: c}
@@ -59,7 +59,7 @@ func (i instruments) observableCounter(name, description string) metric.Int64Obs
 	return must(i.meter.Int64ObservableCounter(namePrefix+name, metric.WithDescription(description)))
 }
 
-// observe calls f at each collection.
+// observe registers f, which is called at each collection of metrics.
 func (i instruments) observe(f func(metric.Observer), observed ...metric.Observable) {
 	must(i.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		f(o)

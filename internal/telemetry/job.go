@@ -10,22 +10,23 @@ import (
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
 )
 
-// JobSpan describes one step in a job's trace.
+// JobSpan describes the span of one step in a job's trace.
 type JobSpan struct {
 	Parent string         // the job's traceparent; when "" or not sampled, nothing is recorded
-	Name   string         // put together beforehand, since also an unsampled job would pay for it
+	Name   string         // a constant or precomputed: an unsampled job must not pay for building it
 	Kind   trace.SpanKind // internal when 0
-	ID     string         // the span's id, 16 hex digits, where a script has minted it; random when ""
+	ID     string         // the span's id, 16 hex digits, if a script has chosen it; "": random
 	Start  time.Time      // now when zero
 	Links  []trace.Link
 }
 
-// noSpan is one value for all, since each conversion to the interface would allocate.
+// noSpan is the span of unsampled jobs. It is one shared value, because each conversion to the
+// interface would allocate.
 var noSpan trace.Span = nooptrace.Span{}
 
-// StartJob starts a step of a job's trace; the caller ends it. attrs, which may be nil, is called
-// only when the span is recorded. For a job that is not sampled StartJob returns ctx itself and a
-// span that does nothing, and neither it nor the caller's closure allocates.
+// StartJob starts the span of one step in a job's trace; the caller ends it. attrs, which may be
+// nil, is called only if the span is recorded. For a job that is not sampled StartJob returns ctx
+// itself and a span that does nothing, and neither it nor the caller's closure allocates.
 func (t *Telemetry) StartJob(
 	ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue,
 ) (context.Context, trace.Span) {
@@ -43,17 +44,17 @@ func (t *Telemetry) StartJob(
 	return t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
 }
 
-// NewJobTrace begins the trace of a job that is one of many in its message: a root span that starts
-// at the given time and ends now, linked to the message's span. It returns the job's traceparent,
-// or "" when the sampler does not choose it, which costs a random draw; attrs is then not called.
-// An empty link is left out.
+// NewJobTrace begins the trace of a job that shares its message with other jobs: a root span that
+// starts at the given time and ends now, linked to the message's span. It returns the job's
+// traceparent, or "" if the sampler does not choose the job; this costs one random number, and
+// attrs is not called. An empty link is left out.
 func (t *Telemetry) NewJobTrace(
 	link trace.SpanContext, name string, at time.Time, attrs func() []attribute.KeyValue,
 ) string {
 	if t.sampler == nil {
 		return ""
 	}
-	// The sampler sees the trace id that the span will have, so the SDK comes to the same decision.
+	// The sampler gets the trace id that the span will have, so the SDK makes the same decision.
 	id := randomTraceID()
 	choice := t.sampler.ShouldSample(sdktrace.SamplingParameters{
 		ParentContext: context.Background(), TraceID: id, Name: name, Kind: trace.SpanKindConsumer,
@@ -69,8 +70,8 @@ func (t *Telemetry) NewJobTrace(
 }
 
 // ContinueJobTrace continues the trace of a job's producer with a span that starts at the given
-// time and ends now, and returns the job's traceparent. The job follows its parent's sampling: ""
-// when the parent is not sampled. A parent that can't be read is none: then the job begins a
+// time and ends now, and returns the job's traceparent. The job has its parent's sampling decision:
+// the result is "" if the parent is not sampled. If the parent can't be parsed, the job begins a
 // trace of its own.
 func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs func() []attribute.KeyValue) string {
 	sc := ParseTraceParent(parent)
@@ -84,8 +85,8 @@ func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs fu
 	return t.begin(ctx, JobSpan{Name: name, Kind: trace.SpanKindConsumer, Start: at}, attrs)
 }
 
-// begin records the first span of a job's trace and returns the traceparent to follow, "" when the
-// SDK did not sample it.
+// begin records the first span of a job's trace and returns the traceparent for the next step, or
+// "" if the SDK did not sample the span.
 func (t *Telemetry) begin(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) string {
 	_, span := t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
 	span.End()
@@ -95,7 +96,7 @@ func (t *Telemetry) begin(ctx context.Context, s JobSpan, attrs func() []attribu
 	return FormatTraceParent(span.SpanContext())
 }
 
-// startOptions takes attrs beside s, where it would escape to the heap with the links.
+// startOptions has attrs as a parameter of its own: as a field of s it would escape to the heap.
 func startOptions(s JobSpan, attrs func() []attribute.KeyValue) []trace.SpanStartOption {
 	options := []trace.SpanStartOption{trace.WithSpanKind(s.Kind)}
 	if !s.Start.IsZero() {

@@ -20,7 +20,7 @@ const (
 	unsampledParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 )
 
-// traced is telemetry whose ended spans the recorder holds.
+// traced returns telemetry and a recorder that holds its ended spans.
 func traced(t testing.TB, sampler sdktrace.Sampler) (*Telemetry, *tracetest.SpanRecorder) {
 	t.Helper()
 	recorder := tracetest.NewSpanRecorder()
@@ -125,8 +125,8 @@ func TestNewJobTraceBeginsALinkedTrace(t *testing.T) {
 	require.Empty(t, recorder.Ended()[1].Links(), "an empty link is none")
 }
 
-// The draw and the SDK must agree, or jobs would be lost from the sample or carry a trace that is
-// not recorded.
+// The sampler and the SDK must make the same decision. Otherwise sampled jobs would have no trace,
+// or jobs would carry a trace that is not recorded.
 func TestNewJobTraceSamplesTheRatio(t *testing.T) {
 	tel, recorder := traced(t, sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.25)))
 	sampled := 0
@@ -202,8 +202,8 @@ func TestMessagingAttributes(t *testing.T) {
 		JobAttributes("acme", "g1", -1, 0), "what is not known yet is left out")
 }
 
-// FuzzParseTraceParent holds the parser to OpenTelemetry's, which lets version 0 end in a dash
-// against the specification.
+// FuzzParseTraceParent compares the parser with OpenTelemetry's. Theirs accepts a dash at the end
+// of version 0, against the specification; that case is excluded.
 func FuzzParseTraceParent(f *testing.F) {
 	for _, seed := range []string{
 		sampledParent, unsampledParent, "", "00-", sampledParent + "-", sampledParent + "x",

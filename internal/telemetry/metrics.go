@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// FetcherMetrics are what the fetcher measures: how jobs leave the fair queue.
+// FetcherMetrics are the fetcher's metrics: how jobs leave the fair queue.
 type FetcherMetrics struct {
 	*rateLimits
 	fetched, emptyPolls, ready, nonReady               counter
@@ -35,8 +35,8 @@ func NewFetcherMetrics(meter metric.Meter) *FetcherMetrics {
 	}
 }
 
-// Fetched counts jobs that were taken out of the fair queue: into the ready stream, and
-// into non-ready.
+// Fetched counts jobs that left the fair queue: those that became ready, and those that became
+// non-ready.
 func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 	m.fetched.add(ready + nonReady)
 	m.ready.add(ready)
@@ -45,14 +45,14 @@ func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 	m.admittedNonReady.add(nonReady)
 }
 
-// EmptyPoll counts a look at the fair queue that found nothing to take.
+// EmptyPoll counts a call that found no job to admit.
 func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 
 // Rejected counts an admission that was refused because the ready stream was full.
 func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 
-// DispatcherMetrics are what the dispatcher measures: how jobs leave non-ready. Its promotions
-// spend permits.
+// DispatcherMetrics are the dispatcher's metrics: how jobs leave non-ready. They include permits,
+// because each promotion spends one.
 type DispatcherMetrics struct {
 	*rateLimits
 	moved, skipped, totalMoved, totalSkipped, takenBack, deadLetter counter
@@ -77,8 +77,8 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 	}
 }
 
-// Cycle counts what one dispatch cycle moved, what it put off because a ready stream was full,
-// and its time.
+// Cycle records one dispatch cycle: the jobs that it promoted, the due jobs that it left because a
+// ready stream was full, and its duration.
 func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.moved.add(moved)
 	m.totalMoved.add(moved)
@@ -87,18 +87,18 @@ func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.cycle.record(took)
 }
 
-// DeadLettered counts jobs that failed since they have lost too many workers.
+// DeadLettered counts jobs that failed because too many workers died while running them.
 func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 
-// TakenBack counts jobs of lost workers.
+// TakenBack counts jobs that were reclaimed from dead workers.
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
 
-// waits are the bounds of what may take from a moment to an hour, in ms.
+// waits are the histogram buckets for times from less than a millisecond to an hour, in ms.
 var waits = []float64{
 	1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000,
 }
 
-// WorkerMetrics are what the worker measures: attempts, and the pool that runs them.
+// WorkerMetrics are the worker's metrics: attempts, and the pool of slots that runs them.
 type WorkerMetrics struct {
 	pool                                             atomic.Pointer[func() (size, active int)]
 	succeeded, failed, timedOut, retried, deadLetter counter
@@ -141,37 +141,38 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		}
 		o.ObserveInt64(size, int64(all))
 		o.ObserveInt64(active, int64(busy))
-		o.ObserveInt64(idle, int64(max(all-busy, 0))) // a shrunk pool may have more running than places
+		// after the pool was made smaller, more jobs may run than it has slots
+		o.ObserveInt64(idle, int64(max(all-busy, 0)))
 	}, size, active, idle)
 	return m
 }
 
-// ObservePool makes the pool's gauges ask for its size and how many jobs run; it replaces
-// an earlier one.
+// ObservePool sets the function that the pool's gauges call: it returns the number of slots and the
+// number of running jobs. It replaces an earlier function.
 func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Store(&pool) }
 
-// Started records how long a job waited from being accepted to its first start.
+// Started records the time from a job's acceptance to its first start.
 func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
 
-// Waited records how long a job has waited so far, for fairness, rate and congestion, when an
-// attempt starts.
+// Waited records, when an attempt starts, how long the job has waited so far for fairness, rate and
+// congestion.
 func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 	m.fairness.record(fairness)
 	m.rate.record(rate)
 	m.congestion.record(congestion)
 }
 
-// Ran records how long the processor ran in an attempt that has ended, well or not.
+// Ran records how long the processor ran in an attempt, whether it succeeded or failed.
 func (m *WorkerMetrics) Ran(took time.Duration) { m.duration.record(took) }
 
-// Ended counts attempts that ended well, those that did not, and how many of these ran out of time.
+// Ended counts attempts that succeeded, attempts that failed, and failed attempts that timed out.
 func (m *WorkerMetrics) Ended(succeeded, failed, timedOut int) {
 	m.succeeded.add(succeeded)
 	m.failed.add(failed)
 	m.timedOut.add(timedOut)
 }
 
-// Retried counts n jobs that were sent to run again.
+// Retried counts n jobs that will run again after a failed or throttled attempt.
 func (m *WorkerMetrics) Retried(n int) { m.retried.add(n) }
 
 // Stale counts outcomes that changed nothing.
@@ -183,7 +184,8 @@ func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 // DeadLettered counts n jobs that failed for good.
 func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 
-// WatcherMetrics are what the watcher measures: how much lies where, and which jobs it ended.
+// WatcherMetrics are the watcher's metrics: how many jobs are at which location, the violations of
+// the audit, and the jobs that the watcher failed.
 type WatcherMetrics struct {
 	queues     atomic.Pointer[queues]
 	violations atomic.Pointer[map[string]int]
@@ -235,12 +237,13 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 // DeadLettered counts n jobs that the watcher ended as failed, with code LOST or NO_PROCESSOR.
 func (m *WatcherMetrics) DeadLettered(code string, n int) { m.deadLetter[code].add(n) }
 
-// SetViolations replaces what the audit has found, by law; the map is not to be changed any more.
+// SetViolations replaces the numbers of open violations, by law. The caller must not change the map
+// afterwards.
 func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }
 
-// SetQueues replaces what the gauges show: jobs in ready streams, in non-ready, and the backlog by
-// type. A type that is not in backlog is no longer shown. The [MaxLabels] longest have a series
-// each, the rest count as [Other].
+// SetQueues replaces the values of the queue gauges: ready jobs, non-ready jobs, and the backlog by
+// type. A type that is missing in backlog is no longer shown. The [MaxLabels] types with the
+// largest backlog have a series each; all other types share the series [Other].
 func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog map[string]int) {
 	q := &queues{ready: int64(ready), nonReady: int64(nonReady)}
 	types := make([]string, 0, len(backlog))

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scrape returns our samples as "name{labels} value", without the buckets, and the types of
-// all families.
+// scrape returns the project's samples as "name{labels} value", without histogram buckets, and the
+// types of all metric families.
 func scrape(t *testing.T, tel *Telemetry) (samples []string, types map[string]string) {
 	t.Helper()
 	request := httptest.NewRequest(http.MethodGet, "/metrics", nil)
@@ -78,7 +78,7 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 	require.Contains(t, types, "process_cpu_seconds_total")
 }
 
-// The names are a contract: exactly these, with nothing added.
+// The metric names are a contract: exactly these names, without a suffix added by the exporter.
 func TestMetricNames(t *testing.T) {
 	clearOTel(t)
 	tel := setup(t, testOptions)
@@ -135,7 +135,7 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_job_start_delay_ms_count 1`,
 		`bulk_action_job_start_delay_ms_sum 20`,
 		`bulk_action_non_ready_queue_size 6`,
-		`bulk_action_rate_limit_allowed_total{tenant="acme"} 5`, // of both roles in this process
+		`bulk_action_rate_limit_allowed_total{tenant="acme"} 5`, // the sum of both roles in this process
 		`bulk_action_rate_limit_denied_total{reason="global",tenant="zeta"} 1`,
 		`bulk_action_rate_limit_denied_total{reason="per_group",tenant="acme"} 1`,
 		`bulk_action_ready_queue_size 5`,

@@ -9,27 +9,27 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Why a permit was denied.
+// Reasons for which a permit was denied.
 const (
 	DeniedGlobal   = "global"    // the limit of the whole system is reached
 	DeniedPerGroup = "per_group" // the tenant's share or own limit is reached
 )
 
-// What bounds the labels that users choose: this many values have a series, the rest
-// count as Other.
+// Bounds of labels whose values users choose: MaxLabels values have a series each, all other values
+// share the series Other.
 const (
 	MaxLabels = 64
 	Other     = "other"
 )
 
-// settleTime is how long a tenant keeps its series at least, once it falls silent.
+// settleTime is the time for which a tenant keeps its series after its last permit, at least.
 const settleTime = 10 * time.Minute
 
 // rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels
-// tenants have one of their own, the rest share Other. A tenant that was silent from one sweep to
-// the next, settleTime later, yields its place to a newcomer; its series then ends, and starts at 0
-// should it return, as a restarted process's would. The counts are kept here, not in the SDK, which
-// never forgets a series.
+// tenants have a series each, all other tenants share Other. A sweep runs every settleTime. A
+// tenant without any permit since the last sweep loses its series to a new tenant; if it returns,
+// its series starts at 0, like that of a restarted process. The counts are kept here because the
+// SDK never removes a series.
 type rateLimits struct {
 	now func() time.Time
 
@@ -43,7 +43,7 @@ type tenantPermits struct {
 	allowed, global, perGroup                   atomic.Int64
 	allowedSeries, globalSeries, perGroupSeries metric.ObserveOption
 
-	seen int64 // the sum at the last sweep
+	seen int64 // the sum of both counters at the last sweep
 }
 
 func newRateLimits(i instruments, now func() time.Time) *rateLimits {
@@ -113,7 +113,7 @@ func (r *rateLimits) admit(tenant string) *tenantPermits {
 	return p
 }
 
-// sweep removes the tenants that were silent since the last sweep.
+// sweep removes the tenants whose counters have not changed since the last sweep.
 func (r *rateLimits) sweep() {
 	r.sweepAt = r.now().Add(settleTime)
 	for tenant, p := range r.byTenant {

@@ -1,7 +1,7 @@
-// Package telemetry is what a stage logs, traces and measures with. It hides the OpenTelemetry SDK,
-// how exporters are chosen by the standard OTEL_* variables, and how a job's trace context travels
-// as a W3C traceparent at no cost for jobs that are not sampled. Nothing is global but
-// OpenTelemetry's error handler.
+// Package telemetry provides the logs, traces and metrics of a process. It hides the
+// OpenTelemetry SDK, the choice of exporters by the standard OTEL_* variables, and how a job's
+// trace context travels as a W3C traceparent without cost for unsampled jobs. Only
+// OpenTelemetry's error handler is global.
 package telemetry
 
 import (
@@ -32,7 +32,7 @@ import (
 
 const scope = "github.com/bulkaction/bulkaction"
 
-// Telemetry is one process's logs, traces and metrics; all roles of a process share it.
+// Telemetry holds the logs, traces and metrics of one process; all roles of the process share it.
 type Telemetry struct {
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -44,10 +44,10 @@ type Telemetry struct {
 
 	sampler  sdktrace.Sampler // nil: tracing is off
 	registry *prometheus.Registry
-	shutdown []func(context.Context) error // in the order to call
+	shutdown []func(context.Context) error // functions that Shutdown calls, in this order
 }
 
-// Options say who reports, and where logs go.
+// Options name the process in its telemetry and choose the form and destination of its logs.
 type Options struct {
 	Service   string    // service.name, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name another
 	Instance  string    // service.instance.id
@@ -57,9 +57,10 @@ type Options struct {
 	LogWriter io.Writer // os.Stderr when nil
 }
 
-// Setup starts the telemetry of a process. Traces and pushed metrics are off, without any attempt
-// to connect, unless OTEL_* variables name an exporter or an endpoint; metrics can always be
-// scraped from [Telemetry.MetricsHandler]. An error names the option or variable that is wrong.
+// Setup starts the telemetry of a process. Traces and pushed metrics are off, and
+// nothing connects to a collector, unless OTEL_* variables name an exporter or an
+// endpoint. [Telemetry.MetricsHandler] always serves the metrics. An error names the
+// wrong option or variable.
 func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	log, err := newLogger(o)
 	if err != nil {
@@ -78,7 +79,7 @@ func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	return t, nil
 }
 
-// Nop is telemetry that goes nowhere, for tests.
+// Nop returns telemetry that discards everything, for tests.
 func Nop() *Telemetry {
 	tracers := nooptrace.NewTracerProvider()
 	return &Telemetry{
@@ -91,7 +92,8 @@ func Nop() *Telemetry {
 	}
 }
 
-// Shutdown sends what is not sent yet and stops, within ctx. Nothing is recorded afterwards.
+// Shutdown exports the remaining spans and metrics and stops, within ctx. Nothing is recorded
+// afterwards.
 func (t *Telemetry) Shutdown(ctx context.Context) error {
 	var errs []error
 	for _, stop := range t.shutdown {
@@ -143,7 +145,8 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 	if err != nil {
 		return fmt.Errorf("create metrics exporter: %w", err)
 	}
-	// No exemplars: instruments record without a context, so each look for one would be in vain.
+	// No exemplars: instruments record without a context, so the SDK would search for
+	// spans in vain.
 	readers := []sdkmetric.Option{
 		sdkmetric.WithResource(res), sdkmetric.WithReader(scraped),
 		sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter),

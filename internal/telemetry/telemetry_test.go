@@ -32,7 +32,7 @@ func setup(t *testing.T, o Options) *Telemetry {
 	return tel
 }
 
-// clearOTel keeps the variables of whoever runs the tests out of them.
+// clearOTel removes the OTEL_* variables of the environment in which the tests run.
 func clearOTel(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{
@@ -152,7 +152,7 @@ func TestSamplerFromEnv(t *testing.T) {
 	}
 }
 
-// Spans leave over OTLP at Shutdown at the latest, under the service's name.
+// Shutdown exports all spans over OTLP, under the service's name.
 func TestSpansAreFlushedOverOTLP(t *testing.T) {
 	for name, service := range map[string]string{"": "bulkaction-test", "shop-mailer": "shop-mailer"} {
 		t.Run("OTEL_SERVICE_NAME="+name, func(t *testing.T) {

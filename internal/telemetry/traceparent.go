@@ -17,8 +17,8 @@ const (
 
 const knownFlags = trace.FlagsSampled | trace.FlagsRandom
 
-// ParseTraceParent reads a W3C traceparent into a remote span context, without allocating; one that
-// is not valid gives the empty context.
+// ParseTraceParent parses a W3C traceparent into a remote span context, without allocating. It
+// returns the empty context if s is not valid.
 func ParseTraceParent(s string) trace.SpanContext {
 	if len(s) < parentBytes || s[traceIDAt-1] != '-' || s[spanIDAt-1] != '-' || s[flagsAt-1] != '-' {
 		return trace.SpanContext{}
@@ -29,7 +29,8 @@ func ParseTraceParent(s string) trace.SpanContext {
 		!unhex(flags[:], s[flagsAt:]) {
 		return trace.SpanContext{}
 	}
-	// Later versions may go on after another dash and use more flags; 0xff is never a version.
+	// Later versions may have more fields after another dash, and more flags; 0xff is
+	// not a version.
 	switch extra := len(s) > parentBytes; {
 	case version[0] == 0xff,
 		version[0] == 0 && (extra || trace.TraceFlags(flags[0])&^knownFlags != 0),
@@ -44,7 +45,7 @@ func ParseTraceParent(s string) trace.SpanContext {
 	return sc
 }
 
-// FormatTraceParent writes a span context as a W3C traceparent of 55 bytes; "" for one that
+// FormatTraceParent returns a span context as a W3C traceparent of 55 bytes, or "" if the context
 // is not valid.
 func FormatTraceParent(sc trace.SpanContext) string {
 	if !sc.IsValid() {
@@ -61,7 +62,8 @@ func FormatTraceParent(sc trace.SpanContext) string {
 	return string(b[:])
 }
 
-// unhex fills dst from the lower-case digits that s begins with.
+// unhex fills dst with the bytes of the lower-case hex digits at the beginning of s. It returns
+// false if there are too few digits.
 func unhex(dst []byte, s string) bool {
 	for i := range dst {
 		hi, lo := nibble(s[2*i]), nibble(s[2*i+1])
