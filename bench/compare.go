@@ -198,8 +198,8 @@ func medianOf(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// measure runs a variant with one program. Latency has a fleet of its own, since the journal that it
-// needs costs CPU.
+// measure runs a variant with one program. Latency has a fleet of its own, since the journal that
+// it needs costs CPU.
 func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (figures, error) {
 	out := figures{}
 	if err := o.measureThroughput(ctx, role, v, out); err != nil {

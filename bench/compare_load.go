@@ -14,9 +14,10 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// compareRun is one fleet under one variant. The fleet may be of another revision, with other keys
-// and scripts, so this code uses contracts only: the ingest stream, the HTTP API, the events stream
-// and Redis's INFO. Two things are no contracts: the hidden command that runs a role, and its journal.
+// compareRun is one fleet under one variant. The fleet may be of another revision, with other
+// keys and scripts, so this code uses contracts only: the ingest stream, the HTTP API, the
+// events stream and Redis's INFO. Two things are no contracts: the hidden command that runs a
+// role, and its journal.
 type compareRun struct {
 	*run
 	v    compareVariant

@@ -51,7 +51,8 @@ func TestCompareRunsBothProgramsInTurn(t *testing.T) {
 	}
 }
 
-// TestCompareVariants runs each load on one program: a run fails when its groups do not show what the variant asks for.
+// TestCompareVariants runs each load on one program: a run fails when its groups do not show what
+// the variant asks for.
 func TestCompareVariants(t *testing.T) {
 	for _, v := range compareVariants[1:] {
 		t.Run(v.name, func(t *testing.T) {

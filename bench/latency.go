@@ -172,7 +172,8 @@ func (b *run) pacedTo(ctx context.Context, rate, n, first int, progress func(int
 	return sent, follow(b.f, b.space, groups, nil).wait(ctx, nil)
 }
 
-// pace calls send for 0 to n-1 at a steady rate, each at the time when it is due. It stops at the first error.
+// pace calls send for 0 to n-1 at a steady rate, each at the time when it is due. It stops at
+// the first error.
 func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int, due time.Time) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

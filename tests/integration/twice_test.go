@@ -69,9 +69,9 @@ func (h *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// byRuns serves NOOP, with fail_times as a number of runs, so that each job fails exactly that often.
-// A job's attempt also grows when a start is repeated, and when a job that has waited too long for
-// a slot is handed back.
+// byRuns serves NOOP, with fail_times as a number of runs, so that each job fails exactly that
+// often. A job's attempt also grows when a start is repeated, and when a job that has waited too
+// long for a slot is handed back.
 type byRuns struct {
 	noop.Processor
 	mu   sync.Mutex
@@ -109,7 +109,9 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 				},
 				func(ctx context.Context) error { return role.Fetcher(ctx, p.As("fetcher"), b) },
 				func(ctx context.Context) error { return role.Dispatcher(ctx, p.As("dispatcher"), b) },
-				func(ctx context.Context) error { return role.Worker(&byRuns{runs: map[string]int{}})(ctx, p.As("worker"), b) },
+				func(ctx context.Context) error {
+					return role.Worker(&byRuns{runs: map[string]int{}})(ctx, p.As("worker"), b)
+				},
 				func(ctx context.Context) error { return role.Watcher(reducers)(ctx, p.As("watcher"), b) },
 				func(ctx context.Context) error { return role.Aggregator(reducers)(ctx, p.As("aggregator"), b) },
 			)
