@@ -112,7 +112,7 @@ func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Acce
 func (a *API) SubmitJSON(ctx context.Context, body []byte, opts ...CallOption) (api.Accepted, error) {
 	header := http.Header{}
 	header.Set(headerIdempotency, keyOf(opts))
-	return get[api.Accepted](ctx, a, call{
+	return get[api.Accepted](ctx, a, apiCall{
 		what: "submit group", method: http.MethodPost, path: "/v1/groups", header: header, body: body, repeat: always,
 	})
 }
@@ -142,7 +142,7 @@ func (a *API) command(ctx context.Context, group, verb string, body []byte, repe
 	if err != nil {
 		return api.Accepted{}, err
 	}
-	return get[api.Accepted](ctx, a, call{
+	return get[api.Accepted](ctx, a, apiCall{
 		what:   verb + " group " + group,
 		method: http.MethodPost,
 		path:   path,
@@ -157,7 +157,7 @@ func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
 	if err != nil {
 		return api.Group{}, err
 	}
-	return get[api.Group](ctx, a, call{what: "get group " + group, path: path, repeat: always})
+	return get[api.Group](ctx, a, apiCall{what: "get group " + group, path: path, repeat: always})
 }
 
 // Job returns the group's job with that ordinal: its state, and why it is waiting.
@@ -167,12 +167,12 @@ func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, er
 	if err != nil {
 		return api.Job{}, err
 	}
-	return get[api.Job](ctx, a, call{what: "get job " + group + "." + n, path: path, repeat: always})
+	return get[api.Job](ctx, a, apiCall{what: "get job " + group + "." + n, path: path, repeat: always})
 }
 
 // Stats returns queue sizes, rates, workers and stages.
 func (a *API) Stats(ctx context.Context) (api.Stats, error) {
-	return get[api.Stats](ctx, a, call{what: "get stats", path: "/v1/stats", repeat: always})
+	return get[api.Stats](ctx, a, apiCall{what: "get stats", path: "/v1/stats", repeat: always})
 }
 
 // GroupFilter selects groups; an empty field selects all.
@@ -190,13 +190,13 @@ func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, er
 	if f.Status != "" {
 		query.Set("status", string(f.Status))
 	}
-	c := call{what: "list groups", path: "/v1/groups", query: query, repeat: always}
+	c := apiCall{what: "list groups", path: "/v1/groups", query: query, repeat: always}
 	return pages(ctx, a, c, func(l api.GroupList) ([]api.Group, string) { return l.Groups, l.Cursor })
 }
 
 // DeadLetters ranges over dead letters, newest first, fetching page after page. An error ends it.
 func (a *API) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] {
-	c := call{what: "list dead letters", path: "/v1/dead-letters", query: url.Values{"limit": {"200"}}, repeat: always}
+	c := apiCall{what: "list dead letters", path: "/v1/dead-letters", query: url.Values{"limit": {"200"}}, repeat: always}
 	return pages(ctx, a, c, func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
 }
 

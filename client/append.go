@@ -158,7 +158,7 @@ func (u *upload) send(ctx context.Context) error {
 	header := http.Header{}
 	header.Set("Content-Type", u.contentType)
 	header.Set(headerIdempotency, messageID(u.key+"/"+strconv.Itoa(u.sent), body))
-	got, err := get[api.Appended](ctx, u.api, call{
+	got, err := get[api.Appended](ctx, u.api, apiCall{
 		what:   "append to group " + u.group,
 		method: http.MethodPost,
 		path:   u.path,

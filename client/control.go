@@ -26,7 +26,7 @@ func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	if err != nil {
 		return api.Why{}, err
 	}
-	return get[api.Why](ctx, a, call{what: "explain group " + group, path: path, repeat: always})
+	return get[api.Why](ctx, a, apiCall{what: "explain group " + group, path: path, repeat: always})
 }
 
 // PauseTenant lets nothing of the tenant start any more; its running jobs finish. It need not
@@ -55,7 +55,7 @@ func (a *API) switchOver(ctx context.Context, kind, id, verb string) (api.Paused
 	if err != nil {
 		return api.Paused{}, err
 	}
-	return get[api.Paused](ctx, a, call{
+	return get[api.Paused](ctx, a, apiCall{
 		what:   verb + " " + kind + " " + id,
 		method: http.MethodPost,
 		path:   path,
@@ -66,7 +66,7 @@ func (a *API) switchOver(ctx context.Context, kind, id, verb string) (api.Paused
 // Tenants ranges over the tenants that have groups or settings, by id, fetching page after page. An
 // error ends it.
 func (a *API) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
-	c := call{what: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, repeat: always}
+	c := apiCall{what: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, repeat: always}
 	return pages(ctx, a, c, func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
 }
 
@@ -76,7 +76,7 @@ func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	if err != nil {
 		return api.Tenant{}, err
 	}
-	return get[api.Tenant](ctx, a, call{what: "get tenant " + tenant, path: path, repeat: always})
+	return get[api.Tenant](ctx, a, apiCall{what: "get tenant " + tenant, path: path, repeat: always})
 }
 
 // SetTenant replaces all settings of a tenant: what is nil gets its default. The next admission
@@ -90,7 +90,7 @@ func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettin
 	if err != nil {
 		return api.Tenant{}, fmt.Errorf("set tenant %s: %w", tenant, err)
 	}
-	return get[api.Tenant](ctx, a, call{
+	return get[api.Tenant](ctx, a, apiCall{
 		what:   "set tenant " + tenant,
 		method: http.MethodPut,
 		path:   path,

@@ -100,7 +100,7 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	if err != nil {
 		return err
 	}
-	c := call{what: "follow group " + f.group, path: path, stream: true, repeat: always, header: http.Header{}}
+	c := apiCall{what: "follow group " + f.group, path: path, stream: true, repeat: always, header: http.Header{}}
 	c.header.Set("Accept", "text/event-stream")
 	if f.last != "" {
 		c.header.Set("Last-Event-ID", f.last)

@@ -17,8 +17,8 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 )
 
-// call is one request and how it may be repeated.
-type call struct {
+// apiCall is one request and how it may be repeated.
+type apiCall struct {
 	what   string // for errors: "get group g"
 	method string // GET when empty
 	path   string // escaped
@@ -52,7 +52,7 @@ func whenRefused(err error) bool {
 }
 
 // get makes a call and decodes its answer.
-func get[T any](ctx context.Context, a *API, c call) (T, error) {
+func get[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	var v T
 	resp, err := a.do(ctx, c)
 	if err != nil {
@@ -67,7 +67,7 @@ func get[T any](ctx context.Context, a *API, c call) (T, error) {
 }
 
 // do makes a call until it succeeds or may not be repeated; the caller closes the answer's body.
-func (a *API) do(ctx context.Context, c call) (*http.Response, error) {
+func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	for attempt := 1; ; attempt++ {
 		resp, err := a.once(ctx, c)
 		if err == nil {
@@ -94,7 +94,7 @@ func (a *API) nobodyThere(err error) bool {
 	return ok && op.Op == "dial" && !a.reached.Load()
 }
 
-func (a *API) once(ctx context.Context, c call) (*http.Response, error) {
+func (a *API) once(ctx context.Context, c apiCall) (*http.Response, error) {
 	method := c.method
 	if method == "" {
 		method = http.MethodGet

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // Bounds of one message: it stays cheap to handle, and one that must be repeated is small.
@@ -99,9 +100,9 @@ func (p *Producer) repeatedly(ctx context.Context, publish func() error) error {
 		switch {
 		case err == nil:
 			return nil
-		case redisx.IsOOM(err):
+		case call.IsOOM(err):
 			return fmt.Errorf("%w: %w", ErrBacklogFull, err)
-		case attempt == publishAttempts || ctx.Err() != nil || !redisx.IsUnavailable(err):
+		case attempt == publishAttempts || ctx.Err() != nil || !call.IsUnavailable(err):
 			return err
 		}
 		if stopped := p.sleep(ctx, time.Duration(attempt)*minPause); stopped != nil {

@@ -12,7 +12,7 @@ import (
 
 // pages ranges over a list that comes in pages.
 func pages[P, T any](
-	ctx context.Context, a *API, c call, split func(P) (items []T, cursor string),
+	ctx context.Context, a *API, c apiCall, split func(P) (items []T, cursor string),
 ) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
@@ -47,7 +47,7 @@ func lines[T any](ctx context.Context, a *API, group, what string) iter.Seq2[T, 
 			yield(none, err)
 			return
 		}
-		c := call{what: "get " + what + " of group " + group, path: path, stream: true, repeat: always}
+		c := apiCall{what: "get " + what + " of group " + group, path: path, stream: true, repeat: always}
 		resp, err := a.do(ctx, c)
 		if err != nil {
 			yield(none, err)

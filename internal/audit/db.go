@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 const (
@@ -82,7 +83,7 @@ func (d db) exec(ctx context.Context, pipeline func() redis.Pipeliner, fill func
 			return nil
 		}
 		cmds, err := pipe.Exec(ctx)
-		if err = d.failure(cmds, err); !redisx.IsUnavailable(err) || time.Now().After(deadline) ||
+		if err = d.failure(cmds, err); !call.IsUnavailable(err) || time.Now().After(deadline) ||
 			redisx.Sleep(ctx, backoff.Next()) != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -166,7 +167,7 @@ func (a *auditing) audit(
 	if err == nil {
 		err = audit.Orphans(ctx, conn, space, &report)
 	}
-	if redisx.IsOOM(err) {
+	if call.IsOOM(err) {
 		err = fmt.Errorf(
 			"redis has no memory left and refuses what the audit reads with, so nothing is said of the jobs: "+
 				"make room (CONFIG SET maxmemory …) and audit again: %w",

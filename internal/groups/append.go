@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -141,8 +141,8 @@ func (s *Store) appendAll(ctx context.Context, p keyspace.Partition, all []*appe
 	}
 	calls := share(all)
 	var others sync.WaitGroup
-	for _, call := range calls[1:] {
-		others.Go(func() { s.appendShared(ctx, p, call) })
+	for _, batch := range calls[1:] {
+		others.Go(func() { s.appendShared(ctx, p, batch) })
 	}
 	s.appendShared(ctx, p, calls[0])
 	others.Wait()
@@ -169,17 +169,17 @@ func share(all []*appending) (calls [][]*appending) {
 }
 
 // appendShared carries a call out and tells each append its fate.
-func (s *Store) appendShared(ctx context.Context, p keyspace.Partition, call []*appending) {
-	err := s.appendMany(ctx, p, call)
+func (s *Store) appendShared(ctx context.Context, p keyspace.Partition, batch []*appending) {
+	err := s.appendMany(ctx, p, batch)
 	var refused redis.Error
 	switch {
 	case err == nil:
-	case len(call) > 1 && errors.As(err, &refused) && !redisx.IsUnavailable(err) && !redisx.IsOOM(err):
-		for _, a := range call { // one that Redis can't take is not to be in the way of the others
+	case len(batch) > 1 && errors.As(err, &refused) && !call.IsUnavailable(err) && !call.IsOOM(err):
+		for _, a := range batch { // one that Redis can't take is not to be in the way of the others
 			a.err = s.appendMany(ctx, p, []*appending{a})
 		}
 	default:
-		for _, a := range call {
+		for _, a := range batch {
 			a.err = err
 		}
 	}
@@ -187,22 +187,22 @@ func (s *Store) appendShared(ctx context.Context, p keyspace.Partition, call []*
 
 // appendMany returns an error when the call failed as a whole, and otherwise sets those
 // of the appends.
-func (s *Store) appendMany(ctx context.Context, p keyspace.Partition, call []*appending) error {
-	requests := make([]ledger.Request, len(call))
-	for i, a := range call {
+func (s *Store) appendMany(ctx context.Context, p keyspace.Partition, batch []*appending) error {
+	requests := make([]ledger.Request, len(batch))
+	for i, a := range batch {
 		requests[i] = ledger.Request{ID: a.first(), Jobs: a.fresh}
 	}
-	lane, err := s.lanes.enter(ctx, call[0].group)
+	lane, err := s.lanes.enter(ctx, batch[0].group)
 	if err != nil {
 		return err
 	}
 	defer s.lanes.leave(lane)
 	return insist(ctx, func(ctx context.Context) error {
-		results, err := ledger.AppendMany(ctx, s.appender, p, call[0].group, messages.MaxTotal, lane.next, requests)
+		results, err := ledger.AppendMany(ctx, s.appender, p, batch[0].group, messages.MaxTotal, lane.next, requests)
 		if err != nil {
 			return err
 		}
-		for i, a := range call {
+		for i, a := range batch {
 			if a.err = results[i].Err; a.err == nil && !results[i].Duplicate {
 				lane.next = results[i].First + results[i].N
 			}

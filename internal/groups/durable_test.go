@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -179,7 +179,7 @@ func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...
 		return cmd
 	}
 	cmd := d.Cmdable.EvalSha(ctx, sha, keys, args...)
-	if redisx.IsNoScript(cmd.Err()) {
+	if call.IsNoScript(cmd.Err()) {
 		d.scripts-- // it is sent again in full
 	}
 	if reply, err := cmd.Slice(); err == nil && d.gap != nil {

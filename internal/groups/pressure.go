@@ -16,6 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -167,7 +168,7 @@ func (p *pressure) lookAtMemory(ctx context.Context) error {
 	ratio := 0.0
 	err := p.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
-		if redisx.IsUnavailable(err) {
+		if call.IsUnavailable(err) {
 			return err
 		}
 		// The embedded server has no such section.
@@ -233,7 +234,7 @@ func loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 		switch {
 		case err == nil:
 			inFlight = pending.Count
-		case redisx.IsUnavailable(err):
+		case call.IsUnavailable(err):
 			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
 		}
 		ready := max(0, cmds[i].length.Val()-inFlight)

@@ -16,6 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -79,9 +80,9 @@ func outward(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case redisx.IsOOM(err):
+	case call.IsOOM(err):
 		return &api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "Redis is out of memory"}
-	case redisx.IsUnavailable(err), errors.Is(err, context.DeadlineExceeded):
+	case call.IsUnavailable(err), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w: %w", api.ErrUnavailable, err)
 	}
 	return err
@@ -92,7 +93,7 @@ const patience = 5 * time.Second
 
 // insist repeats a step that is harmless when repeated, while Redis does not answer.
 func insist(ctx context.Context, step func(context.Context) error) error {
-	return repeat(ctx, redisx.IsUnavailable, step)
+	return repeat(ctx, call.IsUnavailable, step)
 }
 
 // complete takes all steps again, from the first on, when a failover in between has lost what one

@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -51,7 +51,7 @@ func (c *connection) eval(ctx context.Context, do func() *redis.Cmd) *redis.Cmd 
 		return failed(ctx, errors.New("the process has died"))
 	}
 	cmd := do()
-	if redisx.IsNoScript(cmd.Err()) {
+	if call.IsNoScript(cmd.Err()) {
 		return cmd // it is sent again in full
 	}
 	c.scripts++

@@ -6,11 +6,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-var dropConsumer = redisx.NewScript("drop_consumer", lua.Source("processes/drop_consumer"))
+var dropConsumer = call.NewScript("drop_consumer", lua.Source("processes/drop_consumer"))
 
 // DropConsumer forgets a consumer that holds nothing and was idle for so long; it
 // tells whether it did.

@@ -11,19 +11,19 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
 // script loads a transition. In front of it stand the part base and the named parts, each after
 // those that it needs.
-func script(file string, parts ...string) *redisx.Script {
+func script(file string, parts ...string) *call.Script {
 	files := []string{"parts/base"}
 	for _, part := range parts {
 		files = append(files, "parts/"+part)
 	}
-	return redisx.NewScript(path.Base(file), lua.Source(append(files, file)...))
+	return call.NewScript(path.Base(file), lua.Source(append(files, file)...))
 }
 
 // Letters of a job's state.
@@ -49,7 +49,7 @@ type Permit struct {
 type Denial struct{ Tenant, Reason string }
 
 // run executes a script on a partition and returns its reply, which is always an array.
-func run(ctx context.Context, c redis.Cmdable, s *redisx.Script, p keyspace.Partition, args ...any) (reply, error) {
+func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partition, args ...any) (reply, error) {
 	r, err := s.Run(ctx, c, p.Keys(), args)
 	if err != nil {
 		return nil, fmt.Errorf("partition %d: %w", p.Index(), err)

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // quiet takes the tokens away that scripts leave for idle roles, so that a script
@@ -47,7 +47,7 @@ func TestWrongTypesChangeNothing(t *testing.T) {
 					if _, stays := after[key]; err == nil && (!stays || key == "policy") {
 						continue // it was to be deleted or replaced, whatever it is
 					}
-					require.Truef(w, redisx.IsWrongType(err), "%s is of the wrong type, the script says %v", key, err)
+					require.Truef(w, call.IsWrongType(err), "%s is of the wrong type, the script says %v", key, err)
 					require.Equal(w, spoiled, v.dump(), "%s is of the wrong type", key)
 				}
 			})
@@ -106,7 +106,7 @@ func TestOutOfMemory(t *testing.T) {
 			err := do()
 			memory("0")
 			if s.takesMore {
-				require.Truef(t, redisx.IsOOM(err), "%v", err)
+				require.Truef(t, call.IsOOM(err), "%v", err)
 				require.Equal(t, before, w.dump())
 				return
 			}

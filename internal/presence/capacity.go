@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -127,7 +128,7 @@ func (c *Capacity) left(ctx context.Context, serving map[string]bool, slots map[
 	lost := map[string]int{}
 	for typ := range slots {
 		p, err := c.conn.Cmd.XPending(ctx, c.space.Partition(0).Ready(typ), keyspace.GroupWorkers).Result()
-		if redisx.IsUnavailable(err) {
+		if call.IsUnavailable(err) {
 			return nil, fmt.Errorf("read what workers hold: %w", err)
 		}
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
 )
@@ -62,8 +63,8 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 }
 
 var (
-	heartbeat  = redisx.NewScript("heartbeat", lua.Source("processes/heartbeat"))
-	heartbeats = redisx.NewScript("heartbeats", lua.Source("processes/heartbeats"))
+	heartbeat  = call.NewScript("heartbeat", lua.Source("processes/heartbeat"))
+	heartbeats = call.NewScript("heartbeats", lua.Source("processes/heartbeats"))
 )
 
 // Workers reads the reports of live workers.

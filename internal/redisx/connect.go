@@ -14,6 +14,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // MaxBlock is the longest that a blocking read waits: a cancelled context does not interrupt one.
@@ -56,7 +58,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		Block: redis.NewUniversalClient(o.universal(block, MaxBlock)),
 	}
 	c.follow()
-	if err := c.Ping(ctx); err != nil && !IsUnavailable(err) && ctx.Err() == nil {
+	if err := c.Ping(ctx); err != nil && !call.IsUnavailable(err) && ctx.Err() == nil {
 		return nil, errors.Join(fmt.Errorf("connect to redis, %s: %w", o, err), c.Close())
 	} else if err != nil {
 		slog.WarnContext(ctx, "redis is away, going on without it", "redis", o.String(), "error", err)
@@ -114,7 +116,7 @@ func (c *Conn) Shards(ctx context.Context, fn func(ctx context.Context, shard re
 		return fn(ctx, c.Cmd)
 	}
 	err := cluster.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error { return fn(ctx, shard) })
-	if IsUnavailable(err) {
+	if call.IsUnavailable(err) {
 		cluster.ReloadState(ctx) // see follow
 	}
 	return err

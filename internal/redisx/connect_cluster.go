@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // follow has the clients of a cluster ask anew who has which slots whenever a node does not serve.
@@ -26,7 +28,7 @@ func (f follower) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (f follower) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if IsUnavailable(err) {
+		if call.IsUnavailable(err) {
 			f.reload(ctx)
 		}
 		return err
@@ -40,7 +42,7 @@ func (f follower) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 			return nil
 		}
 		for _, cmd := range cmds {
-			if IsUnavailable(cmd.Err()) {
+			if call.IsUnavailable(cmd.Err()) {
 				f.reload(ctx)
 				break
 			}

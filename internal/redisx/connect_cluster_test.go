@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -29,7 +30,7 @@ func TestNoScriptRunsOnHalfAPartition(t *testing.T) {
 	for i := range 25 {
 		require.NoError(t, c.Cmd.Set(ctx, p.Group(fmt.Sprint(i)), i, 0).Err())
 	}
-	count := NewScript("count", `
+	count := call.NewScript("count", `
 local found = 0
 for i = 0, 24 do found = found + redis.call('EXISTS', KEYS[1] .. 'group:' .. i) end
 if ARGV[1] then redis.call('INCR', KEYS[1] .. 'runs') end
@@ -47,8 +48,8 @@ return found`)
 	cluster.MoveSlot(slot, to, func(left int) {
 		_, err := count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
 		require.ErrorContains(t, err, "TRYAGAIN")
-		require.True(t, IsUnavailable(err))
-		require.False(t, IsAmbiguous(err))
+		require.True(t, call.IsUnavailable(err))
+		require.False(t, call.IsAmbiguous(err))
 
 		found, err := count.Run(ctx, c.Cmd, []string{p.Base()}, nil)
 		require.NoError(t, err)
@@ -118,8 +119,8 @@ func TestClusterComesBack(t *testing.T) {
 	}
 	for range 3 { // also once it knows that nobody answers
 		err := c.Cmd.Get(ctx, "k").Err()
-		require.True(t, IsUnavailable(err), "%v", err)
-		require.True(t, IsUnavailable(c.Ping(ctx)))
+		require.True(t, call.IsUnavailable(err), "%v", err)
+		require.True(t, call.IsUnavailable(c.Ping(ctx)))
 	}
 	for _, node := range nodes {
 		node.Restart()

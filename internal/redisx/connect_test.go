@@ -16,6 +16,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // lossyProxy forwards to a server, and loses the reply to the first command of a name, with
@@ -90,8 +91,8 @@ func TestLostReplyIsNotRetried(t *testing.T) {
 		}
 		err := client.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "v"}}).Err()
 		require.Error(t, err, pool)
-		require.True(t, IsAmbiguous(err), "%s: %v", pool, err)
-		require.True(t, IsUnavailable(err), "%s: %v", pool, err)
+		require.True(t, call.IsAmbiguous(err), "%s: %v", pool, err)
+		require.True(t, call.IsUnavailable(err), "%s: %v", pool, err)
 		require.EqualValues(t, 1, direct.Cmd.XLen(ctx, stream).Val(), pool)
 		require.NoError(t, c.Close())
 	}
@@ -111,8 +112,8 @@ func TestConnectWithoutRedis(t *testing.T) {
 	s.Kill()
 	c := connect(t, s.URL())
 	err := c.Ping(ctx)
-	require.True(t, IsUnavailable(err), "%v", err)
-	require.False(t, IsAmbiguous(err), "%v", err)
+	require.True(t, call.IsUnavailable(err), "%v", err)
+	require.False(t, call.IsAmbiguous(err), "%v", err)
 
 	s.Restart()
 	require.Eventually(t, func() bool { return c.Ping(ctx) == nil }, patience, glance)
@@ -128,7 +129,7 @@ func TestSilentServerIsAmbiguous(t *testing.T) {
 	defer c.Close()
 	s.Suspend()
 	err = c.Cmd.Incr(ctx, "n").Err()
-	require.True(t, IsUnavailable(err) && IsAmbiguous(err), "%v", err)
+	require.True(t, call.IsUnavailable(err) && call.IsAmbiguous(err), "%v", err)
 	s.Resume()
 	require.Eventually(t, func() bool { return c.Cmd.Get(ctx, "n").Val() == "1" }, patience, glance)
 }
@@ -190,7 +191,7 @@ func TestConnectCluster(t *testing.T) {
 
 	nodes[1].Kill()
 	c := connect(t, url)
-	require.True(t, IsUnavailable(c.Ping(ctx)), "every shard counts")
+	require.True(t, call.IsUnavailable(c.Ping(ctx)), "every shard counts")
 }
 
 func TestConnectSentinel(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // answer is an error reply that the server would send.
@@ -63,8 +64,8 @@ func TestErrorClasses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, err := range []error{test.err, wrap(test.err)} {
-				require.Equal(t, test.unavailable, IsUnavailable(err), "unavailable")
-				require.Equal(t, test.ambiguous, IsAmbiguous(err), "ambiguous")
+				require.Equal(t, test.unavailable, call.IsUnavailable(err), "unavailable")
+				require.Equal(t, test.ambiguous, call.IsAmbiguous(err), "ambiguous")
 			}
 		})
 	}
@@ -79,8 +80,8 @@ func wrap(err error) error {
 
 func TestErrorCodes(t *testing.T) {
 	codes := map[string]func(error) bool{
-		"OOM command not allowed": IsOOM, "NOGROUP No such key": IsNoGroup,
-		"NOSCRIPT No matching script": IsNoScript, "WRONGTYPE Operation against": IsWrongType,
+		"OOM command not allowed": call.IsOOM, "NOGROUP No such key": call.IsNoGroup,
+		"NOSCRIPT No matching script": call.IsNoScript, "WRONGTYPE Operation against": call.IsWrongType,
 	}
 	for text := range codes {
 		for other, is := range codes {
@@ -92,7 +93,7 @@ func TestErrorCodes(t *testing.T) {
 
 // A read that blocks while its stream is deleted is told so in words of its own.
 func TestVanishedStreamIsNoGroup(t *testing.T) {
-	require.True(t, IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
+	require.True(t, call.IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
 	t.Parallel()
 	ctx := context.Background()
 	c := connect(t, redistest.Server(t).URL())
@@ -105,7 +106,7 @@ func TestVanishedStreamIsNoGroup(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return strings.Contains(c.Cmd.Info(ctx, "clients").Val(), "blocked_clients:1") }, patience, time.Millisecond)
 	require.NoError(t, c.Cmd.FlushAll(ctx).Err())
-	require.True(t, IsNoGroup(<-replies))
+	require.True(t, call.IsNoGroup(<-replies))
 }
 
 // What servers answer, from commands and from within scripts.
@@ -115,18 +116,18 @@ func TestErrorCodesOfServers(t *testing.T) {
 		c := connect(t, url)
 		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
 
-		require.True(t, IsWrongType(c.Cmd.XLen(ctx, "string").Err()))
-		require.True(t, IsNoScript(c.Cmd.EvalSha(ctx, "0000000000000000000000000000000000000000", nil).Err()))
-		require.True(t, IsNoGroup(c.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
+		require.True(t, call.IsWrongType(c.Cmd.XLen(ctx, "string").Err()))
+		require.True(t, call.IsNoScript(c.Cmd.EvalSha(ctx, "0000000000000000000000000000000000000000", nil).Err()))
+		require.True(t, call.IsNoGroup(c.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
 			Group: "g", Consumer: "c", Streams: []string{"none", ">"}, Block: -1,
 		}).Err()))
 
 		script := func(src string) error {
-			_, err := NewScript("test", src).Run(ctx, c.Cmd, []string{"string"}, nil)
+			_, err := call.NewScript("test", src).Run(ctx, c.Cmd, []string{"string"}, nil)
 			return err
 		}
-		require.True(t, IsWrongType(script(`return redis.call('XLEN', KEYS[1])`)))
-		require.True(t, IsNoGroup(script(`return redis.call('XPENDING', 'none', 'g', '-', '+', 1)`)))
+		require.True(t, call.IsWrongType(script(`return redis.call('XLEN', KEYS[1])`)))
+		require.True(t, call.IsNoGroup(script(`return redis.call('XPENDING', 'none', 'g', '-', '+', 1)`)))
 	})
 }
 
@@ -134,7 +135,7 @@ func TestOutOfMemoryIsOOM(t *testing.T) {
 	t.Parallel()
 	c := connect(t, redistest.Server(t, redistest.MaxMemory(1<<20)).URL())
 	require.Eventually(t, func() bool {
-		return IsOOM(c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: "s", Values: []string{"k", string(make([]byte, 100_000))}}).Err())
+		return call.IsOOM(c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: "s", Values: []string{"k", string(make([]byte, 100_000))}}).Err())
 	}, patience, time.Millisecond)
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // CheckEviction returns an error when a master would drop keys for want of memory: those are jobs.
@@ -13,7 +15,7 @@ import (
 func (c *Conn) CheckEviction(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
-		if IsUnavailable(err) {
+		if call.IsUnavailable(err) {
 			return fmt.Errorf("ask redis for its eviction policy: %w", err)
 		}
 		_, rest, found := strings.Cut(info, "maxmemory_policy:")

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 func TestEvictionIsRefused(t *testing.T) {
@@ -21,10 +22,10 @@ func TestEvictionIsRefused(t *testing.T) {
 		require.ErrorContains(t, err, s.Addr())
 		require.ErrorContains(t, err, policy)
 		require.ErrorContains(t, err, "CONFIG SET maxmemory-policy noeviction")
-		require.False(t, IsUnavailable(err))
+		require.False(t, call.IsUnavailable(err))
 	}
 	s.Kill()
-	require.True(t, IsUnavailable(c.CheckEviction(ctx)), "asked again when it is back")
+	require.True(t, call.IsUnavailable(c.CheckEviction(ctx)), "asked again when it is back")
 }
 
 func TestEvictionOfOneOfACluster(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // outage logs the first failure of any of several loops, and that all of them work again.
@@ -21,7 +23,7 @@ func (o *outage) failed(what string, err error) {
 	if len(o.failing) == 0 {
 		o.since, o.failing = time.Now(), map[string]bool{}
 		o.log.Warn("stream cannot be served, trying on",
-			"operation", what, "redis_unavailable", IsUnavailable(err), "error", err)
+			"operation", what, "redis_unavailable", call.IsUnavailable(err), "error", err)
 	}
 	o.failing[what] = true
 }

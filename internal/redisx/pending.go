@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // renewScript sets the idle time of entries that are still the consumer's. A bare XCLAIM would
@@ -12,7 +14,7 @@ import (
 //
 //	KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200).
 //	Reply: the ids that another consumer holds.
-var renewScript = NewScript("renew-pending", `
+var renewScript = call.NewScript("renew-pending", `
 local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local claim, lost = {'XCLAIM', stream, group, consumer, 0}, {}
 for i = 4, #ARGV do
@@ -34,7 +36,7 @@ return lost
 // entries would hide them from everyone, so both are looked at in the same step.
 //
 //	KEYS: stream. ARGV: group, idle ms. Reply: how many were deleted.
-var forgetScript = NewScript("forget-dead-consumers", `
+var forgetScript = call.NewScript("forget-dead-consumers", `
 local stream, group, idle = KEYS[1], ARGV[1], tonumber(ARGV[2])
 if redis.call('EXISTS', stream) == 0 then return 0 end
 local dead = {}
@@ -59,7 +61,7 @@ func (s *subscription) renew(ctx context.Context, ids []string, idle time.Durati
 			args = append(args, id)
 		}
 		reply, err := renewScript.Run(ctx, s.conn.Cmd, []string{s.stream}, args)
-		if IsNoGroup(err) {
+		if call.IsNoGroup(err) {
 			return nil, nil // reading recreates it
 		}
 		if err != nil {
@@ -78,7 +80,7 @@ func (s *subscription) renew(ctx context.Context, ids []string, idle time.Durati
 // forgetDead removes the group's consumers that went without a trace.
 func (s *subscription) forgetDead(ctx context.Context) error {
 	reply, err := forgetScript.Run(ctx, s.conn.Cmd, []string{s.stream}, []any{s.cfg.Group, deadAfter.Milliseconds()})
-	if err != nil && !IsNoGroup(err) {
+	if err != nil && !call.IsNoGroup(err) {
 		return fmt.Errorf("forget dead consumers of stream %s: %w", s.stream, err)
 	}
 	if n, _ := reply.(int64); n > 0 {

@@ -2,12 +2,16 @@ package redisx
 
 import (
 	"context"
+	"crypto/sha1"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // While a nacked message waits, others pass. What no handler has when a subscriber closes is at
@@ -66,7 +70,7 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 		stream := unique("ingest")
 		cfg := SubscriberConfig{MinIdle: 3 * time.Second}
 		slow, other := connect(t, url), connect(t, url)
-		renewals, claims := &calls{begin: []any{"evalsha", renewScript.sha}}, &calls{begin: []any{"xautoclaim"}}
+		renewals, claims := &calls{begin: []any{"evalsha", fmt.Sprintf("%x", sha1.Sum([]byte(renewScript.Source())))}}, &calls{begin: []any{"xautoclaim"}}
 		slow.Cmd.AddHook(renewals)
 		other.Cmd.AddHook(claims)
 
@@ -154,7 +158,7 @@ func TestOldestPending(t *testing.T) {
 		stream := unique("ingest")
 		s := subscriber(t, c, SubscriberConfig{})
 		_, _, err := s.OldestPending(ctx, stream)
-		require.True(t, IsNoGroup(err), "%v", err)
+		require.True(t, call.IsNoGroup(err), "%v", err)
 
 		out := subscribe(t, s, stream)
 		publish(t, c, stream, 0, 2)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 func TestPublisherWritesFlatEntries(t *testing.T) {
@@ -77,7 +78,7 @@ func TestPublisherSendsTogether(t *testing.T) {
 		require.NoError(t, c.Cmd.Set(ctx, "u", "of the wrong type", 0).Err())
 		err = p.Publish("u", running("first"), running("second"))
 		require.ErrorContains(t, err, "publish message first to stream u")
-		require.True(t, IsWrongType(err))
+		require.True(t, call.IsWrongType(err))
 		require.Zero(t, c.Cmd.Exists(ctx, "t").Val())
 
 		require.NoError(t, p.Close())
@@ -92,7 +93,7 @@ func TestPublisherFindsMemoryFull(t *testing.T) {
 	p, err := NewPublisher(c, nil)
 	require.NoError(t, err)
 	require.NoError(t, c.Cmd.ConfigSet(ctx, "maxmemory", "1").Err())
-	require.True(t, IsOOM(p.Publish("s", running("first"), running("second"))))
+	require.True(t, call.IsOOM(p.Publish("s", running("first"), running("second"))))
 }
 
 func running(id string) *message.Message {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // Entry is one entry of a stream.
@@ -58,7 +60,7 @@ func NewReader(conn *Conn, group, consumer string) *Reader {
 // stays as it is.
 func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 	err := r.conn.Cmd.XGroupCreateMkStream(ctx, stream, r.group, "0").Err()
-	if err != nil && !hasCode(err, "BUSYGROUP") {
+	if err != nil && !call.IsBusyGroup(err) {
 		return fmt.Errorf("create group %s of stream %s: %w", r.group, stream, err)
 	}
 	return nil
@@ -86,7 +88,7 @@ func (r *Reader) readOrCreate(
 	ctx context.Context, streams []string, count int, block time.Duration, send send,
 ) ([]Batch, error) {
 	batches, err := r.read(ctx, streams, count, block, send)
-	if !IsNoGroup(err) {
+	if !call.IsNoGroup(err) {
 		return batches, err
 	}
 	for _, stream := range streams {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // reads are the two ways to read, which differ in nothing that is seen.
@@ -85,8 +86,8 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 
 		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
 		_, err = read(r, ctx, []string{"string"}, 10, 0)
-		require.True(t, IsWrongType(err), "%v", err)
-		require.True(t, IsWrongType(r.EnsureGroup(ctx, "string")))
+		require.True(t, call.IsWrongType(err), "%v", err)
+		require.True(t, call.IsWrongType(r.EnsureGroup(ctx, "string")))
 	})
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 const (
@@ -171,7 +173,7 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 		}
 	}
 	entries, next, deleted, err := s.reader.claim(ctx, s.stream, s.cfg.MinIdle, c.next, count)
-	if err != nil && !IsNoGroup(err) {
+	if err != nil && !call.IsNoGroup(err) {
 		return nil, err
 	}
 	if deleted > 0 {

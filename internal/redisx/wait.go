@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // mark writes its key whether memory is full or not: a first write of nothing lets the
@@ -53,7 +55,7 @@ func (c *Conn) master(ctx context.Context, key string) (redis.UniversalClient, e
 func (c *Conn) CheckReplicas(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "replication").Result()
-		if IsUnavailable(err) {
+		if call.IsUnavailable(err) {
 			return err
 		}
 		if err != nil || !strings.Contains(info, "connected_slaves:") {

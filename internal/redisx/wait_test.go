@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 func TestAwaitReplicas(t *testing.T) {
@@ -47,7 +48,7 @@ func TestAwaitReplicas(t *testing.T) {
 
 	// Full memory does not keep what is there from being answered for.
 	require.NoError(t, c.Cmd.ConfigSet(ctx, "maxmemory", "1").Err())
-	require.True(t, IsOOM(c.Cmd.Set(ctx, "more", "v", 0).Err()))
+	require.True(t, call.IsOOM(c.Cmd.Set(ctx, "more", "v", 0).Err()))
 	have, err = c.AwaitReplicas(ctx, "k", 1, patience, nothing)
 	require.NoError(t, err)
 	require.Equal(t, 1, have)

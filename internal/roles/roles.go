@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
@@ -81,7 +82,7 @@ func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keys
 		if err == nil {
 			err = stage.CheckPartitions(ctx, conn, space)
 		}
-		if err == nil || !redisx.IsUnavailable(err) && !redisx.IsOOM(err) {
+		if err == nil || !call.IsUnavailable(err) && !call.IsOOM(err) {
 			return err
 		}
 		p.Tel.Log.Warn("redis is away or its memory is full, waiting for it", "error", err)

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -23,7 +24,7 @@ func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 			have, err = conn.Cmd.Get(ctx, space.PartitionCount()).Result()
 		}
 	}
-	if redisx.IsMoved(err) && !conn.IsCluster() {
+	if call.IsMoved(err) && !conn.IsCluster() {
 		return errors.New(
 			"BULKACTION_REDIS_URL names one node of a Redis Cluster: name several, separated by commas, or " +
 				"add ?cluster=true",

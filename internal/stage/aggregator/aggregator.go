@@ -17,6 +17,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -116,7 +117,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		if err == nil {
 			continue
 		}
-		if redisx.IsUnavailable(err) || ctx.Err() != nil {
+		if call.IsUnavailable(err) || ctx.Err() != nil {
 			for _, rest := range parts[i:] {
 				p.left = append(p.left, rest.entries...)
 			}
@@ -168,7 +169,7 @@ func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 		Start:    cmp.Or(p.claimFrom, "0-0"),
 		Count:    readLeast,
 	}).Result()
-	if redisx.IsNoGroup(err) {
+	if call.IsNoGroup(err) {
 		return nil, nil // the read creates it
 	}
 	if err != nil {

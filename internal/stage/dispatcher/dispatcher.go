@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -220,7 +221,7 @@ func (p *partition) dropConsumers(ctx context.Context, types []string) error {
 
 func (p *partition) dropDead(ctx context.Context, stream, group string) error {
 	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
-	if redisx.IsUnavailable(err) {
+	if call.IsUnavailable(err) {
 		return err
 	}
 	for _, c := range consumers { // none: nobody has read the stream yet
@@ -244,7 +245,7 @@ type quiet struct {
 
 // note remembers that Redis was away.
 func (q *quiet) note(err error, lease time.Duration) error {
-	if redisx.IsUnavailable(err) {
+	if call.IsUnavailable(err) {
 		q.mu.Lock()
 		q.until, q.checked = time.Now().Add(lease), false
 		q.mu.Unlock()
@@ -271,7 +272,7 @@ func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration
 		}
 		return err
 	})
-	if redisx.IsUnavailable(err) {
+	if call.IsUnavailable(err) {
 		q.until = time.Now().Add(lease)
 		return 0, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // How many events are announced together, and how many such batches at most before the rest of the
@@ -119,7 +120,7 @@ func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[st
 		}
 		return nil
 	})
-	if err != nil && (redisx.IsUnavailable(err) || ctx.Err() != nil) {
+	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, err
 	}
 	return parts, nil // an error of one group is met with its event

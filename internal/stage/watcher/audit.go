@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
@@ -108,7 +109,7 @@ func (t *patrol) step(ctx context.Context) error {
 		return nil
 	}
 	switch err := t.round(ctx); {
-	case redisx.IsOOM(err): // readings of one instant are refused then, too
+	case call.IsOOM(err): // readings of one instant are refused then, too
 		t.log.Warn("audit put off, since redis has no memory left", "error", err)
 		t.at = time.Now().Add(t.cfg.Audit.Interval)
 		return nil
@@ -198,7 +199,7 @@ func (t *patrol) lookAtEverything(ctx context.Context) error {
 	}
 	began := time.Now()
 	report, err := audit.Partition(ctx, t.conn, t.space, t.p, audit.Options{Rate: deepRate})
-	if err != nil && !redisx.IsOOM(err) {
+	if err != nil && !call.IsOOM(err) {
 		return err
 	}
 	t.deepAt = time.Now()

@@ -8,7 +8,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // beat counts the renewals of the lead in Redis, one a second, whoever leads. When the count goes
@@ -17,7 +17,7 @@ import (
 func (p *partition) beat(ctx context.Context) error {
 	n, err := p.conn.Cmd.HIncrBy(ctx, p.p.Watch(), "beat", 1).Result()
 	switch {
-	case redisx.IsOOM(err):
+	case call.IsOOM(err):
 		return nil // counted when there is room again
 	case err != nil:
 		return fmt.Errorf("count renewals of the lead: %w", err)

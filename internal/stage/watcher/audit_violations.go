@@ -14,7 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -154,7 +154,7 @@ func (p *partition) announceViolation(ctx context.Context, id string, v api.Viol
 		switch {
 		case err == nil:
 			e.Group = &g
-		case redisx.IsUnavailable(err) || ctx.Err() != nil:
+		case call.IsUnavailable(err) || ctx.Err() != nil:
 			return err
 		} // or it can't be shown, which may be what is wrong with it
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
@@ -33,9 +33,9 @@ func (p *partition) keepHouse(ctx context.Context) (bool, error) {
 		switch {
 		case err == nil:
 			more = more || again
-		case errors.Is(err, ledger.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil:
+		case errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil:
 			return false, err
-		case redisx.IsOOM(err):
+		case call.IsOOM(err):
 			p.tellFull(err)
 		default:
 			p.log.Error("housekeeping failed, trying again at the next round", "error", err)
@@ -177,7 +177,7 @@ const frozenIngest = 5 * time.Minute
 // everything that is still pending or was not delivered.
 func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
 	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
-	if redisx.IsUnavailable(err) {
+	if call.IsUnavailable(err) {
 		return false, err
 	}
 	for _, g := range groups { // none: nobody has published yet

@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -147,7 +148,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		p.tellLead()
 		return 0, nil
 	}
-	if redisx.IsOOM(err) { // what could be done was done, and more may be asked for soon
+	if call.IsOOM(err) { // what could be done was done, and more may be asked for soon
 		p.tellFull(err)
 		return idle, nil
 	}
@@ -191,7 +192,7 @@ func (p *partition) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.attend, p.announce, p.reconcile, p.keepHouse} {
 		some, err := piece(ctx)
-		if errors.Is(err, ledger.ErrFenced) || redisx.IsUnavailable(err) || ctx.Err() != nil {
+		if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
 		}
 		// While memory is full some pieces fail; the others may be those that free it.
@@ -222,7 +223,7 @@ func (p *partition) moveAll(ctx context.Context, ids []string) error {
 	var full error
 	move := func(id string, half bool) error {
 		err := p.move(ctx, id, half)
-		if redisx.IsOOM(err) {
+		if call.IsOOM(err) {
 			full, err = err, nil
 		}
 		return err
@@ -260,7 +261,7 @@ func (p *partition) halfDone(ctx context.Context, ids []string) (map[string]bool
 		}
 		return nil
 	})
-	if err != nil && (redisx.IsUnavailable(err) || ctx.Err() != nil) {
+	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("look for half done groups: %w", err)
 	}
 	half := map[string]bool{}
@@ -305,7 +306,7 @@ func (p *partition) settle(ctx context.Context, id string) error {
 }
 
 func (p *partition) spoiled(ctx context.Context, id string, err error) error {
-	if errors.Is(err, ledger.ErrFenced) || redisx.IsUnavailable(err) || redisx.IsOOM(err) || ctx.Err() != nil {
+	if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || call.IsOOM(err) || ctx.Err() != nil {
 		return err
 	}
 	p.log.Warn("group can't be moved, looking again at the next round", "group", id, "error", err)

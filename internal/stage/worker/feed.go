@@ -12,6 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -295,7 +296,7 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		if !redisx.IsUnavailable(err) {
+		if !call.IsUnavailable(err) {
 			if failures++; failures == 5 {
 				return err
 			}

@@ -1,4 +1,6 @@
-package redisx
+// Package call runs Lua scripts and tells what an error from Redis means for the caller. It imports only
+// go-redis and the tracing API, so that a small package can use it without the rest of the engine.
+package call
 
 import (
 	"errors"
@@ -51,6 +53,9 @@ func IsOOM(err error) bool { return hasCode(err, "OOM") }
 // IsNoGroup says whether a stream or its consumer group does not exist, or vanished during a
 // blocked read.
 func IsNoGroup(err error) bool { return hasCode(err, "NOGROUP") || hasCode(err, "UNBLOCKED") }
+
+// IsBusyGroup says whether the consumer group that was to be created exists already.
+func IsBusyGroup(err error) bool { return hasCode(err, "BUSYGROUP") }
 
 // IsNoScript says whether Redis does not know a script by its hash.
 func IsNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
