@@ -15,9 +15,9 @@ const (
 	ackLinger = 3 * time.Millisecond // for more acknowledgements to share the round-trip
 )
 
-// acker collects acknowledgements and sends them in batches. An id stays in it until Redis has
+// Acker collects acknowledgements and sends them in batches. An id stays in it until Redis has
 // confirmed it.
-type acker struct {
+type Acker struct {
 	conn          *Conn
 	stream, group string
 	del           bool
@@ -31,14 +31,17 @@ type acker struct {
 	sending sync.Mutex
 }
 
-func newAcker(conn *Conn, stream, group string, del bool, confirmed func(ids []string)) *acker {
-	return &acker{
+// NewAcker acknowledges entries of a stream for a group, and deletes them if del is set. It calls confirmed with the ids that
+// Redis has confirmed.
+func NewAcker(conn *Conn, stream, group string, del bool, confirmed func(ids []string)) *Acker {
+	return &Acker{
 		conn: conn, stream: stream, group: group, del: del, confirmed: confirmed,
 		some: make(chan struct{}, 1), full: make(chan struct{}, 1),
 	}
 }
 
-func (a *acker) add(ids ...string) {
+// Add takes ids to acknowledge; a later Flush sends them.
+func (a *Acker) Add(ids ...string) {
 	if len(ids) == 0 {
 		return
 	}
@@ -52,8 +55,8 @@ func (a *acker) add(ids ...string) {
 	}
 }
 
-// awaitBatch returns false when ctx has ended.
-func (a *acker) awaitBatch(ctx context.Context) bool {
+// AwaitBatch waits until a batch is full, or shortly after its first id. It returns false when ctx has ended.
+func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	if len(a.first()) == 0 {
 		select {
 		case <-a.some:
@@ -71,8 +74,8 @@ func (a *acker) awaitBatch(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// flush sends everything that was added before. Sending an id again changes nothing.
-func (a *acker) flush(ctx context.Context) error {
+// Flush sends everything that was added before. Sending an id again changes nothing.
+func (a *Acker) Flush(ctx context.Context) error {
 	a.sending.Lock()
 	defer a.sending.Unlock()
 	for {
@@ -90,7 +93,7 @@ func (a *acker) flush(ctx context.Context) error {
 	}
 }
 
-func (a *acker) first() []string {
+func (a *Acker) first() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.ids[:min(len(a.ids), ackBatch)])
@@ -98,7 +101,7 @@ func (a *acker) first() []string {
 
 // send acknowledges and deletes in one transaction, since an entry that is only acknowledged would
 // stay for ever.
-func (a *acker) send(ctx context.Context, ids []string) error {
+func (a *Acker) send(ctx context.Context, ids []string) error {
 	_, err := a.conn.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
 		tx.XAck(ctx, a.stream, a.group, ids...)
 		if a.del {

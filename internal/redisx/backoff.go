@@ -16,14 +16,14 @@ type Backoff struct {
 // Next is how long to wait now: between Min and Max, in the upper half of the current ceiling.
 func (b *Backoff) Next() time.Duration {
 	b.ceiling = min(max(2*b.ceiling, 2*b.Min), b.Max)
-	return max(b.Min, jitter(b.ceiling))
+	return max(b.Min, Jitter(b.ceiling))
 }
 
 // Reset starts over at Min, after a success.
 func (b *Backoff) Reset() { b.ceiling = 0 }
 
-// jitter is a random wait from d/2 up to d.
-func jitter(d time.Duration) time.Duration {
+// Jitter is a random wait from d/2 up to d.
+func Jitter(d time.Duration) time.Duration {
 	if d < 2 {
 		return d
 	}

@@ -51,7 +51,7 @@ func (f *inFlight) add(e Entry) *delivery {
 	}
 	d := &delivery{entry: e}
 	f.byID[e.ID] = d
-	f.bytes += e.size()
+	f.bytes += e.Size()
 	return d
 }
 
@@ -59,7 +59,7 @@ func (f *inFlight) remove(ids []string) {
 	f.mu.Lock()
 	for _, id := range ids {
 		if d := f.byID[id]; d != nil {
-			f.bytes -= d.entry.size()
+			f.bytes -= d.entry.Size()
 			f.work(d, false)
 			delete(f.byID, id)
 		}
@@ -98,7 +98,7 @@ func (f *inFlight) setWorking(d *delivery, working bool) {
 
 // work is to be called with the lock.
 func (f *inFlight) work(d *delivery, working bool) {
-	switch cost := d.entry.size() + workCost; {
+	switch cost := d.entry.Size() + workCost; {
 	case working && !d.working:
 		f.working += cost
 	case !working && d.working:

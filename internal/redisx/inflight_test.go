@@ -64,3 +64,20 @@ func TestBytesInWorkAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// A message that waits to be handed out again is left to another consumer that has taken it over.
+func TestInFlightForgetsLost(t *testing.T) {
+	t.Parallel()
+	f := newInFlight(100, 1<<20)
+	ids := []string{"1-0", "2-0", "3-0", "4-0"}
+	for _, id := range ids {
+		require.NotNil(t, f.add(Entry{ID: id}))
+	}
+	lost := ids[:3]
+	require.Equal(t, 3, f.setLost(lost))
+	require.Zero(t, f.setLost(lost))
+	require.True(t, f.dropLost(f.byID[ids[0]]))
+	require.False(t, f.dropLost(f.byID[ids[3]]))
+	require.Nil(t, f.add(Entry{ID: ids[1]}), "taken back")
+	require.False(t, f.dropLost(f.byID[ids[1]]))
+}

@@ -51,21 +51,23 @@ return #dead
 
 const renewBatch = 200
 
-// renew sets how long own entries have been idle, and returns the ids of those that another
+// Renew sets how long own entries have been idle, and returns the ids of those that another
 // consumer holds.
-func (s *subscription) renew(ctx context.Context, ids []string, idle time.Duration) (lost []string, err error) {
+func (r *Reader) Renew(
+	ctx context.Context, stream string, ids []string, idle time.Duration,
+) (lost []string, err error) {
 	for batch := range slices.Chunk(ids, renewBatch) {
 		args := make([]any, 0, 3+len(batch))
-		args = append(args, s.cfg.Group, s.cfg.Consumer, idle.Milliseconds())
+		args = append(args, r.group, r.consumer, idle.Milliseconds())
 		for _, id := range batch {
 			args = append(args, id)
 		}
-		reply, err := renewScript.Run(ctx, s.conn.Cmd, []string{s.stream}, args)
+		reply, err := renewScript.Run(ctx, r.conn.Cmd, []string{stream}, args)
 		if call.IsNoGroup(err) {
 			return nil, nil // reading recreates it
 		}
 		if err != nil {
-			return lost, fmt.Errorf("renew entries of stream %s: %w", s.stream, err)
+			return lost, fmt.Errorf("renew entries of stream %s: %w", stream, err)
 		}
 		taken, _ := reply.([]any)
 		for _, id := range taken {
@@ -77,14 +79,12 @@ func (s *subscription) renew(ctx context.Context, ids []string, idle time.Durati
 	return lost, nil
 }
 
-// forgetDead removes the group's consumers that went without a trace.
-func (s *subscription) forgetDead(ctx context.Context) error {
-	reply, err := forgetScript.Run(ctx, s.conn.Cmd, []string{s.stream}, []any{s.cfg.Group, deadAfter.Milliseconds()})
+// ForgetDead removes the group's consumers that hold nothing and were idle for longer than age. It returns how many.
+func (r *Reader) ForgetDead(ctx context.Context, stream string, age time.Duration) (int64, error) {
+	reply, err := forgetScript.Run(ctx, r.conn.Cmd, []string{stream}, []any{r.group, age.Milliseconds()})
 	if err != nil && !call.IsNoGroup(err) {
-		return fmt.Errorf("forget dead consumers of stream %s: %w", s.stream, err)
+		return 0, fmt.Errorf("forget dead consumers of stream %s: %w", stream, err)
 	}
-	if n, _ := reply.(int64); n > 0 {
-		s.log.InfoContext(ctx, "forgot dead consumers", "count", n)
-	}
-	return nil
+	n, _ := reply.(int64)
+	return n, nil
 }

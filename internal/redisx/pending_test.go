@@ -2,228 +2,47 @@ package redisx
 
 import (
 	"context"
-	"crypto/sha1"
-	"fmt"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
-
-// While a nacked message waits, others pass. What no handler has when a subscriber closes is at
-// once another's.
-func TestCloseHandsBack(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
-		c := connect(t, url)
-		stream := unique("ingest")
-		patient := SubscriberConfig{RedeliverAfter: time.Hour, MinIdle: time.Hour}
-		leaver := subscriber(t, c, patient)
-		out := subscribe(t, leaver, stream)
-		publish(t, c, stream, 0, 1)
-		nacked := receive(t, out)
-		require.True(t, nacked.Nack())
-		publish(t, c, stream, 1, 100)
-		for range 99 {
-			msg := receive(t, out)
-			require.NotEqual(t, nacked.UUID, msg.UUID)
-			require.True(t, msg.Ack())
-		}
-		publish(t, c, stream, 100, 101)
-		require.Eventually(t, func() bool { return pending(t, c, stream) == 2 }, patience, glance) // the last one was read, not received
-		require.NoError(t, leaver.Close())
-		require.NoError(t, leaver.Close())
-		_, open := <-out
-		require.False(t, open)
-		require.EqualValues(t, 2, pending(t, c, stream))
-
-		out = subscribe(t, subscriber(t, c, patient), stream)
-		for _, want := range []string{"m0", "m100"} {
-			msg := receive(t, out)
-			require.Equal(t, want, msg.UUID)
-			msg.Ack()
-		}
-		awaitEmpty(t, c, stream)
-	})
-}
-
-func TestInFlightBoundsBytes(t *testing.T) {
-	f := newInFlight(100, 1000)
-	big := Entry{ID: "1-0", Fields: []string{"data", string(make([]byte, 2000))}}
-	require.Equal(t, 1, f.awaitRoom(context.Background(), 2000))
-	require.NotNil(t, f.add(big))
-	require.Nil(t, f.add(big))
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	require.Zero(t, f.awaitRoom(ended, 2000))
-	go f.remove([]string{"1-0", "unknown"})
-	require.Equal(t, 1, f.awaitRoom(context.Background(), 2000))
-	require.Zero(t, f.bytes)
-}
-
-// A slow handler keeps its message, when others look for abandoned ones.
-func TestSlowHandlerKeepsItsMessage(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
-		stream := unique("ingest")
-		cfg := SubscriberConfig{MinIdle: 3 * time.Second}
-		slow, other := connect(t, url), connect(t, url)
-		renewals, claims := &calls{begin: []any{"evalsha", fmt.Sprintf("%x", sha1.Sum([]byte(renewScript.Source())))}}, &calls{begin: []any{"xautoclaim"}}
-		slow.Cmd.AddHook(renewals)
-		other.Cmd.AddHook(claims)
-
-		out := subscribe(t, subscriber(t, slow, cfg), stream)
-		publish(t, slow, stream, 0, 1)
-		msg := receive(t, out)
-		before := renewals.n.Load()
-		require.Eventually(t, func() bool { return renewals.n.Load() >= before+4 }, patience, glance) // longer than MinIdle
-		thief := subscribe(t, subscriber(t, other, cfg), stream)
-		require.Eventually(t, func() bool { return claims.n.Load() >= 1 }, patience, glance)
-		select {
-		case stolen := <-thief:
-			require.FailNow(t, "taken over", stolen.UUID)
-		default:
-		}
-		msg.Ack()
-		awaitEmpty(t, slow, stream)
-	})
-}
-
-// The control of the test before: what a process had when its connection died goes to another.
-func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
-		stream := unique("ingest")
-		cfg := SubscriberConfig{MinIdle: 300 * time.Millisecond, CloseTimeout: time.Millisecond}
-		dying, c := connect(t, url), connect(t, url)
-		publish(t, c, stream, 0, 50)
-		dead := subscriber(t, dying, cfg)
-		out := subscribe(t, dead, stream)
-		for range 50 {
-			receive(t, out)
-		}
-		require.NoError(t, dying.Close())
-		require.Error(t, dead.Close())
-
-		var got tally
-		stop := route(t, subscriber(t, c, cfg), stream, func(msg *message.Message) error {
-			got.add(msg.UUID)
-			return nil
-		})
-		awaitEmpty(t, c, stream)
-		stop()
-		require.Equal(t, 50, got.size())
-	})
-}
-
-// Entries that were delivered in a reply which got lost are pending without anyone knowing of them.
-func TestLostBatchIsFound(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
-		ctx := context.Background()
-		c := connect(t, url)
-		stream := unique("ingest")
-		me := SubscriberConfig{Consumer: "me", MinIdle: 300 * time.Millisecond}
-		reader := NewReader(c, group, me.Consumer)
-		require.NoError(t, reader.EnsureGroup(ctx, stream))
-		out := subscribe(t, subscriber(t, c, me), stream)
-		publish(t, c, stream, 0, 1)
-		known := receive(t, out)
-
-		// The same consumer reads beside the subscription, until it was the faster one.
-		lost := 0
-		for id := 1; lost < 5; id++ {
-			publish(t, c, stream, id, id+1)
-			batches, err := reader.Read(ctx, []string{stream}, 10, 0)
-			require.NoError(t, err)
-			for _, b := range batches {
-				lost += len(b.Entries)
-			}
-			if batches == nil {
-				receive(t, out).Ack()
-			}
-		}
-		for range lost {
-			receive(t, out).Ack()
-		}
-		known.Ack() // was renewed all the time, and not handed out twice
-		awaitEmpty(t, c, stream)
-	})
-}
-
-func TestOldestPending(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
-		ctx := context.Background()
-		c := connect(t, url)
-		stream := unique("ingest")
-		s := subscriber(t, c, SubscriberConfig{})
-		_, _, err := s.OldestPending(ctx, stream)
-		require.True(t, call.IsNoGroup(err), "%v", err)
-
-		out := subscribe(t, s, stream)
-		publish(t, c, stream, 0, 2)
-		first, second := receive(t, out), receive(t, out)
-		id, ok, err := s.OldestPending(ctx, stream)
-		require.NoError(t, err)
-		require.True(t, ok)
-		require.Equal(t, first.Metadata[MetadataEntryID], id)
-
-		// What was acknowledged before is not in the way, although acknowledgements are sent later.
-		// The watching goroutine has to notice it first.
-		first.Ack()
-		require.Eventually(t, func() bool {
-			id, ok, err := s.OldestPending(ctx, stream)
-			return err == nil && ok && id == second.Metadata[MetadataEntryID]
-		}, patience, glance)
-		second.Ack()
-		require.Eventually(t, func() bool {
-			_, ok, err := s.OldestPending(ctx, stream)
-			return err == nil && !ok
-		}, patience, glance)
-	})
-}
 
 // Renewing tells what another consumer has taken over, and does not take it back.
 func TestRenewDoesNotSteal(t *testing.T) {
 	onBoth(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
-		sub := newSubscription(subscriber(t, c, SubscriberConfig{Consumer: "me"}), "s", func() {})
-		lost, err := sub.renew(ctx, []string{"1-1"}, 0)
+		r := NewReader(c, "g", "me")
+		lost, err := r.Renew(ctx, "s", []string{"1-1"}, 0)
 		require.NoError(t, err, "a group that is away")
 		require.Empty(t, lost)
 
-		require.NoError(t, sub.reader.EnsureGroup(ctx, "s"))
-		publish(t, c, "s", 0, 450)
-		batches, err := sub.reader.Read(ctx, []string{"s"}, 450, 0)
+		require.NoError(t, r.EnsureGroup(ctx, "s"))
+		for range 450 {
+			add(t, c, "s", "k", "v")
+		}
+		batches, err := r.Read(ctx, []string{"s"}, 450, 0)
 		require.NoError(t, err)
 		entries := batches[0].Entries
 		ids := make([]string, len(entries))
 		for i, e := range entries {
 			ids[i] = e.ID
-			sub.flight.add(e)
 		}
-		taken, _, _, err := NewReader(c, group, "other").claim(ctx, "s", 0, "0-0", 3)
+		taken, _, _, err := NewReader(c, "g", "other").Claim(ctx, "s", 0, "0-0", 3)
 		require.NoError(t, err)
 		require.Len(t, taken, 3)
 
-		lost, err = sub.renew(ctx, append(ids, "1-1"), time.Hour)
+		lost, err = r.Renew(ctx, "s", append(ids, "1-1"), time.Hour)
 		require.NoError(t, err)
 		require.Equal(t, ids[:3], lost)
 		for consumer, want := range map[string]int{"me": 447, "other": 3} {
-			held, err := c.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{Stream: "s", Group: group, Start: "-", End: "+", Count: 500, Consumer: consumer}).Result()
+			held, err := c.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{Stream: "s", Group: "g", Start: "-", End: "+", Count: 500, Consumer: consumer}).Result()
 			require.NoError(t, err)
 			require.Len(t, held, want)
 			require.Equal(t, consumer == "me", held[0].Idle >= time.Hour)
 		}
-
-		// A message that waits to be handed out again is left to the other one.
-		require.Equal(t, 3, sub.flight.setLost(lost))
-		require.Zero(t, sub.flight.setLost(lost))
-		require.True(t, sub.flight.dropLost(sub.flight.byID[ids[0]]))
-		require.False(t, sub.flight.dropLost(sub.flight.byID[ids[5]]))
-		require.Nil(t, sub.flight.add(entries[1]), "taken back")
-		require.False(t, sub.flight.dropLost(sub.flight.byID[ids[1]]))
 	})
 }
 
@@ -231,29 +50,31 @@ func TestForgetDeadConsumers(t *testing.T) {
 	onBoth(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
-		sub := newSubscription(subscriber(t, c, SubscriberConfig{Consumer: "me"}), "s", func() {})
-		require.NoError(t, sub.forgetDead(ctx), "no stream")
+		r := NewReader(c, "g", "me")
+		forgotten := func(age time.Duration) int64 {
+			n, err := r.ForgetDead(ctx, "s", age)
+			require.NoError(t, err)
+			return n
+		}
+		require.Zero(t, forgotten(0), "no stream")
 		add(t, c, "s", "k", "v")
-		require.NoError(t, sub.forgetDead(ctx), "no group")
+		require.Zero(t, forgotten(0), "no group")
 
-		_, err := NewReader(c, group, "holder").Read(ctx, []string{"s"}, 1, 0)
+		_, err := NewReader(c, "g", "holder").Read(ctx, []string{"s"}, 1, 0)
 		require.NoError(t, err)
-		require.NoError(t, c.Cmd.XGroupCreateConsumer(ctx, "s", group, "idler").Err())
+		require.NoError(t, c.Cmd.XGroupCreateConsumer(ctx, "s", "g", "idler").Err())
 		// Its idle time begins, at miniredis, with its first command.
-		require.NoError(t, c.Cmd.XClaimJustID(ctx, &redis.XClaimArgs{Stream: "s", Group: group, Consumer: "idler", Messages: []string{"1-1"}}).Err())
+		require.NoError(t, c.Cmd.XClaimJustID(ctx, &redis.XClaimArgs{Stream: "s", Group: "g", Consumer: "idler", Messages: []string{"1-1"}}).Err())
 		consumers := func() (names []string) {
-			for _, consumer := range c.Cmd.XInfoConsumers(ctx, "s", group).Val() {
+			for _, consumer := range c.Cmd.XInfoConsumers(ctx, "s", "g").Val() {
 				names = append(names, consumer.Name)
 			}
 			return names
 		}
-		require.NoError(t, sub.forgetDead(ctx))
+		require.Zero(t, forgotten(time.Hour))
 		require.Equal(t, []string{"holder", "idler"}, consumers(), "not idle for long")
-		require.Eventually(t, func() bool {
-			n, err := forgetScript.Run(ctx, c.Cmd, []string{"s"}, []any{group, 0})
-			return err == nil && n == int64(1)
-		}, patience, glance)
+		require.Eventually(t, func() bool { return forgotten(0) == 1 }, patience, glance)
 		require.Equal(t, []string{"holder"}, consumers())
-		require.EqualValues(t, 1, pending(t, c, "s"))
+		require.EqualValues(t, 1, c.Cmd.XPending(ctx, "s", "g").Val().Count)
 	})
 }

@@ -28,8 +28,8 @@ func (e Entry) Get(field string) string {
 	return ""
 }
 
-// size is what an entry weighs in memory, in bytes, roughly.
-func (e Entry) size() int {
+// Size is what an entry weighs in memory, in bytes, roughly.
+func (e Entry) Size() int {
 	n := len(e.ID) + 16*len(e.Fields)
 	for _, f := range e.Fields {
 		n += len(f)
@@ -154,10 +154,10 @@ func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey
 	return decodeRaw(reply.b)
 }
 
-// claim takes over up to count entries that nobody has touched for minIdle, from the id start on.
+// Claim takes over up to count entries that nobody has touched for minIdle, from the id start on.
 // It returns where to go on, "0-0" at the end, and the ids of pending entries that are no longer
 // in the stream.
-func (r *Reader) claim(
+func (r *Reader) Claim(
 	ctx context.Context, stream string, minIdle time.Duration, start string, count int,
 ) (entries []Entry, next string, deleted int, err error) {
 	reply, err := do(ctx, r.conn.Cmd, 1, []any{

@@ -139,7 +139,7 @@ func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID 
 	sub := s.subs[stream]
 	s.mu.Unlock()
 	if sub != nil { // what is acknowledged here must not seem pending
-		if err := sub.acks.flush(ctx); err != nil {
+		if err := sub.acks.Flush(ctx); err != nil {
 			return "", false, err
 		}
 	}

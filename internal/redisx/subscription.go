@@ -37,7 +37,7 @@ type subscription struct {
 	out      chan *message.Message
 	sending  sync.RWMutex // held for reading while a message is handed out, so that out can be closed
 	flight   *inFlight
-	acks     *acker
+	acks     *Acker
 	watchers sync.WaitGroup
 	outage   outage
 
@@ -56,7 +56,7 @@ func newSubscription(s *Subscriber, stream string, stop context.CancelFunc) *sub
 		stop:   stop,
 		done:   make(chan struct{}),
 	}
-	sub.acks = newAcker(s.conn, stream, s.cfg.Group, s.cfg.DeleteOnAck, sub.flight.remove)
+	sub.acks = NewAcker(s.conn, stream, s.cfg.Group, s.cfg.DeleteOnAck, sub.flight.remove)
 	return sub
 }
 
@@ -97,7 +97,7 @@ func (s *subscription) run(ctx context.Context) {
 
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastFlush)
 	defer cancel()
-	if err := s.acks.flush(last); err != nil {
+	if err := s.acks.Flush(last); err != nil {
 		s.err = err
 		return
 	}
@@ -110,7 +110,7 @@ func (s *subscription) run(ctx context.Context) {
 	}
 	// What no handler has is made to look abandoned, so that another consumer takes it
 	// over at once.
-	if _, err := s.renew(last, waiting, s.cfg.MinIdle); err != nil {
+	if _, err := s.reader.Renew(last, s.stream, waiting, s.cfg.MinIdle); err != nil {
 		s.log.Debug("entries were not handed back, they are taken over later", "error", err)
 	}
 }
@@ -145,7 +145,7 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 
 		size -= size / 4
 		for _, e := range entries {
-			size = max(size, e.size())
+			size = max(size, e.Size())
 		}
 		s.deliver(ctx, work, entries)
 	}
@@ -168,11 +168,15 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 		return batches[0].Entries, nil
 	}
 	if c.next == "0-0" {
-		if err := s.forgetDead(ctx); err != nil {
+		n, err := s.reader.ForgetDead(ctx, s.stream, deadAfter)
+		if err != nil {
 			return nil, err
 		}
+		if n > 0 {
+			s.log.InfoContext(ctx, "forgot dead consumers", "count", n)
+		}
 	}
-	entries, next, deleted, err := s.reader.claim(ctx, s.stream, s.cfg.MinIdle, c.next, count)
+	entries, next, deleted, err := s.reader.Claim(ctx, s.stream, s.cfg.MinIdle, c.next, count)
 	if err != nil && !call.IsNoGroup(err) {
 		return nil, err
 	}
@@ -180,7 +184,7 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 		s.log.WarnContext(ctx, "pending entries had been deleted from the stream", "count", deleted)
 	}
 	if c.next = next; err != nil || next == "0-0" {
-		*c = claimCycle{due: time.Now().Add(jitter(s.cfg.MinIdle)), next: "0-0"}
+		*c = claimCycle{due: time.Now().Add(Jitter(s.cfg.MinIdle)), next: "0-0"}
 	}
 	return entries, nil
 }
@@ -235,7 +239,7 @@ func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
 			s.watchers.Go(func() { s.watch(ctx, work, o.delivery, o.msg) })
 		}
 	}
-	s.acks.add(acked...)
+	s.acks.Add(acked...)
 }
 
 // emit returns false when ctx ended before the message was taken.
@@ -261,13 +265,13 @@ func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *messag
 	for {
 		select {
 		case <-msg.Acked():
-			s.acks.add(d.entry.ID)
+			s.acks.Add(d.entry.ID)
 			return
 		case <-msg.Nacked():
 		case <-work.Done():
 			select {
 			case <-msg.Acked():
-				s.acks.add(d.entry.ID)
+				s.acks.Add(d.entry.ID)
 			default:
 			}
 			return
@@ -292,7 +296,7 @@ func (s *subscription) keepLoop(work context.Context) {
 	retry := Backoff{Min: min(minRetry, every), Max: min(maxRetry, every)}
 	for wait := every; Sleep(work, wait) == nil; {
 		ids, _ := s.flight.held()
-		lost, err := s.renew(work, ids, 0)
+		lost, err := s.reader.Renew(work, s.stream, ids, 0)
 		if work.Err() != nil {
 			return
 		}
@@ -312,8 +316,8 @@ func (s *subscription) keepLoop(work context.Context) {
 
 func (s *subscription) ackLoop(work context.Context) {
 	retry := Backoff{Min: minRetry, Max: maxRetry}
-	for s.acks.awaitBatch(work) {
-		err := s.acks.flush(work)
+	for s.acks.AwaitBatch(work) {
+		err := s.acks.Flush(work)
 		if work.Err() != nil {
 			return // run sends the rest
 		}
