@@ -15,6 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
 // Producer submits bulk actions by writing the ingest stream: no API server is needed, and what
@@ -78,7 +79,7 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 	if err != nil {
 		return nil, err
 	}
-	publisher, err := redisx.NewPublisher(conn, nil)
+	publisher, err := wm.NewPublisher(conn, nil)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}

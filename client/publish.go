@@ -13,8 +13,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
 // Bounds of one message: it stays cheap to handle, and one that must be repeated is small.
@@ -82,7 +82,7 @@ func (p *Producer) publish(ctx context.Context, id string, m parcel) error {
 
 	msg := message.NewMessage(id, m.data)
 	msg.SetContext(ctx)
-	msg.Metadata.Set(redisx.FieldType, m.typ)
+	msg.Metadata.Set(wm.FieldType, m.typ)
 	propagation.TraceContext{}.Inject(ctx, propagation.MapCarrier(msg.Metadata))
 
 	err := p.repeatedly(ctx, func() error { return p.publisher.Publish(p.stream, msg) })

@@ -104,3 +104,19 @@ func Both(t *testing.T, test func(t *testing.T, url, prefix string)) {
 		test(t, url, "t:")
 	})
 }
+
+// BothAlone runs a test on a redis-server and on a miniredis that nobody else uses, as parallel subtests of these
+// names. The test may stop, flush and configure its server.
+func BothAlone(t *testing.T, test func(t *testing.T, url string)) {
+	t.Helper()
+	t.Parallel()
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		test(t, Server(t).URL())
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		_, url := Mini(t)
+		test(t, url)
+	})
+}

@@ -1,6 +1,5 @@
-// Package redisx is how every role talks to Redis: the connection and what its errors mean, the
-// script runner, the batch reader of streams, and watermill's publisher and subscriber. It hides
-// go-redis's retries, which would execute a command twice, and the repair of consumer groups.
+// Package redisx is how every role connects to Redis. It hides the kinds of servers (single,
+// Sentinel, Cluster) and switches go-redis's retries off, which would execute a command twice.
 package redisx
 
 import (

@@ -82,7 +82,7 @@ func TestLostReplyIsNotRetried(t *testing.T) {
 	direct := connect(t, s.URL())
 
 	for _, pool := range []string{"cmd", "block"} {
-		stream := unique("stream")
+		stream := "stream-" + pool
 		proxy := startLossyProxy(t, s.Addr(), "xadd")
 		c := connect(t, "redis://"+proxy.Addr().String())
 		client := c.Cmd
@@ -174,20 +174,7 @@ func TestConnectCluster(t *testing.T) {
 			return shard.Ping(ctx).Err()
 		}))
 		require.EqualValues(t, 3, masters.Load(), url)
-
-		// One read serves streams that share a tag, wherever it lies.
-		for _, tag := range []string{"{0}:", "{1}:", "{5}:"} {
-			r := NewReader(c, unique("group"), "me")
-			_, err := r.Read(ctx, []string{tag + "a", tag + "b"}, 1, MaxBlock/100)
-			require.NoError(t, err)
-			add(t, c, tag+"a", "k", "v")
-			add(t, c, tag+"b", "k", "v")
-			batches, err := r.Read(ctx, []string{tag + "a", tag + "b"}, 1, MaxBlock)
-			require.NoError(t, err)
-			require.Len(t, batches, 2)
-		}
 	}
-	t.Run("subscriber", func(t *testing.T) { deliversEverything(t, url, 500) })
 
 	nodes[1].Kill()
 	c := connect(t, url)
@@ -209,16 +196,6 @@ func TestConnectSentinel(t *testing.T) {
 	require.NoError(t, c.Cmd.Set(ctx, "k", "v", 0).Err())
 	direct := connect(t, "redis://:sesame@"+master.Addr()+"/2")
 	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
-}
-
-func TestBlockedReadOutlastsCommandTimeout(t *testing.T) {
-	t.Parallel()
-	c, err := Connect(context.Background(), Config{URL: redistest.Server(t).URL(), CommandTimeout: 200 * time.Millisecond})
-	require.NoError(t, err)
-	defer c.Close()
-	batches, err := NewReader(c, "g", "c").Read(context.Background(), []string{"empty"}, 1, MaxBlock)
-	require.NoError(t, err)
-	require.Empty(t, batches)
 }
 
 // Blocking reads wait side by side, however few connections there are for commands.

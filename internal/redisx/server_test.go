@@ -2,13 +2,9 @@ package redisx
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -22,58 +18,10 @@ const (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// onBoth runs a test on a real server and on miniredis, each its own.
-func onBoth(t *testing.T, test func(t *testing.T, url string)) {
-	t.Parallel()
-	t.Run("redis", func(t *testing.T) {
-		t.Parallel()
-		test(t, redistest.Server(t).URL())
-	})
-	t.Run("miniredis", func(t *testing.T) {
-		t.Parallel()
-		_, url := redistest.Mini(t)
-		test(t, url)
-	})
-}
-
 func connect(t testing.TB, url string) *Conn {
 	t.Helper()
 	c, err := Connect(context.Background(), Config{URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
-}
-
-var names atomic.Int64
-
-// unique makes a name that no other test has.
-func unique(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) }
-
-func add(t testing.TB, c *Conn, stream string, fields ...string) string {
-	t.Helper()
-	id, err := c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: stream, Values: fields}).Result()
-	require.NoError(t, err)
-	return id
-}
-
-// calls counts the commands that begin so which a client sends.
-type calls struct {
-	begin []any
-	n     atomic.Int64
-}
-
-func (c *calls) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if args := cmd.Args(); err == nil && len(args) >= len(c.begin) && slices.Equal(args[:len(c.begin)], c.begin) {
-			c.n.Add(1)
-		}
-		return err
-	}
-}
-
-func (c *calls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
 	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
@@ -248,7 +249,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 // Watcher moves groups through their states.
 func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
-		events, err := redisx.NewPublisher(b.Conn, nil)
+		events, err := wm.NewPublisher(b.Conn, nil)
 		if err != nil {
 			return err
 		}

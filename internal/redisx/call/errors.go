@@ -1,5 +1,6 @@
-// Package call runs Lua scripts and tells what an error from Redis means for the caller. It imports only
-// go-redis and the tracing API, so that a small package can use it without the rest of the engine.
+// Package call runs Lua scripts and tells what an error from Redis means for the caller. It imports
+// only go-redis and the tracing API, so that a small package can use it without the rest of
+// the engine.
 package call
 
 import (

@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -71,7 +72,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 		part := &partition{
 			Aggregator: a,
 			p:          p,
-			reader:     redisx.NewReader(a.conn, keyspace.GroupAggregator, a.id),
+			reader:     stream.NewReader(a.conn, keyspace.GroupAggregator, a.id),
 			count:      readLeast,
 			known:      memory{groups: map[string]*known{}},
 		}
@@ -91,11 +92,11 @@ func (a *Aggregator) Run(ctx context.Context) error {
 type partition struct {
 	*Aggregator
 	p         keyspace.Partition
-	reader    *redisx.Reader
+	reader    *stream.Reader
 	claimedAt time.Time
 	claimFrom string         // where the next claim looks on; "" is the beginning
 	count     int            // entries that the next read asks for
-	left      []redisx.Entry // read, but not reduced for an error
+	left      []stream.Entry // read, but not reduced for an error
 	known     memory
 }
 
@@ -134,7 +135,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 }
 
 // read delivers entries and says whether there are more.
-func (p *partition) read(ctx context.Context) (entries []redisx.Entry, full bool, err error) {
+func (p *partition) read(ctx context.Context) (entries []stream.Entry, full bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
 		claimed, err := p.claim(ctx)
@@ -160,7 +161,7 @@ func (p *partition) read(ctx context.Context) (entries []redisx.Entry, full bool
 
 // claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed
 // too: the jobs' states let only one of both reduce it.
-func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
+func (p *partition) claim(ctx context.Context) ([]stream.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
 		Stream:   p.p.ResultStream(),
 		Group:    keyspace.GroupAggregator,
@@ -176,9 +177,9 @@ func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 		return nil, fmt.Errorf("claim results: %w", err)
 	}
 	p.claimFrom = next // entries that can't be reduced must not hide those behind them
-	entries := make([]redisx.Entry, 0, len(msgs))
+	entries := make([]stream.Entry, 0, len(msgs))
 	for _, m := range msgs {
-		e := redisx.Entry{ID: m.ID}
+		e := stream.Entry{ID: m.ID}
 		for k, v := range m.Values {
 			s, _ := v.(string)
 			e.Fields = append(e.Fields, k, s)
@@ -192,7 +193,7 @@ func (p *partition) claim(ctx context.Context) ([]redisx.Entry, error) {
 }
 
 // reduce merges a group's entries into this process's slot.
-func (p *partition) reduce(ctx context.Context, group string, entries []redisx.Entry) error {
+func (p *partition) reduce(ctx context.Context, group string, entries []stream.Entry) error {
 	began := time.Now()
 	jobs, err := parseEntries(entries)
 	if err != nil {
@@ -265,10 +266,10 @@ func (p *partition) merge(k *known, jobs []done, args *ledger.ReduceArgs) error 
 
 // setAside keeps entries that are no results for a person to look at, one by one, so that a good
 // one among them is reduced.
-func (p *partition) setAside(ctx context.Context, group string, entries []redisx.Entry, reason error) error {
+func (p *partition) setAside(ctx context.Context, group string, entries []stream.Entry, reason error) error {
 	if len(entries) > 1 {
 		for _, e := range entries {
-			if err := p.reduce(ctx, group, []redisx.Entry{e}); err != nil {
+			if err := p.reduce(ctx, group, []stream.Entry{e}); err != nil {
 				return err
 			}
 		}

@@ -8,19 +8,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // entriesOf are entries of 200 results each, of so many groups in turn.
-func entriesOf(n, groups int) []redisx.Entry {
-	entries := make([]redisx.Entry, n)
+func entriesOf(n, groups int) []stream.Entry {
+	entries := make([]stream.Entry, n)
 	for i := range entries {
 		lines := make([]string, 200)
 		for j := range lines {
 			lines[j] = fmt.Sprintf(`{"ordinal":%d,"duration_ms":%d.%03d,"attempts":1,"data":{"id":"msg-%06d","accepted":true,"cost":0.%02d}}`, i*200+j, j%7, j, j, j%100)
 		}
-		entries[i] = redisx.Entry{ID: fmt.Sprintf("%d-1", i), Fields: []string{"g", fmt.Sprint("g", i%groups), "l", strings.Join(lines, "\n"), "t", ""}}
+		entries[i] = stream.Entry{ID: fmt.Sprintf("%d-1", i), Fields: []string{"g", fmt.Sprint("g", i%groups), "l", strings.Join(lines, "\n"), "t", ""}}
 	}
 	return entries
 }

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -22,12 +22,12 @@ const (
 // portion is what one script reduces: entries of one group.
 type portion struct {
 	group        string
-	entries      []redisx.Entry
+	entries      []stream.Entry
 	bytes, lines int
 }
 
 // portions sorts entries by group, in the order in which they came.
-func portions(entries []redisx.Entry) []*portion {
+func portions(entries []stream.Entry) []*portion {
 	var all []*portion
 	open := map[string]*portion{}
 	for _, e := range entries {
@@ -52,7 +52,7 @@ type done struct {
 }
 
 // parseEntries reads the results of one group's entries, by ascending ordinal, each once.
-func parseEntries(entries []redisx.Entry) ([]done, error) {
+func parseEntries(entries []stream.Entry) ([]done, error) {
 	n := 0
 	for _, e := range entries {
 		n += 1 + strings.Count(e.Get("l"), "\n")

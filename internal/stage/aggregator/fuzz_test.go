@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // Results that are accepted are whole lines of the entries, a job once, by ordinal.
@@ -18,7 +18,7 @@ func FuzzParseEntries(f *testing.F) {
 	f.Add(`{"ordinal":1e3}`, "x y\n", "")
 	f.Add(`{"Ordinal":2,"data":`, "9223372036854775808 z", "null")
 	f.Fuzz(func(t *testing.T, lines, traces, others string) {
-		jobs, err := parseEntries([]redisx.Entry{{ID: "1-1", Fields: []string{"g", "x", "l", lines, "t", traces}}, {ID: "1-2", Fields: []string{"l", others, "t"}}})
+		jobs, err := parseEntries([]stream.Entry{{ID: "1-1", Fields: []string{"g", "x", "l", lines, "t", traces}}, {ID: "1-2", Fields: []string{"l", others, "t"}}})
 		if err != nil {
 			require.ErrorContains(t, err, "holds no result")
 			return

@@ -8,7 +8,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
 const (
@@ -42,7 +42,7 @@ func (a *ahead) look(in *Ingest) func(context.Context) error {
 						bytes += len(text)
 					}
 				}
-				if e.Values[redisx.FieldType] == messages.TypeGroupCancel {
+				if e.Values[wm.FieldType] == messages.TypeGroupCancel {
 					if err := in.cancelAhead(ctx, e.ID, e.Values); err != nil {
 						return err
 					}

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
 // grace is how long a message waits for its group, whose submission may still be on its way.
@@ -65,11 +65,11 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 		}
 		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
 			msg.Context().Err() != nil {
-			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(redisx.MetadataEntryID), "reason", err)
+			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
 			return nil, err
 		}
 		var refused redis.Error
-		if entry := msg.Metadata.Get(redisx.MetadataEntryID); errors.As(err, &refused) &&
+		if entry := msg.Metadata.Get(wm.MetadataEntryID); errors.As(err, &refused) &&
 			min(entryAge(entry), time.Since(in.created)) < mendTime {
 			in.tel.Log.Warn("redis refused to store a message, trying again", "entry", entry, "error", err)
 			return nil, err
@@ -83,7 +83,7 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 
 // reject sets a message aside with the reason.
 func (in *Ingest) reject(msg *message.Message, reason error) error {
-	e, _ := redisx.EntryOf(msg)
+	e, _ := wm.EntryOf(msg)
 	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}
 	for i := 0; i+1 < len(e.Fields); i += 2 {
 		v := e.Fields[i+1]
@@ -92,7 +92,7 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 		}
 		values = append(values, e.Fields[i], v)
 	}
-	in.tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(redisx.FieldType)))
+	in.tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(wm.FieldType)))
 	err := in.conn.Cmd.XAdd(msg.Context(),
 		&redis.XAddArgs{Stream: in.space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
 	if err != nil {
@@ -103,7 +103,7 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 
 // handle stores what a message asks for.
 func (in *Ingest) handle(msg *message.Message) error {
-	e, ok := redisx.EntryOf(msg)
+	e, ok := wm.EntryOf(msg)
 	if !ok {
 		return errors.New("message without an entry")
 	}

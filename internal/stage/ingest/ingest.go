@@ -23,6 +23,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
@@ -48,7 +49,7 @@ type Ingest struct {
 	store   *groups.Store
 	decoder messages.Decoder
 
-	sub      *redisx.Subscriber
+	sub      *wm.Subscriber
 	listener net.Listener
 	pending  oldest
 	created  time.Time
@@ -70,7 +71,7 @@ func New(
 	ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder,
 ) (*Ingest, error) {
-	sub, err := redisx.NewSubscriber(conn, redisx.SubscriberConfig{
+	sub, err := wm.NewSubscriber(conn, wm.SubscriberConfig{
 		Group:        keyspace.GroupIngest,
 		Consumer:     id,
 		MinIdle:      cfg.Lease,

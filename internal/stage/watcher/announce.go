@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
 // How many events are announced together, and how many such batches at most before the rest of the
@@ -101,7 +101,7 @@ func encode(e api.Event, data any) (*message.Message, error) {
 		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
 	}
 	msg := message.NewMessage(e.ID, encoded)
-	msg.Metadata.Set(redisx.FieldType, e.Type)
+	msg.Metadata.Set(wm.FieldType, e.Type)
 	return msg, nil
 }
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 const (
@@ -110,13 +110,13 @@ func none(count any) bool { return count == nil || count == "0" }
 // bury takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends
 // more after them.
 func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
-	stream := p.p.Ready(typ)
-	reader := redisx.NewReader(p.conn, keyspace.GroupWorkers, p.id)
+	key := p.p.Ready(typ)
+	reader := stream.NewReader(p.conn, keyspace.GroupWorkers, p.id)
 	defer func() {
-		_, _ = ledger.DropConsumer(ctx, p.conn.Cmd, stream, keyspace.GroupWorkers, p.id, 0)
+		_, _ = ledger.DropConsumer(ctx, p.conn.Cmd, key, keyspace.GroupWorkers, p.id, 0)
 	}()
 	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
-		batches, err := reader.Read(ctx, []string{stream}, buryBatch, buryBlock)
+		batches, err := reader.Read(ctx, []string{key}, buryBatch, buryBlock)
 		if err != nil || len(batches) == 0 {
 			return false, err
 		}
@@ -131,7 +131,7 @@ func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 }
 
 // buryJobs starts and fails entries. What is no job stays pending, for reclaim to set aside.
-func (p *partition) buryJobs(ctx context.Context, typ string, entries []redisx.Entry) (int64, error) {
+func (p *partition) buryJobs(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job
 		entry string

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
@@ -40,7 +40,7 @@ func TestStopBetweenReadAndEvent(t *testing.T) {
 	defer cancel()
 	conn := w.Connect()
 	conn.Cmd.AddHook(afterReading{cancel})
-	events, err := redisx.NewPublisher(conn, nil)
+	events, err := wm.NewPublisher(conn, nil)
 	require.NoError(t, err)
 	require.NoError(t, watcher.New(watcher.Config{Interval: time.Hour}, conn, w.Space, w.Tel, "stopped", w.Store, events).Run(ctx))
 	require.Error(t, ctx.Err(), "it has read, or the test shows nothing")

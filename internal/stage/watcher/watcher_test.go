@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redistest"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	w.T.Helper()
 	conn := w.Connect()
-	events, err := redisx.NewPublisher(conn, nil)
+	events, err := wm.NewPublisher(conn, nil)
 	require.NoError(w.T, err)
 	if cfg.Interval == 0 {
 		cfg.Interval = time.Hour // nothing is found by chance
@@ -275,7 +275,7 @@ func (f *failing) Publish(topic string, m ...*message.Message) error {
 func TestPublishesUntilItWorks(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	publisher, err := redisx.NewPublisher(w.Conn, nil)
+	publisher, err := wm.NewPublisher(w.Conn, nil)
 	require.NoError(t, err)
 	w.Jobs("g", "T", 1)
 	w.Run(watcher.New(watcher.Config{Interval: time.Hour}, w.Connect(), w.Space, w.Tel, "w", w.Store, &failing{publisher, 3}))

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
@@ -22,10 +22,10 @@ func BenchmarkBatch(b *testing.B) {
 	require.NoError(b, err)
 	w.slots.start(b.Context())
 	p := w.feeds[0]
-	entries := make([]redisx.Entry, maxBatch)
+	entries := make([]stream.Entry, maxBatch)
 	for i := range entries {
 		blob := fmt.Sprintf(`g%d|NOOP|1|0|0|0|70|8|0|1700000000123||%d|1700000000000||{}`, i%10, i/10)
-		entries[i] = redisx.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{ledger.Field, blob}}
+		entries[i] = stream.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{ledger.Field, blob}}
 	}
 	b.ReportAllocs()
 	for b.Loop() {

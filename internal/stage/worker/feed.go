@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what
@@ -37,7 +38,7 @@ const unreported = 2
 type partitionFeed struct {
 	*Worker
 	partition keyspace.Partition
-	reader    *redisx.Reader
+	reader    *stream.Reader
 	reports   *reportQueue
 }
 
@@ -115,7 +116,7 @@ func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 // take starts a batch of entries and hands it to the pool. What can't be started stays pending: it
 // is asked for again until Redis answers or the process stops, and then it is the dispatcher's. It
 // says whether there were suspects.
-func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []redisx.Entry) (suspects bool) {
+func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
 	tasks, suspects := p.parseEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
 		return suspects
@@ -147,7 +148,7 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 }
 
 // tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
-func (p *partitionFeed) parseEntries(ctx context.Context, typ string, entries []redisx.Entry) (tasks []*task, suspects bool) {
+func (p *partitionFeed) parseEntries(ctx context.Context, typ string, entries []stream.Entry) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
 	proc, parser := p.procs[typ], ledger.Parser{}
 	for i := range entries {
@@ -328,7 +329,7 @@ func (p *partitionFeed) queueReport(t *task) {
 }
 
 // setAside keeps an entry that is no job for a person to look at.
-func (p *partitionFeed) quarantine(ctx context.Context, typ string, e redisx.Entry, reason error) {
+func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
 	p.tel.Log.Warn("set an unreadable entry aside",
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))

@@ -20,6 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
@@ -102,7 +103,7 @@ func New(
 	w.slots, w.isolation = newSlotPool(w, cfg.Count), newIsolation(w)
 	for _, p := range space.All() {
 		w.feeds = append(w.feeds, &partitionFeed{
-			Worker: w, partition: p, reader: redisx.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
+			Worker: w, partition: p, reader: stream.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
 		})
 	}
 	w.metrics.ObservePool(w.slots.sizeAndActive)

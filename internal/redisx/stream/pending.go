@@ -1,4 +1,4 @@
-package redisx
+package stream
 
 import (
 	"context"
@@ -79,7 +79,8 @@ func (r *Reader) Renew(
 	return lost, nil
 }
 
-// ForgetDead removes the group's consumers that hold nothing and were idle for longer than age. It returns how many.
+// ForgetDead removes the group's consumers that hold nothing and were idle for longer than age. It
+// returns how many.
 func (r *Reader) ForgetDead(ctx context.Context, stream string, age time.Duration) (int64, error) {
 	reply, err := forgetScript.Run(ctx, r.conn.Cmd, []string{stream}, []any{r.group, age.Milliseconds()})
 	if err != nil && !call.IsNoGroup(err) {

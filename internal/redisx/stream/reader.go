@@ -1,4 +1,6 @@
-package redisx
+// Package stream reads streams in batches as a consumer of a group, and acknowledges in batches. It
+// hides the creation of groups, also of those that were lost.
+package stream
 
 import (
 	"bytes"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
@@ -46,13 +49,13 @@ type Batch struct {
 // Reader reads streams in batches as one consumer of a group, and creates the group where it is
 // missing. It is safe for concurrent use.
 type Reader struct {
-	conn            *Conn
+	conn            *redisx.Conn
 	group, consumer string
 }
 
 // NewReader names the group and the consumer, which must be unique to the process: entries are
 // delivered to it.
-func NewReader(conn *Conn, group, consumer string) *Reader {
+func NewReader(conn *redisx.Conn, group, consumer string) *Reader {
 	return &Reader{conn: conn, group: group, consumer: consumer}
 }
 
@@ -107,7 +110,7 @@ func (r *Reader) read(
 	args = append(args, "xreadgroup", "group", r.group, r.consumer, "count", count)
 	if block > 0 {
 		client = r.conn.Block
-		ms := min(block, MaxBlock).Milliseconds()
+		ms := min(block, redisx.MaxBlock).Milliseconds()
 		args = append(args, "block", max(ms, 1)) // 0 would wait forever
 	}
 	args = append(args, "streams")

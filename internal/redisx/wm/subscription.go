@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"context"
@@ -9,7 +9,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 const (
@@ -29,15 +31,15 @@ const (
 // a read, and one each that is not acknowledged soon.
 type subscription struct {
 	cfg    SubscriberConfig
-	conn   *Conn
-	reader *Reader
+	conn   *redisx.Conn
+	reader *stream.Reader
 	stream string
 	log    *slog.Logger
 
 	out      chan *message.Message
 	sending  sync.RWMutex // held for reading while a message is handed out, so that out can be closed
 	flight   *inFlight
-	acks     *Acker
+	acks     *stream.Acker
 	watchers sync.WaitGroup
 	outage   outage
 
@@ -46,17 +48,17 @@ type subscription struct {
 	err  error // of closing; to be read after done
 }
 
-func newSubscription(s *Subscriber, stream string, stop context.CancelFunc) *subscription {
-	log := s.cfg.Logger.With("stream", stream, "group", s.cfg.Group, "consumer", s.cfg.Consumer)
+func newSubscription(s *Subscriber, name string, stop context.CancelFunc) *subscription {
+	log := s.cfg.Logger.With("stream", name, "group", s.cfg.Group, "consumer", s.cfg.Consumer)
 	sub := &subscription{
-		cfg: s.cfg, conn: s.conn, reader: s.reader, stream: stream, log: log,
+		cfg: s.cfg, conn: s.conn, reader: s.reader, stream: name, log: log,
 		out:    make(chan *message.Message),
 		flight: newInFlight(s.cfg.MaxInFlight, s.cfg.MaxBytes),
 		outage: outage{log: log},
 		stop:   stop,
 		done:   make(chan struct{}),
 	}
-	sub.acks = NewAcker(s.conn, stream, s.cfg.Group, s.cfg.DeleteOnAck, sub.flight.remove)
+	sub.acks = stream.NewAcker(s.conn, name, s.cfg.Group, s.cfg.DeleteOnAck, sub.flight.remove)
 	return sub
 }
 
@@ -118,7 +120,7 @@ func (s *subscription) run(ctx context.Context) {
 // readLoop claims, then reads, then hands out, one batch a time, while there is room.
 func (s *subscription) readLoop(ctx, work context.Context) {
 	var (
-		retry  = Backoff{Min: minRetry, Max: maxRetry}
+		retry  = redisx.Backoff{Min: minRetry, Max: maxRetry}
 		size   = firstSize
 		claims = claimCycle{next: "0-0"}
 	)
@@ -137,7 +139,7 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 			// could renew it.
 			claims = claimCycle{next: "0-0", due: time.Now().Add(s.cfg.MinIdle)}
 			s.outage.failed("read", err)
-			_ = Sleep(ctx, retry.Next())
+			_ = redisx.Sleep(ctx, retry.Next())
 			continue
 		}
 		s.outage.worked("read")
@@ -159,7 +161,7 @@ type claimCycle struct {
 
 // nextEntries returns the next page of abandoned entries while a search is due, and new
 // entries otherwise.
-func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int) ([]Entry, error) {
+func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int) ([]stream.Entry, error) {
 	if time.Now().Before(c.due) {
 		batches, err := s.reader.Read(ctx, []string{s.stream}, count, s.cfg.Block)
 		if err != nil || len(batches) == 0 {
@@ -184,13 +186,13 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 		s.log.WarnContext(ctx, "pending entries had been deleted from the stream", "count", deleted)
 	}
 	if c.next = next; err != nil || next == "0-0" {
-		*c = claimCycle{due: time.Now().Add(Jitter(s.cfg.MinIdle)), next: "0-0"}
+		*c = claimCycle{due: time.Now().Add(redisx.Jitter(s.cfg.MinIdle)), next: "0-0"}
 	}
 	return entries, nil
 }
 
 // deliver hands entries out for the first time, except those that are in flight here already.
-func (s *subscription) deliver(ctx, work context.Context, entries []Entry) {
+func (s *subscription) deliver(ctx, work context.Context, entries []stream.Entry) {
 	out := make([]handedOut, 0, len(entries))
 	for _, e := range entries {
 		d := s.flight.add(e)
@@ -261,7 +263,7 @@ func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Messa
 
 // watch waits for a message's fate and hands a nacked one out again, later each time.
 func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *message.Message) {
-	retry := Backoff{Min: s.cfg.RedeliverAfter, Max: redeliverBy * s.cfg.RedeliverAfter}
+	retry := redisx.Backoff{Min: s.cfg.RedeliverAfter, Max: redeliverBy * s.cfg.RedeliverAfter}
 	for {
 		select {
 		case <-msg.Acked():
@@ -277,7 +279,7 @@ func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *messag
 			return
 		}
 		s.flight.setWorking(d, false)
-		if Sleep(ctx, retry.Next()) != nil {
+		if redisx.Sleep(ctx, retry.Next()) != nil {
 			return
 		}
 		if s.flight.dropLost(d) {
@@ -293,8 +295,8 @@ func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *messag
 // keepLoop renews the idle time of what is in flight, so that nobody takes it over.
 func (s *subscription) keepLoop(work context.Context) {
 	every := s.cfg.MinIdle / 3
-	retry := Backoff{Min: min(minRetry, every), Max: min(maxRetry, every)}
-	for wait := every; Sleep(work, wait) == nil; {
+	retry := redisx.Backoff{Min: min(minRetry, every), Max: min(maxRetry, every)}
+	for wait := every; redisx.Sleep(work, wait) == nil; {
 		ids, _ := s.flight.held()
 		lost, err := s.reader.Renew(work, s.stream, ids, 0)
 		if work.Err() != nil {
@@ -315,7 +317,7 @@ func (s *subscription) keepLoop(work context.Context) {
 }
 
 func (s *subscription) ackLoop(work context.Context) {
-	retry := Backoff{Min: minRetry, Max: maxRetry}
+	retry := redisx.Backoff{Min: minRetry, Max: maxRetry}
 	for s.acks.AwaitBatch(work) {
 		err := s.acks.Flush(work)
 		if work.Err() != nil {
@@ -323,7 +325,7 @@ func (s *subscription) ackLoop(work context.Context) {
 		}
 		if err != nil {
 			s.outage.failed("ack", err)
-			_ = Sleep(work, retry.Next())
+			_ = redisx.Sleep(work, retry.Next())
 			continue
 		}
 		s.outage.worked("ack")

@@ -1,22 +1,22 @@
-package redisx
+package wm
 
 import (
 	"context"
-	"crypto/sha1"
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // While a nacked message waits, others pass. What no handler has when a subscriber closes is at
 // once another's.
 func TestCloseHandsBack(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		patient := SubscriberConfig{RedeliverAfter: time.Hour, MinIdle: time.Hour}
@@ -51,7 +51,7 @@ func TestCloseHandsBack(t *testing.T) {
 
 func TestInFlightBoundsBytes(t *testing.T) {
 	f := newInFlight(100, 1000)
-	big := Entry{ID: "1-0", Fields: []string{"data", string(make([]byte, 2000))}}
+	big := stream.Entry{ID: "1-0", Fields: []string{"data", string(make([]byte, 2000))}}
 	require.Equal(t, 1, f.awaitRoom(context.Background(), 2000))
 	require.NotNil(t, f.add(big))
 	require.Nil(t, f.add(big))
@@ -65,19 +65,21 @@ func TestInFlightBoundsBytes(t *testing.T) {
 
 // A slow handler keeps its message, when others look for abandoned ones.
 func TestSlowHandlerKeepsItsMessage(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
 		cfg := SubscriberConfig{MinIdle: 3 * time.Second}
 		slow, other := connect(t, url), connect(t, url)
-		renewals, claims := &calls{begin: []any{"evalsha", fmt.Sprintf("%x", sha1.Sum([]byte(renewScript.Source())))}}, &calls{begin: []any{"xautoclaim"}}
+		renewals, claims := &calls{begin: []any{"evalsha"}, has: "slow"}, &calls{begin: []any{"xautoclaim"}}
 		slow.Cmd.AddHook(renewals)
 		other.Cmd.AddHook(claims)
 
+		cfg.Consumer = "slow" // renewing names it, forgetting dead consumers does not
 		out := subscribe(t, subscriber(t, slow, cfg), stream)
 		publish(t, slow, stream, 0, 1)
 		msg := receive(t, out)
 		before := renewals.n.Load()
 		require.Eventually(t, func() bool { return renewals.n.Load() >= before+4 }, patience, glance) // longer than MinIdle
+		cfg.Consumer = "thief"
 		thief := subscribe(t, subscriber(t, other, cfg), stream)
 		require.Eventually(t, func() bool { return claims.n.Load() >= 1 }, patience, glance)
 		select {
@@ -92,7 +94,7 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 
 // The control of the test before: what a process had when its connection died goes to another.
 func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
 		cfg := SubscriberConfig{MinIdle: 300 * time.Millisecond, CloseTimeout: time.Millisecond}
 		dying, c := connect(t, url), connect(t, url)
@@ -118,22 +120,22 @@ func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
 
 // Entries that were delivered in a reply which got lost are pending without anyone knowing of them.
 func TestLostBatchIsFound(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
-		stream := unique("ingest")
+		name := unique("ingest")
 		me := SubscriberConfig{Consumer: "me", MinIdle: 300 * time.Millisecond}
-		reader := NewReader(c, group, me.Consumer)
-		require.NoError(t, reader.EnsureGroup(ctx, stream))
-		out := subscribe(t, subscriber(t, c, me), stream)
-		publish(t, c, stream, 0, 1)
+		reader := stream.NewReader(c, group, me.Consumer)
+		require.NoError(t, reader.EnsureGroup(ctx, name))
+		out := subscribe(t, subscriber(t, c, me), name)
+		publish(t, c, name, 0, 1)
 		known := receive(t, out)
 
 		// The same consumer reads beside the subscription, until it was the faster one.
 		lost := 0
 		for id := 1; lost < 5; id++ {
-			publish(t, c, stream, id, id+1)
-			batches, err := reader.Read(ctx, []string{stream}, 10, 0)
+			publish(t, c, name, id, id+1)
+			batches, err := reader.Read(ctx, []string{name}, 10, 0)
 			require.NoError(t, err)
 			for _, b := range batches {
 				lost += len(b.Entries)
@@ -146,12 +148,12 @@ func TestLostBatchIsFound(t *testing.T) {
 			receive(t, out).Ack()
 		}
 		known.Ack() // was renewed all the time, and not handed out twice
-		awaitEmpty(t, c, stream)
+		awaitEmpty(t, c, name)
 	})
 }
 
 func TestOldestPending(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		stream := unique("ingest")

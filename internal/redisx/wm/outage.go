@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"log/slog"

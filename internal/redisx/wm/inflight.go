@@ -1,13 +1,15 @@
-package redisx
+package wm
 
 import (
 	"context"
 	"sync"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // delivery is an entry that is this consumer's until it is acknowledged.
 type delivery struct {
-	entry   Entry
+	entry   stream.Entry
 	working bool // handed to a handler; otherwise it waits to be
 	lost    bool // another consumer has taken it over
 }
@@ -42,7 +44,7 @@ func newInFlight(maxEntries, maxBytes int) *inFlight {
 
 // add returns nil for an entry that is here already: it was only delivered to this
 // consumer once more.
-func (f *inFlight) add(e Entry) *delivery {
+func (f *inFlight) add(e stream.Entry) *delivery {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if old := f.byID[e.ID]; old != nil {

@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"context"
@@ -11,6 +11,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // Fields of a message's entry. Type and traceparent are also the names of the message's metadata.
@@ -44,7 +47,7 @@ type SubscriberConfig struct {
 func (c *SubscriberConfig) setDefaults() {
 	c.MaxInFlight = orDefault(c.MaxInFlight, 1000)
 	c.MaxBytes = orDefault(c.MaxBytes, 64<<20)
-	c.Block = orDefault(c.Block, MaxBlock)
+	c.Block = orDefault(c.Block, redisx.MaxBlock)
 	c.MinIdle = orDefault(c.MinIdle, 30*time.Second)
 	c.RedeliverAfter = orDefault(c.RedeliverAfter, 250*time.Millisecond)
 	c.CloseTimeout = orDefault(c.CloseTimeout, 30*time.Second)
@@ -65,8 +68,8 @@ func orDefault[T int | time.Duration](value, def T) T {
 // later, for ever; it takes over what dead consumers left and outlives a Redis that is away.
 // Delivery is at least once.
 type Subscriber struct {
-	conn   *Conn
-	reader *Reader
+	conn   *redisx.Conn
+	reader *stream.Reader
 	cfg    SubscriberConfig
 
 	mu     sync.Mutex
@@ -78,14 +81,14 @@ var _ message.Subscriber = (*Subscriber)(nil)
 
 // NewSubscriber returns an error when the group or the consumer has no name. The Subscriber does
 // not close conn.
-func NewSubscriber(conn *Conn, cfg SubscriberConfig) (*Subscriber, error) {
+func NewSubscriber(conn *redisx.Conn, cfg SubscriberConfig) (*Subscriber, error) {
 	if cfg.Group == "" || cfg.Consumer == "" {
 		return nil, errors.New("create subscriber: group and consumer need names")
 	}
 	cfg.setDefaults()
 	return &Subscriber{
 		conn:   conn,
-		reader: NewReader(conn, cfg.Group, cfg.Consumer),
+		reader: stream.NewReader(conn, cfg.Group, cfg.Consumer),
 		cfg:    cfg,
 		subs:   map[string]*subscription{},
 	}, nil
@@ -157,8 +160,8 @@ func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID 
 
 // EntryOf returns the stream entry that a subscribed message was made from, as it was written. A
 // copy of a message keeps it only if it keeps the message's context.
-func EntryOf(msg *message.Message) (Entry, bool) {
-	entry, ok := msg.Context().Value(entryKey{}).(Entry)
+func EntryOf(msg *message.Message) (stream.Entry, bool) {
+	entry, ok := msg.Context().Value(entryKey{}).(stream.Entry)
 	return entry, ok
 }
 
@@ -166,7 +169,7 @@ type entryKey struct{}
 
 // newMessage never fails: it hands on whatever an entry holds, since only the handler
 // can reject it.
-func newMessage(ctx context.Context, e Entry) *message.Message {
+func newMessage(ctx context.Context, e stream.Entry) *message.Message {
 	id := e.Get(fieldID)
 	if id == "" {
 		id = e.ID

@@ -1,4 +1,4 @@
-package redisx
+package stream
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 const (
@@ -18,7 +20,7 @@ const (
 // Acker collects acknowledgements and sends them in batches. An id stays in it until Redis has
 // confirmed it.
 type Acker struct {
-	conn          *Conn
+	conn          *redisx.Conn
 	stream, group string
 	del           bool
 	confirmed     func(ids []string)
@@ -31,9 +33,9 @@ type Acker struct {
 	sending sync.Mutex
 }
 
-// NewAcker acknowledges entries of a stream for a group, and deletes them if del is set. It calls confirmed with the ids that
-// Redis has confirmed.
-func NewAcker(conn *Conn, stream, group string, del bool, confirmed func(ids []string)) *Acker {
+// NewAcker acknowledges entries of a stream for a group, and deletes them if del is set. It calls
+// confirmed with the ids that Redis has confirmed.
+func NewAcker(conn *redisx.Conn, stream, group string, del bool, confirmed func(ids []string)) *Acker {
 	return &Acker{
 		conn: conn, stream: stream, group: group, del: del, confirmed: confirmed,
 		some: make(chan struct{}, 1), full: make(chan struct{}, 1),
@@ -55,7 +57,8 @@ func (a *Acker) Add(ids ...string) {
 	}
 }
 
-// AwaitBatch waits until a batch is full, or shortly after its first id. It returns false when ctx has ended.
+// AwaitBatch waits until a batch is full, or shortly after its first id. It returns false when ctx
+// has ended.
 func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	if len(a.first()) == 0 {
 		select {
@@ -113,4 +116,12 @@ func (a *Acker) send(ctx context.Context, ids []string) error {
 		return fmt.Errorf("acknowledge entries of stream %s: %w", a.stream, err)
 	}
 	return nil
+}
+
+// signal wakes the one who waits on c, or who will.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

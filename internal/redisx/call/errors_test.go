@@ -1,4 +1,4 @@
-package redisx
+package call_test
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -79,6 +78,7 @@ func wrap(err error) error {
 }
 
 func TestErrorCodes(t *testing.T) {
+	require.True(t, call.IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
 	codes := map[string]func(error) bool{
 		"OOM command not allowed": call.IsOOM, "NOGROUP No such key": call.IsNoGroup,
 		"NOSCRIPT No matching script": call.IsNoScript, "WRONGTYPE Operation against": call.IsWrongType,
@@ -91,27 +91,9 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// A read that blocks while its stream is deleted is told so in words of its own.
-func TestVanishedStreamIsNoGroup(t *testing.T) {
-	require.True(t, call.IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
-	t.Parallel()
-	ctx := context.Background()
-	c := connect(t, redistest.Server(t).URL())
-	r := NewReader(c, "g", "me")
-	require.NoError(t, r.EnsureGroup(ctx, "s"))
-	replies := make(chan error, 1)
-	go func() {
-		_, err := r.read(ctx, []string{"s"}, 1, MaxBlock, r.decoded)
-		replies <- err
-	}()
-	require.Eventually(t, func() bool { return strings.Contains(c.Cmd.Info(ctx, "clients").Val(), "blocked_clients:1") }, patience, time.Millisecond)
-	require.NoError(t, c.Cmd.FlushAll(ctx).Err())
-	require.True(t, call.IsNoGroup(<-replies))
-}
-
 // What servers answer, from commands and from within scripts.
 func TestErrorCodesOfServers(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
@@ -137,26 +119,4 @@ func TestOutOfMemoryIsOOM(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return call.IsOOM(c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: "s", Values: []string{"k", string(make([]byte, 100_000))}}).Err())
 	}, patience, time.Millisecond)
-}
-
-func TestBackoff(t *testing.T) {
-	b := Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}
-	for range 2 {
-		for i, ceiling := range []time.Duration{20, 40, 80, 100, 100} {
-			got := b.Next()
-			require.GreaterOrEqual(t, got, max(b.Min, ceiling*time.Millisecond/2), "wait %d", i)
-			require.LessOrEqual(t, got, ceiling*time.Millisecond, "wait %d", i)
-		}
-		b.Reset()
-	}
-	tight := Backoff{Min: time.Second, Max: time.Second}
-	require.Equal(t, time.Second, tight.Next())
-}
-
-func TestSleepEndsWithContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	require.NoError(t, Sleep(ctx, 0))
-	cancel()
-	require.ErrorIs(t, Sleep(ctx, time.Hour), context.Canceled)
-	require.ErrorIs(t, Sleep(ctx, 0), context.Canceled)
 }

@@ -1,8 +1,9 @@
-package redisx
+package stream
 
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
@@ -25,7 +27,7 @@ func TestReader(t *testing.T) {
 }
 
 func testReader(t *testing.T, read func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error)) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		r := NewReader(c, "g", "me")
@@ -43,7 +45,7 @@ func testReader(t *testing.T, read func(*Reader, context.Context, []string, int,
 		fields := []string{"z", "1", "a", "\x00\xff\r\n$5", "z", "2", "", ""}
 		id := add(t, c, first, fields...)
 		other := add(t, c, second, "k", "v")
-		batches, err = read(r, ctx, both, 10, MaxBlock)
+		batches, err = read(r, ctx, both, 10, redisx.MaxBlock)
 		require.NoError(t, err)
 		require.Equal(t, []Batch{
 			{Stream: first, Entries: []Entry{{ID: id, Fields: fields}}},
@@ -71,7 +73,7 @@ func TestReaderRecreatesGroups(t *testing.T) {
 }
 
 func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error)) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		r := NewReader(c, "g", "me")
@@ -91,8 +93,55 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 	})
 }
 
+// A read that blocks while its stream is deleted is told so in words of its own.
+func TestVanishedStreamIsNoGroup(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := connect(t, redistest.Server(t).URL())
+	r := NewReader(c, "g", "me")
+	require.NoError(t, r.EnsureGroup(ctx, "s"))
+	replies := make(chan error, 1)
+	go func() {
+		_, err := r.read(ctx, []string{"s"}, 1, redisx.MaxBlock, r.decoded)
+		replies <- err
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(c.Cmd.Info(ctx, "clients").Val(), "blocked_clients:1") }, patience, time.Millisecond)
+	require.NoError(t, c.Cmd.FlushAll(ctx).Err())
+	require.True(t, call.IsNoGroup(<-replies))
+}
+
+// One read of a cluster serves streams that share a tag, wherever it lies.
+func TestReaderOfACluster(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	url, nodes := redistest.Cluster(t, 3)
+	for i, url := range []string{url, nodes[2].URL() + "?cluster=true"} {
+		c := connect(t, url)
+		for _, tag := range []string{"{0}:", "{1}:", "{5}:"} {
+			r := NewReader(c, fmt.Sprint("group-", i), "me")
+			_, err := r.Read(ctx, []string{tag + "a", tag + "b"}, 1, redisx.MaxBlock/100)
+			require.NoError(t, err)
+			add(t, c, tag+"a", "k", "v")
+			add(t, c, tag+"b", "k", "v")
+			batches, err := r.Read(ctx, []string{tag + "a", tag + "b"}, 1, redisx.MaxBlock)
+			require.NoError(t, err)
+			require.Len(t, batches, 2)
+		}
+	}
+}
+
+func TestBlockedReadOutlastsCommandTimeout(t *testing.T) {
+	t.Parallel()
+	c, err := redisx.Connect(context.Background(), redisx.Config{URL: redistest.Server(t).URL(), CommandTimeout: 200 * time.Millisecond})
+	require.NoError(t, err)
+	defer c.Close()
+	batches, err := NewReader(c, "g", "c").Read(context.Background(), []string{"empty"}, 1, redisx.MaxBlock)
+	require.NoError(t, err)
+	require.Empty(t, batches)
+}
+
 func TestReaderClaims(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		dead, heir := NewReader(c, "g", "dead"), NewReader(c, "g", "heir")

@@ -1,4 +1,4 @@
-package redisx
+package stream
 
 import (
 	"context"
@@ -7,11 +7,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
 )
 
 // Renewing tells what another consumer has taken over, and does not take it back.
 func TestRenewDoesNotSteal(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		r := NewReader(c, "g", "me")
@@ -47,7 +49,7 @@ func TestRenewDoesNotSteal(t *testing.T) {
 }
 
 func TestForgetDeadConsumers(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		r := NewReader(c, "g", "me")

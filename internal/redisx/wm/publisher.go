@@ -1,4 +1,7 @@
-package redisx
+// Package wm is watermill's Publisher and Subscriber over our connection and our batch reader. It
+// hides how a message lies in an entry, the batching of acknowledgements, and the redelivery of
+// nacked and abandoned messages.
+package wm
 
 import (
 	"context"
@@ -9,6 +12,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // NewPublisher is watermill's Publisher to streams, as flat entries that redis-cli can write and
@@ -18,7 +23,7 @@ import (
 // are published in their order, all or none. Publishing is not retried: after an error that
 // IsAmbiguous the same messages may be published again, since consumers know them by their ids.
 // Close leaves conn open.
-func NewPublisher(conn *Conn, maxLen map[string]int64) (message.Publisher, error) {
+func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher, error) {
 	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
 	var err error
 	if p.single, err = p.over(conn.Cmd); err != nil {
@@ -30,7 +35,7 @@ func NewPublisher(conn *Conn, maxLen map[string]int64) (message.Publisher, error
 // publisher sends in one round trip what is published together: watermill's own waits for
 // each message.
 type publisher struct {
-	conn   *Conn
+	conn   *redisx.Conn
 	cfg    redisstream.PublisherConfig
 	single message.Publisher
 	closed atomic.Bool

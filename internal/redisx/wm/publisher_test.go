@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 func TestPublisherWritesFlatEntries(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		p, err := NewPublisher(c, map[string]int64{"bounded": 100})
@@ -51,7 +51,7 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 
 // What is published together goes together, in its order, however much it is.
 func TestPublisherSendsTogether(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
 		single := &calls{begin: []any{"xadd"}}

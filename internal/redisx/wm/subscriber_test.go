@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"context"
@@ -15,11 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 const group = "workers"
 
-func subscriber(t testing.TB, c *Conn, cfg SubscriberConfig) *Subscriber {
+func subscriber(t testing.TB, c *redisx.Conn, cfg SubscriberConfig) *Subscriber {
 	t.Helper()
 	cfg.Group, cfg.DeleteOnAck = group, true
 	if cfg.Consumer == "" {
@@ -96,7 +98,7 @@ func route(t testing.TB, sub message.Subscriber, stream string, handle message.N
 	return stop
 }
 
-func publish(t testing.TB, c *Conn, stream string, from, to int) {
+func publish(t testing.TB, c *redisx.Conn, stream string, from, to int) {
 	t.Helper()
 	for batch := range slices.Chunk(make([]struct{}, to-from), 200) {
 		pipe := c.Cmd.Pipeline()
@@ -109,7 +111,7 @@ func publish(t testing.TB, c *Conn, stream string, from, to int) {
 	}
 }
 
-func pending(t testing.TB, c *Conn, stream string) int64 {
+func pending(t testing.TB, c *redisx.Conn, stream string) int64 {
 	t.Helper()
 	p, err := c.Cmd.XPending(context.Background(), stream, group).Result()
 	require.NoError(t, err)
@@ -117,7 +119,7 @@ func pending(t testing.TB, c *Conn, stream string) int64 {
 }
 
 // awaitEmpty waits until nothing is left of a stream, neither entries nor pending ones.
-func awaitEmpty(t testing.TB, c *Conn, stream string) {
+func awaitEmpty(t testing.TB, c *redisx.Conn, stream string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return c.Cmd.XLen(context.Background(), stream).Val() == 0 && pending(t, c, stream) == 0
@@ -143,14 +145,20 @@ func deliversEverything(t *testing.T, url string, n int) {
 }
 
 func TestSubscriberDeliversEverything(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) { deliversEverything(t, url, 5000) })
+	redistest.BothAlone(t, func(t *testing.T, url string) { deliversEverything(t, url, 5000) })
+}
+
+func TestSubscriberDeliversEverythingOfACluster(t *testing.T) {
+	t.Parallel()
+	url, _ := redistest.Cluster(t, 3)
+	deliversEverything(t, url, 500)
 }
 
 func TestMessageCarriesItsEntry(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		binary := string([]byte{0, 255, '\r', '\n', 0x80})
-		for name, test := range map[string]struct {
+		for what, test := range map[string]struct {
 			fields   []string
 			id, data string
 			metadata map[string]string
@@ -167,10 +175,10 @@ func TestMessageCarriesItsEntry(t *testing.T) {
 			"twice":      {fields: []string{"data", "1", "data", "2"}, data: "1"},
 			"empty data": {fields: []string{"data", "", "", ""}},
 		} {
-			t.Run(name, func(t *testing.T) {
-				stream := unique("ingest")
-				id := add(t, c, stream, test.fields...)
-				msg := receive(t, subscribe(t, subscriber(t, c, SubscriberConfig{}), stream))
+			t.Run(what, func(t *testing.T) {
+				name := unique("ingest")
+				id := add(t, c, name, test.fields...)
+				msg := receive(t, subscribe(t, subscriber(t, c, SubscriberConfig{}), name))
 				defer msg.Ack()
 				if test.id == "" {
 					test.id = id
@@ -184,7 +192,7 @@ func TestMessageCarriesItsEntry(t *testing.T) {
 				require.Equal(t, want, msg.Metadata)
 				entry, ok := EntryOf(msg)
 				require.True(t, ok)
-				require.Equal(t, Entry{ID: id, Fields: test.fields}, entry)
+				require.Equal(t, stream.Entry{ID: id, Fields: test.fields}, entry)
 			})
 		}
 	})
@@ -194,7 +202,7 @@ func TestMessageCarriesItsEntry(t *testing.T) {
 
 // A nacked message waits, holds up nobody, is not lost, and comes back as the same entry.
 func TestNackRedelivers(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		publish(t, c, stream, 0, 300)
@@ -215,7 +223,7 @@ func TestNackRedelivers(t *testing.T) {
 }
 
 func TestInFlightIsBounded(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		publish(t, c, stream, 0, 25)
@@ -239,7 +247,7 @@ func TestInFlightIsBounded(t *testing.T) {
 
 // Handlers may finish while the subscription drains; past CloseTimeout their contexts end.
 func TestMessageContextOutlivesSubscription(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		publish(t, c, stream, 0, 2)
@@ -261,7 +269,7 @@ func TestMessageContextOutlivesSubscription(t *testing.T) {
 }
 
 func TestSubscriberRefuses(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		_, err := NewSubscriber(c, SubscriberConfig{Group: group})
 		require.ErrorContains(t, err, "need names")

@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"context"
@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 func TestInFlightRoom(t *testing.T) {
@@ -17,7 +20,7 @@ func TestInFlightRoom(t *testing.T) {
 	f := newInFlight(100, 16*size) // a quarter of it is two in work: each counts twice
 	room := func() int { return f.awaitRoom(over, size) }
 	add := func(id string) *delivery {
-		d := f.add(Entry{ID: id, Fields: []string{"data", strings.Repeat("x", size)}})
+		d := f.add(stream.Entry{ID: id, Fields: []string{"data", strings.Repeat("x", size)}})
 		f.setWorking(d, true)
 		return d
 	}
@@ -47,7 +50,7 @@ func TestInFlightRoom(t *testing.T) {
 
 // What waits to be handed out again is in the way of nothing behind it, before all bytes are used.
 func TestBytesInWorkAreBounded(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		data := strings.Repeat("x", 8<<10)
@@ -71,13 +74,13 @@ func TestInFlightForgetsLost(t *testing.T) {
 	f := newInFlight(100, 1<<20)
 	ids := []string{"1-0", "2-0", "3-0", "4-0"}
 	for _, id := range ids {
-		require.NotNil(t, f.add(Entry{ID: id}))
+		require.NotNil(t, f.add(stream.Entry{ID: id}))
 	}
 	lost := ids[:3]
 	require.Equal(t, 3, f.setLost(lost))
 	require.Zero(t, f.setLost(lost))
 	require.True(t, f.dropLost(f.byID[ids[0]]))
 	require.False(t, f.dropLost(f.byID[ids[3]]))
-	require.Nil(t, f.add(Entry{ID: ids[1]}), "taken back")
+	require.Nil(t, f.add(stream.Entry{ID: ids[1]}), "taken back")
 	require.False(t, f.dropLost(f.byID[ids[1]]))
 }

@@ -1,4 +1,4 @@
-package redisx
+package wm
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 )
 
 func TestSubscriberSurvivesFlush(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		out := subscribe(t, subscriber(t, c, SubscriberConfig{}), stream)
@@ -38,7 +38,7 @@ func TestSubscriberSurvivesFlush(t *testing.T) {
 
 // A group that is created anew delivers what is in work here once more; it is not handed out twice.
 func TestSubscriberSurvivesLostGroup(t *testing.T) {
-	onBoth(t, func(t *testing.T, url string) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
 		out := subscribe(t, subscriber(t, c, SubscriberConfig{}), stream)
