@@ -20,7 +20,8 @@ func main() {
 			return s, json.Unmarshal(r.Data, &s)
 		},
 		func(a, b string) string {
-			if len(b) > len(a) || len(b) == len(a) && b < a { // equal lengths: the smaller string, so that the order of results does not matter
+			// Of equal lengths the smaller string wins: the order of results must not matter.
+			if len(b) > len(a) || len(b) == len(a) && b < a {
 				return b
 			}
 			return a

@@ -1,6 +1,6 @@
-// Package app makes a stage a process: flags, configuration, telemetry, health, signals and an
-// orderly end. A process is a value: [Run] takes everything from outside as arguments, so tests
-// start processes within their own.
+// Package app turns a stage into a process: flags, configuration, telemetry, health checks, signals
+// and an orderly stop. A process is a value: [Run] takes its environment as arguments, so a test
+// can start several processes inside its own.
 package app
 
 import (
@@ -23,25 +23,25 @@ import (
 
 // Exit codes of a process.
 const (
-	ExitOK    = 0 // stopped as it was told
+	ExitOK    = 0 // stopped after a signal, without an error
 	ExitError = 1
 	ExitUsage = 2 // wrong flags or configuration
 )
 
-// Options are what a process gets from outside.
+// Options are the environment of a process.
 type Options struct {
 	Role    string
-	Args    []string  // of the command line, without the program's name
-	Environ []string  // NAME=value; the last of a name counts
+	Args    []string  // command line, without the program's name
+	Environ []string  // NAME=value; for a repeated name the last value counts
 	Stdout  io.Writer // io.Discard when nil
 	Stderr  io.Writer // io.Discard when nil
 }
 
-// Main runs a role as this process and exits. SIGTERM and SIGINT end run's context; a second one
+// Main runs a role as this process and exits. SIGTERM and SIGINT end run's context; a second signal
 // ends the process at once.
 func Main(role string, run func(context.Context, *Process) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // from then on signals do what they do by default
+	context.AfterFunc(ctx, stop) // after the first signal, signals have their default effect
 	ballast := newBallast()
 	code := Run(ctx,
 		Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run)
@@ -49,9 +49,9 @@ func Main(role string, run func(context.Context, *Process) error) {
 	os.Exit(code)
 }
 
-// Run runs a role until run returns, and returns the exit code. Run should return when ctx ends,
-// which is no error; what it has registered with [Process.OnStop] is cleaned up afterwards, and so
-// is a process that failed to start.
+// Run runs a role until run returns, and returns the exit code. run should return when ctx ends;
+// that is not an error. Afterwards the functions registered with [Process.OnStop] run, also when
+// the process failed to start.
 func Run(ctx context.Context, o Options, run func(context.Context, *Process) error) int {
 	if o.Stdout == nil {
 		o.Stdout = io.Discard
@@ -115,7 +115,7 @@ func (p *Process) startTelemetry(ctx context.Context, logs io.Writer) error {
 	}
 	p.Tel = tel
 	p.OnStop("telemetry", func(ctx context.Context) error {
-		if err := tel.Shutdown(ctx); err != nil { // a collector that is away is not the process's failure
+		if err := tel.Shutdown(ctx); err != nil { // an unreachable collector does not make the process fail
 			p.Tel.Log.Warn("telemetry was not sent", "error", err)
 		}
 		return nil
@@ -139,8 +139,8 @@ func (p *Process) run(ctx context.Context, run func(context.Context, *Process) e
 	return err
 }
 
-// isCancelled tells that an error says nothing but that the context ended. errors.Is would be
-// content with one such among several.
+// isCancelled reports whether an error contains nothing but the end of the context. errors.Is is
+// not enough: it is true if one of several joined errors is such an error.
 func isCancelled(err error) bool {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isCancelled(e) })
@@ -151,7 +151,7 @@ func isCancelled(err error) bool {
 	return errors.Is(err, context.Canceled)
 }
 
-// checkHealth asks the process that listens on addr whether it is ready.
+// checkHealth asks the process that listens on addr whether it is ready, for the flag -healthcheck.
 func checkHealth(ctx context.Context, addr string) error {
 	host, port, _ := net.SplitHostPort(addr)
 	if port == "0" {
@@ -167,7 +167,7 @@ func checkHealth(ctx context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("ask %s: %w", url, err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // without a proxy
 	response, err := client.Do(request)
 	if err != nil {
 		return fmt.Errorf("ask for health: %w", err)
@@ -206,11 +206,12 @@ func usage(flags *flag.FlagSet) {
 	}
 }
 
-// version is set by the linker: -ldflags "-X
-// github.com/bulkaction/bulkaction/internal/app.version=v1.2.3".
+// version is set by the linker:
+// -ldflags "-X github.com/bulkaction/bulkaction/internal/app.version=v1.2.3".
 var version string
 
-// Version is the linker's, else the module's, else the revision's, else "devel".
+// Version returns the version set by the linker; without it, the module's version, the revision, or
+// "devel".
 func Version() string {
 	if version != "" {
 		return version

@@ -21,8 +21,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childVariable makes the test binary a process under [Main]: it says when it runs and when it is
-// told to stop, which it does when the variable is "polite", and never when it is "stubborn".
+// childVariable makes the test binary run as a process under [Main]. The child prints a line
+// when it runs and when it is told to stop. With the value "polite" it stops, with "stubborn"
+// it never does.
 const childVariable = "APP_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// output is what a process has written, readable while it runs.
+// output collects the output of a process and can be read while the process runs.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -61,7 +62,7 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// line is the first log line with the message.
+// line returns the first log line with the message.
 func (o *output) line(t *testing.T, msg string) map[string]any {
 	t.Helper()
 	for text := range strings.Lines(o.String()) {
@@ -75,7 +76,7 @@ func (o *output) line(t *testing.T, msg string) map[string]any {
 	return nil
 }
 
-// running is a process in this one; its role waits for its context's end.
+// running is a process inside the test's own process; its role waits for the end of its context.
 type running struct {
 	*Process
 	stderr *output
@@ -225,7 +226,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// brokenListener stands for a socket that the system takes away.
+// brokenListener is a listener whose Accept fails, as if the system had closed its socket.
 type brokenListener struct{ net.Listener }
 
 func (brokenListener) Accept() (net.Conn, error) { return nil, errors.New("accept failed") }

@@ -2,13 +2,13 @@ package app
 
 import "os"
 
-// ballastBytes is address space that counts as live heap and is never touched, so that it takes no
-// memory. Go collects garbage when the heap has doubled, and what lives here is a few MiB: under
-// load that would be dozens of times a second, for a tenth of all CPU. With ballast a process may
-// grow by so much more before that, and as its heap grows the ballast matters less.
+// ballastBytes is the size of an allocation that counts as live heap but is never written, so it
+// uses no physical memory. Go collects garbage when the heap has doubled since the last collection.
+// The live heap of a role is only a few MiB, so under load there would be dozens of collections a
+// second, a tenth of all CPU. With the ballast the heap may grow by this size first.
 const ballastBytes = 16 << 20
 
-// newBallast is nil where the user has chosen when to collect.
+// newBallast returns nil if the environment sets GOGC or GOMEMLIMIT.
 func newBallast() []byte {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return nil

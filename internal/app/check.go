@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// checks are the limits that a minimum and a maximum can't say, by the name in a field's tag.
+// checks are the rules that are more than a minimum and a maximum, by the name in a field's tag.
 var checks = map[string]struct {
 	rule  string
 	holds func(reflect.Value) bool
@@ -76,8 +76,8 @@ func isAddr(s string) bool {
 	return err == nil && n <= 65535
 }
 
-// isLoopback tells an address that only this host can reach. No host at all is every interface; a
-// name other than localhost may be anything.
+// isLoopback reports whether only this host can reach addr. An address without a host listens on
+// all interfaces; a host name other than localhost may be any address. Both are not loopback.
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

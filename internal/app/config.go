@@ -9,9 +9,9 @@ import (
 
 //go:generate go run ./gendocs
 
-// Config is the configuration of a process, a section for each part. [Load] reads it from the
-// environment; the tags hold each variable's name, default and limits, and meanings what it is for,
-// for the checks and for docs/configuration.md.
+// Config is the configuration of a process, with a section for each part. [Load] reads it from the
+// environment. The tags hold each variable's name, default and limits; the map meanings holds the
+// description that -help and docs/configuration.md show.
 type Config struct {
 	Redis        RedisConfig        `section:"Redis"`
 	FairQueue    FairQueueConfig    `section:"Fair queue" envPrefix:"FAIR_QUEUE_"`
@@ -26,7 +26,7 @@ type Config struct {
 	Telemetry    TelemetryConfig    `section:"Telemetry"`
 }
 
-// RedisConfig says where Redis is, and how to talk to it.
+// RedisConfig is the address of Redis and the settings of its connections.
 type RedisConfig struct {
 	URL            string        `env:"REDIS_URL" envDefault:"redis://127.0.0.1:6379/0" secret:"url" check:"redis"`
 	PoolMinIdle    int           `env:"REDIS_POOL_MIN_IDLE" envDefault:"10" min:"0" max:"10000" unit:"connections"`
@@ -38,14 +38,14 @@ type RedisConfig struct {
 	Partitions     int           `env:"PARTITIONS" envDefault:"1" min:"1" max:"4096" unit:"partitions"`
 }
 
-// FairQueueConfig says who comes next.
+// FairQueueConfig sets the order in which waiting jobs are admitted.
 type FairQueueConfig struct {
 	Alpha       float64 `env:"ALPHA" envDefault:"10000" min:"0" max:"1e15"`
 	Policy      string  `env:"POLICY" envDefault:"fair" oneof:"fair,priority"`
 	LaneWeights []int   `env:"LANE_WEIGHTS" envDefault:"6,3,1" check:"weights"`
 }
 
-// BackpressureConfig bounds what is handed out.
+// BackpressureConfig sets the rate limit and the bounds of the ready streams.
 type BackpressureConfig struct {
 	GlobalRPS         int           `env:"GLOBAL_RPS" envDefault:"10000" min:"0" max:"1000000000" unit:"jobs a second"`
 	Share             string        `env:"SHARE" envDefault:"elastic" oneof:"elastic,static"`
@@ -58,7 +58,7 @@ type BackpressureConfig struct {
 	MaxBackoff        time.Duration `env:"MAX_BACKOFF" envDefault:"60s" min:"1ms" max:"24h"`
 }
 
-// CongestionConfig says how long jobs wait that a partner's API has refused.
+// CongestionConfig sets how long a job waits after a downstream API has refused it.
 type CongestionConfig struct {
 	Enabled        bool          `env:"ENABLED" envDefault:"true"`
 	BaseBackoff    time.Duration `env:"BASE_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
@@ -66,7 +66,7 @@ type CongestionConfig struct {
 	StatsRetention time.Duration `env:"STATS_RETENTION" envDefault:"1h" min:"1s" max:"720h"`
 }
 
-// WorkerConfig says how jobs are fetched and run.
+// WorkerConfig sets how jobs are fetched and run.
 type WorkerConfig struct {
 	Count               int           `env:"WORKER_COUNT" envDefault:"10" min:"1" max:"10000" unit:"jobs"`
 	Types               []string      `env:"WORKER_TYPES" check:"ids"`
@@ -82,7 +82,7 @@ type WorkerConfig struct {
 	NoProcessorTimeout  time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"15m" min:"1s" max:"720h"`
 }
 
-// IngestConfig is about the HTTP API, and how much is taken in.
+// IngestConfig sets the HTTP API's address and the bounds of backpressure.
 type IngestConfig struct {
 	APIAddr              string  `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
 	AllowUnauthenticated bool    `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`
@@ -90,7 +90,7 @@ type IngestConfig struct {
 	MaxMemoryRatio       float64 `env:"INGEST_MAX_MEMORY_RATIO" envDefault:"0.9" min:"0.01" max:"1"`
 }
 
-// RetentionConfig says how long things are kept.
+// RetentionConfig sets how long data of ended groups and messages is kept.
 type RetentionConfig struct {
 	Groups          time.Duration `env:"GROUPS" envDefault:"168h" min:"1s" max:"87600h"`
 	Results         time.Duration `env:"RESULTS" envDefault:"168h" min:"1s" max:"87600h"`
@@ -100,13 +100,13 @@ type RetentionConfig struct {
 	Events          time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h"`
 }
 
-// AuditConfig says how often watchers hold the data against the laws of the audit.
+// AuditConfig sets how often watchers check the data by the laws of the audit.
 type AuditConfig struct {
 	Interval     time.Duration `env:"INTERVAL" envDefault:"1m" check:"seldom"`
 	DeepInterval time.Duration `env:"DEEP_INTERVAL" envDefault:"1h" check:"seldom"`
 }
 
-// TelemetryConfig is about the admin address and logs; traces follow the standard OTEL_* variables.
+// TelemetryConfig sets the admin address and the logs. The standard OTEL_* variables set traces.
 type TelemetryConfig struct {
 	AdminAddr string `env:"ADMIN_ADDR" envDefault:"127.0.0.1:0" check:"addr"`
 	LogLevel  string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error"`

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The names and defaults are a contract.
+// The names and defaults of the variables are a contract.
 func TestDefaults(t *testing.T) {
 	c, unknown, err := Load(nil)
 	require.NoError(t, err)
@@ -84,7 +84,8 @@ func asNumber(v reflect.Value) float64 {
 	return 0
 }
 
-// Each variable of the structs in config.go has a meaning, and each meaning is of such a variable.
+// Each variable of the structs in config.go has an entry in meanings, and each entry belongs to
+// such a variable.
 func TestEveryVariableHasAMeaning(t *testing.T) {
 	own := reflect.TypeFor[Config]().PkgPath()
 	var names []string
@@ -105,13 +106,13 @@ func TestEveryLimitHolds(t *testing.T) {
 	accepted := func(v Variable, value string) {
 		t.Helper()
 		if _, _, err := Load([]string{v.Name + "=" + value}); err != nil {
-			require.NotContains(t, err.Error(), "must be "+v.Rule, "%s=%s", v.Name, value) // relations may not hold
+			require.NotContains(t, err.Error(), "must be "+v.Rule, "%s=%s", v.Name, value) // a relation between variables may be wrong, but not the rule of this one
 		}
 	}
 	for _, v := range Variables() {
 		tag := v.field.Tag
 		if v.Meaning == "" {
-			continue // a processor's own
+			continue // belongs to a processor's section
 		}
 		switch kind := v.field.Type.Kind(); {
 		case v.field.Type == durationType:

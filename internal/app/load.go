@@ -13,16 +13,16 @@ import (
 	"github.com/caarlos0/env/v10"
 )
 
-// Unknown is a variable with our prefix that nothing reads: most likely a slip of the pen.
+// Unknown is a variable with our prefix that no section reads, most likely a spelling mistake.
 type Unknown struct {
 	Name       string
-	DidYouMean string // the variable that is nearest in spelling, "" when none is near
+	DidYouMean string // the variable with the most similar name; "" if none is similar
 }
 
-// Load reads and checks the configuration in environ, a list of NAME=value of which the last of a
-// name counts. An empty value stands for the default. The error joins one for every mistake, each
-// with the variable, its value unless it is a secret, and what it must be. Unknown variables are no
-// error, but should be told to someone.
+// Load reads and checks the configuration in environ, a list of NAME=value; for a repeated name the
+// last value counts. An empty value means the default. The error joins one error for each mistake,
+// with the variable, its value (unless it is a secret), and the rule that it breaks. Unknown
+// variables are not errors; the caller should log them.
 func Load(environ []string) (Config, []Unknown, error) {
 	set := map[string]string{}
 	for name, value := range env.ToMap(environ) {
@@ -45,7 +45,7 @@ func Load(environ []string) (Config, []Unknown, error) {
 	return c, unknown(set, variables), errors.Join(mistakes...)
 }
 
-// relations checks what values must be to each other, where each is fine alone.
+// relations checks rules between two variables whose values are valid alone.
 func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	var mistakes []error
 	check := func(holds bool, name, other, problem string) {
@@ -69,8 +69,8 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	return mistakes
 }
 
-// processors lets the processors' sections check themselves; their errors begin with the
-// variable's own name.
+// processors calls the Validate methods of the processors' sections. Their errors begin with the
+// variable's name inside the section; processors adds the prefix.
 func (c *Config) processors(bad map[string]bool) []error {
 	var mistakes []error
 	sections := reflect.ValueOf(c).Elem()
@@ -96,7 +96,7 @@ func anyPrefixed(names map[string]bool, prefix string) bool {
 	return false
 }
 
-// split is the inverse of errors.Join.
+// split returns the errors that errors.Join has joined.
 func split(err error) []error {
 	if err == nil {
 		return nil
@@ -107,7 +107,7 @@ func split(err error) []error {
 	return []error{err}
 }
 
-// String lists every variable with its value, secrets redacted.
+// String returns every variable with its value; secrets are redacted.
 func (c Config) String() string {
 	var b strings.Builder
 	for _, v := range c.variables() {
@@ -116,7 +116,7 @@ func (c Config) String() string {
 	return b.String()
 }
 
-// GoString is String, so that no verb shows a secret.
+// GoString returns String, so that no format verb shows a secret.
 func (c Config) GoString() string { return c.String() }
 
 var defaults = sync.OnceValue(func() map[string]string {
@@ -128,7 +128,7 @@ var defaults = sync.OnceValue(func() map[string]string {
 	return values
 })
 
-// LogValue holds the variables that differ from their defaults, secrets redacted.
+// LogValue returns the variables that differ from their defaults; secrets are redacted.
 func (c Config) LogValue() slog.Value {
 	var attrs []slog.Attr
 	for _, v := range c.variables() {

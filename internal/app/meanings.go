@@ -1,7 +1,7 @@
 package app
 
-// meanings says for each variable of the structs in config.go what it is for: the reference and
-// -help show it. The key is the variable's name without BULKACTION_.
+// meanings describes each variable of the structs in config.go, for docs/configuration.md and
+// -help. The key is the variable's name without BULKACTION_.
 var meanings = map[string]string{
 	"REDIS_URL":           "Where Redis is. A comma list is a cluster.",
 	"REDIS_POOL_MIN_IDLE": "Connections kept open while nothing happens.",

@@ -16,26 +16,27 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// stopTimeout bounds all clean-ups of a process together; running jobs end before them, within
-// their own grace.
+// stopTimeout bounds the time of all clean-ups of a process together. Running jobs have ended
+// before, within SHUTDOWN_GRACE_PERIOD.
 const stopTimeout = 10 * time.Second
 
-// Process is what a role runs in.
+// Process is the environment in which a role runs: configuration, telemetry, readiness
+// and clean-ups.
 type Process struct {
 	Config   Config
 	Tel      *telemetry.Telemetry
 	Role     string
-	Instance string // unique to this start of the process; fit for a key
+	Instance string // unique for this start of the process; may be part of a Redis key
 	Ready    *Readiness
 
 	*host
 }
 
-// host is what all roles of a process share.
+// host holds what all roles of a process share.
 type host struct {
 	admin     *http.ServeMux
 	adminAddr net.Addr
-	fail      context.CancelCauseFunc // ends the run with an error
+	fail      context.CancelCauseFunc // ends the context of Run with an error
 
 	mu       sync.Mutex
 	cleanups []cleanup
@@ -53,27 +54,27 @@ func newProcess(cfg Config, role string, fail context.CancelCauseFunc) *Process 
 	}
 }
 
-// As is the same process in another of its roles: for one that runs several. They share everything
-// but the instance.
+// As returns the same process for another role, for a process that runs several roles. They share
+// everything except the instance name.
 func (p *Process) As(role string) *Process {
 	q := *p
 	q.Role, q.Instance = role, newInstance(role)
 	return &q
 }
 
-// AdminAddr is where the admin server listens, host:port.
+// AdminAddr returns the address of the admin server, host:port.
 func (p *Process) AdminAddr() string { return p.adminAddr.String() }
 
-// OnStop has f called when the process stops, or fails to start: last in, first out, all
-// within ten seconds.
+// OnStop registers f to be called when the process stops or fails to start. The function registered
+// last is called first; all of them share ten seconds.
 func (p *Process) OnStop(name string, f func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cleanups = append(p.cleanups, cleanup{name, f})
 }
 
-// stop runs the clean-ups and joins their errors. One that ignores the end of its context
-// is left behind.
+// stop runs the clean-ups and joins their errors. It does not wait for a clean-up that ignores the
+// end of its context.
 func (p *Process) stop(timeout time.Duration) error {
 	p.Ready.SetDraining()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -110,7 +111,8 @@ func (p *Process) popCleanup() (cleanup, bool) {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
 
-// newInstance is role-host-pid-random: the first three are for people, the last makes it unique.
+// newInstance returns role-host-pid-random. The first three parts are for people; the last part
+// makes the name unique.
 func newInstance(role string) string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {

@@ -14,9 +14,9 @@ import (
 
 const checkTimeout = time.Second
 
-// Readiness tells whether a process should be sent work. It serves /readyz: 200 when every check
-// passes, else 503 with the reasons. A process without any check is still starting, and one that
-// drains is not ready.
+// Readiness reports whether a process can do its work. It serves /readyz: 200 if every check
+// passes, otherwise 503 with the reasons. A process without any check is still starting; a process
+// that stops (drains) is not ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 
@@ -25,26 +25,26 @@ type Readiness struct {
 	draining bool
 }
 
-// check runs at most once at a time: whoever asks meanwhile gets the same answer, so that one that
-// hangs does not pile up.
+// check runs at most once at a time. Requests that arrive while it runs get its result, so that a
+// check that hangs does not pile up goroutines.
 type check struct {
 	name string
 	run  func(context.Context) error
 	once singleflight.Group
 }
 
-// NewReadiness has no checks yet.
+// NewReadiness returns a Readiness without checks.
 func NewReadiness() *Readiness { return &Readiness{timeout: checkTimeout} }
 
-// Add lets check decide with the others from now on. Its error is shown to whoever asks, so it must
-// hold no secret; one that takes longer than a second has failed.
+// Add adds a check. /readyz shows its error to every caller, so the error must contain no secret. A
+// check that takes longer than a second has failed.
 func (r *Readiness) Add(name string, run func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.checks = append(r.checks, &check{name: name, run: run})
 }
 
-// SetDraining makes the process not ready for good.
+// SetDraining makes the process permanently not ready, because it is stopping.
 func (r *Readiness) SetDraining() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,10 +54,10 @@ func (r *Readiness) SetDraining() {
 // ReadyReport is the body of /readyz.
 type ReadyReport struct {
 	Status  string            `json:"status"`            // ready, failing, starting or draining
-	Failing map[string]string `json:"failing,omitempty"` // error by name of the check
+	Failing map[string]string `json:"failing,omitempty"` // the error of each failing check, by its name
 }
 
-// Report runs all checks at once.
+// Report runs all checks concurrently and returns the result.
 func (r *Readiness) Report(ctx context.Context) ReadyReport {
 	r.mu.Lock()
 	checks, draining := r.checks, r.draining
@@ -91,7 +91,8 @@ func (c *check) ask(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	answer := c.once.DoChan("", func() (any, error) {
-		shared, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout) // the first to ask may hang up
+		// the request that started the check may be cancelled
+		shared, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		defer cancel()
 		return nil, c.run(shared)
 	})
@@ -106,12 +107,12 @@ func (c *check) ask(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// ServeHTTP answers /readyz.
+// ServeHTTP serves /readyz.
 func (r *Readiness) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	report := r.Report(request.Context())
 	w.Header().Set("Content-Type", "application/json")
 	if report.Status != "ready" {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(report) // fails only when the client has gone
+	_ = json.NewEncoder(w).Encode(report) // fails only if the client has closed the connection
 }

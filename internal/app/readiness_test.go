@@ -16,7 +16,7 @@ func TestReadinessReport(t *testing.T) {
 	require.Equal(t, ReadyReport{Status: "starting"}, r.Report(t.Context()))
 	r.Add("redis", ok)
 	require.Equal(t, ReadyReport{Status: "ready"}, r.Report(t.Context()))
-	r.Add("redis", func(context.Context) error { return errors.New("away") }) // of another role in this process
+	r.Add("redis", func(context.Context) error { return errors.New("away") }) // the check of another role in this process
 	r.Add("leader", func(context.Context) error { return errors.New("none") })
 	require.Equal(t, ReadyReport{Status: "failing", Failing: map[string]string{"redis": "away", "leader": "none"}}, r.Report(t.Context()))
 	r.SetDraining()
@@ -44,7 +44,7 @@ func TestHangingCheckDoesNotPileUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewReadiness()
 		hangs, calls := make(chan struct{}), 0
-		r.Add("stuck", func(context.Context) error { // it ignores its context
+		r.Add("stuck", func(context.Context) error { // ignores its context
 			calls++
 			<-hangs
 			return nil
@@ -62,7 +62,7 @@ func TestHangingCheckDoesNotPileUp(t *testing.T) {
 	})
 }
 
-// Whoever asks first may hang up; the others still get their answer.
+// When the request that started a check is cancelled, the other requests still get the result.
 func TestCheckOutlivesWhoAskedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewReadiness()

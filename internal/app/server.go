@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// drainTimeout is how long a stopping server lets open requests finish before it cuts them off, or
-// half the time that is left, so that something is left for what stops after it.
+// drainTimeout is how long a stopping server waits for open requests before it closes them. If less
+// than twice this time is left, it waits half of the rest, so that later clean-ups have time too.
 const drainTimeout = 5 * time.Second
 
-// Serve starts an HTTP server that stops with the process, and returns where it listens. Should it
-// break, the process ends with an error.
+// Serve starts an HTTP server that stops with the process, and returns its address. If the server
+// fails later, the process ends with an error.
 func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Handler) (net.Addr, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
@@ -45,16 +45,16 @@ func (p *Process) serve(name string, listener net.Listener, handler http.Handler
 		defer cancel()
 		err := server.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = server.Close() // what is left is a stream that its client keeps open
+			err = server.Close() // the remaining requests are streams that their clients keep open
 		}
 		<-served
 		return err
 	})
 }
 
-// HandleAdmin adds a route to the admin server; patterns are those of [http.ServeMux]. As the admin
-// server knows no authentication, requests other than GET and HEAD are for this host only, unless
-// API_ALLOW_UNAUTHENTICATED.
+// HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. The
+// admin server has no authentication. So it accepts requests other than GET and HEAD only from this
+// host, unless API_ALLOW_UNAUTHENTICATED is set.
 func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
 	open := p.Config.Ingest.AllowUnauthenticated
 	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {

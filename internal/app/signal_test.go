@@ -42,7 +42,7 @@ func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	require.Equal(t, "told", said.Text())
 	gone := make(chan error, 1)
 	go func() { gone <- cmd.Wait() }()
-	again := time.NewTicker(10 * time.Millisecond) // one that comes in the same moment as the first is still the first
+	again := time.NewTicker(10 * time.Millisecond) // a signal that arrives together with the first one counts as the first
 	defer again.Stop()
 	for {
 		select {

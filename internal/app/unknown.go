@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// others are variables of the command line, the tests and the harness, which share the prefix.
+// others are variables with our prefix that the command line and the tests read.
 var others = []string{"BULKACTION_API", "BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN"}
 
-// unknown lists what is set but not read, by name.
+// unknown returns the variables that are set but that no section reads, ordered by name.
 func unknown(set map[string]string, variables []Variable) []Unknown {
 	var names []string
 	for _, v := range variables {
@@ -25,8 +25,8 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	return found
 }
 
-// nearest is the name that is a few letters away, or that only has a section's name in front of
-// what was written.
+// nearest returns the known name that differs in a few letters, or that is the given name with a
+// section's prefix; "" if there is none.
 func nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1
@@ -43,7 +43,8 @@ func nearest(name string, names []string) string {
 	return best
 }
 
-// distance is Levenshtein's: the fewest letters to insert, delete or replace to get from a to b.
+// distance returns the Levenshtein distance: the smallest number of letters to insert, delete or
+// replace to change a into b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

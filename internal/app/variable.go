@@ -15,13 +15,13 @@ import (
 
 const envPrefix = "BULKACTION_"
 
-// Variable describes one environment variable, as the reference shows it.
+// Variable describes one environment variable, as docs/configuration.md shows it.
 type Variable struct {
 	Section string
-	Name    string // in full
+	Name    string // with the prefix BULKACTION_
 	Default string // "" for none
-	Meaning string // "" where the section belongs to a processor, whose fields have comments instead
-	Rule    string // what a value must be
+	Meaning string // "" in a processor's section, whose fields have doc comments instead
+	Rule    string // the rule for valid values, in words
 
 	Owner reflect.Type // the struct that has the field
 	Field string       // the field's name there
@@ -31,10 +31,10 @@ type Variable struct {
 	value  reflect.Value
 }
 
-// Variables lists every variable in the order of the reference.
+// Variables returns every variable, in the order of docs/configuration.md.
 func Variables() []Variable { return new(Config).variables() }
 
-// variables are bound to the fields of c.
+// variables returns every variable, bound to its field in c.
 func (c *Config) variables() []Variable {
 	var all []Variable
 	sections := reflect.ValueOf(c).Elem()
@@ -64,8 +64,8 @@ func (c *Config) variables() []Variable {
 	return all
 }
 
-// parse sets the field from the environment. The env library names only the field of what it could
-// not read, which is not unique, so each variable is parsed as a struct of its own.
+// parse sets the field from the environment. The errors of the env library name only the field, and
+// field names are not unique; so each variable is parsed as a struct of its own.
 func (v Variable) parse(environ map[string]string) error {
 	alone := reflect.New(reflect.StructOf([]reflect.StructField{v.field}))
 	if err := env.ParseWithOptions(alone.Interface(), env.Options{Environment: environ, Prefix: v.prefix}); err != nil {
@@ -82,7 +82,7 @@ func (v Variable) mistake(value, problem string) error {
 	return fmt.Errorf("%s=%q: %s", v.Name, v.redact(value), problem)
 }
 
-// valid holds the value to the limits in its tags.
+// valid reports whether the value keeps the limits in the field's tags.
 func (v Variable) valid() bool {
 	tag := v.field.Tag
 	if check := tag.Get("check"); check != "" {
@@ -106,7 +106,7 @@ func (v Variable) valid() bool {
 
 var durationType = reflect.TypeFor[time.Duration]()
 
-// number reads a limit of a tag, a duration in nanoseconds.
+// number parses a limit in a tag; a duration becomes nanoseconds.
 func number(t reflect.Type, s string) float64 {
 	if t == durationType {
 		d, err := time.ParseDuration(s)
@@ -122,7 +122,7 @@ func number(t reflect.Type, s string) float64 {
 	return n
 }
 
-// rule says in words what valid checks.
+// rule returns in words what valid checks.
 func rule(f reflect.StructField) string {
 	tag := f.Tag
 	if check := tag.Get("check"); check != "" {
@@ -158,20 +158,20 @@ func rule(f reflect.StructField) string {
 	return text
 }
 
-// secretNames are the endings of variables that hold a secret, whoever's section they are in.
+// secretNames matches the names of variables that hold a secret, by their endings.
 var secretNames = regexp.MustCompile(`(PASSWORD|SECRET|TOKEN|API_KEY|HEADERS)$`)
 
 const redacted = "[redacted]"
 
-// redact hides what must not be shown of a value.
+// redact returns the value with its secret parts replaced.
 func (v Variable) redact(value string) string {
 	secret := v.field.Tag.Get("secret")
 	switch {
 	case value == "" || secret == "" && !secretNames.MatchString(v.Name):
 		return value
 	case secret == "url" && !strings.Contains(value, "?"):
-		// Up to the last @ anything may be a password, even one that was not escaped; so
-		// may parameters.
+		// Everything before the last @ may contain a password, which need not be escaped. The
+		// parameters behind ? may contain one, too.
 		if at := strings.LastIndexByte(value, '@'); at >= 0 {
 			return redacted + value[at:]
 		}
@@ -180,7 +180,7 @@ func (v Variable) redact(value string) string {
 	return redacted
 }
 
-// show writes the value as it would be configured, secrets redacted.
+// show returns the value as it would be written in the environment; secrets are redacted.
 func (v Variable) show() string {
 	if v.value.Kind() != reflect.Slice {
 		return v.redact(fmt.Sprint(v.value.Interface()))

@@ -2,11 +2,11 @@ package roles
 
 import "github.com/bulkaction/bulkaction/reducer"
 
-// Names are the six roles in the order of the pipeline.
+// Names lists the six roles in the order of the pipeline.
 var Names = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
-// ByName is a role as a process of its own, with what is built in; nil when there is none
-// of that name.
+// ByName returns a role with the built-in processors and reducers, as a process of its own. It
+// returns nil if there is no role of this name.
 func ByName(name string) Role {
 	reducers := reducer.NewRegistry()
 	switch name {

@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
 
-// BuiltIn runs jobs with the built-in processors. NOOP is for drills: it is served only where
-// WORKER_TYPES names it.
+// BuiltIn runs the role worker with the built-in processors. NOOP is for tests and benchmarks: a
+// worker serves it only if WORKER_TYPES contains it.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
 	mail, err := email.New(p.Config.SMTP)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package roles builds the six roles from a process's configuration: what cmd/ROLE runs alone, and
-// `bulkaction dev` runs together.
+// Package roles builds the six roles from a process's configuration. cmd/ROLE runs one of them as a
+// process; `bulkaction dev` runs all of them in one process.
 package roles
 
 import (
@@ -31,20 +31,22 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Role is what a process runs until its context ends.
+// Role is a function that runs a role in a process until its context ends.
 type Role func(context.Context, *app.Process) error
 
-// Base is what every role of a process stands on.
+// Base holds what every role of a process needs: the Redis connection and the key space.
 type Base struct {
 	Conn  *redisx.Conn
 	Space keyspace.Space
 }
 
-// fewPartitions are too few for the masters of a cluster to get about as many each.
+// fewPartitions is a number of partitions below which a Cluster's masters get unequal numbers of
+// partitions.
 const fewPartitions = 16
 
-// Connect opens the connection of a process and waits until Redis answers, keeps what it is given
-// and holds data of this layout. The process closes it when it stops.
+// Connect opens the Redis connection of a process. It waits until Redis answers, and checks that
+// Redis evicts no keys and that its data has this layout and number of partitions. The process
+// closes the connection when it stops.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
@@ -54,7 +56,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxActive: cfg.PoolMaxActive, DialTimeout: cfg.DialTimeout,
 		CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
-		// each role waits at each partition, where one process has all
+		// if one process has all roles, each of them blocks on each partition
 		BlockingReads: len(Names) * (cfg.Partitions + 1),
 	})
 	if err != nil {
@@ -72,7 +74,8 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	return Base{Conn: conn, Space: space}, awaitFit(ctx, p, conn, space)
 }
 
-// awaitFit checks, once Redis can be asked, that it is fit for this process.
+// awaitFit waits until Redis answers, and checks that this process may use it: its eviction policy
+// and the number of partitions.
 func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {
@@ -88,7 +91,7 @@ func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keys
 		}
 		p.Tel.Log.Warn("redis is away or its memory is full, waiting for it", "error", err)
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
-			return nil // told to stop
+			return nil // the process was told to stop
 		}
 	}
 }
@@ -107,14 +110,13 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 		Rate:                rate(c),
 		Limiter:             c.Backpressure.Limiter,
 		LimiterMode:         c.Backpressure.Share,
-		// so that Redis's answer comes in time
-		WaitReplicas: c.Redis.WaitReplicas,
-		WaitTimeout:  c.Redis.CommandTimeout / 2,
+		WaitReplicas:        c.Redis.WaitReplicas,
+		WaitTimeout:         c.Redis.CommandTimeout / 2, // so that the answer arrives before the timeout
 	}, b.Conn, b.Space, p.Tel, reducers, appender)
 }
 
-// Ingest takes work in, over HTTP and from the ingest stream. Reducers written in Go make their
-// names known here.
+// Ingest accepts submissions over HTTP and from the ingest stream. It needs the reducers written in
+// Go to validate a group's aggregates.
 func Ingest(reducers *reducer.Registry, listening func(addr string)) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
@@ -150,7 +152,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) func(contex
 	}
 }
 
-// Fetcher hands jobs out.
+// Fetcher admits waiting jobs.
 func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
 	weights := [3]int(c.FairQueue.LaneWeights)
@@ -170,7 +172,7 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
-// Dispatcher brings parked jobs back.
+// Dispatcher promotes due non-ready jobs and reclaims the jobs of dead workers.
 func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
 	return dispatcher.New(dispatcher.Config{
@@ -185,7 +187,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
-// Worker runs jobs with these processors.
+// Worker runs jobs with the given processors.
 func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config
@@ -243,10 +245,10 @@ func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Ba
 
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // the client is gone
+	_ = json.NewEncoder(w).Encode(v) // fails only if the client has closed the connection
 }
 
-// Watcher moves groups through their states.
+// Watcher moves groups through their states, publishes events, cleans up and audits.
 func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		events, err := wm.NewPublisher(b.Conn, nil)
@@ -272,7 +274,7 @@ func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Bas
 	}
 }
 
-// Aggregator reduces results; reducers written in Go run here.
+// Aggregator reduces results, also with reducers written in Go.
 func Aggregator(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		return aggregator.New(aggregator.Config{Block: p.Config.Worker.Timeout, Lease: p.Config.Worker.Lease},
@@ -280,7 +282,7 @@ func Aggregator(reducers *reducer.Registry) func(context.Context, *app.Process, 
 	}
 }
 
-// Alone is a role as a process of its own.
+// Alone returns a role that connects to Redis by itself, for a process with one role.
 func Alone(run func(context.Context, *app.Process, Base) error) Role {
 	return func(ctx context.Context, p *app.Process) error {
 		b, err := Connect(ctx, p)

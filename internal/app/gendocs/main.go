@@ -1,5 +1,5 @@
-// Command gendocs writes docs/configuration.md from the structs of package app. Run it by `go
-// generate ./internal/app`.
+// Command gendocs writes docs/configuration.md from the structs of package app. `go generate
+// ./internal/app` runs it.
 package main
 
 import (
@@ -42,7 +42,7 @@ func generate() error {
 	return os.WriteFile(filepath.Join(root, output), text, 0o644)
 }
 
-// moduleRoot is the nearest directory above that holds go.mod.
+// moduleRoot returns the nearest parent directory that contains go.mod.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -125,8 +125,8 @@ func code(s string) string {
 
 func cell(s string) string { return strings.NewReplacer("|", `\|`, "<", "&lt;").Replace(s) }
 
-// comment is what the source says about a field, without the field's name in front. The processors'
-// sections are public structs, documented where their users look.
+// comment returns the doc comment of a field, without the field's name at its beginning. The
+// processors' sections are public structs; their doc comments are the descriptions.
 func comment(root string, owner reflect.Type, field string) (string, error) {
 	dir := filepath.Join(root, strings.TrimPrefix(owner.PkgPath(), module))
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
