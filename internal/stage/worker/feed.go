@@ -211,7 +211,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	if err != nil {
 		return nil, err
 	}
-	now, turn, i := time.Now(), p.startCount.Add(int64(len(tasks)))-int64(len(tasks)), 0
+	now, order, i := time.Now(), p.startCount.Add(int64(len(tasks)))-int64(len(tasks)), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
 	for g := range groups {
 		for range groups[g].Jobs {
@@ -220,7 +220,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
 			} else {
-				t.currentAttempt, t.inFlight, t.startedAt, t.startOrder = int(r.Tokens[i]), true, now, turn+int64(i)
+				t.currentAttempt, t.inFlight, t.startedAt, t.startOrder = int(r.Tokens[i]), true, now, order+int64(i)
 				started = append(started, t)
 				if t.Attempt == 1 {
 					p.metrics.Started(now.Sub(t.Accepted))

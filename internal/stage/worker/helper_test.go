@@ -27,32 +27,32 @@ func config() worker.Config {
 	}
 }
 
-var starts atomic.Int64
+var workerCount atomic.Int64
 
 // pool makes a worker process; its connection is its own.
-func pool(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
+func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
 	w.T.Helper()
-	id := "worker-" + string(rune('a'+starts.Add(1)%26)) + time.Now().Format("150405.000000000")
+	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
 	wk, err := worker.New(cfg, w.Connect(), w.Space, w.Tel, id, procs...)
 	require.NoError(w.T, err)
 	return wk
 }
 
 // gate is a processor whose jobs tell that they run, and end when they are told how.
-type gate struct {
+type blockingProcessor struct {
 	typ     string
 	started chan processor.Job
 	end     chan error
 }
 
-func newGate(typ string) *gate {
-	return &gate{typ: typ, started: make(chan processor.Job, 1000), end: make(chan error)}
+func newBlockingProcessor(typ string) *blockingProcessor {
+	return &blockingProcessor{typ: typ, started: make(chan processor.Job, 1000), end: make(chan error)}
 }
 
-func (g *gate) Type() string { return g.typ }
+func (g *blockingProcessor) Type() string { return g.typ }
 
 // Process ends with the error that it is given, or with the cause of its context's end.
-func (g *gate) Process(ctx context.Context, job processor.Job) (any, error) {
+func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any, error) {
 	g.started <- job
 	select {
 	case err := <-g.end:
@@ -63,14 +63,14 @@ func (g *gate) Process(ctx context.Context, job processor.Job) (any, error) {
 }
 
 // deaf is a gate that ignores its context.
-type deaf struct{ *gate }
+type ignoringProcessor struct{ *blockingProcessor }
 
-func (d deaf) Process(_ context.Context, job processor.Job) (any, error) {
+func (d ignoringProcessor) Process(_ context.Context, job processor.Job) (any, error) {
 	d.started <- job
 	return nil, <-d.end
 }
 
 // answer is a processor that ends at once.
-func answer(typ string, result any, err error) processor.Processor {
+func processorReturning(typ string, result any, err error) processor.Processor {
 	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return result, err })
 }

@@ -63,8 +63,8 @@ func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)
 // take takes a suspect that is to run alone, if it may wait here.
 func (s *isolation) add(t *task) bool {
 	s.mu.Lock()
-	killer := t.Losses > 1 && len(s.suspects) > 0 && s.suspects[len(s.suspects)-1].Losses > 1
-	if s.running || killer || len(s.suspects) == maxSuspects {
+	repeated := t.Losses > 1 && len(s.suspects) > 0 && s.suspects[len(s.suspects)-1].Losses > 1
+	if s.running || repeated || len(s.suspects) == maxSuspects {
 		s.mu.Unlock()
 		return false
 	}
@@ -102,12 +102,12 @@ func (s *isolation) notify() {
 }
 
 // await waits until ok, under the lock, and says whether it came to that before quit.
-func (s *isolation) waitFor(quit <-chan struct{}, ok func() bool) bool {
+func (s *isolation) waitFor(quit <-chan struct{}, condition func() bool) bool {
 	for {
 		s.mu.Lock()
-		fine, changed := ok(), s.changed
+		met, changed := condition(), s.changed
 		s.mu.Unlock()
-		if fine {
+		if met {
 			return true
 		}
 		select {
@@ -124,12 +124,12 @@ func (s *isolation) waitUnblocked(quit <-chan struct{}) bool {
 }
 
 // run serves suspects until ctx ends. Their jobs run under after.
-func (s *isolation) run(ctx, after context.Context) {
-	some := func() bool { s.slotsBlocked.Store(len(s.suspects) > 0); return s.slotsBlocked.Load() }
-	for ctx.Err() == nil && s.waitFor(ctx.Done(), some) {
+func (s *isolation) run(ctx, workCtx context.Context) {
+	blockSlots := func() bool { s.slotsBlocked.Store(len(s.suspects) > 0); return s.slotsBlocked.Load() }
+	for ctx.Err() == nil && s.waitFor(ctx.Done(), blockSlots) {
 		if s.emptyProcess(ctx) {
 			for t := s.nextSuspect(); t != nil && ctx.Err() == nil; t = s.nextSuspect() {
-				s.runAlone(ctx, after, t)
+				s.runAlone(ctx, workCtx, t)
 			}
 		}
 		s.unblock()
@@ -165,16 +165,16 @@ func (s *isolation) emptyProcess(ctx context.Context) bool {
 		}
 	}
 	for {
-		freed := s.w.held.nextChange()
+		changed := s.w.held.nextChange()
 		s.mu.Lock()
 		s.running = int(s.w.held.count.Load()) <= len(s.suspects)
-		alone := s.running
+		empty := s.running
 		s.mu.Unlock()
-		if alone {
+		if empty {
 			return true
 		}
 		select {
-		case <-freed:
+		case <-changed:
 		case <-ctx.Done():
 			return false
 		}
@@ -183,7 +183,7 @@ func (s *isolation) emptyProcess(ctx context.Context) bool {
 
 // runAlone starts a suspect only now: one that is in flight has been alone. It returns when its
 // outcome was reported.
-func (s *isolation) runAlone(ctx, after context.Context, t *task) {
+func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 	p := t.feed
 	p.held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopCause() != nil {
@@ -208,10 +208,10 @@ func (s *isolation) runAlone(ctx, after context.Context, t *task) {
 	slots := s.w.slots
 	slots.isolated.Store(t)
 	slots.active.Add(1)
-	go s.w.runTask(after, t)
+	go s.w.runTask(workCtx, t)
 	select {
 	case <-t.removed:
-	case <-after.Done():
+	case <-workCtx.Done():
 	}
 	slots.active.Add(-1)
 	slots.isolated.Store(nil)

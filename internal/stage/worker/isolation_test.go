@@ -22,17 +22,17 @@ func suspects(w *stagetest.World, group, typ string, n int) {
 	w.Jobs(group, typ, n)
 	w.Admit(typ)
 	w.Take(typ, "lost", n)
-	lose(w, typ, n)
+	loseWorker(w, typ, n)
 }
 
 // lose takes back what workers hold, as if they were gone, and hands it out again.
-func lose(w *stagetest.World, typ string, n int) {
+func loseWorker(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
-	takeBack(w, typ, n)
+	reclaim(w, typ, n)
 	promote(w, typ, n)
 }
 
-func takeBack(w *stagetest.World, typ string, n int) {
+func reclaim(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
 	r, err := ledger.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)
 	require.NoError(w.T, err)
@@ -71,7 +71,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		return nil, nil
 	})
 	w.Feed(stagetest.Patience, "T")
-	w.Run(pool(w, config(), proc))
+	w.Run(newWorker(w, config(), proc))
 	w.AwaitCounts("suspects", api.Counts{Accepted: 3, Done: 3})
 	w.AwaitCounts("others", api.Counts{Accepted: 40, Done: 40})
 	require.EqualValues(t, 3, alone.Load())
@@ -83,8 +83,8 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	suspects(w, "suspects", "T", 2)
-	g := newGate("T")
-	wk := pool(w, config(), g)
+	g := newBlockingProcessor("T")
+	wk := newWorker(w, config(), g)
 	stop := w.Run(wk)
 	first := stagetest.Receive(t, g.started, "the first suspect")
 	require.Equal(t, []string{"suspects." + fmt.Sprint(first.Ordinal)}, wk.Status().CurrentJobs)
@@ -95,7 +95,7 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 10, Ready: 10}, w.Counts("others"))
 	require.Empty(t, g.started)
 
-	lose(w, "T", 2) // as if the process were dead
+	loseWorker(w, "T", 2) // as if the process were dead
 	for range 2 {
 		j := w.Take("T", "next", 1)[0]
 		for j.Group != "suspects" {
@@ -117,7 +117,7 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 
 // A suspect waits until what runs has ended; meanwhile nothing else begins. A process that stops
 // hands it back.
-func TestSuspectWaitsForTheOthers(t *testing.T) {
+func TestSuspectWaitsUntilRunningJobsEnd(t *testing.T) {
 	t.Parallel()
 	for name, stops := range map[string]bool{"until they end": false, "until the process stops": true} {
 		t.Run(name, func(t *testing.T) {
@@ -126,11 +126,11 @@ func TestSuspectWaitsForTheOthers(t *testing.T) {
 			w.Jobs("suspects", "S", 1)
 			w.Admit("S")
 			w.Take("S", "lost", 1)
-			takeBack(w, "S", 1)
+			reclaim(w, "S", 1)
 			w.Jobs("long", "T", 2)
 			w.Admit("T")
-			long, suspect := newGate("T"), newGate("S")
-			stop, ended := running(w, pool(w, config(), long, suspect))
+			long, suspect := newBlockingProcessor("T"), newBlockingProcessor("S")
+			stop, ended := runInBackground(w, newWorker(w, config(), long, suspect))
 			for range 2 {
 				stagetest.Receive(t, long.started, "a long job")
 			}
@@ -165,14 +165,14 @@ func TestSuspectWaitsForTheOthers(t *testing.T) {
 }
 
 // A suspect that ignores the end of its time is given up like any other.
-func TestSuspectThatNeverEnds(t *testing.T) {
+func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	suspects(w, "suspects", "T", 1)
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.JobTimeout = 20 * time.Millisecond
-	stop := w.Run(pool(w, cfg, deaf{g}, answer("U", nil, nil)))
+	stop := w.Run(newWorker(w, cfg, ignoringProcessor{g}, processorReturning("U", nil, nil)))
 	stagetest.Receive(t, g.started, "the suspect")
 	w.Await("it to be given up", func() bool { return w.Counts("suspects").NonReady == 1 })
 	w.Jobs("others", "U", 5)
@@ -184,13 +184,13 @@ func TestSuspectThatNeverEnds(t *testing.T) {
 
 // A crowd of suspects is read one by one, once the first was met: hardly one is read in vain, which
 // would use up its attempts.
-func TestCrowdOfSuspects(t *testing.T) {
+func TestManySuspectsNeedFewAttempts(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const jobs = 100
 	suspects(w, "suspects", "T", jobs)
 	w.Feed(stagetest.Patience, "T")
-	w.Run(pool(w, config(), answer("T", nil, nil)))
+	w.Run(newWorker(w, config(), processorReturning("T", nil, nil)))
 	w.AwaitCounts("suspects", api.Counts{Accepted: jobs, Done: jobs})
 	for _, r := range w.Results() {
 		require.LessOrEqual(t, r.Attempts, 10, "attempts of job %d", r.Ordinal) // lost, handed back a few times, run

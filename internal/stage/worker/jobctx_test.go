@@ -10,7 +10,7 @@ import (
 )
 
 // A job's context is like one that was made at its begin, whenever it is asked.
-func TestJobContext(t *testing.T) {
+func TestJobContextBehavesLikeAContext(t *testing.T) {
 	t.Parallel()
 	type key struct{}
 	parent := context.WithValue(context.Background(), key{}, "v")
@@ -79,7 +79,7 @@ func TestJobContext(t *testing.T) {
 	require.Equal(t, context.Canceled, context.Cause(c))
 }
 
-func TestLine(t *testing.T) {
+func TestSlotQueue(t *testing.T) {
 	t.Parallel()
 	l := newSlotQueue()
 	open, shut := &slot{}, &slot{}
@@ -103,7 +103,7 @@ func TestLine(t *testing.T) {
 }
 
 // What is waited for is signalled, in whatever order it comes.
-func TestHeldSignalsFew(t *testing.T) {
+func TestHeldTasksNotifyAtResumeAt(t *testing.T) {
 	t.Parallel()
 	h := newHeldTasks()
 	freed := h.nextChange()

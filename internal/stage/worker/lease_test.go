@@ -21,8 +21,8 @@ func TestLeasesAreRenewed(t *testing.T) {
 		const lease, held = 300 * time.Millisecond, 20
 		cfg := config()
 		cfg.Count, cfg.Lease = held, lease
-		g := newGate("T")
-		w.Run(pool(w, cfg, g))
+		g := newBlockingProcessor("T")
+		w.Run(newWorker(w, cfg, g))
 		w.Feed(lease, "T")
 		w.Jobs("g", "T", held)
 		attempts := []int{stagetest.Receive(w.T, g.started, "the first job's start").Attempt}
@@ -48,9 +48,9 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.Count, cfg.Lease = 1, 300*time.Millisecond
-	first := newGate("T")
+	first := newBlockingProcessor("T")
 	causes := make(chan error, 1)
-	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+	w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 		if j.Attempt == 1 {
 			_, err := first.Process(ctx, j)
 			causes <- context.Cause(ctx)
@@ -78,8 +78,8 @@ func TestStaleOutcomeChangesNothing(t *testing.T) {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
-	slow := newGate("T")
-	w.Run(pool(w, config(), deaf{slow})) // its lease is long: it does not notice
+	slow := newBlockingProcessor("T")
+	w.Run(newWorker(w, config(), ignoringProcessor{slow})) // its lease is long: it does not notice
 	stagetest.Receive(t, slow.started, "the job's start")
 	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 	require.NoError(t, err)
@@ -99,11 +99,11 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 2)
 		w.Admit("T")
-		g := newGate("T")
+		g := newBlockingProcessor("T")
 		causes := make(chan error, 1)
 		cfg := config()
 		cfg.Count = 1
-		stop := w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+		stop := w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 			_, _ = g.Process(ctx, j)
 			causes <- context.Cause(ctx)
 			return nil, nil
@@ -124,17 +124,17 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 }
 
 // Redis goes away while jobs run. What came of them is reported once it is back, and the rest runs.
-func TestRedisAwayAndBack(t *testing.T) {
+func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
 	w := stagetest.New(t, server.URL(), "t:", 1)
 	const n = 40
 	w.Jobs("g", "T", n)
 	w.Admit("T")
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count = 10
-	w.Run(pool(w, cfg, g))
+	w.Run(newWorker(w, cfg, g))
 	for range cfg.Count {
 		stagetest.Receive(t, g.started, "a job's start")
 	}
@@ -152,16 +152,16 @@ func TestRedisAwayAndBack(t *testing.T) {
 }
 
 // A worker stops also while Redis is away: what it could not report runs again elsewhere.
-func TestStopWhileRedisIsAway(t *testing.T) {
+func TestWorkerStopsWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
 	w := stagetest.New(t, server.URL(), "t:", 1)
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Grace = 10 * time.Millisecond
-	stop, ended := running(w, pool(w, cfg, g))
+	stop, ended := runInBackground(w, newWorker(w, cfg, g))
 	stagetest.Receive(t, g.started, "a job's start")
 	stagetest.Receive(t, g.started, "a job's start")
 	server.Kill()

@@ -34,7 +34,7 @@ func TestStartRates(t *testing.T) {
 }
 
 // Starts that come at the beginning of each second are no other rate between two of these.
-func TestStartRatesOfBursts(t *testing.T) {
+func TestStartRatesAreSteadyDespiteBursts(t *testing.T) {
 	t.Parallel()
 	var s startRates
 	start := time.Unix(1_900_000_000, 0)
@@ -48,7 +48,7 @@ func TestStartRatesOfBursts(t *testing.T) {
 	}
 }
 
-func TestStartRatesOfAFirstMoment(t *testing.T) {
+func TestStartRatesCountAtLeastHalfASecond(t *testing.T) {
 	t.Parallel()
 	var s startRates
 	now := time.Unix(1_900_000_000, 0)

@@ -25,11 +25,11 @@ func (p *partitionFeed) reportOutcomes(ctx context.Context) {
 	defer timer.Stop()
 	for p.reports.wait() {
 		timer.Reset(linger)
-		for late := false; !late && !p.reports.hasAtLeast(min(maxBatch, int(p.held.count.Load()))); {
+		for expired := false; !expired && !p.reports.hasAtLeast(min(maxBatch, int(p.held.count.Load()))); {
 			select {
 			case <-p.reports.wake:
 			case <-timer.C:
-				late = true
+				expired = true
 			}
 		}
 		batch := p.reports.take(maxBatch, maxBatchBytes)

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-func TestQueue(t *testing.T) {
+func TestReportQueue(t *testing.T) {
 	q := newReportQueue()
 	q.add(&task{currentAttempt: 1})
 	q.add(&task{currentAttempt: 2, result: make([]byte, 10)})
@@ -36,7 +36,7 @@ func TestQueue(t *testing.T) {
 	require.Len(t, q.take(3, 150), 2)
 }
 
-func TestBackoff(t *testing.T) {
+func TestRetryDelay(t *testing.T) {
 	for _, tt := range []struct {
 		base, most time.Duration
 		tries      int
@@ -60,7 +60,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-func TestLate(t *testing.T) {
+func TestOverdue(t *testing.T) {
 	now := time.Now()
 	line := func(since ...time.Duration) []*task {
 		var all []*task

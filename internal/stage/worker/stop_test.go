@@ -19,7 +19,7 @@ import (
 )
 
 // running runs a worker and tells it to stop, without waiting for it.
-func running(w *stagetest.World, wk *worker.Worker) (stop context.CancelFunc, ended <-chan error) {
+func runInBackground(w *stagetest.World, wk *worker.Worker) (stop context.CancelFunc, ended <-chan error) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(w.T.Context()))
 	done := make(chan error, 1)
 	go func() { done <- wk.Run(ctx) }()
@@ -32,11 +32,11 @@ func TestStopWaitsForTheRunningJob(t *testing.T) {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count = 3
-	wk := pool(w, cfg, g)
-	stop, ended := running(w, wk)
+	wk := newWorker(w, cfg, g)
+	stop, ended := runInBackground(w, wk)
 	stagetest.Receive(t, g.started, "the job's start")
 	st := wk.Status()
 	require.Equal(t, []string{"g.0"}, st.CurrentJobs)
@@ -61,7 +61,7 @@ func TestStopWaitsForTheRunningJob(t *testing.T) {
 	require.Empty(t, consumers)
 }
 
-func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
+func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	for name, ignores := range map[string]bool{"a processor that hears": false, "a processor that does not": true} {
 		t.Run(name, func(t *testing.T) {
@@ -69,11 +69,11 @@ func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
 			w := stagetest.Shared(t)
 			w.Jobs("g", "T", 1)
 			w.Admit("T")
-			g := newGate("T")
+			g := newBlockingProcessor("T")
 			var proc processor.Processor
 			causes := make(chan error, 1)
 			if ignores {
-				proc = deaf{g}
+				proc = ignoringProcessor{g}
 			} else {
 				proc = processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 					_, err := g.Process(ctx, j)
@@ -83,7 +83,7 @@ func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
 			}
 			cfg := config()
 			cfg.Grace = 10 * time.Millisecond
-			stop, ended := running(w, pool(w, cfg, proc))
+			stop, ended := runInBackground(w, newWorker(w, cfg, proc))
 			stagetest.Receive(t, g.started, "the job's start")
 			stop()
 			require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
@@ -97,8 +97,8 @@ func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
 
 			// Another process runs it at once, as a further attempt.
 			w.Feed(stagetest.Patience, "T")
-			again := newGate("T")
-			w.Run(pool(w, config(), again))
+			again := newBlockingProcessor("T")
+			w.Run(newWorker(w, config(), again))
 			require.Equal(t, 2, stagetest.Receive(t, again.started, "the job's second start").Attempt)
 			again.end <- nil
 			w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
@@ -106,16 +106,16 @@ func TestStopHandsBackAfterTheGracePeriod(t *testing.T) {
 	}
 }
 
-func TestStopHandsBackWhatNeverRan(t *testing.T) {
+func TestStopReleasesJobsThatNeverRan(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const quick, held = 200, 30
 	w.Jobs("quick", "T", quick)
 	w.Admit("T")
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count = 1
-	stop, ended := running(w, pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+	stop, ended := runInBackground(w, newWorker(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 		if j.Group == "quick" {
 			return nil, nil
 		}
@@ -137,7 +137,7 @@ func TestStopHandsBackWhatNeverRan(t *testing.T) {
 	require.Empty(t, g.started)
 }
 
-func TestTimeout(t *testing.T) {
+func TestJobTimeoutFailsTheJob(t *testing.T) {
 	t.Parallel()
 	zero := 0
 	for name, tt := range map[string]struct{ worker, group time.Duration }{
@@ -153,7 +153,7 @@ func TestTimeout(t *testing.T) {
 			cfg := config()
 			cfg.JobTimeout = tt.worker
 			causes := make(chan error, 1)
-			w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
+			w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
 				<-ctx.Done()
 				causes <- context.Cause(ctx)
 				return nil, errors.New("interrupted")
@@ -168,7 +168,7 @@ func TestTimeout(t *testing.T) {
 }
 
 // What a processor answers after its time is up counts no more as done, also before it is given up.
-func TestTimeoutThatIsAnsweredLate(t *testing.T) {
+func TestResultAfterTheTimeoutDoesNotCount(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	zero := 0
@@ -176,12 +176,12 @@ func TestTimeoutThatIsAnsweredLate(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.JobTimeout = 300 * time.Millisecond
-	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) { <-ctx.Done(); return "late", nil })))
+	w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) { <-ctx.Done(); return "late", nil })))
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 	require.Equal(t, map[string]int64{processor.CodeTimeout: 1}, w.Group("g").FailuresByCode)
 }
 
-func TestTimeoutThatIsIgnored(t *testing.T) {
+func TestProcessorThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	zero := 0
@@ -189,8 +189,8 @@ func TestTimeoutThatIsIgnored(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.Count, cfg.JobTimeout = 1, 30*time.Millisecond
-	g := newGate("T")
-	wk := pool(w, cfg, deaf{g})
+	g := newBlockingProcessor("T")
+	wk := newWorker(w, cfg, ignoringProcessor{g})
 	stop := w.Run(wk)
 	// One after the other is given up, and the only slot is there again for the next.
 	for range 3 {
@@ -223,11 +223,11 @@ func TestResize(t *testing.T) {
 	const n = 40
 	w.Jobs("g", "T", n)
 	w.Admit("T")
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	var running, most atomic.Int64
 	cfg := config()
 	cfg.Count = 2
-	wk := pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+	wk := newWorker(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 		now := running.Add(1)
 		defer running.Add(-1)
 		for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
@@ -269,10 +269,10 @@ func TestPrefetchIsBounded(t *testing.T) {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 50)
 	w.Admit("T")
-	g := newGate("T")
+	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count, cfg.Block = 3, 10*time.Millisecond
-	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
+	w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 		select { // longer than prefetching pays
 		case <-time.After(60 * time.Millisecond):
 		case <-ctx.Done():

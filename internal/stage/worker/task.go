@@ -113,8 +113,8 @@ func (h *heldTasks) unlink(t *task) {
 
 // ended says that n tasks are not open any more.
 func (h *heldTasks) markFinished(n int) {
-	open, low := h.unfinished.Add(-int64(n)), h.resumeAt.Load() // in this order: await writes the one and then reads the other
-	if open <= low && h.resumeAt.CompareAndSwap(low, -1) {
+	unfinished, resumeAt := h.unfinished.Add(-int64(n)), h.resumeAt.Load() // in this order: await writes the one and then reads the other
+	if unfinished <= resumeAt && h.resumeAt.CompareAndSwap(resumeAt, -1) {
 		h.notify()
 	}
 }
@@ -160,15 +160,15 @@ func (h *heldTasks) notify() {
 
 // empty waits until nothing is held any more, and tells whether it came to that in time.
 func (h *heldTasks) waitEmpty(within time.Duration) bool {
-	late := time.After(within)
+	expired := time.After(within)
 	for {
-		freed := h.nextChange()
+		changed := h.nextChange()
 		if h.count.Load() == 0 {
 			return true
 		}
 		select {
-		case <-freed:
-		case <-late:
+		case <-changed:
+		case <-expired:
 			return h.count.Load() == 0
 		}
 	}

@@ -72,10 +72,10 @@ func (w *Worker) expectedRunTime() time.Duration {
 // handBackLate releases what was started in the belief that it would run soon, and has not.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizeAndActive()
-	each := max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
+	runTime := max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
 	switch {
 	case w.isolation.busy():
-		each = math.MaxInt64 // nobody knows when the suspect's turn is over
+		runTime = math.MaxInt64 // nobody knows when the suspect's turn is over
 	case active < size:
 		return // they are about to run
 	}
@@ -85,7 +85,7 @@ func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 			waiting = append(waiting, t)
 		}
 	}
-	for _, t := range overdue(waiting, size, each, now) {
+	for _, t := range overdue(waiting, size, runTime, now) {
 		if t.taken.CompareAndSwap(false, true) {
 			t.feed.release([]*task{t})
 		}
@@ -94,10 +94,10 @@ func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 
 // late are those of the waiting who have waited too long and will for as long again, where jobs
 // take so long on average.
-func overdue(waiting []*task, size int, each time.Duration, now time.Time) []*task {
+func overdue(waiting []*task, size int, runTime time.Duration, now time.Time) []*task {
 	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.startOrder, b.startOrder) })
-	soon := int64(size) * int64(maxSlotWait) / int64(max(each, time.Microsecond))
-	rest := waiting[min(soon, int64(len(waiting))):]
+	startable := int64(size) * int64(maxSlotWait) / int64(max(runTime, time.Microsecond))
+	rest := waiting[min(startable, int64(len(waiting))):]
 	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < maxSlotWait })
 }
 

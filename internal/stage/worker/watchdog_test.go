@@ -11,13 +11,13 @@ import (
 
 // Jobs that turn slow after many quick ones were started in advance as if they were quick: what
 // they hold up goes back.
-func TestHandsBackWhatSlowJobsHoldUp(t *testing.T) {
+func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	slow := newGate("SLOW")
+	slow := newBlockingProcessor("SLOW")
 	cfg := config()
 	cfg.Count = 2
-	stop := w.Run(pool(w, cfg, answer("QUICK", nil, nil), slow))
+	stop := w.Run(newWorker(w, cfg, processorReturning("QUICK", nil, nil), slow))
 	w.Jobs("quick", "QUICK", 500)
 	w.Admit("QUICK")
 	w.AwaitCounts("quick", api.Counts{Accepted: 500, Done: 500})
@@ -38,7 +38,7 @@ func TestHandsBackWhatSlowJobsHoldUp(t *testing.T) {
 
 	// Another process runs it, and the first one what it has begun.
 	w.Feed(stagetest.Patience, "SLOW")
-	w.Run(pool(w, config(), answer("SLOW", nil, nil)))
+	w.Run(newWorker(w, config(), processorReturning("SLOW", nil, nil)))
 	w.Await("the others to be done", func() bool { return w.Counts("slow").Done == jobs-int64(cfg.Count) })
 	require.Empty(t, slow.started, "nothing of it was begun by the first one")
 	for range cfg.Count {

@@ -114,45 +114,45 @@ func New(
 // the rest back.
 func (w *Worker) Run(ctx context.Context) error {
 	// What is held must be reported and kept alive beyond the end of ctx.
-	after, finish := context.WithCancel(context.WithoutCancel(ctx))
-	defer finish()
-	w.slots.start(after)
+	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWork()
+	w.slots.start(workCtx)
 
-	var settling, feeding, upkeep sync.WaitGroup
+	var reporting, feeding, background sync.WaitGroup
 	for _, p := range w.feeds {
-		settling.Go(func() { p.reportOutcomes(after) })
+		reporting.Go(func() { p.reportOutcomes(workCtx) })
 		feeding.Go(func() {
 			loop := stage.Loop{Name: "read ready stream", Conn: w.conn, Log: w.tel.Log}
 			_ = loop.Run(ctx, p.step)
 		})
 	}
-	var lone sync.WaitGroup
-	lone.Go(func() { w.isolation.run(ctx, after) })
-	upkeep.Go(func() {
-		_ = stage.Every(after, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
+	var isolating sync.WaitGroup
+	isolating.Go(func() { w.isolation.run(ctx, workCtx) })
+	background.Go(func() {
+		_ = stage.Every(workCtx, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
 	})
-	upkeep.Go(func() {
-		_ = stage.Every(after, w.tel.Log, "look for cancelled groups", cancelInterval, w.stopCancelled)
+	background.Go(func() {
+		_ = stage.Every(workCtx, w.tel.Log, "look for cancelled groups", cancelInterval, w.stopCancelled)
 	})
-	upkeep.Go(func() { _ = stage.Every(after, w.tel.Log, "status", presence.Interval, w.publishStatus) })
-	upkeep.Go(func() { w.watchdog(after) })
+	background.Go(func() { _ = stage.Every(workCtx, w.tel.Log, "status", presence.Interval, w.publishStatus) })
+	background.Go(func() { w.watchdog(workCtx) })
 
 	<-ctx.Done()
 	w.stopping.Store(true)
 	feeding.Wait()
-	w.drain(finish)
+	w.drain(endWork)
 	for _, p := range w.feeds {
 		p.reports.close()
 	}
-	settling.Wait()
+	reporting.Wait()
 	w.slots.wg.Wait()
-	finish()
-	lone.Wait()
-	upkeep.Wait()
+	endWork()
+	isolating.Wait()
+	background.Wait()
 	presence.Withdraw(ctx, w.conn, w.space, w.id)
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	endCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	w.dropConsumers(end)
+	w.dropConsumers(endCtx)
 	return nil
 }
 

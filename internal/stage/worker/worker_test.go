@@ -28,7 +28,7 @@ func TestTakesAJobAndRunsIt(t *testing.T) {
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: []byte(`{"to":"a@example.com"}`)}}})
 		w.Admit("T")
 		ran := make(chan processor.Job, 10)
-		stop := w.Run(pool(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+		stop := w.Run(newWorker(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
 			ran <- j
 			return map[string]int{"cost": 3}, nil
 		})))
@@ -57,7 +57,7 @@ func TestTakesAJobAndRunsIt(t *testing.T) {
 	})
 }
 
-func TestFailingJobIsRetriedAndThenDead(t *testing.T) {
+func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 1)
 		w.Feed(stagetest.Patience, "T")
@@ -66,7 +66,7 @@ func TestFailingJobIsRetriedAndThenDead(t *testing.T) {
 		attempts := make(chan int, 100)
 		waits := make(chan time.Duration, 100)
 		var ended time.Time // of the attempt before; attempts of a job follow one another
-		w.Run(pool(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+		w.Run(newWorker(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
 			defer func() { ended = time.Now() }()
 			attempts <- j.Attempt
 			if j.Attempt > 1 {
@@ -97,18 +97,18 @@ func TestFailingJobIsRetriedAndThenDead(t *testing.T) {
 	})
 }
 
-func TestGroupsOwnRetries(t *testing.T) {
+func TestGroupSetsMaxRetries(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	none := 0
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &none, Jobs: stagetest.Numbered(1)})
 	w.Admit("T")
-	w.Run(pool(w, config(), answer("T", nil, errors.New("boom"))))
+	w.Run(newWorker(w, config(), processorReturning("T", nil, errors.New("boom"))))
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 	require.Equal(t, map[string]int64{processor.CodeError: 1}, w.Group("g").FailuresByCode)
 }
 
-func TestErrorsDecide(t *testing.T) {
+func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 	t.Parallel()
 	type bad struct{ F func() }
 	for name, tt := range map[string]struct {
@@ -138,7 +138,7 @@ func TestErrorsDecide(t *testing.T) {
 			w.Feed(stagetest.Patience, "T")
 			cfg := config()
 			cfg.MaxRetries = 1
-			w.Run(pool(w, cfg, processor.Func("T", tt.proc)))
+			w.Run(newWorker(w, cfg, processor.Func("T", tt.proc)))
 			w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 			letter := w.DeadLetters()[0]
 			require.Equal(t, tt.code, letter.Code)
@@ -152,7 +152,7 @@ type panics struct{}
 
 func (panics) MarshalJSON() ([]byte, error) { panic("secret") }
 
-func TestResults(t *testing.T) {
+func TestResultsAreEncodedOnOneLine(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 6)
@@ -160,7 +160,7 @@ func TestResults(t *testing.T) {
 	kinds := []any{
 		nil, struct{ A int }{7}, json.RawMessage("{\n  \"a\": [1,\r\n 2]\n}"), json.RawMessage(nil), "a\nb", strings.Repeat("x", processor.MaxResultBytes-2),
 	}
-	w.Run(pool(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { return kinds[j.Ordinal], nil })))
+	w.Run(newWorker(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { return kinds[j.Ordinal], nil })))
 	w.AwaitCounts("g", api.Counts{Accepted: 6, Done: 6})
 	got := map[int64]string{}
 	for _, r := range w.Results() {
@@ -179,7 +179,7 @@ func TestLargeResultsAreReportedInPieces(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.Count = 100
-	w.Run(pool(w, cfg, answer("T", strings.Repeat("x", processor.MaxResultBytes-2), nil)))
+	w.Run(newWorker(w, cfg, processorReturning("T", strings.Repeat("x", processor.MaxResultBytes-2), nil)))
 	w.AwaitCounts("g", api.Counts{Accepted: 100, Done: 100})
 	require.Len(t, w.Results(), 100)
 	entries, err := w.Conn.Cmd.XRange(t.Context(), w.P.ResultStream(), "-", "+").Result()
@@ -206,7 +206,7 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 			w.Admit("T")
 			cfg := config()
 			cfg.Backoff = 500 * time.Millisecond
-			w.Run(pool(w, cfg, answer("T", nil, processor.Throttled(tt.after, errors.New("429")))))
+			w.Run(newWorker(w, cfg, processorReturning("T", nil, processor.Throttled(tt.after, errors.New("429")))))
 			w.AwaitCounts("g", api.Counts{Accepted: 1, NonReady: 1})
 			j := w.Job("g", 0)
 			require.Equal(t, processor.CodeThrottled, j.LastError.Code)
@@ -218,21 +218,21 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 	}
 }
 
-func TestThrottledTooOften(t *testing.T) {
+func TestJobFailsAfterMaxThrottles(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
 	w.Feed(stagetest.Patience, "T")
 	cfg := config()
 	cfg.MaxThrottles, cfg.MaxRetries = 3, 0
-	w.Run(pool(w, cfg, answer("T", nil, processor.Throttled(time.Millisecond, nil))))
+	w.Run(newWorker(w, cfg, processorReturning("T", nil, processor.Throttled(time.Millisecond, nil))))
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 	letter := w.DeadLetters()[0]
 	require.Equal(t, processor.CodeThrottled, letter.Code)
 	require.Equal(t, 4, letter.Attempts)
 }
 
-func TestPayloadInAKeyOfItsOwn(t *testing.T) {
+func TestLargePayloadIsLoadedFromItsKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	large := []byte(`"` + strings.Repeat("x", 100<<10) + `"`)
@@ -240,7 +240,7 @@ func TestPayloadInAKeyOfItsOwn(t *testing.T) {
 	w.Admit("T")
 	require.NoError(t, w.Conn.Cmd.HDel(t.Context(), w.P.Payloads("g"), "2").Err())
 	got := make(chan processor.Job, 10)
-	w.Run(pool(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { got <- j; return nil, nil })))
+	w.Run(newWorker(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { got <- j; return nil, nil })))
 	w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Failed: 1})
 	require.Len(t, got, 2)
 	for range 2 {
@@ -252,7 +252,7 @@ func TestPayloadInAKeyOfItsOwn(t *testing.T) {
 	require.Zero(t, w.Conn.Cmd.Exists(t.Context(), w.P.Payloads("g")).Val())
 }
 
-func TestGarbageIsSetAside(t *testing.T) {
+func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		for _, fields := range [][]any{{"j", "rubbish"}, {"x", "y"}, {"j", "g|OTHER|1|0|0|0|0|0|0|0||0|0||1"}} {
@@ -260,7 +260,7 @@ func TestGarbageIsSetAside(t *testing.T) {
 		}
 		w.Jobs("g", "T", 2)
 		w.Admit("T")
-		w.Run(pool(w, config(), answer("T", nil, nil)))
+		w.Run(newWorker(w, config(), processorReturning("T", nil, nil)))
 		w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 2})
 		w.Await("three entries set aside", func() bool { return len(w.Garbage()) == 3 })
 		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
@@ -269,7 +269,7 @@ func TestGarbageIsSetAside(t *testing.T) {
 	})
 }
 
-func TestTwoTypes(t *testing.T) {
+func TestWorkerRunsOnlyItsTypes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("a", "A", 20)
@@ -280,7 +280,7 @@ func TestTwoTypes(t *testing.T) {
 	}
 	cfg := config()
 	cfg.Types = []string{"A", "B"}
-	wk := pool(w, cfg, answer("A", 1, nil), answer("B", 2, nil), answer("C", 3, nil))
+	wk := newWorker(w, cfg, processorReturning("A", 1, nil), processorReturning("B", 2, nil), processorReturning("C", 3, nil))
 	require.Equal(t, []string{"A", "B"}, wk.Status().Types)
 	w.Run(wk)
 	w.AwaitCounts("a", api.Counts{Accepted: 20, Done: 20})
@@ -289,15 +289,15 @@ func TestTwoTypes(t *testing.T) {
 }
 
 // Two processes share a stream: no job runs twice, and none is left.
-func TestTwoWorkers(t *testing.T) {
+func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const n = 500
 		w.Jobs("g", "T", n)
 		w.Admit("T")
 		ran := make(chan int64, 2*n)
 		proc := processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { ran <- j.Ordinal; return nil, nil })
-		w.Run(pool(w, config(), proc))
-		w.Run(pool(w, config(), proc))
+		w.Run(newWorker(w, config(), proc))
+		w.Run(newWorker(w, config(), proc))
 		w.AwaitCounts("g", api.Counts{Accepted: n, Done: n})
 		seen := map[int64]bool{}
 		for range len(ran) {
@@ -309,7 +309,7 @@ func TestTwoWorkers(t *testing.T) {
 }
 
 // All partitions are served, also where fewer jobs run side by side than there are partitions.
-func TestPartitions(t *testing.T) {
+func TestOneSlotServesAllPartitions(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 8)
@@ -320,7 +320,7 @@ func TestPartitions(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.Count, cfg.Block = 1, time.Second
-	w.Run(pool(w, cfg, answer("T", nil, nil)))
+	w.Run(newWorker(w, cfg, processorReturning("T", nil, nil)))
 	for _, g := range groups {
 		w.AwaitCounts(g, api.Counts{Accepted: 30, Done: 30})
 	}
@@ -328,7 +328,7 @@ func TestPartitions(t *testing.T) {
 
 // A partition without work does not keep the slots from one with work, however long
 // its reads block.
-func TestIdlePartitionsHoldUpNobody(t *testing.T) {
+func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 16)
@@ -337,7 +337,7 @@ func TestIdlePartitionsHoldUpNobody(t *testing.T) {
 	cfg := config()
 	cfg.Count, cfg.Block = 1, time.Second
 	began := time.Now()
-	w.Run(pool(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
+	w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
 		return nil, redisx.Sleep(ctx, 25*time.Millisecond) // longer than what is prefetched
 	})))
 	w.AwaitCounts("g", api.Counts{Accepted: 40, Done: 40})
@@ -352,9 +352,9 @@ func TestNewRefuses(t *testing.T) {
 		want  string
 	}{
 		"no processor":      {nil, nil, "at least one"},
-		"two of a type":     {nil, []processor.Processor{answer("T", nil, nil), answer("T", nil, nil)}, "two processors for type T"},
-		"a type of nobody":  {[]string{"X"}, []processor.Processor{answer("T", nil, nil)}, `no processor for type "X"`},
-		"a type's bad name": {nil, []processor.Processor{answer("{T}", nil, nil)}, `processor type "{T}"`},
+		"two of a type":     {nil, []processor.Processor{processorReturning("T", nil, nil), processorReturning("T", nil, nil)}, "two processors for type T"},
+		"a type of nobody":  {[]string{"X"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "X"`},
+		"a type's bad name": {nil, []processor.Processor{processorReturning("{T}", nil, nil)}, `processor type "{T}"`},
 	} {
 		cfg := config()
 		cfg.Types = tt.types
