@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
 
-// BenchmarkBatch is what a batch of no-op jobs costs a worker beside Redis: read, put in line, run,
-// queued and put into words.
+// BenchmarkBatch measures what a batch of no-op jobs costs a worker, without Redis: to parse the
+// entries, queue the tasks, run them, and build their outcomes.
 func BenchmarkBatch(b *testing.B) {
 	space, err := keyspace.New("b:", 1)
 	require.NoError(b, err)

@@ -17,34 +17,41 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// maxPrefetch, for each of up to maxParts partitions, bounds what one process starts beyond what
-// runs; maxBatch and maxBatchBytes bound one script.
+// maxPrefetch is how many jobs a process prefetches at most for each partition; partitions beyond
+// maxPrefetchPartitions don't raise the number. maxBatch (jobs) and maxBatchBytes bound one script
+// call.
 const (
-	maxPrefetch           = 2 * maxBatch // so that half of it is a batch
+	maxPrefetch           = 2 * maxBatch // two batches: one is read while the other one waits for slots
 	maxPrefetchPartitions = 8
 	maxBatch              = 200
 	maxBatchBytes         = 1 << 20
 )
 
-// prefetchFor is how much work a process takes in advance: it must not idle while the next batch is
-// on its way, and must not hold what another could run.
+// prefetchFor is how much work, in run time of all slots, a process prefetches. Less would leave
+// slots idle while the next batch is read; more would keep jobs from other processes that could run
+// them.
 const prefetchFor = 3 * time.Millisecond
 
-// unreported is how many times as much as that may have ended and wait for Redis while more is
-// read: two batches of quick jobs, and none of long ones, of which a process holds what it runs.
+// unreported bounds the finished jobs whose outcomes Redis has not accepted yet, as a multiple of
+// the prefetched jobs. At the bound, the process reads no more jobs. So quick jobs have up to two
+// batches of outcomes to report; with long jobs, of which nothing is prefetched, a process holds no
+// more than it runs.
 const unreported = 2
 
-// partition feeds the pool from one partition and settles what came of it.
+// partitionFeed reads the ready streams of one partition, starts their jobs, and reports the
+// outcomes of these jobs.
 type partitionFeed struct {
 	*Worker
-	partition keyspace.Partition
+	partition keyspace.Partition // whose streams are read
 	reader    *stream.Reader
-	reports   *reportQueue
+	reports   *reportQueue // outcomes of this partition's jobs
 }
 
-// room is how many more jobs the process may take. While enough wait for a slot it is none, so that
-// a read brings a batch: until no more than few are open, or, where that is negative, until
-// something is let go. What has ended counts apart, within bounds, since nobody else could run it.
+// freeCapacity returns how many more jobs this process may read. It returns 0 while enough
+// prefetched jobs wait for a slot, so that the next read fetches a full batch; resumeAt is then the
+// number of unfinished jobs at which reading resumes (-1: after any report). Finished jobs whose
+// outcome is not reported yet have a bound of their own (see unreported), because no other process
+// could run them.
 func (w *Worker) freeCapacity() (n, resumeAt int) {
 	if w.isolation.busy() {
 		return 0, -1
@@ -52,7 +59,8 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	size, _ := w.slots.sizeAndActive()
 	prefetch := 0
 	if d := w.expectedRunTime(); d > 0 {
-		prefetch = min(maxPrefetch*min(len(w.feeds), maxPrefetchPartitions), int(int64(size)*int64(prefetchFor)/int64(d)))
+		bound := maxPrefetch * min(len(w.feeds), maxPrefetchPartitions)
+		prefetch = min(bound, int(int64(size)*int64(prefetchFor)/int64(d)))
 	}
 	unfinished, held := int(w.held.unfinished.Load()), int(w.held.count.Load())
 	if resumeAt = size + prefetch - max(1, prefetch/2); unfinished > resumeAt {
@@ -61,7 +69,9 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	return min(size+prefetch-unfinished, size+prefetch+unreported*prefetch-held), -1
 }
 
-// feed reads and starts one batch.
+// step reads and starts one batch of jobs. While the process has no free capacity, it waits until
+// there may be some. While suspects wait for isolation, it looks for more suspects only. It always
+// returns 0 as the time to wait.
 func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := p.held.nextChange()
 	capacity, resumeAt := p.freeCapacity()
@@ -85,14 +95,15 @@ func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	return 0, p.readEntries(ctx, capacity)
 }
 
-// read reads and takes about so many entries.
+// readEntries reads up to about capacity entries from the ready streams of this partition, and
+// starts their jobs.
 func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 	streams := make([]string, len(p.types))
 	for i, typ := range p.types {
 		streams[i] = p.partition.Ready(typ)
 	}
-	// The partitions read side by side, none knowing what the others find: each asks for its
-	// part of the room.
+	// All partitions are read at the same time, and none knows what the others will find. So each
+	// asks for its part of the capacity.
 	count := max(1, min(capacity/len(p.feeds), maxBatch)/len(streams))
 	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
@@ -113,9 +124,10 @@ func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 	})
 }
 
-// take starts a batch of entries and hands it to the pool. What can't be started stays pending: it
-// is asked for again until Redis answers or the process stops, and then it is the dispatcher's. It
-// says whether there were suspects.
+// startEntries starts the jobs of entries, which are of type typ, and gives them to the slots. It
+// hands suspects to isolation, and reports whether there were any. Jobs that it can't start are
+// released; if Redis does not accept that either, their entries stay pending until the dispatcher
+// reclaims them.
 func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
 	tasks, suspects := p.parseEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
@@ -147,8 +159,12 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 	return suspects
 }
 
-// tasks reads a batch of entries, in the order of their jobs, and sets aside what is none.
-func (p *partitionFeed) parseEntries(ctx context.Context, typ string, entries []stream.Entry) (tasks []*task, suspects bool) {
+// parseEntries returns a task for each entry of type typ, ordered by group and ordinal. It
+// quarantines entries that can't be read. The flag suspects says that at least one task is a
+// suspect.
+func (p *partitionFeed) parseEntries(
+	ctx context.Context, typ string, entries []stream.Entry,
+) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
 	proc, parser := p.procs[typ], ledger.Parser{}
 	for i := range entries {
@@ -175,14 +191,15 @@ func (p *partitionFeed) parseEntries(ctx context.Context, typ string, entries []
 	return tasks, suspects
 }
 
-// setApart has suspects run alone, whose leases are kept while they wait, hands those back that may
-// not wait here, and returns what is none.
+// isolateSuspects removes the suspects from tasks and returns the rest. It hands each suspect to
+// isolation, where its lease is kept while it waits; it releases the suspects that isolation does
+// not accept now.
 func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 	return slices.DeleteFunc(tasks, func(t *task) bool {
 		if !t.suspect() {
 			return false
 		}
-		p.held.track([]*task{t}) // first: once taken, it is not this goroutine's any more
+		p.held.track([]*task{t}) // first, because isolation owns the task once it is added
 		if !p.isolation.add(t) {
 			p.held.untrack(t)
 			p.release([]*task{t})
@@ -191,8 +208,10 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 	})
 }
 
-// start asks for the tasks until there is an answer. A lost answer makes the second one
-// raise the attempt.
+// startTasks marks the jobs of tasks as in flight in Redis, and returns those that this process
+// must run now. It drops stale ones. It repeats the call until Redis answers. If the answer to a
+// call that took effect is lost, the next call gives the jobs a new attempt: currentAttempt is then
+// above the Attempt of the entry.
 func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
@@ -239,7 +258,8 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	return started, nil
 }
 
-// log writes down what was started, in an experiment.
+// logStarts writes the started jobs to the experiment's journal, if there is one. at is the time of
+// Redis in µs.
 func (p *partitionFeed) logStarts(at int64, typ string, started []*task) {
 	if p.cfg.Journal == nil {
 		return
@@ -251,7 +271,9 @@ func (p *partitionFeed) logStarts(at int64, typ string, started []*task) {
 	p.cfg.Journal.Starts(at, p.partition.Index(), typ, starts)
 }
 
-// loadPayloads fetches the payloads that are too large to travel.
+// loadPayloads sets the loadedPayload of each task. It fetches large payloads, which the entries
+// don't contain, from Redis. Without an error, an empty loadedPayload means that the payload is
+// lost.
 func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	var large []*task
 	for _, t := range tasks {
@@ -276,19 +298,20 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 			return err
 		}
 		for i, t := range large {
-			// Each reply has its own error: behind a payload that is gone the connection
-			// may have failed.
+			// Each reply has its own error: the connection can fail after a reply that found no
+			// payload.
 			if err := replies[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
-			t.loadedPayload = replies[i].Val() // "" when it is gone: run reports that
+			t.loadedPayload = replies[i].Val() // "" when the payload is lost; callProcessor reports that
 		}
 		return nil
 	})
 }
 
-// insist repeats an idempotent step with backoff until it works or ctx ends. An error that is not
-// Redis being away is given up after a few tries: repeating would not mend it.
+// retryStep calls step, which must be idempotent, until it works or ctx ends, with backoff. It
+// returns the error of a fifth failure that is not an outage of Redis, because a further try would
+// fail as well. what names the step in the log.
 func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
 	warned := false
@@ -304,7 +327,7 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 		}
 		if !warned {
 			warned = true
-			p.tel.Log.Warn("redis does not answer as it should, trying again", "step", what, "error", err)
+			p.tel.Log.Warn("redis step failed, trying again", "step", what, "error", err)
 		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return err
@@ -312,7 +335,8 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 	}
 }
 
-// handBack reports tasks that were read but will not run here.
+// release gives back tasks that were read but will not run, or not finish, in this process. Tasks
+// that have an outcome already are left alone.
 func (p *partitionFeed) release(tasks []*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {
@@ -322,15 +346,17 @@ func (p *partitionFeed) release(tasks []*task) {
 	}
 }
 
-// end has a task reported that has ended.
+// queueReport passes a task whose outcome is set to the goroutine that reports outcomes.
 func (p *partitionFeed) queueReport(t *task) {
 	p.reports.add(t)
 	p.held.markFinished(1)
 }
 
-// setAside keeps an entry that is no job for a person to look at.
+// quarantine moves an entry that can't be read as a job of type typ from the ready stream to the
+// partition's list of quarantined entries, with the reason, for an operator. If Redis fails, the
+// entry stays pending, and the dispatcher quarantines it when it reclaims it.
 func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
-	p.tel.Log.Warn("set an unreadable entry aside",
+	p.tel.Log.Warn("quarantined an unreadable entry",
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -341,6 +367,6 @@ func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Ent
 		return nil
 	})
 	if err != nil {
-		p.tel.Log.Error("set aside entry failed, it stays pending", "entry", e.ID, "error", err)
+		p.tel.Log.Error("quarantine failed, the entry stays pending", "entry", e.ID, "error", err)
 	}
 }

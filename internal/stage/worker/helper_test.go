@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// config waits for nothing but what a test lets it wait for.
+// config returns a worker configuration whose timeouts, lease and grace period never end by
+// themselves during a test.
 func config() worker.Config {
 	return worker.Config{
 		Count: 4, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, MaxRetries: 3, MaxThrottles: 5,
@@ -29,7 +30,7 @@ func config() worker.Config {
 
 var workerCount atomic.Int64
 
-// pool makes a worker process; its connection is its own.
+// newWorker creates a worker process with a connection and a name of its own.
 func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
 	w.T.Helper()
 	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
@@ -38,7 +39,8 @@ func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Process
 	return wk
 }
 
-// gate is a processor whose jobs tell that they run, and end when they are told how.
+// blockingProcessor announces each job on started, and blocks it until the test sends its error on
+// end.
 type blockingProcessor struct {
 	typ     string
 	started chan processor.Job
@@ -51,7 +53,7 @@ func newBlockingProcessor(typ string) *blockingProcessor {
 
 func (g *blockingProcessor) Type() string { return g.typ }
 
-// Process ends with the error that it is given, or with the cause of its context's end.
+// Process returns the error that the test sends on end, or the cause when ctx ends first.
 func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any, error) {
 	g.started <- job
 	select {
@@ -62,7 +64,7 @@ func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any
 	}
 }
 
-// deaf is a gate that ignores its context.
+// ignoringProcessor is a blockingProcessor that ignores the end of its context.
 type ignoringProcessor struct{ *blockingProcessor }
 
 func (d ignoringProcessor) Process(_ context.Context, job processor.Job) (any, error) {
@@ -70,7 +72,7 @@ func (d ignoringProcessor) Process(_ context.Context, job processor.Job) (any, e
 	return nil, <-d.end
 }
 
-// answer is a processor that ends at once.
+// processorReturning returns a processor that returns result and err at once.
 func processorReturning(typ string, result any, err error) processor.Processor {
 	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return result, err })
 }

@@ -9,38 +9,41 @@ import (
 	"time"
 )
 
-// A suspect is a job that has lost a worker before: it may be the one that kills them. It is
-// started and run alone in its process, so that the next crash hits nobody else, and counts
-// against it alone.
+// suspect reports whether the job was in flight when a worker process died. Such a job may have
+// killed the process. So it runs alone in its process: the next crash then hits no other job, and
+// the job alone is blamed for it.
 func (t *task) suspect() bool { return t.Losses > 0 }
 
-// maxSuspects is how many suspects wait in a process. All but one of them have lost a single
-// worker: most of these were only beside the one that kills.
+// maxSuspects is the largest number of suspects that wait in a process. At most one of them has
+// lost more than one worker process. The others have lost one; most of them only ran beside the job
+// that killed it.
 const maxSuspects = 16
 
-// solo lets suspects run, one after the other, while the process holds nothing else: no job of a
-// slot begins meanwhile, and what else is read goes back. Those that have lost the fewest workers
-// run first, so that a job that kills again takes none of the others' time.
+// isolation runs suspects one after the other, each while the process holds no other started job:
+// meanwhile no slot begins a job, and other jobs that are read are released. Suspects that have
+// lost the fewest worker processes run first, so that a job that kills again does not delay the
+// others.
 type isolation struct {
 	w *Worker
 
 	mu           sync.Mutex
-	suspects     []*task       // read and held, but not started; by losses
-	running      bool          // they run: no more are taken
-	slotsBlocked atomic.Bool   // no job of a slot may begin; set under the lock
-	changed      chan struct{} // closed and replaced at each change
-	searchPause  time.Duration // before the next look for more
+	suspects     []*task       // that wait, read but not started, by ascending losses
+	running      bool          // suspects run now; isolation accepts no further ones
+	slotsBlocked atomic.Bool   // slots may begin no job; written under mu
+	changed      chan struct{} // closed and replaced at each change of the fields above
+	searchPause  time.Duration // until the next read that looks for more suspects
 
-	readLimit   atomic.Int64 // entries that may be read at once; 0: as many as there is room for
-	limitedRead sync.Mutex   // of cautious readers
+	readLimit   atomic.Int64 // entries that one read may deliver; 0: no limit
+	limitedRead sync.Mutex   // held by a read while readLimit is set
 }
 
 func newIsolation(w *Worker) *isolation { return &isolation{w: w, changed: make(chan struct{})} }
 
-// cautiously calls read with how many entries it may take at most, 0 for no bound, and learns
-// whether there were suspects. They come in crowds, since a worker that dies leaves many: after
-// one, entries are read one by one, and twice as many each time that there was none. So hardly one
-// is read in vain, and a crowd's suspects follow one another in a process that is empty already.
+// withReadLimit calls read with the number of entries that it may read at most (0: no limit); read
+// returns whether suspects were among them. Suspects come in groups, because a dead worker leaves
+// many. So after a suspect, withReadLimit lets one partition read one entry at a time, and doubles
+// the limit with each read without a suspect. Few suspects are then read only to be released, which
+// would cost them an attempt.
 func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)) error {
 	most := s.readLimit.Load()
 	if most > 0 {
@@ -60,7 +63,9 @@ func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)
 	return err
 }
 
-// take takes a suspect that is to run alone, if it may wait here.
+// add queues a suspect to run alone and returns true. It returns false, and the caller must release
+// the suspect, while suspects run, when maxSuspects wait, or when the suspect and a waiting one
+// have both lost more than one worker process.
 func (s *isolation) add(t *task) bool {
 	s.mu.Lock()
 	repeated := t.Losses > 1 && len(s.suspects) > 0 && s.suspects[len(s.suspects)-1].Losses > 1
@@ -72,19 +77,20 @@ func (s *isolation) add(t *task) bool {
 	s.suspects = slices.Insert(s.suspects, at, t)
 	s.notify()
 	s.mu.Unlock()
-	s.w.held.notify() // what is held is not all to be waited for now
+	s.w.held.notify() // feeds wait for capacity; they must look for more suspects now
 	return true
 }
 
-// busy says whether suspects run or wait: then the process takes in nothing else.
+// busy reports whether suspects wait or run. The process then starts no other jobs.
 func (s *isolation) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.slotsBlocked.Load() || len(s.suspects) > 0
 }
 
-// more says whether more suspects may come while what runs is waited for, and when to look for them
-// again: ever less often, since what is none is read in vain.
+// nextSearch returns ok when this process should look for more suspects, while those it has wait
+// for running jobs to end, and the pause until it should look again. The pause doubles each time,
+// because other jobs that are read must be released.
 func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,13 +101,14 @@ func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
 	return s.searchPause, true
 }
 
-// change wakes who waits; the lock is held.
+// notify wakes the goroutines in waitFor. The caller holds the lock.
 func (s *isolation) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// await waits until ok, under the lock, and says whether it came to that before quit.
+// waitFor waits until condition, which it calls under the lock, returns true; then it returns true.
+// It returns false when quit is closed first.
 func (s *isolation) waitFor(quit <-chan struct{}, condition func() bool) bool {
 	for {
 		s.mu.Lock()
@@ -118,12 +125,14 @@ func (s *isolation) waitFor(quit <-chan struct{}, condition func() bool) bool {
 	}
 }
 
-// pass waits until jobs of slots may begin.
+// waitUnblocked waits until slots may begin jobs and returns true. It returns false when quit is
+// closed first.
 func (s *isolation) waitUnblocked(quit <-chan struct{}) bool {
 	return !s.slotsBlocked.Load() || s.waitFor(quit, func() bool { return !s.slotsBlocked.Load() })
 }
 
-// run serves suspects until ctx ends. Their jobs run under after.
+// run runs suspects as they come, until ctx ends. Their processors run under workCtx, which
+// outlives ctx.
 func (s *isolation) run(ctx, workCtx context.Context) {
 	blockSlots := func() bool { s.slotsBlocked.Store(len(s.suspects) > 0); return s.slotsBlocked.Load() }
 	for ctx.Err() == nil && s.waitFor(ctx.Done(), blockSlots) {
@@ -136,15 +145,17 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 	}
 }
 
+// unblock lets slots begin jobs and feeds read jobs again.
 func (s *isolation) unblock() {
 	s.mu.Lock()
 	s.slotsBlocked.Store(false)
 	s.running, s.searchPause = false, 0
 	s.notify()
 	s.mu.Unlock()
-	s.w.held.notify() // there may be room again
+	s.w.held.notify() // feeds may have free capacity again
 }
 
+// nextSuspect removes and returns the suspect with the fewest losses, or nil if none waits.
 func (s *isolation) nextSuspect() *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +167,8 @@ func (s *isolation) nextSuspect() *task {
 	return t
 }
 
-// empty hands back what has not begun, and waits until the outcomes of all that runs have been
-// reported too.
+// emptyProcess releases the tasks that no slot has begun, and waits until all outcomes are reported
+// and the process holds only waiting suspects. It returns false when ctx ends first.
 func (s *isolation) emptyProcess(ctx context.Context) bool {
 	for _, t := range s.w.held.tasks() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
@@ -181,8 +192,9 @@ func (s *isolation) emptyProcess(ctx context.Context) bool {
 	}
 }
 
-// runAlone starts a suspect only now: one that is in flight has been alone. It returns when its
-// outcome was reported.
+// runAlone starts and runs the suspect t, and returns when its outcome is reported. It starts the
+// suspect only now, not earlier, so that a suspect that is in flight at a crash has certainly run
+// alone.
 func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 	p := t.feed
 	p.held.untrack(t)
@@ -190,7 +202,7 @@ func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 		p.release([]*task{t})
 		return
 	}
-	// Who has just looked at what is held may still read the one that waited.
+	// The lease renewal or the watchdog may still read the old task, so a new one takes its place.
 	t = &task{Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: p, proc: t.proc, removed: t.removed}
 	started, err := p.startTasks(ctx, t.Type, []*task{t})
 	if err != nil {
@@ -198,7 +210,7 @@ func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 		return
 	}
 	if len(started) == 0 {
-		return // stale, and let go
+		return // the job was stale; startTasks has dropped it
 	}
 	p.held.track(started)
 	if p.loadPayloads(ctx, started) != nil {

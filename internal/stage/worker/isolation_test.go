@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// suspects makes a group whose n jobs have each lost a worker, and lie in the ready stream again.
+// suspects creates a group of n jobs of type typ. Each of them has lost one worker and is ready
+// again.
 func suspects(w *stagetest.World, group, typ string, n int) {
 	w.T.Helper()
 	w.Jobs(group, typ, n)
@@ -25,13 +26,15 @@ func suspects(w *stagetest.World, group, typ string, n int) {
 	loseWorker(w, typ, n)
 }
 
-// lose takes back what workers hold, as if they were gone, and hands it out again.
+// loseWorker reclaims the n jobs of type typ that workers hold, as if these workers were dead, and
+// makes the jobs ready again.
 func loseWorker(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
 	reclaim(w, typ, n)
 	promote(w, typ, n)
 }
 
+// reclaim takes the n jobs of type typ back that workers hold. They become non-ready.
 func reclaim(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
 	r, err := ledger.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)
@@ -39,6 +42,7 @@ func reclaim(w *stagetest.World, typ string, n int) {
 	require.Equal(w.T, n, r.Taken)
 }
 
+// promote makes n non-ready jobs of type typ ready.
 func promote(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
 	back, err := ledger.Promote(w.T.Context(), w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", Caps: map[string]int{typ: 1 << 30}})
@@ -46,6 +50,7 @@ func promote(w *stagetest.World, typ string, n int) {
 	require.Equal(w.T, n, back.Moved)
 }
 
+// TestSuspectsRunAlone: no other job runs in the process while a suspect runs.
 func TestSuspectsRunAlone(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -56,7 +61,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 	proc := processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
 		with := running.Add(1)
 		defer running.Add(-1)
-		for range 20 { // others would come in meanwhile
+		for range 20 { // long enough for other jobs to begin, if the worker let them
 			if j.Group == "suspects" && with+running.Load() != 2 {
 				return nil, processor.Permanent("NOT_ALONE", fmt.Errorf("%d jobs run beside it", running.Load()-1))
 			}
@@ -77,8 +82,8 @@ func TestSuspectsRunAlone(t *testing.T) {
 	require.EqualValues(t, 3, alone.Load())
 }
 
-// What a worker that dies with a suspect has beside it was not started: it pays nothing, and
-// is no suspect.
+// TestNeighboursOfASuspectAreNotStarted: when a worker dies while it runs a suspect, the other jobs
+// that it has read were not started. They have lost no worker, so they become no suspects.
 func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -95,7 +100,7 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 10, Ready: 10}, w.Counts("others"))
 	require.Empty(t, g.started)
 
-	loseWorker(w, "T", 2) // as if the process were dead
+	loseWorker(w, "T", 2) // as if the worker process had died
 	for range 2 {
 		j := w.Take("T", "next", 1)[0]
 		for j.Group != "suspects" {
@@ -110,13 +115,13 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 		require.Equal(t, want, j.Losses, "losses of job %d", j.Ordinal)
 		w.Done("null", j)
 	}
-	g.end <- nil // the lost worker comes late
+	g.end <- nil // the lost worker reports late
 	stop()
 	require.EqualValues(t, 2, w.Counts("suspects").Done)
 }
 
-// A suspect waits until what runs has ended; meanwhile nothing else begins. A process that stops
-// hands it back.
+// TestSuspectWaitsUntilRunningJobsEnd: a suspect begins after the running jobs have ended, and no
+// other job begins meanwhile. A process that stops before that releases the suspect.
 func TestSuspectWaitsUntilRunningJobsEnd(t *testing.T) {
 	t.Parallel()
 	for name, stops := range map[string]bool{"until they end": false, "until the process stops": true} {
@@ -164,7 +169,8 @@ func TestSuspectWaitsUntilRunningJobsEnd(t *testing.T) {
 	}
 }
 
-// A suspect that ignores the end of its time is given up like any other.
+// TestSuspectThatIgnoresItsTimeoutIsAbandoned: a suspect whose processor ignores the timeout is
+// abandoned like any other job, and other jobs run again.
 func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -174,7 +180,7 @@ func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	cfg.JobTimeout = 20 * time.Millisecond
 	stop := w.Run(newWorker(w, cfg, ignoringProcessor{g}, processorReturning("U", nil, nil)))
 	stagetest.Receive(t, g.started, "the suspect")
-	w.Await("it to be given up", func() bool { return w.Counts("suspects").NonReady == 1 })
+	w.Await("the suspect to be abandoned", func() bool { return w.Counts("suspects").NonReady == 1 })
 	w.Jobs("others", "U", 5)
 	w.Admit("U")
 	w.AwaitCounts("others", api.Counts{Accepted: 5, Done: 5})
@@ -182,8 +188,8 @@ func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	stop()
 }
 
-// A crowd of suspects is read one by one, once the first was met: hardly one is read in vain, which
-// would use up its attempts.
+// TestManySuspectsNeedFewAttempts: after the first suspect, entries are read one at a time, so that
+// few suspects are read only to be released, which costs an attempt.
 func TestManySuspectsNeedFewAttempts(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -193,6 +199,6 @@ func TestManySuspectsNeedFewAttempts(t *testing.T) {
 	w.Run(newWorker(w, config(), processorReturning("T", nil, nil)))
 	w.AwaitCounts("suspects", api.Counts{Accepted: jobs, Done: jobs})
 	for _, r := range w.Results() {
-		require.LessOrEqual(t, r.Attempts, 10, "attempts of job %d", r.Ordinal) // lost, handed back a few times, run
+		require.LessOrEqual(t, r.Attempts, 10, "attempts of job %d", r.Ordinal) // one lost, a few released, one run
 	}
 }

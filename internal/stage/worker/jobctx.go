@@ -6,30 +6,33 @@ import (
 	"time"
 )
 
-// jobContext is what a job's processor runs under. It becomes a real context, with a timer and a
-// place among its parent's children, only when somebody asks it for something: many processors
-// never do, and it would cost more than they.
+// jobContext is the context of a job's processor: it ends at the job's timeout, or when the worker
+// stops the job. It creates a standard context, with a timer and an entry in its parent, only when
+// the processor uses it. Many processors never do, and the standard context would cost more than
+// they.
 type jobContext struct {
-	parent    context.Context //nolint:containedctx // it is a context itself
-	startedAt int64           // by clock
-	timeout   time.Duration
+	parent    context.Context //nolint:containedctx // a context is the parent of a context
+	startedAt int64           // time of monotonicNow
+	timeout   time.Duration   // from startedAt on
 
 	mu        sync.Mutex
-	cause     error // why it was stopped, also before it began
-	finished  bool
-	ctx       context.Context //nolint:containedctx // itself, once it was asked for
+	cause     error           // why stop was called, perhaps before begin; or nil
+	finished  bool            // finish was called
+	ctx       context.Context //nolint:containedctx // the standard context, once it is created
 	cancel    context.CancelCauseFunc
-	stopTimer context.CancelFunc
+	stopTimer context.CancelFunc // releases the timer of ctx
 }
 
-// begin is called once, before anybody has it as a context.
+// begin sets the parent, the start time (see monotonicNow) and the timeout. The caller calls it
+// once, before it passes the context on.
 func (c *jobContext) begin(parent context.Context, startedAt int64, timeout time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.parent, c.startedAt, c.timeout = parent, startedAt, timeout
 }
 
-// stop ends the context, now or when it begins.
+// stop ends the context with a cause. Before begin, it makes the context end as soon as it begins.
+// Only the first cause counts.
 func (c *jobContext) stop(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -41,18 +44,19 @@ func (c *jobContext) stop(cause error) {
 	case c.ctx != nil:
 		c.cancel(cause)
 	case first && c.parent != nil && !c.finished:
-		c.create() // now, since its deadline may have come before
+		c.create() // now, so that a timeout that is already over is the cause
 	}
 }
 
-// stopped is why it was stopped.
+// stopCause returns the cause of the first stop, or nil.
 func (c *jobContext) stopCause() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cause
 }
 
-// end lets go of what it has taken: whoever keeps the context finds it cancelled.
+// finish releases the timer and the entry in the parent. A processor that still uses the context
+// finds it cancelled.
 func (c *jobContext) finish() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +67,8 @@ func (c *jobContext) finish() {
 	}
 }
 
-// ended is why the context has ended, nil if it has not.
+// endCause returns why the context has ended by the time now (see monotonicNow), or nil if it has
+// not.
 func (c *jobContext) endCause(now int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,6 +83,7 @@ func (c *jobContext) endCause(now int64) error {
 	return nil
 }
 
+// ensure returns the standard context; it creates it first if need be.
 func (c *jobContext) ensure() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +93,7 @@ func (c *jobContext) ensure() context.Context {
 	return c.ctx
 }
 
-// make makes it real; the lock is held.
+// create creates the standard context in its present state. The caller holds the lock.
 func (c *jobContext) create() {
 	timed, release := context.WithDeadline(c.parent, processStart.Add(time.Duration(c.startedAt)+c.timeout))
 	c.ctx, c.cancel = context.WithCancelCause(timed)
@@ -101,7 +107,7 @@ func (c *jobContext) create() {
 	}
 }
 
-// Deadline, Done, Err and Value are those of [context.Context].
+// Deadline, Done, Err and Value implement [context.Context].
 func (c *jobContext) Deadline() (time.Time, bool) { return c.ensure().Deadline() }
 func (c *jobContext) Done() <-chan struct{}       { return c.ensure().Done() }
 func (c *jobContext) Err() error                  { return c.ensure().Err() }
@@ -109,5 +115,6 @@ func (c *jobContext) Value(key any) any           { return c.ensure().Value(key)
 
 var processStart = time.Now()
 
-// clock is the monotonic time in ns: a clock that steps gives up nothing. It is never 0.
+// monotonicNow returns the monotonic time since the process started, in ns; it is never 0. A step
+// of the system clock does not affect it, so it ends no job.
 func monotonicNow() int64 { return int64(time.Since(processStart)) + 1 }

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A job's context is like one that was made at its begin, whenever it is asked.
+// TestJobContextBehavesLikeAContext: a job's context behaves like a standard context that began
+// with the job, no matter when it is first used.
 func TestJobContextBehavesLikeAContext(t *testing.T) {
 	t.Parallel()
 	type key struct{}
@@ -22,7 +23,7 @@ func TestJobContextBehavesLikeAContext(t *testing.T) {
 
 	c := begin(time.Hour)
 	require.NoError(t, c.endCause(monotonicNow()))
-	require.Nil(t, c.ctx, "nobody has asked")
+	require.Nil(t, c.ctx, "created only when it is used")
 	deadline, ok := c.Deadline()
 	require.True(t, ok)
 	require.WithinDuration(t, time.Now().Add(time.Hour), deadline, time.Minute)
@@ -36,11 +37,11 @@ func TestJobContextBehavesLikeAContext(t *testing.T) {
 	require.Equal(t, errLeaseLost, context.Cause(c))
 	require.Equal(t, errLeaseLost, c.endCause(monotonicNow()))
 	c.stop(errShutdown)
-	require.Equal(t, errLeaseLost, c.stopCause(), "the first reason counts")
+	require.Equal(t, errLeaseLost, c.stopCause(), "the first cause counts")
 	c.finish()
 
 	c = begin(time.Hour)
-	c.stop(errCancelled) // before anybody has asked
+	c.stop(errCancelled) // before its first use
 	<-c.Done()
 	require.Equal(t, errCancelled, context.Cause(c))
 	c.finish()
@@ -55,7 +56,7 @@ func TestJobContextBehavesLikeAContext(t *testing.T) {
 	c = begin(0)
 	require.Equal(t, context.DeadlineExceeded, c.endCause(monotonicNow()))
 	c.stop(errShutdown)
-	require.Equal(t, context.DeadlineExceeded, c.endCause(monotonicNow()), "the time was up before")
+	require.Equal(t, context.DeadlineExceeded, c.endCause(monotonicNow()), "the timeout came first")
 	<-c.Done()
 	require.Equal(t, context.DeadlineExceeded, c.Err())
 	c.finish()
@@ -68,13 +69,13 @@ func TestJobContextBehavesLikeAContext(t *testing.T) {
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	c = &jobContext{}
 	c.begin(ctx, monotonicNow(), time.Hour)
-	giveUp(errors.New("of the parent"))
-	require.EqualError(t, context.Cause(c), "of the parent")
+	giveUp(errors.New("the parent's cause"))
+	require.EqualError(t, context.Cause(c), "the parent's cause")
 	c.finish()
 
 	c = begin(time.Hour)
 	c.finish()
-	require.ErrorIs(t, c.Err(), context.Canceled, "whoever keeps it finds it ended")
+	require.ErrorIs(t, c.Err(), context.Canceled, "a processor that keeps it finds it ended")
 	c.stop(errLeaseLost)
 	require.Equal(t, context.Canceled, context.Cause(c))
 }
@@ -90,7 +91,8 @@ func TestSlotQueue(t *testing.T) {
 	require.Same(t, first, l.next(open))
 	require.Equal(t, []*task{second}, l.clear())
 
-	// Of two that wait one is closed and the other one gets what comes, whichever was woken.
+	// Two slots wait and one of them is closed: the other one gets the next task, no matter which
+	// one was woken.
 	got := make(chan *task, 2)
 	leaving := &slot{}
 	go func() { got <- l.next(open) }()
@@ -102,7 +104,8 @@ func TestSlotQueue(t *testing.T) {
 	require.Same(t, first, <-got)
 }
 
-// What is waited for is signalled, in whatever order it comes.
+// TestHeldTasksNotifyAtResumeAt: a notification follows when at most resumeAt tasks are unfinished,
+// whichever comes first: the call of setResumeAt or the end of the tasks.
 func TestHeldTasksNotifyAtResumeAt(t *testing.T) {
 	t.Parallel()
 	h := newHeldTasks()
@@ -112,20 +115,20 @@ func TestHeldTasksNotifyAtResumeAt(t *testing.T) {
 	h.markFinished(1)
 	select {
 	case <-freed:
-		require.Fail(t, "two are open")
+		require.Fail(t, "two tasks are unfinished")
 	default:
 	}
 	h.markFinished(1)
 	<-freed
 	freed = h.nextChange()
-	h.setResumeAt(1) // it was so before
+	h.setResumeAt(1) // the number is reached already
 	<-freed
 	freed = h.nextChange()
 	h.setResumeAt(-1)
 	h.markFinished(1)
 	select {
 	case <-freed:
-		require.Fail(t, "nobody waits for that")
+		require.Fail(t, "no notification was asked for")
 	default:
 	}
 	all := []*task{{}, {}, {}}

@@ -13,11 +13,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// cancelInterval is how often a worker asks whether groups of its jobs were cancelled: the contexts
-// of their jobs end within a second.
+// cancelInterval is how often a worker checks whether the groups of its jobs were cancelled. The
+// contexts of these jobs must end within a second.
 const cancelInterval = 400 * time.Millisecond
 
-// renew keeps the leases of everything that is held; a job whose lease is lost is stopped.
+// renewLeases renews the leases of all tracked tasks. It ends the context of a job whose lease was
+// lost.
 func (w *Worker) renewLeases(ctx context.Context) error {
 	for key, tasks := range byStream(w.held.tasks()) {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
@@ -48,7 +49,7 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 	return nil
 }
 
-// dropCancelled stops the jobs of groups that were cancelled.
+// stopCancelled ends the contexts of jobs whose group was cancelled or no longer exists.
 func (w *Worker) stopCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
 	for _, t := range w.held.tasks() {

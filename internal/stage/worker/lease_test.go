@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Jobs run for several leases: none is taken back.
+// TestLeasesAreRenewed: no job is reclaimed while it runs for several leases.
 func TestLeasesAreRenewed(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const lease, held = 300 * time.Millisecond, 20
@@ -54,12 +54,12 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 		if j.Attempt == 1 {
 			_, err := first.Process(ctx, j)
 			causes <- context.Cause(ctx)
-			return "of the one that lost it", err
+			return "of the worker that lost the job", err
 		}
-		return "of the one that has it", nil
+		return "of the worker that owns the job", nil
 	})))
 	stagetest.Receive(t, first.started, "the job's start")
-	// It is taken away, as from a worker that was silent.
+	// The dispatcher reclaims the job, as from a worker that renews no lease.
 	w.Await("the job to be taken back", func() bool {
 		r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 		return err == nil && r.Taken == 1
@@ -69,17 +69,18 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
 	results := w.Results()
 	require.Len(t, results, 1)
-	require.Equal(t, `"of the one that has it"`, string(results[0].Data))
+	require.Equal(t, `"of the worker that owns the job"`, string(results[0].Data))
 }
 
-// What a worker reports that has lost the job changes nothing, however late it comes.
+// TestStaleOutcomeChangesNothing: the outcome of a worker that has lost the job changes nothing,
+// however late the worker reports it.
 func TestStaleOutcomeChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	slow := newBlockingProcessor("T")
-	w.Run(newWorker(w, config(), ignoringProcessor{slow})) // its lease is long: it does not notice
+	w.Run(newWorker(w, config(), ignoringProcessor{slow})) // the lease is long, so the worker does not notice that it lost the job
 	stagetest.Receive(t, slow.started, "the job's start")
 	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 	require.NoError(t, err)
@@ -114,7 +115,7 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 		require.NoError(w.T, err)
 		cancelled := time.Now()
 		require.ErrorContains(w.T, stagetest.Receive(w.T, causes, "the context's end"), "group was cancelled")
-		require.Less(w.T, time.Since(cancelled), time.Second) // as promised
+		require.Less(w.T, time.Since(cancelled), time.Second) // as DESIGN.md promises
 		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
 		stop()
 		require.Equal(w.T, api.Counts{Accepted: 2, Cancelled: 2}, w.Counts("g"))
@@ -123,7 +124,8 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 	})
 }
 
-// Redis goes away while jobs run. What came of them is reported once it is back, and the rest runs.
+// TestOutcomesAreReportedOnceRedisIsBack: jobs end while Redis is away. The worker reports their
+// outcomes once Redis is back, and then runs the other jobs.
 func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
@@ -139,7 +141,7 @@ func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 		stagetest.Receive(t, g.started, "a job's start")
 	}
 	server.Kill()
-	for range cfg.Count { // they end while nobody can be told
+	for range cfg.Count { // the jobs end while Redis is away
 		g.end <- nil
 	}
 	server.Restart()
@@ -151,7 +153,8 @@ func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 	}
 }
 
-// A worker stops also while Redis is away: what it could not report runs again elsewhere.
+// TestWorkerStopsWhileRedisIsAway: a worker that can't report its jobs stops nevertheless. The jobs
+// stay in flight, to be reclaimed.
 func TestWorkerStopsWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))

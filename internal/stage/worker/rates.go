@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// A rate is the mean of the last rateSpan: single reports would show how starts come in bursts.
-// Who grows fast is noticed in the last risingSpan, of which a part counts, so that a burst does
-// not pass for it.
+// A start rate is the mean over rateSpan, because starts come in bursts. A rate that grows shows in
+// the last risingSpan already: the mean over that span counts as well, reduced by the factor
+// risingWeight so that a burst does not look like growth. A rate is computed over minSpan at least.
+// Starts are counted in buckets of bucketSpan.
 const (
 	rateSpan     = 5 * time.Second
 	risingSpan   = 2 * time.Second
@@ -18,21 +19,24 @@ const (
 	bucketSpan   = 250 * time.Millisecond
 )
 
-// startRates counts starts by type and tells their rate.
+// startRates counts the jobs that this process starts and computes their rate, by type. It is safe
+// for concurrent use.
 type startRates struct {
 	mu      sync.Mutex
-	first   map[string]time.Time // start ever
-	buckets []startBucket        // oldest first
+	first   map[string]time.Time // time of a type's first start
+	buckets []startBucket        // oldest first, none older than rateSpan
 }
 
-// startBucket is what was started from a time on until the next bucket begins.
+// startBucket counts the starts by type from one time until the next bucket begins.
 type startBucket struct {
-	from time.Time
-	n    map[string]int
+	from time.Time      // when the bucket begins
+	n    map[string]int // starts by type
 }
 
+// add counts n starts of jobs of type typ, now.
 func (s *startRates) add(typ string, n int) { s.addAt(time.Now(), typ, n) }
 
+// addAt is add at the time now, for tests.
 func (s *startRates) addAt(now time.Time, typ string, n int) {
 	if n <= 0 {
 		return
@@ -52,7 +56,7 @@ func (s *startRates) addAt(now time.Time, typ string, n int) {
 	s.buckets[len(s.buckets)-1].n[typ] += n
 }
 
-// forget drops what is too old to count.
+// dropOld removes the buckets that are older than rateSpan. The caller holds the lock.
 func (s *startRates) dropOld(now time.Time) {
 	old := 0
 	for old < len(s.buckets) && now.Sub(s.buckets[old].from) > rateSpan {
@@ -61,7 +65,8 @@ func (s *startRates) dropOld(now time.Time) {
 	s.buckets = append(s.buckets[:0], s.buckets[old:]...)
 }
 
-// perSecond is the rate of every type that was started lately.
+// perSecond returns the start rate of each type of which a job was started within rateSpan, in jobs
+// per second.
 func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,24 +89,25 @@ func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	return rates
 }
 
-// runAge is how long a run time counts, about.
+// runAge is the time constant of the moving average of run times: a run time of that
+// age counts 37% as much as a new one.
 const runAge = 2 * time.Second
 
-// runTimes averages how long jobs run, by type: an exponential moving average in time over the
-// means between looks.
+// runTimes computes the mean run time of jobs by type. Each call of milliseconds takes the mean
+// since the last call into an exponential moving average over time.
 type runTimes struct {
 	mu   sync.Mutex
-	sum  map[string]time.Duration
-	n    map[string]int
-	mean map[string]float64 // ms
-	last time.Time
+	sum  map[string]time.Duration // run times since the last call of milliseconds
+	n    map[string]int           // jobs since then
+	mean map[string]float64       // moving average, ms
+	last time.Time                // last call of milliseconds
 }
 
 func newRunTimes() *runTimes {
 	return &runTimes{sum: map[string]time.Duration{}, n: map[string]int{}, mean: map[string]float64{}}
 }
 
-// add counts n jobs that ran for so long together.
+// add counts n jobs of type typ that ran for the time took together.
 func (r *runTimes) add(typ string, n int, took time.Duration) {
 	if n == 0 {
 		return
@@ -112,8 +118,8 @@ func (r *runTimes) add(typ string, n int, took time.Duration) {
 	r.n[typ] += n
 }
 
-// milliseconds are the means of all types of which a job has ended. A type that rests
-// keeps its own.
+// milliseconds returns the mean run time of each type of which a job has ended, in ms. A type
+// without new jobs keeps its mean.
 func (r *runTimes) milliseconds(now time.Time) map[string]float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,7 +13,7 @@ func TestStartRates(t *testing.T) {
 	now := time.Unix(1_900_000_000, 0)
 	require.Empty(t, s.perSecond(now))
 
-	// Steady: 10 every 100 ms.
+	// 10 starts every 100 ms: a steady rate.
 	run := func(n int, span time.Duration) {
 		for range int(span / (100 * time.Millisecond)) {
 			s.addAt(now, "T", n)
@@ -21,19 +21,20 @@ func TestStartRates(t *testing.T) {
 		}
 	}
 	run(10, time.Second)
-	require.InDelta(t, 100, s.perSecond(now)["T"], 1, "right after the start it is known")
+	require.InDelta(t, 100, s.perSecond(now)["T"], 1, "soon after the first start")
 	run(10, 9*time.Second)
 	require.InDelta(t, 100, s.perSecond(now)["T"], 6)
 	run(20, 2*time.Second)
-	require.Greater(t, s.perSecond(now)["T"], 130.0, "it rises before a whole span has passed")
+	require.Greater(t, s.perSecond(now)["T"], 130.0, "it rises before a whole rateSpan has passed")
 	run(20, 8*time.Second)
 	require.InDelta(t, 200, s.perSecond(now)["T"], 12)
 
 	now = now.Add(rateSpan + time.Second)
-	require.Empty(t, s.perSecond(now), "a type that rests has none")
+	require.Empty(t, s.perSecond(now), "a type without recent starts has no rate")
 }
 
-// Starts that come at the beginning of each second are no other rate between two of these.
+// TestStartRatesAreSteadyDespiteBursts: when jobs start in one burst at the beginning of each
+// second, the rate is about the same at any time within the second.
 func TestStartRatesAreSteadyDespiteBursts(t *testing.T) {
 	t.Parallel()
 	var s startRates
@@ -53,6 +54,6 @@ func TestStartRatesCountAtLeastHalfASecond(t *testing.T) {
 	var s startRates
 	now := time.Unix(1_900_000_000, 0)
 	s.addAt(now, "T", 5)
-	require.InDelta(t, 10, s.perSecond(now)["T"], 0.001, "no less than half a second counts")
-	require.InDelta(t, 10, s.perSecond(now)["T"], 0.001, "asking changes nothing")
+	require.InDelta(t, 10, s.perSecond(now)["T"], 0.001, "the span is at least minSpan")
+	require.InDelta(t, 10, s.perSecond(now)["T"], 0.001, "a second call returns the same")
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// linger is how long an outcome waits for company while others still run.
+// linger is how long the first outcome of a batch waits for further ones while other jobs run.
 const linger = time.Millisecond
 
-// maxRetryAfter bounds what a partner may ask for.
+// maxRetryAfter bounds the delay that a downstream API may ask for.
 const maxRetryAfter = 24 * time.Hour
 
-// settle reports outcomes in batches until the queue is closed. While one batch is on its way the
-// next one gathers, so that batches grow with the load by themselves.
+// reportOutcomes reports the outcomes in the report queue to Redis until the queue is closed and
+// empty. While one batch is sent, the next one collects, so batches grow with the load.
 func (p *partitionFeed) reportOutcomes(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
@@ -46,7 +46,7 @@ func (p *partitionFeed) reportOutcomes(ctx context.Context) {
 	}
 }
 
-// byJob brings a group's jobs together, by their ordinals.
+// byJob orders tasks by group, then by ordinal.
 func byJob(a, b *task) int {
 	if a.Group != b.Group {
 		return cmp.Compare(a.Group, b.Group)
@@ -54,7 +54,8 @@ func byJob(a, b *task) int {
 	return cmp.Compare(a.Ordinal, b.Ordinal)
 }
 
-// measure counts attempts of one type that have ended, and how long they took.
+// recordMetrics adds the finished attempts of batch, which are all of one type, to the metrics and
+// to the mean run times. It leaves out attempts that never ran.
 func (p *partitionFeed) recordMetrics(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
@@ -81,8 +82,10 @@ func (p *partitionFeed) recordMetrics(batch []*task) {
 	p.metrics.Ended(succeeded, failed, timedOut)
 }
 
-// report sends a batch of one type, ordered by job, until Redis has taken it. A repeated one is
-// stale and changes nothing.
+// reportBatch reports the outcomes of batch, which are of one type and ordered by byJob, and stops
+// holding its tasks. It repeats the call until Redis answers; repeated outcomes are stale and
+// change nothing. If Redis refuses the batch, it reports each task on its own; the job of a task
+// that is refused again runs again after its lease has ended.
 func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.groupOutcomes(batch)
 	var r ledger.OutcomeReply
@@ -91,7 +94,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 		return err
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
-		for i := range batch { // one of them may spoil it for the others
+		for i := range batch { // one task may make Redis refuse the whole batch
 			p.reportBatch(ctx, batch[i:i+1])
 		}
 		return
@@ -106,7 +109,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 }
 
-// outcomes are those of a batch, by group.
+// groupOutcomes returns the outcomes of batch by group. batch is ordered by byJob.
 func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
@@ -136,12 +139,13 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 			Trace:   t.processTrace,
 			Marked:  t.separatePayload || t.currentAttempt > 1,
 		})
-		g.Done = g.Done[:len(g.Done)+1] // which is where it was put
+		g.Done = g.Done[:len(g.Done)+1] // the append above wrote the job to this place in the shared array
 	}
 	return groups
 }
 
-// other is the outcome of a task that is not done.
+// otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled, to
+// be retried, or failed.
 func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
@@ -168,7 +172,7 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 		o.Kind, o.Throttles = ledger.OutcomeThrottled, t.Throttles+1
 		o.Delay = min(t.verdict.After, maxRetryAfter)
 		if o.Delay == 0 {
-			o.Delay = -p.retryDelay(t.Throttles) // at least, not exactly
+			o.Delay = -p.retryDelay(t.Throttles) // negative: Redis may choose a longer wait
 		}
 		p.metrics.Retried(1)
 	case t.verdict.Kind == processor.RetryLater && t.Retries < retries:
@@ -181,7 +185,9 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	return o
 }
 
-// nextTrace is the context that the job's next step follows.
+// nextTrace returns the trace context under which the job's next step records its span: the one of
+// this attempt's span, or else the one that the job came with. It is "" when the job is not
+// sampled.
 func (t *task) nextTrace() string {
 	if t.processTrace != "" {
 		return t.processTrace
@@ -189,7 +195,8 @@ func (t *task) nextTrace() string {
 	return t.Trace
 }
 
-// backoff doubles with each earlier try, up to its bound, less a random part of up to a tenth.
+// retryDelay returns the wait before the next attempt after tries earlier ones: Config.Backoff,
+// doubled tries times, at most Config.MaxBackoff, less a random part of up to a tenth.
 func (p *partitionFeed) retryDelay(tries int) time.Duration {
 	d := min(p.cfg.Backoff, p.cfg.MaxBackoff)
 	for ; tries > 0 && d < p.cfg.MaxBackoff; tries-- {
@@ -198,10 +205,11 @@ func (p *partitionFeed) retryDelay(tries int) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/10+1))
 }
 
-// lineBytes is what a job's line has beside its data, at most.
+// resultLineBytes is the largest size of a result line without its data.
 const resultLineBytes = 112
 
-// appendLine appends a job's line in the group's results.
+// appendResultLine appends the task's line in its group's results to b: a JSON object with ordinal,
+// duration_ms, attempts and data.
 func appendResultLine(b []byte, t *task) []byte {
 	b = append(b, `{"ordinal":`...)
 	b = strconv.AppendInt(b, t.Ordinal, 10)
@@ -214,7 +222,8 @@ func appendResultLine(b []byte, t *task) []byte {
 	return append(b, '}')
 }
 
-// appendMillis writes milliseconds, to the microsecond, without zeros at the end.
+// appendMillis appends d in milliseconds, with up to three decimals and no trailing zeros. It cuts
+// off parts of a microsecond.
 func appendMillis(b []byte, d time.Duration) []byte {
 	us := d.Microseconds()
 	b = strconv.AppendInt(b, us/1000, 10)

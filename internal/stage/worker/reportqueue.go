@@ -5,19 +5,20 @@ import (
 	"sync"
 )
 
-// queue holds the tasks that have ended and are not reported. Adding never blocks, since neither
-// the watchdog nor a process that stops may have to wait for Redis; what is held bounds it. One
-// goroutine takes.
+// reportQueue holds the tasks whose outcome is set but not reported to Redis. Adding never blocks,
+// so that neither the watchdog nor a stopping process waits for Redis; the bound on held tasks
+// bounds it. Many goroutines add; only one takes.
 type reportQueue struct {
 	mu     sync.Mutex
 	tasks  []*task
-	wakeAt int // so many are waited for
+	wakeAt int // number of tasks at which add sends a token on wake
 	closed bool
-	wake   chan struct{} // gets a token when there are so many, or none will come
+	wake   chan struct{} // gets a token when wakeAt tasks are there, or when the queue is closed
 }
 
 func newReportQueue() *reportQueue { return &reportQueue{wake: make(chan struct{}, 1)} }
 
+// add appends a task. It wakes the taker when there are as many tasks as the taker waits for.
 func (q *reportQueue) add(t *task) {
 	q.mu.Lock()
 	q.tasks = append(q.tasks, t)
@@ -28,7 +29,7 @@ func (q *reportQueue) add(t *task) {
 	}
 }
 
-// close says that nothing more will be added.
+// close tells the taker that no task will be added any more.
 func (q *reportQueue) close() {
 	q.mu.Lock()
 	q.closed = true
@@ -36,6 +37,7 @@ func (q *reportQueue) close() {
 	q.signal()
 }
 
+// signal puts a token into wake, unless there is one.
 func (q *reportQueue) signal() {
 	select {
 	case q.wake <- struct{}{}:
@@ -43,8 +45,8 @@ func (q *reportQueue) signal() {
 	}
 }
 
-// has says whether there are n tasks, or none will come any more. If not, a token follows
-// when there are.
+// hasAtLeast reports whether the taker need not wait for n tasks: they are there, or the queue is
+// closed. If it returns false, wake gets a token as soon as one of both is true.
 func (q *reportQueue) hasAtLeast(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -52,7 +54,8 @@ func (q *reportQueue) hasAtLeast(n int) bool {
 	return len(q.tasks) >= n || q.closed
 }
 
-// wait returns true once there is a task, false when none will come.
+// wait blocks until there is a task and returns true, or returns false when the queue is closed and
+// empty.
 func (q *reportQueue) wait() bool {
 	for !q.hasAtLeast(1) {
 		<-q.wake
@@ -62,7 +65,8 @@ func (q *reportQueue) wait() bool {
 	return len(q.tasks) > 0
 }
 
-// take returns the oldest tasks, at most most of them and about so many bytes, but one at least.
+// take removes and returns the oldest tasks: at most most tasks, of about bytes bytes together, but
+// at least one.
 func (q *reportQueue) take(most, bytes int) []*task {
 	q.mu.Lock()
 	defer q.mu.Unlock()

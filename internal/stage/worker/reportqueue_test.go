@@ -25,7 +25,7 @@ func TestReportQueue(t *testing.T) {
 		}
 		got = append(got, batch)
 	}
-	require.Equal(t, [][]int{{1, 2, 3}, {4}}, got) // the third went over the bytes, and would have made the number anyway
+	require.Equal(t, [][]int{{1, 2, 3}, {4}}, got) // the third task exceeds the bytes, and is the last one by number as well
 	require.Empty(t, q.tasks)
 
 	q = newReportQueue()
@@ -47,7 +47,7 @@ func TestRetryDelay(t *testing.T) {
 		{time.Second, time.Minute, 5, 32 * time.Second},
 		{time.Second, time.Minute, 6, time.Minute},
 		{time.Second, time.Minute, math.MaxInt, time.Minute},
-		{time.Hour, 24 * time.Hour, 29, 24 * time.Hour}, // shifted, it would overflow
+		{time.Hour, 24 * time.Hour, 29, 24 * time.Hour}, // a shift by 29 bits would overflow
 		{time.Hour, time.Minute, 3, time.Minute},
 		{time.Millisecond, time.Millisecond, 100, time.Millisecond},
 	} {
@@ -62,10 +62,10 @@ func TestRetryDelay(t *testing.T) {
 
 func TestOverdue(t *testing.T) {
 	now := time.Now()
-	line := func(since ...time.Duration) []*task {
+	tasks := func(since ...time.Duration) []*task {
 		var all []*task
 		for i, d := range since {
-			all = append([]*task{{startOrder: int64(i), startedAt: now.Add(-d)}}, all...) // in any order
+			all = append([]*task{{startOrder: int64(i), startedAt: now.Add(-d)}}, all...) // newest first: overdue must sort them
 		}
 		return all
 	}
@@ -74,15 +74,15 @@ func TestOverdue(t *testing.T) {
 		waiting []*task
 		size    int
 		each    time.Duration
-		want    []int64 // turns
+		want    []int64 // startOrder of the overdue tasks
 	}{
-		"nothing waits":                      {nil, 4, time.Hour, nil},
-		"slow jobs hold up all":              {line(long, long, short), 4, time.Hour, []int64{0, 1}},
-		"what comes next soon stays":         {line(long, long, long), 2, maxSlotWait, []int64{2}},
-		"all come soon":                      {line(long, long, long), 3, maxSlotWait, nil},
-		"quick jobs":                         {line(long, long, long), 1, 0, nil},
-		"none waits for long":                {line(short, short), 1, time.Hour, nil},
-		"the place in the line, not the age": {line(short, long), 1, maxSlotWait, []int64{1}},
+		"no task waits":                           {nil, 4, time.Hour, nil},
+		"slow jobs: all that wait for long":       {tasks(long, long, short), 4, time.Hour, []int64{0, 1}},
+		"tasks that get a slot soon stay":         {tasks(long, long, long), 2, maxSlotWait, []int64{2}},
+		"all tasks get a slot soon":               {tasks(long, long, long), 3, maxSlotWait, nil},
+		"quick jobs":                              {tasks(long, long, long), 1, 0, nil},
+		"no task has waited for long":             {tasks(short, short), 1, time.Hour, nil},
+		"the order of starts counts, not the age": {tasks(short, long), 1, maxSlotWait, []int64{1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []int64
@@ -101,7 +101,7 @@ func TestRunTimes(t *testing.T) {
 	r.add("B", 1, time.Second)
 	r.add("C", 0, 0)
 	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(500*time.Millisecond)))
-	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(time.Second)), "a type that rests")
+	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, r.milliseconds(now.Add(time.Second)), "a type without new jobs keeps its mean")
 	r.add("A", 1, 120*time.Millisecond)
 	got := r.milliseconds(now.Add(time.Second + runAge))
 	require.InDelta(t, 20+100*(1-1/math.E), got["A"], 0.01)

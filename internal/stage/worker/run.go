@@ -17,15 +17,17 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Why a job's context may end before the job does. A processor finds them with context.Cause.
+// Causes for which the worker ends a job's context before the job ends. A processor gets them from
+// context.Cause.
 var (
 	errCancelled = errors.New("the group was cancelled")
 	errLeaseLost = errors.New("the job's lease was lost")
 	errShutdown  = errors.New("the worker is shutting down")
 )
 
-// run runs one task in a slot and says whether the slot may go on: false when the watchdog has
-// given the task up meanwhile and another slot has taken this one's place.
+// runTask runs a task's processor under ctx and sets its outcome. It returns false when the
+// watchdog has abandoned the task meanwhile: then another slot has replaced the caller's, which
+// must end.
 func (w *Worker) runTask(ctx context.Context, t *task) bool {
 	began, limit := monotonicNow(), t.timeout(w.cfg.JobTimeout)
 	t.runStart.Store(began)
@@ -45,8 +47,8 @@ func (w *Worker) runTask(ctx context.Context, t *task) bool {
 	return true
 }
 
-// process calls the processor and encodes its result. A panic, also in the result's own methods, is
-// an error like any other.
+// callProcessor runs the task's processor and returns its result as JSON. A panic, also in the
+// result's JSON methods, becomes an error that is retried.
 func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, err error) {
 	if t.loadedPayload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
@@ -69,14 +71,16 @@ func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, er
 	return encodeResult(result)
 }
 
-// finish turns what the processor answered into the task's outcome.
+// setOutcome sets the task's outcome from what the processor returned: result (JSON) or err. now is
+// the time of its return (see monotonicNow), limit the job's timeout. It ends the span, if there is
+// one.
 func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
 	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
 	w.meanRunTime.add(t.runTime)
 	cause := t.ctx.endCause(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
-		err = timeoutError(limit) // what comes after the time is up counts no more as done
+		err = timeoutError(limit) // a result that comes after the timeout does not count
 	case err != nil && stoppedByWorker(cause):
 		t.released = true
 	}
@@ -91,17 +95,21 @@ func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, 
 	}
 }
 
+// stoppedByWorker reports whether cause is one for which the worker itself ended a job's context.
+// Such a job is released, not failed.
 func stoppedByWorker(cause error) bool {
 	return errors.Is(cause, errCancelled) || errors.Is(cause, errLeaseLost) || errors.Is(cause, errShutdown)
 }
 
+// timeoutError returns the error of a job that ran longer than limit. It is retried.
 func timeoutError(limit time.Duration) error {
 	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
 }
 
-var noResult = []byte("null") // never written to
+var noResult = []byte("null") // callers must not change it
 
-// encodeResult gives the result's JSON on one line.
+// encodeResult returns a processor's result as JSON without line breaks. Its errors are permanent:
+// a result that is not JSON, or that is larger than processor.MaxResultBytes.
 func encodeResult(result any) ([]byte, error) {
 	var b []byte
 	switch v := result.(type) {
@@ -133,7 +141,8 @@ func encodeResult(result any) ([]byte, error) {
 	return b, nil
 }
 
-// startSpan returns no span for a job that has no trace.
+// startSpan starts the span of the attempt and returns its context. For a job that is not sampled
+// it returns ctx and a nil span.
 func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace.Span) {
 	if t.Trace == "" {
 		return ctx, nil

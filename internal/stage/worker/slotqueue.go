@@ -2,13 +2,13 @@ package worker
 
 import "sync"
 
-// line is where started jobs wait for a slot, first come, first served. The room that is
-// left bounds it.
+// slotQueue holds the started tasks that wait for a free slot, first in, first out. The process's
+// free capacity bounds it: nothing is read while it is full.
 type slotQueue struct {
 	mu        sync.Mutex
-	changed   sync.Cond // something waits, or a slot was closed
+	changed   sync.Cond // signalled when a task is added or a slot is closed
 	tasks     []*task
-	idleSlots int // slots that wait for a job
+	idleSlots int // slots that wait in next
 }
 
 func newSlotQueue() *slotQueue {
@@ -17,7 +17,7 @@ func newSlotQueue() *slotQueue {
 	return l
 }
 
-// add puts jobs at the line's end, and wakes as many slots as can do with it.
+// add appends tasks, and wakes one idle slot for each of them.
 func (l *slotQueue) add(tasks []*task) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -27,14 +27,15 @@ func (l *slotQueue) add(tasks []*task) {
 	}
 }
 
-// next waits for a job; nil when the slot was closed, also where jobs wait.
+// next removes and returns the oldest task; it waits until there is one. It returns nil as soon as
+// slot sl is closed, even if tasks wait.
 func (l *slotQueue) next(sl *slot) *task {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
 		if sl.closed.Load() {
 			if len(l.tasks) > 0 {
-				l.changed.Signal() // it may have been woken in another's stead
+				l.changed.Signal() // this slot may have consumed the signal of another one
 			}
 			return nil
 		}
@@ -50,14 +51,14 @@ func (l *slotQueue) next(sl *slot) *task {
 	}
 }
 
-// wake has all slots look whether they were closed.
+// wake makes all waiting slots check whether they were closed.
 func (l *slotQueue) wake() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.changed.Broadcast()
 }
 
-// clear takes everything out.
+// clear removes and returns all waiting tasks.
 func (l *slotQueue) clear() []*task {
 	l.mu.Lock()
 	defer l.mu.Unlock()

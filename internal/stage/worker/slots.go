@@ -9,26 +9,27 @@ import (
 	"time"
 )
 
-// MaxCount is the most jobs that one process runs side by side.
+// MaxCount is the largest number of slots of one worker process.
 const MaxCount = 10000
 
-// slots are the goroutines that run jobs.
+// slotPool is the set of slots of a worker process. A slot is a goroutine that runs one job at a
+// time.
 type slotPool struct {
 	w         *Worker
 	mu        sync.Mutex
-	serveSlot func(*slot) // serves jobs in a slot, under the context that they run under; nil until the pool starts
-	closed    bool
-	slots     []*slot
-	wg        sync.WaitGroup // of the slots that were not given up
+	serveSlot func(*slot)    // the goroutine of a slot; nil until the pool starts
+	closed    bool           // no slot opens any more
+	slots     []*slot        // the open slots
+	wg        sync.WaitGroup // of the slots, except abandoned ones
 
-	size, active atomic.Int64
-	isolated     atomic.Pointer[task] // a suspect, which runs in no slot
+	size, active atomic.Int64         // number of slots, and of jobs that run
+	isolated     atomic.Pointer[task] // the suspect that runs now, outside the slots
 }
 
 type slot struct {
-	quit   chan struct{}
-	closed atomic.Bool // quit is
-	task   atomic.Pointer[task]
+	quit   chan struct{}        // closed when the slot is to end
+	closed atomic.Bool          // quit is closed
+	task   atomic.Pointer[task] // the task that runs in the slot, or nil
 }
 
 func newSlotPool(w *Worker, size int) *slotPool {
@@ -37,12 +38,12 @@ func newSlotPool(w *Worker, size int) *slotPool {
 	return s
 }
 
-// sizes are how many jobs can run at once, and how many do.
+// sizeAndActive returns the number of slots and the number of jobs that run now.
 func (s *slotPool) sizeAndActive() (size, active int) {
 	return int(s.size.Load()), int(s.active.Load())
 }
 
-// start opens the slots, whose jobs run under ctx.
+// start opens the slots. Their jobs run under ctx.
 func (s *slotPool) start(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,7 +51,8 @@ func (s *slotPool) start(ctx context.Context) {
 	s.adjust()
 }
 
-// resize opens slots at once, and closes them as their jobs end.
+// resize sets the number of slots to n. It opens new slots at once; a surplus slot closes when its
+// job ends.
 func (s *slotPool) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +64,7 @@ func (s *slotPool) resize(n int) {
 	s.w.held.notify()
 }
 
-// close ends the slots as their jobs end. None is opened any more.
+// close makes each slot end after its job. No slot opens any more.
 func (s *slotPool) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +73,7 @@ func (s *slotPool) close() {
 	s.adjust()
 }
 
-// fit opens or closes slots; the lock is held.
+// adjust opens or closes slots until there are as many as size says. The caller holds the lock.
 func (s *slotPool) adjust() {
 	if s.serveSlot == nil {
 		return
@@ -92,11 +94,14 @@ func (s *slotPool) adjust() {
 	s.w.slotQueue.wake()
 }
 
+// serve runs tasks from the slot queue in slot sl until the slot is closed or abandoned. Jobs run
+// under ctx. It releases a task whose group was cancelled, or whose lease was lost, before it
+// began.
 func (s *slotPool) serve(ctx context.Context, sl *slot) {
 	for t := s.w.slotQueue.next(sl); t != nil; t = s.w.slotQueue.next(sl) {
 		passed := s.w.isolation.waitUnblocked(sl.quit)
 		if !t.taken.CompareAndSwap(false, true) {
-			continue // it waited too long, and was handed back
+			continue // the watchdog has released it, because it waited too long
 		}
 		if !passed || t.ctx.stopCause() != nil {
 			t.feed.release([]*task{t})
@@ -105,7 +110,7 @@ func (s *slotPool) serve(ctx context.Context, sl *slot) {
 		sl.task.Store(t)
 		s.active.Add(1)
 		if !s.w.runTask(ctx, t) {
-			return // replace has counted this slot out
+			return // replaceSlot has removed this slot from the pool
 		}
 		s.active.Add(-1)
 		sl.task.Store(nil)
@@ -113,7 +118,7 @@ func (s *slotPool) serve(ctx context.Context, sl *slot) {
 	s.wg.Done()
 }
 
-// current are ids of jobs that run now, at most n.
+// runningIDs returns the ids of at most n jobs that run now.
 func (s *slotPool) runningIDs(n int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +135,8 @@ func (s *slotPool) runningIDs(n int) []string {
 	return ids
 }
 
-// age is how long the running jobs have run on average, of some hundred at most; 0 while a
-// slot is free.
+// meanRunningTime returns for how long the jobs that run now have run on average, over the first
+// 100 slots. It returns 0 while a slot is free. now is a time of monotonicNow.
 func (s *slotPool) meanRunningTime(now int64) time.Duration {
 	if size, active := s.sizeAndActive(); active < size {
 		return 0
@@ -150,10 +155,11 @@ func (s *slotPool) meanRunningTime(now int64) time.Duration {
 	return time.Duration(sum / max(1, n))
 }
 
-// replace gives up a slot whose job does not end, and opens another in its place.
+// replaceSlot removes the slot of a task that was abandoned, and opens a new slot. The old slot's
+// goroutine ends when the processor returns.
 func (s *slotPool) replaceSlot(t *task) {
 	if t.suspect() {
-		return // it has none
+		return // a suspect runs outside the slots
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// running runs a worker and tells it to stop, without waiting for it.
+// runInBackground starts a worker. stop tells the worker to stop and does not wait; ended gets what
+// Run returns.
 func runInBackground(w *stagetest.World, wk *worker.Worker) (stop context.CancelFunc, ended <-chan error) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(w.T.Context()))
 	done := make(chan error, 1)
@@ -44,14 +45,14 @@ func TestStopWaitsForTheRunningJob(t *testing.T) {
 	require.False(t, st.ShuttingDown)
 
 	stop()
-	w.Await("status that it stops", func() bool {
+	w.Await("a status that says it is stopping", func() bool {
 		all, err := presence.Workers(t.Context(), w.Conn, w.Space)
 		return err == nil && len(all) == 1 && all[0].ShuttingDown && len(all[0].Types) == 0 && all[0].Active == 1
 	})
 	require.True(t, wk.Status().ShuttingDown)
 	require.Empty(t, ended)
 	require.Equal(t, api.Counts{Accepted: 1, InFlight: 1}, w.Counts("g"))
-	require.NoError(t, wk.Resize(5)) // too late to matter
+	require.NoError(t, wk.Resize(5)) // the worker is stopping: this has no effect
 
 	g.end <- nil
 	require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
@@ -63,7 +64,7 @@ func TestStopWaitsForTheRunningJob(t *testing.T) {
 
 func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 	t.Parallel()
-	for name, ignores := range map[string]bool{"a processor that hears": false, "a processor that does not": true} {
+	for name, ignores := range map[string]bool{"a processor that ends with its context": false, "a processor that ignores its context": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := stagetest.Shared(t)
@@ -90,12 +91,12 @@ func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 			require.Equal(t, api.Counts{Accepted: 1, NonReady: 1}, w.Counts("g"))
 			require.Zero(t, w.Group("g").Retries)
 			if ignores {
-				g.end <- nil // its late return changes nothing
+				g.end <- nil // the processor returns late, which changes nothing
 			} else {
 				require.ErrorContains(t, <-causes, "shutting down")
 			}
 
-			// Another process runs it at once, as a further attempt.
+			// Another process runs the job at once, as its second attempt.
 			w.Feed(stagetest.Patience, "T")
 			again := newBlockingProcessor("T")
 			w.Run(newWorker(w, config(), again))
@@ -121,15 +122,15 @@ func TestStopReleasesJobsThatNeverRan(t *testing.T) {
 		}
 		return g.Process(ctx, j)
 	})))
-	w.AwaitCounts("quick", api.Counts{Accepted: quick, Done: quick}) // jobs are known to be short from now on: some are prefetched
+	w.AwaitCounts("quick", api.Counts{Accepted: quick, Done: quick}) // from now on the worker expects short jobs, and prefetches
 
 	w.Jobs("g", "T", held)
 	w.Admit("T")
 	stagetest.Receive(t, g.started, "the first job's start")
 	var c api.Counts
-	w.Await("some to be started in advance", func() bool { c = w.Counts("g"); return c.InFlight+c.NonReady > 1 })
+	w.Await("some jobs to be prefetched", func() bool { c = w.Counts("g"); return c.InFlight+c.NonReady > 1 })
 	stop()
-	w.Await("all but what runs to be handed back", func() bool { c = w.Counts("g"); return c.InFlight == 1 && c.NonReady > 0 })
+	w.Await("all but the running job to be released", func() bool { c = w.Counts("g"); return c.InFlight == 1 && c.NonReady > 0 })
 	require.EqualValues(t, held-1, c.NonReady+c.Ready)
 	g.end <- nil
 	require.NoError(t, stagetest.Receive(t, ended, "the worker's end"))
@@ -156,7 +157,7 @@ func TestJobTimeoutFailsTheJob(t *testing.T) {
 			w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
 				<-ctx.Done()
 				causes <- context.Cause(ctx)
-				return nil, errors.New("interrupted")
+				return nil, errors.New("context ended")
 			})))
 			w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 			letter := w.DeadLetters()[0]
@@ -167,7 +168,8 @@ func TestJobTimeoutFailsTheJob(t *testing.T) {
 	}
 }
 
-// What a processor answers after its time is up counts no more as done, also before it is given up.
+// TestResultAfterTheTimeoutDoesNotCount: a result that a processor returns after the timeout does
+// not make its job done, even if the processor is not abandoned yet.
 func TestResultAfterTheTimeoutDoesNotCount(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -192,7 +194,7 @@ func TestProcessorThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	g := newBlockingProcessor("T")
 	wk := newWorker(w, cfg, ignoringProcessor{g})
 	stop := w.Run(wk)
-	// One after the other is given up, and the only slot is there again for the next.
+	// The jobs are abandoned one after the other, and a new slot replaces the only slot each time.
 	for range 3 {
 		stagetest.Receive(t, g.started, "a job's start")
 	}
@@ -204,7 +206,7 @@ func TestProcessorThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	})
 
 	for range 3 {
-		g.end <- nil // late
+		g.end <- nil // the abandoned processors return late
 	}
 	w.Jobs("next", "T", 1)
 	w.Admit("T")
@@ -234,7 +236,7 @@ func TestResize(t *testing.T) {
 		}
 		return g.Process(ctx, j)
 	}))
-	require.NoError(t, wk.Resize(1)) // before it runs
+	require.NoError(t, wk.Resize(1)) // before the worker runs
 	require.Equal(t, 1, wk.Status().Workers)
 	w.Run(wk)
 	active := func(size, n int) {
@@ -244,11 +246,11 @@ func TestResize(t *testing.T) {
 	}
 	active(1, 1)
 	require.NoError(t, wk.Resize(4))
-	active(4, 4) // at once
+	active(4, 4) // new slots open at once
 	require.NoError(t, wk.Resize(2))
-	active(2, 4) // those that run go on
+	active(2, 4) // running jobs go on
 	ended := 0
-	for ; wk.Status().Active > 2; ended++ { // a slot that stays may take another job
+	for ; wk.Status().Active > 2; ended++ { // a slot that stays open may begin another job
 		g.end <- nil
 		w.Await("the job's end", func() bool { return w.Counts("g").Done == int64(ended+1) })
 	}
@@ -263,7 +265,8 @@ func TestResize(t *testing.T) {
 	require.ErrorContains(t, wk.Resize(worker.MaxCount+1), "must be 1 to 10000")
 }
 
-// A process holds what it runs and no more, as long as jobs are long: the rest is for others.
+// TestPrefetchIsBounded: while jobs are long, a process holds only the jobs that it runs, so that
+// other processes can run the rest.
 func TestPrefetchIsBounded(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -273,7 +276,7 @@ func TestPrefetchIsBounded(t *testing.T) {
 	cfg := config()
 	cfg.Count, cfg.Block = 3, 10*time.Millisecond
 	w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, j processor.Job) (any, error) {
-		select { // longer than prefetching pays
+		select { // too long for prefetching
 		case <-time.After(60 * time.Millisecond):
 		case <-ctx.Done():
 		}

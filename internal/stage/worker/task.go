@@ -10,42 +10,43 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// task is one attempt in this process, from its start to its settled outcome.
+// task is one attempt of a job in this process, from its read to its reported outcome. The embedded
+// Job is what the ready entry says; the other fields are this process's own.
 type task struct {
 	ledger.Job
-	entryID         string
-	currentAttempt  int // the one to report under
-	terms           ledger.GroupTerms
+	entryID         string            // in the ready stream
+	currentAttempt  int               // attempt that Redis knows the job under; Job.Attempt until the start
+	terms           ledger.GroupTerms // what the group says of its jobs
 	feed            *partitionFeed
 	proc            processor.Processor
-	loadedPayload   string
-	separatePayload bool          // the payload lies in a key of its own
-	inFlight        bool          // Redis has it in flight
-	startedAt       time.Time     // when it was
-	startOrder      int64         // its place in the line for a slot
-	taken           atomic.Bool   // by a slot, or by who hands it back
-	removed         chan struct{} // of a suspect: closed when it is held no more
+	loadedPayload   string        // what the processor gets: Job.Payload or the one from its own key
+	separatePayload bool          // the payload is stored in a key of its own
+	inFlight        bool          // Redis has marked the job as in flight
+	startedAt       time.Time     // when Redis did so, by the clock of this process
+	startOrder      int64         // position among all jobs that this process started
+	taken           atomic.Bool   // set by the slot that runs the task, or by the goroutine that releases it
+	removed         chan struct{} // of a suspect: closed when the task is not held any more
 
-	prev, next *task // among those that are held
-	tracked    bool
+	prev, next *task // neighbours in the list of held tasks
+	tracked    bool  // the task is in that list
 
-	// While it runs:
-	runStart   atomic.Int64 // by clock; 0 before
-	outcomeSet atomic.Bool  // whoever sets it reports the outcome
-	ctx        jobContext
+	// Set while the job runs.
+	runStart   atomic.Int64 // time of monotonicNow; 0 before the processor is called
+	outcomeSet atomic.Bool  // the goroutine that changes it to true reports the outcome
+	ctx        jobContext   // the processor's context
 
-	// How it ended:
+	// Set when the job ends.
 	verdict      processor.Verdict
-	result       []byte // JSON
-	runTime      time.Duration
-	released     bool   // it ended without an outcome
-	processTrace string // for the reduce span
+	result       []byte        // JSON of what the processor returned
+	runTime      time.Duration // of the processor
+	released     bool          // the job ended without an outcome of its processor
+	processTrace string        // trace context that the next step's span follows
 }
 
-// size is what the task's outcome weighs on its way to Redis, in bytes, roughly.
+// size returns about how many bytes the task's outcome takes in a script call.
 func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict.Message) }
 
-// timeout is how long the task may run.
+// timeout returns how long the task may run: what its group says, or else fallback.
 func (t *task) timeout(fallback time.Duration) time.Duration {
 	if t.terms.JobTimeout > 0 {
 		return t.terms.JobTimeout
@@ -53,15 +54,16 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 	return fallback
 }
 
-// held are the tasks of this process that are not settled; leases are renewed for those that
-// were started.
+// heldTasks are the tasks that this process has read and whose outcome is not reported yet. Leases
+// are renewed for the tracked ones among them, which are those that were started and the suspects
+// that wait.
 type heldTasks struct {
 	mu         sync.Mutex
-	head       *task         // of those that were started
-	count      atomic.Int64  // all that were read
-	unfinished atomic.Int64  // those of them that have not ended: they run, or wait to
-	resumeAt   atomic.Int64  // that few open ones are waited for
-	changed    chan struct{} // closed and replaced when some were let go, or more may be held
+	head       *task         // first of the tracked tasks, a doubly linked list
+	count      atomic.Int64  // of held tasks
+	unfinished atomic.Int64  // held tasks without an outcome: they run or will run
+	resumeAt   atomic.Int64  // value of unfinished at which feeds are notified; -1: none
+	changed    chan struct{} // closed and replaced by notify
 }
 
 func newHeldTasks() *heldTasks {
@@ -70,12 +72,13 @@ func newHeldTasks() *heldTasks {
 	return h
 }
 
-// reserve counts n tasks that were read; track then names those that were started.
+// reserve counts n tasks that were just read. Each of them is counted until remove.
 func (h *heldTasks) reserve(n int) {
 	h.count.Add(int64(n))
 	h.unfinished.Add(int64(n))
 }
 
+// track adds tasks to the list, so that their leases are renewed.
 func (h *heldTasks) track(tasks []*task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,14 +91,14 @@ func (h *heldTasks) track(tasks []*task) {
 	}
 }
 
-// untrack keeps a task counted and out of sight.
+// untrack removes a task from the list. It stays counted as held.
 func (h *heldTasks) untrack(t *task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unlink(t)
 }
 
-// unlink takes a task out of the list; the lock is held.
+// unlink removes a task from the list, if it is there. The caller holds the lock.
 func (h *heldTasks) unlink(t *task) {
 	if !t.tracked {
 		return
@@ -111,16 +114,18 @@ func (h *heldTasks) unlink(t *task) {
 	t.tracked, t.prev, t.next = false, nil, nil
 }
 
-// ended says that n tasks are not open any more.
+// markFinished says that n tasks have an outcome now. It notifies the feeds when the number of
+// unfinished tasks reaches resumeAt.
 func (h *heldTasks) markFinished(n int) {
-	unfinished, resumeAt := h.unfinished.Add(-int64(n)), h.resumeAt.Load() // in this order: await writes the one and then reads the other
+	// In this order, because setResumeAt writes resumeAt before it reads unfinished.
+	unfinished, resumeAt := h.unfinished.Add(-int64(n)), h.resumeAt.Load()
 	if unfinished <= resumeAt && h.resumeAt.CompareAndSwap(resumeAt, -1) {
 		h.notify()
 	}
 }
 
-// await has a signal follow when no more than n tasks are open, which they were a moment ago; none
-// where n is negative.
+// setResumeAt asks for one notification as soon as at most n tasks are unfinished, also if that is
+// the case already. A negative n asks for none.
 func (h *heldTasks) setResumeAt(n int) {
 	h.resumeAt.Store(int64(n))
 	if h.unfinished.Load() <= int64(n) {
@@ -128,7 +133,7 @@ func (h *heldTasks) setResumeAt(n int) {
 	}
 }
 
-// remove lets go of tasks that have ended.
+// remove stops holding tasks whose outcome was reported, and notifies the feeds.
 func (h *heldTasks) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
@@ -142,15 +147,15 @@ func (h *heldTasks) remove(tasks []*task) {
 	h.notify()
 }
 
-// freed is closed at the next signal. Whoever waits for room asks for it before looking how
-// much there is.
+// nextChange returns a channel that is closed at the next notification. A caller that waits for
+// free capacity must call it before it looks at the capacity; otherwise it may miss a notification.
 func (h *heldTasks) nextChange() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.changed
 }
 
-// signal wakes everybody who waits: which partition has work is not known here.
+// notify wakes the feeds of all partitions, because it is not known which of them has work.
 func (h *heldTasks) notify() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -158,7 +163,7 @@ func (h *heldTasks) notify() {
 	h.changed = make(chan struct{})
 }
 
-// empty waits until nothing is held any more, and tells whether it came to that in time.
+// waitEmpty waits until no task is held and returns true, or returns false after the time within.
 func (h *heldTasks) waitEmpty(within time.Duration) bool {
 	expired := time.After(within)
 	for {
@@ -174,7 +179,7 @@ func (h *heldTasks) waitEmpty(within time.Duration) bool {
 	}
 }
 
-// all are the tasks that were started and not settled.
+// tasks returns the tracked tasks.
 func (h *heldTasks) tasks() []*task {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -185,12 +190,13 @@ func (h *heldTasks) tasks() []*task {
 	return out
 }
 
-// stream is where a task's entry lies.
+// streamKey names the ready stream of a partition and a type.
 type streamKey struct {
 	partition keyspace.Partition
 	typ       string
 }
 
+// byStream sorts tasks into their ready streams.
 func byStream(tasks []*task) map[streamKey][]*task {
 	out := map[streamKey][]*task{}
 	for _, t := range tasks {
@@ -200,7 +206,8 @@ func byStream(tasks []*task) map[streamKey][]*task {
 	return out
 }
 
-// ewma is a moving average of durations.
+// movingAverage is an exponential moving average of durations, in which each new one counts a
+// sixteenth.
 type movingAverage struct{ nanoseconds atomic.Int64 }
 
 func (e *movingAverage) add(d time.Duration) {
@@ -212,4 +219,5 @@ func (e *movingAverage) add(d time.Duration) {
 	e.nanoseconds.Store(max(1, old+(int64(d)-old)/16))
 }
 
+// value returns the average, 0 before the first duration.
 func (e *movingAverage) value() time.Duration { return time.Duration(e.nanoseconds.Load()) }

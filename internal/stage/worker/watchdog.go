@@ -10,18 +10,19 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// reportTime is how long a stopping process tries to report its last outcomes.
+// reportTimeout is how long a stopping process tries to report its last outcomes.
 const reportTimeout = 5 * time.Second
 
-// A processor that ignores the end of its context is given up after this, on top of the
-// job's timeout.
+// abandonDelay is how long after its timeout a processor that ignores the end of its context is
+// abandoned. A timeout that is shorter than abandonDelay takes its place.
 const abandonDelay = time.Second
 
-// lateAfter is how long a started job may wait for a slot before another process is to have it.
+// maxSlotWait is how long a started job may wait for a slot before the worker releases it for other
+// processes.
 const maxSlotWait = 200 * time.Millisecond
 
-// watchdog reports jobs whose processor ignores its context, so that they hold up nothing but
-// themselves, and hands back what waits too long for a slot.
+// watchdog works until ctx ends. It abandons jobs whose processor ignores the end of its context,
+// so that they don't block a slot. It releases jobs that wait too long for a slot.
 func (w *Worker) watchdog(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -46,21 +47,24 @@ func (w *Worker) watchdog(ctx context.Context) {
 	}
 }
 
-// abandon reports a running task in its processor's stead.
+// abandon takes a running task from its processor: setOutcome sets the task's outcome, the task is
+// reported, and a new slot replaces the one that the processor blocks. It does nothing when the
+// task has an outcome already.
 func (w *Worker) abandon(t *task, outcome func()) {
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
 	}
 	t.runTime = time.Duration(monotonicNow() - t.runStart.Load())
 	outcome()
-	w.tel.Log.Warn("processor ignores the end of its context, went on without it",
+	w.tel.Log.Warn("abandoned a processor that ignores the end of its context",
 		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
 	w.slots.replaceSlot(t)
 	t.feed.queueReport(t)
 }
 
-// pace is how long a job takes: as the last ones did, or longer where all that run now have. So
-// jobs that turn slow are not taken in advance as if they were quick.
+// expectedRunTime returns how long a job is expected to run: the mean of recent jobs, or the mean
+// of the jobs that run now where that is longer. So when jobs turn slow, the process soon
+// prefetches fewer of them. It returns 0 before the first job has ended.
 func (w *Worker) expectedRunTime() time.Duration {
 	d := w.meanRunTime.value()
 	if d == 0 {
@@ -69,15 +73,16 @@ func (w *Worker) expectedRunTime() time.Duration {
 	return max(d, w.slots.meanRunningTime(monotonicNow()))
 }
 
-// handBackLate releases what was started in the belief that it would run soon, and has not.
+// releaseOverdue releases the started tasks among tasks that will not get a slot soon. They were
+// prefetched because jobs were quick.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizeAndActive()
 	runTime := max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
 	switch {
 	case w.isolation.busy():
-		runTime = math.MaxInt64 // nobody knows when the suspect's turn is over
+		runTime = math.MaxInt64 // how long a suspect will run is not known
 	case active < size:
-		return // they are about to run
+		return // slots are free, so the waiting tasks run soon
 	}
 	waiting := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
@@ -92,8 +97,8 @@ func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	}
 }
 
-// late are those of the waiting who have waited too long and will for as long again, where jobs
-// take so long on average.
+// overdue returns those of the waiting tasks that have waited for maxSlotWait or longer, and that
+// will wait as long again if each of the size slots needs runTime for a job. It reorders waiting.
 func overdue(waiting []*task, size int, runTime time.Duration, now time.Time) []*task {
 	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.startOrder, b.startOrder) })
 	startable := int64(size) * int64(maxSlotWait) / int64(max(runTime, time.Microsecond))
@@ -101,7 +106,9 @@ func overdue(waiting []*task, size int, runTime time.Duration, now time.Time) []
 	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < maxSlotWait })
 }
 
-// drain lets running jobs finish within the grace period, and hands back the rest.
+// drain lets running jobs finish within Config.Grace. It releases the waiting jobs at once and the
+// running ones after that time. When outcomes can't be reported within reportTimeout, it calls
+// stopReporting, which ends all calls to Redis.
 func (w *Worker) drain(stopReporting func()) {
 	w.slots.close()
 	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
@@ -126,7 +133,7 @@ func (w *Worker) drain(stopReporting func()) {
 		}
 	}
 	if !w.held.waitEmpty(reportTimeout) {
-		stopReporting() // Redis is away: the dispatcher takes the jobs back after a lease
+		stopReporting() // Redis is away; the dispatcher will reclaim the jobs
 		w.held.waitEmpty(time.Minute)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stagetest"
 )
 
-// Jobs that turn slow after many quick ones were started in advance as if they were quick: what
-// they hold up goes back.
+// TestJobsThatWaitBehindSlowJobsAreReleased: after many quick jobs, a worker prefetches slow ones
+// as if they were quick too. The ones that wait for a slot are released.
 func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -28,7 +28,7 @@ func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
 	for range cfg.Count {
 		stagetest.Receive(t, slow.started, "a slow job")
 	}
-	w.Await("what does not run to be handed back or left alone", func() bool {
+	w.Await("the jobs without a slot to be released or left ready", func() bool {
 		c := w.Counts("slow")
 		return c.InFlight == int64(cfg.Count) && c.NonReady > 0
 	})
@@ -36,11 +36,11 @@ func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
 	require.EqualValues(t, jobs-cfg.Count, c.NonReady+c.Ready)
 	require.Zero(t, w.Group("slow").Retries)
 
-	// Another process runs it, and the first one what it has begun.
+	// Another process runs the released jobs. The first one ends only the jobs that it had begun.
 	w.Feed(stagetest.Patience, "SLOW")
 	w.Run(newWorker(w, config(), processorReturning("SLOW", nil, nil)))
 	w.Await("the others to be done", func() bool { return w.Counts("slow").Done == jobs-int64(cfg.Count) })
-	require.Empty(t, slow.started, "nothing of it was begun by the first one")
+	require.Empty(t, slow.started, "the first process began none of them")
 	for range cfg.Count {
 		slow.end <- nil
 	}

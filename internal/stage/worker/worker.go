@@ -1,7 +1,8 @@
-// Package worker is the role that runs jobs: it reads the ready streams of the types that it has
-// processors for, starts jobs under a lease, runs them side by side, and reports what came of them.
-// It hides batching, leases, time-outs, also of processors that ignore their context, and the
-// hand-back of what could not be finished.
+// Package worker implements the worker role: it reads the ready streams of the job types that it
+// has processors for, starts the jobs under a lease, runs up to Config.Count of them at a time, and
+// reports their outcomes. It hides how jobs are batched, how leases are renewed, how a processor
+// that ignores its timeout is abandoned, and how a stopping process releases the jobs that it can't
+// finish.
 package worker
 
 import (
@@ -26,53 +27,57 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Config is what the role can be told.
+// Config holds the settings of the worker role.
 type Config struct {
-	Count        int           // jobs that run side by side
-	Types        []string      // of those with a processor; empty is all
-	Block        time.Duration // the longest blocking read
-	JobTimeout   time.Duration // where a group says nothing else
-	MaxRetries   int           // where a group says nothing else
-	MaxThrottles int           // a partner's refusals that a job survives
-	Lease        time.Duration // silent for so long, the worker counts as dead
-	Grace        time.Duration // for running jobs, when the process is to stop
-	Backoff      time.Duration // before the first retry; doubles with each
-	MaxBackoff   time.Duration
-	Congestion   ledger.Congestion // RPS is that of one partition
-	Journal      *journal.Journal  // nil outside experiments
+	Count        int               // number of slots: jobs that run at the same time
+	Types        []string          // job types to serve; empty: all that have a processor
+	Block        time.Duration     // longest blocking read of the ready streams
+	JobTimeout   time.Duration     // timeout of a job whose group sets none
+	MaxRetries   int               // retries of a job whose group sets none
+	MaxThrottles int               // throttles that a job may have; the next one fails it
+	Lease        time.Duration     // a worker that does not renew a job's lease for so long loses the job
+	Grace        time.Duration     // how long running jobs may finish after the process is told to stop
+	Backoff      time.Duration     // wait before the first retry; it doubles with each further retry
+	MaxBackoff   time.Duration     // longest wait before a retry
+	Congestion   ledger.Congestion // its RPS is the rate limit of one partition
+	Journal      *journal.Journal  // log of starts for experiments; nil in normal operation
 }
 
-// Worker is one process's pool.
+// Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.
+// Create it with New, run it with Run.
 type Worker struct {
 	cfg     Config
 	conn    *redisx.Conn
 	space   keyspace.Space
 	tel     *telemetry.Telemetry
 	metrics *telemetry.WorkerMetrics
-	id      string // also the consumer's name: unique to the process's start
+	id      string // consumer name in the ready streams; unique to each start of a process
 	procs   map[string]processor.Processor
 	types   []string
 
-	slotQueue   *slotQueue
-	held        *heldTasks
+	slotQueue   *slotQueue // started jobs that wait for a slot
+	held        *heldTasks // jobs that were read and whose outcome is not reported yet
 	slots       *slotPool
 	isolation   *isolation
-	meanRunTime movingAverage
+	meanRunTime movingAverage // over jobs of all types
 	startRates  startRates
-	runTimes    *runTimes
-	startCount  atomic.Int64
-	stopping    atomic.Bool
-	feeds       []*partitionFeed
+	runTimes    *runTimes        // by type, for the capacity report
+	startCount  atomic.Int64     // jobs started so far; gives each task its startOrder
+	stopping    atomic.Bool      // Run's ctx has ended
+	feeds       []*partitionFeed // one for each partition
 }
 
-// New returns a worker named id that runs jobs with these processors.
+// New returns a worker named id that runs jobs with the processors procs. It starts no goroutine.
+// It returns an error when two processors have the same type, when the name of a type is invalid,
+// when cfg.Types names a type that has no processor, or when procs is empty.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, id string, procs ...processor.Processor,
 ) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeldTasks(), runTimes: newRunTimes(),
+		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeldTasks(),
+		runTimes: newRunTimes(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
@@ -103,17 +108,20 @@ func New(
 	w.slots, w.isolation = newSlotPool(w, cfg.Count), newIsolation(w)
 	for _, p := range space.All() {
 		w.feeds = append(w.feeds, &partitionFeed{
-			Worker: w, partition: p, reader: stream.NewReader(conn, keyspace.GroupWorkers, id), reports: newReportQueue(),
+			Worker: w, partition: p,
+			reader:  stream.NewReader(conn, keyspace.GroupWorkers, id),
+			reports: newReportQueue(),
 		})
 	}
 	w.metrics.ObservePool(w.slots.sizeAndActive)
 	return w, nil
 }
 
-// Run works until ctx ends, then lets running jobs finish within the grace period and hands
-// the rest back.
+// Run reads and runs jobs until ctx ends. Then it waits up to Config.Grace for running jobs,
+// cancels the rest, and releases every job that did not finish. It returns nil after its goroutines
+// have ended, except those whose processor ignores the end of its context.
 func (w *Worker) Run(ctx context.Context) error {
-	// What is held must be reported and kept alive beyond the end of ctx.
+	// Running jobs, lease renewal and reports must outlive ctx.
 	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWork()
 	w.slots.start(workCtx)
@@ -156,7 +164,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-// forget takes this process's consumers away, as far as they hold nothing.
+// dropConsumers removes this process's consumers from the ready streams. A consumer that still has
+// pending entries stays, because their jobs could not be reclaimed without it.
 func (w *Worker) dropConsumers(ctx context.Context) {
 	for _, p := range w.feeds {
 		for _, typ := range w.types {
@@ -165,7 +174,8 @@ func (w *Worker) dropConsumers(ctx context.Context) {
 	}
 }
 
-// Resize changes how many jobs run side by side, at once upwards, downwards as jobs end.
+// Resize sets the number of slots to n, from 1 to MaxCount. New slots open at once. A surplus slot
+// closes when its job ends. The error says that n is out of range.
 func (w *Worker) Resize(n int) error {
 	if n < 1 || n > MaxCount {
 		return fmt.Errorf("worker count %d: must be 1 to %d", n, MaxCount)
@@ -174,7 +184,8 @@ func (w *Worker) Resize(n int) error {
 	return nil
 }
 
-// Status is what the process shows of itself.
+// Status returns what this process shows of itself: its types, its slots and up to 20 of the jobs
+// that run now.
 func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
 	return api.WorkerStatus{
@@ -183,11 +194,11 @@ func (w *Worker) Status() api.WorkerStatus {
 	}
 }
 
-// runMS is how long jobs run on average of late, by type.
+// runMS returns the recent mean run time of each job type, in milliseconds.
 func (w *Worker) runMS() map[string]float64 { return w.runTimes.milliseconds(time.Now()) }
 
-// publish shows the status to everybody. A worker that stops serves no type any more: nobody is
-// to count on it.
+// publishStatus publishes this process's status and capacity. A worker that is stopping reports no
+// types, so that fetchers stop making jobs ready for its slots.
 func (w *Worker) publishStatus(ctx context.Context) error {
 	r := presence.WorkerReport{
 		WorkerStatus:     w.Status(),

@@ -47,7 +47,7 @@ func TestTakesAJobAndRunsIt(t *testing.T) {
 		results[0].DurationMS = 0
 		require.Equal(w.T, []api.Result{{Attempts: 1, Data: json.RawMessage(`{"cost":3}`)}}, results)
 
-		// Nothing is left of it: neither the entry nor the status.
+		// No entry and no status of the worker is left.
 		ctx := context.WithoutCancel(w.T.Context())
 		require.Zero(w.T, w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val())
 		require.Zero(w.T, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers))
@@ -65,7 +65,7 @@ func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 		cfg.Backoff, cfg.MaxBackoff, cfg.MaxRetries = 16*time.Millisecond, 40*time.Millisecond, 4
 		attempts := make(chan int, 100)
 		waits := make(chan time.Duration, 100)
-		var ended time.Time // of the attempt before; attempts of a job follow one another
+		var ended time.Time // end of the previous attempt; attempts of a job never overlap
 		w.Run(newWorker(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
 			defer func() { ended = time.Now() }()
 			attempts <- j.Attempt
@@ -80,7 +80,7 @@ func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 		for want := 1; want <= 5; want++ {
 			require.Equal(w.T, want, <-attempts)
 		}
-		for _, least := range []time.Duration{16, 32, 40, 40} { // less the jitter of a tenth, and what a clock of ms cuts off
+		for _, least := range []time.Duration{16, 32, 40, 40} { // less the jitter of a tenth, and less what Redis's clock of milliseconds cuts off
 			require.GreaterOrEqual(w.T, <-waits, least*time.Millisecond*9/10-2*time.Millisecond)
 		}
 		g := w.Group("g")
@@ -120,9 +120,9 @@ func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 			return nil, processor.Permanent("NO_SUCH_USER", nil)
 		}, "NO_SUCH_USER", 1},
 		"panic":             {func(context.Context, processor.Job) (any, error) { panic("secret") }, "PANIC", 2},
-		"panic of a result": {func(context.Context, processor.Job) (any, error) { return panics{}, nil }, "PANIC", 2},
-		"no JSON":           {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
-		"no number":         {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
+		"panic of a result": {func(context.Context, processor.Job) (any, error) { return panickingResult{}, nil }, "PANIC", 2},
+		"not encodable":     {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
+		"not a number":      {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
 		"malformed JSON":    {func(context.Context, processor.Job) (any, error) { return json.RawMessage(`{"a":`), nil }, "INVALID_RESULT", 1},
 		"too large": {func(context.Context, processor.Job) (any, error) {
 			return strings.Repeat("x", processor.MaxResultBytes), nil
@@ -148,9 +148,9 @@ func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 	}
 }
 
-type panics struct{}
+type panickingResult struct{}
 
-func (panics) MarshalJSON() ([]byte, error) { panic("secret") }
+func (panickingResult) MarshalJSON() ([]byte, error) { panic("secret") }
 
 func TestResultsAreEncodedOnOneLine(t *testing.T) {
 	t.Parallel()
@@ -171,7 +171,8 @@ func TestResultsAreEncodedOnOneLine(t *testing.T) {
 	}, got)
 }
 
-// A batch of large results is cut, so that neither a script nor an entry grows beyond bounds.
+// TestLargeResultsAreReportedInPieces: a batch of large results is split, so that script calls and
+// entries stay within their bounds.
 func TestLargeResultsAreReportedInPieces(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -195,9 +196,9 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 		after       time.Duration
 		least, most time.Duration
 	}{
-		"with Retry-After":    {after: 90 * time.Second, least: 90 * time.Second, most: 90 * time.Second},
-		"without Retry-After": {least: 450 * time.Millisecond, most: 500 * time.Millisecond}, // the backoff, less its jitter
-		"with one too long":   {after: 1000 * time.Hour, least: 24 * time.Hour, most: 24 * time.Hour},
+		"with Retry-After":                   {after: 90 * time.Second, least: 90 * time.Second, most: 90 * time.Second},
+		"without Retry-After":                {least: 450 * time.Millisecond, most: 500 * time.Millisecond}, // the backoff less its jitter
+		"with a Retry-After above the bound": {after: 1000 * time.Hour, least: 24 * time.Hour, most: 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -262,7 +263,7 @@ func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 		w.Admit("T")
 		w.Run(newWorker(w, config(), processorReturning("T", nil, nil)))
 		w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 2})
-		w.Await("three entries set aside", func() bool { return len(w.Garbage()) == 3 })
+		w.Await("three quarantined entries", func() bool { return len(w.Garbage()) == 3 })
 		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
 		require.Zero(w.T, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers))
 		require.Contains(w.T, w.Garbage()[2], "rubbish")
@@ -288,7 +289,7 @@ func TestWorkerRunsOnlyItsTypes(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Ready: 1}, w.Counts("c"))
 }
 
-// Two processes share a stream: no job runs twice, and none is left.
+// TestTwoWorkersRunEachJobOnce: two processes that read the same stream run each job exactly once.
 func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const n = 500
@@ -308,7 +309,8 @@ func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 	})
 }
 
-// All partitions are served, also where fewer jobs run side by side than there are partitions.
+// TestOneSlotServesAllPartitions: jobs of all partitions run, even in a process that has fewer
+// slots than there are partitions.
 func TestOneSlotServesAllPartitions(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -326,8 +328,8 @@ func TestOneSlotServesAllPartitions(t *testing.T) {
 	}
 }
 
-// A partition without work does not keep the slots from one with work, however long
-// its reads block.
+// TestIdlePartitionsDoNotDelayABusyOne: a blocking read of a partition without jobs keeps no slot
+// from the jobs of another partition.
 func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -338,10 +340,10 @@ func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
 	cfg.Count, cfg.Block = 1, time.Second
 	began := time.Now()
 	w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
-		return nil, redisx.Sleep(ctx, 25*time.Millisecond) // longer than what is prefetched
+		return nil, redisx.Sleep(ctx, 25*time.Millisecond) // longer than prefetchFor, so that nothing is prefetched
 	})))
 	w.AwaitCounts("g", api.Counts{Accepted: 40, Done: 40})
-	require.Less(t, time.Since(began), 10*time.Second) // with a wait of a second between two jobs it takes 40
+	require.Less(t, time.Since(began), 10*time.Second) // the jobs take 1 s; with a blocked read of a second between two jobs, they would take 40 s
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -351,10 +353,10 @@ func TestNewRefuses(t *testing.T) {
 		procs []processor.Processor
 		want  string
 	}{
-		"no processor":      {nil, nil, "at least one"},
-		"two of a type":     {nil, []processor.Processor{processorReturning("T", nil, nil), processorReturning("T", nil, nil)}, "two processors for type T"},
-		"a type of nobody":  {[]string{"X"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "X"`},
-		"a type's bad name": {nil, []processor.Processor{processorReturning("{T}", nil, nil)}, `processor type "{T}"`},
+		"no processor":               {nil, nil, "at least one"},
+		"two of a type":              {nil, []processor.Processor{processorReturning("T", nil, nil), processorReturning("T", nil, nil)}, "two processors for type T"},
+		"a type without a processor": {[]string{"X"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "X"`},
+		"an invalid type":            {nil, []processor.Processor{processorReturning("{T}", nil, nil)}, `processor type "{T}"`},
 	} {
 		cfg := config()
 		cfg.Types = tt.types
