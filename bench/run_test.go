@@ -9,7 +9,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench"
 	"github.com/bulkaction/bulkaction/internal/cli"
-	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // TestMain lets this program become a role's process, as the command line does.

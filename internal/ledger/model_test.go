@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // How many random sequences TestModel tries on a real Redis: rapid does 100 at a time, or what

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
-	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/processor"
 )
 

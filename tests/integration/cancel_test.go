@@ -12,7 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
 // endless is a job that outlasts the test, unless its context ends.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // producers submit loads of their tenants, one after the other, over HTTP and through the ingest

@@ -10,7 +10,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
 // atOnce makes n requests at the same time.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/dev"
-	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // All roles in one process, started and stopped twenty times under load, leave neither a goroutine

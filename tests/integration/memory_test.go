@@ -11,8 +11,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/proctest"
-	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // While Redis's memory is full nothing comes in, and what was accepted goes on to its end.

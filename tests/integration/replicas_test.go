@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/proctest"
-	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // With REDIS_WAIT_REPLICAS a producer has its answer, and an entry of the ingest stream is done

@@ -3,7 +3,7 @@ package integration
 import (
 	"testing"
 
-	"github.com/bulkaction/bulkaction/internal/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // All roles on a master that a Sentinel watches, which dies while they work, and its heir too.

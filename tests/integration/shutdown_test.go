@@ -9,7 +9,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
 // results are those of a group, by ordinal; none comes twice.

@@ -21,10 +21,10 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/audit"
-	"github.com/bulkaction/bulkaction/internal/proctest"
-	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestMain(m *testing.M) { proctest.Main(m) }

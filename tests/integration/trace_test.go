@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/oteltest"
+	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
 // secret is part of payloads and results, and of nothing else.

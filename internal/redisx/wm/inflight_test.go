@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/redistest"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestInFlightRoom(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
 // TestJobsThatWaitBehindSlowJobsAreReleased: after many quick jobs, a worker prefetches slow ones

@@ -19,7 +19,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/bulkaction/bulkaction/internal/oteltest"
+	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
 // provider exports each span as it ends, set up as a process is: by the environment.
