@@ -17,8 +17,8 @@
 //     reduced one's in exactly one line of the group's results, unless these have expired. The
 //     slots of the aggregate count the reduced jobs, and so does an aggregate that counts.
 //   - [Lifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and
-//     ended groups. One whose jobs have all ended and are reduced has ended too, or asks for the
-//     watcher's attention.
+//     ended groups. One whose jobs have all ended and are reduced has ended too, or is among the
+//     dirty groups.
 //   - [Load]: what types count as waiting and non-ready lies there. What tenants count as
 //     unfinished, active and congested are such jobs, and those with active ones are in the active
 //     set. Counters of what violates another law are not judged.

@@ -210,7 +210,7 @@ func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 			}
 			c.may(err)
 		}
-		for _, id := range append(c.c.SMembers(c.Context(), p.Attention()).Val(), id) {
+		for _, id := range append(c.c.SMembers(c.Context(), p.Dirty()).Val(), id) {
 			for _, chunk := range []func(context.Context, redis.Cmdable, keyspace.Partition, string) (bool, error){ledger.Sweep, ledger.Requeue} {
 				for more := true; more; {
 					more, err = chunk(c.Context(), c.c, p, id)

@@ -22,7 +22,7 @@ type group struct {
 	lines      int64   // chunks of result lines
 	codes      map[string]string
 	slots      map[string]string // of the aggregate
-	open, ended, attention,
+	open, ended, dirty,
 	listed, ofTenant bool
 
 	counts [256]int64 // jobs by letter
@@ -104,7 +104,7 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 		failures, lines               *redis.IntCmd
 		queues                        []*redis.IntCmd
 		listed, ofTenant, open, ended *redis.FloatCmd
-		attention                     *redis.BoolCmd
+		dirty                         *redis.BoolCmd
 	}
 	cmds := make([]replies, len(heads))
 	err = l.atOnce(ctx, func(p redis.Pipeliner) {
@@ -115,7 +115,7 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 				lines: p.LLen(ctx, l.p.Results(h.id)), slots: p.HGetAll(ctx, l.p.Aggregate(h.id)),
 				listed: p.ZScore(ctx, l.p.Groups(), h.id), ofTenant: p.ZScore(ctx, l.p.GroupsOf(h.tenant), h.id),
 				open: p.ZScore(ctx, l.p.Open(), h.id), ended: p.ZScore(ctx, l.p.Ended(), h.id),
-				attention: p.SIsMember(ctx, l.p.Attention(), h.id),
+				dirty: p.SIsMember(ctx, l.p.Dirty(), h.id),
 			}
 			for _, typ := range split(h.types) {
 				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, l.p.Queue(h.id, typ)))
@@ -154,20 +154,20 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 			continue
 		}
 		g := &group{
-			id:        h.id,
-			tenant:    h.tenant,
-			types:     split(h.types),
-			hash:      hash,
-			states:    c.states.Val(),
-			failures:  c.failures.Val(),
-			lines:     c.lines.Val(),
-			codes:     c.codes.Val(),
-			slots:     c.slots.Val(),
-			open:      is(c.open),
-			ended:     is(c.ended),
-			attention: c.attention.Val(),
-			listed:    is(c.listed),
-			ofTenant:  is(c.ofTenant),
+			id:       h.id,
+			tenant:   h.tenant,
+			types:    split(h.types),
+			hash:     hash,
+			states:   c.states.Val(),
+			failures: c.failures.Val(),
+			lines:    c.lines.Val(),
+			codes:    c.codes.Val(),
+			slots:    c.slots.Val(),
+			open:     is(c.open),
+			ended:    is(c.ended),
+			dirty:    c.dirty.Val(),
+			listed:   is(c.listed),
+			ofTenant: is(c.ofTenant),
 		}
 		for _, q := range c.queues {
 			g.queues = append(g.queues, q.Val())

@@ -122,10 +122,10 @@ func (l *look) lifecycle(g *group) {
 			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
-	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.attention:
+	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.dirty:
 		l.report(g, Lifecycle, "stuck",
-			"it is %s, sealed, and all its jobs have ended and are reduced, but it does not ask for the "+
-				"watcher's attention", status)
+			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
+				"dirty groups", status)
 		l.mendGroup(g, Lifecycle, "stuck")
 	}
 }

@@ -522,7 +522,7 @@ var tampers = []tamper{
 		return []string{whole(Lifecycle, "sweeping")}
 	}},
 	{"nobody looks", func(w *world) []string {
-		w.ok(w.c.SRem(w.Context(), w.part("attended").Attention(), "attended").Err())
+		w.ok(w.c.SRem(w.Context(), w.part("attended").Dirty(), "attended").Err())
 		return []string{whole(Lifecycle, "attended")}
 	}},
 }

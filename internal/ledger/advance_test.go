@@ -18,7 +18,7 @@ func TestAdvance(t *testing.T) {
 			w.Helper()
 			require.Equal(w, n, w.advance("g"))
 			require.Equal(w, status, w.status("g"))
-			require.NotContains(w, w.c.SMembers(w.Context(), w.p.Attention()).Val(), "g")
+			require.NotContains(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "g")
 			w.unchanged(func() { require.Zero(w, w.advance("g")) })
 		}
 		step(0, "CREATED") // more jobs may come

@@ -148,7 +148,7 @@ func TestAppendSeals(t *testing.T) {
 		w.create("seal", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "seal", Mode: ledger.AppendSeal, Jobs: jobs(1)})
 		require.True(w, sealed("seal"))
-		require.ElementsMatch(w, []string{"total", "seal"}, w.c.SMembers(w.Context(), w.p.Attention()).Val())
+		require.ElementsMatch(w, []string{"total", "seal"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 	})
 }
 

@@ -77,7 +77,7 @@ func TestLose(t *testing.T) {
 		}
 		lost := w.vanish("g", "T")
 		failed := was["failed"]
-		w.c.Del(w.Context(), w.p.Attention())
+		w.c.Del(w.Context(), w.p.Dirty())
 		require.Equal(w, len(lost), w.lose("g", "T", lost...))
 		now := w.ledger("g")
 		require.Equal(w, failed+int64(len(lost)), now["failed"])
@@ -93,7 +93,7 @@ func TestLose(t *testing.T) {
 		require.Zero(w, w.c.ZCard(w.Context(), w.p.NonReady()).Val())
 		require.Equal(w, fmtInt(int64(len(lost))), w.c.HGet(w.Context(), w.p.Codes("g"), "LOST").Val())
 		require.EqualValues(w, len(lost)+int(failed), w.c.HLen(w.Context(), w.p.Failures("g")).Val())
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Attention()).Val())
+		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		require.Equal(w, ledger.AdmitEmpty, w.admit("T", 10, noLimit).State)
 		w.unchanged(func() { require.Zero(w, w.lose("g", "T", lost...)) })
 		w.advance("g")

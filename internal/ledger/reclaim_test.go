@@ -96,7 +96,7 @@ func TestReclaimBuriesWhatKillsItsWorkers(t *testing.T) {
 			w.promoteAll("T", 1)
 			w.start("T", w.read("T", "c"))
 		}
-		w.c.Del(w.Context(), w.p.Attention())
+		w.c.Del(w.Context(), w.p.Dirty())
 		require.Equal(w, ledger.ReclaimReply{Buried: 1}, w.reclaim("T", 2))
 		require.Equal(w, map[string]int64{"failed": 1}, w.ledger("g"))
 		require.Equal(w, map[string]string{"WORKER_LOST": "1"}, w.c.HGetAll(w.Context(), w.p.Codes("g")).Val())
@@ -104,7 +104,7 @@ func TestReclaimBuriesWhatKillsItsWorkers(t *testing.T) {
 		require.True(w, w.c.HExists(w.Context(), w.p.Failures("g"), "0").Val())
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Errors("g")).Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "unfinished").Val())
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Attention()).Val())
+		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
 	})
 }

@@ -36,7 +36,7 @@ func (w *world) reduce(a ledger.ReduceArgs) ledger.ReduceReply {
 func TestReduce(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 3)
-		w.c.Del(w.Context(), w.p.Attention())
+		w.c.Del(w.Context(), w.p.Dirty())
 		a := ledger.ReduceArgs{
 			Group: "g", Slot: "7", State: []byte(`{"n":2}`), Lines: []byte(e[0].lines + "\n" + e[2].lines), Entries: []string{e[0].entry, e[2].entry}, Ordinals: []int64{0, 2},
 		}
@@ -46,7 +46,7 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, map[string]string{"slot:7": `{"n":2}`, "version:7": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
 		require.Equal(w, []string{string(a.Lines)}, w.c.LRange(w.Context(), w.p.Results("g"), 0, -1).Val())
 		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Attention()).Val(), "one result is missing yet")
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty()).Val(), "one result is missing yet")
 
 		// The same call again is behind the slot's version; with that, its
 		// jobs are reduced already.
@@ -63,7 +63,7 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(b))
 		require.Equal(w, "AAA", w.states("g"))
 		w.ledger("g")
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Attention()).Val(), "the last one calls the watcher")
+		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "the last one calls the watcher")
 		require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
 	})
 }

@@ -46,7 +46,7 @@ func TestReopenAndRequeue(t *testing.T) {
 		}
 		require.Equal(w, []string{"g"}, w.c.ZRange(w.Context(), w.p.Open(), 0, -1).Val())
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Ended()).Val())
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Attention()).Val())
+		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		w.unchanged(func() {
 			round, err := w.reopen("g")
 			require.NoError(w, err)

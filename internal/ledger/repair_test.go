@@ -27,7 +27,7 @@ func init() {
 			w.c.HIncrBy(w.Context(), w.p.Group("g"), "done", 1)
 			w.c.ZRem(w.Context(), w.p.Groups(), "g")
 			w.c.ZAdd(w.Context(), w.p.Ended(), redis.Z{Member: "g"})
-			w.c.Del(w.Context(), w.p.Attention())
+			w.c.Del(w.Context(), w.p.Dirty())
 			return w.repairing("g", map[string]int64{"done": -1, "code:BOOM": -1})
 		}},
 		scene{"repair a group that is gone", false, func(w *world) act {

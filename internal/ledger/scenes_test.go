@@ -245,7 +245,7 @@ var lifeScenes = []scene{
 	{"expire", false, func(w *world) act {
 		w.failed("g", 2)
 		fence := w.fence()
-		w.c.SAdd(w.Context(), w.p.Attention(), "g")
+		w.c.SAdd(w.Context(), w.p.Dirty(), "g")
 		w.c.SAdd(w.Context(), w.p.Active(), "acme")
 		return func() error { return ledger.Expire(w.Context(), w.c, w.p, "g", fence, false) }
 	}},

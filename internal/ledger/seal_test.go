@@ -15,7 +15,7 @@ func TestSeal(t *testing.T) {
 		w.append("g", 2)
 		w.seal("g")
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Group("g"), "sealed").Val())
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Attention()).Val())
+		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		w.unchanged(func() {
 			w.seal("g")
 			w.sealWith("g", 2, true, nil)

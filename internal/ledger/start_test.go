@@ -28,7 +28,7 @@ func TestStart(t *testing.T) {
 		require.Equal(w, map[string]int64{"in_flight": 3}, w.ledger("g"))
 		require.Equal(w, map[string]int64{"in_flight": 1}, w.ledger("h"))
 		require.NotEmpty(w, w.c.HGet(w.Context(), w.p.Group("g"), "started").Val())
-		require.ElementsMatch(w, []string{"g", "h"}, w.c.SMembers(w.Context(), w.p.Attention()).Val())
+		require.ElementsMatch(w, []string{"g", "h"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		require.Len(w, w.pending(w.p.Ready("T")), 4, "the entries stay until there is an outcome")
 	})
 }

@@ -9,7 +9,7 @@ if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
 local moved = 0
 precheck('ZCARD', B .. 'open', B .. 'ended')
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 local g, flat = {}, call('HGETALL', key)
 for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
@@ -49,5 +49,5 @@ while g.status do
     check_last(g.tenant)
   end
 end
-call('SREM', B .. 'attention', group)
+call('SREM', B .. 'dirty', group)
 return { 'OK', moved }

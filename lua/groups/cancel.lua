@@ -18,7 +18,7 @@ for typ in string.gmatch(g[3] or '', '[^|]+') do
   precheck_enqueue(typ, g[4], tenant)
 end
 precheck_activate(tenant)
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
 call('HDEL', key, 'requeue', 'paused')
@@ -32,5 +32,5 @@ for typ, n in pairs(waiting) do
   dequeue(typ, g[4], tenant, group)
 end
 call('ZREM', B .. 'scheduled', group)
-attend(group)
+mark_dirty(group)
 return { 'OK' }

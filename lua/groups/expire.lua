@@ -14,7 +14,7 @@ if what == 'results' then
   return { 'OK' }
 end
 precheck('ZCARD', B .. 'groups', B .. 'ended', B .. 'open')
-precheck('SCARD', B .. 'attention', B .. 'active')
+precheck('SCARD', B .. 'dirty', B .. 'active')
 if g[1] then
   precheck('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
   precheck('HLEN', B .. 'tenant:' .. g[1])
@@ -25,7 +25,7 @@ call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 're
 call('ZREM', B .. 'groups', group)
 call('ZREM', B .. 'ended', group)
 call('ZREM', B .. 'open', group)
-call('SREM', B .. 'attention', group)
+call('SREM', B .. 'dirty', group)
 if g[1] then
   call('ZREM', B .. 'groups:' .. g[1], group)
   if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0) <= 0 then

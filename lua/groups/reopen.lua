@@ -13,12 +13,12 @@ if g[1] ~= 'COMPLETED' and g[1] ~= 'FAILED' then return { 'STATE', g[1] } end
 if tonumber(g[3] or 0) == 0 then return { 'NONE' } end
 precheck('XLEN', B .. 'outbox')
 precheck('ZCARD', B .. 'open', B .. 'ended')
-precheck_attend()
+precheck_mark_dirty()
 local now, round = now_ms(), tonumber(g[2]) + 1
 call('HSET', key, 'status', 'CREATED', 'round', round, 'requeue', 0, 'reopened', request, 'at:created', now)
 call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed', 'at:failed', 'started')
 call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CREATED', 'round', round, 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
 call('ZREM', B .. 'ended', group)
 call('ZADD', B .. 'open', now, group)
-attend(group)
+mark_dirty(group)
 return { 'OK', round }

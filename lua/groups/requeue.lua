@@ -45,7 +45,7 @@ precheck('HLEN', B .. 'codes:' .. group)
 precheck('ZCARD', B .. 'types')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'garbage')
 precheck_activate(tenant)
-precheck_attend()
+precheck_mark_dirty()
 
 for _, typ in ipairs(order) do
   local q = queues[typ]
@@ -71,5 +71,5 @@ if cursor ~= '0' or cut then
   return { 'MORE', moved }
 end
 call('HDEL', key, 'requeue')
-attend(group)
+mark_dirty(group)
 return { 'DONE', moved }

@@ -16,9 +16,9 @@ if g[2] then
   return { 'OK', g[1] }
 end
 if not total and announced and accepted < announced then return { 'TOTAL', accepted, announced } end
-precheck_attend()
+precheck_mark_dirty()
 if total and not announced then call('HSET', key, 'total', total) end
 if total and total > accepted then return { 'PENDING', accepted } end
 call('HSET', key, 'sealed', 1)
-attend(group)
+mark_dirty(group)
 return { 'OK', g[1] }

@@ -133,7 +133,7 @@ if scheduled then
 elseif waiting > 0 then
   precheck('LLEN', B .. 'wake:fetcher')
 end
-if sealing then precheck_attend() end
+if sealing then precheck_mark_dirty() end
 
 if #large > 0 then call('HSET', B .. 'payloads:' .. group, unpack(large)) end
 local types = g[9] or ''
@@ -166,7 +166,7 @@ if #messages > 0 then call('ZADD', B .. 'messages', unpack(messages)) end
 if mode ~= '' then call('HSET', key, 'submitted', 1) end
 if sealing then
   call('HSET', key, 'sealed', 1)
-  attend(group)
+  mark_dirty(group)
 end
 if waiting > 0 and not held then wake('fetcher') end
 return replies

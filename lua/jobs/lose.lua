@@ -36,7 +36,7 @@ precheck_enqueue(typ, lane, tenant)
 precheck_activate(tenant)
 precheck_rerank(g[4], factor)
 precheck_bury(group)
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 
 local congested = 0

@@ -17,7 +17,7 @@ precheck('XLEN', stream, B .. 'results')
 precheck('SCARD', B .. 'active')
 precheck('HLEN', B .. 'load:' .. typ)
 precheck('LLEN', B .. 'wake:fetcher')
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 
 -- The wait of a job that comes back (base + floor(non-ready of this tenant / its rate) * 1 s) is spread within the second by its place in the
@@ -204,7 +204,7 @@ for _ = 1, groups do
     if done + failed > 0 then
       call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       local ended = tonumber(g[7] or 0) + tonumber(g[8] or 0) + tonumber(g[9] or 0) + done + failed
-      if g[5] and tonumber(g[6] or 0) <= ended then attend(group) end
+      if g[5] and tonumber(g[6] or 0) <= ended then mark_dirty(group) end
       rerank(group, g[4], factor)
     end
     settle_tenant(tenant, took, ran, done + failed)

@@ -15,7 +15,7 @@ local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
 precheck('LLEN', B .. 'garbage')
 precheck('HLEN', B .. 'watch', B .. 'load:' .. typ)
 precheck('LLEN', B .. 'wake:fetcher')
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 for _, p in ipairs(pending) do
   local id = p[1]

@@ -22,7 +22,7 @@ end
 local have = tonumber(call('HGET', aggregate, 'version:' .. slot) or 0)
 if have ~= version then return { 'VERSION', have } end
 local runs, m = parse_runs(ARGV[6])
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 if m > 0 then
   local all = transition(group, runs, 'D', 'A', true)
@@ -41,7 +41,7 @@ if m > 0 then
   if all then apply(group, all) else store_states(group, ords, new, span) end
   call('HINCRBY', key, 'reduced', m)
   local e = call('HMGET', key, 'sealed', 'done', 'reduced', 'accepted', 'failed', 'cancelled')
-  if e[1] and tonumber(e[3]) >= tonumber(e[2] or 0) and tonumber(e[4]) <= tonumber(e[2] or 0) + tonumber(e[5] or 0) + tonumber(e[6] or 0) then attend(group) end
+  if e[1] and tonumber(e[3]) >= tonumber(e[2] or 0) and tonumber(e[4]) <= tonumber(e[2] or 0) + tonumber(e[5] or 0) + tonumber(e[6] or 0) then mark_dirty(group) end
 end
 settle()
 return { 'OK', have }

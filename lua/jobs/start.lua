@@ -15,7 +15,7 @@ local type_paused = pauses and is_paused('y', typ)
 precheck('XLEN', stream)
 precheck('HLEN', load_key)
 precheck('LLEN', B .. 'wake:fetcher')
-precheck_attend()
+precheck_mark_dirty()
 allow_oom()
 
 -- put_aside lets jobs of what is paused wait beside the parked ones; they are looked for in the stream, as only their entries' ids came.
@@ -85,7 +85,7 @@ for _ = 1, groups do
     add(key, 'ready', -begun, 'in_flight', begun)
     if not g[2] then
       call('HSET', key, 'started', now)
-      attend(group)
+      mark_dirty(group)
     end
   end
   about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '' }

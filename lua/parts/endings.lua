@@ -4,7 +4,7 @@
 --   precheck_bury(group)    reads the keys that bury writes
 --   bury(group, tenant, round, j, blob, code, message, now)
 --                           records a failed job
---   check_end(group)        asks the watcher when all jobs have ended
+--   check_end(group)        marks the group dirty when all its jobs have ended
 
 -- bury ends a job as failed: the error and the job for a later round, the code, and a dead letter.
 local function precheck_bury(group)
@@ -23,8 +23,9 @@ local function bury(group, tenant, round, j, blob, code, message, now)
   call('HINCRBY', B .. 'codes:' .. group, code, 1)
 end
 
--- check_end asks for attention when the last job of a sealed group has ended. It reads the ledger after it was written.
+-- check_end marks the group dirty when the last job of a sealed group has ended. It reads the counts
+-- after they were written.
 local function check_end(group)
   local g = call('HMGET', B .. 'group:' .. group, 'sealed', 'accepted', 'done', 'failed', 'cancelled')
-  if g[1] and tonumber(g[2] or 0) <= (tonumber(g[3] or 0) + tonumber(g[4] or 0) + tonumber(g[5] or 0)) then attend(group) end
+  if g[1] and tonumber(g[2] or 0) <= (tonumber(g[3] or 0) + tonumber(g[4] or 0) + tonumber(g[5] or 0)) then mark_dirty(group) end
 end

@@ -1,9 +1,9 @@
--- signals: wakes idle processes and asks the watcher to look at a group.
+-- signals: wakes idle processes and marks groups for the watcher.
 -- NEEDS  base
 -- OFFERS
---   wake(role)           leaves a token for the idle processes of a role
---   precheck_attend()    reads the keys that attend writes
---   attend(group)        asks the watcher to look at a group
+--   wake(role)               leaves a token for the idle processes of a role
+--   precheck_mark_dirty()    reads the keys that mark_dirty writes
+--   mark_dirty(group)        asks the watcher to look at a group
 
 -- wake leaves a token for the idle processes of a role.
 local function wake(role)
@@ -11,12 +11,12 @@ local function wake(role)
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
 end
 
--- attend asks the watcher to look at a group.
-local function precheck_attend()
-  precheck('SCARD', B .. 'attention')
+-- mark_dirty asks the watcher to look at a group, because it may advance.
+local function precheck_mark_dirty()
+  precheck('SCARD', B .. 'dirty')
   precheck('LLEN', B .. 'wake:watcher')
 end
-local function attend(group)
-  call('SADD', B .. 'attention', group)
+local function mark_dirty(group)
+  call('SADD', B .. 'dirty', group)
   wake('watcher')
 end

@@ -8,10 +8,10 @@ local group, tenant, version, now = ARGV[1], ARGV[2], ARGV[3], now_ms()
 local key, codes = B .. 'group:' .. group, B .. 'codes:' .. group
 local g = call('HMGET', key, 'status', 'repaired', 'at:created')
 precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'tenants')
-precheck_attend()
+precheck_mark_dirty()
 if not g[1] then
   for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended' }) do call('ZREM', list, group) end
-  call('SREM', B .. 'attention', group)
+  call('SREM', B .. 'dirty', group)
   return { 'GONE' }
 end
 if (g[2] or '0') ~= version then return { 'VERSION' } end
@@ -46,5 +46,5 @@ else
   call('ZREM', B .. 'ended', group)
   call('ZADD', B .. 'open', 'NX', created, group)
 end
-attend(group)
+mark_dirty(group)
 return { 'OK' }

@@ -220,8 +220,8 @@ func (p Partition) ResultStream() string { return p.base + "results" }
 // DeadLetters is the stream of jobs that used up their retries or failed for good.
 func (p Partition) DeadLetters() string { return p.base + "dead-letters" }
 
-// Attention is a set: groups whose state may be able to advance.
-func (p Partition) Attention() string { return p.base + "attention" }
+// Dirty is a set: groups that the watcher has to look at, because they may advance.
+func (p Partition) Dirty() string { return p.base + "dirty" }
 
 // Outbox is the stream of events that are not announced yet.
 func (p Partition) Outbox() string { return p.base + "outbox" }

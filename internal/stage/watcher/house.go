@@ -53,7 +53,7 @@ func (p *partition) expireGroups(ctx context.Context) (bool, error) {
 	if keep <= 0 {
 		return false, nil
 	}
-	ended, err := p.ended(ctx, "-inf", before(keep), attendBatch)
+	ended, err := p.ended(ctx, "-inf", before(keep), groupBatch)
 	if err != nil {
 		return false, err
 	}
@@ -62,7 +62,7 @@ func (p *partition) expireGroups(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	return len(ended) == attendBatch, nil
+	return len(ended) == groupBatch, nil
 }
 
 // forget drops a group and then its name; the name stays, or comes back, when the group was made
@@ -97,7 +97,7 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
 		return false, nil
 	}
-	ended, err := p.ended(ctx, "("+ms(p.expired), before(keep), attendBatch)
+	ended, err := p.ended(ctx, "("+ms(p.expired), before(keep), groupBatch)
 	if err != nil || len(ended) == 0 {
 		return false, err
 	}
@@ -113,7 +113,7 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 		}
 	}
 	p.expired = last
-	return len(ended) == attendBatch, nil
+	return len(ended) == groupBatch, nil
 }
 
 // ended lists groups that ended between two times (ms), oldest first, at most so many; 0 is all.

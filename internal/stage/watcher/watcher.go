@@ -190,7 +190,7 @@ func (p *partition) lead(ctx context.Context) error {
 // rest. It says whether there was something.
 func (p *partition) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
-	for _, piece := range []func(context.Context) (bool, error){p.attend, p.announce, p.reconcile, p.keepHouse} {
+	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.keepHouse} {
 		some, err := piece(ctx)
 		if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
@@ -201,12 +201,12 @@ func (p *partition) work(ctx context.Context) (bool, error) {
 	return worked, errs
 }
 
-// attendBatch is how many groups one step looks at.
-const attendBatch = 100
+// groupBatch is how many groups one step looks at.
+const groupBatch = 100
 
-// attend moves the groups that asked for it.
-func (p *partition) attend(ctx context.Context) (bool, error) {
-	ids, err := p.conn.Cmd.SRandMemberN(ctx, p.p.Attention(), attendBatch).Result()
+// advanceDirty moves the dirty groups.
+func (p *partition) advanceDirty(ctx context.Context) (bool, error) {
+	ids, err := p.conn.Cmd.SRandMemberN(ctx, p.p.Dirty(), groupBatch).Result()
 	if err != nil {
 		return false, fmt.Errorf("look for groups to move: %w", err)
 	}
@@ -214,7 +214,7 @@ func (p *partition) attend(ctx context.Context) (bool, error) {
 }
 
 // moveAll settles what is half done of these groups and lets them advance. While memory is full
-// some stay in attention; the others advance all the same.
+// some stay dirty; the others advance all the same.
 func (p *partition) moveAll(ctx context.Context, ids []string) error {
 	half, err := p.halfDone(ctx, ids)
 	if err != nil {
@@ -233,7 +233,7 @@ func (p *partition) moveAll(ctx context.Context, ids []string) error {
 			return err
 		}
 	}
-	// Of those that were cancelled or reopened meanwhile, the call for attention may be gone.
+	// A group that was cancelled or reopened in the meantime may not be dirty any more.
 	now, err := p.halfDone(ctx, ids)
 	if err != nil {
 		return err
@@ -310,16 +310,16 @@ func (p *partition) spoiled(ctx context.Context, id string, err error) error {
 		return err
 	}
 	p.log.Warn("group can't be moved, looking again at the next round", "group", id, "error", err)
-	return p.conn.Cmd.SRem(ctx, p.p.Attention(), id).Err()
+	return p.conn.Cmd.SRem(ctx, p.p.Dirty(), id).Err()
 }
 
-// reconcile looks at every open group now and then, in case a call for attention was lost:
-// a page a time.
+// reconcile looks at every open group now and then, in case a group was not marked dirty: a page a
+// time.
 func (p *partition) reconcile(ctx context.Context) (bool, error) {
 	if p.cursor == 0 && time.Since(p.lookedAt) <= p.cfg.Interval {
 		return false, nil
 	}
-	page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", attendBatch).Result()
+	page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", groupBatch).Result()
 	if err != nil {
 		return false, fmt.Errorf("look at open groups: %w", err)
 	}

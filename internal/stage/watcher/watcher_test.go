@@ -207,21 +207,21 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	require.ErrorIs(t, ledger.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), ledger.ErrFenced)
 }
 
-// A call for attention may get lost; all open groups are looked at now and then.
-func TestLostCallForAttention(t *testing.T) {
+// A group may be dirty without being marked; all open groups are looked at now and then.
+func TestGroupThatIsNotMarkedDirty(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	for i := range 250 { // some pages
 		w.Jobs(fmt.Sprint("g", i), "T", 1)
 	}
-	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Attention()).Err())
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Dirty()).Err())
 	run(w, watcher.Config{Interval: 100 * time.Millisecond}, "w")
 	for i := range 250 {
 		group := fmt.Sprint("g", i)
 		w.Await(group+" to be dispatched", func() bool { return w.Group(group).Status == api.StatusDispatched })
 	}
 	w.Finish("T")
-	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Attention()).Err())
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Dirty()).Err())
 	w.Await("the last one to end", func() bool { return w.Group("g249").Status == api.StatusCompleted })
 }
 
