@@ -158,6 +158,10 @@ func TestReadingOfLinesAndBlobs(t *testing.T) {
 			require.Equal(t, want, n, blob)
 		}
 	}
-	require.Equal(t, byte('E'), reason("g|T|1|0|0|0|0|0|0|5|E|7|1||{\"a\":\"|\"}"))
-	require.Zero(t, reason("g|T"))
+	parked, err := ledger.ParseJob("g|T|1|0|0|0|0|0|0|5|E|7|1||{\"a\":\"|\"}")
+	require.NoError(t, err)
+	require.Equal(t, ledger.ReasonError, parked.Reason)
+	broken, err := ledger.ParseJob("g|T")
+	require.Error(t, err)
+	require.Zero(t, broken.Reason)
 }

@@ -39,8 +39,7 @@ func FuzzBlobs(f *testing.F) {
 				require.Equal(t, field, strconv.FormatInt(n, 10))
 			}
 		}
-		letter := reason(text)
-		if d, err := ledger.ParseJob(text); err == nil && letter != 0 && letter != '|' {
+		if d, err := ledger.ParseJob(text); err == nil {
 			require.NotEmpty(t, d.Group)
 		}
 	})

@@ -177,15 +177,3 @@ func result(line string) (int64, bool) {
 	}
 	return *r.Ordinal, true
 }
-
-// reason says why a job is parked: the letter before the last bar before its ordinal.
-func reason(blob string) byte {
-	for range 10 {
-		_, rest, _ := strings.Cut(blob, "|")
-		blob = rest
-	}
-	if blob == "" {
-		return 0
-	}
-	return blob[0]
-}

@@ -61,7 +61,7 @@ func (w *world) xadd(stream string, fields ...any) {
 // parked is a parked job of group all, with what lies in its tenant's set.
 func (w *world) parked() (blob string, ordinal int64) {
 	for _, blob := range w.c.ZRange(w.Context(), w.all().NonReadyOf("acme"), 0, -1).Val() {
-		if d, err := ledger.ParseJob(blob); err == nil && d.Group == "all" && reason(blob) == 'E' {
+		if d, err := ledger.ParseJob(blob); err == nil && d.Group == "all" && d.Reason == ledger.ReasonError {
 			return blob, d.Ordinal
 		}
 	}
@@ -250,36 +250,36 @@ var tampers = []tamper{
 	}},
 	{"ready entry twice", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
-		w.xadd(w.all().Ready("T"), ledger.Field, ledger.MessageBlob(w.entry("T", "all", n).Values))
+		w.xadd(w.all().Ready("T"), ledger.BlobField, ledger.MessageBlob(w.entry("T", "all", n).Values))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry under another attempt", func(w *world) []string {
 		n := w.jobIn("all", 'I', 1)
-		w.xadd(w.all().Ready("T"), ledger.Field, moving("all", "T", 7, int(n)))
+		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 7, int(n)))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry of a done job", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
-		w.xadd(w.all().Ready("T"), ledger.Field, moving("all", "T", 1, int(n)))
+		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 1, int(n)))
 		return []string{of(Place, "all", n)}
 	}},
 	{"ready entry of an ended group", func(w *world) []string {
-		w.xadd(w.part("completed").Ready("T"), ledger.Field, moving("completed", "T", 1, 4))
+		w.xadd(w.part("completed").Ready("T"), ledger.BlobField, moving("completed", "T", 1, 4))
 		return []string{of(Place, "completed", 4)}
 	}},
 	{"ready entry of an unknown group", func(w *world) []string {
-		w.xadd(w.all().Ready("T"), ledger.Field, moving("nosuch", "T", 1, 4))
+		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("nosuch", "T", 1, 4))
 		return []string{of(Place, "nosuch", 4)}
 	}},
 	{"ready entry of an unknown job", func(w *world) []string {
-		w.xadd(w.all().Ready("T"), ledger.Field, moving("all", "T", 1, 1e15))
+		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 1, 1e15))
 		return []string{of(Place, "all", 1e15)}
 	}},
 	{"ready entry in the stream of another type", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		e := w.entry("T", "all", n)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), e.ID).Err())
-		w.xadd(w.all().Ready("U"), ledger.Field, ledger.MessageBlob(e.Values))
+		w.xadd(w.all().Ready("U"), ledger.BlobField, ledger.MessageBlob(e.Values))
 		return []string{of(Place, "all", n)}
 	}},
 	{"no job ready", func(w *world) []string {

@@ -244,11 +244,11 @@ func (y *tally) count(blobs []string, n int64) {
 			continue // reported where it lies
 		}
 		y.nonReady[d.Type]++
-		switch reason(blob) {
-		case 'R':
+		switch d.Reason {
+		case ledger.ReasonRate:
 			y.want[1]++
 			y.want[2]++
-		case 'S', 'P':
+		case ledger.ReasonScheduled, ledger.ReasonPaused:
 		default:
 			y.want[2]++
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -54,9 +55,10 @@ func TestAdmitMintsSpans(t *testing.T) {
 		run := w.read("T", "c")
 		for i, tr := range traced {
 			j := run[2*i]
+			since := time.UnixMilli(j.SinceMS)
 			require.Equal(w, fmt.Sprintf("0badcafe%08x", i+1), tr.SpanID)
 			require.Equal(w, strings.Replace(parent, "b7ad6b7169203331", tr.SpanID, 1), j.Trace)
-			require.Equal(w, ledger.AdmitTrace{Group: "g", Tenant: "acme", Ordinal: int64(2 * i), Parent: parent, SpanID: tr.SpanID, Accepted: j.Accepted, Now: j.Since, Fairness: j.Since.Sub(j.Accepted)}, tr)
+			require.Equal(w, ledger.AdmitTrace{Group: "g", Tenant: "acme", Ordinal: int64(2 * i), Parent: parent, SpanID: tr.SpanID, Accepted: j.Accepted, Now: since, Fairness: since.Sub(j.Accepted)}, tr)
 		}
 		require.Empty(w, run[1].Trace)
 		require.Equal(w, []string{"1", "2", `"|"`}, []string{run[0].Payload, run[1].Payload, run[2].Payload})

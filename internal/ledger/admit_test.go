@@ -35,7 +35,7 @@ func TestAdmit(t *testing.T) {
 		for i, j := range got {
 			require.Equal(w, fmt.Sprintf(`{"n":%d}`, i), j.Payload)
 			require.Equal(w, []any{"g", "T", int64(i), 1, 0, 0, 0}, []any{j.Group, j.Type, j.Ordinal, j.Attempt, j.Retries, j.Throttles, j.Losses})
-			require.WithinDuration(w, j.Accepted, j.Since, time.Minute)
+			require.WithinDuration(w, j.Accepted, time.UnixMilli(j.SinceMS), time.Minute)
 		}
 	})
 }
@@ -230,7 +230,7 @@ func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 		require.NoError(w, callers.Wait())
 		windows := map[int64]int{}
 		for _, j := range w.read("T", "c") {
-			windows[j.Since.UnixMilli()/window.Milliseconds()]++
+			windows[j.SinceMS/window.Milliseconds()]++
 		}
 		require.GreaterOrEqual(w, len(windows), 6)
 		for at, n := range windows {

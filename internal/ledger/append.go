@@ -3,7 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var appendJobs = script("jobs/append", "signals", "tenants", "priority", "fair_queue", "non_ready")
+var appendJobs = script("jobs/append", "blob", "signals", "tenants", "priority", "fair_queue", "non_ready")
 
 // MaxAppend is the most jobs that one call takes, MaxAppendBytes the most bytes of payload.
 const (
@@ -26,7 +26,8 @@ type NewJob struct {
 	Type    string // the group's when empty
 	RunAt   time.Time
 	Trace   string // traceparent, "" when the job is not sampled
-	Payload []byte
+	Payload []byte // JSON
+	Key     string // what the producer calls the job, without control characters; "" for none
 }
 
 // AppendMode says whether a submission ends with these jobs; such a call needs no request id.
@@ -118,8 +119,8 @@ func appendAll(
 	return results, nil
 }
 
-// largePayload is what travels in a blob at most, append.lua's LARGE; a larger
-// payload is kept aside.
+// largePayload is the largest payload that is a part of the blob, append.lua's LARGE. A larger one is
+// stored in the group's payloads.
 const largePayload = 4096
 
 func appendArguments(a AppendArgs, requests []Request) []any {
@@ -130,7 +131,7 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 			if job.Type != "" || !job.RunAt.IsZero() || len(job.Payload) > largePayload {
 				ready = ""
 			}
-			bytes += len(job.Trace) + len(job.Payload)
+			bytes += len(job.Trace) + len(job.Payload) + len(job.Key)
 		}
 		jobs += len(requests[i].Jobs)
 	}
@@ -149,23 +150,24 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 			if !job.RunAt.IsZero() {
 				at = job.RunAt.UnixMilli()
 			}
-			args = append(args, job.Type, at, job.Trace, job.Payload)
+			payload := job.Payload
+			if job.Key != "" {
+				payload = appendKey(slices.Clip(payload), job.Key)
+			}
+			args = append(args, job.Type, at, job.Trace, payload)
 		}
 	}
 	return args
 }
 
-// appendBlobs composes the jobs' blobs, which have about so many bytes, in one piece.
+// appendBlobs composes the queued blobs of all jobs in one buffer of about that many bytes.
 func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
 	all := make([]byte, 0, bytes)
-	at := strconv.AppendInt([]byte("|"), time.Now().UnixMilli(), 10)
-	at = append(at, '|')
+	compose := newComposer(time.Now())
 	for i := range requests {
 		for j := range requests[i].Jobs {
 			job, first := &requests[i].Jobs[j], len(all)
-			all = append(strconv.AppendInt(all, next, 10), at...)
-			all = append(append(all, job.Trace...), '|')
-			all = append(all, job.Payload...)
+			all = compose.append(all, next, job)
 			args = append(args, all[first:len(all):len(all)])
 			next++
 		}

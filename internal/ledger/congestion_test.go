@@ -20,7 +20,7 @@ func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 		d, err := ledger.ParseJob(z.Member.(string))
 		require.NoError(w, err)
 		jobs = append(jobs, fmt.Sprint(d.Group, ".", d.Ordinal))
-		waits = append(waits, int64(z.Score)-d.Since.UnixMilli())
+		waits = append(waits, int64(z.Score)-d.SinceMS)
 	}
 	return jobs, waits
 }

@@ -30,7 +30,7 @@ func FuzzGarbage(f *testing.F) {
 		w.create("g", "acme", "T")
 		w.append("g", 1)
 		lies := func(err error) { require.NoError(t, err) }
-		lies(c.XAdd(t.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []any{ledger.Field, blob}}).Err())
+		lies(c.XAdd(t.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []any{ledger.BlobField, blob}}).Err())
 		lies(c.ZAdd(t.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: blob}).Err())
 		lies(c.ZAdd(t.Context(), w.p.PausedOf("acme"), redis.Z{Score: 1, Member: blob}).Err())
 		lies(c.SAdd(t.Context(), w.p.Aside(), "acme").Err())

@@ -7,74 +7,154 @@ import (
 	"time"
 )
 
-// Job is a job as it lies in a ready stream; lua/parts/blob.lua draws it.
+// Job is a job as its moving blob describes it. In Redis a job is a blob: text that moves from the
+// fair queue to a ready stream and, when it has to wait, to a sorted set and back.
+//
+//	moving = group|type|attempt|retries|throttles|losses|wait_fair|wait_rate|wait_congestion|since|reason|queued
+//	queued = ordinal|accepted_ms|trace|payload
+//
+// The fair queue holds queued blobs, the sorted sets moving ones. An entry of a ready stream holds a
+// moving blob in one of two forms: as the value of the field [BlobField], or divided before the
+// ordinal: the field's name is the first part and its value is the queued blob, which a script can
+// then pass on without a copy.
+//
+// The payload is JSON. It is empty when the payload is stored in the group's payloads, because it is
+// large. A job that has a key has it behind the payload, between two key marks (the byte 31):
+//
+//	queued = ordinal|accepted_ms|trace|payload^_key^_
+//
+// JSON text contains no such byte, so the last byte of a blob says whether there is a key: a job
+// without a key costs one comparison and no byte. A key contains no control character and no newline.
+// Scripts pass the key on as a part of the payload; only what shows a payload to others divides them
+// (payload_and_key in lua/parts/blob.lua).
 type Job struct {
 	Group, Type                string
 	Attempt                    int
 	Retries, Throttles, Losses int
-	Waits                      string // fair|rate|congestion in ms, as the blob has them
-	Since                      time.Time
+	Waits                      string // wait_fair|wait_rate|wait_congestion in ms, as text
+	SinceMS                    int64  // Redis ms at which the present wait began
+	Reason                     Reason // why the job is non-ready
 	Ordinal                    int64
 	Accepted                   time.Time
-	Trace                      string // traceparent, "" when the job is not sampled
-	Payload                    string // empty: it lies in the group's payloads
-	Queued                     string // the blob from its ordinal on
+	Trace                      string // traceparent; "" when the job is not sampled
+	Payload                    string // "": it is stored in the group's payloads
+	Queued                     string // the queued blob
 }
 
-// Field is the name of a ready entry's only field.
-const Field = "j"
+// BlobField is the field of a ready entry that holds an undivided moving blob.
+const BlobField = "j"
+
+// keyMark is the byte before and after a job's key.
+const keyMark = '\x1f'
+
+// Reason is why a job is non-ready. It is 0 in a ready stream, and for a job that a worker released.
+type Reason byte
+
+// Reasons of non-ready jobs.
+const (
+	ReasonRate      Reason = 'R' // its tenant has no permit: the job is the tenant's marker
+	ReasonThrottled Reason = 'A' // the downstream API asked to wait
+	ReasonError     Reason = 'E' // its last attempt ended with a transient error
+	ReasonScheduled Reason = 'S' // it was submitted with a time
+	ReasonPaused    Reason = 'P' // it was paused while it was ready
+)
 
 var errBlob = errors.New(
 	"not a job: group|type|attempt|retries|throttles|losses|wait|wait|wait|since|reason|" +
 		"ordinal|accepted|trace|payload is expected",
 )
 
-// ParseJob reads a ready entry's blob.
+// ParseJob reads a moving blob.
 func ParseJob(blob string) (Job, error) {
-	var d Job
-	if err := d.Parse(blob); err != nil {
+	var j Job
+	if err := j.Parse(blob); err != nil {
 		return Job{}, err
 	}
-	return d, nil
+	return j, nil
 }
 
-// Parse is ParseJob into an empty d, which is of no use after an error.
-func (d *Job) Parse(blob string) error {
+// Parse reads a moving blob into an empty j. After an error j must not be used. It allocates nothing:
+// the fields are parts of the blob.
+func (j *Job) Parse(blob string) error {
 	c := cutter{rest: blob}
-	c.head(d)
-	c.queued(d)
-	return c.err(d)
+	c.head(j)
+	c.queued(j)
+	return c.err(j)
 }
 
-// Parser reads ready entries one after the other. Those that were handed out together have one
-// head, which it reads once.
+// Parser reads entries of a ready stream one after the other. Jobs that were admitted together have
+// the same head, which the parser reads once.
 type Parser struct {
 	head string
-	d    Job
+	job  Job
 }
 
-// Parse reads an entry's fields into an empty d, which is of no use after an error.
-func (p *Parser) Parse(fields []string, d *Job) error {
-	if len(fields) != 2 || fields[0] == "" || fields[0] == Field {
-		return d.Parse(EntryBlob(fields))
+// Parse reads an entry's fields into an empty j. After an error j must not be used.
+func (p *Parser) Parse(fields []string, j *Job) error {
+	if len(fields) != 2 || fields[0] == "" || fields[0] == BlobField {
+		return j.Parse(EntryBlob(fields))
 	}
 	if fields[0] != p.head {
 		c := cutter{rest: fields[0]}
-		p.head, p.d = "", Job{}
-		if c.head(&p.d); c.bad || c.rest != "" {
-			return d.Parse(fields[0] + fields[1])
+		p.head, p.job = "", Job{}
+		if c.head(&p.job); c.bad || c.rest != "" {
+			return j.Parse(fields[0] + fields[1])
 		}
 		p.head = fields[0]
 	}
-	*d = p.d
+	*j = p.job
 	c := cutter{rest: fields[1]}
-	c.queued(d)
-	return c.err(d)
+	c.queued(j)
+	return c.err(j)
 }
 
-// Waited reads how long the job has waited for fairness, rate and congestion.
-func (d *Job) Waited() (fair, rate, congestion time.Duration) {
-	a, rest, _ := strings.Cut(d.Waits, "|")
+// EntryBlob puts the moving blob of a ready entry together from the entry's fields. Text that is no
+// job's entry can't be read as a job.
+func EntryBlob(fields []string) string {
+	switch {
+	case len(fields) != 2:
+		return strings.ReplaceAll(strings.Join(fields, " "), "|", "¦")
+	case fields[0] == BlobField:
+		return fields[1]
+	}
+	return fields[0] + fields[1]
+}
+
+// MessageBlob is EntryBlob for an entry as go-redis returns it.
+func MessageBlob(values map[string]any) string {
+	if len(values) != 1 {
+		return ""
+	}
+	for field, value := range values {
+		text, _ := value.(string)
+		return EntryBlob([]string{field, text})
+	}
+	return ""
+}
+
+// Blob composes the moving blob.
+func (j *Job) Blob() string { return string(append(j.appendHead(nil), j.Queued...)) }
+
+// Entry composes the fields of a divided ready entry.
+func (j *Job) Entry() []string { return []string{string(j.appendHead(nil)), j.Queued} }
+
+func (j *Job) appendHead(to []byte) []byte {
+	to = append(append(to, j.Group...), '|')
+	to = append(append(to, j.Type...), '|')
+	for _, n := range [...]int{j.Attempt, j.Retries, j.Throttles, j.Losses} {
+		to = append(strconv.AppendInt(to, int64(n), 10), '|')
+	}
+	to = append(append(to, j.Waits...), '|')
+	to = append(strconv.AppendInt(to, j.SinceMS, 10), '|')
+	if j.Reason != 0 {
+		to = append(to, byte(j.Reason))
+	}
+	return append(to, '|')
+}
+
+// Waited returns how long the job has waited for fairness, rate and congestion.
+func (j *Job) Waited() (fair, rate, congestion time.Duration) {
+	a, rest, _ := strings.Cut(j.Waits, "|")
 	b, c, _ := strings.Cut(rest, "|")
 	return millis(a), millis(b), millis(c)
 }
@@ -84,45 +164,98 @@ func millis(s string) time.Duration {
 	return time.Duration(n) * time.Millisecond
 }
 
-// QueuedWithTrace is the blob from the ordinal on, with the trace context exchanged.
-func (d *Job) QueuedWithTrace(trace string) string {
-	if trace == d.Trace {
-		return d.Queued
-	}
-	head := d.Queued[:len(d.Queued)-len(d.Payload)-1-len(d.Trace)]
-	return head + trace + "|" + d.Payload
+// Key returns the job's key, "" when it has none.
+func (j *Job) Key() string {
+	_, key := cutKey(j.end())
+	return key
 }
 
-// cutter takes values off the front of a blob; bad says that one was missing or no number.
+// end is the queued blob behind the trace: the payload, and perhaps a key.
+func (j *Job) end() string {
+	c := cutter{rest: j.Queued}
+	_, _, _ = c.text(), c.text(), c.text()
+	return c.rest
+}
+
+// QueuedWithTrace is the queued blob with another trace context.
+func (j *Job) QueuedWithTrace(trace string) string {
+	if trace == j.Trace {
+		return j.Queued
+	}
+	end := j.end()
+	return j.Queued[:len(j.Queued)-len(end)-1-len(j.Trace)] + trace + "|" + end
+}
+
+// cutKey divides a payload and the key behind it.
+func cutKey(text string) (payload, key string) {
+	n := len(text)
+	if n == 0 || text[n-1] != keyMark {
+		return text, ""
+	}
+	at := strings.LastIndexByte(text[:n-1], keyMark)
+	if at < 0 || at == n-2 { // an empty key is none
+		return text, ""
+	}
+	return text[:at], text[at+1 : n-1]
+}
+
+// appendKey adds a key behind a payload; nothing where the key is empty.
+func appendKey(to []byte, key string) []byte {
+	if key == "" {
+		return to
+	}
+	to = append(append(to, keyMark), key...)
+	return append(to, keyMark)
+}
+
+// composer composes the queued blobs of jobs that were accepted at the same time.
+type composer struct{ accepted []byte } // between two bars
+
+func newComposer(now time.Time) composer {
+	return composer{append(strconv.AppendInt([]byte("|"), now.UnixMilli(), 10), '|')}
+}
+
+func (c composer) append(to []byte, ordinal int64, job *NewJob) []byte {
+	to = append(strconv.AppendInt(to, ordinal, 10), c.accepted...)
+	to = append(append(to, job.Trace...), '|')
+	return appendKey(append(to, job.Payload...), job.Key)
+}
+
+// cutter takes values off the front of a blob; bad says that a value was missing or was no number.
 type cutter struct {
 	rest string
 	bad  bool
 }
 
-// head reads what stands in front of the ordinal.
-func (c *cutter) head(d *Job) {
-	d.Group, d.Type = c.text(), c.text()
-	d.Attempt, d.Retries, d.Throttles, d.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
+// head reads the part before the ordinal.
+func (c *cutter) head(j *Job) {
+	j.Group, j.Type = c.text(), c.text()
+	j.Attempt, j.Retries, j.Throttles, j.Losses = int(c.num()), int(c.num()), int(c.num()), int(c.num())
 	at := c.rest
 	_, _, _ = c.num(), c.num(), c.num()
 	if !c.bad {
-		d.Waits = at[:len(at)-len(c.rest)-1]
+		j.Waits = at[:len(at)-len(c.rest)-1]
 	}
-	d.Since = time.UnixMilli(c.num())
-	_ = c.text() // the reason, empty in a ready stream
+	j.SinceMS = c.num()
+	switch reason := c.text(); {
+	case len(reason) == 1:
+		j.Reason = Reason(reason[0])
+	case reason != "":
+		c.bad = true
+	}
 }
 
-// queued reads the rest.
-func (c *cutter) queued(d *Job) {
-	d.Queued = c.rest
-	d.Ordinal = c.num()
-	d.Accepted = time.UnixMilli(c.num())
-	d.Trace = c.text()
-	d.Payload = c.rest
+// queued reads the part from the ordinal on.
+func (c *cutter) queued(j *Job) {
+	j.Queued = c.rest
+	j.Ordinal = c.num()
+	j.Accepted = time.UnixMilli(c.num())
+	j.Trace = c.text()
+	j.Payload, _ = cutKey(c.rest)
 }
 
-func (c *cutter) err(d *Job) error {
-	if c.bad || d.Group == "" || d.Type == "" {
+func (c *cutter) err(j *Job) error {
+	if c.bad || j.Group == "" || j.Type == "" {
 		return errBlob
 	}
 	return nil
@@ -145,26 +278,19 @@ func (c *cutter) num() int64 {
 	return n
 }
 
-// number reads what is not negative. Nearly all of it is digits, and few of them; the
-// rest is left to strconv.
+// number reads a number as scripts do: digits only. Nearly all numbers here are short; strconv reads
+// the others.
 func number(s string) (n int64, ok bool) {
 	if len(s) == 0 || len(s) > 18 {
-		return rareNumber(s)
+		long, err := strconv.ParseUint(s, 10, 63)
+		return int64(long), err == nil
 	}
 	for i := range len(s) {
 		c := s[i] - '0'
 		if c > 9 {
-			return rareNumber(s)
+			return 0, false
 		}
 		n = 10*n + int64(c)
-	}
-	return n, true
-}
-
-func rareNumber(s string) (int64, bool) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 {
-		return 0, false
 	}
 	return n, true
 }

@@ -1,6 +1,8 @@
 package ledger_test
 
 import (
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +18,7 @@ func TestParseJob(t *testing.T) {
 	d, err := ledger.ParseJob(blob)
 	require.NoError(t, err)
 	require.Equal(t, ledger.Job{
-		Group: "g.1", Type: "SEND-EMAIL", Attempt: 3, Retries: 1, Throttles: 0, Losses: 2, Waits: "70|8|900", Since: time.UnixMilli(1700000000123),
+		Group: "g.1", Type: "SEND-EMAIL", Attempt: 3, Retries: 1, Throttles: 0, Losses: 2, Waits: "70|8|900", SinceMS: 1700000000123,
 		Ordinal: 42, Accepted: time.UnixMilli(1700000000000), Trace: "00-aa-bb-01", Payload: `{"a":"|","b":1}`,
 		Queued: `42|1700000000000|00-aa-bb-01|{"a":"|","b":1}`,
 	}, d)
@@ -38,21 +40,87 @@ func TestParseJobRefuses(t *testing.T) {
 	}
 }
 
-// Whatever is read can be put together again.
+// A job's key is behind its payload, wherever the payload is and whatever either contains.
+func TestJobKey(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ end, payload, key string }{
+		"without":               {`{"a":1}`, `{"a":1}`, ""},
+		"with":                  {"{}\x1fcustomer-7\x1f", "{}", "customer-7"},
+		"with bars":             {"{}\x1fauth0|50\x1f", "{}", "auth0|50"},
+		"with a large payload":  {"\x1fcustomer-7\x1f", "", "customer-7"},
+		"an empty one is none":  {"{}\x1f\x1f", "{}\x1f\x1f", ""},
+		"one mark alone":        {"{}\x1f", "{}\x1f", ""},
+		"marks in garbage":      {"a\x1fb\x1fc\x1f", "a\x1fb", "c"},
+		"payload stored apart":  {"", "", ""},
+		"payload with newlines": {"{\n}\x1fü\x1f", "{\n}", "ü"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			queued := "42|1700000000000|trace|" + c.end
+			j, err := ledger.ParseJob("g|T|1|0|0|0|0|0|0|1||" + queued)
+			require.NoError(t, err)
+			require.Equal(t, []string{c.payload, c.key, queued}, []string{j.Payload, j.Key(), j.Queued})
+			require.Equal(t, "42|1700000000000|other|"+c.end, j.QueuedWithTrace("other"))
+			require.Equal(t, "42|1700000000000||"+c.end, j.QueuedWithTrace(""))
+		})
+	}
+}
+
+// parseSimply reads a moving blob in the simplest way.
+func parseSimply(blob string) (j ledger.Job, key string, ok bool) {
+	part := strings.SplitN(blob, "|", 15)
+	if len(part) < 15 || part[0] == "" || part[1] == "" || len(part[10]) > 1 {
+		return j, "", false
+	}
+	numbers := map[int]int64{}
+	for _, i := range []int{2, 3, 4, 5, 6, 7, 8, 9, 11, 12} {
+		n, err := strconv.ParseInt(part[i], 10, 64)
+		if err != nil || strings.Trim(part[i], "0123456789") != "" {
+			return j, "", false
+		}
+		numbers[i] = n
+	}
+	j = ledger.Job{
+		Group: part[0], Type: part[1], Attempt: int(numbers[2]), Retries: int(numbers[3]), Throttles: int(numbers[4]), Losses: int(numbers[5]),
+		Waits: strings.Join(part[6:9], "|"), SinceMS: numbers[9], Ordinal: numbers[11], Accepted: time.UnixMilli(numbers[12]), Trace: part[13],
+		Payload: part[14], Queued: strings.Join(part[11:], "|"),
+	}
+	if part[10] != "" {
+		j.Reason = ledger.Reason(part[10][0])
+	}
+	if found := regexp.MustCompile("(?s)^(.*)\x1f([^\x1f]+)\x1f$").FindStringSubmatch(part[14]); found != nil {
+		j.Payload, key = found[1], found[2]
+	}
+	return j, key, true
+}
+
+// A blob is read as parseSimply reads it, and composed again as it was.
 func FuzzParseJob(f *testing.F) {
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1")
 	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}")
+	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}\x1fkey\x1f")
+	f.Add("g|T|01|0|0|0|0|0|0|1|S|0|1||\x1f\x1f")
+	f.Add("g|T|1|0|0|0|0|0|0|1||0|1|\x1f|\x1f")
+	f.Add("g|T|+1|0|0|0|0|0|0|1||0|9223372036854775808||")
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1|")
 	f.Fuzz(func(t *testing.T, blob string) {
-		d, err := ledger.ParseJob(blob)
+		j, err := ledger.ParseJob(blob)
+		want, key, ok := parseSimply(blob)
+		require.Equal(t, ok, err == nil, "%q: %v", blob, err)
 		if err != nil {
 			return
 		}
-		require.True(t, strings.HasPrefix(blob, d.Group+"|"+d.Type+"|"))
-		require.True(t, strings.HasSuffix(blob, "|"+d.Queued))
-		require.Equal(t, d.Queued, d.QueuedWithTrace(d.Trace))
-		require.True(t, strings.HasSuffix(d.QueuedWithTrace("other"), "|other|"+d.Payload))
-		d.Waited()
+		require.Equal(t, want, j)
+		require.Equal(t, key, j.Key())
+		require.Equal(t, j.Queued, j.QueuedWithTrace(j.Trace))
+		end := strings.SplitN(blob, "|", 15)[14]
+		require.True(t, strings.HasSuffix(j.QueuedWithTrace("other"), "|other|"+end))
+		j.Waited()
+		again, err := ledger.ParseJob(j.Blob())
+		require.NoError(t, err)
+		require.Equal(t, j, again)
+		var divided ledger.Job
+		require.NoError(t, new(ledger.Parser).Parse(j.Entry(), &divided))
+		require.Equal(t, j, divided)
 	})
 }
 

@@ -78,11 +78,11 @@ func (m *model) actComeBack() {
 			return
 		}
 		blob := func(reason string) string {
-			return fmt.Sprintf("%s|%s|%d|%d|%d|%d|%s|%d|%s|%s", j.Group, j.Type, j.Attempt, j.Retries, j.Throttles, j.Losses, j.Waits, j.Since.UnixMilli(), reason, j.Queued)
+			return fmt.Sprintf("%s|%s|%d|%d|%d|%d|%s|%d|%s|%s", j.Group, j.Type, j.Attempt, j.Retries, j.Throttles, j.Losses, j.Waits, j.SinceMS, reason, j.Queued)
 		}
 		m.torn = true
 		if m.chance("handed out") {
-			require.NoError(m, m.c.XAdd(m.Context(), &redis.XAddArgs{Stream: m.p.Ready(j.Type), Values: []string{ledger.Field, blob("")}}).Err())
+			require.NoError(m, m.c.XAdd(m.Context(), &redis.XAddArgs{Stream: m.p.Ready(j.Type), Values: []string{ledger.BlobField, blob("")}}).Err())
 		} else if m.c.ZAdd(m.Context(), m.p.NonReadyOf(tenant), redis.Z{Score: 1, Member: blob("E")}).Val() == 1 {
 			require.NoError(m, m.c.HIncrBy(m.Context(), m.p.Load(j.Type), "non_ready", 1).Err())
 			require.NoError(m, m.c.HIncrBy(m.Context(), m.p.Tenant(tenant), "congested", 1).Err())

@@ -259,7 +259,7 @@ func TestOutcomeCongestion(t *testing.T) {
 			for _, z := range w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val() {
 				d, err := ledger.ParseJob(z.Member.(string))
 				require.NoError(w, err)
-				all = append(all, int64(z.Score)-d.Since.UnixMilli())
+				all = append(all, int64(z.Score)-d.SinceMS)
 			}
 			return all
 		}

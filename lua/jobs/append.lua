@@ -51,9 +51,12 @@ end
 local at_ms = string.format('|%.0f|', now)
 local function queued(trace, payload)
   if #payload > LARGE then
-    large[#large + 1] = accepted
-    large[#large + 1] = payload
-    payload = ''
+    local text = payload_and_key(payload)
+    if #text > LARGE then
+      large[#large + 1] = accepted
+      large[#large + 1] = text
+      payload = string.sub(payload, #text + 1)
+    end
   end
   accepted = accepted + 1
   return string.format('%d', accepted - 1) .. at_ms .. trace .. '|' .. payload

@@ -2,12 +2,15 @@
 --   queued = ordinal|accepted ms|trace|payload
 --   moving = group|type|attempt|retries|throttles|losses|waited for fairness ms|for the rate ms|
 --            for congestion ms|since ms|reason|queued
+-- A job with a key has it behind the payload, between two bytes 31, which JSON does not contain.
+-- Only what shows a payload or stores it apart divides them; to all else they are one text.
 -- A payload over 4 KiB lies in payloads:GROUP and is empty in the blob. The reason says why a job
 -- is non-ready: R rate limited, A throttled by the API, E transient error, S scheduled, P paused.
 -- NEEDS  base
 -- OFFERS
 --   parse(blob)               the fields of a moving blob, or nil
 --   compose(j, blob)          the moving blob of such fields, with the payload of blob
+--   payload_and_key(text)     the payload, and the key behind it ('' = none)
 --   entry_blob(fields)        the moving blob of an entry of a ready stream
 --   mint(seed, n)             the n-th span id of a script's run
 --   follow(trace, span)       the trace with span as its parent
@@ -37,6 +40,13 @@ local function compose(j, blob)
   return j.group .. '|' .. j.typ .. '|' .. j.attempt .. '|' .. j.retries .. '|' .. j.throttles .. '|' .. j.losses .. '|' ..
     j.wf .. '|' .. j.wr .. '|' .. j.wc .. '|' .. string.format('%.0f', j.since) .. '|' .. j.reason .. '|' .. j.ordinal .. '|' ..
     string.format('%.0f', j.accepted) .. '|' .. j.trace .. '|' .. string.sub(blob, j.payload_at)
+end
+
+-- payload_and_key divides the text behind the trace.
+local function payload_and_key(text)
+  if string.byte(text, -1) ~= 31 then return text, '' end
+  local payload, key = string.match(text, '^(.*)\31([^\31]+)\31$')
+  return payload or text, key or ''
 end
 
 -- mint gives the n-th span id of a script's run; seed is 8 random hex digits.

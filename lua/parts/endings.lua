@@ -12,7 +12,7 @@ local function precheck_bury(group)
   precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
 end
 local function bury(group, tenant, round, j, blob, code, message, now)
-  local payload = string.sub(blob, j.payload_at)
+  local payload = payload_and_key(string.sub(blob, j.payload_at))
   local err = cjson.encode({ ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round })
   if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end
   call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group, 'ordinal', j.ordinal,

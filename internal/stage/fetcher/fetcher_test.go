@@ -152,7 +152,7 @@ func TestSpendsPermits(t *testing.T) {
 	for _, e := range entries {
 		d, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
 		require.NoError(t, err)
-		window := d.Since.UnixMilli() / 100
+		window := d.SinceMS / 100
 		windows[window]++
 		require.LessOrEqual(t, windows[window], 10)
 	}

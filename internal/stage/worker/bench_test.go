@@ -25,7 +25,7 @@ func BenchmarkBatch(b *testing.B) {
 	entries := make([]stream.Entry, maxBatch)
 	for i := range entries {
 		blob := fmt.Sprintf(`g%d|NOOP|1|0|0|0|70|8|0|1700000000123||%d|1700000000000||{}`, i%10, i/10)
-		entries[i] = stream.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{ledger.Field, blob}}
+		entries[i] = stream.Entry{ID: fmt.Sprintf("1700000000000-%d", i), Fields: []string{ledger.BlobField, blob}}
 	}
 	b.ReportAllocs()
 	for b.Loop() {
