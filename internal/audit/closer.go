@@ -60,8 +60,8 @@ func (l *look) reads() (shared [places]bool) {
 		return [places]bool{inNonReady: true, inReady: true, inStream: true}
 	}
 	for _, g := range l.live {
-		for at := 0; at < len(g.sieve.base); at += 2 {
-			switch g.sieve.base[at] {
+		for i := range g.sieve.size() {
+			switch ledger.StateAt(g.sieve.base, i).Letter() {
 			case ledger.Ready, ledger.InFlight:
 				shared[inReady] = true
 			case ledger.Done:

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -119,7 +120,7 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(l.judge(w.Context(), l.reads()))
-	n, _ := queued(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
+	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, l.found.all())
 }
 
@@ -152,7 +153,7 @@ func TestReadingOfLinesAndBlobs(t *testing.T) {
 		}
 	}
 	for blob, want := range map[string]int64{"0|1||": 0, "12|1|00-x|{}": 12, "": -1, "12": -1, "|1||": -1, "-1|1||": -1, "x|1||": -1} {
-		n, ok := queued(blob)
+		n, ok := ledger.QueuedOrdinal(blob)
 		require.Equal(t, want >= 0, ok, blob)
 		if ok {
 			require.Equal(t, want, n, blob)

@@ -92,12 +92,12 @@ func (it item) verdict(a answers) string {
 	if isAlien(a.group.Err()) || isAlien(a.state.Err()) {
 		return "" // its group can't be judged
 	}
-	v, state := a.group.Val(), a.state.Val()
+	v, state := a.group.Val(), ledger.State(a.state.Val())
 	tenant, status, sweeping := text(v[0]), text(v[1]), text(v[2]) != ""
 	switch {
 	case status == "":
 		return "there is no such group"
-	case len(state) != 2:
+	case len(state) != ledger.StateBytes:
 		return "the group has no such job"
 	case it.wrong != "":
 		return it.wrong
@@ -105,7 +105,7 @@ func (it item) verdict(a answers) string {
 		return "its tenant is " + tenant
 	case belongs(it.place, state, it.attempt):
 		return ""
-	case status == string(api.StatusCancelled) && it.leftBehind(state[0], sweeping):
+	case status == string(api.StatusCancelled) && it.leftBehind(state.Letter(), sweeping):
 		return ""
 	}
 	return "it is " + describe(state)
@@ -113,7 +113,7 @@ func (it item) verdict(a answers) string {
 
 // leftBehind says whether a cancelled group may have left an item: parked ones until it is settled,
 // ready ones until a worker or the dispatcher meets them.
-func (it item) leftBehind(letter byte, sweeping bool) bool {
+func (it item) leftBehind(letter ledger.Letter, sweeping bool) bool {
 	switch it.place {
 	case inNonReady:
 		return letter == ledger.Cancelled && sweeping

@@ -31,7 +31,7 @@ func FuzzBlobs(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if n, ok := queued(text); ok {
+		if n, ok := ledger.QueuedOrdinal(text); ok {
 			require.GreaterOrEqual(t, n, int64(0))
 		}
 		for _, field := range []string{"7", "07", "-7", text} {

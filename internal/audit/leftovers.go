@@ -117,14 +117,14 @@ func (t *tidying) walk(ctx context.Context) error {
 		}
 		var items []string
 		if err := t.queue(ctx, t.p.Queue(t.whose, t.typ), n, func(blob string) {
-			if ordinal, ok := queued(blob); !ok || t.suspects[job{t.whose, ordinal}] {
+			if ordinal, ok := ledger.QueuedOrdinal(blob); !ok || t.suspects[job{t.whose, ordinal}] {
 				items = append(items, blob)
 			}
 		}); err != nil {
 			return err
 		}
 		for _, blob := range items {
-			ordinal, ok := queued(blob)
+			ordinal, ok := ledger.QueuedOrdinal(blob)
 			if err := t.try(ctx, blob, jobOr(job{t.whose, ordinal}, ok)); err != nil {
 				return err
 			}

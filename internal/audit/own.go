@@ -100,7 +100,7 @@ func (l *look) sift(
 			break
 		}
 		err := l.db.queue(ctx, l.p.Queue(g.id, typ), g.queues[i], func(blob string) {
-			if ordinal, ok := queued(blob); ok {
+			if ordinal, ok := ledger.QueuedOrdinal(blob); ok {
 				find(inQueue, ordinal, unknown)
 			} else {
 				unreadable(inQueue)
@@ -146,13 +146,6 @@ func (l *look) sift(
 			}
 		}
 	})
-}
-
-// queued reads the ordinal of a blob in a queue.
-func queued(blob string) (int64, bool) {
-	head, _, ok := strings.Cut(blob, "|")
-	n, err := strconv.ParseInt(head, 10, 64)
-	return n, ok && err == nil && n >= 0
 }
 
 // failed reads a failure's record: the error, and the job for a later round.

@@ -88,7 +88,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 				continue
 			}
 			law := Place
-			if j.State[0] == ledger.Done {
+			if j.State.Letter() == ledger.Done {
 				law = Results
 			}
 			all = append(all, Repair{

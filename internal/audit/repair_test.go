@@ -83,7 +83,7 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 			}
 			if ids := w.c.ZRange(w.Context(), p.Open(), 0, 0).Val(); len(ids) > 0 {
 				for _, typ := range c.types {
-					if ordinal, ok := queued(w.c.LPop(w.Context(), p.Queue(ids[0], typ)).Val()); ok {
+					if ordinal, ok := ledger.QueuedOrdinal(w.c.LPop(w.Context(), p.Queue(ids[0], typ)).Val()); ok {
 						note(ids[0], ordinal)
 					}
 				}

@@ -20,7 +20,7 @@ type live struct {
 }
 
 // inShared says whether a job with a state lies in a place that groups share.
-func inShared(letter byte) bool {
+func inShared(letter ledger.Letter) bool {
 	return letter == ledger.NonReady || letter == ledger.Ready || letter == ledger.InFlight || letter == ledger.Done
 }
 
@@ -28,10 +28,10 @@ func inShared(letter byte) bool {
 func (l *look) keep(g *group) {
 	jobs := len(g.states) / 2
 	from, to := 0, jobs
-	for from < jobs && !inShared(g.states[2*from]) {
+	for from < jobs && !inShared(ledger.StateAt(g.states, int64(from)).Letter()) {
 		from++
 	}
-	for to > from && !inShared(g.states[2*to-2]) {
+	for to > from && !inShared(ledger.StateAt(g.states, int64(to-1)).Letter()) {
 		to--
 	}
 	if from == to {
@@ -276,7 +276,7 @@ func (l *look) find(it item) (known, again bool) {
 	}
 	// Entries of cancelled jobs may stay for a while, which is asked for each.
 	state := g.sieve.state(it.ordinal)
-	if state == "" || state[0] == ledger.Cancelled || it.wrong != "" || it.tenant != "" && it.tenant != g.tenant {
+	if state == "" || state.Letter() == ledger.Cancelled || it.wrong != "" || it.tenant != "" && it.tenant != g.tenant {
 		return false, false
 	}
 	return true, g.sieve.find(it.place, it.ordinal, it.attempt)

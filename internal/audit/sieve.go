@@ -32,7 +32,7 @@ func (pl place) law() string {
 }
 
 // stateNames are the words for letters.
-var stateNames = map[byte]string{
+var stateNames = map[ledger.Letter]string{
 	ledger.Waiting:   "waiting",
 	ledger.NonReady:  "non-ready",
 	ledger.Ready:     "ready",
@@ -44,7 +44,7 @@ var stateNames = map[byte]string{
 }
 
 // home is where a job with a state must lie; false when nowhere.
-func home(letter byte) (place, bool) {
+func home(letter ledger.Letter) (place, bool) {
 	switch letter {
 	case ledger.Waiting:
 		return inQueue, true
@@ -67,25 +67,22 @@ const unknown = -1
 
 // belongs says whether what lies in a place under an attempt is a job with that state (a
 // letter and a mark).
-func belongs(pl place, state string, attempt int) bool {
-	at, ok := home(state[0])
+func belongs(pl place, state ledger.State, attempt int) bool {
+	at, ok := home(state.Letter())
 	if !ok || at != pl {
 		return false
 	}
 	// A job that was started again under the same entry has one attempt more than that.
-	return attempt == unknown || state[1] == mark(attempt) || state[0] == ledger.InFlight && state[1] == mark(attempt+1)
+	return attempt == unknown || state.IsOf(attempt) || state.Letter() == ledger.InFlight && state.IsOf(attempt+1)
 }
 
-// mark is the second byte of a state.
-func mark(attempt int) byte { return byte(33 + attempt%90) }
-
 // describe says a state in words.
-func describe(state string) string {
-	name, ok := stateNames[state[0]]
+func describe(state ledger.State) string {
+	name, ok := stateNames[state.Letter()]
 	if !ok {
-		name = fmt.Sprintf("%q", state[:1])
+		name = fmt.Sprintf("%q", string(state[:1]))
 	}
-	return fmt.Sprintf("%s at attempt %d", name, int(state[1])-33)
+	return fmt.Sprintf("%s at attempt %d", name, state.Attempt())
 }
 
 // bits is a set of small numbers. The nil set is empty.
@@ -109,15 +106,15 @@ type sieve struct {
 	odd         [places]bits
 }
 
-func (s *sieve) size() int64 { return int64(len(s.base) / 2) }
+func (s *sieve) size() int64 { return int64(len(s.base) / ledger.StateBytes) }
 
 // state is a job's state at the first reading, "" when the sieve does not hold it.
-func (s *sieve) state(ordinal int64) string {
+func (s *sieve) state(ordinal int64) ledger.State {
 	i := ordinal - s.first
 	if i < 0 || i >= s.size() {
 		return ""
 	}
-	return s.base[2*i : 2*i+2]
+	return ledger.StateAt(s.base, i)
 }
 
 // find notes that a job, which the sieve must hold, lies in a place. It says whether it was found
@@ -146,18 +143,18 @@ type problem struct {
 	ordinal int64
 	place   place
 	what    string // missing, twice or odd
-	state   string
+	state   ledger.State
 }
 
 // judge yields what is wrong with jobs whose state is the same in now as in base, as far as it
 // concerns the places.
 func (s *sieve) judge(now string, covers func(place) bool, yield func(problem) (more bool)) {
-	for i := range min(s.size(), int64(len(now)/2)) {
-		state := s.base[2*i : 2*i+2]
-		if now[2*i:2*i+2] != state {
+	for i := range min(s.size(), int64(len(now)/ledger.StateBytes)) {
+		state := ledger.StateAt(s.base, i)
+		if ledger.StateAt(now, i) != state {
 			continue
 		}
-		if at, ok := home(state[0]); ok && covers(at) {
+		if at, ok := home(state.Letter()); ok && covers(at) {
 			if !s.seen.has(i) && !yield(problem{s.first + i, at, "missing", state}) {
 				return
 			}

@@ -43,6 +43,9 @@ func (w *world) setState(group string, ordinal int64, at int, to byte) {
 	w.ok(w.c.SetRange(w.Context(), w.part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
 }
 
+// mark is the second byte of a state.
+func mark(attempt int) byte { return byte(33 + attempt%90) }
+
 // entry is the entry of a ready stream that holds a job.
 func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
 	for _, m := range w.c.XRange(w.Context(), w.all().Ready(typ), "-", "+").Val() {
@@ -179,7 +182,7 @@ var tampers = []tamper{
 	{"queued job gone", func(w *world) []string {
 		blob, err := w.c.LPop(w.Context(), w.all().Queue("all", "T")).Result()
 		w.ok(err)
-		n, _ := queued(blob)
+		n, _ := ledger.QueuedOrdinal(blob)
 		return []string{of(Place, "all", n)}
 	}},
 	{"queue gone", func(w *world) []string {
@@ -201,7 +204,7 @@ var tampers = []tamper{
 	{"queued job twice", func(w *world) []string {
 		blob := w.c.LIndex(w.Context(), w.all().Queue("all", "T"), 2).Val()
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), blob).Err())
-		n, _ := queued(blob)
+		n, _ := ledger.QueuedOrdinal(blob)
 		return []string{of(Place, "all", n)}
 	}},
 	{"queued job in two queues, among many", func(w *world) []string {

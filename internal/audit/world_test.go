@@ -275,10 +275,10 @@ func (w *world) states(group string) string {
 }
 
 // jobIn is the n-th job of a group with a state.
-func (w *world) jobIn(group string, letter byte, n int) int64 {
+func (w *world) jobIn(group string, letter ledger.Letter, n int) int64 {
 	states := w.states(group)
 	for at := 0; at < len(states); at += 2 {
-		if states[at] == letter {
+		if ledger.Letter(states[at]) == letter {
 			if n == 0 {
 				return int64(at / 2)
 			}
@@ -290,10 +290,10 @@ func (w *world) jobIn(group string, letter byte, n int) int64 {
 }
 
 // count is how many jobs of a group have a state.
-func (w *world) count(group string, letter byte) (n int) {
+func (w *world) count(group string, letter ledger.Letter) (n int) {
 	states := w.states(group)
 	for at := 0; at < len(states); at += 2 {
-		if states[at] == letter {
+		if ledger.Letter(states[at]) == letter {
 			n++
 		}
 	}
@@ -414,6 +414,6 @@ func inhabited(w *world) {
 	w.done(p, "T", w.start(p, "T", w.read(p, "T", "c3", 3))...)
 
 	for _, letter := range "WNRIDAF" {
-		require.Positive(w, w.count(all, byte(letter)), string(letter))
+		require.Positive(w, w.count(all, ledger.Letter(letter)), string(letter))
 	}
 }

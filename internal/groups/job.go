@@ -35,7 +35,7 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 		return j, outward(err)
 	}
 	// It may have moved since the first look: the state is the one that is explained.
-	if j.State = stateNames[letter]; mayWait[j.State] {
+	if j.State = letter.Word(); mayWait[j.State] {
 		j.Waiting, j.Until, j.Why = w.Reason, w.Until, &w
 	}
 	return j, nil
@@ -59,15 +59,16 @@ func (s *Store) job(
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return api.Job{}, errorRecord{}, fmt.Errorf("read job %s.%d: %w", group, ordinal, err)
 	}
-	if len(state.Val()) != 2 {
+	if len(state.Val()) != ledger.StateBytes {
 		return api.Job{}, errorRecord{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
+	now := ledger.State(state.Val())
 	j := api.Job{
 		ID:       group + "." + field,
 		Group:    group,
 		Ordinal:  ordinal,
-		State:    stateNames[state.Val()[0]],
-		Attempts: int(state.Val()[1]) - 33,
+		State:    now.Letter().Word(),
+		Attempts: now.Attempt(),
 	}
 	text := lastErr.Val()
 	if failure.Val() != "" {
@@ -83,11 +84,6 @@ func (s *Store) job(
 	j.LastError = &api.JobError{Code: e.Code, Error: e.Error, At: time.UnixMilli(e.At).UTC()}
 	j.Attempts = max(j.Attempts, e.Attempts)
 	return j, e, nil
-}
-
-var stateNames = map[byte]string{
-	ledger.Waiting: "waiting", ledger.NonReady: "non_ready", ledger.Ready: "ready", ledger.InFlight: "in_flight",
-	ledger.Done: "done", ledger.Reduced: "done", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
 }
 
 // errorRecord is what the scripts write of a failed attempt.

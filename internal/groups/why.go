@@ -39,7 +39,7 @@ func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
 // that is returned with it.
 func (s *Store) why(
 	ctx context.Context, p keyspace.Partition, group string, ordinal int64, last errorRecord,
-) (byte, api.Why, error) {
+) (ledger.Letter, api.Why, error) {
 	for try := 1; ; try++ {
 		look, err := ledger.Why(ctx, s.conn.Cmd, p, group, ordinal, whyMost)
 		if err != nil {
@@ -123,7 +123,7 @@ func (c *whyCase) explain(ctx context.Context) (api.Why, error) {
 	return w, nil
 }
 
-var ended = map[byte]string{
+var ended = map[ledger.Letter]string{
 	ledger.InFlight:  "It is running.",
 	ledger.Done:      "It is done; its result is being reduced.",
 	ledger.Reduced:   "It is done.",
@@ -184,7 +184,7 @@ func (c *whyCase) countBefore(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 		for i := 0; i < len(states); i += 2 {
-			if states[i] == ledger.Waiting {
+			if ledger.Letter(states[i]) == ledger.Waiting {
 				n++
 			}
 		}

@@ -119,8 +119,8 @@ func appendAll(
 	return results, nil
 }
 
-// largePayload is the largest payload that is a part of the blob, append.lua's LARGE. A larger one is
-// stored in the group's payloads.
+// largePayload is the largest payload that is a part of the blob, append.lua's LARGE. A larger
+// one is stored in the group's payloads.
 const largePayload = 4096
 
 func appendArguments(a AppendArgs, requests []Request) []any {

@@ -23,7 +23,7 @@ func number(v any) int64 {
 }
 
 // places are the names of a job's states in the ledger, by letter.
-var places = map[byte]string{
+var places = map[ledger.Letter]string{
 	ledger.Waiting: "waiting", ledger.NonReady: "non_ready", ledger.Ready: "ready", ledger.InFlight: "in_flight",
 	ledger.Done: "done", ledger.Reduced: "done", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
 }
@@ -59,7 +59,7 @@ func (w *world) balance(h map[string]string, states string) map[string]int64 {
 	w.Helper()
 	counts, count, sum := map[string]int64{}, map[string]int64{}, int64(0)
 	for _, letter := range []byte(states) {
-		count[places[letter]]++
+		count[places[ledger.Letter(letter)]]++
 	}
 	for _, field := range slices.Compact(slices.Sorted(maps.Values(places))) {
 		if n := number(h[field]); n != 0 {

@@ -10,23 +10,25 @@ import (
 // Job is a job as its moving blob describes it. In Redis a job is a blob: text that moves from the
 // fair queue to a ready stream and, when it has to wait, to a sorted set and back.
 //
-//	moving = group|type|attempt|retries|throttles|losses|wait_fair|wait_rate|wait_congestion|since|reason|queued
 //	queued = ordinal|accepted_ms|trace|payload
+//	moving = group|type|attempt|retries|throttles|losses|WAITS|since_ms|reason|queued
+//	WAITS  = wait_fair|wait_rate|wait_congestion, in ms
 //
-// The fair queue holds queued blobs, the sorted sets moving ones. An entry of a ready stream holds a
-// moving blob in one of two forms: as the value of the field [BlobField], or divided before the
-// ordinal: the field's name is the first part and its value is the queued blob, which a script can
-// then pass on without a copy.
+// The fair queue holds queued blobs, the sorted sets moving ones. An entry of a ready stream
+// holds a moving blob in one of two forms: as the value of the field [BlobField], or divided
+// before the ordinal: the field's name is the first part and its value is the queued blob, which
+// a script can then pass on without a copy.
 //
-// The payload is JSON. It is empty when the payload is stored in the group's payloads, because it is
-// large. A job that has a key has it behind the payload, between two key marks (the byte 31):
+// The payload is JSON. It is empty when the payload is stored in the group's payloads, because
+// it is large. A job that has a key has it behind the payload, between two key marks (the byte
+// 31):
 //
 //	queued = ordinal|accepted_ms|trace|payload^_key^_
 //
 // JSON text contains no such byte, so the last byte of a blob says whether there is a key: a job
-// without a key costs one comparison and no byte. A key contains no control character and no newline.
-// Scripts pass the key on as a part of the payload; only what shows a payload to others divides them
-// (payload_and_key in lua/parts/blob.lua).
+// without a key costs one comparison and no byte. A key contains no control character and no
+// newline. Scripts pass the key on as a part of the payload; only what shows a payload to others
+// divides them (payload_and_key in lua/parts/blob.lua).
 type Job struct {
 	Group, Type                string
 	Attempt                    int
@@ -47,7 +49,8 @@ const BlobField = "j"
 // keyMark is the byte before and after a job's key.
 const keyMark = '\x1f'
 
-// Reason is why a job is non-ready. It is 0 in a ready stream, and for a job that a worker released.
+// Reason is why a job is non-ready. It is 0 in a ready stream, and for a job that a worker
+// released.
 type Reason byte
 
 // Reasons of non-ready jobs.
@@ -73,8 +76,8 @@ func ParseJob(blob string) (Job, error) {
 	return j, nil
 }
 
-// Parse reads a moving blob into an empty j. After an error j must not be used. It allocates nothing:
-// the fields are parts of the blob.
+// Parse reads a moving blob into an empty j. After an error j must not be used. It allocates
+// nothing: the fields are parts of the blob.
 func (j *Job) Parse(blob string) error {
 	c := cutter{rest: blob}
 	c.head(j)
@@ -106,6 +109,13 @@ func (p *Parser) Parse(fields []string, j *Job) error {
 	c := cutter{rest: fields[1]}
 	c.queued(j)
 	return c.err(j)
+}
+
+// QueuedOrdinal reads the ordinal of a queued blob.
+func QueuedOrdinal(blob string) (int64, bool) {
+	c := cutter{rest: blob}
+	n := c.num()
+	return n, !c.bad
 }
 
 // EntryBlob puts the moving blob of a ready entry together from the entry's fields. Text that is no
@@ -278,8 +288,8 @@ func (c *cutter) num() int64 {
 	return n
 }
 
-// number reads a number as scripts do: digits only. Nearly all numbers here are short; strconv reads
-// the others.
+// number reads a number as scripts do: digits only. Nearly all numbers here are short; strconv
+// reads the others.
 func number(s string) (n int64, ok bool) {
 	if len(s) == 0 || len(s) > 18 {
 		long, err := strconv.ParseUint(s, 10, 63)

@@ -1,7 +1,6 @@
 package ledger_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +11,6 @@ import (
 
 // A job keeps its key wherever it goes, and no payload shows it.
 func TestJobKeyStaysWithTheJob(t *testing.T) {
-	large := []byte(`"` + strings.Repeat("x", 5000) + `"`)
 	for name, c := range map[string]struct {
 		typ   string // "" is the group's: its blobs are composed by the caller, the others by the script
 		runAt time.Time

@@ -26,18 +26,6 @@ func script(file string, parts ...string) *call.Script {
 	return call.NewScript(path.Base(file), lua.Source(append(files, file)...))
 }
 
-// Letters of a job's state.
-const (
-	Waiting   = 'W'
-	NonReady  = 'N'
-	Ready     = 'R'
-	InFlight  = 'I'
-	Done      = 'D' // not reduced yet
-	Reduced   = 'A'
-	Failed    = 'F'
-	Cancelled = 'C'
-)
-
 // Permit is a number of permits that were spent for a tenant.
 type Permit struct {
 	Tenant string

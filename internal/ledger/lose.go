@@ -14,10 +14,10 @@ var lose = script("jobs/lose", "signals", "states", "blob", "tenants", "priority
 // MaxLose is how many jobs one Lose takes.
 const MaxLose = 200
 
-// Missed is a job that lies nowhere, and the state (letter and mark) under which it was not found.
+// Missed is a job that was not found where its state says, and that state.
 type Missed struct {
 	Ordinal int64
-	State   string
+	State   State
 }
 
 // Lose fails jobs of a group that vanished from Redis, with code LOST; typ is "" where they may be
@@ -31,7 +31,7 @@ func Lose(
 	args := make([]any, 0, 2+2*len(jobs))
 	args = append(args, group, typ)
 	for _, j := range jobs {
-		args = append(args, j.Ordinal, j.State)
+		args = append(args, j.Ordinal, string(j.State))
 	}
 	r, err := run(ctx, c, lose, p, args...)
 	if err != nil {

@@ -47,7 +47,7 @@ func (w *world) stateOf(group string, ordinal int64) ledger.Missed {
 	w.Helper()
 	state, err := w.c.GetRange(w.Context(), w.p.States(group), 2*ordinal, 2*ordinal+1).Result()
 	require.NoError(w, err)
-	return ledger.Missed{Ordinal: ordinal, State: state}
+	return ledger.Missed{Ordinal: ordinal, State: ledger.State(state)}
 }
 
 // vanish deletes everything in which a group's jobs lie that have not ended,

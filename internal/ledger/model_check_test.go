@@ -149,8 +149,8 @@ func (m *model) check() {
 
 // Where a job lies by its letter, and where the line of its result.
 var (
-	lies     = map[byte]string{ledger.Waiting: "W", ledger.NonReady: "N", ledger.Ready: "R", ledger.InFlight: "R"}
-	recorded = map[byte]string{ledger.Done: "stream", ledger.Reduced: "list"}
+	lies     = map[ledger.Letter]string{ledger.Waiting: "W", ledger.NonReady: "N", ledger.Ready: "R", ledger.InFlight: "R"}
+	recorded = map[ledger.Letter]string{ledger.Done: "stream", ledger.Reduced: "list"}
 )
 
 func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]string, n totals) {
@@ -184,7 +184,7 @@ func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]str
 		if b.live() { // until a cancelled group is swept and read away, its jobs may lie where they were
 			equal(m, lies[j.letter], lie[o], "where %s.%d lies", g, o)
 		}
-		if strings.IndexByte("WNRI", j.letter) >= 0 {
+		if strings.IndexByte("WNRI", byte(j.letter)) >= 0 {
 			n.unfinished[b.tenant]++
 		}
 		equal(m, j.letter == ledger.Failed, slices.Contains(failures, fmtInt(int64(o))), "failure of %s.%d", g, o)

@@ -29,7 +29,7 @@ type book struct {
 // job is one as its group's states and its blob have it.
 type job struct {
 	typ                        string
-	letter                     byte
+	letter                     ledger.Letter
 	attempt                    int
 	retries, throttles, losses int
 }
@@ -37,7 +37,7 @@ type job struct {
 // nobody is how a batch sees a job that it has named before: no attempt is its own.
 var nobody = job{letter: ledger.Ready, attempt: -1}
 
-func (j job) is(letter byte, attempt int) bool {
+func (j job) is(letter ledger.Letter, attempt int) bool {
 	return j.letter == letter && j.attempt >= 0 && j.attempt%90 == attempt%90
 }
 
@@ -59,7 +59,7 @@ func (b *book) ended() bool {
 func (b *book) states() string {
 	s := make([]byte, 0, 2*len(b.jobs))
 	for _, j := range b.jobs {
-		s = append(s, j.letter, byte(33+j.attempt%90))
+		s = append(s, byte(j.letter), byte(33+j.attempt%90))
 	}
 	return string(s)
 }
@@ -130,7 +130,7 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 // outcome returns how many of the outcomes take effect.
 func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
 	var r ledger.OutcomeReply
-	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to byte) bool {
+	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to ledger.Letter) bool {
 		if !b.live() || seen.attempt%90 == attempt%90 || !seen.open() {
 			delete(l.unacked[typ], entry)
 		}
@@ -164,7 +164,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 			settle(b, seen, d.Entry, d.Ordinal, d.Attempt, ledger.Done)
 		}
 		for i, seen := range b.batch(len(g.Others), func(i int) int64 { return g.Others[i].Ordinal }) {
-			o, to := g.Others[i], byte(ledger.NonReady)
+			o, to := g.Others[i], ledger.NonReady
 			switch o.Kind {
 			case ledger.OutcomeFailed:
 				to = ledger.Failed
@@ -272,9 +272,9 @@ func (l *reference) advance(group string) (n int) {
 }
 
 // settle moves all jobs of a group that are in one of some states.
-func (b *book) settle(from string, to byte) {
+func (b *book) settle(from string, to ledger.Letter) {
 	for i := range b.jobs {
-		if strings.IndexByte(from, b.jobs[i].letter) >= 0 {
+		if strings.IndexByte(from, byte(b.jobs[i].letter)) >= 0 {
 			b.jobs[i].letter = to
 		}
 	}

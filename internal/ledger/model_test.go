@@ -246,7 +246,7 @@ func (m *model) actPromote() {
 func (m *model) handOut(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
 	r := m.admitBelow(limitOfReady, typ, most, l)
 	if r.Moved+r.Parked > 0 {
-		require.Equal(m, map[byte]int{ledger.Ready: r.Moved, ledger.NonReady: r.Parked}, m.moved(ledger.Waiting, typ))
+		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: r.Parked}, m.moved(ledger.Waiting, typ))
 	}
 	return r
 }
@@ -254,14 +254,14 @@ func (m *model) handOut(limitOfReady int, typ string, most int, l ledger.Limit) 
 // bringBack promotes jobs.
 func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	if r := m.promoteBelow(caps, l); r.Moved > 0 {
-		require.Equal(m, map[byte]int{ledger.Ready: r.Moved, ledger.NonReady: 0}, m.moved(ledger.NonReady, types...))
+		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: 0}, m.moved(ledger.NonReady, types...))
 	}
 }
 
 // moved takes over which jobs were handed out or parked, and counts them. Each must have been where
 // the transition takes from, of a type that was asked for, and nothing of it paused.
-func (m *model) moved(from byte, typ ...string) map[byte]int {
-	n, pipe := map[byte]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
+func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
+	n, pipe := map[ledger.Letter]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
 	var got []*redis.StringCmd
 	for _, g := range groups {
 		got = append(got, pipe.Get(m.Context(), m.p.States(g)))
@@ -271,7 +271,7 @@ func (m *model) moved(from byte, typ ...string) map[byte]int {
 		b, states := m.reference.groups[g], got[i].Val()
 		require.Len(m, states, 2*len(b.jobs), "states of %s", g)
 		for o := range b.jobs {
-			j, letter, mark := &b.jobs[o], states[2*o], int(states[2*o+1])-33
+			j, letter, mark := &b.jobs[o], ledger.Letter(states[2*o]), int(states[2*o+1])-33
 			if j.letter == letter && j.attempt%90 == mark {
 				continue
 			}

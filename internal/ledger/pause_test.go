@@ -56,7 +56,7 @@ func TestPauseEverywhere(t *testing.T) {
 		w.everywhere("g") // DFNIRNNW
 		w.overdueNow("acme")
 		run := w.reread("T")
-		running := run[slices.IndexFunc(run, func(j taken) bool { return w.states("g")[j.Ordinal] == ledger.InFlight })]
+		running := run[slices.IndexFunc(run, func(j taken) bool { return ledger.Letter(w.states("g")[j.Ordinal]) == ledger.InFlight })]
 		running.token = 1
 		w.create("other", "beta", "U")
 		w.append("other", 3)

@@ -20,7 +20,7 @@ const NextJob = -1
 // Look is what can be seen of a job that may be waiting.
 type Look struct {
 	Now          time.Time // by Redis
-	State        byte      // its letter; 0 when the next job was asked for and none waits in a queue
+	State        Letter    // its letter; 0 when the next job was asked for and none waits in a queue
 	Ordinal      int64     // NextJob when there is none
 	Tenant, Type string
 	Status       api.Status // of the group
@@ -81,7 +81,7 @@ func Why(
 		Accepted:     r.num(16),
 	}
 	if state := r.str(2); state != "" {
-		l.State = state[0]
+		l.State = Letter(state[0])
 	}
 	counts := r.list(17)
 	l.NonReady, l.Ready, l.InFlight = counts.num(0), counts.num(1), counts.num(2)

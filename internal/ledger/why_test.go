@@ -111,7 +111,7 @@ func TestWhyOutOfTheQueue(t *testing.T) {
 		w.append("g", 2)
 		w.admit("T", 2, noLimit)
 		l := w.why("g", 1)
-		require.Equal(w, byte(ledger.Ready), l.State)
+		require.Equal(w, ledger.Ready, l.State)
 		require.Equal(w, "T", l.Type)
 		l = w.why("g", ledger.NextJob)
 		require.Zero(w, l.State)

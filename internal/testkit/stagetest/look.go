@@ -47,13 +47,13 @@ func (w *World) Group(id string) api.Group {
 			*to = Decode[int64](w.T, v)
 		}
 	}
-	letters := map[byte]*int64{
+	letters := map[ledger.Letter]*int64{
 		ledger.Waiting: new(int64), ledger.NonReady: new(int64), ledger.Ready: new(int64), ledger.InFlight: new(int64),
 		ledger.Done: new(int64), ledger.Failed: new(int64), ledger.Cancelled: new(int64),
 	}
 	letters[ledger.Reduced] = letters[ledger.Done]
 	for i := 0; i < len(states.Val()); i += 2 {
-		n := letters[states.Val()[i]]
+		n := letters[ledger.Letter(states.Val()[i])]
 		require.NotNil(w.T, n, "states of %s: %s", id, states.Val())
 		*n++
 	}
