@@ -6,23 +6,25 @@ import (
 	"time"
 )
 
-// Backoff yields waits that double from Min to Max, with jitter so that processes which failed
-// together don't return together. The zero step is the first; it is not safe for concurrent use.
+// Backoff returns waiting times that double from Min to Max. Jitter keeps processes that failed
+// together from retrying together. It is ready for use once Min and Max are set, and not safe for
+// concurrent use.
 type Backoff struct {
 	Min, Max time.Duration
 	ceiling  time.Duration
 }
 
-// Next is how long to wait now: between Min and Max, in the upper half of the current ceiling.
+// Next returns how long to wait now: a random time in the upper half of the current ceiling, which
+// grows from Min to Max.
 func (b *Backoff) Next() time.Duration {
 	b.ceiling = min(max(2*b.ceiling, 2*b.Min), b.Max)
 	return max(b.Min, Jitter(b.ceiling))
 }
 
-// Reset starts over at Min, after a success.
+// Reset starts again at Min; call it after a success.
 func (b *Backoff) Reset() { b.ceiling = 0 }
 
-// Jitter is a random wait from d/2 up to d.
+// Jitter returns a random time between d/2 and d.
 func Jitter(d time.Duration) time.Duration {
 	if d < 2 {
 		return d
@@ -30,7 +32,7 @@ func Jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// Sleep waits for d or until ctx ends, whose error it then returns.
+// Sleep waits for d. If ctx ends before, Sleep returns its error.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

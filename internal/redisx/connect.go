@@ -1,5 +1,5 @@
-// Package redisx is how every role connects to Redis. It hides the kinds of servers (single,
-// Sentinel, Cluster) and switches go-redis's retries off, which would execute a command twice.
+// Package redisx connects to Redis. It hides the kinds of servers (single, Sentinel, Cluster) and
+// switches go-redis's retries off, because a retried command could be executed twice.
 package redisx
 
 import (
@@ -17,31 +17,35 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// MaxBlock is the longest that a blocking read waits: a cancelled context does not interrupt one.
+// MaxBlock is the longest time that a blocking read may wait in Redis. It is short because a
+// cancelled context does not interrupt such a read.
 const MaxBlock = time.Second
 
-// Config says which Redis, and how to talk to it. Zero durations and sizes take
+// Config is the address of Redis and the settings of its connections. Zero durations and sizes mean
 // go-redis's defaults.
 type Config struct {
-	URL            string        // see ParseURL
-	PoolMinIdle    int           // connections kept open, per server
-	PoolMaxActive  int           // most connections for commands, and as many again for blocking reads, per server
-	BlockingReads  int           // how many there may be at once: so many connections for them at least
-	DialTimeout    time.Duration // to connect
-	CommandTimeout time.Duration // to send a command, and to await its reply
+	URL         string // in the form of ParseURL
+	PoolMinIdle int    // idle connections that are kept open, for each server
+	// maximum of connections for commands, and the same number for blocking reads, for each server
+	PoolMaxActive int
+	// how many blocking reads may run at once; there are at least this many connections for them
+	BlockingReads  int
+	DialTimeout    time.Duration // time limit to connect
+	CommandTimeout time.Duration // time limit to send a command, and to receive its reply
 	ClientName     string        // shown by CLIENT LIST
 }
 
-// Conn is a connection pool to one Redis, cluster or Sentinel-watched master, for any number of
-// goroutines. No command is retried: a lost reply is an error that IsAmbiguous knows. (A cluster
-// client still may repeat a command while it follows redirects.)
+// Conn holds connection pools to one Redis server, Cluster or master behind Sentinel, for any
+// number of goroutines. No command is retried: a lost reply is an error for which call.IsAmbiguous
+// returns true. (A cluster client may still repeat a command while it follows redirects.)
 type Conn struct {
 	Cmd   redis.UniversalClient // for commands
-	Block redis.UniversalClient // for reads that block, so that they starve nobody
+	Block redis.UniversalClient // for blocking reads, so that they do not occupy the connections for commands
 }
 
-// Connect opens the pools. A Redis that is away is logged, not an error, since a process outlives
-// that; a URL that can't be read, a refused password or a missing database is one.
+// Connect opens the pools. It logs a Redis that does not answer, and returns no error for it,
+// because Redis may answer later. A URL that can't be parsed, a refused password or a missing
+// database is an error.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	o, err := ParseURL(cfg.URL)
 	if err != nil {
@@ -65,7 +69,8 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// universal leaves readBeyond on top of the command timeout for a blocked read's reply.
+// universal returns go-redis's options. The read timeout is the command timeout plus readBeyond,
+// for blocking reads.
 func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.UniversalOptions {
 	u := &redis.UniversalOptions{
 		Addrs:            o.Addrs,
@@ -78,17 +83,17 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 		SentinelPassword: o.sentinelPassword,
 		ClientName:       cfg.ClientName,
 
-		MaxRetries:            -1, // a retried write whose reply was lost is a second write
+		MaxRetries:            -1, // never retry: if a reply was lost, a retried write is a second write
 		ContextTimeoutEnabled: true,
 		DialTimeout:           cfg.DialTimeout,
-		DialerRetries:         1, // callers back off themselves
+		DialerRetries:         1, // the callers retry with backoff themselves
 		WriteTimeout:          cfg.CommandTimeout,
 
 		MinIdleConns:     cfg.PoolMinIdle,
 		PoolSize:         cfg.PoolMaxActive,
-		PipelinePoolSize: -1, // pipelines share the pool, so that its size is the bound
+		PipelinePoolSize: -1, // pipelines use the same pool, so that its size bounds all connections
 
-		// Plain RESP2, without handshakes that older servers and miniredis refuse.
+		// RESP2, without handshakes that older servers and miniredis refuse.
 		Protocol:                 2,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -97,18 +102,18 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 		u.ReadTimeout = cfg.CommandTimeout + readBeyond
 	}
 	if o.TLS {
-		u.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the server's name is taken from its address
+		u.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the server name is the host of its address
 	}
 	return u
 }
 
-// IsCluster says whether keys are spread over several servers.
+// IsCluster reports whether keys are spread over several servers.
 func (c *Conn) IsCluster() bool {
 	_, ok := c.Cmd.(*redis.ClusterClient)
 	return ok
 }
 
-// Shards calls fn for each master, at the same time on a cluster, and returns the first error.
+// Shards calls fn for each master (on a Cluster concurrently) and returns the first error.
 func (c *Conn) Shards(ctx context.Context, fn func(ctx context.Context, shard redis.UniversalClient) error) error {
 	cluster, ok := c.Cmd.(*redis.ClusterClient)
 	if !ok {
@@ -116,12 +121,12 @@ func (c *Conn) Shards(ctx context.Context, fn func(ctx context.Context, shard re
 	}
 	err := cluster.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error { return fn(ctx, shard) })
 	if call.IsUnavailable(err) {
-		cluster.ReloadState(ctx) // see follow
+		cluster.ReloadState(ctx) // the list of masters may be outdated, see follow
 	}
 	return err
 }
 
-// Ping returns nil when every shard answers.
+// Ping returns nil if every master answers.
 func (c *Conn) Ping(ctx context.Context) error {
 	err := c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error { return shard.Ping(ctx).Err() })
 	if err != nil {
@@ -130,13 +135,13 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close closes both pools; commands in flight fail.
+// Close closes both pools; running commands fail.
 func (c *Conn) Close() error {
 	return errors.Join(c.Cmd.Close(), c.Block.Close())
 }
 
-// quietLibrary sends what go-redis would print, once a failed dial, to the debug log: who called it
-// reports the error.
+// quietLibrary sends go-redis's own messages (one for each failed dial) to the debug log. The
+// callers of go-redis report the errors.
 var quietLibrary = sync.OnceFunc(func() { redis.SetLogger(debugLogger{}) })
 
 type debugLogger struct{}

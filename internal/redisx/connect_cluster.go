@@ -8,9 +8,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// follow has the clients of a cluster ask anew who has which slots whenever a node does not serve.
-// By itself go-redis does so only where a node sends it on; a master that is gone sends nobody on,
-// and would be asked for another minute.
+// follow makes the cluster clients reload the map of hash slots after a command that no node
+// served. go-redis by itself reloads it only when a node redirects a command. A dead master
+// redirects no command, so the client would use it for another minute.
 func (c *Conn) follow() {
 	for _, client := range []redis.UniversalClient{c.Cmd, c.Block} {
 		if cluster, ok := client.(*redis.ClusterClient); ok {
@@ -19,8 +19,8 @@ func (c *Conn) follow() {
 	}
 }
 
-// follower calls reload, which is cheap and never waits, after a command that found nobody
-// who serves it.
+// follower is a go-redis hook that calls reload after a command that no node served. reload is
+// cheap and does not block.
 type follower struct{ reload func(context.Context) }
 
 func (f follower) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// While a slot is moved, half of a partition's keys are at one master and half at the other. A
-// script that names two keys runs at neither; one that names a single key is sent to the new master
-// and takes that half for all there is.
+// While a hash slot migrates, some keys of a partition are on the source master and some on the
+// target. A script that declares two keys, one of them missing, runs on neither. A script that
+// declares a single key is redirected to the target and would see only a part of the data.
 func TestNoScriptRunsOnHalfAPartition(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -63,8 +63,8 @@ return found`)
 	require.Equal(t, "2", c.Cmd.Get(ctx, p.Base()+"runs").Val(), "what was refused has changed nothing")
 }
 
-// A master that is gone redirects nobody: who has asked it finds its heir as soon as there is one,
-// on every way to it.
+// A dead master redirects no command. After its replica was promoted, each kind of command (single,
+// pipeline, script, blocking read) reaches the new master without a long wait.
 func TestHeirIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -75,7 +75,7 @@ func TestHeirIsFoundAtOnce(t *testing.T) {
 		}
 		return err
 	}
-	own := func() *redis.ClusterClient { return connect(t, cluster.URL).Cmd.(*redis.ClusterClient) } // none helps another
+	own := func() *redis.ClusterClient { return connect(t, cluster.URL).Cmd.(*redis.ClusterClient) } // separate clients, so that no client's reload helps another
 	single, several, block, shards := own(), own(), connect(t, cluster.URL).Block, connect(t, cluster.URL)
 	pipe, err := own().AutoPipeline()
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func TestHeirIsFoundAtOnce(t *testing.T) {
 	ways := map[string]func() error{
 		"command": func() error { return single.Incr(ctx, "k").Err() },
 		"pipeline": func() error {
-			var n *redis.IntCmd // the second: a pipeline's error is its first one's, here that there is no such key
+			var n *redis.IntCmd // the second command: a pipeline returns the error of its first one, here a missing key
 			_, _ = several.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, "{k}none"); n = p.Incr(ctx, "k"); return nil })
 			return n.Err()
 		},
@@ -100,12 +100,12 @@ func TestHeirIsFoundAtOnce(t *testing.T) {
 		require.Error(t, do(), way)
 	}
 	cluster.AwaitFailover()
-	for way, do := range ways { // by itself the client would look in a minute
+	for way, do := range ways { // without the hook the client would reload after a minute
 		require.Eventually(t, func() bool { return do() == nil }, patience, glance, way)
 	}
 }
 
-// A cluster of which nothing is left for a while is found again at the same addresses.
+// After all nodes of a cluster were down, the client finds them again at the same addresses.
 func TestClusterComesBack(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -117,7 +117,7 @@ func TestClusterComesBack(t *testing.T) {
 	for _, node := range nodes {
 		node.Kill()
 	}
-	for range 3 { // also once it knows that nobody answers
+	for range 3 { // also after it has found out that no node answers
 		err := c.Cmd.Get(ctx, "k").Err()
 		require.True(t, call.IsUnavailable(err), "%v", err)
 		require.True(t, call.IsUnavailable(c.Ping(ctx)))

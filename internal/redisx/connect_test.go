@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// lossyProxy forwards to a server, and loses the reply to the first command of a name, with
-// its connection.
+// lossyProxy forwards to a server. It drops the reply to the first command of a given name and
+// closes that connection.
 type lossyProxy struct {
 	net.Listener
 	lose   string
@@ -65,7 +65,7 @@ func (p *lossyProxy) serve(client net.Conn, target string) {
 		if _, err := upstream.Write(buf[:n]); err != nil {
 			return
 		}
-		n, err = replies.Read(buf) // one reply to one request: the tests don't pipeline
+		n, err = replies.Read(buf) // one reply for each request: the tests use no pipelines
 		if err != nil || lost {
 			return
 		}
@@ -97,7 +97,7 @@ func TestLostReplyIsNotRetried(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 
-	// The control: go-redis's default adds the entry twice and says nothing.
+	// Control: with go-redis's defaults the entry is added twice, without an error.
 	proxy := startLossyProxy(t, s.Addr(), "xadd")
 	retrying := redis.NewClient(&redis.Options{Addr: proxy.Addr().String(), Protocol: 2, DisableIdentity: true})
 	defer retrying.Close()
@@ -119,7 +119,8 @@ func TestConnectWithoutRedis(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Ping(ctx) == nil }, patience, glance)
 }
 
-// A server that hangs is away after the command timeout, and nobody knows what it did.
+// After the command timeout a server that hangs counts as unavailable, and the command as
+// ambiguous: it may have been executed.
 func TestSilentServerIsAmbiguous(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -198,7 +199,7 @@ func TestConnectSentinel(t *testing.T) {
 	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
 }
 
-// Blocking reads wait side by side, however few connections there are for commands.
+// All blocking reads can wait at the same time, however few connections there are for commands.
 func TestBlockingReadsHaveRoom(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)

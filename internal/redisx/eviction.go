@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// CheckEviction returns an error when a master would drop keys for want of memory: those are jobs.
-// A server that says nothing of it, such as an embedded one, has none to drop.
+// CheckEviction returns an error if a master may evict keys when its memory is full: it would lose
+// jobs. A server that does not report its policy, such as an embedded one, evicts nothing.
 func (c *Conn) CheckEviction(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
@@ -21,10 +21,10 @@ func (c *Conn) CheckEviction(ctx context.Context) error {
 		_, rest, found := strings.Cut(info, "maxmemory_policy:")
 		policy, _, _ := strings.Cut(rest, "\r\n")
 		if err != nil || !found || policy == "noeviction" {
-			return nil //nolint:nilerr // a server that doesn't know the section
+			return nil //nolint:nilerr // the server does not know this section of INFO
 		}
 		at := "redis"
-		// a Sentinel's master has a word there
+		// with Sentinel, Addr is not an address but a word
 		if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") {
 			at += " at " + client.Options().Addr
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	patience = 30 * time.Second // for what must happen; a healthy run needs a fraction
+	patience = 30 * time.Second // limit for events that must happen; a healthy run needs a fraction of it
 	glance   = 10 * time.Millisecond
 )
 

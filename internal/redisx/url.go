@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Options is what a Redis URL says. Passwords are kept out of every way to print it.
+// Options is a parsed Redis URL. No way of printing it shows a password.
 type Options struct {
 	Addrs    []string // host:port of the server, of the cluster's seeds, or of the Sentinels
 	Cluster  bool
@@ -23,7 +23,7 @@ type Options struct {
 	sentinelPassword string
 }
 
-// String describes the options without a password, fit for logs.
+// String describes the options without passwords, for logs.
 func (o Options) String() string {
 	kind := "single"
 	switch {
@@ -35,17 +35,17 @@ func (o Options) String() string {
 	return fmt.Sprintf("%s at %s db %d", kind, strings.Join(o.Addrs, ","), o.DB)
 }
 
-// GoString keeps %#v from showing the passwords.
+// GoString returns String, so that %#v shows no password.
 func (o Options) GoString() string { return o.String() }
 
 const urlForms = "write redis://[user:password@]host:port/db, redis://host1:port1,host2:port2 for a cluster, " +
 	"or redis-sentinel://[user:password@]host1:port1,host2:port2/master"
 
-// ParseURL reads the URL of a single server (redis://, rediss:// with TLS), of a cluster (a comma
-// list of hosts, with or without the scheme repeated, or ?cluster=true behind one endpoint) or of a
-// master behind Sentinel (redis-sentinel://, whose user and password are the master's;
-// sentinel_username and sentinel_password are parameters). Errors name the faulty part and never
-// quote it: it may hold a password.
+// ParseURL parses the URL of a single server (redis://, or rediss:// for TLS), of a Cluster (a
+// comma list of hosts, with or without a repeated scheme, or ?cluster=true for a single endpoint),
+// or of a master behind Sentinel (redis-sentinel://: user and password are the master's; the
+// parameters sentinel_username and sentinel_password are the Sentinels'). An error names the wrong
+// part of the URL and never quotes it, because it may contain a password.
 func ParseURL(raw string) (Options, error) {
 	o, err := parseURL(raw)
 	if err != nil {
@@ -54,7 +54,7 @@ func ParseURL(raw string) (Options, error) {
 	return o, nil
 }
 
-// parseURL splits by hand: the errors of package url quote their input.
+// parseURL splits the URL by hand, because the errors of package url quote their input.
 func parseURL(raw string) (Options, error) {
 	var o Options
 	scheme, rest, ok := strings.Cut(raw, "://")
@@ -77,8 +77,8 @@ func parseURL(raw string) (Options, error) {
 	if err := o.setQuery(query, sentinel); err != nil {
 		return o, err
 	}
-	// The password ends at the last @ before the path; a slash in it must be escaped,
-	// as in any URL.
+	// The password ends at the last @ before the path. A slash in it must be escaped, as in every
+	// URL.
 	hosts, path, _ := strings.Cut(rest, "/")
 	if strings.Contains(rest, "://") {
 		hosts, path = joinRepeated(rest, scheme)
@@ -90,7 +90,8 @@ func parseURL(raw string) (Options, error) {
 	return o, o.setPath(path, sentinel)
 }
 
-// joinRepeated turns h1/0,redis://h2/0 into h1,h2 and the last path.
+// joinRepeated turns a list with repeated schemes, "h1/0,redis://h2/0", into the hosts "h1,h2" and
+// the last path.
 func joinRepeated(rest, scheme string) (hosts, path string) {
 	parts := strings.Split(rest, ","+scheme+"://")
 	for i, part := range parts {

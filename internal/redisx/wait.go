@@ -11,14 +11,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// mark writes its key whether memory is full or not: a first write of nothing lets the
-// second through.
+// mark writes its key even if memory is full: Redis allows the DEL as a first write, and then every
+// later write of the script.
 const mark = `redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 1)`
 
-// AwaitReplicas writes key at its master and waits until so many replicas have that, and with it
-// all that the master wrote before; it returns how many do, after timeout at the latest. What reads
-// queues is asked of the same master before that: a write that is not there, a failover has lost.
-// All goes over one connection, since WAIT is about its own.
+// AwaitReplicas writes key on its master and waits until at least `replicas` replicas have this
+// write, and with it all earlier writes of the master. It returns the number of replicas that have
+// it, after timeout at the latest. reads adds commands that the same master answers before: a write
+// that they do not see was lost by a failover. All commands use one connection, because WAIT refers
+// to the writes of its own connection.
 func (c *Conn) AwaitReplicas(
 	ctx context.Context, key string, replicas int, timeout time.Duration, reads func(redis.Pipeliner),
 ) (int, error) {
@@ -28,15 +29,15 @@ func (c *Conn) AwaitReplicas(
 	}
 	pipe := master.Pipeline()
 	reads(pipe)
-	// 0 would wait for ever
+	// a timeout of 0 would wait forever
 	written, have := pipe.Eval(ctx, mark, []string{key}),
 		redis.NewIntCmd(ctx, "wait", replicas, max(timeout.Milliseconds(), 1))
 	_ = pipe.Process(ctx, have)
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	_, _ = pipe.Exec(ctx) // each command is checked by itself
 	for _, err := range []error{written.Err(), have.Err()} {
 		if err != nil {
 			if cluster, ok := c.Cmd.(*redis.ClusterClient); ok {
-				cluster.ReloadState(ctx) // it may have another master now
+				cluster.ReloadState(ctx) // the slot may have a new master
 			}
 			return 0, fmt.Errorf("wait for replicas: %w", err)
 		}
@@ -51,7 +52,7 @@ func (c *Conn) master(ctx context.Context, key string) (redis.UniversalClient, e
 	return c.Cmd, nil
 }
 
-// CheckReplicas returns an error when a server can't have replicas, such as an embedded one.
+// CheckReplicas returns an error if the server can't have replicas, such as an embedded one.
 func (c *Conn) CheckReplicas(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "replication").Result()

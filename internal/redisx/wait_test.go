@@ -30,7 +30,7 @@ func TestAwaitReplicas(t *testing.T) {
 		return err == nil && have == 1
 	}, patience, glance)
 
-	// What was written before over other connections, the replica has, and it was asked for.
+	// The replica has also the earlier writes of other connections.
 	require.NoError(t, c.Cmd.Set(ctx, "other", "v", 0).Err())
 	var there, gone *redis.StringCmd
 	have, err = c.AwaitReplicas(ctx, "k", 1, patience, func(p redis.Pipeliner) { there, gone = p.Get(ctx, "other"), p.Get(ctx, "gone") })
@@ -46,7 +46,7 @@ func TestAwaitReplicas(t *testing.T) {
 	require.Zero(t, have)
 	replica.Resume()
 
-	// Full memory does not keep what is there from being answered for.
+	// The confirmation works even if memory is full.
 	require.NoError(t, c.Cmd.ConfigSet(ctx, "maxmemory", "1").Err())
 	require.True(t, call.IsOOM(c.Cmd.Set(ctx, "more", "v", 0).Err()))
 	have, err = c.AwaitReplicas(ctx, "k", 1, patience, nothing)

@@ -1,6 +1,5 @@
-// Package call runs Lua scripts and tells what an error from Redis means for the caller. It imports
-// only go-redis and the tracing API, so that a small package can use it without the rest of
-// the engine.
+// Package call runs Lua scripts and classifies errors of Redis for the caller. It imports only
+// go-redis and the tracing API, so that a small package can use it without the rest of the project.
 package call
 
 import (
@@ -13,16 +12,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// unavailable are the replies of a server that can't serve now and may later.
+// unavailable holds the error codes of a server that can't serve the command now but may serve it
+// later.
 var unavailable = map[string]bool{
 	"LOADING": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "MASTERDOWN": true, "READONLY": true,
-	// these where nobody followed them to the end
+	// MOVED and ASK reach the caller only if the client has given up following redirects
 	"NOREPLICAS": true, "MISCONF": true, "BUSY": true, "MOVED": true, "ASK": true,
 }
 
-// IsUnavailable says whether Redis is away or can't serve now, so that the same call may succeed
-// later: the network, a timeout, an exhausted pool, or a server that is loading, failing over or
-// resharding. Whether the command was executed is IsAmbiguous's question.
+// IsUnavailable reports whether the same call may succeed later: the error is a network error, a
+// timeout, an exhausted pool, or a reply of a server that is loading, failing over or migrating
+// slots. IsAmbiguous reports whether the command may have been executed.
 func IsUnavailable(err error) bool {
 	if err == nil {
 		return false
@@ -35,8 +35,8 @@ func IsUnavailable(err error) bool {
 		strings.Contains(err.Error(), "redis: cluster has no nodes")
 }
 
-// IsAmbiguous says whether the command may have been executed although it failed: its reply was
-// lost, or did not come in time. Only what is idempotent may be repeated then.
+// IsAmbiguous reports whether the command may have been executed although it failed: its reply was
+// lost or did not arrive in time. Then only an idempotent command may be repeated.
 func IsAmbiguous(err error) bool {
 	if _, ok := reply(err); ok || err == nil {
 		return false
@@ -48,30 +48,30 @@ func IsAmbiguous(err error) bool {
 	return isNetwork(err)
 }
 
-// IsOOM says whether Redis refused a write for want of memory.
+// IsOOM reports whether Redis refused a write because its memory is full.
 func IsOOM(err error) bool { return hasCode(err, "OOM") }
 
-// IsNoGroup says whether a stream or its consumer group does not exist, or vanished during a
-// blocked read.
+// IsNoGroup reports whether a stream or its consumer group does not exist, or was deleted during a
+// blocking read.
 func IsNoGroup(err error) bool { return hasCode(err, "NOGROUP") || hasCode(err, "UNBLOCKED") }
 
-// IsBusyGroup says whether the consumer group that was to be created exists already.
+// IsBusyGroup reports whether the consumer group to be created exists already.
 func IsBusyGroup(err error) bool { return hasCode(err, "BUSYGROUP") }
 
-// IsNoScript says whether Redis does not know a script by its hash.
+// IsNoScript reports whether Redis does not know a script by its hash.
 func IsNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
 
-// IsMoved says whether a node of a cluster has sent the caller to another one.
+// IsMoved reports whether a cluster node redirected the caller to another node.
 func IsMoved(err error) bool { return hasCode(err, "MOVED") }
 
-// IsWrongType says whether a key holds another type than its command expects.
+// IsWrongType reports whether a key has another Redis type than the command expects.
 func IsWrongType(err error) bool { return hasCode(err, "WRONGTYPE") }
 
-// codePattern finds the code that begins an error reply. Redis 6 and miniredis put their own words
-// before what a command in a script replied.
+// codePattern finds the code at the beginning of an error reply. For errors of commands inside
+// scripts, Redis 6 and miniredis put a text of their own before the code.
 var codePattern = regexp.MustCompile(`^(?:ERR Error [^:]*: .*?\d+: -?)?([A-Z]+)\b`)
 
-// reply returns the code of what Redis answered, if err is an answer of Redis.
+// reply returns the code of an error reply; ok is false if err is not a reply of Redis.
 func reply(err error) (code string, ok bool) {
 	var answer redis.Error
 	if !errors.As(err, &answer) {
@@ -89,7 +89,7 @@ func hasCode(err error, code string) bool {
 }
 
 func isNetwork(err error) bool {
-	var netErr net.Error // also context.DeadlineExceeded
+	var netErr net.Error // matches context.DeadlineExceeded, too
 	return errors.As(err, &netErr) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// answer is an error reply that the server would send.
+// answer is an error reply, as a server sends it.
 type answer string
 
 func (a answer) Error() string { return string(a) }
@@ -91,7 +91,7 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// What servers answer, from commands and from within scripts.
+// The codes of real servers are recognized, for plain commands and for commands inside scripts.
 func TestErrorCodesOfServers(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

@@ -12,28 +12,29 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Script is a Lua script that Redis knows by its hash.
+// Script is a Lua script. Redis caches scripts and runs them by their hash.
 type Script struct {
 	name string
 	src  string
 	sha  string
 }
 
-// NewScript names a script's source.
+// NewScript returns a script with a name for errors and spans, and its source.
 func NewScript(name, src string) *Script {
 	sum := sha1.Sum([]byte(src))
 	return &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// Name is the script's file name without its ending.
+// Name returns the script's file name without folder and ending.
 func (s *Script) Name() string { return s.name }
 
-// Source is the script's text.
+// Source returns the script's text.
 func (s *Script) Source() string { return s.src }
 
-// Run executes the script with keys, which route it to their slot, and args. Redis forgets scripts
-// on restart and failover: an unknown one is sent again in full. Nothing else is retried here,
-// because only the caller knows what a lost reply means. A traced ctx gets a span.
+// Run executes the script with keys, which choose the hash slot, and args. Redis loses its script
+// cache on restart and failover: Run sends the full text of a script that Redis does not know. It
+// retries nothing else, because only the caller knows what a lost reply means. If ctx has a
+// recording span, Run adds a child span.
 func (s *Script) Run(ctx context.Context, c redis.Cmdable, keys []string, args []any) (any, error) {
 	parent := trace.SpanFromContext(ctx)
 	if parent.IsRecording() {

@@ -14,11 +14,11 @@ import (
 
 const (
 	ackBatch  = 200
-	ackLinger = 3 * time.Millisecond // for more acknowledgements to share the round-trip
+	ackLinger = 3 * time.Millisecond // wait for more acknowledgements to share the round trip
 )
 
-// Acker collects acknowledgements and sends them in batches. An id stays in it until Redis has
-// confirmed it.
+// Acker collects acknowledgements and sends them in batches. It keeps an id until Redis has
+// confirmed the acknowledgement.
 type Acker struct {
 	conn          *redisx.Conn
 	stream, group string
@@ -27,14 +27,14 @@ type Acker struct {
 
 	mu   sync.Mutex
 	ids  []string
-	some chan struct{} // signals that there is an id
-	full chan struct{} // signals that there is a batch
+	some chan struct{} // receives a value when there is an id
+	full chan struct{} // receives a value when there is a full batch
 
 	sending sync.Mutex
 }
 
-// NewAcker acknowledges entries of a stream for a group, and deletes them if del is set. It calls
-// confirmed with the ids that Redis has confirmed.
+// NewAcker returns an Acker for the entries of one stream and group. If del is set it also deletes
+// the entries. It calls confirmed with the ids that Redis has confirmed.
 func NewAcker(conn *redisx.Conn, stream, group string, del bool, confirmed func(ids []string)) *Acker {
 	return &Acker{
 		conn: conn, stream: stream, group: group, del: del, confirmed: confirmed,
@@ -42,7 +42,7 @@ func NewAcker(conn *redisx.Conn, stream, group string, del bool, confirmed func(
 	}
 }
 
-// Add takes ids to acknowledge; a later Flush sends them.
+// Add adds ids; the next Flush sends them.
 func (a *Acker) Add(ids ...string) {
 	if len(ids) == 0 {
 		return
@@ -57,7 +57,7 @@ func (a *Acker) Add(ids ...string) {
 	}
 }
 
-// AwaitBatch waits until a batch is full, or shortly after its first id. It returns false when ctx
+// AwaitBatch waits until a batch is full, or until 3 ms after its first id. It returns false if ctx
 // has ended.
 func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	if len(a.first()) == 0 {
@@ -77,7 +77,7 @@ func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// Flush sends everything that was added before. Sending an id again changes nothing.
+// Flush sends all ids that were added before. To send an id again changes nothing.
 func (a *Acker) Flush(ctx context.Context) error {
 	a.sending.Lock()
 	defer a.sending.Unlock()
@@ -102,8 +102,8 @@ func (a *Acker) first() []string {
 	return slices.Clone(a.ids[:min(len(a.ids), ackBatch)])
 }
 
-// send acknowledges and deletes in one transaction, since an entry that is only acknowledged would
-// stay for ever.
+// send acknowledges and deletes the entries in one transaction. An entry that was acknowledged but
+// not deleted would stay in the stream forever.
 func (a *Acker) send(ctx context.Context, ids []string) error {
 	_, err := a.conn.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
 		tx.XAck(ctx, a.stream, a.group, ids...)
@@ -118,7 +118,7 @@ func (a *Acker) send(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// signal wakes the one who waits on c, or who will.
+// signal wakes the goroutine that waits on c, or the next one that will wait.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever shape a reply has, it is refused or read as it is.
+// A reply of any shape is either refused with an error or decoded exactly.
 func FuzzDecodeBatches(f *testing.F) {
 	f.Add([]byte("[[s[[1-1[ab]][2-0[]]]]]"))
 	f.Add([]byte("[[s[[1-1n]n]]]"))
@@ -28,8 +28,8 @@ func FuzzDecodeBatches(f *testing.F) {
 	})
 }
 
-// build makes a reply: [ and ] are an array, n is nothing, 1 a number, and all else a text
-// of one letter.
+// build returns a reply from a text: [ and ] enclose an array, n is nil, 1 a number, anything else
+// a text of one letter.
 func build(shape []byte, depth int) (any, []byte) {
 	if len(shape) == 0 || depth > 8 {
 		return nil, nil

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// renewScript sets the idle time of entries that are still the consumer's. A bare XCLAIM would
-// steal back those that another one has taken over meanwhile.
+// renewScript sets the idle time of entries that the consumer still owns. XCLAIM alone would steal
+// back entries that another consumer has claimed meanwhile.
 //
 //	KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200).
 //	Reply: the ids that another consumer holds.
@@ -32,8 +32,9 @@ end
 return lost
 `)
 
-// forgetScript deletes consumers that hold nothing and were idle for long. Deleting one that holds
-// entries would hide them from everyone, so both are looked at in the same step.
+// forgetScript deletes consumers that have no pending entries and were idle for long. To delete a
+// consumer with pending entries would make these entries unreachable, so the script checks and
+// deletes in one step.
 //
 //	KEYS: stream. ARGV: group, idle ms. Reply: how many were deleted.
 var forgetScript = call.NewScript("forget-dead-consumers", `
@@ -51,8 +52,8 @@ return #dead
 
 const renewBatch = 200
 
-// Renew sets how long own entries have been idle, and returns the ids of those that another
-// consumer holds.
+// Renew sets the idle time of this consumer's entries. It returns the ids that another
+// consumer owns now.
 func (r *Reader) Renew(
 	ctx context.Context, stream string, ids []string, idle time.Duration,
 ) (lost []string, err error) {
@@ -64,7 +65,7 @@ func (r *Reader) Renew(
 		}
 		reply, err := renewScript.Run(ctx, r.conn.Cmd, []string{stream}, args)
 		if call.IsNoGroup(err) {
-			return nil, nil // reading recreates it
+			return nil, nil // the next read creates the group again
 		}
 		if err != nil {
 			return lost, fmt.Errorf("renew entries of stream %s: %w", stream, err)
@@ -79,8 +80,8 @@ func (r *Reader) Renew(
 	return lost, nil
 }
 
-// ForgetDead removes the group's consumers that hold nothing and were idle for longer than age. It
-// returns how many.
+// ForgetDead deletes the group's consumers that have no pending entries and were idle for longer
+// than age. It returns their number.
 func (r *Reader) ForgetDead(ctx context.Context, stream string, age time.Duration) (int64, error) {
 	reply, err := forgetScript.Run(ctx, r.conn.Cmd, []string{stream}, []any{r.group, age.Milliseconds()})
 	if err != nil && !call.IsNoGroup(err) {

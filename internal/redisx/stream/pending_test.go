@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Renewing tells what another consumer has taken over, and does not take it back.
+// Renew reports entries that another consumer has claimed, and does not claim them back.
 func TestRenewDoesNotSteal(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -65,7 +65,7 @@ func TestForgetDeadConsumers(t *testing.T) {
 		_, err := NewReader(c, "g", "holder").Read(ctx, []string{"s"}, 1, 0)
 		require.NoError(t, err)
 		require.NoError(t, c.Cmd.XGroupCreateConsumer(ctx, "s", "g", "idler").Err())
-		// Its idle time begins, at miniredis, with its first command.
+		// In miniredis a consumer's idle time begins with its first command.
 		require.NoError(t, c.Cmd.XClaimJustID(ctx, &redis.XClaimArgs{Stream: "s", Group: "g", Consumer: "idler", Messages: []string{"1-1"}}).Err())
 		consumers := func() (names []string) {
 			for _, consumer := range c.Cmd.XInfoConsumers(ctx, "s", "g").Val() {

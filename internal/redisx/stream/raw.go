@@ -10,12 +10,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rawReply takes a reply as Redis has written it.
+// rawReply receives the bytes of a reply.
 type rawReply struct{ b []byte }
 
 var rawReplies = sync.Pool{New: func() any { return new(rawReply) }}
 
-// maxRawReply is how large a buffer is kept for the next reply.
+// maxRawReply is the largest buffer, in bytes, that is kept for the next reply.
 const maxRawReply = 256 << 10
 
 func (w *rawReply) release() {
@@ -30,7 +30,7 @@ func (w *rawReply) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom is how [io.CopyN] hands on a value, whose length is known.
+// ReadFrom is called by [io.CopyN] with a value of known length.
 func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 	limited, ok := r.(*io.LimitedReader)
 	if !ok {
@@ -45,8 +45,8 @@ func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 	return int64(read), err
 }
 
-// decodeRaw reads the reply of XREADGROUP in RESP2. Each entry is one string, of which its id and
-// fields are parts: so what is kept of one keeps none of the others in memory.
+// decodeRaw decodes the RESP2 reply of XREADGROUP. Each entry is one string; its id and fields are
+// substrings of it. So a kept part of one entry keeps no other entry in memory.
 func decodeRaw(reply []byte) ([]Batch, error) {
 	r := resp{rest: reply}
 	streams := r.head('*')
@@ -59,7 +59,7 @@ func decodeRaw(reply []byte) ([]Batch, error) {
 		r.expect(2)
 		b := Batch{Stream: string(r.bulk())}
 		n := r.head('*')
-		if n > 0 && n <= len(r.rest) { // a number that can't be true would ask for all memory
+		if n > 0 && n <= len(r.rest) { // a wrong number must not allocate unlimited memory
 			b.Entries = make([]Entry, 0, n)
 			fields = make([]string, 0, 2*n)
 		}
@@ -76,7 +76,7 @@ func decodeRaw(reply []byte) ([]Batch, error) {
 	return batches, nil
 }
 
-// entry reads an entry, whose fields it puts behind the given ones.
+// entry decodes an entry and appends its names and values to fields.
 func (r *resp) entry(fields []string) (Entry, []string) {
 	r.expect(2)
 	id := r.bulk()
@@ -102,14 +102,15 @@ func (r *resp) entry(fields []string) (Entry, []string) {
 	return Entry{ID: whole.String()[:len(id)], Fields: fields[first:len(fields):len(fields)]}, fields
 }
 
-// resp takes values off the front of a reply; bad says that something else was there.
+// resp decodes values from the beginning of a reply. bad is set if the reply has another form than
+// expected.
 type resp struct {
 	rest  []byte
 	bad   bool
-	parts [][]byte // of the entry that is read
+	parts [][]byte // parts of the entry that is being decoded
 }
 
-// head reads the number of a value of this kind, -1 for one that is nil.
+// head decodes the number behind a type byte: an array's or string's length, -1 for nil.
 func (r *resp) head(kind byte) int {
 	end := bytes.IndexByte(r.rest, '\n')
 	if r.bad || end < 3 || r.rest[0] != kind || r.rest[end-1] != '\r' {
@@ -131,14 +132,14 @@ func (r *resp) head(kind byte) int {
 	return n
 }
 
-// expect reads the head of an array of n values.
+// expect decodes the head of an array that must have n values.
 func (r *resp) expect(n int) {
 	if r.head('*') != n {
 		r.bad = true
 	}
 }
 
-// bulk reads a string.
+// bulk decodes a string.
 func (r *resp) bulk() []byte {
 	n := r.head('$')
 	if r.bad || n < 0 || n > len(r.rest)-2 || r.rest[n] != '\r' || r.rest[n+1] != '\n' {

@@ -1,5 +1,5 @@
-// Package stream reads streams in batches as a consumer of a group, and acknowledges in batches. It
-// hides the creation of groups, also of those that were lost.
+// Package stream reads Redis streams in batches as a consumer of a group, and acknowledges in
+// batches. It hides the creation of consumer groups, also of groups that were lost.
 package stream
 
 import (
@@ -18,10 +18,10 @@ import (
 // Entry is one entry of a stream.
 type Entry struct {
 	ID     string
-	Fields []string // names and values in turn, in the order they were written
+	Fields []string // name, value, name, value, … in the order in which they were written
 }
 
-// Get returns the value of the first field of that name, "" when there is none.
+// Get returns the value of the first field with this name, or "".
 func (e Entry) Get(field string) string {
 	for i := 0; i+1 < len(e.Fields); i += 2 {
 		if e.Fields[i] == field {
@@ -31,7 +31,7 @@ func (e Entry) Get(field string) string {
 	return ""
 }
 
-// Size is what an entry weighs in memory, in bytes, roughly.
+// Size returns roughly how many bytes of memory an entry uses.
 func (e Entry) Size() int {
 	n := len(e.ID) + 16*len(e.Fields)
 	for _, f := range e.Fields {
@@ -40,27 +40,27 @@ func (e Entry) Size() int {
 	return n
 }
 
-// Batch is what one read found in one stream.
+// Batch holds the entries that one read returned from one stream.
 type Batch struct {
 	Stream  string
 	Entries []Entry
 }
 
-// Reader reads streams in batches as one consumer of a group, and creates the group where it is
-// missing. It is safe for concurrent use.
+// Reader reads streams in batches as one consumer of a group, and creates a missing group. It is
+// safe for concurrent use.
 type Reader struct {
 	conn            *redisx.Conn
 	group, consumer string
 }
 
-// NewReader names the group and the consumer, which must be unique to the process: entries are
-// delivered to it.
+// NewReader returns a Reader for a group and a consumer. The consumer's name must be unique: Redis
+// delivers entries to a consumer by its name.
 func NewReader(conn *redisx.Conn, group, consumer string) *Reader {
 	return &Reader{conn: conn, group: group, consumer: consumer}
 }
 
-// EnsureGroup creates the stream and its group, which begins at the first entry. One that exists
-// stays as it is.
+// EnsureGroup creates the stream and its group, which starts at the first entry. An existing group
+// is not changed.
 func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 	err := r.conn.Cmd.XGroupCreateMkStream(ctx, stream, r.group, "0").Err()
 	if err != nil && !call.IsBusyGroup(err) {
@@ -69,22 +69,23 @@ func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 	return nil
 }
 
-// Read delivers up to count new entries of each stream to this consumer, nil when there are none.
-// The streams must share a hash tag. It waits up to block, at most MaxBlock, for the first one; 0
-// does not wait. An ended ctx does not interrupt the wait. After an error that IsAmbiguous, entries
-// may be delivered without having arrived: only a claim of idle entries finds them.
+// Read returns up to count new entries of each stream, or nil if there are none. The streams must
+// have the same hash tag. Read waits for the first entry up to block (at most redisx.MaxBlock);
+// with 0 it does not wait. The end of ctx does not interrupt the wait. After an error for which
+// call.IsAmbiguous is true, Redis may have delivered entries whose reply was lost: only a claim of
+// idle entries finds them.
 func (r *Reader) Read(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.decoded)
 }
 
-// ReadSmall is Read for entries of a few KiB: it costs a fraction, and holds a reply twice for
-// a moment. The Fields of what it returns share memory: their strings may be kept, the entries
-// are not to be.
+// ReadSmall does the same as Read for entries of a few KiB, with a fraction of the CPU time. For a
+// moment it has the reply in memory twice. The Fields slices of the returned entries share memory:
+// the caller may keep the strings, but not the entries.
 func (r *Reader) ReadSmall(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.raw)
 }
 
-// send is how a command is sent and its reply decoded.
+// send sends a command and decodes its reply; Read and ReadSmall differ only in it.
 type send func(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error)
 
 func (r *Reader) readOrCreate(
@@ -111,7 +112,7 @@ func (r *Reader) read(
 	if block > 0 {
 		client = r.conn.Block
 		ms := min(block, redisx.MaxBlock).Milliseconds()
-		args = append(args, "block", max(ms, 1)) // 0 would wait forever
+		args = append(args, "block", max(ms, 1)) // BLOCK 0 would wait forever
 	}
 	args = append(args, "streams")
 	firstKey := len(args)
@@ -140,8 +141,9 @@ func (*Reader) decoded(ctx context.Context, client redis.UniversalClient, firstK
 	return decodeBatches(reply)
 }
 
-// raw takes the reply as Redis has written it. An error among that delivered nothing, so the client
-// is asked in its usual way for it, which knows what it means to a connection and to a cluster.
+// raw receives the bytes of the reply and decodes them. If the reply is an error, Redis has
+// delivered nothing; then raw sends the command again in go-redis's usual way, which handles errors
+// of connections and redirects of a Cluster.
 func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error) {
 	reply := rawReplies.Get().(*rawReply)
 	defer reply.release()
@@ -157,9 +159,9 @@ func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey
 	return decodeRaw(reply.b)
 }
 
-// Claim takes over up to count entries that nobody has touched for minIdle, from the id start on.
-// It returns where to go on, "0-0" at the end, and the ids of pending entries that are no longer
-// in the stream.
+// Claim claims up to count entries that were idle for at least minIdle, beginning at the id start.
+// It returns the entries, the id at which the next call continues ("0-0" at the end), and the ids
+// of pending entries that no longer exist in the stream.
 func (r *Reader) Claim(
 	ctx context.Context, stream string, minIdle time.Duration, start string, count int,
 ) (entries []Entry, next string, deleted int, err error) {
@@ -185,8 +187,8 @@ func (r *Reader) Claim(
 	return entries, next, deleted, nil
 }
 
-// do sends a command whose reply is decoded here, since go-redis's maps would lose the order of
-// fields and those that occur twice. It costs the same.
+// do sends a command and returns the undecoded reply. go-redis decodes entries into maps, which
+// lose the order of fields and repeated names. The cost is the same.
 func do(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) (any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(int8(firstKey))
@@ -225,7 +227,7 @@ func decodeEntries(reply any) ([]Entry, error) {
 	entries := make([]Entry, 0, len(list))
 	for _, item := range list {
 		if item == nil {
-			continue // Redis 6 claims deleted entries so
+			continue // Redis 6 returns deleted entries as nil
 		}
 		pair, ok := item.([]any)
 		if !ok || len(pair) != 2 {
@@ -236,7 +238,8 @@ func decodeEntries(reply any) ([]Entry, error) {
 		if !ok || !okValues {
 			return nil, errMalformed
 		}
-		fields := make([]string, len(values)) // of its own, so that an entry keeps no other one in memory
+		// a slice for each entry, so that a kept entry keeps no other one in memory
+		fields := make([]string, len(values))
 		for i, v := range values {
 			if fields[i], ok = v.(string); !ok {
 				return nil, errMalformed

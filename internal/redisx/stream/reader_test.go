@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// reads are the two ways to read, which differ in nothing that is seen.
+// reads holds Read and ReadSmall: every test runs with both, and both must return the same.
 var reads = map[string]func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error){
 	"any": (*Reader).Read, "small": (*Reader).ReadSmall,
 }
@@ -37,11 +37,11 @@ func testReader(t *testing.T, read func(*Reader, context.Context, []string, int,
 		batches, err := read(r, ctx, both, 10, 0) // creates both groups
 		require.NoError(t, err)
 		require.Nil(t, batches)
-		batches, err = read(r, ctx, both, 10, time.Microsecond) // must not turn into "wait for ever"
+		batches, err = read(r, ctx, both, 10, time.Microsecond) // must not become BLOCK 0, which waits forever
 		require.NoError(t, err)
 		require.Nil(t, batches)
 
-		// Fields keep their order, may occur twice, and hold any bytes.
+		// Fields keep their order, names may be repeated, and values may be any bytes.
 		fields := []string{"z", "1", "a", "\x00\xff\r\n$5", "z", "2", "", ""}
 		id := add(t, c, first, fields...)
 		other := add(t, c, second, "k", "v")
@@ -81,7 +81,7 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 		require.NoError(t, r.EnsureGroup(ctx, "s"))
 
 		require.NoError(t, c.Cmd.FlushAll(ctx).Err())
-		id := add(t, c, "s", "k", "v") // before anyone has noticed
+		id := add(t, c, "s", "k", "v") // before any read has seen that the group is gone
 		batches, err := read(r, ctx, []string{"s"}, 10, 0)
 		require.NoError(t, err)
 		require.Equal(t, []Batch{{Stream: "s", Entries: []Entry{{ID: id, Fields: []string{"k", "v"}}}}}, batches)
@@ -93,7 +93,7 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 	})
 }
 
-// A read that blocks while its stream is deleted is told so in words of its own.
+// Redis answers a blocking read with another error code when its stream is deleted meanwhile.
 func TestVanishedStreamIsNoGroup(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -110,7 +110,7 @@ func TestVanishedStreamIsNoGroup(t *testing.T) {
 	require.True(t, call.IsNoGroup(<-replies))
 }
 
-// One read of a cluster serves streams that share a tag, wherever it lies.
+// One read serves several streams with the same hash tag, on whichever cluster node they are.
 func TestReaderOfACluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -149,7 +149,7 @@ func TestReaderClaims(t *testing.T) {
 			add(t, c, "s", "k", "v")
 		}
 		batches, err := dead.Read(ctx, []string{"s"}, 10, 0)
-		if batches == nil { // the group began at the first read
+		if batches == nil { // the first read has created the group
 			batches, err = dead.Read(ctx, []string{"s"}, 10, 0)
 		}
 		require.NoError(t, err)
@@ -172,8 +172,8 @@ func TestReaderClaims(t *testing.T) {
 	})
 }
 
-// Entries that were deleted while pending are an incident, which the server tells once.
-// (miniredis does not.)
+// Redis reports pending entries that were deleted from the stream once, when they are claimed
+// (miniredis does not report them). Each of them is an incident: its job may be lost.
 func TestReaderClaimCountsDeleted(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -226,8 +226,8 @@ func TestDecodeRawRefusesMalformedReplies(t *testing.T) {
 	require.ErrorIs(t, err, redis.Nil)
 }
 
-// BenchmarkDecode compares our decoding with go-redis's typed one on a batch of 200 entries
-// of 350 bytes.
+// BenchmarkDecode compares our decoder with go-redis's typed one: a batch of 200 entries of 350
+// bytes.
 func BenchmarkDecode(b *testing.B) {
 	ctx := context.Background()
 	c := connect(b, redistest.Server(b).URL())

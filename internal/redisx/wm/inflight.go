@@ -7,30 +7,31 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// delivery is an entry that is this consumer's until it is acknowledged.
+// delivery is an entry that this consumer owns until it is acknowledged.
 type delivery struct {
 	entry   stream.Entry
-	working bool // handed to a handler; otherwise it waits to be
-	lost    bool // another consumer has taken it over
+	working bool // a handler has it; false: it waits for redelivery
+	lost    bool // another consumer has claimed it
 }
 
-// A handler takes several times its message's bytes, and a few KiB for itself: of what is in flight
-// only a part may be in work. What waits to be handed out again holds up nothing before all bytes
-// are used, since what it waits for may be behind it.
+// Bounds of the messages that handlers have at the same time. A handler needs several times the
+// bytes of its message, and a few KiB for itself, so handlers may have only a part of all bytes in
+// flight. Messages that wait for redelivery count only towards the whole: a message behind them may
+// be the one for which they wait.
 const (
-	workPart = 4       // of all bytes, one in so many
-	workCost = 8 << 10 // bytes, beside the message's
+	workPart = 4       // handlers may have 1/workPart of MaxBytes
+	workCost = 8 << 10 // bytes that a handler needs beside its message
 )
 
-// inFlight holds the deliveries of one subscription, within a bound of entries and bytes.
+// inFlight holds the deliveries of one subscription and bounds their number and bytes.
 type inFlight struct {
 	maxEntries, maxBytes int
 
 	mu      sync.Mutex
 	byID    map[string]*delivery
 	bytes   int
-	working int           // bytes that handlers take
-	freed   chan struct{} // signals that there may be room
+	working int           // bytes of the deliveries that handlers have
+	freed   chan struct{} // receives a value when there may be space
 }
 
 func newInFlight(maxEntries, maxBytes int) *inFlight {
@@ -42,8 +43,8 @@ func newInFlight(maxEntries, maxBytes int) *inFlight {
 	}
 }
 
-// add returns nil for an entry that is here already: it was only delivered to this
-// consumer once more.
+// add adds an entry. It returns nil if the entry is in flight already: Redis has only delivered it
+// to this consumer again.
 func (f *inFlight) add(e stream.Entry) *delivery {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,8 +71,8 @@ func (f *inFlight) remove(ids []string) {
 	signal(f.freed)
 }
 
-// awaitRoom returns how many more entries of a size may come, or 0 when ctx ended first. One may
-// always come while there is any room.
+// awaitRoom waits until there is space and returns how many more entries of the given size fit; at
+// least one fits while there is any space. It returns 0 if ctx ends first.
 func (f *inFlight) awaitRoom(ctx context.Context, size int) int {
 	for {
 		f.mu.Lock()
@@ -98,7 +99,7 @@ func (f *inFlight) setWorking(d *delivery, working bool) {
 	}
 }
 
-// work is to be called with the lock.
+// work records whether a handler has the delivery. The caller holds the lock.
 func (f *inFlight) work(d *delivery, working bool) {
 	switch cost := d.entry.Size() + workCost; {
 	case working && !d.working:
@@ -109,8 +110,8 @@ func (f *inFlight) work(d *delivery, working bool) {
 	d.working = working
 }
 
-// setLost marks what another consumer has taken over, and returns how many of it were not
-// marked before.
+// setLost marks deliveries that another consumer has claimed. It returns how many were not marked
+// before.
 func (f *inFlight) setLost(ids []string) (fresh int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,7 +124,7 @@ func (f *inFlight) setLost(ids []string) (fresh int) {
 	return fresh
 }
 
-// dropLost forgets a delivery that another consumer has taken over, and says whether it was one.
+// dropLost removes a delivery if another consumer has claimed it, and reports whether it did.
 func (f *inFlight) dropLost(d *delivery) bool {
 	f.mu.Lock()
 	lost := d.lost
@@ -134,7 +135,7 @@ func (f *inFlight) dropLost(d *delivery) bool {
 	return lost
 }
 
-// held returns all ids, waiting those of them that no handler has.
+// held returns the ids of all deliveries, and as waiting those that no handler has.
 func (f *inFlight) held() (all, waiting []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,7 +149,7 @@ func (f *inFlight) held() (all, waiting []string) {
 	return all, waiting
 }
 
-// signal wakes the one who waits on c, or who will.
+// signal wakes the goroutine that waits on c, or the next one that will wait.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

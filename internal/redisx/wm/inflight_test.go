@@ -17,7 +17,7 @@ func TestInFlightRoom(t *testing.T) {
 	over, end := context.WithCancel(context.Background())
 	end()
 	const size = 8 << 10
-	f := newInFlight(100, 16*size) // a quarter of it is two in work: each counts twice
+	f := newInFlight(100, 16*size) // handlers may have a quarter: two messages, each counts double
 	room := func() int { return f.awaitRoom(over, size) }
 	add := func(id string) *delivery {
 		d := f.add(stream.Entry{ID: id, Fields: []string{"data", strings.Repeat("x", size)}})
@@ -30,8 +30,8 @@ func TestInFlightRoom(t *testing.T) {
 	f.remove([]string{"1"})
 	require.Equal(t, 1, room())
 
-	// What waits takes part in all bytes only.
-	f.setWorking(first, false) // is gone: changes nothing
+	// Waiting messages count only towards all bytes.
+	f.setWorking(first, false) // was removed: changes nothing
 	f.setWorking(second, false)
 	f.setWorking(second, false)
 	require.Equal(t, 2, room())
@@ -44,11 +44,12 @@ func TestInFlightRoom(t *testing.T) {
 	f.remove(all)
 	require.Equal(t, 2, room())
 
-	// One comes however large it is.
+	// One message fits, however large it is.
 	require.Equal(t, 1, f.awaitRoom(over, 100*size))
 }
 
-// What waits to be handed out again is in the way of nothing behind it, before all bytes are used.
+// Messages that wait for redelivery do not block the messages behind them, until all
+// bytes are used.
 func TestBytesInWorkAreBounded(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -68,7 +69,7 @@ func TestBytesInWorkAreBounded(t *testing.T) {
 	})
 }
 
-// A message that waits to be handed out again is left to another consumer that has taken it over.
+// A message that waits for redelivery is dropped when another consumer has claimed it.
 func TestInFlightForgetsLost(t *testing.T) {
 	t.Parallel()
 	f := newInFlight(100, 1<<20)

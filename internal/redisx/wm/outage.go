@@ -8,7 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// outage logs the first failure of any of several loops, and that all of them work again.
+// outage logs an outage of Redis once for several loops: when the first of them fails, and when all
+// of them work again.
 type outage struct {
 	log *slog.Logger
 

@@ -24,7 +24,7 @@ func TestSubscriberSurvivesFlush(t *testing.T) {
 		publish(t, c, stream, 0, 1)
 		held := receive(t, out)
 		require.NoError(t, c.Cmd.FlushAll(context.Background()).Err())
-		require.Eventually(t, func() bool { // or the new entry has the old one's id
+		require.Eventually(t, func() bool { // otherwise the new entry may get the old one's id
 			return held.Metadata[MetadataEntryID] < fmt.Sprint(time.Now().UnixMilli())
 		}, patience, time.Millisecond)
 		publish(t, c, stream, 1, 2)
@@ -36,7 +36,8 @@ func TestSubscriberSurvivesFlush(t *testing.T) {
 	})
 }
 
-// A group that is created anew delivers what is in work here once more; it is not handed out twice.
+// A recreated group delivers entries again that handlers of this process have; they are not handled
+// twice.
 func TestSubscriberSurvivesLostGroup(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -70,7 +71,7 @@ func TestSubscriberSurvivesRestart(t *testing.T) {
 			close(half)
 		}
 		if msg.UUID >= "m2" && msg.UUID < "m3" {
-			<-resume // in work during the outage
+			<-resume // the handler works during the outage
 		}
 		return nil
 	})

@@ -1,6 +1,6 @@
-// Package wm is watermill's Publisher and Subscriber over our connection and our batch reader. It
-// hides how a message lies in an entry, the batching of acknowledgements, and the redelivery of
-// nacked and abandoned messages.
+// Package wm implements watermill's Publisher and Subscriber with our connection and batch reader.
+// It hides the form of a message in a stream entry, the batching of acknowledgements, and the
+// redelivery of nacked and abandoned messages.
 package wm
 
 import (
@@ -16,13 +16,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// NewPublisher is watermill's Publisher to streams, as flat entries that redis-cli can write and
-// read: the message's UUID is the field id, its payload is data, and its metadata gives type, which
-// must be there, and traceparent; other metadata is left out. maxLen bounds streams, by name, to
-// about that many entries; a stream that carries jobs must not be bounded. The messages of one call
-// are published in their order, all or none. Publishing is not retried: after an error that
-// IsAmbiguous the same messages may be published again, since consumers know them by their ids.
-// Close leaves conn open.
+// NewPublisher returns a watermill Publisher that writes flat stream entries, which redis-cli can
+// read and write: the message's UUID is the field id, its payload the field data, and its metadata
+// type (required) and traceparent are fields too; other metadata is left out. maxLen bounds
+// streams, by name, to about this many entries; a stream that carries jobs must not be bounded. The
+// messages of one call are published in order, all or none. Publishing is not retried: after an
+// error for which call.IsAmbiguous is true the caller may publish the same messages again, because
+// consumers recognize them by their ids. Close leaves conn open.
 func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher, error) {
 	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
 	var err error
@@ -32,8 +32,8 @@ func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher
 	return p, nil
 }
 
-// publisher sends in one round trip what is published together: watermill's own waits for
-// each message.
+// publisher sends the messages of one call in one round trip. watermill's own publisher waits for
+// the reply to each message.
 type publisher struct {
 	conn   *redisx.Conn
 	cfg    redisstream.PublisherConfig
@@ -50,7 +50,7 @@ func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
 	case len(msgs) == 1:
 		return p.single.Publish(topic, msgs[0])
 	}
-	// A transaction, since nothing may get ahead of a message that is refused.
+	// A transaction, because no message may be published if an earlier one of the call is refused.
 	tx := p.conn.Cmd.TxPipeline()
 	together, err := p.over(queue{p.conn.Cmd, tx})
 	if err != nil {
@@ -60,7 +60,8 @@ func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
 		return err
 	}
 	cmds, err := tx.Exec(msgs[0].Context())
-	for i, cmd := range cmds { // the reason is with its message; the transaction only says that there is one
+	// the message's own command has the reason; the transaction's error only says that there is one
+	for i, cmd := range cmds {
 		if cmd.Err() != nil {
 			return fmt.Errorf("publish message %s to stream %s: %w", msgs[i].UUID, topic, cmd.Err())
 		}
@@ -73,7 +74,7 @@ func (p *publisher) Close() error {
 	return nil
 }
 
-// over is watermill's Publisher with a client of ours.
+// over returns watermill's Publisher that uses the given client.
 func (p *publisher) over(client redis.UniversalClient) (message.Publisher, error) {
 	cfg := p.cfg
 	cfg.Client = client
@@ -84,7 +85,7 @@ func (p *publisher) over(client redis.UniversalClient) (message.Publisher, error
 	return w, nil
 }
 
-// queue is a client whose new entries wait for the pipeline's end.
+// queue is a client that adds XADD commands to a pipeline instead of sending them.
 type queue struct {
 	redis.UniversalClient
 	pipe redis.Pipeliner

@@ -36,7 +36,7 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 		}
 		require.Less(t, c.Cmd.XLen(ctx, "bounded").Val(), int64(500))
 
-		// What is published is what a subscriber hands out.
+		// A subscriber receives exactly the message that was published.
 		msg := receive(t, subscribe(t, subscriber(t, c, SubscriberConfig{}), "s"))
 		require.Equal(t, whole.UUID, msg.UUID)
 		require.Equal(t, whole.Payload, msg.Payload)
@@ -49,7 +49,7 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 	})
 }
 
-// What is published together goes together, in its order, however much it is.
+// The messages of one call are published together and in order, however many they are.
 func TestPublisherSendsTogether(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -71,7 +71,7 @@ func TestPublisherSendsTogether(t *testing.T) {
 			require.Equal(t, msgs[i].UUID, e.Values["id"])
 		}
 
-		// One that is no message keeps the others back.
+		// An invalid message keeps the others of its call from being published.
 		err = p.Publish("t", running("fine"), message.NewMessage("typeless", nil))
 		require.ErrorContains(t, err, "typeless")
 		require.ErrorContains(t, err, "metadata type is missing")

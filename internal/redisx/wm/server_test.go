@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	patience = 30 * time.Second // for what must happen; a healthy run needs a fraction
+	patience = 30 * time.Second // limit for events that must happen; a healthy run needs a fraction of it
 	glance   = 10 * time.Millisecond
 )
 
@@ -33,7 +33,7 @@ func connect(t testing.TB, url string) *redisx.Conn {
 
 var names atomic.Int64
 
-// unique makes a name that no other test has.
+// unique returns a name that no other test uses.
 func unique(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) }
 
 func add(t testing.TB, c *redisx.Conn, stream string, fields ...string) string {
@@ -43,8 +43,8 @@ func add(t testing.TB, c *redisx.Conn, stream string, fields ...string) string {
 	return id
 }
 
-// calls counts the commands that a client sends and that begin so. Where has is not nil, they must
-// have this argument.
+// calls is a hook that counts the client's commands with a given name; if has is not nil, only
+// commands that have this argument.
 type calls struct {
 	begin []any
 	has   any

@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// Fields of a message's entry. Type and traceparent are also the names of the message's metadata.
+// Field names of a message's entry. type and traceparent are also the names of the message's
+// metadata.
 const (
 	FieldType        = "type"
 	FieldTraceParent = "traceparent"
@@ -24,20 +25,22 @@ const (
 	fieldID          = "id"
 )
 
-// MetadataEntryID is the metadata under which a subscribed message carries its entry's id.
+// MetadataEntryID is the name of the metadata with the id of the message's stream entry.
 const MetadataEntryID = "entry_id"
 
-// SubscriberConfig says as whom to read, and how much. Zero values take the defaults.
+// SubscriberConfig names the consumer and sets the bounds of a Subscriber. Zero values mean the
+// defaults, which the comments give after the semicolon.
 type SubscriberConfig struct {
 	Group    string
-	Consumer string // unique to the process
+	Consumer string // unique for each process
 
-	MaxInFlight int // messages handed out and not yet acknowledged; 1000
-	// of them together, as far as sizes can be foreseen, a quarter of it in work at once; 64 MiB
+	MaxInFlight int // messages that are not yet acknowledged; 1000
+	// bytes of these messages, as far as sizes are known in advance; handlers have at most a
+	// quarter of them at once; 64 MiB
 	MaxBytes int
-	Block    time.Duration // longest wait of one read; MaxBlock
-	MinIdle  time.Duration // an entry nobody touched for so long is taken over; renewed at a third of it; 30s
-	// a nacked message is handed out again after this, then after up to 32 times as long; 250ms
+	Block    time.Duration // longest wait of one read; redisx.MaxBlock
+	MinIdle  time.Duration // an entry that was idle for this time is claimed; the owner renews after a third of it; 30s
+	// time until a nacked message is delivered again; doubles up to 32 times this; 250ms
 	RedeliverAfter time.Duration
 	CloseTimeout   time.Duration // how long Close waits for handlers; 30s
 	DeleteOnAck    bool          // entries leave the stream when they are acknowledged
@@ -63,10 +66,10 @@ func orDefault[T int | time.Duration](value, def T) T {
 	return def
 }
 
-// Subscriber is watermill's Subscriber over the batch reader. It hands out many messages at
-// once, whatever they hold; it acknowledges in batches; it hands a nacked message out again
-// later, for ever; it takes over what dead consumers left and outlives a Redis that is away.
-// Delivery is at least once.
+// Subscriber is a watermill Subscriber that reads in batches. It delivers many messages
+// concurrently, whatever their content, and acknowledges in batches. It delivers a nacked message
+// again later, without limit. It claims the messages of dead consumers, and continues after an
+// outage of Redis. Delivery is at least once.
 type Subscriber struct {
 	conn   *redisx.Conn
 	reader *stream.Reader
@@ -79,8 +82,8 @@ type Subscriber struct {
 
 var _ message.Subscriber = (*Subscriber)(nil)
 
-// NewSubscriber returns an error when the group or the consumer has no name. The Subscriber does
-// not close conn.
+// NewSubscriber returns an error if the group or the consumer has no name. The Subscriber does not
+// close conn.
 func NewSubscriber(conn *redisx.Conn, cfg SubscriberConfig) (*Subscriber, error) {
 	if cfg.Group == "" || cfg.Consumer == "" {
 		return nil, errors.New("create subscriber: group and consumer need names")
@@ -94,10 +97,9 @@ func NewSubscriber(conn *redisx.Conn, cfg SubscriberConfig) (*Subscriber, error)
 	}, nil
 }
 
-// Subscribe hands out the stream's messages until ctx ends or the Subscriber is closed, then
-// closes the channel. A stream can be subscribed to once at a time. A message's context outlives
-// ctx until its handler is done or CloseTimeout has passed, so that shutting down does not
-// interrupt handlers.
+// Subscribe returns a channel with the stream's messages. The channel is closed when ctx ends or
+// the Subscriber is closed. A stream can have one subscription at a time. A message's context ends
+// when its handler is done, or CloseTimeout after ctx: a shutdown does not interrupt handlers.
 func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *message.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +116,9 @@ func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *mess
 	return sub.out, nil
 }
 
-// Close stops reading, waits up to CloseTimeout for the handlers, acknowledges what they finished
-// and returns. What they did not is delivered again, here or elsewhere. Each call waits.
+// Close stops reading, waits up to CloseTimeout for the handlers, and acknowledges the messages
+// that they finished. The other messages are delivered again, to this process or another. Each call
+// waits for the end.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -134,14 +137,14 @@ func (s *Subscriber) Close() error {
 	return errors.Join(errs...)
 }
 
-// OldestPending returns the id of the oldest entry of the stream that some consumer of the group
-// holds; ok is false when there is none. A handler's own entry is pending while it works, so
-// nothing older is left exactly when its own id is returned.
+// OldestPending returns the id of the oldest pending entry of the stream's group, of any consumer;
+// ok is false if there is none. A handler's own entry is pending while the handler runs: if
+// OldestPending returns this id, no older entry is pending.
 func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID string, ok bool, err error) {
 	s.mu.Lock()
 	sub := s.subs[stream]
 	s.mu.Unlock()
-	if sub != nil { // what is acknowledged here must not seem pending
+	if sub != nil { // entries that this process has acknowledged must not seem pending
 		if err := sub.acks.Flush(ctx); err != nil {
 			return "", false, err
 		}
@@ -158,8 +161,8 @@ func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID 
 	return pending[0].ID, true, nil
 }
 
-// EntryOf returns the stream entry that a subscribed message was made from, as it was written. A
-// copy of a message keeps it only if it keeps the message's context.
+// EntryOf returns the stream entry of a received message, as it was written. A copy of the message
+// has it only if it has the message's context.
 func EntryOf(msg *message.Message) (stream.Entry, bool) {
 	entry, ok := msg.Context().Value(entryKey{}).(stream.Entry)
 	return entry, ok
@@ -167,15 +170,15 @@ func EntryOf(msg *message.Message) (stream.Entry, bool) {
 
 type entryKey struct{}
 
-// newMessage never fails: it hands on whatever an entry holds, since only the handler
-// can reject it.
+// newMessage builds a message from an entry. It never fails: only the handler can reject an invalid
+// message.
 func newMessage(ctx context.Context, e stream.Entry) *message.Message {
 	id := e.Get(fieldID)
 	if id == "" {
 		id = e.ID
 	}
 	data := e.Get(fieldData)
-	// #nosec G103: the entry's memory, which handlers only read
+	// #nosec G103: shares the entry's memory; handlers only read it
 	msg := message.NewMessage(id, unsafe.Slice(unsafe.StringData(data), len(data)))
 	msg.Metadata[MetadataEntryID] = e.ID
 	for _, field := range []string{FieldType, FieldTraceParent} {

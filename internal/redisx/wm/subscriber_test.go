@@ -118,7 +118,7 @@ func pending(t testing.TB, c *redisx.Conn, stream string) int64 {
 	return p.Count
 }
 
-// awaitEmpty waits until nothing is left of a stream, neither entries nor pending ones.
+// awaitEmpty waits until a stream has no entries and no pending entries.
 func awaitEmpty(t testing.TB, c *redisx.Conn, stream string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -200,7 +200,7 @@ func TestMessageCarriesItsEntry(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A nacked message waits, holds up nobody, is not lost, and comes back as the same entry.
+// A nacked message is delivered again as the same entry, and delays no other message meanwhile.
 func TestNackRedelivers(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -209,7 +209,7 @@ func TestNackRedelivers(t *testing.T) {
 		var got tally
 		stop := route(t, subscriber(t, c, SubscriberConfig{RedeliverAfter: 5 * time.Millisecond}), stream, func(msg *message.Message) error {
 			if times := got.add(msg.UUID); times < 4 && strings.HasSuffix(msg.UUID, "7") {
-				return context.Canceled // not yet; the router logs others
+				return context.Canceled // fails the first time; the router does not log this error
 			}
 			return nil
 		})
@@ -235,7 +235,7 @@ func TestInFlightIsBounded(t *testing.T) {
 		require.EqualValues(t, 10, pending(t, c, stream))
 		for i := range 15 {
 			held[i%10].Ack()
-			held[i%10] = receive(t, out) // there is room only because of the ack
+			held[i%10] = receive(t, out) // there is space only because the other message was acknowledged
 			require.LessOrEqual(t, pending(t, c, stream), int64(10))
 		}
 		for _, msg := range held {
@@ -245,7 +245,7 @@ func TestInFlightIsBounded(t *testing.T) {
 	})
 }
 
-// Handlers may finish while the subscription drains; past CloseTimeout their contexts end.
+// Handlers may finish after the subscription was closed; after CloseTimeout their contexts end.
 func TestMessageContextOutlivesSubscription(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -282,7 +282,7 @@ func TestSubscriberRefuses(t *testing.T) {
 		cancel()
 		for range out {
 		}
-		require.Eventually(t, func() bool { // once the old one is done
+		require.Eventually(t, func() bool { // succeeds when the old subscription has ended
 			_, err = s.Subscribe(context.Background(), "s")
 			return err == nil
 		}, patience, glance)
@@ -292,8 +292,8 @@ func TestSubscriberRefuses(t *testing.T) {
 	})
 }
 
-// BenchmarkSubscriber measures messages/s from a stream through a watermill router to a handler
-// that acks at once.
+// BenchmarkSubscriber measures messages per second from a stream through a watermill router to a
+// handler that acknowledges at once.
 func BenchmarkSubscriber(b *testing.B) {
 	c := connect(b, redistest.Server(b).URL())
 	const n = 50_000

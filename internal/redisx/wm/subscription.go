@@ -16,19 +16,19 @@ import (
 
 const (
 	readBatch   = 200      // entries of one read
-	readBytes   = 4 << 20  // what one read should bring, judged by the largest entries seen lately
-	firstSize   = 16 << 10 // bytes an entry is taken to have before one was seen
+	readBytes   = 4 << 20  // target size of one read in bytes, estimated from the largest recent entries
+	firstSize   = 16 << 10 // assumed size of an entry in bytes before the first one was read
 	lastFlush   = 3 * time.Second
 	minRetry    = 50 * time.Millisecond
 	maxRetry    = 2 * time.Second
-	deadAfter   = time.Hour // an idle consumer that holds nothing is forgotten
+	deadAfter   = time.Hour // a consumer without pending entries is deleted after this idle time
 	ackTogether = 5 * time.Millisecond
-	redeliverBy = 32 // times RedeliverAfter: the longest wait of a nacked message
+	redeliverBy = 32 // the longest wait of a nacked message is this times RedeliverAfter
 )
 
-// subscription is one stream being read. Its goroutines: run reads, claims and hands out; one keeps
-// the entries in flight from being claimed; one sends acknowledgements; one watches the messages of
-// a read, and one each that is not acknowledged soon.
+// subscription reads one stream. Its goroutines: run reads, claims and delivers; one renews the
+// entries in flight; one sends acknowledgements; for each read, one waits for the messages'
+// acknowledgements; and one for each message that is not acknowledged soon.
 type subscription struct {
 	cfg    SubscriberConfig
 	conn   *redisx.Conn
@@ -37,7 +37,7 @@ type subscription struct {
 	log    *slog.Logger
 
 	out      chan *message.Message
-	sending  sync.RWMutex // held for reading while a message is handed out, so that out can be closed
+	sending  sync.RWMutex // held for reading while a message is sent to out, so that out can be closed safely
 	flight   *inFlight
 	acks     *stream.Acker
 	watchers sync.WaitGroup
@@ -45,7 +45,7 @@ type subscription struct {
 
 	stop context.CancelFunc
 	done chan struct{}
-	err  error // of closing; to be read after done
+	err  error // the error of closing; valid after done is closed
 }
 
 func newSubscription(s *Subscriber, name string, stop context.CancelFunc) *subscription {
@@ -71,8 +71,8 @@ func (s *subscription) ended() bool {
 	}
 }
 
-// run reads until ctx ends, then drains: handlers get CloseTimeout, and what they finish is
-// acknowledged.
+// run reads until ctx ends. Then it waits up to CloseTimeout for the handlers, and acknowledges the
+// messages that they finished.
 func (s *subscription) run(ctx context.Context) {
 	defer close(s.done)
 	defer s.stop()
@@ -110,14 +110,14 @@ func (s *subscription) run(ctx context.Context) {
 			s.stream, n,
 		)
 	}
-	// What no handler has is made to look abandoned, so that another consumer takes it
-	// over at once.
+	// Messages that no handler has get the idle time of abandoned ones, so that another consumer
+	// claims them at once.
 	if _, err := s.reader.Renew(last, s.stream, waiting, s.cfg.MinIdle); err != nil {
 		s.log.Debug("entries were not handed back, they are taken over later", "error", err)
 	}
 }
 
-// readLoop claims, then reads, then hands out, one batch a time, while there is room.
+// readLoop claims or reads one batch at a time and delivers it, while there is space.
 func (s *subscription) readLoop(ctx, work context.Context) {
 	var (
 		retry  = redisx.Backoff{Min: minRetry, Max: maxRetry}
@@ -135,8 +135,8 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			// Idle time counts on while Redis is away: nothing may be taken over before its holder
-			// could renew it.
+			// The idle time of entries grows while Redis is away. Nothing may be claimed before its
+			// owner had time to renew it.
 			claims = claimCycle{next: "0-0", due: time.Now().Add(s.cfg.MinIdle)}
 			s.outage.failed("read", err)
 			_ = redisx.Sleep(ctx, retry.Next())
@@ -153,14 +153,13 @@ func (s *subscription) readLoop(ctx, work context.Context) {
 	}
 }
 
-// claimCycle is where the search for abandoned entries stands.
+// claimCycle is the progress of the search for abandoned entries.
 type claimCycle struct {
-	due  time.Time // of the next one
-	next string    // where to go on
+	due  time.Time // time of the next search
+	next string    // id at which the search continues
 }
 
-// nextEntries returns the next page of abandoned entries while a search is due, and new
-// entries otherwise.
+// nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries.
 func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int) ([]stream.Entry, error) {
 	if time.Now().Before(c.due) {
 		batches, err := s.reader.Read(ctx, []string{s.stream}, count, s.cfg.Block)
@@ -191,7 +190,8 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 	return entries, nil
 }
 
-// deliver hands entries out for the first time, except those that are in flight here already.
+// deliver sends entries to handlers for the first time. It skips entries that are in
+// flight already.
 func (s *subscription) deliver(ctx, work context.Context, entries []stream.Entry) {
 	out := make([]handedOut, 0, len(entries))
 	for _, e := range entries {
@@ -210,14 +210,14 @@ func (s *subscription) deliver(ctx, work context.Context, entries []stream.Entry
 	}
 }
 
-// handedOut is a delivery in a handler's hands.
+// handedOut is a delivery that a handler has, with its message.
 type handedOut struct {
 	*delivery
 	msg *message.Message
 }
 
-// watchAll waits for the fate of messages that were handed out together. Most of them are
-// acknowledged together, and at once; each that is not is watched by itself.
+// watchAll waits until the messages of one read are acknowledged or nacked. Most of them are
+// acknowledged quickly; for each of the others it starts a goroutine that waits.
 func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
 	patience := time.NewTimer(ackTogether)
 	defer patience.Stop()
@@ -244,11 +244,11 @@ func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
 	s.acks.Add(acked...)
 }
 
-// emit returns false when ctx ended before the message was taken.
+// emit sends a message to the subscriber's channel. It returns false if ctx ended before.
 func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Message) bool {
 	s.sending.RLock()
 	defer s.sending.RUnlock()
-	if ctx.Err() != nil { // out may be closed
+	if ctx.Err() != nil { // the channel may be closed
 		return false
 	}
 	s.flight.setWorking(d, true)
@@ -261,7 +261,8 @@ func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Messa
 	}
 }
 
-// watch waits for a message's fate and hands a nacked one out again, later each time.
+// watch waits until a message is acknowledged or nacked. It delivers a nacked message again, after
+// a longer wait each time.
 func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *message.Message) {
 	retry := redisx.Backoff{Min: s.cfg.RedeliverAfter, Max: redeliverBy * s.cfg.RedeliverAfter}
 	for {
@@ -292,7 +293,7 @@ func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *messag
 	}
 }
 
-// keepLoop renews the idle time of what is in flight, so that nobody takes it over.
+// keepLoop renews the idle time of the entries in flight, so that no other consumer claims them.
 func (s *subscription) keepLoop(work context.Context) {
 	every := s.cfg.MinIdle / 3
 	retry := redisx.Backoff{Min: min(minRetry, every), Max: min(maxRetry, every)}
@@ -321,7 +322,7 @@ func (s *subscription) ackLoop(work context.Context) {
 	for s.acks.AwaitBatch(work) {
 		err := s.acks.Flush(work)
 		if work.Err() != nil {
-			return // run sends the rest
+			return // run sends the remaining acknowledgements
 		}
 		if err != nil {
 			s.outage.failed("ack", err)

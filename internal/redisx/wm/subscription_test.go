@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// While a nacked message waits, others pass. What no handler has when a subscriber closes is at
-// once another's.
+// While a nacked message waits, later messages are delivered. When a subscriber closes, another
+// consumer gets its undelivered messages at once.
 func TestCloseHandsBack(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -32,7 +32,7 @@ func TestCloseHandsBack(t *testing.T) {
 			require.True(t, msg.Ack())
 		}
 		publish(t, c, stream, 100, 101)
-		require.Eventually(t, func() bool { return pending(t, c, stream) == 2 }, patience, glance) // the last one was read, not received
+		require.Eventually(t, func() bool { return pending(t, c, stream) == 2 }, patience, glance) // the last one was read but not received by a handler
 		require.NoError(t, leaver.Close())
 		require.NoError(t, leaver.Close())
 		_, open := <-out
@@ -63,7 +63,7 @@ func TestInFlightBoundsBytes(t *testing.T) {
 	require.Zero(t, f.bytes)
 }
 
-// A slow handler keeps its message, when others look for abandoned ones.
+// A slow handler keeps its message while other consumers claim abandoned ones.
 func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -73,12 +73,12 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 		slow.Cmd.AddHook(renewals)
 		other.Cmd.AddHook(claims)
 
-		cfg.Consumer = "slow" // renewing names it, forgetting dead consumers does not
+		cfg.Consumer = "slow" // the renew script has it as an argument, the script that deletes dead consumers does not
 		out := subscribe(t, subscriber(t, slow, cfg), stream)
 		publish(t, slow, stream, 0, 1)
 		msg := receive(t, out)
 		before := renewals.n.Load()
-		require.Eventually(t, func() bool { return renewals.n.Load() >= before+4 }, patience, glance) // longer than MinIdle
+		require.Eventually(t, func() bool { return renewals.n.Load() >= before+4 }, patience, glance) // the handler has run longer than MinIdle
 		cfg.Consumer = "thief"
 		thief := subscribe(t, subscriber(t, other, cfg), stream)
 		require.Eventually(t, func() bool { return claims.n.Load() >= 1 }, patience, glance)
@@ -92,7 +92,8 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 	})
 }
 
-// The control of the test before: what a process had when its connection died goes to another.
+// Control of the test before: when a process's connection is dead, another consumer claims its
+// messages.
 func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -118,7 +119,8 @@ func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
 	})
 }
 
-// Entries that were delivered in a reply which got lost are pending without anyone knowing of them.
+// When a reply of XREADGROUP is lost, its entries are pending and no process knows of them. They
+// are found and delivered.
 func TestLostBatchIsFound(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -131,7 +133,7 @@ func TestLostBatchIsFound(t *testing.T) {
 		publish(t, c, name, 0, 1)
 		known := receive(t, out)
 
-		// The same consumer reads beside the subscription, until it was the faster one.
+		// The test reads as the same consumer until it gets an entry before the subscription does.
 		lost := 0
 		for id := 1; lost < 5; id++ {
 			publish(t, c, name, id, id+1)
@@ -147,7 +149,7 @@ func TestLostBatchIsFound(t *testing.T) {
 		for range lost {
 			receive(t, out).Ack()
 		}
-		known.Ack() // was renewed all the time, and not handed out twice
+		known.Ack() // was renewed all the time and delivered only once
 		awaitEmpty(t, c, name)
 	})
 }
@@ -169,8 +171,8 @@ func TestOldestPending(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, first.Metadata[MetadataEntryID], id)
 
-		// What was acknowledged before is not in the way, although acknowledgements are sent later.
-		// The watching goroutine has to notice it first.
+		// Acknowledged entries do not count as pending, although their acknowledgement is sent
+		// later. The goroutine that waits for the message must see it first.
 		first.Ack()
 		require.Eventually(t, func() bool {
 			id, ok, err := s.OldestPending(ctx, stream)
