@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -181,7 +181,7 @@ func (l *look) ordered(g *group, s api.Status, last, at int64) int64 {
 // aggregate holds what a group's slots have counted against its reduced jobs.
 func (l *look) aggregate(g *group) {
 	var all *reducer.State
-	plan, err := groups.Plan(l.opts.Reducers, g.hash["aggregate"])
+	plan, err := aggregate.Plan(l.opts.Reducers, g.hash["aggregate"])
 	if err == nil {
 		all = plan.New()
 	} // or else it was made by a reducer that this program doesn't have

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -216,7 +216,7 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 	id, lines := m.Values["g"].(string), m.Values["l"].(string)
 	for {
 		have := w.c.HMGet(w.Context(), p.Aggregate(id), "version:"+slot, "slot:"+slot).Val()
-		plan, err := groups.Plan(w.plans, w.c.HGet(w.Context(), p.Group(id), "aggregate").Val())
+		plan, err := aggregate.Plan(w.plans, w.c.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.ok(err)
 		state := plan.New()
 		if text(have[1]) != "" {

@@ -6,7 +6,6 @@ package groups
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -114,22 +113,4 @@ func repeat(ctx context.Context, worthIt func(error) bool, step func(context.Con
 			return err
 		}
 	}
-}
-
-// plan compiles what a group has asked to be reduced.
-func (s *Store) plan(encoded string) (*reducer.Plan, error) { return Plan(s.reducers, encoded) }
-
-// Plan compiles the aggregates of a group from its hash's field.
-func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
-	var specs []reducer.Spec
-	if encoded != "" {
-		var asked []struct{ As, Op, Field string }
-		if err := json.Unmarshal([]byte(encoded), &asked); err != nil {
-			return nil, fmt.Errorf("read aggregates: %w", err)
-		}
-		for _, a := range asked {
-			specs = append(specs, reducer.Spec{As: a.As, Op: a.Op, Field: a.Field})
-		}
-	}
-	return registry.Compile(specs)
 }

@@ -15,11 +15,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
-	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // Origin is where a submission comes from.
@@ -290,20 +290,12 @@ func (s *Store) fields(g *messages.SubmitGroup) (map[string]string, error) {
 	if g.Total != nil {
 		f["total"] = strconv.FormatInt(*g.Total, 10)
 	}
-	if len(g.Aggregate) == 0 {
-		return f, nil
-	}
-	specs := make([]reducer.Spec, len(g.Aggregate))
-	for i, a := range g.Aggregate {
-		specs[i] = reducer.Spec{As: a.As, Op: a.Op, Field: a.Field}
-	}
-	if _, err := s.reducers.Compile(specs); err != nil {
+	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
+	if err != nil {
 		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
 	}
-	b, err := json.Marshal(g.Aggregate)
-	if err != nil {
-		return nil, fmt.Errorf("encode aggregates: %w", err)
+	if asked != "" {
+		f["aggregate"] = asked
 	}
-	f["aggregate"] = string(b)
 	return f, nil
 }

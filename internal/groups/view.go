@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -125,7 +126,7 @@ func (s *Store) View(hash, codes, aggregate map[string]string, now time.Time) (a
 
 // Merged puts the partial aggregates of a group together.
 func (s *Store) Merged(asked string, slots map[string]string) (*reducer.State, error) {
-	plan, err := s.plan(asked)
+	plan, err := aggregate.Plan(s.reducers, asked)
 	if err != nil {
 		return nil, err
 	}

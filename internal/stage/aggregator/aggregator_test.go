@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -163,7 +164,7 @@ func TestTakesOverFromTheDead(t *testing.T) {
 		require.Len(w.T, read, 2)
 		// The first entry was reduced; that it was acknowledged is what got lost.
 		registry := reducer.NewRegistry()
-		plan, err := groups.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
+		plan, err := aggregate.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
 		require.NoError(w.T, err)
 		state, args := plan.New(), ledger.ReduceArgs{Group: "g", Slot: "9", Lines: []byte(read[0].Values["l"].(string))}
 		for line := range strings.SplitSeq(string(args.Lines), "\n") {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -108,7 +108,7 @@ func (p *partition) decode(group string, r groupRead) (*known, error) {
 	if text(meta[0]) == "" {
 		return nil, nil
 	}
-	plan, err := groups.Plan(p.reducers, text(meta[2]))
+	plan, err := aggregate.Plan(p.reducers, text(meta[2]))
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
 	}
