@@ -1,6 +1,6 @@
-// Package faultproxy is a TCP proxy in process that harms the connections through it as a bad
-// network does: it delays, resets, goes silent, or loses what the server has answered. It hides
-// which connections a fault has torn.
+// Package faultproxy is a TCP proxy inside the test process. It disturbs connections like a bad
+// network: it delays data, resets connections, goes silent, or drops the server's replies. It hides
+// which connections have lost bytes and must not be used further.
 package faultproxy
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Proxy stands before one server. Its methods are safe for concurrent use.
+// Proxy forwards to one server. Its methods are safe for concurrent use.
 type Proxy struct {
 	target   string
 	listener net.Listener
@@ -27,13 +27,13 @@ type Proxy struct {
 	dropped int
 }
 
-// link is a client's connection and the one to the server behind it.
+// link is a client's connection together with its connection to the server.
 type link struct {
 	client, server net.Conn
-	torn           bool // bytes of it were swallowed: it must not go on
+	torn           bool // the proxy has dropped bytes of it: it must not be used further
 }
 
-// New starts a proxy on a free port of loopback, before the server at target.
+// New starts a proxy on a free port of 127.0.0.1 that forwards to target.
 func New(target string) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -47,36 +47,36 @@ func New(target string) (*Proxy, error) {
 // Addr is the host:port to connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Delay holds back whatever passes, in both directions, for so long.
+// Delay delays all data in both directions by this time.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
 }
 
-// HalfOpen lets clients connect and send, and swallows all of it and all answers.
+// HalfOpen accepts connections and data of clients, but drops all data in both directions.
 func (p *Proxy) HalfOpen() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.silent = true
 }
 
-// DropReplies loses what the server sends, a piece at a time, with that probability, and resets the
-// connection: the client can't know whether its command was executed.
+// DropReplies drops each piece of data that the server sends with this probability and resets the
+// connection. The client then can't know whether its command was executed.
 func (p *Proxy) DropReplies(probability float64, rng *rand.Rand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop, p.rng = probability, rng
 }
 
-// Dropped is how many replies were lost to DropReplies so far.
+// Dropped returns how many replies DropReplies has dropped so far.
 func (p *Proxy) Dropped() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dropped
 }
 
-// Reset breaks all connections, as by a host that has restarted.
+// Reset resets all connections, as if the server's host had restarted.
 func (p *Proxy) Reset() { p.reset(func(*link) bool { return true }) }
 
 // Heal ends all faults. Connections that have lost bytes are reset.
@@ -97,7 +97,7 @@ func (p *Proxy) reset(which func(*link) bool) {
 	}
 }
 
-// Close resets all connections and waits until nothing of the proxy runs.
+// Close resets all connections and waits until all goroutines of the proxy have ended.
 func (p *Proxy) Close() error {
 	close(p.done)
 	err := p.listener.Close()
@@ -110,7 +110,7 @@ func (p *Proxy) accept() {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
-			return // it is closed
+			return // the listener is closed
 		}
 		p.working.Go(func() { p.serve(client) })
 	}
@@ -141,7 +141,7 @@ func (p *Proxy) add(l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
-	case <-p.done: // Close may have been through the links already
+	case <-p.done: // Close may have reset the links already
 		l.reset()
 		return false
 	default:
@@ -150,7 +150,7 @@ func (p *Proxy) add(l *link) bool {
 	return true
 }
 
-// pump copies until one end is gone.
+// pump copies data from one connection to the other until one of them ends.
 func (p *Proxy) pump(l *link, dst, src net.Conn, replies bool) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -178,13 +178,13 @@ func (p *Proxy) pump(l *link, dst, src net.Conn, replies bool) {
 	}
 }
 
-// fate says what becomes of a piece that was read: it is held back, swallowed, or the connection
-// ends with it.
+// fate decides about a piece of data: whether the proxy delays it, drops it, or resets the
+// connection after it.
 func (p *Proxy) fate(l *link, reply bool) (delay time.Duration, pass, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case p.silent || l.torn: // what comes after a gap must not be taken for what was lost
+	case p.silent || l.torn: // later data must not be taken for the lost data
 		l.torn = true
 		return 0, false, true
 	case reply && p.drop > 0 && p.rng.Float64() < p.drop:
@@ -199,10 +199,10 @@ func (l *link) reset() {
 	abort(l.server)
 }
 
-// abort closes without a goodbye: the other side reads "connection reset".
+// abort closes a connection so that the other side gets "connection reset".
 func abort(c net.Conn) {
 	if t, ok := c.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // fails only when it is closed
+		_ = t.SetLinger(0) // fails only if the connection is closed
 	}
 	_ = c.Close()
 }

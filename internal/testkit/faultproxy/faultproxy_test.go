@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo is a server that sends back what it reads, and tells how many lines it has read.
+// echo starts a server that sends back each line, and also sends it to the returned channel.
 func echo(t *testing.T) (addr string, lines chan string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -38,7 +38,7 @@ func echo(t *testing.T) (addr string, lines chan string) {
 						return
 					}
 					lines <- line
-					_, _ = io.WriteString(c, line) // a client that is gone needs none
+					_, _ = io.WriteString(c, line) // fails only if the client is gone
 				}
 			}()
 		}
@@ -149,7 +149,7 @@ func TestDropReplies(t *testing.T) {
 	c := dial(t, p)
 	for range 100 {
 		c.say("x\n")
-		<-lines // it was executed all the same
+		<-lines // the server has executed the command although its reply was dropped
 		if _, err := c.r.ReadString('\n'); err != nil {
 			lost++
 			c = dial(t, p)

@@ -1,5 +1,5 @@
-// Package oteltest receives the traces of the processes under test: an OTLP/HTTP endpoint on
-// loopback that keeps what it is sent. It hides the protocol's nesting and encodings.
+// Package oteltest receives the traces of processes under test: an OTLP/HTTP endpoint on loopback
+// that keeps all spans. It hides the protocol's nested messages and encodings.
 package oteltest
 
 import (
@@ -23,7 +23,7 @@ const (
 	contentType     = "application/x-protobuf"
 )
 
-// Receiver keeps the spans that were exported to it. Its methods are safe for concurrent use.
+// Receiver keeps the spans that processes export to it. Its methods are safe for concurrent use.
 type Receiver struct {
 	server *httptest.Server
 
@@ -32,7 +32,7 @@ type Receiver struct {
 	changed chan struct{} // closed and replaced when spans arrive
 }
 
-// New starts a receiver that ends with the test.
+// New starts a receiver, which stops at the end of the test.
 func New(t testing.TB) *Receiver {
 	t.Helper()
 	r := &Receiver{changed: make(chan struct{})}
@@ -43,11 +43,11 @@ func New(t testing.TB) *Receiver {
 	return r
 }
 
-// Endpoint is the value for OTEL_EXPORTER_OTLP_ENDPOINT. The protocol, OTEL_EXPORTER_OTLP_PROTOCOL,
-// is http/protobuf; metrics and logs are not received.
+// Endpoint returns the value for OTEL_EXPORTER_OTLP_ENDPOINT. OTEL_EXPORTER_OTLP_PROTOCOL must be
+// http/protobuf. The receiver accepts traces only, no metrics or logs.
 func (r *Receiver) Endpoint() string { return r.server.URL }
 
-// Spans returns what has arrived so far, in order of arrival.
+// Spans returns the spans received so far, in order of arrival.
 func (r *Receiver) Spans() []Span {
 	spans, _ := r.snapshot()
 	return spans
@@ -59,8 +59,8 @@ func (r *Receiver) snapshot() ([]Span, <-chan struct{}) {
 	return slices.Clone(r.spans), r.changed
 }
 
-// WaitFor calls done with all spans, now and whenever some arrive, until it returns true, and
-// returns them. The test fails when that takes longer than timeout.
+// WaitFor calls done with all spans, at once and after each arrival, until done returns true. It
+// returns the spans. The test fails if this takes longer than timeout.
 func (r *Receiver) WaitFor(t testing.TB, timeout time.Duration, done func([]Span) bool) []Span {
 	t.Helper()
 	expired := time.NewTimer(timeout)
@@ -103,7 +103,7 @@ func (r *Receiver) export(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r.add(flatten(&batch))
-	w.Header().Set("Content-Type", contentType) // an empty body is the empty response message: all was taken
+	w.Header().Set("Content-Type", contentType) // an empty body is the empty response message: all spans were accepted
 }
 
 func read(req *http.Request) ([]byte, error) {

@@ -22,7 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
-// provider exports each span as it ends, set up as a process is: by the environment.
+// provider returns a TracerProvider that exports each span when it ends. The environment configures
+// it, as in a process.
 func provider(t *testing.T, r *oteltest.Receiver, compression string) *sdk.TracerProvider {
 	t.Helper()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", r.Endpoint())

@@ -9,7 +9,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 )
 
-// Span is a span as it was exported. Ids are in hex, "" for none.
+// Span is an exported span. Ids are in hex; "" means that there is none.
 type Span struct {
 	Service       string // the resource's service.name
 	Name          string
@@ -25,7 +25,7 @@ type Span struct {
 	StatusMessage string
 }
 
-// Link points at another span, perhaps of another trace.
+// Link is a reference to another span, which may belong to another trace.
 type Link struct {
 	TraceID, SpanID string
 }

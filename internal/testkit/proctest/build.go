@@ -10,10 +10,11 @@ import (
 	"testing"
 )
 
-// EnvBinaries names the variable that gives a folder of binaries to use, instead of building them.
+// EnvBinaries is the environment variable with a folder of binaries to use instead of
+// building them.
 const EnvBinaries = "BULKACTION_TEST_BIN"
 
-// binaries is where the binaries under test are, or will be.
+// binaries is the folder of the binaries under test; they are built when the first one is needed.
 type binaries struct {
 	dir  string
 	make func() error // builds them, once
@@ -21,9 +22,9 @@ type binaries struct {
 
 var built *binaries // set by Main
 
-// Main is to be called by TestMain of every package that starts processes. It runs the tests, has
-// ./cmd/... built when the first process is started, with the race detector where the tests have
-// it, removes what was built, and exits.
+// Main runs the tests of a package that starts processes; its TestMain must call it. ./cmd/... is
+// built when the first process starts, with the race detector if the tests use it. Main removes the
+// binaries and exits.
 func Main(m *testing.M) { os.Exit(run(m, "./cmd/...")) }
 
 func run(m *testing.M, packages string) int {
@@ -66,7 +67,8 @@ func build(dir, packages string) error {
 	return nil
 }
 
-// moduleRoot goes up from the package under test, where the tests are run.
+// moduleRoot returns the module's folder: the nearest parent of the working directory
+// with a go.mod.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -84,7 +86,7 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// path returns a binary's path, after it was built.
+// path builds the binaries if necessary and returns a binary's path.
 func (b *binaries) path(name string) (string, error) {
 	if b == nil {
 		return "", errors.New("TestMain does not call proctest.Main")

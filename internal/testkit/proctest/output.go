@@ -8,7 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// output is what a process writes: kept, and read line by line for what it says.
+// output collects the output of a process, and searches its log lines for the addresses on which it
+// listens.
 type output struct {
 	mu      sync.Mutex
 	streams []*stream
@@ -23,11 +24,11 @@ func newOutput() *output {
 	return &output{addrs: map[string]string{}, changed: make(chan struct{})}
 }
 
-// stream is one of the process's two outputs.
+// stream is stdout or stderr of the process.
 type stream struct {
 	out    *output
 	stdout bool
-	line   []byte // begun, not ended yet
+	line   []byte // the beginning of a line whose end has not been read
 }
 
 func (o *output) stream(stdout bool) *stream {
@@ -36,7 +37,7 @@ func (o *output) stream(stdout bool) *stream {
 	return s
 }
 
-// Write takes what was read off the pipe. It never fails.
+// Write adds bytes of the process's output. It never fails.
 func (s *stream) Write(p []byte) (int, error) {
 	s.out.mu.Lock()
 	defer s.out.mu.Unlock()
@@ -49,7 +50,7 @@ func (s *stream) Write(p []byte) (int, error) {
 		if !ended {
 			return len(p), nil
 		}
-		_, _ = s.out.tail.Write(s.line[:len(line)+1]) // whole lines, so that the streams don't mix within one
+		_, _ = s.out.tail.Write(s.line[:len(line)+1]) // whole lines, so that no line contains parts of both streams
 		s.out.read(line)
 		s.line = rest
 	}
@@ -84,7 +85,7 @@ func (o *output) raced() bool {
 	return o.race
 }
 
-// log returns the last lines, and those that were begun.
+// log returns the last lines, including incomplete ones.
 func (o *output) log() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -1,7 +1,6 @@
-// Package proctest runs our binaries as tests see them from outside: built once a test run,
-// started with an environment of their own, killed at will. It hides how a process says where it
-// listens: with a JSON log line whose msg is "listening" and whose server ("admin" or "api") and
-// addr tell the rest.
+// Package proctest runs the project's binaries for tests: it builds them once in each test run, and
+// starts, signals and kills processes. It hides how a process reports its addresses: by a JSON log
+// line with the msg "listening", a server ("admin" or "api") and an addr.
 package proctest
 
 import (
@@ -18,17 +17,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// startTimeout is how long a process may take until it listens, or is ready.
+// startTimeout is the time within which a process must listen and be ready.
 const startTimeout = 60 * time.Second
 
-// The names that a listening line gives its server.
+// Values of the attribute server in the log line "listening".
 const (
 	adminServer = "admin"
 	apiServer   = "api"
 )
 
-// Process is one run of a binary. Methods that fail end the test, and are called from
-// its goroutine.
+// Process is one run of a binary. A method that fails ends the test; call the methods from the
+// test's goroutine.
 type Process struct {
 	t      testing.TB
 	name   string
@@ -36,10 +35,10 @@ type Process struct {
 	output *output
 }
 
-// Start starts a binary of cmd/ by its name. Of this process's environment it gets only what Go,
-// the shell and temporary files need. Env is added to that, and to: the admin and the API server
-// listen on a free port of loopback, logs are JSON. The process is killed when the test ends; its
-// output is shown if the test failed.
+// Start starts a binary of cmd/ by its name. The process inherits only the variables that Go, the
+// shell and temporary files need. Start sets variables for free loopback ports of the admin and API
+// servers and for JSON logs; env is added to them. The process is killed at the end of the test; if
+// the test failed, its output is shown.
 func Start(t testing.TB, name string, env map[string]string, args ...string) *Process {
 	t.Helper()
 	path, err := built.path(name)
@@ -67,7 +66,7 @@ func Start(t testing.TB, name string, env map[string]string, args ...string) *Pr
 	return p
 }
 
-// inherited are the variables that do not change what a process does.
+// inherited lists environment variables that do not change the behaviour of a process.
 var inherited = []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GORACE", "GOTRACEBACK"}
 
 func environ(env map[string]string) []string {
@@ -89,16 +88,16 @@ func environ(env map[string]string) []string {
 	return list
 }
 
-// PID is the process's id.
+// PID returns the process id.
 func (p *Process) PID() int { return p.child.PID() }
 
-// Running says whether the process has not ended yet.
+// Running reports whether the process still runs.
 func (p *Process) Running() bool { return p.child.Running() }
 
-// Log returns the end of what the process has written to stdout and stderr.
+// Log returns the last part of the process's output on stdout and stderr.
 func (p *Process) Log() string { return p.output.log() }
 
-// Stdout returns all that the process has written to stdout; it is complete after Wait.
+// Stdout returns everything that the process has written to stdout. After Wait it is complete.
 func (p *Process) Stdout() string { return p.output.stdoutText() }
 
 // Signal sends sig to the process.
@@ -109,11 +108,11 @@ func (p *Process) Signal(sig os.Signal) {
 	}
 }
 
-// Kill ends the process as a crash would, and waits for its end.
+// Kill ends the process like a crash, and waits for its end.
 func (p *Process) Kill() { p.child.Kill() }
 
-// Wait waits for the process to end and returns its exit code, -1 when a signal ended it. The test
-// fails when that takes longer than timeout.
+// Wait waits for the end of the process and returns its exit code, or -1 if a signal ended it. The
+// test fails if this takes longer than timeout.
 func (p *Process) Wait(timeout time.Duration) int {
 	p.t.Helper()
 	select {
@@ -125,10 +124,10 @@ func (p *Process) Wait(timeout time.Duration) int {
 	}
 }
 
-// AdminAddr waits for the host:port of the admin server, and returns it.
+// AdminAddr waits until the admin server listens and returns its host:port.
 func (p *Process) AdminAddr() string { p.t.Helper(); return p.addr(adminServer) }
 
-// APIAddr waits for the host:port of the API, and returns it.
+// APIAddr waits until the API listens and returns its host:port.
 func (p *Process) APIAddr() string { p.t.Helper(); return p.addr(apiServer) }
 
 func (p *Process) addr(server string) string {
@@ -187,7 +186,7 @@ func ready(ctx context.Context, client *http.Client, url string) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // what can be read says why
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // the body has the reason
 		return fmt.Errorf("%s: %s", resp.Status, body)
 	}
 	return nil

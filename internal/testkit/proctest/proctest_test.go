@@ -122,7 +122,7 @@ func TestBrokenBuild(t *testing.T) {
 	require.ErrorContains(t, err, "go build ./no/such/package")
 }
 
-// recorder is a test that may fail.
+// recorder is a testing.TB that records a failure instead of failing.
 type recorder struct {
 	testing.TB
 	fatal, errored string
@@ -136,7 +136,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 func (r *recorder) Errorf(format string, args ...any) { r.errored = fmt.Sprintf(format, args...) }
 func (r *recorder) Cleanup(fn func())                 { r.cleanups = append(r.cleanups, fn) }
 
-// failing runs a test with its clean-ups.
+// failing runs a test function with a recorder, including its clean-ups.
 func failing(t *testing.T, test func(testing.TB)) *recorder {
 	t.Helper()
 	r := &recorder{TB: t}

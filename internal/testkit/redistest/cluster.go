@@ -12,8 +12,8 @@ import (
 
 const slots = 16384
 
-// Cluster starts a Redis Cluster of so many masters, without replicas. The slots are spread
-// evenly, in the order of the nodes. The URL names all of them.
+// Cluster starts a Redis Cluster with this number of masters and without replicas. The hash slots
+// are divided evenly, in the order of the nodes. The URL contains all nodes.
 func Cluster(t testing.TB, masters int) (url string, nodes []*Redis) {
 	t.Helper()
 	nodes = startNodes(t, masters, redisproc.Options{Args: []string{"--cluster-node-timeout", "2000"}})
@@ -42,7 +42,8 @@ func startNodes(t testing.TB, n int, o redisproc.Options) []*Redis {
 	return nodes
 }
 
-// form has the nodes meet, and the first of them share the slots; it waits until each knows all.
+// form joins the nodes to a cluster and divides the hash slots among the first of them. It waits
+// until each node knows all others.
 func form(t testing.TB, nodes []*Redis, masters int) {
 	t.Helper()
 	for i, node := range nodes {
@@ -63,12 +64,12 @@ func form(t testing.TB, nodes []*Redis, masters int) {
 	}
 }
 
-// clusterOK returns nil when the node serves its slots and has seen a master for each.
+// clusterOK returns nil if the node serves its slots and knows a master for each slot.
 func (r *Redis) clusterOK(ctx context.Context) error {
 	return lacks(r.admin.ClusterInfo(ctx), "cluster_state:ok\r\n")
 }
 
-// busPort is where the nodes of a cluster talk to one another.
+// busPort returns the port on which a node communicates with other nodes.
 func busPort(t testing.TB, node *Redis) int {
 	t.Helper()
 	got, err := node.admin.ConfigGet(t.Context(), "cluster-port").Result()

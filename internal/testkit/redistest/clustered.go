@@ -14,24 +14,25 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// Clustered is a Redis Cluster whose masters have a replica each. A master that is gone is replaced
-// within a few seconds; until then the cluster serves no slot, as is Redis's default.
+// Clustered is a Redis Cluster whose masters have one replica each. A dead master is replaced
+// within a few seconds. Until then the cluster serves no slot, which is Redis's default.
 type Clustered struct {
 	t   testing.TB
 	URL string
 
 	Masters  []*Redis // at the start
-	Replicas []*Redis // at the start; each follows the master of its place
+	Replicas []*Redis // at the start; Replicas[i] replicates Masters[i]
 }
 
-// ClusterWithReplicas starts a cluster of so many masters, over which the slots are spread evenly,
-// and as many replicas, and waits until a failover would succeed and lose nothing. The options are
-// for all of its servers.
+// ClusterWithReplicas starts a cluster with this number of masters, among which the hash slots are
+// divided evenly, and the same number of replicas. It waits until a failover would succeed without
+// loss. The options apply to all servers.
 func ClusterWithReplicas(t testing.TB, masters int, opts ...Option) *Clustered {
 	t.Helper()
 	o := redisproc.Options{Args: []string{
 		"--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
-		"--cluster-replica-validity-factor", "0", // a busy machine must not talk a replica out of its duty
+		// on a busy machine a replica must not be regarded as too old for a failover
+		"--cluster-replica-validity-factor", "0",
 		"--repl-diskless-sync-delay", "0",
 	}}
 	for _, opt := range opts {
@@ -62,7 +63,7 @@ func (c *Clustered) id(node *Redis) string {
 	return id
 }
 
-// SlotOf is the slot of a key.
+// SlotOf returns the hash slot of a key.
 func (c *Clustered) SlotOf(key string) int {
 	c.t.Helper()
 	slot, err := c.running()[0].admin.ClusterKeySlot(context.WithoutCancel(c.t.Context()), key).Result()
@@ -72,7 +73,7 @@ func (c *Clustered) SlotOf(key string) int {
 	return int(slot)
 }
 
-// owners is who has which slots, as a node that serves sees it.
+// owners returns the master of each slot, as a serving node sees it.
 func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
 	if err := r.clusterOK(ctx); err != nil {
 		return nil, err
@@ -92,7 +93,7 @@ func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
 			var first, last int
 			switch n, _ := fmt.Sscanf(span, "%d-%d", &first, &last); n {
 			case 0:
-				continue // a slot that moves: it is also in a span of its owner's
+				continue // a migrating slot; the owner's line contains it as well
 			case 1:
 				last = first
 			}
@@ -104,7 +105,7 @@ func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
 	return owners, nil
 }
 
-// agreed is who has which slots, when all that run say the same and those that have them run.
+// agreed returns the master of each slot, if all running nodes agree and these masters run.
 func (c *Clustered) agreed(ctx context.Context) (map[int]string, error) {
 	var first map[int]string
 	for _, node := range c.running() {
@@ -131,7 +132,7 @@ func (c *Clustered) agreed(ctx context.Context) (map[int]string, error) {
 	return first, nil
 }
 
-// MasterOf waits until the nodes that run agree on who has a slot, and returns it.
+// MasterOf waits until the running nodes agree on the master of a slot, and returns it.
 func (c *Clustered) MasterOf(slot int) *Redis {
 	c.t.Helper()
 	var found *Redis
@@ -150,8 +151,8 @@ func (c *Clustered) MasterOf(slot int) *Redis {
 	return found
 }
 
-// AwaitFailover waits until the nodes that run agree on masters that run, each, for all slots:
-// after a Kill, until the replica has taken over.
+// AwaitFailover waits until the running nodes agree on a running master for each slot: after a
+// Kill, until the replica has taken over.
 func (c *Clustered) AwaitFailover() {
 	c.t.Helper()
 	await(c.t, "failover", func(ctx context.Context) error {
@@ -160,9 +161,9 @@ func (c *Clustered) AwaitFailover() {
 	})
 }
 
-// AwaitWhole waits until all nodes run and agree, and each master has a replica that has all of its
-// data: another failover would lose nothing. A node that was killed is to be restarted before, and
-// after AwaitFailover: it would come back as an empty master.
+// AwaitWhole waits until all nodes run and agree, and each master has a replica with all of its
+// data: another failover would lose nothing. Before this call, restart a killed node, but only
+// after AwaitFailover; otherwise it would come back as an empty master.
 func (c *Clustered) AwaitWhole() {
 	c.t.Helper()
 	await(c.t, "replicas", func(ctx context.Context) error {
@@ -187,9 +188,10 @@ func (c *Clustered) AwaitWhole() {
 	})
 }
 
-// MoveSlot moves a slot with its keys to another master while clients go on, as redis-cli's reshard
-// does. Each of between is called before the first key is moved, after every few, and when all are
-// there but the slot is not yet; left is how many keys the old master still has.
+// MoveSlot moves a hash slot with its keys to another master while clients continue, like
+// redis-cli's reshard. Each function of between is called before the first key moves, after
+// every few keys, and when all keys have moved but the slot has not; left is the number of keys
+// on the old master.
 func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 	c.t.Helper()
 	from := c.MasterOf(slot)
@@ -210,7 +212,7 @@ func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 			break
 		}
 	}
-	// The new master first: whoever is sent there by another must find it willing.
+	// The new master first: it must accept clients that other nodes redirect to it.
 	order := []*Redis{to, from}
 	for _, node := range c.running() {
 		if node != to && node != from {
@@ -219,7 +221,8 @@ func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 	}
 	for _, node := range order {
 		err := node.admin.Do(c.t.Context(), "cluster", "setslot", slot, "node", c.id(to)).Err()
-		if err != nil && !strings.Contains(err.Error(), "only with masters") { // replicas hear of it
+		// replicas get the new owner from their master
+		if err != nil && !strings.Contains(err.Error(), "only with masters") {
 			c.t.Fatalf("give slot %d to %s: %v", slot, to.Addr(), err)
 		}
 	}
@@ -232,7 +235,7 @@ func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 	})
 }
 
-// moveSome moves a few keys, and says whether there were any.
+// moveSome moves a few keys, and reports whether there were any.
 func (c *Clustered) moveSome(slot int, from, to *Redis) bool {
 	c.t.Helper()
 	keys, err := from.admin.ClusterGetKeysInSlot(c.t.Context(), slot, 10).Result()
@@ -247,7 +250,7 @@ func (c *Clustered) moveSome(slot int, from, to *Redis) bool {
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	// NOKEY: they are gone by themselves
+	// NOKEY: the keys have been deleted meanwhile
 	if err := from.admin.Do(c.t.Context(), args...).Err(); err != nil && !errors.Is(err, redis.Nil) {
 		c.t.Fatalf("move keys of slot %d: %v", slot, err)
 	}

@@ -38,7 +38,7 @@ func TestClusterMovesASlot(t *testing.T) {
 	var left []int
 	c.MoveSlot(slot, to, func(n int) {
 		left = append(left, n)
-		for i := range 25 { // by ASK, whoever has it
+		for i := range 25 { // through ASK redirects, whichever node has the key
 			require.Equal(t, fmt.Sprint(i), cmd.Get(ctx, fmt.Sprint("{x}", i)).Val())
 		}
 	})
@@ -83,7 +83,7 @@ func TestSentinelAgainAndAgain(t *testing.T) {
 			other = s.Master
 		}
 		c := r.Client()
-		// The Sentinel cuts the connections of whom it gives another role.
+		// Sentinel closes the connections of a server to which it gives another role.
 		require.Eventually(t, func() bool {
 			return c.Set(ctx, "k", i, 0).Err() == nil && c.Do(ctx, "wait", 1, 10_000).Val() == int64(1)
 		},

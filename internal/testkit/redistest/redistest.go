@@ -1,7 +1,7 @@
-// Package redistest gives tests a Redis: real servers that are private to a test or shared by a
-// test binary, miniredis, a cluster and a Sentinel set-up, all on loopback. It hides their
-// processes, which end with the test, and how one waits until they are ready. Without a
-// redis-server to run, tests fail and say what to do.
+// Package redistest provides Redis servers for tests: real servers for one test or shared by a test
+// binary, miniredis, a Cluster and a Sentinel set-up, all on loopback. It hides their processes,
+// which end with the test, and the wait until they are ready. If no redis-server is installed,
+// tests fail with an error that says what to do.
 package redistest
 
 import (
@@ -17,20 +17,20 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// Redis is a real server that is private to a test. Methods that fail end the test.
+// Redis is a real server for one test. A method that fails ends the test.
 type Redis struct {
 	t      testing.TB
 	server *redisproc.Server
-	admin  *redis.Client // for this package's own questions
+	admin  *redis.Client // for the commands of this package
 }
 
 // Option changes a server before it is started.
 type Option func(*redisproc.Options)
 
-// AOF has the server persist its writes, fsynced every second, so that they survive Kill.
+// AOF makes the server persist its writes with an fsync every second, so that they survive Kill.
 func AOF(o *redisproc.Options) { o.AOF = true }
 
-// MaxMemory has the server refuse writes beyond so many bytes.
+// MaxMemory makes the server refuse writes above this number of bytes.
 func MaxMemory(bytes int64) Option {
 	return func(o *redisproc.Options) { o.MaxMemory = bytes }
 }
@@ -40,8 +40,8 @@ func Args(args ...string) Option {
 	return func(o *redisproc.Options) { o.Args = append(o.Args, args...) }
 }
 
-// Server starts a redis-server that persists nothing, unless an option says so, and ends
-// with the test.
+// Server starts a redis-server that ends with the test. It persists nothing, unless an
+// option says so.
 func Server(t testing.TB, opts ...Option) *Redis {
 	t.Helper()
 	var o redisproc.Options
@@ -68,13 +68,13 @@ func start(t testing.TB, o redisproc.Options) *Redis {
 	return &Redis{t: t, server: server, admin: client(t, server.Addr())}
 }
 
-// URL is the server's address as BULKACTION_REDIS_URL takes it.
+// URL returns the server's address in the form of BULKACTION_REDIS_URL.
 func (r *Redis) URL() string { return r.server.URL() }
 
-// Addr is the server's host:port. It stays the same over restarts.
+// Addr returns the server's host:port. It stays the same after restarts.
 func (r *Redis) Addr() string { return r.server.Addr() }
 
-// PID is the id of the server's process; a restart changes it.
+// PID returns the id of the server's process; a restart changes it.
 func (r *Redis) PID() int { return r.server.PID() }
 
 // Client returns a new client that never retries and is closed with the test.
@@ -83,35 +83,36 @@ func (r *Redis) Client() *redis.Client { return client(r.t, r.Addr()) }
 func client(t testing.TB, addr string) *redis.Client {
 	c := redis.NewClient(&redis.Options{
 		Addr:                     addr,
-		MaxRetries:               -1, // a retried write is a second write
+		MaxRetries:               -1, // never retry: a retried write may be a second write
 		DialerRetries:            1,
 		Protocol:                 2,
-		DisableIdentity:          true, // miniredis knows none of this
+		DisableIdentity:          true, // miniredis does not know these commands
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// Kill ends the server as a crash would, and waits for its end.
+// Kill ends the server like a crash, and waits for its end.
 func (r *Redis) Kill() { r.server.Kill() }
 
-// Restart starts the server again at the same address on what it has persisted, after Kill or
-// instead of it, and waits until it answers.
+// Restart starts the server again at the same address with its persisted data, and waits until it
+// answers. A running server is killed first.
 func (r *Redis) Restart() {
 	r.t.Helper()
-	if err := r.server.Restart(context.WithoutCancel(r.t.Context())); err != nil { // clean-ups may restart
+	if err := r.server.Restart(context.WithoutCancel(r.t.Context())); err != nil { // works in clean-ups too
 		r.t.Fatal(err)
 	}
 }
 
-// Suspend stops the server's process without closing its connections, as a stalled machine would.
+// Suspend stops the server's process (SIGSTOP) without closing its connections, like a stalled
+// machine.
 func (r *Redis) Suspend() {
 	r.t.Helper()
 	r.signal(syscall.SIGSTOP)
 }
 
-// Resume lets a suspended server go on.
+// Resume continues a suspended server.
 func (r *Redis) Resume() {
 	r.t.Helper()
 	r.signal(syscall.SIGCONT)
@@ -124,7 +125,7 @@ func (r *Redis) signal(sig os.Signal) {
 	}
 }
 
-// readyTimeout is how long a cluster or Sentinel may take to agree.
+// readyTimeout is the time within which a Cluster or Sentinel must be ready.
 const readyTimeout = 60 * time.Second
 
 // await calls ready until it returns nil.

@@ -55,7 +55,7 @@ func TestSuspendAndResume(t *testing.T) {
 	require.NoError(t, <-answer)
 }
 
-// stopped reads the process's state where the system shows it.
+// stopped reports whether the process is stopped; it reads the state on systems that show it.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -72,7 +72,7 @@ func TestServerWithoutBinary(t *testing.T) {
 	require.Contains(t, said, "run `make deps`")
 }
 
-// fatalTB records what would have ended the test.
+// fatalTB is a testing.TB that records a fatal failure.
 type fatalTB struct {
 	testing.TB
 	said string
@@ -83,7 +83,7 @@ func (f *fatalTB) Fatal(args ...any) {
 	runtime.Goexit()
 }
 
-// fatal runs fn, which must end its test, and returns what it said.
+// fatal runs fn, which must end its test with a fatal failure, and returns the message.
 func fatal(t *testing.T, fn func(testing.TB)) string {
 	t.Helper()
 	f := &fatalTB{TB: t}
@@ -102,7 +102,7 @@ func TestSharedIsOneServerWithAPrefixEach(t *testing.T) {
 	require.Regexp(t, `^t[0-9a-f]{8}:$`, prefix1)
 }
 
-// The keys of one server expire like those of the other: by time.
+// On both servers keys expire as time passes.
 func TestBoth(t *testing.T) {
 	var servers []string
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -11,11 +11,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// masterName is what the Sentinel calls its master.
+// masterName is the name of the master in Sentinel.
 const masterName = "mymaster"
 
-// Sentinels is a master with a replica, watched by a Sentinel that promotes the replica two seconds
-// or so after the master is gone.
+// Sentinels is a master with a replica and a Sentinel, which promotes the replica about two seconds
+// after the master has died.
 type Sentinels struct {
 	URL      string
 	Master   *Redis // at the start
@@ -23,7 +23,7 @@ type Sentinels struct {
 	Sentinel *Redis
 }
 
-// Sentinel starts a Sentinel set-up and waits until a failover would succeed. The options are for
+// Sentinel starts a Sentinel set-up and waits until a failover would succeed. The options apply to
 // the master and the replica.
 func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 	t.Helper()
@@ -37,9 +37,9 @@ func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 	sentinel := start(t, redisproc.Options{
 		Args: []string{"--sentinel"},
 		Config: fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\n"+
-			// it asks once a second: less, and it takes the living for dead
+			// Sentinel pings once a second; with a lower value it takes a living master for dead
 			"sentinel down-after-milliseconds %[1]s 1500\n"+
-			// the next failover comes no sooner than twice that
+			// the next failover starts no earlier than after twice this time
 			"sentinel failover-timeout %[1]s 3000\n", masterName, host, port),
 	})
 	s := &Sentinels{
@@ -59,13 +59,13 @@ func (s *Sentinels) await(what, want string) {
 	})
 }
 
-// AwaitFailover waits until the Sentinel names the replica as the master, and it takes writes.
+// AwaitFailover waits until Sentinel names the replica as the master and it accepts writes.
 func (s *Sentinels) AwaitFailover() {
 	s.Sentinel.t.Helper()
 	s.AwaitMaster(s.Replica)
 }
 
-// AwaitMaster waits until the Sentinel names one of the two as the master, and it takes writes.
+// AwaitMaster waits until Sentinel names the given server as the master and it accepts writes.
 func (s *Sentinels) AwaitMaster(r *Redis) {
 	s.Sentinel.t.Helper()
 	s.await("failover", "address="+r.Addr())
@@ -74,8 +74,8 @@ func (s *Sentinels) AwaitMaster(r *Redis) {
 	})
 }
 
-// Rejoin starts one of the two again as the other's replica, and waits until it has all data and
-// the Sentinel would promote it.
+// Rejoin starts one of the two servers again as the other's replica, and waits until it has all
+// data and Sentinel would promote it.
 func (s *Sentinels) Rejoin(r *Redis) {
 	s.Sentinel.t.Helper()
 	master := s.Master
@@ -84,7 +84,7 @@ func (s *Sentinels) Rejoin(r *Redis) {
 	}
 	host, port, _ := strings.Cut(master.Addr(), ":")
 	r.Restart()
-	do(s.Sentinel.t, r.admin, "replicaof", host, port) // the Sentinel would do it, but takes its time
+	do(s.Sentinel.t, r.admin, "replicaof", host, port) // Sentinel would do this as well, but later
 	await(s.Sentinel.t, "replica", func(ctx context.Context) error {
 		return lacks(r.admin.Info(ctx, "replication"), "master_link_status:up")
 	})

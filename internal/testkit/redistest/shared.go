@@ -22,9 +22,9 @@ var shared struct {
 	users  int
 }
 
-// Shared returns the URL of the test binary's one redis-server, started when first asked for, and a
-// prefix of keys that is the test's own. Tests that use it may run in parallel; they must not
-// flush, configure or stop it.
+// Shared returns the URL of the redis-server that all tests of the binary share, and a key prefix
+// for this test alone. The first call starts the server. Tests that use it may run in parallel;
+// they must not flush, configure or stop it.
 func Shared(t testing.TB) (url, prefix string) {
 	t.Helper()
 	server, err := acquire()
@@ -46,13 +46,13 @@ func acquire() (*redisproc.Server, error) {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.server == nil {
-		// Not the test's context: the server outlives the test.
+		// Not the test's context: the server must outlive the test.
 		server, err := redisproc.Start(context.Background(), redisproc.Options{})
 		if err != nil {
 			return nil, err
 		}
-		// Nobody is left to remove the folder when the process ends; the server writes
-		// nothing there.
+		// Remove the folder now, because no code runs when the process ends. The server writes
+		// nothing to it.
 		if err := os.RemoveAll(server.Dir()); err != nil {
 			return nil, errors.Join(err, server.Close())
 		}
@@ -62,8 +62,8 @@ func acquire() (*redisproc.Server, error) {
 	return shared.server, nil
 }
 
-// release keeps the server for the next test, where the system ends it together with
-// the test binary.
+// release keeps the server for the next test if the operating system ends it together with the test
+// binary; otherwise it stops the server after the last test.
 func release() error {
 	shared.Lock()
 	defer shared.Unlock()
@@ -76,14 +76,14 @@ func release() error {
 	return server.Close()
 }
 
-// IgnoreServers has goleak accept the goroutine that watches a redis-server, since the shared one
-// lives as long as the test binary.
+// IgnoreServers makes goleak ignore the goroutine that waits for a redis-server, because the shared
+// server lives as long as the test binary.
 func IgnoreServers() goleak.Option {
 	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/childproc.(*Child).run")
 }
 
-// Mini starts a miniredis whose keys expire as time passes, and returns it with its URL. It ends
-// with the test.
+// Mini starts a miniredis whose keys expire as time passes. It returns the server, which ends with
+// the test, and its URL.
 func Mini(t testing.TB) (mini *miniredis.Miniredis, url string) {
 	t.Helper()
 	mini = miniredis.RunT(t)
@@ -91,8 +91,8 @@ func Mini(t testing.TB) (mini *miniredis.Miniredis, url string) {
 	return mini, "redis://" + mini.Addr() + "/0"
 }
 
-// Both runs a test on the shared redis-server and on miniredis, as subtests of these names, each
-// with a prefix of keys of its own. The test may call t.Parallel.
+// Both runs a test on the shared redis-server and on miniredis, as subtests "redis" and
+// "miniredis", each with a key prefix of its own. The test may call t.Parallel.
 func Both(t *testing.T, test func(t *testing.T, url, prefix string)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) {
@@ -105,8 +105,8 @@ func Both(t *testing.T, test func(t *testing.T, url, prefix string)) {
 	})
 }
 
-// BothAlone runs a test on a redis-server and on a miniredis that nobody else uses, as parallel subtests of these
-// names. The test may stop, flush and configure its server.
+// BothAlone runs a test on a redis-server and on a miniredis that no other test uses, as parallel
+// subtests. The test may stop, flush and configure its server.
 func BothAlone(t *testing.T, test func(t *testing.T, url string)) {
 	t.Helper()
 	t.Parallel()

@@ -13,11 +13,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Group shows a group, whose ledger must agree with its jobs' states.
+// Group returns a group. The test fails if the group's counts do not agree with its jobs' states.
 func (w *World) Group(id string) api.Group {
 	w.T.Helper()
 	p := w.partition(id)
-	// One look at both, since the system may be at work.
+	// Both are read in one step, because other roles may be running.
 	var hash *redis.MapStringStringCmd
 	var states *redis.StringCmd
 	_, err := w.Conn.Cmd.TxPipelined(w.ctx(), func(pipe redis.Pipeliner) error {
@@ -61,7 +61,7 @@ func (w *World) Group(id string) api.Group {
 		Accepted: c.Accepted, Waiting: c.Waiting, NonReady: c.NonReady, Ready: c.Ready, InFlight: c.InFlight,
 		Done: c.Done, Failed: c.Failed, Cancelled: c.Cancelled,
 	}
-	if hash.Val()["sweep"] == "" { // while a cancelled group is swept the ledger lags behind
+	if hash.Val()["sweep"] == "" { // while a cancelled group is swept, the counts are behind the states
 		require.Equal(w.T, api.Counts{
 			Accepted:  int64(len(states.Val()) / 2),
 			Waiting:   *letters[ledger.Waiting],
@@ -86,10 +86,10 @@ func (w *World) partition(group string) keyspace.Partition {
 	return w.Space.OfTenant(tenant)
 }
 
-// Counts is a group's ledger.
+// Counts returns a group's counts.
 func (w *World) Counts(id string) api.Counts { w.T.Helper(); return w.Group(id).Counts }
 
-// AwaitCounts waits until a group's ledger is as wanted.
+// AwaitCounts waits until a group's counts are as wanted.
 func (w *World) AwaitCounts(id string, want api.Counts) {
 	w.T.Helper()
 	var got api.Counts
@@ -97,7 +97,7 @@ func (w *World) AwaitCounts(id string, want api.Counts) {
 	require.Equal(w.T, want, got)
 }
 
-// Job shows one job.
+// Job returns one job, as the API shows it.
 func (w *World) Job(group string, ordinal int64) api.Job {
 	w.T.Helper()
 	j, err := w.Store.Job(w.ctx(), group, ordinal)
@@ -105,7 +105,7 @@ func (w *World) Job(group string, ordinal int64) api.Job {
 	return j
 }
 
-// Pending is how many entries of a stream are delivered and not acknowledged.
+// Pending returns how many entries of a stream are delivered and not acknowledged.
 func (w *World) Pending(stream, group string) int64 {
 	w.T.Helper()
 	p, err := w.Conn.Cmd.XPending(w.ctx(), stream, group).Result()
@@ -113,7 +113,7 @@ func (w *World) Pending(stream, group string) int64 {
 	return p.Count
 }
 
-// Results are the lines of results that wait to be reduced, in the order of the stream.
+// Results returns the result lines that wait to be reduced, in the order of the stream.
 func (w *World) Results() []api.Result {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(w.ctx(), w.P.ResultStream(), "-", "+").Result()
@@ -127,7 +127,7 @@ func (w *World) Results() []api.Result {
 	return all
 }
 
-// DeadLetters are the newest dead letters.
+// DeadLetters returns the newest dead letters.
 func (w *World) DeadLetters() []api.DeadLetter {
 	w.T.Helper()
 	l, err := w.Store.DeadLetters(w.ctx(), "", 1000)
@@ -143,6 +143,6 @@ func (w *World) Garbage() []string {
 	return list
 }
 
-// EntryID is the least id that an entry of a stream has at that time. Ids of one length
-// compare as strings.
+// EntryID returns the lowest id that a stream entry can have at this time. Ids of the same length
+// compare like strings.
 func EntryID(at time.Time) string { return strconv.FormatInt(at.UnixMilli(), 10) + "-0" }

@@ -14,14 +14,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Held is a job as a worker holds it.
+// Held is a job that a worker has started, with its lease.
 type Held struct {
 	ledger.Job
 	Entry string
 	At    time.Time // when it was started
 }
 
-// Take reads and starts n jobs of a type, as a worker would that says nothing more.
+// Take reads and starts n jobs of a type, like a worker that then reports nothing.
 func (w *World) Take(typ, consumer string, n int) []Held {
 	w.T.Helper()
 	if n == 0 {
@@ -65,7 +65,7 @@ func (w *World) ensure(stream, group string) {
 	}
 }
 
-// Done reports jobs as done, each with data as its result, in one entry of results.
+// Done reports jobs as done, each with data as its result, in one entry of the results stream.
 func (w *World) Done(data string, jobs ...Held) {
 	w.T.Helper()
 	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
@@ -77,7 +77,7 @@ func (w *World) Done(data string, jobs ...Held) {
 	})
 }
 
-// Fail reports jobs as failed for good.
+// Fail reports jobs as failed, with a permanent error.
 func (w *World) Fail(code string, jobs ...Held) {
 	w.T.Helper()
 	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
@@ -111,7 +111,8 @@ func (w *World) report(jobs []Held, add func(*ledger.GroupOutcome, Held)) {
 	require.EqualValues(w.T, len(jobs), r.Owned)
 }
 
-// ReadResults delivers the entries of results to an aggregator that does nothing with them.
+// ReadResults delivers the entries of the results stream to an aggregator that does
+// not reduce them.
 func (w *World) ReadResults(consumer string) []redis.XMessage {
 	w.T.Helper()
 	w.ensure(w.P.ResultStream(), keyspace.GroupAggregator)
@@ -129,7 +130,7 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 	return got[0].Messages
 }
 
-// Reduce reduces all results of groups that asked for nothing, as an aggregator would.
+// Reduce reduces all results of groups without aggregates, like an aggregator.
 func (w *World) Reduce() {
 	w.T.Helper()
 	for _, m := range w.ReadResults("test") {
@@ -156,7 +157,7 @@ func (w *World) Reduce() {
 	}
 }
 
-// Finish runs all jobs that wait of a type, as the other roles would: they are done and reduced.
+// Finish runs all waiting jobs of a type, like the other roles: the jobs become done and reduced.
 func (w *World) Finish(typ string) {
 	w.T.Helper()
 	w.Admit(typ)

@@ -1,6 +1,6 @@
-// Package stagetest is the world that a stage is tested in: an installation on a Redis, into which
-// a test puts groups, in which it plays the other roles, and out of which it reads what became of
-// the jobs. Whenever it reads a group's counts, it holds the ledger against the states of the jobs.
+// Package stagetest is the environment in which a stage is tested: an installation on a Redis. A
+// test submits groups to it, acts in place of the other roles, and reads the state of the jobs.
+// Each read of a group's counts checks them against the states of its jobs.
 package stagetest
 
 import (
@@ -22,10 +22,11 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Patience is how long a test waits for what must happen; a healthy run needs a fraction.
+// Patience is the time limit for events that must happen; a healthy run needs a fraction of it.
 const Patience = 30 * time.Second
 
-// World is an installation. Its methods end the test when they fail.
+// World is an installation: a Redis with a key prefix, and a store. A method that fails
+// ends the test.
 type World struct {
 	T     testing.TB
 	URL   string
@@ -36,7 +37,7 @@ type World struct {
 	Store *groups.Store
 }
 
-// New is an installation of so many partitions on the Redis at url.
+// New returns an installation with this number of partitions on the Redis at url.
 func New(t testing.TB, url, prefix string, partitions int) *World {
 	t.Helper()
 	w := &World{T: t, URL: url, Tel: telemetry.Nop()}
@@ -49,7 +50,7 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 	return w
 }
 
-// Shared is an installation of one partition on the redis-server that the tests of the
+// Shared returns an installation with one partition on the redis-server that the tests of the
 // package share.
 func Shared(t testing.TB) *World {
 	t.Helper()
@@ -57,7 +58,7 @@ func Shared(t testing.TB) *World {
 	return New(t, url, prefix, 1)
 }
 
-// Both runs a test on a real server and on miniredis, at the same time as others.
+// Both runs a test on a real server and on miniredis, in parallel with other tests.
 func Both(t *testing.T, test func(*World)) {
 	t.Helper()
 	t.Parallel()
@@ -67,7 +68,7 @@ func Both(t *testing.T, test func(*World)) {
 	})
 }
 
-// Connect opens one more connection, as another process would have it.
+// Connect opens another connection, like another process.
 func (w *World) Connect() *redisx.Conn {
 	w.T.Helper()
 	conn, err := redisx.Connect(w.ctx(), redisx.Config{
@@ -81,16 +82,16 @@ func (w *World) Connect() *redisx.Conn {
 	return conn
 }
 
-// NewStore is one more store on the installation.
+// NewStore returns another store on the installation.
 func (w *World) NewStore(cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), nil)
 }
 
-// ctx outlives the test's own, for clean-ups.
+// ctx returns a context that does not end with the test, for clean-ups.
 func (w *World) ctx() context.Context { return context.WithoutCancel(w.T.Context()) }
 
-// Run runs a role in the background until stop is called, at the latest when the test ends. Stop
-// waits for it.
+// Run runs a role in the background until stop is called, at the latest until the end of the test.
+// stop waits until the role has ended.
 func (w *World) Run(role interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	ended := make(chan error, 1)
@@ -114,7 +115,7 @@ func (w *World) Run(role interface{ Run(context.Context) error }) (stop func()) 
 	return stop
 }
 
-// Await looks until ok, for what no event tells.
+// Await calls ok repeatedly until it returns true, for states that no event announces.
 func (w *World) Await(what string, ok func() bool) {
 	w.T.Helper()
 	expired := time.After(Patience)
@@ -129,7 +130,7 @@ func (w *World) Await(what string, ok func() bool) {
 	}
 }
 
-// Receive waits for what comes out of a channel.
+// Receive waits for a value from a channel.
 func Receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -149,13 +150,13 @@ func (w *World) Submit(g messages.SubmitGroup) {
 	require.NoError(w.T, err)
 }
 
-// Jobs stores a sealed group of tenant acme with n jobs, whose payload is their number.
+// Jobs stores a sealed group of tenant acme with n jobs; the payload of each is its number.
 func (w *World) Jobs(group, typ string, n int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{ID: group, Tenant: "acme", Type: typ, Jobs: Numbered(n)})
 }
 
-// Numbered are n jobs whose payload is their number.
+// Numbered returns n jobs; the payload of each is its number.
 func Numbered(n int) []messages.Job {
 	jobs := make([]messages.Job, n)
 	for i := range jobs {
@@ -164,7 +165,7 @@ func Numbered(n int) []messages.Job {
 	return jobs
 }
 
-// Admit hands out what waits of a type in all partitions, as a fetcher without a limit would.
+// Admit admits the waiting jobs of a type in all partitions, like a fetcher without a rate limit.
 func (w *World) Admit(typ string) {
 	w.T.Helper()
 	for _, p := range w.Space.All() {
@@ -185,9 +186,9 @@ func (w *World) Admit(typ string) {
 	}
 }
 
-// Feed hands out what waits, again and again, promotes what is due and takes back what was idle for
-// a lease, as a fetcher and a dispatcher without limits would, until the test ends. Errors are
-// passed over: Redis may be away.
+// Feed acts like a fetcher and a dispatcher without rate limits until the end of the test: it
+// admits waiting jobs, promotes due jobs, and reclaims jobs whose lease has ended. It ignores
+// errors, because Redis may be away in the test.
 func (w *World) Feed(lease time.Duration, types ...string) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	conn, ended := w.Connect(), make(chan struct{})
@@ -223,7 +224,7 @@ func (w *World) Feed(lease time.Duration, types ...string) {
 	w.T.Cleanup(func() { cancel(); <-ended })
 }
 
-// Decode reads JSON.
+// Decode parses JSON.
 func Decode[T any](t testing.TB, text string) T {
 	t.Helper()
 	var v T
