@@ -69,12 +69,12 @@ func New(
 func (a *Aggregator) Run(ctx context.Context) error {
 	var runs []func(context.Context) error
 	for _, p := range a.space.All() {
-		part := &partition{
+		part := &partitionReducer{
 			Aggregator: a,
-			p:          p,
+			partition:  p,
 			reader:     stream.NewReader(a.conn, keyspace.GroupAggregator, a.id),
-			count:      readLeast,
-			known:      memory{groups: map[string]*known{}},
+			readCount:  readLeast,
+			cache:      memory{groups: map[string]*known{}},
 		}
 		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
@@ -89,27 +89,27 @@ func (a *Aggregator) Run(ctx context.Context) error {
 }
 
 // partition is the loop's state for one partition.
-type partition struct {
+type partitionReducer struct {
 	*Aggregator
-	p         keyspace.Partition
-	reader    *stream.Reader
-	claimedAt time.Time
-	claimFrom string         // where the next claim looks on; "" is the beginning
-	count     int            // entries that the next read asks for
-	left      []stream.Entry // read, but not reduced for an error
-	known     memory
+	partition  keyspace.Partition
+	reader     *stream.Reader
+	claimedAt  time.Time
+	claimStart string         // where the next claim looks on; "" is the beginning
+	readCount  int            // entries that the next read asks for
+	unreduced  []stream.Entry // read, but not reduced for an error
+	cache      memory
 }
 
 // step reduces one batch of entries and says how long others may gather.
-func (p *partition) step(ctx context.Context) (time.Duration, error) {
-	entries, full := p.left, false
+func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
+	entries, full := p.unreduced, false
 	if len(entries) == 0 {
 		var err error
 		if entries, full, err = p.read(ctx); err != nil || len(entries) == 0 {
 			return 0, err
 		}
 	}
-	p.left = nil
+	p.unreduced = nil
 	began := time.Now()
 	parts := portions(entries)
 	p.meet(ctx, parts)
@@ -120,13 +120,13 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		}
 		if call.IsUnavailable(err) || ctx.Err() != nil {
 			for _, rest := range parts[i:] {
-				p.left = append(p.left, rest.entries...)
+				p.unreduced = append(p.unreduced, rest.entries...)
 			}
 			return 0, err
 		}
 		// One group must not hold up the others: its entries stay pending and are claimed again.
 		p.tel.Log.Error("reduce failed, trying again later",
-			"partition", p.p.Index(), "group", part.group, "error", err)
+			"partition", p.partition.Index(), "group", part.group, "error", err)
 	}
 	if full {
 		return 0, nil
@@ -135,7 +135,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 }
 
 // read delivers entries and says whether there are more.
-func (p *partition) read(ctx context.Context) (entries []stream.Entry, full bool, err error) {
+func (p *partitionReducer) read(ctx context.Context) (entries []stream.Entry, full bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
 		claimed, err := p.claim(ctx)
@@ -143,31 +143,31 @@ func (p *partition) read(ctx context.Context) (entries []stream.Entry, full bool
 			return claimed, true, err
 		}
 	}
-	batches, err := p.reader.Read(ctx, []string{p.p.ResultStream()}, p.count, p.cfg.Block)
+	batches, err := p.reader.Read(ctx, []string{p.partition.ResultStream()}, p.readCount, p.cfg.Block)
 	if err != nil || len(batches) == 0 {
 		return nil, false, err
 	}
 	entries = batches[0].Entries
-	full = len(entries) == p.count
+	full = len(entries) == p.readCount
 	bytes := 0
 	for _, e := range entries {
 		bytes += len(e.Get("l"))
 	}
-	if p.count = readLeast; full && bytes < readLight {
-		p.count = min(2*len(entries), readMost)
+	if p.readCount = readLeast; full && bytes < readLight {
+		p.readCount = min(2*len(entries), readMost)
 	}
 	return entries, full, nil
 }
 
 // claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed
 // too: the jobs' states let only one of both reduce it.
-func (p *partition) claim(ctx context.Context) ([]stream.Entry, error) {
+func (p *partitionReducer) claim(ctx context.Context) ([]stream.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
-		Stream:   p.p.ResultStream(),
+		Stream:   p.partition.ResultStream(),
 		Group:    keyspace.GroupAggregator,
 		Consumer: p.id,
 		MinIdle:  p.cfg.Lease,
-		Start:    cmp.Or(p.claimFrom, "0-0"),
+		Start:    cmp.Or(p.claimStart, "0-0"),
 		Count:    readLeast,
 	}).Result()
 	if call.IsNoGroup(err) {
@@ -176,7 +176,7 @@ func (p *partition) claim(ctx context.Context) ([]stream.Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim results: %w", err)
 	}
-	p.claimFrom = next // entries that can't be reduced must not hide those behind them
+	p.claimStart = next // entries that can't be reduced must not hide those behind them
 	entries := make([]stream.Entry, 0, len(msgs))
 	for _, m := range msgs {
 		e := stream.Entry{ID: m.ID}
@@ -187,13 +187,13 @@ func (p *partition) claim(ctx context.Context) ([]stream.Entry, error) {
 		entries = append(entries, e)
 	}
 	if len(entries) > 0 {
-		p.tel.Log.Warn("took results over from a lost aggregator", "partition", p.p.Index(), "entries", len(entries))
+		p.tel.Log.Warn("took results over from a lost aggregator", "partition", p.partition.Index(), "entries", len(entries))
 	}
 	return entries, nil
 }
 
 // reduce merges a group's entries into this process's slot.
-func (p *partition) reduce(ctx context.Context, group string, entries []stream.Entry) error {
+func (p *partitionReducer) reduce(ctx context.Context, group string, entries []stream.Entry) error {
 	began := time.Now()
 	jobs, err := parseEntries(entries)
 	if err != nil {
@@ -211,12 +211,12 @@ func (p *partition) reduce(ctx context.Context, group string, entries []stream.E
 		args := ledger.ReduceArgs{Group: group, Slot: p.slot, Entries: ids}
 		if k != nil {
 			// Its state is changed from here on: it is only known again once that is stored.
-			p.known.forget(group)
+			p.cache.forget(group)
 			if err := p.merge(k, jobs, &args); err != nil {
 				return err
 			}
 		}
-		r, err := ledger.Reduce(ctx, p.conn.Cmd, p.p, args)
+		r, err := ledger.Reduce(ctx, p.conn.Cmd, p.partition, args)
 		if err != nil {
 			return err
 		}
@@ -224,7 +224,7 @@ func (p *partition) reduce(ctx context.Context, group string, entries []stream.E
 		case ledger.ReduceOK:
 			if k != nil {
 				k.version, k.size = r.Version, len(args.State)
-				p.known.keep(group, k)
+				p.cache.keep(group, k)
 				p.trace(ctx, k.tenant, group, jobs, began)
 			}
 			return nil
@@ -239,7 +239,7 @@ func (p *partition) reduce(ctx context.Context, group string, entries []stream.E
 }
 
 // merge computes the slot's next state.
-func (p *partition) merge(k *known, jobs []done, args *ledger.ReduceArgs) error {
+func (p *partitionReducer) merge(k *known, jobs []done, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))
 	for i := range jobs {
@@ -266,7 +266,7 @@ func (p *partition) merge(k *known, jobs []done, args *ledger.ReduceArgs) error 
 
 // setAside keeps entries that are no results for a person to look at, one by one, so that a good
 // one among them is reduced.
-func (p *partition) setAside(ctx context.Context, group string, entries []stream.Entry, reason error) error {
+func (p *partitionReducer) setAside(ctx context.Context, group string, entries []stream.Entry, reason error) error {
 	if len(entries) > 1 {
 		for _, e := range entries {
 			if err := p.reduce(ctx, group, []stream.Entry{e}); err != nil {
@@ -277,12 +277,12 @@ func (p *partition) setAside(ctx context.Context, group string, entries []stream
 	}
 	e := entries[0]
 	p.tel.Log.Warn("set an unreadable entry of results aside",
-		"partition", p.p.Index(), "entry", e.ID, "reason", reason)
+		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.p.Garbage(), fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields)))
-		pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
-		pipe.XAck(ctx, p.p.ResultStream(), keyspace.GroupAggregator, e.ID)
-		pipe.XDel(ctx, p.p.ResultStream(), e.ID)
+		pipe.LPush(ctx, p.partition.Garbage(), fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields)))
+		pipe.LTrim(ctx, p.partition.Garbage(), 0, 999)
+		pipe.XAck(ctx, p.partition.ResultStream(), keyspace.GroupAggregator, e.ID)
+		pipe.XDel(ctx, p.partition.ResultStream(), e.ID)
 		return nil
 	})
 	if err != nil {

@@ -54,8 +54,8 @@ func (m *memory) forget(group string) {
 
 // know reads what a group asked for and where this process's slot stands; nil when the
 // group is gone.
-func (p *partition) know(ctx context.Context, group string) (*known, error) {
-	if k := p.known.groups[group]; k != nil {
+func (p *partitionReducer) know(ctx context.Context, group string) (*known, error) {
+	if k := p.cache.groups[group]; k != nil {
 		return k, nil
 	}
 	var reads [1]groupRead
@@ -67,10 +67,10 @@ func (p *partition) know(ctx context.Context, group string) (*known, error) {
 
 // meet reads at once what is not known of several groups. What fails is tried again, and told, when
 // the group has its turn.
-func (p *partition) meet(ctx context.Context, parts []*portion) {
+func (p *partitionReducer) meet(ctx context.Context, parts []*portion) {
 	var fresh []string
 	for _, part := range parts {
-		if p.known.groups[part.group] == nil && !slices.Contains(fresh, part.group) {
+		if p.cache.groups[part.group] == nil && !slices.Contains(fresh, part.group) {
 			fresh = append(fresh, part.group)
 		}
 	}
@@ -84,7 +84,7 @@ func (p *partition) meet(ctx context.Context, parts []*portion) {
 			continue
 		}
 		if k, err := p.decode(group, reads[i]); err == nil && k != nil {
-			p.known.keep(group, k)
+			p.cache.keep(group, k)
 		}
 	}
 }
@@ -92,17 +92,17 @@ func (p *partition) meet(ctx context.Context, parts []*portion) {
 // groupRead is what Redis tells of a group.
 type groupRead struct{ meta, slot *redis.SliceCmd }
 
-func (p *partition) readInto(ctx context.Context, reads []groupRead, ids []string) func(redis.Pipeliner) error {
+func (p *partitionReducer) readInto(ctx context.Context, reads []groupRead, ids []string) func(redis.Pipeliner) error {
 	return func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
-			reads[i].meta = pipe.HMGet(ctx, p.p.Group(id), "status", "tenant", "aggregate")
-			reads[i].slot = pipe.HMGet(ctx, p.p.Aggregate(id), "version:"+p.slot, "slot:"+p.slot)
+			reads[i].meta = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
+			reads[i].slot = pipe.HMGet(ctx, p.partition.Aggregate(id), "version:"+p.slot, "slot:"+p.slot)
 		}
 		return nil
 	}
 }
 
-func (p *partition) decode(group string, r groupRead) (*known, error) {
+func (p *partitionReducer) decode(group string, r groupRead) (*known, error) {
 	text := func(v any) string { s, _ := v.(string); return s }
 	meta, slot := r.meta.Val(), r.slot.Val()
 	if text(meta[0]) == "" {

@@ -11,7 +11,7 @@ import (
 )
 
 // trace ends the sampled jobs' traces.
-func (p *partition) trace(ctx context.Context, tenant, group string, jobs []done, began time.Time) {
+func (p *partitionReducer) trace(ctx context.Context, tenant, group string, jobs []done, began time.Time) {
 	var links []trace.Link
 	for i := range jobs {
 		j := &jobs[i]
@@ -21,7 +21,7 @@ func (p *partition) trace(ctx context.Context, tenant, group string, jobs []done
 		_, span := p.tel.StartJob(ctx,
 			telemetry.JobSpan{Parent: j.trace, Name: "reduce", Kind: trace.SpanKindConsumer, Start: began},
 			func() []attribute.KeyValue {
-				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream())
+				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.partition.ResultStream())
 				return append(attrs, telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)...)
 			})
 		span.End()
@@ -30,7 +30,7 @@ func (p *partition) trace(ctx context.Context, tenant, group string, jobs []done
 	if len(links) == 0 {
 		return
 	}
-	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.p.ResultStream()),
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.partition.ResultStream()),
 		telemetry.MessageCount(len(jobs)))
 	_, batch := p.tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began),
 		trace.WithLinks(links...), trace.WithAttributes(attributes...))
