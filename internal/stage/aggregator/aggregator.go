@@ -74,7 +74,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			partition:  p,
 			reader:     stream.NewReader(a.conn, keyspace.GroupAggregator, a.id),
 			readCount:  readLeast,
-			cache:      memory{groups: map[string]*known{}},
+			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
 		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
@@ -97,7 +97,7 @@ type partitionReducer struct {
 	claimStart string         // where the next claim looks on; "" is the beginning
 	readCount  int            // entries that the next read asks for
 	unreduced  []stream.Entry // read, but not reduced for an error
-	cache      memory
+	cache      groupCache
 }
 
 // step reduces one batch of entries and says how long others may gather.
@@ -112,7 +112,7 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	p.unreduced = nil
 	began := time.Now()
 	parts := portions(entries)
-	p.meet(ctx, parts)
+	p.prefetchGroups(ctx, parts)
 	for i, part := range parts {
 		err := p.reduce(ctx, part.group, part.entries)
 		if err == nil {
@@ -204,15 +204,15 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 		ids[i] = e.ID
 	}
 	for {
-		k, err := p.know(ctx, group)
+		cached, err := p.loadGroup(ctx, group)
 		if err != nil {
 			return err
 		}
 		args := ledger.ReduceArgs{Group: group, Slot: p.slot, Entries: ids}
-		if k != nil {
+		if cached != nil {
 			// Its state is changed from here on: it is only known again once that is stored.
-			p.cache.forget(group)
-			if err := p.merge(k, jobs, &args); err != nil {
+			p.cache.remove(group)
+			if err := p.merge(cached, jobs, &args); err != nil {
 				return err
 			}
 		}
@@ -222,10 +222,10 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 		}
 		switch r.State {
 		case ledger.ReduceOK:
-			if k != nil {
-				k.version, k.size = r.Version, len(args.State)
-				p.cache.keep(group, k)
-				p.trace(ctx, k.tenant, group, jobs, began)
+			if cached != nil {
+				cached.version, cached.size = r.Version, len(args.State)
+				p.cache.put(group, cached)
+				p.trace(ctx, cached.tenant, group, jobs, began)
 			}
 			return nil
 		case ledger.ReduceGone:
@@ -239,11 +239,11 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 }
 
 // merge computes the slot's next state.
-func (p *partitionReducer) merge(k *known, jobs []done, args *ledger.ReduceArgs) error {
+func (p *partitionReducer) merge(cached *cachedGroup, jobs []done, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))
 	for i := range jobs {
-		if err := k.state.Add(jobs[i].Result); err != nil {
+		if err := cached.state.Add(jobs[i].Result); err != nil {
 			leftOut, reason = leftOut+1, err
 		}
 		args.Ordinals[i] = jobs[i].Ordinal
@@ -259,8 +259,8 @@ func (p *partitionReducer) merge(k *known, jobs []done, args *ledger.ReduceArgs)
 		}
 		args.Lines = append(args.Lines, jobs[i].line...)
 	}
-	encoded, err := k.state.Encode()
-	args.State, args.Version = encoded, k.version
+	encoded, err := cached.state.Encode()
+	args.State, args.Version = encoded, cached.version
 	return err
 }
 

@@ -60,7 +60,7 @@ func BenchmarkMerge(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			plan, err := reducer.NewRegistry().Compile(specs)
 			require.NoError(b, err)
-			k, p := &known{state: plan.New()}, &partitionReducer{}
+			k, p := &cachedGroup{state: plan.New()}, &partitionReducer{}
 			jobs, err := parseEntries(entriesOf(1, 1))
 			require.NoError(b, err)
 			b.ReportAllocs()

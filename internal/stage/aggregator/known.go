@@ -13,7 +13,7 @@ import (
 )
 
 // known is what this process remembers of a group, so that it need not be read for each batch.
-type known struct {
+type cachedGroup struct {
 	tenant  string
 	version int64
 	state   *reducer.State // of this process's slot
@@ -22,69 +22,69 @@ type known struct {
 
 // What is remembered at most; a state takes a few times its encoded size.
 const (
-	maxKnown      = 2000
-	maxKnownBytes = 16 << 20
+	maxCachedGroups = 2000
+	maxCachedBytes  = 16 << 20
 )
 
 // memory holds the groups that are known.
-type memory struct {
-	groups map[string]*known
+type groupCache struct {
+	groups map[string]*cachedGroup
 	bytes  int
 }
 
 // keep makes room by chance: a group that is still in work is read again.
-func (m *memory) keep(group string, k *known) {
+func (m *groupCache) put(group string, cached *cachedGroup) {
 	for other := range m.groups {
-		if len(m.groups) < maxKnown && m.bytes+k.size <= maxKnownBytes {
+		if len(m.groups) < maxCachedGroups && m.bytes+cached.size <= maxCachedBytes {
 			break
 		}
-		m.forget(other)
+		m.remove(other)
 	}
-	m.forget(group)
-	m.groups[group] = k
-	m.bytes += k.size
+	m.remove(group)
+	m.groups[group] = cached
+	m.bytes += cached.size
 }
 
-func (m *memory) forget(group string) {
-	if k := m.groups[group]; k != nil {
-		m.bytes -= k.size
+func (m *groupCache) remove(group string) {
+	if cached := m.groups[group]; cached != nil {
+		m.bytes -= cached.size
 		delete(m.groups, group)
 	}
 }
 
 // know reads what a group asked for and where this process's slot stands; nil when the
 // group is gone.
-func (p *partitionReducer) know(ctx context.Context, group string) (*known, error) {
-	if k := p.cache.groups[group]; k != nil {
-		return k, nil
+func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cachedGroup, error) {
+	if cached := p.cache.groups[group]; cached != nil {
+		return cached, nil
 	}
 	var reads [1]groupRead
-	if _, err := p.conn.Cmd.Pipelined(ctx, p.readInto(ctx, reads[:], []string{group})); err != nil {
+	if _, err := p.conn.Cmd.Pipelined(ctx, p.queueReads(ctx, reads[:], []string{group})); err != nil {
 		return nil, fmt.Errorf("read group %s: %w", group, err)
 	}
-	return p.decode(group, reads[0])
+	return p.decodeGroup(group, reads[0])
 }
 
 // meet reads at once what is not known of several groups. What fails is tried again, and told, when
 // the group has its turn.
-func (p *partitionReducer) meet(ctx context.Context, parts []*portion) {
-	var fresh []string
+func (p *partitionReducer) prefetchGroups(ctx context.Context, parts []*portion) {
+	var missing []string
 	for _, part := range parts {
-		if p.cache.groups[part.group] == nil && !slices.Contains(fresh, part.group) {
-			fresh = append(fresh, part.group)
+		if p.cache.groups[part.group] == nil && !slices.Contains(missing, part.group) {
+			missing = append(missing, part.group)
 		}
 	}
-	if len(fresh) < 2 {
+	if len(missing) < 2 {
 		return
 	}
-	reads := make([]groupRead, len(fresh))
-	_, _ = p.conn.Cmd.Pipelined(ctx, p.readInto(ctx, reads, fresh))
-	for i, group := range fresh {
+	reads := make([]groupRead, len(missing))
+	_, _ = p.conn.Cmd.Pipelined(ctx, p.queueReads(ctx, reads, missing))
+	for i, group := range missing {
 		if reads[i].meta.Err() != nil || reads[i].slot.Err() != nil {
 			continue
 		}
-		if k, err := p.decode(group, reads[i]); err == nil && k != nil {
-			p.cache.keep(group, k)
+		if cached, err := p.decodeGroup(group, reads[i]); err == nil && cached != nil {
+			p.cache.put(group, cached)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func (p *partitionReducer) meet(ctx context.Context, parts []*portion) {
 // groupRead is what Redis tells of a group.
 type groupRead struct{ meta, slot *redis.SliceCmd }
 
-func (p *partitionReducer) readInto(ctx context.Context, reads []groupRead, ids []string) func(redis.Pipeliner) error {
+func (p *partitionReducer) queueReads(ctx context.Context, reads []groupRead, ids []string) func(redis.Pipeliner) error {
 	return func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
 			reads[i].meta = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
@@ -102,7 +102,7 @@ func (p *partitionReducer) readInto(ctx context.Context, reads []groupRead, ids 
 	}
 }
 
-func (p *partitionReducer) decode(group string, r groupRead) (*known, error) {
+func (p *partitionReducer) decodeGroup(group string, r groupRead) (*cachedGroup, error) {
 	text := func(v any) string { s, _ := v.(string); return s }
 	meta, slot := r.meta.Val(), r.slot.Val()
 	if text(meta[0]) == "" {
@@ -112,13 +112,13 @@ func (p *partitionReducer) decode(group string, r groupRead) (*known, error) {
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
 	}
-	k := &known{tenant: text(meta[1])}
-	k.version, _ = strconv.ParseInt(text(slot[0]), 10, 64)
+	cached := &cachedGroup{tenant: text(meta[1])}
+	cached.version, _ = strconv.ParseInt(text(slot[0]), 10, 64)
 	encoded := text(slot[1])
-	if k.size = len(encoded); encoded == "" {
-		k.state = plan.New()
-	} else if k.state, err = plan.Decode([]byte(encoded)); err != nil {
+	if cached.size = len(encoded); encoded == "" {
+		cached.state = plan.New()
+	} else if cached.state, err = plan.Decode([]byte(encoded)); err != nil {
 		return nil, fmt.Errorf("group %s: %w", group, err)
 	}
-	return k, nil
+	return cached, nil
 }
