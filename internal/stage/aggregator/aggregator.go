@@ -35,12 +35,12 @@ const (
 	slotCount = 16 // parts of an aggregate
 	// Entries that are read at once, each of up to 200 jobs: more of them where one is behind and
 	// they are light.
-	readLeast, readMost = 50, 200
-	readLight           = 1 << 20 // bytes
+	minRead, maxRead = 50, 200
+	lightRead        = 1 << 20 // bytes
 	// What came is reduced at once; then more is left to gather for so many times as long as that
 	// took, since what comes together costs less.
-	restTimes = 4
-	restMost  = 20 * time.Millisecond
+	pauseFactor = 4
+	maxPause    = 20 * time.Millisecond
 )
 
 // Aggregator is one process's aggregator, for all partitions.
@@ -73,7 +73,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			Aggregator: a,
 			partition:  p,
 			reader:     stream.NewReader(a.conn, keyspace.GroupAggregator, a.id),
-			readCount:  readLeast,
+			readCount:  minRead,
 			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
 		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
@@ -111,27 +111,27 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	}
 	p.unreduced = nil
 	began := time.Now()
-	parts := portions(entries)
-	p.prefetchGroups(ctx, parts)
-	for i, part := range parts {
-		err := p.reduce(ctx, part.group, part.entries)
+	batches := groupBatches(entries)
+	p.prefetchGroups(ctx, batches)
+	for i, b := range batches {
+		err := p.reduce(ctx, b.group, b.entries)
 		if err == nil {
 			continue
 		}
 		if call.IsUnavailable(err) || ctx.Err() != nil {
-			for _, rest := range parts[i:] {
+			for _, rest := range batches[i:] {
 				p.unreduced = append(p.unreduced, rest.entries...)
 			}
 			return 0, err
 		}
 		// One group must not hold up the others: its entries stay pending and are claimed again.
 		p.tel.Log.Error("reduce failed, trying again later",
-			"partition", p.partition.Index(), "group", part.group, "error", err)
+			"partition", p.partition.Index(), "group", b.group, "error", err)
 	}
 	if full {
 		return 0, nil
 	}
-	return min(restTimes*time.Since(began), restMost), nil
+	return min(pauseFactor*time.Since(began), maxPause), nil
 }
 
 // read delivers entries and says whether there are more.
@@ -153,8 +153,8 @@ func (p *partitionReducer) read(ctx context.Context) (entries []stream.Entry, fu
 	for _, e := range entries {
 		bytes += len(e.Get("l"))
 	}
-	if p.readCount = readLeast; full && bytes < readLight {
-		p.readCount = min(2*len(entries), readMost)
+	if p.readCount = minRead; full && bytes < lightRead {
+		p.readCount = min(2*len(entries), maxRead)
 	}
 	return entries, full, nil
 }
@@ -168,7 +168,7 @@ func (p *partitionReducer) claim(ctx context.Context) ([]stream.Entry, error) {
 		Consumer: p.id,
 		MinIdle:  p.cfg.Lease,
 		Start:    cmp.Or(p.claimStart, "0-0"),
-		Count:    readLeast,
+		Count:    minRead,
 	}).Result()
 	if call.IsNoGroup(err) {
 		return nil, nil // the read creates it

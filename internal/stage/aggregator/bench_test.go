@@ -40,11 +40,11 @@ func BenchmarkParseEntries(b *testing.B) {
 	perJob(b, 200)
 }
 
-func BenchmarkPortions(b *testing.B) {
+func BenchmarkGroupBatches(b *testing.B) {
 	entries := entriesOf(50, 10)
 	b.ReportAllocs()
 	for b.Loop() {
-		portions(entries)
+		groupBatches(entries)
 	}
 	perJob(b, 50*200)
 }

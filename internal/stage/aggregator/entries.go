@@ -20,26 +20,26 @@ const (
 )
 
 // portion is what one script reduces: entries of one group.
-type portion struct {
+type batch struct {
 	group        string
 	entries      []stream.Entry
 	bytes, lines int
 }
 
 // portions sorts entries by group, in the order in which they came.
-func portions(entries []stream.Entry) []*portion {
-	var all []*portion
-	open := map[string]*portion{}
+func groupBatches(entries []stream.Entry) []*batch {
+	var all []*batch
+	open := map[string]*batch{}
 	for _, e := range entries {
 		group, lines := e.Get("g"), e.Get("l")
-		part := open[group]
-		if part == nil || part.bytes >= reduceBytes || part.lines >= reduceLines {
-			part = &portion{group: group}
-			open[group], all = part, append(all, part)
+		b := open[group]
+		if b == nil || b.bytes >= reduceBytes || b.lines >= reduceLines {
+			b = &batch{group: group}
+			open[group], all = b, append(all, b)
 		}
-		part.entries = append(part.entries, e)
-		part.bytes += len(lines)
-		part.lines += 1 + strings.Count(lines, "\n")
+		b.entries = append(b.entries, e)
+		b.bytes += len(lines)
+		b.lines += 1 + strings.Count(lines, "\n")
 	}
 	return all
 }

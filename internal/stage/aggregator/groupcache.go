@@ -67,11 +67,11 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 
 // meet reads at once what is not known of several groups. What fails is tried again, and told, when
 // the group has its turn.
-func (p *partitionReducer) prefetchGroups(ctx context.Context, parts []*portion) {
+func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch) {
 	var missing []string
-	for _, part := range parts {
-		if p.cache.groups[part.group] == nil && !slices.Contains(missing, part.group) {
-			missing = append(missing, part.group)
+	for _, b := range batches {
+		if p.cache.groups[b.group] == nil && !slices.Contains(missing, b.group) {
+			missing = append(missing, b.group)
 		}
 	}
 	if len(missing) < 2 {
