@@ -32,7 +32,7 @@ type Config struct {
 }
 
 const (
-	slotCount = 16 // parts of an aggregate
+	partialCount = 16 // parts of an aggregate
 	// Entries that are read at once, each of up to 200 jobs: more of them where one is behind and
 	// they are light.
 	minRead, maxRead = 50, 200
@@ -51,7 +51,7 @@ type Aggregator struct {
 	tel      *telemetry.Telemetry
 	id       string
 	reducers *reducer.Registry
-	slot     string
+	partial  string
 }
 
 // New returns an aggregator named id, which must be unique to the process's start.
@@ -61,7 +61,7 @@ func New(
 ) *Aggregator {
 	return &Aggregator{
 		cfg: cfg, conn: conn, space: space, tel: tel, id: id, reducers: reducers,
-		slot: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(id)) % slotCount)),
+		partial: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(id)) % partialCount)),
 	}
 }
 
@@ -208,7 +208,7 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 		if err != nil {
 			return err
 		}
-		args := ledger.ReduceArgs{Group: group, Slot: p.slot, Entries: ids}
+		args := ledger.ReduceArgs{Group: group, Slot: p.partial, Entries: ids}
 		if cached != nil {
 			// Its state is changed from here on: it is only known again once that is stored.
 			p.cache.remove(group)

@@ -58,7 +58,7 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	if cached := p.cache.groups[group]; cached != nil {
 		return cached, nil
 	}
-	var reads [1]groupRead
+	var reads [1]groupReply
 	if _, err := p.conn.Cmd.Pipelined(ctx, p.queueReads(ctx, reads[:], []string{group})); err != nil {
 		return nil, fmt.Errorf("read group %s: %w", group, err)
 	}
@@ -77,10 +77,10 @@ func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch)
 	if len(missing) < 2 {
 		return
 	}
-	reads := make([]groupRead, len(missing))
+	reads := make([]groupReply, len(missing))
 	_, _ = p.conn.Cmd.Pipelined(ctx, p.queueReads(ctx, reads, missing))
 	for i, group := range missing {
-		if reads[i].meta.Err() != nil || reads[i].slot.Err() != nil {
+		if reads[i].group.Err() != nil || reads[i].partial.Err() != nil {
 			continue
 		}
 		if cached, err := p.decodeGroup(group, reads[i]); err == nil && cached != nil {
@@ -90,31 +90,31 @@ func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch)
 }
 
 // groupRead is what Redis tells of a group.
-type groupRead struct{ meta, slot *redis.SliceCmd }
+type groupReply struct{ group, partial *redis.SliceCmd }
 
-func (p *partitionReducer) queueReads(ctx context.Context, reads []groupRead, ids []string) func(redis.Pipeliner) error {
+func (p *partitionReducer) queueReads(ctx context.Context, reads []groupReply, ids []string) func(redis.Pipeliner) error {
 	return func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
-			reads[i].meta = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
-			reads[i].slot = pipe.HMGet(ctx, p.partition.Aggregate(id), "version:"+p.slot, "slot:"+p.slot)
+			reads[i].group = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
+			reads[i].partial = pipe.HMGet(ctx, p.partition.Aggregate(id), "version:"+p.partial, "slot:"+p.partial)
 		}
 		return nil
 	}
 }
 
-func (p *partitionReducer) decodeGroup(group string, r groupRead) (*cachedGroup, error) {
+func (p *partitionReducer) decodeGroup(group string, r groupReply) (*cachedGroup, error) {
 	text := func(v any) string { s, _ := v.(string); return s }
-	meta, slot := r.meta.Val(), r.slot.Val()
-	if text(meta[0]) == "" {
+	fields, partial := r.group.Val(), r.partial.Val()
+	if text(fields[0]) == "" {
 		return nil, nil
 	}
-	plan, err := aggregate.Plan(p.reducers, text(meta[2]))
+	plan, err := aggregate.Plan(p.reducers, text(fields[2]))
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
 	}
-	cached := &cachedGroup{tenant: text(meta[1])}
-	cached.version, _ = strconv.ParseInt(text(slot[0]), 10, 64)
-	encoded := text(slot[1])
+	cached := &cachedGroup{tenant: text(fields[1])}
+	cached.version, _ = strconv.ParseInt(text(partial[0]), 10, 64)
+	encoded := text(partial[1])
 	if cached.size = len(encoded); encoded == "" {
 		cached.state = plan.New()
 	} else if cached.state, err = plan.Decode([]byte(encoded)); err != nil {
