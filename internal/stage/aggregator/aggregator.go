@@ -102,10 +102,10 @@ type partitionReducer struct {
 
 // step reduces one batch of entries and says how long others may gather.
 func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
-	entries, full := p.unreduced, false
+	entries, more := p.unreduced, false
 	if len(entries) == 0 {
 		var err error
-		if entries, full, err = p.read(ctx); err != nil || len(entries) == 0 {
+		if entries, more, err = p.readEntries(ctx); err != nil || len(entries) == 0 {
 			return 0, err
 		}
 	}
@@ -114,7 +114,7 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	batches := groupBatches(entries)
 	p.prefetchGroups(ctx, batches)
 	for i, b := range batches {
-		err := p.reduce(ctx, b.group, b.entries)
+		err := p.reduceGroup(ctx, b.group, b.entries)
 		if err == nil {
 			continue
 		}
@@ -128,17 +128,17 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 		p.tel.Log.Error("reduce failed, trying again later",
 			"partition", p.partition.Index(), "group", b.group, "error", err)
 	}
-	if full {
+	if more {
 		return 0, nil
 	}
 	return min(pauseFactor*time.Since(began), maxPause), nil
 }
 
 // read delivers entries and says whether there are more.
-func (p *partitionReducer) read(ctx context.Context) (entries []stream.Entry, full bool, err error) {
+func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
-		claimed, err := p.claim(ctx)
+		claimed, err := p.claimEntries(ctx)
 		if err != nil || len(claimed) > 0 {
 			return claimed, true, err
 		}
@@ -148,20 +148,20 @@ func (p *partitionReducer) read(ctx context.Context) (entries []stream.Entry, fu
 		return nil, false, err
 	}
 	entries = batches[0].Entries
-	full = len(entries) == p.readCount
+	more = len(entries) == p.readCount
 	bytes := 0
 	for _, e := range entries {
 		bytes += len(e.Get("l"))
 	}
-	if p.readCount = minRead; full && bytes < lightRead {
+	if p.readCount = minRead; more && bytes < lightRead {
 		p.readCount = min(2*len(entries), maxRead)
 	}
-	return entries, full, nil
+	return entries, more, nil
 }
 
 // claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed
 // too: the jobs' states let only one of both reduce it.
-func (p *partitionReducer) claim(ctx context.Context) ([]stream.Entry, error) {
+func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
 		Stream:   p.partition.ResultStream(),
 		Group:    keyspace.GroupAggregator,
@@ -193,11 +193,11 @@ func (p *partitionReducer) claim(ctx context.Context) ([]stream.Entry, error) {
 }
 
 // reduce merges a group's entries into this process's slot.
-func (p *partitionReducer) reduce(ctx context.Context, group string, entries []stream.Entry) error {
+func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entries []stream.Entry) error {
 	began := time.Now()
 	jobs, err := parseEntries(entries)
 	if err != nil {
-		return p.setAside(ctx, group, entries, err)
+		return p.quarantine(ctx, group, entries, err)
 	}
 	ids := make([]string, len(entries))
 	for i, e := range entries {
@@ -212,7 +212,7 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 		if cached != nil {
 			// Its state is changed from here on: it is only known again once that is stored.
 			p.cache.remove(group)
-			if err := p.merge(cached, jobs, &args); err != nil {
+			if err := p.addResults(cached, jobs, &args); err != nil {
 				return err
 			}
 		}
@@ -225,7 +225,7 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 			if cached != nil {
 				cached.version, cached.size = r.Version, len(args.State)
 				p.cache.put(group, cached)
-				p.trace(ctx, cached.tenant, group, jobs, began)
+				p.recordSpans(ctx, cached.tenant, group, jobs, began)
 			}
 			return nil
 		case ledger.ReduceGone:
@@ -233,13 +233,13 @@ func (p *partitionReducer) reduce(ctx context.Context, group string, entries []s
 		case ledger.ReduceVersion: // and again
 		case ledger.ReduceBad:
 			p.tel.Log.Warn("left out results that are not to be reduced", "group", group, "ordinals", r.Bad)
-			jobs = slices.DeleteFunc(jobs, func(d done) bool { return slices.Contains(r.Bad, d.Ordinal) })
+			jobs = slices.DeleteFunc(jobs, func(d jobResult) bool { return slices.Contains(r.Bad, d.Ordinal) })
 		}
 	}
 }
 
 // merge computes the slot's next state.
-func (p *partitionReducer) merge(cached *cachedGroup, jobs []done, args *ledger.ReduceArgs) error {
+func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))
 	for i := range jobs {
@@ -266,10 +266,10 @@ func (p *partitionReducer) merge(cached *cachedGroup, jobs []done, args *ledger.
 
 // setAside keeps entries that are no results for a person to look at, one by one, so that a good
 // one among them is reduced.
-func (p *partitionReducer) setAside(ctx context.Context, group string, entries []stream.Entry, reason error) error {
+func (p *partitionReducer) quarantine(ctx context.Context, group string, entries []stream.Entry, reason error) error {
 	if len(entries) > 1 {
 		for _, e := range entries {
-			if err := p.reduce(ctx, group, []stream.Entry{e}); err != nil {
+			if err := p.reduceGroup(ctx, group, []stream.Entry{e}); err != nil {
 				return err
 			}
 		}

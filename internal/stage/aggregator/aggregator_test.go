@@ -31,14 +31,14 @@ func config() aggregator.Config {
 	return aggregator.Config{Block: 20 * time.Millisecond, Lease: stagetest.Patience}
 }
 
-func run(w *stagetest.World, cfg aggregator.Config, id string, reducers *reducer.Registry) (stop func()) {
+func runAggregator(w *stagetest.World, cfg aggregator.Config, id string, reducers *reducer.Registry) (stop func()) {
 	w.T.Helper()
 	return w.Run(aggregator.New(cfg, w.Connect(), w.Space, w.Tel, id, reducers))
 }
 
 // costs stores a group of n jobs that asks for the sum of their costs, and has them done in entries
 // of that size.
-func costs(w *stagetest.World, group string, n, each int) {
+func submitCosts(w *stagetest.World, group string, n, each int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{
 		ID: group, Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(n),
@@ -54,7 +54,7 @@ func costs(w *stagetest.World, group string, n, each int) {
 }
 
 // reduced waits until all jobs of a group are reduced, and holds what came of them.
-func reduced(w *stagetest.World, group string, n int) {
+func awaitReduced(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())
 	w.Await("all to be reduced", func() bool {
@@ -77,7 +77,7 @@ func reduced(w *stagetest.World, group string, n int) {
 }
 
 // drained waits until the stream of results is empty.
-func drained(w *stagetest.World) {
+func awaitEmptyStream(w *stagetest.World) {
 	w.T.Helper()
 	w.Await("empty stream", func() bool {
 		return w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.P.ResultStream()).Val() == 0
@@ -85,16 +85,16 @@ func drained(w *stagetest.World) {
 	require.Zero(w.T, w.Pending(w.P.ResultStream(), keyspace.GroupAggregator))
 }
 
-func TestReduces(t *testing.T) {
+func TestResultsBecomeTheAggregate(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		stop := run(w, config(), "a", reducer.NewRegistry())
+		stop := runAggregator(w, config(), "a", reducer.NewRegistry())
 		for i := range 5 {
-			costs(w, fmt.Sprint("g", i), 23, 7)
+			submitCosts(w, fmt.Sprint("g", i), 23, 7)
 		}
 		for i := range 5 {
-			reduced(w, fmt.Sprint("g", i), 23)
+			awaitReduced(w, fmt.Sprint("g", i), 23)
 		}
-		drained(w)
+		awaitEmptyStream(w)
 		stop()
 	})
 }
@@ -103,7 +103,7 @@ func TestReduces(t *testing.T) {
 func TestRepeatedEntriesCountOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		costs(w, "g", 40, 10)
+		submitCosts(w, "g", 40, 10)
 		entries, err := w.Conn.Cmd.XRange(ctx, w.P.ResultStream(), "-", "+").Result()
 		require.NoError(w.T, err)
 		require.Len(w.T, entries, 4)
@@ -116,16 +116,16 @@ func TestRepeatedEntriesCountOnce(t *testing.T) {
 			all = append(all, e.Values["l"].(string))
 		}
 		repeat(strings.Join(all, "\n"))
-		run(w, config(), "a", reducer.NewRegistry())
-		reduced(w, "g", 40)
-		drained(w)
+		runAggregator(w, config(), "a", reducer.NewRegistry())
+		awaitReduced(w, "g", 40)
+		awaitEmptyStream(w)
 		repeat(all[2])
-		drained(w)
-		reduced(w, "g", 40)
+		awaitEmptyStream(w)
+		awaitReduced(w, "g", 40)
 	})
 }
 
-func TestTwoAggregatorsOnOneGroup(t *testing.T) {
+func TestTwoAggregatorsReduceOneGroup(t *testing.T) {
 	t.Parallel()
 	same := map[uint32]string{} // a name for each part of an aggregate
 	var pair [2]string
@@ -141,25 +141,25 @@ func TestTwoAggregatorsOnOneGroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := stagetest.Shared(t)
-			costs(w, "g", 1000, 3)
+			submitCosts(w, "g", 1000, 3)
 			// Each claims at once what the other has in its hands.
 			cfg := config()
 			cfg.Lease = time.Millisecond
 			for _, id := range ids {
-				run(w, cfg, id, reducer.NewRegistry())
+				runAggregator(w, cfg, id, reducer.NewRegistry())
 			}
-			reduced(w, "g", 1000)
-			drained(w)
+			awaitReduced(w, "g", 1000)
+			awaitEmptyStream(w)
 		})
 	}
 }
 
 // What a dead aggregator has read is reduced by another after the lease, whether it had been
 // reduced or not.
-func TestTakesOverFromTheDead(t *testing.T) {
+func TestEntriesOfADeadAggregatorAreClaimed(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		costs(w, "g", 20, 10)
+		submitCosts(w, "g", 20, 10)
 		read := w.ReadResults("dead")
 		require.Len(w.T, read, 2)
 		// The first entry was reduced; that it was acknowledged is what got lost.
@@ -180,16 +180,16 @@ func TestTakesOverFromTheDead(t *testing.T) {
 
 		cfg := config()
 		cfg.Lease = 200 * time.Millisecond
-		run(w, cfg, "a", registry)
-		reduced(w, "g", 20)
-		drained(w)
+		runAggregator(w, cfg, "a", registry)
+		awaitReduced(w, "g", 20)
+		awaitEmptyStream(w)
 	})
 }
 
-func TestGarbageIsSetAside(t *testing.T) {
+func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		costs(w, "g", 4, 2)
+		submitCosts(w, "g", 4, 2)
 		for _, values := range [][]string{
 			{"g", "g", "l", "rubbish", "t", ""},
 			{"g", "g", "l", `{"data":1}`},
@@ -198,21 +198,21 @@ func TestGarbageIsSetAside(t *testing.T) {
 		} {
 			require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.P.ResultStream(), Values: values}).Err())
 		}
-		run(w, config(), "a", reducer.NewRegistry())
-		reduced(w, "g", 4)
+		runAggregator(w, config(), "a", reducer.NewRegistry())
+		awaitReduced(w, "g", 4)
 		w.Await("four entries set aside", func() bool { return len(w.Garbage()) == 4 })
-		drained(w)
+		awaitEmptyStream(w)
 	})
 }
 
 // Results of a group that was forgotten go without a trace.
-func TestGroupIsGone(t *testing.T) {
+func TestResultsOfADeletedGroupAreDropped(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{
 			Stream: w.P.ResultStream(), Values: []string{"g", "gone", "l", `{"ordinal":0,"duration_ms":1,"attempts":1,"data":1}`, "t", ""}}).Err())
-		run(w, config(), "a", reducer.NewRegistry())
-		drained(w)
+		runAggregator(w, config(), "a", reducer.NewRegistry())
+		awaitEmptyStream(w)
 		require.Zero(w.T, w.Conn.Cmd.Exists(ctx, w.P.Aggregate("gone"), w.P.Results("gone"), w.P.States("gone"), w.P.Group("gone")).Val())
 		require.Empty(w.T, w.Garbage())
 	})
@@ -228,8 +228,8 @@ func TestLargeResultsAreReducedInPieces(t *testing.T) {
 	for _, j := range w.Take("T", "w", n) {
 		w.Done(`"`+strings.Repeat("x", 60<<10)+`"`, j)
 	}
-	run(w, config(), "a", reducer.NewRegistry())
-	drained(w)
+	runAggregator(w, config(), "a", reducer.NewRegistry())
+	awaitEmptyStream(w)
 	chunks, err := w.Conn.Cmd.LRange(t.Context(), w.P.Results("g"), 0, -1).Result()
 	require.NoError(t, err)
 	require.Greater(t, len(chunks), 2)
@@ -240,7 +240,7 @@ func TestLargeResultsAreReducedInPieces(t *testing.T) {
 }
 
 // longest is the longest word of all results.
-func longest(t *testing.T) *reducer.Registry {
+func withLongestWord(t *testing.T) *reducer.Registry {
 	t.Helper()
 	registry := reducer.NewRegistry()
 	require.NoError(t, registry.Register("longest", reducer.MapReduce(
@@ -257,10 +257,10 @@ func longest(t *testing.T) *reducer.Registry {
 
 // A reducer written in Go runs where it is known. Where it is not, the group's results wait, and
 // no others do.
-func TestReducerWrittenInGo(t *testing.T) {
+func TestOnlyAggregatorsWithTheReducerReduceTheGroup(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	registry := longest(t)
+	registry := withLongestWord(t)
 	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
 	w.Submit(messages.SubmitGroup{
 		ID: "words", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3), Aggregate: []messages.Aggregate{{As: "word", Op: "longest"}},
@@ -271,13 +271,13 @@ func TestReducerWrittenInGo(t *testing.T) {
 	}
 	cfg := config()
 	cfg.Lease = 200 * time.Millisecond
-	stop := run(w, cfg, "without", reducer.NewRegistry())
-	costs(w, "g", 10, 2)
-	reduced(w, "g", 10)
+	stop := runAggregator(w, cfg, "without", reducer.NewRegistry())
+	submitCosts(w, "g", 10, 2)
+	awaitReduced(w, "g", 10)
 	require.EqualValues(t, 3, w.Conn.Cmd.XLen(t.Context(), w.P.ResultStream()).Val())
 	stop()
 
-	run(w, cfg, "with", registry)
-	drained(w)
+	runAggregator(w, cfg, "with", registry)
+	awaitEmptyStream(w)
 	require.Equal(t, map[string]json.RawMessage{"word": json.RawMessage(`"aa"`)}, w.Group("words").Aggregate)
 }

@@ -25,7 +25,7 @@ func entriesOf(n, groups int) []stream.Entry {
 	return entries
 }
 
-func perJob(b *testing.B, jobs int) {
+func reportPerJob(b *testing.B, jobs int) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(jobs), "ns/job")
 }
 
@@ -37,7 +37,7 @@ func BenchmarkParseEntries(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	perJob(b, 200)
+	reportPerJob(b, 200)
 }
 
 func BenchmarkGroupBatches(b *testing.B) {
@@ -46,7 +46,7 @@ func BenchmarkGroupBatches(b *testing.B) {
 	for b.Loop() {
 		groupBatches(entries)
 	}
-	perJob(b, 50*200)
+	reportPerJob(b, 50*200)
 }
 
 // BenchmarkMerge is what a process computes for an entry of results of a group that it knows.
@@ -65,11 +65,11 @@ func BenchmarkMerge(b *testing.B) {
 			require.NoError(b, err)
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := p.merge(k, jobs, &ledger.ReduceArgs{}); err != nil {
+				if err := p.addResults(k, jobs, &ledger.ReduceArgs{}); err != nil {
 					b.Fatal(err)
 				}
 			}
-			perJob(b, 200)
+			reportPerJob(b, 200)
 		})
 	}
 }

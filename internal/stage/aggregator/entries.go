@@ -45,19 +45,19 @@ func groupBatches(entries []stream.Entry) []*batch {
 }
 
 // done is one job's result with its line.
-type done struct {
+type jobResult struct {
 	reducer.Result
 	line  string
 	trace string
 }
 
 // parseEntries reads the results of one group's entries, by ascending ordinal, each once.
-func parseEntries(entries []stream.Entry) ([]done, error) {
+func parseEntries(entries []stream.Entry) ([]jobResult, error) {
 	n := 0
 	for _, e := range entries {
 		n += 1 + strings.Count(e.Get("l"), "\n")
 	}
-	jobs := make([]done, 0, n)
+	jobs := make([]jobResult, 0, n)
 	for _, e := range entries {
 		traces := parseTraces(e.Get("t"))
 		text := e.Get("l")
@@ -71,14 +71,14 @@ func parseEntries(entries []stream.Entry) ([]done, error) {
 			if !ok {
 				return nil, fmt.Errorf("entry %s holds no result: a line of JSON with an ordinal is expected", e.ID)
 			}
-			jobs = append(jobs, done{Result: r, line: text[at:end], trace: traces[r.Ordinal]})
+			jobs = append(jobs, jobResult{Result: r, line: text[at:end], trace: traces[r.Ordinal]})
 			at = end + 1
 		}
 	}
 	for i := 1; i < len(jobs); i++ {
 		if jobs[i].Ordinal <= jobs[i-1].Ordinal {
-			slices.SortStableFunc(jobs, func(a, b done) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
-			return slices.CompactFunc(jobs, func(a, b done) bool { return a.Ordinal == b.Ordinal }), nil
+			slices.SortStableFunc(jobs, func(a, b jobResult) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
+			return slices.CompactFunc(jobs, func(a, b jobResult) bool { return a.Ordinal == b.Ordinal }), nil
 		}
 	}
 	return jobs, nil

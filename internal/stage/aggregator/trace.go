@@ -11,7 +11,7 @@ import (
 )
 
 // trace ends the sampled jobs' traces.
-func (p *partitionReducer) trace(ctx context.Context, tenant, group string, jobs []done, began time.Time) {
+func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string, jobs []jobResult, began time.Time) {
 	var links []trace.Link
 	for i := range jobs {
 		j := &jobs[i]
