@@ -123,15 +123,15 @@ func decodeLine(line []byte) (reducer.Result, bool) {
 // scanLine reads {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}, or says that the line is not
 // of exactly this form.
 func scanLine(line []byte) (r reducer.Result, ok bool) {
-	s := scanner{text: line}
-	ordinal := s.number(`{"ordinal":`)
-	duration := s.number(`,"duration_ms":`)
-	attempts := s.number(`,"attempts":`)
-	if !s.literal(`,"data":`) {
+	s := jsonScanner{text: line}
+	ordinal := s.numberAfter(`{"ordinal":`)
+	duration := s.numberAfter(`,"duration_ms":`)
+	attempts := s.numberAfter(`,"attempts":`)
+	if !s.skipLiteral(`,"data":`) {
 		return r, false
 	}
 	start := s.pos
-	if !s.value(0) || !bytes.Equal(line[s.pos:], []byte("}")) {
+	if !s.skipValue(0) || !bytes.Equal(line[s.pos:], []byte("}")) {
 		return r, false
 	}
 	r.Data = line[start:s.pos:s.pos]

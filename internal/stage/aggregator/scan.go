@@ -2,7 +2,7 @@ package aggregator
 
 // scanner passes over JSON text and is as strict as encoding/json. What it refuses need not be
 // wrong: its caller asks encoding/json then.
-type scanner struct {
+type jsonScanner struct {
 	text []byte
 	pos  int
 }
@@ -10,7 +10,7 @@ type scanner struct {
 // maxDepth bounds how deep arrays and objects lie in each other.
 const maxDepth = 100
 
-func (s *scanner) literal(want string) bool {
+func (s *jsonScanner) skipLiteral(want string) bool {
 	if len(s.text)-s.pos < len(want) || string(s.text[s.pos:s.pos+len(want)]) != want {
 		return false
 	}
@@ -19,86 +19,86 @@ func (s *scanner) literal(want string) bool {
 }
 
 // number is the number behind a prefix; nil where there is none.
-func (s *scanner) number(prefix string) []byte {
-	if !s.literal(prefix) {
+func (s *jsonScanner) numberAfter(prefix string) []byte {
+	if !s.skipLiteral(prefix) {
 		return nil
 	}
 	start := s.pos
-	if !s.passNumber() {
+	if !s.skipNumber() {
 		return nil
 	}
 	return s.text[start:s.pos]
 }
 
-func (s *scanner) at(c byte) bool { return s.pos < len(s.text) && s.text[s.pos] == c }
+func (s *jsonScanner) nextIs(c byte) bool { return s.pos < len(s.text) && s.text[s.pos] == c }
 
 // take passes over one byte, if it is this one.
-func (s *scanner) take(c byte) bool {
-	if !s.at(c) {
+func (s *jsonScanner) skipByte(c byte) bool {
+	if !s.nextIs(c) {
 		return false
 	}
 	s.pos++
 	return true
 }
 
-func (s *scanner) space() {
-	for s.at(' ') || s.at('\t') || s.at('\r') {
+func (s *jsonScanner) skipSpace() {
+	for s.nextIs(' ') || s.nextIs('\t') || s.nextIs('\r') {
 		s.pos++
 	}
 }
 
-func (s *scanner) value(depth int) bool {
+func (s *jsonScanner) skipValue(depth int) bool {
 	if s.pos == len(s.text) || depth > maxDepth {
 		return false
 	}
 	switch s.text[s.pos] {
 	case '{':
-		return s.container('}', true, depth)
+		return s.skipContainer('}', true, depth)
 	case '[':
-		return s.container(']', false, depth)
+		return s.skipContainer(']', false, depth)
 	case '"':
-		return s.str()
+		return s.skipString()
 	case 't':
-		return s.literal("true")
+		return s.skipLiteral("true")
 	case 'f':
-		return s.literal("false")
+		return s.skipLiteral("false")
 	case 'n':
-		return s.literal("null")
+		return s.skipLiteral("null")
 	}
-	return s.passNumber()
+	return s.skipNumber()
 }
 
 // container passes over an object, whose values have names, or an array.
-func (s *scanner) container(end byte, named bool, depth int) bool {
+func (s *jsonScanner) skipContainer(end byte, named bool, depth int) bool {
 	s.pos++
-	if s.space(); s.take(end) {
+	if s.skipSpace(); s.skipByte(end) {
 		return true
 	}
 	for {
-		s.space()
+		s.skipSpace()
 		if named {
-			if !s.str() {
+			if !s.skipString() {
 				return false
 			}
-			if s.space(); !s.take(':') {
+			if s.skipSpace(); !s.skipByte(':') {
 				return false
 			}
-			s.space()
+			s.skipSpace()
 		}
-		if !s.value(depth + 1) {
+		if !s.skipValue(depth + 1) {
 			return false
 		}
-		if s.space(); s.take(end) {
+		if s.skipSpace(); s.skipByte(end) {
 			return true
 		}
-		if !s.take(',') {
+		if !s.skipByte(',') {
 			return false
 		}
 	}
 }
 
-func (s *scanner) str() bool {
-	if !s.take('"') {
+func (s *jsonScanner) skipString() bool {
+	if !s.skipByte('"') {
 		return false
 	}
 	for {
@@ -108,17 +108,17 @@ func (s *scanner) str() bool {
 			n++
 		}
 		s.pos += n
-		if s.take('"') {
+		if s.skipByte('"') {
 			return true
 		}
-		if !s.take('\\') || !s.escape() {
+		if !s.skipByte('\\') || !s.skipEscape() {
 			return false
 		}
 	}
 }
 
 // escape passes over what follows a backslash.
-func (s *scanner) escape() bool {
+func (s *jsonScanner) skipEscape() bool {
 	if s.pos == len(s.text) {
 		return false
 	}
@@ -141,25 +141,25 @@ func (s *scanner) escape() bool {
 
 func isHex(c byte) bool { return c-'0' <= 9 || c|0x20 >= 'a' && c|0x20 <= 'f' }
 
-func (s *scanner) passNumber() bool {
-	s.take('-')
-	if !s.take('0') && !s.digits() {
+func (s *jsonScanner) skipNumber() bool {
+	s.skipByte('-')
+	if !s.skipByte('0') && !s.skipDigits() {
 		return false
 	}
-	if s.take('.') && !s.digits() {
+	if s.skipByte('.') && !s.skipDigits() {
 		return false
 	}
-	if s.take('e') || s.take('E') {
-		if !s.take('+') {
-			s.take('-')
+	if s.skipByte('e') || s.skipByte('E') {
+		if !s.skipByte('+') {
+			s.skipByte('-')
 		}
-		return s.digits()
+		return s.skipDigits()
 	}
 	return true
 }
 
 // digits passes over one digit or more.
-func (s *scanner) digits() bool {
+func (s *jsonScanner) skipDigits() bool {
 	start := s.pos
 	for s.pos < len(s.text) && s.text[s.pos]-'0' <= 9 {
 		s.pos++
