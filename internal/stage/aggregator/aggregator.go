@@ -1,7 +1,7 @@
-// Package aggregator is the role that reduces the results of done jobs into their groups'
-// aggregates, each job exactly once, whichever process does it and however often. It hides that
-// aggregates are kept in parts: each process merges into a slot of its own, so that processes don't
-// wait for each other.
+// Package aggregator implements the aggregator role: it reduces the results of done jobs, and adds
+// each of them to its group's aggregate exactly once, even when several processes read the same
+// result. It hides that an aggregate consists of partial aggregates, which spare the processes from
+// waiting for each other.
 package aggregator
 
 import (
@@ -25,25 +25,26 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Config is what the role can be told.
+// Config holds the settings of the aggregator role.
 type Config struct {
-	Block time.Duration // the longest blocking read
-	Lease time.Duration // entries of an aggregator that is silent for so long are taken over
+	Block time.Duration // longest blocking read of the results stream
+	Lease time.Duration // after so long without an acknowledgement, another aggregator claims an entry
 }
 
 const (
-	partialCount = 16 // parts of an aggregate
-	// Entries that are read at once, each of up to 200 jobs: more of them where one is behind and
-	// they are light.
+	partialCount = 16 // number of partial aggregates of a group; a process is mapped to one of them by its id
+	// minRead and maxRead bound the entries of one read. Each entry holds the results of up to 200
+	// jobs. readCount grows above minRead when a read was full and its entries had less than
+	// lightRead bytes.
 	minRead, maxRead = 50, 200
 	lightRead        = 1 << 20 // bytes
-	// What came is reduced at once; then more is left to gather for so many times as long as that
-	// took, since what comes together costs less.
+	// After a batch, the process waits pauseFactor times as long as the batch took, at most
+	// maxPause, while the next entries collect: it is cheaper to reduce them together.
 	pauseFactor = 4
 	maxPause    = 20 * time.Millisecond
 )
 
-// Aggregator is one process's aggregator, for all partitions.
+// Aggregator is one aggregator process. It reduces the results of all partitions.
 type Aggregator struct {
 	cfg      Config
 	conn     *redisx.Conn
@@ -51,10 +52,11 @@ type Aggregator struct {
 	tel      *telemetry.Telemetry
 	id       string
 	reducers *reducer.Registry
-	partial  string
+	partial  string // name of the partial aggregate that this process adds results to
 }
 
-// New returns an aggregator named id, which must be unique to the process's start.
+// New returns an aggregator named id, which must be unique to each start of a process. It starts no
+// goroutine.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, id string, reducers *reducer.Registry,
@@ -65,7 +67,7 @@ func New(
 	}
 }
 
-// Run reduces until ctx ends.
+// Run reduces results until ctx ends.
 func (a *Aggregator) Run(ctx context.Context) error {
 	var runs []func(context.Context) error
 	for _, p := range a.space.All() {
@@ -88,19 +90,20 @@ func (a *Aggregator) Run(ctx context.Context) error {
 	return err
 }
 
-// partition is the loop's state for one partition.
+// partitionReducer reduces the results of one partition.
 type partitionReducer struct {
 	*Aggregator
 	partition  keyspace.Partition
 	reader     *stream.Reader
-	claimedAt  time.Time
-	claimStart string         // where the next claim looks on; "" is the beginning
+	claimedAt  time.Time      // time of the last claim
+	claimStart string         // entry id at which the next claim begins; "": the first entry
 	readCount  int            // entries that the next read asks for
-	unreduced  []stream.Entry // read, but not reduced for an error
+	unreduced  []stream.Entry // entries that were read, but not reduced, because Redis failed
 	cache      groupCache
 }
 
-// step reduces one batch of entries and says how long others may gather.
+// step reads and reduces one batch of entries. It returns how long the next entries may collect; 0
+// means that more entries are there already.
 func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	entries, more := p.unreduced, false
 	if len(entries) == 0 {
@@ -124,7 +127,7 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 			}
 			return 0, err
 		}
-		// One group must not hold up the others: its entries stay pending and are claimed again.
+		// The other groups go on; the entries of this group stay pending and are claimed later.
 		p.tel.Log.Error("reduce failed, trying again later",
 			"partition", p.partition.Index(), "group", b.group, "error", err)
 	}
@@ -134,7 +137,8 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	return min(pauseFactor*time.Since(began), maxPause), nil
 }
 
-// read delivers entries and says whether there are more.
+// readEntries returns the next entries of the results stream, and whether there are more. Now and
+// then it claims entries of dead aggregators first.
 func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
@@ -159,8 +163,9 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 	return entries, more, nil
 }
 
-// claim takes over entries that an aggregator has left. An entry in work elsewhere may be claimed
-// too: the jobs' states let only one of both reduce it.
+// claimEntries takes over entries that another aggregator has read but not acknowledged for a
+// lease. That aggregator may still be alive and reduce them as well; the states of the jobs then
+// let only one of both count.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
 		Stream:   p.partition.ResultStream(),
@@ -171,12 +176,12 @@ func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, er
 		Count:    minRead,
 	}).Result()
 	if call.IsNoGroup(err) {
-		return nil, nil // the read creates it
+		return nil, nil // the next read creates the consumer group
 	}
 	if err != nil {
 		return nil, fmt.Errorf("claim results: %w", err)
 	}
-	p.claimStart = next // entries that can't be reduced must not hide those behind them
+	p.claimStart = next // so that entries that can't be reduced do not hide those after them
 	entries := make([]stream.Entry, 0, len(msgs))
 	for _, m := range msgs {
 		e := stream.Entry{ID: m.ID}
@@ -187,12 +192,15 @@ func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, er
 		entries = append(entries, e)
 	}
 	if len(entries) > 0 {
-		p.tel.Log.Warn("took results over from a lost aggregator", "partition", p.partition.Index(), "entries", len(entries))
+		p.tel.Log.Warn("claimed results of a lost aggregator",
+			"partition", p.partition.Index(), "entries", len(entries))
 	}
 	return entries, nil
 }
 
-// reduce merges a group's entries into this process's slot.
+// reduceGroup adds the results in a group's entries to this process's partial aggregate, stores it,
+// and acknowledges the entries. It quarantines entries that can't be read, and drops the results of
+// a deleted group.
 func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entries []stream.Entry) error {
 	began := time.Now()
 	jobs, err := parseEntries(entries)
@@ -210,7 +218,7 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 		}
 		args := ledger.ReduceArgs{Group: group, Slot: p.partial, Entries: ids}
 		if cached != nil {
-			// Its state is changed from here on: it is only known again once that is stored.
+			// addResults changes the state, so it leaves the cache until Redis has stored it.
 			p.cache.remove(group)
 			if err := p.addResults(cached, jobs, &args); err != nil {
 				return err
@@ -230,15 +238,17 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 			return nil
 		case ledger.ReduceGone:
 			return nil
-		case ledger.ReduceVersion: // and again
+		case ledger.ReduceVersion: // another process with the same partial aggregate was faster: load it again
 		case ledger.ReduceBad:
-			p.tel.Log.Warn("left out results that are not to be reduced", "group", group, "ordinals", r.Bad)
+			p.tel.Log.Warn("left out results of jobs that are not done or already reduced",
+				"group", group, "ordinals", r.Bad)
 			jobs = slices.DeleteFunc(jobs, func(d jobResult) bool { return slices.Contains(r.Bad, d.Ordinal) })
 		}
 	}
 }
 
-// merge computes the slot's next state.
+// addResults adds the results of jobs to the cached state, and puts the encoded state, the result
+// lines and the ordinals into args. It leaves out results that a reducer refuses.
 func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))
@@ -250,7 +260,7 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 		size += len(jobs[i].line) + 1
 	}
 	if leftOut > 0 {
-		p.tel.Log.Warn("a reducer left results out", "group", args.Group, "results", leftOut, "last_error", reason)
+		p.tel.Log.Warn("a reducer refused results", "group", args.Group, "results", leftOut, "last_error", reason)
 	}
 	args.Lines = make([]byte, 0, size)
 	for i := range jobs {
@@ -264,8 +274,9 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 	return err
 }
 
-// setAside keeps entries that are no results for a person to look at, one by one, so that a good
-// one among them is reduced.
+// quarantine moves an entry that holds no results from the results stream to the partition's list
+// of quarantined entries, with the reason, for an operator. Of several entries, it reduces each
+// alone, so that only unreadable ones are quarantined.
 func (p *partitionReducer) quarantine(ctx context.Context, group string, entries []stream.Entry, reason error) error {
 	if len(entries) > 1 {
 		for _, e := range entries {
@@ -276,17 +287,18 @@ func (p *partitionReducer) quarantine(ctx context.Context, group string, entries
 		return nil
 	}
 	e := entries[0]
-	p.tel.Log.Warn("set an unreadable entry of results aside",
+	p.tel.Log.Warn("quarantined an unreadable results entry",
 		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
+	text := fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields))
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.partition.Garbage(), fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields)))
+		pipe.LPush(ctx, p.partition.Garbage(), text)
 		pipe.LTrim(ctx, p.partition.Garbage(), 0, 999)
 		pipe.XAck(ctx, p.partition.ResultStream(), keyspace.GroupAggregator, e.ID)
 		pipe.XDel(ctx, p.partition.ResultStream(), e.ID)
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("set entry %s aside: %w", e.ID, err)
+		return fmt.Errorf("quarantine entry %s: %w", e.ID, err)
 	}
 	return nil
 }

@@ -36,8 +36,8 @@ func runAggregator(w *stagetest.World, cfg aggregator.Config, id string, reducer
 	return w.Run(aggregator.New(cfg, w.Connect(), w.Space, w.Tel, id, reducers))
 }
 
-// costs stores a group of n jobs that asks for the sum of their costs, and has them done in entries
-// of that size.
+// submitCosts submits a group of n jobs, which asks for the sum of their costs and their number,
+// and makes the jobs done. Each results entry holds the results of each jobs.
 func submitCosts(w *stagetest.World, group string, n, each int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{
@@ -53,11 +53,12 @@ func submitCosts(w *stagetest.World, group string, n, each int) {
 	}
 }
 
-// reduced waits until all jobs of a group are reduced, and holds what came of them.
+// awaitReduced waits until the n jobs of a group are reduced. It requires the right aggregate and
+// counts, and each result exactly once.
 func awaitReduced(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())
-	w.Await("all to be reduced", func() bool {
+	w.Await("all jobs to be reduced", func() bool {
 		got, err := w.Conn.Cmd.HGet(ctx, w.P.Group(group), "reduced").Int()
 		return err == nil && got >= n
 	})
@@ -68,7 +69,7 @@ func awaitReduced(w *stagetest.World, group string, n int) {
 	seen := map[int64]bool{}
 	require.NoError(w.T, w.Store.Results(ctx, group, func(line []byte) error {
 		r := stagetest.Decode[api.Result](w.T, string(line))
-		require.False(w.T, seen[r.Ordinal], "job %d twice", r.Ordinal)
+		require.False(w.T, seen[r.Ordinal], "job %d has two results", r.Ordinal)
 		seen[r.Ordinal] = true
 		return nil
 	}))
@@ -76,10 +77,10 @@ func awaitReduced(w *stagetest.World, group string, n int) {
 	require.Equal(w.T, api.Counts{Accepted: int64(n), Done: int64(n)}, g.Counts)
 }
 
-// drained waits until the stream of results is empty.
+// awaitEmptyStream waits until the results stream is empty, and requires that no entry is pending.
 func awaitEmptyStream(w *stagetest.World) {
 	w.T.Helper()
-	w.Await("empty stream", func() bool {
+	w.Await("an empty stream", func() bool {
 		return w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.P.ResultStream()).Val() == 0
 	})
 	require.Zero(w.T, w.Pending(w.P.ResultStream(), keyspace.GroupAggregator))
@@ -99,7 +100,8 @@ func TestResultsBecomeTheAggregate(t *testing.T) {
 	})
 }
 
-// An entry that comes again, wholly or with others, counts once.
+// TestRepeatedEntriesCountOnce: an entry that is added again counts once, alone or together with
+// others in one entry.
 func TestRepeatedEntriesCountOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
@@ -127,22 +129,22 @@ func TestRepeatedEntriesCountOnce(t *testing.T) {
 
 func TestTwoAggregatorsReduceOneGroup(t *testing.T) {
 	t.Parallel()
-	same := map[uint32]string{} // a name for each part of an aggregate
+	same := map[uint32]string{} // a process name for each partial aggregate
 	var pair [2]string
 	for i := 0; pair[0] == ""; i++ {
 		name := fmt.Sprint("a", i)
-		slot := crc32.ChecksumIEEE([]byte(name)) % 16
-		if same[slot] != "" {
-			pair = [2]string{same[slot], name}
+		partial := crc32.ChecksumIEEE([]byte(name)) % 16
+		if same[partial] != "" {
+			pair = [2]string{same[partial], name}
 		}
-		same[slot] = name
+		same[partial] = name
 	}
-	for name, ids := range map[string][2]string{"each with a part of its own": {same[3], same[4]}, "with one part": pair} {
+	for name, ids := range map[string][2]string{"different partial aggregates": {same[3], same[4]}, "the same partial aggregate": pair} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := stagetest.Shared(t)
 			submitCosts(w, "g", 1000, 3)
-			// Each claims at once what the other has in its hands.
+			// Each aggregator claims at once the entries that the other one is reducing.
 			cfg := config()
 			cfg.Lease = time.Millisecond
 			for _, id := range ids {
@@ -154,15 +156,15 @@ func TestTwoAggregatorsReduceOneGroup(t *testing.T) {
 	}
 }
 
-// What a dead aggregator has read is reduced by another after the lease, whether it had been
-// reduced or not.
+// TestEntriesOfADeadAggregatorAreClaimed: after the lease, another aggregator reduces the entries
+// that a dead one has read. An entry whose results were reduced already does not count twice.
 func TestEntriesOfADeadAggregatorAreClaimed(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		submitCosts(w, "g", 20, 10)
 		read := w.ReadResults("dead")
 		require.Len(w.T, read, 2)
-		// The first entry was reduced; that it was acknowledged is what got lost.
+		// The first entry was reduced, but its acknowledgement was lost.
 		registry := reducer.NewRegistry()
 		plan, err := aggregate.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
 		require.NoError(w.T, err)
@@ -200,12 +202,13 @@ func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 		}
 		runAggregator(w, config(), "a", reducer.NewRegistry())
 		awaitReduced(w, "g", 4)
-		w.Await("four entries set aside", func() bool { return len(w.Garbage()) == 4 })
+		w.Await("four quarantined entries", func() bool { return len(w.Garbage()) == 4 })
 		awaitEmptyStream(w)
 	})
 }
 
-// Results of a group that was forgotten go without a trace.
+// TestResultsOfADeletedGroupAreDropped: results of a group that no longer exists are removed from
+// the stream, and leave no keys.
 func TestResultsOfADeletedGroupAreDropped(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
@@ -218,7 +221,7 @@ func TestResultsOfADeletedGroupAreDropped(t *testing.T) {
 	})
 }
 
-// Few results may be large: one script reduces no more than about a megabyte of them.
+// TestLargeResultsAreReducedInPieces: one script call reduces about a megabyte of results at most.
 func TestLargeResultsAreReducedInPieces(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -239,8 +242,9 @@ func TestLargeResultsAreReducedInPieces(t *testing.T) {
 	require.Equal(t, n, strings.Count(strings.Join(chunks, "\n"), "\n")+1)
 }
 
-// longest is the longest word of all results.
-func withLongestWord(t *testing.T) *reducer.Registry {
+// registryWithLongest returns a registry with the reducer "longest", which returns the longest of
+// the words that are the jobs' results.
+func registryWithLongest(t *testing.T) *reducer.Registry {
 	t.Helper()
 	registry := reducer.NewRegistry()
 	require.NoError(t, registry.Register("longest", reducer.MapReduce(
@@ -255,19 +259,19 @@ func withLongestWord(t *testing.T) *reducer.Registry {
 	return registry
 }
 
-// A reducer written in Go runs where it is known. Where it is not, the group's results wait, and
-// no others do.
+// TestOnlyAggregatorsWithTheReducerReduceTheGroup: an aggregator that lacks a group's reducer
+// leaves the group's results in the stream, and reduces those of other groups.
 func TestOnlyAggregatorsWithTheReducerReduceTheGroup(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	registry := withLongestWord(t)
+	registry := registryWithLongest(t)
 	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
 	w.Submit(messages.SubmitGroup{
 		ID: "words", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3), Aggregate: []messages.Aggregate{{As: "word", Op: "longest"}},
 	})
 	w.Admit("T")
 	for i, j := range w.Take("T", "w", 3) {
-		w.Done([]string{`"aa"`, `"a"`, `17`}[i], j) // the last one is left out
+		w.Done([]string{`"aa"`, `"a"`, `17`}[i], j) // the reducer leaves out the last one, which is not a word
 	}
 	cfg := config()
 	cfg.Lease = 200 * time.Millisecond

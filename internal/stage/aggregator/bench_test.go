@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// entriesOf are entries of 200 results each, of so many groups in turn.
+// entriesOf returns n entries of 200 results each; the entries belong to the given number of groups
+// in turn.
 func entriesOf(n, groups int) []stream.Entry {
 	entries := make([]stream.Entry, n)
 	for i := range entries {
@@ -49,7 +50,7 @@ func BenchmarkGroupBatches(b *testing.B) {
 	reportPerJob(b, 50*200)
 }
 
-// BenchmarkMerge is what a process computes for an entry of results of a group that it knows.
+// BenchmarkMerge measures what a process computes for one entry of a cached group.
 func BenchmarkMerge(b *testing.B) {
 	for name, specs := range map[string][]reducer.Spec{
 		"count":        nil,

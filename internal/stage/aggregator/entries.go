@@ -13,20 +13,21 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// What one script reduces at most: entries are taken together until they weigh this.
+// reduceBytes and reduceLines bound one script call: when the entries of a group reach one of them,
+// the next entry begins a new batch.
 const (
 	reduceBytes = 1 << 20
 	reduceLines = 2000
 )
 
-// portion is what one script reduces: entries of one group.
+// batch holds the entries of one group that one script call reduces.
 type batch struct {
 	group        string
 	entries      []stream.Entry
-	bytes, lines int
+	bytes, lines int // of all results in entries
 }
 
-// portions sorts entries by group, in the order in which they came.
+// groupBatches divides entries into batches, in the order of the entries.
 func groupBatches(entries []stream.Entry) []*batch {
 	var all []*batch
 	open := map[string]*batch{}
@@ -44,14 +45,15 @@ func groupBatches(entries []stream.Entry) []*batch {
 	return all
 }
 
-// done is one job's result with its line.
+// jobResult is the result of one job, as read from a results entry.
 type jobResult struct {
 	reducer.Result
-	line  string
-	trace string
+	line  string // the result's JSON, as it was read
+	trace string // trace context that the reduce span follows; "" when the job is not sampled
 }
 
-// parseEntries reads the results of one group's entries, by ascending ordinal, each once.
+// parseEntries returns the results in entries, which belong to one group, ordered by ordinal. It
+// returns each job once. The error names an entry that holds something else.
 func parseEntries(entries []stream.Entry) ([]jobResult, error) {
 	n := 0
 	for _, e := range entries {
@@ -61,7 +63,7 @@ func parseEntries(entries []stream.Entry) ([]jobResult, error) {
 	for _, e := range entries {
 		traces := parseTraces(e.Get("t"))
 		text := e.Get("l")
-		raw := []byte(text) // one copy, of which all results are parts
+		raw := []byte(text) // one copy of the text, shared by all its results
 		for at := 0; at <= len(text); {
 			end := len(text)
 			if i := strings.IndexByte(text[at:], '\n'); i >= 0 {
@@ -84,7 +86,8 @@ func parseEntries(entries []stream.Entry) ([]jobResult, error) {
 	return jobs, nil
 }
 
-// parseTraces reads where the traces of sampled jobs go on, by ordinal.
+// parseTraces returns the trace contexts of sampled jobs by ordinal. text has one line "ordinal
+// traceparent" for each.
 func parseTraces(text string) map[int64]string {
 	if text == "" {
 		return nil
@@ -99,7 +102,8 @@ func parseTraces(text string) map[int64]string {
 	return traces
 }
 
-// parseLine reads a result: as workers write it without a detour, any other by encoding/json.
+// parseLine returns the result in a line. A line as workers write it is read by scanLine, which is
+// faster; encoding/json reads any other.
 func parseLine(line []byte) (reducer.Result, bool) {
 	if r, ok := scanLine(line); ok {
 		return r, true
@@ -107,6 +111,7 @@ func parseLine(line []byte) (reducer.Result, bool) {
 	return decodeLine(line)
 }
 
+// decodeLine reads a result with encoding/json. It refuses a line without an ordinal.
 func decodeLine(line []byte) (reducer.Result, bool) {
 	var r struct {
 		Ordinal    *int64          `json:"ordinal"`
@@ -120,8 +125,8 @@ func decodeLine(line []byte) (reducer.Result, bool) {
 	return reducer.Result{Ordinal: *r.Ordinal, Attempts: r.Attempts, DurationMS: r.DurationMS, Data: r.Data}, true
 }
 
-// scanLine reads {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}, or says that the line is not
-// of exactly this form.
+// scanLine reads a result of exactly the form {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}.
+// For any other form it returns false; decodeLine may still accept the line.
 func scanLine(line []byte) (r reducer.Result, ok bool) {
 	s := jsonScanner{text: line}
 	ordinal := s.numberAfter(`{"ordinal":`)

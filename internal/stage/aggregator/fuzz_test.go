@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// Results that are accepted are whole lines of the entries, a job once, by ordinal.
+// FuzzParseEntries: accepted results are whole lines of the entries, each job once, by ascending
+// ordinal.
 func FuzzParseEntries(f *testing.F) {
 	const line = `{"ordinal":1,"duration_ms":1.5,"attempts":1,"data":{"a":1}}`
 	f.Add(line, "1 00-trace", line)
@@ -26,14 +27,14 @@ func FuzzParseEntries(f *testing.F) {
 		all := append(strings.Split(lines, "\n"), strings.Split(others, "\n")...)
 		for i, j := range jobs {
 			require.GreaterOrEqual(t, j.Ordinal, int64(0))
-			require.False(t, i > 0 && jobs[i-1].Ordinal >= j.Ordinal, "twice, or not in order")
+			require.False(t, i > 0 && jobs[i-1].Ordinal >= j.Ordinal, "a job twice, or out of order")
 			require.Contains(t, all, j.line)
 			require.True(t, json.Valid([]byte(j.line)))
 		}
 	})
 }
 
-// What is read without encoding/json is what encoding/json reads.
+// FuzzScanLine: a line that scanLine accepts has the result that encoding/json reads.
 func FuzzScanLine(f *testing.F) {
 	for _, data := range []string{
 		`null`, `true`, `"a\u00fc\"\n"`, `{}`, `[ ]`, `{"a":[1,-0.5e+7,{"b":false}],"c":""}`, `{"a" : [ 1 , 2 ] }`, `01`, `1.`, `-`, `{"a":1,}`, `[1 2]`, `"`, `"\x"`, "\"\xff\"", `tru`, ``,

@@ -12,27 +12,30 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// known is what this process remembers of a group, so that it need not be read for each batch.
+// cachedGroup is what this process keeps in memory of a group, so that it need not read it from
+// Redis for each batch.
 type cachedGroup struct {
 	tenant  string
-	version int64
-	state   *reducer.State // of this process's slot
-	size    int            // bytes of the state when it is encoded
+	version int64          // of the partial aggregate, as it was read or stored
+	state   *reducer.State // the partial aggregate
+	size    int            // bytes of the encoded state
 }
 
-// What is remembered at most; a state takes a few times its encoded size.
+// maxCachedGroups and maxCachedBytes bound the cache. The bytes are those of encoded states; in
+// memory, a state takes a few times as many.
 const (
 	maxCachedGroups = 2000
 	maxCachedBytes  = 16 << 20
 )
 
-// memory holds the groups that are known.
+// groupCache holds the cached groups of one partition.
 type groupCache struct {
 	groups map[string]*cachedGroup
-	bytes  int
+	bytes  int // sum of the groups' sizes
 }
 
-// keep makes room by chance: a group that is still in work is read again.
+// put stores a group. If need be, it removes other groups at random; a removed group is loaded
+// again with its next batch.
 func (m *groupCache) put(group string, cached *cachedGroup) {
 	for other := range m.groups {
 		if len(m.groups) < maxCachedGroups && m.bytes+cached.size <= maxCachedBytes {
@@ -45,6 +48,7 @@ func (m *groupCache) put(group string, cached *cachedGroup) {
 	m.bytes += cached.size
 }
 
+// remove removes a group, if it is there.
 func (m *groupCache) remove(group string) {
 	if cached := m.groups[group]; cached != nil {
 		m.bytes -= cached.size
@@ -52,8 +56,8 @@ func (m *groupCache) remove(group string) {
 	}
 }
 
-// know reads what a group asked for and where this process's slot stands; nil when the
-// group is gone.
+// loadGroup returns the reducers and the partial aggregate of a group, from the cache or from
+// Redis. It returns nil when the group no longer exists.
 func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cachedGroup, error) {
 	if cached := p.cache.groups[group]; cached != nil {
 		return cached, nil
@@ -65,8 +69,8 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	return p.decodeGroup(group, reads[0])
 }
 
-// meet reads at once what is not known of several groups. What fails is tried again, and told, when
-// the group has its turn.
+// prefetchGroups loads the groups of batches that are not cached, in one round trip. It ignores
+// errors: loadGroup loads such a group again and returns the error.
 func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch) {
 	var missing []string
 	for _, b := range batches {
@@ -89,10 +93,15 @@ func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch)
 	}
 }
 
-// groupRead is what Redis tells of a group.
+// groupReply holds the replies of Redis about one group: its fields, and this process's partial
+// aggregate.
 type groupReply struct{ group, partial *redis.SliceCmd }
 
-func (p *partitionReducer) queueReads(ctx context.Context, reads []groupReply, ids []string) func(redis.Pipeliner) error {
+// queueReads returns a function that adds the reads of the groups ids to a pipeline. Their replies
+// go to reads.
+func (p *partitionReducer) queueReads(
+	ctx context.Context, reads []groupReply, ids []string,
+) func(redis.Pipeliner) error {
 	return func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
 			reads[i].group = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
@@ -102,6 +111,8 @@ func (p *partitionReducer) queueReads(ctx context.Context, reads []groupReply, i
 	}
 }
 
+// decodeGroup makes a cachedGroup of the replies of Redis; nil when the group no longer exists. It
+// returns an error when this process does not know one of the group's reducers.
 func (p *partitionReducer) decodeGroup(group string, r groupReply) (*cachedGroup, error) {
 	text := func(v any) string { s, _ := v.(string); return s }
 	fields, partial := r.group.Val(), r.partial.Val()

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is remembered is bounded in number and in bytes, and never lacks who came last.
+// TestGroupCacheIsBounded: the cache keeps its bounds in number and in bytes, and always holds the
+// group that was put last.
 func TestGroupCacheIsBounded(t *testing.T) {
 	t.Parallel()
 	m := groupCache{groups: map[string]*cachedGroup{}}

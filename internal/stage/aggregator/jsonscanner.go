@@ -1,15 +1,17 @@
 package aggregator
 
-// scanner passes over JSON text and is as strict as encoding/json. What it refuses need not be
-// wrong: its caller asks encoding/json then.
+// jsonScanner skips over JSON text without decoding it. It accepts nothing that encoding/json
+// refuses. It refuses some text that encoding/json accepts, so its caller falls back to
+// encoding/json.
 type jsonScanner struct {
 	text []byte
-	pos  int
+	pos  int // index of the next byte
 }
 
-// maxDepth bounds how deep arrays and objects lie in each other.
+// maxDepth bounds the nesting of arrays and objects.
 const maxDepth = 100
 
+// skipLiteral skips want, and reports whether it was there.
 func (s *jsonScanner) skipLiteral(want string) bool {
 	if len(s.text)-s.pos < len(want) || string(s.text[s.pos:s.pos+len(want)]) != want {
 		return false
@@ -18,7 +20,8 @@ func (s *jsonScanner) skipLiteral(want string) bool {
 	return true
 }
 
-// number is the number behind a prefix; nil where there is none.
+// numberAfter skips prefix and the number after it, and returns the number. It returns nil when one
+// of both is missing.
 func (s *jsonScanner) numberAfter(prefix string) []byte {
 	if !s.skipLiteral(prefix) {
 		return nil
@@ -30,9 +33,10 @@ func (s *jsonScanner) numberAfter(prefix string) []byte {
 	return s.text[start:s.pos]
 }
 
+// nextIs reports whether the next byte is c.
 func (s *jsonScanner) nextIs(c byte) bool { return s.pos < len(s.text) && s.text[s.pos] == c }
 
-// take passes over one byte, if it is this one.
+// skipByte skips the next byte if it is c, and reports whether it was.
 func (s *jsonScanner) skipByte(c byte) bool {
 	if !s.nextIs(c) {
 		return false
@@ -41,12 +45,15 @@ func (s *jsonScanner) skipByte(c byte) bool {
 	return true
 }
 
+// skipSpace skips blanks, tabs and carriage returns. A line has no line feeds.
 func (s *jsonScanner) skipSpace() {
 	for s.nextIs(' ') || s.nextIs('\t') || s.nextIs('\r') {
 		s.pos++
 	}
 }
 
+// skipValue skips one JSON value, and reports whether it was valid. depth is the number of arrays
+// and objects around it.
 func (s *jsonScanner) skipValue(depth int) bool {
 	if s.pos == len(s.text) || depth > maxDepth {
 		return false
@@ -68,7 +75,8 @@ func (s *jsonScanner) skipValue(depth int) bool {
 	return s.skipNumber()
 }
 
-// container passes over an object, whose values have names, or an array.
+// skipContainer skips the object (named is true) or array that ends with the byte end, and reports
+// whether it was valid.
 func (s *jsonScanner) skipContainer(end byte, named bool, depth int) bool {
 	s.pos++
 	if s.skipSpace(); s.skipByte(end) {
@@ -97,6 +105,7 @@ func (s *jsonScanner) skipContainer(end byte, named bool, depth int) bool {
 	}
 }
 
+// skipString skips a string in quotes, and reports whether it was valid.
 func (s *jsonScanner) skipString() bool {
 	if !s.skipByte('"') {
 		return false
@@ -117,7 +126,8 @@ func (s *jsonScanner) skipString() bool {
 	}
 }
 
-// escape passes over what follows a backslash.
+// skipEscape skips the part of an escape sequence after its backslash, and reports whether it was
+// valid.
 func (s *jsonScanner) skipEscape() bool {
 	if s.pos == len(s.text) {
 		return false
@@ -141,6 +151,7 @@ func (s *jsonScanner) skipEscape() bool {
 
 func isHex(c byte) bool { return c-'0' <= 9 || c|0x20 >= 'a' && c|0x20 <= 'f' }
 
+// skipNumber skips a number, and reports whether it was valid.
 func (s *jsonScanner) skipNumber() bool {
 	s.skipByte('-')
 	if !s.skipByte('0') && !s.skipDigits() {
@@ -158,7 +169,7 @@ func (s *jsonScanner) skipNumber() bool {
 	return true
 }
 
-// digits passes over one digit or more.
+// skipDigits skips digits, and reports whether there was at least one.
 func (s *jsonScanner) skipDigits() bool {
 	start := s.pos
 	for s.pos < len(s.text) && s.text[s.pos]-'0' <= 9 {

@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// trace ends the sampled jobs' traces.
+// recordSpans records the reduce span of each sampled job, which ends the job's trace, and a span
+// of the batch that links to them. began is when the batch began.
 func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string, jobs []jobResult, began time.Time) {
 	var links []trace.Link
 	for i := range jobs {
