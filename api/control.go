@@ -2,37 +2,42 @@ package api
 
 import "time"
 
-// The reasons why a job is not running, in the order in which they are looked for.
+// The reasons why a job is not running, in the order in which the server checks them: the first
+// that applies is the answer.
 const (
-	WhyPaused      = "paused"       // its group, tenant or type is
-	WhyScheduled   = "scheduled"    // its time has not come
-	WhyNoProcessor = "no_processor" // no live worker serves its type
-	WhyRetry       = "retry"        // it failed and waits for its next attempt
-	WhyCongestion  = "congestion"   // a partner has asked for patience
-	WhyRate        = "rate"         // its tenant, or everybody, has used up the limit
-	WhyFairness    = "fairness"     // others come first
+	WhyPaused      = "paused"       // the job's group, tenant or type is paused
+	WhyScheduled   = "scheduled"    // the job was submitted with a start time that has not come
+	WhyNoProcessor = "no_processor" // no live worker process serves the job's type
+	WhyRetry       = "retry"        // the job's last attempt failed; the job waits for its next attempt
+	WhyCongestion  = "congestion"   // a downstream API asked to wait before it is called again
+	WhyRate        = "rate"         // the tenant's rate limit, or the global one, has no permit left
+	WhyFairness    = "fairness"     // nothing holds the job up: other jobs are to be served before it
 )
 
-// Why is why a job, or the next job of a group, is not running.
+// Why says why a job is not running. Asked for a group, it is about the group's next job.
 type Why struct {
-	// whose answer it is; absent when a group has no job that waits
-	Job             string     `json:"job,omitempty"`
-	Reason          string     `json:"reason,omitempty"`    // absent when nothing is waited for
-	Detail          string     `json:"detail"`              // the same as a sentence
-	Until           *time.Time `json:"until,omitempty"`     // not before
-	PausedBy        []string   `json:"paused_by,omitempty"` // group, tenant, type: those that are paused
-	Position        *int64     `json:"position,omitempty"`
-	EstimateSeconds *float64   `json:"estimate_seconds,omitempty"` // until it starts, at its tenant's present rate
-	Limit           *WhyLimit  `json:"limit,omitempty"`            // that it waits for
+	// Job is the id of the job that the answer is about. It is absent when the group has no waiting
+	// job.
+	Job      string     `json:"job,omitempty"`
+	Reason   string     `json:"reason,omitempty"`    // one of the constants Why…; absent when the job waits for nothing
+	Detail   string     `json:"detail"`              // the reason as a sentence, for people
+	Until    *time.Time `json:"until,omitempty"`     // the job does not start before this time
+	PausedBy []string   `json:"paused_by,omitempty"` // those of "group", "tenant" and "type" that are paused
+	Position *int64     `json:"position,omitempty"`  // number of jobs that are to start before it
+	// EstimateSeconds is the estimated time until the job starts, at the rate at which jobs of its
+	// tenant end now.
+	EstimateSeconds *float64  `json:"estimate_seconds,omitempty"`
+	Limit           *WhyLimit `json:"limit,omitempty"` // the rate limit without a permit; only with WhyRate
 }
 
-// WhyLimit is the rate limit that a job waits for.
+// WhyLimit is a rate limit whose next permit a job waits for.
 type WhyLimit struct {
-	Scope        string     `json:"scope"` // tenant (its own), share or global
-	RPS          float64    `json:"rps"`   // permits a second
-	WindowMS     int64      `json:"window_ms"`
-	PerWindow    int64      `json:"per_window"`
-	Used         int64      `json:"used"`
+	// Scope is "tenant" (the tenant's own limit), "share" (its part of the global limit) or "global".
+	Scope        string     `json:"scope"`
+	RPS          float64    `json:"rps"`        // permits per second
+	WindowMS     int64      `json:"window_ms"`  // length of the limit's window
+	PerWindow    int64      `json:"per_window"` // permits per window
+	Used         int64      `json:"used"`       // permits spent in the current window
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`
 }
 
@@ -43,52 +48,61 @@ type Paused struct {
 	Links  map[string]string `json:"links"`
 }
 
-// TenantSettings are what an operator sets for a tenant; nil is the default.
+// TenantSettings are a tenant's settings, which an operator sets. A field that is nil has its
+// default.
 type TenantSettings struct {
-	RPS          *float64 `json:"rps,omitempty"`           // permits a second of its own, above 0 and up to 1e9
-	Weight       *float64 `json:"weight,omitempty"`        // 0.001 to 1000; 1 by default
-	BasePriority *int64   `json:"base_priority,omitempty"` // within ±1e15, added to that of its groups
+	// RPS is the tenant's own rate limit in permits per second, above 0 to 1e9.
+	RPS *float64 `json:"rps,omitempty"`
+	// Weight is the tenant's weight in the fair queue, 0.001 to 1000; default 1.
+	Weight *float64 `json:"weight,omitempty"`
+	// BasePriority is added to the base priority of the tenant's groups; from -1e15 to 1e15.
+	BasePriority *int64 `json:"base_priority,omitempty"`
 }
 
-// Tenant is a customer's part in the flow right now.
+// Tenant is a tenant's settings, and its queue and limits at the time of the request.
 type Tenant struct {
-	ID            string           `json:"id"`
-	RPS           *float64         `json:"rps"` // null: its share of the global limit
-	Weight        float64          `json:"weight"`
-	BasePriority  *int64           `json:"base_priority"`
-	Paused        bool             `json:"paused"`
-	Active        bool             `json:"active"`     // it has jobs that could run now
-	Unfinished    int64            `json:"unfinished"` // jobs that have not ended
-	NonReady      int64            `json:"non_ready"`  // of these, parked until a time
-	JobsPerSecond float64          `json:"jobs_per_second"`
-	Window        TenantWindow     `json:"window"`
-	ActiveTenants int64            `json:"active_tenants"` // that share the limits with it
+	ID string `json:"id"`
+	// RPS is null when the tenant has no limit of its own, only a share of the global one.
+	RPS           *float64     `json:"rps"`
+	Weight        float64      `json:"weight"`
+	BasePriority  *int64       `json:"base_priority"`
+	Paused        bool         `json:"paused"`
+	Active        bool         `json:"active"`     // the tenant is not paused and has jobs that want a permit
+	Unfinished    int64        `json:"unfinished"` // jobs that have not ended
+	NonReady      int64        `json:"non_ready"`  // jobs of these that are non-ready or suspended
+	JobsPerSecond float64      `json:"jobs_per_second"`
+	Window        TenantWindow `json:"window"`
+	// ActiveTenants counts the active tenants of the same partition, which divide its limit.
+	ActiveTenants int64            `json:"active_tenants"`
 	Congestion    TenantCongestion `json:"congestion"`
 }
 
-// TenantWindow is the current window of the rate limit. A limit of 0 is none.
+// TenantWindow is the current window of a tenant's rate limit and of the global one. In an
+// installation with several partitions the global figures are those of the tenant's partition.
 type TenantWindow struct {
 	Limiter      string     `json:"limiter"`
 	Share        string     `json:"share"`
 	WindowMS     int64      `json:"window_ms"`
 	Used         int64      `json:"used"`         // permits that the tenant has spent
-	Limit        int64      `json:"limit"`        // its own
-	GlobalUsed   int64      `json:"global_used"`  // by all tenants that share it
-	GlobalLimit  int64      `json:"global_limit"` // of all of these
+	Limit        int64      `json:"limit"`        // the tenant's own limit, or its share of the global one; 0: no limit
+	GlobalUsed   int64      `json:"global_used"`  // permits that all tenants of the partition have spent
+	GlobalLimit  int64      `json:"global_limit"` // permits that these tenants may spend; 0: no limit
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`
 }
 
-// TenantCongestion is what a tenant's jobs have lately waited for.
+// TenantCongestion counts why a tenant's jobs were delayed in recent time.
 type TenantCongestion struct {
-	Throttles     int64      `json:"throttles"` // times one was sent to non-ready for want of a permit
-	Returns       int64      `json:"returns"`   // times one came back from a partner's refusal or a transient error
+	Throttles int64 `json:"throttles"` // times a job became non-ready because the tenant had no permit
+	// Returns counts the attempts that made a job non-ready: a downstream API asked to wait, or a
+	// transient error came. MeanWaitMS and LongestWaitMS are about their waits.
+	Returns       int64      `json:"returns"`
 	MeanWaitMS    float64    `json:"mean_wait_ms"`
 	LongestWaitMS int64      `json:"longest_wait_ms"`
 	LastAt        *time.Time `json:"last_at,omitempty"`
 }
 
-// TenantList is a page of tenants by id.
+// TenantList is a page of tenants, ordered by id.
 type TenantList struct {
 	Tenants []Tenant `json:"tenants"`
-	Cursor  string   `json:"cursor,omitempty"` // pass it on for the next page; empty on the last
+	Cursor  string   `json:"cursor,omitempty"` // asks for the next page; empty on the last page
 }

@@ -6,24 +6,28 @@ import (
 	"time"
 )
 
-// What a store answers when it cannot do what it was asked. Wrap them with a message that says why:
-// the HTTP API hands it to the caller, except that of ErrUnavailable.
+// The errors by which a store says why it can't do what it was asked. The store wraps them in a
+// message with the reason. The HTTP API shows this message to its client; for ErrUnavailable and
+// ErrReplicas it shows a message of its own, because theirs may name hosts.
 var (
-	ErrNotFound = errors.New("not found") // 404
-	// 409: same id with other content, or the state forbids it
+	ErrNotFound = errors.New("not found") // status 404
+	// ErrConflict (status 409): the id exists with other content, or the group's state forbids the
+	// command.
 	ErrConflict = errors.New("conflict")
-	ErrSealed   = errors.New("group is sealed: no more jobs are taken") // 409
-	// 422: an argument that only the store can judge, such as a cursor
+	ErrSealed   = errors.New("group is sealed: no more jobs are taken") // status 409
+	// ErrInvalid (status 422): the store refuses an argument that only it can check, such as a
+	// cursor.
 	ErrInvalid      = errors.New("invalid")
-	ErrUnavailable  = errors.New("store is unavailable: try again in a moment")   // 503: Redis is away
-	ErrReplicas     = fmt.Errorf("too few replicas have it: %w", ErrUnavailable)  // 503: see REDIS_WAIT_REPLICAS
-	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // 429: see BackpressureError
+	ErrUnavailable  = errors.New("store is unavailable: try again in a moment")   // status 503: Redis does not answer
+	ErrReplicas     = fmt.Errorf("too few replicas have it: %w", ErrUnavailable)  // status 503: see REDIS_WAIT_REPLICAS
+	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
 )
 
-// BackpressureError refuses work that could not be stored or run soon. It is an ErrBackpressure.
+// BackpressureError refuses jobs because too many jobs wait or Redis's memory is full. errors.Is
+// finds ErrBackpressure in it.
 type BackpressureError struct {
-	RetryAfter time.Duration // an honest estimate of when to come again
-	Reason     string        // which bound was reached, for people
+	RetryAfter time.Duration // when the client should try again: an estimate from the rate at which jobs leave
+	Reason     string        // for people: which bound is reached
 }
 
 func (e *BackpressureError) Error() string {
@@ -32,11 +36,12 @@ func (e *BackpressureError) Error() string {
 
 func (e *BackpressureError) Unwrap() error { return ErrBackpressure }
 
-// AppendProblem is the answer to a streamed append that stopped before its body's end. What it
-// counts is stored and stays: send the same body again under the same Idempotency-Key, or what
+// AppendProblem is the answer to a streamed append that stopped before the end of its body. The
+// jobs that it counts as accepted are stored and stay. The client continues in one of two ways: it
+// sends the same body again with the same Idempotency-Key, or it sends the part of the body that
 // begins at NextLine.
 type AppendProblem struct {
 	Problem
 	Appended
-	NextLine int64 `json:"next_line"` // the first line that was neither accepted nor rejected; counts from 1
+	NextLine int64 `json:"next_line"` // the first line that was neither accepted nor rejected; the first line is 1
 }

@@ -1,5 +1,5 @@
-// Package api holds the JSON documents that the HTTP API answers with, shared by the server, the
-// client and the command line. Request bodies are in the server's message package; a producer
+// Package api holds the JSON documents that the HTTP API answers with. The server, the client and
+// the command line share them. Request bodies are in the server's package messages; a producer
 // builds them with package client.
 package api
 
@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Status is a group's place in its lifecycle.
+// Status is a group's state.
 type Status string
 
-// The states of a group, in the order in which they follow.
+// The states of a group, in the order in which they follow each other. The last three are final.
 const (
 	StatusCreated     Status = "CREATED"
 	StatusDispatched  Status = "DISPATCHED"
@@ -22,12 +22,13 @@ const (
 	StatusCancelled   Status = "CANCELLED"
 )
 
-// Ended says whether the group has come to its end in this round.
+// Ended reports whether the group is in a final state. The command retry can open another round
+// after it.
 func (s Status) Ended() bool {
 	return s == StatusCompleted || s == StatusFailed || s == StatusCancelled
 }
 
-// Counts is a group's ledger. accepted is the sum of the others, always.
+// Counts are the numbers of a group's jobs by state. Accepted is always the sum of the others.
 type Counts struct {
 	Accepted  int64 `json:"accepted"`
 	Waiting   int64 `json:"waiting"`
@@ -39,7 +40,7 @@ type Counts struct {
 	Cancelled int64 `json:"cancelled"`
 }
 
-// Ended counts the jobs that will not run any more in this round.
+// Ended returns how many jobs are in a final state.
 func (c Counts) Ended() int64 { return c.Done + c.Failed + c.Cancelled }
 
 // Group is a bulk action as GET /v1/groups/{id} shows it.
@@ -52,33 +53,35 @@ type Group struct {
 	Status         Status           `json:"status"`
 	Paused         bool             `json:"paused"`
 	Sealed         bool             `json:"sealed"`
-	Total          *int64           `json:"total,omitempty"` // as announced by the producer
-	Round          int              `json:"round"`           // 1, and one more with each retry
+	Total          *int64           `json:"total,omitempty"` // number of jobs, when the producer announced it
+	Round          int              `json:"round"`           // 1 at first; each retry adds 1
 	Counts         Counts           `json:"counts"`
 	FailuresByCode map[string]int64 `json:"failures_by_code"`
-	// times a job was sent to non-ready for want of a permit
+	// Throttles counts how often a job of the group became non-ready because its tenant had no
+	// permit.
 	Throttles int64                      `json:"throttles"`
 	Retries   int64                      `json:"retries"`
 	Aggregate map[string]json.RawMessage `json:"aggregate"`
-	// by state, in lower case, of this round; plus "created"
+	// Timestamps says when the group entered each state of this round. The keys are the states in
+	// lower case.
 	Timestamps map[string]time.Time `json:"timestamps"`
-	ETASeconds *float64             `json:"eta_seconds"`
+	ETASeconds *float64             `json:"eta_seconds"` // null: there is no estimate
 }
 
 // GroupList is a page of groups, newest first.
 type GroupList struct {
 	Groups []Group `json:"groups"`
-	Cursor string  `json:"cursor,omitempty"` // pass it on for the next page; empty on the last
+	Cursor string  `json:"cursor,omitempty"` // asks for the next page; empty on the last page
 }
 
-// Accepted is the answer to a submission and to a command on a group.
+// Accepted is the answer to a submission, and to a command on a group.
 type Accepted struct {
 	ID     string            `json:"id"`
 	Status Status            `json:"status"`
 	Links  map[string]string `json:"links,omitempty"`
 }
 
-// LineError is one refused line of a streamed append.
+// LineError is a rejected line of a streamed append.
 type LineError struct {
 	Line  int64  `json:"line"`
 	Error string `json:"error"`
@@ -88,11 +91,11 @@ type LineError struct {
 type Appended struct {
 	Accepted int64       `json:"accepted"`
 	Rejected []LineError `json:"rejected"`
-	// RejectedTotal counts all refused lines; Rejected lists the first thousand.
+	// RejectedTotal counts all rejected lines. Rejected lists the first 1,000 of them.
 	RejectedTotal int64 `json:"rejected_total"`
 }
 
-// Job is one job as GET /v1/groups/{id}/jobs/{ordinal} shows it.
+// Job is a job as GET /v1/groups/{id}/jobs/{ordinal} shows it.
 type Job struct {
 	ID        string          `json:"id"`
 	Group     string          `json:"group"`
@@ -101,21 +104,20 @@ type Job struct {
 	Attempts  int             `json:"attempts"`
 	LastError *JobError       `json:"last_error,omitempty"`
 	Result    json.RawMessage `json:"result,omitempty"`
-	// Waiting says why an unfinished job is not running: fairness, rate, congestion, retry, paused,
-	// scheduled, no_processor.
+	// Waiting says why a job that may still run is not running: one of the constants Why….
 	Waiting string     `json:"waiting,omitempty"`
-	Until   *time.Time `json:"until,omitempty"` // not before
-	Why     *Why       `json:"why,omitempty"`   // the same at length
+	Until   *time.Time `json:"until,omitempty"` // the job does not start before this time
+	Why     *Why       `json:"why,omitempty"`   // the same as Waiting and Until, with details
 }
 
-// JobError is what went wrong with a job's latest failed attempt.
+// JobError is the error of a job's latest failed attempt.
 type JobError struct {
 	Code  string    `json:"code"`
 	Error string    `json:"error"`
 	At    time.Time `json:"at"`
 }
 
-// Result is one line of GET /v1/groups/{id}/results.
+// Result is a line of GET /v1/groups/{id}/results: what the processor returned for one job.
 type Result struct {
 	Ordinal    int64           `json:"ordinal"`
 	DurationMS float64         `json:"duration_ms"`
@@ -123,7 +125,7 @@ type Result struct {
 	Data       json.RawMessage `json:"data"`
 }
 
-// Failure is one line of GET /v1/groups/{id}/failures.
+// Failure is a line of GET /v1/groups/{id}/failures: why one job failed.
 type Failure struct {
 	Ordinal  int64     `json:"ordinal"`
 	Code     string    `json:"code"`
@@ -132,7 +134,7 @@ type Failure struct {
 	At       time.Time `json:"at"`
 }
 
-// DeadLetter is one job that used up its retries or failed for good.
+// DeadLetter is a job that failed: it had no retry left, or its error was permanent.
 type DeadLetter struct {
 	EntryID  string          `json:"entry_id"`
 	Job      string          `json:"job"`
@@ -153,7 +155,7 @@ type DeadLetterList struct {
 	Cursor      string       `json:"cursor,omitempty"`
 }
 
-// TypeStats is what waits and runs of one job type, over all partitions.
+// TypeStats are the numbers of jobs of one type by state, over all partitions.
 type TypeStats struct {
 	Type     string `json:"type"`
 	Backlog  int64  `json:"backlog"` // waiting + non-ready + ready
@@ -164,12 +166,14 @@ type TypeStats struct {
 	Workers  int    `json:"workers"` // live worker processes that serve the type
 	Paused   bool   `json:"paused"`
 
-	// reports of attempts that were not the job's any more; they changed nothing
+	// StaleOutcomes counts reports of an attempt that was not the job's current one. They changed
+	// nothing.
 	StaleOutcomes int64 `json:"stale_outcomes"`
-	LeasesLost    int64 `json:"leases_lost"` // renewals that came too late
+	// LeasesLost counts job leases that the worker renewed too late.
+	LeasesLost int64 `json:"leases_lost"`
 }
 
-// WorkerStatus is one live worker process's pool.
+// WorkerStatus describes one live worker process. Workers is its number of slots.
 type WorkerStatus struct {
 	ID           string    `json:"id"`
 	Types        []string  `json:"types"`
@@ -181,7 +185,7 @@ type WorkerStatus struct {
 	SeenAt       time.Time `json:"seen_at"`
 }
 
-// StageStatus is one live fetcher or dispatcher process with its counts since start.
+// StageStatus describes one live process of another role, with its counts since it started.
 type StageStatus struct {
 	ID      string           `json:"id"`
 	Role    string           `json:"role"`
@@ -199,46 +203,50 @@ type Stats struct {
 	Workers       []WorkerStatus `json:"workers"`
 	Stages        []StageStatus  `json:"stages"`
 	RateLimit     RateLimit      `json:"rate_limit"`
-	StartedPerSec float64        `json:"started_per_second"` // over the last seconds
-	Rejected      int64          `json:"rejected_messages"`  // entries in ingest:rejected
-	DeadLetters   int64          `json:"dead_letters"`
+	// StartedPerSec is how many jobs the workers started per second, over the last seconds.
+	StartedPerSec float64 `json:"started_per_second"`
+	Rejected      int64   `json:"rejected_messages"` // entries of the stream ingest:rejected
+	DeadLetters   int64   `json:"dead_letters"`
 }
 
-// RateLimit is the global limit and its use in the current window.
+// RateLimit is the global rate limit and its use in the current window.
 type RateLimit struct {
 	Limiter  string `json:"limiter"`
 	Share    string `json:"share"`
-	RPS      int64  `json:"rps"` // 0: no limit
+	RPS      int64  `json:"rps"` // permits per second; 0: no limit
 	WindowMS int64  `json:"window_ms"`
 	Used     int64  `json:"used"` // permits spent in the current window
 }
 
-// Event is what the events stream and the SSE endpoint carry.
+// Event is an event of a group, on the stream events and on the SSE endpoint.
 type Event struct {
-	ID    string    `json:"id"`   // the same when the event is repeated
+	ID    string    `json:"id"`   // stays the same when the event is repeated
 	Type  string    `json:"type"` // group.created, group.dispatched, …
 	At    time.Time `json:"at"`
 	Group *Group    `json:"group,omitempty"`
 }
 
-// AuditEvent is the event audit.violation, which only the events stream carries.
+// AuditEvent is the event audit.violation. Only the stream events carries it.
 type AuditEvent struct {
 	Event
 	Violation Violation `json:"violation"`
 }
 
-// Violation is one breach of a law that the audit watches over. It holds no payload.
+// Violation is a group, job or key that breaks a law of the audit. It holds no payload.
 type Violation struct {
 	Law       string `json:"law"`
 	Partition int    `json:"partition"`
-	Group     string `json:"group"`             // "" when it is about a tenant or a type
-	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when it is not about one job
+	Group     string `json:"group"`             // "" when the violation is about a tenant or a type
+	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when the violation is not about one job
 	Detail    string `json:"detail"`
-	Count     int64  `json:"count,omitempty"` // of the violations that this one stands for: "and 900 more like these"
-	Key       string `json:"-"`               // what stays the same while counts in Detail change
+	// Count is how many violations this one stands for, when Detail sums up many ("and 900 more
+	// like these").
+	Count int64 `json:"count,omitempty"`
+	// Key identifies the violation: it stays the same while the counts in Detail change.
+	Key string `json:"-"`
 }
 
-// Problem is an error answer, application/problem+json (RFC 9457).
+// Problem is an error answer, of the media type application/problem+json (RFC 9457).
 type Problem struct {
 	Type   string       `json:"type"`
 	Title  string       `json:"title"`
@@ -247,7 +255,7 @@ type Problem struct {
 	Fields []FieldError `json:"fields,omitempty"`
 }
 
-// FieldError names one bad field and what is wrong with it.
+// FieldError names a bad field of a request and says what is wrong with it.
 type FieldError struct {
 	Field   string `json:"field"`
 	Problem string `json:"problem"`
