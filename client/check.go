@@ -8,9 +8,9 @@ import (
 
 // check refuses here what the server would refuse where the producer can't see it. Nothing is
 // published of a group of which a part is wrong.
-func check(parcels []parcel) error {
+func check(outgoing []outgoingMessage) error {
 	seen := 0
-	for _, p := range parcels {
+	for _, p := range outgoing {
 		if err := p.check(); err != nil {
 			if seen > 0 {
 				err = fmt.Errorf("after the first %d jobs: %w", seen, err)
@@ -22,7 +22,7 @@ func check(parcels []parcel) error {
 	return nil
 }
 
-func (p parcel) check() (err error) {
+func (p outgoingMessage) check() (err error) {
 	d := messages.Decoder{Ops: p.ops}
 	switch p.typ {
 	case messages.TypeGroupSubmit:

@@ -124,7 +124,7 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	if err != nil {
 		return "", err
 	}
-	parcels := []parcel{{
+	outgoing := []outgoingMessage{{
 		typ:    messages.TypeGroupSubmit,
 		group:  g.ID,
 		tenant: g.Tenant,
@@ -133,9 +133,9 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 		ops:    anyOps(g),
 	}}
 	for _, b := range batches {
-		parcels = append(parcels, appendParcel(g.ID, g.Tenant, b))
+		outgoing = append(outgoing, newAppendMessage(g.ID, g.Tenant, b))
 	}
-	_, err = p.send(ctx, g.ID, parcels)
+	_, err = p.send(ctx, g.ID, outgoing)
 	return g.ID, err
 }
 
@@ -161,11 +161,11 @@ func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opt
 	if err != nil {
 		return 0, fmt.Errorf("append to group %s: %w", group, err)
 	}
-	var parcels []parcel
+	var outgoing []outgoingMessage
 	for _, b := range split(encoded) {
-		parcels = append(parcels, appendParcel(group, "", b))
+		outgoing = append(outgoing, newAppendMessage(group, "", b))
 	}
-	return p.send(ctx, group+"/"+o.key, parcels)
+	return p.send(ctx, group+"/"+o.key, outgoing)
 }
 
 // Seal says that no more jobs come to the group; with total, none after that many,
@@ -184,25 +184,25 @@ func (p *Producer) command(ctx context.Context, typ, group string, body any) err
 	if err != nil {
 		return fmt.Errorf("encode %s of group %s: %w", typ, group, err)
 	}
-	_, err = p.send(ctx, uuid.NewString(), []parcel{{typ: typ, group: group, data: data}})
+	_, err = p.send(ctx, uuid.NewString(), []outgoingMessage{{typ: typ, group: group, data: data}})
 	return err
 }
 
-// send publishes parcels in order, under message ids made from key, and returns how many jobs were
+// send publishes messages in order, under message ids made from key, and returns how many jobs were
 // in those that succeeded.
-func (p *Producer) send(ctx context.Context, key string, parcels []parcel) (jobs int, err error) {
-	if err := check(parcels); err != nil || len(parcels) == 0 {
+func (p *Producer) send(ctx context.Context, key string, outgoing []outgoingMessage) (jobs int, err error) {
+	if err := check(outgoing); err != nil || len(outgoing) == 0 {
 		return 0, err
 	}
-	if err := p.backlog.admit(ctx, int64(len(parcels))); err != nil {
-		return 0, fmt.Errorf("publish %s of group %s: %w", parcels[0].typ, parcels[0].group, err)
+	if err := p.backlog.admit(ctx, int64(len(outgoing))); err != nil {
+		return 0, fmt.Errorf("publish %s of group %s: %w", outgoing[0].typ, outgoing[0].group, err)
 	}
-	for i, parcel := range parcels {
-		id := messageID(key+"/"+strconv.Itoa(i), parcel.data)
-		if err := p.publish(ctx, id, parcel); err != nil {
-			return jobs, fmt.Errorf("publish %s of group %s: %w", parcel.typ, parcel.group, err)
+	for i, m := range outgoing {
+		id := messageID(key+"/"+strconv.Itoa(i), m.data)
+		if err := p.publish(ctx, id, m); err != nil {
+			return jobs, fmt.Errorf("publish %s of group %s: %w", m.typ, m.group, err)
 		}
-		jobs += parcel.jobs
+		jobs += m.jobs
 	}
 	return jobs, nil
 }

@@ -28,8 +28,8 @@ const (
 // Redis is not ready.
 const publishAttempts = 4
 
-// parcel is a message to be.
-type parcel struct {
+// outgoingMessage is a message to be.
+type outgoingMessage struct {
 	typ           string
 	group, tenant string // for the span
 	data          []byte
@@ -37,12 +37,12 @@ type parcel struct {
 	ops           map[string]bool // reducers to let pass
 }
 
-func appendParcel(group, tenant string, jobs [][]byte) parcel {
+func newAppendMessage(group, tenant string, jobs [][]byte) outgoingMessage {
 	head, _ := marshal(struct { // a string can always be encoded
 		Group string `json:"group"`
 	}{group})
 	data := withJobs(head, jobs)
-	return parcel{typ: messages.TypeJobsAppend, group: group, tenant: tenant, data: data, jobs: len(jobs)}
+	return outgoingMessage{typ: messages.TypeJobsAppend, group: group, tenant: tenant, data: data, jobs: len(jobs)}
 }
 
 // split cuts jobs into batches that keep to the bounds of a message.
@@ -61,7 +61,7 @@ func split(jobs [][]byte) [][][]byte {
 }
 
 // publish adds one message to the ingest stream, in a span that the message carries on.
-func (p *Producer) publish(ctx context.Context, id string, m parcel) error {
+func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) error {
 	attrs := []attribute.KeyValue{
 		semconv.MessagingSystemKey.String("redis"),
 		semconv.MessagingDestinationName(p.stream),

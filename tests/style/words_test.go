@@ -28,7 +28,7 @@ type replacedWord struct {
 var remaining = []string{
 	"Suspects", "alien", "aside", "beat", "bury", "census", "convoy", "cure", "divider", "foreign", "gain", "garbage",
 	"gate", "glimpse", "handout", "housekeeping", "keepHouse", "lab", "lanes", "leftover", "leftovers", "line",
-	"mend", "parcel", "parked", "partner", "patrol", "postings", "promise", "room", "runs", "sentry",
+	"mend", "parked", "partner", "patrol", "postings", "promise", "room", "runs", "sentry",
 	"set_aside", "shelf", "sieve", "solo", "stray", "trip",
 }
 
