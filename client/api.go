@@ -24,15 +24,15 @@ import (
 // times, after 429 and 503 (waiting as Retry-After says), 502, 504 and broken connections.
 // Submissions and appends can, since each has an idempotency key.
 type API struct {
-	base     string
-	unary    *http.Client
-	stream   *http.Client
-	attempts int
-	maxWait  time.Duration
-	silence  time.Duration // after which a stream of events counts as broken
-	outage   time.Duration // for how long a broken stream of events is resumed
-	sleep    func(context.Context, time.Duration) error
-	reached  atomic.Bool // something has answered at base
+	base           string
+	unary          *http.Client
+	stream         *http.Client
+	attempts       int
+	maxWait        time.Duration
+	silenceTimeout time.Duration // after which a stream of events counts as broken
+	outageTimeout  time.Duration // for how long a broken stream of events is resumed
+	sleep          func(context.Context, time.Duration) error
+	answered       atomic.Bool // something has answered at base
 }
 
 // Option changes an API from its defaults.
@@ -67,7 +67,7 @@ func NewAPI(baseURL string, opts ...Option) *API {
 	a := &API{
 		base:     strings.TrimRight(baseURL, "/"),
 		attempts: 4, maxWait: 30 * time.Second,
-		silence: time.Minute, outage: time.Minute,
+		silenceTimeout: time.Minute, outageTimeout: time.Minute,
 		sleep: redisx.Sleep,
 	}
 	WithHTTPClient(&http.Client{Transport: t})(a)
@@ -112,8 +112,8 @@ func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Acce
 func (a *API) SubmitJSON(ctx context.Context, body []byte, opts ...CallOption) (api.Accepted, error) {
 	header := http.Header{}
 	header.Set(headerIdempotency, keyOf(opts))
-	return get[api.Accepted](ctx, a, apiCall{
-		what: "submit group", method: http.MethodPost, path: "/v1/groups", header: header, body: body, repeat: always,
+	return doJSON[api.Accepted](ctx, a, apiCall{
+		action: "submit group", method: http.MethodPost, path: "/v1/groups", header: header, body: body, retry: retryAlways,
 	})
 }
 
@@ -123,31 +123,31 @@ func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepte
 	if total != nil {
 		body = []byte(`{"total":` + strconv.FormatInt(*total, 10) + `}`)
 	}
-	return a.command(ctx, group, "seal", body, always)
+	return a.command(ctx, group, "seal", body, retryAlways)
 }
 
 // Cancel ends the group at once: nothing of it starts any more.
 func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
-	return a.command(ctx, group, "cancel", nil, always)
+	return a.command(ctx, group, "cancel", nil, retryAlways)
 }
 
 // Retry opens the next round of an ended group, with its failed jobs only. It is not repeated when
 // it is unknown whether it had its effect, for that could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
-	return a.command(ctx, group, "retry", nil, whenRefused)
+	return a.command(ctx, group, "retry", nil, retryIfRefused)
 }
 
-func (a *API) command(ctx context.Context, group, verb string, body []byte, repeat policy) (api.Accepted, error) {
+func (a *API) command(ctx context.Context, group, verb string, body []byte, retry retryPolicy) (api.Accepted, error) {
 	path, err := groupPath(group, "/"+verb)
 	if err != nil {
 		return api.Accepted{}, err
 	}
-	return get[api.Accepted](ctx, a, apiCall{
-		what:   verb + " group " + group,
+	return doJSON[api.Accepted](ctx, a, apiCall{
+		action: verb + " group " + group,
 		method: http.MethodPost,
 		path:   path,
 		body:   body,
-		repeat: repeat,
+		retry:  retry,
 	})
 }
 
@@ -157,7 +157,7 @@ func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
 	if err != nil {
 		return api.Group{}, err
 	}
-	return get[api.Group](ctx, a, apiCall{what: "get group " + group, path: path, repeat: always})
+	return doJSON[api.Group](ctx, a, apiCall{action: "get group " + group, path: path, retry: retryAlways})
 }
 
 // Job returns the group's job with that ordinal: its state, and why it is waiting.
@@ -167,12 +167,12 @@ func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, er
 	if err != nil {
 		return api.Job{}, err
 	}
-	return get[api.Job](ctx, a, apiCall{what: "get job " + group + "." + n, path: path, repeat: always})
+	return doJSON[api.Job](ctx, a, apiCall{action: "get job " + group + "." + n, path: path, retry: retryAlways})
 }
 
 // Stats returns queue sizes, rates, workers and stages.
 func (a *API) Stats(ctx context.Context) (api.Stats, error) {
-	return get[api.Stats](ctx, a, apiCall{what: "get stats", path: "/v1/stats", repeat: always})
+	return doJSON[api.Stats](ctx, a, apiCall{action: "get stats", path: "/v1/stats", retry: retryAlways})
 }
 
 // GroupFilter selects groups; an empty field selects all.
@@ -190,24 +190,24 @@ func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, er
 	if f.Status != "" {
 		query.Set("status", string(f.Status))
 	}
-	c := apiCall{what: "list groups", path: "/v1/groups", query: query, repeat: always}
+	c := apiCall{action: "list groups", path: "/v1/groups", query: query, retry: retryAlways}
 	return pages(ctx, a, c, func(l api.GroupList) ([]api.Group, string) { return l.Groups, l.Cursor })
 }
 
 // DeadLetters ranges over dead letters, newest first, fetching page after page. An error ends it.
 func (a *API) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] {
-	c := apiCall{what: "list dead letters", path: "/v1/dead-letters", query: url.Values{"limit": {"200"}}, repeat: always}
+	c := apiCall{action: "list dead letters", path: "/v1/dead-letters", query: url.Values{"limit": {"200"}}, retry: retryAlways}
 	return pages(ctx, a, c, func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
 }
 
 // Results ranges over the results of the group's done jobs as the server sends them. An error, also
 // of a stream that broke off, ends it.
 func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, error] {
-	return lines[api.Result](ctx, a, group, "results")
+	return streamLines[api.Result](ctx, a, group, "results")
 }
 
 // Failures ranges over the group's failed jobs as the server sends them. An error, also of a stream
 // that broke off, ends it.
 func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
-	return lines[api.Failure](ctx, a, group, "failures")
+	return streamLines[api.Failure](ctx, a, group, "failures")
 }

@@ -18,12 +18,12 @@ import (
 // One request of an append carries so much: little enough to be held until it is answered for, and
 // sent again if need be.
 const (
-	partLines = 5000
-	partBytes = 4 << 20
+	maxPartLines = 5000
+	maxPartBytes = 4 << 20
 )
 
-// maxListed is how many refused lines an answer lists.
-const maxListed = 1000
+// maxListedLines is how many refused lines an answer lists.
+const maxListedLines = 1000
 
 // AppendNDJSON adds the jobs that r holds, one JSON object a line ({"payload": …, "type"?,
 // "run_at"?}), of any number, in flat memory. Lines that were refused are in the answer, numbered
@@ -44,7 +44,7 @@ func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...
 
 // Append is AppendNDJSON for jobs. A job that can't be encoded ends it.
 func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts ...CallOption) (api.Appended, error) {
-	u, err := a.upload(group, "application/x-ndjson", opts)
+	u, err := a.newUpload(group, "application/x-ndjson", opts)
 	if err != nil {
 		return api.Appended{}, err
 	}
@@ -52,20 +52,20 @@ func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts
 	for job := range jobs {
 		line, err := marshal(job)
 		if err != nil {
-			return u.total, fmt.Errorf("append to group %s: encode job %d: %w", group, n, err)
+			return u.answer, fmt.Errorf("append to group %s: encode job %d: %w", group, n, err)
 		}
 		n++
 		if err := u.add(ctx, record{data: append(line, '\n'), lines: 1}); err != nil {
-			return u.total, err
+			return u.answer, err
 		}
 	}
-	return u.total, u.finish(ctx)
+	return u.answer, u.finish(ctx)
 }
 
 func (a *API) appendRecords(
 	ctx context.Context, group string, r io.Reader, contentType string, opts []CallOption,
 ) (api.Appended, error) {
-	u, err := a.upload(group, contentType, opts)
+	u, err := a.newUpload(group, contentType, opts)
 	if err != nil {
 		return api.Appended{}, err
 	}
@@ -73,19 +73,19 @@ func (a *API) appendRecords(
 	defer stop()
 	records := newRecordReader(in, contentType == "text/csv")
 	if u.header, err = records.header(); err != nil && !errors.Is(err, io.EOF) {
-		return u.total, fmt.Errorf("append to group %s: read: %w", group, err)
+		return u.answer, fmt.Errorf("append to group %s: read: %w", group, err)
 	}
-	u.before = records.line
+	u.linesBefore = records.linesRead
 	for {
 		rec, err := records.next()
 		if errors.Is(err, io.EOF) {
-			return u.total, u.finish(ctx)
+			return u.answer, u.finish(ctx)
 		}
 		if err != nil {
-			return u.total, fmt.Errorf("append to group %s: read line %d: %w", group, records.line+1, err)
+			return u.answer, fmt.Errorf("append to group %s: read line %d: %w", group, records.linesRead+1, err)
 		}
 		if err := u.add(ctx, rec); err != nil {
-			return u.total, err
+			return u.answer, err
 		}
 	}
 }
@@ -98,9 +98,9 @@ func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func())
 		_, err := io.Copy(pw, r)
 		_ = pw.CloseWithError(err)
 	}()
-	forget := context.AfterFunc(ctx, func() { _ = pw.CloseWithError(context.Cause(ctx)) })
+	stopWatching := context.AfterFunc(ctx, func() { _ = pw.CloseWithError(context.Cause(ctx)) })
 	return pr, func() {
-		forget()
+		stopWatching()
 		_ = pr.Close()
 	}
 }
@@ -113,14 +113,14 @@ type upload struct {
 	key         string
 	header      []byte // of CSV: goes before each part
 
-	part   bytes.Buffer
-	lines  int64 // in the part
-	before int64 // lines in front of the part
-	sent   int   // parts
-	total  api.Appended
+	part        bytes.Buffer
+	partLines   int64 // in the part
+	linesBefore int64 // lines in front of the part
+	partsSent   int   // parts
+	answer      api.Appended
 }
 
-func (a *API) upload(group, contentType string, opts []CallOption) (*upload, error) {
+func (a *API) newUpload(group, contentType string, opts []CallOption) (*upload, error) {
 	path, err := groupPath(group, "/jobs")
 	if err != nil {
 		return nil, err
@@ -130,14 +130,14 @@ func (a *API) upload(group, contentType string, opts []CallOption) (*upload, err
 
 // add sends the part when it is full.
 func (u *upload) add(ctx context.Context, rec record) error {
-	if u.lines > 0 && (u.lines >= partLines || u.part.Len()+len(rec.data) > partBytes) {
+	if u.partLines > 0 && (u.partLines >= maxPartLines || u.part.Len()+len(rec.data) > maxPartBytes) {
 		if err := u.send(ctx); err != nil {
 			return err
 		}
 	}
 	u.part.Write(rec.data)
-	u.lines += rec.lines
-	if rec.cut {
+	u.partLines += rec.lines
+	if rec.truncated {
 		// Lines are missing in it, so those behind would be numbered wrongly.
 		return u.send(ctx)
 	}
@@ -147,7 +147,7 @@ func (u *upload) add(ctx context.Context, rec record) error {
 // finish sends the last part. One is sent even when there is nothing, so that an unknown group or a
 // missing header shows.
 func (u *upload) finish(ctx context.Context) error {
-	if u.lines == 0 && u.sent > 0 {
+	if u.partLines == 0 && u.partsSent > 0 {
 		return nil
 	}
 	return u.send(ctx)
@@ -157,33 +157,33 @@ func (u *upload) send(ctx context.Context) error {
 	body := append(bytes.Clone(u.header), u.part.Bytes()...)
 	header := http.Header{}
 	header.Set("Content-Type", u.contentType)
-	header.Set(headerIdempotency, messageID(u.key+"/"+strconv.Itoa(u.sent), body))
-	got, err := get[api.Appended](ctx, u.api, apiCall{
-		what:   "append to group " + u.group,
+	header.Set(headerIdempotency, messageID(u.key+"/"+strconv.Itoa(u.partsSent), body))
+	got, err := doJSON[api.Appended](ctx, u.api, apiCall{
+		action: "append to group " + u.group,
 		method: http.MethodPost,
 		path:   u.path,
 		header: header,
 		body:   body,
-		repeat: always,
+		retry:  retryAlways,
 	})
 	if err != nil {
 		got = appendedBefore(err)
 	}
-	u.count(got)
-	u.before += u.lines
-	u.lines = 0
+	u.addAnswer(got)
+	u.linesBefore += u.partLines
+	u.partLines = 0
 	u.part.Reset()
-	u.sent++
+	u.partsSent++
 	return err
 }
 
-// count adds a part's answer, with the numbers that lines have in the whole.
-func (u *upload) count(got api.Appended) {
-	u.total.Accepted += got.Accepted
-	u.total.RejectedTotal += got.RejectedTotal
-	offset := u.before - int64(bytes.Count(u.header, []byte("\n")))
-	for _, l := range got.Rejected[:min(len(got.Rejected), maxListed-len(u.total.Rejected))] {
-		u.total.Rejected = append(u.total.Rejected, api.LineError{Line: l.Line + offset, Error: l.Error})
+// addAnswer adds a part's answer, with the numbers that lines have in the whole.
+func (u *upload) addAnswer(got api.Appended) {
+	u.answer.Accepted += got.Accepted
+	u.answer.RejectedTotal += got.RejectedTotal
+	offset := u.linesBefore - int64(bytes.Count(u.header, []byte("\n")))
+	for _, l := range got.Rejected[:min(len(got.Rejected), maxListedLines-len(u.answer.Rejected))] {
+		u.answer.Rejected = append(u.answer.Rejected, api.LineError{Line: l.Line + offset, Error: l.Error})
 	}
 }
 

@@ -30,8 +30,8 @@ func (e *BacklogError) Is(target error) bool { return target == ErrBacklogFull }
 
 const (
 	defaultMaxBacklog = 100_000
-	backlogFreshness  = 500 * time.Millisecond
-	backlogWait       = time.Second // the least
+	backlogMaxAge     = 500 * time.Millisecond
+	backlogMinWait    = time.Second // the least
 	backlogMaxWait    = time.Minute
 )
 
@@ -42,48 +42,48 @@ type backlog struct {
 	max    int64
 	now    func() time.Time
 
-	mu     sync.Mutex
-	length int64 // as last seen, and what was let in since
-	seen   time.Time
-	drain  float64   // messages a second that leave more than others add, smoothed
-	due    time.Time // when there is room for all that were refused so far
+	mu        sync.Mutex
+	length    int64 // as last seen, and what was let in since
+	readAt    time.Time
+	drainRate float64   // messages a second that leave more than others add, smoothed
+	freeAt    time.Time // when there is room for all that were refused so far
 }
 
-// admit makes room for n messages or returns a *BacklogError. More than fit at all are let in when
+// accept makes room for n messages or returns a *BacklogError. More than fit at all are let in when
 // the stream is empty, since waiting could not help them.
-func (b *backlog) admit(ctx context.Context, n int64) error {
+func (b *backlog) accept(ctx context.Context, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now := b.now(); b.seen.IsZero() || now.Sub(b.seen) > backlogFreshness {
+	if now := b.now(); b.readAt.IsZero() || now.Sub(b.readAt) > backlogMaxAge {
 		length, err := b.client.XLen(ctx, b.stream).Result()
 		if err != nil {
 			return fmt.Errorf("look at backlog: %w", err)
 		}
-		if !b.seen.IsZero() {
-			b.drain += (max(0, float64(b.length-length)/now.Sub(b.seen).Seconds()) - b.drain) / 2
+		if !b.readAt.IsZero() {
+			b.drainRate += (max(0, float64(b.length-length)/now.Sub(b.readAt).Seconds()) - b.drainRate) / 2
 		}
-		b.length, b.seen = length, now
+		b.length, b.readAt = length, now
 	}
 	if b.length+min(n, b.max) > b.max {
-		return &BacklogError{Length: b.length, Max: b.max, Wait: b.wait(min(n, b.max))}
+		return &BacklogError{Length: b.length, Max: b.max, Wait: b.retryAfter(min(n, b.max))}
 	}
 	b.length += n
 	return nil
 }
 
-// wait is how long n messages that find no room have to, behind those that were refused before:
+// retryAfter is how long n messages that find no room have to, behind those that were refused before:
 // told the same, all would come back at once.
-func (b *backlog) wait(n int64) time.Duration {
-	if b.drain < 1 {
-		return backlogWait
+func (b *backlog) retryAfter(n int64) time.Duration {
+	if b.drainRate < 1 {
+		return backlogMinWait
 	}
 	now, ahead := b.now(), n
-	if b.due.Before(now) {
-		b.due, ahead = now, n+b.length-b.max
+	if b.freeAt.Before(now) {
+		b.freeAt, ahead = now, n+b.length-b.max
 	}
-	b.due = b.due.Add(time.Duration(float64(ahead) / b.drain * float64(time.Second)))
-	if latest := now.Add(backlogMaxWait); b.due.After(latest) {
-		b.due = latest
+	b.freeAt = b.freeAt.Add(time.Duration(float64(ahead) / b.drainRate * float64(time.Second)))
+	if latest := now.Add(backlogMaxWait); b.freeAt.After(latest) {
+		b.freeAt = latest
 	}
-	return max(backlogWait, b.due.Sub(now))
+	return max(backlogMinWait, b.freeAt.Sub(now))
 }

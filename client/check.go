@@ -6,24 +6,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// check refuses here what the server would refuse where the producer can't see it. Nothing is
+// validateAll refuses here what the server would refuse where the producer can't see it. Nothing is
 // published of a group of which a part is wrong.
-func check(outgoing []outgoingMessage) error {
-	seen := 0
+func validateAll(outgoing []outgoingMessage) error {
+	jobs := 0
 	for _, p := range outgoing {
-		if err := p.check(); err != nil {
-			if seen > 0 {
-				err = fmt.Errorf("after the first %d jobs: %w", seen, err)
+		if err := p.validate(); err != nil {
+			if jobs > 0 {
+				err = fmt.Errorf("after the first %d jobs: %w", jobs, err)
 			}
 			return fmt.Errorf("%s of group %s: %w", p.typ, p.group, err)
 		}
-		seen += p.jobs
+		jobs += p.jobs
 	}
 	return nil
 }
 
-func (p outgoingMessage) check() (err error) {
-	d := messages.Decoder{Ops: p.ops}
+func (p outgoingMessage) validate() (err error) {
+	d := messages.Decoder{Ops: p.acceptedOps}
 	switch p.typ {
 	case messages.TypeGroupSubmit:
 		_, err = d.DecodeSubmit(p.data)
@@ -37,9 +37,9 @@ func (p outgoingMessage) check() (err error) {
 	return err
 }
 
-// anyOps lets every reducer of a group pass: which there are beside those that are built in, the
+// opsOf lets every reducer of a group pass: which there are beside those that are built in, the
 // server knows.
-func anyOps(g Group) map[string]bool {
+func opsOf(g Group) map[string]bool {
 	ops := map[string]bool{}
 	for _, a := range g.Aggregate {
 		ops[a.Op] = true

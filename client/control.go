@@ -12,12 +12,12 @@ import (
 
 // Pause lets nothing of the group start any more; its running jobs finish.
 func (a *API) Pause(ctx context.Context, group string) (api.Accepted, error) {
-	return a.command(ctx, group, "pause", nil, always)
+	return a.command(ctx, group, "pause", nil, retryAlways)
 }
 
 // Resume lets the group go on.
 func (a *API) Resume(ctx context.Context, group string) (api.Accepted, error) {
-	return a.command(ctx, group, "resume", nil, always)
+	return a.command(ctx, group, "resume", nil, retryAlways)
 }
 
 // Why says what the group's next job waits for. Job says it for any of its jobs.
@@ -26,47 +26,47 @@ func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	if err != nil {
 		return api.Why{}, err
 	}
-	return get[api.Why](ctx, a, apiCall{what: "explain group " + group, path: path, repeat: always})
+	return doJSON[api.Why](ctx, a, apiCall{action: "explain group " + group, path: path, retry: retryAlways})
 }
 
 // PauseTenant lets nothing of the tenant start any more; its running jobs finish. It need not
 // be known yet.
 func (a *API) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
-	return a.switchOver(ctx, "tenant", tenant, "pause")
+	return a.setPaused(ctx, "tenant", tenant, "pause")
 }
 
 // ResumeTenant lets the tenant go on.
 func (a *API) ResumeTenant(ctx context.Context, tenant string) (api.Paused, error) {
-	return a.switchOver(ctx, "tenant", tenant, "resume")
+	return a.setPaused(ctx, "tenant", tenant, "resume")
 }
 
 // PauseType lets no job of the type start any more; running ones finish. It need not be known yet.
 func (a *API) PauseType(ctx context.Context, typ string) (api.Paused, error) {
-	return a.switchOver(ctx, "type", typ, "pause")
+	return a.setPaused(ctx, "type", typ, "pause")
 }
 
 // ResumeType lets the type go on.
 func (a *API) ResumeType(ctx context.Context, typ string) (api.Paused, error) {
-	return a.switchOver(ctx, "type", typ, "resume")
+	return a.setPaused(ctx, "type", typ, "resume")
 }
 
-func (a *API) switchOver(ctx context.Context, kind, id, verb string) (api.Paused, error) {
+func (a *API) setPaused(ctx context.Context, kind, id, verb string) (api.Paused, error) {
 	path, err := pathOf(kind, id, "/"+verb)
 	if err != nil {
 		return api.Paused{}, err
 	}
-	return get[api.Paused](ctx, a, apiCall{
-		what:   verb + " " + kind + " " + id,
+	return doJSON[api.Paused](ctx, a, apiCall{
+		action: verb + " " + kind + " " + id,
 		method: http.MethodPost,
 		path:   path,
-		repeat: always,
+		retry:  retryAlways,
 	})
 }
 
 // Tenants ranges over the tenants that have groups or settings, by id, fetching page after page. An
 // error ends it.
 func (a *API) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
-	c := apiCall{what: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, repeat: always}
+	c := apiCall{action: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, retry: retryAlways}
 	return pages(ctx, a, c, func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
 }
 
@@ -76,7 +76,7 @@ func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	if err != nil {
 		return api.Tenant{}, err
 	}
-	return get[api.Tenant](ctx, a, apiCall{what: "get tenant " + tenant, path: path, repeat: always})
+	return doJSON[api.Tenant](ctx, a, apiCall{action: "get tenant " + tenant, path: path, retry: retryAlways})
 }
 
 // SetTenant replaces all settings of a tenant: what is nil gets its default. The next admission
@@ -90,12 +90,12 @@ func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettin
 	if err != nil {
 		return api.Tenant{}, fmt.Errorf("set tenant %s: %w", tenant, err)
 	}
-	return get[api.Tenant](ctx, a, apiCall{
-		what:   "set tenant " + tenant,
+	return doJSON[api.Tenant](ctx, a, apiCall{
+		action: "set tenant " + tenant,
 		method: http.MethodPut,
 		path:   path,
 		body:   body,
-		repeat: always,
+		retry:  retryAlways,
 	})
 }
 

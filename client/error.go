@@ -32,7 +32,7 @@ func (e *Error) Error() string {
 		title = http.StatusText(e.Status)
 	}
 	fmt.Fprintf(&b, "%d %s", e.Status, title)
-	if e.Problem.Detail != "" && !e.fieldsSayAll() {
+	if e.Problem.Detail != "" && !e.detailRepeatsFields() {
 		b.WriteString(": " + e.Problem.Detail)
 	}
 	for i, f := range e.Problem.Fields {
@@ -51,8 +51,8 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// fieldsSayAll is true of a detail that only repeats the fields.
-func (e *Error) fieldsSayAll() bool {
+// detailRepeatsFields is true of a detail that only repeats the fields.
+func (e *Error) detailRepeatsFields() bool {
 	return len(e.Problem.Fields) > 0 && strings.Contains(e.Problem.Detail, e.Problem.Fields[0].Problem)
 }
 

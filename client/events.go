@@ -22,24 +22,24 @@ import (
 // than once, with the same id.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
-		f := follower{api: a, group: group, last: after, alive: time.Now()}
+		f := follower{api: a, group: group, lastEventID: after, lastReadAt: time.Now()}
 		for failed := 0; ; failed++ {
 			err := f.read(ctx, func(e api.Event) bool { return yield(e, nil) })
-			if errors.Is(err, errFollowed) {
+			if errors.Is(err, errEndOfEvents) {
 				return
 			}
 			if ctx.Err() != nil {
 				yield(api.Event{}, fmt.Errorf("follow group %s: %w", group, context.Cause(ctx)))
 				return
 			}
-			if f.heard {
+			if f.received {
 				failed = 0
 			}
 			if !f.resumable(err) {
 				yield(api.Event{}, err)
 				return
 			}
-			if err := a.sleep(ctx, min(max(f.retry, pause(err, failed+1)), a.maxWait)); err != nil {
+			if err := a.sleep(ctx, min(max(f.retry, backoff(err, failed+1)), a.maxWait)); err != nil {
 				yield(api.Event{}, fmt.Errorf("follow group %s: %w", group, err))
 				return
 			}
@@ -63,20 +63,20 @@ func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 func ended(e api.Event) bool { return e.Group != nil && e.Group.Status.Ended() }
 
 var (
-	errFollowed = errors.New("nothing more to follow") // the round has ended, or the consumer has left
-	errSilent   = errors.New("no sign of life")
-	errFormat   = errors.New("not in the format of events")
+	errEndOfEvents = errors.New("nothing more to follow") // the round has ended, or the consumer has left
+	errSilent      = errors.New("no sign of life")
+	errFormat      = errors.New("not in the format of events")
 )
 
 // follower is one consumer's place in the events of a group, over any number of connections.
 type follower struct {
-	api   *API
-	group string
-	last  string        // id of the last event
-	alive time.Time     // when something last came
-	retry time.Duration // as the server asks
-	was   bool          // connected before
-	heard bool          // something came on the latest connection
+	api         *API
+	group       string
+	lastEventID string        // id of the last event
+	lastReadAt  time.Time     // when something last came
+	retry       time.Duration // as the server asks
+	connected   bool          // connected before
+	received    bool          // something came on the latest connection
 }
 
 // resumable says whether a connection that ended with err, nil for an orderly end, is
@@ -86,7 +86,7 @@ func (f *follower) resumable(err error) bool {
 		return true
 	}
 	// do has repeated the first connection already.
-	return f.was && always(err) && !errors.Is(err, errFormat) && time.Since(f.alive) < f.api.outage
+	return f.connected && retryAlways(err) && !errors.Is(err, errFormat) && time.Since(f.lastReadAt) < f.api.outageTimeout
 }
 
 // read hands out the events of one connection. It returns errFollowed, nil when the server
@@ -94,32 +94,32 @@ func (f *follower) resumable(err error) bool {
 func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	f.heard = false
+	f.received = false
 
 	path, err := groupPath(f.group, "/events")
 	if err != nil {
 		return err
 	}
-	c := apiCall{what: "follow group " + f.group, path: path, stream: true, repeat: always, header: http.Header{}}
+	c := apiCall{action: "follow group " + f.group, path: path, stream: true, retry: retryAlways, header: http.Header{}}
 	c.header.Set("Accept", "text/event-stream")
-	if f.last != "" {
-		c.header.Set("Last-Event-ID", f.last)
+	if f.lastEventID != "" {
+		c.header.Set("Last-Event-ID", f.lastEventID)
 	}
 	resp, err := f.api.do(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	f.was, f.alive = true, time.Now()
-	watchdog := time.AfterFunc(f.api.silence, func() { cancel(errSilent) })
+	f.connected, f.lastReadAt = true, time.Now()
+	watchdog := time.AfterFunc(f.api.silenceTimeout, func() { cancel(errSilent) })
 	defer watchdog.Stop()
 
 	if resp.StatusCode == http.StatusNoContent {
-		return errFollowed // the event after which we asked was the end
+		return errEndOfEvents // the event after which we asked was the end
 	}
-	messages := newMessageReader(pulse{resp.Body, func() {
-		watchdog.Reset(f.api.silence)
-		f.heard, f.alive = true, time.Now()
+	messages := newMessageReader(activityReader{resp.Body, func() {
+		watchdog.Reset(f.api.silenceTimeout)
+		f.received, f.lastReadAt = true, time.Now()
 	}})
 	for {
 		m, err := messages.next()
@@ -130,15 +130,15 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 		if err != nil {
 			return fmt.Errorf("follow group %s: %w", f.group, err)
 		}
-		if err := f.hand(m, yield); err != nil {
+		if err := f.deliver(m, yield); err != nil {
 			return err
 		}
 	}
 }
 
-// hand decodes an event and hands it out, unless it is the one after which the
+// deliver decodes an event and hands it out, unless it is the one after which the
 // connection was resumed.
-func (f *follower) hand(m sseMessage, yield func(api.Event) bool) error {
+func (f *follower) deliver(m sseMessage, yield func(api.Event) bool) error {
 	var e api.Event
 	if err := json.Unmarshal(m.data, &e); err != nil {
 		return fmt.Errorf("follow group %s: event %q: %w: %w", f.group, m.id, errFormat, err)
@@ -149,28 +149,28 @@ func (f *follower) hand(m sseMessage, yield func(api.Event) bool) error {
 	if e.Type == "" {
 		e.Type = m.event
 	}
-	if m.id != "" && m.id == f.last {
+	if m.id != "" && m.id == f.lastEventID {
 		return nil
 	}
 	if m.id != "" {
-		f.last = m.id
+		f.lastEventID = m.id
 	}
 	if !yield(e) || ended(e) {
-		return errFollowed
+		return errEndOfEvents
 	}
 	return nil
 }
 
-// pulse tells of every read that brought something, comments too.
-type pulse struct {
+// activityReader tells of every read that brought something, comments too.
+type activityReader struct {
 	io.Reader
-	beat func()
+	onRead func()
 }
 
-func (p pulse) Read(b []byte) (int, error) {
+func (p activityReader) Read(b []byte) (int, error) {
 	n, err := p.Reader.Read(b)
 	if n > 0 {
-		p.beat()
+		p.onRead()
 	}
 	return n, err
 }

@@ -12,12 +12,12 @@ func WithSleep(sleep func(context.Context, time.Duration) error) Option {
 
 // WithSilence shortens the silence after which a stream of events is resumed.
 func WithSilence(d time.Duration) Option {
-	return func(a *API) { a.silence = d }
+	return func(a *API) { a.silenceTimeout = d }
 }
 
 // WithOutage sets for how long a broken stream of events is resumed.
 func WithOutage(d time.Duration) Option {
-	return func(a *API) { a.outage = d }
+	return func(a *API) { a.outageTimeout = d }
 }
 
 // SetBacklogClock replaces the clock by which the backlog is looked at anew.

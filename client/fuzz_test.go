@@ -66,7 +66,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		require.Equal(t, string(body), string(back))
 		require.Equal(t, int64(bytes.Count(body, []byte("\n"))), lines)
-		require.Equal(t, lines, r.line)
+		require.Equal(t, lines, r.linesRead)
 	})
 }
 

@@ -19,21 +19,21 @@ import (
 
 // apiCall is one request and how it may be repeated.
 type apiCall struct {
-	what   string // for errors: "get group g"
+	action string // for errors: "get group g"
 	method string // GET when empty
 	path   string // escaped
 	query  url.Values
 	header http.Header
 	body   []byte
 	stream bool // the answer is read as it comes
-	repeat policy
+	retry  retryPolicy
 }
 
-// policy says whether a call that failed with err may be made again.
-type policy func(err error) bool
+// retryPolicy says whether a call that failed with err may be made again.
+type retryPolicy func(err error) bool
 
-// always is for calls that have the same effect when made twice.
-func always(err error) bool {
+// retryAlways is for calls that have the same effect when made twice.
+func retryAlways(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
 		return true // the connection could not be made, or broke
@@ -45,14 +45,14 @@ func always(err error) bool {
 	return false
 }
 
-// whenRefused is for calls that may only be made again when the first surely had no effect.
-func whenRefused(err error) bool {
+// retryIfRefused is for calls that may only be made again when the first surely had no effect.
+func retryIfRefused(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status == http.StatusTooManyRequests
 }
 
-// get makes a call and decodes its answer.
-func get[T any](ctx context.Context, a *API, c apiCall) (T, error) {
+// doJSON makes a call and decodes its answer.
+func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	var v T
 	resp, err := a.do(ctx, c)
 	if err != nil {
@@ -61,7 +61,7 @@ func get[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	defer resp.Body.Close()
 	defer drain(resp.Body)
 	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		return v, fmt.Errorf("%s: read answer: %w", c.what, err)
+		return v, fmt.Errorf("%s: read answer: %w", c.action, err)
 	}
 	return v, nil
 }
@@ -69,16 +69,16 @@ func get[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 // do makes a call until it succeeds or may not be repeated; the caller closes the answer's body.
 func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	for attempt := 1; ; attempt++ {
-		resp, err := a.once(ctx, c)
+		resp, err := a.sendOnce(ctx, c)
 		if err == nil {
 			return resp, nil
 		}
-		err = fmt.Errorf("%s: %w", c.what, err)
-		if ctx.Err() != nil || attempt >= a.attempts || !c.repeat(err) || a.nobodyThere(err) {
+		err = fmt.Errorf("%s: %w", c.action, err)
+		if ctx.Err() != nil || attempt >= a.attempts || !c.retry(err) || a.neverReached(err) {
 			return nil, err
 		}
-		wait := pause(err, attempt)
-		if wait > a.maxWait || endsWithin(ctx, wait) {
+		wait := backoff(err, attempt)
+		if wait > a.maxWait || deadlineWithin(ctx, wait) {
 			return nil, err
 		}
 		if stopped := a.sleep(ctx, wait); stopped != nil {
@@ -87,14 +87,14 @@ func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	}
 }
 
-// nobodyThere says whether no connection could be made, to an address that never answered before. A
+// neverReached says whether no connection could be made, to an address that never answered before. A
 // server that restarts is waited for, a wrong address is not.
-func (a *API) nobodyThere(err error) bool {
+func (a *API) neverReached(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial" && !a.reached.Load()
+	return ok && op.Op == "dial" && !a.answered.Load()
 }
 
-func (a *API) once(ctx context.Context, c apiCall) (*http.Response, error) {
+func (a *API) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
 	method := c.method
 	if method == "" {
 		method = http.MethodGet
@@ -123,7 +123,7 @@ func (a *API) once(ctx context.Context, c apiCall) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.reached.Store(true)
+	a.answered.Store(true)
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
 	}
@@ -136,22 +136,22 @@ func (a *API) once(ctx context.Context, c apiCall) (*http.Response, error) {
 func drain(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 64<<10) }
 
 const (
-	minPause = 100 * time.Millisecond
-	maxPause = 5 * time.Second
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 5 * time.Second
 )
 
-// pause is what the server asks for, or else twice as long each time, with jitter so that
+// backoff is what the server asks for, or else twice as long each time, with jitter so that
 // clients spread.
-func pause(err error, attempt int) time.Duration {
+func backoff(err error, attempt int) time.Duration {
 	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
 		return e.RetryAfter
 	}
-	d := min(minPause<<min(attempt-1, 10), maxPause)
+	d := min(minBackoff<<min(attempt-1, 10), maxBackoff)
 	return d/2 + rand.N(d/2)
 }
 
-// endsWithin says whether ctx's deadline comes first, so that waiting for d would be in vain.
-func endsWithin(ctx context.Context, d time.Duration) bool {
+// deadlineWithin says whether ctx's deadline comes first, so that waiting for d would be in vain.
+func deadlineWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
 }

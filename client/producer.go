@@ -107,7 +107,7 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("submit group %s: %w", g.ID, err)
 	}
-	batches := split(jobs)
+	batches := splitJobs(jobs)
 	if g.Seal && g.Total != nil && *g.Total != int64(len(jobs)) {
 		return "", fmt.Errorf("submit group %s: total is %d, but it is sealed with %d jobs", g.ID, *g.Total, len(jobs))
 	}
@@ -125,12 +125,12 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 		return "", err
 	}
 	outgoing := []outgoingMessage{{
-		typ:    messages.TypeGroupSubmit,
-		group:  g.ID,
-		tenant: g.Tenant,
-		data:   data,
-		jobs:   len(first),
-		ops:    anyOps(g),
+		typ:         messages.TypeGroupSubmit,
+		group:       g.ID,
+		tenant:      g.Tenant,
+		data:        data,
+		jobs:        len(first),
+		acceptedOps: opsOf(g),
 	}}
 	for _, b := range batches {
 		outgoing = append(outgoing, newAppendMessage(g.ID, g.Tenant, b))
@@ -162,7 +162,7 @@ func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opt
 		return 0, fmt.Errorf("append to group %s: %w", group, err)
 	}
 	var outgoing []outgoingMessage
-	for _, b := range split(encoded) {
+	for _, b := range splitJobs(encoded) {
 		outgoing = append(outgoing, newAppendMessage(group, "", b))
 	}
 	return p.send(ctx, group+"/"+o.key, outgoing)
@@ -191,10 +191,10 @@ func (p *Producer) command(ctx context.Context, typ, group string, body any) err
 // send publishes messages in order, under message ids made from key, and returns how many jobs were
 // in those that succeeded.
 func (p *Producer) send(ctx context.Context, key string, outgoing []outgoingMessage) (jobs int, err error) {
-	if err := check(outgoing); err != nil || len(outgoing) == 0 {
+	if err := validateAll(outgoing); err != nil || len(outgoing) == 0 {
 		return 0, err
 	}
-	if err := p.backlog.admit(ctx, int64(len(outgoing))); err != nil {
+	if err := p.backlog.accept(ctx, int64(len(outgoing))); err != nil {
 		return 0, fmt.Errorf("publish %s of group %s: %w", outgoing[0].typ, outgoing[0].group, err)
 	}
 	for i, m := range outgoing {

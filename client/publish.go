@@ -21,7 +21,7 @@ import (
 const (
 	maxMessageJobs  = 500
 	maxMessageBytes = 512 << 10
-	headBytes       = 16 << 10 // kept free for what is not jobs
+	reservedBytes   = 16 << 10 // kept free for what is not jobs
 )
 
 // publishAttempts of one message; the later ones only when the earlier ones' fate is unknown or
@@ -34,7 +34,7 @@ type outgoingMessage struct {
 	group, tenant string // for the span
 	data          []byte
 	jobs          int
-	ops           map[string]bool // reducers to let pass
+	acceptedOps   map[string]bool // reducers to let pass
 }
 
 func newAppendMessage(group, tenant string, jobs [][]byte) outgoingMessage {
@@ -45,12 +45,12 @@ func newAppendMessage(group, tenant string, jobs [][]byte) outgoingMessage {
 	return outgoingMessage{typ: messages.TypeJobsAppend, group: group, tenant: tenant, data: data, jobs: len(jobs)}
 }
 
-// split cuts jobs into batches that keep to the bounds of a message.
-func split(jobs [][]byte) [][][]byte {
+// splitJobs cuts jobs into batches that keep to the bounds of a message.
+func splitJobs(jobs [][]byte) [][][]byte {
 	var batches [][][]byte
 	for start := 0; start < len(jobs); {
 		size, end := len(jobs[start]), start+1
-		for end < len(jobs) && end-start < maxMessageJobs && size+1+len(jobs[end]) <= maxMessageBytes-headBytes {
+		for end < len(jobs) && end-start < maxMessageJobs && size+1+len(jobs[end]) <= maxMessageBytes-reservedBytes {
 			size += 1 + len(jobs[end])
 			end++
 		}
@@ -85,7 +85,7 @@ func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) er
 	msg.Metadata.Set(wm.FieldType, m.typ)
 	propagation.TraceContext{}.Inject(ctx, propagation.MapCarrier(msg.Metadata))
 
-	err := p.repeatedly(ctx, func() error { return p.publisher.Publish(p.stream, msg) })
+	err := p.publishWithRetry(ctx, func() error { return p.publisher.Publish(p.stream, msg) })
 	if err != nil {
 		span.RecordError(err)
 		span.SetStatus(codes.Error, "not published")
@@ -93,8 +93,8 @@ func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) er
 	return err
 }
 
-// repeatedly calls publish until it succeeds, fails for good, or may not be tried any more.
-func (p *Producer) repeatedly(ctx context.Context, publish func() error) error {
+// publishWithRetry calls publish until it succeeds, fails for good, or may not be tried any more.
+func (p *Producer) publishWithRetry(ctx context.Context, publish func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := publish()
 		switch {
@@ -105,7 +105,7 @@ func (p *Producer) repeatedly(ctx context.Context, publish func() error) error {
 		case attempt == publishAttempts || ctx.Err() != nil || !call.IsUnavailable(err):
 			return err
 		}
-		if stopped := p.sleep(ctx, time.Duration(attempt)*minPause); stopped != nil {
+		if stopped := p.sleep(ctx, time.Duration(attempt)*minBackoff); stopped != nil {
 			return err
 		}
 	}

@@ -13,17 +13,17 @@ const maxRecordBytes = 1 << 20
 
 // record is a line of NDJSON or a row of CSV, with its line break.
 type record struct {
-	data  []byte
-	lines int64
-	cut   bool // a part is missing: it was too long
+	data      []byte
+	lines     int64
+	truncated bool // a part is missing: it was too long
 }
 
 // recordReader splits NDJSON or CSV into records, as the server does, and holds one at a time.
 type recordReader struct {
-	in   *bufio.Reader
-	csv  bool
-	line int64 // lines read
-	buf  []byte
+	in        *bufio.Reader
+	csv       bool
+	linesRead int64 // lines read
+	buf       []byte
 }
 
 func newRecordReader(r io.Reader, csv bool) *recordReader {
@@ -52,7 +52,7 @@ const (
 	afterQuote // closed, or the first of a doubled one
 )
 
-func (s csvState) after(b byte) csvState {
+func (s csvState) next(b byte) csvState {
 	switch {
 	case s == inQuotes && b != '"':
 		return inQuotes
@@ -70,7 +70,7 @@ func (s csvState) after(b byte) csvState {
 // break if it has none.
 func (r *recordReader) next() (record, error) {
 	if r.csv {
-		return r.row()
+		return r.nextRow()
 	}
 	rec := record{data: r.buf[:0]}
 	for {
@@ -84,45 +84,45 @@ func (r *recordReader) next() (record, error) {
 		}
 		text := bytes.TrimSuffix(part, []byte("\n"))
 		if room := maxRecordBytes - len(rec.data); len(text) > room {
-			text, rec.cut = text[:room], true
+			text, rec.truncated = text[:room], true
 		}
 		rec.data = append(rec.data, text...)
 		if !full {
-			return r.done(rec), nil
+			return r.finish(rec), nil
 		}
 	}
 }
 
-// row is next for CSV, where a line break in quotes ends nothing.
-func (r *recordReader) row() (record, error) {
+// nextRow is next for CSV, where a line break in quotes ends nothing.
+func (r *recordReader) nextRow() (record, error) {
 	rec := record{data: r.buf[:0]}
 	for state := fieldStart; ; {
 		b, err := r.in.ReadByte()
 		if errors.Is(err, io.EOF) && (len(rec.data) > 0 || rec.lines > 0) {
-			return r.done(rec), nil
+			return r.finish(rec), nil
 		}
 		if err != nil {
 			return record{}, err
 		}
 		switch {
 		case b == '\n' && state != inQuotes:
-			return r.done(rec), nil
+			return r.finish(rec), nil
 		case b == '\n':
 			rec.lines++
 		}
-		state = state.after(b)
+		state = state.next(b)
 		if len(rec.data) >= maxRecordBytes {
-			rec.cut = true
+			rec.truncated = true
 			continue
 		}
 		rec.data = append(rec.data, b)
 	}
 }
 
-func (r *recordReader) done(rec record) record {
+func (r *recordReader) finish(rec record) record {
 	rec.data = append(rec.data, '\n')
 	rec.lines++
 	r.buf = rec.data
-	r.line += rec.lines
+	r.linesRead += rec.lines
 	return rec
 }

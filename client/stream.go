@@ -19,7 +19,7 @@ func pages[P, T any](
 		c := c
 		c.query = maps.Clone(c.query)
 		for {
-			page, err := get[P](ctx, a, c)
+			page, err := doJSON[P](ctx, a, c)
 			if err != nil {
 				yield(none, err)
 				return
@@ -38,16 +38,16 @@ func pages[P, T any](
 	}
 }
 
-// lines ranges over the NDJSON of a group.
-func lines[T any](ctx context.Context, a *API, group, what string) iter.Seq2[T, error] {
+// streamLines ranges over the NDJSON of a group.
+func streamLines[T any](ctx context.Context, a *API, group, list string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
-		path, err := groupPath(group, "/"+what)
+		path, err := groupPath(group, "/"+list)
 		if err != nil {
 			yield(none, err)
 			return
 		}
-		c := apiCall{what: "get " + what + " of group " + group, path: path, stream: true, repeat: always}
+		c := apiCall{action: "get " + list + " of group " + group, path: path, stream: true, retry: retryAlways}
 		resp, err := a.do(ctx, c)
 		if err != nil {
 			yield(none, err)
@@ -62,7 +62,7 @@ func lines[T any](ctx context.Context, a *API, group, what string) iter.Seq2[T, 
 				return
 			}
 			if err != nil {
-				yield(none, fmt.Errorf("%s: %w", c.what, err))
+				yield(none, fmt.Errorf("%s: %w", c.action, err))
 				return
 			}
 			if !yield(v, nil) {
