@@ -1,5 +1,6 @@
-// Package client is a Go producer's side of bulkaction: API talks to the HTTP API, Producer writes
-// the ingest stream. It hides encoding, safe repetition, splitting, paging and resuming.
+// Package client submits and follows bulk actions from Go. API calls the HTTP API; Producer writes
+// messages to the stream ingest in Redis. The package hides encoding, retries, the splitting of
+// large submissions, paging, and the resuming of broken event streams.
 package client
 
 import (
@@ -20,25 +21,27 @@ import (
 
 // API is a client of the HTTP API. It is safe for concurrent use.
 //
-// An answer that is not a success is an *Error. Calls that can be repeated without harm are, a few
-// times, after 429 and 503 (waiting as Retry-After says), 502, 504 and broken connections.
-// Submissions and appends can, since each has an idempotency key.
+// An answer that is not a success is returned as an *Error. A call that may be repeated without
+// harm is retried a few times: after status 429 and 503 (the client waits as long as Retry-After
+// says), after 502 and 504, and after a broken connection. Submissions and appends may be repeated
+// because each carries an idempotency key.
 type API struct {
 	base           string
 	unary          *http.Client
 	stream         *http.Client
 	attempts       int
 	maxWait        time.Duration
-	silenceTimeout time.Duration // after which a stream of events counts as broken
+	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
 	outageTimeout  time.Duration // for how long a broken stream of events is resumed
 	sleep          func(context.Context, time.Duration) error
-	answered       atomic.Bool // something has answered at base
+	answered       atomic.Bool // some server has answered at base
 }
 
-// Option changes an API from its defaults.
+// Option changes a setting of an API from its default.
 type Option func(*API)
 
-// WithHTTPClient uses c, say for authentication. A Timeout that it has is not applied to streams.
+// WithHTTPClient makes the API use c, for example for authentication. The Timeout of c is not
+// applied to streams.
 func WithHTTPClient(c *http.Client) Option {
 	return func(a *API) {
 		unary, stream := *c, *c
@@ -50,16 +53,17 @@ func WithHTTPClient(c *http.Client) Option {
 	}
 }
 
-// WithRetry makes at most attempts (at least 1; default 4) of one call and never waits longer than
-// maxWait (default 30s) between two: asked to wait longer, a call returns its *Error at once.
+// WithRetry sets how often one call is attempted (at least once; default 4) and the longest wait
+// between two attempts (default 30s). When the server asks for a longer wait, the call returns its
+// *Error at once.
 func WithRetry(attempts int, maxWait time.Duration) Option {
 	return func(a *API) { a.attempts, a.maxWait = max(1, attempts), maxWait }
 }
 
-const callTimeout = time.Minute // of one attempt that is not a stream
+const callTimeout = time.Minute // for one attempt of a call whose answer is not streamed
 
-// NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It does
-// not connect yet.
+// NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It opens no
+// connection yet.
 func NewAPI(baseURL string, opts ...Option) *API {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = callTimeout
@@ -77,14 +81,14 @@ func NewAPI(baseURL string, opts ...Option) *API {
 	return a
 }
 
-// CallOption changes one submission or append.
+// CallOption changes a setting of one submission or append.
 type CallOption func(*callOptions)
 
 type callOptions struct{ key string }
 
-// WithIdempotencyKey lets a submission or an append be made again, also by another process: the
-// first answer is repeated, and no job is added twice. Key is up to 255 bytes of visible ASCII.
-// Without it each call has a key of its own.
+// WithIdempotencyKey makes a submission or an append repeatable, also by another process: the
+// server repeats its first answer and adds no job twice. key is 1 to 255 bytes of visible ASCII.
+// Without this option each call has a random key of its own.
 func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }
@@ -99,7 +103,8 @@ func keyOf(opts []CallOption) string {
 	return o.key
 }
 
-// Submit creates a group with its jobs, if any. The whole must fit in 32 MiB: send more by Append.
+// Submit creates a group with its jobs, if any. The request may have up to 32 MiB; add more jobs
+// with Append.
 func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Accepted, error) {
 	body, err := marshal(g)
 	if err != nil {
@@ -108,16 +113,22 @@ func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Acce
 	return a.SubmitJSON(ctx, body, opts...)
 }
 
-// SubmitJSON is Submit of a complete request body.
+// SubmitJSON creates a group from a complete request body of POST /v1/groups.
 func (a *API) SubmitJSON(ctx context.Context, body []byte, opts ...CallOption) (api.Accepted, error) {
 	header := http.Header{}
 	header.Set(headerIdempotency, keyOf(opts))
 	return doJSON[api.Accepted](ctx, a, apiCall{
-		action: "submit group", method: http.MethodPost, path: "/v1/groups", header: header, body: body, retry: retryAlways,
+		action: "submit group",
+		method: http.MethodPost,
+		path:   "/v1/groups",
+		header: header,
+		body:   body,
+		retry:  retryAlways,
 	})
 }
 
-// Seal says that no more jobs come to the group; with total, none after that many.
+// Seal tells the server that no more jobs come to the group. With total, the group takes jobs until
+// it has total jobs.
 func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
 	var body []byte
 	if total != nil {
@@ -126,13 +137,14 @@ func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepte
 	return a.command(ctx, group, "seal", body, retryAlways)
 }
 
-// Cancel ends the group at once: nothing of it starts any more.
+// Cancel ends the group at once: none of its jobs starts any more.
 func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "cancel", nil, retryAlways)
 }
 
-// Retry opens the next round of an ended group, with its failed jobs only. It is not repeated when
-// it is unknown whether it had its effect, for that could open two rounds.
+// Retry opens the next round of an ended group, with its failed jobs only. When it is unknown
+// whether an attempt had its effect, Retry returns the error and does not try again: a second
+// attempt could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "retry", nil, retryIfRefused)
 }
@@ -151,7 +163,7 @@ func (a *API) command(ctx context.Context, group, verb string, body []byte, retr
 	})
 }
 
-// Group returns the group as it is now.
+// Group returns the group's current state.
 func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
 	path, err := groupPath(group, "")
 	if err != nil {
@@ -160,7 +172,7 @@ func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
 	return doJSON[api.Group](ctx, a, apiCall{action: "get group " + group, path: path, retry: retryAlways})
 }
 
-// Job returns the group's job with that ordinal: its state, and why it is waiting.
+// Job returns one job of the group: its state, and why it is waiting.
 func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
 	n := strconv.FormatInt(ordinal, 10)
 	path, err := groupPath(group, "/jobs/"+n)
@@ -170,18 +182,19 @@ func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, er
 	return doJSON[api.Job](ctx, a, apiCall{action: "get job " + group + "." + n, path: path, retry: retryAlways})
 }
 
-// Stats returns queue sizes, rates, workers and stages.
+// Stats returns queue sizes, rates, and the live processes.
 func (a *API) Stats(ctx context.Context) (api.Stats, error) {
 	return doJSON[api.Stats](ctx, a, apiCall{action: "get stats", path: "/v1/stats", retry: retryAlways})
 }
 
-// GroupFilter selects groups; an empty field selects all.
+// GroupFilter selects groups. An empty field selects all.
 type GroupFilter struct {
 	Tenant string
 	Status api.Status
 }
 
-// Groups ranges over groups, newest first, fetching page after page. An error ends it.
+// Groups iterates over groups, newest first, and fetches one page after the other. An error ends
+// the iteration.
 func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, error] {
 	query := url.Values{}
 	if f.Tenant != "" {
@@ -194,20 +207,26 @@ func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, er
 	return pages(ctx, a, c, func(l api.GroupList) ([]api.Group, string) { return l.Groups, l.Cursor })
 }
 
-// DeadLetters ranges over dead letters, newest first, fetching page after page. An error ends it.
+// DeadLetters iterates over dead letters, newest first, and fetches one page after the other. An
+// error ends the iteration.
 func (a *API) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] {
-	c := apiCall{action: "list dead letters", path: "/v1/dead-letters", query: url.Values{"limit": {"200"}}, retry: retryAlways}
+	c := apiCall{
+		action: "list dead letters",
+		path:   "/v1/dead-letters",
+		query:  url.Values{"limit": {"200"}},
+		retry:  retryAlways,
+	}
 	return pages(ctx, a, c, func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
 }
 
-// Results ranges over the results of the group's done jobs as the server sends them. An error, also
-// of a stream that broke off, ends it.
+// Results iterates over the results of the group's done jobs as the server sends them. An error
+// ends the iteration; a stream that breaks off is an error too.
 func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, error] {
 	return streamLines[api.Result](ctx, a, group, "results")
 }
 
-// Failures ranges over the group's failed jobs as the server sends them. An error, also of a stream
-// that broke off, ends it.
+// Failures iterates over the group's failed jobs as the server sends them. An error ends the
+// iteration; a stream that breaks off is an error too.
 func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
 	return streamLines[api.Failure](ctx, a, group, "failures")
 }

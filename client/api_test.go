@@ -20,31 +20,31 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// waits records what a client would have waited.
-type waits struct {
+// recordedWaits records the waits of a client, which then takes no time.
+type recordedWaits struct {
 	mu   sync.Mutex
 	list []time.Duration
 }
 
-func (w *waits) sleep(ctx context.Context, d time.Duration) error {
+func (w *recordedWaits) sleep(ctx context.Context, d time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.list = append(w.list, d)
 	return ctx.Err()
 }
 
-func (w *waits) taken() []time.Duration {
+func (w *recordedWaits) all() []time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]time.Duration{}, w.list...)
 }
 
-// serve starts a server and returns a client of it that doesn't really wait.
-func serve(t *testing.T, h http.Handler, opts ...client.Option) (*client.API, *waits) {
+// serve starts a server and returns a client of it whose waits are recorded and take no time.
+func serve(t *testing.T, h http.Handler, opts ...client.Option) (*client.API, *recordedWaits) {
 	t.Helper()
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
-	w := &waits{}
+	w := &recordedWaits{}
 	return client.NewAPI(srv.URL, append([]client.Option{client.WithSleep(w.sleep)}, opts...)...), w
 }
 
@@ -216,7 +216,7 @@ func TestCommandsAndQueries(t *testing.T) {
 	}, seen)
 }
 
-func TestListsGoFromPageToPage(t *testing.T) {
+func TestListsFetchPageAfterPage(t *testing.T) {
 	var seen []string
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/groups", func(w http.ResponseWriter, r *http.Request) {
@@ -240,7 +240,7 @@ func TestListsGoFromPageToPage(t *testing.T) {
 	a, _ := serve(t, mux)
 
 	groups := a.Groups(t.Context(), client.GroupFilter{Tenant: "acme", Status: api.StatusFailed})
-	for range 2 { // a range is no one-time thing
+	for range 2 { // a caller may iterate more than once
 		seen = nil
 		var ids []string
 		for g, err := range groups {
@@ -255,7 +255,7 @@ func TestListsGoFromPageToPage(t *testing.T) {
 		require.NoError(t, err)
 		break
 	}
-	require.Equal(t, []string{""}, seen, "no page is fetched in vain")
+	require.Equal(t, []string{""}, seen, "no page is fetched after the caller stopped")
 
 	var jobs []string
 	var errs []error
@@ -309,5 +309,5 @@ func TestResultsAndFailures(t *testing.T) {
 	}
 	require.Equal(t, 1, n)
 	require.ErrorContains(t, last, "get failures of group g: ")
-	require.False(t, errors.Is(last, io.EOF), "a stream that broke off is not complete")
+	require.False(t, errors.Is(last, io.EOF), "a stream that breaks off does not look complete")
 }

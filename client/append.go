@@ -15,34 +15,36 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// One request of an append carries so much: little enough to be held until it is answered for, and
-// sent again if need be.
+// An append is sent in parts, one request each. These are the limits of a part: it is held in
+// memory until the server has answered, and may have to be sent again.
 const (
 	maxPartLines = 5000
 	maxPartBytes = 4 << 20
 )
 
-// maxListedLines is how many refused lines an answer lists.
+// maxListedLines is how many rejected lines an answer lists.
 const maxListedLines = 1000
 
-// AppendNDJSON adds the jobs that r holds, one JSON object a line ({"payload": …, "type"?,
-// "run_at"?}), of any number, in flat memory. Lines that were refused are in the answer, numbered
-// as in r; the others are accepted.
+// AppendNDJSON adds the jobs that r holds, as one JSON object per line: {"payload": …, "type"?,
+// "run_at"?}. There may be any number of lines; memory use does not grow with it. The answer lists
+// the rejected lines by their number in r; all other lines are accepted.
 //
-// The jobs travel in requests of up to 5,000 lines or 4 MiB, each repeated as API says and counted
-// once. With an error comes what was accepted before it. Under an idempotency key, the same jobs
-// can be appended again from the start and none counts twice. When ctx ends, a Read of r that is
-// under way is not waited for.
+// The jobs are sent in requests of up to 5,000 lines or 4 MiB. Each request is retried as described
+// at API, and its jobs are added once. With an error, AppendNDJSON also returns what was accepted
+// before it. With an idempotency key the caller may repeat the call from the start: no job is added
+// twice. When ctx ends, AppendNDJSON returns without waiting for a Read of r that blocks.
 func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, "application/x-ndjson", opts)
 }
 
-// AppendCSV is AppendNDJSON for CSV (RFC 4180): the header row names the fields of the payloads.
+// AppendCSV is like AppendNDJSON for CSV (RFC 4180). The header row names the fields of the
+// payloads.
 func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, "text/csv", opts)
 }
 
-// Append is AppendNDJSON for jobs. A job that can't be encoded ends it.
+// Append is like AppendNDJSON for jobs. It stops with an error at a job that can't be encoded as
+// JSON.
 func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts ...CallOption) (api.Appended, error) {
 	u, err := a.newUpload(group, "application/x-ndjson", opts)
 	if err != nil {
@@ -90,8 +92,8 @@ func (a *API) appendRecords(
 	}
 }
 
-// interruptible makes reads of r end with ctx. After stop, at most a read of r that is under
-// way ends later.
+// interruptible returns a reader of r whose reads end when ctx ends. The caller must call stop. A
+// Read of r that blocks at that time goes on in a goroutine until it returns.
 func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func()) {
 	pr, pw := io.Pipe()
 	go func() {
@@ -105,19 +107,20 @@ func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func())
 	}
 }
 
-// upload sends records in parts.
+// upload sends the records of one append to the server, in parts.
 type upload struct {
 	api         *API
 	group, path string
 	contentType string
 	key         string
-	header      []byte // of CSV: goes before each part
+	header      []byte // of CSV: the first bytes of each part
 
 	part        bytes.Buffer
-	partLines   int64 // in the part
-	linesBefore int64 // lines in front of the part
-	partsSent   int   // parts
-	answer      api.Appended
+	partLines   int64 // lines in the current part
+	linesBefore int64 // lines of the input before the current part
+	partsSent   int
+	// answer sums up the answers to all parts, with the line numbers of the whole input.
+	answer api.Appended
 }
 
 func (a *API) newUpload(group, contentType string, opts []CallOption) (*upload, error) {
@@ -128,7 +131,7 @@ func (a *API) newUpload(group, contentType string, opts []CallOption) (*upload, 
 	return &upload{api: a, group: group, path: path, contentType: contentType, key: keyOf(opts)}, nil
 }
 
-// add sends the part when it is full.
+// add adds a record to the current part. When the part is full, add sends it first.
 func (u *upload) add(ctx context.Context, rec record) error {
 	if u.partLines > 0 && (u.partLines >= maxPartLines || u.part.Len()+len(rec.data) > maxPartBytes) {
 		if err := u.send(ctx); err != nil {
@@ -138,14 +141,14 @@ func (u *upload) add(ctx context.Context, rec record) error {
 	u.part.Write(rec.data)
 	u.partLines += rec.lines
 	if rec.truncated {
-		// Lines are missing in it, so those behind would be numbered wrongly.
+		// The record lacks lines. Later lines of the same part would get wrong numbers.
 		return u.send(ctx)
 	}
 	return nil
 }
 
-// finish sends the last part. One is sent even when there is nothing, so that an unknown group or a
-// missing header shows.
+// finish sends the last part. When the input holds no record, finish sends an empty part, so that
+// the server can report an unknown group or a missing header.
 func (u *upload) finish(ctx context.Context) error {
 	if u.partLines == 0 && u.partsSent > 0 {
 		return nil
@@ -177,7 +180,8 @@ func (u *upload) send(ctx context.Context) error {
 	return err
 }
 
-// addAnswer adds a part's answer, with the numbers that lines have in the whole.
+// addAnswer adds the answer to one part. It converts line numbers of the part to those of the
+// input.
 func (u *upload) addAnswer(got api.Appended) {
 	u.answer.Accepted += got.Accepted
 	u.answer.RejectedTotal += got.RejectedTotal
@@ -187,8 +191,9 @@ func (u *upload) addAnswer(got api.Appended) {
 	}
 }
 
-// messageID is the same for the same key and content only: repeating a message changes nothing, and
-// other content under a key is not lost as a repetition.
+// messageID derives a message id from a key and the message's content. The same message always gets
+// the same id, so a repetition changes nothing. Other content under the same key gets another id,
+// so that it is not mistaken for a repetition.
 func messageID(key string, data []byte) string {
 	return uuid.NewSHA1(uuid.NewSHA1(uuid.NameSpaceOID, []byte(key)), data).String()
 }

@@ -20,17 +20,18 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// sink takes appends as the server does: each key once. A line with "bad" is refused.
-type sink struct {
+// appendServer answers appends as the real server does: it accepts each idempotency key once.
+// It rejects lines that contain "bad".
+type appendServer struct {
 	mu          sync.Mutex
-	fail        []func(http.ResponseWriter) // by request
+	failures    []func(http.ResponseWriter) // answers to the first requests; nil: accept
 	requests    int
 	contentType string
 	answers     map[string]api.Appended // by idempotency key
-	bodies      []string                // that were taken
+	accepted    []string                // bodies of the accepted requests
 }
 
-func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *appendServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	body, err := io.ReadAll(r.Body)
@@ -41,8 +42,8 @@ func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.contentType = r.Header.Get("Content-Type")
 	n := s.requests
 	s.requests++
-	if n < len(s.fail) && s.fail[n] != nil {
-		s.fail[n](w)
+	if n < len(s.failures) && s.failures[n] != nil {
+		s.failures[n](w)
 		return
 	}
 	key := r.Header.Get("Idempotency-Key")
@@ -55,8 +56,8 @@ func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, s.answers[key])
 }
 
-func (s *sink) take(body string) api.Appended {
-	s.bodies = append(s.bodies, body)
+func (s *appendServer) take(body string) api.Appended {
+	s.accepted = append(s.accepted, body)
 	got := api.Appended{Rejected: []api.LineError{}}
 	lines := bufio.NewScanner(strings.NewReader(body))
 	lines.Buffer(nil, 16<<20)
@@ -73,7 +74,7 @@ func (s *sink) take(body string) api.Appended {
 	return got
 }
 
-func (s *sink) whole() string { return strings.Join(s.bodies, "") }
+func (s *appendServer) whole() string { return strings.Join(s.accepted, "") }
 
 func numbered(n int) iter.Seq[client.Job] {
 	return func(yield func(client.Job) bool) {
@@ -98,25 +99,25 @@ func ndjson(n int, bad ...int) string {
 }
 
 func TestAppendJobs(t *testing.T) {
-	s := &sink{}
+	s := &appendServer{}
 	a, _ := serve(t, s)
 	const n = 12_000 // three parts
 	res, err := a.Append(t.Context(), "g", numbered(n))
 	require.NoError(t, err)
 	require.Equal(t, api.Appended{Accepted: n}, res)
 	require.Equal(t, "application/x-ndjson", s.contentType)
-	require.Len(t, s.bodies, 3)
+	require.Len(t, s.accepted, 3)
 	lines := strings.Split(s.whole(), "\n")
 	require.Len(t, lines, n+1)
 	require.Equal(t, `{"payload":{"i":0}}`, lines[0])
 	require.Equal(t, fmt.Sprintf(`{"payload":{"i":%d}}`, n-1), lines[n-1])
 	require.Len(t, s.answers, 3, "each part has a key of its own")
 
-	s.bodies = nil
+	s.accepted = nil
 	res, err = a.Append(t.Context(), "g", numbered(0))
 	require.NoError(t, err)
 	require.Zero(t, res.Accepted)
-	require.Equal(t, []string{""}, s.bodies, "or nobody would notice that there is no such group")
+	require.Equal(t, []string{""}, s.accepted, "an empty append is sent too, so that an unknown group is noticed")
 
 	res, err = a.Append(t.Context(), "g", func(yield func(client.Job) bool) {
 		for i := range 5001 {
@@ -146,7 +147,7 @@ func TestAppendNDJSON(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := &sink{}
+			s := &appendServer{}
 			a, _ := serve(t, s)
 			res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(c.body))
 			require.NoError(t, err)
@@ -156,7 +157,7 @@ func TestAppendNDJSON(t *testing.T) {
 			}
 			if c.parts != nil {
 				var sizes []int
-				for _, b := range s.bodies {
+				for _, b := range s.accepted {
 					sizes = append(sizes, len(b))
 				}
 				require.Equal(t, c.parts, sizes)
@@ -169,7 +170,7 @@ func TestAppendNDJSON(t *testing.T) {
 }
 
 func TestAppendListsTheFirstThousandRejects(t *testing.T) {
-	a, _ := serve(t, &sink{})
+	a, _ := serve(t, &appendServer{})
 	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(strings.Repeat("bad\n", 6000)))
 	require.NoError(t, err)
 	require.EqualValues(t, 6000, res.RejectedTotal)
@@ -179,60 +180,60 @@ func TestAppendListsTheFirstThousandRejects(t *testing.T) {
 func TestAppendCSV(t *testing.T) {
 	header := "\xef\xbb\xbfto,\"a \"\"b\"\"\nc\"\r\n" // two lines
 	row := "x@example.com,\"one\ntwo, \"\"three\"\"\"\r\n"
-	s := &sink{}
+	s := &appendServer{}
 	a, _ := serve(t, s)
 	const n = 6000 // rows of two lines: three parts
 	body := "\n" + header + strings.Repeat(row, n) + "bad,row"
 	res, err := a.AppendCSV(t.Context(), "g", strings.NewReader(body))
 	require.NoError(t, err)
 	require.Equal(t, "text/csv", s.contentType)
-	require.Len(t, s.bodies, 3)
+	require.Len(t, s.accepted, 3)
 	whole := ""
-	for _, b := range s.bodies {
+	for _, b := range s.accepted {
 		rest, ok := strings.CutPrefix(b, header)
-		require.True(t, ok, "each part begins with the header")
-		require.Zero(t, len(rest)%len(row)%8, "and ends with a row")
+		require.True(t, ok, "each part must begin with the header")
+		require.Zero(t, len(rest)%len(row)%8, "each part must end with a whole row")
 		whole += rest
 	}
 	require.Equal(t, strings.Repeat(row, n)+"bad,row\n", whole)
-	require.Equal(t, []api.LineError{{Line: 1 + 2 + 2*n + 1, Error: "is bad"}}, res.Rejected, "numbered as in the file")
+	require.Equal(t, []api.LineError{{Line: 1 + 2 + 2*n + 1, Error: "is bad"}}, res.Rejected, "lines are numbered as in the file")
 }
 
-func TestAppendCSVWithoutEnd(t *testing.T) {
-	s := &sink{}
+func TestAppendCSVWithAnEndlessRow(t *testing.T) {
+	s := &appendServer{}
 	a, _ := serve(t, s)
 	body := "to\na@example.com\n\"" + strings.Repeat("never closed\n", 200_000) + "\"\nbad\n"
 	res, err := a.AppendCSV(t.Context(), "g", strings.NewReader(body))
 	require.NoError(t, err)
-	require.Len(t, s.bodies, 2)
-	require.Less(t, len(s.whole()), 2<<20, "what can't be taken is not sent")
+	require.Len(t, s.accepted, 2)
+	require.Less(t, len(s.whole()), 2<<20, "the end of a row that is too long is not sent")
 	require.EqualValues(t, 200_000+4, res.Rejected[len(res.Rejected)-1].Line)
 
-	s.bodies = nil
+	s.accepted = nil
 	_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(""))
 	require.NoError(t, err)
-	require.Equal(t, []string{""}, s.bodies)
+	require.Equal(t, []string{""}, s.accepted)
 }
 
-func TestAppendRepeatsAPartUnderItsKey(t *testing.T) {
-	// The second part's answer is lost, the third part comes when the server is busy.
-	s := &sink{fail: []func(http.ResponseWriter){nil, hangUp, nil, status(429, "3"), status(503, "")}}
+func TestAppendRetriesAPartUnderItsKey(t *testing.T) {
+	// The answer to the second part is lost. The server is busy when the third part comes.
+	s := &appendServer{failures: []func(http.ResponseWriter){nil, dropConnection, nil, status(429, "3"), status(503, "")}}
 	a, w := serve(t, s)
 	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(12_000)))
 	require.NoError(t, err)
 	require.EqualValues(t, 12_000, res.Accepted)
 	require.Equal(t, 6, s.requests)
-	require.Equal(t, ndjson(12_000), s.whole(), "each job once, in order")
-	require.Contains(t, w.taken(), 3*time.Second)
+	require.Equal(t, ndjson(12_000), s.whole(), "each job is accepted once, in order")
+	require.Contains(t, w.all(), 3*time.Second)
 }
 
-func TestAppendAgainUnderOneKey(t *testing.T) {
-	s := &sink{fail: []func(http.ResponseWriter){nil, status(409, "")}}
+func TestAppendCanBeRepeatedUnderOneKey(t *testing.T) {
+	s := &appendServer{failures: []func(http.ResponseWriter){nil, status(409, "")}}
 	a, _ := serve(t, s)
 	key := client.WithIdempotencyKey(strings.Repeat("k", 255))
 	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(6000)), key)
 	require.EqualError(t, err, "append to group g: 409 Conflict: not now")
-	require.EqualValues(t, 5000, res.Accepted, "what was accepted before")
+	require.EqualValues(t, 5000, res.Accepted, "jobs accepted before the error are counted")
 
 	res, err = a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(6000)), key)
 	require.NoError(t, err)
@@ -241,10 +242,10 @@ func TestAppendAgainUnderOneKey(t *testing.T) {
 
 	_, err = a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(6001)), key)
 	require.NoError(t, err)
-	require.Equal(t, ndjson(6000)+ndjson(6001)[len(ndjson(5000)):], s.whole(), "other content is not taken for a repetition")
+	require.Equal(t, ndjson(6000)+ndjson(6001)[len(ndjson(5000)):], s.whole(), "other content under the same key is not mistaken for a repetition")
 }
 
-func TestAppendTellsWhatAPartHadStored(t *testing.T) {
+func TestAppendReportsWhatAPartHadStored(t *testing.T) {
 	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/problem+json")
 		w.WriteHeader(http.StatusConflict)
@@ -270,29 +271,29 @@ func (b brokenReader) Read(p []byte) (int, error) {
 }
 
 func TestAppendFromABrokenReader(t *testing.T) {
-	s := &sink{}
+	s := &appendServer{}
 	a, _ := serve(t, s)
 	_, err := a.AppendNDJSON(t.Context(), "g", brokenReader{strings.NewReader(ndjson(3))})
 	require.EqualError(t, err, "append to group g: read line 4: disk on fire")
-	require.Empty(t, s.bodies, "the last line may be torn")
+	require.Empty(t, s.accepted, "the last line may be incomplete, so it is not sent")
 	_, err = a.AppendCSV(t.Context(), "g", brokenReader{strings.NewReader("to")})
 	require.EqualError(t, err, "append to group g: read: disk on fire")
 }
 
-// stuck is a reader that never has anything, like a terminal nobody types at.
-type stuck struct{ reading, release chan struct{} }
+// blockedReader is a reader whose Read blocks until release is closed.
+type blockedReader struct{ reading, release chan struct{} }
 
-func (s stuck) Read([]byte) (int, error) {
+func (s blockedReader) Read([]byte) (int, error) {
 	close(s.reading)
 	<-s.release
 	return 0, io.EOF
 }
 
-func TestAppendEndsWithContextThoughItsReaderHangs(t *testing.T) {
-	s := &sink{}
+func TestAppendEndsWithContextWhileItsReaderBlocks(t *testing.T) {
+	s := &appendServer{}
 	a, _ := serve(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
-	r := stuck{make(chan struct{}), make(chan struct{})}
+	r := blockedReader{make(chan struct{}), make(chan struct{})}
 	defer close(r.release)
 	go func() {
 		<-r.reading

@@ -10,14 +10,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrBacklogFull says that the server is behind with what was published, and nothing was added.
-// It is a *BacklogError when the ingest stream is long, and wraps Redis's answer when Redis is
-// out of memory.
+// ErrBacklogFull says that too many published messages wait for the server; nothing was published.
+// It is a *BacklogError when the ingest stream is too long. When Redis is out of memory it wraps
+// Redis's answer.
 var ErrBacklogFull = errors.New("ingest backlog full")
 
-// BacklogError tells how long the backlog is and when to look again.
+// BacklogError says how long the ingest stream is and when the caller should try again.
 type BacklogError struct {
-	Length, Max int64 // messages
+	Length, Max int64 // in messages
 	Wait        time.Duration
 }
 
@@ -25,39 +25,44 @@ func (e *BacklogError) Error() string {
 	return fmt.Sprintf("%s: %d messages, at most %d: try again in %s", ErrBacklogFull, e.Length, e.Max, e.Wait)
 }
 
-// Is makes the error an ErrBacklogFull.
+// Is makes errors.Is find ErrBacklogFull in the error.
 func (e *BacklogError) Is(target error) bool { return target == ErrBacklogFull }
 
 const (
 	defaultMaxBacklog = 100_000
 	backlogMaxAge     = 500 * time.Millisecond
-	backlogMinWait    = time.Second // the least
+	backlogMinWait    = time.Second
 	backlogMaxWait    = time.Minute
 )
 
-// backlog watches the length of the ingest stream, looking at most once in backlogFreshness.
+// backlog limits the length of the ingest stream. It reads the length at most once in
+// backlogMaxAge.
 type backlog struct {
 	client redis.Cmdable
 	stream string
 	max    int64
 	now    func() time.Time
 
-	mu        sync.Mutex
-	length    int64 // as last seen, and what was let in since
-	readAt    time.Time
-	drainRate float64   // messages a second that leave more than others add, smoothed
-	freeAt    time.Time // when there is room for all that were refused so far
+	mu     sync.Mutex
+	length int64 // as last read, plus the messages accepted since
+	readAt time.Time
+	// drainRate is by how many messages per second the stream gets shorter, smoothed over several
+	// reads.
+	drainRate float64
+	// freeAt is when the stream will have space for all messages that were refused so far.
+	freeAt time.Time
 }
 
-// accept makes room for n messages or returns a *BacklogError. More than fit at all are let in when
-// the stream is empty, since waiting could not help them.
+// accept counts n messages as published, or returns a *BacklogError when the stream has no space
+// for them. More messages than the limit are accepted only into an empty stream: waiting longer
+// would not help them.
 func (b *backlog) accept(ctx context.Context, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if now := b.now(); b.readAt.IsZero() || now.Sub(b.readAt) > backlogMaxAge {
 		length, err := b.client.XLen(ctx, b.stream).Result()
 		if err != nil {
-			return fmt.Errorf("look at backlog: %w", err)
+			return fmt.Errorf("read length of ingest stream: %w", err)
 		}
 		if !b.readAt.IsZero() {
 			b.drainRate += (max(0, float64(b.length-length)/now.Sub(b.readAt).Seconds()) - b.drainRate) / 2
@@ -71,8 +76,8 @@ func (b *backlog) accept(ctx context.Context, n int64) error {
 	return nil
 }
 
-// retryAfter is how long n messages that find no room have to, behind those that were refused before:
-// told the same, all would come back at once.
+// retryAfter returns how long a caller with n refused messages should wait. Each refused caller
+// gets a later time than the one before: with equal times all would come back at once.
 func (b *backlog) retryAfter(n int64) time.Duration {
 	if b.drainRate < 1 {
 		return backlogMinWait

@@ -6,8 +6,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// validateAll refuses here what the server would refuse where the producer can't see it. Nothing is
-// published of a group of which a part is wrong.
+// validateAll returns an error if the server would refuse one of the messages. The server could not
+// tell the producer, because nobody answers a message on a stream. If one message of a group is
+// bad, the producer publishes none of them.
 func validateAll(outgoing []outgoingMessage) error {
 	jobs := 0
 	for _, p := range outgoing {
@@ -37,8 +38,8 @@ func (p outgoingMessage) validate() (err error) {
 	return err
 }
 
-// opsOf lets every reducer of a group pass: which there are beside those that are built in, the
-// server knows.
+// opsOf returns the reducers that the group names, so that validation accepts all of them. Only the
+// server knows which reducers it has beside the built-in ones.
 func opsOf(g Group) map[string]bool {
 	ops := map[string]bool{}
 	for _, a := range g.Aggregate {

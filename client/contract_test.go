@@ -19,33 +19,33 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// memory is a backend of the real API: client and server must agree on more than this package's
-// own fakes do.
-type memory struct {
-	httpapi.Backend // what is not here is not called
+// memoryBackend is a backend of the real HTTP API. It shows that client and server understand each
+// other; the fake servers of this package's other tests can't show that.
+type memoryBackend struct {
+	httpapi.Backend // nil: methods that are not defined here are not called
 
-	mu       sync.Mutex
-	group    api.Group
-	jobs     []messages.Job
-	requests map[string]bool
-	busyAt   int // number of the batch before which the backend is busy, once
+	mu          sync.Mutex
+	group       api.Group
+	jobs        []messages.Job
+	requests    map[string]bool
+	busyAtBatch int // number of the batch before which the backend is busy, once
 }
 
-func (m *memory) Submit(_ context.Context, g *messages.SubmitGroup, _ httpapi.SubmitOptions) (api.Accepted, error) {
+func (m *memoryBackend) Submit(_ context.Context, g *messages.SubmitGroup, _ httpapi.SubmitOptions) (api.Accepted, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.group = api.Group{ID: g.ID, Tenant: g.Tenant, Type: g.Type, Status: api.StatusCreated, Round: 1, Timestamps: map[string]time.Time{"created": time.Now()}}
 	return api.Accepted{ID: g.ID, Status: m.group.Status}, nil
 }
 
-func (m *memory) Append(_ context.Context, _ string, jobs []messages.Job, opt httpapi.AppendOptions) error {
+func (m *memoryBackend) Append(_ context.Context, _ string, jobs []messages.Job, opt httpapi.AppendOptions) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.requests[opt.RequestID] {
 		return nil
 	}
-	if m.busyAt > 0 && len(m.requests) == m.busyAt {
-		m.busyAt = 0
+	if m.busyAtBatch > 0 && len(m.requests) == m.busyAtBatch {
+		m.busyAtBatch = 0
 		return &api.BackpressureError{RetryAfter: time.Second, Reason: "the backlog"}
 	}
 	if m.group.Sealed {
@@ -57,7 +57,7 @@ func (m *memory) Append(_ context.Context, _ string, jobs []messages.Job, opt ht
 	return nil
 }
 
-func (m *memory) Seal(context.Context, string, *int64) (api.Accepted, error) {
+func (m *memoryBackend) Seal(context.Context, string, *int64) (api.Accepted, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.group.Sealed, m.group.Status, m.group.Counts.Done = true, api.StatusCompleted, m.group.Counts.Accepted
@@ -69,13 +69,13 @@ func (m *memory) Seal(context.Context, string, *int64) (api.Accepted, error) {
 	return api.Accepted{ID: m.group.ID, Status: m.group.Status}, nil
 }
 
-func (m *memory) Group(context.Context, string) (api.Group, error) {
+func (m *memoryBackend) Group(context.Context, string) (api.Group, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.group, nil
 }
 
-func (m *memory) Results(_ context.Context, _ string, yield func([]byte) error) error {
+func (m *memoryBackend) Results(_ context.Context, _ string, yield func([]byte) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, j := range m.jobs {
@@ -113,7 +113,7 @@ func TestClientAndServerAgree(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			m := &memory{requests: map[string]bool{}, busyAt: 13}
+			m := &memoryBackend{requests: map[string]bool{}, busyAtBatch: 13}
 			a, _ := serve(t, httpapi.New(httpapi.Options{Backend: m}))
 			accepted, err := a.Submit(t.Context(), client.Group{ID: "g", Tenant: "acme", Type: "NOOP"})
 			require.NoError(t, err)
@@ -122,7 +122,7 @@ func TestClientAndServerAgree(t *testing.T) {
 			got, err := c.append(a, t.Context(), "g")
 			require.NoError(t, err)
 			require.EqualValues(t, c.jobs, got.Accepted)
-			require.Len(t, m.jobs, c.jobs, "each once, though the server was busy in between")
+			require.Len(t, m.jobs, c.jobs, "each job is stored once although the server was busy once")
 			var bad []int64
 			for _, l := range got.Rejected {
 				bad = append(bad, l.Line)
@@ -150,7 +150,7 @@ func TestClientAndServerAgree(t *testing.T) {
 				events = append(events, e.ID)
 			}
 			for e, err := range a.Events(t.Context(), "g", "1.5") {
-				t.Error("the end was told before", e, err)
+				t.Error("unexpected event after the last one", e, err)
 			}
 			require.Equal(t, []string{"1.5"}, events)
 
@@ -166,7 +166,7 @@ func TestClientAndServerAgree(t *testing.T) {
 		})
 	}
 	t.Run("problems", func(t *testing.T) {
-		a, _ := serve(t, httpapi.New(httpapi.Options{Backend: &memory{}}))
+		a, _ := serve(t, httpapi.New(httpapi.Options{Backend: &memoryBackend{}}))
 		_, err := a.Submit(t.Context(), client.Group{Tenant: "a/b", Type: "x y"})
 		require.EqualError(t, err, "submit group: 422 Unprocessable Entity: tenant: must match ^[A-Za-z0-9._-]{1,128}$; type: must match ^[A-Za-z0-9._-]{1,128}$")
 		_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(""))

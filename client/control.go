@@ -10,17 +10,17 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Pause lets nothing of the group start any more; its running jobs finish.
+// Pause stops the group: none of its jobs starts any more, and its running jobs finish.
 func (a *API) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "pause", nil, retryAlways)
 }
 
-// Resume lets the group go on.
+// Resume undoes Pause.
 func (a *API) Resume(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "resume", nil, retryAlways)
 }
 
-// Why says what the group's next job waits for. Job says it for any of its jobs.
+// Why says what the group's next job waits for. Job says it for any job of the group.
 func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	path, err := groupPath(group, "/why")
 	if err != nil {
@@ -29,23 +29,24 @@ func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	return doJSON[api.Why](ctx, a, apiCall{action: "explain group " + group, path: path, retry: retryAlways})
 }
 
-// PauseTenant lets nothing of the tenant start any more; its running jobs finish. It need not
-// be known yet.
+// PauseTenant stops a tenant: none of its jobs starts any more, and its running jobs finish. The
+// tenant need not exist yet.
 func (a *API) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
 	return a.setPaused(ctx, "tenant", tenant, "pause")
 }
 
-// ResumeTenant lets the tenant go on.
+// ResumeTenant undoes PauseTenant.
 func (a *API) ResumeTenant(ctx context.Context, tenant string) (api.Paused, error) {
 	return a.setPaused(ctx, "tenant", tenant, "resume")
 }
 
-// PauseType lets no job of the type start any more; running ones finish. It need not be known yet.
+// PauseType stops a job type: none of its jobs starts any more, and its running jobs finish. The
+// type need not be known yet.
 func (a *API) PauseType(ctx context.Context, typ string) (api.Paused, error) {
 	return a.setPaused(ctx, "type", typ, "pause")
 }
 
-// ResumeType lets the type go on.
+// ResumeType undoes PauseType.
 func (a *API) ResumeType(ctx context.Context, typ string) (api.Paused, error) {
 	return a.setPaused(ctx, "type", typ, "resume")
 }
@@ -63,14 +64,14 @@ func (a *API) setPaused(ctx context.Context, kind, id, verb string) (api.Paused,
 	})
 }
 
-// Tenants ranges over the tenants that have groups or settings, by id, fetching page after page. An
-// error ends it.
+// Tenants iterates over the tenants that have groups or settings, ordered by id, and fetches one
+// page after the other. An error ends the iteration.
 func (a *API) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
 	c := apiCall{action: "list tenants", path: "/v1/tenants", query: url.Values{"limit": {"200"}}, retry: retryAlways}
 	return pages(ctx, a, c, func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
 }
 
-// Tenant returns a tenant's settings and its part in the flow right now.
+// Tenant returns a tenant's settings, and its queue and limits as they are now.
 func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	path, err := pathOf("tenant", tenant, "")
 	if err != nil {
@@ -79,8 +80,8 @@ func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	return doJSON[api.Tenant](ctx, a, apiCall{action: "get tenant " + tenant, path: path, retry: retryAlways})
 }
 
-// SetTenant replaces all settings of a tenant: what is nil gets its default. The next admission
-// follows them.
+// SetTenant replaces all settings of a tenant: a field of set that is nil gets its default. The
+// next admission uses the new settings.
 func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	path, err := pathOf("tenant", tenant, "")
 	if err != nil {
@@ -99,7 +100,8 @@ func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettin
 	})
 }
 
-// pathOf refuses what is no id before it becomes part of a URL.
+// pathOf returns the path of a tenant or type. It refuses an invalid id, which could change the
+// URL.
 func pathOf(kind, id, rest string) (string, error) {
 	if !validID.MatchString(id) || id == "." || id == ".." {
 		return "", fmt.Errorf("%s id %q: must match %s", kind, id, validID)

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-func TestControl(t *testing.T) {
+func TestPauseResumeAndTenantCalls(t *testing.T) {
 	var calls []string
 	a, w := serve(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -58,9 +58,9 @@ func TestControl(t *testing.T) {
 	} {
 		calls = nil
 		require.NoError(t, c.do())
-		require.Equal(t, []string{c.want, c.want}, calls, "all of these may be repeated")
+		require.Equal(t, []string{c.want, c.want}, calls, "each of these calls is retried after status 503")
 	}
-	require.Len(t, w.taken(), 10)
+	require.Len(t, w.all(), 10)
 
 	calls = nil
 	for _, id := range []string{"", ".", "..", "a/b", "{x}", "a b"} {
@@ -77,7 +77,7 @@ func TestControl(t *testing.T) {
 	}
 	_, err := a.SetTenant(ctx, "t", api.TenantSettings{RPS: ptr(math.NaN())})
 	require.ErrorContains(t, err, "set tenant t")
-	require.Empty(t, calls, "nothing is sent")
+	require.Empty(t, calls, "no request is sent for an invalid argument")
 }
 
 func TestTenantsArePaged(t *testing.T) {
@@ -104,48 +104,49 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// board is a backend of the real API that remembers one tenant and what was paused.
-type board struct {
-	httpapi.Backend // what is not here is not called
+// controlBackend is a backend of the real HTTP API. It stores the settings of one tenant and
+// the names of what was paused.
+type controlBackend struct {
+	httpapi.Backend // nil: methods that are not defined here are not called
 
-	set    api.TenantSettings
-	paused []string
+	settings api.TenantSettings
+	paused   []string
 }
 
-func (b *board) Tenant(_ context.Context, id string) (api.Tenant, error) {
-	return api.Tenant{ID: id, RPS: b.set.RPS, Weight: 1, BasePriority: b.set.BasePriority}, nil
+func (b *controlBackend) Tenant(_ context.Context, id string) (api.Tenant, error) {
+	return api.Tenant{ID: id, RPS: b.settings.RPS, Weight: 1, BasePriority: b.settings.BasePriority}, nil
 }
 
-func (b *board) SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
-	b.set = set
+func (b *controlBackend) SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
+	b.settings = set
 	return b.Tenant(ctx, id)
 }
 
-func (b *board) PauseTenant(_ context.Context, id string) error {
+func (b *controlBackend) PauseTenant(_ context.Context, id string) error {
 	b.paused = append(b.paused, "tenant "+id)
 	return nil
 }
 
-func (b *board) PauseType(_ context.Context, id string) error {
+func (b *controlBackend) PauseType(_ context.Context, id string) error {
 	b.paused = append(b.paused, "type "+id)
 	return nil
 }
 
-func (b *board) Pause(_ context.Context, id string) (api.Accepted, error) {
+func (b *controlBackend) Pause(_ context.Context, id string) (api.Accepted, error) {
 	return api.Accepted{}, fmt.Errorf("group %s has ended: %w", id, api.ErrConflict)
 }
 
-func (b *board) Why(context.Context, string) (api.Why, error) {
+func (b *controlBackend) Why(context.Context, string) (api.Why, error) {
 	return api.Why{Reason: api.WhyPaused, Detail: "it is paused", PausedBy: []string{"tenant"}}, nil
 }
 
-func TestControlOfTheRealServer(t *testing.T) {
-	b := &board{}
+func TestPauseResumeAndTenantCallsOnTheRealServer(t *testing.T) {
+	b := &controlBackend{}
 	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: b}))
 	set := api.TenantSettings{RPS: ptr(2.5), BasePriority: ptr(int64(-1e15))}
 	tenant, err := a.SetTenant(t.Context(), "acme", set)
 	require.NoError(t, err)
-	require.Equal(t, set, b.set)
+	require.Equal(t, set, b.settings)
 	shown, err := a.Tenant(t.Context(), "acme")
 	require.NoError(t, err)
 	require.Equal(t, tenant, shown)
@@ -154,7 +155,7 @@ func TestControlOfTheRealServer(t *testing.T) {
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, http.StatusUnprocessableEntity, refused.Status)
 	require.Len(t, refused.Problem.Fields, 3, "every bad field is named")
-	require.Equal(t, set, b.set)
+	require.Equal(t, set, b.settings)
 
 	for _, do := range []func(context.Context, string) (api.Paused, error){a.PauseTenant, a.PauseType} {
 		p, err := do(t.Context(), "x.y")

@@ -14,17 +14,17 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Error is an answer of the API that is not a success. Find it with errors.As.
+// Error is an answer of the API that is not a success. Use errors.As to find it in an error.
 type Error struct {
-	Status     int           // of HTTP
-	Problem    api.Problem   // every bad field is in its Fields
-	RetryAfter time.Duration // when to try again, as the server says; 0 when it doesn't
+	Status     int           // HTTP status code
+	Problem    api.Problem   // its Fields name every bad field
+	RetryAfter time.Duration // when the server asks the client to try again; 0 when it does not say
 	RequestID  string        // finds the request in the server's log
 
-	appended api.Appended // by an append, before it was refused
+	appended api.Appended // of an append: what the server had stored before it refused the rest
 }
 
-// Error says all that the server said, on one line.
+// Error returns all that the server said, on one line.
 func (e *Error) Error() string {
 	var b strings.Builder
 	title := e.Problem.Title
@@ -51,15 +51,15 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// detailRepeatsFields is true of a detail that only repeats the fields.
+// detailRepeatsFields reports whether the problem's detail only repeats what its fields say.
 func (e *Error) detailRepeatsFields() bool {
 	return len(e.Problem.Fields) > 0 && strings.Contains(e.Problem.Detail, e.Problem.Fields[0].Problem)
 }
 
 const maxProblemBytes = 1 << 20
 
-// problemOf reads an answer that is not a success. What is not a problem document, say a proxy's
-// page, is told by its status alone.
+// problemOf turns an answer that is not a success into an Error. An answer that is no problem
+// document, such as a proxy's page, yields an Error with the status alone.
 func problemOf(resp *http.Response) *Error {
 	e := &Error{
 		Status:     resp.StatusCode,
@@ -71,14 +71,14 @@ func problemOf(resp *http.Response) *Error {
 		return e
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblemBytes))
-	var p api.AppendProblem // a superset
+	var p api.AppendProblem // has all fields of api.Problem and more
 	if err == nil && json.Unmarshal(body, &p) == nil {
 		e.Problem, e.appended = p.Problem, p.Appended
 	}
 	return e
 }
 
-// appendedBefore returns what an append had stored when it was refused.
+// appendedBefore returns what the server had stored of an append before it refused the rest.
 func appendedBefore(err error) api.Appended {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.appended
@@ -86,7 +86,8 @@ func appendedBefore(err error) api.Appended {
 	return api.Appended{}
 }
 
-// retryAfter reads both forms of the header: seconds and an HTTP date.
+// retryAfter reads the header Retry-After in both forms: seconds or an HTTP date. It returns 0 for
+// anything else.
 func retryAfter(header string, now time.Time) time.Duration {
 	if s, err := strconv.ParseInt(strings.TrimSpace(header), 10, 32); err == nil {
 		return max(0, time.Duration(s)*time.Second)

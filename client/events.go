@@ -13,13 +13,13 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Events ranges over the group's progress and state changes until the round has ended, an error
-// comes, or ctx ends.
+// Events iterates over the group's progress and state changes. The iteration ends when the round
+// has ended, with an error, or when ctx ends.
 //
-// With after, the id of an event, it goes on behind that one (Last-Event-ID); without, it begins
-// with the states that the round has been through. A connection that breaks, or is silent for a
-// minute, is resumed; after a minute without success its error comes out. An event may come more
-// than once, with the same id.
+// With after, the id of an event, the iteration continues behind that event (Last-Event-ID). With
+// an empty after, it begins with the states that the round has been through. Events resumes a
+// connection that breaks or is silent for a minute. After a minute without success it yields the
+// error. An event may come more than once, with the same id.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
 		f := follower{api: a, group: group, lastEventID: after, lastReadAt: time.Now()}
@@ -47,7 +47,7 @@ func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Eve
 	}
 }
 
-// Wait returns the group once it has ended.
+// Wait waits until the group has ended, and returns it.
 func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 	for e, err := range a.Events(ctx, group, "") {
 		if err != nil {
@@ -63,34 +63,37 @@ func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 func ended(e api.Event) bool { return e.Group != nil && e.Group.Status.Ended() }
 
 var (
-	errEndOfEvents = errors.New("nothing more to follow") // the round has ended, or the consumer has left
-	errSilent      = errors.New("no sign of life")
+	// The round has ended, or the caller has stopped the iteration.
+	errEndOfEvents = errors.New("nothing more to follow")
+	errSilent      = errors.New("the server sent nothing for too long")
 	errFormat      = errors.New("not in the format of events")
 )
 
-// follower is one consumer's place in the events of a group, over any number of connections.
+// follower reads the events of a group for one caller, over any number of connections.
 type follower struct {
 	api         *API
 	group       string
-	lastEventID string        // id of the last event
-	lastReadAt  time.Time     // when something last came
-	retry       time.Duration // as the server asks
-	connected   bool          // connected before
-	received    bool          // something came on the latest connection
+	lastEventID string        // id of the last event that the caller got
+	lastReadAt  time.Time     // when the server last sent anything
+	retry       time.Duration // wait before the next connection, as the server asks
+	connected   bool          // at least one connection succeeded
+	received    bool          // the latest connection brought at least one byte
 }
 
-// resumable says whether a connection that ended with err, nil for an orderly end, is
-// worth another.
+// resumable reports whether the caller should connect again after a connection that ended with err.
+// err is nil when the server closed the connection in order.
 func (f *follower) resumable(err error) bool {
 	if err == nil {
 		return true
 	}
-	// do has repeated the first connection already.
-	return f.connected && retryAlways(err) && !errors.Is(err, errFormat) && time.Since(f.lastReadAt) < f.api.outageTimeout
+	// API.do has retried the first connection already.
+	return f.connected && retryAlways(err) && !errors.Is(err, errFormat) &&
+		time.Since(f.lastReadAt) < f.api.outageTimeout
 }
 
-// read hands out the events of one connection. It returns errFollowed, nil when the server
-// closed, or an error.
+// read yields the events of one connection. It returns errEndOfEvents after the last event of the
+// round or when the caller stops, nil when the server closed the connection, and an error
+// otherwise.
 func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -115,7 +118,7 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	defer watchdog.Stop()
 
 	if resp.StatusCode == http.StatusNoContent {
-		return errEndOfEvents // the event after which we asked was the end
+		return errEndOfEvents // the round ended with the event after which we asked to continue
 	}
 	messages := newMessageReader(activityReader{resp.Body, func() {
 		watchdog.Reset(f.api.silenceTimeout)
@@ -136,15 +139,15 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	}
 }
 
-// deliver decodes an event and hands it out, unless it is the one after which the
-// connection was resumed.
+// deliver decodes an event and yields it. It leaves out an event with the id of the last one, which
+// the server may repeat after a resumption.
 func (f *follower) deliver(m sseMessage, yield func(api.Event) bool) error {
 	var e api.Event
 	if err := json.Unmarshal(m.data, &e); err != nil {
 		return fmt.Errorf("follow group %s: event %q: %w: %w", f.group, m.id, errFormat, err)
 	}
 	if m.id != "" {
-		e.ID = m.id // the one to resume after
+		e.ID = m.id // the id with which the stream can be resumed
 	}
 	if e.Type == "" {
 		e.Type = m.event
@@ -161,7 +164,8 @@ func (f *follower) deliver(m sseMessage, yield func(api.Event) bool) error {
 	return nil
 }
 
-// activityReader tells of every read that brought something, comments too.
+// activityReader calls onRead after each Read that brought at least one byte, also one of a
+// comment.
 type activityReader struct {
 	io.Reader
 	onRead func()

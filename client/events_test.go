@@ -16,14 +16,14 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// stage is a server of one group's events, one function a connection.
-type stage struct {
+// eventServer serves the events of one group. Each connection is served by the next function.
+type eventServer struct {
 	mu          sync.Mutex
 	connections []func(w io.Writer, r *http.Request)
 	after       []string // Last-Event-ID of each connection
 }
 
-func (s *stage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *eventServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := len(s.after)
@@ -43,122 +43,122 @@ func event(w io.Writer, id, typ string, st api.Status) {
 	_, _ = fmt.Fprintf(w, "id: %s\nevent: %s\ndata: %s\n\n", id, typ, b)
 }
 
-func breakOff() { panic(http.ErrAbortHandler) }
+func abortResponse() { panic(http.ErrAbortHandler) }
 
-func brief(e api.Event) string {
+func summary(e api.Event) string {
 	if e.Group == nil {
 		return e.ID + " " + e.Type
 	}
 	return e.ID + " " + e.Type + " " + string(e.Group.Status)
 }
 
-func follow(ctx context.Context, a *client.API, after string) (all []string, err error) {
+func collectEvents(ctx context.Context, a *client.API, after string) (all []string, err error) {
 	for e, err := range a.Events(ctx, "g", after) {
 		if err != nil {
 			return all, err
 		}
-		all = append(all, brief(e))
+		all = append(all, summary(e))
 	}
 	return all, nil
 }
 
 func TestEventsUntilTheEnd(t *testing.T) {
-	s := &stage{connections: []func(io.Writer, *http.Request){
+	s := &eventServer{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) {
 			_, _ = io.WriteString(w, ": hello\n\nretry: 3\n\n")
 			event(w, "1", "group.running", api.StatusRunning)
-			// Without an id, in several lines, with line ends of the other kind; the type comes
-			// from the frame.
+			// An event without an id, with data in two lines and with CRLF line ends. Its type
+			// comes from the field event.
 			_, _ = io.WriteString(w, "event:group.progress\r\ndata: {\"group\":\r\ndata:{\"status\":\"RUNNING\"}}\r\n\r\n")
 			event(w, "2", "group.completed", api.StatusCompleted)
 			event(w, "3", "group.created", api.StatusCreated) // of another round
 		},
 	}}
 	a, _ := serve(t, s)
-	got, err := follow(t.Context(), a, "")
+	got, err := collectEvents(t.Context(), a, "")
 	require.NoError(t, err)
 	require.Equal(t, []string{"1 group.running RUNNING", " group.progress RUNNING", "2 group.completed COMPLETED"}, got)
 	require.Equal(t, []string{""}, s.after)
 }
 
 func TestEventsResume(t *testing.T) {
-	s := &stage{connections: []func(io.Writer, *http.Request){
-		func(w io.Writer, _ *http.Request) { // an orderly end
+	s := &eventServer{connections: []func(io.Writer, *http.Request){
+		func(w io.Writer, _ *http.Request) { // the server ends this connection in order
 			event(w, "1", "group.running", api.StatusRunning)
 			_, _ = io.WriteString(w, "retry: 1234\n\n")
 		},
-		func(w io.Writer, _ *http.Request) { // a broken one, in the middle of an event
-			event(w, "1", "group.running", api.StatusRunning) // once more
+		func(w io.Writer, _ *http.Request) { // this connection breaks in the middle of an event
+			event(w, "1", "group.running", api.StatusRunning) // repeated
 			event(w, "2", "group.progress", api.StatusRunning)
 			_, _ = io.WriteString(w, "id: 3\ndata: {}\n")
 			flush(w)
-			breakOff()
+			abortResponse()
 		},
 		func(w io.Writer, _ *http.Request) { event(w, "3", "group.failed", api.StatusFailed) },
 	}}
 	a, w := serve(t, s)
-	got, err := follow(t.Context(), a, "")
+	got, err := collectEvents(t.Context(), a, "")
 	require.NoError(t, err)
 	require.Equal(t, []string{"1 group.running RUNNING", "2 group.progress RUNNING", "3 group.failed FAILED"}, got)
 	require.Equal(t, []string{"", "1", "2"}, s.after)
-	require.Equal(t, 1234*time.Millisecond, w.taken()[0], "as the server asks")
+	require.Equal(t, 1234*time.Millisecond, w.all()[0], "the client waits as the server asks")
 }
 
-func TestEventsGoOnAfterAnID(t *testing.T) {
-	s := &stage{connections: []func(io.Writer, *http.Request){
+func TestEventsContinueAfterAnID(t *testing.T) {
+	s := &eventServer{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) {
 			event(w, "8", "group.aggregating", api.StatusAggregating)
 			event(w, "9", "group.completed", api.StatusCompleted)
 		},
 	}}
 	a, _ := serve(t, s)
-	got, err := follow(t.Context(), a, "7")
+	got, err := collectEvents(t.Context(), a, "7")
 	require.NoError(t, err)
-	require.Equal(t, []string{"8 group.aggregating AGGREGATING", "9 group.completed COMPLETED"}, got, "what was missed comes before the end")
+	require.Equal(t, []string{"8 group.aggregating AGGREGATING", "9 group.completed COMPLETED"}, got, "missed events come before the last one")
 	require.Equal(t, []string{"7"}, s.after)
 }
 
 func TestEventsAfterTheEnd(t *testing.T) {
-	s := &stage{connections: []func(io.Writer, *http.Request){
+	s := &eventServer{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) { w.(http.ResponseWriter).WriteHeader(http.StatusNoContent) },
 	}}
 	a, _ := serve(t, s)
-	got, err := follow(t.Context(), a, "1.5")
+	got, err := collectEvents(t.Context(), a, "1.5")
 	require.NoError(t, err)
-	require.Empty(t, got, "there is nothing more to be told")
+	require.Empty(t, got, "no event follows the last one")
 	require.Equal(t, []string{"1.5"}, s.after)
 }
 
-func TestEventsNoticeSilence(t *testing.T) {
-	s := &stage{connections: []func(io.Writer, *http.Request){
+func TestEventsResumeAfterSilence(t *testing.T) {
+	s := &eventServer{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, r *http.Request) {
 			event(w, "1", "group.running", api.StatusRunning)
 			flush(w)
-			<-r.Context().Done() // half open
+			<-r.Context().Done() // the connection is open but silent
 		},
 		func(w io.Writer, _ *http.Request) { event(w, "2", "group.completed", api.StatusCompleted) },
 	}}
 	a, _ := serve(t, s, client.WithSilence(50*time.Millisecond))
-	got, err := follow(t.Context(), a, "")
+	got, err := collectEvents(t.Context(), a, "")
 	require.NoError(t, err)
 	require.Equal(t, []string{"1 group.running RUNNING", "2 group.completed COMPLETED"}, got)
 	require.Equal(t, []string{"", "1"}, s.after)
 }
 
-func TestEventsGiveUp(t *testing.T) {
+func TestEventsEndWithAnError(t *testing.T) {
 	one := func(w io.Writer, _ *http.Request) { event(w, "1", "group.running", api.StatusRunning) }
 
-	t.Run("on what is final", func(t *testing.T) {
-		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){one}})
-		got, err := follow(t.Context(), a, "")
+	t.Run("after a final answer", func(t *testing.T) {
+		a, _ := serve(t, &eventServer{connections: []func(io.Writer, *http.Request){one}})
+		got, err := collectEvents(t.Context(), a, "")
 		require.ErrorContains(t, err, "follow group g: 404 Not Found: no more connections")
 		require.Len(t, got, 1)
 	})
-	t.Run("on what is no event", func(t *testing.T) {
-		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){
+	t.Run("after data that is no event", func(t *testing.T) {
+		a, _ := serve(t, &eventServer{connections: []func(io.Writer, *http.Request){
 			func(w io.Writer, _ *http.Request) { _, _ = io.WriteString(w, "id: 1\ndata: <html>\n\n") },
 		}})
-		_, err := follow(t.Context(), a, "")
+		_, err := collectEvents(t.Context(), a, "")
 		require.ErrorContains(t, err, `follow group g: event "1": not in the format of events`)
 	})
 	t.Run("after an outage", func(t *testing.T) {
@@ -170,13 +170,13 @@ func TestEventsGiveUp(t *testing.T) {
 			}
 			refuse(w, 503, api.Problem{Detail: "Redis is away"})
 		}), client.WithOutage(0))
-		_, err := follow(t.Context(), a, "0")
+		_, err := collectEvents(t.Context(), a, "0")
 		require.ErrorContains(t, err, "follow group g: 503 Service Unavailable: Redis is away")
-		require.NotEmpty(t, w.taken())
+		require.NotEmpty(t, w.all())
 	})
-	t.Run("at once when there never was a connection", func(t *testing.T) {
+	t.Run("at once when the first connection fails", func(t *testing.T) {
 		a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { refuse(w, 503, api.Problem{}) }))
-		_, err := follow(t.Context(), a, "")
+		_, err := collectEvents(t.Context(), a, "")
 		require.ErrorContains(t, err, "503 Service Unavailable")
 	})
 }
@@ -187,8 +187,8 @@ func TestEventsEndWithTheirConsumer(t *testing.T) {
 		flush(w)
 		<-r.Context().Done()
 	}
-	t.Run("who leaves", func(t *testing.T) {
-		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){hang}})
+	t.Run("that stops the iteration", func(t *testing.T) {
+		a, _ := serve(t, &eventServer{connections: []func(io.Writer, *http.Request){hang}})
 		n := 0
 		for _, err := range a.Events(t.Context(), "g", "") {
 			require.NoError(t, err)
@@ -198,7 +198,7 @@ func TestEventsEndWithTheirConsumer(t *testing.T) {
 		}
 	})
 	t.Run("whose context ends", func(t *testing.T) {
-		a, _ := serve(t, &stage{connections: []func(io.Writer, *http.Request){hang}})
+		a, _ := serve(t, &eventServer{connections: []func(io.Writer, *http.Request){hang}})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var last error
@@ -214,7 +214,7 @@ func TestEventsEndWithTheirConsumer(t *testing.T) {
 }
 
 func TestWait(t *testing.T) {
-	s := &stage{connections: []func(io.Writer, *http.Request){
+	s := &eventServer{connections: []func(io.Writer, *http.Request){
 		func(w io.Writer, _ *http.Request) { event(w, "1", "group.aggregating", api.StatusAggregating) },
 		func(w io.Writer, _ *http.Request) { event(w, "2", "group.failed", api.StatusFailed) },
 	}}

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// A group as it travels.
+// The JSON that the client sends for a group.
 func ExampleGroup() {
 	retries := 3
 	body, err := json.MarshalIndent(client.Group{
@@ -52,7 +52,7 @@ func ExampleGroup() {
 	// }
 }
 
-// Submit a group, wait for its end and look at what failed.
+// Submit a group, wait for its end and list the failed jobs.
 func ExampleAPI() {
 	ctx := context.Background()
 	a := client.NewAPI("http://127.0.0.1:8080")
@@ -81,7 +81,7 @@ func ExampleAPI() {
 	}
 }
 
-// Stream a file of any length into a group. The key makes it safe to run all of this again.
+// Stream a file of any length into a group. The idempotency key makes the program safe to repeat.
 func ExampleAPI_AppendCSV() {
 	ctx := context.Background()
 	file, err := os.Open("recipients.csv")
@@ -106,7 +106,7 @@ func ExampleAPI_AppendCSV() {
 	}
 }
 
-// Append jobs while they are being made.
+// Append jobs while the program generates them.
 func ExampleAPI_Append() {
 	a := client.NewAPI("http://127.0.0.1:8080")
 	_, err := a.Append(context.Background(), "spring-2030", func(yield func(client.Job) bool) {
@@ -134,7 +134,7 @@ func ExampleAPI_Events() {
 	}
 }
 
-// Publish to Redis, without an API server, and slow down when the server is behind.
+// Publish a group to Redis without an API server, and wait while too many messages are unprocessed.
 func ExampleProducer() {
 	ctx := context.Background()
 	p, err := client.NewProducer(ctx, "redis://127.0.0.1:6379/0")

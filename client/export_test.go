@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// WithSleep replaces waiting, so that tests see the waits and lose no time.
+// WithSleep replaces the waits between retries, so that tests record them and take no time.
 func WithSleep(sleep func(context.Context, time.Duration) error) Option {
 	return func(a *API) { a.sleep = sleep }
 }
 
-// WithSilence shortens the silence after which a stream of events is resumed.
+// WithSilence sets after how much silence a stream of events is resumed.
 func WithSilence(d time.Duration) Option {
 	return func(a *API) { a.silenceTimeout = d }
 }
@@ -20,10 +20,10 @@ func WithOutage(d time.Duration) Option {
 	return func(a *API) { a.outageTimeout = d }
 }
 
-// SetBacklogClock replaces the clock by which the backlog is looked at anew.
+// SetBacklogClock replaces the clock that decides when the backlog's length is read again.
 func (p *Producer) SetBacklogClock(now func() time.Time) { p.backlog.now = now }
 
-// Bounds of a message.
+// The limits of one message.
 const (
 	MaxMessageJobs  = maxMessageJobs
 	MaxMessageBytes = maxMessageBytes

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// However a stream of events is cut into reads, it holds the same messages, each with an
-// id on one line.
+// FuzzMessages checks that a stream of events holds the same messages however it is cut into reads,
+// and that no id has a line break or a NUL.
 func FuzzMessages(f *testing.F) {
 	for _, seed := range []string{
 		"id: 1.2\nevent: group.running\ndata: {}\n\n", "data:a\ndata: b\n\nretry: 5\n\n: ping\n\n", "id\n\ndata\n\n", "id: a\x00b\ndata: x\r\n\r\n", "data: cut off", "retry: -1\nretry: 99999999999\n\n",
@@ -43,7 +43,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// Records put together again are what was read, whatever it was.
+// FuzzRecords checks that the records of any input, put together again, are the input.
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte("{}\n\n{\"a\":1}"), false)
 	f.Add([]byte("a,b\n\"x\ny\",\"\"\"\"\r\n\n1"), true)
@@ -58,7 +58,7 @@ func FuzzRecords(f *testing.F) {
 			}
 			require.NoError(t, err)
 			require.Positive(t, rec.lines)
-			require.False(t, !csv && rec.lines != 1, "a line is a record")
+			require.False(t, !csv && rec.lines != 1, "each line of NDJSON is a record")
 			back, lines = append(back, rec.data...), lines+rec.lines
 		}
 		if len(body) > 0 && !bytes.HasSuffix(body, []byte("\n")) || len(back) > len(body) {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// The lanes that Group.Priority names. A higher lane gets more, a lower one is never starved.
+// The lanes that Group.Priority can name. A higher lane gets more capacity; a lower lane still gets
+// some.
 const (
 	PriorityHigh   = "high"
 	PriorityNormal = "normal"
@@ -16,40 +17,40 @@ const (
 
 // Group is a bulk action to be submitted. Only Type is required.
 type Group struct {
-	ID           string // matches ^[A-Za-z0-9._-]{1,128}$; made up when empty
-	Tenant       string // whose share and limits it uses; the group is its own tenant when empty
+	ID           string // matches ^[A-Za-z0-9._-]{1,128}$; a random one is made up when it is empty
+	Tenant       string // tenant whose share and limits the group uses; the group is its own tenant when it is empty
 	Name         string // for people, up to 256 bytes
-	Type         string // names the processor that runs the jobs
+	Type         string // job type: names the processor that runs the jobs
 	Priority     string // PriorityHigh, PriorityNormal (when empty) or PriorityLow
 	BasePriority float64
-	MaxRetries   *int          // runs after the first one; the workers' default when nil
-	JobTimeout   time.Duration // of one run; the workers' default when 0
-	RunAt        *time.Time    // no job runs before it
-	// FailureThreshold is the share of failed jobs, above 0 and up to 1, at which the group counts
-	// as FAILED; 1 when nil.
+	MaxRetries   *int          // attempts after the first one; nil: the workers' default
+	JobTimeout   time.Duration // for one attempt; 0: the workers' default
+	RunAt        *time.Time    // no job starts before this time
+	// FailureThreshold is the part of failed jobs, above 0 to 1, at which the group ends as FAILED;
+	// nil is 1.
 	FailureThreshold *float64
-	Aggregate        []Aggregate // what to reduce the results to
-	Total            *int64      // number of jobs to come; the group is sealed when they are there
+	Aggregate        []Aggregate // the values to compute from the jobs' results
+	Total            *int64      // number of jobs of the whole group; the group is sealed when it has them
 	Jobs             []Job
 	Seal             bool // no jobs come after those in Jobs
 }
 
-// Aggregate asks for one value, reduced from the results of the group's done jobs.
+// Aggregate asks for one value that is computed from the results of the group's done jobs.
 type Aggregate struct {
 	As    string `json:"as"`              // the value's name in api.Group.Aggregate
 	Op    string `json:"op"`              // count, sum, min, max, mean, distribution, count_by or collect
-	Field string `json:"field,omitempty"` // path into a result's {data, duration_ms}, such as data.cost
+	Field string `json:"field,omitempty"` // path into {data, duration_ms} of a result, such as data.cost
 }
 
-// Job is one unit of work.
+// Job is one unit of work of a group.
 type Job struct {
-	Payload     any        `json:"payload"`               // marshals to JSON of at most 256 KiB
-	Type        string     `json:"type,omitempty"`        // the group's when empty
-	RunAt       *time.Time `json:"run_at,omitempty"`      // not before
-	TraceParent string     `json:"traceparent,omitempty"` // W3C; the job continues this trace
+	Payload     any        `json:"payload"`               // encodes to JSON of at most 256 KiB
+	Type        string     `json:"type,omitempty"`        // the group's type when empty
+	RunAt       *time.Time `json:"run_at,omitempty"`      // the job does not start before this time
+	TraceParent string     `json:"traceparent,omitempty"` // W3C traceparent; the job continues this trace
 }
 
-// MarshalJSON writes the body of POST /v1/groups.
+// MarshalJSON returns the body of POST /v1/groups.
 func (g Group) MarshalJSON() ([]byte, error) {
 	jobs, err := marshalJobs(g.Jobs)
 	if err != nil {
@@ -58,7 +59,7 @@ func (g Group) MarshalJSON() ([]byte, error) {
 	return g.marshal(jobs)
 }
 
-// groupHead is a group on the wire, without its jobs.
+// groupHead is the JSON of a group without its jobs.
 type groupHead struct {
 	ID               string      `json:"id,omitempty"`
 	Tenant           string      `json:"tenant,omitempty"`
@@ -75,7 +76,7 @@ type groupHead struct {
 	Seal             bool        `json:"seal,omitempty"`
 }
 
-// marshal writes the group with jobs that are JSON already, so that no job is encoded twice.
+// marshal encodes the group with jobs that are JSON already, so that no job is encoded twice.
 func (g Group) marshal(jobs [][]byte) ([]byte, error) {
 	head := groupHead{
 		ID: g.ID, Tenant: g.Tenant, Name: g.Name, Type: g.Type, Priority: g.Priority, BasePriority: g.BasePriority,
@@ -95,7 +96,7 @@ func (g Group) marshal(jobs [][]byte) ([]byte, error) {
 	return withJobs(b, jobs), nil
 }
 
-// withJobs adds "jobs" to a JSON object that has members already.
+// withJobs adds a member "jobs" to a JSON object that has at least one member.
 func withJobs(object []byte, jobs [][]byte) []byte {
 	const open, end = `,"jobs":[`, `]}`
 	size := len(object) + len(open) + len(end) + len(jobs)
@@ -126,7 +127,8 @@ func marshalJobs(jobs []Job) ([][]byte, error) {
 	return all, nil
 }
 
-// marshal leaves <, > and & as they are: nothing here is shown as HTML, and escaping trebles them.
+// marshal encodes v as JSON and leaves <, > and & as they are. Nothing here is shown as HTML, and
+// an escaped character takes six bytes.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -17,26 +17,26 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 )
 
-// apiCall is one request and how it may be repeated.
+// apiCall is one call of the API, with the rule for its retries.
 type apiCall struct {
-	action string // for errors: "get group g"
+	action string // for error messages: "get group g"
 	method string // GET when empty
 	path   string // escaped
 	query  url.Values
 	header http.Header
 	body   []byte
-	stream bool // the answer is read as it comes
+	stream bool // the answer is read as it comes, without a timeout for the whole
 	retry  retryPolicy
 }
 
-// retryPolicy says whether a call that failed with err may be made again.
+// retryPolicy reports whether a call that failed with err may be attempted again.
 type retryPolicy func(err error) bool
 
-// retryAlways is for calls that have the same effect when made twice.
+// retryAlways is the policy of calls that have the same effect when they are made twice.
 func retryAlways(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
-		return true // the connection could not be made, or broke
+		return true // the connection failed or broke
 	}
 	switch e.Status {
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -45,13 +45,14 @@ func retryAlways(err error) bool {
 	return false
 }
 
-// retryIfRefused is for calls that may only be made again when the first surely had no effect.
+// retryIfRefused is the policy of calls that may only be attempted again when the first attempt
+// certainly had no effect.
 func retryIfRefused(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status == http.StatusTooManyRequests
 }
 
-// doJSON makes a call and decodes its answer.
+// doJSON makes a call and decodes its JSON answer.
 func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	var v T
 	resp, err := a.do(ctx, c)
@@ -66,7 +67,8 @@ func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	return v, nil
 }
 
-// do makes a call until it succeeds or may not be repeated; the caller closes the answer's body.
+// do makes a call and retries it by its policy, up to API.attempts times. The caller must close the
+// answer's body.
 func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	for attempt := 1; ; attempt++ {
 		resp, err := a.sendOnce(ctx, c)
@@ -87,8 +89,8 @@ func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	}
 }
 
-// neverReached says whether no connection could be made, to an address that never answered before. A
-// server that restarts is waited for, a wrong address is not.
+// neverReached reports whether no connection could be made to a server that has never answered. do
+// waits for a server that restarts, and does not wait for one whose address is wrong.
 func (a *API) neverReached(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial" && !a.answered.Load()
@@ -108,7 +110,7 @@ func (a *API) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
 		return nil, err
 	}
 	if len(c.body) > 0 {
-		req.Header.Set("Content-Type", "application/json") // unless header says otherwise
+		req.Header.Set("Content-Type", "application/json") // c.header may replace it
 	}
 	for k, v := range c.header {
 		req.Header[k] = v
@@ -132,7 +134,7 @@ func (a *API) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
 	return nil, problemOf(resp)
 }
 
-// drain reads a rest so that the connection can be used again, but not a long one.
+// drain reads the rest of a body, up to 64 KiB, so that the connection can be used again.
 func drain(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 64<<10) }
 
 const (
@@ -140,8 +142,9 @@ const (
 	maxBackoff = 5 * time.Second
 )
 
-// backoff is what the server asks for, or else twice as long each time, with jitter so that
-// clients spread.
+// backoff returns how long to wait after an attempt that failed. It is what the server asks for. If
+// the server does not say, it doubles with each attempt, with jitter so that clients don't retry at
+// the same time.
 func backoff(err error, attempt int) time.Duration {
 	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
 		return e.RetryAfter
@@ -150,7 +153,8 @@ func backoff(err error, attempt int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// deadlineWithin says whether ctx's deadline comes first, so that waiting for d would be in vain.
+// deadlineWithin reports whether ctx's deadline comes within d, so that waiting for d would be
+// useless.
 func deadlineWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
@@ -158,7 +162,7 @@ func deadlineWithin(ctx context.Context, d time.Duration) bool {
 
 var validID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// groupPath refuses what is no id before it becomes part of a URL.
+// groupPath returns the path of a group. It refuses an invalid id, which could change the URL.
 func groupPath(group, rest string) (string, error) {
 	if !validID.MatchString(group) || group == "." || group == ".." {
 		return "", fmt.Errorf("group id %q: must match %s", group, validID)

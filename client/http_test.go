@@ -16,14 +16,14 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// flaky answers as its steps say, then with success.
-type flaky struct {
+// flakyServer answers the first requests as its steps say, and later ones with success.
+type flakyServer struct {
 	mu    sync.Mutex
 	steps []func(http.ResponseWriter)
 	keys  []string
 }
 
-func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (f *flakyServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := len(f.keys)
@@ -44,9 +44,9 @@ func status(code int, after string) func(http.ResponseWriter) {
 	}
 }
 
-func hangUp(http.ResponseWriter) { panic(http.ErrAbortHandler) }
+func dropConnection(http.ResponseWriter) { panic(http.ErrAbortHandler) }
 
-func TestRepetition(t *testing.T) {
+func TestCallsAreRetried(t *testing.T) {
 	submit := func(ctx context.Context, a *client.API) error {
 		_, err := a.Submit(ctx, client.Group{Type: "NOOP"})
 		return err
@@ -68,20 +68,20 @@ func TestRepetition(t *testing.T) {
 		waits []time.Duration // -1: a backoff
 		err   string
 	}{
-		{"waits as told", submit, steps{status(429, "7"), status(503, "2")}, 3, []time.Duration{7 * time.Second, 2 * time.Second}, ""},
-		{"backs off when not told", submit, steps{status(503, ""), status(502, ""), status(504, "")}, 4, []time.Duration{-1, -1, -1}, ""},
-		{"survives a broken connection", submit, steps{hangUp}, 2, []time.Duration{-1}, ""},
-		{"gives up in the end", submit, steps{status(503, "1"), status(503, "1"), status(503, "1"), status(503, "9")}, 4,
+		{"waits as long as Retry-After says", submit, steps{status(429, "7"), status(503, "2")}, 3, []time.Duration{7 * time.Second, 2 * time.Second}, ""},
+		{"backs off without Retry-After", submit, steps{status(503, ""), status(502, ""), status(504, "")}, 4, []time.Duration{-1, -1, -1}, ""},
+		{"survives a broken connection", submit, steps{dropConnection}, 2, []time.Duration{-1}, ""},
+		{"ends after all attempts failed", submit, steps{status(503, "1"), status(503, "1"), status(503, "1"), status(503, "9")}, 4,
 			[]time.Duration{time.Second, time.Second, time.Second}, "submit group: 503 Service Unavailable: not now (try again in 9s)"},
-		{"does not wait for ever", submit, steps{status(429, "3600")}, 1, nil, "submit group: 429 Too Many Requests: not now (try again in 1h0m0s)"},
-		{"not what is wrong", submit, steps{status(422, "")}, 1, nil, "submit group: 422 Unprocessable Entity: not now"},
-		{"seal is repeatable", seal, steps{hangUp, status(503, "1")}, 3, []time.Duration{-1, time.Second}, ""},
-		{"retry when refused", retry, steps{status(429, "1")}, 2, []time.Duration{time.Second}, ""},
-		{"retry not when unknown", retry, steps{status(503, "1")}, 1, nil, "retry group g: 503 Service Unavailable: not now (try again in 1s)"},
+		{"does not wait longer than the maximum", submit, steps{status(429, "3600")}, 1, nil, "submit group: 429 Too Many Requests: not now (try again in 1h0m0s)"},
+		{"does not retry a wrong request", submit, steps{status(422, "")}, 1, nil, "submit group: 422 Unprocessable Entity: not now"},
+		{"retries seal", seal, steps{dropConnection, status(503, "1")}, 3, []time.Duration{-1, time.Second}, ""},
+		{"attempts the command retry again after 429", retry, steps{status(429, "1")}, 2, []time.Duration{time.Second}, ""},
+		{"does not attempt the command retry again when its effect is unknown", retry, steps{status(503, "1")}, 1, nil, "retry group g: 503 Service Unavailable: not now (try again in 1s)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			f := &flaky{steps: c.steps}
+			f := &flakyServer{steps: c.steps}
 			a, w := serve(t, f)
 			err := c.call(t.Context(), a)
 			if c.err == "" {
@@ -91,9 +91,9 @@ func TestRepetition(t *testing.T) {
 			}
 			require.Len(t, f.keys, c.calls)
 			for _, k := range f.keys {
-				require.Equal(t, f.keys[0], k, "all attempts are one request")
+				require.Equal(t, f.keys[0], k, "all attempts carry the same idempotency key")
 			}
-			got := w.taken()
+			got := w.all()
 			require.Len(t, got, len(c.waits))
 			for i, want := range c.waits {
 				if want < 0 {
@@ -107,8 +107,8 @@ func TestRepetition(t *testing.T) {
 	}
 }
 
-func TestRepetitionStopsWithContext(t *testing.T) {
-	f := &flaky{steps: []func(http.ResponseWriter){status(503, "1"), status(503, "1")}}
+func TestRetriesStopWithContext(t *testing.T) {
+	f := &flakyServer{steps: []func(http.ResponseWriter){status(503, "1"), status(503, "1")}}
 	ctx, cancel := context.WithCancel(t.Context())
 	a, _ := serve(t, f, client.WithSleep(func(ctx context.Context, _ time.Duration) error {
 		cancel()
@@ -116,18 +116,18 @@ func TestRepetitionStopsWithContext(t *testing.T) {
 	}))
 	_, err := a.Group(ctx, "g")
 	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorContains(t, err, "503 Service Unavailable", "the answer is not hidden")
+	require.ErrorContains(t, err, "503 Service Unavailable", "the error contains the server's last answer")
 	require.Len(t, f.keys, 1)
 }
 
-func TestRepetitionDoesNotOutwaitADeadline(t *testing.T) {
-	f := &flaky{steps: []func(http.ResponseWriter){status(503, "20")}}
+func TestRetriesDoNotWaitBeyondADeadline(t *testing.T) {
+	f := &flakyServer{steps: []func(http.ResponseWriter){status(503, "20")}}
 	a, w := serve(t, f)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	_, err := a.Group(ctx, "g")
 	require.ErrorContains(t, err, "503 Service Unavailable")
-	require.Empty(t, w.taken())
+	require.Empty(t, w.all())
 }
 
 func TestErrorHoldsTheProblem(t *testing.T) {
@@ -146,13 +146,13 @@ func TestErrorHoldsTheProblem(t *testing.T) {
 		"tenant: must match ^[A-Za-z0-9._-]{1,128}$; jobs[3].payload: is missing")
 }
 
-func TestErrorSaysNothingTwice(t *testing.T) {
+func TestErrorDoesNotRepeatTheFields(t *testing.T) {
 	e := &client.Error{Status: 422, Problem: api.Problem{Title: "Unprocessable Entity", Detail: "tenant: must match x; type: required",
 		Fields: []api.FieldError{{Field: "tenant", Problem: "must match x"}, {Field: "type", Problem: "required"}}}}
 	require.EqualError(t, e, "422 Unprocessable Entity: tenant: must match x; type: required")
 }
 
-func TestErrorOfAStranger(t *testing.T) {
+func TestErrorOfAProxyHasTheStatusOnly(t *testing.T) {
 	for name, body := range map[string]string{"text/html": "<h1>nginx</h1>", "application/problem+json": "{", "": ""} {
 		a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", name)
@@ -174,25 +174,25 @@ func TestErrorNamesTheRequest(t *testing.T) {
 }
 
 func TestRetryAfterAsDate(t *testing.T) {
-	f := &flaky{steps: []func(http.ResponseWriter){status(503, time.Now().Add(20*time.Second).UTC().Format(http.TimeFormat))}}
+	f := &flakyServer{steps: []func(http.ResponseWriter){status(503, time.Now().Add(20*time.Second).UTC().Format(http.TimeFormat))}}
 	a, w := serve(t, f)
 	_, err := a.Group(t.Context(), "g")
 	require.NoError(t, err)
-	require.Len(t, w.taken(), 1)
-	require.InDelta(t, 20, w.taken()[0].Seconds(), 10)
+	require.Len(t, w.all(), 1)
+	require.InDelta(t, 20, w.all()[0].Seconds(), 10)
 }
 
-func TestUnreachable(t *testing.T) {
+func TestWrongAddressIsNotRetried(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
-	w := &waits{}
+	w := &recordedWaits{}
 	a := client.NewAPI("http://"+l.Addr().String(), client.WithSleep(w.sleep), client.WithRetry(2, time.Minute))
 	_, err = a.Stats(t.Context())
 	require.ErrorContains(t, err, "get stats: ")
 	var op *net.OpError
 	require.ErrorAs(t, err, &op)
-	require.Empty(t, w.taken(), "a wrong address does not become right")
+	require.Empty(t, w.all(), "a call to a wrong address is not retried")
 
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, api.Stats{}) }))
 	a = client.NewAPI(srv.URL, client.WithSleep(w.sleep), client.WithRetry(3, time.Minute))
@@ -201,5 +201,5 @@ func TestUnreachable(t *testing.T) {
 	srv.Close()
 	_, err = a.Stats(t.Context())
 	require.ErrorAs(t, err, &op)
-	require.Len(t, w.taken(), 2, "a server that restarts is waited for")
+	require.Len(t, w.all(), 2, "a call to a server that answered before is retried")
 }

@@ -18,12 +18,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// Producer submits bulk actions by writing the ingest stream: no API server is needed, and what
-// Redis has answered for is stored. Nobody answers for the content, though: a message that the
-// server refuses goes to the stream ingest:rejected. It is safe for concurrent use.
+// Producer submits bulk actions by writing messages to the ingest stream in Redis. It needs no API
+// server. A message for which a method returned no error is stored. The server checks it later: a
+// message that the server refuses goes to the stream ingest:rejected. A Producer is safe for
+// concurrent use.
 //
-// A message whose fate is unknown, because the connection broke, is published again under the same
-// message id, which the server takes once.
+// When a connection breaks, it is unknown whether the message was stored. The Producer then
+// publishes it again under the same message id; the server takes messages with the same id once.
 type Producer struct {
 	conn      *redisx.Conn
 	publisher message.Publisher
@@ -33,7 +34,7 @@ type Producer struct {
 	sleep     func(context.Context, time.Duration) error
 }
 
-// ProducerOption changes a Producer from its defaults.
+// ProducerOption changes a setting of a Producer from its default.
 type ProducerOption func(*producerOptions)
 
 type producerOptions struct {
@@ -42,26 +43,26 @@ type producerOptions struct {
 	tracers    trace.TracerProvider
 }
 
-// WithPrefix sets the installation's key prefix (default "bulk-action:").
+// WithPrefix sets the prefix of the installation's Redis keys (default "bulk-action:").
 func WithPrefix(prefix string) ProducerOption {
 	return func(o *producerOptions) { o.prefix = prefix }
 }
 
-// WithMaxBacklog sets how many messages (default 100,000) may wait in the ingest stream before the
-// Producer returns ErrBacklogFull instead of adding to them.
+// WithMaxBacklog sets how many messages (default 100,000) may wait in the ingest stream. Beyond
+// that the Producer returns ErrBacklogFull instead of adding to them.
 func WithMaxBacklog(messages int64) ProducerOption {
 	return func(o *producerOptions) { o.maxBacklog = messages }
 }
 
-// WithTracerProvider sets where the span of each message goes (default: OpenTelemetry's
-// global provider).
+// WithTracerProvider sets the tracer provider for the span of each message (default:
+// OpenTelemetry's global one).
 func WithTracerProvider(p trace.TracerProvider) ProducerOption {
 	return func(o *producerOptions) { o.tracers = p }
 }
 
 // NewProducer connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster,
-// or redis-sentinel://host:port,…/master. A Redis that is away is logged and no error: calls fail
-// until it is back.
+// or redis-sentinel://host:port,…/master. If Redis does not answer, NewProducer logs that and
+// succeeds; calls fail until Redis is back.
 func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (*Producer, error) {
 	o := producerOptions{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {
@@ -93,12 +94,12 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 	}, nil
 }
 
-// Close closes the connections.
+// Close closes the connections to Redis.
 func (p *Producer) Close() error { return p.conn.Close() }
 
-// Submit publishes a group with its jobs and returns its id. Jobs beyond 500 or 512 KiB follow in
-// messages of their own. After an error, Submit of the same Group with the returned id is safe:
-// what is there already is not added again.
+// Submit publishes a group with its jobs and returns the group's id. Jobs beyond the first 500 or
+// 512 KiB follow in messages of their own. After an error, the caller may submit the same Group
+// with the returned id again: the server does not add a job twice.
 func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	if g.ID == "" {
 		g.ID = uuid.NewString()
@@ -112,7 +113,7 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 		return "", fmt.Errorf("submit group %s: total is %d, but it is sealed with %d jobs", g.ID, *g.Total, len(jobs))
 	}
 	if g.Seal && len(batches) > 1 {
-		// The jobs may arrive in any order; the total says when all are there.
+		// The messages may arrive in any order. The total tells the server when it has all of them.
 		total := int64(len(jobs))
 		g.Total, g.Seal = &total, false
 	}
@@ -139,19 +140,20 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	return g.ID, err
 }
 
-// AppendOption changes one AppendJobs.
+// AppendOption changes a setting of one AppendJobs.
 type AppendOption func(*appendOptions)
 
 type appendOptions struct{ key string }
 
 // WithDedupKey makes AppendJobs safe to repeat, also by another process: the same jobs under the
-// same key are added once (for as long as the server remembers message ids, a day by default).
+// same key are added once. This holds as long as the server remembers message ids, a day by
+// default.
 func WithDedupKey(key string) AppendOption {
 	return func(o *appendOptions) { o.key = key }
 }
 
 // AppendJobs publishes jobs of a group that is not sealed, in messages of at most 500 jobs and 512
-// KiB. It returns how many are published for certain: all, or fewer with the error.
+// KiB. It returns how many jobs are certainly published: all, or fewer together with an error.
 func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opts ...AppendOption) (int, error) {
 	o := appendOptions{key: uuid.NewString()}
 	for _, opt := range opts {
@@ -168,13 +170,13 @@ func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opt
 	return p.send(ctx, group+"/"+o.key, outgoing)
 }
 
-// Seal says that no more jobs come to the group; with total, none after that many,
-// whenever they arrive.
+// Seal tells the server that no more jobs come to the group. With total, the group takes jobs until
+// it has total jobs, whenever they arrive.
 func (p *Producer) Seal(ctx context.Context, group string, total *int64) error {
 	return p.command(ctx, messages.TypeGroupSeal, group, messages.SealGroup{Group: group, Total: total})
 }
 
-// Cancel ends the group at once: nothing of it starts any more.
+// Cancel ends the group at once: none of its jobs starts any more.
 func (p *Producer) Cancel(ctx context.Context, group string) error {
 	return p.command(ctx, messages.TypeGroupCancel, group, messages.CancelGroup{Group: group})
 }
@@ -188,8 +190,8 @@ func (p *Producer) command(ctx context.Context, typ, group string, body any) err
 	return err
 }
 
-// send publishes messages in order, under message ids made from key, and returns how many jobs were
-// in those that succeeded.
+// send publishes messages in order and returns how many jobs those have that were published. It
+// derives the message ids from key.
 func (p *Producer) send(ctx context.Context, key string, outgoing []outgoingMessage) (jobs int, err error) {
 	if err := validateAll(outgoing); err != nil || len(outgoing) == 0 {
 		return 0, err

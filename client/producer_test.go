@@ -20,7 +20,7 @@ import (
 
 const ingest = "bulk-action:ingest"
 
-func produce(t *testing.T, addr string, opts ...client.ProducerOption) *client.Producer {
+func newProducer(t *testing.T, addr string, opts ...client.ProducerOption) *client.Producer {
 	t.Helper()
 	p, err := client.NewProducer(t.Context(), "redis://"+addr, opts...)
 	require.NoError(t, err)
@@ -28,8 +28,8 @@ func produce(t *testing.T, addr string, opts ...client.ProducerOption) *client.P
 	return p
 }
 
-// published returns the entries of the ingest stream.
-func published(t *testing.T, r *miniredis.Miniredis, stream string) []map[string]string {
+// streamEntries returns the fields of each entry of a stream.
+func streamEntries(t *testing.T, r *miniredis.Miniredis, stream string) []map[string]string {
 	t.Helper()
 	if !r.Exists(stream) {
 		return nil
@@ -56,7 +56,7 @@ func jobsOf(t *testing.T, entry map[string]string) []messages.Job {
 
 func TestProducerWritesFlatEntries(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr())
+	p := newProducer(t, r.Addr())
 	ctx := t.Context()
 
 	id, err := p.Submit(ctx, client.Group{ID: "g", Tenant: "acme", Type: "SEND_EMAIL", Seal: true, Jobs: []client.Job{{Payload: map[string]string{"to": "a@example.com"}}}})
@@ -74,8 +74,8 @@ func TestProducerWritesFlatEntries(t *testing.T) {
 
 	var got []string
 	ids := map[string]bool{}
-	for _, e := range published(t, r, ingest) {
-		require.Len(t, e, 3, "type, data and id; no traceparent where there is no trace")
+	for _, e := range streamEntries(t, r, ingest) {
+		require.Len(t, e, 3, "fields type, data and id; no traceparent without a trace")
 		got = append(got, e["type"]+" "+e["data"])
 		ids[e["id"]] = true
 	}
@@ -86,21 +86,21 @@ func TestProducerWritesFlatEntries(t *testing.T) {
 		`group.seal {"group":"g","total":3}`,
 		`group.cancel {"group":"g"}`,
 	}, got)
-	require.Len(t, ids, 5, "each message has an id of its own")
+	require.Len(t, ids, 5, "each message must have its own id")
 }
 
-func TestProducerNamesTheGroup(t *testing.T) {
+func TestProducerMakesUpAGroupID(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr(), client.WithPrefix("other:"))
+	p := newProducer(t, r.Addr(), client.WithPrefix("other:"))
 	id, err := p.Submit(t.Context(), client.Group{Type: "NOOP"})
 	require.NoError(t, err)
 	require.NotEmpty(t, id)
-	entries := published(t, r, "other:ingest")
+	entries := streamEntries(t, r, "other:ingest")
 	require.Len(t, entries, 1)
 	require.JSONEq(t, fmt.Sprintf(`{"id": %q, "type": "NOOP"}`, id), entries[0]["data"])
 }
 
-func TestProducerSplits(t *testing.T) {
+func TestProducerSplitsLargeGroups(t *testing.T) {
 	small := make([]client.Job, 2*client.MaxMessageJobs+1)
 	for i := range small {
 		small[i].Payload = i
@@ -120,7 +120,7 @@ func TestProducerSplits(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := miniredis.RunT(t)
-			p := produce(t, r.Addr())
+			p := newProducer(t, r.Addr())
 			g := client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Seal: true, Jobs: c.jobs}
 			_, err := p.Submit(t.Context(), g)
 			require.NoError(t, err)
@@ -128,7 +128,7 @@ func TestProducerSplits(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, len(c.jobs), n)
 
-			entries := published(t, r, ingest)
+			entries := streamEntries(t, r, ingest)
 			require.Len(t, entries, 2*len(c.batches))
 			for half := range 2 {
 				var payloads []json.RawMessage
@@ -143,7 +143,7 @@ func TestProducerSplits(t *testing.T) {
 				}
 				for i, job := range c.jobs {
 					want, _ := json.Marshal(job.Payload)
-					require.Equal(t, string(want), string(payloads[i]), "no job lost, in order")
+					require.Equal(t, string(want), string(payloads[i]), "no job is lost, and all are in order")
 				}
 			}
 			var first messages.SubmitGroup
@@ -153,21 +153,21 @@ func TestProducerSplits(t *testing.T) {
 				require.Nil(t, first.Total)
 				return
 			}
-			require.False(t, first.Seal, "or it would be sealed before the rest is there")
+			require.False(t, first.Seal, "a group in several messages is not sealed by its first one")
 			require.EqualValues(t, len(c.jobs), *first.Total)
 			require.Equal(t, messages.TypeJobsAppend, entries[1]["type"])
 		})
 	}
 }
 
-func TestProducerMayRepeat(t *testing.T) {
+func TestProducerRepeatsUnderTheSameMessageIDs(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr())
+	p := newProducer(t, r.Addr())
 	jobs := make([]client.Job, client.MaxMessageJobs+1)
 	ids := func(do func()) (all []string) {
-		before := len(published(t, r, ingest))
+		before := len(streamEntries(t, r, ingest))
 		do()
-		for _, e := range published(t, r, ingest)[before:] {
+		for _, e := range streamEntries(t, r, ingest)[before:] {
 			all = append(all, e["id"])
 		}
 		return all
@@ -186,10 +186,10 @@ func TestProducerMayRepeat(t *testing.T) {
 	}
 	first := ids(submit("low"))
 	require.Len(t, first, 2)
-	require.Equal(t, first, ids(submit("low")), "the same group is the same messages")
-	require.NotEqual(t, first[0], ids(submit("high"))[0], "other content is not taken for a repetition")
+	require.Equal(t, first, ids(submit("low")), "the same group is published under the same message ids")
+	require.NotEqual(t, first[0], ids(submit("high"))[0], "other content gets another message id")
 
-	require.NotEqual(t, ids(app(jobs)), ids(app(jobs)), "the same jobs may be meant twice")
+	require.NotEqual(t, ids(app(jobs)), ids(app(jobs)), "without a dedup key each call has message ids of its own")
 	keyed := ids(app(jobs, client.WithDedupKey("k")))
 	require.Equal(t, keyed, ids(app(jobs, client.WithDedupKey("k"))))
 	require.NotEqual(t, keyed, ids(app(jobs, client.WithDedupKey("l"))))
@@ -198,7 +198,7 @@ func TestProducerMayRepeat(t *testing.T) {
 
 func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr())
+	p := newProducer(t, r.Addr())
 	secret := strings.Repeat("secret", 50_000)
 	for name, g := range map[string]client.Group{
 		`id: must match`:                       {ID: "a/b", Type: "NOOP"},
@@ -221,15 +221,15 @@ func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 	require.ErrorContains(t, err, `group: must match`)
 	require.Error(t, p.Seal(t.Context(), "a b", nil))
 	require.Error(t, p.Cancel(t.Context(), "a b"))
-	require.Empty(t, published(t, r, ingest))
+	require.Empty(t, streamEntries(t, r, ingest))
 
 	_, err = p.Submit(t.Context(), client.Group{Type: "NOOP", Aggregate: []client.Aggregate{{As: "x", Op: "of_your_own", Field: "data"}}})
-	require.NoError(t, err, "reducers plug in at the server")
+	require.NoError(t, err, "a reducer that only the server knows is accepted")
 }
 
-func TestProducerLooksAtTheBacklog(t *testing.T) {
+func TestProducerLimitsTheBacklog(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr(), client.WithMaxBacklog(3))
+	p := newProducer(t, r.Addr(), client.WithMaxBacklog(3))
 	now := time.Now()
 	p.SetBacklogClock(func() time.Time { return now })
 	ctx := t.Context()
@@ -247,22 +247,22 @@ func TestProducerLooksAtTheBacklog(t *testing.T) {
 	require.ErrorAs(t, err, &full)
 	require.Equal(t, client.BacklogError{Length: 2, Max: 3, Wait: time.Second}, *full)
 	require.EqualError(t, err, "publish jobs.append of group g: ingest backlog full: 2 messages, at most 3: try again in 1s")
-	require.Len(t, published(t, r, ingest), 2, "all of it or nothing")
+	require.Len(t, streamEntries(t, r, ingest), 2, "jobs that need two messages are published completely or not at all")
 
-	require.NoError(t, p.Cancel(ctx, "g"), "there is room for one")
-	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "what was sent since the look counts")
+	require.NoError(t, p.Cancel(ctx, "g"), "there is space for one more message")
+	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "messages published since the last read of the length count")
 
 	r.Del(ingest)
-	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "the look is not old enough")
+	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "the length is not read again so soon")
 	now = now.Add(time.Second)
 	_, err = p.AppendJobs(ctx, "g", make([]client.Job, 10*client.MaxMessageJobs))
-	require.NoError(t, err, "more than ever fits goes into an empty stream")
+	require.NoError(t, err, "more messages than the limit are accepted into an empty stream")
 }
 
-// Those who are refused are not all told the same, once it is known how fast the stream drains.
-func TestProducerWaitsInLine(t *testing.T) {
+// When it is known how fast the stream drains, each refused message gets a later time to come back.
+func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr(), client.WithMaxBacklog(8))
+	p := newProducer(t, r.Addr(), client.WithMaxBacklog(8))
 	now := time.Now()
 	p.SetBacklogClock(func() time.Time { return now })
 	for range 8 {
@@ -275,7 +275,7 @@ func TestProducerWaitsInLine(t *testing.T) {
 		_, err := r.XAdd(ingest, e.ID, e.Values)
 		require.NoError(t, err)
 	}
-	now = now.Add(time.Second) // four a second, and it is averaged with none before: two a second
+	now = now.Add(time.Second) // four messages left in a second; averaged with 0 before, that is 2 per second
 	for range 4 {
 		require.NoError(t, p.Cancel(t.Context(), "g"))
 	}
@@ -289,7 +289,7 @@ func TestProducerWaitsInLine(t *testing.T) {
 func TestProducerTraces(t *testing.T) {
 	r := miniredis.RunT(t)
 	spans := tracetest.NewSpanRecorder()
-	p := produce(t, r.Addr(), client.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
+	p := newProducer(t, r.Addr(), client.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	_, err := p.Submit(trace.ContextWithSpanContext(t.Context(), parent), client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: make([]client.Job, 2)})
 	require.NoError(t, err)
@@ -304,7 +304,7 @@ func TestProducerTraces(t *testing.T) {
 	for _, kv := range s.Attributes() {
 		attrs[string(kv.Key)] = kv.Value.String()
 	}
-	entry := published(t, r, ingest)[0]
+	entry := streamEntries(t, r, ingest)[0]
 	require.Equal(t, map[string]string{
 		"messaging.system": "redis", "messaging.destination.name": ingest, "messaging.operation.name": "send",
 		"messaging.operation.type": "send", "messaging.message.id": entry["id"], "messaging.batch.message_count": "2",
@@ -313,21 +313,21 @@ func TestProducerTraces(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("00-%s-%s-01", s.SpanContext().TraceID(), s.SpanContext().SpanID()), entry["traceparent"])
 }
 
-func TestProducerWithoutTracerHandsItsParentOn(t *testing.T) {
+func TestProducerWithoutTracerPassesOnTheParent(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := produce(t, r.Addr())
+	p := newProducer(t, r.Addr())
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	require.NoError(t, p.Cancel(trace.ContextWithSpanContext(t.Context(), parent), "g"))
-	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", published(t, r, ingest)[0]["traceparent"])
+	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", streamEntries(t, r, ingest)[0]["traceparent"])
 }
 
 func TestNewProducerErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
-	p := produce(t, "user:hunter2@"+l.Addr().String())
+	p := newProducer(t, "user:hunter2@"+l.Addr().String())
 	err = p.Cancel(t.Context(), "g")
-	require.ErrorContains(t, err, "publish group.cancel of group g: look at backlog: ")
+	require.ErrorContains(t, err, "publish group.cancel of group g: read length of ingest stream: ")
 	require.NotContains(t, err.Error(), "hunter2")
 
 	_, err = client.NewProducer(t.Context(), "http://user:hunter2@x")

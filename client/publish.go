@@ -17,35 +17,37 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// Bounds of one message: it stays cheap to handle, and one that must be repeated is small.
+// Limits of one message. A small message is cheap for the server to handle and for the producer to
+// repeat.
 const (
 	maxMessageJobs  = 500
 	maxMessageBytes = 512 << 10
-	reservedBytes   = 16 << 10 // kept free for what is not jobs
+	reservedBytes   = 16 << 10 // kept free for the fields beside jobs
 )
 
-// publishAttempts of one message; the later ones only when the earlier ones' fate is unknown or
-// Redis is not ready.
+// publishAttempts is how often one message is published. It is published again only when the
+// outcome of the attempt before is unknown or Redis was not ready.
 const publishAttempts = 4
 
-// outgoingMessage is a message to be.
+// outgoingMessage is a message for the ingest stream that is not published yet.
 type outgoingMessage struct {
 	typ           string
-	group, tenant string // for the span
+	group, tenant string // attributes of the message's span
 	data          []byte
 	jobs          int
-	acceptedOps   map[string]bool // reducers to let pass
+	acceptedOps   map[string]bool // reducers that validation accepts
 }
 
 func newAppendMessage(group, tenant string, jobs [][]byte) outgoingMessage {
-	head, _ := marshal(struct { // a string can always be encoded
+	// This can't fail: a string can always be encoded.
+	head, _ := marshal(struct {
 		Group string `json:"group"`
 	}{group})
 	data := withJobs(head, jobs)
 	return outgoingMessage{typ: messages.TypeJobsAppend, group: group, tenant: tenant, data: data, jobs: len(jobs)}
 }
 
-// splitJobs cuts jobs into batches that keep to the bounds of a message.
+// splitJobs divides encoded jobs among messages, within the limits of one message.
 func splitJobs(jobs [][]byte) [][][]byte {
 	var batches [][][]byte
 	for start := 0; start < len(jobs); {
@@ -60,7 +62,7 @@ func splitJobs(jobs [][]byte) [][][]byte {
 	return batches
 }
 
-// publish adds one message to the ingest stream, in a span that the message carries on.
+// publish adds one message to the ingest stream, in a span whose traceparent the message carries.
 func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) error {
 	attrs := []attribute.KeyValue{
 		semconv.MessagingSystemKey.String("redis"),
@@ -93,7 +95,7 @@ func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) er
 	return err
 }
 
-// publishWithRetry calls publish until it succeeds, fails for good, or may not be tried any more.
+// publishWithRetry calls publish until it succeeds, fails for good, or has used its attempts.
 func (p *Producer) publishWithRetry(ctx context.Context, publish func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := publish()

@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// lossy passes bytes on to Redis and loses as many replies to XADD as it is told, with
-// their connections.
-func lossy(t *testing.T, target string, lose *atomic.Int32) string {
+// lossyProxy is a TCP proxy to Redis. It drops the replies to XADD, together with their
+// connections, as long as lose is above 0, and counts lose down.
+func lossyProxy(t *testing.T, target string, lose *atomic.Int32) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -69,13 +69,13 @@ func lossy(t *testing.T, target string, lose *atomic.Int32) string {
 func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
 	r := miniredis.RunT(t)
 	var lose atomic.Int32
-	p := produce(t, lossy(t, r.Addr(), &lose))
+	p := newProducer(t, lossyProxy(t, r.Addr(), &lose))
 	lose.Store(2)
 	n, err := p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 1}})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	entries := published(t, r, ingest)
-	require.Len(t, entries, 3, "two of unknown fate, and the one that was answered for")
+	entries := streamEntries(t, r, ingest)
+	require.Len(t, entries, 3, "two attempts whose reply was lost, and one that was answered")
 	for _, e := range entries {
 		require.Equal(t, entries[0], e)
 	}
@@ -85,20 +85,20 @@ func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
 	require.Zero(t, n)
 	require.ErrorContains(t, err, "publish jobs.append of group g: ")
 	require.True(t, errors.Is(err, io.EOF), "%v", err)
-	require.Len(t, published(t, r, ingest), 3+4, "and no more")
+	require.Len(t, streamEntries(t, r, ingest), 3+4, "four attempts, and no more")
 }
 
-func TestProducerTakesAnAnswerForFinal(t *testing.T) {
+func TestProducerDoesNotRetryAnAnswer(t *testing.T) {
 	r := miniredis.RunT(t)
 	require.NoError(t, r.Set("wrong:ingest", "a string"))
-	p := produce(t, r.Addr(), client.WithPrefix("wrong:"))
+	p := newProducer(t, r.Addr(), client.WithPrefix("wrong:"))
 	err := p.Cancel(t.Context(), "g")
-	require.ErrorContains(t, err, "look at backlog: WRONGTYPE")
+	require.ErrorContains(t, err, "read length of ingest stream: WRONGTYPE")
 
-	p = produce(t, r.Addr())
+	p = newProducer(t, r.Addr())
 	require.NoError(t, p.Cancel(t.Context(), "g"))
 	r.SetError("OOM command not allowed when used memory > 'maxmemory'.")
-	err = p.Cancel(t.Context(), "g") // the look at the backlog is fresh
+	err = p.Cancel(t.Context(), "g") // the length is not read again so soon
 	require.ErrorIs(t, err, client.ErrBacklogFull)
 	require.ErrorContains(t, err, "OOM")
 	var answer redis.Error

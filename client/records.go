@@ -7,22 +7,23 @@ import (
 	"io"
 )
 
-// maxRecordBytes is more than the server takes of a record. What is longer is cut, and refused
-// by the server.
+// maxRecordBytes is more than the server accepts in one record. A longer record is cut off there,
+// and the server then rejects it.
 const maxRecordBytes = 1 << 20
 
 // record is a line of NDJSON or a row of CSV, with its line break.
 type record struct {
 	data      []byte
 	lines     int64
-	truncated bool // a part is missing: it was too long
+	truncated bool // the end is missing because the record was too long
 }
 
-// recordReader splits NDJSON or CSV into records, as the server does, and holds one at a time.
+// recordReader splits NDJSON or CSV into records in the same way as the server. It holds one record
+// at a time.
 type recordReader struct {
 	in        *bufio.Reader
 	csv       bool
-	linesRead int64 // lines read
+	linesRead int64
 	buf       []byte
 }
 
@@ -30,7 +31,7 @@ func newRecordReader(r io.Reader, csv bool) *recordReader {
 	return &recordReader{in: bufio.NewReaderSize(r, 64<<10), csv: csv}
 }
 
-// header returns CSV's first row that is not empty; NDJSON has none.
+// header returns the first row of CSV that is not empty. NDJSON has no header.
 func (r *recordReader) header() ([]byte, error) {
 	for r.csv {
 		rec, err := r.next()
@@ -41,15 +42,15 @@ func (r *recordReader) header() ([]byte, error) {
 	return nil, nil
 }
 
-// Where in a row of CSV the reader is: only at a field's start does a quote open one, and only
-// outside of quotes does a line break end the row.
+// csvState says where in a row of CSV the reader is. A quote opens a quoted field only at the start
+// of a field. A line break inside of quotes does not end the row.
 type csvState int
 
 const (
 	fieldStart csvState = iota
 	inField
 	inQuotes
-	afterQuote // closed, or the first of a doubled one
+	afterQuote // after a closing quote, or after the first of two quotes that stand for one
 )
 
 func (s csvState) next(b byte) csvState {
@@ -66,8 +67,8 @@ func (s csvState) next(b byte) csvState {
 	return inField
 }
 
-// next returns the next record, valid until the call after, or io.EOF. The last one gets a line
-// break if it has none.
+// next returns the next record, or io.EOF. The record is valid until the next call. A last record
+// without a line break gets one.
 func (r *recordReader) next() (record, error) {
 	if r.csv {
 		return r.nextRow()
@@ -93,7 +94,7 @@ func (r *recordReader) next() (record, error) {
 	}
 }
 
-// nextRow is next for CSV, where a line break in quotes ends nothing.
+// nextRow returns the next record of CSV, in which a quoted field may have line breaks.
 func (r *recordReader) nextRow() (record, error) {
 	rec := record{data: r.buf[:0]}
 	for state := fieldStart; ; {

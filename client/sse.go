@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// sseMessage is one message of a text/event-stream; id is empty when it has none of its own.
+// sseMessage is one message of a text/event-stream. id is empty when the message has none.
 type sseMessage struct {
 	id, event string
 	data      []byte
@@ -19,10 +19,10 @@ type sseMessage struct {
 
 const maxEventBytes = 16 << 20 // of one line
 
-// messageReader takes a text/event-stream apart, as the HTML standard says (§9.2.6).
+// messageReader reads the messages of a text/event-stream (HTML standard, section 9.2.6).
 type messageReader struct {
 	s     *bufio.Scanner
-	retry time.Duration // wait before the next connection, as the server asks; 0 when it doesn't
+	retry time.Duration // wait before the next connection, as the server asks; 0 when it does not say
 }
 
 func newMessageReader(r io.Reader) *messageReader {
@@ -31,7 +31,7 @@ func newMessageReader(r io.Reader) *messageReader {
 	return &messageReader{s: s}
 }
 
-// next returns the next message that has data, or io.EOF; a message that is cut off is dropped.
+// next returns the next message that has data, or io.EOF. It drops a message that is cut off.
 func (m *messageReader) next() (sseMessage, error) {
 	var msg sseMessage
 	var data [][]byte

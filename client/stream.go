@@ -10,7 +10,7 @@ import (
 	"maps"
 )
 
-// pages ranges over a list that comes in pages.
+// pages iterates over the items of a list that the server returns in pages.
 func pages[P, T any](
 	ctx context.Context, a *API, c apiCall, split func(P) (items []T, cursor string),
 ) iter.Seq2[T, error] {
@@ -38,7 +38,7 @@ func pages[P, T any](
 	}
 }
 
-// streamLines ranges over the NDJSON of a group.
+// streamLines iterates over the NDJSON lines of a group's results or failures.
 func streamLines[T any](ctx context.Context, a *API, group, list string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
@@ -53,7 +53,7 @@ func streamLines[T any](ctx context.Context, a *API, group, list string) iter.Se
 			yield(none, err)
 			return
 		}
-		defer resp.Body.Close() // and not drained: the rest may be long
+		defer resp.Body.Close() // not drained: the rest may be long
 		d := json.NewDecoder(resp.Body)
 		for {
 			var v T
