@@ -32,7 +32,8 @@ type Why struct {
 
 // WhyLimit is a rate limit whose next permit a job waits for.
 type WhyLimit struct {
-	// Scope is "tenant" (the tenant's own limit), "share" (its part of the global limit) or "global".
+	// Scope is "tenant" (the tenant's own limit), "share" (its part of the global
+	// limit) or "global".
 	Scope        string     `json:"scope"`
 	RPS          float64    `json:"rps"`        // permits per second
 	WindowMS     int64      `json:"window_ms"`  // length of the limit's window
