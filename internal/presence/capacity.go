@@ -54,7 +54,7 @@ func (p *pace) now() float64 {
 
 // HandedOut tells that n jobs of a type went into its ready stream, which had this room in each
 // partition: what goes in beyond that, the workers have taken out.
-func (c *Capacity) HandedOut(typ string, n int, room Room) {
+func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	if n == 0 {
 		return
 	}
@@ -62,7 +62,7 @@ func (c *Capacity) HandedOut(typ string, n int, room Room) {
 	defer c.mu.Unlock()
 	p := c.paces[typ]
 	if p == nil || time.Since(p.from) > paceAge {
-		p = &pace{from: time.Now(), n: -max(room.Cap, room.Ahead) * c.space.Partitions()}
+		p = &pace{from: time.Now(), n: -max(bound.Cap, bound.Ahead) * c.space.Partitions()}
 		c.paces[typ] = p
 	}
 	p.n += n
@@ -153,7 +153,7 @@ const leftFor = 10 * time.Second
 const readyFor = 5 * time.Millisecond
 
 // Room is how many jobs of a type may lie in one partition's ready stream.
-type Room struct {
+type ReadyBound struct {
 	Cap   int // that nobody has read yet
 	Slots int // jobs that the workers run side by side; 0: not known, or not by partition
 	Ahead int // jobs that may lie there beyond those that run; 0: there are no workers
@@ -162,12 +162,12 @@ type Room struct {
 // Room is what the workers drain in 100 ms, their number at least, and at most most. Of jobs that
 // take their time it is less: what keeps the workers busy for 5 ms. Without a worker it is least,
 // so that the work shows.
-func (c *Capacity) Room(typ string, least, most int) Room {
+func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
 	slots, rate, run, lost, drained := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ], c.paces[typ].now()
 	c.mu.Unlock()
 	if slots == 0 {
-		return Room{Cap: min(most, max(least, int(drained/10)))} // somebody may have come who has not reported yet
+		return ReadyBound{Cap: min(most, max(least, int(drained/10)))} // somebody may have come who has not reported yet
 	}
 	partitions := c.space.Partitions()
 	bound := max(least, slots, int(max(rate, drained)/10)/partitions)
@@ -176,7 +176,7 @@ func (c *Capacity) Room(typ string, least, most int) Room {
 	}
 	if partitions > 1 { // workers of all: how many are busy here says nothing
 		bound = min(most, max(1, bound))
-		return Room{Cap: bound, Ahead: bound}
+		return ReadyBound{Cap: bound, Ahead: bound}
 	}
-	return Room{Cap: min(most, max(least, slots, bound)), Slots: slots + lost, Ahead: min(most, bound)}
+	return ReadyBound{Cap: min(most, max(least, slots, bound)), Slots: slots + lost, Ahead: min(most, bound)}
 }

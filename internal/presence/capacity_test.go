@@ -19,7 +19,7 @@ func TestCapacity(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 2)
 	c := presence.NewCapacity(w.Conn, w.Space)
-	require.Equal(t, presence.Room{Cap: 50}, c.Room("T", 50, 1000)) // before anything is known
+	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("T", 50, 1000)) // before anything is known
 	for id, rate := range map[string]float64{"a": 1000, "b": 3000} {
 		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
 			WorkerStatus:     api.WorkerStatus{ID: id, Types: []string{"T", "SLOW"}, Workers: 60, SeenAt: time.Now()},
@@ -27,10 +27,10 @@ func TestCapacity(t *testing.T) {
 		}))
 	}
 	require.NoError(t, c.Refresh(t.Context()))
-	require.Equal(t, presence.Room{Cap: 200, Ahead: 200}, c.Room("T", 50, 1000)) // a tenth of a second's 4,000, for one of two partitions
-	require.Equal(t, presence.Room{Cap: 1, Ahead: 1}, c.Room("SLOW", 50, 1000))  // 120 workers need one in 5 ms
-	require.Equal(t, presence.Room{Cap: 50}, c.Room("NOBODY", 50, 1000))
-	require.Equal(t, presence.Room{Cap: 100, Ahead: 100}, c.Room("T", 50, 100))
+	require.Equal(t, presence.ReadyBound{Cap: 200, Ahead: 200}, c.ReadyBound("T", 50, 1000)) // a tenth of a second's 4,000, for one of two partitions
+	require.Equal(t, presence.ReadyBound{Cap: 1, Ahead: 1}, c.ReadyBound("SLOW", 50, 1000))  // 120 workers need one in 5 ms
+	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("NOBODY", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 100, Ahead: 100}, c.ReadyBound("T", 50, 100))
 }
 
 // With one partition the room counts what runs, so that slow jobs are handed out one by one as
@@ -49,9 +49,9 @@ func TestCapacityOfOnePartition(t *testing.T) {
 	}
 	publish("a", "T", "SLOW", "NEW")
 	publish("b", "T")
-	require.Equal(t, presence.Room{Cap: 50, Slots: 20, Ahead: 5}, c.Room("T", 50, 1000))
-	require.Equal(t, presence.Room{Cap: 50, Slots: 10}, c.Room("SLOW", 50, 1000))
-	require.Equal(t, presence.Room{Cap: 50, Slots: 10, Ahead: 50}, c.Room("NEW", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 20, Ahead: 5}, c.ReadyBound("T", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 10}, c.ReadyBound("SLOW", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 10, Ahead: 50}, c.ReadyBound("NEW", 50, 1000))
 
 	key := w.P.Ready("T")
 	require.NoError(t, w.Conn.Cmd.XGroupCreateMkStream(t.Context(), key, keyspace.GroupWorkers, "0").Err())
@@ -60,5 +60,5 @@ func TestCapacityOfOnePartition(t *testing.T) {
 	}
 	require.NoError(t, w.Conn.Cmd.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: keyspace.GroupWorkers, Consumer: "b", Streams: []string{key, ">"}}).Err())
 	publish("b") // it shuts down
-	require.Equal(t, presence.Room{Cap: 50, Slots: 13, Ahead: 2}, c.Room("T", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 13, Ahead: 2}, c.ReadyBound("T", 50, 1000))
 }

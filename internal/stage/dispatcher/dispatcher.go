@@ -130,7 +130,7 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	}
 	caps := make(map[string]int, len(types))
 	for _, typ := range types {
-		room := p.capacity.Room(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
+		room := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
 		caps[typ] = room.Cap
 		// what may be undelivered beside what runs, and one at least: admit leaves no room where
 		// all workers are busy

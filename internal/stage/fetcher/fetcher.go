@@ -172,7 +172,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 
 func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batch[typ], p.cfg.BatchSize), maxBatch)
-	room := p.capacity.Room(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
+	room := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
 	r, err := ledger.Admit(ctx, p.conn.Cmd, p.p, ledger.AdmitArgs{
 		Type:        typ,
 		Most:        batch,
@@ -193,7 +193,7 @@ func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, e
 	case r.State == ledger.AdmitEmpty:
 		p.batch[typ] = 0
 	}
-	p.capacity.HandedOut(typ, r.Moved, room)
+	p.capacity.Admitted(typ, r.Moved, room)
 	p.record(ctx, typ, r)
 	p.askForMore(ctx, r)
 	return r, nil
