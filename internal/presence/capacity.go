@@ -16,37 +16,37 @@ type Capacity struct {
 	conn  *redisx.Conn
 	space keyspace.Space
 
-	mu    sync.Mutex
-	slots map[string]int
-	rate  map[string]float64
-	run   map[string]time.Duration // mean run time
-	lost  map[string]int           // jobs that workers hold who are not seen any more
-	paces map[string]*pace
+	mu         sync.Mutex
+	slots      map[string]int
+	startRate  map[string]float64
+	runTime    map[string]time.Duration // mean run time
+	abandoned  map[string]int           // jobs that workers hold who are not seen any more
+	drainRates map[string]*drainRate
 
-	serving map[string]bool // ids of workers at the last refresh
-	check   time.Time       // until when jobs that they left are looked for
+	serving    map[string]bool // ids of workers at the last refresh
+	checkUntil time.Time       // until when jobs that they left are looked for
 }
 
 // NewCapacity knows nothing until its first Refresh.
 func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
-	return &Capacity{conn: conn, space: space, paces: map[string]*pace{}}
+	return &Capacity{conn: conn, space: space, drainRates: map[string]*drainRate{}}
 }
 
 // pace is how fast the jobs of a type go that this process hands out. Workers report once a second;
 // after a pause that is too late.
-type pace struct {
-	from      time.Time
-	n         int
+type drainRate struct {
+	since     time.Time
+	entries   int
 	perSecond float64
 }
 
 const (
-	paceSpan = 50 * time.Millisecond
-	paceAge  = time.Second // so long, a pace counts
+	drainSpan    = 50 * time.Millisecond
+	drainRateTTL = time.Second // so long, a pace counts
 )
 
-func (p *pace) now() float64 {
-	if p == nil || time.Since(p.from) > paceAge {
+func (p *drainRate) current() float64 {
+	if p == nil || time.Since(p.since) > drainRateTTL {
 		return 0
 	}
 	return p.perSecond
@@ -60,14 +60,14 @@ func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := c.paces[typ]
-	if p == nil || time.Since(p.from) > paceAge {
-		p = &pace{from: time.Now(), n: -max(bound.Cap, bound.Ahead) * c.space.Partitions()}
-		c.paces[typ] = p
+	p := c.drainRates[typ]
+	if p == nil || time.Since(p.since) > drainRateTTL {
+		p = &drainRate{since: time.Now(), entries: -max(bound.Cap, bound.Ahead) * c.space.Partitions()}
+		c.drainRates[typ] = p
 	}
-	p.n += n
-	if age := time.Since(p.from); age >= paceSpan {
-		*p = pace{from: time.Now(), perSecond: float64(max(0, p.n)) / age.Seconds()}
+	p.entries += n
+	if age := time.Since(p.since); age >= drainSpan {
+		*p = drainRate{since: time.Now(), perSecond: float64(max(0, p.entries)) / age.Seconds()}
 	}
 }
 
@@ -77,7 +77,7 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slots, rate, run, ran := map[string]int{}, map[string]float64{}, map[string]time.Duration{}, map[string]float64{}
+	slots, startRate, runTime, weight := map[string]int{}, map[string]float64{}, map[string]time.Duration{}, map[string]float64{}
 	serving := map[string]bool{}
 	for _, w := range workers {
 		if len(w.Types) > 0 {
@@ -85,23 +85,23 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 		}
 		for _, typ := range w.Types {
 			slots[typ] += w.WorkerStatus.Workers
-			rate[typ] += w.StartedPerSecond[typ]
+			startRate[typ] += w.StartedPerSecond[typ]
 			if ms := w.RunMS[typ]; ms > 0 { // processes count by what they run
 				n := max(w.StartedPerSecond[typ], 0.01)
-				run[typ] += time.Duration(n * ms * float64(time.Millisecond))
-				ran[typ] += n
+				runTime[typ] += time.Duration(n * ms * float64(time.Millisecond))
+				weight[typ] += n
 			}
 		}
 	}
-	for typ := range run {
-		run[typ] = time.Duration(float64(run[typ]) / ran[typ])
+	for typ := range runTime {
+		runTime[typ] = time.Duration(float64(runTime[typ]) / weight[typ])
 	}
-	lost, err := c.left(ctx, serving, slots)
+	abandoned, err := c.countAbandoned(ctx, serving, slots)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
-	c.slots, c.rate, c.run, c.lost = slots, rate, run, lost
+	c.slots, c.startRate, c.runTime, c.abandoned = slots, startRate, runTime, abandoned
 	c.mu.Unlock()
 	return nil
 }
@@ -109,23 +109,23 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 // left counts what workers hold who serve no more: they are dead, or finish what they run.
 // Their jobs lie in the ready stream and take nobody's place. It asks only for a while after a
 // worker has gone.
-func (c *Capacity) left(ctx context.Context, serving map[string]bool, slots map[string]int) (map[string]int, error) {
+func (c *Capacity) countAbandoned(ctx context.Context, serving map[string]bool, slots map[string]int) (map[string]int, error) {
 	if c.space.Partitions() > 1 {
 		return nil, nil
 	}
 	for id := range c.serving {
 		if !serving[id] {
-			c.check = time.Now().Add(leftFor)
+			c.checkUntil = time.Now().Add(abandonedCheck)
 		}
 	}
 	if c.serving == nil {
-		c.check = time.Now().Add(leftFor)
+		c.checkUntil = time.Now().Add(abandonedCheck)
 	}
 	c.serving = serving
-	if time.Now().After(c.check) {
+	if time.Now().After(c.checkUntil) {
 		return nil, nil
 	}
-	lost := map[string]int{}
+	abandoned := map[string]int{}
 	for typ := range slots {
 		p, err := c.conn.Cmd.XPending(ctx, c.space.Partition(0).Ready(typ), keyspace.GroupWorkers).Result()
 		if call.IsUnavailable(err) {
@@ -136,21 +136,21 @@ func (c *Capacity) left(ctx context.Context, serving map[string]bool, slots map[
 		}
 		for consumer, n := range p.Consumers {
 			if !serving[consumer] {
-				lost[typ] += int(n)
-				c.check = time.Now().Add(leftFor)
+				abandoned[typ] += int(n)
+				c.checkUntil = time.Now().Add(abandonedCheck)
 			}
 		}
 	}
-	return lost, nil
+	return abandoned, nil
 }
 
 // leftFor is how long jobs of a worker that has gone are looked for.
-const leftFor = 10 * time.Second
+const abandonedCheck = 10 * time.Second
 
 // readyFor is how much work lies ready for the workers. A slot that becomes free finds the next job
 // there, and the fetcher is woken when a quarter is gone; anything more only makes those wait who
 // come next, past the reach of fairness and of the rate limit.
-const readyFor = 5 * time.Millisecond
+const readyWork = 5 * time.Millisecond
 
 // Room is how many jobs of a type may lie in one partition's ready stream.
 type ReadyBound struct {
@@ -164,19 +164,19 @@ type ReadyBound struct {
 // so that the work shows.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
-	slots, rate, run, lost, drained := c.slots[typ], c.rate[typ], c.run[typ], c.lost[typ], c.paces[typ].now()
+	slots, startRate, runTime, abandoned, drained := c.slots[typ], c.startRate[typ], c.runTime[typ], c.abandoned[typ], c.drainRates[typ].current()
 	c.mu.Unlock()
 	if slots == 0 {
 		return ReadyBound{Cap: min(most, max(least, int(drained/10)))} // somebody may have come who has not reported yet
 	}
 	partitions := c.space.Partitions()
-	bound := max(least, slots, int(max(rate, drained)/10)/partitions)
-	if run > 0 {
-		bound = min(bound, int(float64(slots)*float64(readyFor)/float64(run))/partitions)
+	bound := max(least, slots, int(max(startRate, drained)/10)/partitions)
+	if runTime > 0 {
+		bound = min(bound, int(float64(slots)*float64(readyWork)/float64(runTime))/partitions)
 	}
 	if partitions > 1 { // workers of all: how many are busy here says nothing
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}
-	return ReadyBound{Cap: min(most, max(least, slots, bound)), Slots: slots + lost, Ahead: min(most, bound)}
+	return ReadyBound{Cap: min(most, max(least, slots, bound)), Slots: slots + abandoned, Ahead: min(most, bound)}
 }

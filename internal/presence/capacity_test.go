@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-func TestCapacity(t *testing.T) {
+func TestReadyBound(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 2)
@@ -35,7 +35,7 @@ func TestCapacity(t *testing.T) {
 
 // With one partition the room counts what runs, so that slow jobs are handed out one by one as
 // workers become free. What a worker that has gone still holds takes nobody's place.
-func TestCapacityOfOnePartition(t *testing.T) {
+func TestReadyBoundOfOnePartition(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 1)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-func TestStatus(t *testing.T) {
+func TestStatusOfDeadProcessesIsIgnored(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		// By Redis's clock: those of hosts differ.
