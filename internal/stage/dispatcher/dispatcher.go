@@ -87,7 +87,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		},
 	}
 	for _, p := range d.space.All() {
-		part := &partition{Dispatcher: d, p: p}
+		part := &partitionDispatcher{Dispatcher: d, partition: p}
 		promote := stage.Loop{Name: "promote", Conn: d.conn, Wake: p.Wake("dispatcher"), Log: d.tel.Log}
 		reclaim := stage.Loop{Name: "reclaim", Conn: d.conn, Log: d.tel.Log}
 		runs = append(runs,
@@ -111,20 +111,20 @@ func (d *Dispatcher) Status() api.StageStatus {
 	}
 }
 
-type partition struct {
+type partitionDispatcher struct {
 	*Dispatcher
-	p           keyspace.Partition
-	consumersAt time.Time
+	partition          keyspace.Partition
+	consumersCheckedAt time.Time
 }
 
 // promote lets scheduled groups start and moves what is due.
-func (p *partition) promote(ctx context.Context) (time.Duration, error) {
+func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
-	released, next, err := ledger.Schedule(ctx, p.conn.Cmd, p.p, 100)
+	released, next, err := ledger.Schedule(ctx, p.conn.Cmd, p.partition, 100)
 	if err != nil {
 		return 0, err
 	}
-	types, err := ledger.Types(ctx, p.conn, p.p)
+	types, err := ledger.Types(ctx, p.conn, p.partition)
 	if err != nil {
 		return 0, err
 	}
@@ -138,9 +138,9 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 			caps[typ] = min(room.Cap, max(1, room.Ahead))
 		}
 	}
-	r, err := ledger.Promote(ctx, p.conn.Cmd, p.p, ledger.PromoteArgs{
+	r, err := ledger.Promote(ctx, p.conn.Cmd, p.partition, ledger.PromoteArgs{
 		Most:     min(p.cfg.BatchSize, maxBatch),
-		Limit:    p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()),
+		Limit:    p.cfg.Rate.Of(p.partition.Index(), p.space.Partitions()),
 		Seed:     stage.SpanSeed(),
 		FullWait: p.cfg.Interval / 4,
 		Caps:     caps,
@@ -151,7 +151,7 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 	p.moved.Add(int64(r.Moved))
 	p.skipped.Add(int64(r.Skipped))
 	p.cycles.Add(1)
-	p.cfg.Journal.Permits(r.AtUS, p.p.Index(), journal.Promote, "", r.Permits)
+	p.cfg.Journal.Permits(r.AtUS, p.partition.Index(), journal.Promote, "", r.Permits)
 	p.record(ctx, r, time.Since(began))
 	if released > 0 || r.Moved > 0 && r.Wait == 0 {
 		return 0, nil
@@ -173,18 +173,18 @@ func (p *partition) promote(ctx context.Context) (time.Duration, error) {
 }
 
 // reclaim looks for jobs of dead workers, a few times in a lease.
-func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
+func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
 	wait, err := p.quiet.left(ctx, p.conn, p.cfg.Lease)
 	if err != nil || wait > 0 {
 		return min(max(wait, time.Millisecond), pause), err
 	}
-	types, err := ledger.Types(ctx, p.conn, p.p)
+	types, err := ledger.Types(ctx, p.conn, p.partition)
 	if err != nil {
 		return 0, p.quiet.note(err, p.cfg.Lease)
 	}
 	for _, typ := range types {
-		r, err := ledger.Reclaim(ctx, p.conn.Cmd, p.p, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
+		r, err := ledger.Reclaim(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
 		if err != nil {
 			return 0, p.quiet.note(err, p.cfg.Lease)
 		}
@@ -194,32 +194,32 @@ func (p *partition) reclaim(ctx context.Context) (time.Duration, error) {
 		p.buried.Add(int64(r.Buried))
 		if len(r.Missing) > 0 {
 			p.tel.Log.Error("entries of a ready stream were deleted while workers held them",
-				"partition", p.p.Index(), "type", typ, "entries", r.Missing)
+				"partition", p.partition.Index(), "type", typ, "entries", r.Missing)
 		}
 		if r.Taken+r.Buried+r.Stale > 0 {
 			p.tel.Log.Warn("took jobs back from lost workers",
-				"partition", p.p.Index(), "type", typ, "taken", r.Taken, "failed", r.Buried, "stale", r.Stale)
+				"partition", p.partition.Index(), "type", typ, "taken", r.Taken, "failed", r.Buried, "stale", r.Stale)
 			pause = 0
 		}
 	}
-	if time.Since(p.consumersAt) > consumerInterval {
-		p.consumersAt = time.Now()
+	if time.Since(p.consumersCheckedAt) > consumerInterval {
+		p.consumersCheckedAt = time.Now()
 		return pause, p.dropConsumers(ctx, types)
 	}
 	return pause, nil
 }
 
 // dropConsumers forgets dead workers and aggregators that hold nothing any more.
-func (p *partition) dropConsumers(ctx context.Context, types []string) error {
+func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string) error {
 	for _, typ := range types {
-		if err := p.dropDead(ctx, p.p.Ready(typ), keyspace.GroupWorkers); err != nil {
+		if err := p.dropDead(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
 			return err
 		}
 	}
-	return p.dropDead(ctx, p.p.ResultStream(), keyspace.GroupAggregator)
+	return p.dropDead(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
 }
 
-func (p *partition) dropDead(ctx context.Context, stream, group string) error {
+func (p *partitionDispatcher) dropDead(ctx context.Context, stream, group string) error {
 	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
 	if call.IsUnavailable(err) {
 		return err

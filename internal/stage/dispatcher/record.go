@@ -12,7 +12,7 @@ import (
 )
 
 // record counts what was promoted and traces the sampled jobs among it.
-func (p *partition) record(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
+func (p *partitionDispatcher) record(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
 	p.metrics.Cycle(r.Moved, r.Skipped, took)
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))
@@ -23,7 +23,7 @@ func (p *partition) record(ctx context.Context, r ledger.PromoteReply, took time
 	if len(r.Traced) == 0 {
 		return
 	}
-	destination := p.p.NonReady()
+	destination := p.partition.NonReady()
 	links := make([]trace.Link, 0, len(r.Traced))
 	for i := range r.Traced {
 		t := &r.Traced[i]
