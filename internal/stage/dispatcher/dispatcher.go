@@ -60,7 +60,7 @@ type Dispatcher struct {
 
 	running                               atomic.Bool
 	cycles, moved, skipped, taken, buried atomic.Int64
-	quiet                                 quiet
+	outagePause                           outagePause
 }
 
 // New returns a dispatcher named id.
@@ -175,18 +175,18 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 // reclaim looks for jobs of dead workers, a few times in a lease.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
-	wait, err := p.quiet.left(ctx, p.conn, p.cfg.Lease)
+	wait, err := p.outagePause.remaining(ctx, p.conn, p.cfg.Lease)
 	if err != nil || wait > 0 {
 		return min(max(wait, time.Millisecond), pause), err
 	}
 	types, err := ledger.Types(ctx, p.conn, p.partition)
 	if err != nil {
-		return 0, p.quiet.note(err, p.cfg.Lease)
+		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 	}
 	for _, typ := range types {
 		r, err := ledger.Reclaim(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
 		if err != nil {
-			return 0, p.quiet.note(err, p.cfg.Lease)
+			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 		}
 		p.metrics.TakenBack(r.Taken + r.Buried)
 		p.metrics.DeadLettered(r.Buried)
@@ -237,14 +237,14 @@ func (p *partitionDispatcher) dropDead(ctx context.Context, stream, group string
 
 // quiet keeps reclaim from working for a lease after Redis was away: idle times count on meanwhile,
 // so that everybody looks dead.
-type quiet struct {
+type outagePause struct {
 	mu      sync.Mutex
 	until   time.Time
 	checked bool
 }
 
 // note remembers that Redis was away.
-func (q *quiet) note(err error, lease time.Duration) error {
+func (q *outagePause) noteOutage(err error, lease time.Duration) error {
 	if call.IsUnavailable(err) {
 		q.mu.Lock()
 		q.until, q.checked = time.Now().Add(lease), false
@@ -255,7 +255,7 @@ func (q *quiet) note(err error, lease time.Duration) error {
 
 // left is how long to keep quiet. A process that has just come, or come back, asks Redis how
 // long it is up.
-func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
+func (q *outagePause) remaining(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.checked {
@@ -267,8 +267,8 @@ func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration
 		info, err := shard.Info(ctx, "server").Result()
 		mu.Lock()
 		defer mu.Unlock()
-		if up, ok := uptime(info); ok && up < lease {
-			until = later(until, time.Now().Add(lease-up))
+		if up, ok := serverUptime(info); ok && up < lease {
+			until = latest(until, time.Now().Add(lease-up))
 		}
 		return err
 	})
@@ -280,7 +280,7 @@ func (q *quiet) left(ctx context.Context, conn *redisx.Conn, lease time.Duration
 	return time.Until(q.until), nil
 }
 
-func later(a, b time.Time) time.Time {
+func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}
@@ -288,7 +288,7 @@ func later(a, b time.Time) time.Time {
 }
 
 // uptime reads INFO; a server that does not tell (the embedded one) is never restarted under us.
-func uptime(info string) (time.Duration, bool) {
+func serverUptime(info string) (time.Duration, bool) {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, "uptime_in_seconds:"); ok {
 			n, err := strconv.Atoi(strings.TrimSpace(v))
