@@ -37,7 +37,7 @@ type Config struct {
 
 // gather is the least pause while jobs become due one after the other: what is due then
 // goes together.
-const gather = 10 * time.Millisecond
+const batchPause = 10 * time.Millisecond
 
 // How many jobs one script moves at most, how many entries of dead workers it takes back, and how
 // often consumers are looked through.
@@ -58,9 +58,9 @@ type Dispatcher struct {
 	capacity *presence.Capacity
 	id       string
 
-	running                               atomic.Bool
-	cycles, moved, skipped, taken, buried atomic.Int64
-	outagePause                           outagePause
+	running                                        atomic.Bool
+	cycles, moved, skipped, reclaimed, workersLost atomic.Int64
+	outagePause                                    outagePause
 }
 
 // New returns a dispatcher named id.
@@ -106,7 +106,7 @@ func (d *Dispatcher) Status() api.StageStatus {
 		ID: d.id, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
 			"total_cycles": d.cycles.Load(), "total_moved": d.moved.Load(), "total_skipped": d.skipped.Load(),
-			"taken_back": d.taken.Load(), "worker_lost": d.buried.Load(),
+			"taken_back": d.reclaimed.Load(), "worker_lost": d.workersLost.Load(),
 		},
 	}
 }
@@ -130,12 +130,12 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	}
 	caps := make(map[string]int, len(types))
 	for _, typ := range types {
-		room := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
-		caps[typ] = room.Cap
+		bound := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
+		caps[typ] = bound.Cap
 		// what may be undelivered beside what runs, and one at least: admit leaves no room where
 		// all workers are busy
-		if room.Slots > 0 {
-			caps[typ] = min(room.Cap, max(1, room.Ahead))
+		if bound.Slots > 0 {
+			caps[typ] = min(bound.Cap, max(1, bound.Ahead))
 		}
 	}
 	r, err := ledger.Promote(ctx, p.conn.Cmd, p.partition, ledger.PromoteArgs{
@@ -152,13 +152,13 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	p.skipped.Add(int64(r.Skipped))
 	p.cycles.Add(1)
 	p.cfg.Journal.Permits(r.AtUS, p.partition.Index(), journal.Promote, "", r.Permits)
-	p.record(ctx, r, time.Since(began))
+	p.recordPromoted(ctx, r, time.Since(began))
 	if released > 0 || r.Moved > 0 && r.Wait == 0 {
 		return 0, nil
 	}
 	least := time.Millisecond
 	if r.Moved > 0 {
-		least = gather
+		least = batchPause
 	}
 	idle := time.Duration(-1)
 	for _, wait := range []time.Duration{next, r.Wait} {
@@ -190,8 +190,8 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		}
 		p.metrics.TakenBack(r.Taken + r.Buried)
 		p.metrics.DeadLettered(r.Buried)
-		p.taken.Add(int64(r.Taken))
-		p.buried.Add(int64(r.Buried))
+		p.reclaimed.Add(int64(r.Taken))
+		p.workersLost.Add(int64(r.Buried))
 		if len(r.Missing) > 0 {
 			p.tel.Log.Error("entries of a ready stream were deleted while workers held them",
 				"partition", p.partition.Index(), "type", typ, "entries", r.Missing)
@@ -212,14 +212,14 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 // dropConsumers forgets dead workers and aggregators that hold nothing any more.
 func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string) error {
 	for _, typ := range types {
-		if err := p.dropDead(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
+		if err := p.dropIdle(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
 			return err
 		}
 	}
-	return p.dropDead(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
+	return p.dropIdle(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
 }
 
-func (p *partitionDispatcher) dropDead(ctx context.Context, stream, group string) error {
+func (p *partitionDispatcher) dropIdle(ctx context.Context, stream, group string) error {
 	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
 	if call.IsUnavailable(err) {
 		return err

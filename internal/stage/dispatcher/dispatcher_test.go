@@ -28,7 +28,7 @@ func config() dispatcher.Config {
 	}
 }
 
-func TestPromotesWhatIsDue(t *testing.T) {
+func TestDueJobsArePromoted(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		due := time.Now().Add(300 * time.Millisecond).Truncate(time.Millisecond)
 		jobs := stagetest.Numbered(25)
@@ -61,7 +61,7 @@ func TestPromotesWhatIsDue(t *testing.T) {
 }
 
 // It is woken by what is due before everything that it knows of.
-func TestIsWoken(t *testing.T) {
+func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	cfg := config()
@@ -78,7 +78,7 @@ func TestIsWoken(t *testing.T) {
 	require.Less(t, time.Since(began), rounds*time.Second/2)
 }
 
-func TestLetsScheduledGroupsStart(t *testing.T) {
+func TestScheduledGroupStartsAtItsTime(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		at := time.Now().Add(300 * time.Millisecond)
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", RunAt: &at, Jobs: stagetest.Numbered(3)})
@@ -89,7 +89,7 @@ func TestLetsScheduledGroupsStart(t *testing.T) {
 }
 
 // A ready stream that is full is passed over, and looked at again.
-func TestSkipsAFullReadyStream(t *testing.T) {
+func TestFullReadyStreamIsSkipped(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	due := time.Now().Add(50 * time.Millisecond)
@@ -108,7 +108,7 @@ func TestSkipsAFullReadyStream(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: 8, InFlight: 3, Ready: 3, NonReady: 2})
 }
 
-func TestTakesBackAfterTheLease(t *testing.T) {
+func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 5)
@@ -143,7 +143,7 @@ func TestTakesBackAfterTheLease(t *testing.T) {
 	}
 }
 
-func TestBuriesWhatLosesEveryWorker(t *testing.T) {
+func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
@@ -162,7 +162,7 @@ func TestBuriesWhatLosesEveryWorker(t *testing.T) {
 }
 
 // Idle times count on while Redis is away, so that all workers look dead when it is back.
-func TestKeepsQuietAfterRedisWasAway(t *testing.T) {
+func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
 	w := stagetest.New(t, server.URL(), "t:", 1)
@@ -192,7 +192,7 @@ func TestKeepsQuietAfterRedisWasAway(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Ready: 1})
 }
 
-func TestForgetsDeadConsumers(t *testing.T) {
+func TestDeadConsumersAreDropped(t *testing.T) {
 	t.Parallel()
 	mini, url := redistest.Mini(t)
 	w := stagetest.New(t, url, "t:", 1)
@@ -200,13 +200,13 @@ func TestForgetsDeadConsumers(t *testing.T) {
 	w.Admit("T")
 	mini.SetTime(time.Now().Add(-time.Hour))
 	w.Take("T", "holds", 1)
-	abandon(w, w.P.Ready("T"), keyspace.GroupWorkers, w.Take("T", "gone", 1)[0].Entry)
+	touchAndAck(w, w.P.Ready("T"), keyspace.GroupWorkers, w.Take("T", "gone", 1)[0].Entry)
 	require.NoError(t, w.Conn.Cmd.XGroupCreateMkStream(t.Context(), w.P.ResultStream(), keyspace.GroupAggregator, "0").Err())
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.ResultStream(), Values: []string{"g", "g"}}).Err())
 	entries, err := w.Conn.Cmd.XReadGroup(t.Context(), &redis.XReadGroupArgs{
 		Group: keyspace.GroupAggregator, Consumer: "gone", Streams: []string{w.P.ResultStream(), ">"}, Block: -1}).Result()
 	require.NoError(t, err)
-	abandon(w, w.P.ResultStream(), keyspace.GroupAggregator, entries[0].Messages[0].ID)
+	touchAndAck(w, w.P.ResultStream(), keyspace.GroupAggregator, entries[0].Messages[0].ID)
 	mini.SetTime(time.Time{})
 
 	cfg := config()
@@ -228,7 +228,7 @@ func TestForgetsDeadConsumers(t *testing.T) {
 
 // abandon has the consumer "gone" touch an entry, acknowledge it and say nothing more. A read is no
 // sign of life to miniredis.
-func abandon(w *stagetest.World, stream, group, entry string) {
+func touchAndAck(w *stagetest.World, stream, group, entry string) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())
 	require.NoError(w.T, w.Conn.Cmd.XClaim(ctx, &redis.XClaimArgs{Stream: stream, Group: group, Consumer: "gone", Messages: []string{entry}}).Err())

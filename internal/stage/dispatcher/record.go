@@ -12,7 +12,7 @@ import (
 )
 
 // record counts what was promoted and traces the sampled jobs among it.
-func (p *partitionDispatcher) record(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
+func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
 	p.metrics.Cycle(r.Moved, r.Skipped, took)
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))
@@ -31,7 +31,7 @@ func (p *partitionDispatcher) record(ctx context.Context, r ledger.PromoteReply,
 			Parent: t.Parent, ID: t.SpanID, Name: "promote", Start: t.Now}, func() []attribute.KeyValue {
 			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination)
 			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt)...)
-			return append(attrs, attribute.String("bulkaction.non_ready.reason", reasons[t.Reason]),
+			return append(attrs, attribute.String("bulkaction.non_ready.reason", nonReadyReasons[t.Reason]),
 				attribute.Int64("bulkaction.non_ready.waited_ms", max(0, t.Now.Sub(t.Since)).Milliseconds()))
 		})
 		span.End()
@@ -45,4 +45,4 @@ func (p *partitionDispatcher) record(ctx context.Context, r ledger.PromoteReply,
 }
 
 // reasons why a job was in non-ready, as the scripts abbreviate them.
-var reasons = map[string]string{"R": "RATE_LIMITED", "A": "API_THROTTLED", "E": "TRANSIENT_ERROR", "S": "SCHEDULED"}
+var nonReadyReasons = map[string]string{"R": "RATE_LIMITED", "A": "API_THROTTLED", "E": "TRANSIENT_ERROR", "S": "SCHEDULED"}
