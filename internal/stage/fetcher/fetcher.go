@@ -92,7 +92,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	}
 	for _, p := range f.space.All() {
 		loop := stage.Loop{Name: "fetch", Conn: f.conn, Wake: p.Wake("fetcher"), Log: f.tel.Log}
-		part := &partition{Fetcher: f, p: p, batch: map[string]int{}}
+		part := &partitionFetcher{Fetcher: f, partition: p, batchSizes: map[string]int{}}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
 	err := stage.Group(ctx, runs...)
@@ -112,41 +112,41 @@ func (f *Fetcher) Status() api.StageStatus {
 }
 
 // partition is the loop's state for one partition.
-type partition struct {
+type partitionFetcher struct {
 	*Fetcher
-	p       keyspace.Partition
-	types   []string
-	typesAt time.Time
-	paused  bool
-	policy  bool // it is set in Redis
-	asked   time.Time
-	turn    int // of the type that comes first
-	batch   map[string]int
+	partition        keyspace.Partition
+	types            []string
+	typesListedAt    time.Time
+	wasIdle          bool
+	policySet        bool // it is set in Redis
+	quotaRequestedAt time.Time
+	firstType        int // of the type that comes first
+	batchSizes       map[string]int
 }
 
 // step admits one batch of every type and says how long nothing can be done.
-func (p *partition) step(ctx context.Context) (time.Duration, error) {
-	if !p.policy {
-		if err := ledger.SetPolicy(ctx, p.conn.Cmd, p.p, p.cfg.Alpha); err != nil {
+func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
+	if !p.policySet {
+		if err := ledger.SetPolicy(ctx, p.conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
 			return 0, err
 		}
-		p.policy = true
+		p.policySet = true
 	}
 	// After a pause the work may be of a type that was not there before.
-	age := time.Since(p.typesAt)
-	if age > p.cfg.Interval || p.paused && age > typesEvery {
+	age := time.Since(p.typesListedAt)
+	if age > p.cfg.Interval || p.wasIdle && age > typesEvery {
 		age = 0
-		types, err := ledger.Types(ctx, p.conn, p.p)
+		types, err := ledger.Types(ctx, p.conn, p.partition)
 		if err != nil {
 			return 0, err
 		}
-		p.types, p.typesAt = types, time.Now()
+		p.types, p.typesListedAt = types, time.Now()
 	}
 	idle, moved, full := p.cfg.Interval, 0, false
-	p.turn++
+	p.firstType++
 	for i := range p.types {
 		// each is first in turn: where permits are short, the first finds the most
-		typ := p.types[(i+p.turn)%len(p.types)]
+		typ := p.types[(i+p.firstType)%len(p.types)]
 		r, err := p.admit(ctx, typ)
 		if err != nil {
 			return 0, err
@@ -166,20 +166,20 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	if age > 0 { // it may be a new type that woke this one
 		idle = min(idle, typesEvery)
 	}
-	p.paused = idle > 0
+	p.wasIdle = idle > 0
 	return idle, nil
 }
 
-func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
-	batch := min(max(p.batch[typ], p.cfg.BatchSize), maxBatch)
+func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
+	batch := min(max(p.batchSizes[typ], p.cfg.BatchSize), maxBatch)
 	room := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
-	r, err := ledger.Admit(ctx, p.conn.Cmd, p.p, ledger.AdmitArgs{
+	r, err := ledger.Admit(ctx, p.conn.Cmd, p.partition, ledger.AdmitArgs{
 		Type:        typ,
 		Most:        batch,
 		Cap:         room.Cap,
 		Slots:       room.Slots,
 		Ahead:       room.Ahead,
-		Limit:       p.cfg.Rate.Of(p.p.Index(), p.space.Partitions()),
+		Limit:       p.cfg.Rate.Of(p.partition.Index(), p.space.Partitions()),
 		Seed:        stage.SpanSeed(),
 		LaneWeights: p.cfg.LaneWeights,
 		KeepStats:   p.cfg.KeepStats,
@@ -189,9 +189,9 @@ func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, e
 	}
 	switch {
 	case r.Moved == batch:
-		p.batch[typ] = 2 * batch
+		p.batchSizes[typ] = 2 * batch
 	case r.State == ledger.AdmitEmpty:
-		p.batch[typ] = 0
+		p.batchSizes[typ] = 0
 	}
 	p.capacity.Admitted(typ, r.Moved, room)
 	p.record(ctx, typ, r)
@@ -200,11 +200,11 @@ func (p *partition) admit(ctx context.Context, typ string) (ledger.AdmitReply, e
 }
 
 // askForMore wakes whoever divides the limit when this partition's part is used up.
-func (p *partition) askForMore(ctx context.Context, r ledger.AdmitReply) {
-	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited || time.Since(p.asked) < askEvery {
+func (p *partitionFetcher) askForMore(ctx context.Context, r ledger.AdmitReply) {
+	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited || time.Since(p.quotaRequestedAt) < askEvery {
 		return
 	}
-	p.asked = time.Now()
+	p.quotaRequestedAt = time.Now()
 	wake := p.space.Partition(0).Wake("divider")
 	if n, err := p.conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
 		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // or else it looks by itself

@@ -12,7 +12,7 @@ import (
 )
 
 // record counts what was admitted and traces the sampled jobs among it.
-func (p *partition) record(ctx context.Context, typ string, r ledger.AdmitReply) {
+func (p *partitionFetcher) record(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.Parked))
 	p.ready.Add(int64(r.Moved))
 	p.nonReady.Add(int64(r.Parked))
@@ -20,7 +20,7 @@ func (p *partition) record(ctx context.Context, typ string, r ledger.AdmitReply)
 	if r.State == ledger.AdmitFull {
 		p.metrics.Rejected()
 	}
-	p.cfg.Journal.Permits(r.AtUS, p.p.Index(), journal.Admit, typ, r.Permits)
+	p.cfg.Journal.Permits(r.AtUS, p.partition.Index(), journal.Admit, typ, r.Permits)
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))
 	}
@@ -30,7 +30,7 @@ func (p *partition) record(ctx context.Context, typ string, r ledger.AdmitReply)
 	if len(r.Traced) == 0 {
 		return
 	}
-	destination := p.p.Ready(typ)
+	destination := p.partition.Ready(typ)
 	links := make([]trace.Link, 0, len(r.Traced))
 	for i := range r.Traced {
 		t := &r.Traced[i]
