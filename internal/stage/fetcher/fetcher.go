@@ -36,10 +36,10 @@ const maxBatch = 200
 
 // typesEvery is how often the types are listed at most: a new one waits for so long beside others
 // that have work.
-const typesEvery = 20 * time.Millisecond
+const typesInterval = 20 * time.Millisecond
 
 // askEvery is how often a fetcher asks for a larger part of the limit.
-const askEvery = 20 * time.Millisecond
+const quotaRequestInterval = 20 * time.Millisecond
 
 // Fetcher is one process's fetcher, for all partitions.
 type Fetcher struct {
@@ -51,8 +51,8 @@ type Fetcher struct {
 	capacity *presence.Capacity
 	id       string
 
-	running                             atomic.Bool
-	fetched, ready, nonReady, emptyPoll atomic.Int64
+	running                                              atomic.Bool
+	fetched, admittedReady, admittedNonReady, emptyPolls atomic.Int64
 }
 
 // New returns a fetcher named id.
@@ -105,8 +105,8 @@ func (f *Fetcher) Status() api.StageStatus {
 	return api.StageStatus{
 		ID: f.id, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
-			"total_fetched": f.fetched.Load(), "admitted_ready": f.ready.Load(),
-			"admitted_non_ready": f.nonReady.Load(), "empty_polls": f.emptyPoll.Load(),
+			"total_fetched": f.fetched.Load(), "admitted_ready": f.admittedReady.Load(),
+			"admitted_non_ready": f.admittedNonReady.Load(), "empty_polls": f.emptyPolls.Load(),
 		},
 	}
 }
@@ -134,7 +134,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	}
 	// After a pause the work may be of a type that was not there before.
 	age := time.Since(p.typesListedAt)
-	if age > p.cfg.Interval || p.wasIdle && age > typesEvery {
+	if age > p.cfg.Interval || p.wasIdle && age > typesInterval {
 		age = 0
 		types, err := ledger.Types(ctx, p.conn, p.partition)
 		if err != nil {
@@ -160,11 +160,11 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if moved == 0 && !full {
-		p.emptyPoll.Add(1)
+		p.emptyPolls.Add(1)
 		p.metrics.EmptyPoll()
 	}
 	if age > 0 { // it may be a new type that woke this one
-		idle = min(idle, typesEvery)
+		idle = min(idle, typesInterval)
 	}
 	p.wasIdle = idle > 0
 	return idle, nil
@@ -172,13 +172,13 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 
 func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batchSizes[typ], p.cfg.BatchSize), maxBatch)
-	room := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
+	bound := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
 	r, err := ledger.Admit(ctx, p.conn.Cmd, p.partition, ledger.AdmitArgs{
 		Type:        typ,
 		Most:        batch,
-		Cap:         room.Cap,
-		Slots:       room.Slots,
-		Ahead:       room.Ahead,
+		Cap:         bound.Cap,
+		Slots:       bound.Slots,
+		Ahead:       bound.Ahead,
 		Limit:       p.cfg.Rate.Of(p.partition.Index(), p.space.Partitions()),
 		Seed:        stage.SpanSeed(),
 		LaneWeights: p.cfg.LaneWeights,
@@ -193,15 +193,15 @@ func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitR
 	case r.State == ledger.AdmitEmpty:
 		p.batchSizes[typ] = 0
 	}
-	p.capacity.Admitted(typ, r.Moved, room)
-	p.record(ctx, typ, r)
-	p.askForMore(ctx, r)
+	p.capacity.Admitted(typ, r.Moved, bound)
+	p.recordAdmitted(ctx, typ, r)
+	p.requestQuota(ctx, r)
 	return r, nil
 }
 
 // askForMore wakes whoever divides the limit when this partition's part is used up.
-func (p *partitionFetcher) askForMore(ctx context.Context, r ledger.AdmitReply) {
-	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited || time.Since(p.quotaRequestedAt) < askEvery {
+func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply) {
+	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited || time.Since(p.quotaRequestedAt) < quotaRequestInterval {
 		return
 	}
 	p.quotaRequestedAt = time.Now()

@@ -31,7 +31,7 @@ func config() fetcher.Config {
 	}
 }
 
-func TestHandsJobsOut(t *testing.T) {
+func TestWaitingJobsBecomeReady(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 5)
 		f := fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f")
@@ -59,7 +59,7 @@ func TestHandsJobsOut(t *testing.T) {
 }
 
 // The ready stream is short: what waits in it has lost its turn.
-func TestStopsAtAFullReadyStream(t *testing.T) {
+func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 20)
 		cfg := config()
@@ -79,7 +79,7 @@ func TestStopsAtAFullReadyStream(t *testing.T) {
 }
 
 // Jobs need not wait for an interval, whether their type is new or not.
-func TestIsWoken(t *testing.T) {
+func TestNewJobsWakeTheFetcher(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Run(fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f"))
 		began := time.Now()
@@ -93,7 +93,7 @@ func TestIsWoken(t *testing.T) {
 	})
 }
 
-func TestIdlesQuietly(t *testing.T) {
+func TestIdleFetcherSendsFewCommands(t *testing.T) {
 	t.Parallel()
 	for name, jobs := range map[string]int{"when nothing waits": 10, "when the ready stream is full": 20} {
 		t.Run(name, func(t *testing.T) {
@@ -112,14 +112,14 @@ func TestIdlesQuietly(t *testing.T) {
 	}
 }
 
-var calls = regexp.MustCompile(`cmdstat_[^:]+:calls=(\d+),`)
+var commandCalls = regexp.MustCompile(`cmdstat_[^:]+:calls=(\d+),`)
 
 // commands is how many commands the server has executed.
 func commands(t *testing.T, w *stagetest.World) (n int) {
 	t.Helper()
 	info, err := w.Conn.Cmd.Info(t.Context(), "commandstats").Result()
 	require.NoError(t, err)
-	for _, found := range calls.FindAllStringSubmatch(info, -1) {
+	for _, found := range commandCalls.FindAllStringSubmatch(info, -1) {
 		k, err := strconv.Atoi(found[1])
 		require.NoError(t, err)
 		n += k
@@ -129,7 +129,7 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 
 // A tenant that has spent its share is parked as a whole, with one job as its marker, and comes
 // back by itself.
-func TestSpendsPermits(t *testing.T) {
+func TestRateLimitIsKept(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	for _, tenant := range []string{"a", "b", "c"} { // three permits a window each, and one is left
@@ -159,7 +159,7 @@ func TestSpendsPermits(t *testing.T) {
 }
 
 // Redis goes away and comes back: the fetcher goes on.
-func TestOutlivesRedis(t *testing.T) {
+func TestFetcherGoesOnAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
 	w := stagetest.New(t, server.URL(), "t:", 1)

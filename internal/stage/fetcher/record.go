@@ -12,10 +12,10 @@ import (
 )
 
 // record counts what was admitted and traces the sampled jobs among it.
-func (p *partitionFetcher) record(ctx context.Context, typ string, r ledger.AdmitReply) {
+func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.Parked))
-	p.ready.Add(int64(r.Moved))
-	p.nonReady.Add(int64(r.Parked))
+	p.admittedReady.Add(int64(r.Moved))
+	p.admittedNonReady.Add(int64(r.Parked))
 	p.metrics.Fetched(r.Moved, r.Parked)
 	if r.State == ledger.AdmitFull {
 		p.metrics.Rejected()
