@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// admitFor admits for workers that run so many jobs side by side, and so many ahead of them.
+// admitFor admits jobs for workers with this number of slots; ahead is how many more jobs may be
+// ready.
 func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	w.Helper()
 	r, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{
@@ -23,8 +24,8 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	return r
 }
 
-// Where it is known how many jobs the workers run, the ready stream holds these and a few
-// ahead, started or not.
+// If the number of worker slots is known, the ready stream holds at most this number of jobs and a
+// few more, whether they are started or not.
 func TestAdmitForSoManyWorkers(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -42,7 +43,8 @@ func TestAdmitForSoManyWorkers(t *testing.T) {
 	})
 }
 
-// A sampled job follows the span that its admission will be, and another one carries nothing.
+// A sampled job's trace context names the span of its admission; an unsampled job has no trace
+// context.
 func TestAdmitMintsSpans(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -65,7 +67,7 @@ func TestAdmitMintsSpans(t *testing.T) {
 	})
 }
 
-// Many tenants and types at once: everything gets out, once, and the ledgers agree.
+// With many tenants and types every job is admitted exactly once, and the counts agree.
 func TestAdmitEverything(t *testing.T) {
 	both(t, func(w *world) {
 		var groups []string

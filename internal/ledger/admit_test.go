@@ -40,8 +40,8 @@ func TestAdmit(t *testing.T) {
 	})
 }
 
-// atSomeTime checks that a reply tells Redis's time, and takes it away, so that the
-// rest can be compared.
+// atSomeTime checks that a reply has Redis's time, and removes it, so that the rest
+// can be compared.
 func (w *world) atSomeTime(r ledger.AdmitReply) ledger.AdmitReply {
 	w.Helper()
 	require.WithinDuration(w, time.Now(), time.UnixMicro(r.AtUS), time.Minute)
@@ -49,7 +49,7 @@ func (w *world) atSomeTime(r ledger.AdmitReply) ledger.AdmitReply {
 	return r
 }
 
-// What was admitted of a type, in its order: the tenant or the group of each job.
+// admitted returns the admitted jobs of a type in order, as the tenant or group of each job.
 func (w *world) admitted(typ string, by func(taken) string) string {
 	w.Helper()
 	var order []string
@@ -73,7 +73,7 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 		}
 		require.Equal(w, "abababaaa", w.admitted("T", group), "a flood delays another tenant by its share alone")
 
-		// In one batch too, whatever its size: both get their part of it.
+		// In one large batch, too, both tenants get their share.
 		w.append("b", 50)
 		w.admit("T", 40, noLimit)
 		batch := w.admitted("T", group)
@@ -82,8 +82,8 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// A tenant that was idle comes back at the present: it is owed nothing for its
-// absence but one turn.
+// A tenant that was idle starts at the lane's virtual time: it gets no more than its share for the
+// time of its absence.
 func TestAdmitTenantThatComesBack(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -106,7 +106,7 @@ func TestAdmitTenantThatComesBack(t *testing.T) {
 	})
 }
 
-// A type that was retired begins anew: tags from its former life are worth nothing.
+// After a type was retired and is used again, start tags from the time before do not count.
 func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -151,7 +151,7 @@ func TestAdmitLanesByWeight(t *testing.T) {
 	})
 }
 
-// A lane that nobody uses leaves its share to the others.
+// The share of an empty lane goes to the other lanes.
 func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("l", "a", "T", "lane", "low")
@@ -188,7 +188,7 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 			r := w.atSomeTime(w.admitBelow(7, "T", 50, noLimit))
 			require.Equal(w, ledger.AdmitReply{State: ledger.AdmitFull, Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}}, r)
 		})
-		// What a worker has read does not count any more, started or not.
+		// Entries that a worker has read do not count, whether they are started or not.
 		run := w.readSome("T", "c", 3)
 		require.Equal(w, 3, w.admitBelow(7, "T", 50, noLimit).Moved)
 		w.start("T", run)
@@ -199,7 +199,7 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 	})
 }
 
-// The limit holds in every aligned window, whatever the number of callers: each job's time of
+// With any number of concurrent callers the limit holds in every aligned window. The time of each
 // admission is Redis's.
 func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 	both(t, func(w *world) {
@@ -263,7 +263,7 @@ func TestAdmitSharesPermits(t *testing.T) {
 				require.LessOrEqual(w, n, int64(c.each), tenant)
 			}
 			for i := range c.tenants {
-				w.cancel(fmt.Sprintf("%s-%d", t, i)) // the next case begins without active tenants
+				w.cancel(fmt.Sprintf("%s-%d", t, i)) // so that the next case begins without active tenants
 				w.sweep(fmt.Sprintf("%s-%d", t, i))
 			}
 			require.Empty(w, w.c.SMembers(w.Context(), w.p.Active()).Val())
@@ -326,8 +326,8 @@ func TestAdmitParksATenant(t *testing.T) {
 		w.append("g", 1)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val(), "new jobs wait with the others")
 
-		// At the next window the tenant is back, with its jobs in their order, and the
-		// marker gets its permit too.
+		// In the next window the tenant's jobs are admitted in order again, and the marker gets a
+		// permit, too.
 		w.eventually(func() bool { return w.admit("T", 100, noLimit).Moved > 0 })
 		require.False(w, time.Now().Before(due))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Parked("T")).Val())
@@ -362,7 +362,7 @@ func TestAdmitSetsAsideWhatCantBeRead(t *testing.T) {
 		w.create("h", "beta", "T")
 		w.append("h", 1)
 		w.c.LPush(w.Context(), w.p.Queue("g", "T"), "nonsense|x", strings.Repeat("y", 5000))
-		w.c.RPush(w.Context(), w.p.Queue("g", "T"), w.c.LIndex(w.Context(), w.p.Queue("g", "T"), -1).Val()) // a job twice
+		w.c.RPush(w.Context(), w.p.Queue("g", "T"), w.c.LIndex(w.Context(), w.p.Queue("g", "T"), -1).Val()) // the same job twice
 		moved := 0
 		w.eventually(func() bool {
 			moved += w.admit("T", 1, noLimit).Moved

@@ -54,8 +54,7 @@ func TestAdvance(t *testing.T) {
 	})
 }
 
-// countersOf is a tenant's hash without its place in the fair queue, and without
-// the times that it holds.
+// countersOf returns a tenant's hash without its start tags and without times.
 func (w *world) countersOf(tenant string) map[string]string {
 	w.Helper()
 	h := w.c.HGetAll(w.Context(), w.p.Tenant(tenant)).Val()
@@ -65,7 +64,7 @@ func (w *world) countersOf(tenant string) map[string]string {
 	return h
 }
 
-// No state is skipped, even when there is nothing to do in it.
+// A group without jobs goes through every state, too.
 func TestAdvanceAGroupWithoutJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -106,7 +105,7 @@ func TestAdvanceByThreshold(t *testing.T) {
 	})
 }
 
-// A tenant with other unfinished jobs stays active when one of its groups ends.
+// When a group ends, its tenant stays active if it has other unfinished jobs.
 func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("other", "acme", "U")
@@ -119,8 +118,8 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	})
 }
 
-// A cancelled group that is not swept to the end yet still counts for its tenant, whatever else
-// of it ends meanwhile.
+// A cancelled group counts for its tenant until it is completely swept, even if other groups of the
+// tenant end meanwhile.
 func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
@@ -147,7 +146,7 @@ func TestAdvanceFenced(t *testing.T) {
 		}
 		w.unchanged(func() { require.ErrorIs(w, advance(0), ledger.ErrFenced, "nobody leads") })
 		old := w.fence()
-		require.NoError(w, w.c.HSet(w.Context(), w.p.Watch(), "until", 1).Err()) // its lease is over
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Watch(), "until", 1).Err()) // its leader lease has ended
 		fence, err := ledger.Lead(w.Context(), w.c, w.p, "w2", time.Minute)
 		require.NoError(w, err)
 		w.unchanged(func() {

@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// many stores what several requests bring.
+// many appends the jobs of several requests in one call.
 func (w *world) many(group string, limit int64, requests ...ledger.Request) []ledger.AppendResult {
 	w.Helper()
 	results, err := ledger.AppendMany(w.Context(), w.c, w.p, group, limit, 0, requests)
@@ -30,7 +30,7 @@ func TestAppendMany(t *testing.T) {
 			{ID: "@1700000000000-0", Jobs: jobs(3)},
 			{ID: "m#known", Jobs: jobs(1)},
 			{ID: "m#new", Jobs: typed},
-			{ID: "m#new", Jobs: typed}, // it was published twice, and read at once
+			{ID: "m#new", Jobs: typed}, // the same message twice in one read
 			{ID: "m#large", Jobs: jobs(9)},
 			{ID: "m#none"},
 			{ID: "m#last", Jobs: jobs(1)},
@@ -54,7 +54,8 @@ func TestAppendMany(t *testing.T) {
 	})
 }
 
-// The request that brings the announced total seals the group for those behind it.
+// The request with which the announced total is reached seals the group; later requests of the same
+// call are refused.
 func TestAppendManySeals(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -72,8 +73,8 @@ func TestAppendManySeals(t *testing.T) {
 	})
 }
 
-// Jobs were accepted by Redis's clock, whatever that of the process says which
-// composed their blobs.
+// The acceptance time of jobs is Redis's, even if the clock of the process that composed their
+// blobs is wrong.
 func TestAppendByRedisClock(t *testing.T) {
 	t.Parallel()
 	server, url := redistest.Mini(t)
@@ -84,7 +85,7 @@ func TestAppendByRedisClock(t *testing.T) {
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
 
-// Any text may be a request's id.
+// A request's id may be any text.
 func TestAppendUnderAnyID(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -39,7 +39,7 @@ func TestAppend(t *testing.T) {
 	})
 }
 
-// queue are the waiting jobs of a group and type, without the times at which they were accepted.
+// queue returns the waiting jobs of a group and type, without their acceptance times.
 func (w *world) queue(group, typ string) []string {
 	w.Helper()
 	blobs := w.c.LRange(w.Context(), w.p.Queue(group, typ), 0, -1).Val()
@@ -79,7 +79,8 @@ func TestAppendTwice(t *testing.T) {
 	})
 }
 
-// Pieces of a submission are counted in the group, so that they are known for as long as it lives.
+// The group's hash counts the pieces of its submission, so that a repeated piece is recognized as
+// long as the group exists.
 func TestAppendPieces(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -88,7 +89,7 @@ func TestAppendPieces(t *testing.T) {
 		}
 		require.False(w, piece(0, ledger.AppendMore))
 		require.False(w, piece(1, ledger.AppendMore))
-		w.unchanged(func() { // all over again, after the process has died
+		w.unchanged(func() { // the process dies and repeats all pieces
 			require.True(w, piece(0, ledger.AppendMore))
 			require.True(w, piece(1, ledger.AppendMore))
 		})
@@ -102,7 +103,7 @@ func TestAppendPieces(t *testing.T) {
 	})
 }
 
-// A failover may lose a piece that was answered for: what follows it is refused until it is there.
+// A failover may lose an acknowledged piece. Later pieces are refused until it is appended again.
 func TestAppendAfterALostPiece(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -126,7 +127,7 @@ func TestAppendAfterALostPiece(t *testing.T) {
 		require.False(w, w.appendJobs(piece(1, ledger.AppendMore)).Duplicate)
 		require.False(w, w.appendJobs(piece(2, ledger.AppendLast)).Duplicate)
 		require.True(w, w.appendJobs(piece(2, ledger.AppendLast)).Duplicate)
-		refused(piece(4, ledger.AppendLast), "piece 4: 3 are there") // that it has ended hides no gap
+		refused(piece(4, ledger.AppendLast), "piece 4: 3 are there") // the last piece is refused while an earlier one is missing
 		require.Equal(w, map[string]int64{"waiting": 6}, w.ledger("g"))
 	})
 }
@@ -185,7 +186,7 @@ func TestAppendRefuses(t *testing.T) {
 	})
 }
 
-// Payloads over 4 KiB don't travel with their jobs.
+// Payloads over 4 KiB are stored in the group's payloads hash, not in the blob.
 func TestAppendLargePayloads(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -225,7 +226,7 @@ func TestAppendJobsForLater(t *testing.T) {
 	})
 }
 
-// A group with a time of its own is held back as a whole.
+// A group with run_at is held as a whole until that time.
 func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		soon := time.Now().Add(time.Hour)
@@ -243,7 +244,7 @@ func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// An append of the size that the roles use keeps the order, in many pieces and across types.
+// Large appends in many pieces and of several types keep the order of the jobs.
 func TestAppendManyKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -12,15 +12,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// batch is what roles under load move in one call.
+// batch is the number of jobs that roles under load move in one call.
 const batch = 200
 
-// bench measures a step that moves a batch of jobs, made by prepare, on a Redis of its own. µs/job
-// is the whole call: building it, the round trip and the script; redis-µs/job is what Redis says
-// that the script took.
+// bench measures a step that moves a batch of jobs, on a private Redis; prepare returns the step.
+// µs/job is the whole call: building it, the round trip and the script. redis-µs/job is the time of
+// the script as Redis reports it.
 func bench(b *testing.B, prepare func(w *world, group string) func()) {
 	w := newWorld(b, redistest.Server(b).Client(), "b:")
-	prepare(w, "warm")() // the script is known from here on
+	prepare(w, "warm")() // loads the script into Redis's cache
 	b.ReportAllocs()
 	calls, script := 0, 0
 	for b.Loop() {
@@ -40,7 +40,7 @@ func bench(b *testing.B, prepare func(w *world, group string) func()) {
 	b.ReportMetric(jobs/b.Elapsed().Seconds(), "jobs/s")
 }
 
-// scriptMicros is how long scripts ran since the statistics were reset.
+// scriptMicros returns how long scripts ran since the statistics were reset, in µs.
 func (w *world) scriptMicros() int {
 	stats := w.c.Info(w.Context(), "commandstats").Val()
 	_, found, _ := strings.Cut(stats, "cmdstat_evalsha:")
@@ -60,7 +60,7 @@ func BenchmarkAppend(b *testing.B) {
 
 func BenchmarkAdmit(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
-		w.c.Del(w.Context(), w.p.Ready("T")) // the last batch, so that the stream stays short
+		w.c.Del(w.Context(), w.p.Ready("T")) // removes the last batch, so that the stream stays short
 		w.create(group, "acme", "T")
 		w.append(group, batch)
 		return func() { require.Equal(w, batch, w.admit("T", batch, limit(1e9)).Moved) }
@@ -86,7 +86,7 @@ func BenchmarkOutcome(b *testing.B) {
 	})
 }
 
-// BenchmarkOutcomeRetry is the slow path: every job comes back.
+// BenchmarkOutcomeRetry measures the slow path: every job is retried.
 func BenchmarkOutcomeRetry(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
 		w.create(group, "acme", "T")

@@ -41,7 +41,8 @@ func TestCancelEverywhere(t *testing.T) {
 		require.NotContains(w, w.c.ZRange(w.Context(), w.p.Open(), 0, -1).Val(), "g")
 		w.unchanged(func() { require.Equal(w, 1, w.sweep("g")) })
 
-		// What workers hold or will read of it is not run, does not count, and goes.
+		// Jobs of the group that workers have or will read do not run and do not count, and their
+		// entries are removed.
 		for _, j := range run {
 			jobs := []taken{j}
 			w.start("T", jobs)
@@ -50,7 +51,7 @@ func TestCancelEverywhere(t *testing.T) {
 		}
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
 		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 7}, w.ledger("g"))
-		w.reduceAll() // results of what was done are still good
+		w.reduceAll() // results of jobs that were done before still count
 		require.Equal(w, "AFCCCCCCC", w.states("g"))
 		require.Equal(w, map[string]int64{"waiting": 1}, w.ledger("keep"))
 		require.Zero(w, w.advance("g"))
@@ -70,7 +71,7 @@ func TestCancelRefuses(t *testing.T) {
 				require.ErrorIs(w, err, api.ErrConflict)
 				require.ErrorContains(w, err, "is "+status)
 			}
-			w.sweep("g") // nothing to do
+			w.sweep("g") // changes nothing
 		})
 	})
 }
@@ -109,7 +110,7 @@ func TestSweepManyJobs(t *testing.T) {
 			var err error
 			more, err = ledger.Sweep(w.Context(), w.c, w.p, "g")
 			require.NoError(w, err)
-			counts := w.ledger("g") // it agrees between the chunks, too
+			counts := w.ledger("g") // the counts agree with the states between the calls, too
 			require.GreaterOrEqual(w, counts["cancelled"], n)
 			n = counts["cancelled"]
 		}
@@ -154,7 +155,7 @@ func TestSweepManyParkedJobs(t *testing.T) {
 	})
 }
 
-// The group was cancelled while its failed jobs were being requeued.
+// A group can be cancelled while its failed jobs are being requeued.
 func TestCancelWhileRequeueing(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 3)
@@ -172,8 +173,8 @@ func TestCancelWhileRequeueing(t *testing.T) {
 	})
 }
 
-// A tenant whose last group was cancelled leaves its lane with the tag that it had:
-// to cancel buys nothing.
+// A tenant whose last group is cancelled keeps its start tag: cancelling gives no advantage in the
+// fair queue.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -184,7 +185,7 @@ func TestCancelKeepsTheTag(t *testing.T) {
 		life := w.c.HGet(w.Context(), w.p.Fair("T"), "gen").Val()
 		require.NotEmpty(w, life)
 		require.Equal(w, life+" 5", w.c.HGet(w.Context(), w.p.Tenant("acme"), "tag:T:normal").Val(), "of this life of its type")
-		w.c.ZAdd(w.Context(), w.p.FairLane("T", "normal"), redis.Z{Score: 5, Member: "acme"}) // as an older version left it
+		w.c.ZAdd(w.Context(), w.p.FairLane("T", "normal"), redis.Z{Score: 5, Member: "acme"}) // an entry that an older version has left
 		require.Equal(w, ledger.AdmitEmpty, w.admit("T", 5, noLimit).State)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val())
 	})

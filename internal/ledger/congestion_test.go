@@ -37,8 +37,8 @@ func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.outcomeIn(terms, "T", report)
 }
 
-// Each tenant stands in a line of its own: a flood of one does not move another's
-// retry into next week.
+// Waiting times are computed for each tenant: many retries of one tenant do not delay the
+// retries of another.
 func TestCongestionIsCountedPerTenant(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: time.Second, Cap: time.Hour, RPS: 10}
@@ -60,7 +60,7 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 	})
 }
 
-// Who comes later is due later, over many reports, also when hundreds share a second.
+// Jobs that fail later are due later, over many reports, also if hundreds of them share a second.
 func TestCongestionKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: 100 * time.Millisecond, Cap: time.Hour, RPS: 50}
@@ -83,8 +83,8 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// Statistics are kept for a while after the last event, and until the tenant's
-// last group has ended.
+// Statistics are kept for a while after the last event, but not longer than until the tenant's last
+// group has ended.
 func TestCongestionStatistics(t *testing.T) {
 	both(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())
@@ -120,7 +120,7 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 				require.InDelta(w, time.Hour, left, float64(time.Minute), "an hour, where nobody says")
 				w.append("another", 1)
 				end(w)
-				if name == "completed" { // another's job is done as well
+				if name == "completed" { // a job of another group is done as well
 					require.Zero(w, w.tenant("acme", noLimit).Unfinished)
 				} else {
 					require.NotZero(w, w.tenant("acme", noLimit).Returns, "it has another group")
@@ -143,7 +143,7 @@ func TestCongestionASmallGroupPassesAParkedFlood(t *testing.T) {
 		w.create("flood", "acme", "T")
 		w.append("flood", flood)
 		l := limit(50)
-		w.backlog("other", "U", 1) // so that acme's share is half
+		w.backlog("other", "U", 1) // a second active tenant, so that acme's share is half
 		require.Equal(w, map[string]int64{"acme": 25}, w.exhaust("T", 100, l))
 		for range 5 {
 			w.append("flood", 1)
@@ -160,8 +160,8 @@ func TestCongestionASmallGroupPassesAParkedFlood(t *testing.T) {
 	})
 }
 
-// Jobs that wait and jobs that are due share a tenant's permits: neither starves, be there
-// many or one in a window.
+// Waiting jobs and due jobs share a tenant's permits: neither of them starves, whether a window has
+// many permits or one.
 func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	both(t, func(w *world) {
 		for _, permits := range []int64{1, 8} {
@@ -203,8 +203,8 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	})
 }
 
-// Where workers keep up with a stream that is nearly full all the time, what is due does not take
-// all of it: what waits for its first turn goes, too.
+// While a ready stream is nearly full all the time, due jobs do not take all of its free capacity:
+// waiting jobs are admitted, too.
 func TestCongestionSharesAFullStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.sendBack("back", 400, soon)

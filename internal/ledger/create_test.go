@@ -28,7 +28,8 @@ func TestCreate(t *testing.T) {
 		require.Equal(w, []event{{"g", "CREATED", 1}}, w.events())
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
 
-		// The same again is the same group; with other content it is a conflict.
+		// To create the same group again changes nothing; other content under the same id is a
+		// conflict.
 		w.unchanged(func() {
 			status, err := ledger.Create(w.Context(), w.c, w.p, a)
 			require.NoError(w, err)
@@ -53,13 +54,13 @@ func TestCreateAgainTellsTheStatus(t *testing.T) {
 	})
 }
 
-// event is what the outbox announces.
+// event is an event in the outbox.
 type event struct {
 	group, status string
 	round         int64
 }
 
-// events are all that were put into the outbox; each carries the group as it was then.
+// events returns all events of the outbox; each contains the group as it was then.
 func (w *world) events() []event {
 	w.Helper()
 	var all []event

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// number reads what Redis keeps as text; what is not there is 0.
+// number parses a number of a Redis reply; a missing value is 0.
 func number(v any) int64 {
 	s, _ := v.(string)
 	n, _ := strconv.ParseInt(s, 10, 64)
@@ -28,7 +28,7 @@ var places = map[ledger.Letter]string{
 	ledger.Done: "done", ledger.Reduced: "done", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
 }
 
-// letters are the states of a group's jobs, without their attempts.
+// letters returns the state letters of a group's jobs, without the attempt marks.
 func letters(states string) string {
 	b := make([]byte, len(states)/2)
 	for i := range b {
@@ -73,8 +73,8 @@ func (w *world) balance(h map[string]string, states string) map[string]int64 {
 	return counts
 }
 
-// dump is everything that the partition holds, to compare: key → its content, type and
-// consumers' entries included.
+// dump returns everything in the partition, for comparisons: for each key its Redis type and
+// content, including the consumers' pending entries.
 func (w *world) dump() map[string]string {
 	w.Helper()
 	all := map[string]string{}
@@ -105,9 +105,9 @@ func (w *world) content(key string) string {
 	case "hash":
 		var h map[string]string
 		h, err = w.c.HGetAll(ctx, key).Result()
-		delete(h, "stale") // they count what changed nothing
+		delete(h, "stale") // this counter counts reports that change nothing
 		delete(h, "lost")
-		v = h // fmt sorts a map's keys
+		v = h // fmt prints the keys of a map sorted
 	case "list":
 		v, err = w.c.LRange(ctx, key, 0, -1).Result()
 	case "set":
@@ -126,7 +126,7 @@ func (w *world) content(key string) string {
 	return fmt.Sprintf("%s %v", what, v)
 }
 
-// pending are the entries that consumers of a stream hold.
+// pending returns the pending entries of a stream, with their consumers.
 func (w *world) pending(stream string) []string {
 	w.Helper()
 	var held []string
@@ -143,7 +143,7 @@ func (w *world) pending(stream string) []string {
 	return held
 }
 
-// unchanged runs a step that must leave no trace in Redis.
+// unchanged runs a step and checks that it changes nothing in Redis.
 func (w *world) unchanged(step func()) {
 	w.Helper()
 	before := w.dump()

@@ -9,10 +9,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// shared are the keys that outlive groups and tenants.
+// shared lists the keys that remain after all groups and tenants are gone.
 var shared = []string{"outbox", "watch", "dead-letters", "results", "load:T", "load:U", "fair:T", "fair:U", "ready:T", "ready:U", "types", "wake:watcher", "wake:fetcher", "wake:dispatcher"}
 
-// A group that was at every place leaves nothing behind.
+// A group with jobs in every state leaves no key after it has expired.
 func TestExpire(t *testing.T) {
 	for name, end := range map[string]func(w *world){
 		"failed": func(w *world) { w.failed("g", 3) },
@@ -36,7 +36,7 @@ func TestExpire(t *testing.T) {
 			w.cancel("g")
 			w.sweep("g")
 			w.reduceAll()
-			w.start("T", w.reread("T")) // what is left of it in the stream
+			w.start("T", w.reread("T")) // the remaining entries of the group in the stream
 			w.c.Del(w.Context(), w.p.Parked("T"), w.p.Rate())
 		},
 	} {
@@ -55,7 +55,7 @@ func TestExpire(t *testing.T) {
 				require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
 				w.unchanged(func() { w.expire("g") })
 
-				// Nor does anything that comes late bring it back.
+				// Late calls do not create it again.
 				w.admit("T", 10, noLimit)
 				w.promote(noLimit, "T")
 				w.sweep("g")
@@ -90,14 +90,14 @@ func TestExpireRefusesWhatIsOpen(t *testing.T) {
 		}
 		refused()
 		w.cancel("g")
-		refused() // it is not swept yet
+		refused() // refused until the group is swept
 		w.sweep("g")
 		w.expire("g")
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Group("g")).Val())
 	})
 }
 
-// Results may be dropped before their group.
+// Results can expire before their group.
 func TestExpireResults(t *testing.T) {
 	both(t, func(w *world) {
 		for _, e := range w.reported("g", 2) {
@@ -117,7 +117,7 @@ func TestExpireResults(t *testing.T) {
 	})
 }
 
-// dropConsumer forgets a worker of type T.
+// dropConsumer deletes a consumer of the ready stream of type T.
 func (w *world) dropConsumer(name string) bool {
 	w.Helper()
 	dropped, err := ledger.DropConsumer(w.Context(), w.c, w.p.Ready("T"), "workers", name, 0)

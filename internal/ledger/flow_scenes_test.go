@@ -11,12 +11,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// flowScenes are those of what stands between the fair queue and the workers.
+// flowScenes are the scenes of the scripts between the fair queue and the workers.
 var flowScenes = []scene{
 	{"admit with borrowed permits", false, func(w *world) act {
 		w.backlog("a", "T", 4)
 		w.set("a", weight(0.5))
-		w.c.SAdd(w.Context(), w.p.Active(), "b") // which leaves its share
+		w.c.SAdd(w.Context(), w.p.Active(), "b") // an active tenant that leaves its share
 		return w.admitting(elastic(4))
 	}},
 	{"admit as the sliding limiter allows", false, func(w *world) act {
@@ -129,7 +129,7 @@ var flowScenes = []scene{
 		w.pause(ledger.PauseTenant, "acme")
 		w.create("h", "acme", "T")
 		w.append("h", 1)
-		w.admit("T", 10, noLimit) // it leaves the lane
+		w.admit("T", 10, noLimit) // the tenant leaves the lane
 		return w.pausing(ledger.Resume, ledger.PauseTenant, "acme")
 	}},
 	{"resume a type", false, func(w *world) act {
@@ -165,7 +165,7 @@ var flowScenes = []scene{
 	}},
 }
 
-// glances are calls that change nothing.
+// glances are the scenes of scripts that only read.
 var glances = []scene{
 	{"census", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
@@ -176,7 +176,7 @@ var glances = []scene{
 	}},
 }
 
-// byPriority has groups chosen by the formula.
+// byPriority makes groups be chosen by the priority formula.
 func (w *world) byPriority(alpha float64) {
 	w.Helper()
 	require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, &alpha))
@@ -193,7 +193,7 @@ func (w *world) aside(group string, n int) {
 	})
 }
 
-// switching pauses or resumes.
+// switching is Pause or Resume.
 type switching func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
 
 func (w *world) pausing(how switching, what ledger.Pausable, id string) act {
@@ -204,7 +204,7 @@ func (w *world) choosing(alpha float64) act {
 	return func() error { return ledger.SetPolicy(w.Context(), w.c, w.p, &alpha) }
 }
 
-// dividing changes a partition's part of 40 permits, of which 10 were its first part.
+// dividing sets a partition's quota; the global limit is 40 permits and the first quota was 10.
 func (w *world) dividing(limiter string, to int64) act {
 	l := within(limiter, time.Hour, 40)
 	l.Part, l.Tag = 10, "40/4"

@@ -13,22 +13,23 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// elastic is n permits in a window that lasts as long as any test, of which what is unused is lent.
+// elastic returns a limit of n permits with elastic shares, in a window that is longer
+// than any test.
 func elastic(permits int64) ledger.Limit {
 	l := limit(permits)
 	l.Share = ledger.ShareElastic
 	return l
 }
 
-// limiters are all there are.
+// limiters lists all limiters.
 var limiters = []string{ledger.LimiterFixed, ledger.LimiterSliding, ledger.LimiterToken}
 
-// within is n permits in a real window.
+// within returns a limit of n permits in a window of the given length.
 func within(limiter string, window time.Duration, permits int64) ledger.Limit {
 	return ledger.Limit{Limiter: limiter, Window: window, Permits: permits}
 }
 
-// each tells a story of every limiter, on both servers.
+// each runs a test with every limiter, on both servers.
 func each(t *testing.T, story func(w *world, limiter string)) {
 	t.Helper()
 	for _, limiter := range limiters {
@@ -36,7 +37,7 @@ func each(t *testing.T, story func(w *world, limiter string)) {
 	}
 }
 
-// partitionsOf are the partitions of one installation, which share a limit.
+// partitionsOf returns the partitions of one installation, which share a limit.
 func (w *world) partitionsOf(n int) []*world {
 	w.Helper()
 	space, err := keyspace.New(w.prefix, n)
@@ -57,7 +58,7 @@ func (w *world) stuck(typ string) {
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Load(typ), "full", full[0]+" "+full[1]+" 1").Err())
 }
 
-// newWindow begins the next window of fixed limits that last as long as any test.
+// newWindow begins the next window of fixed limits whose window is longer than any test.
 func (w *world) newWindow(tenants ...string) {
 	w.Helper()
 	keys := []string{w.p.Rate()}
@@ -67,7 +68,7 @@ func (w *world) newWindow(tenants ...string) {
 	for _, key := range keys {
 		require.NoError(w, w.c.HSet(w.Context(), key, "w", -1).Err())
 	}
-	// Whoever was told to come then comes.
+	// Rate-limited tenants that wait for this window return.
 	for _, typ := range w.c.ZRange(w.Context(), w.p.Types(), 0, -1).Val() {
 		for _, tenant := range w.c.ZRange(w.Context(), w.p.Parked(typ), 0, -1).Val() {
 			require.NoError(w, w.c.ZAdd(w.Context(), w.p.Parked(typ), redis.Z{Score: 1, Member: tenant}).Err())
@@ -75,7 +76,7 @@ func (w *world) newWindow(tenants ...string) {
 	}
 }
 
-// backlog makes a group of n waiting jobs that bears its tenant's name.
+// backlog creates a group with n waiting jobs; the group has the tenant's name.
 func (w *world) backlog(tenant, typ string, n int) {
 	w.Helper()
 	w.create(tenant, tenant, typ)
@@ -100,7 +101,7 @@ func (w *world) set(tenant string, s ledger.TenantSettings) {
 func weight(f float64) ledger.TenantSettings { return ledger.TenantSettings{Weight: &f} }
 func rps(f float64) ledger.TenantSettings    { return ledger.TenantSettings{RPS: &f} }
 
-// perWindow is the rate of n permits in the window that lasts as long as any test.
+// perWindow returns tenant settings with n permits in the window that is longer than any test.
 func perWindow(n float64) ledger.TenantSettings { return rps(n / limit(1).Window.Seconds()) }
 
 func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {
@@ -110,13 +111,13 @@ func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {
 	return s
 }
 
-// spentOf is what a fixed limit has counted in its window.
+// spentOf returns the permits that a fixed limit has counted in its window.
 func (w *world) spentOf(key string) int64 {
 	w.Helper()
 	return number(w.c.HGet(w.Context(), key, "n").Val())
 }
 
-// permitsOf sums up what was spent, by tenant.
+// permitsOf sums up spent permits by tenant.
 func permitsOf(all ...[]ledger.Permit) map[string]int64 {
 	sum := map[string]int64{}
 	for _, permits := range all {
@@ -127,7 +128,7 @@ func permitsOf(all ...[]ledger.Permit) map[string]int64 {
 	return sum
 }
 
-// exhaust admits jobs of a type until no more is let in, and returns what each tenant got.
+// exhaust admits jobs of a type until none is admitted, and returns the number for each tenant.
 func (w *world) exhaust(typ string, most int, l ledger.Limit) map[string]int64 {
 	w.Helper()
 	var all [][]ledger.Permit
@@ -143,7 +144,7 @@ func (w *world) exhaust(typ string, most int, l ledger.Limit) map[string]int64 {
 	return nil
 }
 
-// now is Redis's time in µs.
+// now returns Redis's time in µs.
 func (w *world) now() int64 {
 	w.Helper()
 	at, err := w.c.Time(w.Context()).Result()
@@ -151,7 +152,7 @@ func (w *world) now() int64 {
 	return at.UnixMicro()
 }
 
-// pass lets time pass.
+// pass waits for this time.
 func (w *world) pass(d time.Duration) {
 	w.Helper()
 	require.NoError(w, redisx.Sleep(w.Context(), d))

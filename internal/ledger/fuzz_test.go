@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Whatever lies among the jobs, at any of their places, no script fails for it, and the good job
-// beside it runs and counts once.
+// Any invalid entry at any location of jobs makes no script fail, and the valid job beside it runs
+// and counts once.
 func FuzzGarbage(f *testing.F) {
 	for _, seed := range []string{
 		"", "junk", "\x00\xff", "0|1||x", "-1|1||x", "7|1||x", "99999999999999999999|1||x", "1e9|1||",

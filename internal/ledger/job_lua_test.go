@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// readJob has the scripts' codec read a blob and compose it again.
+// readJob is a script that parses a blob with the scripts' codec and composes it again.
 const readJob = `
 local blob = ARGV[1]
 local j = parse(blob)
@@ -23,10 +23,10 @@ local payload, key = payload_and_key(string.sub(blob, j.payload_at))
 return { j.group, j.typ, tostring(j.attempt), j.retries, j.throttles, tostring(j.losses), tostring(j.wf), tostring(j.wr), tostring(j.wc),
   string.format('%.0f', j.since), j.reason, tostring(j.ordinal), string.format('%.0f', j.accepted), j.trace, payload, key, compose(j, blob) }`
 
-// leadingZero is what is lost when a blob is composed again.
+// leadingZero matches a leading zero of a number, which is lost when a blob is composed again.
 var leadingZero = regexp.MustCompile(`\|0[0-9]`)
 
-// Scripts and Go read a blob alike, and compose it alike.
+// Scripts and Go parse a blob in the same way, and compose the same blob.
 func FuzzJobInScripts(f *testing.F) {
 	for _, seed := range []string{
 		"g|T|1|0|0|0|0|0|0|1||0|1||1", "g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}", "",
@@ -43,7 +43,7 @@ func FuzzJobInScripts(f *testing.F) {
 		require.NoError(t, err)
 		j, err := ledger.ParseJob(blob)
 		if err != nil {
-			return // scripts take numbers of any length
+			return // scripts accept numbers of any length
 		}
 		ordinal, _, _ := strings.Cut(j.Queued, "|")
 		letter := j.Reason == 0 || 'a' <= j.Reason|0x20 && j.Reason|0x20 <= 'z'
@@ -54,7 +54,7 @@ func FuzzJobInScripts(f *testing.F) {
 		n := func(i int) int { n, err := strconv.Atoi(got[i]); require.NoError(t, err); return n }
 		want := []any{j.Group, j.Type, j.Attempt, j.Retries, j.Throttles, j.Losses, j.Waits, int(j.SinceMS), int(j.Ordinal), j.Accepted, j.Trace, j.Payload, j.Key()}
 		if max(j.Attempt, j.Losses, int(j.SinceMS), int(j.Accepted.UnixMilli())) > 1e14 || len(j.Waits) > 40 {
-			return // Lua's numbers are not exact
+			return // Lua's numbers are not exact above 2^53
 		}
 		if leadingZero.MatchString("|" + blob) {
 			return

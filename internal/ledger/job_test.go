@@ -65,7 +65,7 @@ func TestJobKey(t *testing.T) {
 	}
 }
 
-// parseSimply reads a moving blob in the simplest way.
+// parseSimply parses a moving blob in the simplest way, as a reference for the codec.
 func parseSimply(blob string) (j ledger.Job, key string, ok bool) {
 	part := strings.SplitN(blob, "|", 15)
 	if len(part) < 15 || part[0] == "" || part[1] == "" || len(part[10]) > 1 {
@@ -93,7 +93,7 @@ func parseSimply(blob string) (j ledger.Job, key string, ok bool) {
 	return j, key, true
 }
 
-// A blob is read as parseSimply reads it, and composed again as it was.
+// The codec parses a blob like parseSimply, and composes the same blob again.
 func FuzzParseJob(f *testing.F) {
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1")
 	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}")
@@ -124,7 +124,8 @@ func FuzzParseJob(f *testing.F) {
 	})
 }
 
-// An entry's job is the same, wherever its blob is divided and whatever was read before it.
+// The parser returns the same job wherever the entry's blob is divided into field and value, and
+// whichever entry it has parsed before.
 func FuzzParser(f *testing.F) {
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1", 23, "g|T|1|0|0|0|0|0|0|1||")
 	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}", 36, "")

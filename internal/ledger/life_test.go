@@ -60,7 +60,7 @@ func TestLifeOfAGroup(t *testing.T) {
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Codes("g"), "BOOM").Val())
 		require.Equal(w, int64(0), w.c.SCard(w.Context(), w.p.Active()).Val())
 
-		// The next round runs only what has failed.
+		// The next round runs only the failed jobs.
 		round, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
 		require.NoError(w, err)
 		require.Equal(w, 2, round)

@@ -11,16 +11,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// spending is what was let in at a time (µs by Redis).
+// spending is a number of permits that was spent at a time (µs, Redis's clock).
 type spending struct{ at, n int64 }
 
-// holds checks spendings in the order of time against what a limiter promises.
+// holds checks that spendings, ordered by time, keep the limiter's guarantee.
 func (w *world) holds(l ledger.Limit, log []spending) {
 	w.Helper()
 	require.Empty(w, exceeded(l, log), "%s, %d in %v: %v", l.Limiter, l.Permits, l.Window, log)
 }
 
-// exceeded tells where spendings break what a limiter promises.
+// exceeded describes where spendings break the limiter's guarantee; "" if they do not.
 func exceeded(l ledger.Limit, log []spending) string {
 	width, windows := l.Window.Microseconds(), map[int64]int64{}
 	for i, s := range log {
@@ -46,7 +46,7 @@ func exceeded(l ledger.Limit, log []spending) string {
 	return ""
 }
 
-// The check can fail: it knows too much of a good thing from enough.
+// Control: the check reports an exceeded limit and accepts a limit that is exactly used.
 func TestExceeded(t *testing.T) {
 	t.Parallel()
 	ms := func(at, n int64) spending { return spending{1_000_000 + at*1000, n} }
@@ -66,8 +66,8 @@ func TestExceeded(t *testing.T) {
 	}
 }
 
-// Random spendings at random times, by admission and promotion: never more than the limit, and the
-// next permit comes when it was promised.
+// With admissions and promotions at random times the limit is never exceeded, and the next permit
+// comes at the time that the script has announced.
 func TestLimiters(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
@@ -97,8 +97,8 @@ func TestLimiters(t *testing.T) {
 	})
 }
 
-// A clock that was set back, by a little or by much: the state lies in the future. What was spent
-// counts once more at most, and nobody is stuck for longer than two windows.
+// After the clock was set back, by little or by much, the stored state is in the future. No spent
+// permit is given more than once again, and no tenant is blocked for longer than two windows.
 func TestLimitersWhenTheClockJumps(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 40*time.Millisecond, 6)
@@ -150,8 +150,8 @@ func TestLimitersWhenTheClockJumps(t *testing.T) {
 	})
 }
 
-// countsUntil is when a spending that is known for a time ahead stops to count, as seen
-// first at a time (µs).
+// countsUntil returns until when (µs) a spending that is recorded at a future time counts, if it is
+// first seen at the time first.
 func countsUntil(l ledger.Limit, at, first int64) int64 {
 	width := l.Window.Microseconds()
 	switch l.Limiter {
@@ -166,8 +166,8 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 	return 0
 }
 
-// A limit that changes in the middle of a window holds from then on, whatever was
-// spent under the other one.
+// When a limit changes in the middle of a window, the new limit holds from then on, whatever was
+// spent under the old one.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)
@@ -181,7 +181,7 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 		for range 5 {
 			rest += admit(10, 20)
 		}
-		if limiter == ledger.LimiterToken { // it has used half of a bucket of 10, and then 3 of one of 20
+		if limiter == ledger.LimiterToken { // half of a bucket of 10 was used, then 3 of a bucket of 20
 			require.Equal(w, 7, rest)
 		} else {
 			require.Equal(w, 12, rest)
@@ -190,7 +190,8 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	})
 }
 
-// Whoever changes the limiter begins anew, and is neither stuck nor without a limit.
+// After a change of the limiter its counting starts again: the tenant is neither blocked nor
+// without a limit.
 func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("acme", "T", 500)
@@ -212,7 +213,8 @@ func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 	})
 }
 
-// A tenant's own limit holds for it alone, by each limiter, and its change at once.
+// With each limiter a tenant's own limit holds for this tenant alone, and a change takes effect at
+// once.
 func TestLimitersOfATenantsOwn(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		window := 30 * time.Millisecond
@@ -246,7 +248,7 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 	})
 }
 
-// Windows are shorter than a second where one likes.
+// Windows may be shorter than a second.
 func TestRateOfShortWindows(t *testing.T) {
 	t.Parallel()
 	for window, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 100 * time.Millisecond: 5, 250 * time.Millisecond: 12, 10 * time.Second: 500} {

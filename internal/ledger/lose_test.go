@@ -50,8 +50,7 @@ func (w *world) stateOf(group string, ordinal int64) ledger.Missed {
 	return ledger.Missed{Ordinal: ordinal, State: ledger.State(state)}
 }
 
-// vanish deletes everything in which a group's jobs lie that have not ended,
-// and says who they were.
+// vanish deletes all locations of a group's unfinished jobs, and returns these jobs.
 func (w *world) vanish(group, typ string) []ledger.Missed {
 	w.Helper()
 	tenant := w.c.HGet(w.Context(), w.p.Group(group), "tenant").Val()
@@ -65,8 +64,8 @@ func (w *world) vanish(group, typ string) []ledger.Missed {
 	return all
 }
 
-// Whatever vanishes ends as failed, the ledger and the tenant's counters say so, and the
-// group comes to its end.
+// Vanished jobs end as failed, the group's counts and the tenant's counters include them, and the
+// group ends.
 func TestLose(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
@@ -101,7 +100,7 @@ func TestLose(t *testing.T) {
 	})
 }
 
-// Who has moved since it was missed, or can still be in a queue, is not lost.
+// A job that has moved since it was missed, or that may still be in a queue, is not failed as lost.
 func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -131,8 +130,7 @@ func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	})
 }
 
-// The next round runs a lost job only where its payload is still there; a worker
-// is told when it is not.
+// The next round runs a lost job only if its payload still exists; otherwise the worker fails it.
 func TestLostJobsAreRetried(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -162,8 +160,8 @@ func TestLostJobsAreRetried(t *testing.T) {
 	})
 }
 
-// Of a group with several types nobody knows what was lost; the types' counters
-// are left to the audit.
+// In a group with several types the type of a lost job is unknown; the audit repairs the types'
+// counters.
 func TestLoseOfSeveralTypes(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -178,7 +176,7 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 	})
 }
 
-// Nor may a retry run it as another type, with its payload.
+// A retry must not run such a job as another type with its payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -21,14 +21,15 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// sent is a script as Redis gets it: files of package lua in this order, the script itself last.
+// sent is a script as it is sent to Redis: files of package lua in this order, the
+// script itself last.
 type sent struct{ files []string }
 
 func (s sent) name() string    { return s.files[len(s.files)-1] }
 func (s sent) source() string  { return lua.Source(s.files...) }
 func (s sent) parts() []string { return s.files[:len(s.files)-1] }
 
-// fileAt is the file that a line of the whole source comes from.
+// fileAt returns the file of a line of the whole source.
 func (s sent) fileAt(line int) string {
 	for _, file := range s.files {
 		n := strings.Count(lua.Source(file), "\n")
@@ -90,7 +91,7 @@ func sentScripts(t *testing.T) []sent {
 	return all
 }
 
-// loads tells what a call loads, if all its arguments are literals.
+// loads returns the files that a call loads, if all of its arguments are literals.
 func loads(call *goast.CallExpr, inPackage string) sent {
 	var args []string
 	for _, arg := range call.Args {
