@@ -15,14 +15,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// actWork has a worker do what it does all the time: it takes jobs and starts them.
+// actWork makes a worker read jobs and start them.
 func (m *model) actWork() {
 	typ := m.typ()
 	m.handOut(6, typ, 5, noLimit)
 	m.work(typ)
 }
 
-// actWorkAgain has jobs run elsewhere while those who held them are only slow.
+// actWorkAgain reclaims jobs whose workers are only slow, and starts them on another worker.
 func (m *model) actWorkAgain() {
 	typ := m.typ()
 	m.takeBack(typ, 3)
@@ -45,7 +45,8 @@ func (m *model) consumer() string {
 	return rapid.SampledFrom([]string{"c1", "c2"}).Draw(m.rt, "consumer")
 }
 
-// receive reads jobs. Whoever owns one finds in its blob what it has been through.
+// receive reads jobs and checks the values of each blob (retries, throttles, losses) against the
+// reference.
 func (m *model) receive(typ, consumer string, most int64) []taken {
 	m.readers(typ)
 	all := m.take(typ, consumer, most)
@@ -61,7 +62,7 @@ func (m *model) receive(typ, consumer string, most int64) []taken {
 	return all
 }
 
-// actLoseReaders loses a consumer group: everything that lies in the stream will be read again.
+// actLoseReaders deletes a consumer group: all entries of the stream will be delivered again.
 func (m *model) actLoseReaders() {
 	typ := m.typ()
 	m.c.XGroupDestroy(m.Context(), m.p.Ready(typ), keyspace.GroupWorkers)
@@ -91,7 +92,7 @@ func (m *model) actComeBack() {
 	}
 }
 
-// readers makes the consumer group of a type's stream, unless it is there.
+// readers creates the consumer group of a type's ready stream if it does not exist.
 func (m *model) readers(typ string) {
 	if !m.reading[typ] {
 		m.consumerGroup(m.p.Ready(typ), keyspace.GroupWorkers)
@@ -99,7 +100,7 @@ func (m *model) readers(typ string) {
 	}
 }
 
-// actStart starts some of what is held, perhaps again, and perhaps what is not held any more.
+// actStart starts some of the held jobs, some of them again, and some that are no longer held.
 func (m *model) actStart() {
 	picked := some(m, slices.Concat(m.held, m.past), 4)
 	for _, typ := range types {
@@ -107,7 +108,7 @@ func (m *model) actStart() {
 		m.launch(typ, batch)
 		for _, started := range batch {
 			if started.token >= 0 {
-				m.drop(started) // an earlier start of the same entry is stale now
+				m.drop(started) // the earlier start of the same entry is stale now
 				m.held = append(m.held, started)
 			}
 		}
@@ -127,7 +128,7 @@ func (m *model) launch(typ string, batch []taken) {
 	require.Equal(m, m.reference.start(typ, batch), got, "tokens of %v", batch)
 }
 
-// drop takes an entry out of what is held.
+// drop removes an entry from the held jobs.
 func (m *model) drop(j taken) {
 	m.held = slices.DeleteFunc(m.held, func(h taken) bool {
 		if h.entry != j.entry || h.Type != j.Type {
@@ -139,7 +140,7 @@ func (m *model) drop(j taken) {
 	m.past = m.past[max(0, len(m.past)-8):]
 }
 
-// actRenew renews leases of what is held, and of what was held once.
+// actRenew renews leases of held jobs, and of jobs that were held before.
 func (m *model) actRenew() {
 	picked, consumer := some(m, slices.Concat(m.held, m.past), 4), m.consumer()
 	for _, typ := range types {
@@ -159,7 +160,7 @@ func (m *model) actRenew() {
 	}
 }
 
-// anything is all that can come of a job, d for done.
+// anything lists the outcomes from which a job's outcome is drawn; d is done.
 var anything = []ledger.OutcomeKind{"d", "d", ledger.OutcomeRetry, ledger.OutcomeThrottled, ledger.OutcomeFailed, ledger.OutcomeReleased, ledger.OutcomeUnstarted}
 
 func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past), 5), anything) }
@@ -197,7 +198,7 @@ func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 			continue
 		}
 		require.Equal(m, m.reference.outcome(typ, batch), m.outcome(typ, batch), "outcomes %+v", batch)
-		if m.chance("the answer was lost") { // so it is reported again
+		if m.chance("the answer was lost") { // then the same report is repeated
 			require.Equal(m, m.reference.outcome(typ, batch), m.outcome(typ, batch), "outcomes %+v once more", batch)
 		}
 		for _, j := range picked {
@@ -208,7 +209,7 @@ func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	}
 }
 
-// actCrash has workers forget what they hold.
+// actCrash makes all workers crash: they forget the jobs that they hold.
 func (m *model) actCrash() {
 	for _, j := range some(m, m.held, 4) {
 		m.drop(j)
@@ -220,8 +221,8 @@ func (m *model) takeBack(typ string, most int) {
 	require.Equal(m, m.reference.reclaim(typ, most), m.reclaim(typ, most), "what workers held of %s", typ)
 }
 
-// actReduce reads results, or takes those of before, and reduces some of them together
-// into one of two slots.
+// actReduce reads results, or takes results read before, and reduces some of them together into one
+// of two slots.
 func (m *model) actReduce() {
 	m.results = append(m.results, m.readResults(2)...)
 	for _, e := range some(m, m.results, 2) {
@@ -231,7 +232,7 @@ func (m *model) actReduce() {
 			require.Equal(m, ledger.ReduceVersion, r.State)
 			continue
 		}
-		if bad := m.settle(slot, e); bad != nil { // what an aggregator does: it leaves them out
+		if bad := m.settle(slot, e); bad != nil { // an aggregator leaves these results out
 			e.ordinals = slices.DeleteFunc(slices.Clone(e.ordinals), func(n int64) bool { return slices.Contains(bad, n) })
 			e.lines = ""
 			for i, n := range e.ordinals {
@@ -239,20 +240,20 @@ func (m *model) actReduce() {
 			}
 			require.Empty(m, m.settle(slot, e))
 		}
-		if m.chance("the answer was lost") { // so it is reduced again, into the slot as it is now
+		if m.chance("the answer was lost") { // then the same call is repeated with the slot's present version
 			m.settle(slot, e)
 		}
 	}
 }
 
-// settle reduces results, or returns those that are not to be reduced.
+// settle reduces results. If some may not be reduced, it reduces none and returns these.
 func (m *model) settle(slot string, e results) []int64 {
 	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(slot, e)
 	require.Equal(m, bad, r.Bad, "results %+v", e)
 	return bad
 }
 
-// goOn advances a group.
+// goOn advances a group and compares the new states with the reference.
 func (m *model) goOn(group string) {
 	n, err := ledger.Advance(m.Context(), m.c, m.p, group, m.leads)
 	require.NoError(m, err)
@@ -278,7 +279,8 @@ func (m *model) actSweep() {
 	m.swept(g)
 }
 
-// swept is a group whose ledger was settled, if it is cancelled.
+// swept updates the reference after a sweep: all unfinished jobs of a cancelled group
+// are cancelled.
 func (m *model) swept(group string) {
 	if b := m.reference.groups[group]; !b.live() {
 		b.settle("WNRI", ledger.Cancelled)
@@ -304,7 +306,7 @@ func (m *model) actRetry() {
 	}
 }
 
-// waitAgain requeues what has failed in the rounds before.
+// waitAgain requeues the jobs that failed in earlier rounds.
 func (m *model) waitAgain(group string) {
 	m.requeue(group)
 	if b := m.reference.groups[group]; b.requeue {
@@ -327,7 +329,7 @@ func (m *model) actPause(on bool) {
 	}
 }
 
-// halt pauses or resumes. A group that has ended can't be.
+// halt pauses or resumes. A group that has ended is refused.
 func (m *model) halt(on bool, what ledger.Pausable, id string) {
 	do := ledger.Resume
 	if on {
@@ -346,7 +348,7 @@ func (m *model) halt(on bool, what ledger.Pausable, id string) {
 	}
 }
 
-// actSet gives a tenant other settings, or none.
+// actSet changes a tenant's settings or clears them.
 func (m *model) actSet() {
 	if !m.chance("really") {
 		return
@@ -365,7 +367,7 @@ func (m *model) actSet() {
 	m.set(rapid.SampledFrom(owners).Draw(m.rt, "tenant"), s)
 }
 
-// freely lets everything go on as if nobody had ever interfered.
+// freely resumes everything that is paused and clears all settings.
 func (m *model) freely() {
 	for _, g := range groups {
 		m.halt(false, ledger.PauseGroup, g)

@@ -66,14 +66,14 @@ func (m *model) look() *sight {
 	return s
 }
 
-// equal is require.Equal for what is compared many thousand times.
+// equal does the same as require.Equal, faster: it is called many thousand times.
 func equal[T comparable](m *model, want, got T, format string, args ...any) {
 	if want != got {
 		require.Equal(m, want, got, append([]any{format}, args...)...)
 	}
 }
 
-// totals count what check has found, by tenant or type.
+// totals counts the jobs that check has found, by tenant or type.
 type totals struct{ active, unfinished, congested, waiting, nonReady map[string]int64 }
 
 // check compares everything that is written down, and that twice, with the ledger.
@@ -110,7 +110,7 @@ func (m *model) check() {
 		if s.tenant[tenant].Val()["paused"] == "" {
 			equal(m, len(blobs) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
 		}
-		for _, blob := range s.aside[tenant].Val() { // of what is or was paused
+		for _, blob := range s.aside[tenant].Val() { // suspended jobs of what is or was paused
 			d, _ := note("N", blob)
 			n.nonReady[d.Type]++
 		}
@@ -181,7 +181,7 @@ func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]str
 	failures := s.failures[g].Val()
 	equal(m, by["failed"], int64(len(failures)), "failures of %s", g)
 	for o, j := range b.jobs {
-		if b.live() { // until a cancelled group is swept and read away, its jobs may lie where they were
+		if b.live() { // until a cancelled group is swept, its jobs may stay where they were
 			equal(m, lies[j.letter], lie[o], "where %s.%d lies", g, o)
 		}
 		if strings.IndexByte("WNRI", byte(j.letter)) >= 0 {
@@ -192,7 +192,7 @@ func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]str
 	}
 }
 
-// standsInLine checks the places of a group that waits and of its tenant.
+// standsInLine checks the entries of a waiting group and its tenant in the fair queue.
 func (m *model) standsInLine(s *sight, g, typ string) {
 	tenant := m.tenantOf(g)
 	require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
@@ -206,8 +206,8 @@ func (m *model) standsInLine(s *sight, g, typ string) {
 	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not parked, so it stands in the lane, with permits of its own or without", tenant)
 }
 
-// resultLines says where the line of each job's result lies, by group and ordinal; more
-// than one is a failure.
+// resultLines returns the location of each job's result line, by group and ordinal. Two lines of
+// one job are a failure.
 func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	lines := map[string]map[int64]string{}
 	each := func(group, chunk string, f func(of map[int64]string, job int64)) {
@@ -230,7 +230,7 @@ func (m *model) resultLines(s *sight) map[string]map[int64]string {
 		g := e.Values["g"].(string)
 		each(g, e.Values["l"].(string), func(of map[int64]string, job int64) {
 			equal(m, false, of[job] == "stream", "%s.%d has two results", g, job)
-			if of[job] == "" { // or else the rest of the entry was left to another
+			if of[job] == "" { // otherwise the rest of the entry was left to another aggregator
 				of[job] = "stream"
 			}
 		})
@@ -238,10 +238,10 @@ func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	return lines
 }
 
-// finish drives everything to its end, as the roles would.
+// finish brings every job and group to its end, like the roles.
 func (m *model) finish() {
 	m.check()
-	m.held = nil // every worker has crashed
+	m.held = nil // every worker crashes
 	m.freely()
 	for _, g := range groups {
 		m.end(g)
@@ -279,7 +279,8 @@ func (m *model) finish() {
 	m.nothingLeft()
 }
 
-// collectResults takes over everything that lies in the results stream, whoever has read it.
+// collectResults reads all entries of the results stream, including those that other
+// aggregators have read.
 func (m *model) collectResults() {
 	m.results = nil
 	for _, e := range m.c.XRange(m.Context(), m.p.ResultStream(), "-", "+").Val() {
@@ -287,7 +288,7 @@ func (m *model) collectResults() {
 	}
 }
 
-// reduceRest reduces what was collected, as far as it was not before.
+// reduceRest reduces the collected results that are not reduced yet.
 func (m *model) reduceRest() {
 	for _, e := range m.results {
 		e.ordinals = nil
@@ -303,12 +304,12 @@ func (m *model) reduceRest() {
 	m.results = nil
 }
 
-// nothingLeft finds every job counted once and, when the groups have expired, only
-// what is shared, empty.
+// nothingLeft checks that every job is counted once and that, after the groups have expired, only
+// shared keys remain, and these are empty.
 func (m *model) nothingLeft() {
 	for _, typ := range types {
-		m.takeBack(typ, 0)                          // entries of cancelled groups that somebody holds
-		m.launch(typ, m.receive(typ, "last", 1000)) // and those that nobody has read
+		m.takeBack(typ, 0)                          // entries of cancelled groups that a consumer holds
+		m.launch(typ, m.receive(typ, "last", 1000)) // and entries that no consumer has read
 	}
 	var streams []*redis.IntCmd
 	var pending []*redis.XPendingCmd

@@ -8,17 +8,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// reference is what must be true: every job as the transitions that were accepted have left it. It
-// knows what each fenced transition must answer and do. Which jobs are handed out is the scripts'
-// choice; moved takes it over when it was allowed.
+// reference is the expected state: every job as the accepted transitions have left it. It computes
+// what each fenced transition must answer and change. Which jobs become ready is the scripts'
+// choice; moved copies it after it has checked that the choice was allowed.
 type reference struct {
 	groups      map[string]*book
 	paused      map[string]bool             // tenants and types
-	unacked     map[string]map[string]taken // by type and entry: what was read, until it is taken out of the stream
-	stale, lost map[string]int64            // by type: what was refused
+	unacked     map[string]map[string]taken // by type and entry: entries that were read, until they are deleted from the stream
+	stale, lost map[string]int64            // by type: refused reports and lost leases
 }
 
-// book is a group.
+// book is a group in the reference.
 type book struct {
 	tenant, status                              string
 	jobs                                        []job
@@ -26,7 +26,7 @@ type book struct {
 	sealed, submitted, started, requeue, paused bool
 }
 
-// job is one as its group's states and its blob have it.
+// job is a job in the reference: the values of its state and its blob.
 type job struct {
 	typ                        string
 	letter                     ledger.Letter
@@ -34,20 +34,20 @@ type job struct {
 	retries, throttles, losses int
 }
 
-// nobody is how a batch sees a job that it has named before: no attempt is its own.
+// nobody stands for a job that a batch names a second time: no attempt fits.
 var nobody = job{letter: ledger.Ready, attempt: -1}
 
 func (j job) is(letter ledger.Letter, attempt int) bool {
 	return j.letter == letter && j.attempt >= 0 && j.attempt%90 == attempt%90
 }
 
-// owned says whether the job is somebody's, at this attempt.
+// owned reports whether the job is in flight under this attempt.
 func (j job) owned(attempt int) bool {
 	return j.is(ledger.Ready, attempt) || j.is(ledger.InFlight, attempt)
 }
 
-// open says whether it is handed out or running: reclaim alone decides then about
-// entries of other attempts.
+// open reports whether the job is ready or in flight. Then only reclaim may remove entries of other
+// attempts.
 func (j job) open() bool { return j.letter == ledger.Ready || j.letter == ledger.InFlight }
 
 func (b *book) live() bool { return b.status != "CANCELLED" }
@@ -55,7 +55,7 @@ func (b *book) ended() bool {
 	return slices.Contains([]string{"COMPLETED", "FAILED", "CANCELLED"}, b.status)
 }
 
-// states are the jobs as the group's string has them.
+// states returns the jobs' states as they must be in the group's string.
 func (b *book) states() string {
 	s := make([]byte, 0, 2*len(b.jobs))
 	for _, j := range b.jobs {
@@ -64,7 +64,7 @@ func (b *book) states() string {
 	return string(s)
 }
 
-// counts are the jobs by place, and those that are reduced.
+// counts returns the numbers of jobs in each state, and of those that are reduced.
 func (b *book) counts() (by map[string]int64, reduced int64) {
 	by = map[string]int64{}
 	for _, j := range b.jobs {
@@ -76,7 +76,7 @@ func (b *book) counts() (by map[string]int64, reduced int64) {
 	return by, reduced
 }
 
-// batch sees the jobs of ordinals as one script does, which meets each of them once.
+// batch returns the jobs with these ordinals as a script sees them: a repeated ordinal is nobody.
 func (b *book) batch(n int, ordinal func(i int) int64) []job {
 	seen, named := make([]job, n), map[int64]bool{}
 	for i := range n {
@@ -89,12 +89,13 @@ func (b *book) batch(n int, ordinal func(i int) int64) []job {
 	return seen
 }
 
-// held says whether a job that was handed out may not start.
+// held reports whether a ready job may not start, because something is paused.
 func (l *reference) held(b *book, typ string) bool {
 	return b.paused || l.paused["type "+typ] || l.paused["tenant "+b.tenant]
 }
 
-// start returns the tokens that jobs of a type get, sorted by job.
+// start returns the attempts under which the jobs of a batch start (negative: refused),
+// sorted by job.
 func (l *reference) start(typ string, batch []taken) []int64 {
 	var tokens []int64
 	for len(batch) > 0 {
@@ -127,7 +128,7 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 	return tokens
 }
 
-// outcome returns how many of the outcomes take effect.
+// outcome returns the expected reply of the script outcome, and updates the reference.
 func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
 	var r ledger.OutcomeReply
 	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to ledger.Letter) bool {
@@ -150,7 +151,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 		switch {
 		case to != ledger.Ready:
 			j.letter = to
-		case seen.letter == ledger.InFlight: // its start took effect after all
+		case seen.letter == ledger.InFlight: // the start whose reply was lost has taken effect
 			j.letter = ledger.NonReady
 		default:
 			j.letter, j.attempt = ledger.Ready, attempt+1
@@ -183,7 +184,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 	return r
 }
 
-// reclaim takes everything back that was read and is not taken out of the stream.
+// reclaim takes back all entries that were read and are still in the stream.
 func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 	var r ledger.ReclaimReply
 	entries := make([]taken, 0, len(l.unacked[typ]))
@@ -198,7 +199,7 @@ func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 			r.Stale++
 			continue
 		}
-		if j.letter == ledger.InFlight { // others have not seen their worker die
+		if j.letter == ledger.InFlight { // only jobs in flight have lost a worker
 			j.losses++
 		}
 		if j.losses > most {
@@ -219,7 +220,7 @@ func compareIDs(a, b string) int {
 	return cmp.Or(cmp.Compare(number(ams), number(bms)), cmp.Compare(number(an), number(bn)))
 }
 
-// renew returns which leases are lost.
+// renew returns the indexes of jobs whose lease is lost.
 func (l *reference) renew(typ string, jobs []ledger.Held) []int {
 	lost := []int{}
 	for i, h := range jobs {
@@ -231,7 +232,7 @@ func (l *reference) renew(typ string, jobs []ledger.Held) []int {
 	return lost
 }
 
-// reduce returns the ordinals that are not to be reduced; if there are none, all are.
+// reduce returns the ordinals that may not be reduced. If there are none, all jobs become reduced.
 func (l *reference) reduce(group string, ordinals []int64) (bad []int64) {
 	b := l.groups[group]
 	for _, o := range ordinals {
@@ -271,7 +272,7 @@ func (l *reference) advance(group string) (n int) {
 	}
 }
 
-// settle moves all jobs of a group that are in one of some states.
+// settle changes the state of all jobs of a group whose state letter is in from.
 func (b *book) settle(from string, to ledger.Letter) {
 	for i := range b.jobs {
 		if strings.IndexByte(from, byte(b.jobs[i].letter)) >= 0 {

@@ -18,19 +18,19 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// How many random sequences TestModel tries on a real Redis: rapid does 100 at a time, or what
-// -rapid.checks says, and callers share them.
+// On a real Redis TestModel runs rapid `hundreds` times, divided among `callers` goroutines. Each
+// run of rapid tries 100 random sequences, or the number given by -rapid.checks.
 const callers, hundreds = 8, 100
 
-// Random sequences of transitions, many of them repeated or by callers that come too late, against
-// a ledger in memory, which says what each of them must answer and do. Every few steps all that is
-// written down twice must agree, too, and every job lie at exactly one place; at last everything
-// can be brought to an end with each job counted once.
+// TestModel runs random sequences of transitions, many of them repeated or late, and compares each
+// reply and each change with a reference in memory. Every few steps all redundant data must agree,
+// and every job must be at exactly one location. In the end every job and group must end, with each
+// job counted once.
 func TestModel(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
 		socket := filepath.Join(t.TempDir(), "s")
-		redistest.Server(t, redistest.Args("--unixsocket", socket)) // it takes half of what TCP does
+		redistest.Server(t, redistest.Args("--unixsocket", socket)) // half the CPU time of TCP
 		var next atomic.Int64
 		var wg sync.WaitGroup
 		for i := range callers {
@@ -52,7 +52,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// quick leaves out what only costs time: rapid shows where a check has failed without it.
+// quick leaves out helpers that only cost time: rapid itself shows where a check has failed.
 type quick struct{ *rapid.T }
 
 func (quick) Helper() {}
@@ -85,7 +85,7 @@ func checkModel(t *testing.T, c *redis.Client) {
 		}
 		for i, name := range rapid.SliceOfN(rapid.SampledFrom(slices.Sorted(maps.Keys(acts))), 8, 22).Draw(rt, "acts") {
 			acts[name](m)
-			if i%8 == 7 { // what is wrong stays wrong
+			if i%8 == 7 { // a wrong state stays wrong, so it is enough to check sometimes
 				m.check()
 			}
 		}
@@ -93,7 +93,7 @@ func checkModel(t *testing.T, c *redis.Client) {
 	})
 }
 
-// acts are what can happen; what workers do most of the time is there more than once.
+// acts are the steps of a sequence. Frequent steps of workers are listed more than once.
 var acts = map[string]func(m *model){
 	"work":         (*model).actWork,
 	"work more":    (*model).actWork,
@@ -125,18 +125,18 @@ var acts = map[string]func(m *model){
 	"set tenant":   (*model).actSet,
 }
 
-// model is a world with the workers and callers in it, and what must be true of it.
+// model is a world with workers and callers, and the reference for it.
 type model struct {
 	*world
 	rt        *rapid.T
 	reference reference
-	leads     int64             // the fence of the watcher
+	leads     int64             // the watcher's fencing number
 	reading   map[string]bool   // types whose stream has a consumer group
-	torn      bool              // an entry has come back, so that a job may have several
+	torn      bool              // an old entry was put back, so a job may have several entries
 	lanes     map[string]string // by group
-	held      []taken           // what workers hold, started or not
-	past      []taken           // the last that they held once; they may still report it
-	results   []results         // what aggregators have read, reduced or not
+	held      []taken           // jobs that workers hold, started or not
+	past      []taken           // the latest jobs that workers held before and may still report
+	results   []results         // results that aggregators have read, reduced or not
 	requests  map[string]ledger.AppendArgs
 }
 
@@ -148,7 +148,7 @@ func (m *model) typ() string                  { return rapid.SampledFrom(types).
 func (m *model) upTo(n int) int               { return rapid.IntRange(0, n).Draw(m.rt, "n") }
 func (m *model) chance(what string) bool      { return rapid.IntRange(0, 3).Draw(m.rt, what) == 0 }
 
-// some takes up to n random ones out of all.
+// some returns up to n random elements of all.
 func some[T any](m *model, all []T, n int) []T {
 	if len(all) == 0 {
 		return nil
@@ -183,7 +183,7 @@ func (m *model) actAppend() {
 		a.Mode = ledger.AppendSeal
 	}
 	r, err := ledger.Append(m.Context(), m.c, m.p, a)
-	again := a.Mode != "" && b.submitted // the last of a submission was there before
+	again := a.Mode != "" && b.submitted // the last piece of the submission was appended before
 	require.Equal(m, !again && (b.sealed || len(b.jobs)+len(added) > int(a.Limit)), err != nil, "append to %s: %v", g, err)
 	require.Equal(m, again, r.Duplicate)
 	if err != nil || again {
@@ -251,7 +251,7 @@ func (m *model) handOut(limitOfReady int, typ string, most int, l ledger.Limit) 
 	return r
 }
 
-// bringBack promotes jobs.
+// bringBack promotes due jobs.
 func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	if r := m.promoteBelow(caps, l); r.Moved > 0 {
 		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: 0}, m.moved(ledger.NonReady, types...))
@@ -266,7 +266,7 @@ func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	for _, g := range groups {
 		got = append(got, pipe.Get(m.Context(), m.p.States(g)))
 	}
-	_, _ = pipe.Exec(m.Context()) // a group without jobs has no states
+	_, _ = pipe.Exec(m.Context()) // GET of a group without jobs returns nil, which is an error here
 	for i, g := range groups {
 		b, states := m.reference.groups[g], got[i].Val()
 		require.Len(m, states, 2*len(b.jobs), "states of %s", g)
@@ -314,8 +314,8 @@ func (m *model) timePasses() {
 	m.schedule(10)
 }
 
-// actDrain brings what there is to an outcome, and the groups as far as they go, so that
-// there are rounds to retry.
+// actDrain brings all jobs to an outcome and advances the groups, so that some groups end and
+// can be retried.
 func (m *model) actDrain() {
 	m.timePasses()
 	m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)

@@ -38,8 +38,8 @@ func TestOutcomeDone(t *testing.T) {
 	})
 }
 
-// kinds of outcomes, where they bring a job, and for one that comes back: its attempt, retries,
-// throttles and losses, and why.
+// kinds lists the outcomes, the state that each leads to, and for a job that will run again its
+// attempt, retries, throttles, losses and reason.
 var kinds = []struct {
 	kind                  ledger.OutcomeKind
 	place, counts, reason string
@@ -74,8 +74,8 @@ func TestOutcomeKinds(t *testing.T) {
 	})
 }
 
-// A stale outcome of any kind changes nothing: of an attempt that was taken back, of an older
-// start, of a group that was cancelled or is gone.
+// A stale outcome of any kind changes nothing: after a reclaim, of an older start, of a group that
+// was cancelled or is gone.
 func TestOutcomeStale(t *testing.T) {
 	stale := map[string]func(w *world, j *taken){
 		"taken back": func(w *world, _ *taken) {
@@ -124,7 +124,7 @@ func TestOutcomeStale(t *testing.T) {
 	}
 }
 
-// What was read but not started goes back to the end of the stream, under a new attempt.
+// A job that was read but not started returns to the end of the ready stream, under a new attempt.
 func TestOutcomeUnstarted(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -139,8 +139,8 @@ func TestOutcomeUnstarted(t *testing.T) {
 		require.Len(w, again, 1)
 		require.Equal(w, []any{int64(0), 2, 0, 0, 0, run[0].Waits, run[0].Payload}, []any{again[0].Ordinal, again[0].Attempt, again[0].Retries, again[0].Throttles, again[0].Losses, again[0].Waits, again[0].Payload})
 
-		// Whether a start took effect whose answer was lost is known to Redis alone: then a
-		// permit is asked for again.
+		// If the reply to a start was lost, the worker does not know whether it took effect. If it
+		// did, the job spends a permit again.
 		w.start("T", run[1:])
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeUnstarted, run[1], 0)))
 		require.Equal(w, "RN", w.states("g"))
@@ -206,7 +206,7 @@ func TestOutcomeMixed(t *testing.T) {
 				batch[g].Others = append(batch[g].Others, other(kind, run[at+i], time.Minute)[0].Others...)
 			}
 		}
-		batch[0].Others = append(batch[0].Others, batch[0].Others[3]) // one twice
+		batch[0].Others = append(batch[0].Others, batch[0].Others[3]) // the same outcome twice
 		require.Equal(w, ledger.OutcomeReply{Owned: 2 + 1 + 4 + 4, Stale: 1 + 1 + 4 + 1}, w.outcome("T", batch))
 		require.Equal(w, "DDDNNFNI", w.states("a"))
 		require.Equal(w, "DIINNFNI", w.states("b"))
@@ -216,8 +216,8 @@ func TestOutcomeMixed(t *testing.T) {
 	})
 }
 
-// When Redis knows a key by another type, only the batch's groups before it are settled,
-// and these as a whole.
+// If a key has the wrong Redis type, only the groups before it in the batch take effect, and these
+// completely.
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -245,7 +245,7 @@ func TestOutcomeCongestion(t *testing.T) {
 		w.append("g", n+4)
 		w.create("b", "beta", "T")
 		w.append("b", 1)
-		w.c.SAdd(w.Context(), w.p.Active(), "acme") // beside beta: the rate of each is half of all
+		w.c.SAdd(w.Context(), w.p.Active(), "acme") // a second active tenant: each has half of the rate
 		run := w.begin("T", "c", n+5)
 		run = slices.DeleteFunc(run, func(j taken) bool { return j.Group != "g" })
 		w.c.SAdd(w.Context(), w.p.Active(), "acme", "beta")
@@ -272,10 +272,10 @@ func TestOutcomeCongestion(t *testing.T) {
 			want  time.Duration
 			terms ledger.Congestion
 		}{
-			{ledger.OutcomeThrottled, time.Minute, time.Minute, terms},                                              // Retry-After wins, beyond the cap too
-			{ledger.OutcomeThrottled, 7 * time.Millisecond, 7 * time.Millisecond, terms},                            // and below the formula
-			{ledger.OutcomeThrottled, -2 * time.Second, 2 * time.Second, ledger.Congestion{Cap: time.Minute}},       // the least, where the partner said nothing
-			{ledger.OutcomeRetry, 3 * time.Second, 3 * time.Second, ledger.Congestion{Cap: time.Minute, RPS: 1000}}, // the longer one of both
+			{ledger.OutcomeThrottled, time.Minute, time.Minute, terms},                                              // Retry-After wins, even above the cap
+			{ledger.OutcomeThrottled, 7 * time.Millisecond, 7 * time.Millisecond, terms},                            // and even below the formula
+			{ledger.OutcomeThrottled, -2 * time.Second, 2 * time.Second, ledger.Congestion{Cap: time.Minute}},       // a minimum, if the downstream API named no time
+			{ledger.OutcomeRetry, 3 * time.Second, 3 * time.Second, ledger.Congestion{Cap: time.Minute, RPS: 1000}}, // the longer of the two
 		} {
 			w.c.Del(w.Context(), w.p.NonReadyOf("acme"))
 			report := other(c.kind, run[n+i], c.delay)
@@ -291,7 +291,7 @@ func TestOutcomeCongestion(t *testing.T) {
 	})
 }
 
-// The last outcome of a sealed group calls the watcher.
+// The last outcome of a sealed group wakes the watcher.
 func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -308,8 +308,8 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	})
 }
 
-// Redis has lost the start in a failover, not the entry: a report by who had started it must leave
-// the entry to whoever runs the job next.
+// A failover has lost the start but not the entry. A report of the worker that started it must not
+// remove the entry, because another worker will run the job.
 func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{"d", ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {

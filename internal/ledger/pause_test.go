@@ -13,10 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// pausables are what can be paused, each with an id that everywhere's group g falls under.
+// pausables lists the kinds that can be paused, each with an id to which group g belongs.
 var pausables = map[ledger.Pausable]string{ledger.PauseGroup: "g", ledger.PauseTenant: "acme", ledger.PauseType: "T"}
 
-// eachPausable tells a story of all that can be paused.
+// eachPausable runs a test for each kind that can be paused.
 func eachPausable(t *testing.T, story func(w *world, what ledger.Pausable, id string)) {
 	t.Helper()
 	for what, id := range pausables {
@@ -24,7 +24,7 @@ func eachPausable(t *testing.T, story func(w *world, what ledger.Pausable, id st
 	}
 }
 
-// settle has every role take its turn until nothing moves, without limit.
+// settle runs all roles without rate limits until no job moves any more.
 func (w *world) settle(typ string) {
 	w.Helper()
 	for quiet := 0; quiet < 2; {
@@ -49,8 +49,8 @@ func (w *world) settle(typ string) {
 	}
 }
 
-// What is paused at any place does not start; what runs finishes; and all of it goes on
-// afterwards, each job once.
+// A paused job in any state does not start, a running job finishes, and after the resumption all
+// jobs run, each once.
 func TestPauseEverywhere(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g") // DFNIRNNW
@@ -98,8 +98,8 @@ func TestPauseEverywhere(t *testing.T) {
 	})
 }
 
-// activeBesides is how many tenants are active though something of theirs is paused: a type is
-// paused for all of them.
+// activeBesides returns how many tenants stay active while something is paused: a paused type
+// leaves its tenants active.
 func (w *world) activeBesides(what ledger.Pausable) int64 {
 	if what == ledger.PauseType {
 		return 1
@@ -119,8 +119,8 @@ func (w *world) overdueNow(tenant string) {
 	}
 }
 
-// What scheduled jobs and held groups wait for goes on counting, and both
-// pauses and times are kept.
+// A pause does not change the times of scheduled jobs and held groups: a job starts only when its
+// time has come and nothing is paused.
 func TestPauseWhatIsScheduled(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -131,7 +131,7 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 		if what == ledger.PauseGroup {
 			w.pause(what, "h")
 		}
-		come := func() { // their time
+		come := func() { // lets their time come
 			require.NoError(w, w.c.HSet(w.Context(), w.p.Group("g"), "run_at", 1).Err())
 			if w.c.ZScore(w.Context(), w.p.Scheduled(), "g").Err() == nil {
 				require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: "g"}).Err())
@@ -156,7 +156,7 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// Paused and resumed before its time, a held group is as it was.
+// A held group that is paused and resumed before its time is unchanged.
 func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -177,7 +177,7 @@ func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	})
 }
 
-// What comes to something paused waits with the rest.
+// Jobs that are appended while their group, tenant or type is paused do not start either.
 func TestPauseWhileMoreComes(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.failed("old", 3)
@@ -212,8 +212,7 @@ func TestPauseWhileMoreComes(t *testing.T) {
 	})
 }
 
-// A group that is cancelled while it is paused leaves nothing behind, neither do
-// its tenant nor its type.
+// A group that is cancelled while it, its tenant or its type is paused leaves no key behind.
 func TestPauseAndCancel(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g")
@@ -246,7 +245,7 @@ func TestPauseRefuses(t *testing.T) {
 			require.ErrorIs(w, err, api.ErrConflict)
 			require.ErrorContains(w, err, "is FAILED")
 		})
-		w.pause(ledger.PauseTenant, "unknown") // somebody who is to come
+		w.pause(ledger.PauseTenant, "unknown") // a tenant that does not exist yet
 		require.True(w, w.tenant("unknown", noLimit).Paused)
 		w.backlog("unknown", "T", 1)
 		require.Zero(w, w.admit("T", 10, noLimit).Moved)

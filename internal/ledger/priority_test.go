@@ -15,21 +15,21 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// ranked is a group as the plain model of the formula knows it.
+// ranked is a group in the model of the priority formula.
 type ranked struct {
 	id, tenant           string
 	createdMS, base      int64
 	total, done, waiting int64
 }
 
-// priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), of the
-// group's own base and its tenant's.
+// priority returns -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), where
+// base_priority is the group's plus its tenant's.
 func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
 	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.done)))
 }
 
-// Admission follows the user's formula over all groups, whoever's they are, as done counts, totals
-// and base priorities change.
+// Jobs are admitted in the order of the formula over the groups of all tenants, while done counts,
+// totals and base priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -67,7 +67,7 @@ type priorityModel struct {
 	rt     *rapid.T
 	alpha  float64
 	groups map[string]*ranked
-	bases  map[string]int64 // of tenants
+	bases  map[string]int64 // base priority by tenant
 	run    []taken
 }
 
@@ -82,7 +82,7 @@ func (m *priorityModel) add(i int) {
 	}
 	g.total = max(g.total, g.waiting)
 	m.create(g.id, g.tenant, "T", fields...)
-	// When it was made is in ms, and what is made within one is a matter of taste.
+	// The creation time is in ms; groups of the same ms have no order.
 	g.createdMS = 1_700_000_000_000 + rapid.Int64Range(0, 30).Draw(m.rt, "ms")
 	require.NoError(m, m.c.HSet(m.Context(), m.p.Group(g.id), "at:created", g.createdMS).Err())
 	m.append(g.id, int(g.waiting))
@@ -96,8 +96,8 @@ func (m *priorityModel) left() (n int64) {
 	return n
 }
 
-// actAdmit takes some jobs one by one: each is of a group that none stands before; equals go by
-// name, the last one first.
+// actAdmit admits some jobs one by one: each must be of the group with the highest priority; among
+// equal priorities the last name is first.
 func (m *priorityModel) actAdmit() {
 	for range rapid.IntRange(1, 3).Draw(m.rt, "jobs") {
 		var best *ranked
@@ -124,7 +124,7 @@ func (m *priorityModel) actAdmit() {
 	}
 }
 
-// order is the model's, for whoever has to find out.
+// order returns the model's order of groups, for messages of failed tests.
 func (m *priorityModel) order() []string {
 	var all []string
 	for id, g := range m.groups {
@@ -151,7 +151,7 @@ func (m *priorityModel) actAppend() {
 	id := rapid.SampledFrom(slices.Sorted(maps.Keys(m.groups))).Draw(m.rt, "group")
 	g, n := m.groups[id], int64(rapid.IntRange(1, 4).Draw(m.rt, "jobs"))
 	_, err := ledger.Append(m.Context(), m.c, m.p, ledger.AppendArgs{Group: id, Limit: 1000, Jobs: jobs(int(n))})
-	if err != nil { // more than announced
+	if err != nil { // more jobs than the announced total
 		return
 	}
 	g.waiting += n
@@ -164,7 +164,7 @@ func (m *priorityModel) actSet() {
 	m.bases[tenant] = base
 }
 
-// The example of the formula: a group that is nearly done passes an older one.
+// A group that is nearly done passes an older group, as in the formula's example.
 func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -177,7 +177,7 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 			w.admit("T", 1, noLimit)
 		}
 		require.Equal(w, "oldoldold", w.admitted("T", group), "the older one goes first")
-		// 10,000 * (-1 + 10 / (10 - 9)) = 90,000 ms ahead.
+		// 10,000 * (-1 + 10 / (10 - 9)) = a priority higher by 90,000 ms.
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Group("new"), "done", 8).Err())
 		w.outcome("T", done(func() taken {
 			w.pause(ledger.PauseGroup, "old")
@@ -189,8 +189,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	})
 }
 
-// From fair turns to priority and back, with a backlog of more groups than one script ranks,
-// and everything gets out.
+// The policy can be switched to priority and back, with more waiting groups than one script call
+// ranks, and all jobs are admitted.
 func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const groups = 450
@@ -232,7 +232,7 @@ func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	})
 }
 
-// A process that dies while it ranks leaves the rest to the next one.
+// If a process dies while it ranks groups, the next process ranks the rest.
 func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 1)
@@ -244,8 +244,8 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	})
 }
 
-// Limits hold in the order of priority, too: a tenant without a permit is passed, and
-// keeps its groups' places.
+// Rate limits hold with the priority policy, too: a tenant without a permit is skipped, and its
+// groups keep their ranks.
 func TestPriorityWithLimits(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)

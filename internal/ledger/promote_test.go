@@ -91,7 +91,7 @@ func TestPromoteSpendsPermits(t *testing.T) {
 		for _, key := range []string{w.p.Rate(), w.p.Tenant("acme")} {
 			require.Equal(w, "4", w.c.HGet(w.Context(), key, "n").Val(), key)
 		}
-		// Nothing is left for others in this window, whichever script asks.
+		// No permit is left in this window, neither for promote nor for admit.
 		w.create("h", "beta", "T")
 		w.append("h", 1)
 		require.Equal(w, ledger.AdmitLimited, w.admit("T", 1, l).State)
@@ -109,7 +109,7 @@ func TestPromoteSharesPermits(t *testing.T) {
 		for i := range 8 {
 			w.due(fmt.Sprint("g", i), "acme", "T", float64(i))
 		}
-		w.append("b", 5) // beta is active
+		w.append("b", 5) // makes beta active
 		r := w.promote(limit(10), "T")
 		require.Equal(w, 5, r.Moved)
 		require.Equal(w, []ledger.Denial{{Tenant: "acme", Reason: "per_group"}}, r.Denials)
@@ -118,8 +118,8 @@ func TestPromoteSharesPermits(t *testing.T) {
 	})
 }
 
-// With more tenants than permits a window, they take turns: who got a permit stands
-// behind those that got none.
+// With more tenants than permits in a window, tenants alternate: a tenant that got a permit comes
+// after those that got none.
 func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	both(t, func(w *world) {
 		const tenants, permits = 6, 2
@@ -128,12 +128,12 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 			for j := range 3 {
 				w.due(fmt.Sprint(tenant, j), tenant, "T", float64(100*j+i))
 			}
-			w.c.SAdd(w.Context(), w.p.Active(), tenant) // so that each has a share of 1
+			w.c.SAdd(w.Context(), w.p.Active(), tenant) // gives each tenant a share of 1
 		}
 		turns := ""
 		for window := range 9 {
-			// The windows of this test are as long as one likes: the next one begins
-			// when the counters say so.
+			// The windows of this test are long: the next one begins when the test resets
+			// the counters.
 			r := w.promote(limit(permits), "T")
 			require.Equal(w, permits, r.Moved, "window %d", window)
 			turns += w.admitted("T", func(j taken) string { return j.Group[:1] })
@@ -141,8 +141,7 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 				w.c.HDel(w.Context(), w.p.Tenant(string(rune('a'+i))), "n")
 			}
 			w.c.HDel(w.Context(), w.p.Rate(), "n")
-			// Those who were told to come in the next window may come now,
-			// after those who were not.
+			// Tenants whose due time is the next window become due now, after the others.
 			for i, z := range w.c.ZRangeByScoreWithScores(w.Context(), w.p.NonReady(), &redis.ZRangeBy{Min: "1000000000", Max: "+inf"}).Val() {
 				w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: float64(1000*(window+1) + i), Member: z.Member})
 			}
@@ -151,7 +150,7 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	})
 }
 
-// A full ready stream keeps its own jobs back, not those of other types, nor other tenants.
+// A full ready stream delays only jobs of its own type, not other types and not other tenants.
 func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		const blocked = 250
@@ -174,13 +173,13 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("other"))
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("neighbour"))
 
-		// As soon as workers have read there is room again.
+		// As soon as workers have read entries, the stream has free capacity again.
 		w.read("T", "c")
 		w.eventually(func() bool { w.promoteBelow(caps, noLimit); return w.ledger("full")["ready"] == 4 })
 	})
 }
 
-// Nor do so many that one call can't look at all of them.
+// Even more blocked jobs than one call can check do not delay other types.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const blocked, behind = 2300, 1050
@@ -210,7 +209,7 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	})
 }
 
-// A type that this dispatcher does not know keeps its jobs.
+// Due jobs of a type that the dispatcher does not ask for stay non-ready.
 func TestPromoteUnknownType(t *testing.T) {
 	both(t, func(w *world) {
 		w.parked("g", 1)
@@ -231,7 +230,7 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 		w.sweep("g")
 		require.Equal(w, map[string]int64{"cancelled": 2}, w.ledger("g"))
 
-		// A blob of an earlier attempt, as a torn script may have left it.
+		// A blob of an earlier attempt, which a torn script may leave.
 		w.due("h", "beta", "T", 1)
 		blob := w.c.ZRange(w.Context(), w.p.NonReadyOf("beta"), 0, -1).Val()[0]
 		require.Equal(w, 1, w.promote(noLimit, "T").Moved)
@@ -251,7 +250,7 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 	})
 }
 
-// Two blobs of one job, and one that is none, hold up nobody.
+// Two blobs of one job, and a blob that can't be parsed, do not block other jobs.
 func TestPromoteSetsAsideWhatCantBeRead(t *testing.T) {
 	both(t, func(w *world) {
 		w.due("g", "acme", "T", 5)
@@ -300,8 +299,8 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 	})
 }
 
-// Where a stream has a single place at a time, as with long jobs, those that are due get it every
-// other time: a backlog starves no retry.
+// If a ready stream has free capacity for one job at a time, as with long jobs, due jobs get it
+// every second time: waiting jobs do not starve retries.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("a", "acme", "T")
@@ -314,9 +313,9 @@ func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: m})
 		}
 		var order []string
-		for range 8 { // the fetcher is always the faster one
+		for range 8 { // the fetcher always calls before the dispatcher
 			w.admitBelow(1, "T", 5, noLimit)
-			w.c.ZAddXX(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: "acme"}) // it looks again soon
+			w.c.ZAddXX(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: "acme"}) // makes the tenant due again soon
 			w.promoteBelow(map[string]int{"T": 1}, noLimit)
 			run := w.read("T", "c")
 			w.start("T", run)

@@ -10,12 +10,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// large is a payload that does not travel with its job.
+// large is a payload of more than 4 KiB, which is stored outside of the blob.
 var large = []byte(`"` + strings.Repeat("x", 5000) + `"`)
 
 func inAnHour() string { return timestamp(time.Now().Add(time.Hour)) }
 
-// hold makes a group of n jobs that is held until a time, which has come.
+// hold creates a group of n jobs with a run_at that has already passed.
 func (w *world) hold(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T", "run_at", inAnHour())
@@ -23,7 +23,7 @@ func (w *world) hold(group string, n int) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
 }
 
-// spent makes a group of a tenant that has used a huge share of the window's permits.
+// spent creates a group of a tenant that has used a huge number of the window's permits.
 func (w *world) spent(tenant string) {
 	w.Helper()
 	w.create("g", tenant, "T")
@@ -31,7 +31,7 @@ func (w *world) spent(tenant string) {
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant(tenant), "w", 0, "n", 1000).Err())
 }
 
-// overdue moves a tenant's parked jobs to the beginning of time.
+// overdue gives a tenant's non-ready jobs a due time in the distant past.
 func (w *world) overdue(tenant string) {
 	w.Helper()
 	for _, blob := range w.c.ZRange(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
@@ -50,7 +50,7 @@ func (w *world) parked(group string, n int) {
 	}
 }
 
-// failed makes a group of n jobs that has ended: all of them have failed, at their second attempt.
+// failed creates an ended group of n jobs that all failed in their second attempt.
 func (w *world) failed(group string, n int) {
 	w.Helper()
 	w.parked(group, n)

@@ -27,13 +27,14 @@ func (w *world) gain(fence int64, l ledger.Limit, permits int64, terms ledger.Ga
 	return p
 }
 
-// A loss holds at once, and what was spent of it is given away when the window is over.
+// A lower quota holds at once. The spent part of the reduction becomes free when the
+// window is over.
 func TestQuota(t *testing.T) {
 	both(t, func(w *world) {
 		l := limit(40)
 		l.Part, l.Tag = 10, "40 of 4"
 		w.backlog("acme", "T", 200)
-		over := func() { // the window is
+		over := func() { // ends the window
 			require.NoError(w, w.c.HSet(w.Context(), w.p.Rate(), "qf", 1).Err())
 			w.newWindow("acme")
 		}
@@ -63,15 +64,15 @@ func TestQuota(t *testing.T) {
 		w.part(2, l, 6)
 		require.Equal(w, map[string]int64{"acme": 6}, w.exhaust("T", 100, l))
 
-		other := l // another limit is divided anew
+		other := l // another limit starts with equal quotas
 		other.Permits, other.Part, other.Tag = 80, 20, "80 of 4"
 		over()
 		require.Equal(w, map[string]int64{"acme": 20}, w.exhaust("T", 100, other))
 	})
 }
 
-// Demand is what could use permits: not what is paused, not what is due later, not what
-// its workers can't take.
+// Demand counts only jobs that could use a permit: not paused jobs, not jobs that are due later,
+// and not jobs that the workers can't take.
 func TestQuotaDemand(t *testing.T) {
 	both(t, func(w *world) {
 		l := ledger.Rate{RPS: 100, Window: time.Second}.Of(0, 2)
@@ -115,12 +116,12 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 	for end := w.now() + 12*rate.Window.Microseconds(); w.now() < end || len(log) < 6 || moves == 0; {
 		i, j := random.IntN(n), random.IntN(n)
 		switch random.IntN(8) {
-		case 0: // another process
+		case 0: // another process becomes leader
 			fence++
-		case 1: // the last one comes too late
+		case 1: // the former leader calls too late
 			parts[i].part(fence, of(i), -1)
 			require.True(w, parts[i].part(fence-1, of(i), rate.PerWindow()).Fenced)
-		case 2, 3: // from one to another
+		case 2, 3: // moves quota from one partition to another
 			if moveAtRandom(parts, of, fence, i, j, random) {
 				moves++
 			}
@@ -145,7 +146,7 @@ func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, 
 	for i, p := range parts {
 		now := p.part(fence, of(i), -1)
 		if now.FromUS != 0 {
-			return false // a change is on its way
+			return false // a change has not become effective yet
 		}
 		have[i] = now.InForce
 		free -= now.InForce
@@ -158,7 +159,7 @@ func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, 
 	}
 	terms := ledger.Gain{NotBeforeUS: taken.FromUS, AtOnce: random.Int64N(free + taken.Freed + 1)}
 	all := have[to] + have[from] - less + free
-	if of(0).Limiter == ledger.LimiterSliding { // the rest is to be had when it has fallen out of the span
+	if of(0).Limiter == ledger.LimiterSliding { // the rest is free when it has fallen out of the span
 		all = have[to] + terms.AtOnce
 	}
 	for range 1 + random.IntN(2) {

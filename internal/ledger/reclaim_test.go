@@ -22,8 +22,8 @@ func TestReclaim(t *testing.T) {
 		w.start("T", run[:1])
 		require.Equal(w, "IRR", w.states("g"))
 
-		// Only what a worker holds is taken back, due at once. Only who had started it
-		// is held against a job.
+		// Only pending entries are reclaimed; the jobs are due at once. Only a job that was started
+		// counts the loss of its worker.
 		require.Equal(w, ledger.ReclaimReply{Taken: 2}, w.reclaim("T", 3))
 		require.Equal(w, "NNR", w.states("g"))
 		require.Equal(w, map[string]int64{"non_ready": 2, "ready": 1}, w.ledger("g"))
@@ -49,7 +49,7 @@ func TestReclaim(t *testing.T) {
 	})
 }
 
-// The lease is checked in the same step that takes a job back.
+// The script that reclaims a job checks its lease in the same step.
 func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -109,7 +109,7 @@ func TestReclaimBuriesWhatKillsItsWorkers(t *testing.T) {
 	})
 }
 
-// An entry that somebody deleted while it was held is an incident, and is told.
+// An entry that was deleted while pending is an incident: the reply names it.
 func TestReclaimReportsDeletedEntries(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -13,8 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// reported makes a sealed group of n jobs that are done, in batches of one,
-// and reads their results.
+// reported creates a sealed group of n done jobs, reported one by one, and reads their results.
 func (w *world) reported(group string, n int) []results {
 	w.Helper()
 	w.create(group, "acme", "T")
@@ -48,15 +47,15 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty()).Val(), "one result is missing yet")
 
-		// The same call again is behind the slot's version; with that, its
-		// jobs are reduced already.
+		// The same call again has an old version of the slot; with the new version its jobs are
+		// already reduced.
 		w.unchanged(func() {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: 1}, w.reduce(a))
 			a.Version = 1
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0, 2}}, w.reduce(a))
 		})
 
-		// A batch is reduced as a whole or not at all: what is bad is to be left out.
+		// A batch is reduced as a whole or not at all: the caller must leave out bad results.
 		b := ledger.ReduceArgs{Group: "g", Slot: "0", State: []byte(`{"n":1}`), Lines: []byte(e[1].lines), Entries: []string{e[1].entry}, Ordinals: []int64{0, 1}}
 		w.unchanged(func() { require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(b)) })
 		b.Ordinals = []int64{1}
@@ -68,7 +67,7 @@ func TestReduce(t *testing.T) {
 	})
 }
 
-// When everything in an entry was reduced elsewhere, the entry goes and the slot stays as it is.
+// If all results of an entry are already reduced, the entry is removed and the slot is unchanged.
 func TestReduceNothing(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 1)
@@ -79,7 +78,7 @@ func TestReduceNothing(t *testing.T) {
 	})
 }
 
-// Only what is done is reduced, and each job once, whatever a caller claims.
+// Only done jobs are reduced, and each once, whatever the caller names.
 func TestReduceWhatIsNotDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW
@@ -107,7 +106,7 @@ func TestReduceAGroupThatIsGone(t *testing.T) {
 	})
 }
 
-// results are entries of the results stream that an aggregator has read.
+// results is an entry of the results stream that an aggregator has read.
 type results struct {
 	entry, group, lines string
 	ordinals            []int64
@@ -142,7 +141,7 @@ func (w *world) ordinalOf(line string) int64 {
 	return n
 }
 
-// reduceInto reduces an entry into a slot whose state counts the jobs that went into it.
+// reduceInto reduces an entry into a slot. The slot's state is the number of its jobs.
 func (w *world) reduceInto(slot string, e results) ledger.ReduceReply {
 	w.Helper()
 	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+slot, "slot:"+slot).Val()
@@ -154,7 +153,7 @@ func (w *world) reduceInto(slot string, e results) ledger.ReduceReply {
 	return r
 }
 
-// reduceAll does what an aggregator does with everything in the results stream.
+// reduceAll reduces all entries of the results stream, like an aggregator.
 func (w *world) reduceAll() {
 	w.Helper()
 	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {

@@ -39,14 +39,14 @@ func TestRenew(t *testing.T) {
 		w.outcome("T", done(ended[0]))
 		w.outcome("T", other(ledger.OutcomeRetry, back[0], time.Hour))
 		stale := again[0]
-		stale.token = 1 // of two starts, the first
+		stale.token = 1 // the token of the first of two starts
 		w.outcome("T", other(ledger.OutcomeReleased, retried[0], 0))
 		w.promoteAll("T", 1)
 		w.cancel("h")
 		w.sweep("h")
 
 		w.eventually(func() bool { return w.idle(started[0].entry) > 20*time.Millisecond })
-		for range 2 { // twice: the same
+		for range 2 { // the same call twice
 			began := time.Now()
 			require.Equal(w, []int{2, 3, 5, 6, 7}, w.renew("c", prefetched, started[0], ended[0], back[0], again[0], stale, retried[0], cancelled))
 			for _, j := range []taken{prefetched, started[0], again[0]} {
@@ -56,7 +56,8 @@ func TestRenew(t *testing.T) {
 		}
 		require.Empty(w, w.renew("c"), "nothing is held")
 
-		// What another consumer holds on paper goes to the one that owns the attempt.
+		// An entry that another consumer has claimed is claimed back for the worker that owns the
+		// attempt.
 		require.NoError(w, w.c.XClaim(w.Context(), &redis.XClaimArgs{
 			Stream: w.p.Ready("T"), Group: keyspace.GroupWorkers, Consumer: "thief", Messages: []string{started[0].entry},
 		}).Err())
@@ -65,7 +66,7 @@ func TestRenew(t *testing.T) {
 	})
 }
 
-// idle is how long ago somebody kept the lease of an entry.
+// idle returns the time since the lease of an entry was renewed.
 func (w *world) idle(entry string) time.Duration {
 	w.Helper()
 	p, err := w.c.XPendingExt(w.Context(), &redis.XPendingExtArgs{

@@ -68,7 +68,8 @@ func TestReopenAndRequeue(t *testing.T) {
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("fetcher")).Val())
 		w.unchanged(func() { w.requeue("g") })
 
-		// They run again, under attempts of their own, and the group goes through its states again.
+		// The failed jobs run again under new attempts, and the group goes through its
+		// states again.
 		second := append(w.begin("T", "c", 2), w.begin("U", "c", 1)...)
 		for _, j := range second {
 			require.Equal(w, []any{2, 0, int64(2)}, []any{j.Attempt, j.Retries, j.token})
@@ -86,7 +87,8 @@ func TestReopenAndRequeue(t *testing.T) {
 	})
 }
 
-// Who repeats a request hears the same, even when its round has run meanwhile, and opens no other.
+// A repeated request gets the same answer and opens no second round, even if its round has ended
+// meanwhile.
 func TestReopenRepeated(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)
@@ -136,7 +138,7 @@ func TestReopenRefuses(t *testing.T) {
 				_, err := w.reopen(group)
 				require.ErrorIs(w, err, api.ErrConflict, group)
 				require.ErrorContains(w, err, says)
-				w.requeue(group) // nothing to do
+				w.requeue(group) // changes nothing
 			}
 			_, err := w.reopen("nobody")
 			require.ErrorIs(w, err, api.ErrNotFound)
@@ -145,7 +147,7 @@ func TestReopenRefuses(t *testing.T) {
 	})
 }
 
-// failedMany makes a group of n jobs that has ended: all of them have failed.
+// failedMany creates an ended group of n failed jobs.
 func (w *world) failedMany(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T")
@@ -158,7 +160,7 @@ func (w *world) failedMany(group string, n int) {
 	require.Equal(w, "FAILED", w.status(group))
 }
 
-// failSome runs n jobs of a group, which fail in one batch.
+// failSome runs n jobs of a group; all fail in one batch.
 func (w *world) failSome(group string, n int) int64 {
 	w.Helper()
 	report := []ledger.GroupOutcome{{Group: group}}
@@ -170,7 +172,7 @@ func (w *world) failSome(group string, n int) int64 {
 	return r.Owned
 }
 
-// More failed jobs than a scan of the hash looks at in one call.
+// A group with more failed jobs than one HSCAN call returns is requeued completely.
 func TestRequeueManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 3000
@@ -195,8 +197,8 @@ func TestRequeueManyJobs(t *testing.T) {
 	})
 }
 
-// A job that fails again while others of its group still wait to be requeued has failed in
-// this round: it stays.
+// A job that fails again in the new round, while other jobs of its group are not requeued yet, is
+// not requeued a second time.
 func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 250
@@ -215,7 +217,7 @@ func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 	})
 }
 
-// A failure that can't be read is kept for a person, and holds up nobody.
+// A failure record that can't be parsed is quarantined and does not block the others.
 func TestRequeueGarbage(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 2)
@@ -228,7 +230,7 @@ func TestRequeueGarbage(t *testing.T) {
 	})
 }
 
-// A failed job of a type that was retired meanwhile brings the type back.
+// Requeueing a failed job of a retired type makes the type known again.
 func TestRequeueBringsATypeBack(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)

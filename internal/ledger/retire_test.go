@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// retire forgets a type that was last served before so far into the future.
+// retire retires a type as if this time had passed since a worker last served it.
 func (w *world) retire(typ string, ahead time.Duration) bool {
 	w.Helper()
 	retired, err := ledger.Retire(w.Context(), w.c, w.p, typ, time.Now().Add(ahead))
@@ -41,7 +41,7 @@ func TestRetire(t *testing.T) {
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Types(), w.p.Load("T"), w.p.Ready("T"), w.p.Fair("T"), w.p.FairLane("T", "normal"), w.p.Parked("T")).Val())
 		w.unchanged(func() { require.False(w, w.retire("T", time.Hour)) })
 
-		w.append("g", 1) // a job of the type brings it back
+		w.append("g", 1) // a new job of the type makes it known again
 		w.outcome("T", done(w.begin("T", "c", 1)...))
 		require.Equal(w, map[string]int64{"done": 2}, w.ledger("g"))
 	})

@@ -14,15 +14,15 @@ import (
 // act is one call of one script.
 type act func() error
 
-// scene is a script's call and what it comes upon.
+// scene is a call of a script, with the state that it finds.
 type scene struct {
-	name      string // of the script, and what it comes upon
-	takesMore bool   // it lets work in, so it is refused when memory is full
+	name      string // name of the script, and the state that it finds
+	takesMore bool   // the script takes work in, so it is refused when memory is full
 	prepare   func(w *world) act
 }
 
-// scenes bring every script to every one of its writes: each prepares a partition
-// and returns the call.
+// scenes make every script execute every one of its writes: each scene prepares a partition and
+// returns the call.
 var scenes = slices.Concat(lifeScenes, flowScenes)
 
 var lifeScenes = []scene{
@@ -80,7 +80,7 @@ var lifeScenes = []scene{
 		w.spent("acme")
 		w.admit("T", 1, limit(20))
 		w.c.ZAdd(w.Context(), w.p.Parked("T"), redis.Z{Score: 1, Member: "acme"})
-		w.c.HSet(w.Context(), w.p.Rate(), "w", 0, "n", 1000) // it takes its place in the queue again, and no more than that
+		w.c.HSet(w.Context(), w.p.Rate(), "w", 0, "n", 1000) // the tenant returns to the queue, and admits nothing
 		return w.admitting(limit(20))
 	}},
 	{"admit what can't be read", false, func(w *world) act {
@@ -193,7 +193,7 @@ var lifeScenes = []scene{
 		w.create("g", "acme", "T")
 		w.seal("g")
 		fence := w.fence()
-		w.c.SAdd(w.Context(), w.p.Active(), "acme") // as a torn script may have left it
+		w.c.SAdd(w.Context(), w.p.Active(), "acme") // a state that a torn script may leave
 		w.c.HSet(w.Context(), w.p.Tenant("acme"), "active", 1)
 		return func() error {
 			_, err := ledger.Advance(w.Context(), w.c, w.p, "g", fence)

@@ -50,7 +50,7 @@ func TestSchedule(t *testing.T) {
 	})
 }
 
-// Jobs that come between a group's time and its release are counted as active once.
+// Jobs that are appended between a group's run_at and its release are counted as active once.
 func TestScheduleAfterALateAppend(t *testing.T) {
 	both(t, func(w *world) {
 		w.hold("g", 2)
@@ -76,12 +76,12 @@ func TestScheduleTakesAFewAtATime(t *testing.T) {
 	})
 }
 
-// What was cancelled or is gone meanwhile is only let go.
+// A scheduled group that was cancelled or deleted meanwhile is only removed from the schedule.
 func TestScheduleGroupsThatEnded(t *testing.T) {
 	both(t, func(w *world) {
 		w.hold("g", 1)
 		w.cancel("g")
-		w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: "g"}, redis.Z{Score: 1, Member: "gone"}) // as a torn script may have left it
+		w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: "g"}, redis.Z{Score: 1, Member: "gone"}) // a state that a torn script may leave
 		n, next := w.schedule(10)
 		require.Equal(w, 2, n)
 		require.Negative(w, next)

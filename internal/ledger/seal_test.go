@@ -47,7 +47,7 @@ func TestSealCancelled(t *testing.T) {
 	})
 }
 
-// A total that is announced before its jobs takes effect when they are there.
+// A total that is announced before its jobs seals the group when all of them are appended.
 func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -56,7 +56,7 @@ func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 		w.unchanged(func() {
 			w.sealWith("g", 3, false, nil)             // again
 			w.sealWith("g", 4, false, api.ErrConflict) // another total
-			w.sealWith("g", 0, false, api.ErrConflict) // fewer than there are
+			w.sealWith("g", 0, false, api.ErrConflict) // fewer than the group has
 			_, err := ledger.Seal(w.Context(), w.c, w.p, "g", nil)
 			require.ErrorIs(w, err, api.ErrConflict, "less than announced")
 		})
@@ -86,7 +86,7 @@ func TestSealATotalThatIsThere(t *testing.T) {
 	})
 }
 
-// sealWith seals with a total and compares what comes of it.
+// sealWith seals with a total and checks the result.
 func (w *world) sealWith(group string, total int64, sealed bool, want error) {
 	w.Helper()
 	got, err := ledger.Seal(w.Context(), w.c, w.p, group, &total)

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// What others leave of their shares is lent to who needs it, unless shares are static.
+// The unused part of shares is lent to tenants that need it, unless shares are static.
 func TestShareLendsWhatIsLeft(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -24,13 +24,14 @@ func TestShareLendsWhatIsLeft(t *testing.T) {
 	})
 }
 
-// promoteNone checks that nothing is due, so that what follows is about what waits.
+// promoteNone checks that no job is due, so that the rest of the test concerns waiting jobs only.
 func (w *world) promoteNone() {
 	w.Helper()
 	require.Zero(w, w.promote(limit(1000), "T", "U").Moved)
 }
 
-// Who has lent has its share again in the next window, in whatever order they are served.
+// A tenant whose share was lent has it again in the next window, in whichever order tenants are
+// served.
 func TestShareComesBackInTheNextWindow(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 200)
@@ -47,8 +48,8 @@ func TestShareComesBackInTheNextWindow(t *testing.T) {
 	})
 }
 
-// served exhausts a limit; who gets what the division leaves over is open, so that it is
-// taken from the first.
+// served exhausts a limit and returns the number for each tenant. Any tenant may get the remainder
+// of the division; served subtracts it.
 func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
 	w.Helper()
 	got := w.exhaust("T", 100, l)
@@ -63,7 +64,7 @@ func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
 	return got
 }
 
-// What a division leaves over is used, too.
+// The remainder of the division is used, too.
 func TestShareUsesTheRemainder(t *testing.T) {
 	both(t, func(w *world) {
 		for _, tenant := range []string{"a", "b", "c"} {
@@ -80,7 +81,8 @@ func TestShareUsesTheRemainder(t *testing.T) {
 	})
 }
 
-// A tenant in several lanes has one share, and one with a limit of its own exceeds it nowhere.
+// A tenant in several lanes has one share. A tenant with a limit of its own never exceeds
+// it, in any lane.
 func TestShareOfATenantInSeveralLanes(t *testing.T) {
 	both(t, func(w *world) {
 		for _, lane := range []string{"high", "normal", "low"} {
@@ -113,8 +115,8 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// What is lent is what nobody else has a claim to: lanes of other types, and
-// parked jobs that are due.
+// Permits are lent only if no other jobs have a claim to them: lanes of other types and due
+// non-ready jobs.
 func TestShareReserves(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -123,7 +125,8 @@ func TestShareReserves(t *testing.T) {
 		require.Equal(w, map[string]int64{"busy": 7}, w.exhaust("T", 100, l), "5 of its own, 2 that are lent")
 		require.Equal(w, map[string]int64{"other": 3}, w.exhaust("U", 100, l))
 
-		// A type that has been full for a while, or is paused, can't use what is kept for it.
+		// No permits are reserved for a type whose ready stream has been full for a while, or that
+		// is paused.
 		for what, blocked := range map[string]func(){
 			"stuck":  func() { w.stuck("U") },
 			"paused": func() { w.pause(ledger.PauseType, "U") },
@@ -151,7 +154,7 @@ func TestShareReservesWhatIsDue(t *testing.T) {
 		require.Equal(w, map[string]int64{"busy": 6}, w.exhaust("T", 100, l), "5 of its own, 1 that is lent")
 		require.Equal(w, map[string]int64{"small": 4}, permitsOf(w.promote(l, "T").Permits))
 
-		// And the other way round: what is due may borrow what those that wait leave.
+		// In the other direction: due jobs may borrow permits that waiting jobs leave.
 		w.newWindow("busy", "small")
 		for i := range 12 {
 			w.due(fmt.Sprint("more", i), "small", "V", float64(10+i))
@@ -168,7 +171,7 @@ func TestShareReservesWhatIsDue(t *testing.T) {
 	})
 }
 
-// Shares by weight, of permits and of turns.
+// Permits and the order of tenants follow the weights.
 func TestShareByWeight(t *testing.T) {
 	both(t, func(w *world) {
 		tenants := []string{"a", "b", "c"}
@@ -193,7 +196,8 @@ func TestShareByWeight(t *testing.T) {
 			require.InDelta(w, 40<<i, got[tenant], 10, tenant)
 		}
 
-		// A weight that changes counts from then on, and whoever leaves takes its weight along.
+		// A changed weight counts at once, and a tenant that leaves takes its weight out of the
+		// sum.
 		w.set("c", weight(1))
 		require.Equal(w, map[string]int64{"a": 10, "b": 20, "c": 10}, w.exhaust("T", 100, limit(40)))
 		w.cancel("b")
@@ -215,8 +219,8 @@ func TestShareByWeight(t *testing.T) {
 	})
 }
 
-// Turns are charged by the time that jobs take: a tenant whose jobs are 50 times as long
-// gets a 50th of the jobs.
+// Tenants are charged by the run time of their jobs: a tenant whose jobs take 50 times as long gets
+// a 50th of the jobs.
 func TestShareByDuration(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.backlog("long", "T", 3000)
@@ -238,7 +242,7 @@ func TestShareByDuration(t *testing.T) {
 				w.outcome("T", report)
 			}
 		}
-		run(60) // until it is known how long they take
+		run(60) // until the run times are known
 		clear(got)
 		run(204)
 		require.InDelta(w, 40, got["long"], 12, "%v", got)
@@ -246,7 +250,7 @@ func TestShareByDuration(t *testing.T) {
 	})
 }
 
-// What a tenant's jobs took beyond what they were charged for is charged with its next turn.
+// The difference between charged and real run time is charged the next time the tenant is served.
 func TestShareChargesWhatIsOwed(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 100)
@@ -256,11 +260,11 @@ func TestShareChargesWhatIsOwed(t *testing.T) {
 		for i := range report {
 			report[i].Ran, report[i].Took = 1, time.Millisecond
 		}
-		report[0].Took = 31 * time.Millisecond // a's, that had been charged for 1
+		report[0].Took = 31 * time.Millisecond // job of tenant a, which was charged 1 ms
 		w.outcome("T", report)
 		require.Equal(w, "30.000", w.c.HGet(w.Context(), w.p.Tenant("a"), "owe:T").Val())
 		require.Equal(w, "0.000", w.c.HGet(w.Context(), w.p.Tenant("b"), "owe:T").Val())
-		require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("a"), "est:T", 1).Err()) // from now on they are short
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("a"), "est:T", 1).Err()) // from now on its jobs are short
 		for range 40 {
 			w.admit("T", 1, noLimit)
 		}
@@ -279,8 +283,8 @@ func countOf(s string, of rune) (n int) {
 	return n
 }
 
-// A tenant whose share is one permit a window has one marker, however many windows pass, and
-// costs no throttle a job.
+// A tenant whose share is one permit in a window has one marker, however many windows pass, and its
+// jobs are not throttled one by one.
 func TestOneMarkerATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.set("acme", perWindow(1))

@@ -19,8 +19,9 @@ func (w *world) quiet() {
 	}
 }
 
-// An error does not undo what a script wrote before it, so that a key of the wrong type must be
-// noticed before the first write: every key that a scene changes is spoiled in turn.
+// An error does not undo earlier writes of a script. So a script must notice a key of the
+// wrong Redis type before its first write. The test replaces every key that a scene changes,
+// one at a time.
 func TestWrongTypesChangeNothing(t *testing.T) {
 	for _, s := range scenes {
 		t.Run(s.name, func(t *testing.T) {
@@ -45,7 +46,7 @@ func TestWrongTypesChangeNothing(t *testing.T) {
 					spoiled := v.dump()
 					err := do()
 					if _, stays := after[key]; err == nil && (!stays || key == "policy") {
-						continue // it was to be deleted or replaced, whatever it is
+						continue // the script deletes or replaces this key, whatever its type
 					}
 					require.Truef(w, call.IsWrongType(err), "%s is of the wrong type, the script says %v", key, err)
 					require.Equal(w, spoiled, v.dump(), "%s is of the wrong type", key)
@@ -55,7 +56,7 @@ func TestWrongTypesChangeNothing(t *testing.T) {
 	}
 }
 
-// changes are the keys that differ.
+// changes returns the keys that differ.
 func changes(before, after map[string]string) []string {
 	var keys []string
 	for key, v := range after {
@@ -71,7 +72,7 @@ func changes(before, after map[string]string) []string {
 	return keys
 }
 
-// spoil replaces a key by one of another type than content has.
+// spoil replaces a key by one of another Redis type than content has.
 func (w *world) spoil(key, content string) {
 	w.Helper()
 	require.NoError(w, w.c.Del(w.Context(), key).Err())
@@ -82,15 +83,15 @@ func (w *world) spoil(key, content string) {
 	}
 }
 
-// When Redis is out of memory, what lets work in is refused as a whole, and what works it off
-// goes through as ever.
+// When Redis's memory is full, scripts that take work in are refused without any change, and all
+// other scripts work as usual.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
 	c := server.Client()
 	memory := func(bytes string) { require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", bytes).Err()) }
 	for i, s := range scenes {
-		t.Run(s.name, func(t *testing.T) { // one after the other: they share the memory
+		t.Run(s.name, func(t *testing.T) { // one after the other, because they share the server's memory
 			prepare := func(suffix string) (*world, act) {
 				w := newWorld(t, c, fmtInt(int64(i))+suffix)
 				do := s.prepare(w)
@@ -121,7 +122,7 @@ var (
 	numbers   = regexp.MustCompile(`[0-9.]+(e\+[0-9]+)?`)
 )
 
-// shape is a dump without its numbers, most of which are times.
+// shape returns a dump without numbers, because most numbers are times.
 func shape(dump map[string]string) map[string]string {
 	out := map[string]string{}
 	for key, v := range dump {

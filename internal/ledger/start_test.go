@@ -33,7 +33,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// Whose answer was lost asks again: it gets a new attempt, and the ledger counts the job once.
+// A worker whose reply was lost repeats the start: the job gets a new attempt and counts once.
 func TestStartTwice(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -43,7 +43,7 @@ func TestStartTwice(t *testing.T) {
 		require.Equal(w, int64(2), run[0].token)
 		require.Equal(w, map[string]int64{"in_flight": 2}, w.ledger("g"))
 
-		// A third time, the job is somebody else's; its entry stays for reclaim.
+		// With the first token the job belongs to another attempt; its entry stays for reclaim.
 		lost := slices.Clone(run)
 		w.unchanged(func() { w.start("T", lost) })
 		require.Equal(w, int64(-1), lost[0].token)
@@ -52,8 +52,7 @@ func TestStartTwice(t *testing.T) {
 	})
 }
 
-// What was taken back meanwhile is not to be run, and an entry that stands for
-// nothing is taken away.
+// A job that was reclaimed meanwhile is not started, and an entry without a job is removed.
 func TestStartStale(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -90,8 +89,8 @@ func TestStartStale(t *testing.T) {
 	})
 }
 
-// The consumer group was lost and made anew, so that entries are delivered again under their old
-// ids, while their first readers still hold them.
+// After a consumer group was lost and created again, entries are delivered again under their old
+// ids while the first readers still hold them.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -113,15 +112,16 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{2, 2, 2, 1}, tokens(second), "a job that runs gets another attempt")
 		require.Equal(w, map[string]int64{"in_flight": 4}, w.ledger("g"))
 
-		// What the first ones report is stale, of whatever kind, and takes nothing
-		// away from the second.
+		// Reports of the first readers are stale, whatever their kind, and do not affect the second
+		// reader.
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(first[0])))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeFailed, first[1], 0)))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeRetry, first[2], 0)))
 		require.Len(w, w.pending(w.p.Ready("T")), 4)
 		require.Equal(w, ledger.OutcomeReply{Owned: 2}, w.outcome("T", done(second[0], second[3])))
 
-		// Lost once more: the jobs are not given to a third while the second may run them ...
+		// The group is lost once more: a third reader does not get the jobs while the second may
+		// run them ...
 		require.NoError(w, w.c.XGroupDestroy(w.Context(), w.p.Ready("T"), keyspace.GroupWorkers).Err())
 		third := w.read("T", "third")
 		require.Len(w, third, 2)
@@ -129,7 +129,7 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{-1, -1}, tokens(third))
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", done(second[1])))
 
-		// ... and are not lost with it: the third's entry is taken back when it is idle.
+		// ... and the jobs are not lost: the third reader's entry is reclaimed when it is idle.
 		require.Equal(w, ledger.ReclaimReply{Taken: 1}, w.reclaim("T", 3))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(second[2])))
 		w.promoteAll("T", 1)
@@ -160,7 +160,7 @@ func TestStartNamedTwice(t *testing.T) {
 	})
 }
 
-// Jobs far apart in a group, and more attempts than there are marks.
+// start works for jobs far apart in a group, and for more attempts than there are attempt marks.
 func TestStartFarApartAndOften(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -188,7 +188,7 @@ func TestStartFarApartAndOften(t *testing.T) {
 	})
 }
 
-// reread are all entries of a ready stream, read or not.
+// reread returns all entries of a ready stream, read or not.
 func (w *world) reread(typ string) []taken {
 	w.Helper()
 	var out []taken

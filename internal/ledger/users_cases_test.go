@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// The cases that the design began with, on the fixed limiter and static shares.
+// The test cases of the original design document, with the fixed limiter and static shares.
 
 func TestTenPassAndTheEleventhIsRefused(t *testing.T) {
 	both(t, func(w *world) {

@@ -70,7 +70,7 @@ func TestWhy(t *testing.T) {
 		require.Equal(w, want, w.why("g", ledger.NextJob))
 		require.Equal(w, before, w.dump(), "it changes nothing")
 
-		// Far more groups before it than are looked at.
+		// Far more groups come first than the script counts.
 		for i := range 5 {
 			group := fmt.Sprint("s", i)
 			w.create(group, "acme", "T")
@@ -103,8 +103,8 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 	})
 }
 
-// A job that does not wait in a queue is told by its letter; where nothing does, the group's
-// counts say what is left.
+// For a job that is not waiting, why returns its state letter; for a group without waiting jobs it
+// returns the group's counts.
 func TestWhyOutOfTheQueue(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -120,7 +120,7 @@ func TestWhyOutOfTheQueue(t *testing.T) {
 
 		w.create("h", "acme", "T")
 		w.append("h", 3)
-		queue := w.p.Queue("h", "T") // a queue whose order bisection does not find
+		queue := w.p.Queue("h", "T") // a queue whose order does not fit, so that the search by bisection fails
 		blobs := w.c.LRange(w.Context(), queue, 0, -1).Val()
 		w.c.Del(w.Context(), queue)
 		for _, blob := range blobs {

@@ -22,15 +22,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// tb is what tests, benchmarks and rapid's checks have in common.
+// tb has the methods that tests, benchmarks and rapid's checks share.
 type tb interface {
 	require.TestingT
 	Helper()
 	Context() context.Context
 }
 
-// world is one partition on one server, with the steps that the roles would take.
-// Its steps must succeed.
+// world is one partition on one server, with methods for the steps of the roles. A step that fails
+// ends the test.
 type world struct {
 	tb
 	c      redis.UniversalClient
@@ -38,7 +38,7 @@ type world struct {
 	prefix string
 }
 
-// both tells a story on a real Redis and on miniredis.
+// both runs a test on a real Redis and on miniredis.
 func both(t *testing.T, story func(w *world)) {
 	t.Helper()
 	t.Parallel()
@@ -48,7 +48,7 @@ func both(t *testing.T, story func(w *world)) {
 	})
 }
 
-// onRedis tells a story that miniredis would not know.
+// onRedis runs a test on a real Redis only, because miniredis lacks a feature.
 func onRedis(t *testing.T, story func(w *world)) {
 	t.Helper()
 	t.Parallel()
@@ -65,14 +65,14 @@ func newWorld(t tb, c redis.UniversalClient, prefix string) *world {
 func client(t testing.TB, url string) *redis.Client {
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
-	opts.MaxRetries, opts.Protocol, opts.DisableIdentity = -1, 2, true // a retried write is a second write
+	opts.MaxRetries, opts.Protocol, opts.DisableIdentity = -1, 2, true // never retry: a retried write is a second write
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	c := redis.NewClient(opts)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// Limits: none, and n permits in a window that lasts as long as any test.
+// noLimit is no limit; limit(n) is n permits in a window that is longer than any test.
 var noLimit = ledger.Limit{Window: time.Second}
 
 func limit(permits int64) ledger.Limit {
@@ -91,7 +91,7 @@ func (w *world) create(group, tenant, typ string, fields ...string) {
 	require.NoError(w, err)
 }
 
-// jobs are n jobs that tell their ordinal, if they are the group's first.
+// jobs returns n jobs whose payload is their ordinal, if they are the first jobs of their group.
 func jobs(n int) []ledger.NewJob {
 	all := make([]ledger.NewJob, n)
 	for i := range all {
@@ -127,7 +127,7 @@ func (w *world) cancel(group string) {
 	require.NoError(w, ledger.Cancel(w.Context(), w.c, w.p, group))
 }
 
-// sweep settles a cancelled group and returns the number of calls that it took.
+// sweep sweeps a cancelled group completely and returns the number of calls.
 func (w *world) sweep(group string) int {
 	w.Helper()
 	for calls := 1; ; calls++ {
@@ -170,7 +170,7 @@ func (w *world) admitBelow(limitOfReady int, typ string, most int, limit ledger.
 	return r
 }
 
-// promote moves what is due into the ready streams of types, each of which may hold 1000.
+// promote promotes due jobs of these types; each ready stream may hold 1,000 jobs.
 func (w *world) promote(limit ledger.Limit, types ...string) ledger.PromoteReply {
 	w.Helper()
 	caps := map[string]int{}
@@ -198,7 +198,7 @@ func (w *world) promoteAll(typ string, n int) {
 	require.Equal(w, n, moved)
 }
 
-// eventually asks until it is true. What it waits for is Redis's clock.
+// eventually calls ok until it returns true. It waits for time to pass on Redis's clock.
 func (w *world) eventually(ok func() bool) {
 	w.Helper()
 	late := time.After(20 * time.Second)
@@ -213,8 +213,8 @@ func (w *world) eventually(ok func() bool) {
 	}
 }
 
-// taken is a job that a worker has read, and has started when it has a token: the
-// attempt to report under.
+// taken is a job that a worker has read. A token is set if the worker has started it: the attempt
+// under which it reports.
 type taken struct {
 	entry string
 	ledger.Job
@@ -233,7 +233,7 @@ func (w *world) readSome(typ, consumer string, most int64) []taken {
 	return w.take(typ, consumer, most)
 }
 
-// take is readSome where the consumer group is there.
+// take does the same as readSome, for an existing consumer group.
 func (w *world) take(typ, consumer string, most int64) []taken {
 	w.Helper()
 	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
@@ -252,7 +252,7 @@ func (w *world) take(typ, consumer string, most int64) []taken {
 	return out
 }
 
-// consumerGroup makes a consumer group at the start of a stream, unless it is there.
+// consumerGroup creates a consumer group at the start of a stream, unless it exists.
 func (w *world) consumerGroup(stream, group string) {
 	w.Helper()
 	if err := w.c.XGroupCreateMkStream(w.Context(), stream, group, "0").Err(); err != nil {
@@ -260,7 +260,7 @@ func (w *world) consumerGroup(stream, group string) {
 	}
 }
 
-// start begins jobs of one type in one call, and notes the tokens.
+// start starts jobs of one type in one call, and stores their tokens.
 func (w *world) start(typ string, jobs []taken) {
 	w.Helper()
 	slices.SortFunc(jobs, byJob)
@@ -287,7 +287,7 @@ func byJob(a, b taken) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal), cmp.Compare(a.Attempt, b.Attempt))
 }
 
-// begin hands out n jobs of a type, and has a worker read and start them.
+// begin admits n jobs of a type; a worker then reads and starts them.
 func (w *world) begin(typ, consumer string, n int) []taken {
 	w.Helper()
 	require.Equal(w, n, w.admit(typ, n, noLimit).Moved)
@@ -297,7 +297,7 @@ func (w *world) begin(typ, consumer string, n int) []taken {
 	return jobs
 }
 
-// done is what a worker reports of jobs that ran well.
+// done returns a worker's report of done jobs.
 func done(jobs ...taken) []ledger.GroupOutcome {
 	jobs = slices.SortedStableFunc(slices.Values(jobs), byJob)
 	var groups []ledger.GroupOutcome
@@ -314,7 +314,7 @@ func done(jobs ...taken) []ledger.GroupOutcome {
 	return groups
 }
 
-// other is what a worker reports of a job that comes back or has failed.
+// other returns a worker's report of a job that will run again or has failed.
 func other(kind ledger.OutcomeKind, j taken, delay time.Duration) []ledger.GroupOutcome {
 	o := ledger.OtherJob{
 		Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Kind: kind, Retries: j.Retries, Throttles: j.Throttles, Losses: j.Losses,
@@ -331,7 +331,7 @@ func other(kind ledger.OutcomeKind, j taken, delay time.Duration) []ledger.Group
 	return []ledger.GroupOutcome{{Group: j.Group, Others: []ledger.OtherJob{o}}}
 }
 
-// soon are terms under which jobs come back at once.
+// soon are retry terms with which jobs are due again at once.
 var soon = ledger.Congestion{Cap: time.Second}
 
 func (w *world) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
@@ -346,7 +346,7 @@ func (w *world) outcomeIn(terms ledger.Congestion, typ string, groups []ledger.G
 	return r
 }
 
-// reclaim takes back what was idle for no time at all.
+// reclaim reclaims pending entries with an idle time of at least 0.
 func (w *world) reclaim(typ string, maxLosses int) ledger.ReclaimReply {
 	w.Helper()
 	r, err := ledger.Reclaim(w.Context(), w.c, w.p, typ, 0, 1000, maxLosses)
@@ -359,7 +359,8 @@ func (w *world) status(group string) string {
 	return w.c.HGet(w.Context(), w.p.Group(group), "status").Val()
 }
 
-// fence is the number of the watcher that leads, which comes to it when nobody does.
+// fence returns the fencing number of the leading watcher. If there is none, the test
+// becomes leader.
 func (w *world) fence() int64 {
 	w.Helper()
 	if n := number(w.c.HGet(w.Context(), w.p.Watch(), "fence").Val()); n > 0 {
@@ -371,7 +372,8 @@ func (w *world) fence() int64 {
 	return fence
 }
 
-// advance moves a group as far as it goes and returns the number of transitions.
+// advance moves a group through its states as far as possible and returns the number
+// of transitions.
 func (w *world) advance(group string) int {
 	w.Helper()
 	n, err := ledger.Advance(w.Context(), w.c, w.p, group, w.fence())
