@@ -11,40 +11,44 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Capacity knows how much the workers can take, by type, from their reports.
+// Capacity computes from the reports of workers how many jobs of each type should be ready. It is
+// safe for concurrent use, except Refresh, which only one goroutine may call.
 type Capacity struct {
 	conn  *redisx.Conn
 	space keyspace.Space
 
 	mu         sync.Mutex
-	slots      map[string]int
-	startRate  map[string]float64
-	runTime    map[string]time.Duration // mean run time
-	abandoned  map[string]int           // jobs that workers hold who are not seen any more
-	drainRates map[string]*drainRate
+	slots      map[string]int           // slots of live workers, by type, as all maps here
+	startRate  map[string]float64       // jobs started per second
+	runTime    map[string]time.Duration // mean run time of a job
+	unserved   map[string]int           // jobs held by workers that no longer serve the type
+	drainRates map[string]*drainRate    // of this process's own jobs
 
-	serving    map[string]bool // ids of workers at the last refresh
-	checkUntil time.Time       // until when jobs that they left are looked for
+	serving    map[string]bool // ids of the workers that served a type at the last Refresh
+	checkUntil time.Time       // until then, Refresh counts the unserved jobs
 }
 
-// NewCapacity knows nothing until its first Refresh.
+// NewCapacity returns a Capacity that knows no workers until its first Refresh.
 func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 	return &Capacity{conn: conn, space: space, drainRates: map[string]*drainRate{}}
 }
 
-// pace is how fast the jobs of a type go that this process hands out. Workers report once a second;
-// after a pause that is too late.
+// drainRate measures how fast workers take the jobs of one type that this process admits. It reacts
+// in some ms, while the reports of workers come every half second.
 type drainRate struct {
-	since     time.Time
-	entries   int
-	perSecond float64
+	since     time.Time // begin of the current measurement
+	entries   int       // drained since then; negative while the stream fills
+	perSecond float64   // result of the last measurement
 }
 
 const (
-	drainSpan    = 50 * time.Millisecond
-	drainRateTTL = time.Second // so long, a pace counts
+	// drainSpan is the shortest measurement.
+	drainSpan = 50 * time.Millisecond
+	// drainRateTTL is how long a rate stays valid.
+	drainRateTTL = time.Second
 )
 
+// current returns the rate in jobs per second; 0 if there is none, or if it is too old.
 func (p *drainRate) current() float64 {
 	if p == nil || time.Since(p.since) > drainRateTTL {
 		return 0
@@ -52,8 +56,8 @@ func (p *drainRate) current() float64 {
 	return p.perSecond
 }
 
-// HandedOut tells that n jobs of a type went into its ready stream, which had this room in each
-// partition: what goes in beyond that, the workers have taken out.
+// Admitted tells that n jobs of type typ were put into ready streams of the given bound. Jobs
+// beyond the bounds of all partitions show that workers have taken as many.
 func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	if n == 0 {
 		return
@@ -71,13 +75,14 @@ func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	}
 }
 
-// Refresh reads the workers' reports.
+// Refresh reads the reports of all live workers.
 func (c *Capacity) Refresh(ctx context.Context) error {
 	workers, err := Workers(ctx, c.conn, c.space)
 	if err != nil {
 		return err
 	}
-	slots, startRate, runTime, weight := map[string]int{}, map[string]float64{}, map[string]time.Duration{}, map[string]float64{}
+	slots, startRate := map[string]int{}, map[string]float64{}
+	runTime, weight := map[string]time.Duration{}, map[string]float64{}
 	serving := map[string]bool{}
 	for _, w := range workers {
 		if len(w.Types) > 0 {
@@ -86,7 +91,7 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 		for _, typ := range w.Types {
 			slots[typ] += w.WorkerStatus.Workers
 			startRate[typ] += w.StartedPerSecond[typ]
-			if ms := w.RunMS[typ]; ms > 0 { // processes count by what they run
+			if ms := w.RunMS[typ]; ms > 0 { // the mean is weighted by the jobs that each process runs
 				n := max(w.StartedPerSecond[typ], 0.01)
 				runTime[typ] += time.Duration(n * ms * float64(time.Millisecond))
 				weight[typ] += n
@@ -96,87 +101,94 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	for typ := range runTime {
 		runTime[typ] = time.Duration(float64(runTime[typ]) / weight[typ])
 	}
-	abandoned, err := c.countAbandoned(ctx, serving, slots)
+	unserved, err := c.countUnserved(ctx, serving, slots)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
-	c.slots, c.startRate, c.runTime, c.abandoned = slots, startRate, runTime, abandoned
+	c.slots, c.startRate, c.runTime, c.unserved = slots, startRate, runTime, unserved
 	c.mu.Unlock()
 	return nil
 }
 
-// left counts what workers hold who serve no more: they are dead, or finish what they run.
-// Their jobs lie in the ready stream and take nobody's place. It asks only for a while after a
-// worker has gone.
-func (c *Capacity) countAbandoned(ctx context.Context, serving map[string]bool, slots map[string]int) (map[string]int, error) {
+// countUnserved returns, by type, how many jobs are held by workers that no longer serve it: dead
+// ones, and stopping ones that finish their jobs. These jobs are in the ready stream, but need no
+// slot of the workers that serve. It counts them only for a while after a worker has left, and only
+// with one partition.
+func (c *Capacity) countUnserved(
+	ctx context.Context, serving map[string]bool, slots map[string]int,
+) (map[string]int, error) {
 	if c.space.Partitions() > 1 {
 		return nil, nil
 	}
 	for id := range c.serving {
 		if !serving[id] {
-			c.checkUntil = time.Now().Add(abandonedCheck)
+			c.checkUntil = time.Now().Add(unservedCheck)
 		}
 	}
 	if c.serving == nil {
-		c.checkUntil = time.Now().Add(abandonedCheck)
+		c.checkUntil = time.Now().Add(unservedCheck)
 	}
 	c.serving = serving
 	if time.Now().After(c.checkUntil) {
 		return nil, nil
 	}
-	abandoned := map[string]int{}
+	unserved := map[string]int{}
 	for typ := range slots {
 		p, err := c.conn.Cmd.XPending(ctx, c.space.Partition(0).Ready(typ), keyspace.GroupWorkers).Result()
 		if call.IsUnavailable(err) {
 			return nil, fmt.Errorf("read what workers hold: %w", err)
 		}
 		if err != nil {
-			continue // nobody has read the stream yet
+			continue // no consumer group: no worker has read the stream yet
 		}
 		for consumer, n := range p.Consumers {
 			if !serving[consumer] {
-				abandoned[typ] += int(n)
-				c.checkUntil = time.Now().Add(abandonedCheck)
+				unserved[typ] += int(n)
+				c.checkUntil = time.Now().Add(unservedCheck)
 			}
 		}
 	}
-	return abandoned, nil
+	return unserved, nil
 }
 
-// leftFor is how long jobs of a worker that has gone are looked for.
-const abandonedCheck = 10 * time.Second
+// unservedCheck is how long after the departure of a worker its jobs are counted.
+const unservedCheck = 10 * time.Second
 
-// readyFor is how much work lies ready for the workers. A slot that becomes free finds the next job
-// there, and the fetcher is woken when a quarter is gone; anything more only makes those wait who
-// come next, past the reach of fairness and of the rate limit.
+// readyWork is how much work, in run time of all slots, waits in the ready streams. A slot that
+// becomes free then finds a job, and the fetcher refills a stream when a quarter is gone. More
+// would make jobs wait that come later but are due first, because fairness and the rate limit have
+// no effect on jobs that are ready.
 const readyWork = 5 * time.Millisecond
 
-// Room is how many jobs of a type may lie in one partition's ready stream.
+// ReadyBound is the bound of the jobs of one type in one partition's ready stream.
 type ReadyBound struct {
-	Cap   int // that nobody has read yet
-	Slots int // jobs that the workers run side by side; 0: not known, or not by partition
-	Ahead int // jobs that may lie there beyond those that run; 0: there are no workers
+	Cap   int // undelivered jobs
+	Slots int // jobs that all workers run or hold at the same time; 0: not known
+	Ahead int // if Slots is not 0: jobs beyond those that run, so that the stream holds Slots + Ahead jobs at most
 }
 
-// Room is what the workers drain in 100 ms, their number at least, and at most most. Of jobs that
-// take their time it is less: what keeps the workers busy for 5 ms. Without a worker it is least,
-// so that the work shows.
+// ReadyBound returns how many jobs of type typ may be ready in one partition: as many as the
+// workers take in 100 ms, at least least and at least one for each slot, at most most. When jobs
+// are long, it is less: as many as all slots run in readyWork. Without workers, Cap is least, so
+// that some jobs become ready and show that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
-	slots, startRate, runTime, abandoned, drained := c.slots[typ], c.startRate[typ], c.runTime[typ], c.abandoned[typ], c.drainRates[typ].current()
+	slots, startRate, runTime, unserved := c.slots[typ], c.startRate[typ], c.runTime[typ], c.unserved[typ]
+	drained := c.drainRates[typ].current()
 	c.mu.Unlock()
 	if slots == 0 {
-		return ReadyBound{Cap: min(most, max(least, int(drained/10)))} // somebody may have come who has not reported yet
+		// A worker that has not reported yet may drain the stream.
+		return ReadyBound{Cap: min(most, max(least, int(drained/10)))}
 	}
 	partitions := c.space.Partitions()
 	bound := max(least, slots, int(max(startRate, drained)/10)/partitions)
 	if runTime > 0 {
 		bound = min(bound, int(float64(slots)*float64(readyWork)/float64(runTime))/partitions)
 	}
-	if partitions > 1 { // workers of all: how many are busy here says nothing
+	if partitions > 1 { // slots serve all partitions; how many are busy with jobs of this one is not known
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}
-	return ReadyBound{Cap: min(most, max(least, slots, bound)), Slots: slots + abandoned, Ahead: min(most, bound)}
+	return ReadyBound{Cap: min(most, max(least, slots, bound)), Slots: slots + unserved, Ahead: min(most, bound)}
 }

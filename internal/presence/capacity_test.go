@@ -19,7 +19,7 @@ func TestReadyBound(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 2)
 	c := presence.NewCapacity(w.Conn, w.Space)
-	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("T", 50, 1000)) // before anything is known
+	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("T", 50, 1000)) // before the first Refresh
 	for id, rate := range map[string]float64{"a": 1000, "b": 3000} {
 		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
 			WorkerStatus:     api.WorkerStatus{ID: id, Types: []string{"T", "SLOW"}, Workers: 60, SeenAt: time.Now()},
@@ -27,14 +27,15 @@ func TestReadyBound(t *testing.T) {
 		}))
 	}
 	require.NoError(t, c.Refresh(t.Context()))
-	require.Equal(t, presence.ReadyBound{Cap: 200, Ahead: 200}, c.ReadyBound("T", 50, 1000)) // a tenth of a second's 4,000, for one of two partitions
-	require.Equal(t, presence.ReadyBound{Cap: 1, Ahead: 1}, c.ReadyBound("SLOW", 50, 1000))  // 120 workers need one in 5 ms
-	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("NOBODY", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 200, Ahead: 200}, c.ReadyBound("T", 50, 1000)) // of 4,000 starts a second: a tenth, for one of two partitions
+	require.Equal(t, presence.ReadyBound{Cap: 1, Ahead: 1}, c.ReadyBound("SLOW", 50, 1000))  // 120 slots need one job in 5 ms
+	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("NO_WORKER", 50, 1000))
 	require.Equal(t, presence.ReadyBound{Cap: 100, Ahead: 100}, c.ReadyBound("T", 50, 100))
 }
 
-// With one partition the room counts what runs, so that slow jobs are handed out one by one as
-// workers become free. What a worker that has gone still holds takes nobody's place.
+// TestReadyBoundOfOnePartition: with one partition, the bound includes the slots, so that slow jobs
+// are admitted one by one as slots become free. Jobs held by a worker that no longer serves their
+// type come on top.
 func TestReadyBoundOfOnePartition(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -59,6 +60,6 @@ func TestReadyBoundOfOnePartition(t *testing.T) {
 		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: []string{"j", ""}}).Err())
 	}
 	require.NoError(t, w.Conn.Cmd.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: keyspace.GroupWorkers, Consumer: "b", Streams: []string{key, ">"}}).Err())
-	publish("b") // it shuts down
+	publish("b") // b stops, and serves no type any more
 	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 13, Ahead: 2}, c.ReadyBound("T", 50, 1000))
 }

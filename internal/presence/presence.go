@@ -1,6 +1,6 @@
-// Package presence tells which processes are alive and what they can take. Each process publishes
-// its status; a worker process adds a report of its capacity. It hides how a status lies in Redis
-// and when a process counts as gone.
+// Package presence tells which processes are alive, and how many jobs the workers can take. Each
+// process publishes its status in a heartbeat; a worker process adds its capacity. The package
+// hides how heartbeats are stored in Redis, and when a process counts as gone.
 package presence
 
 import (
@@ -19,31 +19,32 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// Interval is how often a process shows its status; one that is silent for TTL counts as gone.
+// Interval is the time between two heartbeats of a process. A process without a heartbeat for TTL
+// counts as gone.
 const (
 	Interval = 500 * time.Millisecond
 	TTL      = 5 * time.Second
 )
 
-// WorkerReport is a worker process's status with what those who feed it need to know.
+// WorkerReport is the heartbeat of a worker process: its status, and its capacity by job type.
 type WorkerReport struct {
 	api.WorkerStatus
 	StartedPerSecond map[string]float64 `json:"started_per_second"` // by type
-	RunMS            map[string]float64 `json:"run_ms"`             // mean time that a job of a type has run lately
+	RunMS            map[string]float64 `json:"run_ms"`             // by type: mean run time of recent jobs, ms
 }
 
-// PublishWorker shows a worker's report to everybody.
+// PublishWorker stores the heartbeat of a worker process.
 func PublishWorker(ctx context.Context, conn *redisx.Conn, space keyspace.Space, r WorkerReport) error {
 	return publish(ctx, conn, space.Workers(), r.ID, r)
 }
 
-// PublishStage shows another role's status.
+// PublishStage stores the heartbeat of a process of another role.
 func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus) error {
 	return publish(ctx, conn, space.Stages(), s.ID, s)
 }
 
-// Withdraw takes a process's status away when it stops, also when ctx has ended. It tries for a
-// second: a status that stays is not believed for long.
+// Withdraw removes the heartbeat of a process that stops, also when ctx has ended. It tries for a
+// second and returns no error: a heartbeat that stays is ignored after TTL.
 func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -51,6 +52,7 @@ func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id s
 	_ = conn.Cmd.HDel(ctx, space.Stages(), id).Err()
 }
 
+// publish stores a heartbeat in the hash key, under the process's id.
 func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any) error {
 	b, err := json.Marshal(status)
 	if err != nil {
@@ -62,21 +64,25 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	return nil
 }
 
+// heartbeat stores a process's status with the time of Redis, because the clocks of hosts differ.
+// heartbeats returns all statuses of a hash and the time of Redis.
 var (
 	heartbeat  = call.NewScript("heartbeat", lua.Source("processes/heartbeat"))
 	heartbeats = call.NewScript("heartbeats", lua.Source("processes/heartbeats"))
 )
 
-// Workers reads the reports of live workers.
+// Workers returns the reports of live workers, ordered by id.
 func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
 	return read[WorkerReport](ctx, conn, space.Workers())
 }
 
-// Stages reads the status of live processes of the other roles.
+// Stages returns the statuses of live processes of the other roles, ordered by id.
 func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
 	return read[api.StageStatus](ctx, conn, space.Stages())
 }
 
+// read returns the statuses of live processes in the hash key. It deletes those that are very old
+// or can't be read.
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
 	reply, err := heartbeats.Run(ctx, conn.Cmd, []string{key}, nil)
 	if err != nil {
@@ -108,7 +114,7 @@ func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error
 		err := json.Unmarshal([]byte(text), &s)
 		switch age := now.Sub(time.UnixMilli(ms)); {
 		case err != nil || age > 20*TTL:
-			_ = conn.Cmd.HDel(ctx, key, id).Err() // left behind by a process that was killed, or not ours
+			_ = conn.Cmd.HDel(ctx, key, id).Err() // of a process that was killed, or not a status at all
 		case age <= TTL:
 			live = append(live, s)
 		}

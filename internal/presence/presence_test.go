@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func TestStatusOfDeadProcessesIsIgnored(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		// By Redis's clock: those of hosts differ.
+		// The age is measured by the clock of Redis, because the clocks of hosts differ.
 		report := func(id string, age time.Duration) {
 			r := presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: id, Types: []string{"T"}, Workers: 3}}
 			require.NoError(w.T, presence.PublishWorker(ctx, w.Conn, w.Space, r))
@@ -35,7 +35,7 @@ func TestStatusOfDeadProcessesIsIgnored(t *testing.T) {
 		report("live", 0)
 		report("silent", 2*presence.TTL)
 		report("gone", time.Hour)
-		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.Space.Workers(), "rubbish", "{").Err())
+		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.Space.Workers(), "unreadable", "{").Err())
 
 		ids := func() (ids []string) {
 			all, err := presence.Workers(ctx, w.Conn, w.Space)
