@@ -1,5 +1,6 @@
-// Package dispatcher is the role that brings parked jobs back: it promotes what is due and gets a
-// permit, lets scheduled groups start, and takes back what dead workers left behind.
+// Package dispatcher implements the dispatcher role: it promotes due jobs, with one permit each,
+// lets scheduled groups start at their time, and reclaims the jobs of dead workers. It hides the
+// pause after an outage of Redis, in which every worker looks dead.
 package dispatcher
 
 import (
@@ -23,24 +24,25 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// Config is what the role can be told.
+// Config holds the settings of the dispatcher role.
 type Config struct {
-	Interval   time.Duration // the longest pause while something is parked
-	BatchSize  int           // jobs a script
-	FetchBatch int           // the least that a ready stream may hold
-	ReadyCap   int           // the most
-	Rate       ledger.Rate
-	Lease      time.Duration    // a worker that is silent for so long is dead
-	MaxLosses  int              // a job that lost so many workers fails
-	Journal    *journal.Journal // nil outside experiments
+	Interval   time.Duration    // longest pause while jobs are non-ready
+	BatchSize  int              // most jobs that one script call promotes
+	FetchBatch int              // smallest bound of a ready stream
+	ReadyCap   int              // largest bound of a ready stream
+	Rate       ledger.Rate      // the global rate limit
+	Lease      time.Duration    // a worker that does not renew a job's lease for so long is dead
+	MaxLosses  int              // a job that has lost more workers than this fails
+	Journal    *journal.Journal // log of permits for experiments; nil in normal operation
 }
 
-// gather is the least pause while jobs become due one after the other: what is due then
-// goes together.
+// batchPause is the shortest pause while jobs become due one after the other. The jobs that become
+// due during the pause are promoted together.
 const batchPause = 10 * time.Millisecond
 
-// How many jobs one script moves at most, how many entries of dead workers it takes back, and how
-// often consumers are looked through.
+// maxBatch bounds the jobs that one script call promotes, reclaimBatch those that it reclaims.
+// Every consumerInterval, consumers are removed that have been idle for consumerIdle and hold no
+// entries.
 const (
 	maxBatch         = 200
 	reclaimBatch     = 100
@@ -48,7 +50,7 @@ const (
 	consumerIdle     = 10 * time.Minute
 )
 
-// Dispatcher is one process's dispatcher, for all partitions.
+// Dispatcher is one dispatcher process. It serves all partitions.
 type Dispatcher struct {
 	cfg      Config
 	conn     *redisx.Conn
@@ -59,11 +61,11 @@ type Dispatcher struct {
 	id       string
 
 	running                                        atomic.Bool
-	cycles, moved, skipped, reclaimed, workersLost atomic.Int64
+	cycles, moved, skipped, reclaimed, workersLost atomic.Int64 // since the start of the process
 	outagePause                                    outagePause
 }
 
-// New returns a dispatcher named id.
+// New returns a dispatcher named id. It starts no goroutine.
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Dispatcher {
 	return &Dispatcher{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewDispatcherMetrics(tel.Meter), id: id,
@@ -71,7 +73,7 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	}
 }
 
-// Run dispatches until ctx ends.
+// Run promotes and reclaims jobs of all partitions until ctx ends.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	d.running.Store(true)
 	defer d.running.Store(false)
@@ -100,7 +102,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return err
 }
 
-// Status is what the process shows of itself.
+// Status returns what this process shows of itself: its counts since it started.
 func (d *Dispatcher) Status() api.StageStatus {
 	return api.StageStatus{
 		ID: d.id, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
@@ -111,13 +113,15 @@ func (d *Dispatcher) Status() api.StageStatus {
 	}
 }
 
+// partitionDispatcher promotes and reclaims the jobs of one partition.
 type partitionDispatcher struct {
 	*Dispatcher
 	partition          keyspace.Partition
 	consumersCheckedAt time.Time
 }
 
-// promote lets scheduled groups start and moves what is due.
+// promote lets scheduled groups start and promotes due jobs, one batch of each. It returns how long
+// to wait for the next ones: 0 when there are more now, a negative time when nothing is scheduled.
 func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	released, next, err := ledger.Schedule(ctx, p.conn.Cmd, p.partition, 100)
@@ -132,8 +136,8 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	for _, typ := range types {
 		bound := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
 		caps[typ] = bound.Cap
-		// what may be undelivered beside what runs, and one at least: admit leaves no room where
-		// all workers are busy
+		// The bound covers only jobs beyond those that run. It is at least one, because admit fills
+		// the stream up to it while all workers are busy.
 		if bound.Slots > 0 {
 			caps[typ] = min(bound.Cap, max(1, bound.Ahead))
 		}
@@ -172,7 +176,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	return idle, nil
 }
 
-// reclaim looks for jobs of dead workers, a few times in a lease.
+// reclaim takes back jobs whose lease has ended. It returns how long to wait before the next look,
+// a quarter of the lease at most; 0 when there may be more now. For a lease after an outage of
+// Redis it reclaims nothing.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
 	wait, err := p.outagePause.remaining(ctx, p.conn, p.cfg.Lease)
@@ -197,8 +203,9 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 				"partition", p.partition.Index(), "type", typ, "entries", r.Missing)
 		}
 		if r.Taken+r.Buried+r.Stale > 0 {
-			p.tel.Log.Warn("took jobs back from lost workers",
-				"partition", p.partition.Index(), "type", typ, "taken", r.Taken, "failed", r.Buried, "stale", r.Stale)
+			p.tel.Log.Warn("reclaimed jobs of dead workers",
+				"partition", p.partition.Index(), "type", typ,
+				"reclaimed", r.Taken, "failed", r.Buried, "stale", r.Stale)
 			pause = 0
 		}
 	}
@@ -209,7 +216,8 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	return pause, nil
 }
 
-// dropConsumers forgets dead workers and aggregators that hold nothing any more.
+// dropConsumers removes the consumers of dead workers and aggregators that hold no entries any
+// more.
 func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string) error {
 	for _, typ := range types {
 		if err := p.dropIdle(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
@@ -219,12 +227,14 @@ func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string)
 	return p.dropIdle(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
 }
 
+// dropIdle removes the consumers of one consumer group that have been idle for consumerIdle and
+// hold no entries.
 func (p *partitionDispatcher) dropIdle(ctx context.Context, stream, group string) error {
 	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
 	if call.IsUnavailable(err) {
 		return err
 	}
-	for _, c := range consumers { // none: nobody has read the stream yet
+	for _, c := range consumers { // no consumers when err says that no process has read the stream yet
 		if c.Pending > 0 || c.Idle < consumerIdle {
 			continue
 		}
@@ -235,15 +245,15 @@ func (p *partitionDispatcher) dropIdle(ctx context.Context, stream, group string
 	return nil
 }
 
-// quiet keeps reclaim from working for a lease after Redis was away: idle times count on meanwhile,
-// so that everybody looks dead.
+// outagePause stops reclaim for one lease after an outage of Redis. The idle times of entries grow
+// during an outage although no worker can renew a lease, so all workers look dead afterwards.
 type outagePause struct {
 	mu      sync.Mutex
-	until   time.Time
-	checked bool
+	until   time.Time // reclaim stops until then
+	checked bool      // Redis was asked for its uptime since the last outage
 }
 
-// note remembers that Redis was away.
+// noteOutage returns err. If err says that Redis is away, it begins a pause of one lease.
 func (q *outagePause) noteOutage(err error, lease time.Duration) error {
 	if call.IsUnavailable(err) {
 		q.mu.Lock()
@@ -253,15 +263,16 @@ func (q *outagePause) noteOutage(err error, lease time.Duration) error {
 	return err
 }
 
-// left is how long to keep quiet. A process that has just come, or come back, asks Redis how
-// long it is up.
+// remaining returns how long reclaim must pause; zero or less: not at all. After the start of this
+// process and after each outage, it asks Redis for its uptime, because a restart of Redis is an
+// outage too.
 func (q *outagePause) remaining(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.checked {
 		return time.Until(q.until), nil
 	}
-	var mu sync.Mutex // of the shards' answers
+	var mu sync.Mutex // guards until: each shard answers in its own goroutine
 	until := q.until
 	err := conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "server").Result()
@@ -280,6 +291,7 @@ func (q *outagePause) remaining(ctx context.Context, conn *redisx.Conn, lease ti
 	return time.Until(q.until), nil
 }
 
+// latest returns the later one of two times.
 func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -287,7 +299,8 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// uptime reads INFO; a server that does not tell (the embedded one) is never restarted under us.
+// serverUptime reads the uptime from a reply of INFO. It returns false when the server does not
+// tell it; the embedded server does not, and it never restarts while this process runs.
 func serverUptime(info string) (time.Duration, bool) {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, "uptime_in_seconds:"); ok {

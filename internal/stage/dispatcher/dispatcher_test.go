@@ -44,14 +44,14 @@ func TestDueJobsArePromoted(t *testing.T) {
 		require.NoError(w.T, err)
 		require.GreaterOrEqual(w.T, first[0].ID, stagetest.EntryID(due))
 
-		w.Await("the count", func() bool { return d.Status().Counts["total_moved"] == 25 })
+		w.Await("the count of promoted jobs", func() bool { return d.Status().Counts["total_moved"] == 25 })
 		cycles := d.Status().Counts["total_cycles"]
 		require.Positive(w.T, cycles)
-		w.Await("it counts its cycles", func() bool { return d.Status().Counts["total_cycles"] >= cycles+2 })
+		w.Await("further cycles to be counted", func() bool { return d.Status().Counts["total_cycles"] >= cycles+2 })
 		st := d.Status()
 		require.True(w.T, st.Running)
 		require.Zero(w.T, st.Counts["total_skipped"])
-		w.Await("the status to be shown", func() bool {
+		w.Await("the status to be published", func() bool {
 			all, err := presence.Stages(ctx, w.Conn, w.Space)
 			return err == nil && len(all) == 1 && all[0].Role == "dispatcher" && all[0].Counts["total_moved"] == 25
 		})
@@ -60,7 +60,7 @@ func TestDueJobsArePromoted(t *testing.T) {
 	})
 }
 
-// It is woken by what is due before everything that it knows of.
+// TestNewDueTimeWakesTheDispatcher: a job that becomes due before all others wakes the dispatcher.
 func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -83,12 +83,13 @@ func TestScheduledGroupStartsAtItsTime(t *testing.T) {
 		at := time.Now().Add(300 * time.Millisecond)
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", RunAt: &at, Jobs: stagetest.Numbered(3)})
 		w.Run(dispatcher.New(config(), w.Connect(), w.Space, w.Tel, "d"))
-		w.Await("the jobs to be handed out", func() bool { w.Admit("T"); return w.Counts("g").Ready == 3 })
+		w.Await("the jobs to be ready", func() bool { w.Admit("T"); return w.Counts("g").Ready == 3 })
 		require.False(w.T, time.Now().Before(at))
 	})
 }
 
-// A ready stream that is full is passed over, and looked at again.
+// TestFullReadyStreamIsSkipped: due jobs of a full ready stream stay non-ready, and are promoted
+// once the stream has free capacity.
 func TestFullReadyStreamIsSkipped(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -103,7 +104,7 @@ func TestFullReadyStreamIsSkipped(t *testing.T) {
 	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
 	w.Run(d)
 	w.AwaitCounts("g", api.Counts{Accepted: 8, Ready: 3, NonReady: 5})
-	w.Await("some to be skipped", func() bool { return d.Status().Counts["total_skipped"] > 0 })
+	w.Await("a job to be skipped", func() bool { return d.Status().Counts["total_skipped"] > 0 })
 	w.Take("T", "c", 3)
 	w.AwaitCounts("g", api.Counts{Accepted: 8, InFlight: 3, Ready: 3, NonReady: 2})
 }
@@ -120,8 +121,8 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 	cfg.Lease = lease
 	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
 	w.Run(d)
-	// One worker keeps its jobs alive, the other is silent.
-	w.Await("the jobs to be taken back", func() bool {
+	// One worker renews its leases, the other one is dead.
+	w.Await("the jobs to be reclaimed", func() bool {
 		jobs := []ledger.Held{}
 		for _, j := range alive {
 			jobs = append(jobs, ledger.Held{Entry: j.Entry, Group: j.Group, Ordinal: j.Ordinal, Attempt: j.Attempt})
@@ -131,11 +132,11 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 		require.Empty(t, lost)
 		return w.Counts("g") == api.Counts{Accepted: 5, InFlight: 2, Ready: 3}
 	})
-	w.Await("the count", func() bool { return d.Status().Counts["taken_back"] == 3 })
+	w.Await("the count of reclaimed jobs", func() bool { return d.Status().Counts["taken_back"] == 3 })
 	for _, j := range dead {
 		seen := w.Job("g", j.Ordinal)
 		require.Equal(t, "WORKER_LOST", seen.LastError.Code)
-		require.GreaterOrEqual(t, seen.LastError.At.Sub(j.At), lease-50*time.Millisecond) // two clocks, one of them of ms
+		require.GreaterOrEqual(t, seen.LastError.At.Sub(j.At), lease-50*time.Millisecond) // Redis's clock counts ms, and this process has another clock
 	}
 	for _, j := range w.Take("T", "next", 3) {
 		require.Equal(t, 2, j.Attempt)
@@ -158,10 +159,11 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Failed: 1})
 	require.Equal(t, map[string]int64{"WORKER_LOST": 1}, w.Group("g").FailuresByCode)
 	require.Equal(t, 3, w.DeadLetters()[0].Attempts)
-	w.Await("its count", func() bool { return d.Status().Counts["worker_lost"] == 1 })
+	w.Await("the failed job to be counted", func() bool { return d.Status().Counts["worker_lost"] == 1 })
 }
 
-// Idle times count on while Redis is away, so that all workers look dead when it is back.
+// TestNothingIsReclaimedForALeaseAfterAnOutage: idle times grow while Redis is away, so all workers
+// look dead when it is back; the dispatcher must leave them time to renew their leases.
 func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
@@ -178,7 +180,7 @@ func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	<-time.After(lease + lease/4)
 	server.Restart()
 	back := time.Now()
-	// The worker comes back as late as it may.
+	// The worker renews its lease late.
 	<-time.After(lease / 2)
 	for time.Since(back) < 2*lease {
 		lost, err := ledger.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []ledger.Held{{Entry: j.Entry, Group: "g", Ordinal: 0, Attempt: 1}})
@@ -188,7 +190,7 @@ func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	}
 	require.Zero(t, d.Status().Counts["taken_back"])
 	require.Equal(t, api.Counts{Accepted: 1, InFlight: 1}, w.Counts("g"))
-	// Then it falls silent.
+	// Now the worker renews nothing, so its job is reclaimed.
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Ready: 1})
 }
 
@@ -220,14 +222,14 @@ func TestDeadConsumersAreDropped(t *testing.T) {
 		}
 		return names
 	}
-	w.Await("those that hold nothing to be forgotten", func() bool {
+	w.Await("consumers without pending entries to be removed", func() bool {
 		left := consumers(w.P.Ready("T"), keyspace.GroupWorkers)
 		return len(left) == 1 && left[0] == "holds" && len(consumers(w.P.ResultStream(), keyspace.GroupAggregator)) == 0
 	})
 }
 
-// abandon has the consumer "gone" touch an entry, acknowledge it and say nothing more. A read is no
-// sign of life to miniredis.
+// touchAndAck makes the consumer "gone" claim and acknowledge an entry. The claim starts its idle
+// time, because in miniredis a read does not.
 func touchAndAck(w *stagetest.World, stream, group, entry string) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())

@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// record counts what was promoted and traces the sampled jobs among it.
+// recordPromoted adds one call of promote to the metrics, and records a span for each sampled job
+// that was promoted. took is how long the call took.
 func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
 	p.metrics.Cycle(r.Moved, r.Skipped, took)
 	for _, a := range r.Permits {
@@ -44,5 +45,8 @@ func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.Promo
 	batch.End()
 }
 
-// reasons why a job was in non-ready, as the scripts abbreviate them.
-var nonReadyReasons = map[string]string{"R": "RATE_LIMITED", "A": "API_THROTTLED", "E": "TRANSIENT_ERROR", "S": "SCHEDULED"}
+// nonReadyReasons maps the letter by which the scripts say why a job was non-ready to the name that
+// spans show.
+var nonReadyReasons = map[string]string{
+	"R": "RATE_LIMITED", "A": "API_THROTTLED", "E": "TRANSIENT_ERROR", "S": "SCHEDULED",
+}
