@@ -1,7 +1,7 @@
-// Package fetcher is the role that hands jobs out: it takes the next ones from the fair queue,
-// spends rate permits on them and puts them into the ready streams, as far as these may grow.
-// It hides how it paces itself: batches grow while there is work, and it is woken when there
-// is some again.
+// Package fetcher implements the fetcher role: it admits jobs, which means that it dequeues the
+// next ones from the fair queue, spends a permit on each, and puts them into the ready streams, up
+// to the bounds of these. It hides its pace: its batches grow while there is work, and an idle
+// fetcher is woken when there is some.
 package fetcher
 
 import (
@@ -19,29 +19,29 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// Config is what the role can be told.
+// Config holds the settings of the fetcher role.
 type Config struct {
-	Interval    time.Duration // the longest pause when idle
-	BatchSize   int           // jobs a script at the start; grows under load
-	ReadyCap    int           // most jobs in a ready stream that nobody has read
-	Rate        ledger.Rate
-	LaneWeights [3]int   // high, normal, low
-	Alpha       *float64 // of the priority formula over all groups; nil: by fair turns
-	KeepStats   time.Duration
-	Journal     *journal.Journal // nil outside experiments
+	Interval    time.Duration    // longest pause while there is nothing to admit
+	BatchSize   int              // jobs that one script call admits, at first; it grows under load
+	ReadyCap    int              // largest number of undelivered jobs in a ready stream
+	Rate        ledger.Rate      // the global rate limit
+	LaneWeights [3]int           // for the lanes high, normal and low
+	Alpha       *float64         // factor of the priority formula, which orders all groups; nil: fair shares
+	KeepStats   time.Duration    // retention of congestion statistics
+	Journal     *journal.Journal // log of permits for experiments; nil in normal operation
 }
 
-// maxBatch keeps one script under some milliseconds.
+// maxBatch bounds the jobs that one script call admits, so that the call takes a few ms at most.
 const maxBatch = 200
 
-// typesEvery is how often the types are listed at most: a new one waits for so long beside others
-// that have work.
+// typesInterval is the shortest time between two reads of the list of types. Jobs of a new type may
+// wait so long while jobs of other types are admitted.
 const typesInterval = 20 * time.Millisecond
 
-// askEvery is how often a fetcher asks for a larger part of the limit.
+// quotaRequestInterval is the shortest time between two requests for more quota for a partition.
 const quotaRequestInterval = 20 * time.Millisecond
 
-// Fetcher is one process's fetcher, for all partitions.
+// Fetcher is one fetcher process. It admits jobs of all partitions.
 type Fetcher struct {
 	cfg      Config
 	conn     *redisx.Conn
@@ -52,10 +52,10 @@ type Fetcher struct {
 	id       string
 
 	running                                              atomic.Bool
-	fetched, admittedReady, admittedNonReady, emptyPolls atomic.Int64
+	fetched, admittedReady, admittedNonReady, emptyPolls atomic.Int64 // counts since the start of the process
 }
 
-// New returns a fetcher named id.
+// New returns a fetcher named id. It starts no goroutine.
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Fetcher {
 	return &Fetcher{
 		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewFetcherMetrics(tel.Meter), id: id,
@@ -63,7 +63,8 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	}
 }
 
-// Run fetches until ctx ends.
+// Run admits jobs until ctx ends. With several partitions and a global rate limit, it also takes
+// part in rebalancing the quotas of the partitions.
 func (f *Fetcher) Run(ctx context.Context) error {
 	f.running.Store(true)
 	defer f.running.Store(false)
@@ -100,7 +101,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	return err
 }
 
-// Status is what the process shows of itself.
+// Status returns what this process shows of itself: its counts since it started.
 func (f *Fetcher) Status() api.StageStatus {
 	return api.StageStatus{
 		ID: f.id, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
@@ -111,20 +112,21 @@ func (f *Fetcher) Status() api.StageStatus {
 	}
 }
 
-// partition is the loop's state for one partition.
+// partitionFetcher admits the jobs of one partition.
 type partitionFetcher struct {
 	*Fetcher
 	partition        keyspace.Partition
-	types            []string
+	types            []string // job types of the partition, as they were last read
 	typesListedAt    time.Time
-	wasIdle          bool
-	policySet        bool // it is set in Redis
+	wasIdle          bool // the last step admitted all it could
+	policySet        bool // the fair-queue policy is stored in Redis
 	quotaRequestedAt time.Time
-	firstType        int // of the type that comes first
-	batchSizes       map[string]int
+	firstType        int            // rotates the type that step begins with
+	batchSizes       map[string]int // by type: jobs that the next script call asks for
 }
 
-// step admits one batch of every type and says how long nothing can be done.
+// step admits one batch of jobs of each type. It returns how long to wait for more: 0 when there
+// may be more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
 		if err := ledger.SetPolicy(ctx, p.conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
@@ -132,7 +134,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 		}
 		p.policySet = true
 	}
-	// After a pause the work may be of a type that was not there before.
+	// After an idle time, new jobs may be of a new type.
 	age := time.Since(p.typesListedAt)
 	if age > p.cfg.Interval || p.wasIdle && age > typesInterval {
 		age = 0
@@ -145,7 +147,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	idle, moved, full := p.cfg.Interval, 0, false
 	p.firstType++
 	for i := range p.types {
-		// each is first in turn: where permits are short, the first finds the most
+		// each type is first in turn, because the first one finds the most permits
 		typ := p.types[(i+p.firstType)%len(p.types)]
 		r, err := p.admit(ctx, typ)
 		if err != nil {
@@ -163,13 +165,15 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 		p.emptyPolls.Add(1)
 		p.metrics.EmptyPoll()
 	}
-	if age > 0 { // it may be a new type that woke this one
+	if age > 0 { // jobs of a type that is not in the list may have woken this fetcher
 		idle = min(idle, typesInterval)
 	}
 	p.wasIdle = idle > 0
 	return idle, nil
 }
 
+// admit admits one batch of jobs of type typ. It doubles the size of the next batch when this one
+// was full.
 func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batchSizes[typ], p.cfg.BatchSize), maxBatch)
 	bound := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
@@ -199,14 +203,17 @@ func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitR
 	return r, nil
 }
 
-// askForMore wakes whoever divides the limit when this partition's part is used up.
+// requestQuota wakes the quota rebalancer when this partition has used up its quota.
 func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply) {
-	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited || time.Since(p.quotaRequestedAt) < quotaRequestInterval {
+	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited {
+		return
+	}
+	if time.Since(p.quotaRequestedAt) < quotaRequestInterval {
 		return
 	}
 	p.quotaRequestedAt = time.Now()
 	wake := p.space.Partition(0).Wake("divider")
 	if n, err := p.conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
-		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // or else it looks by itself
+		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer looks at its next interval
 	}
 }

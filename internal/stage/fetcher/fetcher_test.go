@@ -24,7 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// config pauses as long as it can, so that what comes at once was woken.
+// config returns a configuration with a long idle pause, so that only a wake token makes the
+// fetcher admit jobs soon.
 func config() fetcher.Config {
 	return fetcher.Config{
 		Interval: time.Minute, BatchSize: 50, ReadyCap: 1000, Rate: ledger.Rate{Window: time.Second}, LaneWeights: [3]int{6, 3, 1},
@@ -41,12 +42,12 @@ func TestWaitingJobsBecomeReady(t *testing.T) {
 		ctx := context.WithoutCancel(w.T.Context())
 		require.EqualValues(w.T, 5, w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val())
 
-		w.Await("the count", func() bool { return f.Status().Counts["total_fetched"] == 5 })
+		w.Await("the count of admitted jobs", func() bool { return f.Status().Counts["total_fetched"] == 5 })
 		st := f.Status()
 		require.True(w.T, st.Running)
 		require.EqualValues(w.T, 5, st.Counts["admitted_ready"])
 		require.Zero(w.T, st.Counts["admitted_non_ready"])
-		w.Await("the status to be shown", func() bool {
+		w.Await("the status to be published", func() bool {
 			all, err := presence.Stages(ctx, w.Conn, w.Space)
 			return err == nil && len(all) == 1 && all[0].Role == "fetcher" && all[0].Running && all[0].Counts["total_fetched"] == 5
 		})
@@ -58,7 +59,9 @@ func TestWaitingJobsBecomeReady(t *testing.T) {
 	})
 }
 
-// The ready stream is short: what waits in it has lost its turn.
+// TestReadyStreamIsFilledToItsBound: the fetcher admits up to ReadyCap undelivered jobs. A job in
+// the ready stream can no longer be overtaken by one with more right to run, so the stream must be
+// short.
 func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 20)
@@ -67,9 +70,9 @@ func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 		f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
 		w.Run(f)
 		w.AwaitCounts("g", api.Counts{Accepted: 20, Ready: 10, Waiting: 10})
-		w.Await("the count", func() bool { return f.Status().Counts["total_fetched"] == 10 })
+		w.Await("the count of admitted jobs", func() bool { return f.Status().Counts["total_fetched"] == 10 })
 
-		// What a worker has read makes room for as many.
+		// Once a worker has read four jobs, four more are admitted.
 		ctx := context.WithoutCancel(w.T.Context())
 		require.NoError(w.T, w.Conn.Cmd.XGroupCreate(ctx, w.P.Ready("T"), keyspace.GroupWorkers, "0").Err())
 		require.NoError(w.T, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
@@ -78,7 +81,8 @@ func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 	})
 }
 
-// Jobs need not wait for an interval, whether their type is new or not.
+// TestNewJobsWakeTheFetcher: new jobs are admitted without waiting for the interval, also those of
+// a new type.
 func TestNewJobsWakeTheFetcher(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Run(fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f"))
@@ -89,13 +93,13 @@ func TestNewJobsWakeTheFetcher(t *testing.T) {
 			w.Jobs(group, typ, 3)
 			w.AwaitCounts(group, api.Counts{Accepted: 3, Ready: 3})
 		}
-		require.Less(w.T, time.Since(began), rounds*time.Second/2) // a pause lasts a second where nobody wakes
+		require.Less(w.T, time.Since(began), rounds*time.Second/2) // an idle fetcher that is not woken pauses for a second
 	})
 }
 
 func TestIdleFetcherSendsFewCommands(t *testing.T) {
 	t.Parallel()
-	for name, jobs := range map[string]int{"when nothing waits": 10, "when the ready stream is full": 20} {
+	for name, jobs := range map[string]int{"when no job waits": 10, "when the ready stream is full": 20} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Server(t)
@@ -107,14 +111,14 @@ func TestIdleFetcherSendsFewCommands(t *testing.T) {
 			w.AwaitCounts("g", api.Counts{Accepted: int64(jobs), Ready: 10, Waiting: int64(jobs) - 10})
 			before := commands(t, w)
 			<-time.After(time.Second)
-			require.Less(t, commands(t, w)-before, 150) // it looks 20 times, with some commands each, where it may look 1,000 times
+			require.Less(t, commands(t, w)-before, 150) // 20 looks of some commands each; a fetcher that does not pause would look 1,000 times
 		})
 	}
 }
 
 var commandCalls = regexp.MustCompile(`cmdstat_[^:]+:calls=(\d+),`)
 
-// commands is how many commands the server has executed.
+// commands returns how many commands the server has executed.
 func commands(t *testing.T, w *stagetest.World) (n int) {
 	t.Helper()
 	info, err := w.Conn.Cmd.Info(t.Context(), "commandstats").Result()
@@ -127,25 +131,25 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 	return n
 }
 
-// A tenant that has spent its share is parked as a whole, with one job as its marker, and comes
-// back by itself.
+// TestRateLimitIsKept: no window has more permits than the limit. A tenant without permits gets a
+// marker in non-ready, and its jobs are admitted later without further help.
 func TestRateLimitIsKept(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	for _, tenant := range []string{"a", "b", "c"} { // three permits a window each, and one is left
+	for _, tenant := range []string{"a", "b", "c"} { // each tenant has three permits a window, and one is left over
 		w.Submit(messages.SubmitGroup{ID: tenant, Type: "T", Jobs: stagetest.Numbered(16)})
 	}
 	cfg := config()
 	cfg.Rate = ledger.Rate{RPS: 100, Window: 100 * time.Millisecond}
 	f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
 	w.Run(f)
-	w.Await("everything to be handed out or parked", func() bool { return f.Status().Counts["total_fetched"] == 48 })
+	w.Await("all jobs to be admitted or rate-limited", func() bool { return f.Status().Counts["total_fetched"] == 48 })
 	st, a, b, c := f.Status().Counts, w.Counts("a"), w.Counts("b"), w.Counts("c")
 	require.Equal(t, st["admitted_non_ready"], a.NonReady+b.NonReady+c.NonReady)
 	require.Equal(t, st["admitted_ready"], a.Ready+b.Ready+c.Ready)
 	require.Positive(t, st["admitted_non_ready"])
 
-	// No window has more than its ten, by the clock of the script that has spent them.
+	// Each window has ten permits at most, by the clock of the script that spends them.
 	entries, err := w.Conn.Cmd.XRange(t.Context(), w.P.Ready("T"), "-", "+").Result()
 	require.NoError(t, err)
 	windows := map[int64]int{}
@@ -158,7 +162,7 @@ func TestRateLimitIsKept(t *testing.T) {
 	}
 }
 
-// Redis goes away and comes back: the fetcher goes on.
+// TestFetcherGoesOnAfterAnOutage: a fetcher survives a restart of Redis.
 func TestFetcherGoesOnAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))

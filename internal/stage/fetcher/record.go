@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// record counts what was admitted and traces the sampled jobs among it.
+// recordAdmitted adds one call of admit to the counts, the metrics and the journal, and records a
+// span for each sampled job that was admitted.
 func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.Parked))
 	p.admittedReady.Add(int64(r.Moved))
