@@ -35,7 +35,7 @@ func (l *look) cureLeftover(j job, shelves ...shelf) cure {
 		}
 		l.left[s][j] = true
 	}
-	return cure{fmt.Sprint("leftovers ", j, shelves), "what lay there is set aside",
+	return cure{fmt.Sprint("leftovers ", j, shelves), "what was there is quarantined",
 		func(ctx context.Context) (bool, error) {
 			some := false
 			for _, s := range shelves {

@@ -39,8 +39,8 @@ func newAudit(r *Root) *cobra.Command {
 		Long: "Prove from the data in Redis that no job is lost or counted twice: the ledger of each group " +
 			"against its jobs' states and\n" +
 			"against the places where they lie. It may run beside the roles. Exit code 1 when a law is broken.\n\n" +
-			"--repair mends what can be: counters are set to what there is, what is no job is set aside into " +
-			"the list {N}:garbage, and\n" +
+			"--repair mends what can be: counters are set to what there is, what is no job is moved to " +
+			"the list {N}:quarantine, and\n" +
 			"a job that vanished ends as failed with code LOST. Then it audits again; exit code 1 when " +
 			"something is left.\n\n" +
 			"--receipts also compares what producers were told: a file with a line {\"group\": \"…\", " +

@@ -355,7 +355,7 @@ func TestAdmitWaitsForTheNextPermit(t *testing.T) {
 	})
 }
 
-func TestAdmitSetsAsideWhatCantBeRead(t *testing.T) {
+func TestAdmitQuarantinesWhatCantBeRead(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.append("g", 1)
@@ -371,7 +371,7 @@ func TestAdmitSetsAsideWhatCantBeRead(t *testing.T) {
 		require.Equal(w, 2, moved)
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("g"))
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("h"))
-		require.Equal(w, []string{"queue:g:T nonsense|x", "queue:g:T " + strings.Repeat("y", 1024)}, w.c.LRange(w.Context(), w.p.Garbage(), 0, -1).Val())
+		require.Equal(w, []string{"queue:g:T nonsense|x", "queue:g:T " + strings.Repeat("y", 1024)}, w.c.LRange(w.Context(), w.p.Quarantine(), 0, -1).Val())
 		require.Equal(w, ledger.AdmitEmpty, w.admit("T", 1, noLimit).State)
 	})
 }

@@ -61,7 +61,7 @@ func FuzzGarbage(f *testing.F) {
 			run = nil
 			w.reclaim("T", 3)
 		}
-		require.Equal(t, "1", c.HGet(t.Context(), w.p.Group("g"), "done").Val(), "states %q, garbage %q", w.states("g"), w.c.LRange(t.Context(), w.p.Garbage(), 0, -1).Val())
+		require.Equal(t, "1", c.HGet(t.Context(), w.p.Group("g"), "done").Val(), "states %q, garbage %q", w.states("g"), w.c.LRange(t.Context(), w.p.Quarantine(), 0, -1).Val())
 		w.cancel("g")
 		w.sweep("g")
 	})

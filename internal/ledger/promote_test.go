@@ -251,13 +251,13 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 }
 
 // Two blobs of one job, and a blob that can't be parsed, do not block other jobs.
-func TestPromoteSetsAsideWhatCantBeRead(t *testing.T) {
+func TestPromoteQuarantinesWhatCantBeRead(t *testing.T) {
 	both(t, func(w *world) {
 		w.due("g", "acme", "T", 5)
 		blob := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()[0]
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "nonsense"}, redis.Z{Score: 6, Member: blob + "twin"})
 		require.Equal(w, 1, w.promote(noLimit, "T").Moved)
-		require.Equal(w, []string{"non-ready:acme nonsense"}, w.c.LRange(w.Context(), w.p.Garbage(), 0, -1).Val())
+		require.Equal(w, []string{"non-ready:acme nonsense"}, w.c.LRange(w.Context(), w.p.Quarantine(), 0, -1).Val())
 		require.Zero(w, w.c.Exists(w.Context(), w.p.NonReadyOf("acme")).Val())
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("g"))
 		require.Len(w, w.read("T", "c"), 1)

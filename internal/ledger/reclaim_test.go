@@ -141,7 +141,7 @@ func TestReclaimGarbage(t *testing.T) {
 		w.consumerGroup(w.p.Ready("T"), keyspace.GroupWorkers)
 		w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{Group: keyspace.GroupWorkers, Consumer: "c", Streams: []string{w.p.Ready("T"), ">"}, Count: 10})
 		require.Equal(w, ledger.ReclaimReply{Taken: 1, Stale: 5}, w.reclaim("T", 3))
-		require.Equal(w, []string{"ready:T x  y ", "ready:T nonsense"}, w.c.LRange(w.Context(), w.p.Garbage(), 0, 1).Val())
+		require.Equal(w, []string{"ready:T x  y ", "ready:T nonsense"}, w.c.LRange(w.Context(), w.p.Quarantine(), 0, 1).Val())
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
 		require.Empty(w, w.pending(w.p.Ready("T")))
 		require.Equal(w, map[string]int64{"non_ready": 1}, w.ledger("g"))

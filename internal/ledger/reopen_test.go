@@ -224,7 +224,7 @@ func TestRequeueGarbage(t *testing.T) {
 		w.c.HSet(w.Context(), w.p.Failures("g"), "7", "nonsense", "x", `{"code":"C"}`+"\nno blob", "8", `{"code":1}`+"\n"+"g|T|1|0|0|0|0|0|0|1||8|1||1", "9", "{\n"+"g|T|1|0|0|0|0|0|0|1||9|1||1")
 		w.retry("g")
 		require.Equal(w, map[string]int64{"waiting": 2}, w.ledger("g"))
-		require.Len(w, w.c.LRange(w.Context(), w.p.Garbage(), 0, -1).Val(), 4)
+		require.Len(w, w.c.LRange(w.Context(), w.p.Quarantine(), 0, -1).Val(), 4)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Failures("g")).Val())
 		require.False(w, w.c.HExists(w.Context(), w.p.Group("g"), "requeue").Val())
 	})

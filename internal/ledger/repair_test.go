@@ -129,7 +129,7 @@ func TestRepairCounter(t *testing.T) {
 	})
 }
 
-// What is a job that lies where it should is never set aside, nor one of two,
+// What is a job that lies where it should is never quarantined, nor one of two,
 // unless both are there.
 func TestRepairLeftoverSparesJobs(t *testing.T) {
 	both(t, func(w *world) {
@@ -178,7 +178,7 @@ func TestRepairLeftoverSparesJobs(t *testing.T) {
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("nobody"), redis.Z{Score: 1, Member: parked[0]})
 		drop(ledger.Leftover{Place: "parked", Whose: "nobody", Item: parked[0]})
 		require.Equal(w, before, w.ledger("g"))
-		require.EqualValues(w, 3, w.c.LLen(w.Context(), w.p.Garbage()).Val())
+		require.EqualValues(w, 3, w.c.LLen(w.Context(), w.p.Quarantine()).Val())
 
 		// What a job does whose states are lost can't be told, so nothing of it is touched.
 		w.c.Del(w.Context(), w.p.States("g"))

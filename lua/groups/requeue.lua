@@ -13,7 +13,7 @@ local now, tenant, lane, factor = now_ms(), g[1], g[2], alpha()
 local page = call('HSCAN', failures, g[3], 'COUNT', most)
 local cursor, n = page[1], #page[2]
 local cut = false -- a small hash comes whole; what is too much of it for one step is scanned again
-local queues, order, ords, codes, scanned, garbage = {}, {}, {}, {}, {}, {}
+local queues, order, ords, codes, scanned, unreadable = {}, {}, {}, {}, {}, {}
 for i = 1, n, 2 do
   if #scanned >= most and cursor == '0' then
     cut = true
@@ -27,7 +27,7 @@ for i = 1, n, 2 do
   if not again then scanned[#scanned + 1] = page[2][i] end
   if again then -- it stays
   elseif not j or not ok or type(e) ~= 'table' or type(e.code) ~= 'string' then
-    garbage[#garbage + 1] = value
+    unreadable[#unreadable + 1] = value
   elseif call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2) == 'F' then
     if not queues[j.typ] then queues[j.typ], order[#order + 1] = {}, j.typ end
     local q = queues[j.typ]
@@ -43,7 +43,7 @@ for _, typ in ipairs(order) do
 end
 precheck('HLEN', B .. 'codes:' .. group)
 precheck('ZCARD', B .. 'types')
-precheck('LLEN', B .. 'wake:fetcher', B .. 'garbage')
+precheck('LLEN', B .. 'wake:fetcher', B .. 'quarantine')
 precheck_activate(tenant)
 precheck_mark_dirty()
 
@@ -56,7 +56,7 @@ for _, typ in ipairs(order) do
 end
 for _, ordinal in ipairs(ords) do call('SETRANGE', B .. 'states:' .. group, ordinal * 2, 'W') end
 for code, count in pairs(codes) do call('HINCRBY', B .. 'codes:' .. group, code, -count) end
-for _, value in ipairs(garbage) do set_aside('failures:' .. group, value) end
+for _, value in ipairs(unreadable) do quarantine('failures:' .. group, value) end
 local moved = #ords
 if moved > 0 then
   add(key, 'failed', -moved, 'waiting', moved)

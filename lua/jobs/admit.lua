@@ -66,7 +66,7 @@ do
   precheck('SCARD', B .. 'active')
   precheck('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
   for _, lane in ipairs(LANES) do precheck('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
-  precheck('LLEN', B .. 'wake:dispatcher', B .. 'garbage')
+  precheck('LLEN', B .. 'wake:dispatcher', B .. 'quarantine')
   allow_oom()
   if shared and free == 1 then call('HSET', load_key, 'yield', 1) end
   if load[1] then

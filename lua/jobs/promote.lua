@@ -85,7 +85,7 @@ if #due > 0 then
   end
   precheck('SCARD', B .. 'active')
   precheck('HLEN', B .. 'rate')
-  precheck('LLEN', B .. 'garbage')
+  precheck('LLEN', B .. 'quarantine')
   allow_oom()
   g = global(total, tonumber(ARGV[5]), ARGV[6])
   if limited then count_due(g, now) end
@@ -118,7 +118,7 @@ end
 -- choose looks at a tenant's jobs that are due and moves none: those that go, those that are no jobs of the ledger any more, those that are paused,
 -- what can't be read, and until when there is no use in looking again.
 local function choose(tenant, t)
-  local set, c, named, not_before = B .. 'non-ready:' .. tenant, { going = {}, dropped = {}, paused = {}, garbage = {} }, {}, nil
+  local set, c, named, not_before = B .. 'non-ready:' .. tenant, { going = {}, dropped = {}, paused = {}, unreadable = {} }, {}, nil
   local offset, page = t.offset, nil
   repeat
     page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
@@ -132,7 +132,7 @@ local function choose(tenant, t)
       looked = looked + 1
       local j = parse(blob)
       if not j then
-        c.garbage[#c.garbage + 1] = blob
+        c.unreadable[#c.unreadable + 1] = blob
       else
         local job = j.group .. '.' .. j.ordinal
         local state = call('GETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, j.ordinal * 2 + 1)
@@ -182,14 +182,14 @@ local function promote_of(tenant, t)
   local set = B .. 'non-ready:' .. tenant
   precheck('ZCARD', B .. 'paused:' .. tenant)
   local c, not_before = choose(tenant, t)
-  local gone, load, ready, congested, wanted = c.garbage, {}, {}, 0, 0
+  local gone, load, ready, congested, wanted = c.unreadable, {}, {}, 0, 0
   local function leave(j, blob)
     gone[#gone + 1] = blob
     if j.reason ~= 'S' and j.reason ~= 'P' then congested = congested + 1 end
     if j.reason == 'R' then wanted = wanted + 1 end
   end
   local function unload(j) load[j.typ] = (load[j.typ] or 0) + 1 end
-  for _, blob in ipairs(c.garbage) do set_aside('non-ready:' .. tenant, blob) end
+  for _, blob in ipairs(c.unreadable) do quarantine('non-ready:' .. tenant, blob) end
   for _, d in ipairs(c.dropped) do
     leave(d[1], d[2])
     unload(d[1])

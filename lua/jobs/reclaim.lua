@@ -12,7 +12,7 @@ local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '
 if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
 local now = now_ms()
 local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
-precheck('LLEN', B .. 'garbage')
+precheck('LLEN', B .. 'quarantine')
 precheck('HLEN', B .. 'watch', B .. 'load:' .. typ)
 precheck('LLEN', B .. 'wake:fetcher')
 precheck_mark_dirty()
@@ -27,7 +27,7 @@ for _, p in ipairs(pending) do
     local blob = entry_blob(found[1][2])
     local j = parse(blob)
     if not j then
-      set_aside('ready:' .. typ, blob)
+      quarantine('ready:' .. typ, blob)
       stale = stale + 1
     else
       local group, key = j.group, B .. 'group:' .. j.group

@@ -14,7 +14,7 @@
 --   entry_blob(fields)        the moving blob of an entry of a ready stream
 --   mint(seed, n)             the n-th span id of a script's run
 --   follow(trace, span)       the trace with span as its parent
---   set_aside(where, what)    keeps what can't be read
+--   quarantine(where, what)    keeps what can't be read
 
 -- parse reads the head of a moving blob; queued starts at its last value.
 local function parse(blob)
@@ -53,8 +53,8 @@ end
 local function mint(seed, n) return seed .. string.format('%08x', n) end
 local function follow(trace, span) return string.sub(trace, 1, 36) .. span .. string.sub(trace, 53) end
 
--- set_aside keeps what can't be read, bounded, for a person to look at.
-local function set_aside(where, what)
-  call('LPUSH', B .. 'garbage', where .. ' ' .. string.sub(what, 1, 1024))
-  call('LTRIM', B .. 'garbage', 0, 999)
+-- quarantine keeps what can't be read as a job for an operator, in a bounded list.
+local function quarantine(where, what)
+  call('LPUSH', B .. 'quarantine', where .. ' ' .. string.sub(what, 1, 1024))
+  call('LTRIM', B .. 'quarantine', 0, 999)
 end

@@ -54,7 +54,7 @@ do
 
   -- segments divides queued blobs into runs of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
   local function segments(blobs)
-    local all, garbage, i, n = {}, {}, 1, #blobs
+    local all, unreadable, i, n = {}, {}, 1, #blobs
     while i <= n do
       local ordinal, accepted, trace = match(blobs[i], '^(%d+)|(%d+)|([^|]*)|')
       if ordinal and #ordinal <= 9 then
@@ -62,10 +62,10 @@ do
         if trace == '' then s.n = alike(blobs, s) end
         all[#all + 1], i = s, i + s.n
       else
-        garbage[#garbage + 1], i = blobs[i], i + 1
+        unreadable[#unreadable + 1], i = blobs[i], i + 1
       end
     end
-    return all, garbage
+    return all, unreadable
   end
 
   -- take_whole moves segments whose jobs all wait; it returns nil, and has done nothing, where that is not so.
@@ -119,11 +119,11 @@ do
   function take(group, k, place)
     local queue = B .. 'queue:' .. group .. ':' .. typ
     local popped = call('LRANGE', queue, 0, k - 1)
-    local all, garbage = segments(popped)
+    local all, unreadable = segments(popped)
     local went = 0
     precheck('HLEN', B .. 'group:' .. group)
     if #all > 0 then went = take_whole(group, all, place, popped) or take_each(group, all, place, popped) end
-    for _, blob in ipairs(garbage) do set_aside('queue:' .. group .. ':' .. typ, blob) end
+    for _, blob in ipairs(unreadable) do quarantine('queue:' .. group .. ':' .. typ, blob) end
     call('LTRIM', queue, #popped, -1)
     return went, #popped
   end

@@ -1,4 +1,4 @@
--- repair_leftover: what lies somewhere and is no such job is set aside.
+-- repair_leftover: what lies somewhere and is no such job is quarantined.
 -- KEYS  base
 -- ARGV  place: queue | parked | aside | ready | results | failures, whose it is (group, tenant or type; '' of results), type of a queue ('' = no queue),
 --       what lies there (an element, an entry's id or an ordinal), another of the same job ('' = none; of two one goes)
@@ -6,7 +6,7 @@
 -- States decide, in the same step. What types and tenants count is left to repair_counter. Twice: it is not there. Goes through when memory is full.
 -- Cost: constant; in a queue its length.
 local place, whose, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-precheck('LLEN', B .. 'garbage')
+precheck('LLEN', B .. 'quarantine')
 
 -- state_of is a job's letter and mark. Where the group says that it has such a job but not what it does, nothing of it is touched: letter ?.
 local function state_of(group, ordinal)
@@ -28,7 +28,7 @@ local function entry(stream, id)
 end
 local function drop(what, from, command, ...)
   allow_oom()
-  set_aside(from, what)
+  quarantine(from, what)
   call(command, ...)
   return { 1 }
 end
@@ -40,7 +40,7 @@ if place == 'queue' then
   precheck('LLEN', key)
   allow_oom()
   if call('LREM', key, 1, item) == 0 then return { 0 } end
-  set_aside('queue:' .. whose .. ':' .. typ, item)
+  quarantine('queue:' .. whose .. ':' .. typ, item)
   return { 1 }
 end
 

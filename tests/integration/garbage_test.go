@@ -76,7 +76,7 @@ func garbage() map[string]message {
 	return all
 }
 
-// rejected waits until so many messages were set aside, and returns them by the id of their entry.
+// rejected waits until so many messages were quarantined, and returns them by the id of their entry.
 func (s *system) rejected(n int) map[string]map[string]any {
 	s.t.Helper()
 	found := map[string]map[string]any{}
@@ -215,8 +215,8 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	require.JSONEq(t, "200", string(g.Aggregate["n"]))
 
 	want := int64(2*len(junk) + 2)
-	s.await("all of it set aside", func() bool { return s.rdb.LLen(s.ctx(), p.Garbage()).Val() >= want })
-	list, err := s.rdb.LRange(s.ctx(), p.Garbage(), 0, -1).Result()
+	s.await("all of it quarantined", func() bool { return s.rdb.LLen(s.ctx(), p.Quarantine()).Val() >= want })
+	list, err := s.rdb.LRange(s.ctx(), p.Quarantine(), 0, -1).Result()
 	require.NoError(t, err)
 	require.Len(t, list, int(want))
 	s.await("empty streams", func() bool {
@@ -240,7 +240,7 @@ func hostile(i int, other string) string {
 }
 
 // What anybody may write into any structure stops nobody: no process ends, what is good goes on
-// beside it, and the rest is set aside.
+// beside it, and the rest is quarantined.
 func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -300,10 +300,10 @@ func TestGarbageInEveryStream(t *testing.T) {
 			s.rdb.ZCard(ctx, p.NonReadyOf("acme")).Val() == 1
 	})
 	require.Len(t, s.rejected(n), n, "each with its reason")
-	aside, err := s.rdb.LRange(ctx, p.Garbage(), 0, -1).Result()
+	quarantined, err := s.rdb.LRange(ctx, p.Quarantine(), 0, -1).Result()
 	require.NoError(t, err)
-	require.Len(t, aside, n, "as many as are kept")
-	for _, text := range aside {
+	require.Len(t, quarantined, n, "as many as are kept")
+	for _, text := range quarantined {
 		require.Regexp(t, `^(ready:NOOP|results|outbox|non-ready:acme)[ :]`, text)
 	}
 	for _, path := range []string{"/v1/dead-letters", "/v1/stats", "/v1/groups", "/v1/tenants", "/v1/groups/first", "/v1/groups/first/jobs/3", "/v1/groups/later/jobs/0"} {

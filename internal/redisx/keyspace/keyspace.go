@@ -248,8 +248,8 @@ func (p Partition) Ended() string { return p.base + "ended" }
 // Watch is a hash: the watcher that leads the partition, until when, and its fencing number.
 func (p Partition) Watch() string { return p.base + "watch" }
 
-// Garbage is a list: what could not be read, newest first, bounded.
-func (p Partition) Garbage() string { return p.base + "garbage" }
+// Quarantine is a list: entries that could not be read as a job or message, newest first, bounded.
+func (p Partition) Quarantine() string { return p.base + "quarantine" }
 
 // Wake is a list that holds a token while there may be work for an idle role.
 func (p Partition) Wake(role string) string { return p.base + "wake:" + role }

@@ -291,8 +291,8 @@ func (p *partitionReducer) quarantine(ctx context.Context, group string, entries
 		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields))
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.partition.Garbage(), text)
-		pipe.LTrim(ctx, p.partition.Garbage(), 0, 999)
+		pipe.LPush(ctx, p.partition.Quarantine(), text)
+		pipe.LTrim(ctx, p.partition.Quarantine(), 0, 999)
 		pipe.XAck(ctx, p.partition.ResultStream(), keyspace.GroupAggregator, e.ID)
 		pipe.XDel(ctx, p.partition.ResultStream(), e.ID)
 		return nil

@@ -202,7 +202,7 @@ func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 		}
 		runAggregator(w, config(), "a", reducer.NewRegistry())
 		awaitReduced(w, "g", 4)
-		w.Await("four quarantined entries", func() bool { return len(w.Garbage()) == 4 })
+		w.Await("four quarantined entries", func() bool { return len(w.Quarantined()) == 4 })
 		awaitEmptyStream(w)
 	})
 }
@@ -217,7 +217,7 @@ func TestResultsOfADeletedGroupAreDropped(t *testing.T) {
 		runAggregator(w, config(), "a", reducer.NewRegistry())
 		awaitEmptyStream(w)
 		require.Zero(w.T, w.Conn.Cmd.Exists(ctx, w.P.Aggregate("gone"), w.P.Results("gone"), w.P.States("gone"), w.P.Group("gone")).Val())
-		require.Empty(w.T, w.Garbage())
+		require.Empty(w.T, w.Quarantined())
 	})
 }
 

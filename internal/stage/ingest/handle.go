@@ -81,7 +81,7 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
-// reject sets a message aside with the reason.
+// reject quarantines a message with the reason.
 func (in *Ingest) reject(msg *message.Message, reason error) error {
 	e, _ := wm.EntryOf(msg)
 	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}

@@ -93,7 +93,7 @@ func TestTakesFromTheStream(t *testing.T) {
 	})
 }
 
-// What can't be accepted is set aside with the reason, and never stops the others.
+// What can't be accepted is quarantined with the reason, and never stops the others.
 func TestRejects(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		publish(w, "group.submit", `{"type":`)

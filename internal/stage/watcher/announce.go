@@ -49,7 +49,7 @@ func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) e
 		return err
 	}
 	var msgs []*message.Message
-	var garbage []any
+	var unreadable []any
 	ids := make([]string, len(entries))
 	for i, e := range entries {
 		ids[i] = e.ID
@@ -61,8 +61,8 @@ func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) e
 				continue
 			}
 		}
-		p.log.Warn("set an unreadable event aside", "entry", e.ID, "error", err)
-		garbage = append(garbage, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
+		p.log.Warn("quarantined an unreadable event", "entry", e.ID, "error", err)
+		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
 	}
 	if len(msgs) > 0 {
 		if err := p.events.Publish(p.space.Events(), msgs...); err != nil {
@@ -70,9 +70,9 @@ func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) e
 		}
 	}
 	_, err = p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		if len(garbage) > 0 {
-			pipe.LPush(ctx, p.p.Garbage(), garbage...)
-			pipe.LTrim(ctx, p.p.Garbage(), 0, 999)
+		if len(unreadable) > 0 {
+			pipe.LPush(ctx, p.p.Quarantine(), unreadable...)
+			pipe.LTrim(ctx, p.p.Quarantine(), 0, 999)
 		}
 		pipe.XDel(ctx, p.p.Outbox(), ids...)
 		return nil

@@ -130,7 +130,7 @@ func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
 	return true, nil
 }
 
-// buryJobs starts and fails entries. What is no job stays pending, for reclaim to set aside.
+// buryJobs starts and fails entries. What is no job stays pending, for reclaim to quarantine.
 func (p *partition) buryJobs(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job

@@ -360,8 +360,8 @@ func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Ent
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
 	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.partition.Garbage(), text)
-		pipe.LTrim(ctx, p.partition.Garbage(), 0, 999)
+		pipe.LPush(ctx, p.partition.Quarantine(), text)
+		pipe.LTrim(ctx, p.partition.Quarantine(), 0, 999)
 		pipe.XAck(ctx, p.partition.Ready(typ), keyspace.GroupWorkers, e.ID)
 		pipe.XDel(ctx, p.partition.Ready(typ), e.ID)
 		return nil

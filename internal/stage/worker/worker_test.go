@@ -263,10 +263,10 @@ func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 		w.Admit("T")
 		w.Run(newWorker(w, config(), processorReturning("T", nil, nil)))
 		w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 2})
-		w.Await("three quarantined entries", func() bool { return len(w.Garbage()) == 3 })
+		w.Await("three quarantined entries", func() bool { return len(w.Quarantined()) == 3 })
 		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
 		require.Zero(w.T, w.Pending(w.P.Ready("T"), keyspace.GroupWorkers))
-		require.Contains(w.T, w.Garbage()[2], "rubbish")
+		require.Contains(w.T, w.Quarantined()[2], "rubbish")
 	})
 }
 

@@ -135,10 +135,10 @@ func (w *World) DeadLetters() []api.DeadLetter {
 	return l.DeadLetters
 }
 
-// Garbage is what was set aside, newest first.
-func (w *World) Garbage() []string {
+// Quarantined returns the entries that were quarantined, newest first.
+func (w *World) Quarantined() []string {
 	w.T.Helper()
-	list, err := w.Conn.Cmd.LRange(w.ctx(), w.P.Garbage(), 0, -1).Result()
+	list, err := w.Conn.Cmd.LRange(w.ctx(), w.P.Quarantine(), 0, -1).Result()
 	require.NoError(w.T, err)
 	return list
 }
