@@ -57,7 +57,7 @@ func (l *look) shelves(pl place, group, tenant string, ordinal int64, types []st
 			all = append(all, shelf{"queue", group, typ})
 		}
 	case inNonReady:
-		all = []shelf{{"parked", tenant, ""}, {"aside", tenant, ""}}
+		all = []shelf{{"parked", tenant, ""}, {"suspended", tenant, ""}}
 	case inReady:
 		for _, typ := range slices.Sorted(maps.Keys(l.types)) {
 			all = append(all, shelf{"ready", typ, ""})
@@ -79,8 +79,8 @@ func (l *look) shelf(pl place, key string) shelf {
 		return shelf{"ready", whose, ""}
 	case pl == inStream:
 		return shelf{"results", "", ""}
-	case strings.HasPrefix(name, "paused:"):
-		return shelf{"aside", whose, ""}
+	case strings.HasPrefix(name, "suspended:"):
+		return shelf{"suspended", whose, ""}
 	}
 	return shelf{"parked", whose, ""}
 }
@@ -130,10 +130,10 @@ func (t *tidying) walk(ctx context.Context) error {
 			}
 		}
 		return nil
-	case "parked", "aside":
+	case "parked", "suspended":
 		key := t.p.NonReadyOf(t.whose)
-		if t.place == "aside" {
-			key = t.p.PausedOf(t.whose)
+		if t.place == "suspended" {
+			key = t.p.SuspendedOf(t.whose)
 		}
 		return t.members(ctx, key, func(page []string) error { return t.blobs(ctx, page) })
 	case "ready":

@@ -163,7 +163,7 @@ func (s *Sentry) walk(ctx context.Context, beats []beat, alarmed bool, found *Su
 		for i, b := range beats {
 			replies[i] = reply{
 				parked: p.ZCard(ctx, s.p.NonReadyOf(b.tenant)),
-				aside:  p.ZCard(ctx, s.p.PausedOf(b.tenant)),
+				aside:  p.ZCard(ctx, s.p.SuspendedOf(b.tenant)),
 			}
 			for _, id := range b.groups {
 				replies[i].groups = append(replies[i].groups, s.see(ctx, p, id))
@@ -207,7 +207,7 @@ func (s *Sentry) large(ctx context.Context, b beat, alarmed bool, found *Suspect
 		}
 		var parked, aside *redis.IntCmd
 		if err := s.atOnce(ctx, func(p redis.Pipeliner) {
-			parked, aside = p.ZCard(ctx, s.p.NonReadyOf(b.tenant)), p.ZCard(ctx, s.p.PausedOf(b.tenant))
+			parked, aside = p.ZCard(ctx, s.p.NonReadyOf(b.tenant)), p.ZCard(ctx, s.p.SuspendedOf(b.tenant))
 		}); err != nil {
 			return err
 		}

@@ -74,7 +74,7 @@ func (l *look) shared(ctx context.Context, last bool) error {
 		cards, aside := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
 		err := l.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, t := range page {
-				cards[i], aside[i] = p.ZCard(ctx, l.p.NonReadyOf(t)), p.ZCard(ctx, l.p.PausedOf(t))
+				cards[i], aside[i] = p.ZCard(ctx, l.p.NonReadyOf(t)), p.ZCard(ctx, l.p.SuspendedOf(t))
 			}
 		})
 		if err != nil {
@@ -90,7 +90,7 @@ func (l *look) shared(ctx context.Context, last bool) error {
 				}
 			}
 			if aside[i].Val() > 0 {
-				if err := l.nonReady(ctx, t, l.p.PausedOf(t)); err != nil {
+				if err := l.nonReady(ctx, t, l.p.SuspendedOf(t)); err != nil {
 					return err
 				}
 			}
@@ -126,7 +126,7 @@ func (l *look) others(ctx context.Context, tenants map[string]bool) error {
 		return err
 	}
 	aside := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.SScan(ctx, l.p.Aside(), cursor, "", pageSize)
+		return p.SScan(ctx, l.p.Suspended(), cursor, "", pageSize)
 	}
 	if err := l.scan(ctx, aside, note(l.tenants)); err != nil {
 		return err

@@ -84,7 +84,7 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 				ask(p)
 			}
 			samples[i].blobs = p.ZRange(ctx, l.p.NonReadyOf(t.name), 0, 2*pageSize)
-			samples[i].aside = p.ZRange(ctx, l.p.PausedOf(t.name), 0, 2*pageSize)
+			samples[i].aside = p.ZRange(ctx, l.p.SuspendedOf(t.name), 0, 2*pageSize)
 		}
 	})
 	if err != nil {
@@ -142,7 +142,7 @@ func (l *look) once(ctx context.Context, t *tenant) (tally, error) {
 		return y, err
 	}
 	aside := int64(0)
-	err = l.members(ctx, l.p.PausedOf(t.name), func(page []string) error {
+	err = l.members(ctx, l.p.SuspendedOf(t.name), func(page []string) error {
 		aside += int64(len(page))
 		y.countAside(page, int64(len(page)))
 		return nil
@@ -177,7 +177,7 @@ func (l *look) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
 	asks := []func(redis.Pipeliner){func(p redis.Pipeliner) {
 		s.counters = p.HMGet(ctx, l.p.Tenant(s.name), counterNames[0], counterNames[1], counterNames[2], "paused")
 		s.inSet, s.newest = p.SIsMember(ctx, l.p.Active(), s.name), p.ZRevRange(ctx, l.p.GroupsOf(s.name), 0, 0)
-		s.card, s.asideCard = p.ZCard(ctx, l.p.NonReadyOf(s.name)), p.ZCard(ctx, l.p.PausedOf(s.name))
+		s.card, s.asideCard = p.ZCard(ctx, l.p.NonReadyOf(s.name)), p.ZCard(ctx, l.p.SuspendedOf(s.name))
 	}}
 	for i, g := range s.groups {
 		asks = append(asks, func(p redis.Pipeliner) {
@@ -282,7 +282,7 @@ func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
 				newest: p.ZRevRange(ctx, key, 0, 0),
 				first:  p.ZRange(ctx, key, 0, few-1),
 				parked: p.ZCard(ctx, l.p.NonReadyOf(name)),
-				aside:  p.ZCard(ctx, l.p.PausedOf(name)),
+				aside:  p.ZCard(ctx, l.p.SuspendedOf(name)),
 			}
 		}
 	})

@@ -200,7 +200,7 @@ func (c *whyCase) findParked(ctx context.Context) error {
 		pattern = c.group + "|*|" + strconv.FormatInt(c.Ordinal, 10) + "|*"
 	}
 	var first *redis.Z
-	for _, key := range []string{c.p.NonReadyOf(c.Tenant), c.p.PausedOf(c.Tenant)} {
+	for _, key := range []string{c.p.NonReadyOf(c.Tenant), c.p.SuspendedOf(c.Tenant)} {
 		for cursor := uint64(0); ; {
 			page, next, err := c.s.conn.Cmd.ZScan(ctx, key, cursor, pattern, 1000).Result()
 			if err != nil {

@@ -33,7 +33,7 @@ func Pause(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Paus
 	return setPaused(ctx, c, p, what, id, 1)
 }
 
-// Resume undoes Pause. What was put aside meanwhile comes back within moments, with
+// Resume undoes Pause. What was suspended meanwhile comes back within moments, with
 // the dispatcher's help.
 func Resume(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 0)

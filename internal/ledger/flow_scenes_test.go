@@ -77,10 +77,10 @@ var flowScenes = []scene{
 		w.pause(ledger.PauseTenant, "acme")
 		return w.promoting(limit(5))
 	}},
-	{"promote what was put aside", false, func(w *world) act {
-		w.aside("g", 2)
-		for _, blob := range w.c.ZRange(w.Context(), w.p.PausedOf("acme"), 0, -1).Val() {
-			w.c.ZAdd(w.Context(), w.p.PausedOf("acme"), redis.Z{Score: 1e15, Member: blob})
+	{"promote suspended jobs", false, func(w *world) act {
+		w.suspended("g", 2)
+		for _, blob := range w.c.ZRange(w.Context(), w.p.SuspendedOf("acme"), 0, -1).Val() {
+			w.c.ZAdd(w.Context(), w.p.SuspendedOf("acme"), redis.Z{Score: 1e15, Member: blob})
 		}
 		w.resume(ledger.PauseGroup, "g")
 		return w.promoting(limit(5))
@@ -101,8 +101,8 @@ var flowScenes = []scene{
 			return err
 		}
 	}},
-	{"sweep what was put aside", false, func(w *world) act {
-		w.aside("g", 2)
+	{"sweep suspended jobs", false, func(w *world) act {
+		w.suspended("g", 2)
 		w.cancel("g")
 		require.NoError(w, w.sweeping("g")())
 		require.NoError(w, w.sweeping("g")())
@@ -119,13 +119,13 @@ var flowScenes = []scene{
 	}},
 	{"pause a type", false, func(w *world) act { return w.pausing(ledger.Pause, ledger.PauseType, "T") }},
 	{"resume a group", false, func(w *world) act {
-		w.aside("g", 2)
+		w.suspended("g", 2)
 		w.append("g", 1)
 		return w.pausing(ledger.Resume, ledger.PauseGroup, "g")
 	}},
 	{"resume a tenant", false, func(w *world) act {
 		w.byPriority(1)
-		w.aside("g", 2)
+		w.suspended("g", 2)
 		w.pause(ledger.PauseTenant, "acme")
 		w.create("h", "acme", "T")
 		w.append("h", 1)
@@ -133,7 +133,7 @@ var flowScenes = []scene{
 		return w.pausing(ledger.Resume, ledger.PauseTenant, "acme")
 	}},
 	{"resume a type", false, func(w *world) act {
-		w.aside("g", 2)
+		w.suspended("g", 2)
 		w.pause(ledger.PauseType, "T")
 		return w.pausing(ledger.Resume, ledger.PauseType, "T")
 	}},
@@ -182,14 +182,14 @@ func (w *world) byPriority(alpha float64) {
 	require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, &alpha))
 }
 
-// aside makes a paused group with n jobs that were put aside.
-func (w *world) aside(group string, n int) {
+// suspended makes a paused group with n suspended jobs.
+func (w *world) suspended(group string, n int) {
 	w.Helper()
 	w.parked(group, n)
 	w.pause(ledger.PauseGroup, group)
 	w.eventually(func() bool {
 		w.promote(noLimit, "T")
-		return w.c.ZCard(w.Context(), w.p.PausedOf("acme")).Val() == int64(n)
+		return w.c.ZCard(w.Context(), w.p.SuspendedOf("acme")).Val() == int64(n)
 	})
 }
 

@@ -32,8 +32,8 @@ func FuzzGarbage(f *testing.F) {
 		lies := func(err error) { require.NoError(t, err) }
 		lies(c.XAdd(t.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []any{ledger.BlobField, blob}}).Err())
 		lies(c.ZAdd(t.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: blob}).Err())
-		lies(c.ZAdd(t.Context(), w.p.PausedOf("acme"), redis.Z{Score: 1, Member: blob}).Err())
-		lies(c.SAdd(t.Context(), w.p.Aside(), "acme").Err())
+		lies(c.ZAdd(t.Context(), w.p.SuspendedOf("acme"), redis.Z{Score: 1, Member: blob}).Err())
+		lies(c.SAdd(t.Context(), w.p.Suspended(), "acme").Err())
 		lies(c.ZAdd(t.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: "acme"}).Err())
 		lies(c.RPush(t.Context(), w.p.Queue("g", "T"), blob).Err())
 		w.resume(ledger.PauseTenant, "acme")

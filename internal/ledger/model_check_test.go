@@ -18,7 +18,7 @@ import (
 type sight struct {
 	group, load, tenant                                      map[string]*redis.MapStringStringCmd
 	states                                                   map[string]*redis.StringCmd
-	queue, results, parked, aside, failures                  map[string]*redis.StringSliceCmd
+	queue, results, parked, suspended, failures              map[string]*redis.StringSliceCmd
 	scheduled, inTenant, inLane, tenantParked, tenantIndexed map[string]*redis.FloatCmd
 	inOver, inOrder                                          map[string]*redis.FloatCmd
 	policy                                                   *redis.StringCmd
@@ -37,7 +37,7 @@ func (m *model) look() *sight {
 		results: map[string]*redis.StringSliceCmd{}, parked: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
 		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantParked: map[string]*redis.FloatCmd{},
 		tenantIndexed: map[string]*redis.FloatCmd{}, active: map[string]*redis.BoolCmd{}, ready: map[string]*redis.XMessageSliceCmd{},
-		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"), aside: map[string]*redis.StringSliceCmd{},
+		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"), suspended: map[string]*redis.StringSliceCmd{},
 		inOver: map[string]*redis.FloatCmd{}, inOrder: map[string]*redis.FloatCmd{}, policy: pipe.Get(ctx, m.p.Policy()), rate: pipe.HGetAll(ctx, m.p.Rate()),
 	}
 	for _, g := range groups {
@@ -52,7 +52,7 @@ func (m *model) look() *sight {
 		}
 	}
 	for _, tenant := range owners {
-		s.aside[tenant] = pipe.ZRange(ctx, m.p.PausedOf(tenant), 0, -1)
+		s.suspended[tenant] = pipe.ZRange(ctx, m.p.SuspendedOf(tenant), 0, -1)
 		s.parked[tenant], s.tenantIndexed[tenant] = pipe.ZRange(ctx, m.p.NonReadyOf(tenant), 0, -1), pipe.ZScore(ctx, m.p.NonReady(), tenant)
 		s.tenant[tenant], s.active[tenant] = pipe.HGetAll(ctx, m.p.Tenant(tenant)), pipe.SIsMember(ctx, m.p.Active(), tenant)
 	}

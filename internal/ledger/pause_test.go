@@ -73,7 +73,7 @@ func TestPauseEverywhere(t *testing.T) {
 		require.Equal(w, map[string]int64{"done": 2, "failed": 1, "non_ready": 4, "waiting": 1}, w.ledger("g"))
 		require.Equal(w, map[string]int64{"done": 3}, w.ledger("other"), "others go on")
 		require.Equal(w, "4", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
-		require.Equal(w, int64(4), w.tenant("acme", noLimit).NonReady, "also what was put aside")
+		require.Equal(w, int64(4), w.tenant("acme", noLimit).NonReady, "also the suspended ones")
 		require.Equal(w, int64(5), w.tenant("acme", noLimit).Unfinished)
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
 		w.unchanged(func() {
@@ -91,7 +91,7 @@ func TestPauseEverywhere(t *testing.T) {
 		require.Equal(w, before, w.dump())
 		w.settle("T")
 		require.Equal(w, map[string]int64{"done": 7, "failed": 1}, w.ledger("g"))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Aside(), w.p.Resuming(), w.p.PausedOf("acme"), w.p.NonReady(), w.p.NonReadyOf("acme"), w.p.Pauses(), w.p.Active()).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Suspended(), w.p.Resuming(), w.p.SuspendedOf("acme"), w.p.NonReady(), w.p.NonReadyOf("acme"), w.p.Pauses(), w.p.Active()).Val())
 		s := w.tenant("acme", noLimit)
 		require.Equal(w, []int64{0, 0, 0}, []int64{s.Wanting, s.Unfinished, s.NonReady})
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
@@ -222,7 +222,7 @@ func TestPauseAndCancel(t *testing.T) {
 		w.cancel("g")
 		w.sweep("g")
 		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 6}, w.ledger("g"))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.PausedOf("acme"), w.p.NonReadyOf("acme"), w.p.Aside(), w.p.Active(), w.p.Resuming()).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.SuspendedOf("acme"), w.p.NonReadyOf("acme"), w.p.Suspended(), w.p.Active(), w.p.Resuming()).Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
 		if what == ledger.PauseGroup {
 			require.ErrorIs(w, ledger.Resume(w.Context(), w.c, w.p, what, id), api.ErrConflict)
@@ -255,7 +255,7 @@ func TestPauseRefuses(t *testing.T) {
 	})
 }
 
-// More than one piece was put aside, by several groups: each comes back when it is resumed, also
+// More than one piece was suspended, by several groups: each comes back when it is resumed, also
 // when another one was resumed before and its jobs are on their way.
 func TestPauseManyJobs(t *testing.T) {
 	both(t, func(w *world) {
@@ -272,12 +272,12 @@ func TestPauseManyJobs(t *testing.T) {
 		}
 		w.pause(ledger.PauseType, "T")
 		w.settle("T")
-		require.Equal(w, int64(3*n), w.c.ZCard(w.Context(), w.p.PausedOf("acme")).Val())
+		require.Equal(w, int64(3*n), w.c.ZCard(w.Context(), w.p.SuspendedOf("acme")).Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
 
 		w.resume(ledger.PauseGroup, "b")
 		w.settle("T")
-		require.Equal(w, int64(3*n), w.c.ZCard(w.Context(), w.p.PausedOf("acme")).Val(), "the type is still paused")
+		require.Equal(w, int64(3*n), w.c.ZCard(w.Context(), w.p.SuspendedOf("acme")).Val(), "the type is still paused")
 		w.resume(ledger.PauseType, "T")
 		w.promote(noLimit, "T") // one piece
 		w.resume(ledger.PauseGroup, "a")
@@ -287,7 +287,7 @@ func TestPauseManyJobs(t *testing.T) {
 		for _, g := range groups {
 			require.Equal(w, strings.Repeat("D", n), w.states(g), g)
 		}
-		require.Zero(w, w.c.Exists(w.Context(), w.p.PausedOf("acme"), w.p.Aside(), w.p.Resuming(), w.p.NonReady()).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.SuspendedOf("acme"), w.p.Suspended(), w.p.Resuming(), w.p.NonReady()).Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
 	})
 }

@@ -50,8 +50,8 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 
 // Leftover is something that may be no job.
 type Leftover struct {
-	Place string // queue, parked, aside, ready, results or failures
-	// the group of a queue or of failures, the tenant of what is parked or aside, the
+	Place string // queue, parked, suspended, ready, results or failures
+	// the group of a queue or of failures, the tenant of what is parked or suspended, the
 	// type of a ready stream
 	Whose string
 	Type  string // of a queue
@@ -59,7 +59,7 @@ type Leftover struct {
 	Twin  string // another of the same job, of which one is enough; "" for none
 }
 
-// RepairLeftover sets something aside that is no job, or one of two. It says whether it has.
+// RepairLeftover quarantines something that is no job, or one of two. It says whether it has.
 func RepairLeftover(ctx context.Context, c redis.Cmdable, p keyspace.Partition, l Leftover) (bool, error) {
 	r, err := run(ctx, c, repairLeftover, p, l.Place, l.Whose, l.Type, l.Item, l.Twin)
 	return err == nil && r.num(0) == 1, err

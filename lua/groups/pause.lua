@@ -2,23 +2,23 @@
 -- KEYS  base
 -- ARGV  group | tenant | type, id, whether: 1 = pause and 0 = resume
 -- Reply {'OK'} | {'NOGROUP'} | {'ENDED', status}
--- A paused group's waiting jobs leave the fair queue and a paused tenant's stay there unserved; those that are parked or handed out are put aside when they are met
+-- A paused group's waiting jobs leave the fair queue and a paused tenant's stay there unserved; those that are due or ready are suspended when they are met
 -- (promote, start), and come back piece by piece (promote) after the resumption. Twice: the second call changes nothing. Goes through when memory is full.
--- Cost: the group's types; of a tenant all types; of a type the tenants with jobs aside.
+-- Cost: the group's types; of a tenant all types; of a type the tenants with suspended jobs.
 local what, id, on = ARGV[1], ARGV[2], ARGV[3] == '1'
 local now, factor = now_ms(), alpha()
 local LANES = { 'high', 'normal', 'low' }
-precheck('SCARD', B .. 'aside', B .. 'resuming')
+precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('HLEN', B .. 'rate')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
 
--- resumed marks up to when what was put aside is to be looked at again (see promote).
+-- resumed marks up to when suspended jobs are to be looked at again (see promote).
 local function resumed()
   local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2)))
 end
 local function bring_back(tenant)
-  if call('SISMEMBER', B .. 'aside', tenant) == 1 then
+  if call('SISMEMBER', B .. 'suspended', tenant) == 1 then
     resumed()
     call('SADD', B .. 'resuming', tenant)
   end
@@ -94,9 +94,9 @@ else
   if on then
     call('HSET', B .. 'pauses', 'y:' .. id, 1)
   elseif call('HDEL', B .. 'pauses', 'y:' .. id) == 1 then
-    if call('SCARD', B .. 'aside') > 0 then
+    if call('SCARD', B .. 'suspended') > 0 then
       resumed()
-      call('SUNIONSTORE', B .. 'resuming', B .. 'resuming', B .. 'aside')
+      call('SUNIONSTORE', B .. 'resuming', B .. 'resuming', B .. 'suspended')
     end
     wake('dispatcher')
     wake('fetcher')

@@ -10,8 +10,8 @@ if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0 } end
 local at, accepted, tenant = tonumber(g[2]), tonumber(g[3] or 0), g[4]
 local NAMES = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight' }
 precheck_activate(tenant)
-precheck('SCARD', B .. 'aside', B .. 'resuming')
-precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'paused:' .. tenant)
+precheck('SCARD', B .. 'suspended', B .. 'resuming')
+precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'suspended:' .. tenant)
 for typ in string.gmatch(g[6] or '', '[^|]+') do precheck('HLEN', B .. 'load:' .. typ) end
 if at < accepted then
   local span, n, counts = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1), 0, { W = 0, N = 0, R = 0, I = 0 }
@@ -27,18 +27,18 @@ if at < accepted then
   call('HSET', key, 'sweep', math.min(accepted, at + most))
   return { 'MORE', n }
 end
--- What it has parked goes too, so that nothing scheduled for next year stays in memory; first what is parked, then what was put aside (cursors a…).
+-- What it has parked goes too, so that nothing scheduled for next year stays in memory; first the non-ready jobs, then the suspended ones (cursors s…).
 local cursor = g[5] or '0'
-local aside = string.sub(cursor, 1, 1) == 'a'
-local set = B .. (aside and 'paused:' or 'non-ready:') .. tenant
-local page = call('ZSCAN', set, aside and string.sub(cursor, 2) or cursor, 'COUNT', most)
+local suspended = string.sub(cursor, 1, 1) == 's'
+local jobs = B .. (suspended and 'suspended:' or 'non-ready:') .. tenant
+local page = call('ZSCAN', jobs, suspended and string.sub(cursor, 2) or cursor, 'COUNT', most)
 allow_oom()
 local removed = 0
 for i = 1, #page[2], 2 do
   local j = parse(page[2][i])
-  if j and j.group == group and call('ZREM', set, page[2][i]) == 1 then
+  if j and j.group == group and call('ZREM', jobs, page[2][i]) == 1 then
     call('HINCRBY', B .. 'load:' .. j.typ, 'non_ready', -1)
-    if not aside then
+    if not suspended then
       if j.reason ~= 'S' and j.reason ~= 'P' then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
       if j.reason == 'R' then
         activate(tenant, -1)
@@ -49,14 +49,14 @@ for i = 1, #page[2], 2 do
   end
 end
 if removed > 0 then reindex(tenant) end
-if page[1] ~= '0' or not aside then
+if page[1] ~= '0' or not suspended then
   local next_page = page[1]
-  if aside or page[1] == '0' then next_page = 'a' .. page[1] end
+  if suspended or page[1] == '0' then next_page = 's' .. page[1] end
   call('HSET', key, 'parked_sweep', next_page)
   return { 'MORE', 0 }
 end
-if call('ZCARD', B .. 'paused:' .. tenant) == 0 then
-  call('SREM', B .. 'aside', tenant)
+if call('ZCARD', B .. 'suspended:' .. tenant) == 0 then
+  call('SREM', B .. 'suspended', tenant)
   call('SREM', B .. 'resuming', tenant)
 end
 check_last(tenant)

@@ -4,7 +4,7 @@
 --       seed of span ids, ms to wait for a full ready stream, then pairs of type and cap
 -- Reply {moved, skipped for a full ready stream, wait ms until something can be done (-1: nothing is parked),
 --        {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, since, now, attempt, reason, …}, Redis µs}
--- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none. What is paused is put aside.
+-- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none. Jobs of what is paused are suspended.
 -- A job leaves non-ready last. Twice: the second call finds the jobs gone. Goes through when memory is full. Cost: some µs a job.
 local most, total, elastic, seed, full_wait = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic', ARGV[8], tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
@@ -29,14 +29,14 @@ local function group_of(group)
 end
 local function held_back(j) return group_of(j.group).paused or (pauses and is_paused('y', j.typ)) end
 
--- bring_back returns what was put aside and is not paused any more, a piece at a time.
+-- bring_back returns suspended jobs that are not paused any more, a piece at a time.
 local function bring_back(tenant)
-  local aside, key = B .. 'paused:' .. tenant, B .. 'tenant:' .. tenant
-  precheck('ZCARD', aside, B .. 'non-ready', B .. 'non-ready:' .. tenant)
+  local suspended, key = B .. 'suspended:' .. tenant, B .. 'tenant:' .. tenant
+  precheck('ZCARD', suspended, B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck_activate(tenant)
   -- What is still paused for another reason goes behind the mark of the latest resumption, so that it is looked at once.
   local upto = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
-  local page = call('ZRANGEBYSCORE', aside, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
+  local page = call('ZRANGEBYSCORE', suspended, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
   local back, gone, stay, wanted, congested = {}, {}, {}, 0, 0
   for i = 1, #page, 2 do
     local j = parse(page[i])
@@ -48,22 +48,22 @@ local function bring_back(tenant)
       stay[#stay + 1], stay[#stay + 2] = upto + 1, page[i]
     end
   end
-  if #stay > 0 then call('ZADD', aside, unpack(stay)) end
+  if #stay > 0 then call('ZADD', suspended, unpack(stay)) end
   if #gone > 0 then
     call('ZADD', B .. 'non-ready:' .. tenant, unpack(back))
     add(key, 'congested', congested)
     activate(tenant, wanted)
     if wanted > 0 then call('HSET', key, 'marker', '') end
-    call('ZREM', aside, unpack(gone))
+    call('ZREM', suspended, unpack(gone))
   end
   local paused = call('HGET', key, 'paused')
   if not paused then reindex(tenant) end
   if #page / 2 < most then
     call('SREM', B .. 'resuming', tenant)
-    if call('ZCARD', aside) == 0 then call('SREM', B .. 'aside', tenant) end
+    if call('ZCARD', suspended) == 0 then call('SREM', B .. 'suspended', tenant) end
   end
 end
-precheck('SCARD', B .. 'resuming', B .. 'aside')
+precheck('SCARD', B .. 'resuming', B .. 'suspended')
 local resuming = call('SRANDMEMBER', B .. 'resuming')
 if resuming then
   allow_oom()
@@ -180,7 +180,7 @@ end
 -- promote_of moves what a tenant may.
 local function promote_of(tenant, t)
   local set = B .. 'non-ready:' .. tenant
-  precheck('ZCARD', B .. 'paused:' .. tenant)
+  precheck('ZCARD', B .. 'suspended:' .. tenant)
   local c, not_before = choose(tenant, t)
   local gone, load, ready, congested, wanted = c.unreadable, {}, {}, 0, 0
   local function leave(j, blob)
@@ -196,8 +196,8 @@ local function promote_of(tenant, t)
   end
   for _, d in ipairs(c.paused) do
     leave(d[1], d[2])
-    call('ZADD', B .. 'paused:' .. tenant, now, d[2])
-    call('SADD', B .. 'aside', tenant)
+    call('ZADD', B .. 'suspended:' .. tenant, now, d[2])
+    call('SADD', B .. 'suspended', tenant)
   end
   for _, d in ipairs(c.going) do
     local group = d[1].group

@@ -1,4 +1,4 @@
--- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, put aside
+-- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, suspended
 -- KEYS  base
 -- ARGV  type, n groups, then for each: group, runs (see states), the jobs' entries in the same order, joined by spaces
 -- Reply {tokens of each group, groups, Redis µs}: tokens are 'all' where each job is to be reported under its own attempt, or else for each job
@@ -18,11 +18,11 @@ precheck('LLEN', B .. 'wake:fetcher')
 precheck_mark_dirty()
 allow_oom()
 
--- put_aside lets jobs of what is paused wait beside the parked ones; they are looked for in the stream, as only their entries' ids came.
-local function put_aside(group, tenant, entries, ords, attempts, at)
+-- suspend lets jobs of what is paused wait beside the non-ready ones; they are looked for in the stream, as only their entries' ids came.
+local function suspend(group, tenant, entries, ords, attempts, at)
   precheck_park(tenant, typ)
-  precheck('ZCARD', B .. 'paused:' .. tenant)
-  precheck('SCARD', B .. 'aside')
+  precheck('ZCARD', B .. 'suspended:' .. tenant)
+  precheck('SCARD', B .. 'suspended')
   local n = 0
   for _, i in ipairs(at) do
     local found = call('XRANGE', stream, entries[i], entries[i])
@@ -30,13 +30,13 @@ local function put_aside(group, tenant, entries, ords, attempts, at)
     local j = blob and parse(blob)
     if j then
       j.since, j.reason, n = now, 'P', n + 1
-      call('ZADD', B .. 'paused:' .. tenant, now, compose(j, blob))
+      call('ZADD', B .. 'suspended:' .. tenant, now, compose(j, blob))
       call('SETRANGE', B .. 'states:' .. group, ords[i] * 2, 'N' .. mark(attempts[i]))
       gone[#gone + 1] = entries[i]
     end
   end
   if n == 0 then return end
-  call('SADD', B .. 'aside', tenant)
+  call('SADD', B .. 'suspended', tenant)
   call('HINCRBY', load_key, 'non_ready', n)
   add(B .. 'group:' .. group, 'ready', -n, 'non_ready', n)
 end
@@ -67,7 +67,7 @@ local function begin(group, g, held, runs, ids)
     own[i] = token
   end
   store_states(group, ords, new, span)
-  if #paused > 0 then put_aside(group, g[3], entries, ords, attempts, paused) end
+  if #paused > 0 then suspend(group, g[3], entries, ords, attempts, paused) end
   return own, begun
 end
 

@@ -32,6 +32,6 @@ if limit > 0 then
 end
 local known = call('ZSCORE', B .. 'tenants', tenant) and 1 or 0
 return { known, h[3] or '', h[4] or '', h[5] or '', h[6] and 1 or 0, active, tonumber(h[7] or 0), tonumber(h[8] or 0),
-  call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'paused:' .. tenant), first[2] and string.format('%.0f', first[2]) or '0', h[9] or '', h[10] or '0',
+  call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'suspended:' .. tenant), first[2] and string.format('%.0f', first[2]) or '0', h[9] or '', h[10] or '0',
   c[1] or '0', c[2] or '0', c[3] or '0', c[4] or '0', c[5] or '0',
   used, limit, global_used, g.permits, g.active, math.floor(next_at), math.floor(global_next), US, parked }

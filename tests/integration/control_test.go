@@ -78,12 +78,12 @@ func TestCancelWhilePaused(t *testing.T) {
 	_, err := s.api.Pause(s.ctx(), "g")
 	require.NoError(t, err)
 	p := s.space.Partition(0)
-	s.await("some are put aside", func() bool { return s.rdb.ZCard(s.ctx(), p.PausedOf("acme")).Val() > 0 })
+	s.await("some are suspended", func() bool { return s.rdb.ZCard(s.ctx(), p.SuspendedOf("acme")).Val() > 0 })
 	_, err = s.api.Cancel(s.ctx(), "g")
 	require.NoError(t, err)
 	require.Equal(t, api.StatusCancelled, s.wait("g").Status)
 	s.await("nothing of it is left", func() bool {
-		return s.rdb.ZCard(s.ctx(), p.PausedOf("acme")).Val()+s.rdb.SCard(s.ctx(), p.Aside()).Val()+s.rdb.SCard(s.ctx(), p.Active()).Val() == 0
+		return s.rdb.ZCard(s.ctx(), p.SuspendedOf("acme")).Val()+s.rdb.SCard(s.ctx(), p.Suspended()).Val()+s.rdb.SCard(s.ctx(), p.Active()).Val() == 0
 	})
 	s.audit()
 }

@@ -167,14 +167,13 @@ func (p Partition) Tenants() string { return p.base + "tenants" }
 // Pauses is a hash: what is paused, t:TENANT or y:TYPE. A paused group says so itself.
 func (p Partition) Pauses() string { return p.base + "pauses" }
 
-// PausedOf is a sorted set: a tenant's parked jobs of what is paused, put aside until it goes on,
-// by due time (ms).
-func (p Partition) PausedOf(tenant string) string { return p.base + "paused:" + tenant }
+// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by due time (ms).
+func (p Partition) SuspendedOf(tenant string) string { return p.base + "suspended:" + tenant }
 
-// Aside is a set: tenants with jobs that were put aside.
-func (p Partition) Aside() string { return p.base + "aside" }
+// Suspended is a set: tenants with jobs in SuspendedOf.
+func (p Partition) Suspended() string { return p.base + "suspended" }
 
-// Resuming is a set: tenants whose jobs were put aside and come back now.
+// Resuming is a set: tenants whose suspended jobs come back now.
 func (p Partition) Resuming() string { return p.base + "resuming" }
 
 // FairOver is a sorted set: tenants of a lane that have used their own share of a window and may
