@@ -110,7 +110,7 @@ func (m *model) check() {
 		if s.tenant[tenant].Val()["paused"] == "" {
 			equal(m, len(blobs) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
 		}
-		for _, blob := range s.aside[tenant].Val() { // suspended jobs of what is or was paused
+		for _, blob := range s.suspended[tenant].Val() { // suspended jobs of what is or was paused
 			d, _ := note("N", blob)
 			n.nonReady[d.Type]++
 		}
