@@ -9,24 +9,24 @@ import (
 
 // alienOf says whether one of a group's own keys is of another type than it must be. Then nothing
 // of the group can be judged, and what it counts for is in doubt.
-func (l *look) alienOf(h head, own []redis.Cmder) bool {
+func (ps *pass) alienOf(h head, own []redis.Cmder) bool {
 	met := false
 	for _, c := range own {
 		if isAlien(c.Err()) {
-			l.alien[c.Args()[1].(string)] = h.id
+			ps.alien[c.Args()[1].(string)] = h.id
 			met = true
 		}
 	}
 	if met {
-		l.doubt(Place, h.tenant, split(h.types)...)
+		ps.doubt(Place, h.tenant, split(h.types)...)
 	}
 	return met
 }
 
 // aliens reports keys of another type than they must be.
-func (l *look) aliens() {
-	for _, key := range slices.Sorted(maps.Keys(l.alien)) {
-		l.found.add(finding{Place, l.alien[key], none, "key " + key}, "the key %s is of another type than it must be",
-			l.short(key))
+func (ps *pass) aliens() {
+	for _, key := range slices.Sorted(maps.Keys(ps.alien)) {
+		ps.found.add(finding{Place, ps.alien[key], none, "key " + key}, "the key %s is of another type than it must be",
+			ps.short(key))
 	}
 }

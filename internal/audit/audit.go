@@ -117,10 +117,10 @@ type Options struct {
 }
 
 const (
-	// sightings is in how many looks in a row a finding must be the same to be reported.
-	sightings = 3
-	// maxLooks bounds the looks at a partition that finds something else each time.
-	maxLooks = 8
+	// confirmations is in how many looks in a row a finding must be the same to be reported.
+	confirmations = 3
+	// maxPasses bounds the looks at a partition that finds something else each time.
+	maxPasses = 8
 	// maxBatch is how much of the states of unfinished groups is kept at once.
 	maxBatch = 64 << 20
 )
@@ -211,33 +211,33 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	seen, missed := map[finding]int{}, missed(nil)
 	for n := 1; ; n++ {
-		l := a.newLook()
-		if err := l.run(ctx); err != nil {
+		ps := a.newPass()
+		if err := ps.run(ctx); err != nil {
 			return err
 		}
-		missed = missed.and(l.missed)
-		found := l.found.all()
+		missed = missed.and(ps.missed)
+		found := ps.found.all()
 		certain, again := 0, make(map[finding]int, len(found))
 		for f := range found {
 			again[f] = seen[f] + 1
-			if again[f] >= sightings {
+			if again[f] >= confirmations {
 				certain++
 			}
 		}
 		seen = again
-		if certain == len(found) || n == maxLooks {
-			d := diagnosis{partition: a.p, details: found, cures: l.cures}
-			report.Groups += l.groups
-			report.Jobs += l.jobs
+		if certain == len(found) || n == maxPasses {
+			d := diagnosis{partition: a.p, details: found, cures: ps.cures}
+			report.Groups += ps.groups
+			report.Jobs += ps.jobs
 			for f, detail := range found {
-				if seen[f] >= sightings {
+				if seen[f] >= confirmations {
 					v := f.violation(a.p.Index(), detail)
-					v.Count = l.found.rest[f]
+					v.Count = ps.found.rest[f]
 					report.Violations = append(report.Violations, v)
 					d.findings = append(d.findings, f)
 				}
 			}
-			if n >= sightings {
+			if n >= confirmations {
 				d.missing = missed.list(a.p.Index())
 				report.Missing = append(report.Missing, d.missing...)
 			}
@@ -251,8 +251,8 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 	}
 }
 
-// look is one pass over a partition.
-type look struct {
+// pass is one pass over a partition.
+type pass struct {
 	*auditor
 	found        findings
 	missed       missed
@@ -271,27 +271,27 @@ type look struct {
 	tidied map[shelf]map[job]bool
 }
 
-func (a *auditor) newLook() *look {
+func (a *auditor) newPass() *pass {
 	a.alien = map[string]string{}
-	return &look{
+	return &pass{
 		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, doubtfulTenants: map[string]bool{},
 		doubtfulTypes: map[string]bool{}, live: map[string]*live{}, swept: map[string]bool{}, missed: missed{},
 	}
 }
 
-func (l *look) run(ctx context.Context) error {
-	defer l.aliens()
-	if l.opts.only != nil {
-		return l.closer(ctx)
+func (ps *pass) run(ctx context.Context) error {
+	defer ps.aliens()
+	if ps.opts.only != nil {
+		return ps.closer(ctx)
 	}
-	err := l.db.ranked(ctx, l.p.Groups(), func(ids []string) error { return l.page(ctx, ids) })
+	err := ps.db.ranked(ctx, ps.p.Groups(), func(ids []string) error { return ps.page(ctx, ids) })
 	if err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}
-	if err := l.shared(ctx, true); err != nil {
+	if err := ps.shared(ctx, true); err != nil {
 		return fmt.Errorf("read what groups share: %w", err)
 	}
-	if err := l.counters(ctx); err != nil {
+	if err := ps.counters(ctx); err != nil {
 		return fmt.Errorf("read counters: %w", err)
 	}
 	return nil

@@ -27,21 +27,21 @@ func Closer(
 }
 
 // closer is a look at some groups only.
-func (l *look) closer(ctx context.Context) error {
-	if err := l.page(ctx, l.opts.only.Groups); err != nil {
+func (ps *pass) closer(ctx context.Context) error {
+	if err := ps.page(ctx, ps.opts.only.Groups); err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}
-	if err := l.shared(ctx, true); err != nil {
+	if err := ps.shared(ctx, true); err != nil {
 		return fmt.Errorf("read what groups share: %w", err)
 	}
 	return nil
 }
 
 // covers says which of a group's own places are read, and so can be judged.
-func (l *look) covers(g *group) (own [places]bool) {
+func (ps *pass) covers(g *group) (own [places]bool) {
 	expired := g.hash["results_expired"] != ""
 	own[inQueue], own[inFailures], own[inLines] = true, true, !expired
-	if l.opts.only == nil {
+	if ps.opts.only == nil {
 		return own
 	}
 	waiting := int64(0)
@@ -55,11 +55,11 @@ func (l *look) covers(g *group) (own [places]bool) {
 }
 
 // reads says which of the places that groups share are read for the groups that are kept.
-func (l *look) reads() (shared [places]bool) {
-	if l.opts.only == nil {
+func (ps *pass) reads() (shared [places]bool) {
+	if ps.opts.only == nil {
 		return [places]bool{inNonReady: true, inReady: true, inStream: true}
 	}
-	for _, g := range l.live {
+	for _, g := range ps.live {
 		for i := range g.sieve.size() {
 			switch ledger.StateAt(g.sieve.base, i).Letter() {
 			case ledger.Ready, ledger.InFlight:
@@ -69,11 +69,11 @@ func (l *look) reads() (shared [places]bool) {
 			}
 		}
 	}
-	shared[inNonReady] = len(l.opts.only.Tenants) > 0
+	shared[inNonReady] = len(ps.opts.only.Tenants) > 0
 	return shared
 }
 
 // parked says whether what a tenant has parked is read.
-func (l *look) parked(tenant string) bool {
-	return l.opts.only == nil || slices.Contains(l.opts.only.Tenants, tenant)
+func (ps *pass) parked(tenant string) bool {
+	return ps.opts.only == nil || slices.Contains(ps.opts.only.Tenants, tenant)
 }

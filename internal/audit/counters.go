@@ -19,48 +19,48 @@ type loads struct {
 }
 
 // counters holds the counters of tenants and of types against what they count.
-func (l *look) counters(ctx context.Context) error {
-	open, err := l.openGroups(ctx)
+func (ps *pass) counters(ctx context.Context) error {
+	open, err := ps.openGroups(ctx)
 	if err != nil {
 		return err
 	}
-	if err := l.newcomers(ctx); err != nil {
+	if err := ps.newcomers(ctx); err != nil {
 		return err
 	}
-	handedOut, err := l.handedOut(ctx)
+	handedOut, err := ps.handedOut(ctx)
 	if err != nil {
 		return err
 	}
 	sum := loads{waiting: map[string]int64{}, nonReady: map[string]int64{}, prints: map[string]uint64{}}
-	if err := l.tallies(ctx, slices.Sorted(maps.Keys(l.tenants)), func(t *tenant, y tally) {
-		l.tenant(t.name, y)
+	if err := ps.tallies(ctx, slices.Sorted(maps.Keys(ps.tenants)), func(t *tenant, y tally) {
+		ps.tenant(t.name, y)
 		sum.add(t, y)
 	}); err != nil {
 		return err
 	}
-	types := slices.Sorted(maps.Keys(l.types))
-	have, err := l.loads(ctx, types)
+	types := slices.Sorted(maps.Keys(ps.types))
+	have, err := ps.loads(ctx, types)
 	if err != nil {
 		return err
 	}
 	// When all is again as it was, it was so when the types were asked.
 	still := true
-	if err := l.tallies(ctx, slices.Sorted(maps.Keys(sum.prints)), func(t *tenant, y tally) {
+	if err := ps.tallies(ctx, slices.Sorted(maps.Keys(sum.prints)), func(t *tenant, y tally) {
 		still = still && y.print == sum.prints[t.name]
 	}); err != nil {
 		return err
 	}
-	handedOutNow, err := l.handedOut(ctx)
+	handedOutNow, err := ps.handedOut(ctx)
 	if err != nil {
 		return err
 	}
-	openNow, err := l.openGroups(ctx)
+	openNow, err := ps.openGroups(ctx)
 	if err != nil || !still || handedOutNow != handedOut || openNow != open {
 		return err
 	}
 	for i, typ := range types {
-		l.load(typ, "waiting", have[i][0], sum.waiting[typ])
-		l.load(typ, "non_ready", have[i][1], sum.nonReady[typ])
+		ps.load(typ, "waiting", have[i][0], sum.waiting[typ])
+		ps.load(typ, "non_ready", have[i][1], sum.nonReady[typ])
 	}
 	return nil
 }
@@ -79,24 +79,24 @@ func (s *loads) add(t *tenant, y tally) {
 }
 
 // load reports what is wrong with a type's counter.
-func (l *look) load(typ, counter string, have, want int64) {
-	if have != want && !l.doubtfulTypes[typ] {
+func (ps *pass) load(typ, counter string, have, want int64) {
+	if have != want && !ps.doubtfulTypes[typ] {
 		f := finding{Load, "", none, fmt.Sprint(typ, counter, have-want)}
-		l.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
-		l.mend(f, l.cureCounter(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
+		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
+		ps.mend(f, ps.cureCounter(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
 	}
 }
 
 // tenant reports what is wrong with a tenant's counters.
-func (l *look) tenant(name string, y tally) {
-	if !y.whole || l.doubtfulTenants[name] {
+func (ps *pass) tenant(name string, y tally) {
+	if !y.whole || ps.doubtfulTenants[name] {
 		return
 	}
 	for i, counter := range counterNames {
 		if y.have[i] != y.want[i] {
 			f := finding{Load, "", none, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
-			l.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
-			l.mend(f, l.cureCounter(ledger.Counter{
+			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
+			ps.mend(f, ps.cureCounter(ledger.Counter{
 				Tenant: true,
 				Of:     name,
 				Name:   counter,
@@ -107,8 +107,8 @@ func (l *look) tenant(name string, y tally) {
 	}
 	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
 		f := finding{Load, "", none, fmt.Sprint(name, "set", active)}
-		l.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
-		l.mend(f, l.cureCounter(ledger.Counter{
+		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
+		ps.mend(f, ps.cureCounter(ledger.Counter{
 			Tenant: true,
 			Of:     name,
 			Name:   counterNames[1],
@@ -119,13 +119,13 @@ func (l *look) tenant(name string, y tally) {
 }
 
 // newcomers adds the tenants and types of groups that were created since the look began.
-func (l *look) newcomers(ctx context.Context) error {
-	return l.ranked(ctx, l.p.Open(), func(ids []string) error {
+func (ps *pass) newcomers(ctx context.Context) error {
+	return ps.ranked(ctx, ps.p.Open(), func(ids []string) error {
 		for page := range slices.Chunk(ids, pageSize) {
 			cmds := make([]*redis.SliceCmd, len(page))
-			err := l.inTurn(ctx, func(p redis.Pipeliner) {
+			err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 				for i, id := range page {
-					cmds[i] = p.HMGet(ctx, l.p.Group(id), "tenant", "types")
+					cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types")
 				}
 			})
 			if err != nil {
@@ -133,10 +133,10 @@ func (l *look) newcomers(ctx context.Context) error {
 			}
 			for _, c := range cmds {
 				if tenant := text(c.Val()[0]); tenant != "" {
-					l.tenants[tenant] = true
+					ps.tenants[tenant] = true
 				}
 				for _, typ := range split(text(c.Val()[1])) {
-					l.types[typ] = true
+					ps.types[typ] = true
 				}
 			}
 		}
@@ -145,24 +145,24 @@ func (l *look) newcomers(ctx context.Context) error {
 }
 
 // openGroups changes when a group becomes open or ends.
-func (l *look) openGroups(ctx context.Context) (string, error) {
+func (ps *pass) openGroups(ctx context.Context) (string, error) {
 	var card *redis.IntCmd
 	var newest *redis.ZSliceCmd
-	err := l.atOnce(ctx, func(p redis.Pipeliner) {
-		card, newest = p.ZCard(ctx, l.p.Open()), p.ZRevRangeWithScores(ctx, l.p.Open(), 0, 0)
+	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
+		card, newest = p.ZCard(ctx, ps.p.Open()), p.ZRevRangeWithScores(ctx, ps.p.Open(), 0, 0)
 	})
 	return fmt.Sprint(card.Val(), newest.Val()), err
 }
 
 // handedOut changes when a job becomes ready. Counters alone don't tell of one that was taken back
 // and handed out again.
-func (l *look) handedOut(ctx context.Context) (string, error) {
+func (ps *pass) handedOut(ctx context.Context) (string, error) {
 	var ids strings.Builder
-	for page := range slices.Chunk(slices.Sorted(maps.Keys(l.types)), pageSize/5) {
+	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), pageSize/5) {
 		newest := make([]*redis.XMessageSliceCmd, len(page))
-		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, typ := range page {
-				newest[i] = p.XRevRangeN(ctx, l.p.Ready(typ), "+", "-", 1)
+				newest[i] = p.XRevRangeN(ctx, ps.p.Ready(typ), "+", "-", 1)
 			}
 		})
 		if err != nil {
@@ -178,13 +178,13 @@ func (l *look) handedOut(ctx context.Context) (string, error) {
 }
 
 // loads reads what types count as waiting and as non-ready.
-func (l *look) loads(ctx context.Context, types []string) ([][2]int64, error) {
+func (ps *pass) loads(ctx context.Context, types []string) ([][2]int64, error) {
 	var all [][2]int64
 	for page := range slices.Chunk(types, pageSize) {
 		cmds := make([]*redis.SliceCmd, len(page))
-		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, typ := range page {
-				cmds[i] = p.HMGet(ctx, l.p.Load(typ), "waiting", "non_ready")
+				cmds[i] = p.HMGet(ctx, ps.p.Load(typ), "waiting", "non_ready")
 			}
 		})
 		if err != nil {

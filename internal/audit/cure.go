@@ -20,19 +20,19 @@ type cure struct {
 }
 
 // mend notes what mends a finding of this look.
-func (l *look) mend(f finding, c cure) {
-	if _, kept := l.found.details[f]; !kept {
+func (ps *pass) mend(f finding, c cure) {
+	if _, kept := ps.found.details[f]; !kept {
 		return // there are too many like it
 	}
-	if l.cures == nil {
-		l.cures = map[finding]cure{}
+	if ps.cures == nil {
+		ps.cures = map[finding]cure{}
 	}
-	l.cures[f] = c
+	ps.cures[f] = c
 }
 
 // cureGroup adds to a group's ledger what it differs by from its states, and puts the group
 // on its lists.
-func (l *look) cureGroup(g *group) (cure, bool) {
+func (ps *pass) cureGroup(g *group) (cure, bool) {
 	differences, sum, known := map[string]int64{}, int64(0), int64(0)
 	note := func(name string, n int64) {
 		if n != 0 {
@@ -52,7 +52,7 @@ func (l *look) cureGroup(g *group) (cure, bool) {
 	note("accepted", jobs-accepted)
 	return cure{"group " + g.id, "its ledger counts its states, and it is on its lists",
 		func(ctx context.Context) (bool, error) {
-			return ledger.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, g.number("repaired"), differences)
+			return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, g.number("repaired"), differences)
 		}}, true
 }
 
@@ -64,35 +64,35 @@ func (g *group) among(letters string) (n int64) {
 }
 
 // cureUnlisted takes a group that is no more off the lists.
-func (l *look) cureUnlisted(id, tenant string) cure {
+func (ps *pass) cureUnlisted(id, tenant string) cure {
 	return cure{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
-		return ledger.RepairGroup(ctx, l.cmd, l.p, id, tenant, 0, nil)
+		return ledger.RepairGroup(ctx, ps.cmd, ps.p, id, tenant, 0, nil)
 	}}
 }
 
 // cureCounter sets a counter to what was counted.
-func (l *look) cureCounter(n ledger.Counter) cure {
+func (ps *pass) cureCounter(n ledger.Counter) cure {
 	return cure{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want),
 		func(ctx context.Context) (bool, error) {
-			return ledger.RepairCounter(ctx, l.cmd, l.p, n)
+			return ledger.RepairCounter(ctx, ps.cmd, ps.p, n)
 		}}
 }
 
 // cureOwner says whose a group is, where nobody is named, or somebody who has no such group.
-func (l *look) cureOwner(g *group, owner string) cure {
-	key := l.space.OfGroup(g.id).Owner(g.id)
+func (ps *pass) cureOwner(g *group, owner string) cure {
+	key := ps.space.OfGroup(g.id).Owner(g.id)
 	return cure{"owner " + g.id, "its owner key says " + g.tenant, func(ctx context.Context) (bool, error) {
 		if owner == "" {
-			return l.cmd.SetNX(ctx, key, g.tenant, 0).Result()
+			return ps.cmd.SetNX(ctx, key, g.tenant, 0).Result()
 		}
-		has, err := l.cmd.HGet(ctx, l.space.OfTenant(owner).Group(g.id), "tenant").Result()
+		has, err := ps.cmd.HGet(ctx, ps.space.OfTenant(owner).Group(g.id), "tenant").Result()
 		if err != nil && !errors.Is(err, redis.Nil) {
 			return false, err
 		}
 		if has == owner {
 			return false, nil // there are two of the name
 		}
-		err = l.cmd.Watch(ctx, func(tx *redis.Tx) error {
+		err = ps.cmd.Watch(ctx, func(tx *redis.Tx) error {
 			if now, err := tx.Get(ctx, key).Result(); err != nil || now != owner {
 				return redis.TxFailedErr
 			}
@@ -112,18 +112,18 @@ func notMoved(err error) error {
 }
 
 // cureCodes counts a group's failures by code, where nothing fails or is retried meanwhile.
-func (l *look) cureCodes(g *group) cure {
+func (ps *pass) cureCodes(g *group) cure {
 	return cure{"codes " + g.id, "its error codes count its failures", func(ctx context.Context) (bool, error) {
-		before, err := l.codes(ctx, g.id)
+		before, err := ps.codes(ctx, g.id)
 		if err != nil {
 			return false, err
 		}
 		differences := map[string]int64{}
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-			return p.HScan(ctx, l.p.Failures(g.id), cursor, "", pageSize)
+			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
 		}
 		seen := map[string]bool{} // a scan may yield a field twice
-		if err := l.scan(ctx, command, func(page []string) error {
+		if err := ps.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
 				if code := codeOf(page[i+1]); code != "" && !seen[page[i]] {
 					differences["code:"+code]++
@@ -134,7 +134,7 @@ func (l *look) cureCodes(g *group) cure {
 		}); err != nil {
 			return false, err
 		}
-		after, err := l.codes(ctx, g.id)
+		after, err := ps.codes(ctx, g.id)
 		if err != nil || fmt.Sprint(before) != fmt.Sprint(after) {
 			return false, err
 		}
@@ -143,7 +143,7 @@ func (l *look) cureCodes(g *group) cure {
 				delete(differences, "code:"+code)
 			}
 		}
-		return ledger.RepairGroup(ctx, l.cmd, l.p, g.id, g.tenant, number(before.repaired), differences)
+		return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, number(before.repaired), differences)
 	}}
 }
 
@@ -153,13 +153,13 @@ type codes struct {
 	failures int64
 }
 
-func (l *look) codes(ctx context.Context, id string) (codes, error) {
+func (ps *pass) codes(ctx context.Context, id string) (codes, error) {
 	var hash *redis.SliceCmd
 	var all *redis.MapStringStringCmd
 	var n *redis.IntCmd
-	err := l.atOnce(ctx, func(p redis.Pipeliner) {
-		hash, all, n = p.HMGet(ctx, l.p.Group(id), "repaired"), p.HGetAll(ctx, l.p.Codes(id)),
-			p.HLen(ctx, l.p.Failures(id))
+	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
+		hash, all, n = p.HMGet(ctx, ps.p.Group(id), "repaired"), p.HGetAll(ctx, ps.p.Codes(id)),
+			p.HLen(ctx, ps.p.Failures(id))
 	})
 	if err != nil {
 		return codes{}, err

@@ -115,13 +115,13 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	w.park(p, "acme", blobs[1]+" ")
 
 	a := &auditor{db: db{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
-	l := a.newLook()
-	w.ok(l.ranked(w.Context(), p.Groups(), func(ids []string) error { return l.page(w.Context(), ids) }))
-	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(l.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(l.judge(w.Context(), l.reads()))
+	ps := a.newPass()
+	w.ok(ps.ranked(w.Context(), p.Groups(), func(ids []string) error { return ps.page(w.Context(), ids) }))
+	w.ok(ps.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.ok(ps.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.ok(ps.judge(w.Context(), ps.reads()))
 	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
-	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, l.found.all())
+	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.all())
 }
 
 func TestFindingsAreBounded(t *testing.T) {

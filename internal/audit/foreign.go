@@ -26,16 +26,16 @@ type item struct {
 // foreign asks about items of groups that are not kept, and of jobs beyond what is kept. First all
 // are asked about, then those that disagree once more together with whether they still lie there:
 // then they are wrong at one instant.
-func (l *look) foreign(ctx context.Context, items []item) error {
-	if l.opts.only != nil {
+func (ps *pass) foreign(ctx context.Context, items []item) error {
+	if ps.opts.only != nil {
 		return nil // it is of other groups
 	}
 	var suspects []item
 	for page := range slices.Chunk(items, pageSize/2) {
 		about := make([]answers, len(page))
-		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, it := range page {
-				about[i] = l.ask(ctx, p, it)
+				about[i] = ps.ask(ctx, p, it)
 			}
 		})
 		if err != nil {
@@ -49,9 +49,9 @@ func (l *look) foreign(ctx context.Context, items []item) error {
 	}
 	for page := range slices.Chunk(suspects, 50) {
 		about, there := make([]answers, len(page)), make([]func() bool, len(page))
-		err := l.atOnce(ctx, func(p redis.Pipeliner) {
+		err := ps.atOnce(ctx, func(p redis.Pipeliner) {
 			for i, it := range page {
-				about[i] = l.ask(ctx, p, it)
+				about[i] = ps.ask(ctx, p, it)
 				if it.place == inNonReady {
 					score := p.ZScore(ctx, it.key, it.id)
 					there[i] = func() bool { return score.Err() == nil }
@@ -66,7 +66,7 @@ func (l *look) foreign(ctx context.Context, items []item) error {
 		}
 		for i, it := range page {
 			if verdict := it.verdict(about[i]); verdict != "" && there[i]() {
-				l.strange(it, verdict)
+				ps.strange(it, verdict)
 			}
 		}
 	}
@@ -79,11 +79,11 @@ type answers struct {
 	state *redis.StringCmd
 }
 
-func (l *look) ask(ctx context.Context, p redis.Pipeliner, it item) answers {
+func (ps *pass) ask(ctx context.Context, p redis.Pipeliner, it item) answers {
 	at := 2 * min(it.ordinal, messages.MaxTotal)
 	return answers{
-		group: p.HMGet(ctx, l.p.Group(it.group), "tenant", "status", "sweep"),
-		state: p.GetRange(ctx, l.p.States(it.group), at, at+1),
+		group: p.HMGet(ctx, ps.p.Group(it.group), "tenant", "status", "sweep"),
+		state: p.GetRange(ctx, ps.p.States(it.group), at, at+1),
 	}
 }
 
@@ -123,13 +123,13 @@ func (it item) leftBehind(letter ledger.Letter, sweeping bool) bool {
 	return false
 }
 
-func (l *look) strange(it item, verdict string) {
-	where := l.short(it.key)
+func (ps *pass) strange(it item, verdict string) {
+	where := ps.short(it.key)
 	if it.place != inNonReady { // what lies there holds its payload
 		where += " under " + it.id
 	}
 	f := finding{it.place.law(), it.group, it.ordinal, fmt.Sprint("foreign ", it.key, it.id, verdict)}
-	l.found.add(f, "something of it lies in %s, but %s", where, verdict)
-	l.mend(f, l.cureLeftover(job{it.group, it.ordinal}, l.shelf(it.place, it.key)))
-	l.doubt(it.place.law(), it.tenant, it.typ)
+	ps.found.add(f, "something of it lies in %s, but %s", where, verdict)
+	ps.mend(f, ps.cureLeftover(job{it.group, it.ordinal}, ps.shelf(it.place, it.key)))
+	ps.doubt(it.place.law(), it.tenant, it.typ)
 }

@@ -35,13 +35,13 @@ type head struct {
 }
 
 // page audits some groups by themselves.
-func (l *look) page(ctx context.Context, ids []string) error {
+func (ps *pass) page(ctx context.Context, ids []string) error {
 	for len(ids) > 0 {
 		n := min(len(ids), pageSize)
 		cmds := make([]*redis.SliceCmd, n)
-		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
-				cmds[i] = p.HMGet(ctx, l.p.Group(id), "tenant", "types", "accepted")
+				cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types", "accepted")
 			}
 		})
 		if err != nil {
@@ -52,7 +52,7 @@ func (l *look) page(ctx context.Context, ids []string) error {
 			v := cmd.Val()
 			heads[i] = head{id: ids[i], tenant: text(v[0]), types: text(v[1]), states: 2 * number(v[2])}
 		}
-		if err := l.heads(ctx, heads); err != nil {
+		if err := ps.heads(ctx, heads); err != nil {
 			return err
 		}
 		ids = ids[n:]
@@ -61,7 +61,7 @@ func (l *look) page(ctx context.Context, ids []string) error {
 }
 
 // heads audits groups, as many at once as make a page.
-func (l *look) heads(ctx context.Context, heads []head) error {
+func (ps *pass) heads(ctx context.Context, heads []head) error {
 	for len(heads) > 0 {
 		n, commands, bytes := 0, 0, int64(0)
 		for n < len(heads) && (n == 0 ||
@@ -70,22 +70,22 @@ func (l *look) heads(ctx context.Context, heads []head) error {
 			bytes += heads[n].states
 			n++
 		}
-		groups, changed, err := l.read(ctx, heads[:n])
+		groups, changed, err := ps.read(ctx, heads[:n])
 		if err != nil {
 			return err
 		}
 		for _, g := range groups {
-			if err := l.throttle.read(ctx, 20, len(g.states)); err != nil {
+			if err := ps.throttle.read(ctx, 20, len(g.states)); err != nil {
 				return err
 			}
-			if err := l.group(ctx, g); err != nil {
+			if err := ps.group(ctx, g); err != nil {
 				return fmt.Errorf("group %s: %w", g.id, err)
 			}
 		}
-		if err := l.owners(ctx, groups); err != nil {
+		if err := ps.owners(ctx, groups); err != nil {
 			return err
 		}
-		if err := l.heads(ctx, changed); err != nil {
+		if err := ps.heads(ctx, changed); err != nil {
 			return err
 		}
 		heads = heads[n:]
@@ -97,7 +97,7 @@ func (h head) commands() int { return 11 + len(split(h.types)) }
 
 // read takes a snapshot of groups. Those that got another type since are returned as changed; those
 // that are gone are left out.
-func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed []head, err error) {
+func (ps *pass) read(ctx context.Context, heads []head) (groups []*group, changed []head, err error) {
 	type replies struct {
 		hash, codes, slots            *redis.MapStringStringCmd
 		states                        *redis.StringCmd
@@ -107,18 +107,18 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 		dirty                         *redis.BoolCmd
 	}
 	cmds := make([]replies, len(heads))
-	err = l.atOnce(ctx, func(p redis.Pipeliner) {
+	err = ps.atOnce(ctx, func(p redis.Pipeliner) {
 		for i, h := range heads {
 			cmds[i] = replies{
-				hash: p.HGetAll(ctx, l.p.Group(h.id)), states: p.Get(ctx, l.p.States(h.id)),
-				failures: p.HLen(ctx, l.p.Failures(h.id)), codes: p.HGetAll(ctx, l.p.Codes(h.id)),
-				lines: p.LLen(ctx, l.p.Results(h.id)), slots: p.HGetAll(ctx, l.p.Aggregate(h.id)),
-				listed: p.ZScore(ctx, l.p.Groups(), h.id), ofTenant: p.ZScore(ctx, l.p.GroupsOf(h.tenant), h.id),
-				open: p.ZScore(ctx, l.p.Open(), h.id), ended: p.ZScore(ctx, l.p.Ended(), h.id),
-				dirty: p.SIsMember(ctx, l.p.Dirty(), h.id),
+				hash: p.HGetAll(ctx, ps.p.Group(h.id)), states: p.Get(ctx, ps.p.States(h.id)),
+				failures: p.HLen(ctx, ps.p.Failures(h.id)), codes: p.HGetAll(ctx, ps.p.Codes(h.id)),
+				lines: p.LLen(ctx, ps.p.Results(h.id)), slots: p.HGetAll(ctx, ps.p.Aggregate(h.id)),
+				listed: p.ZScore(ctx, ps.p.Groups(), h.id), ofTenant: p.ZScore(ctx, ps.p.GroupsOf(h.tenant), h.id),
+				open: p.ZScore(ctx, ps.p.Open(), h.id), ended: p.ZScore(ctx, ps.p.Ended(), h.id),
+				dirty: p.SIsMember(ctx, ps.p.Dirty(), h.id),
 			}
 			for _, typ := range split(h.types) {
-				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, l.p.Queue(h.id, typ)))
+				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, ps.p.Queue(h.id, typ)))
 			}
 		}
 	})
@@ -132,15 +132,15 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 		for _, q := range c.queues {
 			own = append(own, q)
 		}
-		if l.alienOf(h, own) {
+		if ps.alienOf(h, own) {
 			continue
 		}
 		hash := c.hash.Val()
 		if hash["status"] == "" {
 			if is(c.listed) {
 				f := finding{Registry, h.id, none, "unknown"}
-				l.found.add(f, "it is on the list of groups, but there is no such group")
-				l.mend(f, l.cureUnlisted(h.id, h.tenant))
+				ps.found.add(f, "it is on the list of groups, but there is no such group")
+				ps.mend(f, ps.cureUnlisted(h.id, h.tenant))
 			}
 			continue
 		}
@@ -182,32 +182,32 @@ func (l *look) read(ctx context.Context, heads []head) (groups []*group, changed
 
 // group holds one group against the laws, and keeps what has to be sought in places that
 // groups share.
-func (l *look) group(ctx context.Context, g *group) error {
-	l.groups++
-	l.jobs += g.number("accepted")
-	l.tenants[g.tenant] = true
+func (ps *pass) group(ctx context.Context, g *group) error {
+	ps.groups++
+	ps.jobs += g.number("accepted")
+	ps.tenants[g.tenant] = true
 	for _, typ := range g.types {
-		l.types[typ] = true
+		ps.types[typ] = true
 	}
-	l.ledger(g)
-	l.lifecycle(g)
-	l.aggregate(g)
-	if err := l.own(ctx, g); err != nil {
+	ps.ledger(g)
+	ps.lifecycle(g)
+	ps.aggregate(g)
+	if err := ps.own(ctx, g); err != nil {
 		return err
 	}
-	l.keep(g)
-	if l.bytes < l.opts.batch {
+	ps.keep(g)
+	if ps.bytes < ps.opts.batch {
 		return nil
 	}
-	return l.shared(ctx, false)
+	return ps.shared(ctx, false)
 }
 
 // owners holds groups against the registry, which lies in other partitions too.
-func (l *look) owners(ctx context.Context, groups []*group) error {
+func (ps *pass) owners(ctx context.Context, groups []*group) error {
 	cmds := make([]*redis.StringCmd, len(groups))
-	err := l.inTurn(ctx, func(p redis.Pipeliner) {
+	err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 		for i, g := range groups {
-			cmds[i] = p.Get(ctx, l.space.OfGroup(g.id).Owner(g.id))
+			cmds[i] = p.Get(ctx, ps.space.OfGroup(g.id).Owner(g.id))
 		}
 	})
 	if err != nil {
@@ -215,56 +215,56 @@ func (l *look) owners(ctx context.Context, groups []*group) error {
 	}
 	for i, g := range groups {
 		if !g.ofTenant {
-			l.report(g, Registry, "list", "it is missing on its tenant's list of groups")
-			l.mendGroup(g, Registry, "list")
+			ps.report(g, Registry, "list", "it is missing on its tenant's list of groups")
+			ps.mendGroup(g, Registry, "list")
 		}
-		if at := l.space.OfTenant(g.tenant).Index(); at != l.p.Index() {
-			l.report(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
+		if at := ps.space.OfTenant(g.tenant).Index(); at != ps.p.Index() {
+			ps.report(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
 		}
 		if id := g.hash["id"]; id != g.id {
-			l.report(g, Registry, "id", "it says that its id is %q", id)
+			ps.report(g, Registry, "id", "it says that its id is %q", id)
 		}
 		owner := cmds[i].Val()
 		if owner == g.tenant {
 			continue
 		}
 		var now *redis.StringCmd // a group is forgotten before its owner key
-		if err := l.inTurn(ctx, func(p redis.Pipeliner) { now = p.HGet(ctx, l.p.Group(g.id), "tenant") }); err != nil {
+		if err := ps.inTurn(ctx, func(p redis.Pipeliner) { now = p.HGet(ctx, ps.p.Group(g.id), "tenant") }); err != nil {
 			return err
 		}
 		if now.Val() == g.tenant {
-			l.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
+			ps.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
 				g.tenant, owner)
-			l.mend(finding{Registry, g.id, none, "owner " + owner}, l.cureOwner(g, owner))
+			ps.mend(finding{Registry, g.id, none, "owner " + owner}, ps.cureOwner(g, owner))
 		}
 	}
 	return nil
 }
 
 // report notes a finding about a group as a whole.
-func (l *look) report(g *group, law, same, format string, args ...any) {
-	l.found.add(finding{law, g.id, none, same}, format, args...)
-	l.doubt(law, g.tenant, g.types...)
+func (ps *pass) report(g *group, law, same, format string, args ...any) {
+	ps.found.add(finding{law, g.id, none, same}, format, args...)
+	ps.doubt(law, g.tenant, g.types...)
 	if law == Conservation || law == States {
-		l.mendGroup(g, law, same)
+		ps.mendGroup(g, law, same)
 	}
 }
 
 // mendGroup notes that the group's ledger and lists mend a finding about it.
-func (l *look) mendGroup(g *group, law, same string) {
-	if c, ok := l.cureGroup(g); ok {
-		l.mend(finding{law, g.id, none, same}, c)
+func (ps *pass) mendGroup(g *group, law, same string) {
+	if c, ok := ps.cureGroup(g); ok {
+		ps.mend(finding{law, g.id, none, same}, c)
 	}
 }
 
 // doubt notes whose counters can't be judged after a finding.
-func (l *look) doubt(law, tenant string, types ...string) {
+func (ps *pass) doubt(law, tenant string, types ...string) {
 	if law != Conservation && law != States && law != Place {
 		return
 	}
-	l.doubtfulTenants[tenant] = true
+	ps.doubtfulTenants[tenant] = true
 	for _, typ := range types {
-		l.doubtfulTypes[typ] = true
+		ps.doubtfulTypes[typ] = true
 	}
 }
 

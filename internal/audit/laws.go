@@ -24,7 +24,7 @@ var fields = []struct{ name, letters string }{
 }
 
 // ledger holds a group's counters against each other and against its states.
-func (l *look) ledger(g *group) {
+func (ps *pass) ledger(g *group) {
 	accepted, sum := g.number("accepted"), int64(0)
 	var parts []string
 	for _, f := range fields {
@@ -34,15 +34,15 @@ func (l *look) ledger(g *group) {
 			parts = append(parts, fmt.Sprintf("%s %d", f.name, n))
 		}
 		if n < 0 {
-			l.report(g, Conservation, f.name, "%s is %d", f.name, n)
+			ps.report(g, Conservation, f.name, "%s is %d", f.name, n)
 		}
 	}
 	if sum != accepted {
-		l.report(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
+		ps.report(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
 			accepted, sum, strings.Join(parts, ", "))
 	}
 	if len(g.states) != int(2*accepted) {
-		l.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
+		ps.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
 			"accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
 	}
 	known := "A"
@@ -53,14 +53,14 @@ func (l *look) ledger(g *group) {
 		}
 		known += f.letters
 		if have != n {
-			l.report(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
+			ps.report(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
 				f.name, n, have)
 		}
 	}
 	for at := 0; at+1 < len(g.states); at += 2 {
 		if letter := g.states[at]; strings.IndexByte(known, letter) < 0 {
-			l.found.add(finding{States, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
-			l.doubt(States, g.tenant, g.types...)
+			ps.found.add(finding{States, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
+			ps.doubt(States, g.tenant, g.types...)
 		}
 	}
 	var coded int64
@@ -68,14 +68,14 @@ func (l *look) ledger(g *group) {
 		n := number(g.codes[code])
 		coded += n
 		if n < 0 {
-			l.report(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
-			l.mend(finding{Place, g.id, none, "code " + code}, l.cureCodes(g))
+			ps.report(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
+			ps.mend(finding{Place, g.id, none, "code " + code}, ps.cureCodes(g))
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
 		same := fmt.Sprint("codes ", coded-failed)
-		l.report(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
-		l.mend(finding{Place, g.id, none, same}, l.cureCodes(g))
+		ps.report(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
+		ps.mend(finding{Place, g.id, none, same}, ps.cureCodes(g))
 	}
 }
 
@@ -83,35 +83,35 @@ func (l *look) ledger(g *group) {
 var path = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
 
 // lifecycle holds a group's status against its timestamps, its jobs and the lists that it is on.
-func (l *look) lifecycle(g *group) {
+func (ps *pass) lifecycle(g *group) {
 	status := api.Status(g.status())
 	cancelled, sweeping := status == api.StatusCancelled, g.hash["sweep"] != ""
 	rank := slices.Index(path, status)
 	if status.Ended() {
 		rank = len(path)
 	} else if rank < 0 {
-		l.report(g, Lifecycle, "status", "its status is %q, which is none", status)
+		ps.report(g, Lifecycle, "status", "its status is %q, which is none", status)
 		return
 	}
-	l.timestamps(g, status, rank)
+	ps.timestamps(g, status, rank)
 	if g.hash["sealed"] == "" && rank > 0 {
-		l.report(g, Lifecycle, "sealed", "it is %s without being sealed", status)
+		ps.report(g, Lifecycle, "sealed", "it is %s without being sealed", status)
 	}
 	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
-		l.report(g, Lifecycle, "lists", "it is %s, but %s", status, lists(g))
-		l.mendGroup(g, Lifecycle, "lists")
+		ps.report(g, Lifecycle, "lists", "it is %s, but %s", status, lists(g))
+		ps.mendGroup(g, Lifecycle, "lists")
 	}
 	unended, unreduced := g.unended(), g.counts[ledger.Done]
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
-			l.report(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
-			l.mendGroup(g, Lifecycle, "unended")
+			ps.report(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
+			ps.mendGroup(g, Lifecycle, "unended")
 		}
 	case rank >= 3 && unended > 0:
-		l.report(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
+		ps.report(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
 	case rank == len(path) && unreduced > 0:
-		l.report(g, Lifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
+		ps.report(g, Lifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
 	case rank == len(path):
 		threshold, err := strconv.ParseFloat(g.hash["failure_threshold"], 64)
 		if err != nil {
@@ -119,14 +119,14 @@ func (l *look) lifecycle(g *group) {
 		}
 		failed, all := g.counts[ledger.Failed], len(g.states)/2
 		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
-			l.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
+			ps.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
 	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.dirty:
-		l.report(g, Lifecycle, "stuck",
+		ps.report(g, Lifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
-		l.mendGroup(g, Lifecycle, "stuck")
+		ps.mendGroup(g, Lifecycle, "stuck")
 	}
 }
 
@@ -144,7 +144,7 @@ func lists(g *group) string {
 
 // timestamps says when a group entered each state of this round: those on its way have a time, in
 // order, and no others.
-func (l *look) timestamps(g *group, status api.Status, rank int) {
+func (ps *pass) timestamps(g *group, status api.Status, rank int) {
 	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
 	var last int64
 	passed := true // all states up to here have a time
@@ -152,36 +152,36 @@ func (l *look) timestamps(g *group, status api.Status, rank int) {
 		has := at(s) != ""
 		switch {
 		case status == api.StatusCancelled && has && !passed, has && i > rank:
-			l.report(g, Lifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
+			ps.report(g, Lifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
 		case !has && (i == 0 || i <= rank && status != api.StatusCancelled):
-			l.report(g, Lifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
+			ps.report(g, Lifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
 		}
 		passed = passed && has
 		if has {
-			last = l.ordered(g, s, last, number(at(s)))
+			last = ps.ordered(g, s, last, number(at(s)))
 		}
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
 		if has := at(s) != ""; has != (s == status) {
-			l.report(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
+			ps.report(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
 		} else if has {
-			l.ordered(g, s, last, number(at(s)))
+			ps.ordered(g, s, last, number(at(s)))
 		}
 	}
 }
 
-func (l *look) ordered(g *group, s api.Status, last, at int64) int64 {
+func (ps *pass) ordered(g *group, s api.Status, last, at int64) int64 {
 	if at < last {
-		l.report(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
+		ps.report(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
 			s, last-at)
 	}
 	return at
 }
 
 // aggregate holds what a group's slots have counted against its reduced jobs.
-func (l *look) aggregate(g *group) {
+func (ps *pass) aggregate(g *group) {
 	var all *reducer.State
-	plan, err := aggregate.Plan(l.opts.Reducers, g.hash["aggregate"])
+	plan, err := aggregate.Plan(ps.opts.Reducers, g.hash["aggregate"])
 	if err == nil {
 		all = plan.New()
 	} // or else it was made by a reducer that this program doesn't have
@@ -192,14 +192,14 @@ func (l *look) aggregate(g *group) {
 		}
 		n, err := merge(plan, all, []byte(g.slots[field]))
 		if err != nil {
-			l.report(g, Results, field, "%s of its aggregate can't be read", field)
+			ps.report(g, Results, field, "%s of its aggregate can't be read", field)
 			return
 		}
 		counted += n
 	}
 	reduced := g.counts[ledger.Reduced]
 	if counted != reduced {
-		l.report(g, Results, fmt.Sprint("aggregate ", counted-reduced),
+		ps.report(g, Results, fmt.Sprint("aggregate ", counted-reduced),
 			"%d jobs are reduced, but its aggregate holds %d", reduced, counted)
 	}
 	if all == nil {
@@ -208,7 +208,7 @@ func (l *look) aggregate(g *group) {
 	values, _ := all.Values() // what can't be computed is no count
 	for _, as := range counts(g.hash["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
-			l.report(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
+			ps.report(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
 				reduced, as, n)
 		}
 	}

@@ -25,21 +25,21 @@ type shelf struct{ place, whose, typ string }
 var strayJob = job{}
 
 // cureLeftover sets aside what lies on shelves of a job and does not belong there.
-func (l *look) cureLeftover(j job, shelves ...shelf) cure {
-	if l.left == nil {
-		l.left = leftovers{}
+func (ps *pass) cureLeftover(j job, shelves ...shelf) cure {
+	if ps.left == nil {
+		ps.left = leftovers{}
 	}
 	for _, s := range shelves {
-		if l.left[s] == nil {
-			l.left[s] = map[job]bool{}
+		if ps.left[s] == nil {
+			ps.left[s] = map[job]bool{}
 		}
-		l.left[s][j] = true
+		ps.left[s][j] = true
 	}
 	return cure{fmt.Sprint("leftovers ", j, shelves), "what was there is quarantined",
 		func(ctx context.Context) (bool, error) {
 			some := false
 			for _, s := range shelves {
-				n, err := l.tidy(ctx, s)
+				n, err := ps.tidy(ctx, s)
 				if err != nil {
 					return some, fmt.Errorf("tidy up %s %s: %w", s.place, s.whose, err)
 				}
@@ -50,7 +50,7 @@ func (l *look) cureLeftover(j job, shelves ...shelf) cure {
 }
 
 // shelves are where something of a group's job can lie that is found in a place.
-func (l *look) shelves(pl place, group, tenant string, ordinal int64, types []string) (all []shelf) {
+func (ps *pass) shelves(pl place, group, tenant string, ordinal int64, types []string) (all []shelf) {
 	switch pl {
 	case inQueue:
 		for _, typ := range types {
@@ -59,7 +59,7 @@ func (l *look) shelves(pl place, group, tenant string, ordinal int64, types []st
 	case inNonReady:
 		all = []shelf{{"parked", tenant, ""}, {"suspended", tenant, ""}}
 	case inReady:
-		for _, typ := range slices.Sorted(maps.Keys(l.types)) {
+		for _, typ := range slices.Sorted(maps.Keys(ps.types)) {
 			all = append(all, shelf{"ready", typ, ""})
 		}
 	case inStream:
@@ -71,8 +71,8 @@ func (l *look) shelves(pl place, group, tenant string, ordinal int64, types []st
 }
 
 // shelf is the one that a key of a shared place is.
-func (l *look) shelf(pl place, key string) shelf {
-	name := l.short(key)
+func (ps *pass) shelf(pl place, key string) shelf {
+	name := ps.short(key)
 	_, whose, _ := strings.Cut(name, ":")
 	switch {
 	case pl == inReady:
@@ -87,21 +87,21 @@ func (l *look) shelf(pl place, key string) shelf {
 
 // tidy goes over a shelf once and sets aside what is left over there. It says of which jobs there
 // was something.
-func (l *look) tidy(ctx context.Context, s shelf) (map[job]bool, error) {
-	if done := l.tidied[s]; done != nil {
+func (ps *pass) tidy(ctx context.Context, s shelf) (map[job]bool, error) {
+	if done := ps.tidied[s]; done != nil {
 		return done, nil
 	}
-	if l.tidied == nil {
-		l.tidied = map[shelf]map[job]bool{}
+	if ps.tidied == nil {
+		ps.tidied = map[shelf]map[job]bool{}
 	}
-	t := tidying{look: l, shelf: s, suspects: l.left[s], met: map[job]string{}, done: map[job]bool{}}
+	t := tidying{pass: ps, shelf: s, suspects: ps.left[s], met: map[job]string{}, done: map[job]bool{}}
 	err := t.walk(ctx)
-	l.tidied[s] = t.done
+	ps.tidied[s] = t.done
 	return t.done, err
 }
 
 type tidying struct {
-	*look
+	*pass
 	shelf
 	suspects map[job]bool
 	met      map[job]string // the first of each

@@ -112,7 +112,7 @@ func orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]na
 		}
 	}
 	err := conn.Shards(ctx, scan)
-	for i := 1; i < sightings && err == nil && len(found) > 0; i++ {
+	for i := 1; i < confirmations && err == nil && len(found) > 0; i++ {
 		if err = redisx.Sleep(ctx, orphanWait); err == nil {
 			var keys []string
 			for _, n := range found {

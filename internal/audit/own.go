@@ -20,11 +20,11 @@ type stray struct {
 }
 
 // own holds the places that belong to the group alone against its states.
-func (l *look) own(ctx context.Context, g *group) error {
+func (ps *pass) own(ctx context.Context, g *group) error {
 	s := &sieve{base: g.states, cancelled: g.status() == string(api.StatusCancelled)}
 	var strays []stray
-	own := l.covers(g)
-	err := l.sift(ctx, g, own, func(pl place, ordinal int64, attempt int) {
+	own := ps.covers(g)
+	err := ps.sift(ctx, g, own, func(pl place, ordinal int64, attempt int) {
 		if s.state(ordinal) != "" {
 			s.find(pl, ordinal, attempt)
 		} else if len(strays) < maxAlike {
@@ -46,9 +46,9 @@ func (l *look) own(ctx context.Context, g *group) error {
 
 	var hash *redis.SliceCmd
 	var states *redis.StringCmd
-	err = l.atOnce(ctx, func(p redis.Pipeliner) {
-		hash, states = p.HMGet(ctx, l.p.Group(g.id), "at:created", "status", "results_expired"),
-			p.Get(ctx, l.p.States(g.id))
+	err = ps.atOnce(ctx, func(p redis.Pipeliner) {
+		hash, states = p.HMGet(ctx, ps.p.Group(g.id), "at:created", "status", "results_expired"),
+			p.Get(ctx, ps.p.States(g.id))
 	})
 	if err != nil {
 		return err
@@ -61,45 +61,45 @@ func (l *look) own(ctx context.Context, g *group) error {
 	s.cancelled = s.cancelled || text(v[1]) == string(api.StatusCancelled)
 	s.judge(now, covers, func(p problem) bool {
 		if p.place != inQueue || p.what != "missing" || !s.cancelled { // cancelling drops the queues at once
-			l.wrong(g.id, g.tenant, g.types, p)
+			ps.wrong(g.id, g.tenant, g.types, p)
 		}
 		return true
 	})
 	for _, x := range strays {
 		if x.ordinal >= int64(len(now)/2) {
 			f := finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)}
-			l.found.add(f, "something of it lies in %s, but the group has no such job", placeNames[x.place])
+			ps.found.add(f, "something of it lies in %s, but the group has no such job", placeNames[x.place])
 			// or its states are lost, and not the jobs
 			if x.place != inLines && int64(len(now)) == 2*g.number("accepted") {
-				l.mend(f, l.cureLeftover(job{g.id, x.ordinal},
-					l.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
+				ps.mend(f, ps.cureLeftover(job{g.id, x.ordinal},
+					ps.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
 			}
-			l.doubt(x.place.law(), g.tenant, g.types...)
+			ps.doubt(x.place.law(), g.tenant, g.types...)
 		}
 	}
 	return nil
 }
 
 // sift calls find with each job that lies in those of the group's own places that are read.
-func (l *look) sift(
+func (ps *pass) sift(
 	ctx context.Context, g *group, own [places]bool, find func(pl place, ordinal int64, attempt int),
 ) error {
 	unreadable := func(pl place) {
-		l.report(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
+		ps.report(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
 		switch pl {
 		case inQueue:
-			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
-				l.cureLeftover(strayJob, l.shelves(pl, g.id, g.tenant, 0, g.types)...))
+			ps.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
+				ps.cureLeftover(strayJob, ps.shelves(pl, g.id, g.tenant, 0, g.types)...))
 		case inFailures:
-			l.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
-				l.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
+			ps.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
+				ps.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
 		}
 	}
 	for i, typ := range g.types {
 		if !own[inQueue] {
 			break
 		}
-		err := l.db.queue(ctx, l.p.Queue(g.id, typ), g.queues[i], func(blob string) {
+		err := ps.db.queue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
 			if ordinal, ok := ledger.QueuedOrdinal(blob); ok {
 				find(inQueue, ordinal, unknown)
 			} else {
@@ -112,10 +112,10 @@ func (l *look) sift(
 	}
 	if own[inFailures] && g.failures > 0 {
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-			return p.HScan(ctx, l.p.Failures(g.id), cursor, "", pageSize)
+			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
 		}
 		seen := bits(nil) // a hash has a field once, though a scan may yield it twice
-		err := l.db.scan(ctx, command, func(page []string) error {
+		err := ps.db.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
 				ordinal, attempt, ok := failed(g.id, page[i], page[i+1])
 				switch {
@@ -134,10 +134,10 @@ func (l *look) sift(
 			return err
 		}
 	}
-	if l.opts.only != nil {
+	if ps.opts.only != nil {
 		return nil
 	}
-	return l.db.log(ctx, l.p.Results(g.id), g.lines, func(chunk string) {
+	return ps.db.log(ctx, ps.p.Results(g.id), g.lines, func(chunk string) {
 		for line := range strings.SplitSeq(chunk, "\n") {
 			if ordinal, ok := result(line); ok {
 				find(inLines, ordinal, unknown)

@@ -20,9 +20,9 @@ type Repair struct {
 	Done      bool   `json:"done"`
 }
 
-// maxPasses bounds how often everything is audited and mended: one repair may show what is
+// maxRepairRuns bounds how often everything is audited and mended: one repair may show what is
 // wrong beside it.
-const maxPasses = 8
+const maxRepairRuns = 8
 
 // Mend audits everything and mends what can be: ledgers and counters are set to what there is, what
 // is no job is quarantined, a job that lies nowhere ends as failed with code LOST. It goes on until
@@ -53,7 +53,7 @@ func Mend(
 				return report, fmt.Errorf("repair partition %d: %w", d.partition.Index(), err)
 			}
 		}
-		if done > 0 && pass < maxPasses {
+		if done > 0 && pass < maxRepairRuns {
 			continue
 		}
 		for _, r := range not {

@@ -180,14 +180,14 @@ func (p problem) detail() string {
 	return fmt.Sprintf("it is %s, but something of it lies in %s", describe(p.state), placeNames[p.place])
 }
 
-func (l *look) wrong(group, tenant string, types []string, p problem) {
+func (ps *pass) wrong(group, tenant string, types []string, p problem) {
 	f := finding{p.place.law(), group, p.ordinal, fmt.Sprint(p.what, p.place, p.state)}
-	l.found.add(f, "%s", p.detail())
+	ps.found.add(f, "%s", p.detail())
 	if p.what != "missing" && p.place != inLines {
-		l.mend(f, l.cureLeftover(job{group, p.ordinal}, l.shelves(p.place, group, tenant, p.ordinal, types)...))
+		ps.mend(f, ps.cureLeftover(job{group, p.ordinal}, ps.shelves(p.place, group, tenant, p.ordinal, types)...))
 	}
-	l.doubt(p.place.law(), tenant, types...)
-	if p.what == "missing" && p.place != inLines && (p.place != inFailures || l.opts.only == nil) {
-		l.missed.add(group, tenant, types, p)
+	ps.doubt(p.place.law(), tenant, types...)
+	if p.what == "missing" && p.place != inLines && (p.place != inFailures || ps.opts.only == nil) {
+		ps.missed.add(group, tenant, types, p)
 	}
 }

@@ -43,9 +43,9 @@ type tally struct {
 var counterNames = [3]string{"unfinished", "active", "congested"}
 
 // tallies yields a tally of each tenant.
-func (l *look) tallies(ctx context.Context, names []string, yield func(*tenant, tally)) error {
+func (ps *pass) tallies(ctx context.Context, names []string, yield func(*tenant, tally)) error {
 	for page := range slices.Chunk(names, pageSize/5) {
-		tenants, err := l.list(ctx, page)
+		tenants, err := ps.list(ctx, page)
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (l *look) tallies(ctx context.Context, names []string, yield func(*tenant, 
 				parked += tenants[n].parked
 				n++
 			}
-			if err := l.tally(ctx, tenants[:n], yield); err != nil {
+			if err := ps.tally(ctx, tenants[:n], yield); err != nil {
 				return err
 			}
 			tenants = tenants[n:]
@@ -67,9 +67,9 @@ func (l *look) tallies(ctx context.Context, names []string, yield func(*tenant, 
 }
 
 // tally reads some small tenants at once, or a large one twice.
-func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant, tally)) error {
+func (ps *pass) tally(ctx context.Context, tenants []*tenant, yield func(*tenant, tally)) error {
 	if t := tenants[0]; !t.small() {
-		y, err := l.twice(ctx, t)
+		y, err := ps.twice(ctx, t)
 		if err != nil {
 			return err
 		}
@@ -77,14 +77,14 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 		return nil
 	}
 	samples := make([]*sample, len(tenants))
-	err := l.atOnce(ctx, func(p redis.Pipeliner) {
+	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
 		for i, t := range tenants {
 			samples[i] = &sample{tenant: t}
-			for _, ask := range l.asks(ctx, samples[i]) {
+			for _, ask := range ps.asks(ctx, samples[i]) {
 				ask(p)
 			}
-			samples[i].blobs = p.ZRange(ctx, l.p.NonReadyOf(t.name), 0, 2*pageSize)
-			samples[i].aside = p.ZRange(ctx, l.p.SuspendedOf(t.name), 0, 2*pageSize)
+			samples[i].blobs = p.ZRange(ctx, ps.p.NonReadyOf(t.name), 0, 2*pageSize)
+			samples[i].aside = p.ZRange(ctx, ps.p.SuspendedOf(t.name), 0, 2*pageSize)
 		}
 	})
 	if err != nil {
@@ -101,29 +101,29 @@ func (l *look) tally(ctx context.Context, tenants []*tenant, yield func(*tenant,
 
 // twice reads a large tenant two times. The tally is whole when both are the same and nothing
 // became ready meanwhile.
-func (l *look) twice(ctx context.Context, t *tenant) (tally, error) {
-	before, err := l.handedOut(ctx)
+func (ps *pass) twice(ctx context.Context, t *tenant) (tally, error) {
+	before, err := ps.handedOut(ctx)
 	if err != nil {
 		return tally{}, err
 	}
-	first, err := l.once(ctx, t)
+	first, err := ps.once(ctx, t)
 	if err != nil {
 		return tally{}, err
 	}
-	second, err := l.once(ctx, t)
+	second, err := ps.once(ctx, t)
 	if err != nil {
 		return tally{}, err
 	}
-	after, err := l.handedOut(ctx)
+	after, err := ps.handedOut(ctx)
 	second.whole = second.whole && first.print == second.print && before == after
 	return second, err
 }
 
 // once reads a tenant page by page.
-func (l *look) once(ctx context.Context, t *tenant) (tally, error) {
+func (ps *pass) once(ctx context.Context, t *tenant) (tally, error) {
 	s := &sample{tenant: t}
-	for page := range slices.Chunk(l.asks(ctx, s), pageSize/10) {
-		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+	for page := range slices.Chunk(ps.asks(ctx, s), pageSize/10) {
+		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for _, ask := range page {
 				ask(p)
 			}
@@ -133,7 +133,7 @@ func (l *look) once(ctx context.Context, t *tenant) (tally, error) {
 		}
 	}
 	y, scanned := s.tally(), int64(0)
-	err := l.members(ctx, l.p.NonReadyOf(t.name), func(page []string) error {
+	err := ps.members(ctx, ps.p.NonReadyOf(t.name), func(page []string) error {
 		scanned += int64(len(page))
 		y.count(page, int64(len(page)))
 		return nil
@@ -142,7 +142,7 @@ func (l *look) once(ctx context.Context, t *tenant) (tally, error) {
 		return y, err
 	}
 	aside := int64(0)
-	err = l.members(ctx, l.p.SuspendedOf(t.name), func(page []string) error {
+	err = ps.members(ctx, ps.p.SuspendedOf(t.name), func(page []string) error {
 		aside += int64(len(page))
 		y.countAside(page, int64(len(page)))
 		return nil
@@ -172,22 +172,22 @@ type groupSample struct {
 }
 
 // asks are the questions about a tenant: one, and one a group. They may be asked again.
-func (l *look) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
+func (ps *pass) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
 	s.open = make([]groupSample, len(s.groups))
 	asks := []func(redis.Pipeliner){func(p redis.Pipeliner) {
-		s.counters = p.HMGet(ctx, l.p.Tenant(s.name), counterNames[0], counterNames[1], counterNames[2], "paused")
-		s.inSet, s.newest = p.SIsMember(ctx, l.p.Active(), s.name), p.ZRevRange(ctx, l.p.GroupsOf(s.name), 0, 0)
-		s.card, s.asideCard = p.ZCard(ctx, l.p.NonReadyOf(s.name)), p.ZCard(ctx, l.p.SuspendedOf(s.name))
+		s.counters = p.HMGet(ctx, ps.p.Tenant(s.name), counterNames[0], counterNames[1], counterNames[2], "paused")
+		s.inSet, s.newest = p.SIsMember(ctx, ps.p.Active(), s.name), p.ZRevRange(ctx, ps.p.GroupsOf(s.name), 0, 0)
+		s.card, s.asideCard = p.ZCard(ctx, ps.p.NonReadyOf(s.name)), p.ZCard(ctx, ps.p.SuspendedOf(s.name))
 	}}
 	for i, g := range s.groups {
 		asks = append(asks, func(p redis.Pipeliner) {
 			o := groupSample{
-				ledger: p.HMGet(ctx, l.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight",
+				ledger: p.HMGet(ctx, ps.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight",
 					"accepted", "failed", "at:created", "paused"),
-				held: p.ZScore(ctx, l.p.Scheduled(), g.id),
+				held: p.ZScore(ctx, ps.p.Scheduled(), g.id),
 			}
 			for _, typ := range split(g.types) {
-				o.queues = append(o.queues, p.LLen(ctx, l.p.Queue(g.id, typ)))
+				o.queues = append(o.queues, p.LLen(ctx, ps.p.Queue(g.id, typ)))
 			}
 			s.open[i] = o
 		})
@@ -268,21 +268,21 @@ func (y *tally) countAside(blobs []string, n int64) {
 }
 
 // list finds the open groups of some tenants.
-func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
+func (ps *pass) list(ctx context.Context, names []string) ([]*tenant, error) {
 	const few = 10
 	type replies struct {
 		newest, first *redis.StringSliceCmd
 		parked, aside *redis.IntCmd
 	}
 	cmds := make([]replies, len(names))
-	err := l.inTurn(ctx, func(p redis.Pipeliner) {
+	err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 		for i, name := range names {
-			key := l.p.GroupsOf(name)
+			key := ps.p.GroupsOf(name)
 			cmds[i] = replies{
 				newest: p.ZRevRange(ctx, key, 0, 0),
 				first:  p.ZRange(ctx, key, 0, few-1),
-				parked: p.ZCard(ctx, l.p.NonReadyOf(name)),
-				aside:  p.ZCard(ctx, l.p.SuspendedOf(name)),
+				parked: p.ZCard(ctx, ps.p.NonReadyOf(name)),
+				aside:  p.ZCard(ctx, ps.p.SuspendedOf(name)),
 			}
 		}
 	})
@@ -309,15 +309,15 @@ func (l *look) list(ctx context.Context, names []string) ([]*tenant, error) {
 		}
 		if ids := cmds[i].first.Val(); len(ids) < few {
 			_ = add(ids) // never fails
-		} else if err := l.ranked(ctx, l.p.GroupsOf(name), add); err != nil {
+		} else if err := ps.ranked(ctx, ps.p.GroupsOf(name), add); err != nil {
 			return nil, err
 		}
 	}
 	for page := range slices.Chunk(pairs, pageSize/2) {
 		open, types := make([]*redis.FloatCmd, len(page)), make([]*redis.StringCmd, len(page))
-		err := l.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, x := range page {
-				open[i], types[i] = p.ZScore(ctx, l.p.Open(), x.group), p.HGet(ctx, l.p.Group(x.group), "types")
+				open[i], types[i] = p.ZScore(ctx, ps.p.Open(), x.group), p.HGet(ctx, ps.p.Group(x.group), "types")
 			}
 		})
 		if err != nil {
