@@ -9,7 +9,7 @@ import (
 
 // alienOf says whether one of a group's own keys is of another type than it must be. Then nothing
 // of the group can be judged, and what it counts for is in doubt.
-func (ps *pass) alienOf(h head, own []redis.Cmder) bool {
+func (ps *pass) alienOf(h groupHeader, own []redis.Cmder) bool {
 	met := false
 	for _, c := range own {
 		if isAlien(c.Err()) {
@@ -18,7 +18,7 @@ func (ps *pass) alienOf(h head, own []redis.Cmder) bool {
 		}
 	}
 	if met {
-		ps.doubt(Place, h.tenant, split(h.types)...)
+		ps.markUncertain(Place, h.tenant, split(h.types)...)
 	}
 	return met
 }
@@ -26,7 +26,7 @@ func (ps *pass) alienOf(h head, own []redis.Cmder) bool {
 // aliens reports keys of another type than they must be.
 func (ps *pass) aliens() {
 	for _, key := range slices.Sorted(maps.Keys(ps.alien)) {
-		ps.found.add(finding{Place, ps.alien[key], none, "key " + key}, "the key %s is of another type than it must be",
-			ps.short(key))
+		ps.found.add(finding{Place, ps.alien[key], noOrdinal, "key " + key}, "the key %s is of another type than it must be",
+			ps.shortKey(key))
 	}
 }

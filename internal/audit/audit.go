@@ -112,8 +112,8 @@ type Options struct {
 	Reducers *reducer.Registry
 	Rate     int // bytes a second that are read at most, about; 0: as they come
 
-	batch int       // bytes of states kept at once; 0: maxBatch
-	only  *Suspects // nil: everything
+	stateBytes int       // bytes of states kept at once; 0: maxBatch
+	only       *Suspects // nil: everything
 }
 
 const (
@@ -121,8 +121,8 @@ const (
 	confirmations = 3
 	// maxPasses bounds the looks at a partition that finds something else each time.
 	maxPasses = 8
-	// maxBatch is how much of the states of unfinished groups is kept at once.
-	maxBatch = 64 << 20
+	// maxStateBytes is how much of the states of unfinished groups is kept at once.
+	maxStateBytes = 64 << 20
 )
 
 // Run audits all partitions, which may be at work. It changes nothing. An error means that it could
@@ -134,7 +134,7 @@ func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Opti
 			return report, err
 		}
 	}
-	report.finish()
+	report.sort()
 	return report, nil
 }
 
@@ -144,7 +144,7 @@ func Partition(
 ) (Report, error) {
 	report := Report{Violations: []Violation{}}
 	err := auditPartition(ctx, conn, space, p, opts, &report)
-	report.finish()
+	report.sort()
 	return report, err
 }
 
@@ -155,7 +155,7 @@ func auditPartition(
 	if opts.Reducers == nil {
 		opts.Reducers = reducer.NewRegistry()
 	}
-	opts.batch = cmp.Or(opts.batch, maxBatch)
+	opts.stateBytes = cmp.Or(opts.stateBytes, maxStateBytes)
 	a := auditor{db: db{cmd: conn.Cmd, throttle: &throttle{rate: opts.Rate}}, space: space, p: p, opts: opts}
 	if err := a.run(ctx, report); err != nil {
 		return fmt.Errorf("audit partition %d: %w", p.Index(), err)
@@ -163,27 +163,27 @@ func auditPartition(
 	return nil
 }
 
-// Found is how many violations there are, with those that others stand for.
-func (r *Report) Found() (n int64) {
+// Total is how many violations there are, with those that others stand for.
+func (r *Report) Total() (n int64) {
 	for _, v := range r.Violations {
 		n += max(1, v.Count)
 	}
 	return n
 }
 
-func (r *Report) finish() {
-	slices.SortStableFunc(r.Violations, compare)
+func (r *Report) sort() {
+	slices.SortStableFunc(r.Violations, compareViolations)
 	r.OK = len(r.Violations) == 0
 }
 
-// compare puts what stands for others behind them.
-func compare(a, b Violation) int {
+// compareViolations puts what stands for others behind them.
+func compareViolations(a, b Violation) int {
 	ordinal := func(v Violation) int64 {
 		switch {
 		case v.Count > 0:
 			return math.MaxInt64
 		case v.Ordinal == nil:
-			return none
+			return noOrdinal
 		}
 		return *v.Ordinal
 	}
@@ -260,11 +260,11 @@ type pass struct {
 
 	tenants, types map[string]bool
 	// What hangs together with another violation is not judged.
-	doubtfulTenants, doubtfulTypes map[string]bool
+	uncertainTenants, uncertainTypes map[string]bool
 
-	live  map[string]*live // groups of the batch with jobs in places that groups share
-	bytes int              // that these keep
-	swept map[string]bool  // keys of shared places that were read once
+	tracked      map[string]*trackedGroup // groups of the batch with jobs in places that groups share
+	trackedBytes int                      // that these keep
+	readKeys     map[string]bool          // keys of shared places that were read once
 
 	cures  map[finding]cure
 	left   leftovers
@@ -274,8 +274,8 @@ type pass struct {
 func (a *auditor) newPass() *pass {
 	a.alien = map[string]string{}
 	return &pass{
-		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, doubtfulTenants: map[string]bool{},
-		doubtfulTypes: map[string]bool{}, live: map[string]*live{}, swept: map[string]bool{}, missed: missed{},
+		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, uncertainTenants: map[string]bool{},
+		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{}, missed: missed{},
 	}
 }
 
@@ -284,14 +284,14 @@ func (ps *pass) run(ctx context.Context) error {
 	if ps.opts.only != nil {
 		return ps.closer(ctx)
 	}
-	err := ps.db.ranked(ctx, ps.p.Groups(), func(ids []string) error { return ps.page(ctx, ids) })
+	err := ps.db.ranked(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
 	if err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}
-	if err := ps.shared(ctx, true); err != nil {
+	if err := ps.checkSharedLocations(ctx, true); err != nil {
 		return fmt.Errorf("read what groups share: %w", err)
 	}
-	if err := ps.counters(ctx); err != nil {
+	if err := ps.checkCounters(ctx); err != nil {
 		return fmt.Errorf("read counters: %w", err)
 	}
 	return nil

@@ -23,7 +23,7 @@ func TestCleanWorld(t *testing.T) {
 		require.True(t, r.OK)
 		require.EqualValues(t, 16, r.Groups)
 		require.EqualValues(t, 84+50+8+44+5+10+2+2+3000, r.Jobs)
-		require.Equal(t, r, w.audit(Options{batch: 1}), "one group at a time")
+		require.Equal(t, r, w.audit(Options{stateBytes: 1}), "one group at a time")
 	})
 }
 

@@ -265,7 +265,7 @@ func TestAuditOfAMovingWorld(t *testing.T) {
 		stop := c.run(t.Context(), server == "miniredis") // which answers whoever asks most
 		t.Cleanup(func() { _ = stop() })
 		for i := 0; i < audits[server] || c.moves.Load() < 250; i++ {
-			r := w.audit(Options{batch: []int{0, 1000}[i%2]})
+			r := w.audit(Options{stateBytes: []int{0, 1000}[i%2]})
 			require.Empty(t, r.Violations, "audit %d", i)
 		}
 

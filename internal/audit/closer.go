@@ -28,10 +28,10 @@ func Closer(
 
 // closer is a look at some groups only.
 func (ps *pass) closer(ctx context.Context) error {
-	if err := ps.page(ctx, ps.opts.only.Groups); err != nil {
+	if err := ps.checkGroups(ctx, ps.opts.only.Groups); err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}
-	if err := ps.shared(ctx, true); err != nil {
+	if err := ps.checkSharedLocations(ctx, true); err != nil {
 		return fmt.Errorf("read what groups share: %w", err)
 	}
 	return nil
@@ -59,7 +59,7 @@ func (ps *pass) reads() (shared [places]bool) {
 	if ps.opts.only == nil {
 		return [places]bool{inNonReady: true, inReady: true, inStream: true}
 	}
-	for _, g := range ps.live {
+	for _, g := range ps.tracked {
 		for i := range g.sieve.size() {
 			switch ledger.StateAt(g.sieve.base, i).Letter() {
 			case ledger.Ready, ledger.InFlight:

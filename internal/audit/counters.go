@@ -12,60 +12,60 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// loads are what types count, and what lies there by the tenants' tallies.
-type loads struct {
+// typeTotals are what types count, and what lies there by the tenants' tallies.
+type typeTotals struct {
 	waiting, nonReady map[string]int64
 	prints            map[string]uint64 // of the tenants that add to it
 }
 
-// counters holds the counters of tenants and of types against what they count.
-func (ps *pass) counters(ctx context.Context) error {
-	open, err := ps.openGroups(ctx)
+// checkCounters holds the counters of tenants and of types against what they count.
+func (ps *pass) checkCounters(ctx context.Context) error {
+	openBefore, err := ps.openGroupsNow(ctx)
 	if err != nil {
 		return err
 	}
-	if err := ps.newcomers(ctx); err != nil {
+	if err := ps.addNewGroups(ctx); err != nil {
 		return err
 	}
-	handedOut, err := ps.handedOut(ctx)
+	newestBefore, err := ps.newestReady(ctx)
 	if err != nil {
 		return err
 	}
-	sum := loads{waiting: map[string]int64{}, nonReady: map[string]int64{}, prints: map[string]uint64{}}
+	sum := typeTotals{waiting: map[string]int64{}, nonReady: map[string]int64{}, prints: map[string]uint64{}}
 	if err := ps.tallies(ctx, slices.Sorted(maps.Keys(ps.tenants)), func(t *tenant, y tally) {
-		ps.tenant(t.name, y)
+		ps.checkTenantCounters(t.name, y)
 		sum.add(t, y)
 	}); err != nil {
 		return err
 	}
 	types := slices.Sorted(maps.Keys(ps.types))
-	have, err := ps.loads(ctx, types)
+	have, err := ps.readTypeCounters(ctx, types)
 	if err != nil {
 		return err
 	}
 	// When all is again as it was, it was so when the types were asked.
-	still := true
+	unchanged := true
 	if err := ps.tallies(ctx, slices.Sorted(maps.Keys(sum.prints)), func(t *tenant, y tally) {
-		still = still && y.print == sum.prints[t.name]
+		unchanged = unchanged && y.print == sum.prints[t.name]
 	}); err != nil {
 		return err
 	}
-	handedOutNow, err := ps.handedOut(ctx)
+	newestAfter, err := ps.newestReady(ctx)
 	if err != nil {
 		return err
 	}
-	openNow, err := ps.openGroups(ctx)
-	if err != nil || !still || handedOutNow != handedOut || openNow != open {
+	openAfter, err := ps.openGroupsNow(ctx)
+	if err != nil || !unchanged || newestAfter != newestBefore || openAfter != openBefore {
 		return err
 	}
 	for i, typ := range types {
-		ps.load(typ, "waiting", have[i][0], sum.waiting[typ])
-		ps.load(typ, "non_ready", have[i][1], sum.nonReady[typ])
+		ps.checkTypeCounter(typ, "waiting", have[i][0], sum.waiting[typ])
+		ps.checkTypeCounter(typ, "non_ready", have[i][1], sum.nonReady[typ])
 	}
 	return nil
 }
 
-func (s *loads) add(t *tenant, y tally) {
+func (s *typeTotals) add(t *tenant, y tally) {
 	if len(t.groups) == 0 && len(y.nonReady) == 0 {
 		return
 	}
@@ -78,23 +78,23 @@ func (s *loads) add(t *tenant, y tally) {
 	}
 }
 
-// load reports what is wrong with a type's counter.
-func (ps *pass) load(typ, counter string, have, want int64) {
-	if have != want && !ps.doubtfulTypes[typ] {
-		f := finding{Load, "", none, fmt.Sprint(typ, counter, have-want)}
+// checkTypeCounter reports what is wrong with a type's counter.
+func (ps *pass) checkTypeCounter(typ, counter string, have, want int64) {
+	if have != want && !ps.uncertainTypes[typ] {
+		f := finding{Load, "", noOrdinal, fmt.Sprint(typ, counter, have-want)}
 		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
 		ps.mend(f, ps.cureCounter(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
 	}
 }
 
-// tenant reports what is wrong with a tenant's counters.
-func (ps *pass) tenant(name string, y tally) {
-	if !y.whole || ps.doubtfulTenants[name] {
+// checkTenantCounters reports what is wrong with a tenant's counters.
+func (ps *pass) checkTenantCounters(name string, y tally) {
+	if !y.whole || ps.uncertainTenants[name] {
 		return
 	}
 	for i, counter := range counterNames {
 		if y.have[i] != y.want[i] {
-			f := finding{Load, "", none, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
+			f := finding{Load, "", noOrdinal, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
 			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
 			ps.mend(f, ps.cureCounter(ledger.Counter{
 				Tenant: true,
@@ -106,7 +106,7 @@ func (ps *pass) tenant(name string, y tally) {
 		}
 	}
 	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
-		f := finding{Load, "", none, fmt.Sprint(name, "set", active)}
+		f := finding{Load, "", noOrdinal, fmt.Sprint(name, "set", active)}
 		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
 		ps.mend(f, ps.cureCounter(ledger.Counter{
 			Tenant: true,
@@ -118,8 +118,8 @@ func (ps *pass) tenant(name string, y tally) {
 	}
 }
 
-// newcomers adds the tenants and types of groups that were created since the look began.
-func (ps *pass) newcomers(ctx context.Context) error {
+// addNewGroups adds the tenants and types of groups that were created since the look began.
+func (ps *pass) addNewGroups(ctx context.Context) error {
 	return ps.ranked(ctx, ps.p.Open(), func(ids []string) error {
 		for page := range slices.Chunk(ids, pageSize) {
 			cmds := make([]*redis.SliceCmd, len(page))
@@ -144,8 +144,8 @@ func (ps *pass) newcomers(ctx context.Context) error {
 	})
 }
 
-// openGroups changes when a group becomes open or ends.
-func (ps *pass) openGroups(ctx context.Context) (string, error) {
+// openGroupsNow changes when a group becomes open or ends.
+func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 	var card *redis.IntCmd
 	var newest *redis.ZSliceCmd
 	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
@@ -154,9 +154,9 @@ func (ps *pass) openGroups(ctx context.Context) (string, error) {
 	return fmt.Sprint(card.Val(), newest.Val()), err
 }
 
-// handedOut changes when a job becomes ready. Counters alone don't tell of one that was taken back
+// newestReady changes when a job becomes ready. Counters alone don't tell of one that was taken back
 // and handed out again.
-func (ps *pass) handedOut(ctx context.Context) (string, error) {
+func (ps *pass) newestReady(ctx context.Context) (string, error) {
 	var ids strings.Builder
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), pageSize/5) {
 		newest := make([]*redis.XMessageSliceCmd, len(page))
@@ -177,8 +177,8 @@ func (ps *pass) handedOut(ctx context.Context) (string, error) {
 	return ids.String(), nil
 }
 
-// loads reads what types count as waiting and as non-ready.
-func (ps *pass) loads(ctx context.Context, types []string) ([][2]int64, error) {
+// readTypeCounters reads what types count as waiting and as non-ready.
+func (ps *pass) readTypeCounters(ctx context.Context, types []string) ([][2]int64, error) {
 	var all [][2]int64
 	for page := range slices.Chunk(types, pageSize) {
 		cmds := make([]*redis.SliceCmd, len(page))

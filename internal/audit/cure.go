@@ -39,7 +39,7 @@ func (ps *pass) cureGroup(g *group) (cure, bool) {
 			differences[name] = n
 		}
 	}
-	for _, f := range fields {
+	for _, f := range countFields {
 		have := g.among(f.letters)
 		sum, known = sum+g.number(f.name), known+have
 		note(f.name, have-g.number(f.name))
@@ -180,7 +180,7 @@ func hopeless(f finding) string {
 		return "its end was announced and is not taken back; retry runs its failed jobs again"
 	case f.law == Lifecycle:
 		return "what was when can't be told; it harms nothing"
-	case f.law == Results && f.ordinal == none:
+	case f.law == Results && f.ordinal == noOrdinal:
 		return "results that were merged can't be taken apart; its results and failures are exact, its aggregate is not"
 	case f.law == Results:
 		return "what a result was, or whether it was read, can't be told"

@@ -114,12 +114,12 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	blobs := w.c.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
 	w.park(p, "acme", blobs[1]+" ")
 
-	a := &auditor{db: db{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, batch: maxBatch}}
+	a := &auditor{db: db{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, stateBytes: maxStateBytes}}
 	ps := a.newPass()
-	w.ok(ps.ranked(w.Context(), p.Groups(), func(ids []string) error { return ps.page(w.Context(), ids) }))
-	w.ok(ps.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(ps.nonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(ps.judge(w.Context(), ps.reads()))
+	w.ok(ps.ranked(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
+	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.ok(ps.checkTracked(w.Context(), ps.reads()))
 	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.all())
 }
@@ -135,8 +135,8 @@ func TestFindingsAreBounded(t *testing.T) {
 	fs.add(finding{Place, "0", 0, "x"}, "the same again")
 	all := fs.all()
 	require.Equal(t, "detail", all[finding{Place, "0", 99, "x"}])
-	require.Equal(t, "and 100 more like these", all[finding{Place, "0", none, "more"}])
-	require.Equal(t, "and 20000 findings about more groups", all[finding{Place, "", none, "surplus"}])
+	require.Equal(t, "and 100 more like these", all[finding{Place, "0", noOrdinal, "more"}])
+	require.Equal(t, "and 20000 findings about more groups", all[finding{Place, "", noOrdinal, "surplus"}])
 	require.Len(t, all, maxFindings+100+1)
 }
 

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// none is the ordinal of a finding that is not about one job.
-const none = int64(-1)
+// noOrdinal is the ordinal of a finding that is not about one job.
+const noOrdinal = int64(-1)
 
 // finding is what identifies a violation from one look to the next. Same holds what must not have
 // changed meanwhile: a job's state and attempt, or by how much a counter is wrong.
@@ -23,7 +23,7 @@ func compareFindings(a, b finding) int {
 
 func (f finding) violation(partition int, detail string) Violation {
 	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail, Key: f.same}
-	if f.ordinal != none {
+	if f.ordinal != noOrdinal {
 		v.Ordinal = &f.ordinal
 	}
 	return v
@@ -67,11 +67,11 @@ func (fs *findings) add(f finding, format string, args ...any) {
 func (fs *findings) all() map[finding]string {
 	for k, n := range fs.counts {
 		if n > maxAlike {
-			fs.sum(finding{k.law, k.group, none, "more"}, n-maxAlike, "and %d more like these")
+			fs.sum(finding{k.law, k.group, noOrdinal, "more"}, n-maxAlike, "and %d more like these")
 		}
 	}
 	if fs.surplus > 0 {
-		fs.sum(finding{Place, "", none, "surplus"}, fs.surplus, "and %d findings about more groups")
+		fs.sum(finding{Place, "", noOrdinal, "surplus"}, fs.surplus, "and %d findings about more groups")
 	}
 	return fs.details
 }

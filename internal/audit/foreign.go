@@ -124,12 +124,12 @@ func (it item) leftBehind(letter ledger.Letter, sweeping bool) bool {
 }
 
 func (ps *pass) strange(it item, verdict string) {
-	where := ps.short(it.key)
+	where := ps.shortKey(it.key)
 	if it.place != inNonReady { // what lies there holds its payload
 		where += " under " + it.id
 	}
 	f := finding{it.place.law(), it.group, it.ordinal, fmt.Sprint("foreign ", it.key, it.id, verdict)}
 	ps.found.add(f, "something of it lies in %s, but %s", where, verdict)
 	ps.mend(f, ps.cureLeftover(job{it.group, it.ordinal}, ps.shelf(it.place, it.key)))
-	ps.doubt(it.place.law(), it.tenant, it.typ)
+	ps.markUncertain(it.place.law(), it.tenant, it.typ)
 }

@@ -28,14 +28,14 @@ type group struct {
 	counts [256]int64 // jobs by letter
 }
 
-// head is what must be known of a group to read the rest of it at once.
-type head struct {
+// groupHeader is what must be known of a group to read the rest of it at once.
+type groupHeader struct {
 	id, tenant, types string
 	states            int64 // bytes
 }
 
-// page audits some groups by themselves.
-func (ps *pass) page(ctx context.Context, ids []string) error {
+// checkGroups audits some groups by themselves.
+func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 	for len(ids) > 0 {
 		n := min(len(ids), pageSize)
 		cmds := make([]*redis.SliceCmd, n)
@@ -47,12 +47,12 @@ func (ps *pass) page(ctx context.Context, ids []string) error {
 		if err != nil {
 			return err
 		}
-		heads := make([]head, n)
+		headers := make([]groupHeader, n)
 		for i, cmd := range cmds {
 			v := cmd.Val()
-			heads[i] = head{id: ids[i], tenant: text(v[0]), types: text(v[1]), states: 2 * number(v[2])}
+			headers[i] = groupHeader{id: ids[i], tenant: text(v[0]), types: text(v[1]), states: 2 * number(v[2])}
 		}
-		if err := ps.heads(ctx, heads); err != nil {
+		if err := ps.headers(ctx, headers); err != nil {
 			return err
 		}
 		ids = ids[n:]
@@ -60,17 +60,17 @@ func (ps *pass) page(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// heads audits groups, as many at once as make a page.
-func (ps *pass) heads(ctx context.Context, heads []head) error {
-	for len(heads) > 0 {
+// headers audits groups, as many at once as make a page.
+func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
+	for len(headers) > 0 {
 		n, commands, bytes := 0, 0, int64(0)
-		for n < len(heads) && (n == 0 ||
-			commands+heads[n].commands() <= pageSize && bytes+heads[n].states <= pageBytes) {
-			commands += heads[n].commands()
-			bytes += heads[n].states
+		for n < len(headers) && (n == 0 ||
+			commands+headers[n].commands() <= pageSize && bytes+headers[n].states <= pageBytes) {
+			commands += headers[n].commands()
+			bytes += headers[n].states
 			n++
 		}
-		groups, changed, err := ps.read(ctx, heads[:n])
+		groups, changed, err := ps.readGroups(ctx, headers[:n])
 		if err != nil {
 			return err
 		}
@@ -78,26 +78,26 @@ func (ps *pass) heads(ctx context.Context, heads []head) error {
 			if err := ps.throttle.read(ctx, 20, len(g.states)); err != nil {
 				return err
 			}
-			if err := ps.group(ctx, g); err != nil {
+			if err := ps.checkGroup(ctx, g); err != nil {
 				return fmt.Errorf("group %s: %w", g.id, err)
 			}
 		}
-		if err := ps.owners(ctx, groups); err != nil {
+		if err := ps.checkOwners(ctx, groups); err != nil {
 			return err
 		}
-		if err := ps.heads(ctx, changed); err != nil {
+		if err := ps.headers(ctx, changed); err != nil {
 			return err
 		}
-		heads = heads[n:]
+		headers = headers[n:]
 	}
 	return nil
 }
 
-func (h head) commands() int { return 11 + len(split(h.types)) }
+func (h groupHeader) commands() int { return 11 + len(split(h.types)) }
 
-// read takes a snapshot of groups. Those that got another type since are returned as changed; those
+// readGroups takes a snapshot of groups. Those that got another type since are returned as changed; those
 // that are gone are left out.
-func (ps *pass) read(ctx context.Context, heads []head) (groups []*group, changed []head, err error) {
+func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups []*group, changed []groupHeader, err error) {
 	type replies struct {
 		hash, codes, slots            *redis.MapStringStringCmd
 		states                        *redis.StringCmd
@@ -106,9 +106,9 @@ func (ps *pass) read(ctx context.Context, heads []head) (groups []*group, change
 		listed, ofTenant, open, ended *redis.FloatCmd
 		dirty                         *redis.BoolCmd
 	}
-	cmds := make([]replies, len(heads))
+	cmds := make([]replies, len(headers))
 	err = ps.atOnce(ctx, func(p redis.Pipeliner) {
-		for i, h := range heads {
+		for i, h := range headers {
 			cmds[i] = replies{
 				hash: p.HGetAll(ctx, ps.p.Group(h.id)), states: p.Get(ctx, ps.p.States(h.id)),
 				failures: p.HLen(ctx, ps.p.Failures(h.id)), codes: p.HGetAll(ctx, ps.p.Codes(h.id)),
@@ -126,7 +126,7 @@ func (ps *pass) read(ctx context.Context, heads []head) (groups []*group, change
 		return nil, nil, err
 	}
 	is := func(c *redis.FloatCmd) bool { return c.Err() == nil }
-	for i, h := range heads {
+	for i, h := range headers {
 		c := cmds[i]
 		own := []redis.Cmder{c.hash, c.states, c.failures, c.codes, c.lines, c.slots}
 		for _, q := range c.queues {
@@ -138,14 +138,14 @@ func (ps *pass) read(ctx context.Context, heads []head) (groups []*group, change
 		hash := c.hash.Val()
 		if hash["status"] == "" {
 			if is(c.listed) {
-				f := finding{Registry, h.id, none, "unknown"}
+				f := finding{Registry, h.id, noOrdinal, "unknown"}
 				ps.found.add(f, "it is on the list of groups, but there is no such group")
 				ps.mend(f, ps.cureUnlisted(h.id, h.tenant))
 			}
 			continue
 		}
 		if hash["types"] != h.types || hash["tenant"] != h.tenant {
-			changed = append(changed, head{
+			changed = append(changed, groupHeader{
 				id:     h.id,
 				tenant: hash["tenant"],
 				types:  hash["types"],
@@ -180,30 +180,30 @@ func (ps *pass) read(ctx context.Context, heads []head) (groups []*group, change
 	return groups, changed, nil
 }
 
-// group holds one group against the laws, and keeps what has to be sought in places that
+// checkGroup holds one group against the laws, and keeps what has to be sought in places that
 // groups share.
-func (ps *pass) group(ctx context.Context, g *group) error {
+func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 	ps.groups++
 	ps.jobs += g.number("accepted")
 	ps.tenants[g.tenant] = true
 	for _, typ := range g.types {
 		ps.types[typ] = true
 	}
-	ps.ledger(g)
-	ps.lifecycle(g)
-	ps.aggregate(g)
-	if err := ps.own(ctx, g); err != nil {
+	ps.checkCounts(g)
+	ps.checkLifecycle(g)
+	ps.checkAggregate(g)
+	if err := ps.checkOwnLocations(ctx, g); err != nil {
 		return err
 	}
-	ps.keep(g)
-	if ps.bytes < ps.opts.batch {
+	ps.track(g)
+	if ps.trackedBytes < ps.opts.stateBytes {
 		return nil
 	}
-	return ps.shared(ctx, false)
+	return ps.checkSharedLocations(ctx, false)
 }
 
-// owners holds groups against the registry, which lies in other partitions too.
-func (ps *pass) owners(ctx context.Context, groups []*group) error {
+// checkOwners holds groups against the registry, which lies in other partitions too.
+func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	cmds := make([]*redis.StringCmd, len(groups))
 	err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 		for i, g := range groups {
@@ -215,14 +215,14 @@ func (ps *pass) owners(ctx context.Context, groups []*group) error {
 	}
 	for i, g := range groups {
 		if !g.ofTenant {
-			ps.report(g, Registry, "list", "it is missing on its tenant's list of groups")
+			ps.reportGroup(g, Registry, "list", "it is missing on its tenant's list of groups")
 			ps.mendGroup(g, Registry, "list")
 		}
 		if at := ps.space.OfTenant(g.tenant).Index(); at != ps.p.Index() {
-			ps.report(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
+			ps.reportGroup(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
 		}
 		if id := g.hash["id"]; id != g.id {
-			ps.report(g, Registry, "id", "it says that its id is %q", id)
+			ps.reportGroup(g, Registry, "id", "it says that its id is %q", id)
 		}
 		owner := cmds[i].Val()
 		if owner == g.tenant {
@@ -233,18 +233,18 @@ func (ps *pass) owners(ctx context.Context, groups []*group) error {
 			return err
 		}
 		if now.Val() == g.tenant {
-			ps.report(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
+			ps.reportGroup(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
 				g.tenant, owner)
-			ps.mend(finding{Registry, g.id, none, "owner " + owner}, ps.cureOwner(g, owner))
+			ps.mend(finding{Registry, g.id, noOrdinal, "owner " + owner}, ps.cureOwner(g, owner))
 		}
 	}
 	return nil
 }
 
-// report notes a finding about a group as a whole.
-func (ps *pass) report(g *group, law, same, format string, args ...any) {
-	ps.found.add(finding{law, g.id, none, same}, format, args...)
-	ps.doubt(law, g.tenant, g.types...)
+// reportGroup notes a finding about a group as a whole.
+func (ps *pass) reportGroup(g *group, law, same, format string, args ...any) {
+	ps.found.add(finding{law, g.id, noOrdinal, same}, format, args...)
+	ps.markUncertain(law, g.tenant, g.types...)
 	if law == Conservation || law == States {
 		ps.mendGroup(g, law, same)
 	}
@@ -253,18 +253,18 @@ func (ps *pass) report(g *group, law, same, format string, args ...any) {
 // mendGroup notes that the group's ledger and lists mend a finding about it.
 func (ps *pass) mendGroup(g *group, law, same string) {
 	if c, ok := ps.cureGroup(g); ok {
-		ps.mend(finding{law, g.id, none, same}, c)
+		ps.mend(finding{law, g.id, noOrdinal, same}, c)
 	}
 }
 
-// doubt notes whose counters can't be judged after a finding.
-func (ps *pass) doubt(law, tenant string, types ...string) {
+// markUncertain notes whose counters can't be judged after a finding.
+func (ps *pass) markUncertain(law, tenant string, types ...string) {
 	if law != Conservation && law != States && law != Place {
 		return
 	}
-	ps.doubtfulTenants[tenant] = true
+	ps.uncertainTenants[tenant] = true
 	for _, typ := range types {
-		ps.doubtfulTypes[typ] = true
+		ps.uncertainTypes[typ] = true
 	}
 }
 
@@ -272,8 +272,8 @@ func (g *group) number(field string) int64 { return number(g.hash[field]) }
 
 func (g *group) status() string { return g.hash["status"] }
 
-// unended counts the jobs that are not done, failed or cancelled.
-func (g *group) unended() int64 {
+// unfinished counts the jobs that are not done, failed or cancelled.
+func (g *group) unfinished() int64 {
 	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
 }
 

@@ -15,52 +15,52 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// fields are the ledger's, with the letters of the jobs that each counts.
-var fields = []struct{ name, letters string }{
+// countFields are the ledger's, with the letters of the jobs that each counts.
+var countFields = []struct{ name, letters string }{
 	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)},
 	{"in_flight", string(ledger.InFlight)},
 	{"done", string(ledger.Done) + string(ledger.Reduced)}, {"failed", string(ledger.Failed)},
 	{"cancelled", string(ledger.Cancelled)},
 }
 
-// ledger holds a group's counters against each other and against its states.
-func (ps *pass) ledger(g *group) {
+// checkCounts holds a group's counters against each other and against its states.
+func (ps *pass) checkCounts(g *group) {
 	accepted, sum := g.number("accepted"), int64(0)
 	var parts []string
-	for _, f := range fields {
+	for _, f := range countFields {
 		n := g.number(f.name)
 		sum += n
 		if n != 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", f.name, n))
 		}
 		if n < 0 {
-			ps.report(g, Conservation, f.name, "%s is %d", f.name, n)
+			ps.reportGroup(g, Conservation, f.name, "%s is %d", f.name, n)
 		}
 	}
 	if sum != accepted {
-		ps.report(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
+		ps.reportGroup(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
 			accepted, sum, strings.Join(parts, ", "))
 	}
 	if len(g.states) != int(2*accepted) {
-		ps.report(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
+		ps.reportGroup(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
 			"accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
 	}
 	known := "A"
-	for _, f := range append(slices.Clone(fields), struct{ name, letters string }{"reduced", string(ledger.Reduced)}) {
+	for _, f := range append(slices.Clone(countFields), struct{ name, letters string }{"reduced", string(ledger.Reduced)}) {
 		have, n := int64(0), g.number(f.name)
 		for _, letter := range []byte(f.letters) {
 			have += g.counts[letter]
 		}
 		known += f.letters
 		if have != n {
-			ps.report(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
+			ps.reportGroup(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
 				f.name, n, have)
 		}
 	}
 	for at := 0; at+1 < len(g.states); at += 2 {
 		if letter := g.states[at]; strings.IndexByte(known, letter) < 0 {
 			ps.found.add(finding{States, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
-			ps.doubt(States, g.tenant, g.types...)
+			ps.markUncertain(States, g.tenant, g.types...)
 		}
 	}
 	var coded int64
@@ -68,69 +68,69 @@ func (ps *pass) ledger(g *group) {
 		n := number(g.codes[code])
 		coded += n
 		if n < 0 {
-			ps.report(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
-			ps.mend(finding{Place, g.id, none, "code " + code}, ps.cureCodes(g))
+			ps.reportGroup(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
+			ps.mend(finding{Place, g.id, noOrdinal, "code " + code}, ps.cureCodes(g))
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
 		same := fmt.Sprint("codes ", coded-failed)
-		ps.report(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.mend(finding{Place, g.id, none, same}, ps.cureCodes(g))
+		ps.reportGroup(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
+		ps.mend(finding{Place, g.id, noOrdinal, same}, ps.cureCodes(g))
 	}
 }
 
-// path is the order of states of a group that is not cancelled.
-var path = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
+// statusOrder is the order of states of a group that is not cancelled.
+var statusOrder = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
 
-// lifecycle holds a group's status against its timestamps, its jobs and the lists that it is on.
-func (ps *pass) lifecycle(g *group) {
+// checkLifecycle holds a group's status against its timestamps, its jobs and the lists that it is on.
+func (ps *pass) checkLifecycle(g *group) {
 	status := api.Status(g.status())
 	cancelled, sweeping := status == api.StatusCancelled, g.hash["sweep"] != ""
-	rank := slices.Index(path, status)
+	rank := slices.Index(statusOrder, status)
 	if status.Ended() {
-		rank = len(path)
+		rank = len(statusOrder)
 	} else if rank < 0 {
-		ps.report(g, Lifecycle, "status", "its status is %q, which is none", status)
+		ps.reportGroup(g, Lifecycle, "status", "its status is %q, which is none", status)
 		return
 	}
-	ps.timestamps(g, status, rank)
+	ps.checkTimestamps(g, status, rank)
 	if g.hash["sealed"] == "" && rank > 0 {
-		ps.report(g, Lifecycle, "sealed", "it is %s without being sealed", status)
+		ps.reportGroup(g, Lifecycle, "sealed", "it is %s without being sealed", status)
 	}
 	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
-		ps.report(g, Lifecycle, "lists", "it is %s, but %s", status, lists(g))
+		ps.reportGroup(g, Lifecycle, "lists", "it is %s, but %s", status, describeLists(g))
 		ps.mendGroup(g, Lifecycle, "lists")
 	}
-	unended, unreduced := g.unended(), g.counts[ledger.Done]
+	unended, unreduced := g.unfinished(), g.counts[ledger.Done]
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
-			ps.report(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
+			ps.reportGroup(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
 			ps.mendGroup(g, Lifecycle, "unended")
 		}
 	case rank >= 3 && unended > 0:
-		ps.report(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
-	case rank == len(path) && unreduced > 0:
-		ps.report(g, Lifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
-	case rank == len(path):
+		ps.reportGroup(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
+	case rank == len(statusOrder) && unreduced > 0:
+		ps.reportGroup(g, Lifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
+	case rank == len(statusOrder):
 		threshold, err := strconv.ParseFloat(g.hash["failure_threshold"], 64)
 		if err != nil {
 			threshold = 1
 		}
 		failed, all := g.counts[ledger.Failed], len(g.states)/2
 		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
-			ps.report(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
+			ps.reportGroup(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
 	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.dirty:
-		ps.report(g, Lifecycle, "stuck",
+		ps.reportGroup(g, Lifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
 		ps.mendGroup(g, Lifecycle, "stuck")
 	}
 }
 
-func lists(g *group) string {
+func describeLists(g *group) string {
 	switch {
 	case g.open && g.ended:
 		return "on the lists of open and of ended groups"
@@ -142,44 +142,44 @@ func lists(g *group) string {
 	return "neither on the list of open nor on that of ended groups"
 }
 
-// timestamps says when a group entered each state of this round: those on its way have a time, in
+// checkTimestamps says when a group entered each state of this round: those on its way have a time, in
 // order, and no others.
-func (ps *pass) timestamps(g *group, status api.Status, rank int) {
+func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
 	var last int64
 	passed := true // all states up to here have a time
-	for i, s := range path {
+	for i, s := range statusOrder {
 		has := at(s) != ""
 		switch {
 		case status == api.StatusCancelled && has && !passed, has && i > rank:
-			ps.report(g, Lifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
+			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
 		case !has && (i == 0 || i <= rank && status != api.StatusCancelled):
-			ps.report(g, Lifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
+			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
 		}
 		passed = passed && has
 		if has {
-			last = ps.ordered(g, s, last, number(at(s)))
+			last = ps.checkTimeOrder(g, s, last, number(at(s)))
 		}
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
 		if has := at(s) != ""; has != (s == status) {
-			ps.report(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
+			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
 		} else if has {
-			ps.ordered(g, s, last, number(at(s)))
+			ps.checkTimeOrder(g, s, last, number(at(s)))
 		}
 	}
 }
 
-func (ps *pass) ordered(g *group, s api.Status, last, at int64) int64 {
+func (ps *pass) checkTimeOrder(g *group, s api.Status, last, at int64) int64 {
 	if at < last {
-		ps.report(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
+		ps.reportGroup(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
 			s, last-at)
 	}
 	return at
 }
 
-// aggregate holds what a group's slots have counted against its reduced jobs.
-func (ps *pass) aggregate(g *group) {
+// checkAggregate holds what a group's slots have counted against its reduced jobs.
+func (ps *pass) checkAggregate(g *group) {
 	var all *reducer.State
 	plan, err := aggregate.Plan(ps.opts.Reducers, g.hash["aggregate"])
 	if err == nil {
@@ -190,33 +190,33 @@ func (ps *pass) aggregate(g *group) {
 		if !strings.HasPrefix(field, "slot:") {
 			continue
 		}
-		n, err := merge(plan, all, []byte(g.slots[field]))
+		n, err := mergeSlot(plan, all, []byte(g.slots[field]))
 		if err != nil {
-			ps.report(g, Results, field, "%s of its aggregate can't be read", field)
+			ps.reportGroup(g, Results, field, "%s of its aggregate can't be read", field)
 			return
 		}
 		counted += n
 	}
 	reduced := g.counts[ledger.Reduced]
 	if counted != reduced {
-		ps.report(g, Results, fmt.Sprint("aggregate ", counted-reduced),
+		ps.reportGroup(g, Results, fmt.Sprint("aggregate ", counted-reduced),
 			"%d jobs are reduced, but its aggregate holds %d", reduced, counted)
 	}
 	if all == nil {
 		return
 	}
 	values, _ := all.Values() // what can't be computed is no count
-	for _, as := range counts(g.hash["aggregate"]) {
+	for _, as := range countAggregates(g.hash["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
-			ps.report(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
+			ps.reportGroup(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
 				reduced, as, n)
 		}
 	}
 }
 
-// merge adds a slot's partial state to all of them and returns its count. Without a plan it only
+// mergeSlot adds a slot's partial state to all of them and returns its count. Without a plan it only
 // reads the count.
-func merge(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
+func mergeSlot(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
 	if all == nil {
 		var slot struct{ Count *int64 }
 		if err := json.Unmarshal(encoded, &slot); err != nil || slot.Count == nil {
@@ -232,8 +232,8 @@ func merge(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error
 	return n, all.Merge(part)
 }
 
-// counts names the aggregates that count all results.
-func counts(asked string) []string {
+// countAggregates names the aggregates that count all results.
+func countAggregates(asked string) []string {
 	var specs []struct{ As, Op, Field string }
 	if json.Unmarshal([]byte(asked), &specs) != nil {
 		return nil // none was asked for

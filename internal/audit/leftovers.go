@@ -72,7 +72,7 @@ func (ps *pass) shelves(pl place, group, tenant string, ordinal int64, types []s
 
 // shelf is the one that a key of a shared place is.
 func (ps *pass) shelf(pl place, key string) shelf {
-	name := ps.short(key)
+	name := ps.shortKey(key)
 	_, whose, _ := strings.Cut(name, ":")
 	switch {
 	case pl == inReady:

@@ -34,7 +34,7 @@ func Orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, repor
 	for _, n := range names {
 		report.Violations = append(report.Violations, n.violation(space))
 	}
-	report.finish()
+	report.sort()
 	return nil
 }
 

@@ -19,12 +19,12 @@ type stray struct {
 	ordinal int64
 }
 
-// own holds the places that belong to the group alone against its states.
-func (ps *pass) own(ctx context.Context, g *group) error {
+// checkOwnLocations holds the places that belong to the group alone against its states.
+func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	s := &sieve{base: g.states, cancelled: g.status() == string(api.StatusCancelled)}
 	var strays []stray
 	own := ps.covers(g)
-	err := ps.sift(ctx, g, own, func(pl place, ordinal int64, attempt int) {
+	err := ps.readOwnLocations(ctx, g, own, func(pl place, ordinal int64, attempt int) {
 		if s.state(ordinal) != "" {
 			s.find(pl, ordinal, attempt)
 		} else if len(strays) < maxAlike {
@@ -61,7 +61,7 @@ func (ps *pass) own(ctx context.Context, g *group) error {
 	s.cancelled = s.cancelled || text(v[1]) == string(api.StatusCancelled)
 	s.judge(now, covers, func(p problem) bool {
 		if p.place != inQueue || p.what != "missing" || !s.cancelled { // cancelling drops the queues at once
-			ps.wrong(g.id, g.tenant, g.types, p)
+			ps.reportJob(g.id, g.tenant, g.types, p)
 		}
 		return true
 	})
@@ -74,24 +74,24 @@ func (ps *pass) own(ctx context.Context, g *group) error {
 				ps.mend(f, ps.cureLeftover(job{g.id, x.ordinal},
 					ps.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
 			}
-			ps.doubt(x.place.law(), g.tenant, g.types...)
+			ps.markUncertain(x.place.law(), g.tenant, g.types...)
 		}
 	}
 	return nil
 }
 
-// sift calls find with each job that lies in those of the group's own places that are read.
-func (ps *pass) sift(
+// readOwnLocations calls find with each job that lies in those of the group's own places that are read.
+func (ps *pass) readOwnLocations(
 	ctx context.Context, g *group, own [places]bool, find func(pl place, ordinal int64, attempt int),
 ) error {
 	unreadable := func(pl place) {
-		ps.report(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
+		ps.reportGroup(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
 		switch pl {
 		case inQueue:
-			ps.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
+			ps.mend(finding{pl.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", pl)},
 				ps.cureLeftover(strayJob, ps.shelves(pl, g.id, g.tenant, 0, g.types)...))
 		case inFailures:
-			ps.mend(finding{pl.law(), g.id, none, fmt.Sprint("unreadable ", pl)},
+			ps.mend(finding{pl.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", pl)},
 				ps.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
 		}
 	}

@@ -84,6 +84,6 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 			report.Violations = append(report.Violations, v)
 		}
 	}
-	report.finish()
+	report.sort()
 	return nil
 }

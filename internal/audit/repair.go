@@ -100,7 +100,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 	did := map[string]bool{} // by the cures' keys
 	for _, f := range d.findings {
 		r := Repair{Law: f.law, Partition: d.partition.Index(), Group: f.group, Detail: d.details[f]}
-		if f.ordinal != none {
+		if f.ordinal != noOrdinal {
 			r.Ordinal = &f.ordinal
 		}
 		c, ok := d.cures[f]

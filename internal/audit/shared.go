@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// live is a group with jobs in places that groups share.
-type live struct {
+// trackedGroup is a group with jobs in places that groups share.
+type trackedGroup struct {
 	id, tenant, created string
 	types               []string
 	sieve               sieve // from the first such job to the last
@@ -24,8 +24,8 @@ func inShared(letter ledger.Letter) bool {
 	return letter == ledger.NonReady || letter == ledger.Ready || letter == ledger.InFlight || letter == ledger.Done
 }
 
-// keep remembers what of a group has to be sought in shared places.
-func (ps *pass) keep(g *group) {
+// track remembers what of a group has to be sought in shared places.
+func (ps *pass) track(g *group) {
 	jobs := len(g.states) / 2
 	from, to := 0, jobs
 	for from < jobs && !inShared(ledger.StateAt(g.states, int64(from)).Letter()) {
@@ -37,23 +37,23 @@ func (ps *pass) keep(g *group) {
 	if from == to {
 		return
 	}
-	ps.live[g.id] = &live{
+	ps.tracked[g.id] = &trackedGroup{
 		id: g.id, tenant: g.tenant, created: g.hash["at:created"], types: g.types,
 		sieve: sieve{first: int64(from), base: strings.Clone(g.states[2*from : 2*to])},
 	}
-	ps.bytes += 2*(to-from) + 256
+	ps.trackedBytes += 2*(to-from) + 256
 }
 
-// shared looks for the jobs of the groups that are kept in the places that groups share, and judges
+// checkSharedLocations looks for the jobs of the groups that are kept in the places that groups share, and judges
 // what it found. At last it has read all such places.
-func (ps *pass) shared(ctx context.Context, last bool) error {
+func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
-	for _, g := range ps.live {
+	for _, g := range ps.tracked {
 		tenants[g.tenant] = true
 	}
 	reads := ps.reads()
 	if last && ps.opts.only == nil {
-		if err := ps.others(ctx, tenants); err != nil {
+		if err := ps.addUnlisted(ctx, tenants); err != nil {
 			return err
 		}
 	}
@@ -61,12 +61,12 @@ func (ps *pass) shared(ctx context.Context, last bool) error {
 		if !reads[inReady] {
 			break
 		}
-		if err := ps.ready(ctx, typ); err != nil {
+		if err := ps.readReadyStream(ctx, typ); err != nil {
 			return err
 		}
 	}
 	if reads[inStream] {
-		if err := ps.results(ctx); err != nil {
+		if err := ps.readResultsStream(ctx); err != nil {
 			return err
 		}
 	}
@@ -85,26 +85,26 @@ func (ps *pass) shared(ctx context.Context, last bool) error {
 				continue
 			}
 			if cards[i].Val() > 0 {
-				if err := ps.nonReady(ctx, t, ps.p.NonReadyOf(t)); err != nil {
+				if err := ps.readNonReady(ctx, t, ps.p.NonReadyOf(t)); err != nil {
 					return err
 				}
 			}
 			if aside[i].Val() > 0 {
-				if err := ps.nonReady(ctx, t, ps.p.SuspendedOf(t)); err != nil {
+				if err := ps.readNonReady(ctx, t, ps.p.SuspendedOf(t)); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	err := ps.judge(ctx, reads)
-	clear(ps.live)
-	ps.bytes = 0
+	err := ps.checkTracked(ctx, reads)
+	clear(ps.tracked)
+	ps.trackedBytes = 0
 	return err
 }
 
-// others adds the types and tenants that no group of this look has told of, and the tenants whose
+// addUnlisted adds the types and tenants that no group of this look has told of, and the tenants whose
 // set was not read yet.
-func (ps *pass) others(ctx context.Context, tenants map[string]bool) error {
+func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error {
 	note := func(set map[string]bool) func([]string) error {
 		return func(names []string) error {
 			for _, name := range names {
@@ -132,24 +132,24 @@ func (ps *pass) others(ctx context.Context, tenants map[string]bool) error {
 		return err
 	}
 	for t := range ps.tenants {
-		if !ps.swept[ps.p.NonReadyOf(t)] {
+		if !ps.readKeys[ps.p.NonReadyOf(t)] {
 			tenants[t] = true
 		}
 	}
 	return nil
 }
 
-// ready reads the ready stream of a type.
-func (ps *pass) ready(ctx context.Context, typ string) error {
+// readReadyStream reads the ready stream of a type.
+func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 	key := ps.p.Ready(typ)
-	defer func() { ps.swept[key] = true }()
+	defer func() { ps.readKeys[key] = true }()
 	return ps.stream(ctx, key, func(page []redis.XMessage) error {
 		var foreign []item
 		for _, e := range page {
 			blob := ledger.MessageBlob(e.Values)
 			d, err := ledger.ParseJob(blob)
 			if err != nil {
-				ps.unreadable(inReady, key, e.ID)
+				ps.reportUnreadable(inReady, key, e.ID)
 				continue
 			}
 			it := item{
@@ -164,7 +164,7 @@ func (ps *pass) ready(ctx context.Context, typ string) error {
 			if d.Type != typ {
 				it.wrong = "of type " + d.Type
 			}
-			if known, _ := ps.find(it); !known {
+			if known, _ := ps.recordFound(it); !known {
 				foreign = append(foreign, it)
 			}
 		}
@@ -172,10 +172,10 @@ func (ps *pass) ready(ctx context.Context, typ string) error {
 	})
 }
 
-// results reads the results stream.
-func (ps *pass) results(ctx context.Context) error {
+// readResultsStream reads the results stream.
+func (ps *pass) readResultsStream(ctx context.Context) error {
 	key := ps.p.ResultStream()
-	defer func() { ps.swept[key] = true }()
+	defer func() { ps.readKeys[key] = true }()
 	return ps.stream(ctx, key, func(page []redis.XMessage) error {
 		var foreign []item
 		for _, e := range page {
@@ -183,11 +183,11 @@ func (ps *pass) results(ctx context.Context) error {
 			for line := range strings.SplitSeq(lines, "\n") {
 				ordinal, ok := result(line)
 				if !ok {
-					ps.unreadable(inStream, key, e.ID)
+					ps.reportUnreadable(inStream, key, e.ID)
 					continue
 				}
 				it := item{place: inStream, key: key, id: e.ID, group: group, ordinal: ordinal, attempt: unknown}
-				if known, _ := ps.find(it); !known {
+				if known, _ := ps.recordFound(it); !known {
 					foreign = append(foreign, it)
 				}
 			}
@@ -196,16 +196,16 @@ func (ps *pass) results(ctx context.Context) error {
 	})
 }
 
-// nonReady reads what a tenant has parked, or put aside.
-func (ps *pass) nonReady(ctx context.Context, tenant, key string) error {
-	defer func() { ps.swept[key] = true }()
+// readNonReady reads what a tenant has parked, or put aside.
+func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
+	defer func() { ps.readKeys[key] = true }()
 	twice := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
 	err := ps.members(ctx, key, func(page []string) error {
 		var foreign []item
 		for _, blob := range page {
 			d, err := ledger.ParseJob(blob)
 			if err != nil {
-				ps.unreadable(inNonReady, key, "")
+				ps.reportUnreadable(inNonReady, key, "")
 				continue
 			}
 			it := item{
@@ -218,7 +218,7 @@ func (ps *pass) nonReady(ctx context.Context, tenant, key string) error {
 				typ:     d.Type,
 				tenant:  tenant,
 			}
-			known, again := ps.find(it)
+			known, again := ps.recordFound(it)
 			if !known {
 				foreign = append(foreign, it)
 			}
@@ -243,7 +243,7 @@ func (ps *pass) nonReady(ctx context.Context, tenant, key string) error {
 	})
 	for j, blobs := range twice {
 		if len(blobs) < 2 {
-			ps.live[j.group].sieve.forget(j.ordinal)
+			ps.tracked[j.group].sieve.forget(j.ordinal)
 		}
 	}
 	return err
@@ -254,25 +254,25 @@ type job struct {
 	ordinal int64
 }
 
-// unreadable reports what is no job. That it is still there is not asked: nobody removes it unseen.
-func (ps *pass) unreadable(pl place, key, id string) {
+// reportUnreadable reports what is no job. That it is still there is not asked: nobody removes it unseen.
+func (ps *pass) reportUnreadable(pl place, key, id string) {
 	if ps.opts.only != nil {
 		return
 	}
-	f := finding{pl.law(), "", none, "unreadable " + key + id}
-	ps.found.add(f, "%s can't be read", strings.TrimSpace("something in "+ps.short(key)+" "+id))
+	f := finding{pl.law(), "", noOrdinal, "unreadable " + key + id}
+	ps.found.add(f, "%s can't be read", strings.TrimSpace("something in "+ps.shortKey(key)+" "+id))
 	ps.mend(f, ps.cureLeftover(strayJob, ps.shelf(pl, key)))
 }
 
-// short is a key's name without what all keys of the partition begin with.
-func (ps *pass) short(key string) string { return strings.TrimPrefix(key, ps.p.Base()) }
+// shortKey is a key's name without what all keys of the partition begin with.
+func (ps *pass) shortKey(key string) string { return strings.TrimPrefix(key, ps.p.Base()) }
 
-// find notes where a job lies, and says whether it was found at home before. It is not known when
+// recordFound notes where a job lies, and says whether it was found at home before. It is not known when
 // the states that are kept don't tell: its group has to be asked.
-func (ps *pass) find(it item) (known, again bool) {
-	g := ps.live[it.group]
+func (ps *pass) recordFound(it item) (known, again bool) {
+	g := ps.tracked[it.group]
 	if g == nil {
-		return ps.swept[it.key], false // an earlier batch has asked, or a later one keeps it
+		return ps.readKeys[it.key], false // an earlier batch has asked, or a later one keeps it
 	}
 	// Entries of cancelled jobs may stay for a while, which is asked for each.
 	state := g.sieve.state(it.ordinal)
@@ -282,20 +282,20 @@ func (ps *pass) find(it item) (known, again bool) {
 	return true, g.sieve.find(it.place, it.ordinal, it.attempt)
 }
 
-// judge reads the states of the kept groups again and reports those jobs that have not moved and
+// checkTracked reads the states of the kept groups again and reports those jobs that have not moved and
 // were not found as they should.
-func (ps *pass) judge(ctx context.Context, reads [places]bool) error {
-	ids := slices.Sorted(maps.Keys(ps.live))
+func (ps *pass) checkTracked(ctx context.Context, reads [places]bool) error {
+	ids := slices.Sorted(maps.Keys(ps.tracked))
 	for len(ids) > 0 {
 		n, bytes := 0, 0
 		for n < len(ids) && n < pageSize/2 && (n == 0 || bytes < pageBytes) {
-			bytes += len(ps.live[ids[n]].sieve.base)
+			bytes += len(ps.tracked[ids[n]].sieve.base)
 			n++
 		}
 		hashes, states := make([]*redis.SliceCmd, n), make([]*redis.StringCmd, n)
 		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
-				s := &ps.live[id].sieve
+				s := &ps.tracked[id].sieve
 				hashes[i] = p.HMGet(ctx, ps.p.Group(id), "at:created", "status")
 				states[i] = p.GetRange(ctx, ps.p.States(id), 2*s.first, 2*(s.first+s.size())-1)
 			}
@@ -304,7 +304,7 @@ func (ps *pass) judge(ctx context.Context, reads [places]bool) error {
 			return err
 		}
 		for i, id := range ids[:n] {
-			g, v := ps.live[id], hashes[i].Val()
+			g, v := ps.tracked[id], hashes[i].Val()
 			if text(v[0]) != g.created {
 				continue // another round of it, or it is gone
 			}
@@ -313,7 +313,7 @@ func (ps *pass) judge(ctx context.Context, reads [places]bool) error {
 			g.sieve.judge(states[i].Val(), covers, func(p problem) bool {
 				// whoever meets a job of a cancelled group drops it
 				if p.what != "missing" || p.place == inStream || !cancelled {
-					ps.wrong(g.id, g.tenant, g.types, p)
+					ps.reportJob(g.id, g.tenant, g.types, p)
 				}
 				return true
 			})

@@ -180,13 +180,13 @@ func (p problem) detail() string {
 	return fmt.Sprintf("it is %s, but something of it lies in %s", describe(p.state), placeNames[p.place])
 }
 
-func (ps *pass) wrong(group, tenant string, types []string, p problem) {
+func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
 	f := finding{p.place.law(), group, p.ordinal, fmt.Sprint(p.what, p.place, p.state)}
 	ps.found.add(f, "%s", p.detail())
 	if p.what != "missing" && p.place != inLines {
 		ps.mend(f, ps.cureLeftover(job{group, p.ordinal}, ps.shelves(p.place, group, tenant, p.ordinal, types)...))
 	}
-	ps.doubt(p.place.law(), tenant, types...)
+	ps.markUncertain(p.place.law(), tenant, types...)
 	if p.what == "missing" && p.place != inLines && (p.place != inFailures || ps.opts.only == nil) {
 		ps.missed.add(group, tenant, types, p)
 	}

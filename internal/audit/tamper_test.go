@@ -566,7 +566,7 @@ func (c tamper) alarms(t *testing.T, url, prefix string) {
 	require.False(t, r.OK)
 	require.Equal(t, want, summary(r), "%v", r.Violations)
 	if strings.Contains(c.name, "ready") || strings.Contains(c.name, "park") {
-		again := w.audit(Options{batch: 1})
+		again := w.audit(Options{stateBytes: 1})
 		require.Equal(t, r.Violations, again.Violations, "one group at a time")
 	}
 	c.isMended(w, r)

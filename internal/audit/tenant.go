@@ -15,9 +15,9 @@ import (
 // tenant is what counts for a tenant's counters.
 type tenant struct {
 	name   string
-	newest string // of its groups, before they were listed
-	groups []head // the open ones
-	parked int64  // about how many jobs
+	newest string        // of its groups, before they were listed
+	groups []groupHeader // the open ones
+	parked int64         // about how many jobs
 }
 
 func (t *tenant) commands() int {
@@ -102,7 +102,7 @@ func (ps *pass) tally(ctx context.Context, tenants []*tenant, yield func(*tenant
 // twice reads a large tenant two times. The tally is whole when both are the same and nothing
 // became ready meanwhile.
 func (ps *pass) twice(ctx context.Context, t *tenant) (tally, error) {
-	before, err := ps.handedOut(ctx)
+	before, err := ps.newestReady(ctx)
 	if err != nil {
 		return tally{}, err
 	}
@@ -114,7 +114,7 @@ func (ps *pass) twice(ctx context.Context, t *tenant) (tally, error) {
 	if err != nil {
 		return tally{}, err
 	}
-	after, err := ps.handedOut(ctx)
+	after, err := ps.newestReady(ctx)
 	second.whole = second.whole && first.print == second.print && before == after
 	return second, err
 }
@@ -325,7 +325,7 @@ func (ps *pass) list(ctx context.Context, names []string) ([]*tenant, error) {
 		}
 		for i, x := range page {
 			if open[i].Err() == nil {
-				x.groups = append(x.groups, head{id: x.group, types: types[i].Val()})
+				x.groups = append(x.groups, groupHeader{id: x.group, types: types[i].Val()})
 			}
 		}
 	}

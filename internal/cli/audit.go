@@ -210,7 +210,7 @@ func (r *Root) showAudit(report audit.Report, repairs []audit.Repair, receipts a
 		}
 	}
 	if !report.OK {
-		return fmt.Errorf("the audit of %s found violations: %s", scope, thousands(report.Found()))
+		return fmt.Errorf("the audit of %s found violations: %s", scope, thousands(report.Total()))
 	}
 	return nil
 }
