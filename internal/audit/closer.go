@@ -60,8 +60,8 @@ func (ps *pass) reads() (shared [places]bool) {
 		return [places]bool{inNonReady: true, inReady: true, inStream: true}
 	}
 	for _, g := range ps.tracked {
-		for i := range g.sieve.size() {
-			switch ledger.StateAt(g.sieve.base, i).Letter() {
+		for i := range g.index.size() {
+			switch ledger.StateAt(g.index.states, i).Letter() {
 			case ledger.Ready, ledger.InFlight:
 				shared[inReady] = true
 			case ledger.Done:

@@ -121,7 +121,7 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(ps.checkTracked(w.Context(), ps.reads()))
 	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
-	require.Equal(t, map[finding]string{{Place, "g", n, "twice1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.all())
+	require.Equal(t, map[finding]string{{Place, "g", n, "duplicated1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.all())
 }
 
 func TestFindingsAreBounded(t *testing.T) {

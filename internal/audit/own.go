@@ -21,12 +21,12 @@ type stray struct {
 
 // checkOwnLocations holds the places that belong to the group alone against its states.
 func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
-	s := &sieve{base: g.states, cancelled: g.status() == string(api.StatusCancelled)}
+	index := &locationIndex{states: g.states, cancelled: g.status() == string(api.StatusCancelled)}
 	var strays []stray
 	own := ps.covers(g)
 	err := ps.readOwnLocations(ctx, g, own, func(pl place, ordinal int64, attempt int) {
-		if s.state(ordinal) != "" {
-			s.find(pl, ordinal, attempt)
+		if index.state(ordinal) != "" {
+			index.record(pl, ordinal, attempt)
 		} else if len(strays) < maxAlike {
 			strays = append(strays, stray{pl, ordinal})
 		}
@@ -36,7 +36,7 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	}
 	covers := func(pl place) bool { return own[pl] }
 	suspicious := len(strays) > 0
-	s.judge(s.base, covers, func(problem) bool {
+	index.eachProblem(index.states, covers, func(problem) bool {
 		suspicious = true
 		return false
 	})
@@ -58,9 +58,9 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 		return nil // another round of it, or it is gone
 	}
 	own[inLines] = own[inLines] && text(v[2]) == ""
-	s.cancelled = s.cancelled || text(v[1]) == string(api.StatusCancelled)
-	s.judge(now, covers, func(p problem) bool {
-		if p.place != inQueue || p.what != "missing" || !s.cancelled { // cancelling drops the queues at once
+	index.cancelled = index.cancelled || text(v[1]) == string(api.StatusCancelled)
+	index.eachProblem(now, covers, func(p problem) bool {
+		if p.place != inQueue || p.what != "missing" || !index.cancelled { // cancelling drops the queues at once
 			ps.reportJob(g.id, g.tenant, g.types, p)
 		}
 		return true

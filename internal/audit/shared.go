@@ -16,7 +16,7 @@ import (
 type trackedGroup struct {
 	id, tenant, created string
 	types               []string
-	sieve               sieve // from the first such job to the last
+	index               locationIndex // from the first such job to the last
 }
 
 // inShared says whether a job with a state lies in a place that groups share.
@@ -39,7 +39,7 @@ func (ps *pass) track(g *group) {
 	}
 	ps.tracked[g.id] = &trackedGroup{
 		id: g.id, tenant: g.tenant, created: g.hash["at:created"], types: g.types,
-		sieve: sieve{first: int64(from), base: strings.Clone(g.states[2*from : 2*to])},
+		index: locationIndex{first: int64(from), states: strings.Clone(g.states[2*from : 2*to])},
 	}
 	ps.trackedBytes += 2*(to-from) + 256
 }
@@ -199,7 +199,7 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 // readNonReady reads what a tenant has parked, or put aside.
 func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	defer func() { ps.readKeys[key] = true }()
-	twice := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
+	duplicates := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
 	err := ps.members(ctx, key, func(page []string) error {
 		var foreign []item
 		for _, blob := range page {
@@ -218,32 +218,32 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 				typ:     d.Type,
 				tenant:  tenant,
 			}
-			known, again := ps.recordFound(it)
+			known, duplicate := ps.recordFound(it)
 			if !known {
 				foreign = append(foreign, it)
 			}
-			if again {
-				twice[job{d.Group, d.Ordinal}] = map[string]bool{}
+			if duplicate {
+				duplicates[job{d.Group, d.Ordinal}] = map[string]bool{}
 			}
 		}
 		return ps.foreign(ctx, foreign)
 	})
-	if err != nil || len(twice) == 0 {
+	if err != nil || len(duplicates) == 0 {
 		return err
 	}
 	err = ps.members(ctx, key, func(page []string) error {
 		for _, blob := range page {
 			if d, err := ledger.ParseJob(blob); err == nil {
-				if blobs := twice[job{d.Group, d.Ordinal}]; blobs != nil {
+				if blobs := duplicates[job{d.Group, d.Ordinal}]; blobs != nil {
 					blobs[blob] = true
 				}
 			}
 		}
 		return nil
 	})
-	for j, blobs := range twice {
+	for j, blobs := range duplicates {
 		if len(blobs) < 2 {
-			ps.tracked[j.group].sieve.forget(j.ordinal)
+			ps.tracked[j.group].index.unrecordDuplicate(j.ordinal)
 		}
 	}
 	return err
@@ -269,17 +269,17 @@ func (ps *pass) shortKey(key string) string { return strings.TrimPrefix(key, ps.
 
 // recordFound notes where a job lies, and says whether it was found at home before. It is not known when
 // the states that are kept don't tell: its group has to be asked.
-func (ps *pass) recordFound(it item) (known, again bool) {
+func (ps *pass) recordFound(it item) (known, duplicate bool) {
 	g := ps.tracked[it.group]
 	if g == nil {
 		return ps.readKeys[it.key], false // an earlier batch has asked, or a later one keeps it
 	}
 	// Entries of cancelled jobs may stay for a while, which is asked for each.
-	state := g.sieve.state(it.ordinal)
+	state := g.index.state(it.ordinal)
 	if state == "" || state.Letter() == ledger.Cancelled || it.wrong != "" || it.tenant != "" && it.tenant != g.tenant {
 		return false, false
 	}
-	return true, g.sieve.find(it.place, it.ordinal, it.attempt)
+	return true, g.index.record(it.place, it.ordinal, it.attempt)
 }
 
 // checkTracked reads the states of the kept groups again and reports those jobs that have not moved and
@@ -289,15 +289,15 @@ func (ps *pass) checkTracked(ctx context.Context, reads [places]bool) error {
 	for len(ids) > 0 {
 		n, bytes := 0, 0
 		for n < len(ids) && n < pageSize/2 && (n == 0 || bytes < pageBytes) {
-			bytes += len(ps.tracked[ids[n]].sieve.base)
+			bytes += len(ps.tracked[ids[n]].index.states)
 			n++
 		}
 		hashes, states := make([]*redis.SliceCmd, n), make([]*redis.StringCmd, n)
 		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
-				s := &ps.tracked[id].sieve
+				index := &ps.tracked[id].index
 				hashes[i] = p.HMGet(ctx, ps.p.Group(id), "at:created", "status")
-				states[i] = p.GetRange(ctx, ps.p.States(id), 2*s.first, 2*(s.first+s.size())-1)
+				states[i] = p.GetRange(ctx, ps.p.States(id), 2*index.first, 2*(index.first+index.size())-1)
 			}
 		})
 		if err != nil {
@@ -310,7 +310,7 @@ func (ps *pass) checkTracked(ctx context.Context, reads [places]bool) error {
 			}
 			cancelled := text(v[1]) == string(api.StatusCancelled)
 			covers := func(pl place) bool { return reads[pl] && (pl != inNonReady || ps.parked(g.tenant)) }
-			g.sieve.judge(states[i].Val(), covers, func(p problem) bool {
+			g.index.eachProblem(states[i].Val(), covers, func(p problem) bool {
 				// whoever meets a job of a cancelled group drops it
 				if p.what != "missing" || p.place == inStream || !cancelled {
 					ps.reportJob(g.id, g.tenant, g.types, p)

@@ -97,73 +97,73 @@ func (b *bits) set(i, size int64) {
 	(*b)[i/64] |= 1 << (i % 64)
 }
 
-// sieve tells jobs that were found at home, and once, from the others.
-type sieve struct {
-	first       int64  // ordinal of the first job
-	base        string // states, two bytes a job
-	cancelled   bool   // nothing of the group may lie in its queues
-	seen, again bits   // at home; more than once
-	odd         [places]bits
+// locationIndex tells jobs that were found at home, and once, from the others.
+type locationIndex struct {
+	first             int64  // ordinal of the first job
+	states            string // states, two bytes a job
+	cancelled         bool   // nothing of the group may lie in its queues
+	found, duplicated bits   // at home; more than once
+	misplaced         [places]bits
 }
 
-func (s *sieve) size() int64 { return int64(len(s.base) / ledger.StateBytes) }
+func (x *locationIndex) size() int64 { return int64(len(x.states) / ledger.StateBytes) }
 
-// state is a job's state at the first reading, "" when the sieve does not hold it.
-func (s *sieve) state(ordinal int64) ledger.State {
-	i := ordinal - s.first
-	if i < 0 || i >= s.size() {
+// state is a job's state at the first reading, "" when the index does not hold it.
+func (x *locationIndex) state(ordinal int64) ledger.State {
+	i := ordinal - x.first
+	if i < 0 || i >= x.size() {
 		return ""
 	}
-	return ledger.StateAt(s.base, i)
+	return ledger.StateAt(x.states, i)
 }
 
-// find notes that a job, which the sieve must hold, lies in a place. It says whether it was found
+// record notes that a job, which the index must hold, lies in a place. It says whether it was found
 // at home before.
-func (s *sieve) find(pl place, ordinal int64, attempt int) (again bool) {
-	i, n := ordinal-s.first, s.size()
+func (x *locationIndex) record(pl place, ordinal int64, attempt int) (duplicate bool) {
+	i, n := ordinal-x.first, x.size()
 	switch {
-	case !belongs(pl, s.state(ordinal), attempt) || s.cancelled && pl == inQueue:
-		s.odd[pl].set(i, n)
-	case s.seen.has(i):
-		s.again.set(i, n)
+	case !belongs(pl, x.state(ordinal), attempt) || x.cancelled && pl == inQueue:
+		x.misplaced[pl].set(i, n)
+	case x.found.has(i):
+		x.duplicated.set(i, n)
 		return true
 	default:
-		s.seen.set(i, n)
+		x.found.set(i, n)
 	}
 	return false
 }
 
-// forget takes a second finding back.
-func (s *sieve) forget(ordinal int64) {
-	s.again[(ordinal-s.first)/64] &^= 1 << ((ordinal - s.first) % 64)
+// unrecordDuplicate takes a second finding back.
+func (x *locationIndex) unrecordDuplicate(ordinal int64) {
+	x.duplicated[(ordinal-x.first)/64] &^= 1 << ((ordinal - x.first) % 64)
 }
 
 // problem is what is wrong with a job.
 type problem struct {
 	ordinal int64
 	place   place
-	what    string // missing, twice or odd
+	what    string // missing, duplicated or misplaced
 	state   ledger.State
 }
 
-// judge yields what is wrong with jobs whose state is the same in now as in base, as far as it
+// eachProblem yields what is wrong with jobs whose state is the same in now as in base, as far as it
 // concerns the places.
-func (s *sieve) judge(now string, covers func(place) bool, yield func(problem) (more bool)) {
-	for i := range min(s.size(), int64(len(now)/ledger.StateBytes)) {
-		state := ledger.StateAt(s.base, i)
+func (x *locationIndex) eachProblem(now string, covers func(place) bool, yield func(problem) (more bool)) {
+	for i := range min(x.size(), int64(len(now)/ledger.StateBytes)) {
+		state := ledger.StateAt(x.states, i)
 		if ledger.StateAt(now, i) != state {
 			continue
 		}
 		if at, ok := home(state.Letter()); ok && covers(at) {
-			if !s.seen.has(i) && !yield(problem{s.first + i, at, "missing", state}) {
+			if !x.found.has(i) && !yield(problem{x.first + i, at, "missing", state}) {
 				return
 			}
-			if s.again.has(i) && !yield(problem{s.first + i, at, "twice", state}) {
+			if x.duplicated.has(i) && !yield(problem{x.first + i, at, "duplicated", state}) {
 				return
 			}
 		}
 		for pl := range places {
-			if s.odd[pl].has(i) && !yield(problem{s.first + i, pl, "odd", state}) {
+			if x.misplaced[pl].has(i) && !yield(problem{x.first + i, pl, "misplaced", state}) {
 				return
 			}
 		}
@@ -174,7 +174,7 @@ func (p problem) detail() string {
 	switch p.what {
 	case "missing":
 		return fmt.Sprintf("it is %s, but not in %s", describe(p.state), placeNames[p.place])
-	case "twice":
+	case "duplicated":
 		return fmt.Sprintf("it is %s, and more than once in %s", describe(p.state), placeNames[p.place])
 	}
 	return fmt.Sprintf("it is %s, but something of it lies in %s", describe(p.state), placeNames[p.place])
