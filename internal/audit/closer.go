@@ -37,10 +37,10 @@ func (ps *pass) closer(ctx context.Context) error {
 	return nil
 }
 
-// covers says which of a group's own places are read, and so can be judged.
-func (ps *pass) covers(g *group) (own [places]bool) {
+// judgedOwnKinds says which of a group's own places are read, and so can be judged.
+func (ps *pass) judgedOwnKinds(g *group) (own [locationKinds]bool) {
 	expired := g.hash["results_expired"] != ""
-	own[inQueue], own[inFailures], own[inLines] = true, true, !expired
+	own[atQueue], own[atFailures], own[atGroupResults] = true, true, !expired
 	if ps.opts.only == nil {
 		return own
 	}
@@ -48,32 +48,32 @@ func (ps *pass) covers(g *group) (own [places]bool) {
 	for _, n := range g.queues {
 		waiting += n
 	}
-	own[inQueue] = waiting != g.counts[ledger.Waiting]
-	own[inFailures] = g.failures != g.counts[ledger.Failed]
-	own[inLines] = false
+	own[atQueue] = waiting != g.counts[ledger.Waiting]
+	own[atFailures] = g.failures != g.counts[ledger.Failed]
+	own[atGroupResults] = false
 	return own
 }
 
-// reads says which of the places that groups share are read for the groups that are kept.
-func (ps *pass) reads() (shared [places]bool) {
+// judgedSharedKinds says which of the places that groups share are read for the groups that are kept.
+func (ps *pass) judgedSharedKinds() (shared [locationKinds]bool) {
 	if ps.opts.only == nil {
-		return [places]bool{inNonReady: true, inReady: true, inStream: true}
+		return [locationKinds]bool{atNonReady: true, atReady: true, atResultsStream: true}
 	}
 	for _, g := range ps.tracked {
 		for i := range g.index.size() {
 			switch ledger.StateAt(g.index.states, i).Letter() {
 			case ledger.Ready, ledger.InFlight:
-				shared[inReady] = true
+				shared[atReady] = true
 			case ledger.Done:
-				shared[inStream] = true
+				shared[atResultsStream] = true
 			}
 		}
 	}
-	shared[inNonReady] = len(ps.opts.only.Tenants) > 0
+	shared[atNonReady] = len(ps.opts.only.Tenants) > 0
 	return shared
 }
 
-// parked says whether what a tenant has parked is read.
-func (ps *pass) parked(tenant string) bool {
+// readsNonReadyOf says whether what a tenant has parked is read.
+func (ps *pass) readsNonReadyOf(tenant string) bool {
 	return ps.opts.only == nil || slices.Contains(ps.opts.only.Tenants, tenant)
 }

@@ -119,7 +119,7 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	w.ok(ps.ranked(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
 	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(ps.checkTracked(w.Context(), ps.reads()))
+	w.ok(ps.checkTracked(w.Context(), ps.judgedSharedKinds()))
 	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{Place, "g", n, "duplicated1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.all())
 }

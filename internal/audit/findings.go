@@ -35,39 +35,39 @@ const (
 	maxFindings = 10_000
 )
 
-type kind struct{ law, group string }
+type lawAndGroup struct{ law, group string }
 
 // findings gathers a look's findings and bounds them. The zero value is ready for use.
 type findings struct {
 	details map[finding]string
-	counts  map[kind]int
+	counts  map[lawAndGroup]int
 	surplus int               // beyond maxFindings
 	rest    map[finding]int64 // what those stand for that tell of others
 }
 
 func (fs *findings) add(f finding, format string, args ...any) {
 	if fs.details == nil {
-		fs.details, fs.counts = map[finding]string{}, map[kind]int{}
+		fs.details, fs.counts = map[finding]string{}, map[lawAndGroup]int{}
 	}
 	if _, ok := fs.details[f]; ok {
 		return
 	}
-	k := kind{f.law, f.group}
+	key := lawAndGroup{f.law, f.group}
 	switch {
-	case fs.counts[k] == 0 && len(fs.details) >= maxFindings:
+	case fs.counts[key] == 0 && len(fs.details) >= maxFindings:
 		fs.surplus++
 		return
-	case fs.counts[k] < maxAlike:
+	case fs.counts[key] < maxAlike:
 		fs.details[f] = fmt.Sprintf(format, args...)
 	}
-	fs.counts[k]++
+	fs.counts[key]++
 }
 
 // all is what was found, with a line for what is left out.
 func (fs *findings) all() map[finding]string {
-	for k, n := range fs.counts {
+	for key, n := range fs.counts {
 		if n > maxAlike {
-			fs.sum(finding{k.law, k.group, noOrdinal, "more"}, n-maxAlike, "and %d more like these")
+			fs.sum(finding{key.law, key.group, noOrdinal, "more"}, n-maxAlike, "and %d more like these")
 		}
 	}
 	if fs.surplus > 0 {

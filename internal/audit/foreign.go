@@ -14,7 +14,7 @@ import (
 
 // item is something of a job in a place that groups share.
 type item struct {
-	place       place
+	place       locationKind
 	key, id     string // where: the entry, or the blob in a sorted set
 	group       string
 	ordinal     int64
@@ -52,7 +52,7 @@ func (ps *pass) foreign(ctx context.Context, items []item) error {
 		err := ps.atOnce(ctx, func(p redis.Pipeliner) {
 			for i, it := range page {
 				about[i] = ps.ask(ctx, p, it)
-				if it.place == inNonReady {
+				if it.place == atNonReady {
 					score := p.ZScore(ctx, it.key, it.id)
 					there[i] = func() bool { return score.Err() == nil }
 				} else {
@@ -103,21 +103,21 @@ func (it item) verdict(a answers) string {
 		return it.wrong
 	case it.tenant != "" && it.tenant != tenant:
 		return "its tenant is " + tenant
-	case belongs(it.place, state, it.attempt):
+	case fits(it.place, state, it.attempt):
 		return ""
 	case status == string(api.StatusCancelled) && it.leftBehind(state.Letter(), sweeping):
 		return ""
 	}
-	return "it is " + describe(state)
+	return "it is " + describeState(state)
 }
 
 // leftBehind says whether a cancelled group may have left an item: parked ones until it is settled,
 // ready ones until a worker or the dispatcher meets them.
 func (it item) leftBehind(letter ledger.Letter, sweeping bool) bool {
 	switch it.place {
-	case inNonReady:
+	case atNonReady:
 		return letter == ledger.Cancelled && sweeping
-	case inReady:
+	case atReady:
 		return letter == ledger.Cancelled
 	}
 	return false
@@ -125,7 +125,7 @@ func (it item) leftBehind(letter ledger.Letter, sweeping bool) bool {
 
 func (ps *pass) strange(it item, verdict string) {
 	where := ps.shortKey(it.key)
-	if it.place != inNonReady { // what lies there holds its payload
+	if it.place != atNonReady { // what lies there holds its payload
 		where += " under " + it.id
 	}
 	f := finding{it.place.law(), it.group, it.ordinal, fmt.Sprint("foreign ", it.key, it.id, verdict)}

@@ -50,34 +50,34 @@ func (ps *pass) cureLeftover(j job, shelves ...shelf) cure {
 }
 
 // shelves are where something of a group's job can lie that is found in a place.
-func (ps *pass) shelves(pl place, group, tenant string, ordinal int64, types []string) (all []shelf) {
+func (ps *pass) shelves(pl locationKind, group, tenant string, ordinal int64, types []string) (all []shelf) {
 	switch pl {
-	case inQueue:
+	case atQueue:
 		for _, typ := range types {
 			all = append(all, shelf{"queue", group, typ})
 		}
-	case inNonReady:
+	case atNonReady:
 		all = []shelf{{"parked", tenant, ""}, {"suspended", tenant, ""}}
-	case inReady:
+	case atReady:
 		for _, typ := range slices.Sorted(maps.Keys(ps.types)) {
 			all = append(all, shelf{"ready", typ, ""})
 		}
-	case inStream:
+	case atResultsStream:
 		all = []shelf{{"results", "", ""}}
-	case inFailures:
+	case atFailures:
 		all = []shelf{{"failures", group, strconv.FormatInt(ordinal, 10)}}
 	}
 	return all
 }
 
 // shelf is the one that a key of a shared place is.
-func (ps *pass) shelf(pl place, key string) shelf {
+func (ps *pass) shelf(pl locationKind, key string) shelf {
 	name := ps.shortKey(key)
 	_, whose, _ := strings.Cut(name, ":")
 	switch {
-	case pl == inReady:
+	case pl == atReady:
 		return shelf{"ready", whose, ""}
-	case pl == inStream:
+	case pl == atResultsStream:
 		return shelf{"results", "", ""}
 	case strings.HasPrefix(name, "suspended:"):
 		return shelf{"suspended", whose, ""}

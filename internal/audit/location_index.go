@@ -6,26 +6,26 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// place is where a job, or what is left of it, can lie.
-type place int
+// locationKind is where a job, or what is left of it, can lie.
+type locationKind int
 
 const (
-	inQueue place = iota
-	inNonReady
-	inReady
-	inFailures
-	inStream // of results
-	inLines  // of the group's results
-	places
+	atQueue locationKind = iota
+	atNonReady
+	atReady
+	atFailures
+	atResultsStream // of results
+	atGroupResults  // of the group's results
+	locationKinds
 )
 
-var placeNames = [places]string{
+var kindNames = [locationKinds]string{
 	"the group's queues", "non-ready", "the ready stream",
 	"the group's failures", "the results stream", "the group's results",
 }
 
-func (pl place) law() string {
-	if pl == inStream || pl == inLines {
+func (kind locationKind) law() string {
+	if kind == atResultsStream || kind == atGroupResults {
 		return Results
 	}
 	return Place
@@ -43,41 +43,41 @@ var stateNames = map[ledger.Letter]string{
 	ledger.Cancelled: "cancelled",
 }
 
-// home is where a job with a state must lie; false when nowhere.
-func home(letter ledger.Letter) (place, bool) {
+// kindOf is where a job with a state must lie; false when nowhere.
+func kindOf(letter ledger.Letter) (locationKind, bool) {
 	switch letter {
 	case ledger.Waiting:
-		return inQueue, true
+		return atQueue, true
 	case ledger.NonReady:
-		return inNonReady, true
+		return atNonReady, true
 	case ledger.Ready, ledger.InFlight:
-		return inReady, true
+		return atReady, true
 	case ledger.Failed:
-		return inFailures, true
+		return atFailures, true
 	case ledger.Done:
-		return inStream, true
+		return atResultsStream, true
 	case ledger.Reduced:
-		return inLines, true
+		return atGroupResults, true
 	}
 	return 0, false
 }
 
-// unknown is the attempt of what does not tell it.
-const unknown = -1
+// unknownAttempt is the attempt of what does not tell it.
+const unknownAttempt = -1
 
-// belongs says whether what lies in a place under an attempt is a job with that state (a
+// fits says whether what lies in a place under an attempt is a job with that state (a
 // letter and a mark).
-func belongs(pl place, state ledger.State, attempt int) bool {
-	at, ok := home(state.Letter())
-	if !ok || at != pl {
+func fits(kind locationKind, state ledger.State, attempt int) bool {
+	home, ok := kindOf(state.Letter())
+	if !ok || home != kind {
 		return false
 	}
 	// A job that was started again under the same entry has one attempt more than that.
-	return attempt == unknown || state.IsOf(attempt) || state.Letter() == ledger.InFlight && state.IsOf(attempt+1)
+	return attempt == unknownAttempt || state.IsOf(attempt) || state.Letter() == ledger.InFlight && state.IsOf(attempt+1)
 }
 
-// describe says a state in words.
-func describe(state ledger.State) string {
+// describeState says a state in words.
+func describeState(state ledger.State) string {
 	name, ok := stateNames[state.Letter()]
 	if !ok {
 		name = fmt.Sprintf("%q", string(state[:1]))
@@ -85,14 +85,14 @@ func describe(state ledger.State) string {
 	return fmt.Sprintf("%s at attempt %d", name, state.Attempt())
 }
 
-// bits is a set of small numbers. The nil set is empty.
-type bits []uint64
+// bitset is a set of small numbers. The nil set is empty.
+type bitset []uint64
 
-func (b bits) has(i int64) bool { return b != nil && b[i/64]&(1<<(i%64)) != 0 }
+func (b bitset) has(i int64) bool { return b != nil && b[i/64]&(1<<(i%64)) != 0 }
 
-func (b *bits) set(i, size int64) {
+func (b *bitset) set(i, size int64) {
 	if *b == nil {
-		*b = make(bits, (size+63)/64)
+		*b = make(bitset, (size+63)/64)
 	}
 	(*b)[i/64] |= 1 << (i % 64)
 }
@@ -102,8 +102,8 @@ type locationIndex struct {
 	first             int64  // ordinal of the first job
 	states            string // states, two bytes a job
 	cancelled         bool   // nothing of the group may lie in its queues
-	found, duplicated bits   // at home; more than once
-	misplaced         [places]bits
+	found, duplicated bitset // at home; more than once
+	misplaced         [locationKinds]bitset
 }
 
 func (x *locationIndex) size() int64 { return int64(len(x.states) / ledger.StateBytes) }
@@ -119,11 +119,11 @@ func (x *locationIndex) state(ordinal int64) ledger.State {
 
 // record notes that a job, which the index must hold, lies in a place. It says whether it was found
 // at home before.
-func (x *locationIndex) record(pl place, ordinal int64, attempt int) (duplicate bool) {
+func (x *locationIndex) record(kind locationKind, ordinal int64, attempt int) (duplicate bool) {
 	i, n := ordinal-x.first, x.size()
 	switch {
-	case !belongs(pl, x.state(ordinal), attempt) || x.cancelled && pl == inQueue:
-		x.misplaced[pl].set(i, n)
+	case !fits(kind, x.state(ordinal), attempt) || x.cancelled && kind == atQueue:
+		x.misplaced[kind].set(i, n)
 	case x.found.has(i):
 		x.duplicated.set(i, n)
 		return true
@@ -141,29 +141,29 @@ func (x *locationIndex) unrecordDuplicate(ordinal int64) {
 // problem is what is wrong with a job.
 type problem struct {
 	ordinal int64
-	place   place
-	what    string // missing, duplicated or misplaced
+	kind    locationKind
+	fault   string // missing, duplicated or misplaced
 	state   ledger.State
 }
 
 // eachProblem yields what is wrong with jobs whose state is the same in now as in base, as far as it
 // concerns the places.
-func (x *locationIndex) eachProblem(now string, covers func(place) bool, yield func(problem) (more bool)) {
+func (x *locationIndex) eachProblem(now string, covers func(locationKind) bool, yield func(problem) (more bool)) {
 	for i := range min(x.size(), int64(len(now)/ledger.StateBytes)) {
 		state := ledger.StateAt(x.states, i)
 		if ledger.StateAt(now, i) != state {
 			continue
 		}
-		if at, ok := home(state.Letter()); ok && covers(at) {
-			if !x.found.has(i) && !yield(problem{x.first + i, at, "missing", state}) {
+		if kind, ok := kindOf(state.Letter()); ok && covers(kind) {
+			if !x.found.has(i) && !yield(problem{x.first + i, kind, "missing", state}) {
 				return
 			}
-			if x.duplicated.has(i) && !yield(problem{x.first + i, at, "duplicated", state}) {
+			if x.duplicated.has(i) && !yield(problem{x.first + i, kind, "duplicated", state}) {
 				return
 			}
 		}
-		for pl := range places {
-			if x.misplaced[pl].has(i) && !yield(problem{x.first + i, pl, "misplaced", state}) {
+		for kind := range locationKinds {
+			if x.misplaced[kind].has(i) && !yield(problem{x.first + i, kind, "misplaced", state}) {
 				return
 			}
 		}
@@ -171,23 +171,23 @@ func (x *locationIndex) eachProblem(now string, covers func(place) bool, yield f
 }
 
 func (p problem) detail() string {
-	switch p.what {
+	switch p.fault {
 	case "missing":
-		return fmt.Sprintf("it is %s, but not in %s", describe(p.state), placeNames[p.place])
+		return fmt.Sprintf("it is %s, but not in %s", describeState(p.state), kindNames[p.kind])
 	case "duplicated":
-		return fmt.Sprintf("it is %s, and more than once in %s", describe(p.state), placeNames[p.place])
+		return fmt.Sprintf("it is %s, and more than once in %s", describeState(p.state), kindNames[p.kind])
 	}
-	return fmt.Sprintf("it is %s, but something of it lies in %s", describe(p.state), placeNames[p.place])
+	return fmt.Sprintf("it is %s, but something of it lies in %s", describeState(p.state), kindNames[p.kind])
 }
 
 func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
-	f := finding{p.place.law(), group, p.ordinal, fmt.Sprint(p.what, p.place, p.state)}
+	f := finding{p.kind.law(), group, p.ordinal, fmt.Sprint(p.fault, p.kind, p.state)}
 	ps.found.add(f, "%s", p.detail())
-	if p.what != "missing" && p.place != inLines {
-		ps.mend(f, ps.cureLeftover(job{group, p.ordinal}, ps.shelves(p.place, group, tenant, p.ordinal, types)...))
+	if p.fault != "missing" && p.kind != atGroupResults {
+		ps.mend(f, ps.cureLeftover(job{group, p.ordinal}, ps.shelves(p.kind, group, tenant, p.ordinal, types)...))
 	}
-	ps.markUncertain(p.place.law(), tenant, types...)
-	if p.what == "missing" && p.place != inLines && (p.place != inFailures || ps.opts.only == nil) {
+	ps.markUncertain(p.kind.law(), tenant, types...)
+	if p.fault == "missing" && p.kind != atGroupResults && (p.kind != atFailures || ps.opts.only == nil) {
 		ps.missed.add(group, tenant, types, p)
 	}
 }

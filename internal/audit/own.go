@@ -15,7 +15,7 @@ import (
 
 // stray is something of a job that its group did not have.
 type stray struct {
-	place   place
+	place   locationKind
 	ordinal int64
 }
 
@@ -23,18 +23,18 @@ type stray struct {
 func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	index := &locationIndex{states: g.states, cancelled: g.status() == string(api.StatusCancelled)}
 	var strays []stray
-	own := ps.covers(g)
-	err := ps.readOwnLocations(ctx, g, own, func(pl place, ordinal int64, attempt int) {
+	own := ps.judgedOwnKinds(g)
+	err := ps.readOwnLocations(ctx, g, own, func(kind locationKind, ordinal int64, attempt int) {
 		if index.state(ordinal) != "" {
-			index.record(pl, ordinal, attempt)
+			index.record(kind, ordinal, attempt)
 		} else if len(strays) < maxAlike {
-			strays = append(strays, stray{pl, ordinal})
+			strays = append(strays, stray{kind, ordinal})
 		}
 	})
 	if err != nil {
 		return err
 	}
-	covers := func(pl place) bool { return own[pl] }
+	covers := func(kind locationKind) bool { return own[kind] }
 	suspicious := len(strays) > 0
 	index.eachProblem(index.states, covers, func(problem) bool {
 		suspicious = true
@@ -57,10 +57,10 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	if text(v[0]) != g.hash["at:created"] {
 		return nil // another round of it, or it is gone
 	}
-	own[inLines] = own[inLines] && text(v[2]) == ""
+	own[atGroupResults] = own[atGroupResults] && text(v[2]) == ""
 	index.cancelled = index.cancelled || text(v[1]) == string(api.StatusCancelled)
 	index.eachProblem(now, covers, func(p problem) bool {
-		if p.place != inQueue || p.what != "missing" || !index.cancelled { // cancelling drops the queues at once
+		if p.kind != atQueue || p.fault != "missing" || !index.cancelled { // cancelling drops the queues at once
 			ps.reportJob(g.id, g.tenant, g.types, p)
 		}
 		return true
@@ -68,9 +68,9 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	for _, x := range strays {
 		if x.ordinal >= int64(len(now)/2) {
 			f := finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)}
-			ps.found.add(f, "something of it lies in %s, but the group has no such job", placeNames[x.place])
+			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[x.place])
 			// or its states are lost, and not the jobs
-			if x.place != inLines && int64(len(now)) == 2*g.number("accepted") {
+			if x.place != atGroupResults && int64(len(now)) == 2*g.number("accepted") {
 				ps.mend(f, ps.cureLeftover(job{g.id, x.ordinal},
 					ps.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
 			}
@@ -82,50 +82,50 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 
 // readOwnLocations calls find with each job that lies in those of the group's own places that are read.
 func (ps *pass) readOwnLocations(
-	ctx context.Context, g *group, own [places]bool, find func(pl place, ordinal int64, attempt int),
+	ctx context.Context, g *group, own [locationKinds]bool, find func(kind locationKind, ordinal int64, attempt int),
 ) error {
-	unreadable := func(pl place) {
-		ps.reportGroup(g, pl.law(), fmt.Sprint("unreadable ", pl), "something in %s can't be read", placeNames[pl])
-		switch pl {
-		case inQueue:
-			ps.mend(finding{pl.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", pl)},
-				ps.cureLeftover(strayJob, ps.shelves(pl, g.id, g.tenant, 0, g.types)...))
-		case inFailures:
-			ps.mend(finding{pl.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", pl)},
+	unreadable := func(kind locationKind) {
+		ps.reportGroup(g, kind.law(), fmt.Sprint("unreadable ", kind), "something in %s can't be read", kindNames[kind])
+		switch kind {
+		case atQueue:
+			ps.mend(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
+				ps.cureLeftover(strayJob, ps.shelves(kind, g.id, g.tenant, 0, g.types)...))
+		case atFailures:
+			ps.mend(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
 				ps.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
 		}
 	}
 	for i, typ := range g.types {
-		if !own[inQueue] {
+		if !own[atQueue] {
 			break
 		}
 		err := ps.db.queue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
 			if ordinal, ok := ledger.QueuedOrdinal(blob); ok {
-				find(inQueue, ordinal, unknown)
+				find(atQueue, ordinal, unknownAttempt)
 			} else {
-				unreadable(inQueue)
+				unreadable(atQueue)
 			}
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if own[inFailures] && g.failures > 0 {
+	if own[atFailures] && g.failures > 0 {
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
 			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
 		}
-		seen := bits(nil) // a hash has a field once, though a scan may yield it twice
+		seen := bitset(nil) // a hash has a field once, though a scan may yield it twice
 		err := ps.db.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
 				ordinal, attempt, ok := failed(g.id, page[i], page[i+1])
 				switch {
 				case !ok:
-					unreadable(inFailures)
+					unreadable(atFailures)
 				case ordinal >= int64(len(g.states)/2):
-					find(inFailures, ordinal, attempt)
+					find(atFailures, ordinal, attempt)
 				case !seen.has(ordinal):
 					seen.set(ordinal, int64(len(g.states)/2))
-					find(inFailures, ordinal, attempt)
+					find(atFailures, ordinal, attempt)
 				}
 			}
 			return nil
@@ -140,9 +140,9 @@ func (ps *pass) readOwnLocations(
 	return ps.db.log(ctx, ps.p.Results(g.id), g.lines, func(chunk string) {
 		for line := range strings.SplitSeq(chunk, "\n") {
 			if ordinal, ok := result(line); ok {
-				find(inLines, ordinal, unknown)
+				find(atGroupResults, ordinal, unknownAttempt)
 			} else {
-				unreadable(inLines)
+				unreadable(atGroupResults)
 			}
 		}
 	})

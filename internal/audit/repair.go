@@ -93,7 +93,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 			}
 			all = append(all, Repair{
 				Law: law, Partition: d.partition.Index(), Group: m.Group, Ordinal: &j.Ordinal, Done: true,
-				Detail: fmt.Sprintf("it was %s and lay nowhere: it has failed, with code LOST", describe(j.State)),
+				Detail: fmt.Sprintf("it was %s and lay nowhere: it has failed, with code LOST", describeState(j.State)),
 			})
 		}
 	}

@@ -19,8 +19,8 @@ type trackedGroup struct {
 	index               locationIndex // from the first such job to the last
 }
 
-// inShared says whether a job with a state lies in a place that groups share.
-func inShared(letter ledger.Letter) bool {
+// isShared says whether a job with a state lies in a place that groups share.
+func isShared(letter ledger.Letter) bool {
 	return letter == ledger.NonReady || letter == ledger.Ready || letter == ledger.InFlight || letter == ledger.Done
 }
 
@@ -28,10 +28,10 @@ func inShared(letter ledger.Letter) bool {
 func (ps *pass) track(g *group) {
 	jobs := len(g.states) / 2
 	from, to := 0, jobs
-	for from < jobs && !inShared(ledger.StateAt(g.states, int64(from)).Letter()) {
+	for from < jobs && !isShared(ledger.StateAt(g.states, int64(from)).Letter()) {
 		from++
 	}
-	for to > from && !inShared(ledger.StateAt(g.states, int64(to-1)).Letter()) {
+	for to > from && !isShared(ledger.StateAt(g.states, int64(to-1)).Letter()) {
 		to--
 	}
 	if from == to {
@@ -51,21 +51,21 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	for _, g := range ps.tracked {
 		tenants[g.tenant] = true
 	}
-	reads := ps.reads()
+	reads := ps.judgedSharedKinds()
 	if last && ps.opts.only == nil {
 		if err := ps.addUnlisted(ctx, tenants); err != nil {
 			return err
 		}
 	}
 	for _, typ := range slices.Sorted(maps.Keys(ps.types)) {
-		if !reads[inReady] {
+		if !reads[atReady] {
 			break
 		}
 		if err := ps.readReadyStream(ctx, typ); err != nil {
 			return err
 		}
 	}
-	if reads[inStream] {
+	if reads[atResultsStream] {
 		if err := ps.readResultsStream(ctx); err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 			return err
 		}
 		for i, t := range page {
-			if !ps.parked(t) {
+			if !ps.readsNonReadyOf(t) {
 				continue
 			}
 			if cards[i].Val() > 0 {
@@ -149,11 +149,11 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 			blob := ledger.MessageBlob(e.Values)
 			d, err := ledger.ParseJob(blob)
 			if err != nil {
-				ps.reportUnreadable(inReady, key, e.ID)
+				ps.reportUnreadable(atReady, key, e.ID)
 				continue
 			}
 			it := item{
-				place:   inReady,
+				place:   atReady,
 				key:     key,
 				id:      e.ID,
 				group:   d.Group,
@@ -183,10 +183,10 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 			for line := range strings.SplitSeq(lines, "\n") {
 				ordinal, ok := result(line)
 				if !ok {
-					ps.reportUnreadable(inStream, key, e.ID)
+					ps.reportUnreadable(atResultsStream, key, e.ID)
 					continue
 				}
-				it := item{place: inStream, key: key, id: e.ID, group: group, ordinal: ordinal, attempt: unknown}
+				it := item{place: atResultsStream, key: key, id: e.ID, group: group, ordinal: ordinal, attempt: unknownAttempt}
 				if known, _ := ps.recordFound(it); !known {
 					foreign = append(foreign, it)
 				}
@@ -205,11 +205,11 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 		for _, blob := range page {
 			d, err := ledger.ParseJob(blob)
 			if err != nil {
-				ps.reportUnreadable(inNonReady, key, "")
+				ps.reportUnreadable(atNonReady, key, "")
 				continue
 			}
 			it := item{
-				place:   inNonReady,
+				place:   atNonReady,
 				key:     key,
 				id:      blob,
 				group:   d.Group,
@@ -255,13 +255,13 @@ type job struct {
 }
 
 // reportUnreadable reports what is no job. That it is still there is not asked: nobody removes it unseen.
-func (ps *pass) reportUnreadable(pl place, key, id string) {
+func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 	if ps.opts.only != nil {
 		return
 	}
-	f := finding{pl.law(), "", noOrdinal, "unreadable " + key + id}
+	f := finding{kind.law(), "", noOrdinal, "unreadable " + key + id}
 	ps.found.add(f, "%s can't be read", strings.TrimSpace("something in "+ps.shortKey(key)+" "+id))
-	ps.mend(f, ps.cureLeftover(strayJob, ps.shelf(pl, key)))
+	ps.mend(f, ps.cureLeftover(strayJob, ps.shelf(kind, key)))
 }
 
 // shortKey is a key's name without what all keys of the partition begin with.
@@ -284,7 +284,7 @@ func (ps *pass) recordFound(it item) (known, duplicate bool) {
 
 // checkTracked reads the states of the kept groups again and reports those jobs that have not moved and
 // were not found as they should.
-func (ps *pass) checkTracked(ctx context.Context, reads [places]bool) error {
+func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) error {
 	ids := slices.Sorted(maps.Keys(ps.tracked))
 	for len(ids) > 0 {
 		n, bytes := 0, 0
@@ -309,10 +309,12 @@ func (ps *pass) checkTracked(ctx context.Context, reads [places]bool) error {
 				continue // another round of it, or it is gone
 			}
 			cancelled := text(v[1]) == string(api.StatusCancelled)
-			covers := func(pl place) bool { return reads[pl] && (pl != inNonReady || ps.parked(g.tenant)) }
+			covers := func(kind locationKind) bool {
+				return reads[kind] && (kind != atNonReady || ps.readsNonReadyOf(g.tenant))
+			}
 			g.index.eachProblem(states[i].Val(), covers, func(p problem) bool {
 				// whoever meets a job of a cancelled group drops it
-				if p.what != "missing" || p.place == inStream || !cancelled {
+				if p.fault != "missing" || p.kind == atResultsStream || !cancelled {
 					ps.reportJob(g.id, g.tenant, g.types, p)
 				}
 				return true

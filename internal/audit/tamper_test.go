@@ -43,8 +43,8 @@ func (w *world) setState(group string, ordinal int64, at int, to byte) {
 	w.ok(w.c.SetRange(w.Context(), w.part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
 }
 
-// mark is the second byte of a state.
-func mark(attempt int) byte { return byte(33 + attempt%90) }
+// attemptMark is the second byte of a state.
+func attemptMark(attempt int) byte { return byte(33 + attempt%90) }
 
 // entry is the entry of a ready stream that holds a job.
 func (w *world) entry(typ, group string, ordinal int64) redis.XMessage {
@@ -165,17 +165,17 @@ var tampers = []tamper{
 	}},
 	{"attempt of a parked job", func(w *world) []string {
 		_, n := w.parked()
-		w.setState("all", n, 1, mark(40))
+		w.setState("all", n, 1, attemptMark(40))
 		return []string{of(Place, "all", n)}
 	}},
 	{"attempt of a ready job", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
-		w.setState("all", n, 1, mark(40))
+		w.setState("all", n, 1, attemptMark(40))
 		return []string{of(Place, "all", n)}
 	}},
 	{"attempt of a failed job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
-		w.setState("all", n, 1, mark(40))
+		w.setState("all", n, 1, attemptMark(40))
 		return []string{of(Place, "all", n)}
 	}},
 
