@@ -266,9 +266,9 @@ type pass struct {
 	trackedBytes int                      // that these keep
 	readKeys     map[string]bool          // keys of shared places that were read once
 
-	cures  map[finding]cure
-	left   leftovers
-	tidied map[shelf]map[job]bool
+	cures             map[finding]cure
+	misplaced         misplacedJobs
+	repairedLocations map[location]map[job]bool
 }
 
 func (a *auditor) newPass() *pass {

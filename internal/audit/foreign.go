@@ -130,6 +130,6 @@ func (ps *pass) strange(it item, verdict string) {
 	}
 	f := finding{it.place.law(), it.group, it.ordinal, fmt.Sprint("foreign ", it.key, it.id, verdict)}
 	ps.found.add(f, "something of it lies in %s, but %s", where, verdict)
-	ps.mend(f, ps.cureLeftover(job{it.group, it.ordinal}, ps.shelf(it.place, it.key)))
+	ps.mend(f, ps.cureMisplaced(job{it.group, it.ordinal}, ps.locationOfKey(it.place, it.key)))
 	ps.markUncertain(it.place.law(), it.tenant, it.typ)
 }

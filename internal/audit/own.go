@@ -13,29 +13,29 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// stray is something of a job that its group did not have.
-type stray struct {
-	place   locationKind
+// unknownJob is something of a job that its group did not have.
+type unknownJob struct {
+	kind    locationKind
 	ordinal int64
 }
 
 // checkOwnLocations holds the places that belong to the group alone against its states.
 func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	index := &locationIndex{states: g.states, cancelled: g.status() == string(api.StatusCancelled)}
-	var strays []stray
+	var unknown []unknownJob
 	own := ps.judgedOwnKinds(g)
 	err := ps.readOwnLocations(ctx, g, own, func(kind locationKind, ordinal int64, attempt int) {
 		if index.state(ordinal) != "" {
 			index.record(kind, ordinal, attempt)
-		} else if len(strays) < maxAlike {
-			strays = append(strays, stray{kind, ordinal})
+		} else if len(unknown) < maxAlike {
+			unknown = append(unknown, unknownJob{kind, ordinal})
 		}
 	})
 	if err != nil {
 		return err
 	}
 	covers := func(kind locationKind) bool { return own[kind] }
-	suspicious := len(strays) > 0
+	suspicious := len(unknown) > 0
 	index.eachProblem(index.states, covers, func(problem) bool {
 		suspicious = true
 		return false
@@ -65,16 +65,16 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 		}
 		return true
 	})
-	for _, x := range strays {
+	for _, x := range unknown {
 		if x.ordinal >= int64(len(now)/2) {
-			f := finding{x.place.law(), g.id, x.ordinal, fmt.Sprint("stray ", x.place)}
-			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[x.place])
+			f := finding{x.kind.law(), g.id, x.ordinal, fmt.Sprint("unknown ", x.kind)}
+			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[x.kind])
 			// or its states are lost, and not the jobs
-			if x.place != atGroupResults && int64(len(now)) == 2*g.number("accepted") {
-				ps.mend(f, ps.cureLeftover(job{g.id, x.ordinal},
-					ps.shelves(x.place, g.id, g.tenant, x.ordinal, g.types)...))
+			if x.kind != atGroupResults && int64(len(now)) == 2*g.number("accepted") {
+				ps.mend(f, ps.cureMisplaced(job{g.id, x.ordinal},
+					ps.locationsOf(x.kind, g.id, g.tenant, x.ordinal, g.types)...))
 			}
-			ps.markUncertain(x.place.law(), g.tenant, g.types...)
+			ps.markUncertain(x.kind.law(), g.tenant, g.types...)
 		}
 	}
 	return nil
@@ -89,10 +89,10 @@ func (ps *pass) readOwnLocations(
 		switch kind {
 		case atQueue:
 			ps.mend(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
-				ps.cureLeftover(strayJob, ps.shelves(kind, g.id, g.tenant, 0, g.types)...))
+				ps.cureMisplaced(unreadableJob, ps.locationsOf(kind, g.id, g.tenant, 0, g.types)...))
 		case atFailures:
 			ps.mend(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
-				ps.cureLeftover(strayJob, shelf{"failures", g.id, ""}))
+				ps.cureMisplaced(unreadableJob, location{"failures", g.id, ""}))
 		}
 	}
 	for i, typ := range g.types {
