@@ -108,7 +108,7 @@ func TestCompileRefuses(t *testing.T) {
 		{"parts of a number", reducer.Spec{As: "x", Op: "sum", Field: "duration_ms.a"}, "has no parts"},
 		{"an empty segment", reducer.Spec{As: "x", Op: "sum", Field: "data..a"}, "a segment is empty"},
 		{"a dot at the end", reducer.Spec{As: "x", Op: "count", Field: "data."}, "a segment is empty"},
-		{"a stray backslash", reducer.Spec{As: "x", Op: "sum", Field: `data.a\b`}, "a backslash must be followed"},
+		{"a lone backslash", reducer.Spec{As: "x", Op: "sum", Field: `data.a\b`}, "a backslash must be followed"},
 		{"a backslash at the end", reducer.Spec{As: "x", Op: "sum", Field: `data.a\`}, "a backslash must be followed"},
 		{"a long field", reducer.Spec{As: "x", Op: "sum", Field: "data." + strings.Repeat("x", 512)}, "longer than 512 bytes"},
 		{"a deep field", reducer.Spec{As: "x", Op: "sum", Field: "data" + strings.Repeat(".x", 32)}, "more than 32 segments"},

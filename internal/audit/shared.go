@@ -144,7 +144,7 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 	key := ps.p.Ready(typ)
 	defer func() { ps.readKeys[key] = true }()
 	return ps.stream(ctx, key, func(page []redis.XMessage) error {
-		var foreign []item
+		var untracked []foundJob
 		for _, e := range page {
 			blob := ledger.MessageBlob(e.Values)
 			d, err := ledger.ParseJob(blob)
@@ -152,8 +152,8 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 				ps.reportUnreadable(atReady, key, e.ID)
 				continue
 			}
-			it := item{
-				place:   atReady,
+			j := foundJob{
+				kind:    atReady,
 				key:     key,
 				id:      e.ID,
 				group:   d.Group,
@@ -162,13 +162,13 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 				typ:     d.Type,
 			}
 			if d.Type != typ {
-				it.wrong = "of type " + d.Type
+				j.fault = "of type " + d.Type
 			}
-			if known, _ := ps.recordFound(it); !known {
-				foreign = append(foreign, it)
+			if known, _ := ps.recordFound(j); !known {
+				untracked = append(untracked, j)
 			}
 		}
-		return ps.foreign(ctx, foreign)
+		return ps.checkUntracked(ctx, untracked)
 	})
 }
 
@@ -177,7 +177,7 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 	key := ps.p.ResultStream()
 	defer func() { ps.readKeys[key] = true }()
 	return ps.stream(ctx, key, func(page []redis.XMessage) error {
-		var foreign []item
+		var untracked []foundJob
 		for _, e := range page {
 			group, lines := text(e.Values["g"]), text(e.Values["l"])
 			for line := range strings.SplitSeq(lines, "\n") {
@@ -186,13 +186,13 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 					ps.reportUnreadable(atResultsStream, key, e.ID)
 					continue
 				}
-				it := item{place: atResultsStream, key: key, id: e.ID, group: group, ordinal: ordinal, attempt: unknownAttempt}
-				if known, _ := ps.recordFound(it); !known {
-					foreign = append(foreign, it)
+				j := foundJob{kind: atResultsStream, key: key, id: e.ID, group: group, ordinal: ordinal, attempt: unknownAttempt}
+				if known, _ := ps.recordFound(j); !known {
+					untracked = append(untracked, j)
 				}
 			}
 		}
-		return ps.foreign(ctx, foreign)
+		return ps.checkUntracked(ctx, untracked)
 	})
 }
 
@@ -201,15 +201,15 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	defer func() { ps.readKeys[key] = true }()
 	duplicates := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
 	err := ps.members(ctx, key, func(page []string) error {
-		var foreign []item
+		var untracked []foundJob
 		for _, blob := range page {
 			d, err := ledger.ParseJob(blob)
 			if err != nil {
 				ps.reportUnreadable(atNonReady, key, "")
 				continue
 			}
-			it := item{
-				place:   atNonReady,
+			found := foundJob{
+				kind:    atNonReady,
 				key:     key,
 				id:      blob,
 				group:   d.Group,
@@ -218,15 +218,15 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 				typ:     d.Type,
 				tenant:  tenant,
 			}
-			known, duplicate := ps.recordFound(it)
+			known, duplicate := ps.recordFound(found)
 			if !known {
-				foreign = append(foreign, it)
+				untracked = append(untracked, found)
 			}
 			if duplicate {
 				duplicates[job{d.Group, d.Ordinal}] = map[string]bool{}
 			}
 		}
-		return ps.foreign(ctx, foreign)
+		return ps.checkUntracked(ctx, untracked)
 	})
 	if err != nil || len(duplicates) == 0 {
 		return err
@@ -269,17 +269,17 @@ func (ps *pass) shortKey(key string) string { return strings.TrimPrefix(key, ps.
 
 // recordFound notes where a job lies, and says whether it was found at home before. It is not known when
 // the states that are kept don't tell: its group has to be asked.
-func (ps *pass) recordFound(it item) (known, duplicate bool) {
-	g := ps.tracked[it.group]
+func (ps *pass) recordFound(j foundJob) (known, duplicate bool) {
+	g := ps.tracked[j.group]
 	if g == nil {
-		return ps.readKeys[it.key], false // an earlier batch has asked, or a later one keeps it
+		return ps.readKeys[j.key], false // an earlier batch has asked, or a later one keeps it
 	}
 	// Entries of cancelled jobs may stay for a while, which is asked for each.
-	state := g.index.state(it.ordinal)
-	if state == "" || state.Letter() == ledger.Cancelled || it.wrong != "" || it.tenant != "" && it.tenant != g.tenant {
+	state := g.index.state(j.ordinal)
+	if state == "" || state.Letter() == ledger.Cancelled || j.fault != "" || j.tenant != "" && j.tenant != g.tenant {
 		return false, false
 	}
-	return true, g.index.record(it.place, it.ordinal, it.attempt)
+	return true, g.index.record(j.kind, j.ordinal, j.attempt)
 }
 
 // checkTracked reads the states of the kept groups again and reports those jobs that have not moved and
