@@ -272,7 +272,7 @@ type pass struct {
 }
 
 func (a *auditor) newPass() *pass {
-	a.alien = map[string]string{}
+	a.wrongTypes = map[string]string{}
 	return &pass{
 		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, uncertainTenants: map[string]bool{},
 		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{}, missed: missed{},
@@ -280,7 +280,7 @@ func (a *auditor) newPass() *pass {
 }
 
 func (ps *pass) run(ctx context.Context) error {
-	defer ps.aliens()
+	defer ps.reportWrongTypes()
 	if ps.opts.only != nil {
 		return ps.closer(ctx)
 	}

@@ -29,7 +29,7 @@ type db struct {
 	throttle *throttle
 	// keys of another type than they must be, with their group where it is known; nil: they
 	// are not noted
-	alien map[string]string
+	wrongTypes map[string]string
 }
 
 // throttle spreads what is read over time, so that a large look disturbs nobody.
@@ -94,28 +94,28 @@ func (d db) failure(cmds []redis.Cmder, err error) error {
 	for _, c := range cmds {
 		e := c.Err()
 		switch {
-		case isAlien(e):
-			d.meetAlien(c)
+		case isWrongType(e):
+			d.noteWrongType(c)
 		case e != nil && !errors.Is(e, redis.Nil):
 			return fmt.Errorf("%s: %w", c.Name(), e)
 		}
 	}
-	if errors.Is(err, redis.Nil) || isAlien(err) {
+	if errors.Is(err, redis.Nil) || isWrongType(err) {
 		return nil
 	}
 	return err
 }
 
-// isAlien says whether a command, or a script, met a key of another type than it must be.
-func isAlien(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
+// isWrongType says whether a command, or a script, met a key of another type than it must be.
+func isWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
 
-func (d db) meetAlien(c redis.Cmder) {
+func (d db) noteWrongType(c redis.Cmder) {
 	if fields, ok := c.(*redis.SliceCmd); ok {
 		fields.SetVal(make([]any, len(c.Args())-2))
 	}
 	key := fmt.Sprint(c.Args()[1])
-	if _, known := d.alien[key]; d.alien != nil && !known {
-		d.alien[key] = ""
+	if _, known := d.wrongTypes[key]; d.wrongTypes != nil && !known {
+		d.wrongTypes[key] = ""
 	}
 }
 

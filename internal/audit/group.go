@@ -132,7 +132,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 		for _, q := range c.queues {
 			own = append(own, q)
 		}
-		if ps.alienOf(h, own) {
+		if ps.hasWrongType(h, own) {
 			continue
 		}
 		hash := c.hash.Val()

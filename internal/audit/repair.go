@@ -79,7 +79,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 	gone := map[job]bool{}
 	for _, m := range d.missing {
 		ended, err := Lose(ctx, conn, d.partition, m)
-		if err != nil && !isAlien(err) { // that is said of its key
+		if err != nil && !isWrongType(err) { // that is said of its key
 			return all, err
 		}
 		for _, j := range m.Jobs {
@@ -112,7 +112,7 @@ func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, e
 		default:
 			before, known := did[c.key]
 			if !known {
-				if before, err = c.do(ctx); err != nil && !isAlien(err) {
+				if before, err = c.do(ctx); err != nil && !isWrongType(err) {
 					return all, err
 				}
 				did[c.key] = before

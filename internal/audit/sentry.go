@@ -144,9 +144,9 @@ func (s *Sentry) see(ctx context.Context, p redis.Pipeliner, id string) sight {
 	return x
 }
 
-func (x sight) alien() bool {
-	return isAlien(x.ledger.Err()) || isAlien(x.states.Err()) || isAlien(x.failures.Err()) ||
-		slices.ContainsFunc(x.queues, func(q *redis.IntCmd) bool { return isAlien(q.Err()) })
+func (x sight) hasWrongType() bool {
+	return isWrongType(x.ledger.Err()) || isWrongType(x.states.Err()) || isWrongType(x.failures.Err()) ||
+		slices.ContainsFunc(x.queues, func(q *redis.IntCmd) bool { return isWrongType(q.Err()) })
 }
 
 // walk reads some tenants at one instant, or one that is too large for that in pieces, twice.
@@ -261,7 +261,7 @@ func fingerprint(values []any) uint64 {
 // judge holds what is cheap to know of a group against the laws.
 func (s *Sentry) judge(id string, x sight, alarmed bool, found *Suspects, sum *parkedJobs) {
 	v, g := x.ledger.Val(), s.groups[id]
-	if x.alien() {
+	if x.hasWrongType() {
 		found.Groups = append(found.Groups, id)
 		sum.sweeping = true
 		return

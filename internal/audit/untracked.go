@@ -89,7 +89,7 @@ func (ps *pass) queryJob(ctx context.Context, p redis.Pipeliner, j foundJob) job
 
 // faultBy says what is wrong with an item, "" when nothing is.
 func (j foundJob) faultBy(a jobReplies) string {
-	if isAlien(a.group.Err()) || isAlien(a.state.Err()) {
+	if isWrongType(a.group.Err()) || isWrongType(a.state.Err()) {
 		return "" // its group can't be judged
 	}
 	v, state := a.group.Val(), ledger.State(a.state.Val())

@@ -12,7 +12,7 @@ import (
 
 // A key of another type is named, and keeps nobody from looking at the other groups and
 // mending them.
-func TestKeyOfAnotherType(t *testing.T) {
+func TestKeyOfWrongTypeIsReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		key   func(p keyspace.Partition) string
 		group string
