@@ -55,7 +55,7 @@
 //
 // # Repair
 //
-// [Mend] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is decided
+// [Repair] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is decided
 // in Redis, in one step, by states and versions: what moves is left alone, and what is done twice
 // is done once.
 package audit
@@ -100,7 +100,7 @@ type Report struct {
 	Violations []Violation `json:"violations"` // never nil; by partition, group and ordinal
 	Missing    []Missing   `json:"-"`          // jobs that lie nowhere, all of them; [Lose] ends them
 
-	diagnoses []diagnosis
+	plans []repairPlan
 }
 
 // Violation is one breach of a law.
@@ -226,7 +226,7 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 		}
 		seen = again
 		if certain == len(found) || n == maxPasses {
-			d := diagnosis{partition: a.p, details: found, cures: ps.cures}
+			d := repairPlan{partition: a.p, details: found, repairs: ps.repairs}
 			report.Groups += ps.groups
 			report.Jobs += ps.jobs
 			for f, detail := range found {
@@ -242,7 +242,7 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 				report.Missing = append(report.Missing, d.missing...)
 			}
 			slices.SortFunc(d.findings, compareFindings)
-			report.diagnoses = append(report.diagnoses, d)
+			report.plans = append(report.plans, d)
 			return nil
 		}
 		if err := redisx.Sleep(ctx, backoff.Next()); err != nil {
@@ -266,7 +266,7 @@ type pass struct {
 	trackedBytes int                      // that these keep
 	readKeys     map[string]bool          // keys of shared places that were read once
 
-	cures             map[finding]cure
+	repairs           map[finding]repairAction
 	misplaced         misplacedJobs
 	repairedLocations map[location]map[job]bool
 }

@@ -50,14 +50,14 @@ func TestCluster(t *testing.T) {
 
 	w.ok(w.c.Set(w.Context(), w.space.OfGroup("empty").Owner("empty"), "nobody", 0).Err())
 	w.ok(w.c.Set(w.Context(), w.space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
-	r, repairs := w.mend()
+	r, repairs := w.repair()
 	require.Empty(t, r.Violations)
 	require.Len(t, repairs, 3)
 	require.Equal(t, "globex", w.tenant("empty"))
 	w.ok(Orphans(w.Context(), w.conn, w.space, &r))
 	require.Equal(t, []string{whole(Registry, "gone")}, summary(r))
 	repairs = nil
-	w.ok(MendOrphans(w.Context(), w.conn, w.space, func(r Repair) { repairs = append(repairs, r) }))
+	w.ok(RepairOrphans(w.Context(), w.conn, w.space, func(r RepairResult) { repairs = append(repairs, r) }))
 	require.Len(t, repairs, 1)
 	r = w.audit(Options{})
 	w.ok(Orphans(w.Context(), w.conn, w.space, &r))

@@ -83,7 +83,7 @@ func (ps *pass) checkTypeCounter(typ, counter string, have, want int64) {
 	if have != want && !ps.uncertainTypes[typ] {
 		f := finding{Load, "", noOrdinal, fmt.Sprint(typ, counter, have-want)}
 		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
-		ps.mend(f, ps.cureCounter(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
+		ps.addRepair(f, ps.counterRepair(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
 	}
 }
 
@@ -96,7 +96,7 @@ func (ps *pass) checkTenantCounters(name string, y tally) {
 		if y.have[i] != y.want[i] {
 			f := finding{Load, "", noOrdinal, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
 			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
-			ps.mend(f, ps.cureCounter(ledger.Counter{
+			ps.addRepair(f, ps.counterRepair(ledger.Counter{
 				Tenant: true,
 				Of:     name,
 				Name:   counter,
@@ -108,7 +108,7 @@ func (ps *pass) checkTenantCounters(name string, y tally) {
 	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
 		f := finding{Load, "", noOrdinal, fmt.Sprint(name, "set", active)}
 		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
-		ps.mend(f, ps.cureCounter(ledger.Counter{
+		ps.addRepair(f, ps.counterRepair(ledger.Counter{
 			Tenant: true,
 			Of:     name,
 			Name:   counterNames[1],

@@ -140,7 +140,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 			if is(c.listed) {
 				f := finding{Registry, h.id, noOrdinal, "unknown"}
 				ps.found.add(f, "it is on the list of groups, but there is no such group")
-				ps.mend(f, ps.cureUnlisted(h.id, h.tenant))
+				ps.addRepair(f, ps.unlistedRepair(h.id, h.tenant))
 			}
 			continue
 		}
@@ -216,7 +216,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	for i, g := range groups {
 		if !g.ofTenant {
 			ps.reportGroup(g, Registry, "list", "it is missing on its tenant's list of groups")
-			ps.mendGroup(g, Registry, "list")
+			ps.addGroupRepair(g, Registry, "list")
 		}
 		if at := ps.space.OfTenant(g.tenant).Index(); at != ps.p.Index() {
 			ps.reportGroup(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
@@ -235,7 +235,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 		if now.Val() == g.tenant {
 			ps.reportGroup(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
 				g.tenant, owner)
-			ps.mend(finding{Registry, g.id, noOrdinal, "owner " + owner}, ps.cureOwner(g, owner))
+			ps.addRepair(finding{Registry, g.id, noOrdinal, "owner " + owner}, ps.ownerRepair(g, owner))
 		}
 	}
 	return nil
@@ -246,14 +246,14 @@ func (ps *pass) reportGroup(g *group, law, same, format string, args ...any) {
 	ps.found.add(finding{law, g.id, noOrdinal, same}, format, args...)
 	ps.markUncertain(law, g.tenant, g.types...)
 	if law == Conservation || law == States {
-		ps.mendGroup(g, law, same)
+		ps.addGroupRepair(g, law, same)
 	}
 }
 
-// mendGroup notes that the group's ledger and lists mend a finding about it.
-func (ps *pass) mendGroup(g *group, law, same string) {
-	if c, ok := ps.cureGroup(g); ok {
-		ps.mend(finding{law, g.id, noOrdinal, same}, c)
+// addGroupRepair notes that the group's ledger and lists mend a finding about it.
+func (ps *pass) addGroupRepair(g *group, law, same string) {
+	if c, ok := ps.groupRepair(g); ok {
+		ps.addRepair(finding{law, g.id, noOrdinal, same}, c)
 	}
 }
 

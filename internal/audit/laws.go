@@ -69,13 +69,13 @@ func (ps *pass) checkCounts(g *group) {
 		coded += n
 		if n < 0 {
 			ps.reportGroup(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
-			ps.mend(finding{Place, g.id, noOrdinal, "code " + code}, ps.cureCodes(g))
+			ps.addRepair(finding{Place, g.id, noOrdinal, "code " + code}, ps.codesRepair(g))
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
 		same := fmt.Sprint("codes ", coded-failed)
 		ps.reportGroup(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.mend(finding{Place, g.id, noOrdinal, same}, ps.cureCodes(g))
+		ps.addRepair(finding{Place, g.id, noOrdinal, same}, ps.codesRepair(g))
 	}
 }
 
@@ -99,14 +99,14 @@ func (ps *pass) checkLifecycle(g *group) {
 	}
 	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
 		ps.reportGroup(g, Lifecycle, "lists", "it is %s, but %s", status, describeLists(g))
-		ps.mendGroup(g, Lifecycle, "lists")
+		ps.addGroupRepair(g, Lifecycle, "lists")
 	}
 	unended, unreduced := g.unfinished(), g.counts[ledger.Done]
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
 			ps.reportGroup(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
-			ps.mendGroup(g, Lifecycle, "unended")
+			ps.addGroupRepair(g, Lifecycle, "unended")
 		}
 	case rank >= 3 && unended > 0:
 		ps.reportGroup(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
@@ -126,7 +126,7 @@ func (ps *pass) checkLifecycle(g *group) {
 		ps.reportGroup(g, Lifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
-		ps.mendGroup(g, Lifecycle, "stuck")
+		ps.addGroupRepair(g, Lifecycle, "stuck")
 	}
 }
 

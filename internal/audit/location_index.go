@@ -184,7 +184,7 @@ func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
 	f := finding{p.kind.law(), group, p.ordinal, fmt.Sprint(p.fault, p.kind, p.state)}
 	ps.found.add(f, "%s", p.detail())
 	if p.fault != "missing" && p.kind != atGroupResults {
-		ps.mend(f, ps.cureMisplaced(job{group, p.ordinal}, ps.locationsOf(p.kind, group, tenant, p.ordinal, types)...))
+		ps.addRepair(f, ps.misplacedRepair(job{group, p.ordinal}, ps.locationsOf(p.kind, group, tenant, p.ordinal, types)...))
 	}
 	ps.markUncertain(p.kind.law(), tenant, types...)
 	if p.fault == "missing" && p.kind != atGroupResults && (p.kind != atFailures || ps.opts.only == nil) {

@@ -24,8 +24,8 @@ type location struct{ name, owner, typ string }
 // unreadableJob is the job of what can't be read.
 var unreadableJob = job{}
 
-// cureMisplaced sets aside what lies at locations of a job and does not belong there.
-func (ps *pass) cureMisplaced(j job, locations ...location) cure {
+// misplacedRepair sets aside what lies at locations of a job and does not belong there.
+func (ps *pass) misplacedRepair(j job, locations ...location) repairAction {
 	if ps.misplaced == nil {
 		ps.misplaced = misplacedJobs{}
 	}
@@ -35,7 +35,7 @@ func (ps *pass) cureMisplaced(j job, locations ...location) cure {
 		}
 		ps.misplaced[at][j] = true
 	}
-	return cure{fmt.Sprint("misplaced ", j, locations), "what was there is quarantined",
+	return repairAction{fmt.Sprint("misplaced ", j, locations), "what was there is quarantined",
 		func(ctx context.Context) (bool, error) {
 			some := false
 			for _, at := range locations {

@@ -45,8 +45,8 @@ func (n name) violation(space keyspace.Space) Violation {
 	}
 }
 
-// MendOrphans drops such names.
-func MendOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(Repair)) error {
+// RepairOrphans drops such names.
+func RepairOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(RepairResult)) error {
 	names, err := orphans(ctx, conn, space)
 	if err != nil {
 		return fmt.Errorf("look for names without a group: %w", err)
@@ -69,7 +69,7 @@ func MendOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, t
 			return fmt.Errorf("drop the name of group %s: %w", n.group, err)
 		}
 		if v := n.violation(space); !is {
-			tell(Repair{
+			tell(RepairResult{
 				Law:       v.Law,
 				Partition: v.Partition,
 				Group:     v.Group,

@@ -71,7 +71,7 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[x.kind])
 			// or its states are lost, and not the jobs
 			if x.kind != atGroupResults && int64(len(now)) == 2*g.number("accepted") {
-				ps.mend(f, ps.cureMisplaced(job{g.id, x.ordinal},
+				ps.addRepair(f, ps.misplacedRepair(job{g.id, x.ordinal},
 					ps.locationsOf(x.kind, g.id, g.tenant, x.ordinal, g.types)...))
 			}
 			ps.markUncertain(x.kind.law(), g.tenant, g.types...)
@@ -88,11 +88,11 @@ func (ps *pass) readOwnLocations(
 		ps.reportGroup(g, kind.law(), fmt.Sprint("unreadable ", kind), "something in %s can't be read", kindNames[kind])
 		switch kind {
 		case atQueue:
-			ps.mend(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
-				ps.cureMisplaced(unreadableJob, ps.locationsOf(kind, g.id, g.tenant, 0, g.types)...))
+			ps.addRepair(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
+				ps.misplacedRepair(unreadableJob, ps.locationsOf(kind, g.id, g.tenant, 0, g.types)...))
 		case atFailures:
-			ps.mend(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
-				ps.cureMisplaced(unreadableJob, location{"failures", g.id, ""}))
+			ps.addRepair(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
+				ps.misplacedRepair(unreadableJob, location{"failures", g.id, ""}))
 		}
 	}
 	for i, typ := range g.types {

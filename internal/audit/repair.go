@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Repair is what was done about a violation, or why nothing was.
-type Repair struct {
+// RepairResult is what was done about a violation, or why nothing was.
+type RepairResult struct {
 	Law       string `json:"law"`
 	Partition int    `json:"partition"`
 	Group     string `json:"group"`
@@ -24,103 +24,103 @@ type Repair struct {
 // wrong beside it.
 const maxRepairRuns = 8
 
-// Mend audits everything and mends what can be: ledgers and counters are set to what there is, what
+// Repair audits everything and mends what can be: ledgers and counters are set to what there is, what
 // is no job is quarantined, a job that lies nowhere ends as failed with code LOST. It goes on until
 // nothing is left to be done, and reports what is left then. Each repair is told as it is made;
 // what can't be mended comes last. Whatever it does is decided in Redis, in one step each, so the
 // roles may be at work; where they move too fast something may be left for the next time.
-func Mend(
-	ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options, tell func(Repair),
+func Repair(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options, tell func(RepairResult),
 ) (Report, error) {
 	for pass := 1; ; pass++ {
 		report, err := Run(ctx, conn, space, opts)
 		if err != nil {
 			return report, err
 		}
-		done := 0
-		var not []Repair
-		for _, d := range report.diagnoses {
-			repairs, err := d.mend(ctx, conn)
+		repaired := 0
+		var unrepaired []RepairResult
+		for _, plan := range report.plans {
+			repairs, err := plan.run(ctx, conn)
 			for _, r := range repairs {
 				if !r.Done {
-					not = append(not, r)
+					unrepaired = append(unrepaired, r)
 					continue
 				}
 				tell(r)
-				done++
+				repaired++
 			}
 			if err != nil {
-				return report, fmt.Errorf("repair partition %d: %w", d.partition.Index(), err)
+				return report, fmt.Errorf("repair partition %d: %w", plan.partition.Index(), err)
 			}
 		}
-		if done > 0 && pass < maxRepairRuns {
+		if repaired > 0 && pass < maxRepairRuns {
 			continue
 		}
-		for _, r := range not {
+		for _, r := range unrepaired {
 			tell(r)
 		}
-		if done > 0 {
+		if repaired > 0 {
 			return Run(ctx, conn, space, opts)
 		}
 		return report, nil
 	}
 }
 
-// diagnosis is what is wrong in a partition, and what mends it.
-type diagnosis struct {
+// repairPlan is what is wrong in a partition, and what mends it.
+type repairPlan struct {
 	partition keyspace.Partition
 	findings  []finding
 	details   map[finding]string
-	cures     map[finding]cure
+	repairs   map[finding]repairAction
 	missing   []Missing
 }
 
-func (d diagnosis) mend(ctx context.Context, conn *redisx.Conn) (all []Repair, err error) {
-	gone := map[job]bool{}
+func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairResult, err error) {
+	missing := map[job]bool{}
 	for _, m := range d.missing {
 		ended, err := Lose(ctx, conn, d.partition, m)
 		if err != nil && !isWrongType(err) { // that is said of its key
 			return all, err
 		}
 		for _, j := range m.Jobs {
-			gone[job{m.Group, j.Ordinal}] = true
-			if _, did := slices.BinarySearch(ended, j.Ordinal); !did { // both are in order
+			missing[job{m.Group, j.Ordinal}] = true
+			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // both are in order
 				continue
 			}
 			law := Place
 			if j.State.Letter() == ledger.Done {
 				law = Results
 			}
-			all = append(all, Repair{
+			all = append(all, RepairResult{
 				Law: law, Partition: d.partition.Index(), Group: m.Group, Ordinal: &j.Ordinal, Done: true,
 				Detail: fmt.Sprintf("it was %s and lay nowhere: it has failed, with code LOST", describeState(j.State)),
 			})
 		}
 	}
-	did := map[string]bool{} // by the cures' keys
+	done := map[string]bool{} // by the cures' keys
 	for _, f := range d.findings {
-		r := Repair{Law: f.law, Partition: d.partition.Index(), Group: f.group, Detail: d.details[f]}
+		r := RepairResult{Law: f.law, Partition: d.partition.Index(), Group: f.group, Detail: d.details[f]}
 		if f.ordinal != noOrdinal {
 			r.Ordinal = &f.ordinal
 		}
-		c, ok := d.cures[f]
+		c, ok := d.repairs[f]
 		switch {
-		case gone[job{f.group, f.ordinal}] && !ok:
+		case missing[job{f.group, f.ordinal}] && !ok:
 			continue
 		case !ok:
-			r.Detail += "; " + hopeless(f)
+			r.Detail += "; " + whyNotRepaired(f)
 		default:
-			before, known := did[c.key]
+			repaired, known := done[c.key]
 			if !known {
-				if before, err = c.do(ctx); err != nil && !isWrongType(err) {
+				if repaired, err = c.run(ctx); err != nil && !isWrongType(err) {
 					return all, err
 				}
-				did[c.key] = before
+				done[c.key] = repaired
 			}
-			if r.Done = before; before {
-				r.Detail += "; now " + c.say
+			if r.Done = repaired; repaired {
+				r.Detail += "; now " + c.result
 			} else {
-				r.Detail += "; " + hopeless(finding{})
+				r.Detail += "; " + whyNotRepaired(finding{})
 			}
 		}
 		all = append(all, r)

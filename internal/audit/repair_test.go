@@ -24,17 +24,17 @@ var beyondRepair = []string{
 	"queued job twice", "queued job in two queues, among many", "results entry twice",
 }
 
-func (w *world) mend() (Report, []Repair) {
-	var all []Repair
-	r, err := Mend(w.Context(), w.conn, w.space, Options{}, func(r Repair) { all = append(all, r) })
+func (w *world) repair() (Report, []RepairResult) {
+	var all []RepairResult
+	r, err := Repair(w.Context(), w.conn, w.space, Options{}, func(r RepairResult) { all = append(all, r) })
 	w.ok(err)
 	return r, all
 }
 
-// isMended repairs what a tamper has done: whatever was found is mended, or it is said why not, and
+// requireRepaired repairs what a tamper has done: whatever was found is mended, or it is said why not, and
 // a second repair does nothing.
-func (c tamper) isMended(w *world, before Report) {
-	r, repairs := w.mend()
+func (c tamper) requireRepaired(w *world, before Report) {
+	r, repairs := w.repair()
 	require.NotEmpty(w, repairs)
 	left := slices.Contains(beyondRepair, c.name)
 	require.Equal(w, !left, r.OK, "%v\n%v", r.Violations, repairs)
@@ -49,7 +49,7 @@ func (c tamper) isMended(w *world, before Report) {
 	}
 	require.True(w, left || done > 0)
 	require.LessOrEqual(w, len(r.Violations), len(before.Violations))
-	again, repairs := w.mend()
+	again, repairs := w.repair()
 	require.Equal(w, r.Violations, again.Violations)
 	for _, v := range repairs {
 		require.False(w, v.Done, "%v", v)
@@ -94,10 +94,10 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 			}
 			w.park(p, "a", moving("nosuch", "T", 1, 0))
 		}
-		w.mend()
+		w.repair()
 	}
 	require.NoError(t, stop())
-	r, _ := w.mend()
+	r, _ := w.repair()
 	require.Empty(t, r.Violations)
 	lost := 0
 	for _, p := range w.space.All() {

@@ -261,7 +261,7 @@ func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 	}
 	f := finding{kind.law(), "", noOrdinal, "unreadable " + key + id}
 	ps.found.add(f, "%s can't be read", strings.TrimSpace("something in "+ps.shortKey(key)+" "+id))
-	ps.mend(f, ps.cureMisplaced(unreadableJob, ps.locationOfKey(kind, key)))
+	ps.addRepair(f, ps.misplacedRepair(unreadableJob, ps.locationOfKey(kind, key)))
 }
 
 // shortKey is a key's name without what all keys of the partition begin with.

@@ -569,5 +569,5 @@ func (c tamper) alarms(t *testing.T, url, prefix string) {
 		again := w.audit(Options{stateBytes: 1})
 		require.Equal(t, r.Violations, again.Violations, "one group at a time")
 	}
-	c.isMended(w, r)
+	c.requireRepaired(w, r)
 }

@@ -130,6 +130,6 @@ func (ps *pass) reportMisplaced(j foundJob, fault string) {
 	}
 	f := finding{j.kind.law(), j.group, j.ordinal, fmt.Sprint("untracked ", j.key, j.id, fault)}
 	ps.found.add(f, "something of it lies in %s, but %s", where, fault)
-	ps.mend(f, ps.cureMisplaced(job{j.group, j.ordinal}, ps.locationOfKey(j.kind, j.key)))
+	ps.addRepair(f, ps.misplacedRepair(job{j.group, j.ordinal}, ps.locationOfKey(j.kind, j.key)))
 	ps.markUncertain(j.kind.law(), j.tenant, j.typ)
 }

@@ -66,7 +66,7 @@ func TestKeyOfWrongTypeIsReported(t *testing.T) {
 				}
 				r = w.audit(Options{})
 				require.True(t, named(r), "%v", r.Violations)
-				r, repairs := w.mend()
+				r, repairs := w.repair()
 				require.True(t, named(r), "%v", r.Violations)
 				require.NotContains(t, summary(r), of(Place, "good", 0))
 				require.NotEmpty(t, repairs)

@@ -143,10 +143,10 @@ func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space
 // audit looks at everything, and mends it if it was told to; repairs are nil if not.
 func (a *auditing) audit(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
-) (report audit.Report, repairs []audit.Repair, err error) {
+) (report audit.Report, repairs []audit.RepairResult, err error) {
 	if a.repair {
-		repairs = []audit.Repair{}
-		tell := func(r audit.Repair) {
+		repairs = []audit.RepairResult{}
+		tell := func(r audit.RepairResult) {
 			repairs = append(repairs, r)
 			what := "repaired"
 			if !r.Done {
@@ -158,8 +158,8 @@ func (a *auditing) audit(
 			}
 			a.root.Notef("%s: partition %d, %s %s: %s", what, r.Partition, r.Law, job, r.Detail)
 		}
-		if report, err = audit.Mend(ctx, conn, space, audit.Options{}, tell); err == nil {
-			err = audit.MendOrphans(ctx, conn, space, tell)
+		if report, err = audit.Repair(ctx, conn, space, audit.Options{}, tell); err == nil {
+			err = audit.RepairOrphans(ctx, conn, space, tell)
 		}
 	} else {
 		report, err = audit.Run(ctx, conn, space, audit.Options{})
@@ -177,7 +177,7 @@ func (a *auditing) audit(
 	return report, repairs, err
 }
 
-func (r *Root) showAudit(report audit.Report, repairs []audit.Repair, receipts audit.Receipts) error {
+func (r *Root) showAudit(report audit.Report, repairs []audit.RepairResult, receipts audit.Receipts) error {
 	scope, compared := fmt.Sprintf("%s groups, %s jobs", thousands(report.Groups), thousands(report.Jobs)), (*int)(nil)
 	if receipts != nil {
 		n := len(receipts)
@@ -187,8 +187,8 @@ func (r *Root) showAudit(report audit.Report, repairs []audit.Repair, receipts a
 	if r.JSON {
 		if err := r.Print(struct {
 			audit.Report
-			Receipts *int           `json:"receipts,omitempty"`
-			Repairs  []audit.Repair `json:"repairs,omitzero"`
+			Receipts *int                 `json:"receipts,omitempty"`
+			Repairs  []audit.RepairResult `json:"repairs,omitzero"`
 		}{report, compared, repairs}); err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ func TestAuditRepair(t *testing.T) {
 
 	type answer struct {
 		audit.Report
-		Repairs []audit.Repair `json:"repairs"`
+		Repairs []audit.RepairResult `json:"repairs"`
 	}
 	got := console{}.exec(t.Context(), "audit", "--repair", "--json")
 	require.Equal(t, exitError, got.code, "something is left")
@@ -57,7 +57,7 @@ func TestAuditRepair(t *testing.T) {
 	require.Len(t, report.Violations, 1)
 	require.Equal(t, audit.Lifecycle, report.Violations[0].Law)
 	zero := int64(0)
-	require.Equal(t, []audit.Repair{
+	require.Equal(t, []audit.RepairResult{
 		{Law: "place", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and lay nowhere: it has failed, with code LOST"},
 		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; what was when can't be told; it harms nothing"},
 		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,

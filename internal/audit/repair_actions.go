@@ -11,46 +11,46 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// cure mends a finding. Cures with the same key do the same, so that one of them is enough. What it
+// repairAction mends a finding. Cures with the same key do the same, so that one of them is enough. What it
 // does is decided again in Redis, in one step, by how things are then.
-type cure struct {
-	key string
-	say string // what it does
-	do  func(context.Context) (bool, error)
+type repairAction struct {
+	key    string
+	result string // what it does
+	run    func(context.Context) (bool, error)
 }
 
-// mend notes what mends a finding of this look.
-func (ps *pass) mend(f finding, c cure) {
+// addRepair notes what mends a finding of this look.
+func (ps *pass) addRepair(f finding, c repairAction) {
 	if _, kept := ps.found.details[f]; !kept {
 		return // there are too many like it
 	}
-	if ps.cures == nil {
-		ps.cures = map[finding]cure{}
+	if ps.repairs == nil {
+		ps.repairs = map[finding]repairAction{}
 	}
-	ps.cures[f] = c
+	ps.repairs[f] = c
 }
 
-// cureGroup adds to a group's ledger what it differs by from its states, and puts the group
+// groupRepair adds to a group's ledger what it differs by from its states, and puts the group
 // on its lists.
-func (ps *pass) cureGroup(g *group) (cure, bool) {
-	differences, sum, known := map[string]int64{}, int64(0), int64(0)
-	note := func(name string, n int64) {
+func (ps *pass) groupRepair(g *group) (repairAction, bool) {
+	differences, sum, counted := map[string]int64{}, int64(0), int64(0)
+	add := func(name string, n int64) {
 		if n != 0 {
 			differences[name] = n
 		}
 	}
 	for _, f := range countFields {
 		have := g.among(f.letters)
-		sum, known = sum+g.number(f.name), known+have
-		note(f.name, have-g.number(f.name))
+		sum, counted = sum+g.number(f.name), counted+have
+		add(f.name, have-g.number(f.name))
 	}
-	note("reduced", g.counts[ledger.Reduced]-g.number("reduced"))
+	add("reduced", g.counts[ledger.Reduced]-g.number("reduced"))
 	accepted, jobs := g.number("accepted"), int64(len(g.states)/2)
-	if known != jobs || accepted != jobs && sum != jobs { // states are wrong themselves: two of three are against them
-		return cure{}, false
+	if counted != jobs || accepted != jobs && sum != jobs { // states are wrong themselves: two of three are against them
+		return repairAction{}, false
 	}
-	note("accepted", jobs-accepted)
-	return cure{"group " + g.id, "its ledger counts its states, and it is on its lists",
+	add("accepted", jobs-accepted)
+	return repairAction{"group " + g.id, "its ledger counts its states, and it is on its lists",
 		func(ctx context.Context) (bool, error) {
 			return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, g.number("repaired"), differences)
 		}}, true
@@ -63,25 +63,25 @@ func (g *group) among(letters string) (n int64) {
 	return n
 }
 
-// cureUnlisted takes a group that is no more off the lists.
-func (ps *pass) cureUnlisted(id, tenant string) cure {
-	return cure{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
+// unlistedRepair takes a group that is no more off the lists.
+func (ps *pass) unlistedRepair(id, tenant string) repairAction {
+	return repairAction{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
 		return ledger.RepairGroup(ctx, ps.cmd, ps.p, id, tenant, 0, nil)
 	}}
 }
 
-// cureCounter sets a counter to what was counted.
-func (ps *pass) cureCounter(n ledger.Counter) cure {
-	return cure{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want),
+// counterRepair sets a counter to what was counted.
+func (ps *pass) counterRepair(n ledger.Counter) repairAction {
+	return repairAction{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want),
 		func(ctx context.Context) (bool, error) {
 			return ledger.RepairCounter(ctx, ps.cmd, ps.p, n)
 		}}
 }
 
-// cureOwner says whose a group is, where nobody is named, or somebody who has no such group.
-func (ps *pass) cureOwner(g *group, owner string) cure {
+// ownerRepair says whose a group is, where nobody is named, or somebody who has no such group.
+func (ps *pass) ownerRepair(g *group, owner string) repairAction {
 	key := ps.space.OfGroup(g.id).Owner(g.id)
-	return cure{"owner " + g.id, "its owner key says " + g.tenant, func(ctx context.Context) (bool, error) {
+	return repairAction{"owner " + g.id, "its owner key says " + g.tenant, func(ctx context.Context) (bool, error) {
 		if owner == "" {
 			return ps.cmd.SetNX(ctx, key, g.tenant, 0).Result()
 		}
@@ -99,22 +99,22 @@ func (ps *pass) cureOwner(g *group, owner string) cure {
 			_, err := tx.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Set(ctx, key, g.tenant, 0).Err() })
 			return err
 		}, key)
-		return err == nil, notMoved(err)
+		return err == nil, ignoreConflict(err)
 	}}
 }
 
-// notMoved passes over that what was watched has moved.
-func notMoved(err error) error {
+// ignoreConflict passes over that what was watched has moved.
+func ignoreConflict(err error) error {
 	if errors.Is(err, redis.TxFailedErr) {
 		return nil
 	}
 	return err
 }
 
-// cureCodes counts a group's failures by code, where nothing fails or is retried meanwhile.
-func (ps *pass) cureCodes(g *group) cure {
-	return cure{"codes " + g.id, "its error codes count its failures", func(ctx context.Context) (bool, error) {
-		before, err := ps.codes(ctx, g.id)
+// codesRepair counts a group's failures by code, where nothing fails or is retried meanwhile.
+func (ps *pass) codesRepair(g *group) repairAction {
+	return repairAction{"codes " + g.id, "its error codes count its failures", func(ctx context.Context) (bool, error) {
+		before, err := ps.readCodes(ctx, g.id)
 		if err != nil {
 			return false, err
 		}
@@ -134,7 +134,7 @@ func (ps *pass) cureCodes(g *group) cure {
 		}); err != nil {
 			return false, err
 		}
-		after, err := ps.codes(ctx, g.id)
+		after, err := ps.readCodes(ctx, g.id)
 		if err != nil || fmt.Sprint(before) != fmt.Sprint(after) {
 			return false, err
 		}
@@ -147,13 +147,13 @@ func (ps *pass) cureCodes(g *group) cure {
 	}}
 }
 
-type codes struct {
+type codesReading struct {
 	repaired any
 	codes    map[string]string
 	failures int64
 }
 
-func (ps *pass) codes(ctx context.Context, id string) (codes, error) {
+func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) {
 	var hash *redis.SliceCmd
 	var all *redis.MapStringStringCmd
 	var n *redis.IntCmd
@@ -162,13 +162,13 @@ func (ps *pass) codes(ctx context.Context, id string) (codes, error) {
 			p.HLen(ctx, ps.p.Failures(id))
 	})
 	if err != nil {
-		return codes{}, err
+		return codesReading{}, err
 	}
-	return codes{hash.Val()[0], all.Val(), n.Val()}, nil
+	return codesReading{hash.Val()[0], all.Val(), n.Val()}, nil
 }
 
-// hopeless says why nothing mends a violation.
-func hopeless(f finding) string {
+// whyNotRepaired says why nothing mends a violation.
+func whyNotRepaired(f finding) string {
 	kind, _, _ := strings.Cut(f.same, " ")
 	switch {
 	case f.law == Place && kind == "key":
