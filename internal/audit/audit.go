@@ -44,10 +44,10 @@
 //
 // # Three depths
 //
-//   - [Sentry] makes rounds: per open group one reading of its ledger and of the lengths of what it
+//   - [IncrementalCheck] makes rounds: per open group one reading of its ledger and of the lengths of what it
 //     holds, no job. A round over 1,000 groups costs Redis 5 ms of CPU and 160 KB (50 tenants,
 //     closer looks included), one over a group of 1,000,000 waiting jobs 20 µs and 300 bytes.
-//   - [Closer] looks at the groups that a round found suspicious: at their states, and through
+//   - [RunGroups] looks at the groups that a round found suspicious: at their states, and through
 //     those shared places, and queues, that give a reason.
 //   - [Partition] and [Run] look at everything. For a group of 1,000,000 waiting jobs of 10 bytes
 //     that is 43 MB and 80 ms of Redis's CPU, for 1,000 groups of 5 jobs 1 MB and 40 ms;
@@ -112,8 +112,8 @@ type Options struct {
 	Reducers *reducer.Registry
 	Rate     int // bytes a second that are read at most, about; 0: as they come
 
-	stateBytes int       // bytes of states kept at once; 0: maxBatch
-	only       *Suspects // nil: everything
+	stateBytes int         // bytes of states kept at once; 0: maxBatch
+	only       *Candidates // nil: everything
 }
 
 const (
@@ -282,7 +282,7 @@ func (a *auditor) newPass() *pass {
 func (ps *pass) run(ctx context.Context) error {
 	defer ps.reportWrongTypes()
 	if ps.opts.only != nil {
-		return ps.closer(ctx)
+		return ps.runGroups(ctx)
 	}
 	err := ps.db.ranked(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
 	if err != nil {

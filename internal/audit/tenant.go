@@ -228,17 +228,17 @@ func (s *sample) tally() tally {
 }
 
 // prints are comparable within one process.
-var printSeed = maphash.MakeSeed()
+var fingerprintSeed = maphash.MakeSeed()
 
 func (y *tally) mark(format string, args ...any) {
-	y.print = 31*y.print + maphash.String(printSeed, fmt.Sprintf(format, args...))
+	y.print = 31*y.print + maphash.String(fingerprintSeed, fmt.Sprintf(format, args...))
 }
 
 // count adds parked jobs, all of which there are n.
 func (y *tally) count(blobs []string, n int64) {
 	y.whole = y.whole && int64(len(blobs)) == n
 	for _, blob := range blobs {
-		y.print += maphash.String(printSeed, blob) // in whatever order
+		y.print += maphash.String(fingerprintSeed, blob) // in whatever order
 		d, err := ledger.ParseJob(blob)
 		if err != nil {
 			continue // reported where it lies
@@ -260,7 +260,7 @@ func (y *tally) count(blobs []string, n int64) {
 func (y *tally) countAside(blobs []string, n int64) {
 	y.whole = y.whole && int64(len(blobs)) == n
 	for _, blob := range blobs {
-		y.print += 7 * maphash.String(printSeed, blob)
+		y.print += 7 * maphash.String(fingerprintSeed, blob)
 		if d, err := ledger.ParseJob(blob); err == nil {
 			y.nonReady[d.Type]++
 		}

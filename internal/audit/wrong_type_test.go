@@ -56,7 +56,7 @@ func TestKeyOfWrongTypeIsReported(t *testing.T) {
 					return false
 				}
 
-				s := NewSentry(w.conn, p)
+				s := NewIncrementalCheck(w.conn, p)
 				found, r := w.watch(s, false)
 				require.Contains(t, found.Groups, "good")
 				require.Contains(t, summary(r), of(Place, "good", 0))

@@ -30,15 +30,15 @@ const deepRate = 4 << 20
 // ended as lost once it is certain.
 type patrol struct {
 	*partition
-	sentry *audit.Sentry
+	sentry *audit.IncrementalCheck
 	led    time.Time // the lead that the rest belongs to
 	at     time.Time // of the next round
 	alarm  bool      // the next round is to look at everything that is under way
 	missed map[missedJob]time.Time
-	again  audit.Suspects // with jobs that are missing
+	again  audit.Candidates // with jobs that are missing
 
 	mu   sync.Mutex
-	tips audit.Suspects // from the look at everything
+	tips audit.Candidates // from the look at everything
 
 	deepAt time.Time // the last look at everything
 }
@@ -57,7 +57,7 @@ func (w *Watcher) patrols(parts []*partition) []func(context.Context) error {
 	}
 	all := make([]*patrol, len(parts))
 	for i, p := range parts {
-		all[i] = &patrol{partition: p, sentry: audit.NewSentry(w.conn, p.p)}
+		all[i] = &patrol{partition: p, sentry: audit.NewIncrementalCheck(w.conn, p.p)}
 	}
 	rounds := func(ctx context.Context) (time.Duration, error) {
 		var errs error
@@ -97,8 +97,8 @@ func (t *patrol) step(ctx context.Context) error {
 		return nil
 	}
 	if since != t.led { // what was before belongs to another lead
-		t.led, t.at, t.alarm, t.missed, t.again = since, time.Time{}, false, nil, audit.Suspects{}
-		t.sentry = audit.NewSentry(t.conn, t.p)
+		t.led, t.at, t.alarm, t.missed, t.again = since, time.Time{}, false, nil, audit.Candidates{}
+		t.sentry = audit.NewIncrementalCheck(t.conn, t.p)
 	}
 	alarmed, err := t.conn.Cmd.HDel(ctx, t.p.Watch(), "suspicious").Result()
 	if err != nil {
@@ -128,21 +128,21 @@ func (t *patrol) step(ctx context.Context) error {
 // round looks at all ledgers, and closer where that gives a reason, where jobs were missing, and
 // where a look at everything has seen something.
 func (t *patrol) round(ctx context.Context) error {
-	s, err := t.sentry.Round(ctx, t.alarm)
+	s, err := t.sentry.Run(ctx, t.alarm)
 	if err != nil {
 		return err
 	}
 	t.mu.Lock()
-	for _, more := range []audit.Suspects{t.again, t.tips} {
+	for _, more := range []audit.Candidates{t.again, t.tips} {
 		s.Groups, s.Tenants = append(s.Groups, more.Groups...), append(s.Tenants, more.Tenants...)
 	}
-	t.tips = audit.Suspects{}
+	t.tips = audit.Candidates{}
 	t.mu.Unlock()
 	s.Groups = unique(append(s.Groups, t.posted.groups(t.p.Index())...))
 	s.Tenants = unique(s.Tenants)
 	report := audit.Report{}
 	if len(s.Groups) > 0 {
-		if report, err = audit.Closer(ctx, t.conn, t.space, t.p, s, audit.Options{Rate: 10 * deepRate}); err != nil {
+		if report, err = audit.RunGroups(ctx, t.conn, t.space, t.p, s, audit.Options{Rate: 10 * deepRate}); err != nil {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func (t *patrol) round(ctx context.Context) error {
 // still end it.
 func (t *patrol) lose(ctx context.Context, missing []audit.Missing) error {
 	now, seen := time.Now(), map[missedJob]time.Time{}
-	t.again = audit.Suspects{}
+	t.again = audit.Candidates{}
 	var errs error
 	for _, m := range missing {
 		t.again.Groups, t.again.Tenants = append(t.again.Groups, m.Group), append(t.again.Tenants, m.Tenant)

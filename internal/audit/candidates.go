@@ -10,24 +10,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Suspects are what deserves a closer look, of one partition.
-type Suspects struct {
+// Candidates are what deserves a closer look, of one partition.
+type Candidates struct {
 	Groups  []string
 	Tenants []string // whose parked jobs are looked through, too
 }
 
-// Closer audits some groups of a partition: themselves, and their jobs in the places that groups
+// RunGroups audits some groups of a partition: themselves, and their jobs in the places that groups
 // share. It reads no more than it has to: a queue whose length is right is not read. What lies
 // anywhere without being a job, and the laws of load, are left to [Partition].
-func Closer(
-	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, s Suspects, opts Options,
+func RunGroups(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, candidates Candidates, opts Options,
 ) (Report, error) {
-	opts.only = &s
+	opts.only = &candidates
 	return Partition(ctx, conn, space, p, opts)
 }
 
-// closer is a look at some groups only.
-func (ps *pass) closer(ctx context.Context) error {
+// runGroups is a look at some groups only.
+func (ps *pass) runGroups(ctx context.Context) error {
 	if err := ps.checkGroups(ctx, ps.opts.only.Groups); err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}

@@ -16,20 +16,20 @@ import (
 )
 
 // watch makes a round, and looks closer at who is suspicious.
-func (w *world) watch(s *Sentry, alarmed bool) (Suspects, Report) {
-	found, err := s.Round(w.Context(), alarmed)
+func (w *world) watch(s *IncrementalCheck, alarmed bool) (Candidates, Report) {
+	found, err := s.Run(w.Context(), alarmed)
 	w.ok(err)
 	if len(found.Groups) == 0 {
 		return found, Report{OK: true}
 	}
-	r, err := Closer(w.Context(), w.conn, w.space, s.p, found, Options{})
+	r, err := RunGroups(w.Context(), w.conn, w.space, s.p, found, Options{})
 	w.ok(err)
 	return found, r
 }
 
 // What makes a group unable to end is found by rounds, within some of them, or at once when
 // they are alarmed.
-func TestSentry(t *testing.T) {
+func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 	online := []string{
 		"accepted", "two counters that even out", "negative counter", "no states", "one state more", "queued job gone", "queue gone", "ready entry gone",
 		"entry of a started job gone", "parked job gone", "failure gone", "results entry gone", "queue of many gone", "ready stream gone",
@@ -44,9 +44,9 @@ func TestSentry(t *testing.T) {
 			w := newWorld(t, url, prefix, 1)
 			inhabited(w)
 			p := w.space.Partition(0)
-			s, calm := NewSentry(w.conn, p), NewSentry(w.conn, p)
+			s, calm := NewIncrementalCheck(w.conn, p), NewIncrementalCheck(w.conn, p)
 			found, _ := w.watch(s, false)
-			require.Equal(t, Suspects{}, found, "nothing has stood still yet")
+			require.Equal(t, Candidates{}, found, "nothing has stood still yet")
 			for range 3 {
 				_, r := w.watch(s, false)
 				require.Empty(t, r.Violations)
@@ -54,7 +54,7 @@ func TestSentry(t *testing.T) {
 			want := c.do(w)
 			var r Report
 			for rounds := 0; len(r.Violations) == 0; rounds++ {
-				require.LessOrEqual(t, rounds, restRounds+1)
+				require.LessOrEqual(t, rounds, maxRecheckGap+1)
 				_, r = w.watch(s, false)
 			}
 			got := summary(r)
@@ -74,7 +74,7 @@ func TestSentry(t *testing.T) {
 
 // Groups that stand still, because their jobs take long or have no worker, are looked at
 // ever less often.
-func TestSentryRests(t *testing.T) {
+func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, 1)
@@ -84,7 +84,7 @@ func TestSentryRests(t *testing.T) {
 	w.create("long", "acme", "L")
 	w.append("long", jobs(5))
 	w.start(p, "L", func() []taken { w.admit(p, "L", 5, noLimit); return w.read(p, "L", "c", 5) }())
-	s, looks := NewSentry(w.conn, p), ""
+	s, looks := NewIncrementalCheck(w.conn, p), ""
 	for range 24 {
 		found, _ := w.watch(s, false)
 		require.NotContains(t, found.Groups, "idle", "its queue is as long as its ledger says")
@@ -96,7 +96,7 @@ func TestSentryRests(t *testing.T) {
 }
 
 // A tenant of more groups than fit into one reading is read twice.
-func TestSentryOfALargeTenant(t *testing.T) {
+func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, 1)
@@ -106,7 +106,7 @@ func TestSentryOfALargeTenant(t *testing.T) {
 		w.create(id, "acme", "T")
 		w.append(id, jobs(2, later))
 	}
-	s := NewSentry(w.conn, p)
+	s := NewIncrementalCheck(w.conn, p)
 	for range 3 {
 		found, _ := w.watch(s, false)
 		require.Empty(t, found)
@@ -133,7 +133,7 @@ func TestSentryOfALargeTenant(t *testing.T) {
 }
 
 // While jobs move through all scripts, rounds and the closer looks that they lead to find nothing.
-func TestSentryOfAMovingWorld(t *testing.T) {
+func TestIncrementalCheckFindsNothingWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, 1)
@@ -142,7 +142,7 @@ func TestSentryOfAMovingWorld(t *testing.T) {
 	c := &churn{world: &crew, tenants: []string{"a", "b", "c"}, types: []string{"T", "U"}}
 	stop := c.run(t.Context(), false)
 	t.Cleanup(func() { _ = stop() })
-	s, looks := NewSentry(w.conn, w.space.Partition(0)), 0
+	s, looks := NewIncrementalCheck(w.conn, w.space.Partition(0)), 0
 	for i := 0; i < 100 || c.moves.Load() < 500; i++ {
 		found, r := w.watch(s, i%5 == 0)
 		require.Empty(t, r.Violations, "%v", found)
@@ -155,7 +155,7 @@ func TestSentryOfAMovingWorld(t *testing.T) {
 }
 
 // What a round costs Redis.
-func BenchmarkRound(b *testing.B) {
+func BenchmarkIncrementalCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {
 			url, prefix := redistest.Shared(b)
@@ -170,7 +170,7 @@ func BenchmarkRound(b *testing.B) {
 				w.create(id, fmt.Sprint("t", i%50), "T")
 				w.append(id, jobs(size.jobs))
 			}
-			s := NewSentry(conn, space.Partition(0))
+			s := NewIncrementalCheck(conn, space.Partition(0))
 			w.watch(s, false)
 			cpu, out := usage(w)
 			for b.Loop() {
