@@ -15,7 +15,7 @@ import (
 // typeTotals are what types count, and what lies there by the tenants' tallies.
 type typeTotals struct {
 	waiting, nonReady map[string]int64
-	prints            map[string]uint64 // of the tenants that add to it
+	fingerprints      map[string]uint64 // of the tenants that add to it
 }
 
 // checkCounters holds the counters of tenants and of types against what they count.
@@ -31,10 +31,10 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sum := typeTotals{waiting: map[string]int64{}, nonReady: map[string]int64{}, prints: map[string]uint64{}}
-	if err := ps.tallies(ctx, slices.Sorted(maps.Keys(ps.tenants)), func(t *tenant, y tally) {
-		ps.checkTenantCounters(t.name, y)
-		sum.add(t, y)
+	sum := typeTotals{waiting: map[string]int64{}, nonReady: map[string]int64{}, fingerprints: map[string]uint64{}}
+	if err := ps.recountTenants(ctx, slices.Sorted(maps.Keys(ps.tenants)), func(t *countedTenant, r tenantRecount) {
+		ps.checkTenantCounters(t.name, r)
+		sum.add(t, r)
 	}); err != nil {
 		return err
 	}
@@ -45,8 +45,8 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	}
 	// When all is again as it was, it was so when the types were asked.
 	unchanged := true
-	if err := ps.tallies(ctx, slices.Sorted(maps.Keys(sum.prints)), func(t *tenant, y tally) {
-		unchanged = unchanged && y.print == sum.prints[t.name]
+	if err := ps.recountTenants(ctx, slices.Sorted(maps.Keys(sum.fingerprints)), func(t *countedTenant, r tenantRecount) {
+		unchanged = unchanged && r.fingerprint == sum.fingerprints[t.name]
 	}); err != nil {
 		return err
 	}
@@ -65,16 +65,16 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	return nil
 }
 
-func (s *typeTotals) add(t *tenant, y tally) {
-	if len(t.groups) == 0 && len(y.nonReady) == 0 {
+func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
+	if len(t.openGroups) == 0 && len(r.nonReady) == 0 {
 		return
 	}
-	s.prints[t.name] = y.print
-	for typ, n := range y.waiting {
-		s.waiting[typ] += n
+	sum.fingerprints[t.name] = r.fingerprint
+	for typ, n := range r.waiting {
+		sum.waiting[typ] += n
 	}
-	for typ, n := range y.nonReady {
-		s.nonReady[typ] += n
+	for typ, n := range r.nonReady {
+		sum.nonReady[typ] += n
 	}
 }
 
@@ -88,32 +88,32 @@ func (ps *pass) checkTypeCounter(typ, counter string, have, want int64) {
 }
 
 // checkTenantCounters reports what is wrong with a tenant's counters.
-func (ps *pass) checkTenantCounters(name string, y tally) {
-	if !y.whole || ps.uncertainTenants[name] {
+func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
+	if !r.consistent || ps.uncertainTenants[name] {
 		return
 	}
 	for i, counter := range counterNames {
-		if y.have[i] != y.want[i] {
-			f := finding{Load, "", noOrdinal, fmt.Sprint(name, counter, y.have[i]-y.want[i])}
-			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, y.have[i], counter, y.want[i])
+		if r.stored[i] != r.counted[i] {
+			f := finding{Load, "", noOrdinal, fmt.Sprint(name, counter, r.stored[i]-r.counted[i])}
+			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, r.stored[i], counter, r.counted[i])
 			ps.addRepair(f, ps.counterRepair(ledger.Counter{
 				Tenant: true,
 				Of:     name,
 				Name:   counter,
-				Have:   y.have[i],
-				Want:   y.want[i],
+				Have:   r.stored[i],
+				Want:   r.counted[i],
 			}))
 		}
 	}
-	if active := y.have[1] > 0 && !y.paused; active != y.inSet {
+	if active := r.stored[1] > 0 && !r.paused; active != r.inActiveSet {
 		f := finding{Load, "", noOrdinal, fmt.Sprint(name, "set", active)}
-		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, y.have[1], y.inSet)
+		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, r.stored[1], r.inActiveSet)
 		ps.addRepair(f, ps.counterRepair(ledger.Counter{
 			Tenant: true,
 			Of:     name,
 			Name:   counterNames[1],
-			Have:   y.have[1],
-			Want:   y.have[1],
+			Have:   r.stored[1],
+			Want:   r.stored[1],
 		}))
 	}
 }

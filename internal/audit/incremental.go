@@ -216,7 +216,7 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 			return nil
 		}
 	}
-	if sums[0].n == sums[1].n && sums[0].fingerprint == sums[1].fingerprint && lengths[0] == lengths[1] {
+	if sums[0].total == sums[1].total && sums[0].fingerprint == sums[1].fingerprint && lengths[0] == lengths[1] {
 		sums[1].check(b.tenant, lengths[1], found)
 	}
 	return nil
@@ -224,7 +224,7 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 
 // nonReadyCounts are what the ledgers of a tenant's groups count as non-ready.
 type nonReadyCounts struct {
-	n           int64
+	total       int64
 	fingerprint uint64
 	groups      []string
 	unknown     bool // a cancelled group's parked jobs leave one by one, and what others have can't be told
@@ -233,7 +233,7 @@ type nonReadyCounts struct {
 func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 	v := numbers.counts.Val()
 	nonReady := number(v[2])
-	c.n += nonReady
+	c.total += nonReady
 	c.fingerprint = 31*c.fingerprint + fingerprintOf(v)
 	c.unknown = c.unknown || text(v[9]) == string(api.StatusCancelled)
 	if nonReady > 0 {
@@ -242,7 +242,7 @@ func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 }
 
 func (c *nonReadyCounts) check(tenant string, have int64, found *Candidates) {
-	if have < c.n && !c.unknown {
+	if have < c.total && !c.unknown {
 		found.Tenants = append(found.Tenants, tenant)
 		found.Groups = append(found.Groups, c.groups...)
 	}

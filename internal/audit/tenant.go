@@ -12,52 +12,54 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// tenant is what counts for a tenant's counters.
-type tenant struct {
-	name   string
-	newest string        // of its groups, before they were listed
-	groups []groupHeader // the open ones
-	parked int64         // about how many jobs
+// countedTenant is what counts for a tenant's counters.
+type countedTenant struct {
+	name          string
+	newestGroup   string        // of its groups, before they were listed
+	openGroups    []groupHeader // the open ones
+	nonReadyCount int64         // about how many jobs
 }
 
-func (t *tenant) commands() int {
+func (t *countedTenant) commands() int {
 	n := 7
-	for _, g := range t.groups {
+	for _, g := range t.openGroups {
 		n += 2 + len(split(g.types))
 	}
 	return n
 }
 
-// small says whether all of it fits into one transaction.
-func (t *tenant) small() bool { return t.commands() <= pageSize && t.parked <= pageSize }
+// fitsInOneRead says whether all of it fits into one transaction.
+func (t *countedTenant) fitsInOneRead() bool {
+	return t.commands() <= pageSize && t.nonReadyCount <= pageSize
+}
 
-// tally is what a tenant's counters say, and what they should.
-type tally struct {
-	have, want        [3]int64 // see counterNames
-	inSet, paused     bool     // in the set of active tenants; a paused one is not
-	waiting, nonReady map[string]int64
-	whole             bool // want is what it was at the instant of have
-	print             uint64
+// tenantRecount is what a tenant's counters say, and what they should.
+type tenantRecount struct {
+	stored, counted     [3]int64 // see counterNames
+	inActiveSet, paused bool     // in the set of active tenants; a paused one is not
+	waiting, nonReady   map[string]int64
+	consistent          bool // want is what it was at the instant of have
+	fingerprint         uint64
 }
 
 var counterNames = [3]string{"unfinished", "active", "congested"}
 
-// tallies yields a tally of each tenant.
-func (ps *pass) tallies(ctx context.Context, names []string, yield func(*tenant, tally)) error {
+// recountTenants yields a tally of each tenant.
+func (ps *pass) recountTenants(ctx context.Context, names []string, yield func(*countedTenant, tenantRecount)) error {
 	for page := range slices.Chunk(names, pageSize/5) {
-		tenants, err := ps.list(ctx, page)
+		tenants, err := ps.listTenants(ctx, page)
 		if err != nil {
 			return err
 		}
 		for len(tenants) > 0 {
-			n, commands, parked := 0, 0, int64(0)
+			n, commands, nonReady := 0, 0, int64(0)
 			for n < len(tenants) && (n == 0 ||
-				commands+tenants[n].commands() <= pageSize && parked+tenants[n].parked <= pageSize) {
+				commands+tenants[n].commands() <= pageSize && nonReady+tenants[n].nonReadyCount <= pageSize) {
 				commands += tenants[n].commands()
-				parked += tenants[n].parked
+				nonReady += tenants[n].nonReadyCount
 				n++
 			}
-			if err := ps.tally(ctx, tenants[:n], yield); err != nil {
+			if err := ps.recountPage(ctx, tenants[:n], yield); err != nil {
 				return err
 			}
 			tenants = tenants[n:]
@@ -66,266 +68,266 @@ func (ps *pass) tallies(ctx context.Context, names []string, yield func(*tenant,
 	return nil
 }
 
-// tally reads some small tenants at once, or a large one twice.
-func (ps *pass) tally(ctx context.Context, tenants []*tenant, yield func(*tenant, tally)) error {
-	if t := tenants[0]; !t.small() {
-		y, err := ps.twice(ctx, t)
+// recountPage reads some small tenants at once, or a large one twice.
+func (ps *pass) recountPage(ctx context.Context, tenants []*countedTenant, yield func(*countedTenant, tenantRecount)) error {
+	if t := tenants[0]; !t.fitsInOneRead() {
+		r, err := ps.recountLarge(ctx, t)
 		if err != nil {
 			return err
 		}
-		yield(t, y)
+		yield(t, r)
 		return nil
 	}
-	samples := make([]*sample, len(tenants))
+	replies := make([]*tenantReply, len(tenants))
 	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
 		for i, t := range tenants {
-			samples[i] = &sample{tenant: t}
-			for _, ask := range ps.asks(ctx, samples[i]) {
-				ask(p)
+			replies[i] = &tenantReply{countedTenant: t}
+			for _, query := range ps.queries(ctx, replies[i]) {
+				query(p)
 			}
-			samples[i].blobs = p.ZRange(ctx, ps.p.NonReadyOf(t.name), 0, 2*pageSize)
-			samples[i].aside = p.ZRange(ctx, ps.p.SuspendedOf(t.name), 0, 2*pageSize)
+			replies[i].nonReadyBlobs = p.ZRange(ctx, ps.p.NonReadyOf(t.name), 0, 2*pageSize)
+			replies[i].suspendedBlobs = p.ZRange(ctx, ps.p.SuspendedOf(t.name), 0, 2*pageSize)
 		}
 	})
 	if err != nil {
 		return err
 	}
 	for i, t := range tenants {
-		y := samples[i].tally()
-		y.count(samples[i].blobs.Val(), samples[i].card.Val())
-		y.countAside(samples[i].aside.Val(), samples[i].asideCard.Val())
-		yield(t, y)
+		r := replies[i].total()
+		r.addNonReady(replies[i].nonReadyBlobs.Val(), replies[i].nonReadyLength.Val())
+		r.addSuspended(replies[i].suspendedBlobs.Val(), replies[i].suspendedLength.Val())
+		yield(t, r)
 	}
 	return nil
 }
 
-// twice reads a large tenant two times. The tally is whole when both are the same and nothing
+// recountLarge reads a large tenant two times. The tally is whole when both are the same and nothing
 // became ready meanwhile.
-func (ps *pass) twice(ctx context.Context, t *tenant) (tally, error) {
+func (ps *pass) recountLarge(ctx context.Context, t *countedTenant) (tenantRecount, error) {
 	before, err := ps.newestReady(ctx)
 	if err != nil {
-		return tally{}, err
+		return tenantRecount{}, err
 	}
-	first, err := ps.once(ctx, t)
+	first, err := ps.readOnce(ctx, t)
 	if err != nil {
-		return tally{}, err
+		return tenantRecount{}, err
 	}
-	second, err := ps.once(ctx, t)
+	second, err := ps.readOnce(ctx, t)
 	if err != nil {
-		return tally{}, err
+		return tenantRecount{}, err
 	}
 	after, err := ps.newestReady(ctx)
-	second.whole = second.whole && first.print == second.print && before == after
+	second.consistent = second.consistent && first.fingerprint == second.fingerprint && before == after
 	return second, err
 }
 
-// once reads a tenant page by page.
-func (ps *pass) once(ctx context.Context, t *tenant) (tally, error) {
-	s := &sample{tenant: t}
-	for page := range slices.Chunk(ps.asks(ctx, s), pageSize/10) {
+// readOnce reads a tenant page by page.
+func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, error) {
+	reply := &tenantReply{countedTenant: t}
+	for page := range slices.Chunk(ps.queries(ctx, reply), pageSize/10) {
 		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
-			for _, ask := range page {
-				ask(p)
+			for _, query := range page {
+				query(p)
 			}
 		})
 		if err != nil {
-			return tally{}, err
+			return tenantRecount{}, err
 		}
 	}
-	y, scanned := s.tally(), int64(0)
+	r, nonReady := reply.total(), int64(0)
 	err := ps.members(ctx, ps.p.NonReadyOf(t.name), func(page []string) error {
-		scanned += int64(len(page))
-		y.count(page, int64(len(page)))
+		nonReady += int64(len(page))
+		r.addNonReady(page, int64(len(page)))
 		return nil
 	})
 	if err != nil {
-		return y, err
+		return r, err
 	}
-	aside := int64(0)
+	suspended := int64(0)
 	err = ps.members(ctx, ps.p.SuspendedOf(t.name), func(page []string) error {
-		aside += int64(len(page))
-		y.countAside(page, int64(len(page)))
+		suspended += int64(len(page))
+		r.addSuspended(page, int64(len(page)))
 		return nil
 	})
-	y.whole = y.whole && scanned == s.card.Val() && aside == s.asideCard.Val() // a scan may yield an element twice
-	return y, err
+	r.consistent = r.consistent && nonReady == reply.nonReadyLength.Val() && suspended == reply.suspendedLength.Val() // a scan may yield an element twice
+	return r, err
 }
 
-// sample is what Redis says of a tenant.
-type sample struct {
-	*tenant
-	counters *redis.SliceCmd
-	inSet    *redis.BoolCmd
-	newest   *redis.StringSliceCmd
-	card     *redis.IntCmd
-	blobs    *redis.StringSliceCmd
+// tenantReply is what Redis says of a tenant.
+type tenantReply struct {
+	*countedTenant
+	counters       *redis.SliceCmd
+	inActiveSet    *redis.BoolCmd
+	newest         *redis.StringSliceCmd
+	nonReadyLength *redis.IntCmd
+	nonReadyBlobs  *redis.StringSliceCmd
 	// What was put aside, because it is paused.
-	asideCard *redis.IntCmd
-	aside     *redis.StringSliceCmd
-	open      []groupSample
+	suspendedLength *redis.IntCmd
+	suspendedBlobs  *redis.StringSliceCmd
+	groups          []groupReply
 }
 
-type groupSample struct {
-	ledger *redis.SliceCmd
-	held   *redis.FloatCmd // until its time comes
-	queues []*redis.IntCmd
+type groupReply struct {
+	counts    *redis.SliceCmd
+	scheduled *redis.FloatCmd // until its time comes
+	queues    []*redis.IntCmd
 }
 
-// asks are the questions about a tenant: one, and one a group. They may be asked again.
-func (ps *pass) asks(ctx context.Context, s *sample) []func(redis.Pipeliner) {
-	s.open = make([]groupSample, len(s.groups))
-	asks := []func(redis.Pipeliner){func(p redis.Pipeliner) {
-		s.counters = p.HMGet(ctx, ps.p.Tenant(s.name), counterNames[0], counterNames[1], counterNames[2], "paused")
-		s.inSet, s.newest = p.SIsMember(ctx, ps.p.Active(), s.name), p.ZRevRange(ctx, ps.p.GroupsOf(s.name), 0, 0)
-		s.card, s.asideCard = p.ZCard(ctx, ps.p.NonReadyOf(s.name)), p.ZCard(ctx, ps.p.SuspendedOf(s.name))
+// queries are the questions about a tenant: one, and one a group. They may be asked again.
+func (ps *pass) queries(ctx context.Context, reply *tenantReply) []func(redis.Pipeliner) {
+	reply.groups = make([]groupReply, len(reply.openGroups))
+	queries := []func(redis.Pipeliner){func(p redis.Pipeliner) {
+		reply.counters = p.HMGet(ctx, ps.p.Tenant(reply.name), counterNames[0], counterNames[1], counterNames[2], "paused")
+		reply.inActiveSet, reply.newest = p.SIsMember(ctx, ps.p.Active(), reply.name), p.ZRevRange(ctx, ps.p.GroupsOf(reply.name), 0, 0)
+		reply.nonReadyLength, reply.suspendedLength = p.ZCard(ctx, ps.p.NonReadyOf(reply.name)), p.ZCard(ctx, ps.p.SuspendedOf(reply.name))
 	}}
-	for i, g := range s.groups {
-		asks = append(asks, func(p redis.Pipeliner) {
-			o := groupSample{
-				ledger: p.HMGet(ctx, ps.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight",
+	for i, g := range reply.openGroups {
+		queries = append(queries, func(p redis.Pipeliner) {
+			group := groupReply{
+				counts: p.HMGet(ctx, ps.p.Group(g.id), "types", "waiting", "non_ready", "ready", "in_flight",
 					"accepted", "failed", "at:created", "paused"),
-				held: p.ZScore(ctx, ps.p.Scheduled(), g.id),
+				scheduled: p.ZScore(ctx, ps.p.Scheduled(), g.id),
 			}
 			for _, typ := range split(g.types) {
-				o.queues = append(o.queues, p.LLen(ctx, ps.p.Queue(g.id, typ)))
+				group.queues = append(group.queues, p.LLen(ctx, ps.p.Queue(g.id, typ)))
 			}
-			s.open[i] = o
+			reply.groups[i] = group
 		})
 	}
-	return asks
+	return queries
 }
 
-// tally adds up what the tenant's groups hold. It is whole when they are those that were listed.
-func (s *sample) tally() tally {
-	y := tally{waiting: map[string]int64{}, nonReady: map[string]int64{}, inSet: s.inSet.Val()}
-	v := s.counters.Val()
-	for i := range y.have {
-		y.have[i] = number(v[i])
+// total adds up what the tenant's groups hold. It is whole when they are those that were listed.
+func (r *tenantReply) total() tenantRecount {
+	total := tenantRecount{waiting: map[string]int64{}, nonReady: map[string]int64{}, inActiveSet: r.inActiveSet.Val()}
+	v := r.counters.Val()
+	for i := range total.stored {
+		total.stored[i] = number(v[i])
 	}
-	y.paused = text(v[3]) != ""
-	newest := s.newest.Val()
-	y.whole = len(newest) == 0 && s.tenant.newest == "" || len(newest) == 1 && newest[0] == s.tenant.newest
-	y.mark("%v %v %v %v", y.have, y.inSet, y.paused, newest)
-	for i, g := range s.groups {
-		o := s.open[i]
-		v := o.ledger.Val()
-		held := o.held.Err() == nil || text(v[8]) != ""
-		y.whole = y.whole && text(v[0]) == g.types
+	total.paused = text(v[3]) != ""
+	newest := r.newest.Val()
+	total.consistent = len(newest) == 0 && r.countedTenant.newestGroup == "" || len(newest) == 1 && newest[0] == r.countedTenant.newestGroup
+	total.addToFingerprint("%v %v %v %v", total.stored, total.inActiveSet, total.paused, newest)
+	for i, g := range r.openGroups {
+		group := r.groups[i]
+		v := group.counts.Val()
+		heldBack := group.scheduled.Err() == nil || text(v[8]) != ""
+		total.consistent = total.consistent && text(v[0]) == g.types
 		for _, n := range v[1:5] {
-			y.want[0] += number(n)
+			total.counted[0] += number(n)
 		}
-		y.mark("%v %v", v, held)
+		total.addToFingerprint("%v %v", v, heldBack)
 		for j, typ := range split(g.types) {
-			n := o.queues[j].Val()
-			y.waiting[typ] += n
-			if !held {
-				y.want[1] += n
+			n := group.queues[j].Val()
+			total.waiting[typ] += n
+			if !heldBack {
+				total.counted[1] += n
 			}
-			y.mark("%d", n)
+			total.addToFingerprint("%d", n)
 		}
 	}
-	return y
+	return total
 }
 
 // prints are comparable within one process.
 var fingerprintSeed = maphash.MakeSeed()
 
-func (y *tally) mark(format string, args ...any) {
-	y.print = 31*y.print + maphash.String(fingerprintSeed, fmt.Sprintf(format, args...))
+func (r *tenantRecount) addToFingerprint(format string, args ...any) {
+	r.fingerprint = 31*r.fingerprint + maphash.String(fingerprintSeed, fmt.Sprintf(format, args...))
 }
 
-// count adds parked jobs, all of which there are n.
-func (y *tally) count(blobs []string, n int64) {
-	y.whole = y.whole && int64(len(blobs)) == n
+// addNonReady adds parked jobs, all of which there are n.
+func (r *tenantRecount) addNonReady(blobs []string, n int64) {
+	r.consistent = r.consistent && int64(len(blobs)) == n
 	for _, blob := range blobs {
-		y.print += maphash.String(fingerprintSeed, blob) // in whatever order
+		r.fingerprint += maphash.String(fingerprintSeed, blob) // in whatever order
 		d, err := ledger.ParseJob(blob)
 		if err != nil {
 			continue // reported where it lies
 		}
-		y.nonReady[d.Type]++
+		r.nonReady[d.Type]++
 		switch d.Reason {
 		case ledger.ReasonRate:
-			y.want[1]++
-			y.want[2]++
+			r.counted[1]++
+			r.counted[2]++
 		case ledger.ReasonScheduled, ledger.ReasonPaused:
 		default:
-			y.want[2]++
+			r.counted[2]++
 		}
 	}
 }
 
-// countAside adds jobs that were put aside, all of which there are n: they want no permit and are
+// addSuspended adds jobs that were put aside, all of which there are n: they want no permit and are
 // not congested.
-func (y *tally) countAside(blobs []string, n int64) {
-	y.whole = y.whole && int64(len(blobs)) == n
+func (r *tenantRecount) addSuspended(blobs []string, n int64) {
+	r.consistent = r.consistent && int64(len(blobs)) == n
 	for _, blob := range blobs {
-		y.print += 7 * maphash.String(fingerprintSeed, blob)
+		r.fingerprint += 7 * maphash.String(fingerprintSeed, blob)
 		if d, err := ledger.ParseJob(blob); err == nil {
-			y.nonReady[d.Type]++
+			r.nonReady[d.Type]++
 		}
 	}
 }
 
-// list finds the open groups of some tenants.
-func (ps *pass) list(ctx context.Context, names []string) ([]*tenant, error) {
-	const few = 10
+// listTenants finds the open groups of some tenants.
+func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTenant, error) {
+	const firstPage = 10
 	type replies struct {
-		newest, first *redis.StringSliceCmd
-		parked, aside *redis.IntCmd
+		newest, first       *redis.StringSliceCmd
+		nonReady, suspended *redis.IntCmd
 	}
 	cmds := make([]replies, len(names))
 	err := ps.inTurn(ctx, func(p redis.Pipeliner) {
 		for i, name := range names {
 			key := ps.p.GroupsOf(name)
 			cmds[i] = replies{
-				newest: p.ZRevRange(ctx, key, 0, 0),
-				first:  p.ZRange(ctx, key, 0, few-1),
-				parked: p.ZCard(ctx, ps.p.NonReadyOf(name)),
-				aside:  p.ZCard(ctx, ps.p.SuspendedOf(name)),
+				newest:    p.ZRevRange(ctx, key, 0, 0),
+				first:     p.ZRange(ctx, key, 0, firstPage-1),
+				nonReady:  p.ZCard(ctx, ps.p.NonReadyOf(name)),
+				suspended: p.ZCard(ctx, ps.p.SuspendedOf(name)),
 			}
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	type pair struct {
-		*tenant
+	type ownedGroup struct {
+		*countedTenant
 		group string
 	}
-	tenants, pairs := make([]*tenant, len(names)), []pair(nil)
+	tenants, owned := make([]*countedTenant, len(names)), []ownedGroup(nil)
 	for i, name := range names {
-		t := &tenant{
-			name:   name,
-			newest: strings.Join(cmds[i].newest.Val(), ""),
-			parked: cmds[i].parked.Val() + cmds[i].aside.Val(),
+		t := &countedTenant{
+			name:          name,
+			newestGroup:   strings.Join(cmds[i].newest.Val(), ""),
+			nonReadyCount: cmds[i].nonReady.Val() + cmds[i].suspended.Val(),
 		}
 		tenants[i] = t
 		add := func(ids []string) error {
 			for _, id := range ids {
-				pairs = append(pairs, pair{t, id})
+				owned = append(owned, ownedGroup{t, id})
 			}
 			return nil
 		}
-		if ids := cmds[i].first.Val(); len(ids) < few {
+		if ids := cmds[i].first.Val(); len(ids) < firstPage {
 			_ = add(ids) // never fails
 		} else if err := ps.ranked(ctx, ps.p.GroupsOf(name), add); err != nil {
 			return nil, err
 		}
 	}
-	for page := range slices.Chunk(pairs, pageSize/2) {
+	for page := range slices.Chunk(owned, pageSize/2) {
 		open, types := make([]*redis.FloatCmd, len(page)), make([]*redis.StringCmd, len(page))
 		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
-			for i, x := range page {
-				open[i], types[i] = p.ZScore(ctx, ps.p.Open(), x.group), p.HGet(ctx, ps.p.Group(x.group), "types")
+			for i, g := range page {
+				open[i], types[i] = p.ZScore(ctx, ps.p.Open(), g.group), p.HGet(ctx, ps.p.Group(g.group), "types")
 			}
 		})
 		if err != nil {
 			return nil, err
 		}
-		for i, x := range page {
+		for i, g := range page {
 			if open[i].Err() == nil {
-				x.groups = append(x.groups, groupHeader{id: x.group, types: types[i].Val()})
+				g.openGroups = append(g.openGroups, groupHeader{id: g.group, types: types[i].Val()})
 			}
 		}
 	}
