@@ -23,7 +23,7 @@
 //     unfinished, active and congested are such jobs, and those with active ones are in the active
 //     set. Counters of what violates another law are not judged.
 //   - [Registry]: a group is owned by its tenant, lies in its partition and is on its list. A name
-//     that is owned has a group ([Orphans]).
+//     that is owned has a group ([CheckOwnerKeys]).
 //   - [Receipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
 //   - [History]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
 //     notice when it knows of fewer.
@@ -38,7 +38,7 @@
 // twice, and are judged only when both readings agree to the byte: never, while what they count
 // keeps moving. Whatever is found is looked at again and reported only if it stays.
 //
-// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for [Orphans].
+// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for [CheckOwnerKeys].
 // Memory: one group's states and some bits a job, and two bytes for each job between the first and
 // the last one of a group that is neither waiting nor ended.
 //
@@ -156,7 +156,7 @@ func auditPartition(
 		opts.Reducers = reducer.NewRegistry()
 	}
 	opts.stateBytes = cmp.Or(opts.stateBytes, maxStateBytes)
-	a := auditor{db: db{cmd: conn.Cmd, throttle: &throttle{rate: opts.Rate}}, space: space, p: p, opts: opts}
+	a := auditor{reader: reader{cmd: conn.Cmd, pacer: &pacer{rate: opts.Rate}}, space: space, p: p, opts: opts}
 	if err := a.run(ctx, report); err != nil {
 		return fmt.Errorf("audit partition %d: %w", p.Index(), err)
 	}
@@ -200,7 +200,7 @@ func compareViolations(a, b Violation) int {
 
 // auditor audits one partition.
 type auditor struct {
-	db
+	reader
 	space keyspace.Space
 	p     keyspace.Partition
 	opts  Options
@@ -284,7 +284,7 @@ func (ps *pass) run(ctx context.Context) error {
 	if ps.opts.only != nil {
 		return ps.runGroups(ctx)
 	}
-	err := ps.db.ranked(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
+	err := ps.readByScore(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
 	if err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}

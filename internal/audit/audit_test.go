@@ -54,13 +54,13 @@ func TestCluster(t *testing.T) {
 	require.Empty(t, r.Violations)
 	require.Len(t, repairs, 3)
 	require.Equal(t, "globex", w.tenant("empty"))
-	w.ok(Orphans(w.Context(), w.conn, w.space, &r))
+	w.ok(CheckOwnerKeys(w.Context(), w.conn, w.space, &r))
 	require.Equal(t, []string{whole(Registry, "gone")}, summary(r))
 	repairs = nil
-	w.ok(RepairOrphans(w.Context(), w.conn, w.space, func(r RepairResult) { repairs = append(repairs, r) }))
+	w.ok(RepairOwnerKeys(w.Context(), w.conn, w.space, func(r RepairResult) { repairs = append(repairs, r) }))
 	require.Len(t, repairs, 1)
 	r = w.audit(Options{})
-	w.ok(Orphans(w.Context(), w.conn, w.space, &r))
+	w.ok(CheckOwnerKeys(w.Context(), w.conn, w.space, &r))
 	require.Empty(t, r.Violations)
 }
 

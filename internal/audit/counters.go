@@ -120,10 +120,10 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 
 // addNewGroups adds the tenants and types of groups that were created since the look began.
 func (ps *pass) addNewGroups(ctx context.Context) error {
-	return ps.ranked(ctx, ps.p.Open(), func(ids []string) error {
+	return ps.readByScore(ctx, ps.p.Open(), func(ids []string) error {
 		for page := range slices.Chunk(ids, pageSize) {
 			cmds := make([]*redis.SliceCmd, len(page))
-			err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+			err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 				for i, id := range page {
 					cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types")
 				}
@@ -132,10 +132,10 @@ func (ps *pass) addNewGroups(ctx context.Context) error {
 				return err
 			}
 			for _, c := range cmds {
-				if tenant := text(c.Val()[0]); tenant != "" {
+				if tenant := asText(c.Val()[0]); tenant != "" {
 					ps.tenants[tenant] = true
 				}
-				for _, typ := range split(text(c.Val()[1])) {
+				for _, typ := range splitTypes(asText(c.Val()[1])) {
 					ps.types[typ] = true
 				}
 			}
@@ -148,7 +148,7 @@ func (ps *pass) addNewGroups(ctx context.Context) error {
 func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 	var card *redis.IntCmd
 	var newest *redis.ZSliceCmd
-	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
+	err := ps.transaction(ctx, func(p redis.Pipeliner) {
 		card, newest = p.ZCard(ctx, ps.p.Open()), p.ZRevRangeWithScores(ctx, ps.p.Open(), 0, 0)
 	})
 	return fmt.Sprint(card.Val(), newest.Val()), err
@@ -160,7 +160,7 @@ func (ps *pass) newestReady(ctx context.Context) (string, error) {
 	var ids strings.Builder
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), pageSize/5) {
 		newest := make([]*redis.XMessageSliceCmd, len(page))
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, typ := range page {
 				newest[i] = p.XRevRangeN(ctx, ps.p.Ready(typ), "+", "-", 1)
 			}
@@ -182,7 +182,7 @@ func (ps *pass) readTypeCounters(ctx context.Context, types []string) ([][2]int6
 	var all [][2]int64
 	for page := range slices.Chunk(types, pageSize) {
 		cmds := make([]*redis.SliceCmd, len(page))
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, typ := range page {
 				cmds[i] = p.HMGet(ctx, ps.p.Load(typ), "waiting", "non_ready")
 			}
@@ -191,7 +191,7 @@ func (ps *pass) readTypeCounters(ctx context.Context, types []string) ([][2]int6
 			return nil, err
 		}
 		for _, c := range cmds {
-			all = append(all, [2]int64{number(c.Val()[0]), number(c.Val()[1])})
+			all = append(all, [2]int64{asInt(c.Val()[0]), asInt(c.Val()[1])})
 		}
 	}
 	return all, nil

@@ -16,7 +16,7 @@ func FuzzResult(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		ordinal, ok := result(line)
+		ordinal, ok := parseResultLine(line)
 		require.False(t, ok && ordinal < 0)
 		var r struct{ Ordinal *int64 }
 		if err := json.Unmarshal([]byte(line), &r); err == nil && r.Ordinal != nil && *r.Ordinal >= 0 {
@@ -35,7 +35,7 @@ func FuzzBlobs(f *testing.F) {
 			require.GreaterOrEqual(t, n, int64(0))
 		}
 		for _, field := range []string{"7", "07", "-7", text} {
-			if n, _, ok := failed("g", field, text); ok {
+			if n, _, ok := parseFailure("g", field, text); ok {
 				require.Equal(t, field, strconv.FormatInt(n, 10))
 			}
 		}

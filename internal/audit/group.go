@@ -39,7 +39,7 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 	for len(ids) > 0 {
 		n := min(len(ids), pageSize)
 		cmds := make([]*redis.SliceCmd, n)
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
 				cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types", "accepted")
 			}
@@ -50,7 +50,7 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 		headers := make([]groupHeader, n)
 		for i, cmd := range cmds {
 			v := cmd.Val()
-			headers[i] = groupHeader{id: ids[i], tenant: text(v[0]), types: text(v[1]), states: 2 * number(v[2])}
+			headers[i] = groupHeader{id: ids[i], tenant: asText(v[0]), types: asText(v[1]), states: 2 * asInt(v[2])}
 		}
 		if err := ps.headers(ctx, headers); err != nil {
 			return err
@@ -75,7 +75,7 @@ func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
 			return err
 		}
 		for _, g := range groups {
-			if err := ps.throttle.read(ctx, 20, len(g.states)); err != nil {
+			if err := ps.pacer.wait(ctx, 20, len(g.states)); err != nil {
 				return err
 			}
 			if err := ps.checkGroup(ctx, g); err != nil {
@@ -93,7 +93,7 @@ func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
 	return nil
 }
 
-func (h groupHeader) commands() int { return 11 + len(split(h.types)) }
+func (h groupHeader) commands() int { return 11 + len(splitTypes(h.types)) }
 
 // readGroups takes a snapshot of groups. Those that got another type since are returned as changed; those
 // that are gone are left out.
@@ -107,7 +107,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 		dirty                         *redis.BoolCmd
 	}
 	cmds := make([]replies, len(headers))
-	err = ps.atOnce(ctx, func(p redis.Pipeliner) {
+	err = ps.transaction(ctx, func(p redis.Pipeliner) {
 		for i, h := range headers {
 			cmds[i] = replies{
 				hash: p.HGetAll(ctx, ps.p.Group(h.id)), states: p.Get(ctx, ps.p.States(h.id)),
@@ -117,7 +117,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 				open: p.ZScore(ctx, ps.p.Open(), h.id), ended: p.ZScore(ctx, ps.p.Ended(), h.id),
 				dirty: p.SIsMember(ctx, ps.p.Dirty(), h.id),
 			}
-			for _, typ := range split(h.types) {
+			for _, typ := range splitTypes(h.types) {
 				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, ps.p.Queue(h.id, typ)))
 			}
 		}
@@ -156,7 +156,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 		g := &group{
 			id:       h.id,
 			tenant:   h.tenant,
-			types:    split(h.types),
+			types:    splitTypes(h.types),
 			hash:     hash,
 			states:   c.states.Val(),
 			failures: c.failures.Val(),
@@ -184,7 +184,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 // groups share.
 func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 	ps.groups++
-	ps.jobs += g.number("accepted")
+	ps.jobs += g.intField("accepted")
 	ps.tenants[g.tenant] = true
 	for _, typ := range g.types {
 		ps.types[typ] = true
@@ -205,7 +205,7 @@ func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 // checkOwners holds groups against the registry, which lies in other partitions too.
 func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	cmds := make([]*redis.StringCmd, len(groups))
-	err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+	err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 		for i, g := range groups {
 			cmds[i] = p.Get(ctx, ps.space.OfGroup(g.id).Owner(g.id))
 		}
@@ -229,7 +229,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 			continue
 		}
 		var now *redis.StringCmd // a group is forgotten before its owner key
-		if err := ps.inTurn(ctx, func(p redis.Pipeliner) { now = p.HGet(ctx, ps.p.Group(g.id), "tenant") }); err != nil {
+		if err := ps.pipeline(ctx, func(p redis.Pipeliner) { now = p.HGet(ctx, ps.p.Group(g.id), "tenant") }); err != nil {
 			return err
 		}
 		if now.Val() == g.tenant {
@@ -268,7 +268,7 @@ func (ps *pass) markUncertain(law, tenant string, types ...string) {
 	}
 }
 
-func (g *group) number(field string) int64 { return number(g.hash[field]) }
+func (g *group) intField(field string) int64 { return asInt(g.hash[field]) }
 
 func (g *group) status() string { return g.hash["status"] }
 
@@ -277,15 +277,15 @@ func (g *group) unfinished() int64 {
 	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
 }
 
-func text(v any) string { s, _ := v.(string); return s }
+func asText(v any) string { s, _ := v.(string); return s }
 
-// number reads a hash field's value; one that is not there is 0.
-func number(v any) int64 {
-	n, _ := strconv.ParseInt(text(v), 10, 64)
+// asInt reads a hash field's value; one that is not there is 0.
+func asInt(v any) int64 {
+	n, _ := strconv.ParseInt(asText(v), 10, 64)
 	return n
 }
 
-func split(types string) []string {
+func splitTypes(types string) []string {
 	if types == "" {
 		return nil
 	}

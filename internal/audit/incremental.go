@@ -18,7 +18,7 @@ import (
 // failures, or has not changed since the round before although jobs are under way; and tenants who
 // have less parked than their groups' ledgers say. It remembers some bytes a group.
 type IncrementalCheck struct {
-	db
+	reader
 	p     keyspace.Partition
 	known map[string]*knownGroup // of the round before
 }
@@ -35,7 +35,7 @@ const maxRecheckGap = 8
 
 // NewIncrementalCheck has seen nothing yet.
 func NewIncrementalCheck(conn *redisx.Conn, p keyspace.Partition) *IncrementalCheck {
-	return &IncrementalCheck{db: db{cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
+	return &IncrementalCheck{reader: reader{cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
 }
 
 // tenantBatch is a tenant with its open groups, which are read at one instant.
@@ -48,7 +48,7 @@ type tenantBatch struct {
 // Run looks at all open groups. Alarmed, it takes everything that is under way for suspicious.
 func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, error) {
 	var ids []string
-	if err := c.ranked(ctx, c.p.Open(), func(page []string) error {
+	if err := c.readByScore(ctx, c.p.Open(), func(page []string) error {
 		ids = append(ids, page...)
 		return nil
 	}); err != nil {
@@ -89,7 +89,7 @@ func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error 
 	c.known = known
 	for page := range slices.Chunk(unknown, pageSize) {
 		cmds := make([]*redis.SliceCmd, len(page))
-		if err := c.inTurn(ctx, func(p redis.Pipeliner) {
+		if err := c.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range page {
 				cmds[i] = p.HMGet(ctx, c.p.Group(id), "tenant", "types")
 			}
@@ -98,7 +98,7 @@ func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error 
 		}
 		for i, id := range page {
 			v := cmds[i].Val()
-			known[id] = &knownGroup{tenant: text(v[0]), types: text(v[1])}
+			known[id] = &knownGroup{tenant: asText(v[0]), types: asText(v[1])}
 		}
 	}
 	return nil
@@ -114,7 +114,7 @@ func (c *IncrementalCheck) batchByTenant() []tenantBatch {
 			at[g.tenant], all = i, append(all, tenantBatch{tenant: g.tenant, commands: 2})
 		}
 		all[i].groups = append(all[i].groups, id)
-		all[i].commands += 3 + len(split(g.types))
+		all[i].commands += 3 + len(splitTypes(g.types))
 	}
 	return all
 }
@@ -138,7 +138,7 @@ func (c *IncrementalCheck) query(ctx context.Context, p redis.Pipeliner, id stri
 		states:   p.StrLen(ctx, c.p.States(id)),
 		failures: p.HLen(ctx, c.p.Failures(id)),
 	}
-	for _, typ := range split(c.known[id].types) {
+	for _, typ := range splitTypes(c.known[id].types) {
 		n.queues = append(n.queues, p.LLen(ctx, c.p.Queue(id, typ)))
 	}
 	return n
@@ -159,7 +159,7 @@ func (c *IncrementalCheck) checkBatches(ctx context.Context, batches []tenantBat
 		groups            []groupNumbers
 	}
 	replies := make([]reply, len(batches))
-	if err := c.atOnce(ctx, func(p redis.Pipeliner) {
+	if err := c.transaction(ctx, func(p redis.Pipeliner) {
 		for i, b := range batches {
 			replies[i] = reply{
 				parked:    p.ZCard(ctx, c.p.NonReadyOf(b.tenant)),
@@ -190,7 +190,7 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 	for reading := range sums {
 		for page := range slices.Chunk(b.groups, pageSize/10) {
 			numbers := make([]groupNumbers, len(page))
-			if err := c.atOnce(ctx, func(p redis.Pipeliner) {
+			if err := c.transaction(ctx, func(p redis.Pipeliner) {
 				for i, id := range page {
 					numbers[i] = c.query(ctx, p, id)
 				}
@@ -206,7 +206,7 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 			}
 		}
 		var parked, suspended *redis.IntCmd
-		if err := c.atOnce(ctx, func(p redis.Pipeliner) {
+		if err := c.transaction(ctx, func(p redis.Pipeliner) {
 			parked, suspended = p.ZCard(ctx, c.p.NonReadyOf(b.tenant)), p.ZCard(ctx, c.p.SuspendedOf(b.tenant))
 		}); err != nil {
 			return err
@@ -232,10 +232,10 @@ type nonReadyCounts struct {
 
 func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 	v := numbers.counts.Val()
-	nonReady := number(v[2])
+	nonReady := asInt(v[2])
 	c.total += nonReady
 	c.fingerprint = 31*c.fingerprint + fingerprintOf(v)
-	c.unknown = c.unknown || text(v[9]) == string(api.StatusCancelled)
+	c.unknown = c.unknown || asText(v[9]) == string(api.StatusCancelled)
 	if nonReady > 0 {
 		c.groups = append(c.groups, id)
 	}
@@ -252,7 +252,7 @@ func fingerprintOf(values []any) uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)
 	for _, v := range values {
-		_, _ = h.WriteString(text(v)) // never fails
+		_, _ = h.WriteString(asText(v)) // never fails
 		_ = h.WriteByte('|')
 	}
 	return h.Sum64()
@@ -266,8 +266,8 @@ func (c *IncrementalCheck) checkGroup(id string, numbers groupNumbers, alarmed b
 		nonReady.unknown = true
 		return
 	}
-	status := text(v[9])
-	if status == "" || text(v[10]) != g.types || text(v[11]) != g.tenant {
+	status := asText(v[9])
+	if status == "" || asText(v[10]) != g.types || asText(v[11]) != g.tenant {
 		delete(c.known, id) // it is gone, or met anew in the next round
 		nonReady.unknown = true
 		return
@@ -275,15 +275,15 @@ func (c *IncrementalCheck) checkGroup(id string, numbers groupNumbers, alarmed b
 	nonReady.add(id, numbers)
 	all, queued := int64(0), int64(0)
 	for _, n := range v[1:8] {
-		all += number(n)
+		all += asInt(n)
 	}
 	now := fingerprintOf(v)
 	for _, q := range numbers.queues {
 		queued += q.Val()
 		now = 31*now + uint64(q.Val())
 	}
-	accepted, waiting, ready, inFlight := number(v[0]), number(v[1]), number(v[3]), number(v[4])
-	done, failed, reduced := number(v[5]), number(v[6]), number(v[8])
+	accepted, waiting, ready, inFlight := asInt(v[0]), asInt(v[1]), asInt(v[3]), asInt(v[4])
+	done, failed, reduced := asInt(v[5]), asInt(v[6]), asInt(v[8])
 	underWay := ready+inFlight > 0 || done > reduced
 	cancelled := status == string(api.StatusCancelled)
 	wrong := all != accepted || numbers.states.Val() != 2*accepted || numbers.failures.Val() != failed || reduced > done ||

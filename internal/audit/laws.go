@@ -25,10 +25,10 @@ var countFields = []struct{ name, letters string }{
 
 // checkCounts holds a group's counters against each other and against its states.
 func (ps *pass) checkCounts(g *group) {
-	accepted, sum := g.number("accepted"), int64(0)
+	accepted, sum := g.intField("accepted"), int64(0)
 	var parts []string
 	for _, f := range countFields {
-		n := g.number(f.name)
+		n := g.intField(f.name)
 		sum += n
 		if n != 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", f.name, n))
@@ -47,7 +47,7 @@ func (ps *pass) checkCounts(g *group) {
 	}
 	known := "A"
 	for _, f := range append(slices.Clone(countFields), struct{ name, letters string }{"reduced", string(ledger.Reduced)}) {
-		have, n := int64(0), g.number(f.name)
+		have, n := int64(0), g.intField(f.name)
 		for _, letter := range []byte(f.letters) {
 			have += g.counts[letter]
 		}
@@ -65,7 +65,7 @@ func (ps *pass) checkCounts(g *group) {
 	}
 	var coded int64
 	for _, code := range slices.Sorted(maps.Keys(g.codes)) {
-		n := number(g.codes[code])
+		n := asInt(g.codes[code])
 		coded += n
 		if n < 0 {
 			ps.reportGroup(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
@@ -158,14 +158,14 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 		}
 		passed = passed && has
 		if has {
-			last = ps.checkTimeOrder(g, s, last, number(at(s)))
+			last = ps.checkTimeOrder(g, s, last, asInt(at(s)))
 		}
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
 		if has := at(s) != ""; has != (s == status) {
 			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
 		} else if has {
-			ps.checkTimeOrder(g, s, last, number(at(s)))
+			ps.checkTimeOrder(g, s, last, asInt(at(s)))
 		}
 	}
 }

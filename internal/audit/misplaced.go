@@ -116,7 +116,7 @@ func (r *locationRepair) walk(ctx context.Context) error {
 			return err
 		}
 		var elements []string
-		if err := r.queue(ctx, r.p.Queue(r.owner, r.typ), n, func(blob string) {
+		if err := r.readQueue(ctx, r.p.Queue(r.owner, r.typ), n, func(blob string) {
 			if ordinal, ok := ledger.QueuedOrdinal(blob); !ok || r.candidates[job{r.owner, ordinal}] {
 				elements = append(elements, blob)
 			}
@@ -135,9 +135,9 @@ func (r *locationRepair) walk(ctx context.Context) error {
 		if r.name == "suspended" {
 			key = r.p.SuspendedOf(r.owner)
 		}
-		return r.members(ctx, key, func(page []string) error { return r.tryBlobs(ctx, page) })
+		return r.scanMembers(ctx, key, func(page []string) error { return r.tryBlobs(ctx, page) })
 	case "ready":
-		return r.stream(ctx, r.p.Ready(r.owner), func(page []redis.XMessage) error {
+		return r.readStream(ctx, r.p.Ready(r.owner), func(page []redis.XMessage) error {
 			for _, e := range page {
 				d, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
 				if err := r.try(ctx, e.ID, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
@@ -147,7 +147,7 @@ func (r *locationRepair) walk(ctx context.Context) error {
 			return nil
 		})
 	case "results":
-		return r.stream(ctx, r.p.ResultStream(), func(page []redis.XMessage) error {
+		return r.readStream(ctx, r.p.ResultStream(), func(page []redis.XMessage) error {
 			for _, e := range page {
 				if err := r.tryResults(ctx, e); err != nil {
 					return err
@@ -166,7 +166,7 @@ func (r *locationRepair) walk(ctx context.Context) error {
 	}
 	return r.scan(ctx, command, func(page []string) error {
 		for i := 0; i+1 < len(page); i += 2 {
-			if _, _, ok := failed(r.owner, page[i], page[i+1]); !ok {
+			if _, _, ok := parseFailure(r.owner, page[i], page[i+1]); !ok {
 				if err := r.try(ctx, page[i], unreadableJob); err != nil {
 					return err
 				}
@@ -195,9 +195,9 @@ func (r *locationRepair) tryBlobs(ctx context.Context, page []string) error {
 
 // tryResults tries an entry of results that names a suspect, or has a line that can't be read.
 func (r *locationRepair) tryResults(ctx context.Context, e redis.XMessage) error {
-	for line := range strings.SplitSeq(text(e.Values["l"]), "\n") {
-		ordinal, ok := result(line)
-		if err := r.try(ctx, e.ID, jobOr(job{text(e.Values["g"]), ordinal}, ok)); err != nil {
+	for line := range strings.SplitSeq(asText(e.Values["l"]), "\n") {
+		ordinal, ok := parseResultLine(line)
+		if err := r.try(ctx, e.ID, jobOr(job{asText(e.Values["g"]), ordinal}, ok)); err != nil {
 			return err
 		}
 	}
@@ -229,8 +229,8 @@ func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 	return nil
 }
 
-// codeOf reads the error code of a failure's record.
-func codeOf(record string) string {
+// errorCode reads the error code of a failure's record.
+func errorCode(record string) string {
 	head, _, _ := strings.Cut(record, "\n")
 	var e struct{ Code string }
 	if json.Unmarshal([]byte(head), &e) != nil {

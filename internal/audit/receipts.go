@@ -51,17 +51,17 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 // than its producer was told: Redis has lost them, by a cut of its append-only file or by a replica
 // that lagged behind when it took over. A group that has expired since is not known either.
 func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
-	d := db{cmd: conn.Cmd}
+	r := reader{cmd: conn.Cmd}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), pageSize) {
 		owners, held := make([]*redis.StringCmd, len(page)), make([]*redis.StringCmd, len(page))
-		if err := d.inTurn(ctx, func(p redis.Pipeliner) {
+		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range page {
 				owners[i] = p.Get(ctx, space.OfGroup(id).Owner(id))
 			}
 		}); err != nil {
 			return fmt.Errorf("check receipts: %w", err)
 		}
-		if err := d.inTurn(ctx, func(p redis.Pipeliner) {
+		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range page {
 				held[i] = p.HGet(ctx, space.OfTenant(owners[i].Val()).Group(id), "accepted")
 			}
@@ -70,7 +70,7 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 		}
 		for i, id := range page {
 			v := Violation{Law: Receipt, Partition: space.OfGroup(id).Index(), Group: id}
-			told, have := all[id], number(held[i].Val())
+			told, have := all[id], asInt(held[i].Val())
 			switch {
 			case errors.Is(owners[i].Err(), redis.Nil):
 				v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)

@@ -41,18 +41,18 @@ func (ps *pass) groupRepair(g *group) (repairAction, bool) {
 	}
 	for _, f := range countFields {
 		have := g.among(f.letters)
-		sum, counted = sum+g.number(f.name), counted+have
-		add(f.name, have-g.number(f.name))
+		sum, counted = sum+g.intField(f.name), counted+have
+		add(f.name, have-g.intField(f.name))
 	}
-	add("reduced", g.counts[ledger.Reduced]-g.number("reduced"))
-	accepted, jobs := g.number("accepted"), int64(len(g.states)/2)
+	add("reduced", g.counts[ledger.Reduced]-g.intField("reduced"))
+	accepted, jobs := g.intField("accepted"), int64(len(g.states)/2)
 	if counted != jobs || accepted != jobs && sum != jobs { // states are wrong themselves: two of three are against them
 		return repairAction{}, false
 	}
 	add("accepted", jobs-accepted)
 	return repairAction{"group " + g.id, "its ledger counts its states, and it is on its lists",
 		func(ctx context.Context) (bool, error) {
-			return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, g.number("repaired"), differences)
+			return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, g.intField("repaired"), differences)
 		}}, true
 }
 
@@ -125,7 +125,7 @@ func (ps *pass) codesRepair(g *group) repairAction {
 		seen := map[string]bool{} // a scan may yield a field twice
 		if err := ps.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
-				if code := codeOf(page[i+1]); code != "" && !seen[page[i]] {
+				if code := errorCode(page[i+1]); code != "" && !seen[page[i]] {
 					differences["code:"+code]++
 				}
 				seen[page[i]] = true
@@ -139,11 +139,11 @@ func (ps *pass) codesRepair(g *group) repairAction {
 			return false, err
 		}
 		for code, n := range before.codes {
-			if differences["code:"+code] -= number(n); differences["code:"+code] == 0 {
+			if differences["code:"+code] -= asInt(n); differences["code:"+code] == 0 {
 				delete(differences, "code:"+code)
 			}
 		}
-		return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, number(before.repaired), differences)
+		return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, asInt(before.repaired), differences)
 	}}
 }
 
@@ -157,7 +157,7 @@ func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) 
 	var hash *redis.SliceCmd
 	var all *redis.MapStringStringCmd
 	var n *redis.IntCmd
-	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
+	err := ps.transaction(ctx, func(p redis.Pipeliner) {
 		hash, all, n = p.HMGet(ctx, ps.p.Group(id), "repaired"), p.HGetAll(ctx, ps.p.Codes(id)),
 			p.HLen(ctx, ps.p.Failures(id))
 	})

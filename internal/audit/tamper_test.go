@@ -349,7 +349,7 @@ var tampers = []tamper{
 	{"results entry gone", func(w *world) []string {
 		n := w.jobIn("all", 'D', 0)
 		for _, m := range w.c.XRange(w.Context(), w.all().ResultStream(), "-", "+").Val() {
-			if got, _ := result(m.Values["l"].(string)); got == n {
+			if got, _ := parseResultLine(m.Values["l"].(string)); got == n {
 				w.ok(w.c.XDel(w.Context(), w.all().ResultStream(), m.ID).Err())
 			}
 		}
@@ -375,13 +375,13 @@ var tampers = []tamper{
 	}},
 	{"results line gone", func(w *world) []string {
 		lines, _ := w.chunk("completed")
-		n, _ := result(lines[0])
+		n, _ := parseResultLine(lines[0])
 		w.ok(w.c.LTrim(w.Context(), w.part("completed").Results("completed"), 1, -1).Err())
 		return []string{of(Results, "completed", n)}
 	}},
 	{"results line twice", func(w *world) []string {
 		lines, set := w.chunk("completed")
-		n, _ := result(lines[0])
+		n, _ := parseResultLine(lines[0])
 		set(append(lines, lines[0]))
 		return []string{of(Results, "completed", n)}
 	}},

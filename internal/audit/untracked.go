@@ -33,7 +33,7 @@ func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	var candidates []foundJob
 	for page := range slices.Chunk(jobs, pageSize/2) {
 		replies := make([]jobReplies, len(page))
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, j := range page {
 				replies[i] = ps.queryJob(ctx, p, j)
 			}
@@ -49,7 +49,7 @@ func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	}
 	for page := range slices.Chunk(candidates, 50) {
 		replies, present := make([]jobReplies, len(page)), make([]func() bool, len(page))
-		err := ps.atOnce(ctx, func(p redis.Pipeliner) {
+		err := ps.transaction(ctx, func(p redis.Pipeliner) {
 			for i, j := range page {
 				replies[i] = ps.queryJob(ctx, p, j)
 				if j.kind == atNonReady {
@@ -93,7 +93,7 @@ func (j foundJob) faultBy(a jobReplies) string {
 		return "" // its group can't be judged
 	}
 	v, state := a.group.Val(), ledger.State(a.state.Val())
-	tenant, status, sweeping := text(v[0]), text(v[1]), text(v[2]) != ""
+	tenant, status, sweeping := asText(v[0]), asText(v[1]), asText(v[2]) != ""
 	switch {
 	case status == "":
 		return "there is no such group"

@@ -219,13 +219,13 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 		plan, err := aggregate.Plan(w.plans, w.c.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.ok(err)
 		state := plan.New()
-		if text(have[1]) != "" {
-			state, err = plan.Decode([]byte(text(have[1])))
+		if asText(have[1]) != "" {
+			state, err = plan.Decode([]byte(asText(have[1])))
 			w.ok(err)
 		}
-		args := ledger.ReduceArgs{Group: id, Slot: slot, Version: number(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
+		args := ledger.ReduceArgs{Group: id, Slot: slot, Version: asInt(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
 		for line := range strings.SplitSeq(lines, "\n") {
-			n, ok := result(line)
+			n, ok := parseResultLine(line)
 			require.True(w, ok)
 			args.Ordinals = append(args.Ordinals, n)
 			w.ok(state.Add(reducer.Result{Ordinal: n, Data: []byte(`{"cost":2}`)}))

@@ -18,7 +18,7 @@ func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 		}
 	}
 	if found {
-		ps.markUncertain(Place, h.tenant, split(h.types)...)
+		ps.markUncertain(Place, h.tenant, splitTypes(h.types)...)
 	}
 	return found
 }

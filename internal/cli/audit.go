@@ -159,13 +159,13 @@ func (a *auditing) audit(
 			a.root.Notef("%s: partition %d, %s %s: %s", what, r.Partition, r.Law, job, r.Detail)
 		}
 		if report, err = audit.Repair(ctx, conn, space, audit.Options{}, tell); err == nil {
-			err = audit.RepairOrphans(ctx, conn, space, tell)
+			err = audit.RepairOwnerKeys(ctx, conn, space, tell)
 		}
 	} else {
 		report, err = audit.Run(ctx, conn, space, audit.Options{})
 	}
 	if err == nil {
-		err = audit.Orphans(ctx, conn, space, &report)
+		err = audit.CheckOwnerKeys(ctx, conn, space, &report)
 	}
 	if call.IsOOM(err) {
 		err = fmt.Errorf(

@@ -24,7 +24,7 @@ func numbers(from, to int) []any {
 
 // A queue that is read while its head is taken away and its end grows yields each element
 // that stays, once.
-func TestQueueOnTheMove(t *testing.T) {
+func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 	t.Parallel()
 	const all = 3 * pageSize
 	for _, c := range []struct {
@@ -49,7 +49,7 @@ func TestQueueOnTheMove(t *testing.T) {
 			key := prefix + "list"
 			w.ok(w.c.RPush(w.Context(), key, numbers(0, all)...).Err())
 			seen := map[string]int{}
-			err := db{cmd: w.c}.queue(w.Context(), key, all, func(e string) {
+			err := reader{cmd: w.c}.readQueue(w.Context(), key, all, func(e string) {
 				seen[e]++
 				if len(seen) != c.after {
 					return
@@ -78,7 +78,7 @@ func TestQueueOnTheMove(t *testing.T) {
 }
 
 // Members of one score are more than a page; some come and go meanwhile.
-func TestRanked(t *testing.T) {
+func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		w := newWorld(t, url, prefix, 1)
 		key := prefix + "set"
@@ -86,7 +86,7 @@ func TestRanked(t *testing.T) {
 			w.ok(w.c.ZAdd(w.Context(), key, redis.Z{Score: float64(1_700_000_000_000 + max(i, 1300)), Member: fmt.Sprint("m", i)}).Err())
 		}
 		var got []string
-		err := db{cmd: w.c}.ranked(w.Context(), key, func(page []string) error {
+		err := reader{cmd: w.c}.readByScore(w.Context(), key, func(page []string) error {
 			if len(got) == 0 {
 				w.ok(w.c.ZRem(w.Context(), key, page[0], "m1499").Err())
 				w.ok(w.c.ZAdd(w.Context(), key, redis.Z{Score: 1_700_000_001_500, Member: "new"}).Err())
@@ -104,7 +104,7 @@ func TestRanked(t *testing.T) {
 }
 
 // A scan may yield an element twice: that is not two of them.
-func TestScanThatRepeatsItself(t *testing.T) {
+func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, 1)
@@ -114,9 +114,9 @@ func TestScanThatRepeatsItself(t *testing.T) {
 	blobs := w.c.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
 	w.park(p, "acme", blobs[1]+" ")
 
-	a := &auditor{db: db{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, stateBytes: maxStateBytes}}
+	a := &auditor{reader: reader{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, stateBytes: maxStateBytes}}
 	ps := a.newPass()
-	w.ok(ps.ranked(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
+	w.ok(ps.readByScore(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
 	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(ps.checkTracked(w.Context(), ps.judgedSharedKinds()))
@@ -146,7 +146,7 @@ func TestReadingOfLinesAndBlobs(t *testing.T) {
 		`{"ordinal":17,"data":1}`: 17, `{"ordinal":3}`: 3, `{"data":{"ordinal":1},"ordinal":2}`: 2, `{ "ordinal" : 9 }`: 9,
 		`{"ordinal":-1}`: -1, `{"ordinal":1.5}`: -1, `{"ordinal":"1"}`: -1, `{"data":1}`: -1, `17`: -1, ``: -1, `{"ordinal":`: -1,
 	} {
-		n, ok := result(line)
+		n, ok := parseResultLine(line)
 		require.Equal(t, want >= 0, ok, line)
 		if ok {
 			require.Equal(t, want, n, line)

@@ -23,7 +23,7 @@ type countedTenant struct {
 func (t *countedTenant) commands() int {
 	n := 7
 	for _, g := range t.openGroups {
-		n += 2 + len(split(g.types))
+		n += 2 + len(splitTypes(g.types))
 	}
 	return n
 }
@@ -79,7 +79,7 @@ func (ps *pass) recountPage(ctx context.Context, tenants []*countedTenant, yield
 		return nil
 	}
 	replies := make([]*tenantReply, len(tenants))
-	err := ps.atOnce(ctx, func(p redis.Pipeliner) {
+	err := ps.transaction(ctx, func(p redis.Pipeliner) {
 		for i, t := range tenants {
 			replies[i] = &tenantReply{countedTenant: t}
 			for _, query := range ps.queries(ctx, replies[i]) {
@@ -125,7 +125,7 @@ func (ps *pass) recountLarge(ctx context.Context, t *countedTenant) (tenantRecou
 func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, error) {
 	reply := &tenantReply{countedTenant: t}
 	for page := range slices.Chunk(ps.queries(ctx, reply), pageSize/10) {
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for _, query := range page {
 				query(p)
 			}
@@ -135,7 +135,7 @@ func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, 
 		}
 	}
 	r, nonReady := reply.total(), int64(0)
-	err := ps.members(ctx, ps.p.NonReadyOf(t.name), func(page []string) error {
+	err := ps.scanMembers(ctx, ps.p.NonReadyOf(t.name), func(page []string) error {
 		nonReady += int64(len(page))
 		r.addNonReady(page, int64(len(page)))
 		return nil
@@ -144,7 +144,7 @@ func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, 
 		return r, err
 	}
 	suspended := int64(0)
-	err = ps.members(ctx, ps.p.SuspendedOf(t.name), func(page []string) error {
+	err = ps.scanMembers(ctx, ps.p.SuspendedOf(t.name), func(page []string) error {
 		suspended += int64(len(page))
 		r.addSuspended(page, int64(len(page)))
 		return nil
@@ -188,7 +188,7 @@ func (ps *pass) queries(ctx context.Context, reply *tenantReply) []func(redis.Pi
 					"accepted", "failed", "at:created", "paused"),
 				scheduled: p.ZScore(ctx, ps.p.Scheduled(), g.id),
 			}
-			for _, typ := range split(g.types) {
+			for _, typ := range splitTypes(g.types) {
 				group.queues = append(group.queues, p.LLen(ctx, ps.p.Queue(g.id, typ)))
 			}
 			reply.groups[i] = group
@@ -202,22 +202,22 @@ func (r *tenantReply) total() tenantRecount {
 	total := tenantRecount{waiting: map[string]int64{}, nonReady: map[string]int64{}, inActiveSet: r.inActiveSet.Val()}
 	v := r.counters.Val()
 	for i := range total.stored {
-		total.stored[i] = number(v[i])
+		total.stored[i] = asInt(v[i])
 	}
-	total.paused = text(v[3]) != ""
+	total.paused = asText(v[3]) != ""
 	newest := r.newest.Val()
 	total.consistent = len(newest) == 0 && r.countedTenant.newestGroup == "" || len(newest) == 1 && newest[0] == r.countedTenant.newestGroup
 	total.addToFingerprint("%v %v %v %v", total.stored, total.inActiveSet, total.paused, newest)
 	for i, g := range r.openGroups {
 		group := r.groups[i]
 		v := group.counts.Val()
-		heldBack := group.scheduled.Err() == nil || text(v[8]) != ""
-		total.consistent = total.consistent && text(v[0]) == g.types
+		heldBack := group.scheduled.Err() == nil || asText(v[8]) != ""
+		total.consistent = total.consistent && asText(v[0]) == g.types
 		for _, n := range v[1:5] {
-			total.counted[0] += number(n)
+			total.counted[0] += asInt(n)
 		}
 		total.addToFingerprint("%v %v", v, heldBack)
-		for j, typ := range split(g.types) {
+		for j, typ := range splitTypes(g.types) {
 			n := group.queues[j].Val()
 			total.waiting[typ] += n
 			if !heldBack {
@@ -277,7 +277,7 @@ func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTena
 		nonReady, suspended *redis.IntCmd
 	}
 	cmds := make([]replies, len(names))
-	err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+	err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 		for i, name := range names {
 			key := ps.p.GroupsOf(name)
 			cmds[i] = replies{
@@ -311,13 +311,13 @@ func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTena
 		}
 		if ids := cmds[i].first.Val(); len(ids) < firstPage {
 			_ = add(ids) // never fails
-		} else if err := ps.ranked(ctx, ps.p.GroupsOf(name), add); err != nil {
+		} else if err := ps.readByScore(ctx, ps.p.GroupsOf(name), add); err != nil {
 			return nil, err
 		}
 	}
 	for page := range slices.Chunk(owned, pageSize/2) {
 		open, types := make([]*redis.FloatCmd, len(page)), make([]*redis.StringCmd, len(page))
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, g := range page {
 				open[i], types[i] = p.ZScore(ctx, ps.p.Open(), g.group), p.HGet(ctx, ps.p.Group(g.group), "types")
 			}

@@ -15,19 +15,19 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// orphanWait is how long a name must have been without its group: one that is being created gets it
+// orphanInterval is how long a name must have been without its group: one that is being created gets it
 // within moments.
-const orphanWait = 500 * time.Millisecond
+const orphanInterval = 500 * time.Millisecond
 
-// name is an owner key: who owns which group.
-type name struct{ key, group, tenant string }
+// ownerKey is an owner key: who owns which group.
+type ownerKey struct{ key, group, tenant string }
 
-// Orphans adds a violation of the law registry for each owner key whose group does not exist. A
+// CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not exist. A
 // crash between forgetting a group and its name leaves one, and so does a shard that lost the group
 // while another kept the name; the id can't be used by other tenants until the key is gone. It
 // looks at the names of all keys in Redis.
-func Orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
-	names, err := orphans(ctx, conn, space)
+func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
+	names, err := findOrphans(ctx, conn, space)
 	if err != nil {
 		return fmt.Errorf("look for names without a group: %w", err)
 	}
@@ -38,16 +38,16 @@ func Orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, repor
 	return nil
 }
 
-func (n name) violation(space keyspace.Space) Violation {
+func (n ownerKey) violation(space keyspace.Space) Violation {
 	return Violation{
 		Law: Registry, Partition: space.OfGroup(n.group).Index(), Group: n.group,
 		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", n.tenant),
 	}
 }
 
-// RepairOrphans drops such names.
-func RepairOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(RepairResult)) error {
-	names, err := orphans(ctx, conn, space)
+// RepairOwnerKeys drops such names.
+func RepairOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(RepairResult)) error {
+	names, err := findOrphans(ctx, conn, space)
 	if err != nil {
 		return fmt.Errorf("look for names without a group: %w", err)
 	}
@@ -57,11 +57,11 @@ func RepairOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 		}
 	}
 	// Who creates a group just now has seen its name: that comes back when the group is there.
-	if len(names) > 0 && redisx.Sleep(ctx, 2*orphanWait) != nil {
+	if len(names) > 0 && redisx.Sleep(ctx, 2*orphanInterval) != nil {
 		return ctx.Err()
 	}
 	for _, n := range names {
-		is, err := n.exists(ctx, conn, space)
+		is, err := n.groupExists(ctx, conn, space)
 		if err == nil && is {
 			err = conn.Cmd.SetNX(ctx, n.key, n.tenant, 0).Err()
 		}
@@ -81,7 +81,7 @@ func RepairOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 	return nil
 }
 
-func (n name) exists(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (bool, error) {
+func (n ownerKey) groupExists(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (bool, error) {
 	_, err := conn.Cmd.HGet(ctx, space.OfTenant(n.tenant).Group(n.group), "status").Result()
 	if errors.Is(err, redis.Nil) {
 		return false, nil
@@ -89,17 +89,17 @@ func (n name) exists(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 	return err == nil, err
 }
 
-// orphans scans every shard, and asks some times about the names whose groups are not there.
-func orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]name, error) {
+// findOrphans scans every shard, and asks some times about the names whose groups are not there.
+func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]ownerKey, error) {
 	var mu sync.Mutex
-	var found []name
+	var found []ownerKey
 	scan := func(ctx context.Context, shard redis.UniversalClient) error {
 		for cursor := uint64(0); ; {
 			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), pageSize).Result()
 			if err != nil {
 				return err
 			}
-			some, err := nameless(ctx, conn, space, keys)
+			some, err := ownerKeysWithoutGroup(ctx, conn, space, keys)
 			if err != nil {
 				return err
 			}
@@ -113,15 +113,15 @@ func orphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]na
 	}
 	err := conn.Shards(ctx, scan)
 	for i := 1; i < confirmations && err == nil && len(found) > 0; i++ {
-		if err = redisx.Sleep(ctx, orphanWait); err == nil {
+		if err = redisx.Sleep(ctx, orphanInterval); err == nil {
 			var keys []string
 			for _, n := range found {
 				keys = append(keys, n.key)
 			}
-			found, err = nameless(ctx, conn, space, keys)
+			found, err = ownerKeysWithoutGroup(ctx, conn, space, keys)
 		}
 	}
-	slices.SortFunc(found, func(a, b name) int { return strings.Compare(a.group, b.group) })
+	slices.SortFunc(found, func(a, b ownerKey) int { return strings.Compare(a.group, b.group) })
 	return slices.Compact(found), err
 }
 
@@ -133,35 +133,35 @@ func ownerPattern(space keyspace.Space) string {
 	return escaped + "{*}" + after
 }
 
-// nameless are those of some owner keys whose groups do not exist.
-func nameless(ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string) ([]name, error) {
-	d := db{cmd: conn.Cmd}
-	var all []name
+// ownerKeysWithoutGroup are those of some owner keys whose groups do not exist.
+func ownerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string) ([]ownerKey, error) {
+	r := reader{cmd: conn.Cmd}
+	var all []ownerKey
 	for page := range slices.Chunk(keys, pageSize) {
 		tenants := make([]*redis.StringCmd, len(page))
-		if err := d.inTurn(ctx, func(p redis.Pipeliner) {
+		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, key := range page {
 				tenants[i] = p.Get(ctx, key)
 			}
 		}); err != nil {
 			return nil, err
 		}
-		var names []name
+		var keysRead []ownerKey
 		for i, key := range page {
 			group := key[strings.LastIndexByte(key, ':')+1:]
 			if tenants[i].Err() == nil && space.OfGroup(group).Owner(group) == key {
-				names = append(names, name{key, group, tenants[i].Val()})
+				keysRead = append(keysRead, ownerKey{key, group, tenants[i].Val()})
 			}
 		}
-		states := make([]*redis.StringCmd, len(names))
-		if err := d.inTurn(ctx, func(p redis.Pipeliner) {
-			for i, n := range names {
+		states := make([]*redis.StringCmd, len(keysRead))
+		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
+			for i, n := range keysRead {
 				states[i] = p.HGet(ctx, space.OfTenant(n.tenant).Group(n.group), "status")
 			}
 		}); err != nil {
 			return nil, err
 		}
-		for i, n := range names {
+		for i, n := range keysRead {
 			if errors.Is(states[i].Err(), redis.Nil) {
 				all = append(all, n)
 			}

@@ -46,7 +46,7 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 
 	var hash *redis.SliceCmd
 	var states *redis.StringCmd
-	err = ps.atOnce(ctx, func(p redis.Pipeliner) {
+	err = ps.transaction(ctx, func(p redis.Pipeliner) {
 		hash, states = p.HMGet(ctx, ps.p.Group(g.id), "at:created", "status", "results_expired"),
 			p.Get(ctx, ps.p.States(g.id))
 	})
@@ -54,11 +54,11 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 		return err
 	}
 	v, now := hash.Val(), states.Val()
-	if text(v[0]) != g.hash["at:created"] {
+	if asText(v[0]) != g.hash["at:created"] {
 		return nil // another round of it, or it is gone
 	}
-	own[atGroupResults] = own[atGroupResults] && text(v[2]) == ""
-	index.cancelled = index.cancelled || text(v[1]) == string(api.StatusCancelled)
+	own[atGroupResults] = own[atGroupResults] && asText(v[2]) == ""
+	index.cancelled = index.cancelled || asText(v[1]) == string(api.StatusCancelled)
 	index.eachProblem(now, covers, func(p problem) bool {
 		if p.kind != atQueue || p.fault != "missing" || !index.cancelled { // cancelling drops the queues at once
 			ps.reportJob(g.id, g.tenant, g.types, p)
@@ -70,7 +70,7 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 			f := finding{x.kind.law(), g.id, x.ordinal, fmt.Sprint("unknown ", x.kind)}
 			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[x.kind])
 			// or its states are lost, and not the jobs
-			if x.kind != atGroupResults && int64(len(now)) == 2*g.number("accepted") {
+			if x.kind != atGroupResults && int64(len(now)) == 2*g.intField("accepted") {
 				ps.addRepair(f, ps.misplacedRepair(job{g.id, x.ordinal},
 					ps.locationsOf(x.kind, g.id, g.tenant, x.ordinal, g.types)...))
 			}
@@ -99,7 +99,7 @@ func (ps *pass) readOwnLocations(
 		if !own[atQueue] {
 			break
 		}
-		err := ps.db.queue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
+		err := ps.readQueue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
 			if ordinal, ok := ledger.QueuedOrdinal(blob); ok {
 				find(atQueue, ordinal, unknownAttempt)
 			} else {
@@ -115,9 +115,9 @@ func (ps *pass) readOwnLocations(
 			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
 		}
 		seen := bitset(nil) // a hash has a field once, though a scan may yield it twice
-		err := ps.db.scan(ctx, command, func(page []string) error {
+		err := ps.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
-				ordinal, attempt, ok := failed(g.id, page[i], page[i+1])
+				ordinal, attempt, ok := parseFailure(g.id, page[i], page[i+1])
 				switch {
 				case !ok:
 					unreadable(atFailures)
@@ -137,9 +137,9 @@ func (ps *pass) readOwnLocations(
 	if ps.opts.only != nil {
 		return nil
 	}
-	return ps.db.log(ctx, ps.p.Results(g.id), g.lines, func(chunk string) {
+	return ps.readList(ctx, ps.p.Results(g.id), g.lines, func(chunk string) {
 		for line := range strings.SplitSeq(chunk, "\n") {
-			if ordinal, ok := result(line); ok {
+			if ordinal, ok := parseResultLine(line); ok {
 				find(atGroupResults, ordinal, unknownAttempt)
 			} else {
 				unreadable(atGroupResults)
@@ -148,15 +148,15 @@ func (ps *pass) readOwnLocations(
 	})
 }
 
-// failed reads a failure's record: the error, and the job for a later round.
-func failed(group, field, record string) (ordinal int64, attempt int, ok bool) {
+// parseFailure reads a failure's record: the error, and the job for a later round.
+func parseFailure(group, field, record string) (ordinal int64, attempt int, ok bool) {
 	_, blob, ok := strings.Cut(record, "\n")
 	d, err := ledger.ParseJob(blob)
 	return d.Ordinal, d.Attempt, ok && err == nil && d.Group == group && strconv.FormatInt(d.Ordinal, 10) == field
 }
 
-// result reads the ordinal of a line of results.
-func result(line string) (int64, bool) {
+// parseResultLine reads the ordinal of a line of results.
+func parseResultLine(line string) (int64, bool) {
 	if rest, ok := strings.CutPrefix(line, `{"ordinal":`); ok { // as workers write it
 		if end := strings.IndexAny(rest, ",}"); end > 0 {
 			if n, err := strconv.ParseInt(rest[:end], 10, 64); err == nil && n >= 0 {

@@ -72,7 +72,7 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), pageSize) {
 		cards, aside := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, t := range page {
 				cards[i], aside[i] = p.ZCard(ctx, ps.p.NonReadyOf(t)), p.ZCard(ctx, ps.p.SuspendedOf(t))
 			}
@@ -113,10 +113,10 @@ func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error 
 			return nil
 		}
 	}
-	if err := ps.members(ctx, ps.p.Types(), note(ps.types)); err != nil {
+	if err := ps.scanMembers(ctx, ps.p.Types(), note(ps.types)); err != nil {
 		return err
 	}
-	if err := ps.members(ctx, ps.p.NonReady(), note(ps.tenants)); err != nil {
+	if err := ps.scanMembers(ctx, ps.p.NonReady(), note(ps.tenants)); err != nil {
 		return err
 	}
 	active := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
@@ -143,7 +143,7 @@ func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error 
 func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 	key := ps.p.Ready(typ)
 	defer func() { ps.readKeys[key] = true }()
-	return ps.stream(ctx, key, func(page []redis.XMessage) error {
+	return ps.readStream(ctx, key, func(page []redis.XMessage) error {
 		var untracked []foundJob
 		for _, e := range page {
 			blob := ledger.MessageBlob(e.Values)
@@ -176,12 +176,12 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 func (ps *pass) readResultsStream(ctx context.Context) error {
 	key := ps.p.ResultStream()
 	defer func() { ps.readKeys[key] = true }()
-	return ps.stream(ctx, key, func(page []redis.XMessage) error {
+	return ps.readStream(ctx, key, func(page []redis.XMessage) error {
 		var untracked []foundJob
 		for _, e := range page {
-			group, lines := text(e.Values["g"]), text(e.Values["l"])
+			group, lines := asText(e.Values["g"]), asText(e.Values["l"])
 			for line := range strings.SplitSeq(lines, "\n") {
-				ordinal, ok := result(line)
+				ordinal, ok := parseResultLine(line)
 				if !ok {
 					ps.reportUnreadable(atResultsStream, key, e.ID)
 					continue
@@ -200,7 +200,7 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	defer func() { ps.readKeys[key] = true }()
 	duplicates := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
-	err := ps.members(ctx, key, func(page []string) error {
+	err := ps.scanMembers(ctx, key, func(page []string) error {
 		var untracked []foundJob
 		for _, blob := range page {
 			d, err := ledger.ParseJob(blob)
@@ -231,7 +231,7 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	if err != nil || len(duplicates) == 0 {
 		return err
 	}
-	err = ps.members(ctx, key, func(page []string) error {
+	err = ps.scanMembers(ctx, key, func(page []string) error {
 		for _, blob := range page {
 			if d, err := ledger.ParseJob(blob); err == nil {
 				if blobs := duplicates[job{d.Group, d.Ordinal}]; blobs != nil {
@@ -293,7 +293,7 @@ func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) err
 			n++
 		}
 		hashes, states := make([]*redis.SliceCmd, n), make([]*redis.StringCmd, n)
-		err := ps.inTurn(ctx, func(p redis.Pipeliner) {
+		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
 				index := &ps.tracked[id].index
 				hashes[i] = p.HMGet(ctx, ps.p.Group(id), "at:created", "status")
@@ -305,10 +305,10 @@ func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) err
 		}
 		for i, id := range ids[:n] {
 			g, v := ps.tracked[id], hashes[i].Val()
-			if text(v[0]) != g.created {
+			if asText(v[0]) != g.created {
 				continue // another round of it, or it is gone
 			}
-			cancelled := text(v[1]) == string(api.StatusCancelled)
+			cancelled := asText(v[1]) == string(api.StatusCancelled)
 			covers := func(kind locationKind) bool {
 				return reads[kind] && (kind != atNonReady || ps.readsNonReadyOf(g.tenant))
 			}
