@@ -7,7 +7,7 @@
 //     ready, in flight, done, failed and cancelled. None of these is negative.
 //   - [States]: a group has one state for each accepted job, and as many of each letter as its
 //     ledger says.
-//   - [Place]: each job lies where its state says, once, under the same attempt, and nowhere else,
+//   - [Location]: each job lies where its state says, once, under the same attempt, and nowhere else,
 //     and each key is of its type: a waiting one in a queue of its group, a parked one in its
 //     tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the
 //     ready stream of its type, a failed one among its group's failures, which agree with the error
@@ -19,13 +19,13 @@
 //   - [Lifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and
 //     ended groups. One whose jobs have all ended and are reduced has ended too, or is among the
 //     dirty groups.
-//   - [Load]: what types count as waiting and non-ready lies there. What tenants count as
+//   - [Counters]: what types count as waiting and non-ready lies there. What tenants count as
 //     unfinished, active and congested are such jobs, and those with active ones are in the active
 //     set. Counters of what violates another law are not judged.
 //   - [Registry]: a group is owned by its tenant, lies in its partition and is on its list. A name
 //     that is owned has a group ([CheckOwnerKeys]).
 //   - [Receipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
-//   - [History]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
+//   - [Durability]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
 //     notice when it knows of fewer.
 //
 // # Method
@@ -78,19 +78,19 @@ import (
 const (
 	Conservation = "conservation"
 	States       = "states"
-	Place        = "place"
+	Location     = "location"
 	Results      = "results"
 	Lifecycle    = "lifecycle"
-	Load         = "load"
+	Counters     = "counters"
 	Registry     = "registry"
-	// History is broken when Redis has forgotten what it had confirmed; the watchers notice it.
-	History = "history"
+	// Durability is broken when Redis has forgotten what it had confirmed; the watchers notice it.
+	Durability = "durability"
 	// Receipt is broken when a group holds fewer jobs than its producer was told.
 	Receipt = "receipt"
 )
 
 // Laws are all of them.
-var Laws = []string{Conservation, States, Place, Results, Lifecycle, Load, Registry, History, Receipt}
+var Laws = []string{Conservation, States, Location, Results, Lifecycle, Counters, Registry, Durability, Receipt}
 
 // Report is what an audit came to.
 type Report struct {

@@ -46,7 +46,7 @@ func TestCluster(t *testing.T) {
 	n := w.jobIn("all", ledger.Ready, 0)
 	w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
 	w.ok(w.c.Del(w.Context(), w.space.OfGroup("many").Owner("many")).Err())
-	require.Equal(t, []string{of(Place, "all", n), whole(Registry, "many")}, summary(w.audit(Options{})))
+	require.Equal(t, []string{of(Location, "all", n), whole(Registry, "many")}, summary(w.audit(Options{})))
 
 	w.ok(w.c.Set(w.Context(), w.space.OfGroup("empty").Owner("empty"), "nobody", 0).Err())
 	w.ok(w.c.Set(w.Context(), w.space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
@@ -77,7 +77,7 @@ func TestViolationAsJSON(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, `{"ok":false,"groups":1,"jobs":2,"violations":[
 		{"law":"registry","partition":0,"group":"g","detail":"it is a group of tenant acme, but its owner key says \"\""},
-		{"law":"place","partition":0,"group":"g","ordinal":0,"detail":"it is waiting at attempt 0, but not in the group's queues"}]}`, string(b))
+		{"law":"location","partition":0,"group":"g","ordinal":0,"detail":"it is waiting at attempt 0, but not in the group's queues"}]}`, string(b))
 }
 
 // An aggregate of a reducer that only the aggregator has still tells how many results it holds.

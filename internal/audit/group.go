@@ -259,7 +259,7 @@ func (ps *pass) addGroupRepair(g *group, law, same string) {
 
 // markUncertain notes whose counters can't be judged after a finding.
 func (ps *pass) markUncertain(law, tenant string, types ...string) {
-	if law != Conservation && law != States && law != Place {
+	if law != Conservation && law != States && law != Location {
 		return
 	}
 	ps.uncertainTenants[tenant] = true

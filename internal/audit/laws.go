@@ -68,14 +68,14 @@ func (ps *pass) checkCounts(g *group) {
 		n := asInt(g.codes[code])
 		coded += n
 		if n < 0 {
-			ps.reportGroup(g, Place, "code "+code, "%d jobs have failed with code %s", n, code)
-			ps.addRepair(finding{Place, g.id, noOrdinal, "code " + code}, ps.codesRepair(g))
+			ps.reportGroup(g, Location, "code "+code, "%d jobs have failed with code %s", n, code)
+			ps.addRepair(finding{Location, g.id, noOrdinal, "code " + code}, ps.codesRepair(g))
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
 		same := fmt.Sprint("codes ", coded-failed)
-		ps.reportGroup(g, Place, same, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.addRepair(finding{Place, g.id, noOrdinal, same}, ps.codesRepair(g))
+		ps.reportGroup(g, Location, same, "%d jobs have failed, but by their codes %d", failed, coded)
+		ps.addRepair(finding{Location, g.id, noOrdinal, same}, ps.codesRepair(g))
 	}
 }
 

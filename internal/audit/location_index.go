@@ -28,7 +28,7 @@ func (kind locationKind) law() string {
 	if kind == atResultsStream || kind == atGroupResults {
 		return Results
 	}
-	return Place
+	return Location
 }
 
 // stateNames are the words for letters.

@@ -87,7 +87,7 @@ func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairRes
 			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // both are in order
 				continue
 			}
-			law := Place
+			law := Location
 			if j.State.Letter() == ledger.Done {
 				law = Results
 			}

@@ -171,7 +171,7 @@ func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) 
 func whyNotRepaired(f finding) string {
 	kind, _, _ := strings.Cut(f.same, " ")
 	switch {
-	case f.law == Place && kind == "key":
+	case f.law == Location && kind == "key":
 		return "somebody else has written it: delete or rename it, and audit again for what was lost with it"
 	case f.law == Conservation || f.law == States || f.law == Lifecycle && kind == "status":
 		return "its states are wrong themselves, and what they were can't be told: cancel the group and " +

@@ -122,25 +122,25 @@ var tampers = []tamper{
 	{"one state more", func(w *world) []string {
 		n := int64(len(w.states("all")) / 2)
 		w.ok(w.c.Append(w.Context(), w.all().States("all"), "W!").Err())
-		return []string{whole(States, "all"), of(Place, "all", n)}
+		return []string{whole(States, "all"), of(Location, "all", n)}
 	}},
 	{"no states", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("scheduled").States("scheduled")).Err())
 		want := []string{whole(States, "scheduled")}
 		for i := range int64(5) {
-			want = append(want, of(Place, "scheduled", i))
+			want = append(want, of(Location, "scheduled", i))
 		}
 		return want
 	}},
 	{"a letter that is none", func(w *world) []string {
 		n := w.jobIn("all", 'W', 0)
 		w.setState("all", n, 0, 'x')
-		return []string{whole(States, "all"), of(States, "all", n), of(Place, "all", n)}
+		return []string{whole(States, "all"), of(States, "all", n), of(Location, "all", n)}
 	}},
 	{"waiting to non-ready", func(w *world) []string {
 		n := w.jobIn("all", 'W', 1)
 		w.setState("all", n, 0, 'N')
-		return []string{whole(States, "all"), of(Place, "all", n)}
+		return []string{whole(States, "all"), of(Location, "all", n)}
 	}},
 	{"reduced to done", func(w *world) []string {
 		n := w.jobIn("all", 'A', 1)
@@ -155,49 +155,49 @@ var tampers = []tamper{
 	{"failed to cancelled", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.setState("all", n, 0, 'C')
-		return []string{whole(States, "all"), whole(Place, "all"), of(Place, "all", n)}
+		return []string{whole(States, "all"), whole(Location, "all"), of(Location, "all", n)}
 	}},
 	{"reduced to waiting in an ended group", func(w *world) []string {
 		w.setState("completed", 3, 0, 'W')
 		return []string{
-			whole(States, "completed"), whole(Lifecycle, "completed"), whole(Results, "completed"), of(Results, "completed", 3), of(Place, "completed", 3),
+			whole(States, "completed"), whole(Lifecycle, "completed"), whole(Results, "completed"), of(Results, "completed", 3), of(Location, "completed", 3),
 		}
 	}},
 	{"attempt of a parked job", func(w *world) []string {
 		_, n := w.parked()
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"attempt of a ready job", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"attempt of a failed job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 
 	{"queued job gone", func(w *world) []string {
 		blob, err := w.c.LPop(w.Context(), w.all().Queue("all", "T")).Result()
 		w.ok(err)
 		n, _ := ledger.QueuedOrdinal(blob)
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"queue gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("scheduled").Queue("scheduled", "T")).Err())
 		var want []string
 		for i := range int64(5) {
-			want = append(want, of(Place, "scheduled", i))
+			want = append(want, of(Location, "scheduled", i))
 		}
 		return want
 	}},
 	{"queue of many gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("many").Queue("many", "many")).Err())
-		want := []string{whole(Place, "many")}
+		want := []string{whole(Location, "many")}
 		for i := range int64(maxAlike) {
-			want = append(want, of(Place, "many", 50+i))
+			want = append(want, of(Location, "many", 50+i))
 		}
 		return want
 	}},
@@ -205,48 +205,48 @@ var tampers = []tamper{
 		blob := w.c.LIndex(w.Context(), w.all().Queue("all", "T"), 2).Val()
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), blob).Err())
 		n, _ := ledger.QueuedOrdinal(blob)
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"queued job in two queues, among many", func(w *world) []string {
 		w.append("many", jobs(1, ofType("other")))
 		w.ok(w.c.RPush(w.Context(), w.part("many").Queue("many", "other"), w.c.LIndex(w.Context(), w.part("many").Queue("many", "many"), 1000).Val()).Err())
-		return []string{of(Place, "many", 1050)}
+		return []string{of(Location, "many", 1050)}
 	}},
 	{"unknown job queued", func(w *world) []string {
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "U"), "99999|1||{}").Err())
-		return []string{of(Place, "all", 99999)}
+		return []string{of(Location, "all", 99999)}
 	}},
 	{"no job queued", func(w *world) []string {
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "U"), "rubbish", "").Err())
-		return []string{whole(Place, "all")}
+		return []string{whole(Location, "all")}
 	}},
 	{"ready job queued too", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), fmt.Sprintf("%d|1||{}", n)).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"queue of a cancelled group", func(w *world) []string {
 		n := w.jobIn("sweeping", 'W', 0)
 		w.ok(w.c.RPush(w.Context(), w.part("sweeping").Queue("sweeping", "sweeping"), fmt.Sprintf("%d|1||{}", n)).Err())
-		return []string{of(Place, "sweeping", n)}
+		return []string{of(Location, "sweeping", n)}
 	}},
 
 	{"ready entry gone", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"entry of a started job gone", func(w *world) []string {
 		n := w.jobIn("all", 'I', 0)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"ready stream gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("limited").Ready("limited")).Err())
 		var want []string
 		for _, g := range []string{"limited", "beside"} {
 			for n := range w.count(g, 'R') {
-				want = append(want, of(Place, g, w.jobIn(g, 'R', n)))
+				want = append(want, of(Location, g, w.jobIn(g, 'R', n)))
 			}
 		}
 		return want
@@ -254,96 +254,96 @@ var tampers = []tamper{
 	{"ready entry twice", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.xadd(w.all().Ready("T"), ledger.BlobField, ledger.MessageBlob(w.entry("T", "all", n).Values))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"ready entry under another attempt", func(w *world) []string {
 		n := w.jobIn("all", 'I', 1)
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 7, int(n)))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"ready entry of a done job", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 1, int(n)))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"ready entry of an ended group", func(w *world) []string {
 		w.xadd(w.part("completed").Ready("T"), ledger.BlobField, moving("completed", "T", 1, 4))
-		return []string{of(Place, "completed", 4)}
+		return []string{of(Location, "completed", 4)}
 	}},
 	{"ready entry of an unknown group", func(w *world) []string {
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("nosuch", "T", 1, 4))
-		return []string{of(Place, "nosuch", 4)}
+		return []string{of(Location, "nosuch", 4)}
 	}},
 	{"ready entry of an unknown job", func(w *world) []string {
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 1, 1e15))
-		return []string{of(Place, "all", 1e15)}
+		return []string{of(Location, "all", 1e15)}
 	}},
 	{"ready entry in the stream of another type", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		e := w.entry("T", "all", n)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), e.ID).Err())
 		w.xadd(w.all().Ready("U"), ledger.BlobField, ledger.MessageBlob(e.Values))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"no job ready", func(w *world) []string {
 		w.xadd(w.all().Ready("T"), "k", "v")
-		return []string{whole(Place, "")}
+		return []string{whole(Location, "")}
 	}},
 
 	{"parked job gone", func(w *world) []string {
 		blob, n := w.parked()
 		w.ok(w.c.ZRem(w.Context(), w.all().NonReadyOf("acme"), blob).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"parked job twice", func(w *world) []string {
 		blob, n := w.parked()
 		w.park(w.all(), "acme", blob+" ")
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"parked under another attempt too", func(w *world) []string {
 		_, n := w.parked()
 		w.park(w.all(), "acme", moving("all", "T", 7, int(n)))
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"parked job of another tenant", func(w *world) []string {
 		blob, n := w.parked()
 		w.ok(w.c.ZRem(w.Context(), w.all().NonReadyOf("acme"), blob).Err())
 		w.park(w.all(), "nobody", blob)
 		w.ok(w.c.ZAdd(w.Context(), w.all().NonReady(), redis.Z{Score: 1e15, Member: "nobody"}).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"parked job of an unknown group", func(w *world) []string {
 		w.park(w.all(), "acme", moving("nosuch", "T", 1, 0))
-		return []string{of(Place, "nosuch", 0)}
+		return []string{of(Location, "nosuch", 0)}
 	}},
 	{"parked job of a settled group", func(w *world) []string {
 		n := w.jobIn("cancelled", 'C', 0)
 		w.park(w.part("cancelled"), "hooli", moving("cancelled", "cancelled", 0, int(n)))
-		return []string{of(Place, "cancelled", n)}
+		return []string{of(Location, "cancelled", n)}
 	}},
 	{"no job parked", func(w *world) []string {
 		w.park(w.all(), "acme", "rubbish")
-		return []string{whole(Place, "")}
+		return []string{whole(Location, "")}
 	}},
 
 	{"failure gone", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.ok(w.c.HDel(w.Context(), w.all().Failures("all"), strconv.FormatInt(n, 10)).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"failure of a job that has not failed", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
 		w.ok(w.c.HSet(w.Context(), w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n))).Err())
-		return []string{of(Place, "all", n)}
+		return []string{of(Location, "all", n)}
 	}},
 	{"failure of another job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.ok(w.c.HSet(w.Context(), w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n)+1)).Err())
-		return []string{whole(Place, "all"), of(Place, "all", n)}
+		return []string{whole(Location, "all"), of(Location, "all", n)}
 	}},
 	{"code", func(w *world) []string {
 		w.incr(w.all().Codes("all"), "BOOM", 1)
-		return []string{whole(Place, "all")}
+		return []string{whole(Location, "all")}
 	}},
 
 	{"results entry gone", func(w *world) []string {
@@ -427,40 +427,40 @@ var tampers = []tamper{
 
 	{"load waiting", func(w *world) []string {
 		w.incr(w.all().Load("T"), "waiting", -1)
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"load non-ready", func(w *world) []string {
 		w.incr(w.all().Load("T"), "non_ready", 1)
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"load of a type that nothing has", func(w *world) []string {
 		w.incr(w.all().Load("other"), "waiting", 1)
 		w.ok(w.c.ZAdd(w.Context(), w.all().Types(), redis.Z{Score: 1, Member: "other"}).Err())
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"unfinished", func(w *world) []string {
 		w.incr(w.all().Tenant("acme"), "unfinished", 1)
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"congested", func(w *world) []string {
 		w.incr(w.all().Tenant("acme"), "congested", 1)
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"active", func(w *world) []string {
 		w.incr(w.part("limited").Tenant("umbrella"), "active", 1)
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"counter of a tenant whose groups have ended", func(w *world) []string {
 		w.incr(w.part("partly").Tenant("initech"), "unfinished", -1)
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"active tenant not in the set", func(w *world) []string {
 		w.ok(w.c.SRem(w.Context(), w.all().Active(), "acme").Err())
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 	{"nobody in the set", func(w *world) []string {
 		w.ok(w.c.SAdd(w.Context(), w.all().Active(), "nobody").Err())
-		return []string{whole(Load, "")}
+		return []string{whole(Counters, "")}
 	}},
 
 	{"no owner", func(w *world) []string {

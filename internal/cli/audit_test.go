@@ -43,15 +43,15 @@ func TestAudit(t *testing.T) {
 
 	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
 	const broken = "bulkaction: the audit of 1 groups, 3 jobs found violations: 1\n"
-	require.Equal(t, run{exitError, "LAW     PARTITION   GROUP   JOB   DETAIL\n" +
-		"place   0           g       0     it is waiting at attempt 0, but not in the group's queues\n", broken}, console{}.exec(t.Context(), "audit"))
+	require.Equal(t, run{exitError, "LAW        PARTITION   GROUP   JOB   DETAIL\n" +
+		"location   0           g       0     it is waiting at attempt 0, but not in the group's queues\n", broken}, console{}.exec(t.Context(), "audit"))
 	got = console{}.exec(t.Context(), "audit", "--json")
 	require.Equal(t, exitError, got.code)
 	require.Equal(t, broken, got.err)
 	var report audit.Report
 	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
 	require.False(t, report.OK)
-	require.Equal(t, audit.Place, report.Violations[0].Law)
+	require.Equal(t, audit.Location, report.Violations[0].Law)
 
 	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
 	require.Equal(t, exitError, got.code)

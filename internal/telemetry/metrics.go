@@ -223,7 +223,7 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 		}
 	}, ready, nonReady, backlog)
 	violations := i.gauge("audit_violations",
-		"Violations that the audit finds and that stay, by law; of the law history those since the process leads.")
+		"Violations that the audit finds and that stay, by law; of the law durability those since the process leads.")
 	i.observe(func(o metric.Observer) {
 		if byLaw := m.violations.Load(); byLaw != nil {
 			for law, n := range *byLaw {

@@ -255,10 +255,10 @@ func TestAuditViolations(t *testing.T) {
 	clearOTel(t)
 	tel := setup(t, testOptions)
 	m := NewWatcherMetrics(tel.Meter)
-	m.SetViolations(map[string]int{"place": 2, "load": 0})
+	m.SetViolations(map[string]int{"location": 2, "counters": 0})
 	samples, types := scrape(t, tel)
-	require.Contains(t, samples, `bulk_action_audit_violations{law="place"} 2`)
-	require.Contains(t, samples, `bulk_action_audit_violations{law="load"} 0`)
+	require.Contains(t, samples, `bulk_action_audit_violations{law="location"} 2`)
+	require.Contains(t, samples, `bulk_action_audit_violations{law="counters"} 0`)
 	require.Equal(t, "gauge", types["bulk_action_audit_violations"])
 }
 

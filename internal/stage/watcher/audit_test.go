@@ -199,7 +199,7 @@ func TestAllViolationsAreCounted(t *testing.T) {
 	cfg.Audit.Lease = time.Hour
 	measured(w)
 	run(w, cfg, "w")
-	w.Await("them to be counted", func() bool { return strings.Contains(metrics(w), `bulk_action_audit_violations{law="place"} 150`) })
+	w.Await("them to be counted", func() bool { return strings.Contains(metrics(w), `bulk_action_audit_violations{law="location"} 150`) })
 	w.Await("them to be announced", func() bool { return len(violations(w)) == 101 })
 }
 
@@ -246,7 +246,7 @@ func TestRedisWentBack(t *testing.T) {
 		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 90).Err())
 		var told []api.AuditEvent
 		w.Await("the watcher to tell", func() bool { told = violations(w); return len(told) == 1 })
-		require.Equal(w.T, audit.History, told[0].Violation.Law)
+		require.Equal(w.T, audit.Durability, told[0].Violation.Law)
 		require.Regexp(w.T, `^redis went back about 1[0-9]s, to beat 91: `, told[0].Violation.Detail)
 		require.Nil(w.T, told[0].Group)
 		w.Await("more beats", func() bool { return beat() > 92 })
@@ -264,5 +264,5 @@ func TestLooksAtEverything(t *testing.T) {
 	cfg.Audit.Deep = 50 * time.Millisecond
 	run(w, cfg, "w")
 	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
-	require.Equal(t, audit.Place, violations(w)[0].Violation.Law)
+	require.Equal(t, audit.Location, violations(w)[0].Violation.Law)
 }

@@ -25,7 +25,7 @@ type postings struct {
 	mu      sync.Mutex
 	found   map[string]map[string]api.Violation // by look and partition; then by id
 	sent    map[string]bool                     // ids that were announced
-	past    int                                 // of the law history
+	past    int                                 // of the law durability
 }
 
 func newPostings(metrics *telemetry.WatcherMetrics) *postings {
@@ -93,7 +93,7 @@ func (o *postings) leave(partition int) {
 	o.count()
 }
 
-// forgot counts a breach of the law history: it has happened, and does not stay.
+// forgot counts a breach of the law durability: it has happened, and does not stay.
 func (o *postings) forgot() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -130,7 +130,7 @@ func (o *postings) count() {
 			seen[id] = true
 		}
 	}
-	byLaw[audit.History] += o.past
+	byLaw[audit.Durability] += o.past
 	o.metrics.SetViolations(byLaw)
 }
 

@@ -131,7 +131,7 @@ type partition struct {
 	fullAt        time.Time // that Redis's memory is full was said
 	leading       atomic.Int64
 	beats         int64           // renewals of the lead that Redis has counted; 0: not known
-	forgotten     []api.Violation // of the law history, not announced yet
+	forgotten     []api.Violation // of the law durability, not announced yet
 }
 
 // step leads, if it may, and does what is to be done.
