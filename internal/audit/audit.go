@@ -3,29 +3,29 @@
 //
 // # Laws
 //
-//   - [Conservation]: a group's accepted jobs are the sum of those that are waiting, non-ready,
+//   - [LawConservation]: a group's accepted jobs are the sum of those that are waiting, non-ready,
 //     ready, in flight, done, failed and cancelled. None of these is negative.
-//   - [States]: a group has one state for each accepted job, and as many of each letter as its
+//   - [LawStates]: a group has one state for each accepted job, and as many of each letter as its
 //     ledger says.
-//   - [Location]: each job lies where its state says, once, under the same attempt, and nowhere else,
+//   - [LawLocation]: each job lies where its state says, once, under the same attempt, and nowhere else,
 //     and each key is of its type: a waiting one in a queue of its group, a parked one in its
 //     tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the
 //     ready stream of its type, a failed one among its group's failures, which agree with the error
 //     codes. Nothing lies anywhere that is no such job. What a cancelled group has left in a ready
 //     stream may stay until a worker comes by.
-//   - [Results]: each done job's result lies in exactly one entry of the results stream, each
+//   - [LawResults]: each done job's result lies in exactly one entry of the results stream, each
 //     reduced one's in exactly one line of the group's results, unless these have expired. The
 //     slots of the aggregate count the reduced jobs, and so does an aggregate that counts.
-//   - [Lifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and
+//   - [LawLifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and
 //     ended groups. One whose jobs have all ended and are reduced has ended too, or is among the
 //     dirty groups.
-//   - [Counters]: what types count as waiting and non-ready lies there. What tenants count as
+//   - [LawCounters]: what types count as waiting and non-ready lies there. What tenants count as
 //     unfinished, active and congested are such jobs, and those with active ones are in the active
 //     set. Counters of what violates another law are not judged.
-//   - [Registry]: a group is owned by its tenant, lies in its partition and is on its list. A name
+//   - [LawRegistry]: a group is owned by its tenant, lies in its partition and is on its list. A name
 //     that is owned has a group ([CheckOwnerKeys]).
-//   - [Receipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
-//   - [Durability]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
+//   - [LawReceipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
+//   - [LawDurability]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
 //     notice when it knows of fewer.
 //
 // # Method
@@ -76,21 +76,21 @@ import (
 
 // The laws, as a [Violation] names them.
 const (
-	Conservation = "conservation"
-	States       = "states"
-	Location     = "location"
-	Results      = "results"
-	Lifecycle    = "lifecycle"
-	Counters     = "counters"
-	Registry     = "registry"
-	// Durability is broken when Redis has forgotten what it had confirmed; the watchers notice it.
-	Durability = "durability"
-	// Receipt is broken when a group holds fewer jobs than its producer was told.
-	Receipt = "receipt"
+	LawConservation = "conservation"
+	LawStates       = "states"
+	LawLocation     = "location"
+	LawResults      = "results"
+	LawLifecycle    = "lifecycle"
+	LawCounters     = "counters"
+	LawRegistry     = "registry"
+	// LawDurability is broken when Redis has forgotten what it had confirmed; the watchers notice it.
+	LawDurability = "durability"
+	// LawReceipt is broken when a group holds fewer jobs than its producer was told.
+	LawReceipt = "receipt"
 )
 
 // Laws are all of them.
-var Laws = []string{Conservation, States, Location, Results, Lifecycle, Counters, Registry, Durability, Receipt}
+var Laws = []string{LawConservation, LawStates, LawLocation, LawResults, LawLifecycle, LawCounters, LawRegistry, LawDurability, LawReceipt}
 
 // Report is what an audit came to.
 type Report struct {

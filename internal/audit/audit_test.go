@@ -46,7 +46,7 @@ func TestCluster(t *testing.T) {
 	n := w.jobIn("all", ledger.Ready, 0)
 	w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
 	w.ok(w.c.Del(w.Context(), w.space.OfGroup("many").Owner("many")).Err())
-	require.Equal(t, []string{of(Location, "all", n), whole(Registry, "many")}, summary(w.audit(Options{})))
+	require.Equal(t, []string{of(LawLocation, "all", n), whole(LawRegistry, "many")}, summary(w.audit(Options{})))
 
 	w.ok(w.c.Set(w.Context(), w.space.OfGroup("empty").Owner("empty"), "nobody", 0).Err())
 	w.ok(w.c.Set(w.Context(), w.space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
@@ -55,7 +55,7 @@ func TestCluster(t *testing.T) {
 	require.Len(t, repairs, 3)
 	require.Equal(t, "globex", w.tenant("empty"))
 	w.ok(CheckOwnerKeys(w.Context(), w.conn, w.space, &r))
-	require.Equal(t, []string{whole(Registry, "gone")}, summary(r))
+	require.Equal(t, []string{whole(LawRegistry, "gone")}, summary(r))
 	repairs = nil
 	w.ok(RepairOwnerKeys(w.Context(), w.conn, w.space, func(r RepairResult) { repairs = append(repairs, r) }))
 	require.Len(t, repairs, 1)
@@ -96,10 +96,10 @@ func TestReducerOfOnesOwn(t *testing.T) {
 
 	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "slot:0", `{"count":4,"aggregates":{}}`).Err())
 	for _, opts := range []Options{{}, {Reducers: w.plans}} {
-		require.Equal(t, []string{whole(Results, "g")}, summary(w.audit(opts)))
+		require.Equal(t, []string{whole(LawResults, "g")}, summary(w.audit(opts)))
 	}
 	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "slot:0", `{}`).Err())
-	require.Equal(t, []string{whole(Results, "g")}, summary(w.audit(Options{})))
+	require.Equal(t, []string{whole(LawResults, "g")}, summary(w.audit(Options{})))
 }
 
 // A tenant whose groups, or parked jobs, are more than a page.

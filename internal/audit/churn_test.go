@@ -274,10 +274,10 @@ func TestAuditOfAMovingWorld(t *testing.T) {
 		w.append("broken", jobs(3))
 		w.ok(w.c.LPop(w.Context(), p.Queue("broken", "V")).Err())
 		for range 3 {
-			require.Contains(t, summary(w.audit(Options{})), of(Location, "broken", 0))
+			require.Contains(t, summary(w.audit(Options{})), of(LawLocation, "broken", 0))
 		}
 		require.NoError(t, stop())
-		require.Equal(t, []string{of(Location, "broken", 0)}, summary(w.audit(Options{})))
+		require.Equal(t, []string{of(LawLocation, "broken", 0)}, summary(w.audit(Options{})))
 		t.Logf("%d moves", c.moves.Load())
 	})
 }

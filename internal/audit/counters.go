@@ -81,7 +81,7 @@ func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
 // checkTypeCounter reports what is wrong with a type's counter.
 func (ps *pass) checkTypeCounter(typ, counter string, have, want int64) {
 	if have != want && !ps.uncertainTypes[typ] {
-		f := finding{Counters, "", noOrdinal, fmt.Sprint(typ, counter, have-want)}
+		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(typ, counter, have-want)}
 		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
 		ps.addRepair(f, ps.counterRepair(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
 	}
@@ -94,7 +94,7 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 	}
 	for i, counter := range counterNames {
 		if r.stored[i] != r.counted[i] {
-			f := finding{Counters, "", noOrdinal, fmt.Sprint(name, counter, r.stored[i]-r.counted[i])}
+			f := finding{LawCounters, "", noOrdinal, fmt.Sprint(name, counter, r.stored[i]-r.counted[i])}
 			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, r.stored[i], counter, r.counted[i])
 			ps.addRepair(f, ps.counterRepair(ledger.Counter{
 				Tenant: true,
@@ -106,7 +106,7 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 		}
 	}
 	if active := r.stored[1] > 0 && !r.paused; active != r.inActiveSet {
-		f := finding{Counters, "", noOrdinal, fmt.Sprint(name, "set", active)}
+		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(name, "set", active)}
 		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, r.stored[1], r.inActiveSet)
 		ps.addRepair(f, ps.counterRepair(ledger.Counter{
 			Tenant: true,

@@ -71,7 +71,7 @@ func (fs *findings) all() map[finding]string {
 		}
 	}
 	if fs.surplus > 0 {
-		fs.sum(finding{Location, "", noOrdinal, "surplus"}, fs.surplus, "and %d findings about more groups")
+		fs.sum(finding{LawLocation, "", noOrdinal, "surplus"}, fs.surplus, "and %d findings about more groups")
 	}
 	return fs.details
 }

@@ -138,7 +138,7 @@ func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups [
 		hash := c.hash.Val()
 		if hash["status"] == "" {
 			if is(c.listed) {
-				f := finding{Registry, h.id, noOrdinal, "unknown"}
+				f := finding{LawRegistry, h.id, noOrdinal, "unknown"}
 				ps.found.add(f, "it is on the list of groups, but there is no such group")
 				ps.addRepair(f, ps.unlistedRepair(h.id, h.tenant))
 			}
@@ -215,14 +215,14 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	}
 	for i, g := range groups {
 		if !g.ofTenant {
-			ps.reportGroup(g, Registry, "list", "it is missing on its tenant's list of groups")
-			ps.addGroupRepair(g, Registry, "list")
+			ps.reportGroup(g, LawRegistry, "list", "it is missing on its tenant's list of groups")
+			ps.addGroupRepair(g, LawRegistry, "list")
 		}
 		if at := ps.space.OfTenant(g.tenant).Index(); at != ps.p.Index() {
-			ps.reportGroup(g, Registry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
+			ps.reportGroup(g, LawRegistry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
 		}
 		if id := g.hash["id"]; id != g.id {
-			ps.reportGroup(g, Registry, "id", "it says that its id is %q", id)
+			ps.reportGroup(g, LawRegistry, "id", "it says that its id is %q", id)
 		}
 		owner := cmds[i].Val()
 		if owner == g.tenant {
@@ -233,9 +233,9 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 			return err
 		}
 		if now.Val() == g.tenant {
-			ps.reportGroup(g, Registry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
+			ps.reportGroup(g, LawRegistry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
 				g.tenant, owner)
-			ps.addRepair(finding{Registry, g.id, noOrdinal, "owner " + owner}, ps.ownerRepair(g, owner))
+			ps.addRepair(finding{LawRegistry, g.id, noOrdinal, "owner " + owner}, ps.ownerRepair(g, owner))
 		}
 	}
 	return nil
@@ -245,7 +245,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 func (ps *pass) reportGroup(g *group, law, same, format string, args ...any) {
 	ps.found.add(finding{law, g.id, noOrdinal, same}, format, args...)
 	ps.markUncertain(law, g.tenant, g.types...)
-	if law == Conservation || law == States {
+	if law == LawConservation || law == LawStates {
 		ps.addGroupRepair(g, law, same)
 	}
 }
@@ -259,7 +259,7 @@ func (ps *pass) addGroupRepair(g *group, law, same string) {
 
 // markUncertain notes whose counters can't be judged after a finding.
 func (ps *pass) markUncertain(law, tenant string, types ...string) {
-	if law != Conservation && law != States && law != Location {
+	if law != LawConservation && law != LawStates && law != LawLocation {
 		return
 	}
 	ps.uncertainTenants[tenant] = true

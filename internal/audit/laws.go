@@ -34,15 +34,15 @@ func (ps *pass) checkCounts(g *group) {
 			parts = append(parts, fmt.Sprintf("%s %d", f.name, n))
 		}
 		if n < 0 {
-			ps.reportGroup(g, Conservation, f.name, "%s is %d", f.name, n)
+			ps.reportGroup(g, LawConservation, f.name, "%s is %d", f.name, n)
 		}
 	}
 	if sum != accepted {
-		ps.reportGroup(g, Conservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
+		ps.reportGroup(g, LawConservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
 			accepted, sum, strings.Join(parts, ", "))
 	}
 	if len(g.states) != int(2*accepted) {
-		ps.reportGroup(g, States, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
+		ps.reportGroup(g, LawStates, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
 			"accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
 	}
 	known := "A"
@@ -53,14 +53,14 @@ func (ps *pass) checkCounts(g *group) {
 		}
 		known += f.letters
 		if have != n {
-			ps.reportGroup(g, States, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
+			ps.reportGroup(g, LawStates, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
 				f.name, n, have)
 		}
 	}
 	for at := 0; at+1 < len(g.states); at += 2 {
 		if letter := g.states[at]; strings.IndexByte(known, letter) < 0 {
-			ps.found.add(finding{States, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
-			ps.markUncertain(States, g.tenant, g.types...)
+			ps.found.add(finding{LawStates, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
+			ps.markUncertain(LawStates, g.tenant, g.types...)
 		}
 	}
 	var coded int64
@@ -68,14 +68,14 @@ func (ps *pass) checkCounts(g *group) {
 		n := asInt(g.codes[code])
 		coded += n
 		if n < 0 {
-			ps.reportGroup(g, Location, "code "+code, "%d jobs have failed with code %s", n, code)
-			ps.addRepair(finding{Location, g.id, noOrdinal, "code " + code}, ps.codesRepair(g))
+			ps.reportGroup(g, LawLocation, "code "+code, "%d jobs have failed with code %s", n, code)
+			ps.addRepair(finding{LawLocation, g.id, noOrdinal, "code " + code}, ps.codesRepair(g))
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
 		same := fmt.Sprint("codes ", coded-failed)
-		ps.reportGroup(g, Location, same, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.addRepair(finding{Location, g.id, noOrdinal, same}, ps.codesRepair(g))
+		ps.reportGroup(g, LawLocation, same, "%d jobs have failed, but by their codes %d", failed, coded)
+		ps.addRepair(finding{LawLocation, g.id, noOrdinal, same}, ps.codesRepair(g))
 	}
 }
 
@@ -90,28 +90,28 @@ func (ps *pass) checkLifecycle(g *group) {
 	if status.Ended() {
 		rank = len(statusOrder)
 	} else if rank < 0 {
-		ps.reportGroup(g, Lifecycle, "status", "its status is %q, which is none", status)
+		ps.reportGroup(g, LawLifecycle, "status", "its status is %q, which is none", status)
 		return
 	}
 	ps.checkTimestamps(g, status, rank)
 	if g.hash["sealed"] == "" && rank > 0 {
-		ps.reportGroup(g, Lifecycle, "sealed", "it is %s without being sealed", status)
+		ps.reportGroup(g, LawLifecycle, "sealed", "it is %s without being sealed", status)
 	}
 	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
-		ps.reportGroup(g, Lifecycle, "lists", "it is %s, but %s", status, describeLists(g))
-		ps.addGroupRepair(g, Lifecycle, "lists")
+		ps.reportGroup(g, LawLifecycle, "lists", "it is %s, but %s", status, describeLists(g))
+		ps.addGroupRepair(g, LawLifecycle, "lists")
 	}
 	unended, unreduced := g.unfinished(), g.counts[ledger.Done]
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
-			ps.reportGroup(g, Lifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
-			ps.addGroupRepair(g, Lifecycle, "unended")
+			ps.reportGroup(g, LawLifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
+			ps.addGroupRepair(g, LawLifecycle, "unended")
 		}
 	case rank >= 3 && unended > 0:
-		ps.reportGroup(g, Lifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
+		ps.reportGroup(g, LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
 	case rank == len(statusOrder) && unreduced > 0:
-		ps.reportGroup(g, Lifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
+		ps.reportGroup(g, LawLifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
 	case rank == len(statusOrder):
 		threshold, err := strconv.ParseFloat(g.hash["failure_threshold"], 64)
 		if err != nil {
@@ -119,14 +119,14 @@ func (ps *pass) checkLifecycle(g *group) {
 		}
 		failed, all := g.counts[ledger.Failed], len(g.states)/2
 		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
-			ps.reportGroup(g, Lifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
+			ps.reportGroup(g, LawLifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
 	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.dirty:
-		ps.reportGroup(g, Lifecycle, "stuck",
+		ps.reportGroup(g, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
-		ps.addGroupRepair(g, Lifecycle, "stuck")
+		ps.addGroupRepair(g, LawLifecycle, "stuck")
 	}
 }
 
@@ -152,9 +152,9 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 		has := at(s) != ""
 		switch {
 		case status == api.StatusCancelled && has && !passed, has && i > rank:
-			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
+			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
 		case !has && (i == 0 || i <= rank && status != api.StatusCancelled):
-			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
+			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
 		}
 		passed = passed && has
 		if has {
@@ -163,7 +163,7 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
 		if has := at(s) != ""; has != (s == status) {
-			ps.reportGroup(g, Lifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
+			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
 		} else if has {
 			ps.checkTimeOrder(g, s, last, asInt(at(s)))
 		}
@@ -172,7 +172,7 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 
 func (ps *pass) checkTimeOrder(g *group, s api.Status, last, at int64) int64 {
 	if at < last {
-		ps.reportGroup(g, Lifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
+		ps.reportGroup(g, LawLifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
 			s, last-at)
 	}
 	return at
@@ -192,14 +192,14 @@ func (ps *pass) checkAggregate(g *group) {
 		}
 		n, err := mergeSlot(plan, all, []byte(g.slots[field]))
 		if err != nil {
-			ps.reportGroup(g, Results, field, "%s of its aggregate can't be read", field)
+			ps.reportGroup(g, LawResults, field, "%s of its aggregate can't be read", field)
 			return
 		}
 		counted += n
 	}
 	reduced := g.counts[ledger.Reduced]
 	if counted != reduced {
-		ps.reportGroup(g, Results, fmt.Sprint("aggregate ", counted-reduced),
+		ps.reportGroup(g, LawResults, fmt.Sprint("aggregate ", counted-reduced),
 			"%d jobs are reduced, but its aggregate holds %d", reduced, counted)
 	}
 	if all == nil {
@@ -208,7 +208,7 @@ func (ps *pass) checkAggregate(g *group) {
 	values, _ := all.Values() // what can't be computed is no count
 	for _, as := range countAggregates(g.hash["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
-			ps.reportGroup(g, Results, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
+			ps.reportGroup(g, LawResults, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
 				reduced, as, n)
 		}
 	}

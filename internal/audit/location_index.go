@@ -26,9 +26,9 @@ var kindNames = [locationKinds]string{
 
 func (kind locationKind) law() string {
 	if kind == atResultsStream || kind == atGroupResults {
-		return Results
+		return LawResults
 	}
-	return Location
+	return LawLocation
 }
 
 // stateNames are the words for letters.

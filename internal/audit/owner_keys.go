@@ -40,7 +40,7 @@ func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space
 
 func (n ownerKey) violation(space keyspace.Space) Violation {
 	return Violation{
-		Law: Registry, Partition: space.OfGroup(n.group).Index(), Group: n.group,
+		Law: LawRegistry, Partition: space.OfGroup(n.group).Index(), Group: n.group,
 		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", n.tenant),
 	}
 }

@@ -69,7 +69,7 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 			return fmt.Errorf("check receipts: %w", err)
 		}
 		for i, id := range page {
-			v := Violation{Law: Receipt, Partition: space.OfGroup(id).Index(), Group: id}
+			v := Violation{Law: LawReceipt, Partition: space.OfGroup(id).Index(), Group: id}
 			told, have := all[id], asInt(held[i].Val())
 			switch {
 			case errors.Is(owners[i].Err(), redis.Nil):

@@ -87,9 +87,9 @@ func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairRes
 			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // both are in order
 				continue
 			}
-			law := Location
+			law := LawLocation
 			if j.State.Letter() == ledger.Done {
-				law = Results
+				law = LawResults
 			}
 			all = append(all, RepairResult{
 				Law: law, Partition: d.partition.Index(), Group: m.Group, Ordinal: &j.Ordinal, Done: true,

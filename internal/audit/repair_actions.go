@@ -171,22 +171,22 @@ func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) 
 func whyNotRepaired(f finding) string {
 	kind, _, _ := strings.Cut(f.same, " ")
 	switch {
-	case f.law == Location && kind == "key":
+	case f.law == LawLocation && kind == "key":
 		return "somebody else has written it: delete or rename it, and audit again for what was lost with it"
-	case f.law == Conservation || f.law == States || f.law == Lifecycle && kind == "status":
+	case f.law == LawConservation || f.law == LawStates || f.law == LawLifecycle && kind == "status":
 		return "its states are wrong themselves, and what they were can't be told: cancel the group and " +
 			"submit its jobs again"
-	case f.law == Lifecycle && kind == "threshold":
+	case f.law == LawLifecycle && kind == "threshold":
 		return "its end was announced and is not taken back; retry runs its failed jobs again"
-	case f.law == Lifecycle:
+	case f.law == LawLifecycle:
 		return "what was when can't be told; it harms nothing"
-	case f.law == Results && f.ordinal == noOrdinal:
+	case f.law == LawResults && f.ordinal == noOrdinal:
 		return "results that were merged can't be taken apart; its results and failures are exact, its aggregate is not"
-	case f.law == Results:
+	case f.law == LawResults:
 		return "what a result was, or whether it was read, can't be told"
-	case f.law == Registry && kind == "partition":
+	case f.law == LawRegistry && kind == "partition":
 		return "its tenant's partition is another one: cancel it and submit its jobs again"
-	case f.law == Registry:
+	case f.law == LawRegistry:
 		return "there are two of that name, or it does not know its own: expire one of them"
 	}
 	return "it goes by itself when somebody comes by, or moves too fast to be mended: audit again"

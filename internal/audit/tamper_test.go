@@ -100,104 +100,104 @@ type tamper struct {
 var tampers = []tamper{
 	{"accepted", func(w *world) []string {
 		w.incr(w.all().Group("all"), "accepted", 1)
-		return []string{whole(Conservation, "all"), whole(States, "all")}
+		return []string{whole(LawConservation, "all"), whole(LawStates, "all")}
 	}},
 	{"reduced", func(w *world) []string {
 		w.incr(w.all().Group("all"), "reduced", -1)
-		return []string{whole(States, "all")}
+		return []string{whole(LawStates, "all")}
 	}},
 	{"two counters that even out", func(w *world) []string {
 		w.incr(w.all().Group("all"), "ready", 1)
 		w.incr(w.all().Group("all"), "done", -1)
-		return []string{whole(States, "all")}
+		return []string{whole(LawStates, "all")}
 	}},
 	{"negative counter", func(w *world) []string {
 		w.ok(w.c.HSet(w.Context(), w.all().Group("all"), "cancelled", -1, "waiting", w.count("all", 'W')+1).Err())
-		return []string{whole(Conservation, "all"), whole(States, "all")}
+		return []string{whole(LawConservation, "all"), whole(LawStates, "all")}
 	}},
 	{"counter of an ended group", func(w *world) []string {
 		w.incr(w.part("completed").Group("completed"), "done", -1)
-		return []string{whole(Conservation, "completed"), whole(States, "completed")}
+		return []string{whole(LawConservation, "completed"), whole(LawStates, "completed")}
 	}},
 	{"one state more", func(w *world) []string {
 		n := int64(len(w.states("all")) / 2)
 		w.ok(w.c.Append(w.Context(), w.all().States("all"), "W!").Err())
-		return []string{whole(States, "all"), of(Location, "all", n)}
+		return []string{whole(LawStates, "all"), of(LawLocation, "all", n)}
 	}},
 	{"no states", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("scheduled").States("scheduled")).Err())
-		want := []string{whole(States, "scheduled")}
+		want := []string{whole(LawStates, "scheduled")}
 		for i := range int64(5) {
-			want = append(want, of(Location, "scheduled", i))
+			want = append(want, of(LawLocation, "scheduled", i))
 		}
 		return want
 	}},
 	{"a letter that is none", func(w *world) []string {
 		n := w.jobIn("all", 'W', 0)
 		w.setState("all", n, 0, 'x')
-		return []string{whole(States, "all"), of(States, "all", n), of(Location, "all", n)}
+		return []string{whole(LawStates, "all"), of(LawStates, "all", n), of(LawLocation, "all", n)}
 	}},
 	{"waiting to non-ready", func(w *world) []string {
 		n := w.jobIn("all", 'W', 1)
 		w.setState("all", n, 0, 'N')
-		return []string{whole(States, "all"), of(Location, "all", n)}
+		return []string{whole(LawStates, "all"), of(LawLocation, "all", n)}
 	}},
 	{"reduced to done", func(w *world) []string {
 		n := w.jobIn("all", 'A', 1)
 		w.setState("all", n, 0, 'D')
-		return []string{whole(States, "all"), whole(Results, "all"), of(Results, "all", n)}
+		return []string{whole(LawStates, "all"), whole(LawResults, "all"), of(LawResults, "all", n)}
 	}},
 	{"done to reduced", func(w *world) []string {
 		n := w.jobIn("all", 'D', 0)
 		w.setState("all", n, 0, 'A')
-		return []string{whole(States, "all"), whole(Results, "all"), of(Results, "all", n)}
+		return []string{whole(LawStates, "all"), whole(LawResults, "all"), of(LawResults, "all", n)}
 	}},
 	{"failed to cancelled", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.setState("all", n, 0, 'C')
-		return []string{whole(States, "all"), whole(Location, "all"), of(Location, "all", n)}
+		return []string{whole(LawStates, "all"), whole(LawLocation, "all"), of(LawLocation, "all", n)}
 	}},
 	{"reduced to waiting in an ended group", func(w *world) []string {
 		w.setState("completed", 3, 0, 'W')
 		return []string{
-			whole(States, "completed"), whole(Lifecycle, "completed"), whole(Results, "completed"), of(Results, "completed", 3), of(Location, "completed", 3),
+			whole(LawStates, "completed"), whole(LawLifecycle, "completed"), whole(LawResults, "completed"), of(LawResults, "completed", 3), of(LawLocation, "completed", 3),
 		}
 	}},
 	{"attempt of a parked job", func(w *world) []string {
 		_, n := w.parked()
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"attempt of a ready job", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"attempt of a failed job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 
 	{"queued job gone", func(w *world) []string {
 		blob, err := w.c.LPop(w.Context(), w.all().Queue("all", "T")).Result()
 		w.ok(err)
 		n, _ := ledger.QueuedOrdinal(blob)
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"queue gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("scheduled").Queue("scheduled", "T")).Err())
 		var want []string
 		for i := range int64(5) {
-			want = append(want, of(Location, "scheduled", i))
+			want = append(want, of(LawLocation, "scheduled", i))
 		}
 		return want
 	}},
 	{"queue of many gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("many").Queue("many", "many")).Err())
-		want := []string{whole(Location, "many")}
+		want := []string{whole(LawLocation, "many")}
 		for i := range int64(maxAlike) {
-			want = append(want, of(Location, "many", 50+i))
+			want = append(want, of(LawLocation, "many", 50+i))
 		}
 		return want
 	}},
@@ -205,48 +205,48 @@ var tampers = []tamper{
 		blob := w.c.LIndex(w.Context(), w.all().Queue("all", "T"), 2).Val()
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), blob).Err())
 		n, _ := ledger.QueuedOrdinal(blob)
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"queued job in two queues, among many", func(w *world) []string {
 		w.append("many", jobs(1, ofType("other")))
 		w.ok(w.c.RPush(w.Context(), w.part("many").Queue("many", "other"), w.c.LIndex(w.Context(), w.part("many").Queue("many", "many"), 1000).Val()).Err())
-		return []string{of(Location, "many", 1050)}
+		return []string{of(LawLocation, "many", 1050)}
 	}},
 	{"unknown job queued", func(w *world) []string {
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "U"), "99999|1||{}").Err())
-		return []string{of(Location, "all", 99999)}
+		return []string{of(LawLocation, "all", 99999)}
 	}},
 	{"no job queued", func(w *world) []string {
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "U"), "rubbish", "").Err())
-		return []string{whole(Location, "all")}
+		return []string{whole(LawLocation, "all")}
 	}},
 	{"ready job queued too", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.ok(w.c.RPush(w.Context(), w.all().Queue("all", "T"), fmt.Sprintf("%d|1||{}", n)).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"queue of a cancelled group", func(w *world) []string {
 		n := w.jobIn("sweeping", 'W', 0)
 		w.ok(w.c.RPush(w.Context(), w.part("sweeping").Queue("sweeping", "sweeping"), fmt.Sprintf("%d|1||{}", n)).Err())
-		return []string{of(Location, "sweeping", n)}
+		return []string{of(LawLocation, "sweeping", n)}
 	}},
 
 	{"ready entry gone", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"entry of a started job gone", func(w *world) []string {
 		n := w.jobIn("all", 'I', 0)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), w.entry("T", "all", n).ID).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"ready stream gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("limited").Ready("limited")).Err())
 		var want []string
 		for _, g := range []string{"limited", "beside"} {
 			for n := range w.count(g, 'R') {
-				want = append(want, of(Location, g, w.jobIn(g, 'R', n)))
+				want = append(want, of(LawLocation, g, w.jobIn(g, 'R', n)))
 			}
 		}
 		return want
@@ -254,96 +254,96 @@ var tampers = []tamper{
 	{"ready entry twice", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		w.xadd(w.all().Ready("T"), ledger.BlobField, ledger.MessageBlob(w.entry("T", "all", n).Values))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"ready entry under another attempt", func(w *world) []string {
 		n := w.jobIn("all", 'I', 1)
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 7, int(n)))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"ready entry of a done job", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 1, int(n)))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"ready entry of an ended group", func(w *world) []string {
 		w.xadd(w.part("completed").Ready("T"), ledger.BlobField, moving("completed", "T", 1, 4))
-		return []string{of(Location, "completed", 4)}
+		return []string{of(LawLocation, "completed", 4)}
 	}},
 	{"ready entry of an unknown group", func(w *world) []string {
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("nosuch", "T", 1, 4))
-		return []string{of(Location, "nosuch", 4)}
+		return []string{of(LawLocation, "nosuch", 4)}
 	}},
 	{"ready entry of an unknown job", func(w *world) []string {
 		w.xadd(w.all().Ready("T"), ledger.BlobField, moving("all", "T", 1, 1e15))
-		return []string{of(Location, "all", 1e15)}
+		return []string{of(LawLocation, "all", 1e15)}
 	}},
 	{"ready entry in the stream of another type", func(w *world) []string {
 		n := w.jobIn("all", 'R', 0)
 		e := w.entry("T", "all", n)
 		w.ok(w.c.XDel(w.Context(), w.all().Ready("T"), e.ID).Err())
 		w.xadd(w.all().Ready("U"), ledger.BlobField, ledger.MessageBlob(e.Values))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"no job ready", func(w *world) []string {
 		w.xadd(w.all().Ready("T"), "k", "v")
-		return []string{whole(Location, "")}
+		return []string{whole(LawLocation, "")}
 	}},
 
 	{"parked job gone", func(w *world) []string {
 		blob, n := w.parked()
 		w.ok(w.c.ZRem(w.Context(), w.all().NonReadyOf("acme"), blob).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"parked job twice", func(w *world) []string {
 		blob, n := w.parked()
 		w.park(w.all(), "acme", blob+" ")
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"parked under another attempt too", func(w *world) []string {
 		_, n := w.parked()
 		w.park(w.all(), "acme", moving("all", "T", 7, int(n)))
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"parked job of another tenant", func(w *world) []string {
 		blob, n := w.parked()
 		w.ok(w.c.ZRem(w.Context(), w.all().NonReadyOf("acme"), blob).Err())
 		w.park(w.all(), "nobody", blob)
 		w.ok(w.c.ZAdd(w.Context(), w.all().NonReady(), redis.Z{Score: 1e15, Member: "nobody"}).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"parked job of an unknown group", func(w *world) []string {
 		w.park(w.all(), "acme", moving("nosuch", "T", 1, 0))
-		return []string{of(Location, "nosuch", 0)}
+		return []string{of(LawLocation, "nosuch", 0)}
 	}},
 	{"parked job of a settled group", func(w *world) []string {
 		n := w.jobIn("cancelled", 'C', 0)
 		w.park(w.part("cancelled"), "hooli", moving("cancelled", "cancelled", 0, int(n)))
-		return []string{of(Location, "cancelled", n)}
+		return []string{of(LawLocation, "cancelled", n)}
 	}},
 	{"no job parked", func(w *world) []string {
 		w.park(w.all(), "acme", "rubbish")
-		return []string{whole(Location, "")}
+		return []string{whole(LawLocation, "")}
 	}},
 
 	{"failure gone", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.ok(w.c.HDel(w.Context(), w.all().Failures("all"), strconv.FormatInt(n, 10)).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"failure of a job that has not failed", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
 		w.ok(w.c.HSet(w.Context(), w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n))).Err())
-		return []string{of(Location, "all", n)}
+		return []string{of(LawLocation, "all", n)}
 	}},
 	{"failure of another job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		w.ok(w.c.HSet(w.Context(), w.all().Failures("all"), n, "{}\n"+moving("all", "T", 1, int(n)+1)).Err())
-		return []string{whole(Location, "all"), of(Location, "all", n)}
+		return []string{whole(LawLocation, "all"), of(LawLocation, "all", n)}
 	}},
 	{"code", func(w *world) []string {
 		w.incr(w.all().Codes("all"), "BOOM", 1)
-		return []string{whole(Location, "all")}
+		return []string{whole(LawLocation, "all")}
 	}},
 
 	{"results entry gone", func(w *world) []string {
@@ -353,180 +353,180 @@ var tampers = []tamper{
 				w.ok(w.c.XDel(w.Context(), w.all().ResultStream(), m.ID).Err())
 			}
 		}
-		return []string{of(Results, "all", n)}
+		return []string{of(LawResults, "all", n)}
 	}},
 	{"results entry twice", func(w *world) []string {
 		n := w.jobIn("all", 'D', 0)
 		w.xadd(w.all().ResultStream(), "g", "all", "l", line(n), "t", "")
-		return []string{of(Results, "all", n)}
+		return []string{of(LawResults, "all", n)}
 	}},
 	{"results of a reduced job", func(w *world) []string {
 		n := w.jobIn("all", 'A', 0)
 		w.xadd(w.all().ResultStream(), "g", "all", "l", line(n), "t", "")
-		return []string{of(Results, "all", n)}
+		return []string{of(LawResults, "all", n)}
 	}},
 	{"results of an unknown group", func(w *world) []string {
 		w.xadd(w.all().ResultStream(), "g", "nosuch", "l", line(0)+"\n"+line(1), "t", "")
-		return []string{of(Results, "nosuch", 0), of(Results, "nosuch", 1)}
+		return []string{of(LawResults, "nosuch", 0), of(LawResults, "nosuch", 1)}
 	}},
 	{"no results", func(w *world) []string {
 		w.xadd(w.all().ResultStream(), "g", "all", "l", "rubbish")
-		return []string{whole(Results, "")}
+		return []string{whole(LawResults, "")}
 	}},
 	{"results line gone", func(w *world) []string {
 		lines, _ := w.chunk("completed")
 		n, _ := parseResultLine(lines[0])
 		w.ok(w.c.LTrim(w.Context(), w.part("completed").Results("completed"), 1, -1).Err())
-		return []string{of(Results, "completed", n)}
+		return []string{of(LawResults, "completed", n)}
 	}},
 	{"results line twice", func(w *world) []string {
 		lines, set := w.chunk("completed")
 		n, _ := parseResultLine(lines[0])
 		set(append(lines, lines[0]))
-		return []string{of(Results, "completed", n)}
+		return []string{of(LawResults, "completed", n)}
 	}},
 	{"results line of another job", func(w *world) []string {
 		n := w.jobIn("all", 'F', 0)
 		lines, set := w.chunk("all")
 		set(append(lines, line(n)))
-		return []string{of(Results, "all", n)}
+		return []string{of(LawResults, "all", n)}
 	}},
 	{"results line that is none", func(w *world) []string {
 		lines, set := w.chunk("all")
 		set(append(lines, "rubbish"))
-		return []string{whole(Results, "all")}
+		return []string{whole(LawResults, "all")}
 	}},
 	{"results expired without a word", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("completed").Results("completed")).Err())
 		var want []string
 		for n := range int64(10) {
-			want = append(want, of(Results, "completed", n))
+			want = append(want, of(LawResults, "completed", n))
 		}
 		return want
 	}},
 	{"slot gone", func(w *world) []string {
 		w.ok(w.c.HDel(w.Context(), w.all().Aggregate("all"), "slot:7").Err())
-		return []string{whole(Results, "all")}
+		return []string{whole(LawResults, "all")}
 	}},
 	{"slot counts on", func(w *world) []string {
 		slot := w.c.HGet(w.Context(), w.all().Aggregate("all"), "slot:7").Val()
 		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "slot:7", strings.Replace(slot, `{"count":2`, `{"count":3`, 1)).Err())
-		return []string{whole(Results, "all")}
+		return []string{whole(LawResults, "all")}
 	}},
 	{"slot's aggregate counts on", func(w *world) []string {
 		slot := w.c.HGet(w.Context(), w.part("completed").Aggregate("completed"), "slot:0").Val()
 		i := strings.LastIndex(slot, `"count":10`)
 		require.Positive(w, i)
 		w.ok(w.c.HSet(w.Context(), w.part("completed").Aggregate("completed"), "slot:0", slot[:i]+`"count":11`+slot[i+10:]).Err())
-		return []string{whole(Results, "completed")}
+		return []string{whole(LawResults, "completed")}
 	}},
 	{"slot is rubbish", func(w *world) []string {
 		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "slot:7", "rubbish").Err())
-		return []string{whole(Results, "all")}
+		return []string{whole(LawResults, "all")}
 	}},
 
 	{"load waiting", func(w *world) []string {
 		w.incr(w.all().Load("T"), "waiting", -1)
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"load non-ready", func(w *world) []string {
 		w.incr(w.all().Load("T"), "non_ready", 1)
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"load of a type that nothing has", func(w *world) []string {
 		w.incr(w.all().Load("other"), "waiting", 1)
 		w.ok(w.c.ZAdd(w.Context(), w.all().Types(), redis.Z{Score: 1, Member: "other"}).Err())
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"unfinished", func(w *world) []string {
 		w.incr(w.all().Tenant("acme"), "unfinished", 1)
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"congested", func(w *world) []string {
 		w.incr(w.all().Tenant("acme"), "congested", 1)
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"active", func(w *world) []string {
 		w.incr(w.part("limited").Tenant("umbrella"), "active", 1)
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"counter of a tenant whose groups have ended", func(w *world) []string {
 		w.incr(w.part("partly").Tenant("initech"), "unfinished", -1)
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"active tenant not in the set", func(w *world) []string {
 		w.ok(w.c.SRem(w.Context(), w.all().Active(), "acme").Err())
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 	{"nobody in the set", func(w *world) []string {
 		w.ok(w.c.SAdd(w.Context(), w.all().Active(), "nobody").Err())
-		return []string{whole(Counters, "")}
+		return []string{whole(LawCounters, "")}
 	}},
 
 	{"no owner", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.space.OfGroup("completed").Owner("completed")).Err())
-		return []string{whole(Registry, "completed")}
+		return []string{whole(LawRegistry, "completed")}
 	}},
 	{"another owner", func(w *world) []string {
 		w.ok(w.c.Set(w.Context(), w.space.OfGroup("completed").Owner("completed"), "acme", 0).Err())
-		return []string{whole(Registry, "completed")}
+		return []string{whole(LawRegistry, "completed")}
 	}},
 	{"not on its tenant's list", func(w *world) []string {
 		w.ok(w.c.ZRem(w.Context(), w.part("completed").GroupsOf("globex"), "completed").Err())
-		return []string{whole(Registry, "completed")}
+		return []string{whole(LawRegistry, "completed")}
 	}},
 	{"listed, but gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("completed").Group("completed")).Err())
-		return []string{whole(Registry, "completed")}
+		return []string{whole(LawRegistry, "completed")}
 	}},
 	{"in the wrong partition", func(w *world) []string {
 		p := w.space.Partition((w.space.OfTenant("acme").Index() + 1) % w.space.Partitions())
 		w.ok(w.c.Set(w.Context(), w.space.OfGroup("lost").Owner("lost"), "acme", 0).Err())
 		_, err := ledger.Create(w.Context(), w.c, p, ledger.CreateArgs{Group: "lost", Tenant: "acme", Type: "T", Hash: "h"})
 		w.ok(err)
-		return []string{whole(Registry, "lost")}
+		return []string{whole(LawRegistry, "lost")}
 	}},
 
 	{"completed once more", func(w *world) []string {
 		w.ok(w.c.HSet(w.Context(), w.part("partly").Group("partly"), "status", "FAILED", "at:failed", "9999999999999").Err())
 		w.ok(w.c.HDel(w.Context(), w.part("partly").Group("partly"), "at:completed").Err())
-		return []string{whole(Lifecycle, "partly")}
+		return []string{whole(LawLifecycle, "partly")}
 	}},
 	{"status that is none", func(w *world) []string {
 		w.ok(w.c.HSet(w.Context(), w.part("empty").Group("empty"), "status", "ODD").Err())
-		return []string{whole(Lifecycle, "empty")}
+		return []string{whole(LawLifecycle, "empty")}
 	}},
 	{"skipped a state", func(w *world) []string {
 		w.ok(w.c.HDel(w.Context(), w.part("partly").Group("partly"), "at:running").Err())
-		return []string{whole(Lifecycle, "partly")}
+		return []string{whole(LawLifecycle, "partly")}
 	}},
 	{"a time of a state to come", func(w *world) []string {
 		w.ok(w.c.HSet(w.Context(), w.part("empty").Group("empty"), "at:running", 9e12).Err())
-		return []string{whole(Lifecycle, "empty")}
+		return []string{whole(LawLifecycle, "empty")}
 	}},
 	{"times out of order", func(w *world) []string {
 		w.ok(w.c.HSet(w.Context(), w.part("partly").Group("partly"), "at:running", 1).Err())
-		return []string{whole(Lifecycle, "partly")}
+		return []string{whole(LawLifecycle, "partly")}
 	}},
 	{"ended and not on the list", func(w *world) []string {
 		w.ok(w.c.ZRem(w.Context(), w.part("partly").Ended(), "partly").Err())
-		return []string{whole(Lifecycle, "partly")}
+		return []string{whole(LawLifecycle, "partly")}
 	}},
 	{"ended and open", func(w *world) []string {
 		w.ok(w.c.ZAdd(w.Context(), w.part("partly").Open(), redis.Z{Score: 1, Member: "partly"}).Err())
-		return []string{whole(Lifecycle, "partly")}
+		return []string{whole(LawLifecycle, "partly")}
 	}},
 	{"unsealed", func(w *world) []string {
 		w.ok(w.c.HDel(w.Context(), w.part("partly").Group("partly"), "sealed").Err())
-		return []string{whole(Lifecycle, "partly")}
+		return []string{whole(LawLifecycle, "partly")}
 	}},
 	{"settled, but not all", func(w *world) []string {
 		w.ok(w.c.HDel(w.Context(), w.part("sweeping").Group("sweeping"), "sweep").Err())
-		return []string{whole(Lifecycle, "sweeping")}
+		return []string{whole(LawLifecycle, "sweeping")}
 	}},
 	{"nobody looks", func(w *world) []string {
 		w.ok(w.c.SRem(w.Context(), w.part("attended").Dirty(), "attended").Err())
-		return []string{whole(Lifecycle, "attended")}
+		return []string{whole(LawLifecycle, "attended")}
 	}},
 }
 
@@ -534,7 +534,7 @@ func TestTampering(t *testing.T) {
 	for _, name := range []string{"waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled"} {
 		tampers = append(tampers, tamper{"ledger " + name, func(w *world) []string {
 			w.incr(w.all().Group("all"), name, 1)
-			return []string{whole(Conservation, "all"), whole(States, "all")}
+			return []string{whole(LawConservation, "all"), whole(LawStates, "all")}
 		}})
 	}
 	t.Run("redis", func(t *testing.T) {

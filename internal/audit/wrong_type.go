@@ -18,7 +18,7 @@ func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 		}
 	}
 	if found {
-		ps.markUncertain(Location, h.tenant, splitTypes(h.types)...)
+		ps.markUncertain(LawLocation, h.tenant, splitTypes(h.types)...)
 	}
 	return found
 }
@@ -26,7 +26,7 @@ func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 // reportWrongTypes reports keys of another type than they must be.
 func (ps *pass) reportWrongTypes() {
 	for _, key := range slices.Sorted(maps.Keys(ps.wrongTypes)) {
-		ps.found.add(finding{Location, ps.wrongTypes[key], noOrdinal, "key " + key}, "the key %s is of another type than it must be",
+		ps.found.add(finding{LawLocation, ps.wrongTypes[key], noOrdinal, "key " + key}, "the key %s is of another type than it must be",
 			ps.shortKey(key))
 	}
 }

@@ -59,7 +59,7 @@ func TestKeyOfWrongTypeIsReported(t *testing.T) {
 				s := NewIncrementalCheck(w.conn, p)
 				found, r := w.watch(s, false)
 				require.Contains(t, found.Groups, "good")
-				require.Contains(t, summary(r), of(Location, "good", 0))
+				require.Contains(t, summary(r), of(LawLocation, "good", 0))
 				require.Len(t, r.Missing[0].Jobs, 1)
 				if c.group != "" && name != "codes" && name != "results" && name != "aggregate" { // a round does not look at these
 					require.True(t, named(r), "%v", r.Violations)
@@ -68,10 +68,10 @@ func TestKeyOfWrongTypeIsReported(t *testing.T) {
 				require.True(t, named(r), "%v", r.Violations)
 				r, repairs := w.repair()
 				require.True(t, named(r), "%v", r.Violations)
-				require.NotContains(t, summary(r), of(Location, "good", 0))
+				require.NotContains(t, summary(r), of(LawLocation, "good", 0))
 				require.NotEmpty(t, repairs)
 				if c.group != "" {
-					require.Equal(t, []string{whole(Location, "bad")}, summary(r))
+					require.Equal(t, []string{whole(LawLocation, "bad")}, summary(r))
 				}
 			})
 		})

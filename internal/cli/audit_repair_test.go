@@ -55,7 +55,7 @@ func TestAuditRepair(t *testing.T) {
 	var report answer
 	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
 	require.Len(t, report.Violations, 1)
-	require.Equal(t, audit.Lifecycle, report.Violations[0].Law)
+	require.Equal(t, audit.LawLifecycle, report.Violations[0].Law)
 	zero := int64(0)
 	require.Equal(t, []audit.RepairResult{
 		{Law: "location", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and lay nowhere: it has failed, with code LOST"},

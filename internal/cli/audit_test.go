@@ -51,7 +51,7 @@ func TestAudit(t *testing.T) {
 	var report audit.Report
 	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
 	require.False(t, report.OK)
-	require.Equal(t, audit.Location, report.Violations[0].Law)
+	require.Equal(t, audit.LawLocation, report.Violations[0].Law)
 
 	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
 	require.Equal(t, exitError, got.code)

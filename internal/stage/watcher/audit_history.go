@@ -24,7 +24,7 @@ func (p *partition) beat(ctx context.Context) error {
 	}
 	if lost := p.beats + 1 - n; p.beats > 0 && lost > 0 {
 		p.forgotten = append(p.forgotten, api.Violation{
-			Law: audit.Durability, Partition: p.p.Index(),
+			Law: audit.LawDurability, Partition: p.p.Index(),
 			Detail: fmt.Sprintf("redis went back about %s, to beat %d: what it confirmed since then is lost, "+
 				"and is to be submitted again; bulkaction audit --receipts names it",
 				time.Duration(lost)*leaderRenew, n),

@@ -36,7 +36,7 @@ func violations(w *stagetest.World) []api.AuditEvent {
 		}
 		e := stagetest.Decode[api.AuditEvent](w.T, m.Values["data"].(string))
 		require.Equal(w.T, e.ID, m.Values["id"])
-		if e.Violation.Law != audit.Results || e.Violation.Ordinal != nil {
+		if e.Violation.Law != audit.LawResults || e.Violation.Ordinal != nil {
 			all = append(all, e)
 		}
 	}
@@ -65,7 +65,7 @@ func requireSound(w *stagetest.World) {
 	r, err := audit.Run(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, audit.Options{})
 	require.NoError(w.T, err)
 	for _, v := range r.Violations {
-		require.Equal(w.T, audit.Results, v.Law, v.Detail)
+		require.Equal(w.T, audit.LawResults, v.Law, v.Detail)
 		require.Nil(w.T, v.Ordinal, v.Detail)
 	}
 }
@@ -176,7 +176,7 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	run(w, often, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
-			if e.Violation.Law == audit.Conservation {
+			if e.Violation.Law == audit.LawConservation {
 				n++
 			}
 		}
@@ -212,7 +212,7 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	run(w, often, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
-			if e.Violation.Law == audit.Conservation {
+			if e.Violation.Law == audit.LawConservation {
 				require.Equal(t, "accepted is 2, the other counts add up to 3: waiting 2, done 1", e.Violation.Detail)
 				require.Equal(t, "g", e.Group.ID)
 				n++
@@ -246,7 +246,7 @@ func TestRedisWentBack(t *testing.T) {
 		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 90).Err())
 		var told []api.AuditEvent
 		w.Await("the watcher to tell", func() bool { told = violations(w); return len(told) == 1 })
-		require.Equal(w.T, audit.Durability, told[0].Violation.Law)
+		require.Equal(w.T, audit.LawDurability, told[0].Violation.Law)
 		require.Regexp(w.T, `^redis went back about 1[0-9]s, to beat 91: `, told[0].Violation.Detail)
 		require.Nil(w.T, told[0].Group)
 		w.Await("more beats", func() bool { return beat() > 92 })
@@ -264,5 +264,5 @@ func TestLooksAtEverything(t *testing.T) {
 	cfg.Audit.Deep = 50 * time.Millisecond
 	run(w, cfg, "w")
 	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
-	require.Equal(t, audit.Location, violations(w)[0].Violation.Law)
+	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)
 }

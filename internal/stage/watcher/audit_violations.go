@@ -130,7 +130,7 @@ func (o *postings) count() {
 			seen[id] = true
 		}
 	}
-	byLaw[audit.Durability] += o.past
+	byLaw[audit.LawDurability] += o.past
 	o.metrics.SetViolations(byLaw)
 }
 
