@@ -7,8 +7,8 @@
 //     ready, in flight, done, failed and cancelled. None of these is negative.
 //   - [LawStates]: a group has one state for each accepted job, and as many of each letter as its
 //     ledger says.
-//   - [LawLocation]: each job lies where its state says, once, under the same attempt, and nowhere else,
-//     and each key is of its type: a waiting one in a queue of its group, a parked one in its
+//   - [LawLocation]: each job lies where its state says, once, under the same attempt, and nowhere
+//     else, and each key is of its type: a waiting one in a queue of its group, a parked one in its
 //     tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the
 //     ready stream of its type, a failed one among its group's failures, which agree with the error
 //     codes. Nothing lies anywhere that is no such job. What a cancelled group has left in a ready
@@ -16,17 +16,17 @@
 //   - [LawResults]: each done job's result lies in exactly one entry of the results stream, each
 //     reduced one's in exactly one line of the group's results, unless these have expired. The
 //     slots of the aggregate count the reduced jobs, and so does an aggregate that counts.
-//   - [LawLifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open and
-//     ended groups. One whose jobs have all ended and are reduced has ended too, or is among the
-//     dirty groups.
+//   - [LawLifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open
+//     and ended groups. One whose jobs have all ended and are reduced has ended too, or is among
+//     the dirty groups.
 //   - [LawCounters]: what types count as waiting and non-ready lies there. What tenants count as
 //     unfinished, active and congested are such jobs, and those with active ones are in the active
 //     set. Counters of what violates another law are not judged.
-//   - [LawRegistry]: a group is owned by its tenant, lies in its partition and is on its list. A name
-//     that is owned has a group ([CheckOwnerKeys]).
+//   - [LawRegistry]: a group is owned by its tenant, lies in its partition and is on its list. A
+//     name that is owned has a group ([CheckOwnerKeys]).
 //   - [LawReceipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
-//   - [LawDurability]: Redis does not forget what it has confirmed. The watchers count seconds in it, and
-//     notice when it knows of fewer.
+//   - [LawDurability]: Redis does not forget what it has confirmed. The watchers count seconds in
+//     it, and notice when it knows of fewer.
 //
 // # Method
 //
@@ -38,15 +38,16 @@
 // twice, and are judged only when both readings agree to the byte: never, while what they count
 // keeps moving. Whatever is found is looked at again and reported only if it stays.
 //
-// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for [CheckOwnerKeys].
-// Memory: one group's states and some bits a job, and two bytes for each job between the first and
-// the last one of a group that is neither waiting nor ended.
+// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for
+// [CheckOwnerKeys]. Memory: one group's states and some bits a job, and two bytes for each job
+// between the first and the last one of a group that is neither waiting nor ended.
 //
 // # Three depths
 //
-//   - [IncrementalCheck] makes rounds: per open group one reading of its ledger and of the lengths of what it
-//     holds, no job. A round over 1,000 groups costs Redis 5 ms of CPU and 160 KB (50 tenants,
-//     closer looks included), one over a group of 1,000,000 waiting jobs 20 µs and 300 bytes.
+//   - [IncrementalCheck] makes rounds: per open group one reading of its ledger and of the lengths
+//     of what it holds, no job. A round over 1,000 groups costs Redis 5 ms of CPU and 160 KB (50
+//     tenants, closer looks included), one over a group of 1,000,000 waiting jobs 20 µs and 300
+//     bytes.
 //   - [RunGroups] looks at the groups that a round found suspicious: at their states, and through
 //     those shared places, and queues, that give a reason.
 //   - [Partition] and [Run] look at everything. For a group of 1,000,000 waiting jobs of 10 bytes
@@ -55,9 +56,9 @@
 //
 // # Repair
 //
-// [Repair] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is decided
-// in Redis, in one step, by states and versions: what moves is left alone, and what is done twice
-// is done once.
+// [Repair] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is
+// decided in Redis, in one step, by states and versions: what moves is left alone, and what is done
+// twice is done once.
 package audit
 
 import (
@@ -83,14 +84,18 @@ const (
 	LawLifecycle    = "lifecycle"
 	LawCounters     = "counters"
 	LawRegistry     = "registry"
-	// LawDurability is broken when Redis has forgotten what it had confirmed; the watchers notice it.
+	// LawDurability is broken when Redis has forgotten what it had confirmed; the watchers notice
+	// it.
 	LawDurability = "durability"
 	// LawReceipt is broken when a group holds fewer jobs than its producer was told.
 	LawReceipt = "receipt"
 )
 
 // Laws are all of them.
-var Laws = []string{LawConservation, LawStates, LawLocation, LawResults, LawLifecycle, LawCounters, LawRegistry, LawDurability, LawReceipt}
+var Laws = []string{
+	LawConservation, LawStates, LawLocation, LawResults, LawLifecycle, LawCounters, LawRegistry, LawDurability,
+	LawReceipt,
+}
 
 // Report is what an audit came to.
 type Report struct {
@@ -275,7 +280,8 @@ func (a *auditor) newPass() *pass {
 	a.wrongTypes = map[string]string{}
 	return &pass{
 		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, uncertainTenants: map[string]bool{},
-		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{}, missed: missed{},
+		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{},
+		missed: missed{},
 	}
 }
 

@@ -20,7 +20,8 @@ type Candidates struct {
 // share. It reads no more than it has to: a queue whose length is right is not read. What lies
 // anywhere without being a job, and the laws of load, are left to [Partition].
 func RunGroups(
-	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, candidates Candidates, opts Options,
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, candidates Candidates,
+	opts Options,
 ) (Report, error) {
 	opts.only = &candidates
 	return Partition(ctx, conn, space, p, opts)
@@ -54,7 +55,8 @@ func (ps *pass) judgedOwnKinds(g *group) (own [locationKinds]bool) {
 	return own
 }
 
-// judgedSharedKinds says which of the places that groups share are read for the groups that are kept.
+// judgedSharedKinds says which of the places that groups share are read for the groups that are
+// kept.
 func (ps *pass) judgedSharedKinds() (shared [locationKinds]bool) {
 	if ps.opts.only == nil {
 		return [locationKinds]bool{atNonReady: true, atReady: true, atResultsStream: true}

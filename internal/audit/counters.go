@@ -45,7 +45,8 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	}
 	// When all is again as it was, it was so when the types were asked.
 	unchanged := true
-	if err := ps.recountTenants(ctx, slices.Sorted(maps.Keys(sum.fingerprints)), func(t *countedTenant, r tenantRecount) {
+	if err := ps.recountTenants(ctx, slices.Sorted(maps.Keys(sum.fingerprints)), func(t *countedTenant,
+		r tenantRecount) {
 		unchanged = unchanged && r.fingerprint == sum.fingerprints[t.name]
 	}); err != nil {
 		return err
@@ -107,7 +108,8 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 	}
 	if active := r.stored[1] > 0 && !r.paused; active != r.inActiveSet {
 		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(name, "set", active)}
-		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, r.stored[1], r.inActiveSet)
+		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, r.stored[1],
+			r.inActiveSet)
 		ps.addRepair(f, ps.counterRepair(ledger.Counter{
 			Tenant: true,
 			Of:     name,
@@ -154,8 +156,8 @@ func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 	return fmt.Sprint(card.Val(), newest.Val()), err
 }
 
-// newestReady changes when a job becomes ready. Counters alone don't tell of one that was taken back
-// and handed out again.
+// newestReady changes when a job becomes ready. Counters alone don't tell of one that was taken
+// back and handed out again.
 func (ps *pass) newestReady(ctx context.Context) (string, error) {
 	var ids strings.Builder
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), pageSize/5) {

@@ -95,9 +95,11 @@ func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
 
 func (h groupHeader) commands() int { return 11 + len(splitTypes(h.types)) }
 
-// readGroups takes a snapshot of groups. Those that got another type since are returned as changed; those
-// that are gone are left out.
-func (ps *pass) readGroups(ctx context.Context, headers []groupHeader) (groups []*group, changed []groupHeader, err error) {
+// readGroups takes a snapshot of groups. Those that got another type since are returned as changed;
+// those that are gone are left out.
+func (ps *pass) readGroups(
+	ctx context.Context, headers []groupHeader,
+) (groups []*group, changed []groupHeader, err error) {
 	type replies struct {
 		hash, codes, slots            *redis.MapStringStringCmd
 		states                        *redis.StringCmd
@@ -229,7 +231,9 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 			continue
 		}
 		var now *redis.StringCmd // a group is forgotten before its owner key
-		if err := ps.pipeline(ctx, func(p redis.Pipeliner) { now = p.HGet(ctx, ps.p.Group(g.id), "tenant") }); err != nil {
+		if err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+			now = p.HGet(ctx, ps.p.Group(g.id), "tenant")
+		}); err != nil {
 			return err
 		}
 		if now.Val() == g.tenant {

@@ -13,10 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// IncrementalCheck looks at a partition's open groups in rounds, without reading a job, and says who deserves
-// a closer look: whose ledger does not add up, agrees with the lengths of its states, queues and
-// failures, or has not changed since the round before although jobs are under way; and tenants who
-// have less parked than their groups' ledgers say. It remembers some bytes a group.
+// IncrementalCheck looks at a partition's open groups in rounds, without reading a job, and says
+// who deserves a closer look: whose ledger does not add up, agrees with the lengths of its states,
+// queues and failures, or has not changed since the round before although jobs are under way; and
+// tenants who have less parked than their groups' ledgers say. It remembers some bytes a group.
 type IncrementalCheck struct {
 	reader
 	p     keyspace.Partition
@@ -30,7 +30,8 @@ type knownGroup struct {
 	unchanged, recheckAt int    // rounds for which it has stayed so, and the one of the next closer look
 }
 
-// maxRecheckGap is after how many rounds at the latest a group is looked at again that stays as it is.
+// maxRecheckGap is after how many rounds at the latest a group is looked at again that stays as it
+// is.
 const maxRecheckGap = 8
 
 // NewIncrementalCheck has seen nothing yet.
@@ -149,8 +150,11 @@ func (n groupNumbers) hasWrongType() bool {
 		slices.ContainsFunc(n.queues, func(q *redis.IntCmd) bool { return isWrongType(q.Err()) })
 }
 
-// checkBatches reads some tenants at one instant, or one that is too large for that in pieces, twice.
-func (c *IncrementalCheck) checkBatches(ctx context.Context, batches []tenantBatch, alarmed bool, found *Candidates) error {
+// checkBatches reads some tenants at one instant, or one that is too large for that in pieces,
+// twice.
+func (c *IncrementalCheck) checkBatches(
+	ctx context.Context, batches []tenantBatch, alarmed bool, found *Candidates,
+) error {
 	if len(batches) == 1 && batches[0].commands > pageSize {
 		return c.checkLargeTenant(ctx, batches[0], alarmed, found)
 	}
@@ -183,7 +187,8 @@ func (c *IncrementalCheck) checkBatches(ctx context.Context, batches []tenantBat
 	return nil
 }
 
-// checkLargeTenant reads a tenant of many groups. What it has parked is judged when two readings agree.
+// checkLargeTenant reads a tenant of many groups. What it has parked is judged when two readings
+// agree.
 func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, alarmed bool, found *Candidates) error {
 	var sums [2]nonReadyCounts
 	var lengths [2]int64
@@ -259,7 +264,9 @@ func fingerprintOf(values []any) uint64 {
 }
 
 // checkGroup holds what is cheap to know of a group against the laws.
-func (c *IncrementalCheck) checkGroup(id string, numbers groupNumbers, alarmed bool, found *Candidates, nonReady *nonReadyCounts) {
+func (c *IncrementalCheck) checkGroup(
+	id string, numbers groupNumbers, alarmed bool, found *Candidates, nonReady *nonReadyCounts,
+) {
 	v, g := numbers.counts.Val(), c.known[id]
 	if numbers.hasWrongType() {
 		found.Groups = append(found.Groups, id)
@@ -286,7 +293,8 @@ func (c *IncrementalCheck) checkGroup(id string, numbers groupNumbers, alarmed b
 	done, failed, reduced := asInt(v[5]), asInt(v[6]), asInt(v[8])
 	underWay := ready+inFlight > 0 || done > reduced
 	cancelled := status == string(api.StatusCancelled)
-	wrong := all != accepted || numbers.states.Val() != 2*accepted || numbers.failures.Val() != failed || reduced > done ||
+	wrong := all != accepted || numbers.states.Val() != 2*accepted || numbers.failures.Val() != failed ||
+		reduced > done ||
 		!cancelled && queued != waiting
 	if now != g.fingerprint {
 		g.fingerprint, g.unchanged, g.recheckAt = now, 0, 1

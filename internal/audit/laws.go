@@ -38,7 +38,8 @@ func (ps *pass) checkCounts(g *group) {
 		}
 	}
 	if sum != accepted {
-		ps.reportGroup(g, LawConservation, fmt.Sprint("sum ", sum-accepted), "accepted is %d, the other counts add up to %d: %s",
+		ps.reportGroup(g, LawConservation, fmt.Sprint("sum ", sum-accepted),
+			"accepted is %d, the other counts add up to %d: %s",
 			accepted, sum, strings.Join(parts, ", "))
 	}
 	if len(g.states) != int(2*accepted) {
@@ -46,7 +47,8 @@ func (ps *pass) checkCounts(g *group) {
 			"accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
 	}
 	known := "A"
-	for _, f := range append(slices.Clone(countFields), struct{ name, letters string }{"reduced", string(ledger.Reduced)}) {
+	reduced := struct{ name, letters string }{"reduced", string(ledger.Reduced)}
+	for _, f := range append(slices.Clone(countFields), reduced) {
 		have, n := int64(0), g.intField(f.name)
 		for _, letter := range []byte(f.letters) {
 			have += g.counts[letter]
@@ -59,7 +61,8 @@ func (ps *pass) checkCounts(g *group) {
 	}
 	for at := 0; at+1 < len(g.states); at += 2 {
 		if letter := g.states[at]; strings.IndexByte(known, letter) < 0 {
-			ps.found.add(finding{LawStates, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none", letter)
+			ps.found.add(finding{LawStates, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none",
+				letter)
 			ps.markUncertain(LawStates, g.tenant, g.types...)
 		}
 	}
@@ -82,7 +85,8 @@ func (ps *pass) checkCounts(g *group) {
 // statusOrder is the order of states of a group that is not cancelled.
 var statusOrder = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
 
-// checkLifecycle holds a group's status against its timestamps, its jobs and the lists that it is on.
+// checkLifecycle holds a group's status against its timestamps, its jobs and the lists that it is
+// on.
 func (ps *pass) checkLifecycle(g *group) {
 	status := api.Status(g.status())
 	cancelled, sweeping := status == api.StatusCancelled, g.hash["sweep"] != ""
@@ -105,7 +109,8 @@ func (ps *pass) checkLifecycle(g *group) {
 	switch {
 	case cancelled:
 		if !sweeping && unended > 0 {
-			ps.reportGroup(g, LawLifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended", unended)
+			ps.reportGroup(g, LawLifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended",
+				unended)
 			ps.addGroupRepair(g, LawLifecycle, "unended")
 		}
 	case rank >= 3 && unended > 0:
@@ -142,8 +147,8 @@ func describeLists(g *group) string {
 	return "neither on the list of open nor on that of ended groups"
 }
 
-// checkTimestamps says when a group entered each state of this round: those on its way have a time, in
-// order, and no others.
+// checkTimestamps says when a group entered each state of this round: those on its way have a time,
+// in order, and no others.
 func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
 	var last int64
@@ -163,7 +168,8 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
 		if has := at(s) != ""; has != (s == status) {
-			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
+			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s,
+				at(s))
 		} else if has {
 			ps.checkTimeOrder(g, s, last, asInt(at(s)))
 		}
@@ -214,8 +220,8 @@ func (ps *pass) checkAggregate(g *group) {
 	}
 }
 
-// mergeSlot adds a slot's partial state to all of them and returns its count. Without a plan it only
-// reads the count.
+// mergeSlot adds a slot's partial state to all of them and returns its count. Without a plan it
+// only reads the count.
 func mergeSlot(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
 	if all == nil {
 		var slot struct{ Count *int64 }

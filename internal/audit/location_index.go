@@ -73,7 +73,8 @@ func fits(kind locationKind, state ledger.State, attempt int) bool {
 		return false
 	}
 	// A job that was started again under the same entry has one attempt more than that.
-	return attempt == unknownAttempt || state.IsOf(attempt) || state.Letter() == ledger.InFlight && state.IsOf(attempt+1)
+	return attempt == unknownAttempt || state.IsOf(attempt) || state.Letter() == ledger.InFlight &&
+		state.IsOf(attempt+1)
 }
 
 // describeState says a state in words.
@@ -146,8 +147,8 @@ type problem struct {
 	state   ledger.State
 }
 
-// eachProblem yields what is wrong with jobs whose state is the same in now as in base, as far as it
-// concerns the places.
+// eachProblem yields what is wrong with jobs whose state is the same in now as in base, as far as
+// it concerns the places.
 func (x *locationIndex) eachProblem(now string, covers func(locationKind) bool, yield func(problem) (more bool)) {
 	for i := range min(x.size(), int64(len(now)/ledger.StateBytes)) {
 		state := ledger.StateAt(x.states, i)
@@ -184,7 +185,8 @@ func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
 	f := finding{p.kind.law(), group, p.ordinal, fmt.Sprint(p.fault, p.kind, p.state)}
 	ps.found.add(f, "%s", p.detail())
 	if p.fault != "missing" && p.kind != atGroupResults {
-		ps.addRepair(f, ps.misplacedRepair(job{group, p.ordinal}, ps.locationsOf(p.kind, group, tenant, p.ordinal, types)...))
+		locations := ps.locationsOf(p.kind, group, tenant, p.ordinal, types)
+		ps.addRepair(f, ps.misplacedRepair(job{group, p.ordinal}, locations...))
 	}
 	ps.markUncertain(p.kind.law(), tenant, types...)
 	if p.fault == "missing" && p.kind != atGroupResults && (p.kind != atFailures || ps.opts.only == nil) {

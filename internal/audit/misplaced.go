@@ -85,8 +85,8 @@ func (ps *pass) locationOfKey(kind locationKind, key string) location {
 	return location{"parked", owner, ""}
 }
 
-// repairLocation goes over a location once and sets aside what is left over there. It says of which jobs there
-// was something.
+// repairLocation goes over a location once and sets aside what is left over there. It says of which
+// jobs there was something.
 func (ps *pass) repairLocation(ctx context.Context, at location) (map[job]bool, error) {
 	if known := ps.repairedLocations[at]; known != nil {
 		return known, nil
@@ -94,7 +94,8 @@ func (ps *pass) repairLocation(ctx context.Context, at location) (map[job]bool, 
 	if ps.repairedLocations == nil {
 		ps.repairedLocations = map[location]map[job]bool{}
 	}
-	r := locationRepair{pass: ps, location: at, candidates: ps.misplaced[at], kept: map[job]string{}, removed: map[job]bool{}}
+	r := locationRepair{pass: ps, location: at, candidates: ps.misplaced[at], kept: map[job]string{},
+		removed: map[job]bool{}}
 	err := r.walk(ctx)
 	ps.repairedLocations[at] = r.removed
 	return r.removed, err

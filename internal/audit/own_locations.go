@@ -80,7 +80,8 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	return nil
 }
 
-// readOwnLocations calls find with each job that lies in those of the group's own places that are read.
+// readOwnLocations calls find with each job that lies in those of the group's own places that are
+// read.
 func (ps *pass) readOwnLocations(
 	ctx context.Context, g *group, own [locationKinds]bool, find func(kind locationKind, ordinal int64, attempt int),
 ) error {

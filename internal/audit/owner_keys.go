@@ -15,17 +15,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// orphanInterval is how long a name must have been without its group: one that is being created gets it
-// within moments.
+// orphanInterval is how long a name must have been without its group: one that is being created
+// gets it within moments.
 const orphanInterval = 500 * time.Millisecond
 
 // ownerKey is an owner key: who owns which group.
 type ownerKey struct{ key, group, tenant string }
 
-// CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not exist. A
-// crash between forgetting a group and its name leaves one, and so does a shard that lost the group
-// while another kept the name; the id can't be used by other tenants until the key is gone. It
-// looks at the names of all keys in Redis.
+// CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not
+// exist. A crash between forgetting a group and its name leaves one, and so does a shard that lost
+// the group while another kept the name; the id can't be used by other tenants until the key is
+// gone. It looks at the names of all keys in Redis.
 func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	names, err := findOrphans(ctx, conn, space)
 	if err != nil {
@@ -134,7 +134,9 @@ func ownerPattern(space keyspace.Space) string {
 }
 
 // ownerKeysWithoutGroup are those of some owner keys whose groups do not exist.
-func ownerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string) ([]ownerKey, error) {
+func ownerKeysWithoutGroup(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
+) ([]ownerKey, error) {
 	r := reader{cmd: conn.Cmd}
 	var all []ownerKey
 	for page := range slices.Chunk(keys, pageSize) {

@@ -126,8 +126,8 @@ func (s *pageSizer) adapt(bytes int) {
 	s.n = max(1, min(pageSize, 4*s.n, s.n*pageBytes/int64(max(1, bytes))))
 }
 
-// readByScore calls fn with a sorted set's members by ascending score. One that keeps its score comes
-// exactly once.
+// readByScore calls fn with a sorted set's members by ascending score. One that keeps its score
+// comes exactly once.
 func (r reader) readByScore(ctx context.Context, key string, fn func([]string) error) error {
 	from, seen := "-inf", map[string]bool{} // members at that very score
 	for {
@@ -252,9 +252,9 @@ func (r reader) readList(ctx context.Context, key string, n int64, fn func(strin
 	return nil
 }
 
-// readQueue calls fn with the first n elements of a list, or what is left of them: it may lose elements
-// at its head and gain some at its end meanwhile. Each comes once, since a page begins with the
-// last element of the one before, wherever it is by then.
+// readQueue calls fn with the first n elements of a list, or what is left of them: it may lose
+// elements at its head and gain some at its end meanwhile. Each comes once, since a page begins
+// with the last element of the one before, wherever it is by then.
 func (r reader) readQueue(ctx context.Context, key string, n int64, fn func(string)) error {
 	last, at := "", int64(0) // the last element that was read, and where it was
 	for first := true; n > 0; first = false {

@@ -24,11 +24,11 @@ type RepairResult struct {
 // wrong beside it.
 const maxRepairRuns = 8
 
-// Repair audits everything and mends what can be: ledgers and counters are set to what there is, what
-// is no job is quarantined, a job that lies nowhere ends as failed with code LOST. It goes on until
-// nothing is left to be done, and reports what is left then. Each repair is told as it is made;
-// what can't be mended comes last. Whatever it does is decided in Redis, in one step each, so the
-// roles may be at work; where they move too fast something may be left for the next time.
+// Repair audits everything and mends what can be: ledgers and counters are set to what there is,
+// what is no job is quarantined, a job that lies nowhere ends as failed with code LOST. It goes on
+// until nothing is left to be done, and reports what is left then. Each repair is told as it is
+// made; what can't be mended comes last. Whatever it does is decided in Redis, in one step each, so
+// the roles may be at work; where they move too fast something may be left for the next time.
 func Repair(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options, tell func(RepairResult),
 ) (Report, error) {

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// repairAction mends a finding. Cures with the same key do the same, so that one of them is enough. What it
-// does is decided again in Redis, in one step, by how things are then.
+// repairAction mends a finding. Cures with the same key do the same, so that one of them is enough.
+// What it does is decided again in Redis, in one step, by how things are then.
 type repairAction struct {
 	key    string
 	result string // what it does
@@ -46,7 +46,8 @@ func (ps *pass) groupRepair(g *group) (repairAction, bool) {
 	}
 	add("reduced", g.counts[ledger.Reduced]-g.intField("reduced"))
 	accepted, jobs := g.intField("accepted"), int64(len(g.states)/2)
-	if counted != jobs || accepted != jobs && sum != jobs { // states are wrong themselves: two of three are against them
+	// states are wrong themselves: two of three are against them
+	if counted != jobs || accepted != jobs && sum != jobs {
 		return repairAction{}, false
 	}
 	add("accepted", jobs-accepted)

@@ -31,8 +31,8 @@ func (w *world) repair() (Report, []RepairResult) {
 	return r, all
 }
 
-// requireRepaired repairs what a tamper has done: whatever was found is mended, or it is said why not, and
-// a second repair does nothing.
+// requireRepaired repairs what a tamper has done: whatever was found is mended, or it is said why
+// not, and a second repair does nothing.
 func (c tamper) requireRepaired(w *world, before Report) {
 	r, repairs := w.repair()
 	require.NotEmpty(w, repairs)

@@ -44,8 +44,8 @@ func (ps *pass) track(g *group) {
 	ps.trackedBytes += 2*(to-from) + 256
 }
 
-// checkSharedLocations looks for the jobs of the groups that are kept in the places that groups share, and judges
-// what it found. At last it has read all such places.
+// checkSharedLocations looks for the jobs of the groups that are kept in the places that groups
+// share, and judges what it found. At last it has read all such places.
 func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
 	for _, g := range ps.tracked {
@@ -102,8 +102,8 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	return err
 }
 
-// addUnlisted adds the types and tenants that no group of this look has told of, and the tenants whose
-// set was not read yet.
+// addUnlisted adds the types and tenants that no group of this look has told of, and the tenants
+// whose set was not read yet.
 func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error {
 	note := func(set map[string]bool) func([]string) error {
 		return func(names []string) error {
@@ -186,7 +186,8 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 					ps.reportUnreadable(atResultsStream, key, e.ID)
 					continue
 				}
-				j := foundJob{kind: atResultsStream, key: key, id: e.ID, group: group, ordinal: ordinal, attempt: unknownAttempt}
+				j := foundJob{kind: atResultsStream, key: key, id: e.ID, group: group, ordinal: ordinal,
+					attempt: unknownAttempt}
 				if known, _ := ps.recordFound(j); !known {
 					untracked = append(untracked, j)
 				}
@@ -254,7 +255,8 @@ type job struct {
 	ordinal int64
 }
 
-// reportUnreadable reports what is no job. That it is still there is not asked: nobody removes it unseen.
+// reportUnreadable reports what is no job. That it is still there is not asked: nobody removes it
+// unseen.
 func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 	if ps.opts.only != nil {
 		return
@@ -267,8 +269,8 @@ func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 // shortKey is a key's name without what all keys of the partition begin with.
 func (ps *pass) shortKey(key string) string { return strings.TrimPrefix(key, ps.p.Base()) }
 
-// recordFound notes where a job lies, and says whether it was found at home before. It is not known when
-// the states that are kept don't tell: its group has to be asked.
+// recordFound notes where a job lies, and says whether it was found at home before. It is not known
+// when the states that are kept don't tell: its group has to be asked.
 func (ps *pass) recordFound(j foundJob) (known, duplicate bool) {
 	g := ps.tracked[j.group]
 	if g == nil {
@@ -282,8 +284,8 @@ func (ps *pass) recordFound(j foundJob) (known, duplicate bool) {
 	return true, g.index.record(j.kind, j.ordinal, j.attempt)
 }
 
-// checkTracked reads the states of the kept groups again and reports those jobs that have not moved and
-// were not found as they should.
+// checkTracked reads the states of the kept groups again and reports those jobs that have not moved
+// and were not found as they should.
 func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) error {
 	ids := slices.Sorted(maps.Keys(ps.tracked))
 	for len(ids) > 0 {

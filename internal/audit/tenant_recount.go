@@ -69,7 +69,9 @@ func (ps *pass) recountTenants(ctx context.Context, names []string, yield func(*
 }
 
 // recountPage reads some small tenants at once, or a large one twice.
-func (ps *pass) recountPage(ctx context.Context, tenants []*countedTenant, yield func(*countedTenant, tenantRecount)) error {
+func (ps *pass) recountPage(
+	ctx context.Context, tenants []*countedTenant, yield func(*countedTenant, tenantRecount),
+) error {
 	if t := tenants[0]; !t.fitsInOneRead() {
 		r, err := ps.recountLarge(ctx, t)
 		if err != nil {
@@ -101,8 +103,8 @@ func (ps *pass) recountPage(ctx context.Context, tenants []*countedTenant, yield
 	return nil
 }
 
-// recountLarge reads a large tenant two times. The tally is whole when both are the same and nothing
-// became ready meanwhile.
+// recountLarge reads a large tenant two times. The tally is whole when both are the same and
+// nothing became ready meanwhile.
 func (ps *pass) recountLarge(ctx context.Context, t *countedTenant) (tenantRecount, error) {
 	before, err := ps.newestReady(ctx)
 	if err != nil {
@@ -149,7 +151,8 @@ func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, 
 		r.addSuspended(page, int64(len(page)))
 		return nil
 	})
-	r.consistent = r.consistent && nonReady == reply.nonReadyLength.Val() && suspended == reply.suspendedLength.Val() // a scan may yield an element twice
+	// a scan may yield an element twice
+	r.consistent = r.consistent && nonReady == reply.nonReadyLength.Val() && suspended == reply.suspendedLength.Val()
 	return r, err
 }
 
@@ -177,9 +180,12 @@ type groupReply struct {
 func (ps *pass) queries(ctx context.Context, reply *tenantReply) []func(redis.Pipeliner) {
 	reply.groups = make([]groupReply, len(reply.openGroups))
 	queries := []func(redis.Pipeliner){func(p redis.Pipeliner) {
-		reply.counters = p.HMGet(ctx, ps.p.Tenant(reply.name), counterNames[0], counterNames[1], counterNames[2], "paused")
-		reply.inActiveSet, reply.newest = p.SIsMember(ctx, ps.p.Active(), reply.name), p.ZRevRange(ctx, ps.p.GroupsOf(reply.name), 0, 0)
-		reply.nonReadyLength, reply.suspendedLength = p.ZCard(ctx, ps.p.NonReadyOf(reply.name)), p.ZCard(ctx, ps.p.SuspendedOf(reply.name))
+		reply.counters = p.HMGet(ctx, ps.p.Tenant(reply.name), counterNames[0], counterNames[1], counterNames[2],
+			"paused")
+		reply.inActiveSet = p.SIsMember(ctx, ps.p.Active(), reply.name)
+		reply.newest = p.ZRevRange(ctx, ps.p.GroupsOf(reply.name), 0, 0)
+		reply.nonReadyLength = p.ZCard(ctx, ps.p.NonReadyOf(reply.name))
+		reply.suspendedLength = p.ZCard(ctx, ps.p.SuspendedOf(reply.name))
 	}}
 	for i, g := range reply.openGroups {
 		queries = append(queries, func(p redis.Pipeliner) {
@@ -206,7 +212,7 @@ func (r *tenantReply) total() tenantRecount {
 	}
 	total.paused = asText(v[3]) != ""
 	newest := r.newest.Val()
-	total.consistent = len(newest) == 0 && r.countedTenant.newestGroup == "" || len(newest) == 1 && newest[0] == r.countedTenant.newestGroup
+	total.consistent = strings.Join(newest, "") == r.newestGroup
 	total.addToFingerprint("%v %v %v %v", total.stored, total.inActiveSet, total.paused, newest)
 	for i, g := range r.openGroups {
 		group := r.groups[i]

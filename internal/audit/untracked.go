@@ -23,9 +23,9 @@ type foundJob struct {
 	fault       string // what is wrong with it whatever its group says
 }
 
-// checkUntracked asks about items of groups that are not kept, and of jobs beyond what is kept. First all
-// are asked about, then those that disagree once more together with whether they still lie there:
-// then they are wrong at one instant.
+// checkUntracked asks about items of groups that are not kept, and of jobs beyond what is kept.
+// First all are asked about, then those that disagree once more together with whether they still
+// lie there: then they are wrong at one instant.
 func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	if ps.opts.only != nil {
 		return nil // it is of other groups

@@ -7,8 +7,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// hasWrongType says whether one of a group's own keys is of another type than it must be. Then nothing
-// of the group can be judged, and what it counts for is in doubt.
+// hasWrongType says whether one of a group's own keys is of another type than it must be. Then
+// nothing of the group can be judged, and what it counts for is in doubt.
 func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 	found := false
 	for _, c := range own {
@@ -26,7 +26,8 @@ func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 // reportWrongTypes reports keys of another type than they must be.
 func (ps *pass) reportWrongTypes() {
 	for _, key := range slices.Sorted(maps.Keys(ps.wrongTypes)) {
-		ps.found.add(finding{LawLocation, ps.wrongTypes[key], noOrdinal, "key " + key}, "the key %s is of another type than it must be",
+		ps.found.add(finding{LawLocation, ps.wrongTypes[key], noOrdinal, "key " + key},
+			"the key %s is of another type than it must be",
 			ps.shortKey(key))
 	}
 }
