@@ -72,7 +72,7 @@ func run(ctx context.Context, p *app.Process, started func(addr string)) error {
 		return err
 	}
 	reducers := reducer.NewRegistry()
-	err = stage.Group(ctx,
+	err = stage.RunAll(ctx,
 		func(ctx context.Context) error { return roles.Ingest(reducers, started)(ctx, p.As("ingest"), b) },
 		func(ctx context.Context) error { return roles.Fetcher(ctx, p.As("fetcher"), b) },
 		func(ctx context.Context) error { return roles.Dispatcher(ctx, p.As("dispatcher"), b) },

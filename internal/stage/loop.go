@@ -118,7 +118,7 @@ func (w *waker) read(ctx context.Context) {
 }
 
 // Group runs several loops until all have returned; the first error ends the others.
-func Group(ctx context.Context, runs ...func(context.Context) error) error {
+func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	errs := make([]error, len(runs))

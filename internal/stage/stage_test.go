@@ -81,15 +81,15 @@ func TestLoopOutlivesErrors(t *testing.T) {
 	stop() // the end is no error
 }
 
-func TestGroup(t *testing.T) {
+func TestRunAllEndsWithTheFirstError(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
-	err := stage.Group(t.Context(),
+	err := stage.RunAll(t.Context(),
 		func(ctx context.Context) error { <-ctx.Done(); return nil },
 		func(context.Context) error { return boom },
 	)
 	require.ErrorIs(t, err, boom)
-	require.NoError(t, stage.Group(t.Context(), func(context.Context) error { return nil }))
+	require.NoError(t, stage.RunAll(t.Context(), func(context.Context) error { return nil }))
 }
 
 func TestCheckPartitions(t *testing.T) {

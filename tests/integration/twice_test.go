@@ -103,7 +103,7 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 			}
 			b.Conn.Cmd.AddHook(hook)
 			reducers := reducer.NewRegistry()
-			return stage.Group(ctx,
+			return stage.RunAll(ctx,
 				func(ctx context.Context) error {
 					return role.Ingest(reducers, func(addr string) { api <- addr })(ctx, p.As("ingest"), b)
 				},

@@ -81,7 +81,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
-	err := stage.Group(ctx, runs...)
+	err := stage.RunAll(ctx, runs...)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for _, p := range a.space.All() {

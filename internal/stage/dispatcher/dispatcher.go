@@ -97,7 +97,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			func(ctx context.Context) error { return reclaim.Run(ctx, part.reclaim) },
 		)
 	}
-	err := stage.Group(ctx, runs...)
+	err := stage.RunAll(ctx, runs...)
 	presence.Withdraw(ctx, d.conn, d.space, d.id)
 	return err
 }

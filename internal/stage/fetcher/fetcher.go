@@ -96,7 +96,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 		part := &partitionFetcher{Fetcher: f, partition: p, batchSizes: map[string]int{}}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
-	err := stage.Group(ctx, runs...)
+	err := stage.RunAll(ctx, runs...)
 	presence.Withdraw(ctx, f.conn, f.space, f.id)
 	return err
 }

@@ -110,7 +110,7 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
 	defer presence.Withdraw(ctx, in.conn, in.space, in.id)
-	return stage.Group(ctx, in.serve, in.consume,
+	return stage.RunAll(ctx, in.serve, in.consume,
 		func(ctx context.Context) error {
 			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publish)
 		},
