@@ -34,7 +34,7 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
 	w := newWaker(l.Conn, l.Wake)
-	defer w.asked.Wait()
+	defer w.reads.Wait()
 	for ctx.Err() == nil {
 		idle, err := step(ctx)
 		switch {
@@ -69,16 +69,16 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 // nothing else to do, so the time is kept here: a read that is still going on then serves the next
 // wait. It reads only while somebody waits: a token is for who is idle.
 type waker struct {
-	conn    *redisx.Conn
-	key     string
-	token   chan struct{}
-	over    chan struct{} // a read has ended without one
-	reading atomic.Bool
-	asked   sync.WaitGroup
+	conn      *redisx.Conn
+	key       string
+	token     chan struct{}
+	readEnded chan struct{} // a read has ended without one
+	reading   atomic.Bool
+	reads     sync.WaitGroup
 }
 
 func newWaker(conn *redisx.Conn, key string) *waker {
-	return &waker{conn: conn, key: key, token: make(chan struct{}, 1), over: make(chan struct{}, 1)}
+	return &waker{conn: conn, key: key, token: make(chan struct{}, 1), readEnded: make(chan struct{}, 1)}
 }
 
 func (w *waker) wait(ctx context.Context, d time.Duration) {
@@ -86,10 +86,10 @@ func (w *waker) wait(ctx context.Context, d time.Duration) {
 	defer timer.Stop()
 	for {
 		if w.key != "" && w.reading.CompareAndSwap(false, true) {
-			w.asked.Go(func() { w.read(context.WithoutCancel(ctx)) })
+			w.reads.Go(func() { w.readToken(context.WithoutCancel(ctx)) })
 		}
 		select {
-		case <-w.over: // and again
+		case <-w.readEnded: // and again
 		case <-w.token:
 			return
 		case <-timer.C:
@@ -101,18 +101,18 @@ func (w *waker) wait(ctx context.Context, d time.Duration) {
 }
 
 // read reads once. When Redis does not answer, nothing is told: the time goes on alone.
-func (w *waker) read(ctx context.Context) {
+func (w *waker) readToken(ctx context.Context) {
 	err := w.conn.Block.BLPop(ctx, redisx.MaxBlock, w.key).Err()
 	w.reading.Store(false)
-	tell := w.over
+	signal := w.readEnded
 	switch {
 	case err == nil:
-		tell = w.token
+		signal = w.token
 	case !errors.Is(err, redis.Nil):
 		return
 	}
 	select {
-	case tell <- struct{}{}:
+	case signal <- struct{}{}:
 	default:
 	}
 }

@@ -32,5 +32,5 @@ func TestTokenEndsTheWait(t *testing.T) {
 	require.NoError(t, redisx.Sleep(t.Context(), 50*time.Millisecond))
 	push()
 	<-ended
-	w.asked.Wait()
+	w.reads.Wait()
 }

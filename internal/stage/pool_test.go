@@ -17,7 +17,7 @@ import (
 )
 
 // The pool as an operator sees it: workers, and those who feed them.
-func TestPool(t *testing.T) {
+func TestStatsShowTheWholePool(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		started, end := make(chan string, 100), make(chan struct{})
 		slow := processor.Func("SLOW_TEST", func(ctx context.Context, j processor.Job) (any, error) {

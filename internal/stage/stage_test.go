@@ -19,17 +19,17 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
 // loop runs a loop until the test is done with it.
-type loop struct {
+type testLoop struct {
 	stage.Loop
 	step stage.Step
 }
 
-func (l loop) Run(ctx context.Context) error { return l.Loop.Run(ctx, l.step) }
+func (l testLoop) Run(ctx context.Context) error { return l.Loop.Run(ctx, l.step) }
 
 func TestLoopIsWoken(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		steps := make(chan struct{})
-		w.Run(loop{stage.Loop{Name: "l", Conn: w.Connect(), Wake: w.P.Wake("l"), Log: w.Tel.Log}, func(ctx context.Context) (time.Duration, error) {
+		w.Run(testLoop{stage.Loop{Name: "l", Conn: w.Connect(), Wake: w.P.Wake("l"), Log: w.Tel.Log}, func(ctx context.Context) (time.Duration, error) {
 			select {
 			case steps <- struct{}{}:
 			case <-ctx.Done():
@@ -53,7 +53,7 @@ func TestLoopNeverSleepsWithWork(t *testing.T) {
 	const n = 1000
 	done := make(chan struct{})
 	var steps atomic.Int64
-	w.Run(loop{stage.Loop{Name: "l", Conn: w.Connect(), Log: w.Tel.Log}, func(context.Context) (time.Duration, error) {
+	w.Run(testLoop{stage.Loop{Name: "l", Conn: w.Connect(), Log: w.Tel.Log}, func(context.Context) (time.Duration, error) {
 		if steps.Add(1) == n {
 			close(done)
 			return -1, nil
@@ -63,12 +63,12 @@ func TestLoopNeverSleepsWithWork(t *testing.T) {
 	stagetest.Receive(t, done, "all steps")
 }
 
-func TestLoopOutlivesErrors(t *testing.T) {
+func TestLoopGoesOnAfterErrors(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	worked := make(chan struct{})
 	var steps atomic.Int64
-	stop := w.Run(loop{stage.Loop{Name: "l", Conn: w.Connect(), Log: w.Tel.Log}, func(context.Context) (time.Duration, error) {
+	stop := w.Run(testLoop{stage.Loop{Name: "l", Conn: w.Connect(), Log: w.Tel.Log}, func(context.Context) (time.Duration, error) {
 		if steps.Add(1) < 3 {
 			return 0, errors.New("boom")
 		}
