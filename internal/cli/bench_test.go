@@ -83,7 +83,7 @@ func TestSettingsAreVariablesOfTheProcesses(t *testing.T) {
 func TestJournaledRoleWritesItsJournal(t *testing.T) {
 	dir := t.TempDir()
 	role := func(ctx context.Context, _ *app.Process) error {
-		journal.From(ctx).Permits(7, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
+		journal.FromContext(ctx).Permits(7, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
 		return nil
 	}
 	var log strings.Builder

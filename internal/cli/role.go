@@ -45,7 +45,7 @@ func journaled(dir string, run roles.Role) roles.Role {
 			return err
 		}
 		p.OnStop("journal", func(context.Context) error { return j.Close() })
-		return run(journal.With(ctx, j), p)
+		return run(journal.NewContext(ctx, j), p)
 	}
 }
 

@@ -60,7 +60,7 @@ func Open(dir, instance string) (*Journal, error) {
 			instance, err)
 	}
 	j := &Journal{file: file, stop: make(chan struct{}), done: make(chan struct{})}
-	go j.flushOften()
+	go j.flushRegularly()
 	return j, nil
 }
 
@@ -72,11 +72,11 @@ func (j *Journal) Permits(at int64, partition int, by, typ string, permits []led
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, p := range permits {
-		j.head('P', at, partition, typ, p.Tenant)
+		j.beginLine('P', at, partition, typ, p.Tenant)
 		j.buffer = append(append(j.buffer, by...), '\t')
 		j.buffer = append(strconv.AppendInt(j.buffer, p.N, 10), '\n')
 	}
-	j.flushFull()
+	j.flushIfFull()
 }
 
 // Starts notes jobs that began at a time (µs of Redis).
@@ -88,16 +88,16 @@ func (j *Journal) Starts(at int64, partition int, typ string, starts []Start) {
 	defer j.mu.Unlock()
 	for i := range starts {
 		s := &starts[i]
-		j.head('S', at, partition, typ, s.Tenant)
+		j.beginLine('S', at, partition, typ, s.Tenant)
 		j.buffer = append(append(j.buffer, s.Group...), '\t')
 		j.buffer = append(strconv.AppendInt(j.buffer, s.Ordinal, 10), '\t')
 		j.buffer = append(strconv.AppendInt(j.buffer, int64(s.Attempt), 10), '\n')
 	}
-	j.flushFull()
+	j.flushIfFull()
 }
 
 // head begins a line; the lock is held.
-func (j *Journal) head(kind byte, at int64, partition int, typ, tenant string) {
+func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant string) {
 	b := append(j.buffer, kind, '\t')
 	b = append(strconv.AppendInt(b, at, 10), '\t')
 	b = append(strconv.AppendInt(b, int64(partition), 10), '\t')
@@ -129,7 +129,7 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-func (j *Journal) flushOften() {
+func (j *Journal) flushRegularly() {
 	defer close(j.done)
 	tick := time.NewTicker(flushInterval)
 	defer tick.Stop()
@@ -146,7 +146,7 @@ func (j *Journal) flushOften() {
 }
 
 // flushFull and flush need the lock.
-func (j *Journal) flushFull() {
+func (j *Journal) flushIfFull() {
 	if len(j.buffer) >= flushAt {
 		j.flush()
 	}
@@ -165,12 +165,12 @@ func (j *Journal) flush() {
 type contextKey struct{}
 
 // With returns a context that carries j to the stages of a process.
-func With(ctx context.Context, j *Journal) context.Context {
+func NewContext(ctx context.Context, j *Journal) context.Context {
 	return context.WithValue(ctx, contextKey{}, j)
 }
 
 // From returns the journal that ctx carries, or nil.
-func From(ctx context.Context) *Journal {
+func FromContext(ctx context.Context) *Journal {
 	j, _ := ctx.Value(contextKey{}).(*Journal)
 	return j
 }

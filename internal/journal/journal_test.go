@@ -87,7 +87,7 @@ func TestConcurrentWritersLoseNothing(t *testing.T) {
 }
 
 func TestNoJournalWritesNothing(t *testing.T) {
-	j := journal.From(t.Context())
+	j := journal.FromContext(t.Context())
 	require.Nil(t, j)
 	j.Permits(1, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "x", N: 1}})
 	j.Starts(1, 0, "T", []journal.Start{{}})
@@ -96,7 +96,7 @@ func TestNoJournalWritesNothing(t *testing.T) {
 
 func TestContextCarriesIt(t *testing.T) {
 	j := open(t, t.TempDir(), "i")
-	require.Same(t, j, journal.From(journal.With(t.Context(), j)))
+	require.Same(t, j, journal.FromContext(journal.NewContext(t.Context(), j)))
 }
 
 func TestEachProcessHasItsOwnFile(t *testing.T) {

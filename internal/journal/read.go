@@ -44,9 +44,9 @@ func Read(dir string) (Log, error) {
 	if err != nil {
 		return Log{}, fmt.Errorf("read journals in %s: %w", dir, err)
 	}
-	r := reader{names: map[string]string{}}
+	r := reader{interned: map[string]string{}}
 	for _, file := range files {
-		if err := r.file(file); err != nil {
+		if err := r.readFile(file); err != nil {
 			return Log{}, fmt.Errorf("read journal %s: %w", file, err)
 		}
 	}
@@ -56,12 +56,12 @@ func Read(dir string) (Log, error) {
 }
 
 type reader struct {
-	log   Log
-	names map[string]string // each name once, so that a long log does not keep its lines
-	nums  [4]int64
+	log      Log
+	interned map[string]string // each name once, so that a long log does not keep its lines
+	numbers  [4]int64
 }
 
-func (r *reader) file(name string) error {
+func (r *reader) readFile(name string) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
@@ -76,33 +76,33 @@ func (r *reader) file(name string) error {
 		if err != nil {
 			return err
 		}
-		if err := r.line(strings.Split(line[:len(line)-1], "\t")); err != nil {
+		if err := r.readLine(strings.Split(line[:len(line)-1], "\t")); err != nil {
 			return fmt.Errorf("line %d: %w", n, err)
 		}
 	}
 }
 
-func (r *reader) line(f []string) error {
+func (r *reader) readLine(f []string) error {
 	switch {
 	case f[0] == "P" && len(f) == 7:
-		if err := r.parse(f[1], f[2], f[6]); err != nil {
+		if err := r.parseNumbers(f[1], f[2], f[6]); err != nil {
 			return err
 		}
 		r.log.Permits = append(r.log.Permits, PermitEvent{
-			At:        r.nums[0],
-			Partition: int(r.nums[1]),
-			Type:      r.name(f[3]),
-			Tenant:    r.name(f[4]),
-			By:        r.name(f[5]),
-			N:         r.nums[2],
+			At:        r.numbers[0],
+			Partition: int(r.numbers[1]),
+			Type:      r.intern(f[3]),
+			Tenant:    r.intern(f[4]),
+			By:        r.intern(f[5]),
+			N:         r.numbers[2],
 		})
 	case f[0] == "S" && len(f) == 8:
-		if err := r.parse(f[1], f[2], f[6], f[7]); err != nil {
+		if err := r.parseNumbers(f[1], f[2], f[6], f[7]); err != nil {
 			return err
 		}
 		r.log.Starts = append(r.log.Starts, StartEvent{
-			At: r.nums[0], Partition: int(r.nums[1]), Type: r.name(f[3]),
-			Start: Start{Tenant: r.name(f[4]), Group: r.name(f[5]), Ordinal: r.nums[2], Attempt: int(r.nums[3])},
+			At: r.numbers[0], Partition: int(r.numbers[1]), Type: r.intern(f[3]),
+			Start: Start{Tenant: r.intern(f[4]), Group: r.intern(f[5]), Ordinal: r.numbers[2], Attempt: int(r.numbers[3])},
 		})
 	default:
 		return fmt.Errorf("%d fields beginning with %q: neither a permit nor a start", len(f), f[0])
@@ -110,22 +110,22 @@ func (r *reader) line(f []string) error {
 	return nil
 }
 
-func (r *reader) parse(fields ...string) error {
+func (r *reader) parseNumbers(fields ...string) error {
 	for i, f := range fields {
 		n, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {
 			return err
 		}
-		r.nums[i] = n
+		r.numbers[i] = n
 	}
 	return nil
 }
 
-func (r *reader) name(s string) string {
-	if known, ok := r.names[s]; ok {
-		return known
+func (r *reader) intern(s string) string {
+	if stored, ok := r.interned[s]; ok {
+		return stored
 	}
 	s = strings.Clone(s)
-	r.names[s] = s
+	r.interned[s] = s
 	return s
 }

@@ -168,7 +168,7 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 		LaneWeights: weights,
 		Alpha:       alpha,
 		KeepStats:   c.Congestion.StatsRetention,
-		Journal:     journal.From(ctx),
+		Journal:     journal.FromContext(ctx),
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -183,7 +183,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 		Rate:       rate(c),
 		Lease:      c.Worker.Lease,
 		MaxLosses:  c.Worker.MaxDeliveries,
-		Journal:    journal.From(ctx),
+		Journal:    journal.FromContext(ctx),
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -216,7 +216,7 @@ func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Ba
 			Backoff:      c.Backpressure.DefaultBackoff,
 			MaxBackoff:   c.Backpressure.MaxBackoff,
 			Congestion:   congestion,
-			Journal:      journal.From(ctx),
+			Journal:      journal.FromContext(ctx),
 		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
 		if err != nil {
 			return err
