@@ -19,10 +19,9 @@ import (
 func setting(lease time.Duration, more map[string]string) map[string]string {
 	env := map[string]string{
 		"BULKACTION_LEASE": lease.String(),
-		// Every fault that makes a worker silent for a lease counts against the job that runs
-		// alone there: nobody can tell it from a crash. With a fault a second, a job of five
-		// seconds loses its worker every second or third run. Only a job that crashes always may
-		// reach the maximum.
+		// Nobody can tell a crash from a fault that makes a worker silent for a lease: each counts
+		// against the job that runs alone there. With a fault a second, a job of five seconds loses
+		// its worker every second or third run. Only one that always crashes may reach the maximum.
 		"BULKACTION_MAX_DELIVERIES":               "10",
 		"BULKACTION_WORKER_COUNT":                 "8",
 		"BULKACTION_WORKER_TIMEOUT":               "200ms",
