@@ -3,6 +3,7 @@ package redistest
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -10,6 +11,9 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
+
+// acked is what a master says of a replica that has acknowledged some of the replication stream.
+var acked = regexp.MustCompile(`slave\d+:.*state=online,offset=[1-9]`)
 
 // masterName is the name of the master in Sentinel.
 const masterName = "mymaster"
@@ -87,6 +91,14 @@ func (s *Sentinels) Rejoin(r *Redis) {
 	do(s.Sentinel.t, r.admin, "replicaof", host, port) // Sentinel would do this as well, but later
 	await(s.Sentinel.t, "replica", func(ctx context.Context) error {
 		return lacks(r.admin.Info(ctx, "replication"), "master_link_status:up")
+	})
+	// After its snapshot the master sends nothing until the replica's first ACK, up to 1 s later.
+	await(s.Sentinel.t, "the replica's first ACK", func(ctx context.Context) error {
+		info, err := master.admin.Info(ctx, "replication").Result()
+		if err == nil && !acked.MatchString(info) {
+			err = fmt.Errorf("no replica has acknowledged anything in\n%s", info)
+		}
+		return err
 	})
 	s.await("sentinel", "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
 	await(s.Sentinel.t, "sentinel", func(ctx context.Context) error {
