@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
+	"github.com/bulkaction/bulkaction/internal/quota"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -80,15 +81,15 @@ func (f *Fetcher) Run(ctx context.Context) error {
 		},
 	}
 	if f.space.Partitions() > 1 && f.cfg.Rate.RPS > 0 {
-		d := divider{rate: f.cfg.Rate, conn: f.conn, space: f.space, id: f.id}
+		rebalancer := quota.NewRebalancer(f.cfg.Rate, f.conn, f.space, f.id)
 		runs = append(runs, func(ctx context.Context) error {
-			defer d.resign(ctx)
+			defer rebalancer.Resign(ctx)
 			return stage.Loop{
-				Name: "divide the limit",
+				Name: "rebalance quota",
 				Conn: f.conn,
-				Wake: f.space.Partition(0).Wake("divider"),
+				Wake: quota.Wake(f.space),
 				Log:  f.tel.Log,
-			}.Run(ctx, d.step)
+			}.Run(ctx, rebalancer.Step)
 		})
 	}
 	for _, p := range f.space.All() {
@@ -212,7 +213,7 @@ func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply
 		return
 	}
 	p.quotaRequestedAt = time.Now()
-	wake := p.space.Partition(0).Wake("divider")
+	wake := quota.Wake(p.space)
 	if n, err := p.conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
 		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer looks at its next interval
 	}

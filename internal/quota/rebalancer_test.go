@@ -1,4 +1,4 @@
-package fetcher
+package quota
 
 import (
 	"slices"
@@ -7,12 +7,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
 func TestDivide(t *testing.T) {
 	t.Parallel()
@@ -74,16 +77,15 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	})
 }
 
-// A divider moves the limit to where the demand is and back; at no time do the parts in
-// force exceed it.
-func TestDividerFollowsTheDemand(t *testing.T) {
+// A rebalancer moves the limit to where the demand is and back; at no time do the effective quotas
+// exceed it.
+func TestRebalancerFollowsTheDemand(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		const all = 100
 		w := stagetest.New(t, url, prefix, 4)
-		d := divider{rate: ledger.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, conn: w.Conn, space: w.Space, id: "d"}
-		other := d
-		other.id = "other"
+		d := NewRebalancer(ledger.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, w.Conn, w.Space, "d")
+		other := NewRebalancer(d.rate, w.Conn, w.Space, "other")
 		demand := func(partition int, jobs int64) {
 			p := w.Space.Partition(partition)
 			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Types(), redis.Z{Score: 1, Member: "T"}).Err())
@@ -91,7 +93,7 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
 		parts := func() (out []int64) {
-			fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", divideLease)
+			fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", leaderLease)
 			require.NoError(t, err)
 			sum := int64(0)
 			for i := range 4 {
@@ -107,9 +109,9 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 		follow := func(want []int64) {
 			t.Helper()
 			require.Eventually(t, func() bool {
-				_, err := d.step(t.Context())
+				_, err := d.Step(t.Context())
 				require.NoError(t, err)
-				_, err = other.step(t.Context()) // it does not lead
+				_, err = other.Step(t.Context()) // it does not lead
 				require.NoError(t, err)
 				return slices.Equal(want, parts())
 			}, 20*time.Second, time.Millisecond)
@@ -121,8 +123,8 @@ func TestDividerFollowsTheDemand(t *testing.T) {
 		follow([]int64{0, 50, 0, 50})
 		demand(1, 0)
 		follow([]int64{0, 0, 0, 100})
-		d.resign(t.Context())
-		fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", divideLease)
+		d.Resign(t.Context())
+		fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", leaderLease)
 		require.NoError(t, err)
 		require.Positive(t, fence, "the office is free")
 	})

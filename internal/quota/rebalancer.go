@@ -1,4 +1,6 @@
-package fetcher
+// Package quota divides the global rate limit among partitions by demand: each partition has a quota,
+// and one process at a time moves quota to where jobs wait.
+package quota
 
 import (
 	"cmp"
@@ -11,10 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// divider moves parts of the global limit between partitions, to where the demand is. One fetcher
-// does so at a time. It takes before it gives, and gives only when it has heard from every
-// partition, so that the parts never add up to more than the limit.
-type divider struct {
+// Rebalancer moves quota between partitions, to where the demand is. One process does so at a time.
+// It takes before it gives, and gives only when it has heard from every partition, so that the
+// quotas never add up to more than the limit.
+type Rebalancer struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn
 	space keyspace.Space
@@ -23,60 +25,67 @@ type divider struct {
 	peaks []peak // of each partition's demand
 }
 
-// How long a divider that is silent keeps its office, and how long it rests while there
-// is no demand.
-const (
-	divideLease = 3 * time.Second
-	divideRest  = time.Second
-)
-
-// interval is the pause between two looks while there is demand.
-func (d *divider) interval() time.Duration {
-	return min(max(d.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
+// NewRebalancer returns a rebalancer of a limit, for the process id.
+func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id string) *Rebalancer {
+	return &Rebalancer{rate: rate, conn: conn, space: space, id: id}
 }
 
-// step looks at all partitions and moves what is to be moved. What is on its way is waited for.
-func (d *divider) step(ctx context.Context) (time.Duration, error) {
-	fence, err := ledger.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, divideLease)
+const (
+	leaderLease = 3 * time.Second // a leader that is silent for longer is replaced
+	rest        = time.Second     // the pause while there is no demand
+)
+
+// Wake names the list whose tokens end the rebalancer's pause.
+func Wake(space keyspace.Space) string { return space.Partition(0).Wake("rebalancer") }
+
+// interval is the pause between two looks while there is demand.
+func (r *Rebalancer) interval() time.Duration {
+	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
+}
+
+// Step looks at all partitions and moves quota where it is needed. It waits for moves that are under
+// way. It returns the pause until the next step.
+func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
+	fence, err := ledger.LeadDivision(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
 	if err != nil || fence == 0 { // another one does it
-		return divideRest, err
+		return rest, err
 	}
-	parts := make([]ledger.Part, d.space.Partitions())
+	parts := make([]ledger.Part, r.space.Partitions())
 	settled, idle := true, true
 	for i := range parts {
-		limit := d.rate.Of(i, len(parts))
-		parts[i], err = ledger.LookAtPart(ctx, d.conn.Cmd, d.space.Partition(i), fence, limit)
+		limit := r.rate.Of(i, len(parts))
+		parts[i], err = ledger.LookAtPart(ctx, r.conn.Cmd, r.space.Partition(i), fence, limit)
 		if err != nil || parts[i].Fenced {
-			return divideRest, err
+			return rest, err
 		}
 		settled = settled && parts[i].FromUS == 0
 		idle = idle && parts[i].Demand == 0
 	}
-	d.smooth(parts)
+	r.smooth(parts)
 	if settled {
-		window := int(time.Now().UnixNano() / int64(d.rate.Window))
-		if err := d.move(ctx, fence, parts, divide(d.rate.PerWindow(), parts, window)); err != nil {
+		window := int(time.Now().UnixNano() / int64(r.rate.Window))
+		if err := r.move(ctx, fence, parts, divide(r.rate.PerWindow(), parts, window)); err != nil {
 			return 0, err
 		}
 	}
 	if idle {
-		return divideRest, nil
+		return rest, nil
 	}
-	return d.interval(), nil
+	return r.interval(), nil
 }
 
 // smooth lets the most that a partition has wanted within a window, or a second, count: one that
 // has just admitted all that it had is not without demand.
-func (d *divider) smooth(parts []ledger.Part) {
-	if d.peaks == nil {
-		d.peaks = make([]peak, len(parts))
+func (r *Rebalancer) smooth(parts []ledger.Part) {
+	if r.peaks == nil {
+		r.peaks = make([]peak, len(parts))
 	}
 	now := time.Now()
 	for i := range parts {
-		if k := &d.peaks[i]; parts[i].Demand >= k.demand || now.Sub(k.at) > min(d.rate.Window, time.Second) {
+		if k := &r.peaks[i]; parts[i].Demand >= k.demand || now.Sub(k.at) > min(r.rate.Window, time.Second) {
 			*k = peak{parts[i].Demand, now}
 		}
-		parts[i].Demand = d.peaks[i].demand
+		parts[i].Demand = r.peaks[i].demand
 	}
 }
 
@@ -87,8 +96,8 @@ type peak struct {
 
 // move takes, then gives. What a partition has spent in a window can't be given away before it is
 // over (fixed), or only as it falls out of the span (sliding): then others get more with each look.
-func (d *divider) move(ctx context.Context, fence int64, parts []ledger.Part, want []int64) error {
-	all, least := d.rate.PerWindow(), max(1, d.rate.PerWindow()/50)
+func (r *Rebalancer) move(ctx context.Context, fence int64, parts []ledger.Part, want []int64) error {
+	all, least := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worth, gains, spare := false, int64(0), all
 	for i, p := range parts {
 		worth = worth || want[i]-p.InForce >= least || p.InForce == 0 && want[i] > 0
@@ -103,12 +112,12 @@ func (d *divider) move(ctx context.Context, fence int64, parts []ledger.Part, wa
 		if want[i] >= p.InForce {
 			continue
 		}
-		r, err := d.set(ctx, fence, i, want[i], ledger.Gain{})
-		if err != nil || r.Fenced {
+		taken, err := r.set(ctx, fence, i, want[i], ledger.Gain{})
+		if err != nil || taken.Fenced {
 			return err
 		}
-		spare += r.Freed
-		notBefore = max(notBefore, r.FromUS)
+		spare += taken.Freed
+		notBefore = max(notBefore, taken.FromUS)
 	}
 	spare = max(0, spare)
 	for i, p := range parts {
@@ -118,27 +127,28 @@ func (d *divider) move(ctx context.Context, fence int64, parts []ledger.Part, wa
 		}
 		now := min(gain, spare*gain/gains)
 		to, terms := want[i], ledger.Gain{NotBeforeUS: notBefore, AtOnce: now}
-		if d.rate.Limiter == ledger.LimiterSliding {
+		if r.rate.Limiter == ledger.LimiterSliding {
 			to = p.InForce + now
 		}
-		if r, err := d.set(ctx, fence, i, to, terms); err != nil || r.Fenced {
+		if given, err := r.set(ctx, fence, i, to, terms); err != nil || given.Fenced {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *divider) set(
+func (r *Rebalancer) set(
 	ctx context.Context, fence int64, partition int, permits int64, gain ledger.Gain,
 ) (ledger.Part, error) {
-	return ledger.SetPart(ctx, d.conn.Cmd, d.space.Partition(partition), fence,
-		d.rate.Of(partition, d.space.Partitions()), permits, gain)
+	return ledger.SetPart(ctx, r.conn.Cmd, r.space.Partition(partition), fence,
+		r.rate.Of(partition, r.space.Partitions()), permits, gain)
 }
 
-func (d *divider) resign(ctx context.Context) {
+// Resign lets another process take over at once. It works also after ctx has ended.
+func (r *Rebalancer) Resign(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_, _ = ledger.LeadDivision(ctx, d.conn.Cmd, d.space.Partition(0), d.id, 0)
+	_, _ = ledger.LeadDivision(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
 }
 
 // divide says which part of all permits each partition should have. First come those that can use
