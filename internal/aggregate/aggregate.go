@@ -1,5 +1,5 @@
-// Package aggregate reads and writes the field of a group that holds the aggregates it asked for. It
-// hides how they are encoded.
+// Package aggregate reads and writes the field of a group that holds the aggregates it asked for.
+// It hides how they are encoded.
 package aggregate
 
 import (

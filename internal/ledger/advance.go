@@ -27,9 +27,9 @@ func Lead(
 	return takeTheLead(ctx, c, p, watcher, lease, "watch")
 }
 
-// LeadDivision asks in the same way to divide the limit among partitions. It is
+// LeadRebalancing asks in the same way to rebalance the quotas of all partitions. It is
 // asked for in partition 0.
-func LeadDivision(
+func LeadRebalancing(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration,
 ) (fence int64, err error) {
 	return takeTheLead(ctx, c, p, process, lease, "divide")

@@ -159,7 +159,7 @@ var flowScenes = []scene{
 	{"quota of the token limiter", false, func(w *world) act { return w.dividing(ledger.LimiterToken, 5) }},
 	{"lead the division", false, func(w *world) act {
 		return func() error {
-			_, err := ledger.LeadDivision(w.Context(), w.c, w.p, "f1", time.Minute)
+			_, err := ledger.LeadRebalancing(w.Context(), w.c, w.p, "f1", time.Minute)
 			return err
 		}
 	}},
@@ -209,7 +209,7 @@ func (w *world) dividing(limiter string, to int64) act {
 	l := within(limiter, time.Hour, 40)
 	l.Part, l.Tag = 10, "40/4"
 	return func() error {
-		_, err := ledger.SetPart(w.Context(), w.c, w.p, 1, l, to, ledger.Gain{})
+		_, err := ledger.SetQuota(w.Context(), w.c, w.p, 1, l, to, ledger.Increase{})
 		return err
 	}
 }

@@ -10,37 +10,39 @@ import (
 
 var quota = script("tenants/quota", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 
-// Part is one partition's part of the limit.
-type Part struct {
-	Fenced  bool  // another process divides the limit by now
-	InForce int64 // permits a window that it may spend now, or has spent within the last (sliding)
-	Freed   int64 // of what it has just lost, others may have so much at once
-	FromUS  int64 // Redis time (µs) from which they may have all of it; 0: nothing is on its way
-	Demand  int64 // permits that its jobs could use
-	Active  int64 // tenants with jobs that want a permit
+// Quota is the part of the global limit that is assigned to one partition.
+type Quota struct {
+	Fenced    bool  // another process rebalances by now
+	Effective int64 // permits a window that it may spend now, or has spent within the last (sliding)
+	Freed     int64 // of what it has just lost, others may have so much at once
+	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: nothing is on its way
+	Demand    int64 // permits that its jobs could use
+	Active    int64 // tenants with jobs that want a permit
 }
 
-// Gain are the terms of a larger part: not as a whole before a time (Redis, µs), and so much of the
-// increase at once. The zero Gain is all of it at once.
-type Gain struct{ NotBeforeUS, AtOnce int64 }
+// Increase tells when an increase of a quota becomes effective: AtOnce permits now, the whole at
+// NotBeforeUS (Redis time, µs). The zero Increase is effective at once.
+type Increase struct{ NotBeforeUS, AtOnce int64 }
 
-// LookAtPart reads a partition's part and makes every earlier divider's calls void.
-func LookAtPart(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit) (Part, error) {
-	return SetPart(ctx, c, p, fence, limit, -1, Gain{})
+// ReadQuota reads a partition's quota. From then on Redis refuses the calls of earlier leaders,
+// those with a smaller fence.
+func ReadQuota(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit) (Quota, error) {
+	return SetQuota(ctx, c, p, fence, limit, -1, Increase{})
 }
 
-// SetPart changes a partition's part of the limit. The caller gives only what it has taken from
-// others, and when they say.
-func SetPart(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64, gain Gain,
-) (Part, error) {
+// SetQuota changes a partition's quota. The caller gives only what it has taken from other
+// partitions, and not before the time that SetQuota returned for them.
+func SetQuota(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64,
+	increase Increase,
+) (Quota, error) {
 	args := append([]any{fence}, limit.args()...)
-	r, err := run(ctx, c, quota, p, append(args, permits, gain.NotBeforeUS, gain.AtOnce)...)
+	r, err := run(ctx, c, quota, p, append(args, permits, increase.NotBeforeUS, increase.AtOnce)...)
 	if err != nil {
-		return Part{}, err
+		return Quota{}, err
 	}
 	if r.str(0) == "FENCED" {
-		return Part{Fenced: true}, nil
+		return Quota{Fenced: true}, nil
 	}
-	return Part{InForce: r.num(1), Freed: r.num(2), FromUS: r.num(3), Demand: r.num(4), Active: r.num(5)}, nil
+	return Quota{Effective: r.num(1), Freed: r.num(2), FromUS: r.num(3), Demand: r.num(4), Active: r.num(5)}, nil
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// part changes a partition's part at once, or with -1 only looks.
-func (w *world) part(fence int64, l ledger.Limit, permits int64) ledger.Part {
+// quota changes a partition's quota at once, or with -1 only looks.
+func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
 	w.Helper()
-	return w.gain(fence, l, permits, ledger.Gain{})
+	return w.increase(fence, l, permits, ledger.Increase{})
 }
 
-// gain changes it on terms.
-func (w *world) gain(fence int64, l ledger.Limit, permits int64, terms ledger.Gain) ledger.Part {
+// increase changes it on terms.
+func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledger.Increase) ledger.Quota {
 	w.Helper()
-	p, err := ledger.SetPart(w.Context(), w.c, w.p, fence, l, permits, terms)
+	p, err := ledger.SetQuota(w.Context(), w.c, w.p, fence, l, permits, terms)
 	require.NoError(w, err)
 	return p
 }
@@ -39,29 +39,29 @@ func TestQuota(t *testing.T) {
 			w.newWindow("acme")
 		}
 		end := l.Window.Microseconds()
-		require.Equal(w, ledger.Part{InForce: 10, Demand: 200, Active: 1}, w.part(1, l, -1), "its first part")
+		require.Equal(w, ledger.Quota{Effective: 10, Demand: 200, Active: 1}, w.quota(1, l, -1), "its first quota")
 		require.Equal(w, map[string]int64{"acme": 10}, w.exhaust("T", 100, l))
-		require.Equal(w, ledger.Part{InForce: 3, FromUS: end, Demand: 190, Active: 1}, w.part(1, l, 3), "all is spent")
-		w.unchanged(func() { w.part(1, l, 3) })
+		require.Equal(w, ledger.Quota{Effective: 3, FromUS: end, Demand: 190, Active: 1}, w.quota(1, l, 3), "all is spent")
+		w.unchanged(func() { w.quota(1, l, 3) })
 		over()
 		require.Equal(w, map[string]int64{"acme": 3}, w.exhaust("T", 100, l))
 
-		terms := ledger.Gain{NotBeforeUS: end, AtOnce: 4}
-		require.Equal(w, ledger.Part{InForce: 7, FromUS: end, Demand: 187, Active: 1}, w.gain(1, l, 20, terms))
-		w.unchanged(func() { w.gain(1, l, 20, terms) })
+		terms := ledger.Increase{NotBeforeUS: end, AtOnce: 4}
+		require.Equal(w, ledger.Quota{Effective: 7, FromUS: end, Demand: 187, Active: 1}, w.increase(1, l, 20, terms))
+		w.unchanged(func() { w.increase(1, l, 20, terms) })
 		require.Equal(w, map[string]int64{"acme": 4}, w.exhaust("T", 100, l), "so much at once")
 		over()
 		require.Equal(w, 5, w.admit("T", 5, l).Moved)
-		require.Equal(w, ledger.Part{InForce: 8, Freed: 12, Demand: 178, Active: 1}, w.part(1, l, 8), "what was not spent can be given away now")
-		require.Equal(w, ledger.Part{InForce: 2, Freed: 3, FromUS: end, Demand: 178, Active: 1}, w.part(1, l, 2), "a part of it")
+		require.Equal(w, ledger.Quota{Effective: 8, Freed: 12, Demand: 178, Active: 1}, w.quota(1, l, 8), "what was not spent can be given away now")
+		require.Equal(w, ledger.Quota{Effective: 2, Freed: 3, FromUS: end, Demand: 178, Active: 1}, w.quota(1, l, 2), "a part of it")
 		require.Empty(w, w.exhaust("T", 100, l))
 		over()
 
-		require.Equal(w, int64(2), w.part(2, l, -1).InForce)
-		w.unchanged(func() { require.True(w, w.part(1, l, 40).Fenced, "another divides by now") })
-		w.part(2, l, 0)
+		require.Equal(w, int64(2), w.quota(2, l, -1).Effective)
+		w.unchanged(func() { require.True(w, w.quota(1, l, 40).Fenced, "another rebalances by now") })
+		w.quota(2, l, 0)
 		require.Empty(w, w.exhaust("T", 100, l), "it has nothing")
-		w.part(2, l, 6)
+		w.quota(2, l, 6)
 		require.Equal(w, map[string]int64{"acme": 6}, w.exhaust("T", 100, l))
 
 		other := l // another limit starts with equal quotas
@@ -76,7 +76,7 @@ func TestQuota(t *testing.T) {
 func TestQuotaDemand(t *testing.T) {
 	both(t, func(w *world) {
 		l := ledger.Rate{RPS: 100, Window: time.Second}.Of(0, 2)
-		demand := func() int64 { return w.part(1, l, -1).Demand }
+		demand := func() int64 { return w.quota(1, l, -1).Demand }
 		require.Zero(w, demand())
 		w.due("due", "a", "T", 10)
 		w.due("later", "b", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
@@ -119,8 +119,8 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 		case 0: // another process becomes leader
 			fence++
 		case 1: // the former leader calls too late
-			parts[i].part(fence, of(i), -1)
-			require.True(w, parts[i].part(fence-1, of(i), rate.PerWindow()).Fenced)
+			parts[i].quota(fence, of(i), -1)
+			require.True(w, parts[i].quota(fence-1, of(i), rate.PerWindow()).Fenced)
 		case 2, 3: // moves quota from one partition to another
 			if moveAtRandom(parts, of, fence, i, j, random) {
 				moves++
@@ -144,26 +144,26 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, to int, random *rand.Rand) bool {
 	free, have := of(0).Permits, make([]int64, len(parts))
 	for i, p := range parts {
-		now := p.part(fence, of(i), -1)
+		now := p.quota(fence, of(i), -1)
 		if now.FromUS != 0 {
 			return false // a change has not become effective yet
 		}
-		have[i] = now.InForce
-		free -= now.InForce
+		have[i] = now.Effective
+		free -= now.Effective
 	}
 	require.GreaterOrEqual(parts[0], free, int64(0), "the parts of %v", have)
 	less := random.Int64N(have[from] + 1)
-	taken := parts[from].part(fence, of(from), less)
+	taken := parts[from].quota(fence, of(from), less)
 	if random.IntN(4) == 0 || from == to {
 		return true
 	}
-	terms := ledger.Gain{NotBeforeUS: taken.FromUS, AtOnce: random.Int64N(free + taken.Freed + 1)}
+	terms := ledger.Increase{NotBeforeUS: taken.FromUS, AtOnce: random.Int64N(free + taken.Freed + 1)}
 	all := have[to] + have[from] - less + free
 	if of(0).Limiter == ledger.LimiterSliding { // the rest is free when it has fallen out of the span
 		all = have[to] + terms.AtOnce
 	}
 	for range 1 + random.IntN(2) {
-		parts[to].gain(fence, of(to), all, terms)
+		parts[to].increase(fence, of(to), all, terms)
 	}
 	return true
 }

@@ -1,5 +1,5 @@
-// Package quota divides the global rate limit among partitions by demand: each partition has a quota,
-// and one process at a time moves quota to where jobs wait.
+// Package quota divides the global rate limit among partitions by demand: each partition has a
+// quota, and one process at a time moves quota to where jobs wait.
 package quota
 
 import (
@@ -43,28 +43,28 @@ func (r *Rebalancer) interval() time.Duration {
 	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
 }
 
-// Step looks at all partitions and moves quota where it is needed. It waits for moves that are under
-// way. It returns the pause until the next step.
+// Step looks at all partitions and moves quota where it is needed. It waits for moves that are
+// under way. It returns the pause until the next step.
 func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
-	fence, err := ledger.LeadDivision(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
+	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
 	if err != nil || fence == 0 { // another one does it
 		return rest, err
 	}
-	parts := make([]ledger.Part, r.space.Partitions())
+	quotas := make([]ledger.Quota, r.space.Partitions())
 	settled, idle := true, true
-	for i := range parts {
-		limit := r.rate.Of(i, len(parts))
-		parts[i], err = ledger.LookAtPart(ctx, r.conn.Cmd, r.space.Partition(i), fence, limit)
-		if err != nil || parts[i].Fenced {
+	for i := range quotas {
+		limit := r.rate.Of(i, len(quotas))
+		quotas[i], err = ledger.ReadQuota(ctx, r.conn.Cmd, r.space.Partition(i), fence, limit)
+		if err != nil || quotas[i].Fenced {
 			return rest, err
 		}
-		settled = settled && parts[i].FromUS == 0
-		idle = idle && parts[i].Demand == 0
+		settled = settled && quotas[i].FromUS == 0
+		idle = idle && quotas[i].Demand == 0
 	}
-	r.smooth(parts)
+	r.smooth(quotas)
 	if settled {
 		window := int(time.Now().UnixNano() / int64(r.rate.Window))
-		if err := r.move(ctx, fence, parts, divide(r.rate.PerWindow(), parts, window)); err != nil {
+		if err := r.move(ctx, fence, quotas, divide(r.rate.PerWindow(), quotas, window)); err != nil {
 			return 0, err
 		}
 	}
@@ -76,16 +76,16 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 
 // smooth lets the most that a partition has wanted within a window, or a second, count: one that
 // has just admitted all that it had is not without demand.
-func (r *Rebalancer) smooth(parts []ledger.Part) {
+func (r *Rebalancer) smooth(quotas []ledger.Quota) {
 	if r.peaks == nil {
-		r.peaks = make([]peak, len(parts))
+		r.peaks = make([]peak, len(quotas))
 	}
 	now := time.Now()
-	for i := range parts {
-		if k := &r.peaks[i]; parts[i].Demand >= k.demand || now.Sub(k.at) > min(r.rate.Window, time.Second) {
-			*k = peak{parts[i].Demand, now}
+	for i := range quotas {
+		if k := &r.peaks[i]; quotas[i].Demand >= k.demand || now.Sub(k.at) > min(r.rate.Window, time.Second) {
+			*k = peak{quotas[i].Demand, now}
 		}
-		parts[i].Demand = r.peaks[i].demand
+		quotas[i].Demand = r.peaks[i].demand
 	}
 }
 
@@ -96,23 +96,23 @@ type peak struct {
 
 // move takes, then gives. What a partition has spent in a window can't be given away before it is
 // over (fixed), or only as it falls out of the span (sliding): then others get more with each look.
-func (r *Rebalancer) move(ctx context.Context, fence int64, parts []ledger.Part, want []int64) error {
+func (r *Rebalancer) move(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, least := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
-	worth, gains, spare := false, int64(0), all
-	for i, p := range parts {
-		worth = worth || want[i]-p.InForce >= least || p.InForce == 0 && want[i] > 0
-		gains += max(0, want[i]-p.InForce)
-		spare -= p.InForce
+	worth, increases, spare := false, int64(0), all
+	for i, p := range quotas {
+		worth = worth || want[i]-p.Effective >= least || p.Effective == 0 && want[i] > 0
+		increases += max(0, want[i]-p.Effective)
+		spare -= p.Effective
 	}
 	if !worth {
 		return nil
 	}
 	notBefore := int64(0)
-	for i, p := range parts {
-		if want[i] >= p.InForce {
+	for i, p := range quotas {
+		if want[i] >= p.Effective {
 			continue
 		}
-		taken, err := r.set(ctx, fence, i, want[i], ledger.Gain{})
+		taken, err := r.set(ctx, fence, i, want[i], ledger.Increase{})
 		if err != nil || taken.Fenced {
 			return err
 		}
@@ -120,15 +120,15 @@ func (r *Rebalancer) move(ctx context.Context, fence int64, parts []ledger.Part,
 		notBefore = max(notBefore, taken.FromUS)
 	}
 	spare = max(0, spare)
-	for i, p := range parts {
-		gain := want[i] - p.InForce
-		if gain <= 0 {
+	for i, p := range quotas {
+		increase := want[i] - p.Effective
+		if increase <= 0 {
 			continue
 		}
-		now := min(gain, spare*gain/gains)
-		to, terms := want[i], ledger.Gain{NotBeforeUS: notBefore, AtOnce: now}
+		now := min(increase, spare*increase/increases)
+		to, terms := want[i], ledger.Increase{NotBeforeUS: notBefore, AtOnce: now}
 		if r.rate.Limiter == ledger.LimiterSliding {
-			to = p.InForce + now
+			to = p.Effective + now
 		}
 		if given, err := r.set(ctx, fence, i, to, terms); err != nil || given.Fenced {
 			return err
@@ -138,42 +138,43 @@ func (r *Rebalancer) move(ctx context.Context, fence int64, parts []ledger.Part,
 }
 
 func (r *Rebalancer) set(
-	ctx context.Context, fence int64, partition int, permits int64, gain ledger.Gain,
-) (ledger.Part, error) {
-	return ledger.SetPart(ctx, r.conn.Cmd, r.space.Partition(partition), fence,
-		r.rate.Of(partition, r.space.Partitions()), permits, gain)
+	ctx context.Context, fence int64, partition int, permits int64, increase ledger.Increase,
+) (ledger.Quota, error) {
+	return ledger.SetQuota(ctx, r.conn.Cmd, r.space.Partition(partition), fence,
+		r.rate.Of(partition, r.space.Partitions()), permits, increase)
 }
 
 // Resign lets another process take over at once. It works also after ctx has ended.
 func (r *Rebalancer) Resign(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_, _ = ledger.LeadDivision(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
+	_, _ = ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
 }
 
-// divide says which part of all permits each partition should have. First come those that can use
-// theirs, by their active tenants; what these leave goes to whoever can use more. While nobody is
-// short, everything stays as it is. A hundredth is kept for partitions without demand, so that a
-// tenant that comes need not wait for the next division, where the limit is large enough for that.
-// Where there are fewer permits than partitions, these take turns.
-func divide(all int64, parts []ledger.Part, turn int) []int64 {
-	n := int64(len(parts))
+// divide returns the quota that each partition should have, of all permits. The permits are
+// divided by max-min fairness (water-filling): partitions with demand come first, weighted by
+// their active tenants; what they leave goes to partitions that can use more. While no partition
+// is short, every quota stays as it is. Where the limit is large enough, a hundredth of it is
+// kept for partitions without demand, so that a new tenant there need not wait for the next step.
+// Where there are fewer permits than partitions, the partitions take turns.
+func divide(all int64, quotas []ledger.Quota, turn int) []int64 {
+	n := int64(len(quotas))
 	floor := all / 100 / n
 	want, out := make([]int64, n), make([]int64, n)
 	short := false
 	have := int64(0)
-	for i, p := range parts {
+	for i, p := range quotas {
 		want[i] = min(all, max(p.Demand, floor))
-		out[i] = p.InForce
-		short = short || want[i] > p.InForce
-		have += p.InForce
+		out[i] = p.Effective
+		short = short || want[i] > p.Effective
+		have += p.Effective
 	}
 	if !short && have <= all {
 		return out
 	}
-	// Water-filling: in the order of what each wants for an active tenant, everybody gets that or
-	// an equal part of what is left.
-	weight := func(i int) int64 { return max(1, parts[i].Active) }
+	// In the order of what each partition wants for an active tenant, it gets that or an equal
+	// part of what is left.
+	weight := func(i int) int64 { return max(1, quotas[i].Active) }
 	order := make([]int, n)
 	weights := int64(0)
 	for i := range order {

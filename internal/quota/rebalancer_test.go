@@ -20,29 +20,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		all   int64
-		parts []ledger.Part
-		want  []int64
+		all    int64
+		quotas []ledger.Quota
+		want   []int64
 	}{
-		"nobody is short":              {100, []ledger.Part{{InForce: 25, Demand: 20}, {InForce: 75}}, []int64{25, 75}},
-		"all to who has the demand":    {1000, []ledger.Part{{InForce: 250, Demand: 9999, Active: 1}, {InForce: 250}, {InForce: 250}, {InForce: 250}}, []int64{994, 2, 2, 2}},
-		"by active tenants":            {100, []ledger.Part{{InForce: 50, Demand: 999, Active: 1}, {InForce: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
-		"what one leaves":              {90, []ledger.Part{{InForce: 30, Demand: 10, Active: 1}, {InForce: 30, Demand: 999, Active: 1}, {InForce: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
-		"fewer permits than parts":     {2, []ledger.Part{{Demand: 9, Active: 1}, {InForce: 1}, {InForce: 1}}, []int64{2, 0, 0}},
-		"a small one beside two busy":  {2, []ledger.Part{{Demand: 5, Active: 1}, {InForce: 1, Demand: 999, Active: 1}, {InForce: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
-		"what was taken and not given": {100, []ledger.Part{{InForce: 10, Demand: 999, Active: 1}, {InForce: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
+		"nobody is short":               {100, []ledger.Quota{{Effective: 25, Demand: 20}, {Effective: 75}}, []int64{25, 75}},
+		"all to who has the demand":     {1000, []ledger.Quota{{Effective: 250, Demand: 9999, Active: 1}, {Effective: 250}, {Effective: 250}, {Effective: 250}}, []int64{994, 2, 2, 2}},
+		"by active tenants":             {100, []ledger.Quota{{Effective: 50, Demand: 999, Active: 1}, {Effective: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
+		"what one leaves":               {90, []ledger.Quota{{Effective: 30, Demand: 10, Active: 1}, {Effective: 30, Demand: 999, Active: 1}, {Effective: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
+		"fewer permits than partitions": {2, []ledger.Quota{{Demand: 9, Active: 1}, {Effective: 1}, {Effective: 1}}, []int64{2, 0, 0}},
+		"a small one beside two busy":   {2, []ledger.Quota{{Demand: 5, Active: 1}, {Effective: 1, Demand: 999, Active: 1}, {Effective: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
+		"what was taken and not given":  {100, []ledger.Quota{{Effective: 10, Demand: 999, Active: 1}, {Effective: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.parts, 0)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.quotas, 0)) })
 	}
 }
 
 // Where there are fewer permits than partitions, each has its turn.
 func TestDivideTakesTurns(t *testing.T) {
 	t.Parallel()
-	parts, got := make([]ledger.Part, 16), make([]int64, 16)
+	quotas, got := make([]ledger.Quota, 16), make([]int64, 16)
 	for turn := range 160 {
-		for i, n := range divide(10, parts, turn) {
-			parts[i] = ledger.Part{InForce: n, Demand: 1000, Active: 1}
+		for i, n := range divide(10, quotas, turn) {
+			quotas[i] = ledger.Quota{Effective: n, Demand: 1000, Active: 1}
 			got[i] += n
 		}
 	}
@@ -54,21 +54,21 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := rapid.Int64Range(1, 100_000).Draw(t, "all")
 		left := all
-		parts := make([]ledger.Part, rapid.IntRange(1, 20).Draw(t, "partitions"))
+		quotas := make([]ledger.Quota, rapid.IntRange(1, 20).Draw(t, "partitions"))
 		short := false
-		for i := range parts {
-			p := &parts[i]
-			p.InForce = rapid.Int64Range(0, left).Draw(t, "in force")
+		for i := range quotas {
+			p := &quotas[i]
+			p.Effective = rapid.Int64Range(0, left).Draw(t, "effective")
 			p.Demand, p.Active = rapid.Int64Range(0, 2*all).Draw(t, "demand"), rapid.Int64Range(0, 50).Draw(t, "active")
-			left -= p.InForce
-			short = short || min(all, p.Demand) > p.InForce
+			left -= p.Effective
+			short = short || min(all, p.Demand) > p.Effective
 		}
 		sum, unmet := int64(0), false
-		out := divide(all, parts, rapid.IntRange(0, 100).Draw(t, "turn"))
+		out := divide(all, quotas, rapid.IntRange(0, 100).Draw(t, "turn"))
 		for i, n := range out {
 			require.GreaterOrEqual(t, n, int64(0))
 			sum += n
-			unmet = unmet || n < min(all, parts[i].Demand)
+			unmet = unmet || n < min(all, quotas[i].Demand)
 		}
 		require.LessOrEqual(t, sum, all)
 		if short && unmet {
@@ -92,16 +92,16 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 			require.NoError(t, w.Conn.Cmd.HSet(t.Context(), p.Load("T"), "waiting", jobs).Err())
 			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
-		parts := func() (out []int64) {
-			fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", leaderLease)
+		quotas := func() (out []int64) {
+			fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", leaderLease)
 			require.NoError(t, err)
 			sum := int64(0)
 			for i := range 4 {
-				p, err := ledger.LookAtPart(t.Context(), w.Conn.Cmd, w.Space.Partition(i), fence, d.rate.Of(i, 4))
+				p, err := ledger.ReadQuota(t.Context(), w.Conn.Cmd, w.Space.Partition(i), fence, d.rate.Of(i, 4))
 				require.NoError(t, err)
 				require.False(t, p.Fenced)
-				out = append(out, p.InForce)
-				sum += p.InForce
+				out = append(out, p.Effective)
+				sum += p.Effective
 			}
 			require.LessOrEqual(t, sum, int64(all))
 			return out
@@ -113,10 +113,10 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 				require.NoError(t, err)
 				_, err = other.Step(t.Context()) // it does not lead
 				require.NoError(t, err)
-				return slices.Equal(want, parts())
+				return slices.Equal(want, quotas())
 			}, 20*time.Second, time.Millisecond)
 		}
-		require.Equal(t, []int64{25, 25, 25, 25}, parts())
+		require.Equal(t, []int64{25, 25, 25, 25}, quotas())
 		demand(1, 1_000_000)
 		follow([]int64{0, 100, 0, 0})
 		demand(3, 1_000_000)
@@ -124,7 +124,7 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 		demand(1, 0)
 		follow([]int64{0, 0, 0, 100})
 		d.Resign(t.Context())
-		fence, err := ledger.LeadDivision(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", leaderLease)
+		fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", leaderLease)
 		require.NoError(t, err)
 		require.Positive(t, fence, "the office is free")
 	})
