@@ -27,31 +27,31 @@ const (
 )
 
 func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	l, err := startLab(ctx, o.Options, unlimited())
+	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
+	defer x.close()
 	b := &Behind{BehindHugeJobs: hugeJobs}
 	tenant := func(int) string { return "one" }
-	if b.BehindSoloSeconds, err = l.solo(ctx, "behind", "solo", behindSmall, tenant); err != nil {
+	if b.BehindSoloSeconds, err = x.solo(ctx, "behind", "solo", behindSmall, tenant); err != nil {
 		return nil, err
 	}
-	huge := group{id: l.name + "-huge", tenant: tenant(0), jobs: hugeJobs, payload: sleeping(hugeSleepMS)}
-	if err := l.submit(ctx, huge); err != nil {
+	huge := group{id: x.name + "-huge", tenant: tenant(0), jobs: hugeJobs, payload: sleeping(hugeSleepMS)}
+	if err := x.submit(ctx, huge); err != nil {
 		return nil, err
 	}
-	if _, err := l.awaitAccepted(ctx, []group{huge}); err != nil {
+	if _, err := x.awaitAccepted(ctx, []group{huge}); err != nil {
 		return nil, err
 	}
 	small := make([]group, behindSmall)
 	for i := range small {
-		small[i] = l.small("behind", i, tenant(i))
+		small[i] = x.small("behind", i, tenant(i))
 	}
-	if b.BehindSeconds, err = l.oneByOne(ctx, "behind", small); err != nil {
+	if b.BehindSeconds, err = x.oneByOne(ctx, "behind", small); err != nil {
 		return nil, err
 	}
-	now, err := l.endedGroups(ctx, []group{huge})
+	now, err := x.endedGroups(ctx, []group{huge})
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	if b.BehindHugeLeft == 0 {
 		return nil, errors.New("the huge group ended before the small ones: they were not behind it")
 	}
-	if _, _, err := l.finish(ctx, "behind, the rest"); err != nil {
+	if _, _, err := x.finish(ctx, "behind, the rest"); err != nil {
 		return nil, fmt.Errorf("after the small groups: %w", err)
 	}
 	b.BehindFirst = true
@@ -67,5 +67,5 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 		slices.Max(b.BehindSoloSeconds)
 	b.BehindRatio = ratio(b.BehindMax, b.BehindSoloMax)
 	out.Behind = b
-	return l.overrides, nil
+	return x.overrides, nil
 }

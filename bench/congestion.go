@@ -52,26 +52,26 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		RPS:          o.RPS,
 		IdealSeconds: precise(float64(o.Jobs) / float64(o.RPS)),
 	}
-	l, err := startLab(ctx, o.Options, setup{
+	x, err := startExperiment(ctx, o.Options, setup{
 		env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
 	})
 	if err != nil {
 		return out, err
 	}
-	defer l.close()
-	out.Overrides = l.overrides
+	defer x.close()
+	out.Overrides = x.overrides
 	groups := make([]group, o.Tenants)
 	for i := range groups {
 		groups[i] = group{
-			id:     fmt.Sprintf("%s-%d", l.name, i),
+			id:     fmt.Sprintf("%s-%d", x.name, i),
 			tenant: fmt.Sprintf("tenant-%d", i),
 			jobs:   o.Jobs*(i+1)/o.Tenants - o.Jobs*i/o.Tenants,
 		}
 	}
-	if err := l.submit(ctx, groups...); err != nil {
+	if err := x.submit(ctx, groups...); err != nil {
 		return out, err
 	}
-	ended, log, err := l.finish(ctx, "congestion")
+	ended, log, err := x.finish(ctx, "congestion")
 	if err != nil {
 		return out, err
 	}
@@ -91,7 +91,7 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		out.TenantSeconds = append(out.TenantSeconds, float64(g.ended-first)/1e3)
 	}
 	out.ThrottlesPerJob = ratio(float64(throttles), float64(o.Jobs))
-	limit, err := l.rule(o.RPS)
+	limit, err := x.rule(o.RPS)
 	if err != nil {
 		return out, err
 	}

@@ -43,59 +43,59 @@ func idler(i int) string { return fmt.Sprintf("idler-%d", i) }
 
 func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, error) {
 	out := Elastic{Partitions: partitions}
-	l, err := startLab(ctx, o.Options, setup{
+	x, err := startExperiment(ctx, o.Options, setup{
 		partitions: partitions,
 		env:        map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
 	})
 	if err != nil {
 		return out, err
 	}
-	defer l.close()
-	out.Overrides = l.overrides
-	limit, err := l.rule(o.RPS)
+	defer x.close()
+	out.Overrides = x.overrides
+	limit, err := x.rule(o.RPS)
 	if err != nil {
 		return out, err
 	}
 	share := limit.perWindow / elasticTenants
 	busy := group{
-		id:     l.name + "-busy",
+		id:     x.name + "-busy",
 		tenant: "busy",
 		jobs:   int(float64(limit.perWindow) * (elasticAlone.Seconds()/limit.window.Seconds() + returnWindows)),
 	}
-	if err := l.submit(ctx, busy); err != nil {
+	if err := x.submit(ctx, busy); err != nil {
 		return out, err
 	}
-	busyFrom, err := l.awaitAccepted(ctx, []group{busy})
+	busyFrom, err := x.awaitAccepted(ctx, []group{busy})
 	if err != nil {
 		return out, err
 	}
 	part := fmt.Sprintf("elastic, %d partitions", partitions)
 	for began, n := time.Now(), 0; time.Since(began) < elasticAlone; n++ {
-		g := group{id: fmt.Sprintf("%s-trickle-%d", l.name, n), tenant: idler(n % (elasticTenants - 1)), jobs: 1}
-		if err := l.submit(ctx, g); err != nil {
+		g := group{id: fmt.Sprintf("%s-trickle-%d", x.name, n), tenant: idler(n % (elasticTenants - 1)), jobs: 1}
+		if err := x.submit(ctx, g); err != nil {
 			return out, err
 		}
-		l.progress(part, int64(time.Since(began)), int64(2*elasticAlone))
+		x.progress(part, int64(time.Since(began)), int64(2*elasticAlone))
 		if err := redisx.Sleep(ctx, trickle); err != nil {
 			return out, err
 		}
 	}
-	busyTo, err := l.now(ctx)
+	busyTo, err := x.now(ctx)
 	if err != nil {
 		return out, err
 	}
 	returning := make([]group, elasticTenants-1)
 	for i := range returning {
 		returning[i] = group{
-			id:     fmt.Sprintf("%s-return-%d", l.name, i),
+			id:     fmt.Sprintf("%s-return-%d", x.name, i),
 			tenant: idler(i),
 			jobs:   int(share) * returnWindows,
 		}
 	}
-	if err := l.submit(ctx, returning...); err != nil {
+	if err := x.submit(ctx, returning...); err != nil {
 		return out, err
 	}
-	ended, log, err := l.finish(ctx, part)
+	ended, log, err := x.finish(ctx, part)
 	if err != nil {
 		return out, err
 	}

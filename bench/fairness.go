@@ -78,8 +78,8 @@ func unlimited() setup {
 }
 
 // workers is how many jobs the fleet runs at once.
-func (l *lab) workers() int {
-	if n, err := strconv.Atoi(l.overrides["BULKACTION_WORKER_COUNT"]); err == nil && n > 0 {
+func (x *experiment) workers() int {
+	if n, err := strconv.Atoi(x.overrides["BULKACTION_WORKER_COUNT"]); err == nil && n > 0 {
 		return n
 	}
 	return 10
@@ -91,9 +91,9 @@ const (
 	smallSleepMS = 10
 )
 
-func (l *lab) small(kind string, i int, tenant string) group {
+func (x *experiment) small(kind string, i int, tenant string) group {
 	return group{
-		id:      fmt.Sprintf("%s-%s-%d", l.name, kind, i),
+		id:      fmt.Sprintf("%s-%s-%d", x.name, kind, i),
 		tenant:  tenant,
 		jobs:    smallJobs,
 		payload: sleeping(smallSleepMS),
@@ -101,13 +101,13 @@ func (l *lab) small(kind string, i int, tenant string) group {
 }
 
 // oneByOne submits groups, each when the one before has ended, and says how long each took.
-func (l *lab) oneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
+func (x *experiment) oneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
 	took := make([]float64, 0, len(groups))
 	for _, g := range groups {
-		if err := l.submit(ctx, g); err != nil {
+		if err := x.submit(ctx, g); err != nil {
 			return nil, err
 		}
-		ended, err := l.await(ctx, part, []group{g})
+		ended, err := x.await(ctx, part, []group{g})
 		if err != nil {
 			return nil, err
 		}
@@ -118,13 +118,13 @@ func (l *lab) oneByOne(ctx context.Context, part string, groups []group) ([]floa
 
 // solo is how long small groups take with nothing else there. A few before them warm the fleet up.
 // Kind is in their names.
-func (l *lab) solo(ctx context.Context, part, kind string, n int, tenant func(i int) string) ([]float64, error) {
+func (x *experiment) solo(ctx context.Context, part, kind string, n int, tenant func(i int) string) ([]float64, error) {
 	const warm = 3
 	groups := make([]group, warm+n)
 	for i := range groups {
-		groups[i] = l.small(kind, i, tenant(i))
+		groups[i] = x.small(kind, i, tenant(i))
 	}
-	took, err := l.oneByOne(ctx, part+", solo", groups)
+	took, err := x.oneByOne(ctx, part+", solo", groups)
 	if err != nil {
 		return nil, err
 	}

@@ -89,14 +89,14 @@ func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
 		"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "info", "BULKACTION_WORKER_TYPES": "NOOP", "BULKACTION_LEASE": "2s",
 	}, o.Overrides())
 
-	l := lab{overrides: map[string]string{}}
-	r, err := l.rule(30)
+	x := experiment{overrides: map[string]string{}}
+	r, err := x.rule(30)
 	require.NoError(t, err)
 	require.Equal(t, rule{"fixed", time.Second, 30}, r)
-	require.Equal(t, 10, l.workers())
-	l.overrides = map[string]string{"BULKACTION_BACKPRESSURE_LIMITER": "token", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW": "100ms", "BULKACTION_WORKER_COUNT": "4"}
-	r, err = l.rule(30)
+	require.Equal(t, 10, x.workers())
+	x.overrides = map[string]string{"BULKACTION_BACKPRESSURE_LIMITER": "token", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW": "100ms", "BULKACTION_WORKER_COUNT": "4"}
+	r, err = x.rule(30)
 	require.NoError(t, err)
 	require.Equal(t, rule{"token", 100 * time.Millisecond, 3}, r)
-	require.Equal(t, 4, l.workers())
+	require.Equal(t, 4, x.workers())
 }

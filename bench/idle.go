@@ -29,28 +29,28 @@ const (
 )
 
 func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	l, err := startLab(ctx, o.Options, setup{})
+	x, err := startExperiment(ctx, o.Options, setup{})
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
+	defer x.close()
 	// Processes that have worked before are idle in another way than those that never have.
-	if _, err := l.oneByOne(ctx, "idle", []group{l.small("warm", 0, "warm")}); err != nil {
+	if _, err := x.oneByOne(ctx, "idle", []group{x.small("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
 	if err := redisx.Sleep(ctx, idleSettle); err != nil {
 		return nil, err
 	}
-	l.progress("idle", 1, 2)
+	x.progress("idle", 1, 2)
 	names := map[string]string{}
-	if err := clientNames(ctx, l.f.Conn, names); err != nil {
+	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
 		return nil, err
 	}
-	counts, took, err := monitor(ctx, l.f.URL, idleFor)
+	counts, took, err := monitor(ctx, x.fleet.URL, idleFor)
 	if err != nil {
 		return nil, fmt.Errorf("listen to the commands: %w", err)
 	}
-	if err := clientNames(ctx, l.f.Conn, names); err != nil { // connections that came meanwhile
+	if err := clientNames(ctx, x.fleet.Conn, names); err != nil { // connections that came meanwhile
 		return nil, err
 	}
 	out.Idle = &Idle{
@@ -58,7 +58,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		IdleByName:  map[string]map[string]float64{},
 		IdleSeconds: round(took.Seconds()),
 	}
-	for _, p := range l.f.procs { // one of each role
+	for _, p := range x.fleet.procs { // one of each role
 		n, byName := 0, map[string]int{}
 		for c, count := range counts {
 			if strings.Contains(names[c.addr], fmt.Sprintf("-%d-", p.PID())) {
@@ -76,10 +76,10 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	if out.IdleCommands == 0 {
 		return nil, errors.New("count commands: none was heard of any process")
 	}
-	if _, _, err := l.finish(ctx, "idle"); err != nil {
+	if _, _, err := x.finish(ctx, "idle"); err != nil {
 		return nil, err
 	}
-	return l.overrides, nil
+	return x.overrides, nil
 }
 
 // clientNames adds who is connected, by address.

@@ -236,7 +236,7 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 	if window != time.Second {
 		env["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"] = window.String()
 	}
-	l, err := startLab(ctx, o.Options, setup{
+	x, err := startExperiment(ctx, o.Options, setup{
 		r.Partitions,
 		env,
 		map[string]int{"fetcher": limitFetchers, "dispatcher": limitDispatchers},
@@ -244,20 +244,20 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 	if err != nil {
 		return err
 	}
-	defer l.close()
-	r.Overrides = l.overrides
-	base, visits := load(l.name, jobs, seconds, limitSeed)
-	if err := l.submit(ctx, base...); err != nil {
+	defer x.close()
+	r.Overrides = x.overrides
+	base, visits := load(x.name, jobs, seconds, limitSeed)
+	if err := x.submit(ctx, base...); err != nil {
 		return err
 	}
-	waitsFrom, err := l.awaitAccepted(ctx, base)
+	waitsFrom, err := x.awaitAccepted(ctx, base)
 	if err != nil {
 		return err
 	}
-	if err := l.play(ctx, visits); err != nil {
+	if err := x.play(ctx, visits); err != nil {
 		return err
 	}
-	ended, log, err := l.finish(ctx, r.name())
+	ended, log, err := x.finish(ctx, r.name())
 	if err != nil {
 		return err
 	}
@@ -292,9 +292,9 @@ func (r *LimitRun) count(limit rule, ended []endedGroup, log journal.Log, waitsF
 }
 
 // awaitAccepted waits until all jobs of groups are there, and says since when (µs).
-func (l *lab) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
+func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
 	for {
-		now, err := l.endedGroups(ctx, groups)
+		now, err := x.endedGroups(ctx, groups)
 		if err != nil {
 			return 0, err
 		}
@@ -304,9 +304,9 @@ func (l *lab) awaitAccepted(ctx context.Context, groups []group) (int64, error) 
 			})
 		})
 		if !missing {
-			return l.now(ctx)
+			return x.now(ctx)
 		}
-		if err := l.f.Check(); err != nil {
+		if err := x.fleet.Check(); err != nil {
 			return 0, err
 		}
 		if err := redisx.Sleep(ctx, pollInterval/4); err != nil {
@@ -316,7 +316,7 @@ func (l *lab) awaitAccepted(ctx context.Context, groups []group) (int64, error) 
 }
 
 // play submits visits when their times have come.
-func (l *lab) play(ctx context.Context, visits []visit) error {
+func (x *experiment) play(ctx context.Context, visits []visit) error {
 	began := time.Now()
 	for _, v := range visits {
 		if wait := v.after - time.Since(began); wait > 0 {
@@ -324,7 +324,7 @@ func (l *lab) play(ctx context.Context, visits []visit) error {
 				return err
 			}
 		}
-		if err := l.submit(ctx, v.group); err != nil {
+		if err := x.submit(ctx, v.group); err != nil {
 			return err
 		}
 	}

@@ -58,30 +58,30 @@ type flood struct {
 func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int) (flood, error) {
 	s := unlimited()
 	s.replicas = map[string]int{"worker": processes}
-	l, err := startLab(ctx, o.Options, s)
+	x, err := startExperiment(ctx, o.Options, s)
 	if err != nil {
 		return flood{}, err
 	}
-	defer l.close()
-	out := flood{overrides: l.overrides}
+	defer x.close()
+	out := flood{overrides: x.overrides}
 	alone := func(kind string) ([]float64, error) {
-		return l.solo(ctx, part, kind, smallTenants, func(i int) string { return fmt.Sprintf("solo-%d", i) })
+		return x.solo(ctx, part, kind, smallTenants, func(i int) string { return fmt.Sprintf("solo-%d", i) })
 	}
 	first, err := alone("solo")
 	if err != nil {
 		return out, err
 	}
-	before := len(l.groups)
-	if err := l.submit(
-		ctx, group{id: l.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)},
+	before := len(x.groups)
+	if err := x.submit(
+		ctx, group{id: x.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)},
 	); err != nil {
 		return out, err
 	}
-	lasts := time.Duration(noisyJobs*sleepMS/l.workers()/processes) * time.Millisecond
-	if err := l.play(ctx, l.arrivals(lasts, o.Seed)); err != nil {
+	lasts := time.Duration(noisyJobs*sleepMS/x.workers()/processes) * time.Millisecond
+	if err := x.play(ctx, x.arrivals(lasts, o.Seed)); err != nil {
 		return out, err
 	}
-	ended, err := l.await(ctx, part, l.groups[before:])
+	ended, err := x.await(ctx, part, x.groups[before:])
 	if err != nil {
 		return out, err
 	}
@@ -89,7 +89,7 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 	if err != nil {
 		return out, err
 	}
-	if _, _, err := l.finish(ctx, part); err != nil {
+	if _, _, err := x.finish(ctx, part); err != nil {
 		return out, err
 	}
 	// Whatever else the machine did during one of them would make a small group beside the noisy
@@ -113,12 +113,12 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 }
 
 // arrivals are small groups at random times within the time that the noisy one needs at least.
-func (l *lab) arrivals(lasts time.Duration, seed uint64) []visit {
+func (x *experiment) arrivals(lasts time.Duration, seed uint64) []visit {
 	random := rand.New(rand.NewPCG(seed, seed))
 	out := make([]visit, smallTenants)
 	for i := range out {
 		after := time.Duration((0.05 + 0.85*random.Float64()) * float64(lasts))
-		out[i] = visit{after, l.small("small", i, fmt.Sprintf("small-%d", i))}
+		out[i] = visit{after, x.small("small", i, fmt.Sprintf("small-%d", i))}
 	}
 	slices.SortFunc(out, func(a, b visit) int { return cmp.Compare(a.after, b.after) })
 	return out
@@ -152,21 +152,21 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 
 // runAlone is the throughput of so many jobs in one group.
 func runAlone(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
-	l, err := startLab(ctx, o.Options, unlimited())
+	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {
 		return 0, err
 	}
-	defer l.close()
-	if _, err := l.solo(ctx, "unfair", "solo", 1, func(int) string { return "warm" }); err != nil {
+	defer x.close()
+	if _, err := x.solo(ctx, "unfair", "solo", 1, func(int) string { return "warm" }); err != nil {
 		return 0, err
 	}
-	before := len(l.groups)
-	if err := l.submit(
-		ctx, group{id: l.name + "-alone", tenant: "alone", jobs: jobs, payload: sleeping(smallSleepMS)},
+	before := len(x.groups)
+	if err := x.submit(
+		ctx, group{id: x.name + "-alone", tenant: "alone", jobs: jobs, payload: sleeping(smallSleepMS)},
 	); err != nil {
 		return 0, err
 	}
-	ended, _, err := l.finish(ctx, "unfair")
+	ended, _, err := x.finish(ctx, "unfair")
 	if err != nil {
 		return 0, err
 	}

@@ -49,26 +49,26 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	if err != nil {
 		return nil, err
 	}
-	l, err := startLab(ctx, o.Options, setup{env: map[string]string{
+	x, err := startExperiment(ctx, o.Options, setup{env: map[string]string{
 		"BULKACTION_API_ADDR":           addr,
 		"BULKACTION_INGEST_MAX_BACKLOG": strconv.Itoa(retryBacklog),
 	}})
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
-	if err := l.f.awaitAPI(ctx, addr); err != nil {
+	defer x.close()
+	if err := x.fleet.awaitAPI(ctx, addr); err != nil {
 		return nil, err
 	}
 	// Workers report how fast they are only when they have run something.
-	if _, err := l.oneByOne(ctx, "retry-after", []group{l.small("warm", 0, "warm")}); err != nil {
+	if _, err := x.oneByOne(ctx, "retry-after", []group{x.small("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
-	c := &clients{l: l, url: "http://" + addr + "/v1/groups"}
+	c := &clients{x: x, url: "http://" + addr + "/v1/groups"}
 	if err := c.run(ctx, o.Seed); err != nil {
 		return nil, err
 	}
-	ended, _, err := l.finish(ctx, "retry-after")
+	ended, _, err := x.finish(ctx, "retry-after")
 	if err != nil {
 		return nil, err
 	}
@@ -83,12 +83,12 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	}
 	r.RetryPerSecond = round(float64(jobs) / makespan(ended[1:]))
 	out.RetryAfter = &r
-	return l.overrides, nil
+	return x.overrides, nil
 }
 
 // clients post batches of jobs, each its own, and wait as they are told when they are refused.
 type clients struct {
-	l   *lab
+	x   *experiment
 	url string
 
 	mu     sync.Mutex
@@ -109,7 +109,7 @@ func (c *clients) run(ctx context.Context, seed uint64) error {
 		})
 	}
 	wg.Wait()
-	c.l.groups = append(c.l.groups, c.groups...)
+	c.x.groups = append(c.x.groups, c.groups...)
 	return cause(errs)
 }
 
@@ -119,7 +119,7 @@ func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
 			return err
 		}
 		g := group{
-			id:      fmt.Sprintf("%s-client-%d-%d", c.l.name, i, b),
+			id:      fmt.Sprintf("%s-client-%d-%d", c.x.name, i, b),
 			tenant:  fmt.Sprintf("client-%d", i),
 			jobs:    50 + random.IntN(100),
 			payload: sleeping(smallSleepMS),
@@ -149,7 +149,7 @@ func (c *clients) note(p post, g group) {
 	if p.accepted {
 		c.groups = append(c.groups, g)
 	}
-	c.l.progress("retry-after", int64(len(c.groups)), retryClients*retryBatches)
+	c.x.progress("retry-after", int64(len(c.groups)), retryClients*retryBatches)
 }
 
 func (c *clients) post(ctx context.Context, g group) (post, error) {

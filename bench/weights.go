@@ -37,11 +37,11 @@ const (
 
 // contest has groups compete for the workers. What is counted are the starts of each while
 // all have work.
-func contest(ctx context.Context, l *lab, part string, groups []group) (journal.Log, span, error) {
-	if err := l.submit(ctx, groups...); err != nil {
+func contest(ctx context.Context, x *experiment, part string, groups []group) (journal.Log, span, error) {
+	if err := x.submit(ctx, groups...); err != nil {
 		return journal.Log{}, span{}, err
 	}
-	_, log, err := l.finish(ctx, part)
+	_, log, err := x.finish(ctx, part)
 	if err != nil {
 		return log, span{}, err
 	}
@@ -78,22 +78,22 @@ func middle(log journal.Log, groups []group) (span, error) {
 }
 
 func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	l, err := startLab(ctx, o.Options, unlimited())
+	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
+	defer x.close()
 	weights := []float64{1, 2, 4}
 	groups := make([]group, len(weights))
 	for i, w := range weights {
 		tenant := fmt.Sprintf("weight-%g", w)
-		groups[i] = group{id: l.name + "-" + tenant, tenant: tenant, jobs: contested, payload: sleeping(smallSleepMS)}
-		if err := ledger.SetTenant(ctx, l.f.Conn.Cmd, l.space.OfTenant(tenant), tenant,
+		groups[i] = group{id: x.name + "-" + tenant, tenant: tenant, jobs: contested, payload: sleeping(smallSleepMS)}
+		if err := ledger.SetTenant(ctx, x.fleet.Conn.Cmd, x.space.OfTenant(tenant), tenant,
 			ledger.TenantSettings{Weight: &w}); err != nil {
 			return nil, fmt.Errorf("set weight of tenant %s: %w", tenant, err)
 		}
 	}
-	_, m, err := contest(ctx, l, "weights", groups)
+	_, m, err := contest(ctx, x, "weights", groups)
 	if err != nil {
 		return nil, err
 	}
@@ -102,27 +102,27 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 		WeightShares: shares(m.counts),
 		WeightStarts: sum(m.counts),
 	}
-	return l.overrides, nil
+	return x.overrides, nil
 }
 
 func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	l, err := startLab(ctx, o.Options, unlimited())
+	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
+	defer x.close()
 	lanes := []string{"high", "normal", "low"}
 	groups := make([]group, len(lanes))
 	for i, lane := range lanes {
 		groups[i] = group{
-			id:       l.name + "-" + lane,
+			id:       x.name + "-" + lane,
 			tenant:   "lane-" + lane,
 			priority: lane,
 			jobs:     contested,
 			payload:  sleeping(smallSleepMS),
 		}
 	}
-	log, m, err := contest(ctx, l, "lanes", groups)
+	log, m, err := contest(ctx, x, "lanes", groups)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 		LaneError: deviation(m.counts, []float64{6, 3, 1}), LaneShares: shares(m.counts), LaneStarts: sum(m.counts),
 		LowMaxGap: precise(float64(longestGap(low, m.from, m.to)) / 1e6), LowLaneStarts: m.counts[2],
 	}
-	return l.overrides, nil
+	return x.overrides, nil
 }
 
 func sum(counts []int64) int64 {

@@ -27,7 +27,7 @@ type replacedWord struct {
 // remaining are the replaced words that are still in use. Each rename takes its word out.
 var remaining = []string{
 	"Suspects", "aside", "beat", "bury", "census", "convoy", "cure", "gate",
-	"glimpse", "handout", "housekeeping", "keepHouse", "lab", "lanes", "leftover", "leftovers", "line", "mend",
+	"glimpse", "handout", "housekeeping", "keepHouse", "lanes", "leftover", "leftovers", "line", "mend",
 	"parked", "partner", "patrol", "postings", "promise", "room", "runs", "sentry", "solo",
 	"trip",
 }

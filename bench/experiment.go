@@ -43,9 +43,9 @@ type setup struct {
 	replicas   map[string]int
 }
 
-// lab is one run of an experiment: a fleet that keeps journals, and what was submitted to it.
-type lab struct {
-	f         *Fleet
+// experiment is one run of an experiment: a fleet that keeps journals, and what was submitted to it.
+type experiment struct {
+	fleet     *Fleet
 	space     keyspace.Space
 	name      string // begins the ids of groups and tenants
 	journals  string
@@ -62,48 +62,48 @@ type group struct {
 	payload              func(i int) json.RawMessage // nil: {}
 }
 
-// startLab starts a fleet for one run.
-func startLab(ctx context.Context, o Options, s setup) (_ *lab, err error) {
-	l := &lab{name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36), progress: o.progress}
+// startExperiment starts a fleet for one run.
+func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, err error) {
+	x := &experiment{name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36), progress: o.progress}
 	prefix := "bulk-action:"
 	env := maps.Clone(s.env)
 	if env == nil {
 		env = map[string]string{}
 	}
 	if o.RedisURL != "" { // side by side with whatever lies there
-		l.borrowed = "bulk-action-bench-" + l.name + ":"
-		prefix, env["BULKACTION_KEY_PREFIX"] = l.borrowed, l.borrowed
+		x.borrowed = "bulk-action-bench-" + x.name + ":"
+		prefix, env["BULKACTION_KEY_PREFIX"] = x.borrowed, x.borrowed
 	}
 	partitions := max(1, s.partitions)
 	if partitions > 1 {
 		env["BULKACTION_PARTITIONS"] = strconv.Itoa(partitions)
 	}
-	if l.space, err = keyspace.New(prefix, partitions); err != nil {
+	if x.space, err = keyspace.New(prefix, partitions); err != nil {
 		return nil, err
 	}
-	if l.journals, err = os.MkdirTemp("", "bulkaction-journals-"); err != nil {
+	if x.journals, err = os.MkdirTemp("", "bulkaction-journals-"); err != nil {
 		return nil, fmt.Errorf("make a folder for journals: %w", err)
 	}
-	options := FleetOptions{Role: o.Role, RedisURL: o.RedisURL, Replicas: s.replicas, Journal: l.journals}
+	options := FleetOptions{Role: o.Role, RedisURL: o.RedisURL, Replicas: s.replicas, Journal: x.journals}
 	for name, value := range env {
 		options.Env = append(options.Env, name+"="+value)
 	}
 	options.Env = append(options.Env, o.Env...)
-	l.overrides = options.Overrides()
-	if l.f, err = StartFleet(ctx, options); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(l.journals))
+	x.overrides = options.Overrides()
+	if x.fleet, err = StartFleet(ctx, options); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(x.journals))
 	}
-	return l, nil
+	return x, nil
 }
 
 // close ends the run, whatever its state, and leaves nothing behind.
-func (l *lab) close() {
-	_ = l.f.Stop() // its figures stand or have failed already
-	if l.borrowed != "" {
-		_ = l.f.forget(context.Background(), l.borrowed)
+func (x *experiment) close() {
+	_ = x.fleet.Stop() // its figures stand or have failed already
+	if x.borrowed != "" {
+		_ = x.fleet.forget(context.Background(), x.borrowed)
 	}
-	_ = l.f.Close()
-	_ = os.RemoveAll(l.journals)
+	_ = x.fleet.Close()
+	_ = os.RemoveAll(x.journals)
 }
 
 // perMessage is how many jobs one message carries.
@@ -111,11 +111,11 @@ const perMessage = 500
 
 // submit publishes groups, small ones as one message each and large ones in pieces, in
 // turn among them.
-func (l *lab) submit(ctx context.Context, groups ...group) error {
-	l.groups = append(l.groups, groups...)
-	pipe := l.f.Conn.Cmd.Pipeline()
+func (x *experiment) submit(ctx context.Context, groups ...group) error {
+	x.groups = append(x.groups, groups...)
+	pipe := x.fleet.Conn.Cmd.Pipeline()
 	add := func(typ string, data any) error {
-		if err := publish(ctx, pipe, l.space, typ, data); err != nil {
+		if err := publish(ctx, pipe, x.space, typ, data); err != nil {
 			return err
 		}
 		if pipe.Len() < 20 {
@@ -187,15 +187,15 @@ type endedGroup struct {
 func (l endedGroup) took() float64 { return float64(l.completed-l.created) / 1e3 }
 
 // endedGroups reads groups.
-func (l *lab) endedGroups(ctx context.Context, groups []group) ([]endedGroup, error) {
+func (x *experiment) endedGroups(ctx context.Context, groups []group) ([]endedGroup, error) {
 	fields := []string{
 		"status", "accepted", "done", "failed", "throttles", "retries",
 		"at:created", "at:aggregating", "at:completed",
 	}
 	cmds := make([]*redis.SliceCmd, len(groups))
-	_, err := l.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := x.fleet.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, g := range groups {
-			cmds[i] = pipe.HMGet(ctx, l.space.OfTenant(g.tenant).Group(g.id), fields...)
+			cmds[i] = pipe.HMGet(ctx, x.space.OfTenant(g.tenant).Group(g.id), fields...)
 		}
 		return nil
 	})
@@ -236,7 +236,7 @@ const stalled = 2 * time.Minute
 
 // await waits until groups are COMPLETED, and says how they are. Part names the wait for
 // the progress.
-func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGroup, error) {
+func (x *experiment) await(ctx context.Context, part string, groups []group) ([]endedGroup, error) {
 	open, all := slices.Clone(groups), map[string]endedGroup{}
 	var total, last int64
 	for _, g := range groups {
@@ -244,7 +244,7 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGr
 	}
 	movedAt := time.Now()
 	for n := 1; len(open) > 0; n++ {
-		now, err := l.endedGroups(ctx, open)
+		now, err := x.endedGroups(ctx, open)
 		if err != nil {
 			return nil, err
 		}
@@ -265,7 +265,7 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGr
 		for _, g := range all {
 			done += g.done
 		}
-		l.progress(part, done, total)
+		x.progress(part, done, total)
 		if done != last {
 			last, movedAt = done, time.Now()
 		}
@@ -274,7 +274,7 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGr
 				len(open), open[0].id, done, total, stalled)
 		}
 		if n%50 == 0 {
-			if err := l.f.Check(); err != nil {
+			if err := x.fleet.Check(); err != nil {
 				return nil, err
 			}
 		}
@@ -293,12 +293,12 @@ func (l *lab) await(ctx context.Context, part string, groups []group) ([]endedGr
 
 // finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the
 // processes and reads their journals.
-func (l *lab) finish(ctx context.Context, part string) ([]endedGroup, journal.Log, error) {
-	groups, err := l.await(ctx, part, l.groups)
+func (x *experiment) finish(ctx context.Context, part string) ([]endedGroup, journal.Log, error) {
+	groups, err := x.await(ctx, part, x.groups)
 	if err != nil {
 		return nil, journal.Log{}, err
 	}
-	report, err := audit.Run(ctx, l.f.Conn, l.space, audit.Options{})
+	report, err := audit.Run(ctx, x.fleet.Conn, x.space, audit.Options{})
 	if err != nil {
 		return nil, journal.Log{}, err
 	}
@@ -307,10 +307,10 @@ func (l *lab) finish(ctx context.Context, part string) ([]endedGroup, journal.Lo
 		return nil, journal.Log{}, fmt.Errorf("audit after the run: %d violations, first law %s, group %q: %s",
 			len(report.Violations), v.Law, v.Group, v.Detail)
 	}
-	if err := l.f.Stop(); err != nil {
+	if err := x.fleet.Stop(); err != nil {
 		return nil, journal.Log{}, err
 	}
-	log, err := journal.Read(l.journals)
+	log, err := journal.Read(x.journals)
 	if err != nil {
 		return nil, journal.Log{}, err
 	}
@@ -333,17 +333,17 @@ func makespan(groups []endedGroup) float64 {
 }
 
 // rule is the limit that the run's processes hold to.
-func (l *lab) rule(rps int) (rule, error) {
-	window, err := time.ParseDuration(cmp.Or(l.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
+func (x *experiment) rule(rps int) (rule, error) {
+	window, err := time.ParseDuration(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
 	if err != nil {
 		return rule{}, fmt.Errorf("read the window: %w", err)
 	}
-	return newRule(cmp.Or(l.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
+	return newRule(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
 }
 
 // now is Redis's clock in µs.
-func (l *lab) now(ctx context.Context) (int64, error) {
-	t, err := l.f.Conn.Cmd.Time(ctx).Result()
+func (x *experiment) now(ctx context.Context) (int64, error) {
+	t, err := x.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return 0, fmt.Errorf("ask for Redis's time: %w", err)
 	}
