@@ -9,15 +9,15 @@ import (
 
 // Behind is how small groups fare behind a huge one of their own tenant.
 type Behind struct {
-	BehindHugeJobs    int       `json:"behind_huge_jobs"`
-	BehindP50         float64   `json:"behind_p50_seconds"` // accepted to COMPLETED
-	BehindMax         float64   `json:"behind_max_seconds"`
-	BehindSoloMax     float64   `json:"behind_solo_max_seconds"`
-	BehindRatio       float64   `json:"behind_ratio"`             // slowest to slowest
-	BehindFirst       bool      `json:"behind_finished_first"`    // all before the huge one
-	BehindHugeLeft    int64     `json:"behind_huge_jobs_left"`    // of the huge group when the last small one had ended
-	BehindSeconds     []float64 `json:"behind_seconds"`           // of each
-	BehindSoloSeconds []float64 `json:"behind_solo_seconds_each"` // of each
+	BehindHugeJobs     int       `json:"behind_huge_jobs"`
+	BehindP50          float64   `json:"behind_p50_seconds"` // accepted to COMPLETED
+	BehindMax          float64   `json:"behind_max_seconds"`
+	BehindAloneMax     float64   `json:"behind_solo_max_seconds"`
+	BehindRatio        float64   `json:"behind_ratio"`             // slowest to slowest
+	BehindFirst        bool      `json:"behind_finished_first"`    // all before the huge one
+	BehindHugeLeft     int64     `json:"behind_huge_jobs_left"`    // of the huge group when the last small one had ended
+	BehindSeconds      []float64 `json:"behind_seconds"`           // of each
+	BehindAloneSeconds []float64 `json:"behind_solo_seconds_each"` // of each
 }
 
 const (
@@ -34,7 +34,7 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	defer x.close()
 	b := &Behind{BehindHugeJobs: hugeJobs}
 	tenant := func(int) string { return "one" }
-	if b.BehindSoloSeconds, err = x.solo(ctx, "behind", "solo", behindSmall, tenant); err != nil {
+	if b.BehindAloneSeconds, err = x.runAlone(ctx, "behind", "alone", behindSmall, tenant); err != nil {
 		return nil, err
 	}
 	huge := group{id: x.name + "-huge", tenant: tenant(0), jobs: hugeJobs, payload: sleeping(hugeSleepMS)}
@@ -46,9 +46,9 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	}
 	small := make([]group, behindSmall)
 	for i := range small {
-		small[i] = x.small("behind", i, tenant(i))
+		small[i] = x.smallGroup("behind", i, tenant(i))
 	}
-	if b.BehindSeconds, err = x.oneByOne(ctx, "behind", small); err != nil {
+	if b.BehindSeconds, err = x.runOneByOne(ctx, "behind", small); err != nil {
 		return nil, err
 	}
 	now, err := x.endedGroups(ctx, []group{huge})
@@ -63,9 +63,9 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 		return nil, fmt.Errorf("after the small groups: %w", err)
 	}
 	b.BehindFirst = true
-	b.BehindP50, b.BehindMax, b.BehindSoloMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),
-		slices.Max(b.BehindSoloSeconds)
-	b.BehindRatio = ratio(b.BehindMax, b.BehindSoloMax)
+	b.BehindP50, b.BehindMax, b.BehindAloneMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),
+		slices.Max(b.BehindAloneSeconds)
+	b.BehindRatio = ratio(b.BehindMax, b.BehindAloneMax)
 	out.Behind = b
 	return x.overrides, nil
 }

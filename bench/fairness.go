@@ -77,8 +77,8 @@ func unlimited() setup {
 	return setup{env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": "0"}}
 }
 
-// workers is how many jobs the fleet runs at once.
-func (x *experiment) workers() int {
+// workerSlots is how many jobs the fleet runs at once.
+func (x *experiment) workerSlots() int {
 	if n, err := strconv.Atoi(x.overrides["BULKACTION_WORKER_COUNT"]); err == nil && n > 0 {
 		return n
 	}
@@ -91,7 +91,7 @@ const (
 	smallSleepMS = 10
 )
 
-func (x *experiment) small(kind string, i int, tenant string) group {
+func (x *experiment) smallGroup(kind string, i int, tenant string) group {
 	return group{
 		id:      fmt.Sprintf("%s-%s-%d", x.name, kind, i),
 		tenant:  tenant,
@@ -100,8 +100,8 @@ func (x *experiment) small(kind string, i int, tenant string) group {
 	}
 }
 
-// oneByOne submits groups, each when the one before has ended, and says how long each took.
-func (x *experiment) oneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
+// runOneByOne submits groups, each when the one before has ended, and says how long each took.
+func (x *experiment) runOneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
 	took := make([]float64, 0, len(groups))
 	for _, g := range groups {
 		if err := x.submit(ctx, g); err != nil {
@@ -116,15 +116,15 @@ func (x *experiment) oneByOne(ctx context.Context, part string, groups []group) 
 	return took, nil
 }
 
-// solo is how long small groups take with nothing else there. A few before them warm the fleet up.
+// runAlone is how long small groups take with nothing else there. A few before them warm the fleet up.
 // Kind is in their names.
-func (x *experiment) solo(ctx context.Context, part, kind string, n int, tenant func(i int) string) ([]float64, error) {
+func (x *experiment) runAlone(ctx context.Context, part, kind string, n int, tenant func(i int) string) ([]float64, error) {
 	const warm = 3
 	groups := make([]group, warm+n)
 	for i := range groups {
-		groups[i] = x.small(kind, i, tenant(i))
+		groups[i] = x.smallGroup(kind, i, tenant(i))
 	}
-	took, err := x.oneByOne(ctx, part+", solo", groups)
+	took, err := x.runOneByOne(ctx, part+", alone", groups)
 	if err != nil {
 		return nil, err
 	}

@@ -93,10 +93,10 @@ func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
 	r, err := x.rule(30)
 	require.NoError(t, err)
 	require.Equal(t, rule{"fixed", time.Second, 30}, r)
-	require.Equal(t, 10, x.workers())
+	require.Equal(t, 10, x.workerSlots())
 	x.overrides = map[string]string{"BULKACTION_BACKPRESSURE_LIMITER": "token", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW": "100ms", "BULKACTION_WORKER_COUNT": "4"}
 	r, err = x.rule(30)
 	require.NoError(t, err)
 	require.Equal(t, rule{"token", 100 * time.Millisecond, 3}, r)
-	require.Equal(t, 4, x.workers())
+	require.Equal(t, 4, x.workerSlots())
 }

@@ -35,7 +35,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	}
 	defer x.close()
 	// Processes that have worked before are idle in another way than those that never have.
-	if _, err := x.oneByOne(ctx, "idle", []group{x.small("warm", 0, "warm")}); err != nil {
+	if _, err := x.runOneByOne(ctx, "idle", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
 	if err := redisx.Sleep(ctx, idleSettle); err != nil {

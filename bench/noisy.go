@@ -16,14 +16,14 @@ type Noisy struct {
 	SmallP50     float64 `json:"small_p50_seconds"` // accepted to COMPLETED
 	SmallP99     float64 `json:"small_p99_seconds"`
 	// the better of two runs of all, before and after the noisy one
-	SmallSoloP50     float64   `json:"small_solo_p50_seconds"`
-	SmallSoloP99     float64   `json:"small_solo_p99_seconds"`
-	SmallRatio       float64   `json:"small_ratio"` // p99 to p99
-	JobsPerSecond    float64   `json:"jobs_per_second"`
-	UnfairPerSecond  float64   `json:"unfair_jobs_per_second"` // of as many jobs in one group: nothing to be fair about
-	ThroughputRatio  float64   `json:"throughput_ratio"`
-	SmallSeconds     []float64 `json:"small_seconds"`
-	SmallSoloSeconds []float64 `json:"small_solo_seconds"`
+	SmallAloneP50     float64   `json:"small_solo_p50_seconds"`
+	SmallAloneP99     float64   `json:"small_solo_p99_seconds"`
+	SmallRatio        float64   `json:"small_ratio"` // p99 to p99
+	JobsPerSecond     float64   `json:"jobs_per_second"`
+	UnfairPerSecond   float64   `json:"unfair_jobs_per_second"` // of as many jobs in one group: nothing to be fair about
+	ThroughputRatio   float64   `json:"throughput_ratio"`
+	SmallSeconds      []float64 `json:"small_seconds"`
+	SmallAloneSeconds []float64 `json:"small_solo_seconds"`
 }
 
 // Long is the same with a noisy tenant whose jobs take 50 times as long as those of the others.
@@ -32,12 +32,12 @@ type Long struct {
 	LongNoisyJobs   int     `json:"long_noisy_jobs"`
 	LongP50         float64 `json:"long_small_p50_seconds"`
 	LongP99         float64 `json:"long_small_p99_seconds"`
-	LongSoloP99     float64 `json:"long_small_solo_p99_seconds"`
+	LongAloneP99    float64 `json:"long_small_solo_p99_seconds"`
 	LongRatio       float64 `json:"long_ratio"`
 	// with one worker process, and a quarter of the noisy jobs
-	LongRatioOne    float64   `json:"long_ratio_one_process"`
-	LongSmall       []float64 `json:"long_small_seconds"`
-	LongSoloSeconds []float64 `json:"long_small_solo_seconds"`
+	LongRatioOne     float64   `json:"long_ratio_one_process"`
+	LongSmall        []float64 `json:"long_small_seconds"`
+	LongAloneSeconds []float64 `json:"long_small_solo_seconds"`
 }
 
 const (
@@ -48,44 +48,44 @@ const (
 	longProcesses = 4
 )
 
-// flood is one run of a noisy tenant and the small ones.
-type flood struct {
-	solo, small []float64
-	perSecond   float64
-	overrides   map[string]string
+// noisyRun is one run of a noisy tenant and the small ones.
+type noisyRun struct {
+	alone, beside []float64
+	jobsPerSecond float64
+	overrides     map[string]string
 }
 
-func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int) (flood, error) {
+func runBesideNoisy(ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int) (noisyRun, error) {
 	s := unlimited()
 	s.replicas = map[string]int{"worker": processes}
 	x, err := startExperiment(ctx, o.Options, s)
 	if err != nil {
-		return flood{}, err
+		return noisyRun{}, err
 	}
 	defer x.close()
-	out := flood{overrides: x.overrides}
-	alone := func(kind string) ([]float64, error) {
-		return x.solo(ctx, part, kind, smallTenants, func(i int) string { return fmt.Sprintf("solo-%d", i) })
+	out := noisyRun{overrides: x.overrides}
+	measureAlone := func(kind string) ([]float64, error) {
+		return x.runAlone(ctx, part, kind, smallTenants, func(i int) string { return fmt.Sprintf("alone-%d", i) })
 	}
-	first, err := alone("solo")
+	first, err := measureAlone("alone")
 	if err != nil {
 		return out, err
 	}
-	before := len(x.groups)
+	earlier := len(x.groups)
 	if err := x.submit(
 		ctx, group{id: x.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)},
 	); err != nil {
 		return out, err
 	}
-	lasts := time.Duration(noisyJobs*sleepMS/x.workers()/processes) * time.Millisecond
+	lasts := time.Duration(noisyJobs*sleepMS/x.workerSlots()/processes) * time.Millisecond
 	if err := x.play(ctx, x.arrivals(lasts, o.Seed)); err != nil {
 		return out, err
 	}
-	ended, err := x.await(ctx, part, x.groups[before:])
+	ended, err := x.await(ctx, part, x.groups[earlier:])
 	if err != nil {
 		return out, err
 	}
-	second, err := alone("again")
+	second, err := measureAlone("again")
 	if err != nil {
 		return out, err
 	}
@@ -94,9 +94,9 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 	}
 	// Whatever else the machine did during one of them would make a small group beside the noisy
 	// one look better than it is.
-	out.solo = first
+	out.alone = first
 	if percentile(second, 99) < percentile(first, 99) {
-		out.solo = second
+		out.alone = second
 	}
 	last := slices.MaxFunc(ended, func(a, b endedGroup) int { return cmp.Compare(a.ended, b.ended) })
 	if last.tenant != "noisy" {
@@ -104,11 +104,11 @@ func runFlood(ctx context.Context, o FairnessOptions, part string, noisyJobs, sl
 			last.id)
 	}
 	for _, g := range ended[1:] {
-		out.small = append(out.small, g.took())
+		out.beside = append(out.beside, g.took())
 	}
-	slices.Sort(out.small)
-	slices.Sort(out.solo)
-	out.perSecond = float64(noisyJobs+smallTenants*smallJobs) / makespan(ended)
+	slices.Sort(out.beside)
+	slices.Sort(out.alone)
+	out.jobsPerSecond = float64(noisyJobs+smallTenants*smallJobs) / makespan(ended)
 	return out, nil
 }
 
@@ -118,49 +118,49 @@ func (x *experiment) arrivals(lasts time.Duration, seed uint64) []visit {
 	out := make([]visit, smallTenants)
 	for i := range out {
 		after := time.Duration((0.05 + 0.85*random.Float64()) * float64(lasts))
-		out[i] = visit{after, x.small("small", i, fmt.Sprintf("small-%d", i))}
+		out[i] = visit{after, x.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
 	}
 	slices.SortFunc(out, func(a, b visit) int { return cmp.Compare(a.after, b.after) })
 	return out
 }
 
 func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	f, err := runFlood(ctx, o, "noisy", o.NoisyJobs, smallSleepMS, 1)
+	f, err := runBesideNoisy(ctx, o, "noisy", o.NoisyJobs, smallSleepMS, 1)
 	if err != nil {
 		return nil, err
 	}
-	alone, err := runAlone(ctx, o, o.NoisyJobs+smallTenants*smallJobs)
+	oneGroup, err := oneGroupSpeed(ctx, o, o.NoisyJobs+smallTenants*smallJobs)
 	if err != nil {
 		return nil, err
 	}
 	n := &Noisy{
-		NoisyJobs:        o.NoisyJobs,
-		SmallTenants:     smallTenants,
-		SmallP50:         percentile(f.small, 50),
-		SmallP99:         percentile(f.small, 99),
-		SmallSoloP50:     percentile(f.solo, 50),
-		SmallSoloP99:     percentile(f.solo, 99),
-		JobsPerSecond:    round(f.perSecond),
-		UnfairPerSecond:  round(alone),
-		SmallSeconds:     f.small,
-		SmallSoloSeconds: f.solo,
+		NoisyJobs:         o.NoisyJobs,
+		SmallTenants:      smallTenants,
+		SmallP50:          percentile(f.beside, 50),
+		SmallP99:          percentile(f.beside, 99),
+		SmallAloneP50:     percentile(f.alone, 50),
+		SmallAloneP99:     percentile(f.alone, 99),
+		JobsPerSecond:     round(f.jobsPerSecond),
+		UnfairPerSecond:   round(oneGroup),
+		SmallSeconds:      f.beside,
+		SmallAloneSeconds: f.alone,
 	}
-	n.SmallRatio, n.ThroughputRatio = ratio(n.SmallP99, n.SmallSoloP99), ratio(f.perSecond, alone)
+	n.SmallRatio, n.ThroughputRatio = ratio(n.SmallP99, n.SmallAloneP99), ratio(f.jobsPerSecond, oneGroup)
 	out.Noisy = n
 	return f.overrides, nil
 }
 
-// runAlone is the throughput of so many jobs in one group.
-func runAlone(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
+// oneGroupSpeed is the throughput of so many jobs in one group.
+func oneGroupSpeed(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
 	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {
 		return 0, err
 	}
 	defer x.close()
-	if _, err := x.solo(ctx, "unfair", "solo", 1, func(int) string { return "warm" }); err != nil {
+	if _, err := x.runAlone(ctx, "unfair", "alone", 1, func(int) string { return "warm" }); err != nil {
 		return 0, err
 	}
-	before := len(x.groups)
+	earlier := len(x.groups)
 	if err := x.submit(
 		ctx, group{id: x.name + "-alone", tenant: "alone", jobs: jobs, payload: sleeping(smallSleepMS)},
 	); err != nil {
@@ -170,29 +170,29 @@ func runAlone(ctx context.Context, o FairnessOptions, jobs int) (float64, error)
 	if err != nil {
 		return 0, err
 	}
-	return float64(jobs) / makespan(ended[before:]), nil
+	return float64(jobs) / makespan(ended[earlier:]), nil
 }
 
 func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	f, err := runFlood(ctx, o, "long", longJobs*longProcesses, longFactor*smallSleepMS, longProcesses)
+	f, err := runBesideNoisy(ctx, o, "long", longJobs*longProcesses, longFactor*smallSleepMS, longProcesses)
 	if err != nil {
 		return nil, err
 	}
-	one, err := runFlood(ctx, o, "long, one worker process", longJobs, longFactor*smallSleepMS, 1)
+	one, err := runBesideNoisy(ctx, o, "long, one worker process", longJobs, longFactor*smallSleepMS, 1)
 	if err != nil {
 		return nil, err
 	}
 	n := &Long{
-		WorkerProcesses: longProcesses,
-		LongNoisyJobs:   longJobs * longProcesses,
-		LongP50:         percentile(f.small, 50),
-		LongP99:         percentile(f.small, 99),
-		LongSoloP99:     percentile(f.solo, 99),
-		LongSmall:       f.small,
-		LongSoloSeconds: f.solo,
+		WorkerProcesses:  longProcesses,
+		LongNoisyJobs:    longJobs * longProcesses,
+		LongP50:          percentile(f.beside, 50),
+		LongP99:          percentile(f.beside, 99),
+		LongAloneP99:     percentile(f.alone, 99),
+		LongSmall:        f.beside,
+		LongAloneSeconds: f.alone,
 	}
-	n.LongRatio = ratio(n.LongP99, n.LongSoloP99)
-	n.LongRatioOne = ratio(percentile(one.small, 99), percentile(one.solo, 99))
+	n.LongRatio = ratio(n.LongP99, n.LongAloneP99)
+	n.LongRatioOne = ratio(percentile(one.beside, 99), percentile(one.alone, 99))
 	out.Long = n
 	return f.overrides, nil
 }

@@ -61,7 +61,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 		return nil, err
 	}
 	// Workers report how fast they are only when they have run something.
-	if _, err := x.oneByOne(ctx, "retry-after", []group{x.small("warm", 0, "warm")}); err != nil {
+	if _, err := x.runOneByOne(ctx, "retry-after", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
 	c := &clients{x: x, url: "http://" + addr + "/v1/groups"}

@@ -7,7 +7,7 @@ import (
 
 // distribution shows what part of groups needed at most how long, alone and not. Values come in
 // ascending order.
-func distribution(title, subtitle string, solo, beside []float64) chart {
+func distribution(title, subtitle string, alone, beside []float64) chart {
 	const points = 101
 	quantile := func(values []float64) []float64 {
 		out := make([]float64, points)
@@ -29,7 +29,7 @@ func distribution(title, subtitle string, solo, beside []float64) chart {
 		y:        "ms from accepted to COMPLETED",
 		lines:    true,
 		labels:   labels,
-		series:   []series{{"alone", quantile(solo)}, {"beside it", quantile(beside)}},
+		series:   []series{{"alone", quantile(alone)}, {"beside it", quantile(beside)}},
 	}
 }
 

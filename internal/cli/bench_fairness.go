@@ -53,13 +53,13 @@ func (r *Root) showFairness(f bench.Fairness) error {
 	t := newTable(r.Out)
 	if n := f.Noisy; n != nil {
 		t.row("beside a noisy tenant", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
-			n.SmallP99, n.SmallSoloP99, n.SmallRatio))
+			n.SmallP99, n.SmallAloneP99, n.SmallRatio))
 		t.row("throughput", fmt.Sprintf("%.0f jobs/s, %.0f in one group: %.1f%%",
 			n.JobsPerSecond, n.UnfairPerSecond, 100*n.ThroughputRatio))
 	}
 	if n := f.Long; n != nil {
 		t.row("beside one with long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
-			n.LongP99, n.LongSoloP99, n.LongRatio))
+			n.LongP99, n.LongAloneP99, n.LongRatio))
 	}
 	if w := f.Weights; w != nil {
 		t.row("weights 1:2:4", fmt.Sprintf("shares %v, off by %.1f%%", w.WeightShares, 100*w.WeightError))
@@ -70,7 +70,7 @@ func (r *Root) showFairness(f bench.Fairness) error {
 	}
 	if b := f.Behind; b != nil {
 		t.row("behind a huge group", fmt.Sprintf("%.3f s at most, alone %.3f s: %.2f ×",
-			b.BehindMax, b.BehindSoloMax, b.BehindRatio))
+			b.BehindMax, b.BehindAloneMax, b.BehindRatio))
 	}
 	if c := f.AdmitCost; c != nil {
 		for _, n := range c.AdmitCost {
