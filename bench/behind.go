@@ -51,7 +51,7 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	if b.BehindSeconds, err = x.runOneByOne(ctx, "behind", small); err != nil {
 		return nil, err
 	}
-	now, err := x.endedGroups(ctx, []group{huge})
+	now, err := x.readGroups(ctx, []group{huge})
 	if err != nil {
 		return nil, err
 	}

@@ -91,16 +91,16 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		out.TenantSeconds = append(out.TenantSeconds, float64(g.ended-first)/1e3)
 	}
 	out.ThrottlesPerJob = ratio(float64(throttles), float64(o.Jobs))
-	limit, err := x.rule(o.RPS)
+	limit, err := x.limitRule(o.RPS)
 	if err != nil {
 		return out, err
 	}
-	out.Windows, out.Permits = limit.span(permits), total(permits)
-	out.WindowsOverLimit, out.MaxOver = limit.over(permits)
+	out.Windows, out.Permits = limit.windowCount(permits), sumEvents(permits)
+	out.WindowsOverLimit, out.MaxOver = limit.windowsOver(permits)
 	// All jobs were there before the first permit, and some waited until the last.
-	used, _ := limit.used(permits, permits[0].at, permits[len(permits)-1].at)
+	used, _ := limit.usedRatio(permits, permits[0].at, permits[len(permits)-1].at)
 	out.LimitUsedRatio = precise(used)
-	out.StartWindowsOver, _ = limit.over(starts)
+	out.StartWindowsOver, _ = limit.windowsOver(starts)
 	out.PerSecond = perSecond(permits, starts)
 	return out, nil
 }

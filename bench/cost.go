@@ -134,7 +134,7 @@ func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
 		})
 	}
 	wg.Wait()
-	if err := cause(errs); err != nil {
+	if err := firstCause(errs); err != nil {
 		return fmt.Errorf("fill the queues: %w", err)
 	}
 	return ctx.Err()

@@ -33,13 +33,13 @@ type ElasticWindow struct {
 }
 
 const (
-	elasticTenants = 10
-	elasticAlone   = 10 * time.Second // how long the busy tenant is nearly alone
-	trickle        = 250 * time.Millisecond
-	returnWindows  = 5 // of backlog, at its share, that each tenant returns with
+	elasticTenants       = 10
+	elasticAloneTime     = 10 * time.Second // how long the busy tenant is nearly alone
+	trickleInterval      = 250 * time.Millisecond
+	returnBacklogWindows = 5 // of backlog, at its share, that each tenant returns with
 )
 
-func idler(i int) string { return fmt.Sprintf("idler-%d", i) }
+func idleTenant(i int) string { return fmt.Sprintf("idle-%d", i) }
 
 func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, error) {
 	out := Elastic{Partitions: partitions}
@@ -52,7 +52,7 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	}
 	defer x.close()
 	out.Overrides = x.overrides
-	limit, err := x.rule(o.RPS)
+	limit, err := x.limitRule(o.RPS)
 	if err != nil {
 		return out, err
 	}
@@ -60,7 +60,7 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	busy := group{
 		id:     x.name + "-busy",
 		tenant: "busy",
-		jobs:   int(float64(limit.perWindow) * (elasticAlone.Seconds()/limit.window.Seconds() + returnWindows)),
+		jobs:   int(float64(limit.perWindow) * (elasticAloneTime.Seconds()/limit.window.Seconds() + returnBacklogWindows)),
 	}
 	if err := x.submit(ctx, busy); err != nil {
 		return out, err
@@ -70,17 +70,17 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 		return out, err
 	}
 	part := fmt.Sprintf("elastic, %d partitions", partitions)
-	for began, n := time.Now(), 0; time.Since(began) < elasticAlone; n++ {
-		g := group{id: fmt.Sprintf("%s-trickle-%d", x.name, n), tenant: idler(n % (elasticTenants - 1)), jobs: 1}
+	for began, n := time.Now(), 0; time.Since(began) < elasticAloneTime; n++ {
+		g := group{id: fmt.Sprintf("%s-trickle-%d", x.name, n), tenant: idleTenant(n % (elasticTenants - 1)), jobs: 1}
 		if err := x.submit(ctx, g); err != nil {
 			return out, err
 		}
-		x.progress(part, int64(time.Since(began)), int64(2*elasticAlone))
-		if err := redisx.Sleep(ctx, trickle); err != nil {
+		x.progress(part, int64(time.Since(began)), int64(2*elasticAloneTime))
+		if err := redisx.Sleep(ctx, trickleInterval); err != nil {
 			return out, err
 		}
 	}
-	busyTo, err := x.now(ctx)
+	busyTo, err := x.redisTime(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -88,8 +88,8 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	for i := range returning {
 		returning[i] = group{
 			id:     fmt.Sprintf("%s-return-%d", x.name, i),
-			tenant: idler(i),
-			jobs:   int(share) * returnWindows,
+			tenant: idleTenant(i),
+			jobs:   int(share) * returnBacklogWindows,
 		}
 	}
 	if err := x.submit(ctx, returning...); err != nil {
@@ -113,13 +113,13 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 
 // count computes the figures; returned says when (µs) each tenant came back with a backlog of
 // returnWindows shares.
-func (e *Elastic) count(limit rule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64) {
+func (e *Elastic) count(limit limitRule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64) {
 	permits := permitEvents(log, nil)
 	busy := permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == "busy" })
-	used, windows := limit.used(busy, busyFrom, busyTo)
+	used, windows := limit.usedRatio(busy, busyFrom, busyTo)
 	e.BusyShareOfLimit, e.BusyWindows = precise(used), windows
-	e.WindowsOverLimit, _ = limit.over(permits)
-	used, _ = limit.used(permits, busyFrom, permits[len(permits)-1].at)
+	e.WindowsOverLimit, _ = limit.windowsOver(permits)
+	used, _ = limit.usedRatio(permits, busyFrom, permits[len(permits)-1].at)
 	e.LimitUsedRatio = precise(used)
 
 	width := limit.window.Microseconds()
@@ -129,11 +129,11 @@ func (e *Elastic) count(limit rule, log journal.Log, busyFrom, busyTo int64, ret
 		tenants[name] = permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == name })
 	}
 	for w := first; w <= last; w++ {
-		row := ElasticWindow{Busy: within(busy, w*width, (w+1)*width)}
-		row.Others = within(permits, w*width, (w+1)*width) - row.Busy
+		row := ElasticWindow{Busy: sumBetween(busy, w*width, (w+1)*width)}
+		row.Others = sumBetween(permits, w*width, (w+1)*width) - row.Busy
 		least := int64(-1)
 		for _, events := range tenants {
-			if n := within(events, w*width, (w+1)*width); least < 0 || n < least {
+			if n := sumBetween(events, w*width, (w+1)*width); least < 0 || n < least {
 				least = n
 			}
 		}
@@ -143,7 +143,7 @@ func (e *Elastic) count(limit rule, log journal.Log, busyFrom, busyTo int64, ret
 	for name, at := range returned {
 		n := int64(0)
 		// One that never has its share counts all windows there are.
-		for at/width+n <= last && within(tenants[name], (at/width+n)*width, (at/width+n+1)*width) < share {
+		for at/width+n <= last && sumBetween(tenants[name], (at/width+n)*width, (at/width+n+1)*width) < share {
 			n++
 		}
 		e.ReturnWindows = max(e.ReturnWindows, int(n))

@@ -45,14 +45,14 @@ type setup struct {
 
 // experiment is one run of an experiment: a fleet that keeps journals, and what was submitted to it.
 type experiment struct {
-	fleet     *Fleet
-	space     keyspace.Space
-	name      string // begins the ids of groups and tenants
-	journals  string
-	borrowed  string // prefix of the keys that are removed in the end, on a Redis that is not ours
-	overrides map[string]string
-	progress  func(part string, done, total int64)
-	groups    []group // as submitted
+	fleet         *Fleet
+	space         keyspace.Space
+	name          string // begins the ids of groups and tenants
+	journals      string
+	cleanupPrefix string // prefix of the keys that are removed in the end, on a Redis that is not ours
+	overrides     map[string]string
+	progress      func(part string, done, total int64)
+	groups        []group // as submitted
 }
 
 // group is a group of NOOP jobs that is to be submitted.
@@ -71,8 +71,8 @@ func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, er
 		env = map[string]string{}
 	}
 	if o.RedisURL != "" { // side by side with whatever lies there
-		x.borrowed = "bulk-action-bench-" + x.name + ":"
-		prefix, env["BULKACTION_KEY_PREFIX"] = x.borrowed, x.borrowed
+		x.cleanupPrefix = "bulk-action-bench-" + x.name + ":"
+		prefix, env["BULKACTION_KEY_PREFIX"] = x.cleanupPrefix, x.cleanupPrefix
 	}
 	partitions := max(1, s.partitions)
 	if partitions > 1 {
@@ -99,8 +99,8 @@ func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, er
 // close ends the run, whatever its state, and leaves nothing behind.
 func (x *experiment) close() {
 	_ = x.fleet.Stop() // its figures stand or have failed already
-	if x.borrowed != "" {
-		_ = x.fleet.forget(context.Background(), x.borrowed)
+	if x.cleanupPrefix != "" {
+		_ = x.fleet.forget(context.Background(), x.cleanupPrefix)
 	}
 	_ = x.fleet.Close()
 	_ = os.RemoveAll(x.journals)
@@ -131,7 +131,7 @@ func (x *experiment) submit(ctx context.Context, groups ...group) error {
 			data["priority"] = g.priority
 		}
 		if g.jobs <= perMessage {
-			data["jobs"] = g.piece(0)
+			data["jobs"] = g.jobsOfMessage(0)
 		} else {
 			rounds = max(rounds, (g.jobs+perMessage-1)/perMessage)
 		}
@@ -145,7 +145,7 @@ func (x *experiment) submit(ctx context.Context, groups ...group) error {
 				continue
 			}
 			if err := add(
-				"jobs.append", map[string]any{"group": g.id, "jobs": g.piece(round * perMessage)},
+				"jobs.append", map[string]any{"group": g.id, "jobs": g.jobsOfMessage(round * perMessage)},
 			); err != nil {
 				return fmt.Errorf("append to group %s: %w", g.id, err)
 			}
@@ -157,8 +157,8 @@ func (x *experiment) submit(ctx context.Context, groups ...group) error {
 	return nil
 }
 
-// piece are the jobs of one message.
-func (g *group) piece(from int) []job {
+// jobsOfMessage are the jobs of one message.
+func (g *group) jobsOfMessage(from int) []job {
 	jobs := make([]job, min(perMessage, g.jobs-from))
 	for i := range jobs {
 		jobs[i].Payload = json.RawMessage("{}")
@@ -175,19 +175,19 @@ func sleeping(ms int) func(int) json.RawMessage {
 	return func(int) json.RawMessage { return payload }
 }
 
-// endedGroup is what a group's hash says; times are Redis ms.
-type endedGroup struct {
+// groupState is what a group's hash says; times are Redis ms.
+type groupState struct {
 	id, tenant                                 string
 	status                                     api.Status
 	accepted, done, failed, throttles, retries int64
 	created, ended, completed                  int64
 }
 
-// took is how long the group needed from being accepted to COMPLETED.
-func (l endedGroup) took() float64 { return float64(l.completed-l.created) / 1e3 }
+// seconds is how long the group needed from being accepted to COMPLETED.
+func (g groupState) seconds() float64 { return float64(g.completed-g.created) / 1e3 }
 
-// endedGroups reads groups.
-func (x *experiment) endedGroups(ctx context.Context, groups []group) ([]endedGroup, error) {
+// readGroups reads groups.
+func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupState, error) {
 	fields := []string{
 		"status", "accepted", "done", "failed", "throttles", "retries",
 		"at:created", "at:aggregating", "at:completed",
@@ -202,7 +202,7 @@ func (x *experiment) endedGroups(ctx context.Context, groups []group) ([]endedGr
 	if err != nil && len(groups) > 0 {
 		return nil, fmt.Errorf("read groups: %w", err)
 	}
-	out := make([]endedGroup, len(groups))
+	out := make([]groupState, len(groups))
 	for i, c := range cmds {
 		v := c.Val()
 		n := func(at int) int64 {
@@ -211,7 +211,7 @@ func (x *experiment) endedGroups(ctx context.Context, groups []group) ([]endedGr
 			return k
 		}
 		status, _ := v[0].(string)
-		out[i] = endedGroup{
+		out[i] = groupState{
 			id:        groups[i].id,
 			tenant:    groups[i].tenant,
 			status:    api.Status(status),
@@ -236,15 +236,15 @@ const stalled = 2 * time.Minute
 
 // await waits until groups are COMPLETED, and says how they are. Part names the wait for
 // the progress.
-func (x *experiment) await(ctx context.Context, part string, groups []group) ([]endedGroup, error) {
-	open, all := slices.Clone(groups), map[string]endedGroup{}
+func (x *experiment) await(ctx context.Context, part string, groups []group) ([]groupState, error) {
+	open, all := slices.Clone(groups), map[string]groupState{}
 	var total, last int64
 	for _, g := range groups {
 		total += int64(g.jobs)
 	}
 	movedAt := time.Now()
 	for n := 1; len(open) > 0; n++ {
-		now, err := x.endedGroups(ctx, open)
+		now, err := x.readGroups(ctx, open)
 		if err != nil {
 			return nil, err
 		}
@@ -284,7 +284,7 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 			}
 		}
 	}
-	out := make([]endedGroup, len(groups))
+	out := make([]groupState, len(groups))
 	for i, g := range groups {
 		out[i] = all[g.id]
 	}
@@ -293,7 +293,7 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 
 // finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the
 // processes and reads their journals.
-func (x *experiment) finish(ctx context.Context, part string) ([]endedGroup, journal.Log, error) {
+func (x *experiment) finish(ctx context.Context, part string) ([]groupState, journal.Log, error) {
 	groups, err := x.await(ctx, part, x.groups)
 	if err != nil {
 		return nil, journal.Log{}, err
@@ -326,23 +326,23 @@ var errNoStarts = errors.New("the processes logged no starts: they are of anothe
 var errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
 
 // makespan is from the first group's acceptance to the end of the last job, in seconds.
-func makespan(groups []endedGroup) float64 {
-	first := slices.MinFunc(groups, func(a, b endedGroup) int { return cmp.Compare(a.created, b.created) })
-	last := slices.MaxFunc(groups, func(a, b endedGroup) int { return cmp.Compare(a.ended, b.ended) })
+func makespan(groups []groupState) float64 {
+	first := slices.MinFunc(groups, func(a, b groupState) int { return cmp.Compare(a.created, b.created) })
+	last := slices.MaxFunc(groups, func(a, b groupState) int { return cmp.Compare(a.ended, b.ended) })
 	return float64(last.ended-first.created) / 1e3
 }
 
-// rule is the limit that the run's processes hold to.
-func (x *experiment) rule(rps int) (rule, error) {
+// limitRule is the limit that the run's processes hold to.
+func (x *experiment) limitRule(rps int) (limitRule, error) {
 	window, err := time.ParseDuration(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
 	if err != nil {
-		return rule{}, fmt.Errorf("read the window: %w", err)
+		return limitRule{}, fmt.Errorf("read the window: %w", err)
 	}
-	return newRule(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
+	return newLimitRule(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
 }
 
-// now is Redis's clock in µs.
-func (x *experiment) now(ctx context.Context) (int64, error) {
+// redisTime is Redis's clock in µs.
+func (x *experiment) redisTime(ctx context.Context) (int64, error) {
 	t, err := x.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return 0, fmt.Errorf("ask for Redis's time: %w", err)

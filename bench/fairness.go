@@ -111,7 +111,7 @@ func (x *experiment) runOneByOne(ctx context.Context, part string, groups []grou
 		if err != nil {
 			return nil, err
 		}
-		took = append(took, ended[0].took())
+		took = append(took, ended[0].seconds())
 	}
 	return took, nil
 }

@@ -18,19 +18,19 @@ func starts(group string, every time.Duration, from, to time.Duration) []journal
 	return out
 }
 
-func TestMiddleCountsWhileAllHaveWork(t *testing.T) {
+func TestBusySpanIsWhileAllGroupsHaveWork(t *testing.T) {
 	log := journal.Log{Starts: append(starts("a", 10*time.Millisecond, 0, 6*time.Second), starts("b", 20*time.Millisecond, 500*time.Millisecond, 9*time.Second)...)}
 	groups := []group{{id: "a"}, {id: "b"}}
-	m, err := middle(log, groups)
+	s, err := findBusySpan(log, groups)
 	require.NoError(t, err)
-	require.EqualValues(t, 1_500_000, m.from, "a second after the later one's first start")
-	require.EqualValues(t, 5_000_000, m.to, "a second before the earlier one's last start")
-	require.Equal(t, []int64{350, 175}, m.counts)
-	require.InDelta(t, 0.0, deviation(m.counts, []float64{2, 1}), 1e-9)
+	require.EqualValues(t, 1_500_000, s.from, "a second after the later one's first start")
+	require.EqualValues(t, 5_000_000, s.to, "a second before the earlier one's last start")
+	require.Equal(t, []int64{350, 175}, s.counts)
+	require.InDelta(t, 0.0, worstDeviation(s.counts, []float64{2, 1}), 1e-9)
 
-	_, err = middle(log, append(groups, group{id: "c"}))
+	_, err = findBusySpan(log, append(groups, group{id: "c"}))
 	require.ErrorContains(t, err, "none was logged")
-	_, err = middle(journal.Log{Starts: append(starts("a", time.Millisecond, 0, time.Second), starts("b", time.Millisecond, 0, time.Second)...)}, groups)
+	_, err = findBusySpan(journal.Log{Starts: append(starts("a", time.Millisecond, 0, time.Second), starts("b", time.Millisecond, 0, time.Second)...)}, groups)
 	require.ErrorContains(t, err, "less than two seconds")
 }
 
@@ -79,7 +79,7 @@ func TestPerSecondCountsPermitsAndStarts(t *testing.T) {
 }
 
 func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {
-	require.InDelta(t, 4.5, makespan([]endedGroup{{created: 2000, ended: 3000}, {created: 1000, ended: 2000}, {created: 1500, ended: 5500, completed: 9000}}), 1e-9)
+	require.InDelta(t, 4.5, makespan([]groupState{{created: 2000, ended: 3000}, {created: 1000, ended: 2000}, {created: 1500, ended: 5500, completed: 9000}}), 1e-9)
 }
 
 func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
@@ -90,13 +90,13 @@ func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
 	}, o.Overrides())
 
 	x := experiment{overrides: map[string]string{}}
-	r, err := x.rule(30)
+	r, err := x.limitRule(30)
 	require.NoError(t, err)
-	require.Equal(t, rule{"fixed", time.Second, 30}, r)
+	require.Equal(t, limitRule{"fixed", time.Second, 30}, r)
 	require.Equal(t, 10, x.workerSlots())
 	x.overrides = map[string]string{"BULKACTION_BACKPRESSURE_LIMITER": "token", "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW": "100ms", "BULKACTION_WORKER_COUNT": "4"}
-	r, err = x.rule(30)
+	r, err = x.limitRule(30)
 	require.NoError(t, err)
-	require.Equal(t, rule{"token", 100 * time.Millisecond, 3}, r)
+	require.Equal(t, limitRule{"token", 100 * time.Millisecond, 3}, r)
 	require.Equal(t, 4, x.workerSlots())
 }

@@ -39,9 +39,9 @@ func shares(counts []int64) []float64 {
 	return out
 }
 
-// deviation is by how much the share that is furthest off differs from what its weight is due, as a
+// worstDeviation is by how much the share that is furthest off differs from what its weight is due, as a
 // part of that.
-func deviation(counts []int64, weights []float64) float64 {
+func worstDeviation(counts []int64, weights []float64) float64 {
 	var sum, weight float64
 	for i := range counts {
 		sum, weight = sum+float64(counts[i]), weight+weights[i]

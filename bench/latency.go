@@ -194,7 +194,7 @@ func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int
 		})
 	}
 	wg.Wait()
-	if err := cause(errs); err != nil {
+	if err := firstCause(errs); err != nil {
 		return fmt.Errorf("send single jobs: %w", err)
 	}
 	return nil

@@ -62,12 +62,12 @@ type LimitRun struct {
 // The load of a limit run: fetchers and dispatchers that compete, tenants with a backlog, and
 // others that come and go.
 const (
-	limitFetchers, limitDispatchers = 4, 2
-	baseTenants, visitors, visits   = 3, 12, 24
-	visitorPart                     = 0.25 // of all jobs
-	limitSeconds                    = 10
-	limitWindows                    = 5
-	limitSeed                       = 3
+	limitFetchers, limitDispatchers                    = 4, 2
+	backlogTenants, occasionalTenants, occasionalCount = 3, 12, 24
+	occasionalPart                                     = 0.25 // of all jobs
+	limitSeconds                                       = 10
+	limitWindows                                       = 5
+	limitSeed                                          = 3
 )
 
 // RunLimits tries every combination, and then how the limit is lent.
@@ -105,7 +105,7 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 				if ctx.Err() != nil {
 					return
 				}
-				if err := o.run(ctx, &out.Runs[i]); err != nil {
+				if err := o.runCombination(ctx, &out.Runs[i]); err != nil {
 					errs[i] = fmt.Errorf("%s: %w", out.Runs[i].name(), err)
 					cancel()
 				}
@@ -113,7 +113,7 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 		})
 	}
 	wg.Wait()
-	if err := cause(errs); err != nil {
+	if err := firstCause(errs); err != nil {
 		return out, err
 	}
 	all := []map[string]string{}
@@ -130,12 +130,12 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 			all = append(all, e.Overrides)
 		}
 	}
-	out.Overrides = union(all...)
+	out.Overrides = unionOverrides(all...)
 	return out, ctx.Err()
 }
 
-// cause is what went wrong first: the rest was only cancelled.
-func cause(errs []error) error {
+// firstCause is what went wrong first: the rest was only cancelled.
+func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return err
@@ -144,8 +144,8 @@ func cause(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// union lists every value that a variable was given in any run.
-func union(runs ...map[string]string) map[string]string {
+// unionOverrides lists every value that a variable was given in any run.
+func unionOverrides(runs ...map[string]string) map[string]string {
 	values := map[string][]string{}
 	for _, r := range runs {
 		for name, v := range r {
@@ -167,9 +167,9 @@ func (r *LimitRun) name() string {
 		time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
 }
 
-// flaky is the payload of jobs of which some fail once: 5% come back after a transient error, 2%
+// someFailOnce is the payload of jobs of which some fail once: 5% come back after a transient error, 2%
 // after a partner's refusal.
-func flaky(i int) json.RawMessage {
+func someFailOnce(i int) json.RawMessage {
 	switch {
 	case i%20 == 7:
 		return json.RawMessage(`{"fail":"retry","fail_times":1}`)
@@ -179,55 +179,55 @@ func flaky(i int) json.RawMessage {
 	return json.RawMessage(`{}`)
 }
 
-// visit is a group that is submitted some time into a run.
-type visit struct {
+// delayedGroup is a group that is submitted some time into a run.
+type delayedGroup struct {
 	after time.Duration
 	group
 }
 
-// load is what a run is given: backlogs from the start, and visits that are over before the
+// limitLoad is what a run is given: backlogs from the start, and occasional groups that come before the
 // backlogs are.
-func load(name string, jobs int, seconds float64, seed uint64) (base []group, visitors []visit) {
-	forVisitors := int(float64(jobs) * visitorPart)
-	left := jobs - forVisitors
-	for i := range baseTenants {
-		n := left*(i+1)/baseTenants - left*i/baseTenants
-		base = append(base, group{
-			id:      fmt.Sprintf("%s-base-%d", name, i),
-			tenant:  fmt.Sprintf("base-%d", i),
+func limitLoad(name string, jobs int, seconds float64, seed uint64) (backlog []group, occasional []delayedGroup) {
+	occasionalJobs := int(float64(jobs) * occasionalPart)
+	left := jobs - occasionalJobs
+	for i := range backlogTenants {
+		n := left*(i+1)/backlogTenants - left*i/backlogTenants
+		backlog = append(backlog, group{
+			id:      fmt.Sprintf("%s-backlog-%d", name, i),
+			tenant:  fmt.Sprintf("backlog-%d", i),
 			jobs:    n,
-			payload: flaky,
+			payload: someFailOnce,
 		})
 	}
-	return base, visitsOf(name, forVisitors, seconds, rand.New(rand.NewPCG(seed, seed)))
+	return backlog, occasionalGroups(name, occasionalJobs, seconds, rand.New(rand.NewPCG(seed, seed)))
 }
 
-func visitsOf(name string, jobs int, seconds float64, random *rand.Rand) []visit {
-	weights, sum := make([]float64, visits), 0.0
+func occasionalGroups(name string, jobs int, seconds float64, random *rand.Rand) []delayedGroup {
+	weights, sum := make([]float64, occasionalCount), 0.0
 	for i := range weights {
 		weights[i] = 0.1 + random.Float64()
 		sum += weights[i]
 	}
-	out := make([]visit, visits)
+	out := make([]delayedGroup, occasionalCount)
 	for i := range out {
-		out[i] = visit{time.Duration(0.7 * seconds * random.Float64() * float64(time.Second)), group{
-			id: fmt.Sprintf("%s-visit-%d", name, i), tenant: fmt.Sprintf("visitor-%d", random.IntN(visitors)),
-			jobs: max(1, int(float64(jobs)*weights[i]/sum)), payload: flaky,
+		out[i] = delayedGroup{time.Duration(0.7 * seconds * random.Float64() * float64(time.Second)), group{
+			id: fmt.Sprintf("%s-occasional-%d", name, i), tenant: fmt.Sprintf("occasional-%d", random.IntN(occasionalTenants)),
+			jobs: max(1, int(float64(jobs)*weights[i]/sum)), payload: someFailOnce,
 		}}
 	}
-	slices.SortFunc(out, func(a, b visit) int { return int(a.after - b.after) })
+	slices.SortFunc(out, func(a, b delayedGroup) int { return int(a.after - b.after) })
 	return out
 }
 
-// run fills in what came of one combination.
-func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
+// runCombination fills in what came of one combination.
+func (o LimitsOptions) runCombination(ctx context.Context, r *LimitRun) error {
 	window := time.Duration(r.WindowMS) * time.Millisecond
 	seconds := o.Seconds
 	if seconds == 0 {
 		seconds = limitSeconds
 	}
 	seconds = max(seconds, limitWindows*window.Seconds())
-	limit := newRule(r.Limiter, o.RPS, window)
+	limit := newLimitRule(r.Limiter, o.RPS, window)
 	jobs := int(seconds * float64(limit.perWindow) / window.Seconds())
 	env := map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)}
 	if r.Limiter != "fixed" {
@@ -246,15 +246,15 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 	}
 	defer x.close()
 	r.Overrides = x.overrides
-	base, visits := load(x.name, jobs, seconds, limitSeed)
-	if err := x.submit(ctx, base...); err != nil {
+	backlog, occasional := limitLoad(x.name, jobs, seconds, limitSeed)
+	if err := x.submit(ctx, backlog...); err != nil {
 		return err
 	}
-	waitsFrom, err := x.awaitAccepted(ctx, base)
+	waitsFrom, err := x.awaitAccepted(ctx, backlog)
 	if err != nil {
 		return err
 	}
-	if err := x.play(ctx, visits); err != nil {
+	if err := x.submitWhenDue(ctx, occasional); err != nil {
 		return err
 	}
 	ended, log, err := x.finish(ctx, r.name())
@@ -265,21 +265,21 @@ func (o LimitsOptions) run(ctx context.Context, r *LimitRun) error {
 }
 
 // count computes the figures from the journals.
-func (r *LimitRun) count(limit rule, ended []endedGroup, log journal.Log, waitsFrom int64) error {
+func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, waitsFrom int64) error {
 	permits := permitEvents(log, nil)
-	waiting := permitEvents(log, func(p journal.PermitEvent) bool {
-		return p.By == journal.Admit && strings.HasPrefix(p.Tenant, "base-")
+	admittedBacklog := permitEvents(log, func(p journal.PermitEvent) bool {
+		return p.By == journal.Admit && strings.HasPrefix(p.Tenant, "backlog-")
 	})
-	if len(waiting) == 0 {
+	if len(admittedBacklog) == 0 {
 		return errNoPermits
 	}
-	r.Windows, r.Permits, r.Starts = limit.span(permits), total(permits), int64(len(log.Starts))
+	r.Windows, r.Permits, r.Starts = limit.windowCount(permits), sumEvents(permits), int64(len(log.Starts))
 	r.Unpermitted = max(0, r.Starts-r.Permits) // a run spends a permit
-	r.Promoted = total(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
-	r.WindowsOverLimit, r.MaxOver = limit.over(permits)
+	r.Promoted = sumEvents(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
+	r.WindowsOverLimit, r.MaxOver = limit.windowsOver(permits)
 	r.MaxOver = precise(r.MaxOver)
 	// Until the last job of a backlog is admitted, a job waits all the time.
-	used, windows := limit.used(permits, max(waitsFrom, permits[0].at), waiting[len(waiting)-1].at)
+	used, windows := limit.usedRatio(permits, max(waitsFrom, permits[0].at), admittedBacklog[len(admittedBacklog)-1].at)
 	r.LimitUsedRatio, r.UsedWindows = precise(used), windows
 	var throttles int64
 	for _, g := range ended {
@@ -294,17 +294,17 @@ func (r *LimitRun) count(limit rule, ended []endedGroup, log journal.Log, waitsF
 // awaitAccepted waits until all jobs of groups are there, and says since when (µs).
 func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
 	for {
-		now, err := x.endedGroups(ctx, groups)
+		now, err := x.readGroups(ctx, groups)
 		if err != nil {
 			return 0, err
 		}
 		missing := slices.ContainsFunc(groups, func(g group) bool {
-			return !slices.ContainsFunc(now, func(n endedGroup) bool {
+			return !slices.ContainsFunc(now, func(n groupState) bool {
 				return n.id == g.id && n.accepted == int64(g.jobs)
 			})
 		})
 		if !missing {
-			return x.now(ctx)
+			return x.redisTime(ctx)
 		}
 		if err := x.fleet.Check(); err != nil {
 			return 0, err
@@ -315,16 +315,16 @@ func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, 
 	}
 }
 
-// play submits visits when their times have come.
-func (x *experiment) play(ctx context.Context, visits []visit) error {
+// submitWhenDue submits groups when their times have come.
+func (x *experiment) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 	began := time.Now()
-	for _, v := range visits {
-		if wait := v.after - time.Since(began); wait > 0 {
+	for _, g := range groups {
+		if wait := g.after - time.Since(began); wait > 0 {
 			if err := redisx.Sleep(ctx, wait); err != nil {
 				return err
 			}
 		}
-		if err := x.submit(ctx, v.group); err != nil {
+		if err := x.submit(ctx, g.group); err != nil {
 			return err
 		}
 	}

@@ -16,24 +16,24 @@ func permit(ms int64, by, tenant string, n int64) journal.PermitEvent {
 func TestLimitRunCountsFromTheJournals(t *testing.T) {
 	log := journal.Log{
 		Permits: []journal.PermitEvent{
-			permit(500, journal.Admit, "base-0", 10),
-			permit(1000, journal.Admit, "base-0", 9),
-			permit(1500, journal.Promote, "visitor-1", 1),
-			permit(2100, journal.Admit, "base-1", 12), // two too many
-			permit(3000, journal.Admit, "base-0", 7),
-			permit(4000, journal.Admit, "base-0", 1),
-			permit(6000, journal.Promote, "base-0", 1), // a retry, when nothing waits any more
+			permit(500, journal.Admit, "backlog-0", 10),
+			permit(1000, journal.Admit, "backlog-0", 9),
+			permit(1500, journal.Promote, "occasional-1", 1),
+			permit(2100, journal.Admit, "backlog-1", 12), // two too many
+			permit(3000, journal.Admit, "backlog-0", 7),
+			permit(4000, journal.Admit, "backlog-0", 1),
+			permit(6000, journal.Promote, "backlog-0", 1), // a retry, when nothing waits any more
 		},
 		Starts: make([]journal.StartEvent, 41),
 	}
-	ended := []endedGroup{{accepted: 30, retries: 2, throttles: 3}, {accepted: 10, retries: 1, throttles: 1}}
+	ended := []groupState{{accepted: 30, retries: 2, throttles: 3}, {accepted: 10, retries: 1, throttles: 1}}
 	var r LimitRun
-	require.NoError(t, r.count(rule{"fixed", time.Second, 10}, ended, log, 400_000))
+	require.NoError(t, r.count(limitRule{"fixed", time.Second, 10}, ended, log, 400_000))
 	require.Equal(t, LimitRun{
 		Windows: 7, WindowsOverLimit: 1, MaxOver: 2, LimitUsedRatio: 0.9667, UsedWindows: 3, Jobs: 40, Permits: 41, Promoted: 2,
 		Starts: 41, Retries: 3, ThrottlesPerJob: 0.1,
 	}, r)
-	require.ErrorIs(t, r.count(rule{"fixed", time.Second, 10}, ended, journal.Log{}, 0), errNoPermits)
+	require.ErrorIs(t, r.count(limitRule{"fixed", time.Second, 10}, ended, journal.Log{}, 0), errNoPermits)
 }
 
 func TestElasticCountsWindowsUntilTheShare(t *testing.T) {
@@ -46,7 +46,7 @@ func TestElasticCountsWindowsUntilTheShare(t *testing.T) {
 		permit(5000, journal.Admit, "a", 10), permit(5001, journal.Admit, "b", 10),
 	}}
 	var e Elastic
-	e.count(rule{"fixed", time.Second, 20}, log, 600_000, 3_400_000, map[string]int64{"a": 3_500_000, "b": 3_500_000}, 10)
+	e.count(limitRule{"fixed", time.Second, 20}, log, 600_000, 3_400_000, map[string]int64{"a": 3_500_000, "b": 3_500_000}, 10)
 	require.InDelta(t, 0.975, e.BusyShareOfLimit, 1e-9)
 	require.Equal(t, 2, e.BusyWindows)
 	require.Equal(t, 2, e.ReturnWindows, "b has its share in the second window after the one in which it returned")
@@ -54,32 +54,32 @@ func TestElasticCountsWindowsUntilTheShare(t *testing.T) {
 	require.Equal(t, []ElasticWindow{{20, 0, 0}, {19, 1, 0}, {20, 0, 0}, {18, 2, 0}, {9, 11, 1}, {0, 20, 10}}, e.PerWindow)
 
 	e = Elastic{}
-	e.count(rule{"fixed", time.Second, 20}, log, 600_000, 3_400_000, map[string]int64{"c": 3_500_000}, 10)
+	e.count(limitRule{"fixed", time.Second, 20}, log, 600_000, 3_400_000, map[string]int64{"c": 3_500_000}, 10)
 	require.Equal(t, 3, e.ReturnWindows, "one that gets nothing counts every window")
 }
 
-func TestLoadIsTheSameEachTimeAndAsLargeAsAsked(t *testing.T) {
-	base, visits := load("x", 10_000, 10, 7)
+func TestLimitLoadIsTheSameEachTimeAndAsLargeAsAsked(t *testing.T) {
+	backlog, occasional := limitLoad("x", 10_000, 10, 7)
 	jobs := 0
-	for _, g := range base {
+	for _, g := range backlog {
 		jobs += g.jobs
 	}
-	for i, v := range visits {
+	for i, v := range occasional {
 		jobs += v.jobs
-		require.LessOrEqual(t, v.after, 7*time.Second, "visits are over before the backlogs")
-		require.True(t, i == 0 || visits[i-1].after <= v.after, "in the order of their times")
+		require.LessOrEqual(t, v.after, 7*time.Second, "occasional groups come before the backlogs")
+		require.True(t, i == 0 || occasional[i-1].after <= v.after, "in the order of their times")
 	}
-	require.InDelta(t, 10_000, jobs, float64(len(visits)))
-	again, same := load("x", 10_000, 10, 7)
-	require.Len(t, again, len(base))
-	for i := range visits {
-		require.Equal(t, visits[i].after, same[i].after)
-		require.Equal(t, visits[i].jobs, same[i].jobs)
-		require.Equal(t, visits[i].tenant, same[i].tenant)
+	require.InDelta(t, 10_000, jobs, float64(len(occasional)))
+	again, same := limitLoad("x", 10_000, 10, 7)
+	require.Len(t, again, len(backlog))
+	for i := range occasional {
+		require.Equal(t, occasional[i].after, same[i].after)
+		require.Equal(t, occasional[i].jobs, same[i].jobs)
+		require.Equal(t, occasional[i].tenant, same[i].tenant)
 	}
 }
 
 func TestUnionListsEveryValue(t *testing.T) {
 	require.Equal(t, map[string]string{"A": "1 | 2", "B": "x"},
-		union(map[string]string{"A": "2"}, map[string]string{"A": "1", "B": "x"}, map[string]string{"A": "1"}, nil))
+		unionOverrides(map[string]string{"A": "2"}, map[string]string{"A": "1", "B": "x"}, map[string]string{"A": "1"}, nil))
 }

@@ -78,7 +78,7 @@ func runBesideNoisy(ctx context.Context, o FairnessOptions, part string, noisyJo
 		return out, err
 	}
 	lasts := time.Duration(noisyJobs*sleepMS/x.workerSlots()/processes) * time.Millisecond
-	if err := x.play(ctx, x.arrivals(lasts, o.Seed)); err != nil {
+	if err := x.submitWhenDue(ctx, x.smallGroupsAtRandom(lasts, o.Seed)); err != nil {
 		return out, err
 	}
 	ended, err := x.await(ctx, part, x.groups[earlier:])
@@ -98,13 +98,13 @@ func runBesideNoisy(ctx context.Context, o FairnessOptions, part string, noisyJo
 	if percentile(second, 99) < percentile(first, 99) {
 		out.alone = second
 	}
-	last := slices.MaxFunc(ended, func(a, b endedGroup) int { return cmp.Compare(a.ended, b.ended) })
+	last := slices.MaxFunc(ended, func(a, b groupState) int { return cmp.Compare(a.ended, b.ended) })
 	if last.tenant != "noisy" {
 		return out, fmt.Errorf("group %s ended after the noisy one, so it was not beside it: give --noisy-jobs more",
 			last.id)
 	}
 	for _, g := range ended[1:] {
-		out.beside = append(out.beside, g.took())
+		out.beside = append(out.beside, g.seconds())
 	}
 	slices.Sort(out.beside)
 	slices.Sort(out.alone)
@@ -112,15 +112,15 @@ func runBesideNoisy(ctx context.Context, o FairnessOptions, part string, noisyJo
 	return out, nil
 }
 
-// arrivals are small groups at random times within the time that the noisy one needs at least.
-func (x *experiment) arrivals(lasts time.Duration, seed uint64) []visit {
+// smallGroupsAtRandom are small groups at random times within the time that the noisy one needs at least.
+func (x *experiment) smallGroupsAtRandom(lasts time.Duration, seed uint64) []delayedGroup {
 	random := rand.New(rand.NewPCG(seed, seed))
-	out := make([]visit, smallTenants)
+	out := make([]delayedGroup, smallTenants)
 	for i := range out {
 		after := time.Duration((0.05 + 0.85*random.Float64()) * float64(lasts))
-		out[i] = visit{after, x.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
+		out[i] = delayedGroup{after, x.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
 	}
-	slices.SortFunc(out, func(a, b visit) int { return cmp.Compare(a.after, b.after) })
+	slices.SortFunc(out, func(a, b delayedGroup) int { return cmp.Compare(a.after, b.after) })
 	return out
 }
 

@@ -110,7 +110,7 @@ func (c *clients) run(ctx context.Context, seed uint64) error {
 	}
 	wg.Wait()
 	c.x.groups = append(c.x.groups, c.groups...)
-	return cause(errs)
+	return firstCause(errs)
 }
 
 func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
@@ -157,7 +157,7 @@ func (c *clients) post(ctx context.Context, g group) (post, error) {
 		"id":     g.id,
 		"tenant": g.tenant,
 		"type":   "NOOP",
-		"jobs":   g.piece(0),
+		"jobs":   g.jobsOfMessage(0),
 		"seal":   true,
 	})
 	if err != nil {

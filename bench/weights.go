@@ -30,51 +30,51 @@ type Lanes struct {
 }
 
 const (
-	contested = 4000 // jobs of each tenant
+	competingJobs = 4000 // jobs of each tenant
 	// settle is cut off at both ends of the time in which all have work.
 	settle = time.Second
 )
 
-// contest has groups compete for the workers. What is counted are the starts of each while
+// runCompeting has groups compete for the workers. What is counted are the starts of each while
 // all have work.
-func contest(ctx context.Context, x *experiment, part string, groups []group) (journal.Log, span, error) {
+func runCompeting(ctx context.Context, x *experiment, part string, groups []group) (journal.Log, busySpan, error) {
 	if err := x.submit(ctx, groups...); err != nil {
-		return journal.Log{}, span{}, err
+		return journal.Log{}, busySpan{}, err
 	}
 	_, log, err := x.finish(ctx, part)
 	if err != nil {
-		return log, span{}, err
+		return log, busySpan{}, err
 	}
-	m, err := middle(log, groups)
-	return log, m, err
+	s, err := findBusySpan(log, groups)
+	return log, s, err
 }
 
-// span is the time in µs in which all groups have work, and the starts of each in it.
-type span struct {
+// busySpan is the time in µs in which all groups have work, and the starts of each in it.
+type busySpan struct {
 	from, to int64
 	counts   []int64
 }
 
-// middle is the span between the time when the last of the groups has begun and the time when the
+// findBusySpan is the span between the time when the last of the groups has begun and the time when the
 // first has no more jobs.
-func middle(log journal.Log, groups []group) (span, error) {
-	m := span{from: math.MinInt64, to: math.MaxInt64}
+func findBusySpan(log journal.Log, groups []group) (busySpan, error) {
+	s := busySpan{from: math.MinInt64, to: math.MaxInt64}
 	starts := make([][]event, len(groups))
 	for i, g := range groups {
 		starts[i] = startEvents(log, func(s journal.StartEvent) bool { return s.Group == g.id })
 		if len(starts[i]) == 0 {
-			return m, fmt.Errorf("count starts of group %s: none was logged", g.id)
+			return s, fmt.Errorf("count starts of group %s: none was logged", g.id)
 		}
-		m.from, m.to = max(m.from, starts[i][0].at), min(m.to, starts[i][len(starts[i])-1].at)
+		s.from, s.to = max(s.from, starts[i][0].at), min(s.to, starts[i][len(starts[i])-1].at)
 	}
-	m.from, m.to = m.from+settle.Microseconds(), m.to-settle.Microseconds()
-	if m.to <= m.from {
-		return m, errors.New("count starts: the groups had work at the same time for less than two seconds")
+	s.from, s.to = s.from+settle.Microseconds(), s.to-settle.Microseconds()
+	if s.to <= s.from {
+		return s, errors.New("count starts: the groups had work at the same time for less than two seconds")
 	}
 	for i := range groups {
-		m.counts = append(m.counts, within(starts[i], m.from, m.to))
+		s.counts = append(s.counts, sumBetween(starts[i], s.from, s.to))
 	}
-	return m, nil
+	return s, nil
 }
 
 func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
@@ -87,20 +87,20 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 	groups := make([]group, len(weights))
 	for i, w := range weights {
 		tenant := fmt.Sprintf("weight-%g", w)
-		groups[i] = group{id: x.name + "-" + tenant, tenant: tenant, jobs: contested, payload: sleeping(smallSleepMS)}
+		groups[i] = group{id: x.name + "-" + tenant, tenant: tenant, jobs: competingJobs, payload: sleeping(smallSleepMS)}
 		if err := ledger.SetTenant(ctx, x.fleet.Conn.Cmd, x.space.OfTenant(tenant), tenant,
 			ledger.TenantSettings{Weight: &w}); err != nil {
 			return nil, fmt.Errorf("set weight of tenant %s: %w", tenant, err)
 		}
 	}
-	_, m, err := contest(ctx, x, "weights", groups)
+	_, s, err := runCompeting(ctx, x, "weights", groups)
 	if err != nil {
 		return nil, err
 	}
 	out.Weights = &Weights{
-		WeightError:  deviation(m.counts, weights),
-		WeightShares: shares(m.counts),
-		WeightStarts: sum(m.counts),
+		WeightError:  worstDeviation(s.counts, weights),
+		WeightShares: shares(s.counts),
+		WeightStarts: sumCounts(s.counts),
 	}
 	return x.overrides, nil
 }
@@ -118,23 +118,23 @@ func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 			id:       x.name + "-" + lane,
 			tenant:   "lane-" + lane,
 			priority: lane,
-			jobs:     contested,
+			jobs:     competingJobs,
 			payload:  sleeping(smallSleepMS),
 		}
 	}
-	log, m, err := contest(ctx, x, "lanes", groups)
+	log, s, err := runCompeting(ctx, x, "lanes", groups)
 	if err != nil {
 		return nil, err
 	}
 	low := startEvents(log, func(s journal.StartEvent) bool { return s.Group == groups[2].id })
 	out.Lanes = &Lanes{
-		LaneError: deviation(m.counts, []float64{6, 3, 1}), LaneShares: shares(m.counts), LaneStarts: sum(m.counts),
-		LowMaxGap: precise(float64(longestGap(low, m.from, m.to)) / 1e6), LowLaneStarts: m.counts[2],
+		LaneError: worstDeviation(s.counts, []float64{6, 3, 1}), LaneShares: shares(s.counts), LaneStarts: sumCounts(s.counts),
+		LowMaxGap: precise(float64(longestGap(low, s.from, s.to)) / 1e6), LowLaneStarts: s.counts[2],
 	}
 	return x.overrides, nil
 }
 
-func sum(counts []int64) int64 {
+func sumCounts(counts []int64) int64 {
 	var n int64
 	for _, c := range counts {
 		n += c

@@ -7,35 +7,35 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
-// rule is a rate limit as it is promised: permits a window, and how a limiter counts them.
-type rule struct {
+// limitRule is a rate limit as it is promised: permits a window, and how a limiter counts them.
+type limitRule struct {
 	limiter   string // fixed, sliding or token
 	window    time.Duration
 	perWindow int64
 }
 
-// newRule is the rule that a configuration makes: rps·window permits a window, at least 1.
-func newRule(limiter string, rps int, window time.Duration) rule {
-	return rule{limiter, window, max(1, int64(rps)*window.Milliseconds()/1000)}
+// newLimitRule is the rule that a configuration makes: rps·window permits a window, at least 1.
+func newLimitRule(limiter string, rps int, window time.Duration) limitRule {
+	return limitRule{limiter, window, max(1, int64(rps)*window.Milliseconds()/1000)}
 }
 
 // event is a number of permits, or of starts, at a time in µs.
 type event struct{ at, n int64 }
 
-// slack is what a token limiter's fractions may be off by.
-const slack = 1e-3
+// tokenTolerance is what a token limiter's fractions may be off by.
+const tokenTolerance = 1e-3
 
-// over counts the aligned windows in which events break the rule, and by how much at worst. Events
+// windowsOver counts the aligned windows in which events break the rule, and by how much at worst. Events
 // come by time.
 //
 //   - fixed: more than perWindow in the window.
 //   - sliding: more than perWindow in a span [t, t+window) that ends in the window.
 //   - token: more than perWindow·t/window + perWindow in a span t that ends in the window.
-func (r rule) over(events []event) (windows int, worst float64) {
+func (r limitRule) windowsOver(events []event) (windows int, worst float64) {
 	excess := r.excess(events)
 	width, last := r.window.Microseconds(), int64(math.MinInt64)
 	for i, x := range excess {
-		if x <= slack {
+		if x <= tokenTolerance {
 			continue
 		}
 		worst = max(worst, x)
@@ -48,7 +48,7 @@ func (r rule) over(events []event) (windows int, worst float64) {
 
 // excess is for each event by how much the spans that end with it break the rule; negative where
 // they keep it.
-func (r rule) excess(events []event) []float64 {
+func (r limitRule) excess(events []event) []float64 {
 	width := r.window.Microseconds()
 	out := make([]float64, len(events))
 	var sum, first int64
@@ -79,10 +79,10 @@ func (r rule) excess(events []event) []float64 {
 	return out
 }
 
-// used is the part of the permits that was spent in the whole windows between those of from and of
+// usedRatio is the part of the permits that was spent in the whole windows between those of from and of
 // to (µs), and how many windows these are. They are aligned to the epoch; those of the sliding
 // limiter begin at from.
-func (r rule) used(events []event, from, to int64) (ratio float64, windows int) {
+func (r limitRule) usedRatio(events []event, from, to int64) (ratio float64, windows int) {
 	width := r.window.Microseconds()
 	begin, end := (from/width+1)*width, to/width*width
 	if r.limiter == "sliding" { // its windows are aligned to nothing
@@ -92,11 +92,11 @@ func (r rule) used(events []event, from, to int64) (ratio float64, windows int) 
 		return 0, 0
 	}
 	windows = int((end - begin) / width)
-	return float64(within(events, begin, end)) / float64(int64(windows)*r.perWindow), windows
+	return float64(sumBetween(events, begin, end)) / float64(int64(windows)*r.perWindow), windows
 }
 
-// within sums up what lies in [from, to).
-func within(events []event, from, to int64) int64 {
+// sumBetween sums up what lies in [from, to).
+func sumBetween(events []event, from, to int64) int64 {
 	var n int64
 	for _, e := range events {
 		if e.at >= from && e.at < to {
@@ -106,8 +106,8 @@ func within(events []event, from, to int64) int64 {
 	return n
 }
 
-// span is how many aligned windows there are from the first event to the last.
-func (r rule) span(events []event) int {
+// windowCount is how many aligned windows there are from the first event to the last.
+func (r limitRule) windowCount(events []event) int {
 	if len(events) == 0 {
 		return 0
 	}
@@ -135,7 +135,7 @@ func startEvents(log journal.Log, of func(journal.StartEvent) bool) []event {
 	return out
 }
 
-func total(events []event) int64 {
+func sumEvents(events []event) int64 {
 	var n int64
 	for _, e := range events {
 		n += e.n

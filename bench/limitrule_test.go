@@ -16,7 +16,7 @@ func at(pairs ...int64) []event {
 	return out
 }
 
-func TestOver(t *testing.T) {
+func TestWindowsOver(t *testing.T) {
 	tests := map[string]struct {
 		limiter string
 		events  []event
@@ -41,7 +41,7 @@ func TestOver(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			windows, worst := rule{tt.limiter, time.Second, 10}.over(tt.events)
+			windows, worst := limitRule{tt.limiter, time.Second, 10}.windowsOver(tt.events)
 			require.Equal(t, tt.windows, windows)
 			require.InDelta(t, tt.worst, worst, 1e-9)
 		})
@@ -50,7 +50,7 @@ func TestOver(t *testing.T) {
 
 // TestTokenLooksAtEverySpan holds the leaking bucket against the definition.
 func TestTokenLooksAtEverySpan(t *testing.T) {
-	r := rule{"token", time.Second, 10}
+	r := limitRule{"token", time.Second, 10}
 	events := at(0, 7, 130, 4, 131, 1, 900, 9, 2500, 3, 2501, 8, 2600, 2)
 	for j, got := range r.excess(events) {
 		want := -1e18
@@ -65,23 +65,23 @@ func TestTokenLooksAtEverySpan(t *testing.T) {
 	}
 }
 
-func TestNewRule(t *testing.T) {
-	require.EqualValues(t, 100, newRule("fixed", 1000, 100*time.Millisecond).perWindow)
-	require.EqualValues(t, 1, newRule("fixed", 5, 100*time.Millisecond).perWindow, "at least one")
+func TestNewLimitRule(t *testing.T) {
+	require.EqualValues(t, 100, newLimitRule("fixed", 1000, 100*time.Millisecond).perWindow)
+	require.EqualValues(t, 1, newLimitRule("fixed", 5, 100*time.Millisecond).perWindow, "at least one")
 }
 
-func TestUsed(t *testing.T) {
-	r := rule{"fixed", time.Second, 10}
+func TestUsedRatio(t *testing.T) {
+	r := limitRule{"fixed", time.Second, 10}
 	events := at(500, 10, 1000, 10, 2000, 9, 3000, 10, 4100, 1)
-	ratio, windows := r.used(events, 500_000, 4_100_000)
+	ratio, windows := r.usedRatio(events, 500_000, 4_100_000)
 	require.Equal(t, 3, windows, "the windows of 1, 2 and 3 s; the first and the last are not whole")
 	require.InDelta(t, 29.0/30, ratio, 1e-9)
 
-	ratio, windows = r.used(events, 500_000, 1_900_000)
+	ratio, windows = r.usedRatio(events, 500_000, 1_900_000)
 	require.Zero(t, windows)
 	require.Zero(t, ratio)
-	require.Equal(t, 5, r.span(events))
-	require.Zero(t, r.span(nil))
+	require.Equal(t, 5, r.windowCount(events))
+	require.Zero(t, r.windowCount(nil))
 }
 
 func TestFigures(t *testing.T) {
@@ -94,9 +94,9 @@ func TestFigures(t *testing.T) {
 
 	require.Equal(t, []float64{0.25, 0.75}, shares([]int64{1, 3}))
 	require.Equal(t, []float64{0, 0}, shares([]int64{0, 0}))
-	require.InDelta(t, 0.0, deviation([]int64{100, 200, 400}, []float64{1, 2, 4}), 0)
-	require.InDelta(t, 0.4, deviation([]int64{60, 200, 440}, []float64{1, 2, 4}), 0, "the one that is furthest off, as a part of its due")
-	require.InDelta(t, 1.0, deviation([]int64{0, 300}, []float64{1, 2}), 0, "one that starves is off by all")
+	require.InDelta(t, 0.0, worstDeviation([]int64{100, 200, 400}, []float64{1, 2, 4}), 0)
+	require.InDelta(t, 0.4, worstDeviation([]int64{60, 200, 440}, []float64{1, 2, 4}), 0, "the one that is furthest off, as a part of its due")
+	require.InDelta(t, 1.0, worstDeviation([]int64{0, 300}, []float64{1, 2}), 0, "one that starves is off by all")
 	require.InDelta(t, 2.0, ratio(4, 2), 0)
 	require.Zero(t, ratio(4, 0))
 }
