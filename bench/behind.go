@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Behind is how small groups fare behind a huge one of their own tenant.
-type Behind struct {
+// BehindHugeGroup is how small groups fare behind a huge one of their own tenant.
+type BehindHugeGroup struct {
 	BehindHugeJobs     int       `json:"behind_huge_jobs"`
 	BehindP50          float64   `json:"behind_p50_seconds"` // accepted to COMPLETED
 	BehindMax          float64   `json:"behind_max_seconds"`
@@ -21,9 +21,9 @@ type Behind struct {
 }
 
 const (
-	hugeJobs    = 100_000
-	hugeSleepMS = 1
-	behindSmall = 20
+	hugeJobs          = 100_000
+	hugeSleepMS       = 1
+	behindSmallGroups = 20
 )
 
 func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
@@ -32,9 +32,9 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 		return nil, err
 	}
 	defer x.close()
-	b := &Behind{BehindHugeJobs: hugeJobs}
+	b := &BehindHugeGroup{BehindHugeJobs: hugeJobs}
 	tenant := func(int) string { return "one" }
-	if b.BehindAloneSeconds, err = x.runAlone(ctx, "behind", "alone", behindSmall, tenant); err != nil {
+	if b.BehindAloneSeconds, err = x.runAlone(ctx, "behind", "alone", behindSmallGroups, tenant); err != nil {
 		return nil, err
 	}
 	huge := group{id: x.name + "-huge", tenant: tenant(0), jobs: hugeJobs, payload: sleeping(hugeSleepMS)}
@@ -44,7 +44,7 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	if _, err := x.awaitAccepted(ctx, []group{huge}); err != nil {
 		return nil, err
 	}
-	small := make([]group, behindSmall)
+	small := make([]group, behindSmallGroups)
 	for i := range small {
 		small[i] = x.smallGroup("behind", i, tenant(i))
 	}
@@ -66,6 +66,6 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	b.BehindP50, b.BehindMax, b.BehindAloneMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),
 		slices.Max(b.BehindAloneSeconds)
 	b.BehindRatio = ratio(b.BehindMax, b.BehindAloneMax)
-	out.Behind = b
+	out.BehindHugeGroup = b
 	return x.overrides, nil
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// BigOptions say how big one group is.
-type BigOptions struct {
+// BigGroupOptions say how big one group is.
+type BigGroupOptions struct {
 	FleetOptions
 	Jobs     int
 	Payload  int            // bytes
 	Progress func(done int) // may be nil
 }
 
-// Big is one group from a file over HTTP, uploaded and processed at once, and its
+// BigGroup is one group from a file over HTTP, uploaded and processed at once, and its
 // results read back.
-type Big struct {
+type BigGroup struct {
 	Jobs           int                `json:"jobs"`
 	PayloadBytes   int                `json:"payload_bytes"`
 	FileMB         float64            `json:"file_mb"`
@@ -44,9 +44,9 @@ type Big struct {
 	Overrides      map[string]string `json:"overrides"`
 }
 
-// RunBig runs one big group.
-func RunBig(ctx context.Context, o BigOptions) (Big, error) {
-	out := Big{Jobs: o.Jobs, PayloadBytes: o.Payload}
+// RunBigGroup runs one big group.
+func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
+	out := BigGroup{Jobs: o.Jobs, PayloadBytes: o.Payload}
 	dir, err := os.MkdirTemp("", "bulkaction-big-")
 	if err != nil {
 		return out, fmt.Errorf("make a folder for the file: %w", err)
@@ -60,36 +60,36 @@ func RunBig(ctx context.Context, o BigOptions) (Big, error) {
 	if err != nil {
 		return out, err
 	}
-	b, err := startRun(ctx, &o.FleetOptions, []string{noLimit, "BULKACTION_API_ADDR=" + addr}, 1)
+	r, err := startFleetRun(ctx, &o.FleetOptions, []string{noGlobalLimit, "BULKACTION_API_ADDR=" + addr}, 1)
 	if err != nil {
 		return out, err
 	}
-	defer b.close()
+	defer r.close()
 	out.Overrides = o.Overrides()
-	b.p = newProducer(b.f.Conn, b.space, ThroughputOptions{Batch: perMessage, Payload: o.Payload})
-	if _, err := b.through(ctx, share(b.name+"-warm", warmJobs, 1, 1), nil); err != nil {
+	r.producer = newProducer(r.fleet.Conn, r.space, ThroughputOptions{Batch: perMessage, Payload: o.Payload})
+	if _, err := r.produceAndAwait(ctx, divideJobs(r.name+"-warm", warmJobs, 1, 1), nil); err != nil {
 		return out, fmt.Errorf("warm up: %w", err)
 	}
-	if err := b.f.awaitAPI(ctx, addr); err != nil {
+	if err := r.fleet.awaitAPI(ctx, addr); err != nil {
 		return out, err
 	}
-	before, err := b.f.used(ctx)
+	before, err := r.fleet.measureUse(ctx)
 	if err != nil {
 		return out, err
 	}
-	if err := b.big(ctx, client.NewAPI("http://"+addr), file, &out, o.Progress); err != nil {
+	if err := r.runBigGroup(ctx, client.NewAPI("http://"+addr), file, &out, o.Progress); err != nil {
 		return out, err
 	}
-	after, err := b.f.used(ctx)
+	after, err := r.fleet.measureUse(ctx)
 	if err != nil {
 		return out, err
 	}
 	u := after.since(before)
-	out.ProcessCPU, out.RedisCPU = perJob(u.processes(), o.Jobs), perJob(u.redis().cpu, o.Jobs)
-	if out.Results, out.ResultsSeconds, err = readResults(ctx, client.NewAPI("http://"+addr), b.name); err != nil {
+	out.ProcessCPU, out.RedisCPU = perJob(u.processCPU(), o.Jobs), perJob(u.redisTotal().cpu, o.Jobs)
+	if out.Results, out.ResultsSeconds, err = readResults(ctx, client.NewAPI("http://"+addr), r.name); err != nil {
 		return out, err
 	}
-	if out.PeakMBByRole, err = b.f.peaks(); err != nil {
+	if out.PeakMBByRole, err = r.fleet.peaks(); err != nil {
 		return out, err
 	}
 	for role, mb := range out.PeakMBByRole {
@@ -111,11 +111,11 @@ func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 	for range jobs {
 		_, _ = w.Write(line) // its error comes again from Flush
 	}
-	return round(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
+	return round2(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
 }
 
-// big uploads the file while its jobs run, and waits for their end.
-func (b *run) big(ctx context.Context, c *client.API, name string, out *Big, progress func(int)) error {
+// runBigGroup uploads the file while its jobs run, and waits for their end.
+func (r *fleetRun) runBigGroup(ctx context.Context, c *client.API, name string, out *BigGroup, progress func(int)) error {
 	file, err := os.Open(name)
 	if err != nil {
 		return err
@@ -123,43 +123,43 @@ func (b *run) big(ctx context.Context, c *client.API, name string, out *Big, pro
 	defer file.Close() //nolint:errcheck // it was only read
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	g := group{id: b.name, tenant: "big", jobs: out.Jobs}
-	began, err := b.f.Conn.Cmd.Time(ctx).Result()
+	g := group{id: r.name, tenant: "big", jobs: out.Jobs}
+	began, err := r.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("ask for Redis's time: %w", err)
 	}
-	w := follow(b.f, b.space, []group{g}, progress)
+	f := follow(r.fleet, r.space, []group{g}, progress)
 	cost := client.Aggregate{As: "cost", Op: "sum", Field: "data.cost"}
 	if _, err := c.Submit(
 		ctx, client.Group{ID: g.id, Tenant: g.tenant, Type: "NOOP", Aggregate: []client.Aggregate{cost}},
 	); err != nil {
 		return err
 	}
-	uploaded, gone := make(chan error, 1), make(chan struct{})
+	uploaded, stopped := make(chan error, 1), make(chan struct{})
 	go func() {
-		defer close(gone)
+		defer close(stopped)
 		uploaded <- upload(ctx, c, g, file, out)
 	}()
-	err = w.wait(ctx, uploaded)
+	err = f.wait(ctx, uploaded)
 	cancel()
-	<-gone
+	<-stopped
 	if err != nil {
 		return err
 	}
-	elapsed := time.UnixMilli(w.end).Sub(began)
-	out.ElapsedSeconds, out.JobsPerSecond = precise(elapsed.Seconds()), math.Round(float64(out.Jobs)/elapsed.Seconds())
-	out.FirstTenth, out.LastTenth = tenths(w.samples, out.Jobs)
+	elapsed := time.UnixMilli(f.end).Sub(began)
+	out.ElapsedSeconds, out.JobsPerSecond = round4(elapsed.Seconds()), math.Round(float64(out.Jobs)/elapsed.Seconds())
+	out.FirstTenth, out.LastTenth = tenthSpeeds(f.samples, out.Jobs)
 	out.SteadyRatio = ratio(out.LastTenth, out.FirstTenth)
 	return nil
 }
 
-func upload(ctx context.Context, c *client.API, g group, file *os.File, out *Big) error {
+func upload(ctx context.Context, c *client.API, g group, file *os.File, out *BigGroup) error {
 	began := time.Now()
 	appended, err := c.AppendNDJSON(ctx, g.id, file)
 	if err != nil {
 		return err
 	}
-	out.UploadSeconds = precise(time.Since(began).Seconds())
+	out.UploadSeconds = round4(time.Since(began).Seconds())
 	if int(appended.Accepted) != g.jobs {
 		return fmt.Errorf("upload the file: %d jobs were accepted of %d", appended.Accepted, g.jobs)
 	}
@@ -179,7 +179,7 @@ func readResults(ctx context.Context, c *client.API, id string) (n int, seconds 
 			n++
 		}
 	}
-	return n, precise(time.Since(began).Seconds()), nil
+	return n, round4(time.Since(began).Seconds()), nil
 }
 
 func isCost(r api.Result) bool { return string(r.Data) == `{"cost":2}` }

@@ -74,11 +74,11 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 		return Ceiling{}, err
 	}
 	defer conn.Close() //nolint:errcheck // nothing is lost with it
-	return ceiling(ctx, conn, o.Jobs, o.Payload)
+	return measureCeiling(ctx, conn, o.Jobs, o.Payload)
 }
 
-// ceiling runs beside whatever lies there and leaves nothing.
-func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling, error) {
+// measureCeiling runs beside whatever lies there and leaves nothing.
+func measureCeiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling, error) {
 	f := &Fleet{Conn: conn}
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
 	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
@@ -89,7 +89,7 @@ func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling
 			return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
 		}
 	}
-	before, err := f.used(ctx)
+	before, err := f.measureUse(ctx)
 	if err != nil {
 		return Ceiling{}, err
 	}
@@ -107,7 +107,7 @@ func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling
 	if err := errors.Join(errs...); err != nil {
 		return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
 	}
-	after, err := f.used(ctx)
+	after, err := f.measureUse(ctx)
 	if err != nil {
 		return Ceiling{}, err
 	}
@@ -116,10 +116,10 @@ func ceiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling
 		Jobs:             jobs,
 		Batch:            ceilingBatch,
 		PayloadBytes:     payload,
-		ElapsedSeconds:   precise(elapsed.Seconds()),
+		ElapsedSeconds:   round4(elapsed.Seconds()),
 		JobsPerSecond:    math.Round(float64(jobs) / elapsed.Seconds()),
-		RedisCPUPerJob:   perJob(u.redis().cpu, jobs),
-		ProcessCPUPerJob: perJob(u.processes(), jobs),
+		RedisCPUPerJob:   perJob(u.redisTotal().cpu, jobs),
+		ProcessCPUPerJob: perJob(u.processCPU(), jobs),
 	}, nil
 }
 
@@ -168,7 +168,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 
 // mean is of two runs.
 func (c Ceiling) mean(d Ceiling) *Ceiling {
-	half := func(a, b float64) float64 { return precise((a + b) / 2) }
+	half := func(a, b float64) float64 { return round4((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)
 	c.RedisCPUPerJob, c.ProcessCPUPerJob = half(c.RedisCPUPerJob, d.RedisCPUPerJob),
 		half(c.ProcessCPUPerJob, d.ProcessCPUPerJob)

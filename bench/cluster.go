@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	slots       = 16384
-	formTimeout = 30 * time.Second
+	clusterSlots = 16384
+	formTimeout  = 30 * time.Second
 )
 
 // startRedis starts one private redis-server, or a cluster of so many masters without replicas.
@@ -34,7 +34,7 @@ func startRedis(ctx context.Context, masters int, aof bool) (servers []*redispro
 	if masters <= 1 {
 		return servers, servers[0].URL(), nil
 	}
-	if err := form(ctx, addrs); err != nil {
+	if err := formCluster(ctx, addrs); err != nil {
 		return nil, "", errors.Join(fmt.Errorf("form a cluster: %w", err), closeAll(servers))
 	}
 	return servers, "redis://" + strings.Join(addrs, ","), nil
@@ -48,8 +48,8 @@ func closeAll(servers []*redisproc.Server) error {
 	return errors.Join(errs...)
 }
 
-// form spreads the slots evenly over the nodes, has these meet, and waits until all of them serve.
-func form(ctx context.Context, addrs []string) error {
+// formCluster spreads the slots evenly over the nodes, has these meet, and waits until all of them serve.
+func formCluster(ctx context.Context, addrs []string) error {
 	ctx, cancel := context.WithTimeout(ctx, formTimeout)
 	defer cancel()
 	var nodes []*redis.Client
@@ -61,8 +61,8 @@ func form(ctx context.Context, addrs []string) error {
 	for i, addr := range addrs {
 		c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
 		nodes = append(nodes, c)
-		if err := c.Do(ctx, "cluster", "addslotsrange", slots*i/len(addrs),
-			slots*(i+1)/len(addrs)-1).Err(); err != nil {
+		if err := c.Do(ctx, "cluster", "addslotsrange", clusterSlots*i/len(addrs),
+			clusterSlots*(i+1)/len(addrs)-1).Err(); err != nil {
 			return err
 		}
 		if err := c.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {

@@ -75,7 +75,7 @@ const (
 	figureMemory   = "redis_bytes_per_queued_job"
 )
 
-var comparedFigures = []string{
+var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
 }
 
@@ -119,8 +119,8 @@ func CompareVariants() []string {
 	return names
 }
 
-// figures are what one program measured in one round, by name.
-type figures map[string]float64
+// roundFigures are what one program measured in one round, by name.
+type roundFigures map[string]float64
 
 // RunCompare runs each variant with both programs in turn, and all variants in each round. With an
 // error it returns what complete rounds have measured.
@@ -130,12 +130,12 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	})
 	programs := [2][]string{o.Base, o.Role}
 	names := [2]string{filepath.Base(o.Base[0]), filepath.Base(o.Role[0])}
-	measured := make([][2][]figures, len(chosen))
+	measured := make([][2][]roundFigures, len(chosen))
 	var err error
 	done := 0
 	for round := 0; round < o.Rounds && err == nil; round++ {
 		for i := 0; i < len(chosen) && err == nil; i++ {
-			var both [2]figures
+			var both [2]roundFigures
 			for turn := range programs {
 				side := (round + turn) % 2 // neither program is always the first
 				part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.Rounds, chosen[i].name, names[side])
@@ -158,7 +158,7 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	}
 	for i, v := range chosen {
 		if len(measured[i][0]) > 0 {
-			out.Variants = append(out.Variants, ComparedVariant{v.name, v.what, o.jobs(v), compared(measured[i])})
+			out.Variants = append(out.Variants, ComparedVariant{v.name, v.what, o.jobs(v), computeMedians(measured[i])})
 		}
 	}
 	return out, err
@@ -172,10 +172,10 @@ func (o *CompareOptions) jobs(v compareVariant) int {
 	return o.Jobs
 }
 
-// compared computes the medians of a variant's rounds.
-func compared(rounds [2][]figures) []ComparedFigure {
+// computeMedians computes the medians of a variant's rounds.
+func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 	var out []ComparedFigure
-	for _, name := range comparedFigures {
+	for _, name := range comparedFigureNames {
 		if _, ok := rounds[0][0][name]; !ok {
 			continue
 		}
@@ -184,24 +184,24 @@ func compared(rounds [2][]figures) []ComparedFigure {
 			f.BaseRuns = append(f.BaseRuns, rounds[0][i][name])
 			f.HeadRuns = append(f.HeadRuns, rounds[1][i][name])
 		}
-		f.Base, f.Head = medianOf(f.BaseRuns), medianOf(f.HeadRuns)
+		f.Base, f.Head = median(f.BaseRuns), median(f.HeadRuns)
 		f.Ratio = ratio(f.Head, f.Base)
 		out = append(out, f)
 	}
 	return out
 }
 
-// medianOf returns the median.
-func medianOf(values []float64) float64 {
+// median returns the median.
+func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// measure runs a variant with one program. Latency has a fleet of its own, since the journal that
-// it needs costs CPU.
-func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (figures, error) {
-	out := figures{}
+// measure runs a variant with one program. Latency has a fleet of its own, since the journal that it
+// needs costs CPU.
+func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (roundFigures, error) {
+	out := roundFigures{}
 	if err := o.measureThroughput(ctx, role, v, out); err != nil {
 		return nil, fmt.Errorf("measure throughput: %w", err)
 	}
@@ -212,7 +212,7 @@ func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVa
 }
 
 func (o *CompareOptions) measureThroughput(
-	ctx context.Context, role []string, v compareVariant, out figures,
+	ctx context.Context, role []string, v compareVariant, out roundFigures,
 ) error {
 	c, err := o.start(ctx, role, v, "")
 	if err != nil {
@@ -220,11 +220,11 @@ func (o *CompareOptions) measureThroughput(
 	}
 	defer c.close()
 	jobs := o.jobs(v)
-	before, err := c.f.used(ctx)
+	before, err := c.fleet.measureUse(ctx)
 	if err != nil {
 		return err
 	}
-	began, err := c.f.Conn.Cmd.Time(ctx).Result()
+	began, err := c.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("ask for Redis's time: %w", err)
 	}
@@ -232,20 +232,20 @@ func (o *CompareOptions) measureThroughput(
 	if err != nil {
 		return err
 	}
-	after, err := c.f.used(ctx)
+	after, err := c.fleet.measureUse(ctx)
 	if err != nil {
 		return err
 	}
 	u := after.since(before)
 	delete(u.roles, producerRole)
-	out[figureSpeed] = round(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
-	out[figureRedisCPU], out[figureRoleCPU] = perJob(u.redis().cpu, jobs), perJob(u.processes(), jobs)
-	out[figureCommands] = precise(float64(u.redis().commands) / float64(jobs))
-	return c.f.Stop()
+	out[figureSpeed] = round2(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
+	out[figureRedisCPU], out[figureRoleCPU] = perJob(u.redisTotal().cpu, jobs), perJob(u.processCPU(), jobs)
+	out[figureCommands] = round4(float64(u.redisTotal().commands) / float64(jobs))
+	return c.fleet.Stop()
 }
 
 // lastCompleted returns when the last group was completed, by Redis's clock.
-func lastCompleted(ends []ending) time.Time {
+func lastCompleted(ends []groupEnd) time.Time {
 	var last time.Time
 	for _, e := range ends {
 		if at := e.group.Timestamps["completed"]; at.After(last) {
@@ -256,7 +256,7 @@ func lastCompleted(ends []ending) time.Time {
 }
 
 func (o *CompareOptions) measureLatency(
-	ctx context.Context, role []string, v compareVariant, out figures,
+	ctx context.Context, role []string, v compareVariant, out roundFigures,
 ) error {
 	journals, err := os.MkdirTemp("", "bulkaction-journals-")
 	if err != nil {
@@ -277,7 +277,7 @@ func (o *CompareOptions) measureLatency(
 			return err
 		}
 	}
-	if err := c.f.Stop(); err != nil {
+	if err := c.fleet.Stop(); err != nil {
 		return err
 	}
 	log, err := journal.Read(journals)
@@ -291,9 +291,9 @@ func (o *CompareOptions) measureLatency(
 		if !ok {
 			return fmt.Errorf("group %s has ended without a start: %w", e.group.ID, errNoStarts)
 		}
-		waits[i] = e.waited(at)
+		waits[i] = e.msUntil(at)
 	}
-	q := quantiles(waits)
+	q := quantilesOf(waits)
 	out[figureP50], out[figureP99] = q.P50MS, q.P99MS
 	return nil
 }

@@ -19,10 +19,10 @@ import (
 // events stream and Redis's INFO. Two things are no contracts: the hidden command that runs a
 // role, and its journal.
 type compareRun struct {
-	*run
+	*fleetRun
 	v    compareVariant
 	api  *client.API
-	ends *endings
+	ends *endListener
 	jobs [][]byte // one period of encoded jobs
 }
 
@@ -40,14 +40,14 @@ func (o *CompareOptions) start(
 	if err != nil {
 		return nil, err
 	}
-	env := append([]string{noLimit, "BULKACTION_API_ADDR=" + addr}, quickRetries...)
-	b, err := startRun(ctx, &FleetOptions{Role: role, Env: o.Env, Journal: journals}, env, 1)
+	env := append([]string{noGlobalLimit, "BULKACTION_API_ADDR=" + addr}, quickRetries...)
+	r, err := startFleetRun(ctx, &FleetOptions{Role: role, Env: o.Env, Journal: journals}, env, 1)
 	if err != nil {
 		return nil, err
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
 	c := &compareRun{
-		run: b, v: v, jobs: v.encodeJobs(),
+		fleetRun: r, v: v, jobs: v.encodeJobs(),
 		api: client.NewAPI("http://"+addr, client.WithHTTPClient(&http.Client{Transport: transport})),
 	}
 	if err := c.prepare(ctx, addr, o); err != nil {
@@ -62,22 +62,22 @@ func (c *compareRun) close() {
 	if c.ends != nil {
 		c.ends.close()
 	}
-	c.run.close()
+	c.fleetRun.close()
 }
 
 func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions) (err error) {
-	if err := c.f.awaitAPI(ctx, addr); err != nil {
+	if err := c.fleet.awaitAPI(ctx, addr); err != nil {
 		return err
 	}
 	if c.v.limits {
-		rps := float64(freeLimit)
-		for _, g := range share("", 0, c.v.tenants, 1) {
+		rps := float64(unreachedLimit)
+		for _, g := range divideJobs("", 0, c.v.tenants, 1) {
 			if _, err := c.api.SetTenant(ctx, g.tenant, api.TenantSettings{RPS: &rps}); err != nil {
 				return err
 			}
 		}
 	}
-	if c.ends, err = c.listen(ctx, eventsPause); err != nil {
+	if c.ends, err = c.listenForEnds(ctx, eventsPause); err != nil {
 		return err
 	}
 	_, err = c.send(ctx, "-warm", min(warmJobs, o.jobs(c.v)))
@@ -85,7 +85,7 @@ func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions
 }
 
 // send submits jobs as fast as possible, and waits until their groups are completed.
-func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]ending, error) {
+func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
 	var groups []group
 	var err error
 	if c.v.http {
@@ -97,10 +97,10 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]endin
 		}
 		err = all.Wait()
 	} else {
-		groups = share(c.name+suffix, jobs, c.v.tenants, 1)
-		c.p = c.producer()
-		if err = c.p.create(ctx, groups, c.more()); err == nil {
-			err = c.p.fill(ctx, groups)
+		groups = divideJobs(c.name+suffix, jobs, c.v.tenants, 1)
+		c.producer = c.newProducer()
+		if err = c.producer.create(ctx, groups, c.groupFields()); err == nil {
+			err = c.producer.fill(ctx, groups)
 		}
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]endin
 
 // sendPaced submits single jobs at a steady rate, each a group of its own, and waits until they are
 // completed.
-func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]ending, error) {
+func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd, error) {
 	groups := c.singles("-paced", jobs)
 	err := pace(ctx, rate, jobs, func(ctx context.Context, i int, _ time.Time) error {
 		return c.submit(ctx, groups[i], i)
@@ -137,8 +137,8 @@ func (c *compareRun) submit(ctx context.Context, g group, i int) error {
 	data := map[string]any{
 		"id": g.id, "tenant": g.tenant, "type": "NOOP", "seal": true, "jobs": []json.RawMessage{c.jobs[i%len(c.jobs)]},
 	}
-	for name, value := range c.more() {
-		data[name] = value
+	for field, value := range c.groupFields() {
+		data[field] = value
 	}
 	if c.v.http {
 		body, err := json.Marshal(data)
@@ -148,7 +148,7 @@ func (c *compareRun) submit(ctx context.Context, g group, i int) error {
 		_, err = c.api.SubmitJSON(ctx, body)
 		return err
 	}
-	pipe := c.f.Conn.Cmd.Pipeline()
+	pipe := c.fleet.Conn.Cmd.Pipeline()
 	if err := publish(ctx, pipe, c.space, "group.submit", data); err != nil {
 		return err
 	}
@@ -156,17 +156,17 @@ func (c *compareRun) submit(ctx context.Context, g group, i int) error {
 	return err
 }
 
-// more returns the fields of a group that the variant adds.
-func (c *compareRun) more() map[string]any {
+// groupFields returns the fields of a group that the variant adds.
+func (c *compareRun) groupFields() map[string]any {
 	if c.v.aggregate == nil {
 		return nil
 	}
 	return map[string]any{"aggregate": c.v.aggregate}
 }
 
-func (c *compareRun) producer() *producer {
+func (c *compareRun) newProducer() *producer {
 	job := func(i int) []byte { return c.jobs[i%len(c.jobs)] }
-	return &producer{conn: c.f.Conn, space: c.space, batch: perMessage, job: job}
+	return &producer{conn: c.fleet.Conn, space: c.space, batch: perMessage, job: job}
 }
 
 const (
@@ -192,22 +192,22 @@ func (v compareVariant) encodeJobs() [][]byte {
 }
 
 // await waits until the groups are completed, and checks that the jobs did what the variant says.
-func (c *compareRun) await(ctx context.Context, groups []group, jobs int) ([]ending, error) {
+func (c *compareRun) await(ctx context.Context, groups []group, jobs int) ([]groupEnd, error) {
 	var ids []string
 	for _, g := range groups {
 		ids = append(ids, g.id)
 	}
-	ends, err := c.ends.await(ctx, ids)
+	ends, err := c.ends.awaitCompleted(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
-	return ends, c.v.check(ends, jobs)
+	return ends, c.v.checkGroups(ends, jobs)
 }
 
 var errWrongLoad = errors.New("the jobs did something else than the variant asks for")
 
-// check compares what the groups of a run show with what the variant asks for.
-func (v compareVariant) check(ends []ending, jobs int) error {
+// checkGroups compares what the groups of a run show with what the variant asks for.
+func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 	var got, want [4]int64 // jobs done, retries, sum of the values, number of values in the distributions
 	for _, e := range ends {
 		got[0] += e.group.Counts.Done

@@ -38,9 +38,9 @@ func TestCompareRunsBothProgramsInTurn(t *testing.T) {
 	v := c.Variants[0]
 	require.Equal(t, "base", v.Name)
 	require.Equal(t, 2000, v.Jobs)
-	require.Len(t, v.Figures, len(comparedFigures))
+	require.Len(t, v.Figures, len(comparedFigureNames))
 	for i, f := range v.Figures {
-		require.Equal(t, comparedFigures[i], f.Name)
+		require.Equal(t, comparedFigureNames[i], f.Name)
 		require.Len(t, f.BaseRuns, 1)
 		require.Len(t, f.HeadRuns, 1)
 		if f.Name != figureRoleCPU { // it is counted in ticks of 10 ms
@@ -77,10 +77,10 @@ func TestCompareSaysWhichProgramFailed(t *testing.T) {
 }
 
 func TestCompareChecksTheLoad(t *testing.T) {
-	end := func(done, retries int64, aggregate string) ending {
+	end := func(done, retries int64, aggregate string) groupEnd {
 		g := &api.Group{ID: "g", Counts: api.Counts{Done: done}, Retries: retries}
 		require.NoError(t, json.Unmarshal([]byte(aggregate), &g.Aggregate))
-		return ending{group: g}
+		return groupEnd{group: g}
 	}
 	variant := map[string]compareVariant{}
 	for _, v := range compareVariants {
@@ -88,45 +88,45 @@ func TestCompareChecksTheLoad(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, variant string
-		ends          []ending
+		ends          []groupEnd
 		jobs          int
 		fails         bool
 	}{
-		{"all jobs done", "base", []ending{end(60, 0, `{}`), end(70, 0, `{}`)}, 130, false},
-		{"a job is missing", "base", []ending{end(60, 0, `{}`), end(69, 0, `{}`)}, 130, true},
-		{"a retry that nobody asked for", "base", []ending{end(130, 1, `{}`)}, 130, true},
-		{"1% retried", "retries", []ending{end(150, 2, `{}`), end(50, 0, `{}`)}, 200, false},
-		{"no job retried", "retries", []ending{end(200, 0, `{}`)}, 200, true},
-		{"all values", "aggregates", []ending{end(60, 0, `{"cost":1830,"spread":{"count":60}}`), end(42, 0, `{"cost":3223,"spread":{"count":42}}`)}, 102, false},
-		{"a wrong sum", "aggregates", []ending{end(60, 0, `{"cost":1829,"spread":{"count":60}}`)}, 60, true},
-		{"a value is missing", "aggregates", []ending{end(60, 0, `{"cost":1830,"spread":{"count":59}}`)}, 60, true},
-		{"no aggregate", "aggregates", []ending{end(60, 0, `{}`)}, 60, true},
+		{"all jobs done", "base", []groupEnd{end(60, 0, `{}`), end(70, 0, `{}`)}, 130, false},
+		{"a job is missing", "base", []groupEnd{end(60, 0, `{}`), end(69, 0, `{}`)}, 130, true},
+		{"a retry that nobody asked for", "base", []groupEnd{end(130, 1, `{}`)}, 130, true},
+		{"1% retried", "retries", []groupEnd{end(150, 2, `{}`), end(50, 0, `{}`)}, 200, false},
+		{"no job retried", "retries", []groupEnd{end(200, 0, `{}`)}, 200, true},
+		{"all values", "aggregates", []groupEnd{end(60, 0, `{"cost":1830,"spread":{"count":60}}`), end(42, 0, `{"cost":3223,"spread":{"count":42}}`)}, 102, false},
+		{"a wrong sum", "aggregates", []groupEnd{end(60, 0, `{"cost":1829,"spread":{"count":60}}`)}, 60, true},
+		{"a value is missing", "aggregates", []groupEnd{end(60, 0, `{"cost":1830,"spread":{"count":59}}`)}, 60, true},
+		{"no aggregate", "aggregates", []groupEnd{end(60, 0, `{}`)}, 60, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := variant[tt.variant].check(tt.ends, tt.jobs)
+			err := variant[tt.variant].checkGroups(tt.ends, tt.jobs)
 			require.Equal(t, tt.fails, err != nil, "%v", err)
 		})
 	}
 }
 
 func TestCompareComputesMediansAndRatios(t *testing.T) {
-	speed := func(values ...float64) (out []figures) {
+	speed := func(values ...float64) (out []roundFigures) {
 		for _, v := range values {
-			out = append(out, figures{figureSpeed: v})
+			out = append(out, roundFigures{figureSpeed: v})
 		}
 		return out
 	}
-	got := compared([2][]figures{speed(100, 80, 120), speed(90, 100, 108)})
+	got := computeMedians([2][]roundFigures{speed(100, 80, 120), speed(90, 100, 108)})
 	require.Equal(t, []ComparedFigure{{
 		Name: figureSpeed, Base: 100, Head: 100, Ratio: 1, BaseRuns: []float64{100, 80, 120}, HeadRuns: []float64{90, 100, 108},
 	}}, got, "only what was measured")
 	least, most := got[0].Range()
 	require.Equal(t, []float64{0.9, 1.25}, []float64{least, most})
-	require.InDelta(t, 2.5, medianOf([]float64{4, 1, 2, 3}), 0)
+	require.InDelta(t, 2.5, median([]float64{4, 1, 2, 3}), 0)
 }
 
 func TestEndingsReportWhatIsNotCompleted(t *testing.T) {
-	e := &endings{of: map[string]ending{
+	e := &endListener{ends: map[string]groupEnd{
 		"a": {group: &api.Group{Status: api.StatusCompleted}}, "b": {group: &api.Group{Status: api.StatusFailed, Counts: api.Counts{Failed: 3}}},
 	}}
 	got, err := e.completed([]string{"a", "c"})
@@ -137,10 +137,10 @@ func TestEndingsReportWhatIsNotCompleted(t *testing.T) {
 }
 
 func TestLastCompletedIsTheLatest(t *testing.T) {
-	at := func(ms int64) ending {
-		return ending{group: &api.Group{Timestamps: map[string]time.Time{"completed": time.UnixMilli(ms)}}}
+	at := func(ms int64) groupEnd {
+		return groupEnd{group: &api.Group{Timestamps: map[string]time.Time{"completed": time.UnixMilli(ms)}}}
 	}
-	require.Equal(t, time.UnixMilli(9), lastCompleted([]ending{at(3), at(9), at(5)}))
+	require.Equal(t, time.UnixMilli(9), lastCompleted([]groupEnd{at(3), at(9), at(5)}))
 }
 
 // TestCompareLeavesOutBenchmarksOfOneSide runs what compare.sh runs before benchstat.

@@ -50,7 +50,7 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		Jobs:         o.Jobs,
 		Tenants:      o.Tenants,
 		RPS:          o.RPS,
-		IdealSeconds: precise(float64(o.Jobs) / float64(o.RPS)),
+		IdealSeconds: round4(float64(o.Jobs) / float64(o.RPS)),
 	}
 	x, err := startExperiment(ctx, o.Options, setup{
 		env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
@@ -99,7 +99,7 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	out.WindowsOverLimit, out.MaxOver = limit.windowsOver(permits)
 	// All jobs were there before the first permit, and some waited until the last.
 	used, _ := limit.usedRatio(permits, permits[0].at, permits[len(permits)-1].at)
-	out.LimitUsedRatio = precise(used)
+	out.LimitUsedRatio = round4(used)
 	out.StartWindowsOver, _ = limit.windowsOver(starts)
 	out.PerSecond = perSecond(permits, starts)
 	return out, nil

@@ -46,7 +46,7 @@ var costTenants = []int{10, 1000, 100_000}
 func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
 	cost := &AdmitCost{AdmitBatch: costBatch}
 	for _, n := range costTenants {
-		c, err := costOf(ctx, o, n)
+		c, err := measureAdmitCost(ctx, o, n)
 		if err != nil {
 			return nil, fmt.Errorf("%d tenants: %w", n, err)
 		}
@@ -57,16 +57,16 @@ func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	return map[string]string{}, nil
 }
 
-// queues are tenants with a group of waiting jobs each, on a private redis-server
+// tenantQueues are tenants with a group of waiting jobs each, on a private redis-server
 // without any process.
-type queues struct {
-	conn  *redisx.Conn
-	p     keyspace.Partition
-	n     int
-	limit ledger.Limit
+type tenantQueues struct {
+	conn      *redisx.Conn
+	partition keyspace.Partition
+	tenants   int
+	limit     ledger.Limit
 }
 
-func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, error) {
+func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, error) {
 	server, err := redisproc.Start(ctx, redisproc.Options{})
 	if err != nil {
 		return TenantsCost{}, err
@@ -92,28 +92,28 @@ func costOf(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, e
 		Limiter: ledger.LimiterFixed,
 		Share:   ledger.ShareElastic,
 	}
-	q := &queues{conn, space.Partition(0), tenants, rate.Of(0, 1)}
+	q := &tenantQueues{conn, space.Partition(0), tenants, rate.Of(0, 1)}
 	part := fmt.Sprintf("cost, %d tenants", tenants)
 	progress := func(done int) { o.progress(part, int64(done), int64(tenants)) }
 	out := TenantsCost{Tenants: tenants, Waiting: max(costJobs, 2*(costWarm+costAdmits)/tenants)}
 	if err := q.fill(ctx, out.Waiting, progress); err != nil {
 		return out, err
 	}
-	if _, _, err := q.measure(ctx, costWarm); err != nil { // Redis learns the script, too
+	if _, _, err := q.measureAdmits(ctx, costWarm); err != nil { // Redis learns the script, too
 		return out, err
 	}
-	spent, jobs, err := q.measure(ctx, costAdmits)
+	spent, jobs, err := q.measureAdmits(ctx, costAdmits)
 	if err != nil {
 		return out, err
 	}
 	out.Jobs = jobs
-	out.RedisUSJob = round(float64(spent.cpu.Microseconds()) / float64(jobs))
-	out.ScriptUS = round(float64(spent.script.Microseconds()) / float64(jobs))
+	out.RedisUSJob = round2(float64(spent.cpu.Microseconds()) / float64(jobs))
+	out.ScriptUS = round2(float64(spent.script.Microseconds()) / float64(jobs))
 	return out, nil
 }
 
 // fill gives every tenant a group of so many jobs.
-func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
+func (q *tenantQueues) fill(ctx context.Context, jobs int, progress func(int)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var next atomic.Int64
@@ -121,8 +121,8 @@ func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
 	errs := make([]error, costClients)
 	for c := range errs {
 		wg.Go(func() {
-			for i := int(next.Add(1) - 1); i < q.n && ctx.Err() == nil; i = int(next.Add(1) - 1) {
-				if err := q.tenant(ctx, strconv.Itoa(i), jobs); err != nil {
+			for i := int(next.Add(1) - 1); i < q.tenants && ctx.Err() == nil; i = int(next.Add(1) - 1) {
+				if err := q.addTenant(ctx, strconv.Itoa(i), jobs); err != nil {
 					errs[c] = err
 					cancel()
 					return
@@ -140,9 +140,9 @@ func (q *queues) fill(ctx context.Context, jobs int, progress func(int)) error {
 	return ctx.Err()
 }
 
-func (q *queues) tenant(ctx context.Context, name string, jobs int) error {
+func (q *tenantQueues) addTenant(ctx context.Context, name string, jobs int) error {
 	group := "group-" + name
-	_, err := ledger.Create(ctx, q.conn.Cmd, q.p, ledger.CreateArgs{
+	_, err := ledger.Create(ctx, q.conn.Cmd, q.partition, ledger.CreateArgs{
 		Group:  group,
 		Tenant: "tenant-" + name,
 		Type:   "NOOP",
@@ -151,54 +151,54 @@ func (q *queues) tenant(ctx context.Context, name string, jobs int) error {
 	})
 	for left := jobs; left > 0 && err == nil; left -= ledger.MaxAppend {
 		more := slices.Repeat([]ledger.NewJob{{Payload: []byte("{}")}}, min(left, ledger.MaxAppend))
-		_, err = ledger.Append(ctx, q.conn.Cmd, q.p, ledger.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})
+		_, err = ledger.Append(ctx, q.conn.Cmd, q.partition, ledger.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})
 	}
 	return err
 }
 
-func (q *queues) admit(ctx context.Context) (int, error) {
-	r, err := ledger.Admit(ctx, q.conn.Cmd, q.p, ledger.AdmitArgs{
+func (q *tenantQueues) admit(ctx context.Context) (int, error) {
+	r, err := ledger.Admit(ctx, q.conn.Cmd, q.partition, ledger.AdmitArgs{
 		Type: "NOOP", Most: costBatch, Cap: 1 << 30, Limit: q.limit, Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
 	})
 	return r.Moved, err
 }
 
-// usage is time that Redis has spent.
-type usage struct{ cpu, script time.Duration }
+// redisTime is time that Redis has spent.
+type redisTime struct{ cpu, script time.Duration }
 
-// measure admits jobs and says what Redis has spent on it.
-func (q *queues) measure(ctx context.Context, most int) (spent usage, jobs int, err error) {
-	before, err := q.usage(ctx)
+// measureAdmits admits jobs and says what Redis has spent on it.
+func (q *tenantQueues) measureAdmits(ctx context.Context, most int) (spent redisTime, jobs int, err error) {
+	before, err := q.redisTime(ctx)
 	if err != nil {
-		return usage{}, 0, err
+		return redisTime{}, 0, err
 	}
 	for jobs < most {
 		n, err := q.admit(ctx)
 		if err != nil {
-			return usage{}, 0, err
+			return redisTime{}, 0, err
 		}
 		if n == 0 {
-			return usage{}, 0, fmt.Errorf("admit: nothing was admitted from full queues after %d jobs", jobs)
+			return redisTime{}, 0, fmt.Errorf("admit: nothing was admitted from full queues after %d jobs", jobs)
 		}
 		jobs += n
 	}
-	after, err := q.usage(ctx)
+	after, err := q.redisTime(ctx)
 	if err != nil {
-		return usage{}, 0, err
+		return redisTime{}, 0, err
 	}
-	return usage{after.cpu - before.cpu, after.script - before.script}, jobs, nil
+	return redisTime{after.cpu - before.cpu, after.script - before.script}, jobs, nil
 }
 
-func (q *queues) usage(ctx context.Context) (usage, error) {
+func (q *tenantQueues) redisTime(ctx context.Context) (redisTime, error) {
 	stats, err := q.conn.Cmd.Info(ctx, "commandstats").Result()
 	if err != nil {
-		return usage{}, fmt.Errorf("read Redis's statistics: %w", err)
+		return redisTime{}, fmt.Errorf("read Redis's statistics: %w", err)
 	}
 	cpu, err := q.conn.Cmd.Info(ctx, "cpu").Result()
 	if err != nil {
-		return usage{}, fmt.Errorf("read Redis's statistics: %w", err)
+		return redisTime{}, fmt.Errorf("read Redis's statistics: %w", err)
 	}
-	return usage{
+	return redisTime{
 		cpu:    seconds(cpu, "used_cpu_user") + seconds(cpu, "used_cpu_sys"),
 		script: time.Duration(commandTime(stats, "evalsha")) * time.Microsecond,
 	}, nil

@@ -117,10 +117,10 @@ func (e *Elastic) count(limit limitRule, log journal.Log, busyFrom, busyTo int64
 	permits := permitEvents(log, nil)
 	busy := permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == "busy" })
 	used, windows := limit.usedRatio(busy, busyFrom, busyTo)
-	e.BusyShareOfLimit, e.BusyWindows = precise(used), windows
+	e.BusyShareOfLimit, e.BusyWindows = round4(used), windows
 	e.WindowsOverLimit, _ = limit.windowsOver(permits)
 	used, _ = limit.usedRatio(permits, busyFrom, permits[len(permits)-1].at)
-	e.LimitUsedRatio = precise(used)
+	e.LimitUsedRatio = round4(used)
 
 	width := limit.window.Microseconds()
 	first, last := permits[0].at/width, permits[len(permits)-1].at/width

@@ -14,9 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// endings collects the ends of groups from the events stream, as any producer can.
-type endings struct {
-	b      *run
+// endListener collects the ends of groups from the events stream, as any producer can.
+type endListener struct {
+	run    *fleetRun
 	offset time.Duration // Redis's clock minus this process's
 	pause  time.Duration // after each read
 	last   string        // id of the last event that was read
@@ -24,30 +24,30 @@ type endings struct {
 	done   chan struct{}
 
 	mu   sync.Mutex
-	of   map[string]ending // by group
-	fail error
+	ends map[string]groupEnd // by group
+	err  error
 }
 
-// ending is a group that has ended.
-type ending struct {
-	heard int64 // µs of Redis, when the event was read
-	group *api.Group
+// groupEnd is a group that has ended.
+type groupEnd struct {
+	readAt int64 // µs of Redis, when the event was read
+	group  *api.Group
 }
 
-// waited returns the ms from accepted to started, where started is µs of Redis.
-func (e ending) waited(started int64) float64 {
+// msUntil returns the ms from accepted to started, where started is µs of Redis.
+func (e groupEnd) msUntil(started int64) float64 {
 	return float64(started-e.group.Timestamps["created"].UnixMicro()) / 1000
 }
 
-// listen reads the events from now on. A pause between reads saves CPU where the time of reading
+// listenForEnds reads the events from now on. A pause between reads saves CPU where the time of reading
 // does not matter.
-func (b *run) listen(ctx context.Context, pause time.Duration) (*endings, error) {
-	e := &endings{b: b, pause: pause, last: "0", done: make(chan struct{}), of: map[string]ending{}}
+func (r *fleetRun) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
+	e := &endListener{run: r, pause: pause, last: "0", done: make(chan struct{}), ends: map[string]groupEnd{}}
 	var err error
-	if e.offset, err = b.offset(ctx); err != nil {
+	if e.offset, err = r.clockOffset(ctx); err != nil {
 		return nil, err
 	}
-	newest, err := b.f.Conn.Cmd.XRevRangeN(ctx, b.space.Events(), "+", "-", 1).Result()
+	newest, err := r.fleet.Conn.Cmd.XRevRangeN(ctx, r.space.Events(), "+", "-", 1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}
@@ -55,29 +55,29 @@ func (b *run) listen(ctx context.Context, pause time.Duration) (*endings, error)
 		e.last = newest[0].ID
 	}
 	ctx, e.stop = context.WithCancel(ctx)
-	go e.read(ctx)
+	go e.readEvents(ctx)
 	return e, nil
 }
 
-func (e *endings) close() {
+func (e *endListener) close() {
 	e.stop()
 	<-e.done
 }
 
-func (e *endings) read(ctx context.Context) {
+func (e *endListener) readEvents(ctx context.Context) {
 	defer close(e.done)
 	for ctx.Err() == nil {
-		args := &redis.XReadArgs{Streams: []string{e.b.space.Events(), e.last}, Block: redisx.MaxBlock, Count: 1000}
-		read, err := e.b.f.Conn.Block.XRead(ctx, args).Result()
-		heard := time.Now().Add(e.offset).UnixMicro()
+		args := &redis.XReadArgs{Streams: []string{e.run.space.Events(), e.last}, Block: redisx.MaxBlock, Count: 1000}
+		read, err := e.run.fleet.Conn.Block.XRead(ctx, args).Result()
+		readAt := time.Now().Add(e.offset).UnixMicro()
 		if errors.Is(err, redis.Nil) {
 			continue
 		}
 		e.mu.Lock()
 		if err == nil {
-			err = e.note(read[0].Messages, heard)
+			err = e.record(read[0].Messages, readAt)
 		}
-		e.fail = err
+		e.err = err
 		e.mu.Unlock()
 		if err != nil || redisx.Sleep(ctx, e.pause) != nil {
 			return
@@ -85,8 +85,8 @@ func (e *endings) read(ctx context.Context) {
 	}
 }
 
-// note keeps the groups that have ended; mu is held.
-func (e *endings) note(messages []redis.XMessage, heard int64) error {
+// record keeps the groups that have ended; mu is held.
+func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	for _, m := range messages {
 		e.last = m.ID
 		switch m.Values["type"] {
@@ -103,15 +103,15 @@ func (e *endings) note(messages []redis.XMessage, heard int64) error {
 		if err != nil {
 			return fmt.Errorf("event %s: %w", m.ID, err)
 		}
-		if _, again := e.of[event.Group.ID]; !again {
-			e.of[event.Group.ID] = ending{heard, event.Group}
+		if _, again := e.ends[event.Group.ID]; !again {
+			e.ends[event.Group.ID] = groupEnd{readAt, event.Group}
 		}
 	}
 	return nil
 }
 
-// await waits until all these groups are COMPLETED, and returns their ends in the order of ids.
-func (e *endings) await(ctx context.Context, ids []string) ([]ending, error) {
+// awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of ids.
+func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]groupEnd, error) {
 	for began, n := time.Now(), 1; ; n++ {
 		out, err := e.completed(ids)
 		if err != nil || len(out) == len(ids) {
@@ -121,7 +121,7 @@ func (e *endings) await(ctx context.Context, ids []string) ([]ending, error) {
 			return nil, fmt.Errorf("await events: %d of %d groups have ended after %s", len(out), len(ids), stalled)
 		}
 		if n%50 == 0 {
-			if err := e.b.f.Check(); err != nil {
+			if err := e.run.fleet.Check(); err != nil {
 				return nil, err
 			}
 		}
@@ -132,15 +132,15 @@ func (e *endings) await(ctx context.Context, ids []string) ([]ending, error) {
 }
 
 // completed returns the ends of the groups up to the first that has none yet.
-func (e *endings) completed(ids []string) ([]ending, error) {
+func (e *endListener) completed(ids []string) ([]groupEnd, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.fail != nil {
-		return nil, fmt.Errorf("read events: %w", e.fail)
+	if e.err != nil {
+		return nil, fmt.Errorf("read events: %w", e.err)
 	}
-	out := make([]ending, 0, len(ids))
+	out := make([]groupEnd, 0, len(ids))
 	for _, id := range ids {
-		end, ok := e.of[id]
+		end, ok := e.ends[id]
 		if !ok {
 			break
 		}

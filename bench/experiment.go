@@ -100,7 +100,7 @@ func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, er
 func (x *experiment) close() {
 	_ = x.fleet.Stop() // its figures stand or have failed already
 	if x.cleanupPrefix != "" {
-		_ = x.fleet.forget(context.Background(), x.cleanupPrefix)
+		_ = x.fleet.removeKeys(context.Background(), x.cleanupPrefix)
 	}
 	_ = x.fleet.Close()
 	_ = os.RemoveAll(x.journals)
@@ -158,8 +158,8 @@ func (x *experiment) submit(ctx context.Context, groups ...group) error {
 }
 
 // jobsOfMessage are the jobs of one message.
-func (g *group) jobsOfMessage(from int) []job {
-	jobs := make([]job, min(perMessage, g.jobs-from))
+func (g *group) jobsOfMessage(from int) []jobBody {
+	jobs := make([]jobBody, min(perMessage, g.jobs-from))
 	for i := range jobs {
 		jobs[i].Payload = json.RawMessage("{}")
 		if g.payload != nil {

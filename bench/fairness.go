@@ -18,11 +18,11 @@ type FairnessOptions struct {
 
 // Fairness is what came of it: of each part that was run, its figures.
 type Fairness struct {
-	*Noisy
-	*Long
+	*NoisyNeighbour
+	*NoisyLongJobs
 	*Weights
 	*Lanes
-	*Behind
+	*BehindHugeGroup
 	*AdmitCost
 	*Idle
 	*RetryAfter

@@ -42,10 +42,10 @@ func TestLongestGap(t *testing.T) {
 }
 
 func TestMonitoredTellsClientsFromScripts(t *testing.T) {
-	require.Equal(t, command{"127.0.0.1:54321", "evalsha"}, monitored("+1700000000.123456 [0 127.0.0.1:54321] \"evalsha\" \"x\"\r\n"))
-	require.Equal(t, command{"[::1]:54321", "ping"}, monitored("+1700000000.123456 [3 [::1]:54321] \"PING\"\r\n"))
-	require.Empty(t, monitored("+1700000000.123456 [0 lua] \"get\" \"] a [\"\r\n"))
-	require.Empty(t, monitored("+OK\r\n"))
+	require.Equal(t, clientCommand{"127.0.0.1:54321", "evalsha"}, parseMonitorLine("+1700000000.123456 [0 127.0.0.1:54321] \"evalsha\" \"x\"\r\n"))
+	require.Equal(t, clientCommand{"[::1]:54321", "ping"}, parseMonitorLine("+1700000000.123456 [3 [::1]:54321] \"PING\"\r\n"))
+	require.Empty(t, parseMonitorLine("+1700000000.123456 [0 lua] \"get\" \"] a [\"\r\n"))
+	require.Empty(t, parseMonitorLine("+OK\r\n"))
 }
 
 func TestCommandTime(t *testing.T) {
@@ -56,15 +56,15 @@ func TestCommandTime(t *testing.T) {
 }
 
 func TestCountPosts(t *testing.T) {
-	r := countPosts([]post{
+	r := countTries([]tryResult{
 		{accepted: true},
-		{retryAfter: 2 * time.Second}, {after: true, accepted: true},
-		{retryAfter: time.Second}, {after: true, retryAfter: 4 * time.Second}, {after: true, accepted: true},
+		{retryAfter: 2 * time.Second}, {afterWait: true, accepted: true},
+		{retryAfter: time.Second}, {afterWait: true, retryAfter: 4 * time.Second}, {afterWait: true, accepted: true},
 	})
 	require.Equal(t, RetryAfter{
 		RetryAccepted: 0.6667, RetryTries: 3, RetryFirstRefused: 2, RetryFirstTries: 3, RetryWaitP50: 2, RetryWaitMax: 4,
 	}, r)
-	require.Zero(t, countPosts(nil).RetryAccepted)
+	require.Zero(t, countTries(nil).RetryAccepted)
 }
 
 func TestFairnessShowsOnlyThePartsThatRan(t *testing.T) {

@@ -21,13 +21,13 @@ func ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0
 	}
-	return precise(a / b)
+	return round4(a / b)
 }
 
-func precise(x float64) float64 { return math.Round(x*1e4) / 1e4 }
+func round4(x float64) float64 { return math.Round(x*1e4) / 1e4 }
 
-// shares are the parts that counts have of their sum.
-func shares(counts []int64) []float64 {
+// sharesOf are the parts that counts have of their sum.
+func sharesOf(counts []int64) []float64 {
 	var sum int64
 	for _, n := range counts {
 		sum += n
@@ -51,5 +51,5 @@ func worstDeviation(counts []int64, weights []float64) float64 {
 		due := sum * weights[i] / weight
 		worst = max(worst, math.Abs(float64(counts[i])-due)/max(due, 1))
 	}
-	return precise(worst)
+	return round4(worst)
 }

@@ -52,9 +52,9 @@ type FleetOptions struct {
 	Profile  string         // folder to which processes write CPU profiles; "": none
 }
 
-// plain is what a fleet sets in any case: addresses that collide with nothing, and the
+// defaultEnv is what a fleet sets in any case: addresses that collide with nothing, and the
 // processor for drills.
-var plain = map[string]string{
+var defaultEnv = map[string]string{
 	"BULKACTION_API_ADDR":     "127.0.0.1:0",
 	"BULKACTION_LOG_LEVEL":    "warn",
 	"BULKACTION_WORKER_TYPES": "NOOP",
@@ -63,7 +63,7 @@ var plain = map[string]string{
 // Overrides are the variables that differ from a fresh installation's. Those of this process's
 // environment are not among them: the fleet inherits neither them nor those of OpenTelemetry.
 func (o FleetOptions) Overrides() map[string]string {
-	all := maps.Clone(plain)
+	all := maps.Clone(defaultEnv)
 	for _, kv := range o.Env {
 		name, value, _ := strings.Cut(kv, "=")
 		all[name] = value
@@ -155,8 +155,8 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
-// forget removes the keys of a run from a Redis that is not ours.
-func (f *Fleet) forget(ctx context.Context, prefix string) error {
+// removeKeys removes the keys of a run from a Redis that is not ours.
+func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return f.Conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {

@@ -22,21 +22,21 @@ const (
 	followMostGroups = 64 * followGroups
 )
 
-// follower waits for the end of groups and costs little. The time of the end is the groups' own.
-type follower struct {
-	f        *Fleet
+// groupFollower waits for the end of groups and costs little. The time of the end is the groups' own.
+type groupFollower struct {
+	fleet    *Fleet
 	space    keyspace.Space
 	progress func(done int)
 
-	open    []group
-	few     bool // all are looked at each time
-	next    int  // so many are looked at next
-	done    map[string]int
-	total   int // of done
-	end     int64
-	moved   time.Time
-	began   time.Time
-	samples []sample // where groups are few
+	open     []group
+	pollsAll bool // all are looked at each time
+	pollNext int  // so many are looked at next
+	done     map[string]int
+	total    int // of done
+	end      int64
+	movedAt  time.Time
+	began    time.Time
+	samples  []sample // where groups are few
 }
 
 // sample is how many jobs were done at a time.
@@ -45,18 +45,18 @@ type sample struct {
 	done int
 }
 
-func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) *follower {
+func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) *groupFollower {
 	now := time.Now()
 	open := slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.jobs == 0 })
-	return &follower{
-		f: f, space: space, progress: progress, began: now, moved: now, samples: []sample{{}}, done: map[string]int{},
-		open: open, few: len(open) <= followGroups, next: followGroups,
+	return &groupFollower{
+		fleet: f, space: space, progress: progress, began: now, movedAt: now, samples: []sample{{}}, done: map[string]int{},
+		open: open, pollsAll: len(open) <= followGroups, pollNext: followGroups,
 	}
 }
 
 // wait returns when every group is COMPLETED; producing, which may be nil, is heard for an error.
-func (w *follower) wait(ctx context.Context, producing <-chan error) error {
-	for n := 1; len(w.open) > 0; n++ {
+func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error {
+	for n := 1; len(f.open) > 0; n++ {
 		select {
 		case err := <-producing:
 			if err != nil {
@@ -68,15 +68,15 @@ func (w *follower) wait(ctx context.Context, producing <-chan error) error {
 		if err := redisx.Sleep(ctx, followInterval); err != nil {
 			return err
 		}
-		if err := w.look(ctx); err != nil {
+		if err := f.poll(ctx); err != nil {
 			return err
 		}
-		if time.Since(w.moved) > stalled {
+		if time.Since(f.movedAt) > stalled {
 			return fmt.Errorf("await %d groups, %s among them: %d jobs done and nothing moved for %s",
-				len(w.open), w.open[0].id, w.total, stalled)
+				len(f.open), f.open[0].id, f.total, stalled)
 		}
 		if n%20 == 0 {
-			if err := w.f.Check(); err != nil {
+			if err := f.fleet.Check(); err != nil {
 				return err
 			}
 		}
@@ -87,14 +87,14 @@ func (w *follower) wait(ctx context.Context, producing <-chan error) error {
 	return nil
 }
 
-// look asks some of the groups how they are, and puts those that go on behind the others.
-func (w *follower) look(ctx context.Context) error {
-	n := min(len(w.open), w.next)
+// poll asks some of the groups how they are, and puts those that go on behind the others.
+func (f *groupFollower) poll(ctx context.Context) error {
+	n := min(len(f.open), f.pollNext)
 	cmds := make([]*redis.SliceCmd, n)
-	at := time.Since(w.began)
-	_, err := w.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, g := range w.open[:n] {
-			cmds[i] = pipe.HMGet(ctx, w.space.OfTenant(g.tenant).Group(g.id), "status",
+	at := time.Since(f.began)
+	_, err := f.fleet.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, g := range f.open[:n] {
+			cmds[i] = pipe.HMGet(ctx, f.space.OfTenant(g.tenant).Group(g.id), "status",
 				"done", "at:completed", "failed")
 		}
 		return nil
@@ -102,19 +102,19 @@ func (w *follower) look(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("await the end: %w", err)
 	}
-	before := w.total
-	looked := w.open[:n]
-	left := slices.Clone(w.open[n:])
-	for i, g := range looked {
+	before := f.total
+	polled := f.open[:n]
+	left := slices.Clone(f.open[n:])
+	for i, g := range polled {
 		v := cmds[i].Val()
 		text := func(at int) string { s, _ := v[at].(string); return s }
 		done, _ := strconv.Atoi(text(1))
-		w.total += done - w.done[g.id]
-		w.done[g.id] = done
+		f.total += done - f.done[g.id]
+		f.done[g.id] = done
 		switch status := api.Status(text(0)); {
 		case status == api.StatusCompleted && done == g.jobs:
 			end, _ := strconv.ParseInt(text(2), 10, 64)
-			w.end = max(w.end, end)
+			f.end = max(f.end, end)
 		case status.Ended():
 			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %s failed",
 				g.id, status, done, g.jobs, text(3))
@@ -122,37 +122,37 @@ func (w *follower) look(ctx context.Context) error {
 			left = append(left, g)
 		}
 	}
-	if ended := len(w.open) - len(left); ended > n/2 {
-		w.next = min(2*w.next, followMostGroups)
+	if ended := len(f.open) - len(left); ended > n/2 {
+		f.pollNext = min(2*f.pollNext, followMostGroups)
 	} else {
-		w.next = followGroups
+		f.pollNext = followGroups
 	}
-	w.open = left
-	if w.total != before {
-		w.moved = time.Now()
+	f.open = left
+	if f.total != before {
+		f.movedAt = time.Now()
 	}
-	if w.few {
-		w.samples = append(w.samples, sample{at, w.total})
+	if f.pollsAll {
+		f.samples = append(f.samples, sample{at, f.total})
 	}
-	if w.progress != nil {
-		w.progress(w.total)
+	if f.progress != nil {
+		f.progress(f.total)
 	}
 	return nil
 }
 
-// tenths are the jobs a second of the first tenth of all jobs and of the last, from the first that
+// tenthSpeeds are the jobs a second of the first tenth of all jobs and of the last, from the first that
 // was seen done; 0 where the groups were too many to be looked at together.
-func tenths(samples []sample, jobs int) (first, last float64) {
-	a, b, c, d := reached(samples, 1), reached(samples, jobs/10), reached(samples, jobs-jobs/10), reached(samples, jobs)
+func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
+	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10), reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)
 	if a < 0 || b <= a || d <= c {
 		return 0, 0
 	}
 	tenth := float64(jobs / 10)
-	return round((tenth - 1) / (b - a).Seconds()), round(tenth / (d - c).Seconds())
+	return round2((tenth - 1) / (b - a).Seconds()), round2(tenth / (d - c).Seconds())
 }
 
-// reached is when so many jobs were done, by a straight line between samples; -1: never.
-func reached(samples []sample, done int) time.Duration {
+// reachedAt is when so many jobs were done, by a straight line between samples; -1: never.
+func reachedAt(samples []sample, done int) time.Duration {
 	for i := 1; i < len(samples); i++ {
 		before, after := samples[i-1], samples[i]
 		if after.done < done {

@@ -46,7 +46,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
 		return nil, err
 	}
-	counts, took, err := monitor(ctx, x.fleet.URL, idleFor)
+	counts, took, err := countCommands(ctx, x.fleet.URL, idleFor)
 	if err != nil {
 		return nil, fmt.Errorf("listen to the commands: %w", err)
 	}
@@ -56,7 +56,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	out.Idle = &Idle{
 		IdleByRole:  map[string]float64{},
 		IdleByName:  map[string]map[string]float64{},
-		IdleSeconds: round(took.Seconds()),
+		IdleSeconds: round2(took.Seconds()),
 	}
 	for _, p := range x.fleet.procs { // one of each role
 		n, byName := 0, map[string]int{}
@@ -68,9 +68,9 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		}
 		out.IdleByName[p.role] = map[string]float64{}
 		for name, count := range byName {
-			out.IdleByName[p.role][name] = round(float64(count) / took.Seconds())
+			out.IdleByName[p.role][name] = round2(float64(count) / took.Seconds())
 		}
-		out.IdleByRole[p.role] = round(float64(n) / took.Seconds())
+		out.IdleByRole[p.role] = round2(float64(n) / took.Seconds())
 		out.IdleCommands = max(out.IdleCommands, out.IdleByRole[p.role])
 	}
 	if out.IdleCommands == 0 {
@@ -108,11 +108,11 @@ func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string
 	})
 }
 
-// command is what a client sends.
-type command struct{ addr, name string }
+// clientCommand is what a client sends.
+type clientCommand struct{ addr, name string }
 
-// monitor counts the commands that clients send; those of scripts are none of theirs.
-func monitor(ctx context.Context, url string, how time.Duration) (map[command]int, time.Duration, error) {
+// countCommands counts the commands that clients send; those of scripts are none of theirs.
+func countCommands(ctx context.Context, url string, lasts time.Duration) (map[clientCommand]int, time.Duration, error) {
 	opt, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w: this part needs a single Redis", err)
@@ -131,10 +131,10 @@ func monitor(ctx context.Context, url string, how time.Duration) (map[command]in
 		return nil, 0, err
 	}
 	began := time.Now()
-	if err := conn.SetReadDeadline(began.Add(how)); err != nil {
+	if err := conn.SetReadDeadline(began.Add(lasts)); err != nil {
 		return nil, 0, err
 	}
-	counts := map[command]int{}
+	counts := map[clientCommand]int{}
 	lines := bufio.NewReaderSize(conn, 1<<20)
 	for {
 		line, err := lines.ReadString('\n')
@@ -148,7 +148,7 @@ func monitor(ctx context.Context, url string, how time.Duration) (map[command]in
 		if strings.HasPrefix(line, "-") {
 			return nil, 0, errors.New(strings.TrimSpace(line))
 		}
-		if c := monitored(line); c.addr != "" {
+		if c := parseMonitorLine(line); c.addr != "" {
 			counts[c]++
 		}
 	}
@@ -161,17 +161,17 @@ func defaultUser(name string) string {
 	return name
 }
 
-// monitored reads a line of MONITOR; there is no address when it is no client's command
+// parseMonitorLine reads a line of MONITOR; there is no address when it is no client's command
 // but a script's.
 //
 //	+1700000000.123456 [0 127.0.0.1:54321] "ping"
-func monitored(line string) command {
+func parseMonitorLine(line string) clientCommand {
 	_, rest, ok := strings.Cut(line, " [")
-	who, said, closed := strings.Cut(rest, "] ")
-	_, addr, spaced := strings.Cut(who, " ")
+	source, text, closed := strings.Cut(rest, "] ")
+	_, addr, spaced := strings.Cut(source, " ")
 	if !ok || !closed || !spaced || addr == "lua" {
-		return command{}
+		return clientCommand{}
 	}
-	name, _, _ := strings.Cut(strings.TrimPrefix(said, `"`), `"`)
-	return command{addr, strings.ToLower(name)}
+	name, _, _ := strings.Cut(strings.TrimPrefix(text, `"`), `"`)
+	return clientCommand{addr, strings.ToLower(name)}
 }

@@ -50,17 +50,17 @@ type Quantiles struct {
 	MaxMS float64 `json:"max_ms"`
 }
 
-func quantiles(ms []float64) Quantiles {
+func quantilesOf(ms []float64) Quantiles {
 	if len(ms) == 0 {
 		return Quantiles{}
 	}
-	return Quantiles{round(percentile(ms, 50)), round(percentile(ms, 99)), round(slices.Max(ms))}
+	return Quantiles{round2(percentile(ms, 50)), round2(percentile(ms, 99)), round2(slices.Max(ms))}
 }
 
-// single is a group of one job, and when it was due to be published (µs of Redis).
-type single struct {
-	id string
-	at int64
+// singleJob is a group of one job, and when it was due to be published (µs of Redis).
+type singleJob struct {
+	id  string
+	due int64
 }
 
 // RunLatency sends single jobs at a steady rate, whatever becomes of those before.
@@ -72,23 +72,23 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	}
 	defer os.RemoveAll(journals) //nolint:errcheck // a temporary folder
 	o.Journal = journals
-	b, err := startRun(ctx, &o.FleetOptions, []string{noLimit}, 1)
+	r, err := startFleetRun(ctx, &o.FleetOptions, []string{noGlobalLimit}, 1)
 	if err != nil {
 		return out, err
 	}
-	defer b.close()
+	defer r.close()
 	out.Overrides = o.Overrides()
-	warm, err := b.paced(ctx, o.Rate, min(o.Rate, warmJobs))
+	warm, err := r.sendSingles(ctx, o.Rate, min(o.Rate, warmJobs))
 	if err != nil {
 		return out, fmt.Errorf("warm up: %w", err)
 	}
-	events, err := b.listen(ctx, 0)
+	ends, err := r.listenForEnds(ctx, 0)
 	if err != nil {
 		return out, err
 	}
-	defer events.close()
+	defer ends.close()
 	out.Jobs = o.Rate * o.Seconds
-	sent, err := b.pacedTo(ctx, o.Rate, out.Jobs, len(warm), o.Progress)
+	sent, err := r.sendSinglesFrom(ctx, o.Rate, out.Jobs, len(warm), o.Progress)
 	if err != nil {
 		return out, err
 	}
@@ -96,11 +96,11 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	for i, s := range sent {
 		ids[i] = s.id
 	}
-	completed, err := events.await(ctx, ids)
+	completed, err := ends.awaitCompleted(ctx, ids)
 	if err != nil {
 		return out, err
 	}
-	if err := b.f.Stop(); err != nil {
+	if err := r.fleet.Stop(); err != nil {
 		return out, err
 	}
 	log, err := journal.Read(journals)
@@ -114,19 +114,19 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	return out, nil
 }
 
-func (l *Latency) compute(sent []single, completed []ending, log journal.Log) {
+func (l *Latency) compute(sent []singleJob, completed []groupEnd, log journal.Log) {
 	started := firstStarts(log)
 	var accepted, published, ends []float64
 	for i, s := range sent {
 		if at, ok := started[s.id]; ok {
-			accepted = append(accepted, completed[i].waited(at))
-			published = append(published, float64(at-s.at)/1000)
+			accepted = append(accepted, completed[i].msUntil(at))
+			published = append(published, float64(at-s.due)/1000)
 		}
-		ends = append(ends, float64(completed[i].heard-s.at)/1000)
+		ends = append(ends, float64(completed[i].readAt-s.due)/1000)
 	}
-	q := quantiles(accepted)
+	q := quantilesOf(accepted)
 	l.P50MS, l.P99MS, l.MaxMS = q.P50MS, q.P99MS, q.MaxMS
-	l.PublishedStarted, l.PublishedFinished = quantiles(published), quantiles(ends)
+	l.PublishedStarted, l.PublishedFinished = quantilesOf(published), quantilesOf(ends)
 }
 
 // firstStarts returns the time of each group's first start, in µs of Redis.
@@ -140,36 +140,36 @@ func firstStarts(log journal.Log) map[string]int64 {
 	return started
 }
 
-// paced sends n single jobs and waits for their end.
-func (b *run) paced(ctx context.Context, rate, n int) ([]single, error) {
-	return b.pacedTo(ctx, rate, n, 0, nil)
+// sendSingles sends n single jobs and waits for their end.
+func (r *fleetRun) sendSingles(ctx context.Context, rate, n int) ([]singleJob, error) {
+	return r.sendSinglesFrom(ctx, rate, n, 0, nil)
 }
 
-// pacers send at the same time, so that a reply that is late holds up no other job.
-const pacers = 8
+// paceSenders send at the same time, so that a reply that is late holds up no other job.
+const paceSenders = 8
 
-// pacedTo numbers the groups from first on.
-func (b *run) pacedTo(ctx context.Context, rate, n, first int, progress func(int)) ([]single, error) {
-	offset, err := b.offset(ctx)
+// sendSinglesFrom numbers the groups from first on.
+func (r *fleetRun) sendSinglesFrom(ctx context.Context, rate, n, first int, progress func(int)) ([]singleJob, error) {
+	offset, err := r.clockOffset(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sent, groups := make([]single, n), make([]group, n)
+	sent, groups := make([]singleJob, n), make([]group, n)
 	for i := range sent {
-		id := fmt.Sprintf("%s-single-%d", b.name, first+i)
+		id := fmt.Sprintf("%s-single-%d", r.name, first+i)
 		sent[i].id, groups[i] = id, group{id: id, tenant: "single", jobs: 1}
 	}
 	err = pace(ctx, rate, n, func(ctx context.Context, i int, due time.Time) error {
-		sent[i].at = due.Add(offset).UnixMicro()
-		if progress != nil && i%pacers == 0 {
+		sent[i].due = due.Add(offset).UnixMicro()
+		if progress != nil && i%paceSenders == 0 {
 			progress(i)
 		}
-		return b.single(ctx, sent[i].id)
+		return r.sendSingle(ctx, sent[i].id)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return sent, follow(b.f, b.space, groups, nil).wait(ctx, nil)
+	return sent, follow(r.fleet, r.space, groups, nil).wait(ctx, nil)
 }
 
 // pace calls send for 0 to n-1 at a steady rate, each at the time when it is due. It stops at
@@ -178,11 +178,11 @@ func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	began := time.Now()
-	errs := make([]error, pacers)
+	errs := make([]error, paceSenders)
 	var wg sync.WaitGroup
-	for p := range pacers {
+	for p := range paceSenders {
 		wg.Go(func() {
-			for i := p; i < n && errs[p] == nil; i += pacers {
+			for i := p; i < n && errs[p] == nil; i += paceSenders {
 				due := began.Add(time.Duration(i) * time.Second / time.Duration(rate))
 				if errs[p] = redisx.Sleep(ctx, time.Until(due)); errs[p] == nil {
 					errs[p] = send(ctx, i, due)
@@ -200,35 +200,35 @@ func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int
 	return nil
 }
 
-func (b *run) single(ctx context.Context, id string) error {
-	pipe := b.f.Conn.Cmd.Pipeline()
+func (r *fleetRun) sendSingle(ctx context.Context, id string) error {
+	pipe := r.fleet.Conn.Cmd.Pipeline()
 	data := map[string]any{
 		"id":     id,
 		"tenant": "single",
 		"type":   "NOOP",
 		"seal":   true,
-		"jobs":   []job{{json.RawMessage("{}")}},
+		"jobs":   []jobBody{{json.RawMessage("{}")}},
 	}
-	if err := publish(ctx, pipe, b.space, "group.submit", data); err != nil {
+	if err := publish(ctx, pipe, r.space, "group.submit", data); err != nil {
 		return err
 	}
 	_, err := pipe.Exec(ctx)
 	return err
 }
 
-// offset is by how much Redis's clock is ahead of ours.
-func (b *run) offset(ctx context.Context) (time.Duration, error) {
+// clockOffset is by how much Redis's clock is ahead of ours.
+func (r *fleetRun) clockOffset(ctx context.Context) (time.Duration, error) {
 	before := time.Now()
-	t, err := b.f.Conn.Cmd.Time(ctx).Result()
+	t, err := r.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return 0, fmt.Errorf("ask for Redis's time: %w", err)
 	}
 	return t.Sub(before.Add(time.Since(before) / 2)), nil
 }
 
-// waits are the ms from accepted to started as far as the groups tell.
-func (b *run) waits(ctx context.Context, sent []single) ([]float64, error) {
-	v, err := b.fields(ctx, sent, "at:created", "started")
+// acceptedToStarted are the ms from accepted to started as far as the groups tell.
+func (r *fleetRun) acceptedToStarted(ctx context.Context, sent []singleJob) ([]float64, error) {
+	v, err := r.fields(ctx, sent, "at:created", "started")
 	if err != nil {
 		return nil, err
 	}
@@ -241,11 +241,11 @@ func (b *run) waits(ctx context.Context, sent []single) ([]float64, error) {
 	return out, nil
 }
 
-func (b *run) fields(ctx context.Context, sent []single, fields ...string) ([][]string, error) {
+func (r *fleetRun) fields(ctx context.Context, sent []singleJob, fields ...string) ([][]string, error) {
 	cmds := make([]*redis.SliceCmd, len(sent))
-	_, err := b.f.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := r.fleet.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, s := range sent {
-			cmds[i] = pipe.HMGet(ctx, b.space.OfTenant("single").Group(s.id), fields...)
+			cmds[i] = pipe.HMGet(ctx, r.space.OfTenant("single").Group(s.id), fields...)
 		}
 		return nil
 	})

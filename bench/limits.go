@@ -277,10 +277,10 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	r.Unpermitted = max(0, r.Starts-r.Permits) // a run spends a permit
 	r.Promoted = sumEvents(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
 	r.WindowsOverLimit, r.MaxOver = limit.windowsOver(permits)
-	r.MaxOver = precise(r.MaxOver)
+	r.MaxOver = round4(r.MaxOver)
 	// Until the last job of a backlog is admitted, a job waits all the time.
 	used, windows := limit.usedRatio(permits, max(waitsFrom, permits[0].at), admittedBacklog[len(admittedBacklog)-1].at)
-	r.LimitUsedRatio, r.UsedWindows = precise(used), windows
+	r.LimitUsedRatio, r.UsedWindows = round4(used), windows
 	var throttles int64
 	for _, g := range ended {
 		r.Jobs += g.accepted

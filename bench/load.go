@@ -24,20 +24,20 @@ type producer struct {
 }
 
 func newProducer(conn *redisx.Conn, space keyspace.Space, o ThroughputOptions) *producer {
-	fine, failing := encodeJob(o.Payload, ""), encodeJob(o.Payload, failOnce)
+	normal, failing := encodeJob(o.Payload, ""), encodeJob(o.Payload, failOnce)
 	return &producer{conn: conn, space: space, batch: o.Batch, job: func(i int) []byte {
-		if failsNow(i, o.FailPercent) {
+		if isFailing(i, o.FailPercent) {
 			return failing
 		}
-		return fine
+		return normal
 	}}
 }
 
 // failOnce are the fields of a job that fails once and is retried.
 const failOnce = `"fail":"retry","fail_times":1,`
 
-// failsNow spreads the jobs that fail evenly over all.
-func failsNow(i int, percent float64) bool {
+// isFailing spreads the jobs that fail evenly over all.
+func isFailing(i int, percent float64) bool {
 	return percent > 0 && int(float64(i+1)*percent/100) > int(float64(i)*percent/100)
 }
 
@@ -57,11 +57,11 @@ const (
 )
 
 // create announces groups that get so many jobs each.
-func (p *producer) create(ctx context.Context, groups []group, more map[string]any) error {
+func (p *producer) create(ctx context.Context, groups []group, fields map[string]any) error {
 	pipe := p.conn.Cmd.Pipeline()
 	for i, g := range groups {
 		data := map[string]any{"id": g.id, "tenant": g.tenant, "type": "NOOP", "total": g.jobs}
-		for name, v := range more {
+		for name, v := range fields {
 			data[name] = v
 		}
 		if err := publish(ctx, pipe, p.space, "group.submit", data); err != nil {
@@ -80,13 +80,13 @@ func (p *producer) create(ctx context.Context, groups []group, more map[string]a
 // fill publishes the jobs of groups, in messages, in turn among the groups.
 func (p *producer) fill(ctx context.Context, groups []group) error {
 	pipe := p.conn.Cmd.Pipeline()
-	stream, waiting := p.space.Ingest(), 0
+	stream, unsentBytes := p.space.Ingest(), 0
 	var buffers [][]byte // one for each message of the pipeline
 	flush := func() error {
 		if pipe.Len() == 0 {
 			return nil
 		}
-		waiting = 0
+		unsentBytes = 0
 		if _, err := pipe.Exec(ctx); err != nil {
 			return fmt.Errorf("produce: %w", err)
 		}
@@ -96,23 +96,23 @@ func (p *producer) fill(ctx context.Context, groups []group) error {
 	for i, g := range groups {
 		left[i] = g.jobs
 	}
-	for open := true; open; {
-		open = false
+	for pending := true; pending; {
+		pending = false
 		for i, g := range groups {
 			n := min(left[i], p.batch)
 			if n == 0 {
 				continue
 			}
-			open = true
+			pending = true
 			left[i] -= n
 			at := pipe.Len()
 			if at == len(buffers) {
 				buffers = append(buffers, nil)
 			}
 			buffers[at] = p.message(buffers[at][:0], g.id, n)
-			waiting += len(buffers[at])
+			unsentBytes += len(buffers[at])
 			pipe.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []any{"type", "jobs.append", "data", buffers[at]}})
-			if pipe.Len() == pipeMessages || waiting >= pipeBytes {
+			if pipe.Len() == pipeMessages || unsentBytes >= pipeBytes {
 				if err := flush(); err != nil {
 					return err
 				}
@@ -144,12 +144,12 @@ func publish(ctx context.Context, pipe redis.Pipeliner, space keyspace.Space, ty
 	return nil
 }
 
-type job struct {
+type jobBody struct {
 	Payload json.RawMessage `json:"payload"`
 }
 
-// share divides jobs among groups of tenants.
-func share(name string, jobs, tenants, each int) []group {
+// divideJobs divides jobs among groups of tenants.
+func divideJobs(name string, jobs, tenants, each int) []group {
 	groups := make([]group, tenants*each)
 	for i := range groups {
 		groups[i] = group{

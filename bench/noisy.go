@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Noisy is how small tenants fare beside one that floods the workers.
-type Noisy struct {
+// NoisyNeighbour is how small tenants fare beside one that floods the workers.
+type NoisyNeighbour struct {
 	NoisyJobs    int     `json:"noisy_jobs"`
 	SmallTenants int     `json:"small_tenants"`
 	SmallP50     float64 `json:"small_p50_seconds"` // accepted to COMPLETED
@@ -26,8 +26,8 @@ type Noisy struct {
 	SmallAloneSeconds []float64 `json:"small_solo_seconds"`
 }
 
-// Long is the same with a noisy tenant whose jobs take 50 times as long as those of the others.
-type Long struct {
+// NoisyLongJobs is the same with a noisy tenant whose jobs take 50 times as long as those of the others.
+type NoisyLongJobs struct {
 	WorkerProcesses int     `json:"long_worker_processes"` // each with the default number of workers
 	LongNoisyJobs   int     `json:"long_noisy_jobs"`
 	LongP50         float64 `json:"long_small_p50_seconds"`
@@ -133,20 +133,20 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	if err != nil {
 		return nil, err
 	}
-	n := &Noisy{
+	n := &NoisyNeighbour{
 		NoisyJobs:         o.NoisyJobs,
 		SmallTenants:      smallTenants,
 		SmallP50:          percentile(f.beside, 50),
 		SmallP99:          percentile(f.beside, 99),
 		SmallAloneP50:     percentile(f.alone, 50),
 		SmallAloneP99:     percentile(f.alone, 99),
-		JobsPerSecond:     round(f.jobsPerSecond),
-		UnfairPerSecond:   round(oneGroup),
+		JobsPerSecond:     round2(f.jobsPerSecond),
+		UnfairPerSecond:   round2(oneGroup),
 		SmallSeconds:      f.beside,
 		SmallAloneSeconds: f.alone,
 	}
 	n.SmallRatio, n.ThroughputRatio = ratio(n.SmallP99, n.SmallAloneP99), ratio(f.jobsPerSecond, oneGroup)
-	out.Noisy = n
+	out.NoisyNeighbour = n
 	return f.overrides, nil
 }
 
@@ -182,7 +182,7 @@ func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	if err != nil {
 		return nil, err
 	}
-	n := &Long{
+	n := &NoisyLongJobs{
 		WorkerProcesses:  longProcesses,
 		LongNoisyJobs:    longJobs * longProcesses,
 		LongP50:          percentile(f.beside, 50),
@@ -193,6 +193,6 @@ func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	}
 	n.LongRatio = ratio(n.LongP99, n.LongAloneP99)
 	n.LongRatioOne = ratio(percentile(one.beside, 99), percentile(one.alone, 99))
-	out.Long = n
+	out.NoisyLongJobs = n
 	return f.overrides, nil
 }

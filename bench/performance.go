@@ -18,17 +18,17 @@ type PerformanceOptions struct {
 
 // Performance is the whole table: what one machine carries, and what each feature costs.
 type Performance struct {
-	Quick    bool               `json:"quick"`
-	Rounds   int                `json:"rounds"`
-	CPUs     int                `json:"cpus"`
-	Base     *Throughput        `json:"base,omitempty"` // the median of its runs by speed
-	Variants map[string]Variant `json:"variants,omitempty"`
-	Latency  *Latency           `json:"latency,omitempty"`
-	Big      *Big               `json:"big,omitempty"`
+	Quick    bool                       `json:"quick"`
+	Rounds   int                        `json:"rounds"`
+	CPUs     int                        `json:"cpus"`
+	Base     *Throughput                `json:"base,omitempty"` // the median of its runs by speed
+	Variants map[string]MeasuredVariant `json:"variants,omitempty"`
+	Latency  *Latency                   `json:"latency,omitempty"`
+	Big      *BigGroup                  `json:"big,omitempty"`
 }
 
-// Variant is another kind of run beside the base, in turn with it: base, variant, base, variant, …
-type Variant struct {
+// MeasuredVariant is another kind of run beside the base, in turn with it: base, variant, base, variant, …
+type MeasuredVariant struct {
 	Ratio    float64    `json:"ratio"`     // of the speeds; the median of the pairs
 	CPURatio float64    `json:"cpu_ratio"` // of the CPU a job, Redis and processes together
 	Run      Throughput `json:"run"`       // the median by speed
@@ -36,14 +36,14 @@ type Variant struct {
 	Ratios   []float64  `json:"ratios"` // of each pair
 }
 
-// variant is how a run differs from the base. Its name is what selects it.
-type variant struct {
+// performanceVariant is how a run differs from the base. Its name is what selects it.
+type performanceVariant struct {
 	name, what string
 	least      float64 // of the base's speed
 	change     func(*ThroughputOptions)
 }
 
-var variants = []variant{
+var performanceVariants = []performanceVariant{
 	{"aof", "AOF everysec", 0.7, func(o *ThroughputOptions) { o.AOF = true }},
 	{"limits", "1,000 tenants, each at a limit of its own", 0.8, func(o *ThroughputOptions) {
 		o.Tenants, o.Limits = 1000, true
@@ -56,7 +56,7 @@ var variants = []variant{
 // PerformanceParts are the names of what can be measured by itself.
 func PerformanceParts() []string {
 	parts := []string{"base"}
-	for _, v := range variants {
+	for _, v := range performanceVariants {
 		parts = append(parts, v.name)
 	}
 	return append(parts, "latency", "big")
@@ -65,25 +65,25 @@ func PerformanceParts() []string {
 // RunPerformance measures one part after the other. With an error comes what was
 // measured before it.
 func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
-	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]Variant{}}
-	has := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
+	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]MeasuredVariant{}}
+	wants := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
 	jobs, big, seconds := 100_000, 1_000_000, 30
 	if o.Quick {
 		jobs, big, seconds = 50_000, 200_000, 10
 	}
 	fleet := FleetOptions{Role: o.Role, Env: o.Env}
 	base := ThroughputOptions{FleetOptions: fleet, Jobs: jobs, Tenants: 10, Batch: perMessage, Payload: 200}
-	if has("base") {
+	if wants("base") {
 		runs := make([]Throughput, o.Rounds)
 		full := base
 		full.Ceiling = true
 		for i := range runs {
 			var err error
-			if runs[i], err = RunThroughput(ctx, full, o.part("base", jobs)); err != nil {
+			if runs[i], err = RunThroughput(ctx, full, o.progressOf("base", jobs)); err != nil {
 				return out, fmt.Errorf("base: %w", err)
 			}
 		}
-		out.Base = median(runs)
+		out.Base = medianBySpeed(runs)
 		ratios := make([]float64, o.Rounds)
 		for i, r := range runs {
 			ratios[i] = r.CeilingRatio
@@ -91,31 +91,31 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 		out.Base.CeilingRatio = percentile(ratios, 50) // of the pairs, as they ran at the same time
 	}
 	base.Brief = true
-	for _, v := range variants {
-		if !has(v.name) {
+	for _, v := range performanceVariants {
+		if !wants(v.name) {
 			continue
 		}
-		result, err := o.beside(ctx, base, v)
+		result, err := o.runInTurn(ctx, base, v)
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", v.name, err)
 		}
 		out.Variants[v.name] = result
 	}
-	if has("latency") {
+	if wants("latency") {
 		total := 100 * seconds
 		r, err := RunLatency(ctx, LatencyOptions{
 			FleetOptions: fleet,
 			Rate:         100,
 			Seconds:      seconds,
-			Progress:     o.part("latency", total),
+			Progress:     o.progressOf("latency", total),
 		})
 		if err != nil {
 			return out, fmt.Errorf("latency: %w", err)
 		}
 		out.Latency = &r
 	}
-	if has("big") {
-		r, err := RunBig(ctx, BigOptions{FleetOptions: fleet, Jobs: big, Payload: 200, Progress: o.part("big", big)})
+	if wants("big") {
+		r, err := RunBigGroup(ctx, BigGroupOptions{FleetOptions: fleet, Jobs: big, Payload: 200, Progress: o.progressOf("big", big)})
 		if err != nil {
 			return out, fmt.Errorf("big: %w", err)
 		}
@@ -124,40 +124,40 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 	return out, nil
 }
 
-func (o PerformanceOptions) part(name string, total int) func(int) {
+func (o PerformanceOptions) progressOf(name string, total int) func(int) {
 	return func(done int) { o.progress(name, int64(done), int64(total)) }
 }
 
-// beside runs base and variant in turn.
-func (o PerformanceOptions) beside(ctx context.Context, base ThroughputOptions, v variant) (Variant, error) {
+// runInTurn runs base and variant in turn.
+func (o PerformanceOptions) runInTurn(ctx context.Context, base ThroughputOptions, v performanceVariant) (MeasuredVariant, error) {
 	varied := base
 	v.change(&varied)
 	var bases, runs []Throughput
-	var out Variant
+	var out MeasuredVariant
 	var cpu []float64
 	for range o.Rounds {
-		b, err := RunThroughput(ctx, base, o.part("base of "+v.name, base.Jobs))
+		b, err := RunThroughput(ctx, base, o.progressOf("base of "+v.name, base.Jobs))
 		if err != nil {
 			return out, err
 		}
-		r, err := RunThroughput(ctx, varied, o.part(v.name, varied.Jobs))
+		r, err := RunThroughput(ctx, varied, o.progressOf(v.name, varied.Jobs))
 		if err != nil {
 			return out, err
 		}
 		bases, runs = append(bases, b), append(runs, r)
 		out.Ratios = append(out.Ratios, ratio(r.JobsPerSecond, b.JobsPerSecond))
-		cpu = append(cpu, ratio(r.cpu(), b.cpu()))
+		cpu = append(cpu, ratio(r.totalCPU(), b.totalCPU()))
 	}
 	out.Ratio, out.CPURatio = percentile(out.Ratios, 50), percentile(cpu, 50)
-	out.Run, out.Base = *median(runs), *median(bases)
+	out.Run, out.Base = *medianBySpeed(runs), *medianBySpeed(bases)
 	return out, nil
 }
 
-// cpu is what a job costs in all, in µs.
-func (t *Throughput) cpu() float64 { return t.RedisCPUPerJob + t.ProcessCPUPerJob }
+// totalCPU is what a job costs in all, in µs.
+func (t *Throughput) totalCPU() float64 { return t.RedisCPUPerJob + t.ProcessCPUPerJob }
 
-// median is by speed.
-func median(runs []Throughput) *Throughput {
+// medianBySpeed is by speed.
+func medianBySpeed(runs []Throughput) *Throughput {
 	sorted := slices.SortedFunc(slices.Values(runs), func(a, b Throughput) int {
 		return int(a.JobsPerSecond - b.JobsPerSecond)
 	})
@@ -186,13 +186,13 @@ func (p Performance) Figures() []Figure {
 				"≥ 0.5 ×", "%.2f × %.0f/s", b.CeilingRatio, b.Ceiling.JobsPerSecond)
 		}
 		add(b.RedisCPUPerJob <= 8, "CPU of Redis", "≤ 8 µs a job", "%.1f µs", b.RedisCPUPerJob)
-		add(b.cpu() <= 26, "CPU of Redis and all processes, the producer included", "≤ 26 µs a job", "%.1f µs", b.cpu())
+		add(b.totalCPU() <= 26, "CPU of Redis and all processes, the producer included", "≤ 26 µs a job", "%.1f µs", b.totalCPU())
 		if b.BytesPerQueuedJob > 0 {
 			add(b.BytesPerQueuedJob <= float64(b.PayloadBytes+120), "Redis memory of a queued job",
 				"≤ payload + 120 bytes", "payload + %.0f bytes", b.BytesPerQueuedJob-float64(b.PayloadBytes))
 		}
 	}
-	for _, v := range variants {
+	for _, v := range performanceVariants {
 		r, ok := p.Variants[v.name]
 		switch {
 		case !ok:

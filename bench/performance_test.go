@@ -17,11 +17,11 @@ import (
 func TestJobsAreAsLongAsAskedFor(t *testing.T) {
 	for _, fields := range []string{"", `"fail":"retry","fail_times":1,`, `"result":{"cost":2},`} {
 		for _, n := range []int{60, 200, 5000} {
-			var j job
+			var j jobBody
 			require.NoError(t, json.Unmarshal(encodeJob(n, fields), &j))
 			require.Len(t, j.Payload, n)
 		}
-		var short job
+		var short jobBody
 		require.NoError(t, json.Unmarshal(encodeJob(0, fields), &short))
 	}
 	require.JSONEq(t, `{"payload":{}}`, string(encodeJob(2, "")))
@@ -33,8 +33,8 @@ func TestFailingJobsAreSpreadEvenly(t *testing.T) {
 		failing := 0
 		for range 20 {
 			var m struct {
-				Group string `json:"group"`
-				Jobs  []job  `json:"jobs"`
+				Group string    `json:"group"`
+				Jobs  []jobBody `json:"jobs"`
 			}
 			require.NoError(t, json.Unmarshal(p.message(nil, "g", 100), &m))
 			require.Equal(t, "g", m.Group)
@@ -53,7 +53,7 @@ func TestFailingJobsAreSpreadEvenly(t *testing.T) {
 }
 
 func TestShareGivesEveryJobToAGroup(t *testing.T) {
-	groups, jobs := share("b", 1003, 10, 3), 0
+	groups, jobs := divideJobs("b", 1003, 10, 3), 0
 	require.Len(t, groups, 30)
 	byTenant := map[string]int{}
 	for _, g := range groups {
@@ -73,34 +73,34 @@ func TestTenths(t *testing.T) {
 		}
 		return out
 	}
-	first, last := tenths(at(1000, 0, 2000, 500, 3000, 1000), 1000)
+	first, last := tenthSpeeds(at(1000, 0, 2000, 500, 3000, 1000), 1000)
 	require.InDelta(t, 500, first, 1.1, "what goes before the first job does not count")
 	require.InDelta(t, 500, last, 1)
-	first, last = tenths(at(1000, 500, 2000, 900, 4000, 1000), 1000)
+	first, last = tenthSpeeds(at(1000, 500, 2000, 900, 4000, 1000), 1000)
 	require.InDelta(t, 500, first, 1)
 	require.InDelta(t, 50, last, 1, "it became slow")
-	first, last = tenths(at(1000, 500), 1000)
+	first, last = tenthSpeeds(at(1000, 500), 1000)
 	require.Zero(t, first, "not all was seen")
 	require.Zero(t, last)
 }
 
 func TestUsedSince(t *testing.T) {
-	before := used{roles: map[string]time.Duration{"worker": time.Second}, masters: []master{
+	before := fleetUse{roles: map[string]time.Duration{"worker": time.Second}, masters: []masterUse{
 		{addr: "a", cpu: time.Second, commands: 10, byName: map[string]commandUse{"xadd": {5, 50}, "get": {1, 1}}}, {addr: "b"},
 	}}
-	after := used{roles: map[string]time.Duration{"worker": 3 * time.Second, "ingest": time.Second}, masters: []master{
+	after := fleetUse{roles: map[string]time.Duration{"worker": 3 * time.Second, "ingest": time.Second}, masters: []masterUse{
 		{addr: "a", cpu: 2 * time.Second, commands: 40, byName: map[string]commandUse{"xadd": {15, 250}, "get": {1, 1}}},
 		{addr: "b", cpu: time.Second, commands: 10, byName: map[string]commandUse{"xadd": {10, 100}}},
 	}}
 	u := after.since(before)
-	require.Equal(t, 3*time.Second, u.processes())
-	all := u.redis()
-	require.Equal(t, master{cpu: 2 * time.Second, commands: 40, byName: map[string]commandUse{"xadd": {20, 300}}}, all)
+	require.Equal(t, 3*time.Second, u.processCPU())
+	all := u.redisTotal()
+	require.Equal(t, masterUse{cpu: 2 * time.Second, commands: 40, byName: map[string]commandUse{"xadd": {20, 300}}}, all)
 	require.Contains(t, all.table(100), "xadd")
 	require.NotContains(t, all.table(100), "get")
 
 	out := Throughput{Jobs: 1_000_000}
-	out.fill(u, 10*time.Second)
+	out.computePerJob(u, 10*time.Second)
 	require.InDelta(t, 100_000, out.JobsPerSecond, 0)
 	require.InDelta(t, 2, out.RedisCPUPerJob, 0)
 	require.InDelta(t, 3, out.ProcessCPUPerJob, 0)
@@ -108,15 +108,15 @@ func TestUsedSince(t *testing.T) {
 }
 
 func TestLatencyIsFromWhatWasLogged(t *testing.T) {
-	sent := []single{{"a", 1_000_100}, {"b", 1_010_000}}
+	sent := []singleJob{{"a", 1_000_100}, {"b", 1_010_000}}
 	log := journal.Log{Starts: []journal.StartEvent{
 		{At: 1_003_500, Start: journal.Start{Group: "a"}}, {At: 1_012_000, Start: journal.Start{Group: "b"}}, {At: 2_000_000, Start: journal.Start{Group: "b", Attempt: 1}},
 	}}
 	var l Latency
-	end := func(heard, created int64) ending {
-		return ending{heard, &api.Group{Timestamps: map[string]time.Time{"created": time.UnixMilli(created)}}}
+	end := func(heard, created int64) groupEnd {
+		return groupEnd{heard, &api.Group{Timestamps: map[string]time.Time{"created": time.UnixMilli(created)}}}
 	}
-	l.compute(sent, []ending{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
+	l.compute(sent, []groupEnd{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
 	require.Equal(t, []float64{2, 2.5, 2.5}, []float64{l.P50MS, l.P99MS, l.MaxMS})
 	require.Equal(t, Quantiles{2, 3.4, 3.4}, l.PublishedStarted)
 	require.Equal(t, Quantiles{3.4, 5, 5}, l.PublishedFinished, "the second start of a job does not count")
@@ -129,8 +129,8 @@ func TestPerformanceFigures(t *testing.T) {
 			Jobs: 1000, Tenants: 10, MessagesJobs: 500, PayloadBytes: 200, JobsPerSecond: 80_000, RedisCPUPerJob: 9, ProcessCPUPerJob: 15, BytesPerQueuedJob: 240,
 			Ceiling: &Ceiling{JobsPerSecond: 150_000}, CeilingRatio: 0.53,
 		},
-		Variants: map[string]Variant{"aof": {Ratio: 0.6, CPURatio: 1.1}, "singles": {Run: Throughput{JobsPerSecond: 16_000}}},
-		Latency:  &Latency{P50MS: 1, P99MS: 9}, Big: &Big{Jobs: 10, Results: 10, SteadyRatio: 0.95, PeakMB: 151},
+		Variants: map[string]MeasuredVariant{"aof": {Ratio: 0.6, CPURatio: 1.1}, "singles": {Run: Throughput{JobsPerSecond: 16_000}}},
+		Latency:  &Latency{P50MS: 1, P99MS: 9}, Big: &BigGroup{Jobs: 10, Results: 10, SteadyRatio: 0.95, PeakMB: 151},
 	}
 	var missed []string
 	for _, f := range p.Figures() {
@@ -140,6 +140,6 @@ func TestPerformanceFigures(t *testing.T) {
 	}
 	require.Equal(t, []string{"9.0 µs", "0.60 ×, at 1.10 × the CPU", "p50 1.0 ms, p99 9.0 ms", "151 MB"}, missed)
 	require.Contains(t, Markdown(p.Figures()), "| AOF everysec | ≥ 0.7 × the base beside it | 0.60 ×, at 1.10 × the CPU | **no** |\n")
-	require.InDelta(t, 2, median([]Throughput{{JobsPerSecond: 3}, {JobsPerSecond: 1}, {JobsPerSecond: 2}}).JobsPerSecond, 0)
+	require.InDelta(t, 2, medianBySpeed([]Throughput{{JobsPerSecond: 3}, {JobsPerSecond: 1}, {JobsPerSecond: 2}}).JobsPerSecond, 0)
 	require.True(t, slices.Contains(PerformanceParts(), "retries"))
 }

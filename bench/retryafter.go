@@ -32,14 +32,14 @@ type RetryAfter struct {
 }
 
 const (
-	retryClients = 40
-	retryBatches = 6
-	retryBacklog = 2000
+	retryClientCount = 40
+	retryBatches     = 6
+	retryBacklog     = 2000
 )
 
-// post is what became of one try.
-type post struct {
-	after      bool // it came after a wait that a refusal had asked for
+// tryResult is what became of one try.
+type tryResult struct {
+	afterWait  bool // it came after a wait that a refusal had asked for
 	accepted   bool
 	retryAfter time.Duration
 }
@@ -64,7 +64,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	if _, err := x.runOneByOne(ctx, "retry-after", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
-	c := &clients{x: x, url: "http://" + addr + "/v1/groups"}
+	c := &retryingClients{x: x, url: "http://" + addr + "/v1/groups"}
 	if err := c.run(ctx, o.Seed); err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	if err != nil {
 		return nil, err
 	}
-	r := countPosts(c.posts)
+	r := countTries(c.tries)
 	if r.RetryTries == 0 {
 		return nil, errors.New("no client was refused, so none came again: the backlog was never full")
 	}
@@ -81,29 +81,29 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	for _, g := range c.groups {
 		jobs += g.jobs
 	}
-	r.RetryPerSecond = round(float64(jobs) / makespan(ended[1:]))
+	r.RetryPerSecond = round2(float64(jobs) / makespan(ended[1:]))
 	out.RetryAfter = &r
 	return x.overrides, nil
 }
 
-// clients post batches of jobs, each its own, and wait as they are told when they are refused.
-type clients struct {
+// retryingClients post batches of jobs, each its own, and wait as they are told when they are refused.
+type retryingClients struct {
 	x   *experiment
 	url string
 
 	mu     sync.Mutex
-	posts  []post
+	tries  []tryResult
 	groups []group
 }
 
-func (c *clients) run(ctx context.Context, seed uint64) error {
+func (c *retryingClients) run(ctx context.Context, seed uint64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	errs := make([]error, retryClients)
+	errs := make([]error, retryClientCount)
 	for i := range errs {
 		wg.Go(func() {
-			if errs[i] = c.client(ctx, i, rand.New(rand.NewPCG(seed, uint64(i)))); errs[i] != nil {
+			if errs[i] = c.runClient(ctx, i, rand.New(rand.NewPCG(seed, uint64(i)))); errs[i] != nil {
 				cancel()
 			}
 		})
@@ -113,7 +113,7 @@ func (c *clients) run(ctx context.Context, seed uint64) error {
 	return firstCause(errs)
 }
 
-func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
+func (c *retryingClients) runClient(ctx context.Context, i int, random *rand.Rand) error {
 	for b := range retryBatches {
 		if err := redisx.Sleep(ctx, time.Duration(random.IntN(1000))*time.Millisecond); err != nil {
 			return err
@@ -129,8 +129,8 @@ func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
 			if err != nil {
 				return err
 			}
-			p.after = after
-			c.note(p, g)
+			p.afterWait = after
+			c.record(p, g)
 			if p.accepted {
 				break
 			}
@@ -142,17 +142,17 @@ func (c *clients) client(ctx context.Context, i int, random *rand.Rand) error {
 	return nil
 }
 
-func (c *clients) note(p post, g group) {
+func (c *retryingClients) record(p tryResult, g group) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.posts = append(c.posts, p)
+	c.tries = append(c.tries, p)
 	if p.accepted {
 		c.groups = append(c.groups, g)
 	}
-	c.x.progress("retry-after", int64(len(c.groups)), retryClients*retryBatches)
+	c.x.progress("retry-after", int64(len(c.groups)), retryClientCount*retryBatches)
 }
 
-func (c *clients) post(ctx context.Context, g group) (post, error) {
+func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) {
 	body, err := json.Marshal(map[string]any{
 		"id":     g.id,
 		"tenant": g.tenant,
@@ -161,37 +161,37 @@ func (c *clients) post(ctx context.Context, g group) (post, error) {
 		"seal":   true,
 	})
 	if err != nil {
-		return post{}, err
+		return tryResult{}, err
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return post{}, err
+		return tryResult{}, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return post{}, fmt.Errorf("post group %s: %w", g.id, err)
+		return tryResult{}, fmt.Errorf("post group %s: %w", g.id, err)
 	}
 	defer resp.Body.Close()
 	said, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
 	if err != nil {
-		return post{}, fmt.Errorf("post group %s: %w", g.id, err)
+		return tryResult{}, fmt.Errorf("post group %s: %w", g.id, err)
 	}
 	switch resp.StatusCode {
 	case http.StatusAccepted:
-		return post{accepted: true}, nil
+		return tryResult{accepted: true}, nil
 	case http.StatusTooManyRequests:
 		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 		if err != nil || seconds < 1 {
-			return post{}, fmt.Errorf("post group %s: refused with Retry-After %q, which names no seconds",
+			return tryResult{}, fmt.Errorf("post group %s: refused with Retry-After %q, which names no seconds",
 				g.id, resp.Header.Get("Retry-After"))
 		}
-		return post{retryAfter: time.Duration(seconds) * time.Second}, nil
+		return tryResult{retryAfter: time.Duration(seconds) * time.Second}, nil
 	}
-	return post{}, fmt.Errorf("post group %s: %s: %s", g.id, resp.Status, said)
+	return tryResult{}, fmt.Errorf("post group %s: %s: %s", g.id, resp.Status, said)
 }
 
-func countPosts(posts []post) RetryAfter {
+func countTries(posts []tryResult) RetryAfter {
 	var r RetryAfter
 	accepted := 0
 	var waits []float64
@@ -200,7 +200,7 @@ func countPosts(posts []post) RetryAfter {
 			waits = append(waits, p.retryAfter.Seconds())
 		}
 		switch {
-		case p.after:
+		case p.afterWait:
 			r.RetryTries++
 			if p.accepted {
 				accepted++

@@ -11,33 +11,33 @@ import (
 	"time"
 )
 
-// sink takes the traces that processes export by OTLP over HTTP, counts their bytes and drops them.
-type sink struct {
+// traceSink takes the traces that processes export by OTLP over HTTP, counts their bytes and drops them.
+type traceSink struct {
 	server *http.Server
 	url    string
 	bytes  atomic.Int64
 }
 
-func startSink(ctx context.Context) (*sink, error) {
+func startTraceSink(ctx context.Context) (*traceSink, error) {
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("start a sink for traces: %w", err)
 	}
-	s := &sink{url: "http://" + listener.Addr().String()}
-	s.server = &http.Server{Handler: http.HandlerFunc(s.take), ReadHeaderTimeout: time.Minute}
+	s := &traceSink{url: "http://" + listener.Addr().String()}
+	s.server = &http.Server{Handler: http.HandlerFunc(s.receive), ReadHeaderTimeout: time.Minute}
 	go s.server.Serve(listener) //nolint:errcheck // it ends with Close
 	return s, nil
 }
 
-func (s *sink) take(w http.ResponseWriter, r *http.Request) {
+func (s *traceSink) receive(w http.ResponseWriter, r *http.Request) {
 	n, _ := io.Copy(io.Discard, r.Body) // a request that breaks off is the exporter's to repeat
 	s.bytes.Add(n)
 	w.Header().Set("Content-Type", "application/x-protobuf") // an empty body says that all was taken
 }
 
 // env has processes trace that part of the jobs, and send nothing else.
-func (s *sink) env(ratio float64) []string {
+func (s *traceSink) env(ratio float64) []string {
 	return []string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.url, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
 		"OTEL_METRICS_EXPORTER=none",
@@ -46,4 +46,4 @@ func (s *sink) env(ratio float64) []string {
 	}
 }
 
-func (s *sink) close() { _ = s.server.Close() }
+func (s *traceSink) close() { _ = s.server.Close() }

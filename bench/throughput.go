@@ -70,11 +70,11 @@ type Throughput struct {
 }
 
 const (
-	// noLimit has the machine measured, and not its limit.
-	noLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
-	// freeLimit is a tenant's own limit that nothing reaches.
-	freeLimit = 100_000_000
-	warmJobs  = 2000
+	// noGlobalLimit has the machine measured, and not its limit.
+	noGlobalLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
+	// unreachedLimit is a tenant's own limit that nothing reaches.
+	unreachedLimit = 100_000_000
+	warmJobs       = 2000
 )
 
 // quickRetries has failed jobs come back at once: the work of a retry is measured, not the wait.
@@ -83,7 +83,7 @@ var quickRetries = []string{
 	"BULKACTION_CONGESTION_BASE_BACKOFF=1ms", "BULKACTION_CONGESTION_MAX_BACKOFF=1ms",
 }
 
-func round(x float64) float64 { return math.Round(x*100) / 100 }
+func round2(x float64) float64 { return math.Round(x*100) / 100 }
 
 // RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the
 // jobs done so far.
@@ -103,38 +103,38 @@ func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done 
 		Sampling:     o.Sampling,
 		Replicas:     o.Replicas,
 	}
-	var traces *sink
-	env := []string{noLimit}
+	var traces *traceSink
+	env := []string{noGlobalLimit}
 	if o.FailPercent > 0 {
 		env = append(env, quickRetries...)
 	}
 	if o.Sampling > 0 {
 		var err error
-		if traces, err = startSink(ctx); err != nil {
+		if traces, err = startTraceSink(ctx); err != nil {
 			return out, err
 		}
 		defer traces.close()
 		env = append(env, traces.env(o.Sampling)...)
 	}
-	b, err := startRun(ctx, &o.FleetOptions, env, o.Partitions)
+	r, err := startFleetRun(ctx, &o.FleetOptions, env, o.Partitions)
 	if err != nil {
 		return out, err
 	}
-	defer b.close()
+	defer r.close()
 	out.Overrides = o.Overrides()
-	b.p = newProducer(b.f.Conn, b.space, o)
-	if err := b.measure(ctx, o, &out, progress); err != nil {
+	r.producer = newProducer(r.fleet.Conn, r.space, o)
+	if err := r.measureThroughput(ctx, o, &out, progress); err != nil {
 		return out, err
 	}
-	if out.PeakMBByRole, err = b.f.peaks(); err != nil {
+	if out.PeakMBByRole, err = r.fleet.peaks(); err != nil {
 		return out, err
 	}
 	if !o.Brief {
-		if err := b.extras(ctx, &out); err != nil {
+		if err := r.measureIdleFleet(ctx, &out); err != nil {
 			return out, err
 		}
 	}
-	if err := b.f.Stop(); err != nil { // profiles and traces are written by then
+	if err := r.fleet.Stop(); err != nil { // profiles and traces are written by then
 		return out, err
 	}
 	if traces != nil {
@@ -143,22 +143,22 @@ func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done 
 	return out, nil
 }
 
-// run is one run of a fleet.
-type run struct {
-	f        *Fleet
-	space    keyspace.Space
-	p        *producer
-	name     string
-	borrowed string // prefix of the keys that are removed in the end, on a Redis that is not ours
+// fleetRun is one run of a fleet.
+type fleetRun struct {
+	fleet         *Fleet
+	space         keyspace.Space
+	producer      *producer
+	name          string
+	cleanupPrefix string // prefix of the keys that are removed in the end, on a Redis that is not ours
 }
 
-// startRun starts a fleet with env, over which the options' own wins.
-func startRun(ctx context.Context, o *FleetOptions, env []string, partitions int) (*run, error) {
-	b := &run{name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
+// startFleetRun starts a fleet with env, over which the options' own wins.
+func startFleetRun(ctx context.Context, o *FleetOptions, env []string, partitions int) (*fleetRun, error) {
+	r := &fleetRun{name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
 	prefix := "bulk-action:"
 	if o.RedisURL != "" { // side by side with whatever lies there
-		b.borrowed = "bulk-action-bench-" + b.name + ":"
-		prefix = b.borrowed
+		r.cleanupPrefix = "bulk-action-bench-" + r.name + ":"
+		prefix = r.cleanupPrefix
 		env = append(env, "BULKACTION_KEY_PREFIX="+prefix)
 	}
 	if partitions > 1 {
@@ -166,66 +166,66 @@ func startRun(ctx context.Context, o *FleetOptions, env []string, partitions int
 	}
 	o.Env = append(env, o.Env...)
 	var err error
-	if b.space, err = keyspace.New(prefix, partitions); err != nil {
+	if r.space, err = keyspace.New(prefix, partitions); err != nil {
 		return nil, err
 	}
-	forgetPeak()
-	b.f, err = StartFleet(ctx, *o)
-	return b, err
+	resetPeakMemory()
+	r.fleet, err = StartFleet(ctx, *o)
+	return r, err
 }
 
-func (b *run) close() {
-	_ = b.f.Stop() // the measurement stands or has failed already
-	if b.borrowed != "" {
-		_ = b.f.forget(context.Background(), b.borrowed)
+func (r *fleetRun) close() {
+	_ = r.fleet.Stop() // the measurement stands or has failed already
+	if r.cleanupPrefix != "" {
+		_ = r.fleet.removeKeys(context.Background(), r.cleanupPrefix)
 	}
-	_ = b.f.Close()
+	_ = r.fleet.Close()
 }
 
-// measure is the run itself.
-func (b *run) measure(ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int)) error {
-	groups := share(b.name, o.Jobs, o.Tenants, o.Groups)
+// measureThroughput is the run itself.
+func (r *fleetRun) measureThroughput(ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int)) error {
+	groups := divideJobs(r.name, o.Jobs, o.Tenants, o.Groups)
 	if o.Limits {
-		if err := b.limit(ctx, o.Tenants); err != nil {
+		if err := r.limitTenants(ctx, o.Tenants); err != nil {
 			return err
 		}
 	}
-	if _, err := b.through(ctx, share(b.name+"-warm", warmJobs, 1, 1), nil); err != nil {
+	if _, err := r.produceAndAwait(ctx, divideJobs(r.name+"-warm", warmJobs, 1, 1), nil); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
 	var before Ceiling
 	var err error
 	if o.Ceiling {
-		if before, err = ceiling(ctx, b.f.Conn, o.Jobs, o.Payload); err != nil {
+		if before, err = measureCeiling(ctx, r.fleet.Conn, o.Jobs, o.Payload); err != nil {
 			return err
 		}
 	}
-	start, err := b.f.used(ctx)
+	start, err := r.fleet.measureUse(ctx)
 	if err != nil {
 		return err
 	}
-	began, err := b.f.Conn.Cmd.Time(ctx).Result()
+	began, err := r.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("ask for Redis's time: %w", err)
 	}
-	w, err := b.through(ctx, groups, progress)
+	f, err := r.produceAndAwait(ctx, groups, progress)
 	if err != nil {
 		return err
 	}
-	end, err := b.f.used(ctx)
+	end, err := r.fleet.measureUse(ctx)
 	if err != nil {
 		return err
 	}
-	out.fill(end.since(start), time.UnixMilli(w.end).Sub(began))
-	out.FirstTenth, out.LastTenth = tenths(w.samples, o.Jobs)
+	out.computePerJob(end.since(start), time.UnixMilli(f.end).Sub(began))
+	out.FirstTenth, out.LastTenth = tenthSpeeds(f.samples, o.Jobs)
 	if o.Profile != "" {
 		if err := os.WriteFile(filepath.Join(o.Profile, "commandstats.txt"),
-			[]byte(end.since(start).redis().table(o.Jobs)), 0o644); err != nil {
+			[]byte(end.since(start).redisTotal().table(o.Jobs)), 0o644); err != nil {
 			return err
 		}
 	}
 	if o.Ceiling {
-		after, err := ceiling(ctx, b.f.Conn, o.Jobs, o.Payload)
+		after, err := measureCeiling(ctx, r.fleet.Conn, o.Jobs, o.Payload)
 		if err != nil {
 			return err
 		}
@@ -235,12 +235,12 @@ func (b *run) measure(ctx context.Context, o ThroughputOptions, out *Throughput,
 	return nil
 }
 
-// fill computes what is per job.
-func (t *Throughput) fill(u used, elapsed time.Duration) {
-	t.ElapsedSeconds, t.JobsPerSecond = precise(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
-	all := u.redis()
-	t.RedisCPUPerJob, t.ProcessCPUPerJob = perJob(all.cpu, t.Jobs), perJob(u.processes(), t.Jobs)
-	t.CommandsPerJob = round(float64(all.commands) / float64(t.Jobs))
+// computePerJob computes what is per job.
+func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
+	t.ElapsedSeconds, t.JobsPerSecond = round4(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
+	all := u.redisTotal()
+	t.RedisCPUPerJob, t.ProcessCPUPerJob = perJob(all.cpu, t.Jobs), perJob(u.processCPU(), t.Jobs)
+	t.CommandsPerJob = round2(float64(all.commands) / float64(t.Jobs))
 	t.ProcessCPUByRole = map[string]float64{}
 	for role, cpu := range u.roles {
 		t.ProcessCPUByRole[role] = perJob(cpu, t.Jobs)
@@ -253,31 +253,31 @@ func (t *Throughput) fill(u used, elapsed time.Duration) {
 	}
 }
 
-// through sends groups through the fleet, produced and processed at once.
-func (b *run) through(ctx context.Context, groups []group, progress func(int)) (*follower, error) {
+// produceAndAwait sends groups through the fleet, produced and processed at once.
+func (r *fleetRun) produceAndAwait(ctx context.Context, groups []group, progress func(int)) (*groupFollower, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	produced, gone := make(chan error, 1), make(chan struct{})
-	w := follow(b.f, b.space, groups, progress)
+	produced, stopped := make(chan error, 1), make(chan struct{})
+	f := follow(r.fleet, r.space, groups, progress)
 	go func() {
-		defer close(gone)
-		err := b.p.create(ctx, groups, nil)
+		defer close(stopped)
+		err := r.producer.create(ctx, groups, nil)
 		if err == nil {
-			err = b.p.fill(ctx, groups)
+			err = r.producer.fill(ctx, groups)
 		}
 		produced <- err
 	}()
-	err := w.wait(ctx, produced)
+	err := f.wait(ctx, produced)
 	cancel()
-	<-gone
-	return w, err
+	<-stopped
+	return f, err
 }
 
-// limit gives tenants limits of their own.
-func (b *run) limit(ctx context.Context, tenants int) error {
-	rps := float64(freeLimit)
+// limitTenants gives tenants limits of their own.
+func (r *fleetRun) limitTenants(ctx context.Context, tenants int) error {
+	rps := float64(unreachedLimit)
 	for i := range tenants {
 		name := fmt.Sprintf("tenant-%d", i)
-		if err := ledger.SetTenant(ctx, b.f.Conn.Cmd, b.space.OfTenant(name), name,
+		if err := ledger.SetTenant(ctx, r.fleet.Conn.Cmd, r.space.OfTenant(name), name,
 			ledger.TenantSettings{RPS: &rps}); err != nil {
 			return fmt.Errorf("set limit of tenant %s: %w", name, err)
 		}
@@ -285,48 +285,48 @@ func (b *run) limit(ctx context.Context, tenants int) error {
 	return nil
 }
 
-// extras are the figures of a fleet that is otherwise idle.
-func (b *run) extras(ctx context.Context, out *Throughput) error {
+// measureIdleFleet are the figures of a fleet that is otherwise idle.
+func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error {
 	const rate, singles = 100, 300
-	paced, err := b.paced(ctx, rate, singles)
+	paced, err := r.sendSingles(ctx, rate, singles)
 	if err != nil {
 		return err
 	}
-	waits, err := b.waits(ctx, paced)
+	waits, err := r.acceptedToStarted(ctx, paced)
 	if err != nil {
 		return err
 	}
 	out.P50MS, out.P99MS = percentile(waits, 50), percentile(waits, 99)
-	out.BytesPerQueuedJob, err = b.queuedBytes(ctx, b.accepted)
+	out.BytesPerQueuedJob, err = r.queuedBytes(ctx, r.accepted)
 	return err
 }
 
 // accepted returns how many jobs of a group are accepted; 0 while the group is not there.
-func (b *run) accepted(ctx context.Context, g group) int {
-	key := b.space.OfTenant(g.tenant).Group(g.id)
-	n, _ := b.f.Conn.Cmd.HGet(ctx, key, "accepted").Int() // an error comes again from the next command
+func (r *fleetRun) accepted(ctx context.Context, g group) int {
+	key := r.space.OfTenant(g.tenant).Group(g.id)
+	n, _ := r.fleet.Conn.Cmd.HGet(ctx, key, "accepted").Int() // an error comes again from the next command
 	return n
 }
 
 // queuedBytes is the memory of a queued job: of a group that may not start yet.
-func (b *run) queuedBytes(ctx context.Context, accepted func(context.Context, group) int) (float64, error) {
+func (r *fleetRun) queuedBytes(ctx context.Context, accepted func(context.Context, group) int) (float64, error) {
 	const jobs = 20_000
-	before, err := b.f.used(ctx)
+	before, err := r.fleet.measureUse(ctx)
 	if err != nil {
 		return 0, err
 	}
-	groups := []group{{id: b.name + "-queued", tenant: "queued", jobs: jobs}}
-	if err := b.p.create(
+	groups := []group{{id: r.name + "-queued", tenant: "queued", jobs: jobs}}
+	if err := r.producer.create(
 		ctx, groups, map[string]any{"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)},
 	); err != nil {
 		return 0, err
 	}
-	if err := b.p.fill(ctx, groups); err != nil {
+	if err := r.producer.fill(ctx, groups); err != nil {
 		return 0, err
 	}
 	for giveUp := time.Now().Add(stalled); ; {
 		n := accepted(ctx, groups[0])
-		left, err := b.f.Conn.Cmd.XLen(ctx, b.space.Ingest()).Result()
+		left, err := r.fleet.Conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
 		if err != nil {
 			return 0, fmt.Errorf("measure memory: %w", err)
 		}
@@ -340,11 +340,11 @@ func (b *run) queuedBytes(ctx context.Context, accepted func(context.Context, gr
 			return 0, err
 		}
 	}
-	after, err := b.f.used(ctx)
+	after, err := r.fleet.measureUse(ctx)
 	if err != nil {
 		return 0, err
 	}
-	return round(float64(after.since(before).redis().memory) / jobs), nil
+	return round2(float64(after.since(before).redisTotal().memory) / jobs), nil
 }
 
 // Roles are those that may have several processes.

@@ -91,7 +91,7 @@ func TestLatencyOfSingleJobs(t *testing.T) {
 }
 
 func TestABigGroupComesBackWhole(t *testing.T) {
-	r, err := bench.RunBig(t.Context(), bench.BigOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Jobs: 6000, Payload: 100})
+	r, err := bench.RunBigGroup(t.Context(), bench.BigGroupOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Jobs: 6000, Payload: 100})
 	require.NoError(t, err)
 	require.Equal(t, 6000, r.Results)
 	require.Positive(t, r.PeakMB)

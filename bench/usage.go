@@ -23,14 +23,14 @@ const producerRole = "producer"
 // redisRole are the redis-servers among them.
 const redisRole = "redis"
 
-// used is what a fleet has used so far.
-type used struct {
+// fleetUse is what a fleet has used so far.
+type fleetUse struct {
 	roles   map[string]time.Duration // CPU time
-	masters []master                 // by address
+	masters []masterUse              // by address
 }
 
-// master is what one redis-server has used so far.
-type master struct {
+// masterUse is what one redis-server has used so far.
+type masterUse struct {
 	addr     string
 	cpu      time.Duration
 	commands int64 // those of scripts are counted, too
@@ -40,9 +40,9 @@ type master struct {
 
 type commandUse struct{ calls, us int64 }
 
-// used asks the operating system and Redis.
-func (f *Fleet) used(ctx context.Context) (used, error) {
-	out := used{roles: map[string]time.Duration{}}
+// measureUse asks the operating system and Redis.
+func (f *Fleet) measureUse(ctx context.Context) (fleetUse, error) {
+	out := fleetUse{roles: map[string]time.Duration{}}
 	for role, pids := range f.pids() {
 		for _, pid := range pids {
 			t, err := processCPU(pid)
@@ -54,7 +54,7 @@ func (f *Fleet) used(ctx context.Context) (used, error) {
 	}
 	var mu sync.Mutex
 	err := f.Conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
-		m, err := askMaster(ctx, c)
+		m, err := readMasterUse(ctx, c)
 		if err != nil {
 			return fmt.Errorf("read Redis's statistics: %w", err)
 		}
@@ -63,7 +63,7 @@ func (f *Fleet) used(ctx context.Context) (used, error) {
 		out.masters = append(out.masters, m)
 		return nil
 	})
-	slices.SortFunc(out.masters, func(a, b master) int { return cmp.Compare(a.addr, b.addr) })
+	slices.SortFunc(out.masters, func(a, b masterUse) int { return cmp.Compare(a.addr, b.addr) })
 	return out, err
 }
 
@@ -76,8 +76,8 @@ func (f *Fleet) pids() map[string][]int {
 	return out
 }
 
-func askMaster(ctx context.Context, c redis.UniversalClient) (master, error) {
-	m := master{byName: map[string]commandUse{}}
+func readMasterUse(ctx context.Context, c redis.UniversalClient) (masterUse, error) {
+	m := masterUse{byName: map[string]commandUse{}}
 	if single, ok := c.(*redis.Client); ok {
 		m.addr = single.Options().Addr
 	}
@@ -105,8 +105,8 @@ func askMaster(ctx context.Context, c redis.UniversalClient) (master, error) {
 }
 
 // since is what was used after before.
-func (u used) since(before used) used {
-	out := used{roles: map[string]time.Duration{}}
+func (u fleetUse) since(before fleetUse) fleetUse {
+	out := fleetUse{roles: map[string]time.Duration{}}
 	for role, cpu := range u.roles {
 		out.roles[role] = cpu - before.roles[role]
 	}
@@ -115,7 +115,7 @@ func (u used) since(before used) used {
 			break
 		}
 		was := before.masters[i]
-		d := master{
+		d := masterUse{
 			addr:     m.addr,
 			cpu:      m.cpu - was.cpu,
 			commands: m.commands - was.commands,
@@ -132,16 +132,16 @@ func (u used) since(before used) used {
 	return out
 }
 
-// processes is the CPU time of all of them.
-func (u used) processes() (sum time.Duration) {
+// processCPU is the CPU time of all of them.
+func (u fleetUse) processCPU() (sum time.Duration) {
 	for _, cpu := range u.roles {
 		sum += cpu
 	}
 	return sum
 }
 
-// redis is the sum over the masters.
-func (u used) redis() (sum master) {
+// redisTotal is the sum over the masters.
+func (u fleetUse) redisTotal() (sum masterUse) {
 	sum.byName = map[string]commandUse{}
 	for _, m := range u.masters {
 		sum.cpu, sum.commands, sum.memory = sum.cpu+m.cpu, sum.commands+m.commands, sum.memory+m.memory
@@ -154,7 +154,7 @@ func (u used) redis() (sum master) {
 
 // table is what the commands took, the costliest first; those of scripts are counted in the scripts
 // and by themselves.
-func (m master) table(jobs int) string {
+func (m masterUse) table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")
 	names := make([]string, 0, len(m.byName))
@@ -174,7 +174,7 @@ func (m master) table(jobs int) string {
 }
 
 func perJob(d time.Duration, jobs int) float64 {
-	return round(float64(d.Nanoseconds()) / 1e3 / float64(jobs))
+	return round2(float64(d.Nanoseconds()) / 1e3 / float64(jobs))
 }
 
 // seconds reads a time from Redis's INFO.
@@ -224,9 +224,9 @@ func (f *Fleet) peaks() (map[string]float64, error) {
 	return out, nil
 }
 
-// forgetPeak has this process's peak be of what follows. Where that is not allowed, the peak is
+// resetPeakMemory has this process's peak be of what follows. Where that is not allowed, the peak is
 // that of all runs.
-func forgetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
+func resetPeakMemory() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
 func peakMB(pid int) (float64, error) {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
@@ -236,7 +236,7 @@ func peakMB(pid int) (float64, error) {
 	for line := range strings.Lines(string(b)) {
 		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
 			kb, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 64)
-			return round(kb / 1024), nil
+			return round2(kb / 1024), nil
 		}
 	}
 	return 0, fmt.Errorf("read memory of process %d: no VmHWM", pid)

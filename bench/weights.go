@@ -99,7 +99,7 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 	}
 	out.Weights = &Weights{
 		WeightError:  worstDeviation(s.counts, weights),
-		WeightShares: shares(s.counts),
+		WeightShares: sharesOf(s.counts),
 		WeightStarts: sumCounts(s.counts),
 	}
 	return x.overrides, nil
@@ -128,8 +128,8 @@ func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	}
 	low := startEvents(log, func(s journal.StartEvent) bool { return s.Group == groups[2].id })
 	out.Lanes = &Lanes{
-		LaneError: worstDeviation(s.counts, []float64{6, 3, 1}), LaneShares: shares(s.counts), LaneStarts: sumCounts(s.counts),
-		LowMaxGap: precise(float64(longestGap(low, s.from, s.to)) / 1e6), LowLaneStarts: s.counts[2],
+		LaneError: worstDeviation(s.counts, []float64{6, 3, 1}), LaneShares: sharesOf(s.counts), LaneStarts: sumCounts(s.counts),
+		LowMaxGap: round4(float64(longestGap(low, s.from, s.to)) / 1e6), LowLaneStarts: s.counts[2],
 	}
 	return x.overrides, nil
 }

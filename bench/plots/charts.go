@@ -113,17 +113,17 @@ func ofLimits(l bench.Limits, to map[string]chart) {
 }
 
 func ofFairness(f bench.Fairness, to map[string]chart) {
-	if n := f.Noisy; n != nil {
+	if n := f.NoisyNeighbour; n != nil {
 		to["noisy"] = distribution("Small groups beside a noisy tenant",
 			fmt.Sprintf("%d jobs of one tenant, %d small tenants; p99 is %.2f × that of a small group alone",
 				n.NoisyJobs, n.SmallTenants, n.SmallRatio),
 			n.SmallAloneSeconds, n.SmallSeconds)
 	}
-	if n := f.Long; n != nil {
+	if n := f.NoisyLongJobs; n != nil {
 		to["noisy-long"] = distribution("Small groups beside a tenant with jobs 50 times as long",
 			fmt.Sprintf("p99 is %.2f × that of a small group alone", n.LongRatio), n.LongAloneSeconds, n.LongSmall)
 	}
-	if b := f.Behind; b != nil {
+	if b := f.BehindHugeGroup; b != nil {
 		to["behind"] = distribution("Small groups behind a huge one of their own tenant",
 			fmt.Sprintf("%d jobs before them; the slowest takes %.2f × as long as alone",
 				b.BehindHugeJobs, b.BehindRatio), sorted(b.BehindAloneSeconds), sorted(b.BehindSeconds))

@@ -36,13 +36,13 @@ func (r results) figures() []bench.Figure {
 	}
 	out = append(out, limitFigures(r.limits)...)
 	f := r.fairness
-	if n := f.Noisy; n != nil {
+	if n := f.NoisyNeighbour; n != nil {
 		add(n.SmallRatio <= 2, fmt.Sprintf("noisy neighbour, %d jobs: small tenants' p99", n.NoisyJobs),
 			"≤ 2 × alone", "%.3f s, %.2f ×", n.SmallP99, n.SmallRatio)
 		add(n.ThroughputRatio >= 0.98, "throughput, against one group with nobody to be fair to",
 			"≥ 98%", "%.1f%%", 100*n.ThroughputRatio)
 	}
-	if n := f.Long; n != nil {
+	if n := f.NoisyLongJobs; n != nil {
 		add(n.LongRatio <= 3, "noisy neighbour with jobs 50 times as long: small tenants' p99",
 			"≤ 3 × alone", "%.3f s, %.2f ×", n.LongP99, n.LongRatio)
 	}
@@ -57,7 +57,7 @@ func (r results) figures() []bench.Figure {
 		add(l.LaneError <= 0.05 && l.LowLaneStarts > 0, "lanes 6:3:1 under saturation: furthest off",
 			"≤ 5%, low never starves", "%.1f%%; low waits %.3f s at most", 100*l.LaneError, l.LowMaxGap)
 	}
-	if b := f.Behind; b != nil {
+	if b := f.BehindHugeGroup; b != nil {
 		add(b.BehindRatio <= 2, fmt.Sprintf("small groups behind one of %d jobs of the same tenant: the slowest",
 			b.BehindHugeJobs), "first, or ≤ 2 × alone", "%.3f s, %.2f ×; before the huge one: %t",
 			b.BehindMax, b.BehindRatio, b.BehindFirst)

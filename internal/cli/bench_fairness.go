@@ -51,13 +51,13 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 
 func (r *Root) showFairness(f bench.Fairness) error {
 	t := newTable(r.Out)
-	if n := f.Noisy; n != nil {
+	if n := f.NoisyNeighbour; n != nil {
 		t.row("beside a noisy tenant", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
 			n.SmallP99, n.SmallAloneP99, n.SmallRatio))
 		t.row("throughput", fmt.Sprintf("%.0f jobs/s, %.0f in one group: %.1f%%",
 			n.JobsPerSecond, n.UnfairPerSecond, 100*n.ThroughputRatio))
 	}
-	if n := f.Long; n != nil {
+	if n := f.NoisyLongJobs; n != nil {
 		t.row("beside one with long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
 			n.LongP99, n.LongAloneP99, n.LongRatio))
 	}
@@ -68,7 +68,7 @@ func (r *Root) showFairness(f bench.Fairness) error {
 		t.row("lanes 6:3:1", fmt.Sprintf("shares %v, off by %.1f%%; low waits %.3f s at most",
 			l.LaneShares, 100*l.LaneError, l.LowMaxGap))
 	}
-	if b := f.Behind; b != nil {
+	if b := f.BehindHugeGroup; b != nil {
 		t.row("behind a huge group", fmt.Sprintf("%.3f s at most, alone %.3f s: %.2f ×",
 			b.BehindMax, b.BehindAloneMax, b.BehindRatio))
 	}

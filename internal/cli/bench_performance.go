@@ -53,7 +53,7 @@ func newBenchLatency(r *Root, set *variables) *cobra.Command {
 }
 
 func newBenchBig(r *Root, set *variables) *cobra.Command {
-	var o bench.BigOptions
+	var o bench.BigGroupOptions
 	cmd := &cobra.Command{
 		Use:   "big",
 		Short: "One big group from a file over HTTP: steady speed, flat memory, results read back",
@@ -67,7 +67,7 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 				return err
 			}
 			o.Progress = progress
-			result, err := bench.RunBig(cmd.Context(), o)
+			result, err := bench.RunBigGroup(cmd.Context(), o)
 			done()
 			if err != nil || r.JSON {
 				return errors.Join(err, r.printUnless(err, result))

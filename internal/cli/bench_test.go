@@ -139,7 +139,7 @@ func TestBenchTablesShowWhatWasRun(t *testing.T) {
 	require.NotContains(t, out.String(), "Redis memory")
 
 	out.Reset()
-	require.NoError(t, r.showFigures(bench.Performance{Big: &bench.Big{Jobs: 10, Results: 9, SteadyRatio: 1}}.Figures()))
+	require.NoError(t, r.showFigures(bench.Performance{Big: &bench.BigGroup{Jobs: 10, Results: 9, SteadyRatio: 1}}.Figures()))
 	require.Regexp(t, `its results, read back as NDJSON +all +9 in 0\.0 s +NO`, out.String())
 
 	out.Reset()
