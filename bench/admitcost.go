@@ -151,7 +151,11 @@ func (q *tenantQueues) addTenant(ctx context.Context, name string, jobs int) err
 	})
 	for left := jobs; left > 0 && err == nil; left -= ledger.MaxAppend {
 		more := slices.Repeat([]ledger.NewJob{{Payload: []byte("{}")}}, min(left, ledger.MaxAppend))
-		_, err = ledger.Append(ctx, q.conn.Cmd, q.partition, ledger.AppendArgs{Group: group, Limit: 1 << 30, Jobs: more})
+		_, err = ledger.Append(ctx, q.conn.Cmd, q.partition, ledger.AppendArgs{
+			Group: group,
+			Limit: 1 << 30,
+			Jobs:  more,
+		})
 	}
 	return err
 }

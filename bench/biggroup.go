@@ -115,7 +115,9 @@ func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 }
 
 // runBigGroup uploads the file while its jobs run, and waits for their end.
-func (r *fleetRun) runBigGroup(ctx context.Context, c *client.API, name string, out *BigGroup, progress func(int)) error {
+func (r *fleetRun) runBigGroup(
+	ctx context.Context, c *client.API, name string, out *BigGroup, progress func(int),
+) error {
 	file, err := os.Open(name)
 	if err != nil {
 		return err

@@ -60,7 +60,8 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	busy := group{
 		id:     x.name + "-busy",
 		tenant: "busy",
-		jobs:   int(float64(limit.perWindow) * (elasticAloneTime.Seconds()/limit.window.Seconds() + returnBacklogWindows)),
+		jobs: int(float64(limit.perWindow) * (elasticAloneTime.Seconds()/limit.window.Seconds() +
+			returnBacklogWindows)),
 	}
 	if err := x.submit(ctx, busy); err != nil {
 		return out, err
@@ -113,7 +114,9 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 
 // count computes the figures; returned says when (µs) each tenant came back with a backlog of
 // returnWindows shares.
-func (e *Elastic) count(limit limitRule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64) {
+func (e *Elastic) count(
+	limit limitRule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64,
+) {
 	permits := permitEvents(log, nil)
 	busy := permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == "busy" })
 	used, windows := limit.usedRatio(busy, busyFrom, busyTo)

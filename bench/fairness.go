@@ -118,7 +118,9 @@ func (x *experiment) runOneByOne(ctx context.Context, part string, groups []grou
 
 // runAlone is how long small groups take with nothing else there. A few before them warm the fleet up.
 // Kind is in their names.
-func (x *experiment) runAlone(ctx context.Context, part, kind string, n int, tenant func(i int) string) ([]float64, error) {
+func (x *experiment) runAlone(
+	ctx context.Context, part, kind string, n int, tenant func(i int) string,
+) ([]float64, error) {
 	const warm = 3
 	groups := make([]group, warm+n)
 	for i := range groups {

@@ -49,8 +49,16 @@ func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) 
 	now := time.Now()
 	open := slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.jobs == 0 })
 	return &groupFollower{
-		fleet: f, space: space, progress: progress, began: now, movedAt: now, samples: []sample{{}}, done: map[string]int{},
-		open: open, pollsAll: len(open) <= followGroups, pollNext: followGroups,
+		fleet:    f,
+		space:    space,
+		progress: progress,
+		began:    now,
+		movedAt:  now,
+		samples:  []sample{{}},
+		done:     map[string]int{},
+		open:     open,
+		pollsAll: len(open) <= followGroups,
+		pollNext: followGroups,
 	}
 }
 
@@ -143,7 +151,8 @@ func (f *groupFollower) poll(ctx context.Context) error {
 // tenthSpeeds are the jobs a second of the first tenth of all jobs and of the last, from the first that
 // was seen done; 0 where the groups were too many to be looked at together.
 func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
-	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10), reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)
+	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10),
+		reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)
 	if a < 0 || b <= a || d <= c {
 		return 0, 0
 	}

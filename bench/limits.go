@@ -211,8 +211,10 @@ func occasionalGroups(name string, jobs int, seconds float64, random *rand.Rand)
 	out := make([]delayedGroup, occasionalCount)
 	for i := range out {
 		out[i] = delayedGroup{time.Duration(0.7 * seconds * random.Float64() * float64(time.Second)), group{
-			id: fmt.Sprintf("%s-occasional-%d", name, i), tenant: fmt.Sprintf("occasional-%d", random.IntN(occasionalTenants)),
-			jobs: max(1, int(float64(jobs)*weights[i]/sum)), payload: someFailOnce,
+			id:      fmt.Sprintf("%s-occasional-%d", name, i),
+			tenant:  fmt.Sprintf("occasional-%d", random.IntN(occasionalTenants)),
+			jobs:    max(1, int(float64(jobs)*weights[i]/sum)),
+			payload: someFailOnce,
 		}}
 	}
 	slices.SortFunc(out, func(a, b delayedGroup) int { return int(a.after - b.after) })

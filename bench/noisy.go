@@ -55,7 +55,9 @@ type noisyRun struct {
 	overrides     map[string]string
 }
 
-func runBesideNoisy(ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int) (noisyRun, error) {
+func runBesideNoisy(
+	ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int,
+) (noisyRun, error) {
 	s := unlimited()
 	s.replicas = map[string]int{"worker": processes}
 	x, err := startExperiment(ctx, o.Options, s)

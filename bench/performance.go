@@ -115,7 +115,12 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 		out.Latency = &r
 	}
 	if wants("big") {
-		r, err := RunBigGroup(ctx, BigGroupOptions{FleetOptions: fleet, Jobs: big, Payload: 200, Progress: o.progressOf("big", big)})
+		r, err := RunBigGroup(ctx, BigGroupOptions{
+			FleetOptions: fleet,
+			Jobs:         big,
+			Payload:      200,
+			Progress:     o.progressOf("big", big),
+		})
 		if err != nil {
 			return out, fmt.Errorf("big: %w", err)
 		}
@@ -129,7 +134,9 @@ func (o PerformanceOptions) progressOf(name string, total int) func(int) {
 }
 
 // runInTurn runs base and variant in turn.
-func (o PerformanceOptions) runInTurn(ctx context.Context, base ThroughputOptions, v performanceVariant) (MeasuredVariant, error) {
+func (o PerformanceOptions) runInTurn(
+	ctx context.Context, base ThroughputOptions, v performanceVariant,
+) (MeasuredVariant, error) {
 	varied := base
 	v.change(&varied)
 	var bases, runs []Throughput
@@ -186,7 +193,8 @@ func (p Performance) Figures() []Figure {
 				"≥ 0.5 ×", "%.2f × %.0f/s", b.CeilingRatio, b.Ceiling.JobsPerSecond)
 		}
 		add(b.RedisCPUPerJob <= 8, "CPU of Redis", "≤ 8 µs a job", "%.1f µs", b.RedisCPUPerJob)
-		add(b.totalCPU() <= 26, "CPU of Redis and all processes, the producer included", "≤ 26 µs a job", "%.1f µs", b.totalCPU())
+		add(b.totalCPU() <= 26, "CPU of Redis and all processes, the producer included",
+			"≤ 26 µs a job", "%.1f µs", b.totalCPU())
 		if b.BytesPerQueuedJob > 0 {
 			add(b.BytesPerQueuedJob <= float64(b.PayloadBytes+120), "Redis memory of a queued job",
 				"≤ payload + 120 bytes", "payload + %.0f bytes", b.BytesPerQueuedJob-float64(b.PayloadBytes))

@@ -183,7 +183,9 @@ func (r *fleetRun) close() {
 }
 
 // measureThroughput is the run itself.
-func (r *fleetRun) measureThroughput(ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int)) error {
+func (r *fleetRun) measureThroughput(
+	ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int),
+) error {
 	groups := divideJobs(r.name, o.Jobs, o.Tenants, o.Groups)
 	if o.Limits {
 		if err := r.limitTenants(ctx, o.Tenants); err != nil {

@@ -87,7 +87,12 @@ func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[stri
 	groups := make([]group, len(weights))
 	for i, w := range weights {
 		tenant := fmt.Sprintf("weight-%g", w)
-		groups[i] = group{id: x.name + "-" + tenant, tenant: tenant, jobs: competingJobs, payload: sleeping(smallSleepMS)}
+		groups[i] = group{
+			id:      x.name + "-" + tenant,
+			tenant:  tenant,
+			jobs:    competingJobs,
+			payload: sleeping(smallSleepMS),
+		}
 		if err := ledger.SetTenant(ctx, x.fleet.Conn.Cmd, x.space.OfTenant(tenant), tenant,
 			ledger.TenantSettings{Weight: &w}); err != nil {
 			return nil, fmt.Errorf("set weight of tenant %s: %w", tenant, err)
@@ -128,8 +133,11 @@ func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	}
 	low := startEvents(log, func(s journal.StartEvent) bool { return s.Group == groups[2].id })
 	out.Lanes = &Lanes{
-		LaneError: worstDeviation(s.counts, []float64{6, 3, 1}), LaneShares: sharesOf(s.counts), LaneStarts: sumCounts(s.counts),
-		LowMaxGap: round4(float64(longestGap(low, s.from, s.to)) / 1e6), LowLaneStarts: s.counts[2],
+		LaneError:     worstDeviation(s.counts, []float64{6, 3, 1}),
+		LaneShares:    sharesOf(s.counts),
+		LaneStarts:    sumCounts(s.counts),
+		LowMaxGap:     round4(float64(longestGap(low, s.from, s.to)) / 1e6),
+		LowLaneStarts: s.counts[2],
 	}
 	return x.overrides, nil
 }
