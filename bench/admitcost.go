@@ -16,29 +16,34 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// AdmitCost is what it costs to admit a job while so many tenants have waiting jobs.
+// AdmitCost compares what admitting a job costs Redis while few, more and very many tenants have
+// waiting jobs.
 type AdmitCost struct {
-	AdmitCost      []TenantsCost `json:"admit_cost"`
-	AdmitCostRatio float64       `json:"admit_cost_ratio"` // of the most tenants to the fewest
-	AdmitBatch     int           `json:"admit_batch"`      // jobs a script
+	AdmitCost []TenantsCost `json:"admit_cost"`
+	// cost with the most tenants / cost with the fewest
+	AdmitCostRatio float64 `json:"admit_cost_ratio"`
+	// the most jobs that one call of the script admits
+	AdmitBatch int `json:"admit_batch"`
 }
 
-// TenantsCost is the cost with one number of tenants.
+// TenantsCost is the cost of admitting a job with one number of tenants.
 type TenantsCost struct {
-	Tenants    int     `json:"tenants"`
-	Waiting    int     `json:"jobs_per_tenant"`
-	Jobs       int     `json:"jobs"`                 // that were admitted
-	RedisUSJob float64 `json:"redis_cpu_us_per_job"` // CPU time of the whole redis-server
-	// what the script took by Redis's statistics, waits for a CPU included
+	Tenants int `json:"tenants"`
+	Waiting int `json:"jobs_per_tenant"`
+	Jobs    int `json:"jobs"` // admitted while the cost was measured
+	// CPU time of the redis-server, with everything it does
+	RedisUSJob float64 `json:"redis_cpu_us_per_job"`
+	// duration of the script by Redis's commandstats; includes time in which the server had no CPU
 	ScriptUS float64 `json:"script_us_per_job"`
 }
 
 const (
-	costJobs    = 20     // of each tenant at least; few tenants have more, so that none runs out of them
-	costAdmits  = 10_000 // jobs
-	costWarm    = 1000   // before them
-	costBatch   = 50     // FETCH_BATCH_SIZE
-	costClients = 16     // that build the queues at the same time
+	// waiting jobs of each tenant, at least; a few tenants get more, so that none runs out of jobs
+	costJobs    = 20
+	costAdmits  = 10_000 // jobs that are admitted while the cost is measured
+	costWarm    = 1000   // jobs that are admitted before
+	costBatch   = 50     // jobs a call: the default of FETCH_BATCH_SIZE
+	costClients = 16     // goroutines that fill the queues
 )
 
 var costTenants = []int{10, 1000, 100_000}
@@ -57,8 +62,8 @@ func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	return map[string]string{}, nil
 }
 
-// tenantQueues are tenants with a group of waiting jobs each, on a private redis-server
-// without any process.
+// tenantQueues fills and admits from the fair queue of a private redis-server on which no role
+// runs. Each tenant has one group of waiting jobs.
 type tenantQueues struct {
 	conn      *redisx.Conn
 	partition keyspace.Partition
@@ -71,7 +76,7 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 	if err != nil {
 		return TenantsCost{}, err
 	}
-	defer server.Close() //nolint:errcheck // nothing is lost with it
+	defer server.Close() //nolint:errcheck // it holds nothing to keep
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL:            server.URL(),
 		PoolMaxActive:  2 * costClients,
@@ -80,12 +85,12 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 	if err != nil {
 		return TenantsCost{}, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is lost with it
+	defer conn.Close() //nolint:errcheck // it holds nothing to keep
 	space, err := keyspace.New("bulk-action:", 1)
 	if err != nil {
 		return TenantsCost{}, err
 	}
-	// The limit is counted, as it is by default, but never reached.
+	// The limit is never reached. It is counted all the same, as in an installation with defaults.
 	rate := ledger.Rate{
 		RPS:     1_000_000_000,
 		Window:  time.Second,
@@ -99,7 +104,7 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 	if err := q.fill(ctx, out.Waiting, progress); err != nil {
 		return out, err
 	}
-	if _, _, err := q.measureAdmits(ctx, costWarm); err != nil { // Redis learns the script, too
+	if _, _, err := q.measureAdmits(ctx, costWarm); err != nil { // also loads the script into Redis
 		return out, err
 	}
 	spent, jobs, err := q.measureAdmits(ctx, costAdmits)
@@ -112,7 +117,7 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 	return out, nil
 }
 
-// fill gives every tenant a group of so many jobs.
+// fill gives each tenant one group with this number of waiting jobs.
 func (q *tenantQueues) fill(ctx context.Context, jobs int, progress func(int)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -167,48 +172,50 @@ func (q *tenantQueues) admit(ctx context.Context) (int, error) {
 	return r.Moved, err
 }
 
-// redisTime is time that Redis has spent.
-type redisTime struct{ cpu, script time.Duration }
+// redisUse is time that Redis has spent: CPU time of the server, and the duration of scripts.
+type redisUse struct{ cpu, script time.Duration }
 
-// measureAdmits admits jobs and says what Redis has spent on it.
-func (q *tenantQueues) measureAdmits(ctx context.Context, most int) (spent redisTime, jobs int, err error) {
-	before, err := q.redisTime(ctx)
+// measureAdmits admits at least most jobs. It returns how many it admitted and what Redis spent on
+// them. It is an error if the queues run empty.
+func (q *tenantQueues) measureAdmits(ctx context.Context, most int) (spent redisUse, jobs int, err error) {
+	before, err := q.redisUse(ctx)
 	if err != nil {
-		return redisTime{}, 0, err
+		return redisUse{}, 0, err
 	}
 	for jobs < most {
 		n, err := q.admit(ctx)
 		if err != nil {
-			return redisTime{}, 0, err
+			return redisUse{}, 0, err
 		}
 		if n == 0 {
-			return redisTime{}, 0, fmt.Errorf("admit: nothing was admitted from full queues after %d jobs", jobs)
+			return redisUse{}, 0, fmt.Errorf("admit: nothing was admitted from full queues after %d jobs", jobs)
 		}
 		jobs += n
 	}
-	after, err := q.redisTime(ctx)
+	after, err := q.redisUse(ctx)
 	if err != nil {
-		return redisTime{}, 0, err
+		return redisUse{}, 0, err
 	}
-	return redisTime{after.cpu - before.cpu, after.script - before.script}, jobs, nil
+	return redisUse{after.cpu - before.cpu, after.script - before.script}, jobs, nil
 }
 
-func (q *tenantQueues) redisTime(ctx context.Context) (redisTime, error) {
+func (q *tenantQueues) redisUse(ctx context.Context) (redisUse, error) {
 	stats, err := q.conn.Cmd.Info(ctx, "commandstats").Result()
 	if err != nil {
-		return redisTime{}, fmt.Errorf("read Redis's statistics: %w", err)
+		return redisUse{}, fmt.Errorf("read Redis's statistics: %w", err)
 	}
 	cpu, err := q.conn.Cmd.Info(ctx, "cpu").Result()
 	if err != nil {
-		return redisTime{}, fmt.Errorf("read Redis's statistics: %w", err)
+		return redisUse{}, fmt.Errorf("read Redis's statistics: %w", err)
 	}
-	return redisTime{
+	return redisUse{
 		cpu:    seconds(cpu, "used_cpu_user") + seconds(cpu, "used_cpu_sys"),
 		script: time.Duration(commandTime(stats, "evalsha")) * time.Microsecond,
 	}, nil
 }
 
-// commandTime reads µs from lines like cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
+// commandTime returns the total µs of a command from the text of INFO commandstats. The line of a
+// command looks like this: cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
 func commandTime(info, command string) int64 {
 	for line := range strings.Lines(info) {
 		fields, ok := strings.CutPrefix(strings.TrimSpace(line), "cmdstat_"+command+":")

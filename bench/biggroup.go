@@ -14,37 +14,41 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// BigGroupOptions say how big one group is.
+// BigGroupOptions say how large the group is.
 type BigGroupOptions struct {
 	FleetOptions
 	Jobs     int
-	Payload  int            // bytes
-	Progress func(done int) // may be nil
+	Payload  int            // bytes of each job's payload
+	Progress func(done int) // called with the number of jobs done; may be nil
 }
 
-// BigGroup is one group from a file over HTTP, uploaded and processed at once, and its
-// results read back.
+// BigGroup has the figures of one large group. Its jobs are uploaded from a file over HTTP and run
+// at the same time; then its results are read back.
 type BigGroup struct {
-	Jobs           int                `json:"jobs"`
-	PayloadBytes   int                `json:"payload_bytes"`
-	FileMB         float64            `json:"file_mb"`
-	UploadSeconds  float64            `json:"upload_seconds"`
-	ElapsedSeconds float64            `json:"elapsed_seconds"` // from the first request to COMPLETED
-	JobsPerSecond  float64            `json:"jobs_per_second"`
-	FirstTenth     float64            `json:"first_tenth_jobs_per_second"` // of the jobs
-	LastTenth      float64            `json:"last_tenth_jobs_per_second"`
-	SteadyRatio    float64            `json:"steady_ratio"` // the last to the first
-	PeakMBByRole   map[string]float64 `json:"peak_rss_mb_by_role"`
-	// of the largest of our processes, with the producer and without Redis
-	PeakMB         float64           `json:"peak_rss_mb"`
-	Results        int               `json:"results"`                // lines that were read back
-	ResultsSeconds float64           `json:"results_seconds"`        //
-	ProcessCPU     float64           `json:"process_cpu_us_per_job"` // the producer included
-	RedisCPU       float64           `json:"redis_cpu_us_per_job"`
-	Overrides      map[string]string `json:"overrides"`
+	Jobs          int     `json:"jobs"`
+	PayloadBytes  int     `json:"payload_bytes"`
+	FileMB        float64 `json:"file_mb"`
+	UploadSeconds float64 `json:"upload_seconds"`
+	// from the first request to COMPLETED
+	ElapsedSeconds float64 `json:"elapsed_seconds"`
+	JobsPerSecond  float64 `json:"jobs_per_second"`
+	// while the first tenth of the jobs ran
+	FirstTenth float64 `json:"first_tenth_jobs_per_second"`
+	LastTenth  float64 `json:"last_tenth_jobs_per_second"`
+	// speed of the last tenth / speed of the first
+	SteadyRatio  float64            `json:"steady_ratio"`
+	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
+	// of the largest process, this one included, redis-server not
+	PeakMB         float64 `json:"peak_rss_mb"`
+	Results        int     `json:"results"` // lines that were read back
+	ResultsSeconds float64 `json:"results_seconds"`
+	// all processes, the producer included
+	ProcessCPU float64           `json:"process_cpu_us_per_job"`
+	RedisCPU   float64           `json:"redis_cpu_us_per_job"`
+	Overrides  map[string]string `json:"overrides"`
 }
 
-// RunBigGroup runs one big group.
+// RunBigGroup uploads, runs and reads back one group of o.Jobs jobs.
 func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
 	out := BigGroup{Jobs: o.Jobs, PayloadBytes: o.Payload}
 	dir, err := os.MkdirTemp("", "bulkaction-big-")
@@ -100,7 +104,8 @@ func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
 	return out, nil
 }
 
-// writeJobs writes a job a line.
+// writeJobs writes a file with one job a line, as `POST /v1/groups/{id}/jobs` takes it. It returns
+// the file's size in MB (2^20 bytes).
 func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 	file, err := os.Create(name)
 	if err != nil {
@@ -109,12 +114,13 @@ func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 	w := bufio.NewWriter(file)
 	line := append(encodeJob(payload, `"result":{"cost":2},`), '\n')
 	for range jobs {
-		_, _ = w.Write(line) // its error comes again from Flush
+		_, _ = w.Write(line) // Flush returns its error
 	}
 	return round2(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
 }
 
-// runBigGroup uploads the file while its jobs run, and waits for their end.
+// runBigGroup uploads the file, while the jobs that were already uploaded run, and waits until the
+// group is completed. It fills in the speeds of out.
 func (r *fleetRun) runBigGroup(
 	ctx context.Context, c *client.API, name string, out *BigGroup, progress func(int),
 ) error {
@@ -169,8 +175,8 @@ func upload(ctx context.Context, c *client.API, g group, file *os.File, out *Big
 	return err
 }
 
-// readResults reads a group's results as NDJSON, and counts those that bear what its
-// jobs asked for.
+// readResults reads all results of a group over HTTP. It returns how many of them hold the value
+// that writeJobs put into each job, and how long the reading took.
 func readResults(ctx context.Context, c *client.API, id string) (n int, seconds float64, err error) {
 	began := time.Now()
 	for result, err := range c.Results(ctx, id) {

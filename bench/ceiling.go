@@ -16,17 +16,19 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// CeilingOptions say how much is run on which Redis.
+// CeilingOptions say how many jobs are run, and on which Redis.
 type CeilingOptions struct {
 	RedisURL string // "": a private redis-server
-	AOF      bool   // of the private one
+	AOF      bool   // the private redis-server writes an append-only file
 	Jobs     int
-	Payload  int // bytes
+	Payload  int // bytes of each job
 }
 
-// Ceiling is the least work that a queue with one stream entry a job can do: a batch is pushed to a
-// list, a script moves it to a stream, it is read by a consumer group, and a script acknowledges,
-// deletes and counts it. No tenants, limits, fences or results.
+// Ceiling is the speed of the simplest queue that uses one stream entry a job: the least-work
+// ceiling. A batch of jobs is pushed to a list; a script moves it to a stream; a consumer group
+// reads it; a script acknowledges, deletes and counts it. There are no tenants, limits, attempts or
+// results. No queue of this kind can be faster on the same machine, so it shows what our features
+// cost.
 type Ceiling struct {
 	Jobs             int     `json:"jobs"`
 	Batch            int     `json:"batch"`
@@ -39,12 +41,12 @@ type Ceiling struct {
 
 const (
 	ceilingBatch = 200
-	// ceilingLoops are busy at the same time, so that Redis never waits for this process.
+	// ceilingLoops run at the same time, so that Redis never waits for this process.
 	ceilingLoops = 2
 )
 
-// These scripts are not in package lua: they are no transitions of the system and know no key of
-// its layout. They do the least that such a transition could do, and are measured here only.
+// ceilingAdmit and ceilingOutcome do the least that a transition of this kind can do. They are not
+// in package lua because the system does not use them, and they know no key of its layout.
 var (
 	ceilingAdmit = redis.NewScript(`local jobs = redis.call('LPOP', KEYS[1], ARGV[1])
 for i = 1, #jobs do redis.call('XADD', KEYS[2], '*', 'job', jobs[i]) end
@@ -54,7 +56,7 @@ redis.call('XDEL', KEYS[1], unpack(ARGV))
 return redis.call('HINCRBY', KEYS[2], 'done', #ARGV)`)
 )
 
-// RunCeiling measures the least-work ceiling of a Redis.
+// RunCeiling measures the least-work ceiling; see [Ceiling].
 func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 	url := o.RedisURL
 	if url == "" {
@@ -62,7 +64,7 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 		if err != nil {
 			return Ceiling{}, err
 		}
-		defer closeAll(servers) //nolint:errcheck // nothing is lost with it
+		defer closeAll(servers) //nolint:errcheck // it holds nothing to keep
 		url = private
 	}
 	conn, err := redisx.Connect(ctx, redisx.Config{
@@ -73,11 +75,12 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 	if err != nil {
 		return Ceiling{}, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is lost with it
+	defer conn.Close() //nolint:errcheck // it holds nothing to keep
 	return measureCeiling(ctx, conn, o.Jobs, o.Payload)
 }
 
-// measureCeiling runs beside whatever lies there and leaves nothing.
+// measureCeiling uses keys of its own and deletes them, so it can run on a Redis that holds other
+// data.
 func measureCeiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling, error) {
 	f := &Fleet{Conn: conn}
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
@@ -123,7 +126,8 @@ func measureCeiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (
 	}, nil
 }
 
-// ceilingLoop sends the outcome of one batch and all steps of the next in one round-trip.
+// ceilingLoop runs jobs through one list and one stream, in batches. One round trip reports the
+// outcome of a batch and pushes, moves and reads the next one.
 func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs, payload int) error {
 	list, stream, ledger := base+"queue", base+"ready", base+"ledger"
 	if err := c.XGroupCreateMkStream(ctx, stream, "workers", "0").Err(); err != nil {
@@ -166,7 +170,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 	return errors.Join(err, c.Unlink(context.WithoutCancel(ctx), list, stream, ledger).Err())
 }
 
-// mean is of two runs.
+// mean returns the mean of two measurements.
 func (c Ceiling) mean(d Ceiling) *Ceiling {
 	half := func(a, b float64) float64 { return round4((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)

@@ -20,7 +20,8 @@ const (
 	formTimeout  = 30 * time.Second
 )
 
-// startRedis starts one private redis-server, or a cluster of so many masters without replicas.
+// startRedis starts private redis-servers: one, or a cluster of masters without replicas if masters
+// is above 1. It returns the URL under which the roles reach them.
 func startRedis(ctx context.Context, masters int, aof bool) (servers []*redisproc.Server, url string, err error) {
 	o := redisproc.Options{AOF: aof, Cluster: masters > 1}
 	var addrs []string
@@ -48,7 +49,8 @@ func closeAll(servers []*redisproc.Server) error {
 	return errors.Join(errs...)
 }
 
-// formCluster spreads the slots evenly over the nodes, has these meet, and waits until all of them serve.
+// formCluster divides the hash slots evenly among the nodes at addrs, connects the nodes to each
+// other, and waits until each of them reports that the cluster is complete.
 func formCluster(ctx context.Context, addrs []string) error {
 	ctx, cancel := context.WithTimeout(ctx, formTimeout)
 	defer cancel()

@@ -13,22 +13,22 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
-// CompareOptions say which programs are compared and how thoroughly. Role starts the head, Base the
-// program that it is compared with.
+// CompareOptions say which two programs are compared and how thoroughly. Options.Role starts the
+// program called "head", Base the one called "base".
 type CompareOptions struct {
 	Options
-	Base     []string // see FleetOptions.Role
-	Only     []string // variants; none: all
-	Rounds   int      // of each variant
-	Jobs     int      // of each run that measures throughput
-	HTTPJobs int      // the same where each job is a request
+	Base     []string // command that starts a role of the base program; see FleetOptions.Role
+	Only     []string // names of variants; empty: all
+	Rounds   int      // measurements of each variant with each program
+	Jobs     int      // jobs of a run that measures throughput
+	HTTPJobs int      // the same for the variant in which each job is a request
 	Rate     int      // jobs a second while latency is measured
-	Seconds  int      // of such a run
+	Seconds  int      // how long latency is measured
 }
 
-// Comparison is what two programs cost under the same workload. One load generator measures both.
+// Comparison shows what two programs cost under the same workload, which one load generator makes.
 type Comparison struct {
-	Base     string            `json:"base"` // name of the program's file
+	Base     string            `json:"base"` // name of the base program's file
 	Head     string            `json:"head"`
 	CPUs     int               `json:"cpus"`
 	Rounds   int               `json:"rounds"`
@@ -37,7 +37,7 @@ type Comparison struct {
 	Variants []ComparedVariant `json:"variants"`
 }
 
-// ComparedVariant has the figures of one kind of run.
+// ComparedVariant has the figures of one variant.
 type ComparedVariant struct {
 	Name    string           `json:"name"`
 	What    string           `json:"what"`
@@ -45,12 +45,12 @@ type ComparedVariant struct {
 	Figures []ComparedFigure `json:"figures"`
 }
 
-// ComparedFigure has the medians of a figure's rounds, and what each round measured.
+// ComparedFigure has the medians of one figure over all rounds, and the values of each round.
 type ComparedFigure struct {
 	Name     string    `json:"name"`
 	Base     float64   `json:"base"`
 	Head     float64   `json:"head"`
-	Ratio    float64   `json:"ratio"` // head to base
+	Ratio    float64   `json:"ratio"` // head / base
 	BaseRuns []float64 `json:"base_runs"`
 	HeadRuns []float64 `json:"head_runs"`
 }
@@ -64,13 +64,13 @@ func (f ComparedFigure) Range() (least, most float64) {
 	return slices.Min(ratios), slices.Max(ratios)
 }
 
-// The figures, in the order in which they are shown.
+// Names of the figures, in the order in which they are shown.
 const (
 	figureSpeed    = "jobs_per_second"
 	figureRedisCPU = "redis_cpu_us_per_job"
-	figureRoleCPU  = "roles_cpu_us_per_job" // without the load generator, which is the same for both programs
+	figureRoleCPU  = "roles_cpu_us_per_job" // the roles' processes, without this one
 	figureCommands = "redis_commands_per_job"
-	figureP50      = "p50_ms" // accepted to started, as in Latency
+	figureP50      = "p50_ms" // from accepted to started, as in Latency
 	figureP99      = "p99_ms"
 	figureMemory   = "redis_bytes_per_queued_job"
 )
@@ -79,15 +79,15 @@ var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
 }
 
-// compareVariant is one kind of run. It differs from the base variant in one thing.
+// compareVariant is a workload that differs from the base variant in one thing.
 type compareVariant struct {
 	name, what string
 	tenants    int
-	limits     bool               // each tenant has a limit of its own, which is counted and never reached
+	limits     bool               // each tenant has a limit of its own; it is counted but never reached
 	retries    bool               // 1% of the jobs fail once
-	aggregate  []client.Aggregate // that each group asks for
-	http       bool               // each job is a group and a request of its own
-	memory     bool               // measure the memory of a queued job, too
+	aggregate  []client.Aggregate // aggregates that each group asks for
+	http       bool               // each job is a group of its own, submitted by one HTTP request
+	memory     bool               // also measure the memory of a queued job
 }
 
 var compareVariants = []compareVariant{
@@ -110,7 +110,7 @@ var compareVariants = []compareVariant{
 	},
 }
 
-// CompareVariants returns the names of the variants.
+// CompareVariants returns the names of all variants.
 func CompareVariants() []string {
 	names := make([]string, len(compareVariants))
 	for i, v := range compareVariants {
@@ -119,11 +119,11 @@ func CompareVariants() []string {
 	return names
 }
 
-// roundFigures are what one program measured in one round, by name.
+// roundFigures maps the names of figures to what one program measured in one round.
 type roundFigures map[string]float64
 
 // RunCompare runs each variant with both programs in turn, and all variants in each round. With an
-// error it returns what complete rounds have measured.
+// error it returns the figures of the complete rounds.
 func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	chosen := slices.DeleteFunc(slices.Clone(compareVariants), func(v compareVariant) bool {
 		return len(o.Only) > 0 && !slices.Contains(o.Only, v.name)
@@ -137,7 +137,7 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 		for i := 0; i < len(chosen) && err == nil; i++ {
 			var both [2]roundFigures
 			for turn := range programs {
-				side := (round + turn) % 2 // neither program is always the first
+				side := (round + turn) % 2 // the programs take turns in being the first
 				part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.Rounds, chosen[i].name, names[side])
 				o.progress(part, int64(done), int64(2*o.Rounds*len(chosen)))
 				if both[side], err = o.measure(ctx, programs[side], chosen[i]); err != nil {
@@ -164,7 +164,7 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	return out, err
 }
 
-// jobs returns how many jobs a run of v sends to measure throughput.
+// jobs returns the number of jobs of a run that measures the throughput of v.
 func (o *CompareOptions) jobs(v compareVariant) int {
 	if v.http {
 		return o.HTTPJobs
@@ -172,7 +172,8 @@ func (o *CompareOptions) jobs(v compareVariant) int {
 	return o.Jobs
 }
 
-// computeMedians computes the medians of a variant's rounds.
+// computeMedians computes the medians and ratios of a variant from the rounds of both programs (0:
+// base, 1: head). It skips figures that the variant does not measure.
 func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 	var out []ComparedFigure
 	for _, name := range comparedFigureNames {
@@ -191,15 +192,15 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 	return out
 }
 
-// median returns the median.
+// median returns the middle value, or the mean of the two middle values.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// measure runs a variant with one program. Latency has a fleet of its own, since the journal that it
-// needs costs CPU.
+// measure runs a variant once with one program. Latency is measured on a fleet of its own, because
+// the journal that it needs costs CPU.
 func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (roundFigures, error) {
 	out := roundFigures{}
 	if err := o.measureThroughput(ctx, role, v, out); err != nil {
@@ -244,7 +245,7 @@ func (o *CompareOptions) measureThroughput(
 	return c.fleet.Stop()
 }
 
-// lastCompleted returns when the last group was completed, by Redis's clock.
+// lastCompleted returns the time at which the last of the groups was completed, by Redis's clock.
 func lastCompleted(ends []groupEnd) time.Time {
 	var last time.Time
 	for _, e := range ends {

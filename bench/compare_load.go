@@ -14,25 +14,26 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// compareRun is one fleet under one variant. The fleet may be of another revision, with other
-// keys and scripts, so this code uses contracts only: the ingest stream, the HTTP API, the
-// events stream and Redis's INFO. Two things are no contracts: the hidden command that runs a
-// role, and its journal.
+// compareRun is a fleet of one of the compared programs, under one variant. The program may be of
+// another revision, with other keys and scripts, so this code relies on contracts: the ingest
+// stream, the HTTP API, the events stream and Redis's INFO. It also needs two things that are not
+// contracts: the hidden command that runs a role, and the format of the journal.
 type compareRun struct {
 	*fleetRun
 	v    compareVariant
 	api  *client.API
 	ends *endListener
-	jobs [][]byte // one period of encoded jobs
+	jobs [][]byte // encoded jobs that are sent again and again, comparePeriod of them
 }
 
 const (
-	compareClients = 32                    // requests at a time
-	comparePayload = 200                   // bytes
-	eventsPause    = 50 * time.Millisecond // reading events must not cost much
+	compareClients = 32  // concurrent HTTP requests
+	comparePayload = 200 // bytes of each payload
+	// pause between reads of the events stream: reading often would cost CPU
+	eventsPause = 50 * time.Millisecond
 )
 
-// start starts a fleet and runs some jobs through it.
+// start starts a fleet with the program that role names, and warms it up.
 func (o *CompareOptions) start(
 	ctx context.Context, role []string, v compareVariant, journals string,
 ) (*compareRun, error) {
@@ -57,7 +58,7 @@ func (o *CompareOptions) start(
 	return c, nil
 }
 
-// close stops the fleet and the reading of its events.
+// close stops the fleet and the listener of its events.
 func (c *compareRun) close() {
 	if c.ends != nil {
 		c.ends.close()
@@ -84,7 +85,7 @@ func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions
 	return err
 }
 
-// send submits jobs as fast as possible, and waits until their groups are completed.
+// send submits jobs as fast as possible and waits until their groups are completed.
 func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
 	var groups []group
 	var err error
@@ -109,7 +110,7 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]group
 	return c.await(ctx, groups, jobs)
 }
 
-// sendPaced submits single jobs at a steady rate, each a group of its own, and waits until they are
+// sendPaced submits jobs at a steady rate, each in a group of its own, and waits until all are
 // completed.
 func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd, error) {
 	groups := c.singles("-paced", jobs)
@@ -122,7 +123,7 @@ func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd,
 	return c.await(ctx, groups, jobs)
 }
 
-// singles returns n groups of one job each, of all tenants in turn.
+// singles returns n groups of one job each. They belong to all tenants in turn.
 func (c *compareRun) singles(suffix string, n int) []group {
 	groups := make([]group, n)
 	for i := range groups {
@@ -132,7 +133,8 @@ func (c *compareRun) singles(suffix string, n int) []group {
 	return groups
 }
 
-// submit sends a group of one job, the i-th job of this run.
+// submit submits a group with one job, the i-th of this run: over HTTP or as a message, as the
+// variant says.
 func (c *compareRun) submit(ctx context.Context, g group, i int) error {
 	data := map[string]any{
 		"id": g.id, "tenant": g.tenant, "type": "NOOP", "seal": true, "jobs": []json.RawMessage{c.jobs[i%len(c.jobs)]},
@@ -156,7 +158,7 @@ func (c *compareRun) submit(ctx context.Context, g group, i int) error {
 	return err
 }
 
-// groupFields returns the fields of a group that the variant adds.
+// groupFields returns the fields that the variant adds to each group.
 func (c *compareRun) groupFields() map[string]any {
 	if c.v.aggregate == nil {
 		return nil
@@ -170,12 +172,12 @@ func (c *compareRun) newProducer() *producer {
 }
 
 const (
-	comparePeriod   = 100 // jobs, after which they repeat
+	comparePeriod   = 100 // number of jobs after which the jobs repeat
 	aggregateSum    = "cost"
 	aggregateSpread = "spread"
 )
 
-// encodeJobs makes the jobs of one period.
+// encodeJobs returns the jobs of one period, encoded.
 func (v compareVariant) encodeJobs() [][]byte {
 	jobs := make([][]byte, comparePeriod)
 	for i := range jobs {
@@ -191,7 +193,7 @@ func (v compareVariant) encodeJobs() [][]byte {
 	return jobs
 }
 
-// await waits until the groups are completed, and checks that the jobs did what the variant says.
+// await waits until the groups are completed, and checks that their jobs did what the variant says.
 func (c *compareRun) await(ctx context.Context, groups []group, jobs int) ([]groupEnd, error) {
 	var ids []string
 	for _, g := range groups {
@@ -206,9 +208,10 @@ func (c *compareRun) await(ctx context.Context, groups []group, jobs int) ([]gro
 
 var errWrongLoad = errors.New("the jobs did something else than the variant asks for")
 
-// checkGroups compares what the groups of a run show with what the variant asks for.
+// checkGroups returns an error unless the groups together show the jobs, retries and aggregates
+// that the variant asks for.
 func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
-	var got, want [4]int64 // jobs done, retries, sum of the values, number of values in the distributions
+	var got, want [4]int64 // jobs done, retries, sum of the values, values in the distributions
 	for _, e := range ends {
 		got[0] += e.group.Counts.Done
 		got[1] += e.group.Retries
@@ -243,8 +246,9 @@ func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 	return nil
 }
 
-// accepted returns how many jobs of a group are accepted; 0 while the group is not there.
+// accepted returns the number of accepted jobs of a group; 0 if the group does not exist yet.
 func (c *compareRun) accepted(ctx context.Context, g group) int {
-	shown, _ := c.api.Group(ctx, g.id) // an error comes again from the next call, or the group is not there yet
+	// the group may not exist yet; the next call returns other errors again
+	shown, _ := c.api.Group(ctx, g.id)
 	return int(shown.Counts.Accepted)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// smallCompare compares this program with a copy of it.
+// smallCompare returns options that compare this test binary with a copy of itself, with few jobs.
 func smallCompare(t *testing.T, only ...string) CompareOptions {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -43,7 +43,7 @@ func TestCompareRunsBothProgramsInTurn(t *testing.T) {
 		require.Equal(t, comparedFigureNames[i], f.Name)
 		require.Len(t, f.BaseRuns, 1)
 		require.Len(t, f.HeadRuns, 1)
-		if f.Name != figureRoleCPU { // it is counted in ticks of 10 ms
+		if f.Name != figureRoleCPU { // counted in ticks of 10 ms, so it may be 0
 			require.Positive(t, f.Base, f.Name)
 			require.Positive(t, f.Head, f.Name)
 			require.Positive(t, f.Ratio, f.Name)
@@ -51,8 +51,8 @@ func TestCompareRunsBothProgramsInTurn(t *testing.T) {
 	}
 }
 
-// TestCompareVariants runs each load on one program: a run fails when its groups do not show what
-// the variant asks for.
+// TestCompareVariants runs each variant with one program. A run fails if its groups do not show
+// what the variant asks for, so success shows that the load is right.
 func TestCompareVariants(t *testing.T) {
 	for _, v := range compareVariants[1:] {
 		t.Run(v.name, func(t *testing.T) {
@@ -143,7 +143,8 @@ func TestLastCompletedIsTheLatest(t *testing.T) {
 	require.Equal(t, time.UnixMilli(9), lastCompleted([]groupEnd{at(3), at(9), at(5)}))
 }
 
-// TestCompareLeavesOutBenchmarksOfOneSide runs what compare.sh runs before benchstat.
+// TestCompareLeavesOutBenchmarksOfOneSide runs common.awk, as compare.sh does before benchstat, on
+// two outputs: one benchmark has moved to another package, others exist on one side only.
 func TestCompareLeavesOutBenchmarksOfOneSide(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

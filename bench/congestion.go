@@ -7,44 +7,48 @@ import (
 	"time"
 )
 
-// CongestionOptions say how much runs into which limit.
+// CongestionOptions say how many jobs of how many tenants compete for which limit.
 type CongestionOptions struct {
 	Options
 	Jobs, Tenants int
-	RPS           int // permits a second in all
+	RPS           int // global limit: permits a second
 }
 
-// Congestion is what came of it: how close a backlog that is far above the limit comes to the
-// limit, and how often jobs were sent to non-ready for it.
+// Congestion shows how close a backlog that is far above the global limit comes to the ideal time,
+// and how often its jobs were throttled.
 type Congestion struct {
-	Jobs             int     `json:"jobs"`
-	Tenants          int     `json:"tenants"`
-	RPS              int     `json:"rps"`
-	IdealSeconds     float64 `json:"ideal_seconds"`
-	MakespanSeconds  float64 `json:"makespan_seconds"` // first accepted to last job ended
+	Jobs         int     `json:"jobs"`
+	Tenants      int     `json:"tenants"`
+	RPS          int     `json:"rps"`
+	IdealSeconds float64 `json:"ideal_seconds"`
+	// from the first job accepted to the last job ended
+	MakespanSeconds  float64 `json:"makespan_seconds"`
 	MakespanRatio    float64 `json:"makespan_ratio"`
 	ThrottlesPerJob  float64 `json:"throttles_per_job"`
-	Windows          int     `json:"windows"` // aligned ones, from the first permit to the last
+	Windows          int     `json:"windows"` // aligned windows from the first permit to the last
 	WindowsOverLimit int     `json:"windows_over_limit"`
-	MaxOver          float64 `json:"max_over"` // permits beyond the limit, at worst
+	MaxOver          float64 `json:"max_over"` // the largest number of permits beyond the limit
 	LimitUsedRatio   float64 `json:"limit_used_ratio"`
 	Permits          int64   `json:"permits"`
-	// in which more jobs started than a window has permits; for information
-	StartWindowsOver int               `json:"start_windows_over"`
-	TenantSeconds    []float64         `json:"tenant_seconds"` // when each tenant's last job had ended
-	PerSecond        []SecondOfTenants `json:"per_second,omitempty"`
-	Overrides        map[string]string `json:"overrides"`
+	// windows in which more jobs started than a window has permits. It is no error: jobs start some
+	// time after their permit
+	StartWindowsOver int `json:"start_windows_over"`
+	// for each tenant: from the first job accepted to its last job ended
+	TenantSeconds []float64         `json:"tenant_seconds"`
+	PerSecond     []SecondOfTenants `json:"per_second,omitempty"`
+	Overrides     map[string]string `json:"overrides"`
 }
 
-// SecondOfTenants are the permits that were spent in one second of the run, and the jobs
-// that started.
+// SecondOfTenants has the permits that all tenants spent in one second of the run, and the jobs
+// that started in it.
 type SecondOfTenants struct {
 	Second  int   `json:"second"`
 	Permits int64 `json:"permits"`
 	Starts  int64 `json:"starts"`
 }
 
-// RunCongestion has a few tenants, a group each, share a small global limit.
+// RunCongestion submits one group for each of o.Tenants tenants, which share the small global
+// limit, and waits for their end.
 func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error) {
 	out := Congestion{
 		Jobs:         o.Jobs,
@@ -97,7 +101,8 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	}
 	out.Windows, out.Permits = limit.windowCount(permits), sumEvents(permits)
 	out.WindowsOverLimit, out.MaxOver = limit.windowsOver(permits)
-	// All jobs were there before the first permit, and some waited until the last.
+	// All jobs were accepted before the first permit, and some waited until the last permit, so all
+	// windows between them count.
 	used, _ := limit.usedRatio(permits, permits[0].at, permits[len(permits)-1].at)
 	out.LimitUsedRatio = round4(used)
 	out.StartWindowsOver, _ = limit.windowsOver(starts)
@@ -105,7 +110,7 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	return out, nil
 }
 
-// perSecond is the run by aligned seconds, for plots.
+// perSecond divides a run into aligned seconds, for plots.
 func perSecond(permits, starts []event) []SecondOfTenants {
 	const second = int64(time.Second / time.Microsecond)
 	begin := permits[0].at / second

@@ -10,14 +10,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Elastic is how a busy tenant is lent what nine idle ones leave, and how soon these have it back.
+// Elastic shows how much of the limit one busy tenant borrows while nine others are nearly idle,
+// and how soon the others have their shares again when they return with a backlog.
 type Elastic struct {
 	Partitions int `json:"partitions"`
-	// the busy tenant's permits as a part of the global limit
+	// permits of the busy tenant / permits of the global limit
 	BusyShareOfLimit float64 `json:"busy_share_of_limit"`
 	BusyWindows      int     `json:"busy_windows"`
-	// from the one in which a tenant returned to the one in which it had its share; the
-	// slowest tenant's
+	// windows between the one in which a tenant returned and the first in which it had its full
+	// share, for the slowest tenant
 	ReturnWindows    int               `json:"return_windows"`
 	WindowsOverLimit int               `json:"windows_over_limit"`
 	LimitUsedRatio   float64           `json:"limit_used_ratio"`
@@ -25,7 +26,8 @@ type Elastic struct {
 	Overrides        map[string]string `json:"overrides"`
 }
 
-// ElasticWindow are the permits of one window.
+// ElasticWindow has the permits of one window: of the busy tenant, of all others, and of the other
+// tenant with the fewest.
 type ElasticWindow struct {
 	Busy       int64 `json:"busy"`
 	Others     int64 `json:"others"`
@@ -36,7 +38,7 @@ const (
 	elasticTenants       = 10
 	elasticAloneTime     = 10 * time.Second // how long the busy tenant is nearly alone
 	trickleInterval      = 250 * time.Millisecond
-	returnBacklogWindows = 5 // of backlog, at its share, that each tenant returns with
+	returnBacklogWindows = 5 // windows: the backlog of a returning tenant at its share
 )
 
 func idleTenant(i int) string { return fmt.Sprintf("idle-%d", i) }
@@ -81,7 +83,7 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 			return out, err
 		}
 	}
-	busyTo, err := x.redisTime(ctx)
+	busyTo, err := x.redisClock(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -112,8 +114,8 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	return out, nil
 }
 
-// count computes the figures; returned says when (µs) each tenant came back with a backlog of
-// returnWindows shares.
+// count computes the figures from the journals. returned has the time (µs) at which each tenant
+// returned with a backlog of returnBacklogWindows shares.
 func (e *Elastic) count(
 	limit limitRule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64,
 ) {
@@ -145,7 +147,7 @@ func (e *Elastic) count(
 	}
 	for name, at := range returned {
 		n := int64(0)
-		// One that never has its share counts all windows there are.
+		// A tenant that never gets its share counts all windows that there are.
 		for at/width+n <= last && sumBetween(tenants[name], (at/width+n)*width, (at/width+n+1)*width) < share {
 			n++
 		}

@@ -21,12 +21,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Options are what every experiment gets from outside.
+// Options are the options that all experiments have in common.
 type Options struct {
-	Role     []string // see FleetOptions
+	Role     []string // command that starts a role; see FleetOptions
 	RedisURL string   // "": a private redis-server for each run
-	Env      []string // NAME=value: more overrides, which win
-	// Progress is told how far a part of the experiment is; it may be nil.
+	Env      []string // NAME=value for the roles; wins over the experiment's own settings
+	// Progress is called with the progress of each part of an experiment; it may be nil.
 	Progress func(part string, done, total int64)
 }
 
@@ -36,33 +36,35 @@ func (o Options) progress(part string, done, total int64) {
 	}
 }
 
-// setup is how the fleet of one run differs from a fresh installation's.
+// setup says how the fleet of an experiment differs from an installation with defaults.
 type setup struct {
 	partitions int // 0: 1
 	env        map[string]string
 	replicas   map[string]int
 }
 
-// experiment is one run of an experiment: a fleet that keeps journals, and what was submitted to it.
+// experiment is one measured set-up: a fleet whose processes keep journals, and the groups that
+// were submitted to it.
 type experiment struct {
-	fleet         *Fleet
-	space         keyspace.Space
-	name          string // begins the ids of groups and tenants
-	journals      string
-	cleanupPrefix string // prefix of the keys that are removed in the end, on a Redis that is not ours
+	fleet    *Fleet
+	space    keyspace.Space
+	name     string // prefix of the ids of groups
+	journals string
+	// keys with this prefix are deleted at the end; set on a Redis that is not private
+	cleanupPrefix string
 	overrides     map[string]string
 	progress      func(part string, done, total int64)
-	groups        []group // as submitted
+	groups        []group // all submitted groups
 }
 
-// group is a group of NOOP jobs that is to be submitted.
+// group is a group of NOOP jobs to be submitted.
 type group struct {
 	id, tenant, priority string
 	jobs                 int
-	payload              func(i int) json.RawMessage // nil: {}
+	payload              func(i int) json.RawMessage // of the i-th job; nil: {}
 }
 
-// startExperiment starts a fleet for one run.
+// startExperiment starts a fleet with the settings of s and o.
 func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, err error) {
 	x := &experiment{name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36), progress: o.progress}
 	prefix := "bulk-action:"
@@ -70,7 +72,7 @@ func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, er
 	if env == nil {
 		env = map[string]string{}
 	}
-	if o.RedisURL != "" { // side by side with whatever lies there
+	if o.RedisURL != "" { // other data may be there
 		x.cleanupPrefix = "bulk-action-bench-" + x.name + ":"
 		prefix, env["BULKACTION_KEY_PREFIX"] = x.cleanupPrefix, x.cleanupPrefix
 	}
@@ -96,9 +98,9 @@ func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, er
 	return x, nil
 }
 
-// close ends the run, whatever its state, and leaves nothing behind.
+// close stops the fleet and deletes what the experiment stored.
 func (x *experiment) close() {
-	_ = x.fleet.Stop() // its figures stand or have failed already
+	_ = x.fleet.Stop() // the figures are computed, or an error was returned
 	if x.cleanupPrefix != "" {
 		_ = x.fleet.removeKeys(context.Background(), x.cleanupPrefix)
 	}
@@ -106,11 +108,11 @@ func (x *experiment) close() {
 	_ = os.RemoveAll(x.journals)
 }
 
-// perMessage is how many jobs one message carries.
+// perMessage is the largest number of jobs in one message.
 const perMessage = 500
 
-// submit publishes groups, small ones as one message each and large ones in pieces, in
-// turn among them.
+// submit publishes groups. A small group is one message; the jobs of large groups are published in
+// several messages, in turn among the groups.
 func (x *experiment) submit(ctx context.Context, groups ...group) error {
 	x.groups = append(x.groups, groups...)
 	pipe := x.fleet.Conn.Cmd.Pipeline()
@@ -157,7 +159,7 @@ func (x *experiment) submit(ctx context.Context, groups ...group) error {
 	return nil
 }
 
-// jobsOfMessage are the jobs of one message.
+// jobsOfMessage returns the jobs of one message, beginning with ordinal from.
 func (g *group) jobsOfMessage(from int) []jobBody {
 	jobs := make([]jobBody, min(perMessage, g.jobs-from))
 	for i := range jobs {
@@ -169,13 +171,14 @@ func (g *group) jobsOfMessage(from int) []jobBody {
 	return jobs
 }
 
-// sleeping is the payload of jobs that take so long.
+// sleeping returns a payload function of NOOP jobs that each run for ms milliseconds.
 func sleeping(ms int) func(int) json.RawMessage {
 	payload := json.RawMessage(fmt.Sprintf(`{"sleep_ms":%d}`, ms))
 	return func(int) json.RawMessage { return payload }
 }
 
-// groupState is what a group's hash says; times are Redis ms.
+// groupState is the state of a group as its hash shows it. Times are in ms by Redis's clock; ended
+// is when the last job ended, completed when all results were reduced.
 type groupState struct {
 	id, tenant                                 string
 	status                                     api.Status
@@ -183,10 +186,10 @@ type groupState struct {
 	created, ended, completed                  int64
 }
 
-// seconds is how long the group needed from being accepted to COMPLETED.
+// seconds returns the time from the group's acceptance to COMPLETED.
 func (g groupState) seconds() float64 { return float64(g.completed-g.created) / 1e3 }
 
-// readGroups reads groups.
+// readGroups reads the current states of groups. A group that does not exist has the zero state.
 func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupState, error) {
 	fields := []string{
 		"status", "accepted", "done", "failed", "throttles", "retries",
@@ -228,14 +231,15 @@ func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupSta
 	return out, nil
 }
 
-// pollInterval is how often groups are looked at; what is measured are their own timestamps.
+// pollInterval is the time between two reads of groups. It does not limit the accuracy of figures:
+// those are computed from timestamps in the groups.
 const pollInterval = 20 * time.Millisecond
 
-// stalled is how long nothing may move before a run is given up.
-const stalled = 2 * time.Minute
+// stallTimeout is the time without any progress after which a run is given up.
+const stallTimeout = 2 * time.Minute
 
-// await waits until groups are COMPLETED, and says how they are. Part names the wait for
-// the progress.
+// await waits until groups are COMPLETED and returns their states. part names the wait in the
+// progress.
 func (x *experiment) await(ctx context.Context, part string, groups []group) ([]groupState, error) {
 	open, all := slices.Clone(groups), map[string]groupState{}
 	var total, last int64
@@ -269,9 +273,9 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 		if done != last {
 			last, movedAt = done, time.Now()
 		}
-		if time.Since(movedAt) > stalled {
+		if time.Since(movedAt) > stallTimeout {
 			return nil, fmt.Errorf("await %d groups, %s among them: %d of %d jobs done and nothing moved for %s",
-				len(open), open[0].id, done, total, stalled)
+				len(open), open[0].id, done, total, stallTimeout)
 		}
 		if n%50 == 0 {
 			if err := x.fleet.Check(); err != nil {
@@ -291,8 +295,8 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 	return out, nil
 }
 
-// finish waits for the end of the run: all groups COMPLETED and a clean audit. It stops the
-// processes and reads their journals.
+// finish waits until all submitted groups are COMPLETED, runs a full audit, stops the processes and
+// reads their journals. It is an error if the audit finds a violation.
 func (x *experiment) finish(ctx context.Context, part string) ([]groupState, journal.Log, error) {
 	groups, err := x.await(ctx, part, x.groups)
 	if err != nil {
@@ -322,17 +326,17 @@ func (x *experiment) finish(ctx context.Context, part string) ([]groupState, jou
 
 var errNoStarts = errors.New("the processes logged no starts: they are of another version than this program")
 
-// errNoPermits says that there is nothing to compute from.
+// errNoPermits is returned if no process logged a permit, so that no figure can be computed.
 var errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
 
-// makespan is from the first group's acceptance to the end of the last job, in seconds.
+// makespan returns the seconds from the acceptance of the first group to the end of the last job.
 func makespan(groups []groupState) float64 {
 	first := slices.MinFunc(groups, func(a, b groupState) int { return cmp.Compare(a.created, b.created) })
 	last := slices.MaxFunc(groups, func(a, b groupState) int { return cmp.Compare(a.ended, b.ended) })
 	return float64(last.ended-first.created) / 1e3
 }
 
-// limitRule is the limit that the run's processes hold to.
+// limitRule returns the global limit of this experiment's fleet, for rps permits a second.
 func (x *experiment) limitRule(rps int) (limitRule, error) {
 	window, err := time.ParseDuration(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
 	if err != nil {
@@ -341,8 +345,8 @@ func (x *experiment) limitRule(rps int) (limitRule, error) {
 	return newLimitRule(cmp.Or(x.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
 }
 
-// redisTime is Redis's clock in µs.
-func (x *experiment) redisTime(ctx context.Context) (int64, error) {
+// redisClock returns the time of Redis's clock in µs.
+func (x *experiment) redisClock(ctx context.Context) (int64, error) {
 	t, err := x.fleet.Conn.Cmd.Time(ctx).Result()
 	if err != nil {
 		return 0, fmt.Errorf("ask for Redis's time: %w", err)

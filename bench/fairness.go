@@ -8,15 +8,15 @@ import (
 	"strconv"
 )
 
-// FairnessOptions say how much is run.
+// FairnessOptions say which parts are run and how large they are.
 type FairnessOptions struct {
 	Options
-	NoisyJobs int      // of the noisy neighbour
-	Only      []string // of FairnessParts; empty: all
-	Seed      uint64   // of when small tenants arrive
+	NoisyJobs int      // jobs of the noisy tenant
+	Only      []string // names of parts, see FairnessParts; empty: all
+	Seed      uint64   // of the random times at which small groups are submitted
 }
 
-// Fairness is what came of it: of each part that was run, its figures.
+// Fairness has the figures of all parts that were run; those of other parts are nil.
 type Fairness struct {
 	*NoisyNeighbour
 	*NoisyLongJobs
@@ -26,11 +26,11 @@ type Fairness struct {
 	*AdmitCost
 	*Idle
 	*RetryAfter
-	Overrides map[string]map[string]string `json:"overrides"` // by part
+	Overrides map[string]map[string]string `json:"overrides"` // by part; see FleetOptions.Overrides
 }
 
-// fairnessPart measures one thing on a fleet of its own and says how that differed from a fresh
-// installation's.
+// fairnessPart is one experiment of [RunFairness]. run fills in its figures and returns the
+// overrides of its fleet.
 type fairnessPart struct {
 	name string
 	run  func(context.Context, FairnessOptions, *Fairness) (map[string]string, error)
@@ -41,7 +41,7 @@ var fairnessParts = []fairnessPart{
 	{"behind", runBehind}, {"cost", runCost}, {"idle", runIdle}, {"retry-after", runRetryAfter},
 }
 
-// FairnessParts are the names of all parts.
+// FairnessParts returns the names of all parts.
 func FairnessParts() []string {
 	names := make([]string, len(fairnessParts))
 	for i, p := range fairnessParts {
@@ -50,8 +50,8 @@ func FairnessParts() []string {
 	return names
 }
 
-// RunFairness runs the parts one after the other. One that fails is left out of what is returned
-// with the error.
+// RunFairness runs the parts one after the other, each on a fleet of its own. With an error it
+// returns the figures of the parts that succeeded.
 func RunFairness(ctx context.Context, o FairnessOptions) (Fairness, error) {
 	out := Fairness{Overrides: map[string]map[string]string{}}
 	var errs []error
@@ -72,12 +72,12 @@ func RunFairness(ctx context.Context, o FairnessOptions) (Fairness, error) {
 	return out, errors.Join(errs...)
 }
 
-// unlimited has the workers be the bottleneck.
+// unlimited returns a setup without a global limit, in which the number of slots limits the speed.
 func unlimited() setup {
 	return setup{env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": "0"}}
 }
 
-// workerSlots is how many jobs the fleet runs at once.
+// workerSlots returns the number of slots of one worker process.
 func (x *experiment) workerSlots() int {
 	if n, err := strconv.Atoi(x.overrides["BULKACTION_WORKER_COUNT"]); err == nil && n > 0 {
 		return n
@@ -85,7 +85,7 @@ func (x *experiment) workerSlots() int {
 	return 10
 }
 
-// The small groups, which are the same in every part.
+// Size of the small groups, which is the same in all parts.
 const (
 	smallJobs    = 20
 	smallSleepMS = 10
@@ -100,7 +100,8 @@ func (x *experiment) smallGroup(kind string, i int, tenant string) group {
 	}
 }
 
-// runOneByOne submits groups, each when the one before has ended, and says how long each took.
+// runOneByOne submits each group when the previous one is completed. It returns the seconds that
+// each took.
 func (x *experiment) runOneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
 	took := make([]float64, 0, len(groups))
 	for _, g := range groups {
@@ -116,8 +117,8 @@ func (x *experiment) runOneByOne(ctx context.Context, part string, groups []grou
 	return took, nil
 }
 
-// runAlone is how long small groups take with nothing else there. A few before them warm the fleet up.
-// Kind is in their names.
+// runAlone returns the seconds that n small groups take when they run one by one and nothing else
+// runs. It runs a few more groups first, to warm up. kind becomes part of the groups' ids.
 func (x *experiment) runAlone(
 	ctx context.Context, part, kind string, n int, tenant func(i int) string,
 ) ([]float64, error) {

@@ -83,7 +83,8 @@ func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {
 }
 
 func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
-	t.Setenv("BULKACTION_WORKER_COUNT", "77") // of this process: not passed on, so not listed
+	// a variable of this process: the fleet does not inherit it
+	t.Setenv("BULKACTION_WORKER_COUNT", "77")
 	o := FleetOptions{Env: []string{"BULKACTION_LEASE=1s", "BULKACTION_LOG_LEVEL=info", "BULKACTION_LEASE=2s"}}
 	require.Equal(t, map[string]string{
 		"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "info", "BULKACTION_WORKER_TYPES": "NOOP", "BULKACTION_LEASE": "2s",

@@ -1,6 +1,6 @@
 // Package bench measures the system as it is deployed: real processes on a private redis-server.
-// What it reports is recomputed from what Redis and the operating system say, not from what the
-// processes claim.
+// All figures are computed from what Redis, the operating system and the processes' journals
+// recorded, not from metrics that the processes show about themselves.
 package bench
 
 import (
@@ -24,12 +24,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Fleet is the six roles as processes, and the Redis under them.
+// Fleet runs the processes of all six roles and the Redis that they use.
 type Fleet struct {
 	Conn *redisx.Conn
 	URL  string
 
-	servers []*redisproc.Server // none when Redis is not ours
+	servers []*redisproc.Server // private ones; empty when FleetOptions.RedisURL was given
 	procs   []process
 }
 
@@ -39,29 +39,30 @@ type process struct {
 	log  *childproc.Tail
 }
 
-// FleetOptions say what to start. Role is how this very program becomes a role, e.g. {"bulkaction",
-// "role"}: the role's name is appended.
+// FleetOptions say what to start. Role is the command that starts a role, for example
+// {"bulkaction", "role"}; the name of the role is appended.
 type FleetOptions struct {
 	Role     []string
-	RedisURL string         // "": a private redis-server
-	AOF      bool           // of the private one
+	RedisURL string         // "": private redis-servers
+	AOF      bool           // the private redis-server writes an append-only file
 	Masters  int            // of a private cluster; up to 1: a single server
-	Env      []string       // NAME=value; wins over everything
-	Replicas map[string]int // of a role; 1 where it says nothing
-	Journal  string         // folder to which processes log permits and starts; "": none
-	Profile  string         // folder to which processes write CPU profiles; "": none
+	Env      []string       // NAME=value for the roles; wins over all other settings
+	Replicas map[string]int // processes of each role; 1 for a role that is missing
+	Journal  string         // folder in which processes log permits and starts; "": no logs
+	Profile  string         // folder in which processes write CPU profiles; "": none
 }
 
-// defaultEnv is what a fleet sets in any case: addresses that collide with nothing, and the
-// processor for drills.
+// defaultEnv has the settings of each fleet: an API address that is always free, and the NOOP
+// processor.
 var defaultEnv = map[string]string{
 	"BULKACTION_API_ADDR":     "127.0.0.1:0",
 	"BULKACTION_LOG_LEVEL":    "warn",
 	"BULKACTION_WORKER_TYPES": "NOOP",
 }
 
-// Overrides are the variables that differ from a fresh installation's. Those of this process's
-// environment are not among them: the fleet inherits neither them nor those of OpenTelemetry.
+// Overrides returns the settings of the fleet that differ from the defaults. The fleet does not
+// inherit variables of this process that begin with BULKACTION_ or OTEL_, so they are not among
+// them.
 func (o FleetOptions) Overrides() map[string]string {
 	all := maps.Clone(defaultEnv)
 	for _, kv := range o.Env {
@@ -71,10 +72,10 @@ func (o FleetOptions) Overrides() map[string]string {
 	return all
 }
 
-// roles in the order in which they start.
+// roles has the names of the roles, in the order in which they start.
 var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"}
 
-// StartFleet starts Redis and the roles.
+// StartFleet starts Redis and the processes. With an error nothing keeps running.
 func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
 	f := &Fleet{URL: o.RedisURL}
 	if f.URL == "" {
@@ -106,7 +107,7 @@ func (f *Fleet) start(o FleetOptions, role string, i int) error {
 	if o.Profile != "" {
 		args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
 	}
-	cmd := exec.Command(o.Role[0], args...) // #nosec G204: this program itself
+	cmd := exec.Command(o.Role[0], args...) // #nosec G204: the command comes from our own options
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
 	})
@@ -124,7 +125,8 @@ func (f *Fleet) start(o FleetOptions, role string, i int) error {
 	return nil
 }
 
-// Check says whether all processes still run, and what one said that does not.
+// Check returns an error with the last output of a process that has ended; nil if all processes
+// run.
 func (f *Fleet) Check() error {
 	for _, p := range f.procs {
 		if !p.Running() {
@@ -134,11 +136,12 @@ func (f *Fleet) Check() error {
 	return nil
 }
 
-// stopGrace is how long a process may take to stop.
+// stopGrace is the time that a process has to stop.
 const stopGrace = 15 * time.Second
 
-// Stop stops the processes, politely and all at once; Redis stays. (A second signal would end a
-// process at once, so each gets one.)
+// Stop signals all processes at once and waits for them; Redis keeps running. It returns an error
+// if a process did not end with success. It sends one signal to each process, since a second one
+// would end the process without a drain.
 func (f *Fleet) Stop() error {
 	var wg sync.WaitGroup
 	for _, p := range f.procs {
@@ -155,7 +158,7 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
-// removeKeys removes the keys of a run from a Redis that is not ours.
+// removeKeys deletes all keys with a prefix.
 func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -170,7 +173,7 @@ func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
 	})
 }
 
-// Close stops the processes and Redis.
+// Close stops the processes and then the private redis-servers.
 func (f *Fleet) Close() error {
 	errs := []error{f.Stop()}
 	if f.Conn != nil {

@@ -17,30 +17,31 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// producerRole is this very process among the roles.
+// producerRole stands for this process in figures by role.
 const producerRole = "producer"
 
-// redisRole are the redis-servers among them.
+// redisRole stands for the redis-servers in figures by role.
 const redisRole = "redis"
 
-// fleetUse is what a fleet has used so far.
+// fleetUse is what the fleet's processes and Redis have used since they started.
 type fleetUse struct {
-	roles   map[string]time.Duration // CPU time
-	masters []masterUse              // by address
+	roles   map[string]time.Duration // CPU time of all processes of a role
+	masters []masterUse              // ordered by address
 }
 
-// masterUse is what one redis-server has used so far.
+// masterUse is what one redis-server has used since it started.
 type masterUse struct {
 	addr     string
 	cpu      time.Duration
-	commands int64 // those of scripts are counted, too
+	commands int64 // commands that scripts call are included
 	memory   int64 // bytes
 	byName   map[string]commandUse
 }
 
 type commandUse struct{ calls, us int64 }
 
-// measureUse asks the operating system and Redis.
+// measureUse reads the CPU time of the processes from the operating system, and statistics from
+// each redis-server.
 func (f *Fleet) measureUse(ctx context.Context) (fleetUse, error) {
 	out := fleetUse{roles: map[string]time.Duration{}}
 	for role, pids := range f.pids() {
@@ -67,7 +68,7 @@ func (f *Fleet) measureUse(ctx context.Context) (fleetUse, error) {
 	return out, err
 }
 
-// pids are the processes by role, this one as the producer.
+// pids returns the ids of the processes by role. This process has the role producerRole.
 func (f *Fleet) pids() map[string][]int {
 	out := map[string][]int{producerRole: {os.Getpid()}}
 	for _, p := range f.procs {
@@ -104,7 +105,7 @@ func readMasterUse(ctx context.Context, c redis.UniversalClient) (masterUse, err
 	return m, nil
 }
 
-// since is what was used after before.
+// since returns the difference of two measurements.
 func (u fleetUse) since(before fleetUse) fleetUse {
 	out := fleetUse{roles: map[string]time.Duration{}}
 	for role, cpu := range u.roles {
@@ -132,7 +133,7 @@ func (u fleetUse) since(before fleetUse) fleetUse {
 	return out
 }
 
-// processCPU is the CPU time of all of them.
+// processCPU returns the CPU time of all processes together.
 func (u fleetUse) processCPU() (sum time.Duration) {
 	for _, cpu := range u.roles {
 		sum += cpu
@@ -140,7 +141,7 @@ func (u fleetUse) processCPU() (sum time.Duration) {
 	return sum
 }
 
-// redisTotal is the sum over the masters.
+// redisTotal returns the sum over all redis-servers.
 func (u fleetUse) redisTotal() (sum masterUse) {
 	sum.byName = map[string]commandUse{}
 	for _, m := range u.masters {
@@ -152,8 +153,8 @@ func (u fleetUse) redisTotal() (sum masterUse) {
 	return sum
 }
 
-// table is what the commands took, the costliest first; those of scripts are counted in the scripts
-// and by themselves.
+// table lists what each command took, the costliest first. A command that a script calls is counted
+// twice: by itself and in the time of the script.
 func (m masterUse) table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")
@@ -177,7 +178,7 @@ func perJob(d time.Duration, jobs int) float64 {
 	return round2(float64(d.Nanoseconds()) / 1e3 / float64(jobs))
 }
 
-// seconds reads a time from Redis's INFO.
+// seconds returns the value of a field in the text of INFO that is a number of seconds.
 func seconds(info, name string) time.Duration {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -188,7 +189,7 @@ func seconds(info, name string) time.Duration {
 	return 0
 }
 
-// clockTick is what /proc counts CPU time in; it is 100 a second on every Linux that Go runs on.
+// clockTick is the unit of CPU times in /proc. It is 10 ms on each Linux that Go supports.
 const clockTick = 10 * time.Millisecond
 
 func processCPU(pid int) (time.Duration, error) {
@@ -202,7 +203,8 @@ func processCPU(pid int) (time.Duration, error) {
 	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
 }
 
-// peaks is the most memory that a process of each role has had in RAM so far, in MB (2^20 bytes).
+// peaks returns for each role the peak of resident memory of its largest process so far, in MB
+// (2^20 bytes).
 func (f *Fleet) peaks() (map[string]float64, error) {
 	out := map[string]float64{}
 	for role, pids := range f.pids() {
@@ -224,8 +226,8 @@ func (f *Fleet) peaks() (map[string]float64, error) {
 	return out, nil
 }
 
-// resetPeakMemory has this process's peak be of what follows. Where that is not allowed, the peak is
-// that of all runs.
+// resetPeakMemory resets the peak of this process's resident memory, so that a new run measures its
+// own. If the system forbids it, the peak includes earlier runs.
 func resetPeakMemory() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
 func peakMB(pid int) (float64, error) {

@@ -16,30 +16,32 @@ import (
 
 const (
 	followInterval = 50 * time.Millisecond
-	// followGroups are looked at each time: to follow a thousand must not cost what is measured.
-	// Where most of those have ended, more are looked at next time.
+	// followGroups is the number of groups that are read at a time. Reading a thousand groups each
+	// time would distort the measurement. When more than half of those that were read have ended,
+	// twice as many are read next time, up to followMostGroups.
 	followGroups     = 64
 	followMostGroups = 64 * followGroups
 )
 
-// groupFollower waits for the end of groups and costs little. The time of the end is the groups' own.
+// groupFollower waits for the end of groups with few reads, so that waiting does not distort the
+// measurement. The time of the end is taken from the groups.
 type groupFollower struct {
 	fleet    *Fleet
 	space    keyspace.Space
 	progress func(done int)
 
 	open     []group
-	pollsAll bool // all are looked at each time
-	pollNext int  // so many are looked at next
+	pollsAll bool // all open groups are read each time
+	pollNext int  // number of groups that the next poll reads
 	done     map[string]int
-	total    int // of done
+	total    int // sum of done
 	end      int64
 	movedAt  time.Time
 	began    time.Time
-	samples  []sample // where groups are few
+	samples  []sample // taken only if pollsAll
 }
 
-// sample is how many jobs were done at a time.
+// sample is the number of jobs that were done at a time after the start.
 type sample struct {
 	at   time.Duration
 	done int
@@ -62,7 +64,7 @@ func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) 
 	}
 }
 
-// wait returns when every group is COMPLETED; producing, which may be nil, is heard for an error.
+// wait returns when all groups are COMPLETED, or with an error from producing, which may be nil.
 func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error {
 	for n := 1; len(f.open) > 0; n++ {
 		select {
@@ -79,9 +81,9 @@ func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error 
 		if err := f.poll(ctx); err != nil {
 			return err
 		}
-		if time.Since(f.movedAt) > stalled {
+		if time.Since(f.movedAt) > stallTimeout {
 			return fmt.Errorf("await %d groups, %s among them: %d jobs done and nothing moved for %s",
-				len(f.open), f.open[0].id, f.total, stalled)
+				len(f.open), f.open[0].id, f.total, stallTimeout)
 		}
 		if n%20 == 0 {
 			if err := f.fleet.Check(); err != nil {
@@ -95,7 +97,7 @@ func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error 
 	return nil
 }
 
-// poll asks some of the groups how they are, and puts those that go on behind the others.
+// poll reads some of the open groups. Those that have not ended go to the end of the list.
 func (f *groupFollower) poll(ctx context.Context) error {
 	n := min(len(f.open), f.pollNext)
 	cmds := make([]*redis.SliceCmd, n)
@@ -148,8 +150,8 @@ func (f *groupFollower) poll(ctx context.Context) error {
 	return nil
 }
 
-// tenthSpeeds are the jobs a second of the first tenth of all jobs and of the last, from the first that
-// was seen done; 0 where the groups were too many to be looked at together.
+// tenthSpeeds returns the jobs a second of the first and the last tenth of all jobs. It counts from
+// the first sample with a job that was done. It returns 0 if the samples do not cover all jobs.
 func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10),
 		reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)
@@ -160,7 +162,8 @@ func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 	return round2((tenth - 1) / (b - a).Seconds()), round2(tenth / (d - c).Seconds())
 }
 
-// reachedAt is when so many jobs were done, by a straight line between samples; -1: never.
+// reachedAt returns the time at which this number of jobs was done, by linear interpolation between
+// samples; -1 if it was never reached.
 func reachedAt(samples []sample, done int) time.Duration {
 	for i := 1; i < len(samples); i++ {
 		before, after := samples[i-1], samples[i]

@@ -14,33 +14,34 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// endListener collects the ends of groups from the events stream, as any producer can.
+// endListener reads the events stream, as any producer can, and keeps the events of groups that
+// have ended.
 type endListener struct {
 	run    *fleetRun
-	offset time.Duration // Redis's clock minus this process's
+	offset time.Duration // Redis's clock minus this process's clock
 	pause  time.Duration // after each read
 	last   string        // id of the last event that was read
 	stop   context.CancelFunc
 	done   chan struct{}
 
 	mu   sync.Mutex
-	ends map[string]groupEnd // by group
+	ends map[string]groupEnd // by the group's id
 	err  error
 }
 
-// groupEnd is a group that has ended.
+// groupEnd is the end of a group, as its event shows it.
 type groupEnd struct {
-	readAt int64 // µs of Redis, when the event was read
+	readAt int64 // when the event was read, in µs by Redis's clock
 	group  *api.Group
 }
 
-// msUntil returns the ms from accepted to started, where started is µs of Redis.
+// msUntil returns the ms from the acceptance of the group to started (µs by Redis's clock).
 func (e groupEnd) msUntil(started int64) float64 {
 	return float64(started-e.group.Timestamps["created"].UnixMicro()) / 1000
 }
 
-// listenForEnds reads the events from now on. A pause between reads saves CPU where the time of reading
-// does not matter.
+// listenForEnds starts to read the events that are published from now on. A pause after each read
+// saves CPU; groupEnd.readAt is later by it.
 func (r *fleetRun) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
 	e := &endListener{run: r, pause: pause, last: "0", done: make(chan struct{}), ends: map[string]groupEnd{}}
 	var err error
@@ -85,7 +86,7 @@ func (e *endListener) readEvents(ctx context.Context) {
 	}
 }
 
-// record keeps the groups that have ended; mu is held.
+// record keeps the groups whose end is among the events. The caller holds mu.
 func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	for _, m := range messages {
 		e.last = m.ID
@@ -110,15 +111,17 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	return nil
 }
 
-// awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of ids.
+// awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of
+// ids. It is an error if a group failed or was cancelled, or if the groups do not end in time.
 func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]groupEnd, error) {
 	for began, n := time.Now(), 1; ; n++ {
 		out, err := e.completed(ids)
 		if err != nil || len(out) == len(ids) {
 			return out, err
 		}
-		if time.Since(began) > stalled {
-			return nil, fmt.Errorf("await events: %d of %d groups have ended after %s", len(out), len(ids), stalled)
+		if time.Since(began) > stallTimeout {
+			return nil, fmt.Errorf("await events: %d of %d groups have ended after %s",
+				len(out), len(ids), stallTimeout)
 		}
 		if n%50 == 0 {
 			if err := e.run.fleet.Check(); err != nil {
@@ -131,7 +134,8 @@ func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]group
 	}
 }
 
-// completed returns the ends of the groups up to the first that has none yet.
+// completed returns the ends of the groups, in the order of ids, up to the first group that has not
+// ended.
 func (e *endListener) completed(ids []string) ([]groupEnd, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -7,17 +7,22 @@ import (
 	"slices"
 )
 
-// BehindHugeGroup is how small groups fare behind a huge one of their own tenant.
+// BehindHugeGroup shows how long small groups take when a huge group of the same tenant was
+// submitted before them.
 type BehindHugeGroup struct {
-	BehindHugeJobs     int       `json:"behind_huge_jobs"`
-	BehindP50          float64   `json:"behind_p50_seconds"` // accepted to COMPLETED
-	BehindMax          float64   `json:"behind_max_seconds"`
-	BehindAloneMax     float64   `json:"behind_solo_max_seconds"`
-	BehindRatio        float64   `json:"behind_ratio"`             // slowest to slowest
-	BehindFirst        bool      `json:"behind_finished_first"`    // all before the huge one
-	BehindHugeLeft     int64     `json:"behind_huge_jobs_left"`    // of the huge group when the last small one had ended
-	BehindSeconds      []float64 `json:"behind_seconds"`           // of each
-	BehindAloneSeconds []float64 `json:"behind_solo_seconds_each"` // of each
+	BehindHugeJobs int     `json:"behind_huge_jobs"`
+	BehindP50      float64 `json:"behind_p50_seconds"` // from accepted to COMPLETED
+	BehindMax      float64 `json:"behind_max_seconds"`
+	BehindAloneMax float64 `json:"behind_solo_max_seconds"`
+	// slowest behind the huge group / slowest alone
+	BehindRatio float64 `json:"behind_ratio"`
+	// all small groups ended before the huge one
+	BehindFirst bool `json:"behind_finished_first"`
+	// jobs of the huge group that were not done when the last small group ended
+	BehindHugeLeft int64     `json:"behind_huge_jobs_left"`
+	BehindSeconds  []float64 `json:"behind_seconds"` // of each small group
+	// of each small group that ran alone
+	BehindAloneSeconds []float64 `json:"behind_solo_seconds_each"`
 }
 
 const (

@@ -15,12 +15,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Idle is what processes ask of Redis while there is nothing to do.
+// Idle has the rate at which idle processes send commands to Redis.
 type Idle struct {
-	IdleCommands float64                       `json:"idle_commands_per_second"` // of the process that sends most
-	IdleByRole   map[string]float64            `json:"idle_commands_per_second_by_role"`
-	IdleByName   map[string]map[string]float64 `json:"idle_commands_by_name"` // of each role
-	IdleSeconds  float64                       `json:"idle_seconds"`          // for which commands were counted
+	// of the process that sends the most
+	IdleCommands float64            `json:"idle_commands_per_second"`
+	IdleByRole   map[string]float64 `json:"idle_commands_per_second_by_role"`
+	// by role and by the command's name
+	IdleByName  map[string]map[string]float64 `json:"idle_commands_by_name"`
+	IdleSeconds float64                       `json:"idle_seconds"` // duration of the measurement
 }
 
 const (
@@ -34,7 +36,8 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		return nil, err
 	}
 	defer x.close()
-	// Processes that have worked before are idle in another way than those that never have.
+	// A worker that has run jobs behaves differently while idle than one that never has, so some
+	// jobs run first.
 	if _, err := x.runOneByOne(ctx, "idle", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
@@ -50,7 +53,8 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	if err != nil {
 		return nil, fmt.Errorf("listen to the commands: %w", err)
 	}
-	if err := clientNames(ctx, x.fleet.Conn, names); err != nil { // connections that came meanwhile
+	// connections that were opened meanwhile
+	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
 		return nil, err
 	}
 	out.Idle = &Idle{
@@ -58,7 +62,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		IdleByName:  map[string]map[string]float64{},
 		IdleSeconds: round2(took.Seconds()),
 	}
-	for _, p := range x.fleet.procs { // one of each role
+	for _, p := range x.fleet.procs { // one process of each role
 		n, byName := 0, map[string]int{}
 		for c, count := range counts {
 			if strings.Contains(names[c.addr], fmt.Sprintf("-%d-", p.PID())) {
@@ -82,7 +86,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	return x.overrides, nil
 }
 
-// clientNames adds who is connected, by address.
+// clientNames adds the name of each connected client to names, by its address.
 func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string) error {
 	var mu sync.Mutex
 	return conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
@@ -108,10 +112,11 @@ func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string
 	})
 }
 
-// clientCommand is what a client sends.
+// clientCommand is a command by its name, and the address of the client that sent it.
 type clientCommand struct{ addr, name string }
 
-// countCommands counts the commands that clients send; those of scripts are none of theirs.
+// countCommands counts the commands that clients send within a time. It does not count commands
+// that scripts call. It returns how long it counted.
 func countCommands(ctx context.Context, url string, lasts time.Duration) (map[clientCommand]int, time.Duration, error) {
 	opt, err := redis.ParseURL(url)
 	if err != nil {
@@ -161,10 +166,11 @@ func defaultUser(name string) string {
 	return name
 }
 
-// parseMonitorLine reads a line of MONITOR; there is no address when it is no client's command
-// but a script's.
+// parseMonitorLine reads a line that Redis's MONITOR prints for a command, such as
 //
 //	+1700000000.123456 [0 127.0.0.1:54321] "ping"
+//
+// The address is empty if a script called the command.
 func parseMonitorLine(line string) clientCommand {
 	_, rest, ok := strings.Cut(line, " [")
 	source, text, closed := strings.Cut(rest, "] ")

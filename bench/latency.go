@@ -16,34 +16,34 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// LatencyOptions say how many single jobs are sent.
+// LatencyOptions say how many single jobs are sent at which rate.
 type LatencyOptions struct {
 	FleetOptions
 	Rate     int // jobs a second
 	Seconds  int
-	Progress func(done int) // may be nil
+	Progress func(done int) // called with the number of jobs sent; may be nil
 }
 
-// Latency is how long single jobs wait, each a group of its own, while little else happens.
-// Accepted is the time of the script that created the group, which Redis keeps to the ms and rounds
-// down: up to 1 ms less was waited. The rest is exact to the µs.
+// Latency shows how long a job waits on a system with little load. Each job is a group of its own.
+// A group is accepted when the script creates it. Redis stores this time in ms and rounds it down,
+// so the real wait is up to 1 ms shorter. All other times are in µs.
 type Latency struct {
-	P50MS    float64 `json:"p50_ms"` // accepted to started
+	P50MS    float64 `json:"p50_ms"` // from accepted to started
 	P99MS    float64 `json:"p99_ms"`
 	MaxMS    float64 `json:"max_ms"`
 	Rate     int     `json:"rate"`
 	Jobs     int     `json:"jobs"`
 	Workload string  `json:"workload"`
 
-	// From the time when the job was due to be published: what a slow producer delays counts.
+	// from the time at which the job was due to be published: a delay in the producer counts
 	PublishedStarted Quantiles `json:"published_to_started"`
-	// to the event that the group is COMPLETED, as its producer reads it
+	// from the same time until a producer has read the event that the group is COMPLETED
 	PublishedFinished Quantiles `json:"published_to_finished"`
 
 	Overrides map[string]string `json:"overrides"`
 }
 
-// Quantiles of a wait.
+// Quantiles has quantiles of waiting times.
 type Quantiles struct {
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
@@ -57,13 +57,15 @@ func quantilesOf(ms []float64) Quantiles {
 	return Quantiles{round2(percentile(ms, 50)), round2(percentile(ms, 99)), round2(slices.Max(ms))}
 }
 
-// singleJob is a group of one job, and when it was due to be published (µs of Redis).
+// singleJob is the group of one job, and the time at which the job was due to be published, in µs
+// by Redis's clock.
 type singleJob struct {
 	id  string
 	due int64
 }
 
-// RunLatency sends single jobs at a steady rate, whatever becomes of those before.
+// RunLatency sends single jobs at a steady rate, which does not fall when earlier jobs are slow,
+// and waits for their end.
 func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	out := Latency{Rate: o.Rate, Workload: "groups of one job, a message each, of one tenant"}
 	journals, err := os.MkdirTemp("", "bulkaction-journals-")
@@ -129,7 +131,8 @@ func (l *Latency) compute(sent []singleJob, completed []groupEnd, log journal.Lo
 	l.PublishedStarted, l.PublishedFinished = quantilesOf(published), quantilesOf(ends)
 }
 
-// firstStarts returns the time of each group's first start, in µs of Redis.
+// firstStarts returns the time at which the first job of each group started, in µs by Redis's
+// clock.
 func firstStarts(log journal.Log) map[string]int64 {
 	started := map[string]int64{}
 	for _, s := range log.Starts { // ordered by time
@@ -140,15 +143,15 @@ func firstStarts(log journal.Log) map[string]int64 {
 	return started
 }
 
-// sendSingles sends n single jobs and waits for their end.
+// sendSingles sends n single jobs at a steady rate and waits until they are done.
 func (r *fleetRun) sendSingles(ctx context.Context, rate, n int) ([]singleJob, error) {
 	return r.sendSinglesFrom(ctx, rate, n, 0, nil)
 }
 
-// paceSenders send at the same time, so that a reply that is late holds up no other job.
+// paceSenders is the number of goroutines that send, so that a slow reply delays no other job.
 const paceSenders = 8
 
-// sendSinglesFrom numbers the groups from first on.
+// sendSinglesFrom does the same as sendSingles for groups that are numbered from first on.
 func (r *fleetRun) sendSinglesFrom(ctx context.Context, rate, n, first int, progress func(int)) ([]singleJob, error) {
 	offset, err := r.clockOffset(ctx)
 	if err != nil {
@@ -172,7 +175,7 @@ func (r *fleetRun) sendSinglesFrom(ctx context.Context, rate, n, first int, prog
 	return sent, follow(r.fleet, r.space, groups, nil).wait(ctx, nil)
 }
 
-// pace calls send for 0 to n-1 at a steady rate, each at the time when it is due. It stops at
+// pace calls send for 0 to n-1 at a steady rate, each at the time at which it is due. It stops at
 // the first error.
 func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int, due time.Time) error) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -216,7 +219,7 @@ func (r *fleetRun) sendSingle(ctx context.Context, id string) error {
 	return err
 }
 
-// clockOffset is by how much Redis's clock is ahead of ours.
+// clockOffset returns Redis's clock minus the clock of this process.
 func (r *fleetRun) clockOffset(ctx context.Context) (time.Duration, error) {
 	before := time.Now()
 	t, err := r.fleet.Conn.Cmd.Time(ctx).Result()
@@ -226,7 +229,7 @@ func (r *fleetRun) clockOffset(ctx context.Context) (time.Duration, error) {
 	return t.Sub(before.Add(time.Since(before) / 2)), nil
 }
 
-// acceptedToStarted are the ms from accepted to started as far as the groups tell.
+// acceptedToStarted returns the waiting time of each job in ms, from the timestamps of its group.
 func (r *fleetRun) acceptedToStarted(ctx context.Context, sent []singleJob) ([]float64, error) {
 	v, err := r.fields(ctx, sent, "at:created", "started")
 	if err != nil {

@@ -7,30 +7,34 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
-// limitRule is a rate limit as it is promised: permits a window, and how a limiter counts them.
+// limitRule is a rate limit: perWindow permits in each window, counted as the limiter does it.
 type limitRule struct {
 	limiter   string // fixed, sliding or token
 	window    time.Duration
 	perWindow int64
 }
 
-// newLimitRule is the rule that a configuration makes: rps·window permits a window, at least 1.
+// newLimitRule returns the rule for rps permits a second: rps·window permits in a window, at least
+// 1.
 func newLimitRule(limiter string, rps int, window time.Duration) limitRule {
 	return limitRule{limiter, window, max(1, int64(rps)*window.Milliseconds()/1000)}
 }
 
-// event is a number of permits, or of starts, at a time in µs.
+// event is a number n of permits or starts at the same time (µs).
 type event struct{ at, n int64 }
 
-// tokenTolerance is what a token limiter's fractions may be off by.
+// tokenTolerance is the rounding error that is accepted, in permits: a token limiter computes with
+// fractions.
 const tokenTolerance = 1e-3
 
-// windowsOver counts the aligned windows in which events break the rule, and by how much at worst. Events
-// come by time.
+// windowsOver counts the aligned windows in which the events exceed the limit, and returns the
+// largest excess in permits. Events are ordered by time. What exceeds the limit depends on the
+// limiter:
 //
 //   - fixed: more than perWindow in the window.
 //   - sliding: more than perWindow in a span [t, t+window) that ends in the window.
-//   - token: more than perWindow·t/window + perWindow in a span t that ends in the window.
+//   - token: more than perWindow·t/window + perWindow in a span of any length t that ends in the
+//     window.
 func (r limitRule) windowsOver(events []event) (windows int, worst float64) {
 	excess := r.excess(events)
 	width, last := r.window.Microseconds(), int64(math.MinInt64)
@@ -46,8 +50,8 @@ func (r limitRule) windowsOver(events []event) (windows int, worst float64) {
 	return windows, worst
 }
 
-// excess is for each event by how much the spans that end with it break the rule; negative where
-// they keep it.
+// excess returns for each event how many permits too many the spans have that end with this event.
+// It is negative if they keep the limit.
 func (r limitRule) excess(events []event) []float64 {
 	width := r.window.Microseconds()
 	out := make([]float64, len(events))
@@ -55,7 +59,7 @@ func (r limitRule) excess(events []event) []float64 {
 	level := 0.0
 	for i, e := range events {
 		switch r.limiter {
-		case "token": // as a bucket that leaks: the same as looking at every span
+		case "token": // a leaky bucket; equivalent to a check of all spans, see the test
 			if i > 0 {
 				level = max(0, level-float64(r.perWindow)*float64(e.at-events[i-1].at)/float64(width))
 			}
@@ -79,13 +83,13 @@ func (r limitRule) excess(events []event) []float64 {
 	return out
 }
 
-// usedRatio is the part of the permits that was spent in the whole windows between those of from and of
-// to (µs), and how many windows these are. They are aligned to the epoch; those of the sliding
-// limiter begin at from.
+// usedRatio returns the permits that were spent / the permits of the limit, in the whole windows
+// between the times from and to (µs), and the number of these windows. They are aligned to the
+// epoch; with the sliding limiter they begin at from.
 func (r limitRule) usedRatio(events []event, from, to int64) (ratio float64, windows int) {
 	width := r.window.Microseconds()
 	begin, end := (from/width+1)*width, to/width*width
-	if r.limiter == "sliding" { // its windows are aligned to nothing
+	if r.limiter == "sliding" { // a sliding window may begin at any time
 		begin, end = from, from+(to-from)/width*width
 	}
 	if end <= begin {
@@ -95,7 +99,7 @@ func (r limitRule) usedRatio(events []event, from, to int64) (ratio float64, win
 	return float64(sumBetween(events, begin, end)) / float64(int64(windows)*r.perWindow), windows
 }
 
-// sumBetween sums up what lies in [from, to).
+// sumBetween returns the sum of the events in [from, to).
 func sumBetween(events []event, from, to int64) int64 {
 	var n int64
 	for _, e := range events {
@@ -106,7 +110,7 @@ func sumBetween(events []event, from, to int64) int64 {
 	return n
 }
 
-// windowCount is how many aligned windows there are from the first event to the last.
+// windowCount returns the number of aligned windows from the first event to the last.
 func (r limitRule) windowCount(events []event) int {
 	if len(events) == 0 {
 		return 0

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// at makes events from pairs of ms and permits.
+// at returns events from pairs of numbers: a time in ms and a number of permits.
 func at(pairs ...int64) []event {
 	var out []event
 	for i := 0; i < len(pairs); i += 2 {
@@ -48,7 +48,8 @@ func TestWindowsOver(t *testing.T) {
 	}
 }
 
-// TestTokenLooksAtEverySpan holds the leaking bucket against the definition.
+// TestTokenLooksAtEverySpan compares the leaky bucket, which excess uses for the token limiter,
+// with the definition, which looks at each span.
 func TestTokenLooksAtEverySpan(t *testing.T) {
 	r := limitRule{"token", time.Second, 10}
 	events := at(0, 7, 130, 4, 131, 1, 900, 9, 2500, 3, 2501, 8, 2600, 2)

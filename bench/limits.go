@@ -16,22 +16,23 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Limiters are all that there are.
+// Limiters has the names of all limiters.
 var Limiters = []string{"fixed", "sliding", "token"}
 
-// LimitsOptions say what is tried.
+// LimitsOptions say which combinations of limiter, window and partitions are tried.
 type LimitsOptions struct {
 	Options
 	Limiters   []string
 	Windows    []time.Duration
 	Partitions []int
-	Seconds    float64 // of backlog at the limit, in each run; 0: 10. Five windows at least.
-	RPS        int
-	Parallel   int // runs side by side
-	NoElastic  bool
+	// size of each run's backlog, in seconds of the limit; 0: 10. It is at least five windows
+	Seconds   float64
+	RPS       int
+	Parallel  int // number of runs at the same time
+	NoElastic bool
 }
 
-// Limits is what came of it.
+// Limits has the figures of all runs.
 type Limits struct {
 	RPS       int               `json:"rps"`
 	Runs      []LimitRun        `json:"runs"`
@@ -39,38 +40,42 @@ type Limits struct {
 	Overrides map[string]string `json:"overrides"`
 }
 
-// LimitRun is one limiter under a load that is above it all the time.
+// LimitRun has the figures of one combination, under a load that is above the limit all the time.
 type LimitRun struct {
-	Limiter          string            `json:"limiter"`
-	WindowMS         int64             `json:"window_ms"`
-	Partitions       int               `json:"partitions"`
-	Windows          int               `json:"windows"` // aligned ones, from the first permit to the last
-	WindowsOverLimit int               `json:"windows_over_limit"`
-	MaxOver          float64           `json:"max_over"`         // permits beyond the limit, at worst
-	LimitUsedRatio   float64           `json:"limit_used_ratio"` // in the whole windows in which jobs waited
-	UsedWindows      int               `json:"used_windows"`     // these
-	Jobs             int64             `json:"jobs"`
-	Permits          int64             `json:"permits"`
-	Promoted         int64             `json:"promoted"` // permits of them that were spent on promotions
-	Starts           int64             `json:"starts"`
-	Unpermitted      int64             `json:"starts_without_permit"`
-	Retries          int64             `json:"retries"`
-	ThrottlesPerJob  float64           `json:"throttles_per_job"`
-	Overrides        map[string]string `json:"overrides"`
+	Limiter    string `json:"limiter"`
+	WindowMS   int64  `json:"window_ms"`
+	Partitions int    `json:"partitions"`
+	// aligned windows from the first permit to the last
+	Windows          int `json:"windows"`
+	WindowsOverLimit int `json:"windows_over_limit"`
+	// the largest number of permits beyond the limit
+	MaxOver float64 `json:"max_over"`
+	// in the whole windows in which jobs waited
+	LimitUsedRatio  float64           `json:"limit_used_ratio"`
+	UsedWindows     int               `json:"used_windows"` // the number of these windows
+	Jobs            int64             `json:"jobs"`
+	Permits         int64             `json:"permits"`
+	Promoted        int64             `json:"promoted"` // permits that promotions spent
+	Starts          int64             `json:"starts"`
+	Unpermitted     int64             `json:"starts_without_permit"`
+	Retries         int64             `json:"retries"`
+	ThrottlesPerJob float64           `json:"throttles_per_job"`
+	Overrides       map[string]string `json:"overrides"`
 }
 
-// The load of a limit run: fetchers and dispatchers that compete, tenants with a backlog, and
-// others that come and go.
+// The load of a run: several fetchers and dispatchers compete for permits; some tenants have a
+// backlog, others submit occasional groups.
 const (
 	limitFetchers, limitDispatchers                    = 4, 2
 	backlogTenants, occasionalTenants, occasionalCount = 3, 12, 24
-	occasionalPart                                     = 0.25 // of all jobs
-	limitSeconds                                       = 10
-	limitWindows                                       = 5
-	limitSeed                                          = 3
+	// jobs of the occasional groups / all jobs
+	occasionalPart = 0.25
+	limitSeconds   = 10
+	limitWindows   = 5
+	limitSeed      = 3
 )
 
-// RunLimits tries every combination, and then how the limit is lent.
+// RunLimits measures all combinations, and then how tenants borrow and get back their shares.
 func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	out := Limits{RPS: o.RPS}
 	for _, limiter := range o.Limiters {
@@ -84,7 +89,8 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 			}
 		}
 	}
-	// The longest first, so that nothing is left running alone at the end.
+	// Runs with long windows take the longest. They begin first, so that at the end no run is left
+	// alone.
 	order := make([]int, len(out.Runs))
 	for i := range order {
 		order[i] = i
@@ -134,7 +140,8 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	return out, ctx.Err()
 }
 
-// firstCause is what went wrong first: the rest was only cancelled.
+// firstCause returns the first error that is not a cancellation. A failed run cancels the others,
+// whose errors say nothing.
 func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -144,7 +151,8 @@ func firstCause(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// unionOverrides lists every value that a variable was given in any run.
+// unionOverrides returns the overrides of several runs together. A variable with different values
+// shows all of them.
 func unionOverrides(runs ...map[string]string) map[string]string {
 	values := map[string][]string{}
 	for _, r := range runs {
@@ -167,8 +175,8 @@ func (r *LimitRun) name() string {
 		time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
 }
 
-// someFailOnce is the payload of jobs of which some fail once: 5% come back after a transient error, 2%
-// after a partner's refusal.
+// someFailOnce is a payload function. 5% of its jobs fail once with a transient error, 2% are
+// throttled once.
 func someFailOnce(i int) json.RawMessage {
 	switch {
 	case i%20 == 7:
@@ -179,14 +187,15 @@ func someFailOnce(i int) json.RawMessage {
 	return json.RawMessage(`{}`)
 }
 
-// delayedGroup is a group that is submitted some time into a run.
+// delayedGroup is a group that is submitted some time after the start of a run.
 type delayedGroup struct {
 	after time.Duration
 	group
 }
 
-// limitLoad is what a run is given: backlogs from the start, and occasional groups that come before the
-// backlogs are.
+// limitLoad returns the load of a run: groups that are submitted at the start, and occasional
+// groups within the first 70% of the time that the limit needs for all jobs. The same seed gives
+// the same load.
 func limitLoad(name string, jobs int, seconds float64, seed uint64) (backlog []group, occasional []delayedGroup) {
 	occasionalJobs := int(float64(jobs) * occasionalPart)
 	left := jobs - occasionalJobs
@@ -221,7 +230,7 @@ func occasionalGroups(name string, jobs int, seconds float64, random *rand.Rand)
 	return out
 }
 
-// runCombination fills in what came of one combination.
+// runCombination measures the combination that r names, and fills in its figures.
 func (o LimitsOptions) runCombination(ctx context.Context, r *LimitRun) error {
 	window := time.Duration(r.WindowMS) * time.Millisecond
 	seconds := o.Seconds
@@ -266,7 +275,8 @@ func (o LimitsOptions) runCombination(ctx context.Context, r *LimitRun) error {
 	return r.count(limit, ended, log, waitsFrom)
 }
 
-// count computes the figures from the journals.
+// count computes the figures from the final groups and the journals. waitsFrom is the time (µs)
+// from which jobs waited.
 func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, waitsFrom int64) error {
 	permits := permitEvents(log, nil)
 	admittedBacklog := permitEvents(log, func(p journal.PermitEvent) bool {
@@ -276,11 +286,11 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 		return errNoPermits
 	}
 	r.Windows, r.Permits, r.Starts = limit.windowCount(permits), sumEvents(permits), int64(len(log.Starts))
-	r.Unpermitted = max(0, r.Starts-r.Permits) // a run spends a permit
+	r.Unpermitted = max(0, r.Starts-r.Permits) // each start needs a permit
 	r.Promoted = sumEvents(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
 	r.WindowsOverLimit, r.MaxOver = limit.windowsOver(permits)
 	r.MaxOver = round4(r.MaxOver)
-	// Until the last job of a backlog is admitted, a job waits all the time.
+	// Until the last job of the backlogs is admitted there are always jobs that wait.
 	used, windows := limit.usedRatio(permits, max(waitsFrom, permits[0].at), admittedBacklog[len(admittedBacklog)-1].at)
 	r.LimitUsedRatio, r.UsedWindows = round4(used), windows
 	var throttles int64
@@ -293,7 +303,7 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	return nil
 }
 
-// awaitAccepted waits until all jobs of groups are there, and says since when (µs).
+// awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs).
 func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
 	for {
 		now, err := x.readGroups(ctx, groups)
@@ -306,7 +316,7 @@ func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, 
 			})
 		})
 		if !missing {
-			return x.redisTime(ctx)
+			return x.redisClock(ctx)
 		}
 		if err := x.fleet.Check(); err != nil {
 			return 0, err
@@ -317,7 +327,7 @@ func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, 
 	}
 }
 
-// submitWhenDue submits groups when their times have come.
+// submitWhenDue submits each group at its time after now. Groups are ordered by time.
 func (x *experiment) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 	began := time.Now()
 	for _, g := range groups {

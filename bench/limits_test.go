@@ -19,10 +19,10 @@ func TestLimitRunCountsFromTheJournals(t *testing.T) {
 			permit(500, journal.Admit, "backlog-0", 10),
 			permit(1000, journal.Admit, "backlog-0", 9),
 			permit(1500, journal.Promote, "occasional-1", 1),
-			permit(2100, journal.Admit, "backlog-1", 12), // two too many
+			permit(2100, journal.Admit, "backlog-1", 12), // two permits too many
 			permit(3000, journal.Admit, "backlog-0", 7),
 			permit(4000, journal.Admit, "backlog-0", 1),
-			permit(6000, journal.Promote, "backlog-0", 1), // a retry, when nothing waits any more
+			permit(6000, journal.Promote, "backlog-0", 1), // a retry, when no job waits any more
 		},
 		Starts: make([]journal.StartEvent, 41),
 	}
@@ -41,7 +41,8 @@ func TestElasticCountsWindowsUntilTheShare(t *testing.T) {
 		permit(500, journal.Admit, "busy", 20),
 		permit(1000, journal.Admit, "busy", 19), permit(1100, journal.Admit, "a", 1),
 		permit(2000, journal.Admit, "busy", 20),
-		permit(3000, journal.Admit, "busy", 18), permit(3900, journal.Admit, "a", 2), // returns at 3.5 s
+		// a returns at 3.5 s
+		permit(3000, journal.Admit, "busy", 18), permit(3900, journal.Admit, "a", 2),
 		permit(4000, journal.Admit, "busy", 9), permit(4100, journal.Admit, "a", 10), permit(4900, journal.Admit, "b", 1),
 		permit(5000, journal.Admit, "a", 10), permit(5001, journal.Admit, "b", 10),
 	}}

@@ -9,32 +9,35 @@ import (
 	"time"
 )
 
-// NoisyNeighbour is how small tenants fare beside one that floods the workers.
+// NoisyNeighbour shows how long groups of small tenants take while one noisy tenant has enough jobs
+// for all workers, compared with small groups that run alone.
 type NoisyNeighbour struct {
 	NoisyJobs    int     `json:"noisy_jobs"`
 	SmallTenants int     `json:"small_tenants"`
-	SmallP50     float64 `json:"small_p50_seconds"` // accepted to COMPLETED
+	SmallP50     float64 `json:"small_p50_seconds"` // from accepted to COMPLETED
 	SmallP99     float64 `json:"small_p99_seconds"`
-	// the better of two runs of all, before and after the noisy one
-	SmallAloneP50     float64   `json:"small_solo_p50_seconds"`
-	SmallAloneP99     float64   `json:"small_solo_p99_seconds"`
-	SmallRatio        float64   `json:"small_ratio"` // p99 to p99
-	JobsPerSecond     float64   `json:"jobs_per_second"`
-	UnfairPerSecond   float64   `json:"unfair_jobs_per_second"` // of as many jobs in one group: nothing to be fair about
+	// small groups alone, measured before and after the noisy tenant; the run with the lower p99
+	SmallAloneP50 float64 `json:"small_solo_p50_seconds"`
+	SmallAloneP99 float64 `json:"small_solo_p99_seconds"`
+	SmallRatio    float64 `json:"small_ratio"` // p99 beside the noisy tenant / p99 alone
+	JobsPerSecond float64 `json:"jobs_per_second"`
+	// the same number of jobs in one group of one tenant
+	OneGroupPerSecond float64   `json:"unfair_jobs_per_second"`
 	ThroughputRatio   float64   `json:"throughput_ratio"`
 	SmallSeconds      []float64 `json:"small_seconds"`
 	SmallAloneSeconds []float64 `json:"small_solo_seconds"`
 }
 
-// NoisyLongJobs is the same with a noisy tenant whose jobs take 50 times as long as those of the others.
+// NoisyLongJobs shows the same with a noisy tenant whose jobs take 50 times as long as the other
+// jobs.
 type NoisyLongJobs struct {
-	WorkerProcesses int     `json:"long_worker_processes"` // each with the default number of workers
+	WorkerProcesses int     `json:"long_worker_processes"` // each with the default number of slots
 	LongNoisyJobs   int     `json:"long_noisy_jobs"`
 	LongP50         float64 `json:"long_small_p50_seconds"`
 	LongP99         float64 `json:"long_small_p99_seconds"`
 	LongAloneP99    float64 `json:"long_small_solo_p99_seconds"`
 	LongRatio       float64 `json:"long_ratio"`
-	// with one worker process, and a quarter of the noisy jobs
+	// the same ratio with one worker process and a quarter of the noisy jobs
 	LongRatioOne     float64   `json:"long_ratio_one_process"`
 	LongSmall        []float64 `json:"long_small_seconds"`
 	LongAloneSeconds []float64 `json:"long_small_solo_seconds"`
@@ -43,12 +46,13 @@ type NoisyLongJobs struct {
 const (
 	smallTenants = 99
 	longFactor   = 50
-	longJobs     = 800 // a worker process
-	// With few workers there is little that long jobs could leave to others.
+	longJobs     = 800 // noisy jobs for each worker process
+	// One worker process has few slots: long jobs would leave hardly any slot to others.
 	longProcesses = 4
 )
 
-// noisyRun is one run of a noisy tenant and the small ones.
+// noisyRun has the seconds that small groups took alone and beside the noisy tenant, both in
+// ascending order, and the speed of all jobs together.
 type noisyRun struct {
 	alone, beside []float64
 	jobsPerSecond float64
@@ -94,8 +98,8 @@ func runBesideNoisy(
 	if _, _, err := x.finish(ctx, part); err != nil {
 		return out, err
 	}
-	// Whatever else the machine did during one of them would make a small group beside the noisy
-	// one look better than it is.
+	// Other work on the machine makes small groups that run alone slower, which would make the
+	// ratio better than it is. The faster of the two measurements counts.
 	out.alone = first
 	if percentile(second, 99) < percentile(first, 99) {
 		out.alone = second
@@ -114,7 +118,8 @@ func runBesideNoisy(
 	return out, nil
 }
 
-// smallGroupsAtRandom are small groups at random times within the time that the noisy one needs at least.
+// smallGroupsAtRandom returns the groups of the small tenants. They are submitted at random times
+// within the time that the noisy tenant needs at least. The same seed gives the same times.
 func (x *experiment) smallGroupsAtRandom(lasts time.Duration, seed uint64) []delayedGroup {
 	random := rand.New(rand.NewPCG(seed, seed))
 	out := make([]delayedGroup, smallTenants)
@@ -143,7 +148,7 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 		SmallAloneP50:     percentile(f.alone, 50),
 		SmallAloneP99:     percentile(f.alone, 99),
 		JobsPerSecond:     round2(f.jobsPerSecond),
-		UnfairPerSecond:   round2(oneGroup),
+		OneGroupPerSecond: round2(oneGroup),
 		SmallSeconds:      f.beside,
 		SmallAloneSeconds: f.alone,
 	}
@@ -152,7 +157,7 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	return f.overrides, nil
 }
 
-// oneGroupSpeed is the throughput of so many jobs in one group.
+// oneGroupSpeed returns the jobs a second of one group with this number of jobs, alone.
 func oneGroupSpeed(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
 	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {

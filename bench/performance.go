@@ -8,38 +8,41 @@ import (
 	"strings"
 )
 
-// PerformanceOptions say how thoroughly is measured.
+// PerformanceOptions say how thorough the measurement is.
 type PerformanceOptions struct {
 	Options
 	Quick  bool // fewer jobs
-	Rounds int  // of each throughput
+	Rounds int  // measurements of the base and of each variant
 	Only   []string
 }
 
-// Performance is the whole table: what one machine carries, and what each feature costs.
+// Performance has the throughput of one machine and what each feature costs.
 type Performance struct {
 	Quick    bool                       `json:"quick"`
 	Rounds   int                        `json:"rounds"`
 	CPUs     int                        `json:"cpus"`
-	Base     *Throughput                `json:"base,omitempty"` // the median of its runs by speed
+	Base     *Throughput                `json:"base,omitempty"` // the round with the median speed
 	Variants map[string]MeasuredVariant `json:"variants,omitempty"`
 	Latency  *Latency                   `json:"latency,omitempty"`
 	Big      *BigGroup                  `json:"big,omitempty"`
 }
 
-// MeasuredVariant is another kind of run beside the base, in turn with it: base, variant, base, variant, …
+// MeasuredVariant compares a variant with the base. Both run in turn: base, variant, base, variant,
+// …
 type MeasuredVariant struct {
-	Ratio    float64    `json:"ratio"`     // of the speeds; the median of the pairs
-	CPURatio float64    `json:"cpu_ratio"` // of the CPU a job, Redis and processes together
-	Run      Throughput `json:"run"`       // the median by speed
+	// speed of the variant / speed of the base; median of the rounds
+	Ratio float64 `json:"ratio"`
+	// the same for the CPU time of a job, Redis and processes together
+	CPURatio float64    `json:"cpu_ratio"`
+	Run      Throughput `json:"run"` // the round with the median speed
 	Base     Throughput `json:"base"`
-	Ratios   []float64  `json:"ratios"` // of each pair
+	Ratios   []float64  `json:"ratios"` // ratio of the speeds in each round
 }
 
-// performanceVariant is how a run differs from the base. Its name is what selects it.
+// performanceVariant changes one option of the base run. Its name selects it on the command line.
 type performanceVariant struct {
 	name, what string
-	least      float64 // of the base's speed
+	least      float64 // goal: at least this part of the base's speed; 0: a goal in jobs a second
 	change     func(*ThroughputOptions)
 }
 
@@ -53,7 +56,7 @@ var performanceVariants = []performanceVariant{
 	{"singles", "one job a message", 0, func(o *ThroughputOptions) { o.Batch = 1 }},
 }
 
-// PerformanceParts are the names of what can be measured by itself.
+// PerformanceParts returns the names of the parts that can be measured alone.
 func PerformanceParts() []string {
 	parts := []string{"base"}
 	for _, v := range performanceVariants {
@@ -62,8 +65,8 @@ func PerformanceParts() []string {
 	return append(parts, "latency", "big")
 }
 
-// RunPerformance measures one part after the other. With an error comes what was
-// measured before it.
+// RunPerformance measures one part after the other. With an error it returns the parts that were
+// measured before.
 func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
 	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]MeasuredVariant{}}
 	wants := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
@@ -88,7 +91,8 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 		for i, r := range runs {
 			ratios[i] = r.CeilingRatio
 		}
-		out.Base.CeilingRatio = percentile(ratios, 50) // of the pairs, as they ran at the same time
+		// median of the rounds: a round measures both at the same time
+		out.Base.CeilingRatio = percentile(ratios, 50)
 	}
 	base.Brief = true
 	for _, v := range performanceVariants {
@@ -133,7 +137,7 @@ func (o PerformanceOptions) progressOf(name string, total int) func(int) {
 	return func(done int) { o.progress(name, int64(done), int64(total)) }
 }
 
-// runInTurn runs base and variant in turn.
+// runInTurn runs the base and the variant in turn, o.Rounds times each.
 func (o PerformanceOptions) runInTurn(
 	ctx context.Context, base ThroughputOptions, v performanceVariant,
 ) (MeasuredVariant, error) {
@@ -160,10 +164,10 @@ func (o PerformanceOptions) runInTurn(
 	return out, nil
 }
 
-// totalCPU is what a job costs in all, in µs.
+// totalCPU returns the CPU time of a job, of Redis and all processes together, in µs.
 func (t *Throughput) totalCPU() float64 { return t.RedisCPUPerJob + t.ProcessCPUPerJob }
 
-// medianBySpeed is by speed.
+// medianBySpeed returns the run with the median speed.
 func medianBySpeed(runs []Throughput) *Throughput {
 	sorted := slices.SortedFunc(slices.Values(runs), func(a, b Throughput) int {
 		return int(a.JobsPerSecond - b.JobsPerSecond)
@@ -171,13 +175,13 @@ func medianBySpeed(runs []Throughput) *Throughput {
 	return &sorted[len(sorted)/2]
 }
 
-// Figure is one line of the table: what was to be reached, and what was.
+// Figure is one line of the table of results: the goal and the measured value.
 type Figure struct {
 	What, Goal, Measured string
 	Reached              bool
 }
 
-// Figures are those of the parts that were measured.
+// Figures returns the lines of all parts that were measured.
 func (p Performance) Figures() []Figure {
 	var out []Figure
 	add := func(reached bool, what, goal, measured string, args ...any) {
@@ -224,7 +228,7 @@ func (p Performance) Figures() []Figure {
 	return out
 }
 
-// Markdown writes figures as a table.
+// Markdown returns the figures as a Markdown table.
 func Markdown(figures []Figure) string {
 	var b strings.Builder
 	b.WriteString("| experiment | goal | measured | reached |\n|---|---|---|---|\n")

@@ -12,15 +12,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// producer publishes jobs that are encoded once, so that it takes little of the machine
-// that it measures.
+// producer publishes jobs. They are encoded once, so that the producer uses little CPU on the
+// machine that it measures.
 type producer struct {
 	conn  *redisx.Conn
 	space keyspace.Space
-	batch int // jobs a message
+	batch int // jobs of a message
 
 	job  func(i int) []byte // returns the i-th job, encoded
-	sent int                // jobs so far
+	sent int                // number of jobs so far
 }
 
 func newProducer(conn *redisx.Conn, space keyspace.Space, o ThroughputOptions) *producer {
@@ -33,15 +33,17 @@ func newProducer(conn *redisx.Conn, space keyspace.Space, o ThroughputOptions) *
 	}}
 }
 
-// failOnce are the fields of a job that fails once and is retried.
+// failOnce has the payload fields of a NOOP job that fails once and is retried.
 const failOnce = `"fail":"retry","fail_times":1,`
 
-// isFailing spreads the jobs that fail evenly over all.
+// isFailing says whether the i-th job fails, if percent of all jobs do. These jobs are spread
+// evenly.
 func isFailing(i int, percent float64) bool {
 	return percent > 0 && int(float64(i+1)*percent/100) > int(float64(i)*percent/100)
 }
 
-// encodeJob makes a job with a payload of so many bytes, as far as its fields leave room.
+// encodeJob returns a job whose payload has these fields and this number of bytes, or more if the
+// fields need more.
 func encodeJob(payload int, fields string) []byte {
 	empty := `{` + fields + `"pad":""}`
 	if fields == "" && payload < len(empty) {
@@ -50,13 +52,13 @@ func encodeJob(payload int, fields string) []byte {
 	return fmt.Appendf(nil, `{"payload":{%s"pad":"%s"}}`, fields, strings.Repeat("x", max(0, payload-len(empty))))
 }
 
-// A pipeline is sent when it has so many messages or bytes.
+// A pipeline is sent when it has this number of messages or bytes.
 const (
 	pipeMessages = 500
 	pipeBytes    = 2 << 20
 )
 
-// create announces groups that get so many jobs each.
+// create submits groups without jobs. Each expects as many jobs as its group says.
 func (p *producer) create(ctx context.Context, groups []group, fields map[string]any) error {
 	pipe := p.conn.Cmd.Pipeline()
 	for i, g := range groups {
@@ -77,11 +79,11 @@ func (p *producer) create(ctx context.Context, groups []group, fields map[string
 	return nil
 }
 
-// fill publishes the jobs of groups, in messages, in turn among the groups.
+// fill publishes the jobs of the groups, one message of each group in turn.
 func (p *producer) fill(ctx context.Context, groups []group) error {
 	pipe := p.conn.Cmd.Pipeline()
 	stream, unsentBytes := p.space.Ingest(), 0
-	var buffers [][]byte // one for each message of the pipeline
+	var buffers [][]byte // one buffer for each message of the pipeline
 	flush := func() error {
 		if pipe.Len() == 0 {
 			return nil
@@ -122,7 +124,7 @@ func (p *producer) fill(ctx context.Context, groups []group) error {
 	return flush()
 }
 
-// message appends a message of n jobs to b.
+// message appends the message with the next n jobs, for one group, to b.
 func (p *producer) message(b []byte, group string, n int) []byte {
 	b = append(append(append(b, `{"group":"`...), group...), `","jobs":[`...)
 	for i := range n {
@@ -148,7 +150,7 @@ type jobBody struct {
 	Payload json.RawMessage `json:"payload"`
 }
 
-// divideJobs divides jobs among groups of tenants.
+// divideJobs divides jobs evenly among groups. Each tenant has this number of groups.
 func divideJobs(name string, jobs, tenants, each int) []group {
 	groups := make([]group, tenants*each)
 	for i := range groups {

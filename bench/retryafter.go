@@ -18,16 +18,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// RetryAfter is how honest the Retry-After of a refusal is, to clients that wait just as long.
+// RetryAfter shows whether a client that is refused with 429, and waits exactly as long as
+// Retry-After says, is accepted on its next try.
 type RetryAfter struct {
-	RetryAccepted     float64 `json:"retry_after_accepted_ratio"` // of the tries after a wait
+	RetryAccepted     float64 `json:"retry_after_accepted_ratio"` // of the tries after such a wait
 	RetryTries        int     `json:"retry_after_tries"`
 	RetryFirstRefused int     `json:"retry_after_first_tries_refused"`
 	RetryFirstTries   int     `json:"retry_after_first_tries"`
 	RetryWaitP50      float64 `json:"retry_after_p50_seconds"`
 	RetryWaitMax      float64 `json:"retry_after_max_seconds"`
 	RetryMaxBacklog   int     `json:"retry_after_max_backlog"`
-	// that the workers did meanwhile: too long waits would let them idle
+	// jobs a second of the workers: waits that are too long would leave them idle
 	RetryPerSecond float64 `json:"retry_after_jobs_per_second"`
 }
 
@@ -37,9 +38,9 @@ const (
 	retryBacklog     = 2000
 )
 
-// tryResult is what became of one try.
+// tryResult is the answer to one try of a client.
 type tryResult struct {
-	afterWait  bool // it came after a wait that a refusal had asked for
+	afterWait  bool // the client has waited as a refusal asked
 	accepted   bool
 	retryAfter time.Duration
 }
@@ -60,7 +61,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	if err := x.fleet.awaitAPI(ctx, addr); err != nil {
 		return nil, err
 	}
-	// Workers report how fast they are only when they have run something.
+	// Ingest learns how fast the workers are only when they have run jobs.
 	if _, err := x.runOneByOne(ctx, "retry-after", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
 		return nil, err
 	}
@@ -86,7 +87,8 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	return x.overrides, nil
 }
 
-// retryingClients post batches of jobs, each its own, and wait as they are told when they are refused.
+// retryingClients submit groups over HTTP. When a client is refused, it waits as long as
+// Retry-After says and tries again.
 type retryingClients struct {
 	x   *experiment
 	url string
@@ -219,7 +221,7 @@ func countTries(posts []tryResult) RetryAfter {
 	return r
 }
 
-// freeAddr is one that nobody listens at now.
+// freeAddr returns a loopback address on which no process listens now.
 func freeAddr(ctx context.Context) (string, error) {
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
@@ -230,7 +232,7 @@ func freeAddr(ctx context.Context) (string, error) {
 	return listener.Addr().String(), nil
 }
 
-// awaitAPI waits until ingest answers.
+// awaitAPI waits until the API of ingest answers.
 func (f *Fleet) awaitAPI(ctx context.Context, addr string) error {
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestMain lets this program become a role's process, as the command line does.
+// TestMain lets the test binary run as a role too, as the command line does.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "role" {
 		os.Exit(cli.Main(context.Background(), os.Args[1:], cli.Std()))
@@ -56,7 +56,8 @@ func TestCongestionIsComputedFromWhatTheProcessesWrote(t *testing.T) {
 	require.NotEmpty(t, told, "the progress came to its end")
 }
 
-// TestLeavesNothingOnARedisOfOthers runs where other data lies.
+// TestLeavesNothingOnARedisOfOthers: an experiment must not change other data on a shared Redis,
+// and must delete its own.
 func TestLeavesNothingOnARedisOfOthers(t *testing.T) {
 	server := redistest.Server(t)
 	o := options(t, server.URL())

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// percentile is the nearest-rank percentile of values in any order: the least one that p percent
-// do not exceed.
+// percentile returns the p-th percentile by the nearest-rank method: the smallest value that at
+// least p percent of the values do not exceed. Values may have any order; without values it is 0.
 func percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -16,7 +16,7 @@ func percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// ratio is a/b to four digits; 0 where there is nothing to compare with.
+// ratio returns a/b, rounded to four digits; 0 if b is 0.
 func ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0
@@ -26,7 +26,7 @@ func ratio(a, b float64) float64 {
 
 func round4(x float64) float64 { return math.Round(x*1e4) / 1e4 }
 
-// sharesOf are the parts that counts have of their sum.
+// sharesOf returns each count / the sum of all counts.
 func sharesOf(counts []int64) []float64 {
 	var sum int64
 	for _, n := range counts {
@@ -39,8 +39,8 @@ func sharesOf(counts []int64) []float64 {
 	return out
 }
 
-// worstDeviation is by how much the share that is furthest off differs from what its weight is due, as a
-// part of that.
+// worstDeviation compares each count with its part of the sum by weight. It returns the largest
+// relative deviation.
 func worstDeviation(counts []int64, weights []float64) float64 {
 	var sum, weight float64
 	for i := range counts {

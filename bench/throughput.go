@@ -16,68 +16,75 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// ThroughputOptions say what is run.
+// ThroughputOptions say which load is run on which fleet.
 type ThroughputOptions struct {
 	FleetOptions
 	Jobs        int
 	Tenants     int
-	Groups      int // of each tenant
-	Batch       int // jobs a message
-	Payload     int // bytes
+	Groups      int // groups of each tenant
+	Batch       int // jobs of a message
+	Payload     int // bytes of each job's payload
 	Partitions  int
-	Limits      bool    // each tenant has a limit of its own, which is counted and never reached
+	Limits      bool    // each tenant has a limit of its own; it is counted but never reached
 	FailPercent float64 // of the jobs fail once and are retried
-	Sampling    float64 // part of the jobs that is traced, to a sink in this process; 0: no tracing
-	Ceiling     bool    // measure the least-work ceiling before and after
-	Brief       bool    // neither latency nor memory are measured
+	// part of the jobs that is traced; traces are sent to this process; 0: no tracing
+	Sampling float64
+	Ceiling  bool // also measure the least-work ceiling, before and after
+	Brief    bool // measure neither latency nor memory
 }
 
-// Throughput is what came of it. Produced and processed happen at once.
+// Throughput has the figures of one run, in which jobs are produced and processed at the same time.
 type Throughput struct {
 	Jobs    int `json:"jobs"`
 	Tenants int `json:"tenants"`
-	// from the first message to the last group COMPLETED, by Redis's clock
+	// from the first message until the last group is COMPLETED, by Redis's clock
 	ElapsedSeconds    float64 `json:"elapsed_seconds"`
 	JobsPerSecond     float64 `json:"jobs_per_second"`
 	RedisCPUPerJob    float64 `json:"redis_cpu_us_per_job"`
-	ProcessCPUPerJob  float64 `json:"process_cpu_us_per_job"` // all our processes, the producer included
+	ProcessCPUPerJob  float64 `json:"process_cpu_us_per_job"` // all processes, this one included
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
-	// accepted to started at 100 jobs a second, to the ms; `bench latency` is more exact
-	P50MS            float64            `json:"p50_ms"`
-	P99MS            float64            `json:"p99_ms"`
-	CommandsPerJob   float64            `json:"redis_commands_per_job"` // those of scripts included
+	// from accepted to started at 100 jobs a second, in whole ms; `bench latency` measures it in µs
+	P50MS float64 `json:"p50_ms"`
+	P99MS float64 `json:"p99_ms"`
+	// commands that scripts call are included
+	CommandsPerJob   float64            `json:"redis_commands_per_job"`
 	ProcessCPUByRole map[string]float64 `json:"process_cpu_us_per_job_by_role"`
 	// of the largest process of each role
-	PeakMBByRole   map[string]float64 `json:"peak_rss_mb_by_role"`
-	FirstTenth     float64            `json:"first_tenth_jobs_per_second,omitempty"`    // not where groups are many
-	LastTenth      float64            `json:"last_tenth_jobs_per_second,omitempty"`     //
-	MasterCommands []float64          `json:"commands_share_by_master,omitempty"`       // of a cluster
-	MasterCPU      []float64          `json:"redis_cpu_us_per_job_by_master,omitempty"` //
-	Ceiling        *Ceiling           `json:"ceiling,omitempty"`                        // mean of before and after
-	CeilingRatio   float64            `json:"ceiling_ratio,omitempty"`                  // our speed to the ceiling's
-	TraceBytes     int64              `json:"trace_bytes,omitempty"`                    // that the sink was sent
-	Groups         int                `json:"groups_per_tenant"`
-	PayloadBytes   int                `json:"payload_bytes"`
-	MessagesJobs   int                `json:"jobs_per_message"`
-	Partitions     int                `json:"partitions"`
-	Masters        int                `json:"masters"`
-	AOF            bool               `json:"aof"`
-	Limits         bool               `json:"limits"`
-	FailPercent    float64            `json:"fail_percent"`
-	Sampling       float64            `json:"sampling"`
-	Replicas       map[string]int     `json:"replicas,omitempty"`
-	Overrides      map[string]string  `json:"overrides"`
+	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
+	// missing if there are many groups
+	FirstTenth float64 `json:"first_tenth_jobs_per_second,omitempty"`
+	LastTenth  float64 `json:"last_tenth_jobs_per_second,omitempty"`
+	// only of a cluster
+	MasterCommands []float64 `json:"commands_share_by_master,omitempty"`
+	MasterCPU      []float64 `json:"redis_cpu_us_per_job_by_master,omitempty"`
+	// mean of the measurements before and after
+	Ceiling *Ceiling `json:"ceiling,omitempty"`
+	// our speed / the ceiling's speed
+	CeilingRatio float64           `json:"ceiling_ratio,omitempty"`
+	TraceBytes   int64             `json:"trace_bytes,omitempty"` // size of the exported traces
+	Groups       int               `json:"groups_per_tenant"`
+	PayloadBytes int               `json:"payload_bytes"`
+	MessagesJobs int               `json:"jobs_per_message"`
+	Partitions   int               `json:"partitions"`
+	Masters      int               `json:"masters"`
+	AOF          bool              `json:"aof"`
+	Limits       bool              `json:"limits"`
+	FailPercent  float64           `json:"fail_percent"`
+	Sampling     float64           `json:"sampling"`
+	Replicas     map[string]int    `json:"replicas,omitempty"`
+	Overrides    map[string]string `json:"overrides"`
 }
 
 const (
-	// noGlobalLimit has the machine measured, and not its limit.
+	// noGlobalLimit switches the global limit off, so that the machine limits the speed.
 	noGlobalLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
-	// unreachedLimit is a tenant's own limit that nothing reaches.
+	// unreachedLimit is a tenant's own limit (permits a second) that no run reaches.
 	unreachedLimit = 100_000_000
 	warmJobs       = 2000
 )
 
-// quickRetries has failed jobs come back at once: the work of a retry is measured, not the wait.
+// quickRetries makes failed jobs ready after 1 ms, because the work of a retry is measured and not
+// the wait.
 var quickRetries = []string{
 	"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=1ms", "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1ms",
 	"BULKACTION_CONGESTION_BASE_BACKOFF=1ms", "BULKACTION_CONGESTION_MAX_BACKOFF=1ms",
@@ -85,8 +92,8 @@ var quickRetries = []string{
 
 func round2(x float64) float64 { return math.Round(x*100) / 100 }
 
-// RunThroughput runs no-op jobs through all roles. progress, which may be nil, is called with the
-// jobs done so far.
+// RunThroughput runs NOOP jobs through all roles. It calls progress, which may be nil, with the
+// number of jobs done.
 func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
 	o.Groups, o.Partitions = max(1, o.Groups), max(1, o.Partitions)
 	out := Throughput{
@@ -134,7 +141,7 @@ func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done 
 			return out, err
 		}
 	}
-	if err := r.fleet.Stop(); err != nil { // profiles and traces are written by then
+	if err := r.fleet.Stop(); err != nil { // profiles and traces are complete then
 		return out, err
 	}
 	if traces != nil {
@@ -143,20 +150,22 @@ func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done 
 	return out, nil
 }
 
-// fleetRun is one run of a fleet.
+// fleetRun is a fleet with a producer and without a global limit, for measurements of speed.
 type fleetRun struct {
-	fleet         *Fleet
-	space         keyspace.Space
-	producer      *producer
-	name          string
-	cleanupPrefix string // prefix of the keys that are removed in the end, on a Redis that is not ours
+	fleet    *Fleet
+	space    keyspace.Space
+	producer *producer
+	name     string
+	// keys with this prefix are deleted at the end; set on a Redis that is not private
+	cleanupPrefix string
 }
 
-// startFleetRun starts a fleet with env, over which the options' own wins.
+// startFleetRun starts a fleet with the settings env; those of the options win. It adds env to the
+// options.
 func startFleetRun(ctx context.Context, o *FleetOptions, env []string, partitions int) (*fleetRun, error) {
 	r := &fleetRun{name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
 	prefix := "bulk-action:"
-	if o.RedisURL != "" { // side by side with whatever lies there
+	if o.RedisURL != "" { // other data may be there
 		r.cleanupPrefix = "bulk-action-bench-" + r.name + ":"
 		prefix = r.cleanupPrefix
 		env = append(env, "BULKACTION_KEY_PREFIX="+prefix)
@@ -175,14 +184,15 @@ func startFleetRun(ctx context.Context, o *FleetOptions, env []string, partition
 }
 
 func (r *fleetRun) close() {
-	_ = r.fleet.Stop() // the measurement stands or has failed already
+	_ = r.fleet.Stop() // the figures are computed, or an error was returned
 	if r.cleanupPrefix != "" {
 		_ = r.fleet.removeKeys(context.Background(), r.cleanupPrefix)
 	}
 	_ = r.fleet.Close()
 }
 
-// measureThroughput is the run itself.
+// measureThroughput warms up, runs the load, and fills in the figures of out that need no further
+// run.
 func (r *fleetRun) measureThroughput(
 	ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int),
 ) error {
@@ -237,7 +247,7 @@ func (r *fleetRun) measureThroughput(
 	return nil
 }
 
-// computePerJob computes what is per job.
+// computePerJob fills in the figures from what a run used in its time.
 func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	t.ElapsedSeconds, t.JobsPerSecond = round4(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
 	all := u.redisTotal()
@@ -255,7 +265,7 @@ func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	}
 }
 
-// produceAndAwait sends groups through the fleet, produced and processed at once.
+// produceAndAwait publishes the jobs of the groups and waits until all are done.
 func (r *fleetRun) produceAndAwait(ctx context.Context, groups []group, progress func(int)) (*groupFollower, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	produced, stopped := make(chan error, 1), make(chan struct{})
@@ -274,7 +284,7 @@ func (r *fleetRun) produceAndAwait(ctx context.Context, groups []group, progress
 	return f, err
 }
 
-// limitTenants gives tenants limits of their own.
+// limitTenants gives each tenant a limit of its own.
 func (r *fleetRun) limitTenants(ctx context.Context, tenants int) error {
 	rps := float64(unreachedLimit)
 	for i := range tenants {
@@ -287,7 +297,7 @@ func (r *fleetRun) limitTenants(ctx context.Context, tenants int) error {
 	return nil
 }
 
-// measureIdleFleet are the figures of a fleet that is otherwise idle.
+// measureIdleFleet measures latency and memory on the fleet, which is idle otherwise.
 func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error {
 	const rate, singles = 100, 300
 	paced, err := r.sendSingles(ctx, rate, singles)
@@ -303,14 +313,16 @@ func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error 
 	return err
 }
 
-// accepted returns how many jobs of a group are accepted; 0 while the group is not there.
+// accepted returns the number of accepted jobs of a group; 0 if the group does not exist yet.
 func (r *fleetRun) accepted(ctx context.Context, g group) int {
 	key := r.space.OfTenant(g.tenant).Group(g.id)
-	n, _ := r.fleet.Conn.Cmd.HGet(ctx, key, "accepted").Int() // an error comes again from the next command
+	// the next command returns the error again
+	n, _ := r.fleet.Conn.Cmd.HGet(ctx, key, "accepted").Int()
 	return n
 }
 
-// queuedBytes is the memory of a queued job: of a group that may not start yet.
+// queuedBytes returns the bytes of Redis memory that a queued job needs. It submits jobs that may
+// start in an hour, and waits with accepted until all are stored.
 func (r *fleetRun) queuedBytes(ctx context.Context, accepted func(context.Context, group) int) (float64, error) {
 	const jobs = 20_000
 	before, err := r.fleet.measureUse(ctx)
@@ -326,7 +338,7 @@ func (r *fleetRun) queuedBytes(ctx context.Context, accepted func(context.Contex
 	if err := r.producer.fill(ctx, groups); err != nil {
 		return 0, err
 	}
-	for giveUp := time.Now().Add(stalled); ; {
+	for giveUp := time.Now().Add(stallTimeout); ; {
 		n := accepted(ctx, groups[0])
 		left, err := r.fleet.Conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
 		if err != nil {
@@ -349,5 +361,5 @@ func (r *fleetRun) queuedBytes(ctx context.Context, accepted func(context.Contex
 	return round2(float64(after.since(before).redisTotal().memory) / jobs), nil
 }
 
-// Roles are those that may have several processes.
+// Roles returns the names of the roles, each of which may have several processes.
 func Roles() []string { return slices.Clone(roles) }

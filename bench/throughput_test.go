@@ -17,7 +17,7 @@ func small(t *testing.T) bench.ThroughputOptions {
 
 func TestThroughputTellsWhatAJobCosts(t *testing.T) {
 	o := small(t)
-	o.Jobs, o.Ceiling, o.Groups = 20_000, true, 2 // CPU is counted in ticks of 10 ms
+	o.Jobs, o.Ceiling, o.Groups = 20_000, true, 2 // CPU time is counted in ticks of 10 ms
 	o.Replicas = map[string]int{"worker": 2}
 	r, err := bench.RunThroughput(t.Context(), o, nil)
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestThroughputTellsWhatAJobCosts(t *testing.T) {
 	require.Equal(t, "0", r.Overrides["BULKACTION_BACKPRESSURE_GLOBAL_RPS"])
 }
 
-// TestThroughputOfVariants takes the ways of the limiter, of retries, of traces and of profiles.
+// TestThroughputOfVariants combines in one run: tenant limits, retries, traces and CPU profiles.
 func TestThroughputOfVariants(t *testing.T) {
 	o := small(t)
 	o.Brief, o.Limits, o.FailPercent, o.Sampling, o.AOF, o.Profile = true, true, 10, 0.5, true, t.TempDir()

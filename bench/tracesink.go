@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// traceSink takes the traces that processes export by OTLP over HTTP, counts their bytes and drops them.
+// traceSink receives the traces that processes export by OTLP over HTTP, counts their bytes and
+// drops them.
 type traceSink struct {
 	server *http.Server
 	url    string
@@ -31,12 +32,13 @@ func startTraceSink(ctx context.Context) (*traceSink, error) {
 }
 
 func (s *traceSink) receive(w http.ResponseWriter, r *http.Request) {
-	n, _ := io.Copy(io.Discard, r.Body) // a request that breaks off is the exporter's to repeat
+	n, _ := io.Copy(io.Discard, r.Body) // the exporter repeats a request that fails
 	s.bytes.Add(n)
-	w.Header().Set("Content-Type", "application/x-protobuf") // an empty body says that all was taken
+	// an empty body means: all spans were accepted
+	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// env has processes trace that part of the jobs, and send nothing else.
+// env returns settings that make processes trace this part of the jobs and export no metrics.
 func (s *traceSink) env(ratio float64) []string {
 	return []string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.url, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",

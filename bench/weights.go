@@ -11,15 +11,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Weights are the shares of tenants of weights 1, 2 and 4 while all have work.
+// Weights has the shares of three tenants with the weights 1, 2 and 4 while all of them have work.
 type Weights struct {
-	// of the share that is furthest off, as a part of what its weight is due
+	// the largest relative deviation of a tenant's share from the share that its weight gives
 	WeightError  float64   `json:"weight_error"`
-	WeightShares []float64 `json:"weight_shares"` // of the starts
-	WeightStarts int64     `json:"weight_starts"` // that were counted
+	WeightShares []float64 `json:"weight_shares"` // shares of the starts
+	WeightStarts int64     `json:"weight_starts"` // number of starts that were counted
 }
 
-// Lanes are the shares of the lanes while all have work.
+// Lanes has the shares of the three lanes while all of them have work.
 type Lanes struct {
 	LaneError  float64   `json:"lane_error"`
 	LaneShares []float64 `json:"lane_shares"` // high, normal, low
@@ -31,12 +31,12 @@ type Lanes struct {
 
 const (
 	competingJobs = 4000 // jobs of each tenant
-	// settle is cut off at both ends of the time in which all have work.
-	settle = time.Second
+	// spanMargin is left out at both ends of the time in which all groups have work.
+	spanMargin = time.Second
 )
 
-// runCompeting has groups compete for the workers. What is counted are the starts of each while
-// all have work.
+// runCompeting submits groups that compete for the workers, and waits for their end. It returns how
+// many jobs of each started while all had work.
 func runCompeting(ctx context.Context, x *experiment, part string, groups []group) (journal.Log, busySpan, error) {
 	if err := x.submit(ctx, groups...); err != nil {
 		return journal.Log{}, busySpan{}, err
@@ -49,14 +49,15 @@ func runCompeting(ctx context.Context, x *experiment, part string, groups []grou
 	return log, s, err
 }
 
-// busySpan is the time in µs in which all groups have work, and the starts of each in it.
+// busySpan is the time (µs) in which all groups have work, and the number of starts of each group
+// in it.
 type busySpan struct {
 	from, to int64
 	counts   []int64
 }
 
-// findBusySpan is the span between the time when the last of the groups has begun and the time when the
-// first has no more jobs.
+// findBusySpan returns the span from the first start of the group that begins last to the last
+// start of the group that ends first, less a margin at both ends.
 func findBusySpan(log journal.Log, groups []group) (busySpan, error) {
 	s := busySpan{from: math.MinInt64, to: math.MaxInt64}
 	starts := make([][]event, len(groups))
@@ -67,7 +68,7 @@ func findBusySpan(log journal.Log, groups []group) (busySpan, error) {
 		}
 		s.from, s.to = max(s.from, starts[i][0].at), min(s.to, starts[i][len(starts[i])-1].at)
 	}
-	s.from, s.to = s.from+settle.Microseconds(), s.to-settle.Microseconds()
+	s.from, s.to = s.from+spanMargin.Microseconds(), s.to-spanMargin.Microseconds()
 	if s.to <= s.from {
 		return s, errors.New("count starts: the groups had work at the same time for less than two seconds")
 	}
@@ -150,7 +151,7 @@ func sumCounts(counts []int64) int64 {
 	return n
 }
 
-// longestGap is the longest time in [from, to) without an event.
+// longestGap returns the longest time within [from, to) without an event.
 func longestGap(events []event, from, to int64) int64 {
 	last, longest := from, int64(0)
 	for _, e := range events {

@@ -55,7 +55,7 @@ func (r *Root) showFairness(f bench.Fairness) error {
 		t.row("beside a noisy tenant", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
 			n.SmallP99, n.SmallAloneP99, n.SmallRatio))
 		t.row("throughput", fmt.Sprintf("%.0f jobs/s, %.0f in one group: %.1f%%",
-			n.JobsPerSecond, n.UnfairPerSecond, 100*n.ThroughputRatio))
+			n.JobsPerSecond, n.OneGroupPerSecond, 100*n.ThroughputRatio))
 	}
 	if n := f.NoisyLongJobs; n != nil {
 		t.row("beside one with long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
