@@ -76,7 +76,8 @@ func garbage() map[string]message {
 	return all
 }
 
-// rejected waits until so many messages were quarantined, and returns them by the id of their entry.
+// rejected waits until so many messages were quarantined, and returns them by the id
+// of their entry.
 func (s *system) rejected(n int) map[string]map[string]any {
 	s.t.Helper()
 	found := map[string]map[string]any{}
