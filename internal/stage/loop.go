@@ -1,6 +1,6 @@
-// Package stage holds what the roles share: the loop of a partition, which waits for work instead
-// of polling for it, and the check of the number of partitions. A role's own behaviour is in the
-// package of its name below this one.
+// Package stage holds what the roles share: Loop, which repeats the step of a role and waits for
+// work instead of polling for it, and the check of the number of partitions. The package of a role
+// is in the folder of its name below this one.
 package stage
 
 import (
@@ -16,20 +16,21 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Loop repeats a step until its context ends. A loop that has work never sleeps.
+// Loop repeats a step until its context ends. It never waits while there is work.
 type Loop struct {
-	Name string // for the log
+	Name string // in log messages
 	Conn *redisx.Conn
-	Wake string // a list that gets a token when there may be work; "" is none
+	Wake string // key of the list that gets a wake token when there may be work; "": none
 	Log  *slog.Logger
 }
 
-// Step does some work and says how long to wait before the next: 0 when there is more to do now,
-// a negative time to wait until woken, but never longer than the loop's longest wait of a second.
+// Step does some of a role's work. It returns how long to wait before the next step: 0 when there
+// is more work now; a negative time to wait for a wake token. The loop waits for redisx.MaxBlock at
+// most in any case.
 type Step func(ctx context.Context) (idle time.Duration, err error)
 
-// Run returns nil when ctx has ended. Errors of a step are logged once until it works again, and
-// are retried with backoff: a role outlives Redis.
+// Run calls step until ctx ends, and returns nil. When step fails, Run logs the error once, and
+// repeats the step with backoff until it works: a role goes on after an outage of Redis.
 func (l Loop) Run(ctx context.Context, step Step) error {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
@@ -65,15 +66,15 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 	return nil
 }
 
-// waker waits for a token or for a time. Redis ends a blocking read up to 100 ms late when it has
-// nothing else to do, so the time is kept here: a read that is still going on then serves the next
-// wait. It reads only while somebody waits: a token is for who is idle.
+// waker waits for a wake token, but no longer than a given time. Redis may end a blocking read up
+// to 100 ms late, so waker measures the time itself, and a read that has not ended serves the next
+// wait. It reads only during a wait, because a token is for an idle process.
 type waker struct {
 	conn      *redisx.Conn
 	key       string
-	token     chan struct{}
-	readEnded chan struct{} // a read has ended without one
-	reading   atomic.Bool
+	token     chan struct{} // a read has returned a token
+	readEnded chan struct{} // a read has ended without a token
+	reading   atomic.Bool   // a read runs
 	reads     sync.WaitGroup
 }
 
@@ -81,6 +82,7 @@ func newWaker(conn *redisx.Conn, key string) *waker {
 	return &waker{conn: conn, key: key, token: make(chan struct{}, 1), readEnded: make(chan struct{}, 1)}
 }
 
+// wait returns when there is a token, after the time d, or when ctx ends.
 func (w *waker) wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -89,7 +91,7 @@ func (w *waker) wait(ctx context.Context, d time.Duration) {
 			w.reads.Go(func() { w.readToken(context.WithoutCancel(ctx)) })
 		}
 		select {
-		case <-w.readEnded: // and again
+		case <-w.readEnded: // begin the next read
 		case <-w.token:
 			return
 		case <-timer.C:
@@ -100,7 +102,8 @@ func (w *waker) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// read reads once. When Redis does not answer, nothing is told: the time goes on alone.
+// readToken does one blocking read and signals its result. If Redis does not answer, it signals
+// nothing, so that wait ends by its timer and no further read is tried at once.
 func (w *waker) readToken(ctx context.Context) {
 	err := w.conn.Block.BLPop(ctx, redisx.MaxBlock, w.key).Err()
 	w.reading.Store(false)
@@ -117,7 +120,8 @@ func (w *waker) readToken(ctx context.Context) {
 	}
 }
 
-// Group runs several loops until all have returned; the first error ends the others.
+// RunAll calls all functions at the same time and returns when all have returned. The first error
+// ends the context of the others. It returns all errors, joined.
 func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -134,14 +138,15 @@ func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
 	return errors.Join(errs...)
 }
 
-// Every calls f at intervals until ctx ends; the first call is at once. Errors are logged at debug
-// level: whoever calls this can do without a round.
+// Every calls f at once and then again after each interval, until ctx ends; then it returns nil. It
+// logs errors of f at debug level only, so f must be something that may fail now and then. name is
+// for the log.
 func Every(
 	ctx context.Context, log *slog.Logger, name string, interval time.Duration, f func(context.Context) error,
 ) error {
 	for {
 		if err := f(ctx); err != nil && ctx.Err() == nil {
-			log.Debug("round failed", "round", name, "error", err)
+			log.Debug("periodic call failed", "call", name, "error", err)
 		}
 		if redisx.Sleep(ctx, interval) != nil {
 			return nil

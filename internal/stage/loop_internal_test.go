@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A token ends a wait whenever it comes, also after reads that ended without one; and one that came
-// for an earlier wait ends the next.
+// TestTokenEndsTheWait: a token ends a wait, also after reads that ended without a token. A token
+// that arrives after its wait has ended ends the next one.
 func TestTokenEndsTheWait(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -27,7 +27,7 @@ func TestTokenEndsTheWait(t *testing.T) {
 		w.wait(t.Context(), time.Millisecond)
 		w.wait(t.Context(), time.Hour)
 	}()
-	require.NoError(t, redisx.Sleep(t.Context(), redisx.MaxBlock+redisx.MaxBlock/4)) // the first read has ended
+	require.NoError(t, redisx.Sleep(t.Context(), redisx.MaxBlock+redisx.MaxBlock/4)) // the first read has ended by then
 	push()
 	require.NoError(t, redisx.Sleep(t.Context(), 50*time.Millisecond))
 	push()

@@ -13,13 +13,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// CheckPartitions compares the configured number of partitions with the one that the data was laid
-// out with; the first process to come writes it. Another number would look for tenants in the
-// wrong places.
+// CheckPartitions returns an error when the configured number of partitions is not the one stored
+// in Redis. The first process stores it. With another number, a process would look for tenants in
+// the wrong partitions.
 func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
 	want := strconv.Itoa(space.Partitions())
 	have, err := conn.Cmd.Get(ctx, space.PartitionCount()).Result()
-	if errors.Is(err, redis.Nil) { // asked first: reading works while memory is full, too
+	if errors.Is(err, redis.Nil) { // GET comes first, because it works even when memory is full
 		if err = conn.Cmd.SetNX(ctx, space.PartitionCount(), want, 0).Err(); err == nil {
 			have, err = conn.Cmd.Get(ctx, space.PartitionCount()).Result()
 		}

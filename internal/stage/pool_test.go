@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// The pool as an operator sees it: workers, and those who feed them.
+// TestStatsShowTheWholePool: the statistics show the worker, the fetcher and the dispatcher, and
+// what they do.
 func TestStatsShowTheWholePool(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		started, end := make(chan string, 100), make(chan struct{})

@@ -6,7 +6,8 @@ import (
 	"math/rand/v2"
 )
 
-// SpanSeed begins the ids of the spans that a script mints: 8 hex digits, never zero.
+// SpanSeed returns 8 random hex digits, not all 0, with which a script begins the ids of the spans
+// that it creates.
 func SpanSeed() string {
 	var b [4]byte
 	binary.BigEndian.PutUint32(b[:], rand.Uint32()|1)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// loop runs a loop until the test is done with it.
+// testLoop is a loop and its step, which a test can run like a role.
 type testLoop struct {
 	stage.Loop
 	step stage.Step
@@ -42,7 +42,7 @@ func TestLoopIsWoken(t *testing.T) {
 			require.NoError(w.T, w.Conn.Cmd.LPush(context.WithoutCancel(w.T.Context()), w.P.Wake("l"), "1").Err())
 			stagetest.Receive(w.T, steps, "a step")
 		}
-		require.Less(w.T, time.Since(began), 5*time.Second) // ten times the longest wait is ten seconds
+		require.Less(w.T, time.Since(began), 5*time.Second) // ten waits without tokens would take ten seconds
 		stagetest.Receive(w.T, steps, "a step without a token, after the longest wait")
 	})
 }
@@ -78,7 +78,7 @@ func TestLoopGoesOnAfterErrors(t *testing.T) {
 		return -1, nil
 	}})
 	stagetest.Receive(t, worked, "a step that works")
-	stop() // the end is no error
+	stop() // and Run returns nil
 }
 
 func TestRunAllEndsWithTheFirstError(t *testing.T) {
