@@ -1,7 +1,7 @@
-// Package journal is the raw log of an experiment: each process writes down the permits that it was
-// given and the jobs that it started, by Redis's clock, so that figures can be recomputed from what
-// happened. A nil *Journal writes nothing and costs nothing: outside experiments there is none. It
-// hides the format of the files.
+// Package journal is the raw log of an experiment: each process logs the permits that it spends and
+// the jobs that it starts, with the time of Redis. Figures can so be recomputed from what happened.
+// Outside experiments there is no journal: a nil *Journal logs nothing and costs nothing. The
+// package hides the format of the files.
 package journal
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Who gave a permit.
+// What spent a permit.
 const (
 	Admit   = "admit"
 	Promote = "promote"
@@ -25,34 +25,35 @@ const (
 
 const (
 	flushInterval = 100 * time.Millisecond
-	// flushAt bounds what is kept between two flushes.
+	// flushAt is the size of the buffer, in bytes, at which it is flushed before flushInterval is
+	// over.
 	flushAt = 1 << 20
 )
 
-// Start is a job that a worker began.
+// Start is the start of a job by a worker.
 type Start struct {
 	Tenant, Group string
 	Ordinal       int64
 	Attempt       int
 }
 
-// Journal is one process's log. Its methods are safe for concurrent use.
+// Journal is the log of one process. It is safe for concurrent use.
 type Journal struct {
 	file *os.File
 	stop chan struct{}
-	done chan struct{} // the flusher has ended
+	done chan struct{} // closed when flushRegularly has ended
 
 	mu     sync.Mutex
 	buffer []byte
-	err    error // of the first write that failed
+	err    error // first write error
 	closed bool
 }
 
-// suffix is what the files' names end with.
+// suffix is the end of the name of each journal file.
 const suffix = ".journal.tsv"
 
-// Open begins the journal of a process in dir, which must be there. Instance is unique
-// to the process.
+// Open creates the journal file of a process in the folder dir, which must exist. instance names
+// the process; the file must not exist.
 func Open(dir, instance string) (*Journal, error) {
 	file, err := os.OpenFile(filepath.Join(dir, instance+suffix), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
@@ -64,7 +65,8 @@ func Open(dir, instance string) (*Journal, error) {
 	return j, nil
 }
 
-// Permits notes what was given at a time (µs of Redis), by [Admit] or [Promote].
+// Permits logs permits that were spent at the time at (µs, by Redis's clock). by is [Admit] or
+// [Promote].
 func (j *Journal) Permits(at int64, partition int, by, typ string, permits []ledger.Permit) {
 	if j == nil || len(permits) == 0 {
 		return
@@ -79,7 +81,7 @@ func (j *Journal) Permits(at int64, partition int, by, typ string, permits []led
 	j.flushIfFull()
 }
 
-// Starts notes jobs that began at a time (µs of Redis).
+// Starts logs jobs that were started at the time at (µs, by Redis's clock).
 func (j *Journal) Starts(at int64, partition int, typ string, starts []Start) {
 	if j == nil || len(starts) == 0 {
 		return
@@ -96,7 +98,7 @@ func (j *Journal) Starts(at int64, partition int, typ string, starts []Start) {
 	j.flushIfFull()
 }
 
-// head begins a line; the lock is held.
+// beginLine appends the first fields of a line to the buffer. The caller holds the lock.
 func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant string) {
 	b := append(j.buffer, kind, '\t')
 	b = append(strconv.AppendInt(b, at, 10), '\t')
@@ -105,7 +107,7 @@ func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant stri
 	j.buffer = append(append(b, tenant...), '\t')
 }
 
-// Close writes what is left, and says whether anything could not be written. Closing again
+// Close writes the rest and closes the file. It returns the first error of any write. A second call
 // does nothing.
 func (j *Journal) Close() error {
 	if j == nil {
@@ -129,6 +131,7 @@ func (j *Journal) Close() error {
 	return nil
 }
 
+// flushRegularly flushes the buffer every flushInterval until Close.
 func (j *Journal) flushRegularly() {
 	defer close(j.done)
 	tick := time.NewTicker(flushInterval)
@@ -145,13 +148,14 @@ func (j *Journal) flushRegularly() {
 	}
 }
 
-// flushFull and flush need the lock.
+// flushIfFull flushes a buffer that has reached flushAt. The caller holds the lock.
 func (j *Journal) flushIfFull() {
 	if len(j.buffer) >= flushAt {
 		j.flush()
 	}
 }
 
+// flush writes the buffer to the file and remembers the first error. The caller holds the lock.
 func (j *Journal) flush() {
 	if len(j.buffer) == 0 {
 		return
@@ -164,12 +168,12 @@ func (j *Journal) flush() {
 
 type contextKey struct{}
 
-// With returns a context that carries j to the stages of a process.
+// NewContext returns a context that carries j to the roles of a process.
 func NewContext(ctx context.Context, j *Journal) context.Context {
 	return context.WithValue(ctx, contextKey{}, j)
 }
 
-// From returns the journal that ctx carries, or nil.
+// FromContext returns the journal that ctx carries, or nil.
 func FromContext(ctx context.Context) *Journal {
 	j, _ := ctx.Value(contextKey{}).(*Journal)
 	return j

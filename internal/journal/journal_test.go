@@ -24,7 +24,7 @@ func open(t *testing.T, dir, instance string) *journal.Journal {
 	return j
 }
 
-func TestReadsWhatAllProcessesWrote(t *testing.T) {
+func TestReadReturnsTheLogsOfAllProcesses(t *testing.T) {
 	dir := t.TempDir()
 	a, b := open(t, dir, "fetcher-a"), open(t, dir, "worker-b")
 	a.Permits(30, 1, journal.Promote, "T", []ledger.Permit{{Tenant: "x", N: 2}, {Tenant: "y", N: 1}})
@@ -51,7 +51,8 @@ func TestReadsWhatAllProcessesWrote(t *testing.T) {
 	}, log)
 }
 
-// TestFormatIsStable holds the format: `bench compare` reads the journals of older programs.
+// TestFormatIsStable: the format of the files does not change, because `bench compare` reads
+// journals of older programs.
 func TestFormatIsStable(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, "worker-a")
@@ -86,7 +87,7 @@ func TestConcurrentWritersLoseNothing(t *testing.T) {
 	require.Len(t, seen, 40000)
 }
 
-func TestNoJournalWritesNothing(t *testing.T) {
+func TestNilJournalWritesNothing(t *testing.T) {
 	j := journal.FromContext(t.Context())
 	require.Nil(t, j)
 	j.Permits(1, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "x", N: 1}})
@@ -94,7 +95,7 @@ func TestNoJournalWritesNothing(t *testing.T) {
 	require.NoError(t, j.Close())
 }
 
-func TestContextCarriesIt(t *testing.T) {
+func TestContextCarriesTheJournal(t *testing.T) {
 	j := open(t, t.TempDir(), "i")
 	require.Same(t, j, journal.FromContext(journal.NewContext(t.Context(), j)))
 }
@@ -108,7 +109,7 @@ func TestEachProcessHasItsOwnFile(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestReadLeavesOutATornLineAndRefusesGarbage(t *testing.T) {
+func TestReadIgnoresATornLineAndRefusesUnreadableOnes(t *testing.T) {
 	write := func(t *testing.T, content string) string {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "p.journal.tsv"), []byte(content), 0o600))

@@ -13,32 +13,32 @@ import (
 	"strings"
 )
 
-// PermitEvent is a number of permits that were given to a tenant at once.
+// PermitEvent is a line about permits that one tenant spent at once.
 type PermitEvent struct {
-	At        int64 // µs of Redis
+	At        int64 // time of Redis, µs
 	Partition int
 	By        string // [Admit] or [Promote]
 	Type      string
 	Tenant    string
-	N         int64
+	N         int64 // number of permits
 }
 
-// StartEvent is a job that was begun.
+// StartEvent is a line about the start of a job.
 type StartEvent struct {
-	At        int64 // µs of Redis
+	At        int64 // time of Redis, µs
 	Partition int
 	Type      string
 	Start
 }
 
-// Log is what all processes wrote, each list by time.
+// Log is what all processes have logged. Each list is ordered by time.
 type Log struct {
 	Permits []PermitEvent
 	Starts  []StartEvent
 }
 
-// Read reads the journals of all processes in dir. A last line that was cut off by its process's
-// death is left out; any other that can't be read is an error.
+// Read reads the journals of all processes in the folder dir. It ignores a last line without a line
+// feed, which a process leaves when it is killed; any other unreadable line is an error.
 func Read(dir string) (Log, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
@@ -55,22 +55,24 @@ func Read(dir string) (Log, error) {
 	return r.log, nil
 }
 
+// reader collects the lines of all files.
 type reader struct {
 	log      Log
-	interned map[string]string // each name once, so that a long log does not keep its lines
-	numbers  [4]int64
+	interned map[string]string // one copy of each name, so that the log does not keep whole lines in memory
+	numbers  [4]int64          // result of the last parseNumbers
 }
 
+// readFile adds the lines of the file name to the log.
 func (r *reader) readFile(name string) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read from
+	defer f.Close() //nolint:errcheck // no write can be lost
 	in := bufio.NewReaderSize(f, 1<<16)
 	for n := 1; ; n++ {
 		line, err := in.ReadString('\n')
-		if errors.Is(err, io.EOF) { // a line without its end is left out
+		if errors.Is(err, io.EOF) { // the last line, which has no line feed, is ignored
 			return nil
 		}
 		if err != nil {
@@ -82,6 +84,7 @@ func (r *reader) readFile(name string) error {
 	}
 }
 
+// readLine adds the line with the fields f to the log.
 func (r *reader) readLine(f []string) error {
 	switch {
 	case f[0] == "P" && len(f) == 7:
@@ -102,7 +105,10 @@ func (r *reader) readLine(f []string) error {
 		}
 		r.log.Starts = append(r.log.Starts, StartEvent{
 			At: r.numbers[0], Partition: int(r.numbers[1]), Type: r.intern(f[3]),
-			Start: Start{Tenant: r.intern(f[4]), Group: r.intern(f[5]), Ordinal: r.numbers[2], Attempt: int(r.numbers[3])},
+			Start: Start{
+				Tenant: r.intern(f[4]), Group: r.intern(f[5]),
+				Ordinal: r.numbers[2], Attempt: int(r.numbers[3]),
+			},
 		})
 	default:
 		return fmt.Errorf("%d fields beginning with %q: neither a permit nor a start", len(f), f[0])
@@ -110,6 +116,7 @@ func (r *reader) readLine(f []string) error {
 	return nil
 }
 
+// parseNumbers parses decimal fields into numbers.
 func (r *reader) parseNumbers(fields ...string) error {
 	for i, f := range fields {
 		n, err := strconv.ParseInt(f, 10, 64)
@@ -121,6 +128,7 @@ func (r *reader) parseNumbers(fields ...string) error {
 	return nil
 }
 
+// intern returns the one copy of s that the log keeps.
 func (r *reader) intern(s string) string {
 	if stored, ok := r.interned[s]; ok {
 		return stored
