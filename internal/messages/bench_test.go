@@ -77,7 +77,7 @@ func BenchmarkAppend(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				a, err := messages.Decoder{}.Append(e)
+				a, err := messages.Decoder{}.DecodeAppendEntry(e)
 				if err != nil || len(a.Jobs) != jobs {
 					b.Fatal(err)
 				}

@@ -20,50 +20,50 @@ type Decoder struct {
 // DecodeSubmit reads the body of POST /v1/groups or the data of a group.submit message. Payloads
 // share data's memory.
 func (d Decoder) DecodeSubmit(data []byte) (*SubmitGroup, error) {
-	return decode(d, "body", data, (*decoding).submit)
+	return decode(d, "body", data, (*bodyDecoder).readSubmit)
 }
 
 // DecodeAppend reads the data of a jobs.append message. Payloads share data's memory.
 func (d Decoder) DecodeAppend(data []byte) (*AppendJobs, error) {
-	if a := quickAppend(data); a != nil {
+	if a := fastDecodeAppend(data); a != nil {
 		return a, nil
 	}
-	return decode(d, "body", data, (*decoding).append)
+	return decode(d, "body", data, (*bodyDecoder).readAppend)
 }
 
-// Append is DecodeAppend of an entry that ParseEntry or ParseFields has read.
-func (d Decoder) Append(e Envelope) (*AppendJobs, error) {
-	if e.quick != nil {
-		return e.quick, nil
+// DecodeAppendEntry is DecodeAppend of an entry that ParseEntry or ParseFields has read.
+func (d Decoder) DecodeAppendEntry(e Envelope) (*AppendJobs, error) {
+	if e.decoded != nil {
+		return e.decoded, nil
 	}
 	return d.DecodeAppend(e.Data)
 }
 
 // DecodeSeal reads the data of a group.seal message.
 func (d Decoder) DecodeSeal(data []byte) (*SealGroup, error) {
-	return decode(d, "body", data, (*decoding).seal)
+	return decode(d, "body", data, (*bodyDecoder).readSeal)
 }
 
 // DecodeCancel reads the data of a group.cancel message.
 func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
-	return decode(d, "body", data, (*decoding).cancel)
+	return decode(d, "body", data, (*bodyDecoder).readCancel)
 }
 
 // DecodeJob reads one line of NDJSON. The payload is a copy, so the line's memory may
 // be used again.
 func (d Decoder) DecodeJob(line []byte) (Job, error) {
-	if job, end := quickJob(line, 0); end == len(line) && utf8.Valid(line) {
+	if job, end := fastDecodeJob(line, 0); end == len(line) && utf8.Valid(line) {
 		job.Payload = bytes.Clone(job.Payload)
 		return job, nil
 	}
-	job, err := decode(d, "line", line, func(r *decoding, object []byte) Job {
-		return r.job(place{}, object)
+	job, err := decode(d, "line", line, func(r *bodyDecoder, object []byte) Job {
+		return r.readJob(fieldParent{}, object)
 	})
 	job.Payload = bytes.Clone(job.Payload)
 	return job, err
 }
 
-func decode[T any](d Decoder, root string, data []byte, read func(*decoding, []byte) T) (body T, err error) {
+func decode[T any](d Decoder, root string, data []byte, read func(*bodyDecoder, []byte) T) (body T, err error) {
 	if len(data) > MaxMessageBytes {
 		return body, &TooLargeError{Field: root, Limit: MaxMessageBytes, Size: len(data)}
 	}
@@ -71,24 +71,24 @@ func decode[T any](d Decoder, root string, data []byte, read func(*decoding, []b
 	if bad != nil {
 		return body, &ValidationError{Fields: []FieldError{*bad}}
 	}
-	r := decoding{Decoder: d}
+	r := bodyDecoder{Decoder: d}
 	body = read(&r, object)
-	if err := r.bad.err(); err != nil {
+	if err := r.problems.err(); err != nil {
 		var none T
 		return none, err
 	}
 	return body, nil
 }
 
-// decoding reads one body, going on after what is bad.
-type decoding struct {
+// bodyDecoder reads one body, going on after what is bad.
+type bodyDecoder struct {
 	Decoder
-	bad problems
+	problems problems
 }
 
-func (r *decoding) submit(object []byte) *SubmitGroup {
+func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	g := new(SubmitGroup)
-	var at place
+	var at fieldParent
 	jobs := 0
 	for key, v := range members(object) {
 		switch string(key) {
@@ -113,105 +113,105 @@ func (r *decoding) submit(object []byte) *SubmitGroup {
 		case "failure_threshold":
 			g.FailureThreshold = r.failureThreshold(at, "failure_threshold", v)
 		case "aggregate":
-			g.Aggregate = r.aggregates("aggregate", v)
+			g.Aggregate = r.readAggregates("aggregate", v)
 		case "callback_url":
 			if r.text(at, "callback_url", v) != "" {
-				r.bad.add(at, "callback_url", "not supported yet; leave it out and read /v1/groups/{id}/events instead")
+				r.problems.add(at, "callback_url", "not supported yet; leave it out and read /v1/groups/{id}/events instead")
 			}
 		case "total":
-			g.Total = r.whole(at, "total", v, MaxTotal)
+			g.Total = r.integer(at, "total", v, MaxTotal)
 		case "jobs":
-			g.Jobs, jobs = r.jobs("jobs", v)
+			g.Jobs, jobs = r.readJobs("jobs", v)
 		case "seal":
-			g.Seal = r.flag(at, "seal", v)
+			g.Seal = r.boolean(at, "seal", v)
 		default:
-			r.unknown(at, key)
+			r.addUnknown(at, key)
 		}
 	}
 	r.require(at, "type", g.Type)
 	if g.Total != nil && int64(jobs) > *g.Total {
-		r.bad.add(at, "jobs", "must be no more than total, which is %d", *g.Total)
+		r.problems.add(at, "jobs", "must be no more than total, which is %d", *g.Total)
 	}
 	return g
 }
 
-func (r *decoding) append(object []byte) *AppendJobs {
+func (r *bodyDecoder) readAppend(object []byte) *AppendJobs {
 	a := new(AppendJobs)
-	var at place
+	var at fieldParent
 	for key, v := range members(object) {
 		switch string(key) {
 		case "group":
 			a.Group = r.id(at, "group", v)
 		case "jobs":
-			a.Jobs, _ = r.jobs("jobs", v)
+			a.Jobs, _ = r.readJobs("jobs", v)
 		default:
-			r.unknown(at, key)
+			r.addUnknown(at, key)
 		}
 	}
 	r.require(at, "group", a.Group)
 	if a.Jobs == nil {
-		r.bad.add(at, "jobs", problemRequired)
+		r.problems.add(at, "jobs", problemRequired)
 	}
 	return a
 }
 
-func (r *decoding) seal(object []byte) *SealGroup {
+func (r *bodyDecoder) readSeal(object []byte) *SealGroup {
 	s := new(SealGroup)
-	var at place
+	var at fieldParent
 	for key, v := range members(object) {
 		switch string(key) {
 		case "group":
 			s.Group = r.id(at, "group", v)
 		case "total":
-			s.Total = r.whole(at, "total", v, MaxTotal)
+			s.Total = r.integer(at, "total", v, MaxTotal)
 		default:
-			r.unknown(at, key)
+			r.addUnknown(at, key)
 		}
 	}
 	r.require(at, "group", s.Group)
 	return s
 }
 
-func (r *decoding) cancel(object []byte) *CancelGroup {
+func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 	g := new(CancelGroup)
-	var at place
+	var at fieldParent
 	for key, v := range members(object) {
 		switch string(key) {
 		case "group":
 			g.Group = r.id(at, "group", v)
 		default:
-			r.unknown(at, key)
+			r.addUnknown(at, key)
 		}
 	}
 	r.require(at, "group", g.Group)
 	return g
 }
 
-// jobs reads a list of jobs and counts it, bad ones included. It is nil only when absent.
-func (r *decoding) jobs(list string, v []byte) (jobs []Job, n int) {
-	if !r.is('[', "an array of jobs", place{}, list, v) {
+// readJobs reads a list of jobs and counts it, bad ones included. It is nil only when absent.
+func (r *bodyDecoder) readJobs(list string, v []byte) (jobs []Job, n int) {
+	if !r.hasType('[', "an array of jobs", fieldParent{}, list, v) {
 		return nil, 0
 	}
-	if jobs, end := quickJobs(v, 0); end == len(v) {
+	if jobs, end := fastDecodeJobs(v, 0); end == len(v) {
 		return jobs, len(jobs)
 	}
 	// A job takes at least so many bytes: a list of other things must not claim memory for jobs.
-	jobs = make([]Job, 0, min(count(v), 1+len(v)/len(`{"payload":0},`)))
+	jobs = make([]Job, 0, min(countElements(v), 1+len(v)/len(`{"payload":0},`)))
 	for i, element := range elements(v) {
 		n++
-		at := place{list, i}
+		at := fieldParent{list, i}
 		if element[0] != '{' {
-			r.bad.add(at, "", "must be an object, not %s", kind(element))
+			r.problems.add(at, "", "must be an object, not %s", jsonType(element))
 			continue
 		}
-		if job := r.job(at, element); r.bad.none() {
+		if job := r.readJob(at, element); r.problems.isEmpty() {
 			jobs = append(jobs, job)
 		}
 	}
 	return jobs, n
 }
 
-func (r *decoding) job(at place, object []byte) (job Job) {
+func (r *bodyDecoder) readJob(at fieldParent, object []byte) (job Job) {
 	for key, v := range members(object) {
 		switch string(key) {
 		case "payload":
@@ -221,62 +221,62 @@ func (r *decoding) job(at place, object []byte) (job Job) {
 		case "run_at":
 			job.RunAt = r.runAt(at, "run_at", v)
 		case "traceparent":
-			job.TraceParent = normalTraceParent(r.text(at, "traceparent", v))
+			job.TraceParent = normalizeTraceParent(r.text(at, "traceparent", v))
 		default:
-			r.unknown(at, key)
+			r.addUnknown(at, key)
 		}
 	}
 	switch size := len(job.Payload); {
 	case size == 0:
-		r.bad.add(at, "payload", "required; may be any JSON, null too")
+		r.problems.add(at, "payload", "required; may be any JSON, null too")
 	case size > MaxPayloadBytes:
-		r.bad.tooLarge(at, "payload", size, MaxPayloadBytes)
+		r.problems.addTooLarge(at, "payload", size, MaxPayloadBytes)
 	}
 	return job
 }
 
-func (r *decoding) aggregates(list string, v []byte) (all []Aggregate) {
-	if !r.is('[', "an array of aggregates", place{}, list, v) {
+func (r *bodyDecoder) readAggregates(list string, v []byte) (all []Aggregate) {
+	if !r.hasType('[', "an array of aggregates", fieldParent{}, list, v) {
 		return nil
 	}
-	if n := count(v); n > MaxAggregates {
-		r.bad.add(place{}, list, "must have at most %d aggregates, not %d", MaxAggregates, n)
+	if n := countElements(v); n > MaxAggregates {
+		r.problems.add(fieldParent{}, list, "must have at most %d aggregates, not %d", MaxAggregates, n)
 		return nil
 	}
 	for i, element := range elements(v) {
-		at := place{list, i}
+		at := fieldParent{list, i}
 		if element[0] != '{' {
-			r.bad.add(at, "", "must be an object, not %s", kind(element))
+			r.problems.add(at, "", "must be an object, not %s", jsonType(element))
 			continue
 		}
-		a := r.aggregate(at, element)
+		a := r.readAggregate(at, element)
 		if a.As != "" && slices.ContainsFunc(all, func(b Aggregate) bool { return a.As == b.As }) {
-			r.bad.add(at, "as", "must be unique among the group's aggregates")
+			r.problems.add(at, "as", "must be unique among the group's aggregates")
 		}
 		all = append(all, a)
 	}
 	return all
 }
 
-func (r *decoding) aggregate(at place, object []byte) (a Aggregate) {
+func (r *bodyDecoder) readAggregate(at fieldParent, object []byte) (a Aggregate) {
 	for key, v := range members(object) {
 		switch string(key) {
 		case "as":
 			if a.As = r.id(at, "as", v); len(a.As) > maxAsLength {
-				r.bad.add(at, "as", "must be at most %d bytes", maxAsLength)
+				r.problems.add(at, "as", "must be at most %d bytes", maxAsLength)
 			}
 		case "op":
 			a.Op = r.text(at, "op", v)
 		case "field":
 			a.Field = r.resultPath(at, "field", v)
 		default:
-			r.unknown(at, key)
+			r.addUnknown(at, key)
 		}
 	}
 	r.require(at, "as", a.As)
 	r.require(at, "op", a.Op)
 	if a.Op != "" && !slices.Contains(AggregateOps, a.Op) && !r.Ops[a.Op] {
-		r.bad.add(at, "op", "must be one of %s", r.opNames())
+		r.problems.add(at, "op", "must be one of %s", r.opNames())
 	}
 	// a reducer written in Go judges its own
 	if custom := r.Ops[a.Op] && !slices.Contains(AggregateOps, a.Op); a.Op != "count" && !custom {

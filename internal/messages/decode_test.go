@@ -51,7 +51,7 @@ func TestDecodeSubmitReadsEverything(t *testing.T) {
 	}, got)
 }
 
-func TestDecodeSubmitTakesNullAndEmptyForAbsent(t *testing.T) {
+func TestDecodeSubmitTreatsNullAndEmptyAsAbsent(t *testing.T) {
 	want := &messages.SubmitGroup{Type: "T"}
 	for _, body := range []string{
 		`{"type":"T"}`,
@@ -249,7 +249,7 @@ func TestBrokenBodies(t *testing.T) {
 	}
 }
 
-func TestDeepPayloadIsTaken(t *testing.T) {
+func TestDeepPayloadIsAccepted(t *testing.T) {
 	payload := strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
 	j, err := decoder.DecodeJob([]byte(`{"payload":` + payload + `}`))
 	require.NoError(t, err)
@@ -344,7 +344,7 @@ func TestDecodeJobRefuses(t *testing.T) {
 }
 
 // A refusal may be logged, so it must not repeat what was sent.
-func TestErrorsDoNotTellValues(t *testing.T) {
+func TestErrorsDoNotContainValues(t *testing.T) {
 	const secret = "hunter2 "
 	for _, field := range []string{
 		"id", "tenant", "name", "type", "priority", "base_priority", "max_retries", "job_timeout", "run_at",

@@ -47,22 +47,22 @@ func ParseFields(entryID string, fields []string) (Envelope, error) {
 }
 
 func (e Envelope) check(bad *problems, entryID string) (Envelope, error) {
-	e.TraceParent = normalTraceParent(e.TraceParent)
+	e.TraceParent = normalizeTraceParent(e.TraceParent)
 	if e.ID == "" {
 		e.ID = entryID
 	}
 	if !ValidID(e.ID) {
-		bad.add(place{}, fieldID, problemID)
+		bad.add(fieldParent{}, fieldID, problemID)
 	}
 	switch e.Type {
 	case TypeJobsAppend:
-		e.quick = quickAppend(e.Data)
+		e.decoded = fastDecodeAppend(e.Data)
 	case TypeGroupSubmit, TypeGroupSeal, TypeGroupCancel:
 	default:
-		bad.add(place{}, fieldType, "must be one of "+
+		bad.add(fieldParent{}, fieldType, "must be one of "+
 			TypeGroupSubmit+", "+TypeJobsAppend+", "+TypeGroupSeal+", "+TypeGroupCancel)
 	}
-	if e.quick == nil {
+	if e.decoded == nil {
 		e.checkData(bad)
 	}
 	if err := bad.err(); err != nil {
@@ -73,10 +73,10 @@ func (e Envelope) check(bad *problems, entryID string) (Envelope, error) {
 
 func (e Envelope) checkData(bad *problems) {
 	if len(e.Data) > MaxMessageBytes {
-		bad.tooLarge(place{}, fieldData, len(e.Data), MaxMessageBytes)
+		bad.addTooLarge(fieldParent{}, fieldData, len(e.Data), MaxMessageBytes)
 	} else if _, problem := checkObject(fieldData, e.Data); problem != nil {
 		// A field within the data is no field of the entry, so the problem is the data's.
-		bad.add(place{}, fieldData, "%s", problem.Problem)
+		bad.add(fieldParent{}, fieldData, "%s", problem.Problem)
 	}
 }
 
@@ -107,7 +107,7 @@ func entryBytes(bad *problems, values map[string]any, field string) []byte {
 	case []byte:
 		return v
 	default:
-		bad.add(place{}, field, "must be text")
+		bad.add(fieldParent{}, field, "must be text")
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// maxListed is how many bad fields one ValidationError lists.
-const maxListed = 100
+// maxListedFields is how many bad fields one ValidationError lists.
+const maxListedFields = 100
 
 // FieldError names one bad field, say jobs[3].payload, and what is wrong with it, with the limit
 // that it breaks. Neither repeats the field's value.
@@ -56,14 +56,14 @@ func (e *TooLargeError) Error() string {
 	return s
 }
 
-// place is where a field is found: in the body itself, or in an element of one of its lists. It is
+// fieldParent is where a field is found: in the body itself, or in an element of one of its lists. It is
 // spelled out for errors only.
-type place struct {
+type fieldParent struct {
 	list  string // "" for the body itself
 	index int
 }
 
-func (p place) name(field string) string {
+func (p fieldParent) name(field string) string {
 	if p.list == "" {
 		return field
 	}
@@ -76,16 +76,16 @@ func (p place) name(field string) string {
 
 // problems collects what is wrong with one body.
 type problems struct {
-	fields []FieldError
-	more   int
-	large  *TooLargeError
+	fields        []FieldError
+	unlisted      int
+	firstTooLarge *TooLargeError
 }
 
 // add notes a problem, unless the field has one already that this may only follow from. The
 // format's arguments are limits, never values that were sent.
-func (p *problems) add(at place, field, format string, args ...any) {
-	if len(p.fields) == maxListed {
-		p.more++
+func (p *problems) add(at fieldParent, field, format string, args ...any) {
+	if len(p.fields) == maxListedFields {
+		p.unlisted++
 		return
 	}
 	name := at.name(field)
@@ -97,22 +97,22 @@ func (p *problems) add(at place, field, format string, args ...any) {
 	p.fields = append(p.fields, FieldError{name, fmt.Sprintf(format, args...)})
 }
 
-func (p *problems) tooLarge(at place, field string, size, limit int) {
-	if p.large != nil {
-		p.large.More++
+func (p *problems) addTooLarge(at fieldParent, field string, size, limit int) {
+	if p.firstTooLarge != nil {
+		p.firstTooLarge.More++
 		return
 	}
-	p.large = &TooLargeError{Field: at.name(field), Limit: limit, Size: size}
+	p.firstTooLarge = &TooLargeError{Field: at.name(field), Limit: limit, Size: size}
 }
 
-func (p *problems) none() bool { return p.large == nil && len(p.fields) == 0 }
+func (p *problems) isEmpty() bool { return p.firstTooLarge == nil && len(p.fields) == 0 }
 
 func (p *problems) err() error {
 	switch {
-	case p.large != nil:
-		return p.large
+	case p.firstTooLarge != nil:
+		return p.firstTooLarge
 	case len(p.fields) > 0:
-		return &ValidationError{Fields: p.fields, More: p.more}
+		return &ValidationError{Fields: p.fields, More: p.unlisted}
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 // It leaves out the group's id, which the server may have made up, and traceparents, which differ
 // when a request is repeated. It has 32 hexadecimal digits.
 func ContentHash(g *SubmitGroup) string {
-	d := digest{sum: sha256.New()}
+	d := digest{hash: sha256.New()}
 	tenant, lane, threshold := g.Tenant, g.Priority, 1.0
 	if tenant == g.ID {
 		tenant = "" // its default
@@ -64,8 +64,8 @@ func ContentHash(g *SubmitGroup) string {
 // digest hashes values so that no two lists of them look the same: each says how long it is or
 // where it ends.
 type digest struct {
-	sum     hash.Hash
-	pending []byte       // not summed yet
+	hash    hash.Hash
+	buffer  []byte       // not summed yet
 	members []jsonMember // of the objects being hashed, the innermost last
 }
 
@@ -80,26 +80,26 @@ func (d *digest) bytes(b []byte) {
 	d.number(uint64(len(b)))
 	if len(b) >= digestChunk {
 		d.flush()
-		d.sum.Write(b)
+		d.hash.Write(b)
 		return
 	}
-	d.pending = append(d.pending, b...)
-	if len(d.pending) >= digestChunk {
+	d.buffer = append(d.buffer, b...)
+	if len(d.buffer) >= digestChunk {
 		d.flush()
 	}
 }
 
 func (d *digest) flush() {
-	d.sum.Write(d.pending)
-	d.pending = d.pending[:0]
+	d.hash.Write(d.buffer)
+	d.buffer = d.buffer[:0]
 }
 
 func (d *digest) hex() string {
 	d.flush()
-	return hex.EncodeToString(d.sum.Sum(nil)[:16])
+	return hex.EncodeToString(d.hash.Sum(nil)[:16])
 }
 
-func (d *digest) number(n uint64) { d.pending = binary.AppendUvarint(d.pending, n) }
+func (d *digest) number(n uint64) { d.buffer = binary.AppendUvarint(d.buffer, n) }
 
 func (d *digest) float(x float64) { d.number(math.Float64bits(x)) }
 
@@ -133,30 +133,30 @@ func (d *digest) value(v []byte, depth int) {
 	v = bytes.Trim(v, whiteSpace)
 	switch {
 	case len(v) == 0, depth > digestDepth:
-		d.literal('?', v)
+		d.tagged('?', v)
 	case v[0] == '"':
-		d.literal('"', canonicalString(v))
+		d.tagged('"', canonicalString(v))
 	case v[0] == '[':
-		d.pending = append(d.pending, '[')
+		d.buffer = append(d.buffer, '[')
 		for _, element := range elements(v) {
 			d.value(element, depth+1)
 		}
-		d.pending = append(d.pending, ']')
+		d.buffer = append(d.buffer, ']')
 	case v[0] == '{':
 		d.object(v, depth)
 	default:
-		d.literal('=', v)
+		d.tagged('=', v)
 	}
 }
 
-func (d *digest) literal(kind byte, v []byte) {
-	d.pending = append(d.pending, kind)
+func (d *digest) tagged(tag byte, v []byte) {
+	d.buffer = append(d.buffer, tag)
 	d.bytes(v)
 }
 
 func (d *digest) object(v []byte, depth int) {
 	first := len(d.members)
-	c := enter(v)
+	c := openContainer(v)
 	for {
 		key, value := c.member()
 		if len(value) == 0 {
@@ -167,13 +167,13 @@ func (d *digest) object(v []byte, depth int) {
 	last := len(d.members)
 	// Stable: of a repeated key the order matters.
 	slices.SortStableFunc(d.members[first:last], func(a, b jsonMember) int { return bytes.Compare(a.key, b.key) })
-	d.pending = append(d.pending, '{')
+	d.buffer = append(d.buffer, '{')
 	for i := first; i < last; i++ {
 		m := d.members[i] // by index: nested objects may move the slice
 		d.bytes(m.key)
 		d.value(m.value, depth+1)
 	}
-	d.pending = append(d.pending, '}')
+	d.buffer = append(d.buffer, '}')
 	d.members = d.members[:first]
 }
 

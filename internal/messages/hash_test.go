@@ -104,7 +104,7 @@ func TestContentHashOfNestedAndLargePayloads(t *testing.T) {
 }
 
 // Whoever builds a group by hand gets a hash too.
-func TestContentHashOfWhatIsNotJSON(t *testing.T) {
+func TestContentHashOfInvalidJSON(t *testing.T) {
 	seen := map[string]bool{}
 	for _, payload := range []string{"", "{", `{"a`, `{"a"`, `{"a":`, `{"a":1`, "[", "[1", "]", `"`, `"\`, "x", "\xff", strings.Repeat("[", 1<<20)} {
 		at := time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -17,8 +17,8 @@ const whiteSpace = " \t\r\n"
 // never panics.
 type cursor struct{ rest []byte }
 
-// enter opens an object or an array that has no white space before it.
-func enter(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
+// openContainer opens an object or an array that has no white space before it.
+func openContainer(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
 
 // next returns the next value as it is written, empty at the end.
 func (c *cursor) next() []byte {
@@ -26,7 +26,7 @@ func (c *cursor) next() []byte {
 	for i < len(c.rest) && isSeparator(c.rest[i]) {
 		i++
 	}
-	n := i + extent(c.rest[i:])
+	n := i + valueLength(c.rest[i:])
 	value := c.rest[i:n:n]
 	c.rest = c.rest[n:]
 	return value
@@ -40,16 +40,16 @@ func (c *cursor) member() (key, value []byte) {
 	return key, c.next()
 }
 
-// extent is the length of the value that b begins with, 0 where there is none.
-func extent(b []byte) int {
+// valueLength is the length of the value that b begins with, 0 where there is none.
+func valueLength(b []byte) int {
 	if len(b) == 0 || isClosing(b[0]) {
 		return 0
 	}
 	switch b[0] {
 	case '"':
-		return stringExtent(b)
+		return stringLength(b)
 	case '{', '[':
-		return containerExtent(b)
+		return containerLength(b)
 	}
 	for i, c := range b {
 		if isSeparator(c) || isClosing(c) {
@@ -59,7 +59,7 @@ func extent(b []byte) int {
 	return len(b)
 }
 
-func stringExtent(b []byte) int {
+func stringLength(b []byte) int {
 	for i := skipPlain(b, 1); i < len(b); i = skipPlain(b, i) {
 		switch b[i] {
 		case '"':
@@ -72,11 +72,11 @@ func stringExtent(b []byte) int {
 	return len(b)
 }
 
-func containerExtent(b []byte) int {
+func containerLength(b []byte) int {
 	for i, depth := 0, 0; i < len(b); i++ {
 		switch b[i] {
 		case '"':
-			i += stringExtent(b[i:]) - 1
+			i += stringLength(b[i:]) - 1
 		case '{', '[':
 			depth++
 		case '}', ']':
@@ -97,7 +97,7 @@ func isClosing(c byte) bool { return c == '}' || c == ']' }
 // members ranges over an object's keys, unquoted, and values.
 func members(object []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
-		c := enter(object)
+		c := openContainer(object)
 		for {
 			key, value := c.member()
 			if len(value) == 0 || !yield(unquote(key), value) {
@@ -110,7 +110,7 @@ func members(object []byte) iter.Seq2[[]byte, []byte] {
 // elements ranges over an array's values.
 func elements(array []byte) iter.Seq2[int, []byte] {
 	return func(yield func(i int, value []byte) bool) {
-		c := enter(array)
+		c := openContainer(array)
 		for i := 0; ; i++ {
 			value := c.next()
 			if len(value) == 0 || !yield(i, value) {
@@ -120,8 +120,8 @@ func elements(array []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// count is how many values an array has.
-func count(array []byte) (n int) {
+// countElements is how many values an array has.
+func countElements(array []byte) (n int) {
 	for range elements(array) {
 		n++
 	}
@@ -143,8 +143,8 @@ func unquote(literal []byte) []byte {
 	return []byte(s)
 }
 
-// kind names what a value is.
-func kind(value []byte) string {
+// jsonType names what a value is.
+func jsonType(value []byte) string {
 	if len(value) == 0 {
 		return "nothing"
 	}
@@ -172,10 +172,10 @@ func checkObject(root string, data []byte) ([]byte, *FieldError) {
 		return nil, &FieldError{root, "required; must be a JSON object"}
 	case !utf8.Valid(data):
 		return nil, &FieldError{root, "must be UTF-8; is not at byte " + strconv.Itoa(invalidUTF8(data))}
-	case !valid(trimmed):
+	case !validJSON(trimmed):
 		return nil, syntaxError(root, data)
 	case trimmed[0] != '{':
-		return nil, &FieldError{root, "must be a JSON object, not " + kind(trimmed)}
+		return nil, &FieldError{root, "must be a JSON object, not " + jsonType(trimmed)}
 	}
 	return trimmed, nil
 }
@@ -199,20 +199,20 @@ func syntaxError(root string, data []byte) *FieldError {
 	if !errors.As(err, &syntax) {
 		return &FieldError{root, "must be valid JSON"}
 	}
-	if field := locate(data[:min(max(syntax.Offset-1, 0), int64(len(data)))]); field != "" {
+	if field := brokenField(data[:min(max(syntax.Offset-1, 0), int64(len(data)))]); field != "" {
 		root = field
 	}
 	return &FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
 }
 
-// locate names the field in which an object that breaks off ends, "" when that is between fields.
+// brokenField names the field in which an object that breaks off ends, "" when that is between fields.
 // It tells nothing from within a payload.
-func locate(broken []byte) string {
+func brokenField(broken []byte) string {
 	key, value := lastMember(broken)
 	if key == nil {
 		return ""
 	}
-	at := place{index: -1}
+	at := fieldParent{index: -1}
 	list := fieldName(unquote(key))
 	if len(value) == 0 || value[0] != '[' {
 		return list
@@ -237,7 +237,7 @@ func lastMember(broken []byte) (key, value []byte) {
 	if len(broken) == 0 || broken[0] != '{' {
 		return nil, nil
 	}
-	for c := enter(broken); len(c.rest) > 0; {
+	for c := openContainer(broken); len(c.rest) > 0; {
 		if key, value = c.member(); !json.Valid(key) {
 			return nil, nil
 		}

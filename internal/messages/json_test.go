@@ -26,12 +26,12 @@ func FuzzCursor(f *testing.F) {
 			require.Len(t, values, i)
 			values = append(values, string(v))
 		}
-		require.Equal(t, len(values), count(text))
+		require.Equal(t, len(values), countElements(text))
 		keyed := map[string]string{}
 		for k, v := range members(text) {
 			keyed[string(k)] = string(v)
 		}
-		locate(text)
+		brokenField(text)
 
 		var array []json.RawMessage
 		if json.Unmarshal(text, &array) == nil && array != nil {

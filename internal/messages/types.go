@@ -45,7 +45,7 @@ type Envelope struct {
 	TraceParent string // W3C traceparent, "" when the producer is not traced
 	Data        []byte // JSON
 
-	quick *AppendJobs // what the data says, where that was told on the way
+	decoded *AppendJobs // what the data says, where that was told on the way
 }
 
 // Job is one unit of work as its producer describes it.

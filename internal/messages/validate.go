@@ -54,10 +54,10 @@ func ValidIdempotencyKey(key string) bool {
 	return true
 }
 
-// normalTraceParent returns s as a traceparent of version 00, and "" when it is malformed. Of a
+// normalizeTraceParent returns s as a traceparent of version 00, and "" when it is malformed. Of a
 // later version it keeps what version 00 knows.
 // https://www.w3.org/TR/trace-context/#versioning-of-traceparent
-func normalTraceParent(s string) string {
+func normalizeTraceParent(s string) string {
 	const size = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	if len(s) < size || s[2] != '-' || s[35] != '-' || s[52] != '-' {
 		return ""
@@ -89,79 +89,79 @@ func isHex(s string) bool {
 // The readers of single values return the zero value for null, and for what is bad, after they
 // have noted it.
 
-// is says whether v is of the kind that first begins.
-func (r *decoding) is(first byte, want string, at place, field string, v []byte) bool {
+// hasType says whether v is of the kind that first begins.
+func (r *bodyDecoder) hasType(first byte, want string, at fieldParent, field string, v []byte) bool {
 	if v[0] != first && v[0] != 'n' {
-		r.bad.add(at, field, "must be %s, not %s", want, kind(v))
+		r.problems.add(at, field, "must be %s, not %s", want, jsonType(v))
 	}
 	return v[0] == first
 }
 
-func (r *decoding) require(at place, field, value string) {
+func (r *bodyDecoder) require(at fieldParent, field, value string) {
 	if value == "" {
-		r.bad.add(at, field, problemRequired)
+		r.problems.add(at, field, problemRequired)
 	}
 }
 
-func (r *decoding) unknown(at place, key []byte) {
-	r.bad.add(at, fieldName(key), "not a known field; correct its spelling or leave it out")
+func (r *bodyDecoder) addUnknown(at fieldParent, key []byte) {
+	r.problems.add(at, fieldName(key), "not a known field; correct its spelling or leave it out")
 }
 
-func (r *decoding) text(at place, field string, v []byte) string {
-	if !r.is('"', "a string", at, field, v) {
+func (r *bodyDecoder) text(at fieldParent, field string, v []byte) string {
+	if !r.hasType('"', "a string", at, field, v) {
 		return ""
 	}
 	return string(unquote(v))
 }
 
-func (r *decoding) flag(at place, field string, v []byte) bool {
+func (r *bodyDecoder) boolean(at fieldParent, field string, v []byte) bool {
 	if v[0] != 't' && v[0] != 'f' {
-		r.is('t', "true or false", at, field, v)
+		r.hasType('t', "true or false", at, field, v)
 	}
 	return v[0] == 't'
 }
 
-func (r *decoding) id(at place, field string, v []byte) string {
+func (r *bodyDecoder) id(at fieldParent, field string, v []byte) string {
 	id := r.text(at, field, v)
 	if id != "" && !ValidID(id) {
-		r.bad.add(at, field, problemID)
+		r.problems.add(at, field, problemID)
 	}
 	return id
 }
 
-func (r *decoding) groupName(at place, field string, v []byte) string {
+func (r *bodyDecoder) groupName(at fieldParent, field string, v []byte) string {
 	name := r.text(at, field, v)
 	if len(name) > MaxNameLength || strings.ContainsFunc(name, unicode.IsControl) {
-		r.bad.add(at, field, "must be at most %d bytes of UTF-8 without control characters", MaxNameLength)
+		r.problems.add(at, field, "must be at most %d bytes of UTF-8 without control characters", MaxNameLength)
 	}
 	return name
 }
 
-func (r *decoding) lane(at place, field string, v []byte) Lane {
+func (r *bodyDecoder) lane(at fieldParent, field string, v []byte) Lane {
 	lane := Lane(r.text(at, field, v))
 	switch lane {
 	case "", LaneHigh, LaneNormal, LaneLow:
 	default:
-		r.bad.add(at, field, "must be %s, %s or %s", LaneHigh, LaneNormal, LaneLow)
+		r.problems.add(at, field, "must be %s, %s or %s", LaneHigh, LaneNormal, LaneLow)
 	}
 	return lane
 }
 
-// whole reads an integer from 0 to limit, nil for null.
-func (r *decoding) whole(at place, field string, v []byte, limit int64) *int64 {
+// integer reads an integer from 0 to limit, nil for null.
+func (r *bodyDecoder) integer(at fieldParent, field string, v []byte, limit int64) *int64 {
 	if v[0] == 'n' {
 		return nil
 	}
 	n, err := strconv.ParseInt(string(v), 10, 64)
 	if err != nil || n < 0 || n > limit {
-		r.bad.add(at, field, "must be a whole number from 0 to %d", limit)
+		r.problems.add(at, field, "must be a whole number from 0 to %d", limit)
 		return nil
 	}
 	return &n
 }
 
-func (r *decoding) maxRetries(at place, field string, v []byte) *int {
-	n := r.whole(at, field, v, MaxRetriesLimit)
+func (r *bodyDecoder) maxRetries(at fieldParent, field string, v []byte) *int {
+	n := r.integer(at, field, v, MaxRetriesLimit)
 	if n == nil {
 		return nil
 	}
@@ -169,13 +169,13 @@ func (r *decoding) maxRetries(at place, field string, v []byte) *int {
 	return &retries
 }
 
-func (r *decoding) basePriority(at place, field string, v []byte) float64 {
+func (r *bodyDecoder) basePriority(at fieldParent, field string, v []byte) float64 {
 	if v[0] == 'n' {
 		return 0
 	}
 	x, err := strconv.ParseFloat(string(v), 64)
 	if err != nil || x < -maxBasePriority || x > maxBasePriority {
-		r.bad.add(at, field, "must be a number from %g to %g", -maxBasePriority, maxBasePriority)
+		r.problems.add(at, field, "must be a number from %g to %g", -maxBasePriority, maxBasePriority)
 		return 0
 	}
 	if x == 0 {
@@ -184,30 +184,30 @@ func (r *decoding) basePriority(at place, field string, v []byte) float64 {
 	return x
 }
 
-func (r *decoding) failureThreshold(at place, field string, v []byte) *float64 {
+func (r *bodyDecoder) failureThreshold(at fieldParent, field string, v []byte) *float64 {
 	if v[0] == 'n' {
 		return nil
 	}
 	x, err := strconv.ParseFloat(string(v), 64)
 	if err != nil || x <= 0 || x > 1 {
-		r.bad.add(at, field, "must be a number above 0, to 1")
+		r.problems.add(at, field, "must be a number above 0, to 1")
 		return nil
 	}
 	return &x
 }
 
-func (r *decoding) jobTimeout(at place, field string, v []byte) Duration {
+func (r *bodyDecoder) jobTimeout(at fieldParent, field string, v []byte) Duration {
 	var d Duration
 	err := d.UnmarshalJSON(v)
 	if err != nil || d != 0 && (d < Duration(time.Millisecond) || d > Duration(MaxJobTimeout)) {
-		r.bad.add(at, field, `must be a duration such as "1m30s" or a number of seconds, from 1ms to %s`,
+		r.problems.add(at, field, `must be a duration such as "1m30s" or a number of seconds, from 1ms to %s`,
 			Duration(MaxJobTimeout))
 		return 0
 	}
 	return d
 }
 
-func (r *decoding) runAt(at place, field string, v []byte) *time.Time {
+func (r *bodyDecoder) runAt(at fieldParent, field string, v []byte) *time.Time {
 	s := r.text(at, field, v)
 	if s == "" {
 		return nil
@@ -219,7 +219,7 @@ func (r *decoding) runAt(at place, field string, v []byte) *time.Time {
 	var t time.Time
 	err := t.UnmarshalText([]byte(s))
 	if t = t.UTC(); err != nil || t.Year() < firstYear || t.After(now().AddDate(maxYearsAhead, 0, 0)) {
-		r.bad.add(at, field,
+		r.problems.add(at, field,
 			"must be a time of RFC 3339 such as 2030-01-31T09:00:00Z, from the year %d to %d years ahead",
 			firstYear, maxYearsAhead)
 		return nil
@@ -228,14 +228,14 @@ func (r *decoding) runAt(at place, field string, v []byte) *time.Time {
 }
 
 // resultPath reads a path into {data, duration_ms}.
-func (r *decoding) resultPath(at place, field string, v []byte) string {
+func (r *bodyDecoder) resultPath(at fieldParent, field string, v []byte) string {
 	path := r.text(at, field, v)
 	steps := strings.Split(path, ".")
 	switch {
 	case path == "", path == "duration_ms":
 	case len(path) > maxFieldLength, steps[0] != "data", slices.Contains(steps, ""),
 		strings.ContainsFunc(path, unicode.IsControl):
-		r.bad.add(at, field,
+		r.problems.add(at, field,
 			"must be duration_ms, or a path such as data.cost or data.items.0.price, of at most %d bytes",
 			maxFieldLength)
 	}
@@ -243,7 +243,7 @@ func (r *decoding) resultPath(at place, field string, v []byte) string {
 }
 
 // opNames lists what an aggregate may ask for.
-func (r *decoding) opNames() string {
+func (r *bodyDecoder) opNames() string {
 	names := slices.Clone(AggregateOps)
 	for _, op := range slices.Sorted(maps.Keys(r.Ops)) {
 		if r.Ops[op] && !slices.Contains(names, op) {

@@ -141,7 +141,7 @@ func (in *Ingest) submit(ctx context.Context, env messages.Envelope, o groups.Or
 }
 
 func (in *Ingest) append(ctx context.Context, env messages.Envelope, entry string, o groups.Origin) error {
-	a, err := in.decoder.Append(env)
+	a, err := in.decoder.DecodeAppendEntry(env)
 	if err != nil {
 		return err
 	}

@@ -12,19 +12,19 @@ import (
 const plainJob = `{"payload":{"to":"a@example.com","n":[1,-0.5e+3,true,null],"text":"ä\"\u00e4 and longer than eight bytes"}}`
 
 // What most producers send is read in one pass.
-func TestQuickReadsWhatIsPlain(t *testing.T) {
+func TestFastPathReadsPlainMessages(t *testing.T) {
 	for _, job := range []string{plainJob, `{"payload":null}`, ` {"payload" : 0 , "type" : "T" } `, `{"traceparent":"00-","payload":[{}]}`} {
-		_, end := quickJob([]byte(job), 0)
+		_, end := fastDecodeJob([]byte(job), 0)
 		require.Equal(t, len(job), end, job)
-		require.NotNil(t, quickAppend([]byte(`{"group":"g","jobs":[`+job+`,`+job+`]}`)), job)
-		require.NotNil(t, quickAppend([]byte(` {"jobs": [`+job+`] , "group":"g"}`+"\n")), job)
+		require.NotNil(t, fastDecodeAppend([]byte(`{"group":"g","jobs":[`+job+`,`+job+`]}`)), job)
+		require.NotNil(t, fastDecodeAppend([]byte(` {"jobs": [`+job+`] , "group":"g"}`+"\n")), job)
 	}
 }
 
 // Nothing that is refused is read quickly, nor is what takes more than a look.
-func TestQuickLeavesTheRest(t *testing.T) {
+func TestFastPathLeavesOtherMessages(t *testing.T) {
 	long := strings.Repeat("x", MaxPayloadBytes)
-	deep := strings.Repeat("[", quickDepth+2) + strings.Repeat("]", quickDepth+2)
+	deep := strings.Repeat("[", fastMaxDepth+2) + strings.Repeat("]", fastMaxDepth+2)
 	for _, data := range []string{
 		``, `{}`, `[]`, `{"group":"g"}`, `{"group":"g","jobs":[]}`, `{"group":"","jobs":[{"payload":1}]}`, `{"group":"a b","jobs":[{"payload":1}]}`,
 		`{"group":"g","group":"h","jobs":[{"payload":1}]}`, `{"group":"g","jobs":[{"payload":1}],}`, `{"group":"g","jobs":[{"payload":1}]}}`,
@@ -33,12 +33,12 @@ func TestQuickLeavesTheRest(t *testing.T) {
 		`{"group":"g","jobs":[{"payload":1,"run_at":"2030-01-01T00:00:00Z"}]}`, `{"group":"g","jobs":[{"p\u0061yload":1}]}`,
 		`{"group":"g","jobs":[{"payload":"` + long + `"}]}`, `{"group":"g","jobs":[{"payload":` + deep + `}]}`,
 	} {
-		require.Nil(t, quickAppend([]byte(data)), "%.80s", data)
+		require.Nil(t, fastDecodeAppend([]byte(data)), "%.80s", data)
 	}
 }
 
-// FuzzQuick holds the quick reading to the thorough one.
-func FuzzQuick(f *testing.F) {
+// FuzzFastPath holds the quick reading to the thorough one.
+func FuzzFastPath(f *testing.F) {
 	for _, s := range []string{
 		plainJob, `{"group":"g","jobs":[` + plainJob + `,{"payload":1,"type":"T"}]}`, `{"group":"g","jobs":[{"payload":1,"traceparent":"x"}],"x":1}`,
 		`{"payload":1,"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`, `"\ud800\u12g4"`, `-`, `-0`, `00`, `1.`, `1e`, `1e+`, `tru`,
@@ -47,10 +47,12 @@ func FuzzQuick(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		require.Equal(t, json.Valid(text), valid(text))
-		slow := func(data []byte) (*AppendJobs, error) { return decode(Decoder{}, "body", data, (*decoding).append) }
+		require.Equal(t, json.Valid(text), validJSON(text))
+		slow := func(data []byte) (*AppendJobs, error) {
+			return decode(Decoder{}, "body", data, (*bodyDecoder).readAppend)
+		}
 		for _, data := range [][]byte{text, []byte(`{"group":"g","jobs":[` + string(text) + `]}`)} {
-			quick := quickAppend(data)
+			quick := fastDecodeAppend(data)
 			if quick != nil {
 				thorough, err := slow(data)
 				require.NoError(t, err)
@@ -59,11 +61,11 @@ func FuzzQuick(f *testing.F) {
 			one, oneErr := ParseFields("1-0", []string{fieldType, TypeJobsAppend, fieldData, string(data)})
 			other, otherErr := ParseEntry("1-0", map[string]any{fieldType: TypeJobsAppend, fieldData: data})
 			require.Equal(t, otherErr, oneErr)
-			require.Equal(t, other.quick, one.quick)
+			require.Equal(t, other.decoded, one.decoded)
 			require.Equal(t, string(other.Data), string(one.Data))
 		}
-		if job, end := quickJob(text, 0); end == len(text) && utf8.Valid(text) {
-			thorough, err := decode(Decoder{}, "line", text, func(r *decoding, object []byte) Job { return r.job(place{}, object) })
+		if job, end := fastDecodeJob(text, 0); end == len(text) && utf8.Valid(text) {
+			thorough, err := decode(Decoder{}, "line", text, func(r *bodyDecoder, object []byte) Job { return r.readJob(fieldParent{}, object) })
 			require.NoError(t, err)
 			require.Equal(t, thorough, job)
 		}

@@ -12,13 +12,13 @@ import (
 // wrong; a test holds that both read the same.
 
 const (
-	quickDepth = 32   // levels of nesting that are read here
-	quickGuess = 8192 // jobs that memory is taken for before they were seen
+	fastMaxDepth    = 32   // levels of nesting that are read here
+	fastMaxPrealloc = 8192 // jobs that memory is taken for before they were seen
 )
 
-// valid is json.Valid.
-func valid(text []byte) bool {
-	if end := skipValue(text, 0, quickDepth); end > 0 && skipSpace(text, end) == len(text) {
+// validJSON is json.Valid.
+func validJSON(text []byte) bool {
+	if end := skipValue(text, 0, fastMaxDepth); end > 0 && skipSpace(text, end) == len(text) {
 		return true
 	}
 	return json.Valid(text)
@@ -207,8 +207,8 @@ func skipPlain(b []byte, i int) int {
 	return i
 }
 
-// quickString reads a string without escapes.
-func quickString(b []byte, i int) (text []byte, end int) {
+// fastString reads a string without escapes.
+func fastString(b []byte, i int) (text []byte, end int) {
 	if i >= len(b) || b[i] != '"' {
 		return nil, -1
 	}
@@ -219,16 +219,16 @@ func quickString(b []byte, i int) (text []byte, end int) {
 	return b[i+1 : end], end + 1
 }
 
-func quickID(b []byte, i int) (id string, end int) {
-	text, end := quickString(b, i)
+func fastID(b []byte, i int) (id string, end int) {
+	text, end := fastString(b, i)
 	if id = string(text); end < 0 || !ValidID(id) {
 		return "", -1
 	}
 	return id, end
 }
 
-// quickAppend reads the data of a jobs.append message, nil when it is not sure of it.
-func quickAppend(data []byte) *AppendJobs {
+// fastDecodeAppend reads the data of a jobs.append message, nil when it is not sure of it.
+func fastDecodeAppend(data []byte) *AppendJobs {
 	if len(data) > MaxMessageBytes || !utf8.Valid(data) {
 		return nil
 	}
@@ -236,18 +236,18 @@ func quickAppend(data []byte) *AppendJobs {
 	i := skipChar(data, 0, '{')
 	for more := true; more; {
 		var key []byte
-		if key, i = quickKey(data, i); i < 0 {
+		if key, i = fastKey(data, i); i < 0 {
 			return nil
 		}
 		switch {
 		case string(key) == "group" && a.Group == "":
-			a.Group, i = quickID(data, i)
+			a.Group, i = fastID(data, i)
 		case string(key) == "jobs" && a.Jobs == nil:
-			a.Jobs, i = quickJobs(data, i)
+			a.Jobs, i = fastDecodeJobs(data, i)
 		default:
 			return nil
 		}
-		if i, more = quickNext(data, i, '}'); i < 0 {
+		if i, more = fastNext(data, i, '}'); i < 0 {
 			return nil
 		}
 	}
@@ -257,20 +257,20 @@ func quickAppend(data []byte) *AppendJobs {
 	return a
 }
 
-// quickKey reads an object's key and its colon.
-func quickKey(b []byte, i int) (key []byte, value int) {
+// fastKey reads an object's key and its colon.
+func fastKey(b []byte, i int) (key []byte, value int) {
 	if i < 0 {
 		return nil, -1
 	}
-	key, i = quickString(b, i)
+	key, i = fastString(b, i)
 	if i < 0 {
 		return nil, -1
 	}
 	return key, skipChar(b, i, ':')
 }
 
-// quickNext steps over what follows an element: a comma, or the end of its container.
-func quickNext(b []byte, i int, closing byte) (next int, more bool) {
+// fastNext steps over what follows an element: a comma, or the end of its container.
+func fastNext(b []byte, i int, closing byte) (next int, more bool) {
 	if i < 0 {
 		return -1, false
 	}
@@ -286,57 +286,57 @@ func quickNext(b []byte, i int, closing byte) (next int, more bool) {
 	return -1, false
 }
 
-// quickJobs reads an array of at least one job.
-func quickJobs(b []byte, i int) (jobs []Job, end int) {
+// fastDecodeJobs reads an array of at least one job.
+func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 	i = skipChar(b, i, '[')
 	for more := true; more; {
 		start := i
 		var job Job
-		if job, i = quickJob(b, i); i < 0 {
+		if job, i = fastDecodeJob(b, i); i < 0 {
 			return nil, -1
 		}
 		if jobs == nil { // jobs of one message are alike, but that is only a guess
-			jobs = make([]Job, 0, min(1+(len(b)-i)/(i-start), quickGuess))
+			jobs = make([]Job, 0, min(1+(len(b)-i)/(i-start), fastMaxPrealloc))
 		}
 		jobs = append(jobs, job)
-		if i, more = quickNext(b, i, ']'); i < 0 {
+		if i, more = fastNext(b, i, ']'); i < 0 {
 			return nil, -1
 		}
 	}
 	return jobs, i
 }
 
-// quickJob reads a job that has a payload and perhaps a type and a traceparent.
-func quickJob(b []byte, i int) (job Job, end int) {
+// fastDecodeJob reads a job that has a payload and perhaps a type and a traceparent.
+func fastDecodeJob(b []byte, i int) (job Job, end int) {
 	if i < 0 {
 		return Job{}, -1
 	}
 	i = skipChar(b, i, '{')
 	for more := true; more; {
 		var key []byte
-		if key, i = quickKey(b, i); i < 0 {
+		if key, i = fastKey(b, i); i < 0 {
 			return Job{}, -1
 		}
 		switch {
 		case string(key) == "payload" && job.Payload == nil:
 			start := i
-			if i = skipValue(b, i, quickDepth); i < 0 || i-start > MaxPayloadBytes {
+			if i = skipValue(b, i, fastMaxDepth); i < 0 || i-start > MaxPayloadBytes {
 				return Job{}, -1
 			}
 			job.Payload = b[start:i:i]
 		case string(key) == "type" && job.Type == "":
-			job.Type, i = quickID(b, i)
+			job.Type, i = fastID(b, i)
 		case string(key) == "traceparent" && job.TraceParent == "":
 			var text []byte
-			text, i = quickString(b, i)
-			job.TraceParent = normalTraceParent(string(text))
+			text, i = fastString(b, i)
+			job.TraceParent = normalizeTraceParent(string(text))
 		default:
 			return Job{}, -1
 		}
 		if i < 0 {
 			return Job{}, -1
 		}
-		if i, more = quickNext(b, i, '}'); i < 0 {
+		if i, more = fastNext(b, i, '}'); i < 0 {
 			return Job{}, -1
 		}
 	}
