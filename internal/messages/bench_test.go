@@ -12,7 +12,7 @@ import (
 
 const benchJobs = 5000
 
-// smallJobs is a submission of many small jobs.
+// smallJobs returns the body of a submission with many small jobs.
 func smallJobs(n int) []byte {
 	var b strings.Builder
 	b.WriteString(`{"tenant":"acme","type":"SEND_EMAIL","seal":true,"jobs":[`)
@@ -63,7 +63,7 @@ func BenchmarkParseEntry(b *testing.B) {
 	perJob(b, benchJobs)
 }
 
-// BenchmarkAppend reads an entry as ingest does: one of many jobs, and one of a single job.
+// BenchmarkAppend measures how ingest reads an entry, with many jobs and with one job.
 func BenchmarkAppend(b *testing.B) {
 	for _, jobs := range []int{500, 1} {
 		b.Run(fmt.Sprintf("jobs=%d", jobs), func(b *testing.B) {

@@ -7,23 +7,23 @@ import (
 	"unicode/utf8"
 )
 
-// Decoder reads and validates bodies. The zero value is ready to use. Every field that is not known
-// is refused; null and the empty string count as absent, except for a payload, which may be any
-// JSON. Of a repeated key the last counts.
+// Decoder decodes and validates the bodies of requests and messages. Its zero value is ready to
+// use. It refuses unknown fields. null and the empty string count as absent, except in a payload,
+// which may be any JSON. When a key is repeated, its last value counts.
 //
-// Errors are a *ValidationError with every bad field, or a *TooLargeError.
+// An error is a *ValidationError that lists every bad field, or a *TooLargeError.
 type Decoder struct {
-	Ops map[string]bool  // names of the reducers that a group may ask for beside AggregateOps
+	Ops map[string]bool  // custom reducers that a group may ask for beside AggregateOps
 	Now func() time.Time // time.Now when nil
 }
 
-// DecodeSubmit reads the body of POST /v1/groups or the data of a group.submit message. Payloads
-// share data's memory.
+// DecodeSubmit decodes the body of POST /v1/groups or the data of a group.submit message. The
+// payloads share data's memory.
 func (d Decoder) DecodeSubmit(data []byte) (*SubmitGroup, error) {
 	return decode(d, "body", data, (*bodyDecoder).readSubmit)
 }
 
-// DecodeAppend reads the data of a jobs.append message. Payloads share data's memory.
+// DecodeAppend decodes the data of a jobs.append message. The payloads share data's memory.
 func (d Decoder) DecodeAppend(data []byte) (*AppendJobs, error) {
 	if a := fastDecodeAppend(data); a != nil {
 		return a, nil
@@ -31,7 +31,8 @@ func (d Decoder) DecodeAppend(data []byte) (*AppendJobs, error) {
 	return decode(d, "body", data, (*bodyDecoder).readAppend)
 }
 
-// DecodeAppendEntry is DecodeAppend of an entry that ParseEntry or ParseFields has read.
+// DecodeAppendEntry is DecodeAppend for an entry from ParseEntry or ParseFields, which may have
+// decoded it already.
 func (d Decoder) DecodeAppendEntry(e Envelope) (*AppendJobs, error) {
 	if e.decoded != nil {
 		return e.decoded, nil
@@ -39,18 +40,18 @@ func (d Decoder) DecodeAppendEntry(e Envelope) (*AppendJobs, error) {
 	return d.DecodeAppend(e.Data)
 }
 
-// DecodeSeal reads the data of a group.seal message.
+// DecodeSeal decodes the data of a group.seal message.
 func (d Decoder) DecodeSeal(data []byte) (*SealGroup, error) {
 	return decode(d, "body", data, (*bodyDecoder).readSeal)
 }
 
-// DecodeCancel reads the data of a group.cancel message.
+// DecodeCancel decodes the data of a group.cancel message.
 func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
 	return decode(d, "body", data, (*bodyDecoder).readCancel)
 }
 
-// DecodeJob reads one line of NDJSON. The payload is a copy, so the line's memory may
-// be used again.
+// DecodeJob decodes one line of NDJSON. The job's payload is a copy: the caller may reuse the
+// line's memory.
 func (d Decoder) DecodeJob(line []byte) (Job, error) {
 	if job, end := fastDecodeJob(line, 0); end == len(line) && utf8.Valid(line) {
 		job.Payload = bytes.Clone(job.Payload)
@@ -80,7 +81,7 @@ func decode[T any](d Decoder, root string, data []byte, read func(*bodyDecoder, 
 	return body, nil
 }
 
-// bodyDecoder reads one body, going on after what is bad.
+// bodyDecoder decodes one body. After a bad field it continues, so that all bad fields are found.
 type bodyDecoder struct {
 	Decoder
 	problems problems
@@ -187,7 +188,8 @@ func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 	return g
 }
 
-// readJobs reads a list of jobs and counts it, bad ones included. It is nil only when absent.
+// readJobs decodes an array of jobs and counts its elements, bad ones included. jobs is nil only
+// when the array is absent.
 func (r *bodyDecoder) readJobs(list string, v []byte) (jobs []Job, n int) {
 	if !r.hasType('[', "an array of jobs", fieldParent{}, list, v) {
 		return nil, 0
@@ -195,7 +197,8 @@ func (r *bodyDecoder) readJobs(list string, v []byte) (jobs []Job, n int) {
 	if jobs, end := fastDecodeJobs(v, 0); end == len(v) {
 		return jobs, len(jobs)
 	}
-	// A job takes at least so many bytes: a list of other things must not claim memory for jobs.
+	// Bound the allocation by the smallest size of a job, so that an array of other short elements
+	// gets no memory for jobs.
 	jobs = make([]Job, 0, min(countElements(v), 1+len(v)/len(`{"payload":0},`)))
 	for i, element := range elements(v) {
 		n++
@@ -278,7 +281,7 @@ func (r *bodyDecoder) readAggregate(at fieldParent, object []byte) (a Aggregate)
 	if a.Op != "" && !slices.Contains(AggregateOps, a.Op) && !r.Ops[a.Op] {
 		r.problems.add(at, "op", "must be one of %s", r.opNames())
 	}
-	// a reducer written in Go judges its own
+	// a custom reducer checks its field itself
 	if custom := r.Ops[a.Op] && !slices.Contains(AggregateOps, a.Op); a.Op != "count" && !custom {
 		r.require(at, "field", a.Field)
 	}

@@ -81,7 +81,7 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		unknown      = ": not a known field; correct its spelling or leave it out"
 	)
 	path := func(s string) string { return `"aggregate":[{"as":"a","op":"sum","field":"` + s + `"}]` }
-	tests := []struct{ fields, want string }{ // want is "" where the limit is kept
+	tests := []struct{ fields, want string }{ // want is "" for a valid body
 		{`"id":"` + strings.Repeat("a", 128) + `"`, ""},
 		{`"id":"` + strings.Repeat("a", 129) + `"`, "id: " + badID},
 		{`"id":"a:b"`, "id: " + badID},
@@ -343,7 +343,7 @@ func TestDecodeJobRefuses(t *testing.T) {
 	}
 }
 
-// A refusal may be logged, so it must not repeat what was sent.
+// An error may be logged, so it must not contain values from the body.
 func TestErrorsDoNotContainValues(t *testing.T) {
 	const secret = "hunter2 "
 	for _, field := range []string{

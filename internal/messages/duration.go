@@ -9,16 +9,16 @@ import (
 
 var errDuration = errors.New(`must be a duration such as "1m30s" or a number of seconds, of at most 292 years`)
 
-// String is Go's notation, such as 1m30s.
+// String returns d in Go's notation, such as 1m30s.
 func (d Duration) String() string { return time.Duration(d).String() }
 
-// MarshalJSON writes Go's notation, such as "1m30s".
+// MarshalJSON encodes d in Go's notation, such as "1m30s".
 func (d Duration) MarshalJSON() ([]byte, error) {
 	return strconv.AppendQuote(nil, d.String()), nil
 }
 
-// UnmarshalJSON reads Go's notation, or a number of seconds, which it rounds to nanoseconds. null
-// changes nothing, as anywhere in encoding/json.
+// UnmarshalJSON decodes Go's notation, or a number of seconds, which it rounds to nanoseconds. null
+// leaves d unchanged, as is usual in encoding/json.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	switch {
 	case len(data) == 0:
@@ -28,14 +28,14 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 	case data[0] == '"':
 		parsed, err := time.ParseDuration(string(unquote(data)))
 		if err != nil {
-			return errDuration // without the value, which may not be logged
+			return errDuration // the message omits the value, which may not be logged
 		}
 		*d = Duration(parsed)
 		return nil
 	}
 	seconds, err := strconv.ParseFloat(string(data), 64)
 	ns := math.Round(seconds * float64(time.Second))
-	if err != nil || !(ns >= math.MinInt64 && ns < math.MaxInt64) { // so written, it refuses NaN too
+	if err != nil || !(ns >= math.MinInt64 && ns < math.MaxInt64) { // in this form the condition refuses NaN too
 		return errDuration
 	}
 	*d = Duration(ns)

@@ -24,7 +24,7 @@ func TestDurationReads(t *testing.T) {
 		`-2`:                  -2 * time.Second,
 		`-9223372036.854775`:  -9223372036854774784,
 		`"2562047h47m16.85s"`: 9223372036850000000,
-		`null`:                7, // as it was
+		`null`:                7, // unchanged
 	}
 	for in, want := range tests {
 		d := messages.Duration(7)
@@ -40,7 +40,7 @@ func TestDurationRefuses(t *testing.T) {
 		require.EqualError(t, json.Unmarshal([]byte(in), &d), want, in)
 		require.Equal(t, messages.Duration(7), d, in)
 	}
-	for _, in := range []string{``, `NaN`, `Inf`, `"`} { // not from encoding/json
+	for _, in := range []string{``, `NaN`, `Inf`, `"`} { // encoding/json does not pass these on
 		require.EqualError(t, new(messages.Duration).UnmarshalJSON([]byte(in)), want, in)
 	}
 }

@@ -2,7 +2,7 @@ package messages
 
 import "unsafe"
 
-// Fields of a stream entry.
+// The fields of an entry of the ingest stream.
 const (
 	fieldType        = "type"
 	fieldData        = "data"
@@ -10,12 +10,12 @@ const (
 	fieldTraceParent = "traceparent"
 )
 
-// ParseEntry reads a flat entry of the ingest stream, whose own id is entryID. Fields that it does
-// not know are ignored, as is a malformed traceparent (as W3C has it); an empty id counts as
-// absent. What the data says is left to a Decoder; here it need only be a JSON object. Data that is
-// given as bytes is not copied.
+// ParseEntry reads an entry of the ingest stream. entryID is the id that the stream gave it; it
+// becomes the message id when the entry has none of its own. ParseEntry ignores unknown fields and,
+// as W3C asks, a malformed traceparent. It checks only that the data is a JSON object; a Decoder
+// checks what it contains. Data of type []byte is not copied.
 //
-// The error is a *ValidationError or, for data over MaxMessageBytes, a *TooLargeError.
+// An error is a *ValidationError or, for data over MaxMessageBytes, a *TooLargeError.
 func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 	var bad problems
 	e := Envelope{
@@ -27,8 +27,9 @@ func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 	return e.check(&bad, entryID)
 }
 
-// ParseFields is ParseEntry for names and values in turn; of a repeated name the last counts. The
-// data shares their memory, so that it must not be changed.
+// ParseFields is ParseEntry for a list in which field names and values alternate. When a name is
+// repeated, its last value counts. The envelope's data shares memory with the value and must not be
+// changed.
 func ParseFields(entryID string, fields []string) (Envelope, error) {
 	var e Envelope
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -40,7 +41,7 @@ func ParseFields(entryID string, fields []string) (Envelope, error) {
 		case fieldTraceParent:
 			e.TraceParent = value
 		case fieldData:
-			e.Data = unsafe.Slice(unsafe.StringData(value), len(value)) // #nosec G103: large, and only read
+			e.Data = unsafe.Slice(unsafe.StringData(value), len(value)) // #nosec G103: the data is large, and only read
 		}
 	}
 	return e.check(new(problems), entryID)
@@ -75,12 +76,12 @@ func (e Envelope) checkData(bad *problems) {
 	if len(e.Data) > MaxMessageBytes {
 		bad.addTooLarge(fieldParent{}, fieldData, len(e.Data), MaxMessageBytes)
 	} else if _, problem := checkObject(fieldData, e.Data); problem != nil {
-		// A field within the data is no field of the entry, so the problem is the data's.
+		// The data's own field names mean nothing to the entry's producer, so name the field data.
 		bad.add(fieldParent{}, fieldData, "%s", problem.Problem)
 	}
 }
 
-// Values are the fields to write to the stream: those that are set.
+// Values returns the fields to write to a stream. It leaves out fields that are empty.
 func (e Envelope) Values() map[string]any {
 	values := map[string]any{fieldType: e.Type, fieldData: e.Data}
 	if e.ID != "" {

@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// maxListedFields is how many bad fields one ValidationError lists.
+// maxListedFields is how many bad fields a ValidationError lists.
 const maxListedFields = 100
 
-// FieldError names one bad field, say jobs[3].payload, and what is wrong with it, with the limit
-// that it breaks. Neither repeats the field's value.
+// FieldError names a bad field, such as jobs[3].payload, and says what is wrong with it and which
+// limit it breaks. It never contains the field's value.
 type FieldError struct {
 	Field   string
 	Problem string
 }
 
-// ValidationError lists every bad field of what was sent.
+// ValidationError lists the bad fields of a request or message.
 type ValidationError struct {
-	Fields []FieldError // the first hundred
-	More   int          // how many there are beyond those
+	Fields []FieldError // the first 100 bad fields
+	More   int          // number of further bad fields
 }
 
 func (e *ValidationError) Error() string {
@@ -39,13 +39,13 @@ func (e *ValidationError) Error() string {
 	return b.String()
 }
 
-// TooLargeError says that a payload, or the whole of what was sent, has too many bytes. It comes
-// alone: other bad fields are told once the size is right.
+// TooLargeError says that a payload, or the whole body, has too many bytes. While it holds, other
+// bad fields are not reported.
 type TooLargeError struct {
-	Field string // the first that is too large
-	Limit int    // bytes
-	Size  int    // bytes
-	More  int    // how many others are too large
+	Field string // the first field that is too large
+	Limit int    // in bytes
+	Size  int    // in bytes
+	More  int    // number of further fields that are too large
 }
 
 func (e *TooLargeError) Error() string {
@@ -56,8 +56,8 @@ func (e *TooLargeError) Error() string {
 	return s
 }
 
-// fieldParent is where a field is found: in the body itself, or in an element of one of its lists. It is
-// spelled out for errors only.
+// fieldParent says where a field is: in the body itself, or in an element of one of the body's
+// lists. It is turned into text only for an error.
 type fieldParent struct {
 	list  string // "" for the body itself
 	index int
@@ -74,15 +74,15 @@ func (p fieldParent) name(field string) string {
 	return element + "." + field
 }
 
-// problems collects what is wrong with one body.
+// problems collects the bad fields of one body.
 type problems struct {
 	fields        []FieldError
 	unlisted      int
 	firstTooLarge *TooLargeError
 }
 
-// add notes a problem, unless the field has one already that this may only follow from. The
-// format's arguments are limits, never values that were sent.
+// add records a problem of a field. It ignores a second problem of the same field, which may only
+// follow from the first. The arguments of format are limits, never values from the body.
 func (p *problems) add(at fieldParent, field, format string, args ...any) {
 	if len(p.fields) == maxListedFields {
 		p.unlisted++

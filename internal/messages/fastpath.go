@@ -7,16 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// Most of what comes is well-formed and plain. It is read here in one pass that checks and slices
-// at once. Whatever that is not sure of is left to the thorough reading, which also says what is
-// wrong; a test holds that both read the same.
+// The fast path: most messages are valid and simple. The functions of this file check and slice
+// them in one pass. When a function is not certain that a text is valid, it fails, and the caller
+// uses the complete decoder, which also reports what is wrong. FuzzFastPath checks that both give
+// the same results.
 
 const (
-	fastMaxDepth    = 32   // levels of nesting that are read here
-	fastMaxPrealloc = 8192 // jobs that memory is taken for before they were seen
+	fastMaxDepth    = 32   // nested levels that the fast path reads
+	fastMaxPrealloc = 8192 // most jobs for which memory is allocated before they are read
 )
 
-// validJSON is json.Valid.
+// validJSON is a faster json.Valid.
 func validJSON(text []byte) bool {
 	if end := skipValue(text, 0, fastMaxDepth); end > 0 && skipSpace(text, end) == len(text) {
 		return true
@@ -24,10 +25,10 @@ func validJSON(text []byte) bool {
 	return json.Valid(text)
 }
 
-// The functions below take an offset into JSON and return the one behind what they have read, -1
-// when they are not sure of it.
+// Each skip function takes the offset at which to start and returns the offset behind the JSON that
+// it has read. It returns -1 when it is not certain that the JSON is valid.
 
-// skipSpace never fails.
+// skipSpace skips white space. It never fails.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -35,7 +36,7 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// skipChar steps over one character and the white space around it.
+// skipChar skips one character and the white space around it.
 func skipChar(b []byte, i int, c byte) int {
 	if i = skipSpace(b, i); i >= len(b) || b[i] != c {
 		return -1
@@ -139,7 +140,7 @@ func skipNumber(b []byte, i int) int {
 	return i
 }
 
-// skipDigits wants at least one.
+// skipDigits skips at least one digit.
 func skipDigits(b []byte, i int) int {
 	start := i
 	for i < len(b) && '0' <= b[i] && b[i] <= '9' {
@@ -151,7 +152,7 @@ func skipDigits(b []byte, i int) int {
 	return i
 }
 
-// skipString is not about UTF-8.
+// skipString skips a string literal. It does not check that the text is UTF-8.
 func skipString(b []byte, i int) int {
 	for i++; ; {
 		i = skipPlain(b, i)
@@ -186,7 +187,8 @@ func isAnyHex(digits []byte) bool {
 	return true
 }
 
-// skipPlain stops at the next quote, backslash or control character, eight bytes a step.
+// skipPlain returns the offset of the next quote, backslash or control character. It tests eight
+// bytes at a time.
 // https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord
 func skipPlain(b []byte, i int) int {
 	const (
@@ -196,7 +198,7 @@ func skipPlain(b []byte, i int) int {
 	for ; i+8 <= len(b); i += 8 {
 		w := binary.LittleEndian.Uint64(b[i:])
 		quote, slash := w^('"'*ones), w^('\\'*ones)
-		// The lowest bit that is set is right; those above it may be wrong.
+		// The lowest bit that is set is right. Bits above it may be wrong.
 		if found := ((w-' '*ones)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & highs; found != 0 {
 			return i + bits.TrailingZeros64(found)/8
 		}
@@ -227,7 +229,8 @@ func fastID(b []byte, i int) (id string, end int) {
 	return id, end
 }
 
-// fastDecodeAppend reads the data of a jobs.append message, nil when it is not sure of it.
+// fastDecodeAppend decodes the data of a jobs.append message. It returns nil when it is not certain
+// that the data is valid.
 func fastDecodeAppend(data []byte) *AppendJobs {
 	if len(data) > MaxMessageBytes || !utf8.Valid(data) {
 		return nil
@@ -257,7 +260,7 @@ func fastDecodeAppend(data []byte) *AppendJobs {
 	return a
 }
 
-// fastKey reads an object's key and its colon.
+// fastKey reads a key of an object, and the colon.
 func fastKey(b []byte, i int) (key []byte, value int) {
 	if i < 0 {
 		return nil, -1
@@ -269,7 +272,8 @@ func fastKey(b []byte, i int) (key []byte, value int) {
 	return key, skipChar(b, i, ':')
 }
 
-// fastNext steps over what follows an element: a comma, or the end of its container.
+// fastNext skips what follows an element: a comma, or the end of the object or array. more reports
+// a comma.
 func fastNext(b []byte, i int, closing byte) (next int, more bool) {
 	if i < 0 {
 		return -1, false
@@ -286,7 +290,7 @@ func fastNext(b []byte, i int, closing byte) (next int, more bool) {
 	return -1, false
 }
 
-// fastDecodeJobs reads an array of at least one job.
+// fastDecodeJobs decodes an array of at least one job.
 func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 	i = skipChar(b, i, '[')
 	for more := true; more; {
@@ -295,7 +299,8 @@ func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 		if job, i = fastDecodeJob(b, i); i < 0 {
 			return nil, -1
 		}
-		if jobs == nil { // jobs of one message are alike, but that is only a guess
+		// The jobs of one message usually have similar sizes; estimate their number from the first.
+		if jobs == nil {
 			jobs = make([]Job, 0, min(1+(len(b)-i)/(i-start), fastMaxPrealloc))
 		}
 		jobs = append(jobs, job)
@@ -306,7 +311,8 @@ func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 	return jobs, i
 }
 
-// fastDecodeJob reads a job that has a payload and perhaps a type and a traceparent.
+// fastDecodeJob decodes a job with a payload and, if present, a type and a traceparent. It fails
+// for other fields.
 func fastDecodeJob(b []byte, i int) (job Job, end int) {
 	if i < 0 {
 		return Job{}, -1

@@ -11,7 +11,7 @@ import (
 
 const plainJob = `{"payload":{"to":"a@example.com","n":[1,-0.5e+3,true,null],"text":"ä\"\u00e4 and longer than eight bytes"}}`
 
-// What most producers send is read in one pass.
+// The fast path must read the messages that most producers send.
 func TestFastPathReadsPlainMessages(t *testing.T) {
 	for _, job := range []string{plainJob, `{"payload":null}`, ` {"payload" : 0 , "type" : "T" } `, `{"traceparent":"00-","payload":[{}]}`} {
 		_, end := fastDecodeJob([]byte(job), 0)
@@ -21,7 +21,7 @@ func TestFastPathReadsPlainMessages(t *testing.T) {
 	}
 }
 
-// Nothing that is refused is read quickly, nor is what takes more than a look.
+// The fast path must fail for an invalid message, and for a valid one that is not simple.
 func TestFastPathLeavesOtherMessages(t *testing.T) {
 	long := strings.Repeat("x", MaxPayloadBytes)
 	deep := strings.Repeat("[", fastMaxDepth+2) + strings.Repeat("]", fastMaxDepth+2)
@@ -37,7 +37,7 @@ func TestFastPathLeavesOtherMessages(t *testing.T) {
 	}
 }
 
-// FuzzFastPath holds the quick reading to the thorough one.
+// FuzzFastPath checks that the fast path and the complete decoder give the same results.
 func FuzzFastPath(f *testing.F) {
 	for _, s := range []string{
 		plainJob, `{"group":"g","jobs":[` + plainJob + `,{"payload":1,"type":"T"}]}`, `{"group":"g","jobs":[{"payload":1,"traceparent":"x"}],"x":1}`,
@@ -48,15 +48,15 @@ func FuzzFastPath(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		require.Equal(t, json.Valid(text), validJSON(text))
-		slow := func(data []byte) (*AppendJobs, error) {
+		decodeCompletely := func(data []byte) (*AppendJobs, error) {
 			return decode(Decoder{}, "body", data, (*bodyDecoder).readAppend)
 		}
 		for _, data := range [][]byte{text, []byte(`{"group":"g","jobs":[` + string(text) + `]}`)} {
-			quick := fastDecodeAppend(data)
-			if quick != nil {
-				thorough, err := slow(data)
+			fast := fastDecodeAppend(data)
+			if fast != nil {
+				complete, err := decodeCompletely(data)
 				require.NoError(t, err)
-				require.Equal(t, thorough, quick)
+				require.Equal(t, complete, fast)
 			}
 			one, oneErr := ParseFields("1-0", []string{fieldType, TypeJobsAppend, fieldData, string(data)})
 			other, otherErr := ParseEntry("1-0", map[string]any{fieldType: TypeJobsAppend, fieldData: data})
@@ -65,9 +65,9 @@ func FuzzFastPath(f *testing.F) {
 			require.Equal(t, string(other.Data), string(one.Data))
 		}
 		if job, end := fastDecodeJob(text, 0); end == len(text) && utf8.Valid(text) {
-			thorough, err := decode(Decoder{}, "line", text, func(r *bodyDecoder, object []byte) Job { return r.readJob(fieldParent{}, object) })
+			complete, err := decode(Decoder{}, "line", text, func(r *bodyDecoder, object []byte) Job { return r.readJob(fieldParent{}, object) })
 			require.NoError(t, err)
-			require.Equal(t, thorough, job)
+			require.Equal(t, complete, job)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// encode writes v as JSON that is no longer than it must be.
+// encode returns v as JSON, without escaping HTML characters.
 func encode(t *testing.T, v any) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -21,8 +21,8 @@ func encode(t *testing.T, v any) []byte {
 	return b.Bytes()
 }
 
-// check decodes data and says whether it was accepted. If so, it must be the same when it is
-// encoded and decoded again, and encoding/json must read the same from that.
+// check decodes data and reports whether it was accepted. Accepted data must decode to the same value
+// after it was encoded, both by this package and by encoding/json.
 func check[T any](t *testing.T, data []byte, decode func([]byte) (T, error)) (first, again T, ok bool) {
 	t.Helper()
 	before := bytes.Clone(data)

@@ -12,18 +12,18 @@ import (
 	"unicode/utf8"
 )
 
-// ContentHash is the same for two submissions that ask for the same work, however their JSON is
-// written: order of fields (in payloads too), white space, escapes in strings, and defaults that
-// are spelled out or left out make no difference. Within payloads numbers count as they are
-// written, and so does all that lies deeper than 32 levels.
+// ContentHash returns a hash of 32 hexadecimal digits. Two submissions that ask for the same work
+// have the same hash, however their JSON is written: the order of fields (in payloads too), white
+// space, escapes in strings, and defaults given or left out make no difference. Within payloads,
+// numbers are compared as text, and so is everything nested deeper than 32 levels.
 //
-// It leaves out the group's id, which the server may have made up, and traceparents, which differ
-// when a request is repeated. It has 32 hexadecimal digits.
+// The hash does not cover the group's id, which the server may have made up, and traceparents,
+// which differ when a request is repeated.
 func ContentHash(g *SubmitGroup) string {
 	d := digest{hash: sha256.New()}
 	tenant, lane, threshold := g.Tenant, g.Priority, 1.0
 	if tenant == g.ID {
-		tenant = "" // its default
+		tenant = "" // the default
 	}
 	if lane == "" {
 		lane = LaneNormal
@@ -53,7 +53,7 @@ func ContentHash(g *SubmitGroup) string {
 	for _, j := range g.Jobs {
 		d.value(j.Payload, 0)
 		if j.Type == g.Type {
-			j.Type = "" // its default
+			j.Type = "" // the default
 		}
 		d.text(j.Type)
 		d.time(j.RunAt)
@@ -61,19 +61,21 @@ func ContentHash(g *SubmitGroup) string {
 	return d.hex()
 }
 
-// digest hashes values so that no two lists of them look the same: each says how long it is or
-// where it ends.
+// digest hashes a list of values. Two different lists never give the same input to the hash
+// function, because each value is written with its length or its end.
 type digest struct {
 	hash    hash.Hash
-	buffer  []byte       // not summed yet
-	members []jsonMember // of the objects being hashed, the innermost last
+	buffer  []byte       // not hashed yet
+	members []jsonMember // of the objects that are being hashed; those of the innermost object are last
 }
 
 type jsonMember struct{ key, value []byte }
 
 const (
-	digestChunk = 4 << 10 // bytes summed at once
-	digestDepth = 32      // each level is read again by the next, so this bounds the work on nested payloads
+	digestChunk = 4 << 10 // bytes that are hashed at once
+	// digestDepth is the number of nested levels that are hashed in canonical form. Each level is
+	// scanned again for the next one, so this bounds the work on a payload.
+	digestDepth = 32
 )
 
 func (d *digest) bytes(b []byte) {
@@ -128,7 +130,8 @@ func optional[T int | int64](d *digest, n *T) {
 	}
 }
 
-// value hashes JSON in a canonical form: the kind, what is within, and for containers their end.
+// value hashes a JSON value in canonical form: its type, its content, and its end if it is an
+// object or array.
 func (d *digest) value(v []byte, depth int) {
 	v = bytes.Trim(v, whiteSpace)
 	switch {
@@ -165,11 +168,11 @@ func (d *digest) object(v []byte, depth int) {
 		d.members = append(d.members, jsonMember{canonicalString(key), value})
 	}
 	last := len(d.members)
-	// Stable: of a repeated key the order matters.
+	// The sort is stable because the order of repeated keys matters.
 	slices.SortStableFunc(d.members[first:last], func(a, b jsonMember) int { return bytes.Compare(a.key, b.key) })
 	d.buffer = append(d.buffer, '{')
 	for i := first; i < last; i++ {
-		m := d.members[i] // by index: nested objects may move the slice
+		m := d.members[i] // indexed each time, because nested objects may reallocate the slice
 		d.bytes(m.key)
 		d.value(m.value, depth+1)
 	}
@@ -177,8 +180,9 @@ func (d *digest) object(v []byte, depth int) {
 	d.members = d.members[:first]
 }
 
-// canonicalString is what a string stands for, but as it is written when that cannot be told from a
-// replacement character, as with half a surrogate pair.
+// canonicalString returns the text that a string literal stands for. It returns the literal itself
+// when the text has a replacement character, because different literals, such as halves of
+// surrogate pairs, yield the same one.
 func canonicalString(literal []byte) []byte {
 	s := unquote(literal)
 	if bytes.ContainsRune(s, utf8.RuneError) {

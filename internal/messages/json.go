@@ -12,15 +12,15 @@ import (
 
 const whiteSpace = " \t\r\n"
 
-// cursor steps over the keys and values of an object, or the elements of an array. It trusts
-// that json.Valid has passed the text; given anything else it says something else, but ends and
-// never panics.
+// cursor steps over the keys and values of an object, or over the elements of an array. The text
+// must be valid JSON. For other text it returns wrong values, but it ends and does not panic.
 type cursor struct{ rest []byte }
 
-// openContainer opens an object or an array that has no white space before it.
+// openContainer returns a cursor at the start of an object or array. The text must not begin with
+// white space.
 func openContainer(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
 
-// next returns the next value as it is written, empty at the end.
+// next returns the next value as it is written, or nothing at the end.
 func (c *cursor) next() []byte {
 	i := 0
 	for i < len(c.rest) && isSeparator(c.rest[i]) {
@@ -32,7 +32,8 @@ func (c *cursor) next() []byte {
 	return value
 }
 
-// member returns the next key, in quotes, and its value; a value that is empty ends the object.
+// member returns the next key, in quotes, and its value. An empty value marks the end of the
+// object.
 func (c *cursor) member() (key, value []byte) {
 	if key = c.next(); len(key) < 2 || key[0] != '"' {
 		return nil, nil
@@ -40,7 +41,7 @@ func (c *cursor) member() (key, value []byte) {
 	return key, c.next()
 }
 
-// valueLength is the length of the value that b begins with, 0 where there is none.
+// valueLength returns the length of the value at the start of b; 0 if there is none.
 func valueLength(b []byte) int {
 	if len(b) == 0 || isClosing(b[0]) {
 		return 0
@@ -94,7 +95,7 @@ func isSeparator(c byte) bool {
 
 func isClosing(c byte) bool { return c == '}' || c == ']' }
 
-// members ranges over an object's keys, unquoted, and values.
+// members iterates over the members of an object. It yields each key without quotes, and its value.
 func members(object []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
 		c := openContainer(object)
@@ -107,7 +108,7 @@ func members(object []byte) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// elements ranges over an array's values.
+// elements iterates over the elements of an array.
 func elements(array []byte) iter.Seq2[int, []byte] {
 	return func(yield func(i int, value []byte) bool) {
 		c := openContainer(array)
@@ -120,7 +121,7 @@ func elements(array []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// countElements is how many values an array has.
+// countElements returns the number of elements of an array.
 func countElements(array []byte) (n int) {
 	for range elements(array) {
 		n++
@@ -128,7 +129,8 @@ func countElements(array []byte) (n int) {
 	return n
 }
 
-// unquote returns what a string literal stands for, sharing its bytes where nothing is escaped.
+// unquote returns the text of a string literal. It shares the literal's memory if nothing is
+// escaped.
 func unquote(literal []byte) []byte {
 	if len(literal) < 2 {
 		return nil
@@ -143,7 +145,7 @@ func unquote(literal []byte) []byte {
 	return []byte(s)
 }
 
-// jsonType names what a value is.
+// jsonType names the JSON type of a value, for error messages.
 func jsonType(value []byte) string {
 	if len(value) == 0 {
 		return "nothing"
@@ -163,8 +165,8 @@ func jsonType(value []byte) string {
 	return "a number"
 }
 
-// checkObject finds what keeps data from being a JSON object in UTF-8 and returns it without the
-// white space around. root is what errors call the whole.
+// checkObject checks that data is a JSON object in UTF-8. It returns the object without white space
+// around it, or an error. root is the name of the whole in errors.
 func checkObject(root string, data []byte) ([]byte, *FieldError) {
 	trimmed := bytes.Trim(data, whiteSpace)
 	switch {
@@ -180,7 +182,7 @@ func checkObject(root string, data []byte) ([]byte, *FieldError) {
 	return trimmed, nil
 }
 
-// invalidUTF8 is the offset of the first byte that is not part of a character.
+// invalidUTF8 returns the offset of the first byte that is not part of a valid character.
 func invalidUTF8(data []byte) int {
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])
@@ -192,7 +194,7 @@ func invalidUTF8(data []byte) int {
 	return len(data)
 }
 
-// syntaxError says where the JSON of data breaks, and in which field when that can be told.
+// syntaxError says at which byte the JSON of data is invalid and, if possible, in which field.
 func syntaxError(root string, data []byte) *FieldError {
 	err := json.Unmarshal(data, new(json.RawMessage))
 	var syntax *json.SyntaxError
@@ -205,8 +207,8 @@ func syntaxError(root string, data []byte) *FieldError {
 	return &FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
 }
 
-// brokenField names the field in which an object that breaks off ends, "" when that is between fields.
-// It tells nothing from within a payload.
+// brokenField names the field in which a truncated object ends; "" when it ends between fields. It
+// names no field inside a payload.
 func brokenField(broken []byte) string {
 	key, value := lastMember(broken)
 	if key == nil {
@@ -230,8 +232,8 @@ func brokenField(broken []byte) string {
 	return at.name("")
 }
 
-// lastMember returns the member in which an object that breaks off ends, nil when its key is
-// not complete.
+// lastMember returns the member in which a truncated object ends; nil when the member's key is
+// incomplete.
 func lastMember(broken []byte) (key, value []byte) {
 	broken = bytes.Trim(broken, whiteSpace)
 	if len(broken) == 0 || broken[0] != '{' {
@@ -245,8 +247,8 @@ func lastMember(broken []byte) (key, value []byte) {
 	return key, value
 }
 
-// fieldName is a key as errors spell it: plain where it can be an id, else in quotes, in
-// either case short.
+// fieldName returns a key as error messages write it: as it is when it is a valid id, otherwise in
+// quotes, and always shortened to 64 bytes.
 func fieldName(key []byte) string {
 	const limit = 64
 	name := string(key)

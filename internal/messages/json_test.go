@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzCursor holds the cursor to encoding/json where the text is valid, and to an end
-// where it is not.
+// FuzzCursor checks that the cursor finds the same values as encoding/json in valid text, and that it
+// ends in invalid text.
 func FuzzCursor(f *testing.F) {
 	for _, s := range []string{
 		`[]`, ` [0] `, `[1 , "a,]" ,{"b":[2]}, [ ] ,null]`, `{"a":1,"\u0062" : {"}":"\\\""},"":[]}`, `["\\",true]`,
@@ -20,7 +20,7 @@ func FuzzCursor(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		text = bytes.Trim(text, whiteSpace) // as every value is that a cursor gave
+		text = bytes.Trim(text, whiteSpace) // the values that a cursor returns have none around them either
 		var values []string
 		for i, v := range elements(text) {
 			require.Len(t, values, i)

@@ -1,5 +1,6 @@
-// Package messages holds the envelope and the bodies of everything that outsiders send: decoding,
-// validation that names every bad field with its limit, and encoding. It imports nothing of ours.
+// Package messages decodes and validates what producers send: requests to the HTTP API and messages
+// on the ingest stream. Its errors name every bad field with the limit that it breaks. It imports
+// no package of this module.
 package messages
 
 import (
@@ -7,7 +8,7 @@ import (
 	"time"
 )
 
-// Types of messages on the ingest stream.
+// The types of messages on the ingest stream.
 const (
 	TypeGroupSubmit = "group.submit"
 	TypeJobsAppend  = "jobs.append"
@@ -15,55 +16,55 @@ const (
 	TypeGroupCancel = "group.cancel"
 )
 
-// Limits of what is accepted.
+// The limits of what is accepted.
 const (
 	MaxIDLength     = 128        // bytes of an id of a tenant, group, type or message
-	MaxNameLength   = 256        // bytes of a group's display name
+	MaxNameLength   = 256        // bytes of a group's name
 	MaxPayloadBytes = 256 << 10  // bytes of one job's payload
 	MaxMessageBytes = 32 << 20   // bytes of one message's data, or of one request body that is not streamed
-	MaxAggregates   = 32         // aggregates asked for by one group
+	MaxAggregates   = 32         // aggregates of one group
 	MaxTotal        = 10_000_000 // jobs of one group
 	MaxRetriesLimit = 1000       // max_retries of a group
 	MaxJobTimeout   = 24 * time.Hour
 )
 
-// Lane is a group's priority class.
+// Lane names the queue of one priority.
 type Lane string
 
-// The three lanes, in order of precedence.
+// The lanes, from the highest priority to the lowest.
 const (
 	LaneHigh   Lane = "high"
 	LaneNormal Lane = "normal"
 	LaneLow    Lane = "low"
 )
 
-// Envelope is one flat stream entry: the fields `type`, `data`, and if wanted `id` and
-// `traceparent`.
+// Envelope is one entry of the ingest stream. Its fields are type and data, and optionally id and
+// traceparent.
 type Envelope struct {
-	ID          string // the message id; defaults to the stream entry's id
+	ID          string // the message id; the stream entry's id when the producer gave none
 	Type        string
-	TraceParent string // W3C traceparent, "" when the producer is not traced
+	TraceParent string // W3C traceparent; "" when the producer is not traced
 	Data        []byte // JSON
 
-	decoded *AppendJobs // what the data says, where that was told on the way
+	decoded *AppendJobs // the decoded Data, when the fast path could decode it
 }
 
-// Job is one unit of work as its producer describes it.
+// Job is one unit of work, as its producer sends it.
 type Job struct {
 	Payload     json.RawMessage `json:"payload"`
 	Type        string          `json:"type,omitempty"`        // the group's type when empty
-	RunAt       *time.Time      `json:"run_at,omitempty"`      // not before; RFC 3339
-	TraceParent string          `json:"traceparent,omitempty"` // continues the producer's trace
+	RunAt       *time.Time      `json:"run_at,omitempty"`      // the job does not start before this time; RFC 3339
+	TraceParent string          `json:"traceparent,omitempty"` // the job continues this trace
 }
 
-// Aggregate asks for one reduced value over the results of a group's done jobs.
+// Aggregate asks for one value that is computed from the results of the group's done jobs.
 type Aggregate struct {
 	As    string `json:"as"`
 	Op    string `json:"op"`
 	Field string `json:"field,omitempty"` // path into {data, duration_ms} of a job's result
 }
 
-// SubmitGroup is the body of POST /v1/groups and of a group.submit message.
+// SubmitGroup is the body of POST /v1/groups and the data of a group.submit message.
 type SubmitGroup struct {
 	ID               string      `json:"id,omitempty"`
 	Tenant           string      `json:"tenant,omitempty"` // the group's own id when empty
@@ -99,6 +100,6 @@ type CancelGroup struct {
 	Group string `json:"group"`
 }
 
-// Duration is a time.Duration that reads JSON as Go's notation ("1m30s") or as a number of seconds,
-// and writes the former.
+// Duration is a time.Duration. In JSON it is read from Go's notation ("1m30s") or a number of
+// seconds, and written in Go's notation.
 type Duration time.Duration

@@ -9,15 +9,15 @@ import (
 	"unicode"
 )
 
-// AggregateOps are the reductions that are built in.
+// AggregateOps are the built-in reducers.
 var AggregateOps = []string{"count", "sum", "min", "max", "mean", "distribution", "count_by", "collect"}
 
 const (
-	maxAsLength     = 64  // bytes
+	maxAsLength     = 64  // in bytes
 	maxFieldLength  = 256 // bytes of an aggregate's field
 	maxKeyLength    = 255 // bytes of an idempotency key
 	maxBasePriority = 1e15
-	maxYearsAhead   = 10 // of a run_at
+	maxYearsAhead   = 10 // how far in the future a run_at may be
 	firstYear       = 2000
 )
 
@@ -26,7 +26,7 @@ const (
 	problemRequired = "required"
 )
 
-// ValidID says whether id may name a tenant, group, type or message: ^[A-Za-z0-9._-]{1,128}$.
+// ValidID reports whether id may name a tenant, group, type or message: ^[A-Za-z0-9._-]{1,128}$.
 func ValidID(id string) bool {
 	if len(id) == 0 || len(id) > MaxIDLength {
 		return false
@@ -41,7 +41,7 @@ func ValidID(id string) bool {
 	return true
 }
 
-// ValidIdempotencyKey says whether key has 1 to 255 bytes of visible ASCII.
+// ValidIdempotencyKey reports whether key has 1 to 255 bytes, all of them visible ASCII.
 func ValidIdempotencyKey(key string) bool {
 	if len(key) == 0 || len(key) > maxKeyLength {
 		return false
@@ -54,8 +54,8 @@ func ValidIdempotencyKey(key string) bool {
 	return true
 }
 
-// normalizeTraceParent returns s as a traceparent of version 00, and "" when it is malformed. Of a
-// later version it keeps what version 00 knows.
+// normalizeTraceParent returns s as a traceparent of version 00, or "" when s is malformed. From a
+// later version it keeps the part that version 00 defines.
 // https://www.w3.org/TR/trace-context/#versioning-of-traceparent
 func normalizeTraceParent(s string) string {
 	const size = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -76,7 +76,7 @@ func normalizeTraceParent(s string) string {
 	return "00" + s[2:size]
 }
 
-// isHex says whether s has lower case hexadecimal digits only.
+// isHex reports whether s has lower-case hexadecimal digits only.
 func isHex(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
@@ -86,10 +86,11 @@ func isHex(s string) bool {
 	return true
 }
 
-// The readers of single values return the zero value for null, and for what is bad, after they
-// have noted it.
+// Each method below reads the value of one field. It returns the zero value for null. For a bad
+// value it records the problem and returns the zero value.
 
-// hasType says whether v is of the kind that first begins.
+// hasType reports whether v is of the JSON type whose values begin with the byte first. want names
+// this type in the problem that hasType records otherwise; null is no problem.
 func (r *bodyDecoder) hasType(first byte, want string, at fieldParent, field string, v []byte) bool {
 	if v[0] != first && v[0] != 'n' {
 		r.problems.add(at, field, "must be %s, not %s", want, jsonType(v))
@@ -147,7 +148,7 @@ func (r *bodyDecoder) lane(at fieldParent, field string, v []byte) Lane {
 	return lane
 }
 
-// integer reads an integer from 0 to limit, nil for null.
+// integer reads an integer from 0 to limit. It returns nil for null.
 func (r *bodyDecoder) integer(at fieldParent, field string, v []byte, limit int64) *int64 {
 	if v[0] == 'n' {
 		return nil
@@ -227,7 +228,7 @@ func (r *bodyDecoder) runAt(at fieldParent, field string, v []byte) *time.Time {
 	return &t
 }
 
-// resultPath reads a path into {data, duration_ms}.
+// resultPath reads a path into {data, duration_ms} of a job's result.
 func (r *bodyDecoder) resultPath(at fieldParent, field string, v []byte) string {
 	path := r.text(at, field, v)
 	steps := strings.Split(path, ".")
@@ -242,7 +243,7 @@ func (r *bodyDecoder) resultPath(at fieldParent, field string, v []byte) string 
 	return path
 }
 
-// opNames lists what an aggregate may ask for.
+// opNames lists the reducers that an aggregate may ask for.
 func (r *bodyDecoder) opNames() string {
 	names := slices.Clone(AggregateOps)
 	for _, op := range slices.Sorted(maps.Keys(r.Ops)) {
