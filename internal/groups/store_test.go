@@ -206,7 +206,7 @@ func TestIdempotencyKey(t *testing.T) {
 			g := large(n)
 			g.ID = id // as the API makes one up
 			o := now
-			o.IdempotencyKey, o.MadeUpID = key, true
+			o.IdempotencyKey, o.GeneratedID = key, true
 			accepted, err := w.Store.Submit(ctx, g, o)
 			return accepted.ID, err
 		}

@@ -25,7 +25,7 @@ import (
 // Origin is where a submission comes from.
 type Origin struct {
 	IdempotencyKey string    // "" when none
-	MadeUpID       bool      // the producer did not name the group
+	GeneratedID    bool      // the producer did not name the group
 	TraceParent    string    // the producer's, "" when none
 	At             time.Time // when it came
 	// Published says that the producer has sent it by itself, so that the send is its own span.
@@ -45,7 +45,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	hash := messages.ContentHash(g)
 	if o.IdempotencyKey != "" {
 		content := hash
-		if !o.MadeUpID {
+		if !o.GeneratedID {
 			content += " " + g.ID
 		}
 		id, err := s.reserve(ctx, o.IdempotencyKey, content, g.ID)

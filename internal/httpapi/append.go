@@ -21,15 +21,15 @@ import (
 // So the same body always falls into the same batches, which is what makes its request ids
 // repeatable. Changing these makes a body that is resent across the upgrade count twice.
 const (
-	batchLines = 500
-	batchBytes = 512 << 10
+	maxBatchLines = 500
+	maxBatchBytes = 512 << 10
 )
 
 const (
-	readBuffer  = 64 << 10
-	lineSlack   = 64 << 10 // bytes of a line beside its payload: field names, white space, other fields
-	maxLine     = messages.MaxPayloadBytes + lineSlack
-	maxRejected = 1000 // lines that are listed; the others are counted
+	readBuffer      = 64 << 10
+	maxLineOverhead = 64 << 10 // bytes of a line beside its payload: field names, white space, other fields
+	maxLine         = messages.MaxPayloadBytes + maxLineOverhead
+	maxListedLines  = 1000 // lines that are listed; the others are counted
 )
 
 // jobSource yields the jobs of a body, with the line each begins at. A *lineError refuses one line,
@@ -61,7 +61,7 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	bodyOf(r).idle = idleTimeout
+	bodyOf(r).idleTimeout = idleTimeout
 	in := bufio.NewReaderSize(r.Body, readBuffer)
 	skipBOM(in)
 	var src jobSource = &ndjsonSource{lines: newLineReader(in, maxLine), decoder: s.decoder}
@@ -70,8 +70,8 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	a := &appender{
-		backend: s.backend, group: id, trace: traceParent(r), requests: requestBase(id, key),
+	a := &bodyAppender{
+		backend: s.backend, group: id, trace: traceParent(r), requestIDPrefix: newRequestIDPrefix(id, key),
 		answer: api.Appended{Rejected: []api.LineError{}}, nextLine: 1,
 	}
 	err = a.run(r.Context(), src, s.closing)
@@ -97,9 +97,9 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// requestBase is what the ids of a body's batches begin with: derived from group and key, so that a
+// newRequestIDPrefix is what the ids of a body's batches begin with: derived from group and key, so that a
 // key means its group only and any key leaves room for the batch's number.
-func requestBase(group, key string) string {
+func newRequestIDPrefix(group, key string) string {
 	if key == "" {
 		return uuid.NewString()
 	}
@@ -107,38 +107,38 @@ func requestBase(group, key string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// appender collects a body's lines into batches and hands them to the backend, in order.
-type appender struct {
-	backend  Backend
-	group    string
-	trace    string
-	requests string // what the batches' request ids begin with
+// bodyAppender collects a body's lines into batches and hands them to the backend, in order.
+type bodyAppender struct {
+	backend         Backend
+	group           string
+	trace           string
+	requestIDPrefix string // what the batches' request ids begin with
 
-	batch    []messages.Job
-	rejected []api.LineError // of this batch
-	lines    int             // in this batch, good or bad
-	bytes    int
-	number   int64 // of this batch, from 0
-	stored   bool  // some batch reached the backend
+	batch         []messages.Job
+	batchRejected []api.LineError // of this batch
+	batchLines    int             // in this batch, good or bad
+	batchBytes    int
+	batchNumber   int64 // of this batch, from 0
+	stored        bool  // some batch reached the backend
 
 	answer   api.Appended // of the batches before
 	nextLine int64        // after the batches before
 }
 
 // run appends all that src yields. After an error the answer counts what is stored.
-func (a *appender) run(ctx context.Context, src jobSource, closing <-chan struct{}) error {
+func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan struct{}) error {
 	for {
 		job, line, size, err := src.next()
 		var bad *lineError
 		isBad := errors.As(err, &bad)
 		switch {
 		case errors.Is(err, io.EOF):
-			return a.finish(ctx, line)
+			return a.storeLastBatch(ctx, line)
 		case err != nil && !isBad:
 			return brokenBody(err) // the begun batch is dropped: its id belongs to the whole one
 		}
-		if a.lines == batchLines || a.lines > 0 && a.bytes+size > batchBytes {
-			if err := a.flush(ctx, line); err != nil {
+		if a.batchLines == maxBatchLines || a.batchLines > 0 && a.batchBytes+size > maxBatchBytes {
+			if err := a.storeBatch(ctx, line); err != nil {
 				return err
 			}
 			select {
@@ -147,41 +147,41 @@ func (a *appender) run(ctx context.Context, src jobSource, closing <-chan struct
 			default:
 			}
 		}
-		a.lines++
-		a.bytes += size
+		a.batchLines++
+		a.batchBytes += size
 		if isBad {
-			a.rejected = append(a.rejected, api.LineError{Line: line, Error: clip(bad.problem)})
+			a.batchRejected = append(a.batchRejected, api.LineError{Line: line, Error: truncate(bad.problem)})
 			continue
 		}
 		a.batch = append(a.batch, job)
 	}
 }
 
-// flush stores the batch; next is the line after it.
-func (a *appender) flush(ctx context.Context, next int64) error {
+// storeBatch stores the batch; next is the line after it.
+func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 		defer cancel()
-		opt := AppendOptions{RequestID: a.requests + "." + strconv.FormatInt(a.number, 10), TraceParent: a.trace}
+		opt := AppendOptions{RequestID: a.requestIDPrefix + "." + strconv.FormatInt(a.batchNumber, 10), TraceParent: a.trace}
 		if err := a.backend.Append(ctx, a.group, a.batch, opt); err != nil {
 			return err
 		}
 		a.stored = true
 	}
 	a.answer.Accepted += int64(len(a.batch))
-	a.answer.RejectedTotal += int64(len(a.rejected))
-	room := maxRejected - len(a.answer.Rejected)
-	a.answer.Rejected = append(a.answer.Rejected, a.rejected[:min(room, len(a.rejected))]...)
-	a.batch, a.rejected = make([]messages.Job, 0, batchLines), a.rejected[:0]
-	a.lines, a.bytes, a.nextLine = 0, 0, next
-	a.number++
+	a.answer.RejectedTotal += int64(len(a.batchRejected))
+	room := maxListedLines - len(a.answer.Rejected)
+	a.answer.Rejected = append(a.answer.Rejected, a.batchRejected[:min(room, len(a.batchRejected))]...)
+	a.batch, a.batchRejected = make([]messages.Job, 0, maxBatchLines), a.batchRejected[:0]
+	a.batchLines, a.batchBytes, a.nextLine = 0, 0, next
+	a.batchNumber++
 	return nil
 }
 
-// finish stores the last batch. A body without a good line must not hide that there is
+// storeLastBatch stores the last batch. A body without a good line must not hide that there is
 // no such group.
-func (a *appender) finish(ctx context.Context, end int64) error {
-	if err := a.flush(ctx, end); err != nil {
+func (a *bodyAppender) storeLastBatch(ctx context.Context, end int64) error {
+	if err := a.storeBatch(ctx, end); err != nil {
 		return err
 	}
 	if a.stored {

@@ -110,8 +110,8 @@ func TestRejectedLinesAreBounded(t *testing.T) {
 	a := decode[api.Appended](t, postJobs(t, New(options(f)), ndjson, body))
 	require.EqualValues(t, 10, a.Accepted)
 	require.EqualValues(t, 3001, a.RejectedTotal)
-	require.Len(t, a.Rejected, maxRejected)
-	require.EqualValues(t, maxRejected, a.Rejected[maxRejected-1].Line)
+	require.Len(t, a.Rejected, maxListedLines)
+	require.EqualValues(t, maxListedLines, a.Rejected[maxListedLines-1].Line)
 }
 
 func TestResentBodyAddsNothingTwice(t *testing.T) {
@@ -152,7 +152,7 @@ func TestBrokenBodyIsCompletedByItsRepeat(t *testing.T) {
 			p := decode[api.AppendProblem](t, rec)
 			require.EqualValues(t, len(f.payloads("g")), p.Accepted)
 			require.EqualValues(t, p.Accepted+1, p.NextLine)
-			require.Zero(t, p.Accepted%batchLines)
+			require.Zero(t, p.Accepted%maxBatchLines)
 			require.Equal(t, 200, postJobs(t, h, ndjson, body, "Idempotency-Key", "k").Code)
 			require.Len(t, f.payloads("g"), 1700)
 			require.Equal(t, "1699", f.payloads("g")[1699])

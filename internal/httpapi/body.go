@@ -40,17 +40,17 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 // read to its end.
 type bodyReader struct {
 	io.ReadCloser
-	ctl   *http.ResponseController
-	idle  time.Duration // renews the deadline before each read; 0: it stands
-	ended error         // sticky: a deadline set after the end would cut off the handler instead
+	ctl         *http.ResponseController
+	idleTimeout time.Duration // renews the deadline before each read; 0: it stands
+	err         error         // sticky: a deadline set after the end would cut off the handler instead
 }
 
 func newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
 	b := &bodyReader{ReadCloser: r.Body, ctl: http.NewResponseController(w)}
 	if r.Body == http.NoBody {
-		b.ended = io.EOF
+		b.err = io.EOF
 	}
-	b.expire(bodyTimeout)
+	b.setDeadline(bodyTimeout)
 	return b
 }
 
@@ -58,37 +58,37 @@ func newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
 func bodyOf(r *http.Request) *bodyReader { return r.Body.(*bodyReader) }
 
 func (b *bodyReader) Read(p []byte) (int, error) {
-	if b.ended != nil {
-		return 0, b.ended
+	if b.err != nil {
+		return 0, b.err
 	}
-	if b.idle > 0 {
-		b.expire(b.idle)
+	if b.idleTimeout > 0 {
+		b.setDeadline(b.idleTimeout)
 	}
 	n, err := b.ReadCloser.Read(p)
-	b.ended = err
+	b.err = err
 	return n, err
 }
 
-// expire sets the deadline for the reads to come. A server without deadlines, as in
+// setDeadline sets the deadline for the reads to come. A server without deadlines, as in
 // tests, needs none.
-func (b *bodyReader) expire(after time.Duration) {
-	if b.ended == nil {
+func (b *bodyReader) setDeadline(after time.Duration) {
+	if b.err == nil {
 		_ = b.ctl.SetReadDeadline(time.Now().Add(after))
 	}
 }
 
-// abandon prepares an answer that does not wait for what is left of the body: the connection is
+// closeAfterAnswer prepares an answer that does not wait for what is left of the body: the connection is
 // closed after it.
-func (b *bodyReader) abandon(h http.Header) {
-	if !errors.Is(b.ended, io.EOF) {
+func (b *bodyReader) closeAfterAnswer(h http.Header) {
+	if !errors.Is(b.err, io.EOF) {
 		h.Set("Connection", "close")
-		b.expire(lingerTimeout)
+		b.setDeadline(lingerTimeout)
 	}
 }
 
-// readWhole reads a body of at most limit bytes into memory, and holds its share of bodyMemory
+// readBody reads a body of at most limit bytes into memory, and holds its share of bodyMemory
 // until release is called, which is safe after an error too.
-func (s *server) readWhole(r *http.Request, limit int64) (body []byte, release func(), err error) {
+func (s *server) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	release = func() {}
 	if r.ContentLength > limit {
 		return nil, release, bodyTooLarge(limit)
@@ -97,13 +97,13 @@ func (s *server) readWhole(r *http.Request, limit int64) (body []byte, release f
 		if share < 0 {
 			share = limit
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
+		ctx, cancel := context.WithTimeout(r.Context(), bodyMemoryWait)
 		defer cancel()
-		if s.bodies.Acquire(ctx, share) != nil {
-			return nil, release, comeAgain(http.StatusTooManyRequests, time.Second,
+		if s.bodyMemory.Acquire(ctx, share) != nil {
+			return nil, release, retryLater(http.StatusTooManyRequests, time.Second,
 				"too many large bodies are being read: retry, or stream the jobs")
 		}
-		release = func() { s.bodies.Release(share) }
+		release = func() { s.bodyMemory.Release(share) }
 	}
 	body, err = io.ReadAll(io.LimitReader(r.Body, limit+1))
 	switch {
@@ -128,10 +128,10 @@ func brokenBody(err error) *problemError {
 	return newProblem(http.StatusBadRequest, "the body broke off before its end")
 }
 
-// readOptional decodes the body of a command into v, which stays as it is when there is none.
+// decodeOptionalBody decodes the body of a command into v, which stays as it is when there is none.
 // Nothing but v's fields is taken.
-func (s *server) readOptional(r *http.Request, v any) error {
-	body, release, err := s.readWhole(r, smallBody)
+func (s *server) decodeOptionalBody(r *http.Request, v any) error {
+	body, release, err := s.readBody(r, smallBody)
 	defer release()
 	if err != nil {
 		return err
@@ -145,16 +145,16 @@ func (s *server) readOptional(r *http.Request, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
-		return badField("body", clip(err.Error()))
+		return invalidField("body", truncate(err.Error()))
 	}
 	if dec.More() {
-		return badField("body", "has more than one JSON value")
+		return invalidField("body", "has more than one JSON value")
 	}
 	return nil
 }
 
-// clip keeps what is told about bad input short.
-func clip(s string) string {
+// truncate keeps what is told about bad input short.
+func truncate(s string) string {
 	const limit = 300
 	if len(s) <= limit {
 		return s

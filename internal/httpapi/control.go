@@ -23,18 +23,18 @@ const (
 	maxBasePriority = 1_000_000_000_000_000
 )
 
-// pausing serves pause and resume of what is no group: what lies under root and is named by a
+// pauseHandler serves pause and resume of what is no group: what lies under root and is named by a
 // part of the path.
-func (s *server) pausing(root, name string, paused bool, do func(context.Context, string) error) handler {
+func (s *server) pauseHandler(root, name string, paused bool, do func(context.Context, string) error) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathValue(r, name)
 		if err != nil {
 			return err
 		}
-		if err := s.readOptional(r, &struct{}{}); err != nil {
+		if err := s.decodeOptionalBody(r, &struct{}{}); err != nil {
 			return err
 		}
-		ctx, cancel := detached(r)
+		ctx, cancel := detachedContext(r)
 		defer cancel()
 		if err := do(ctx, id); err != nil {
 			return err
@@ -50,10 +50,12 @@ func (s *server) pausing(root, name string, paused bool, do func(context.Context
 	}
 }
 
-func (s *server) why(w http.ResponseWriter, r *http.Request) error { return show(w, r, s.backend.Why) }
+func (s *server) whyGroup(w http.ResponseWriter, r *http.Request) error {
+	return answerByID(w, r, s.backend.Why)
+}
 
-// show answers with what belongs to the id in the path.
-func show[T any](w http.ResponseWriter, r *http.Request, get func(context.Context, string) (T, error)) error {
+// answerByID answers with what belongs to the id in the path.
+func answerByID[T any](w http.ResponseWriter, r *http.Request, get func(context.Context, string) (T, error)) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -66,8 +68,8 @@ func show[T any](w http.ResponseWriter, r *http.Request, get func(context.Contex
 	return nil
 }
 
-func (s *server) tenants(w http.ResponseWriter, r *http.Request) error {
-	cursor, limit, err := page(r)
+func (s *server) listTenants(w http.ResponseWriter, r *http.Request) error {
+	cursor, limit, err := pageParams(r)
 	if err != nil {
 		return err
 	}
@@ -80,8 +82,8 @@ func (s *server) tenants(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *server) tenant(w http.ResponseWriter, r *http.Request) error {
-	return show(w, r, s.backend.Tenant)
+func (s *server) getTenant(w http.ResponseWriter, r *http.Request) error {
+	return answerByID(w, r, s.backend.Tenant)
 }
 
 func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
@@ -92,7 +94,7 @@ func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return err
 	}
-	body, release, err := s.readWhole(r, smallBody)
+	body, release, err := s.readBody(r, smallBody)
 	defer release()
 	if err != nil {
 		return err
@@ -101,7 +103,7 @@ func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := detached(r)
+	ctx, cancel := detachedContext(r)
 	defer cancel()
 	t, err := s.backend.SetTenant(ctx, id, set)
 	if err != nil {
@@ -116,20 +118,20 @@ func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
 func decodeSettings(body []byte) (api.TenantSettings, error) {
 	var set api.TenantSettings
 	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
-		return set, badField("body", `must be a JSON object such as {"rps": 50, "weight": 2}; {} sets the defaults`)
+		return set, invalidField("body", `must be a JSON object such as {"rps": 50, "weight": 2}; {} sets the defaults`)
 	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(body, &fields); err != nil {
-		return set, badField("body", "is not JSON: "+clip(err.Error()))
+		return set, invalidField("body", "is not JSON: "+truncate(err.Error()))
 	}
 	bad := &messages.ValidationError{}
-	say := func(field, format string, args ...any) {
+	addProblem := func(field, format string, args ...any) {
 		const listed = 100
 		if len(bad.Fields) == listed {
 			bad.More++
 			return
 		}
-		bad.Fields = append(bad.Fields, messages.FieldError{Field: clip(field), Problem: fmt.Sprintf(format, args...)})
+		bad.Fields = append(bad.Fields, messages.FieldError{Field: truncate(field), Problem: fmt.Sprintf(format, args...)})
 	}
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		v := string(fields[field])
@@ -138,23 +140,23 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 		}
 		switch field {
 		case "rps":
-			if set.RPS = number(v); set.RPS == nil || *set.RPS <= 0 || *set.RPS > maxTenantRPS {
-				say(field, "must be a number above 0, to %d", int64(maxTenantRPS))
+			if set.RPS = parseNumber(v); set.RPS == nil || *set.RPS <= 0 || *set.RPS > maxTenantRPS {
+				addProblem(field, "must be a number above 0, to %d", int64(maxTenantRPS))
 			}
 		case "weight":
-			if set.Weight = number(v); set.Weight == nil || *set.Weight < minTenantWeight ||
+			if set.Weight = parseNumber(v); set.Weight == nil || *set.Weight < minTenantWeight ||
 				*set.Weight > maxTenantWeight {
-				say(field, "must be a number from %g to %d", minTenantWeight, maxTenantWeight)
+				addProblem(field, "must be a number from %g to %d", minTenantWeight, maxTenantWeight)
 			}
 		case "base_priority":
-			if n := number(v); n != nil && *n == math.Trunc(*n) && math.Abs(*n) <= maxBasePriority {
+			if n := parseNumber(v); n != nil && *n == math.Trunc(*n) && math.Abs(*n) <= maxBasePriority {
 				whole := int64(*n)
 				set.BasePriority = &whole
 			} else {
-				say(field, "must be a whole number from -%d to %[1]d", int64(maxBasePriority))
+				addProblem(field, "must be a whole number from -%d to %[1]d", int64(maxBasePriority))
 			}
 		default:
-			say(field, "not a known field; known are base_priority, rps and weight")
+			addProblem(field, "not a known field; known are base_priority, rps and weight")
 		}
 	}
 	if len(bad.Fields) > 0 {
@@ -165,8 +167,8 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 
 var knownSetting = map[string]bool{"rps": true, "weight": true, "base_priority": true}
 
-// number reads a JSON number; nil for anything else.
-func number(v string) *float64 {
+// parseNumber reads a JSON number; nil for anything else.
+func parseNumber(v string) *float64 {
 	if c := v[0]; c != '-' && (c < '0' || c > '9') {
 		return nil
 	}

@@ -27,9 +27,9 @@ func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 	var bad *lineError
 	switch {
 	case errors.Is(err, io.EOF):
-		return nil, badField("header", "is missing: the first row names the payload's fields")
+		return nil, invalidField("header", "is missing: the first row names the payload's fields")
 	case errors.As(err, &bad):
-		return nil, badField("header", bad.problem)
+		return nil, invalidField("header", bad.problem)
 	case err != nil:
 		return nil, brokenBody(err)
 	}
@@ -72,12 +72,12 @@ func (s *csvSource) next() (messages.Job, int64, int, error) {
 // csvReader splits a table into records, of which it holds no more than limit bytes. Unlike
 // encoding/csv it goes on after a malformed one, and skips an endless one in flat memory.
 type csvReader struct {
-	in     *bufio.Reader
-	limit  int
-	line   int64  // at which the next record begins
-	record []byte // the fields of the record read last, back to back
-	ends   []int
-	size   int // bytes of the record, as they came
+	in          *bufio.Reader
+	limit       int
+	line        int64  // at which the next record begins
+	record      []byte // the fields of the record read last, back to back
+	ends        []int
+	recordBytes int // bytes of the record, as they came
 }
 
 func (c *csvReader) fields() int { return len(c.ends) }
@@ -102,9 +102,9 @@ const (
 // next reads a record, passing over empty lines, and tells the line at which it began. A malformed
 // one is read to its end and refused with a *lineError.
 func (c *csvReader) next() (line int64, err error) {
-	line, err = c.scan()
-	for err == nil && c.size == 0 {
-		line, err = c.scan()
+	line, err = c.readRecord()
+	for err == nil && c.recordBytes == 0 {
+		line, err = c.readRecord()
 	}
 	for i := 0; err == nil && i < c.fields(); i++ {
 		if !utf8.Valid(c.field(i)) {
@@ -114,13 +114,13 @@ func (c *csvReader) next() (line int64, err error) {
 	return line, err
 }
 
-// scan reads to the end of a record, which may be empty.
-func (c *csvReader) scan() (line int64, fault error) {
-	line, c.record, c.ends, c.size = c.line, c.record[:0], c.ends[:0], 0
-	for state := fieldStart; ; c.size++ {
+// readRecord reads to the end of a record, which may be empty.
+func (c *csvReader) readRecord() (line int64, fault error) {
+	line, c.record, c.ends, c.recordBytes = c.line, c.record[:0], c.ends[:0], 0
+	for state := fieldStart; ; c.recordBytes++ {
 		b, err := c.in.ReadByte()
 		switch {
-		case errors.Is(err, io.EOF) && c.size == 0:
+		case errors.Is(err, io.EOF) && c.recordBytes == 0:
 			return line, io.EOF
 		case errors.Is(err, io.EOF) && state == inQuotes:
 			return line, &lineError{"opens a quote that is never closed"}
@@ -138,17 +138,17 @@ func (c *csvReader) scan() (line int64, fault error) {
 			continue
 		case state == inQuotes:
 		case b == '\r' && c.lineEnds():
-			c.size-- // it belongs to the line break
+			c.recordBytes-- // it belongs to the line break
 			continue
 		case b == '\n':
 			c.ends = append(c.ends, len(c.record))
-			if c.size > c.limit {
+			if c.recordBytes > c.limit {
 				fault = errLongLine
 			}
 			return line, fault
 		case b == ',':
 			state = fieldStart
-			if c.size < c.limit {
+			if c.recordBytes < c.limit {
 				c.ends = append(c.ends, len(c.record))
 			}
 			continue
@@ -165,7 +165,7 @@ func (c *csvReader) scan() (line int64, fault error) {
 		default:
 			state = inField
 		}
-		if c.size < c.limit {
+		if c.recordBytes < c.limit {
 			c.record = append(c.record, b)
 		}
 	}

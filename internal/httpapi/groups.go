@@ -20,7 +20,7 @@ const (
 	idProblem    = "must match ^[A-Za-z0-9._-]{1,128}$"
 )
 
-func (s *server) submit(w http.ResponseWriter, r *http.Request) error {
+func (s *server) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (s *server) submit(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, release, err := s.readWhole(r, messages.MaxMessageBytes)
+	body, release, err := s.readBody(r, messages.MaxMessageBytes)
 	defer release()
 	if err != nil {
 		return err
@@ -41,27 +41,27 @@ func (s *server) submit(w http.ResponseWriter, r *http.Request) error {
 	if !named {
 		g.ID = uuid.Must(uuid.NewV7()).String()
 	}
-	ctx, cancel := detached(r)
+	ctx, cancel := detachedContext(r)
 	defer cancel()
 	a, err := s.backend.Submit(ctx, g, SubmitOptions{
 		IdempotencyKey: key,
-		MadeUpID:       !named,
+		GeneratedID:    !named,
 		TraceParent:    traceParent(r),
 	})
 	if err != nil {
 		return err
 	}
-	accepted(w, a)
+	writeAccepted(w, a)
 	return nil
 }
 
-// detached lets the store finish what it began when the client goes away, so that nobody tears it.
-func detached(r *http.Request) (context.Context, context.CancelFunc) {
+// detachedContext lets the store finish what it began when the client goes away, so that nobody tears it.
+func detachedContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), storeTimeout)
 }
 
-// accepted answers a submission or a command.
-func accepted(w http.ResponseWriter, a api.Accepted) {
+// writeAccepted answers a submission or a command.
+func writeAccepted(w http.ResponseWriter, a api.Accepted) {
 	a.Links = groupLinks(a.ID)
 	w.Header().Set("Location", a.Links["self"])
 	writeJSON(w, http.StatusAccepted, "application/json", a)
@@ -84,12 +84,12 @@ func pathID(r *http.Request) (string, error) { return pathValue(r, "id") }
 func pathValue(r *http.Request, name string) (string, error) {
 	id := r.PathValue(name)
 	if !messages.ValidID(id) {
-		return "", badField(name, idProblem)
+		return "", invalidField(name, idProblem)
 	}
 	return id, nil
 }
 
-func (s *server) seal(w http.ResponseWriter, r *http.Request) error {
+func (s *server) sealGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -97,62 +97,62 @@ func (s *server) seal(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		Total *int64 `json:"total"`
 	}
-	if err := s.readOptional(r, &body); err != nil {
+	if err := s.decodeOptionalBody(r, &body); err != nil {
 		return err
 	}
 	if t := body.Total; t != nil && (*t < 0 || *t > messages.MaxTotal) {
-		return badField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
+		return invalidField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
 	}
-	ctx, cancel := detached(r)
+	ctx, cancel := detachedContext(r)
 	defer cancel()
 	a, err := s.backend.Seal(ctx, id, body.Total)
 	if err != nil {
 		return err
 	}
-	accepted(w, a)
+	writeAccepted(w, a)
 	return nil
 }
 
-// command serves a call on a group that takes no arguments.
-func (s *server) command(do func(context.Context, string) (api.Accepted, error)) handler {
+// commandHandler serves a call on a group that takes no arguments.
+func (s *server) commandHandler(do func(context.Context, string) (api.Accepted, error)) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathID(r)
 		if err != nil {
 			return err
 		}
-		if err := s.readOptional(r, &struct{}{}); err != nil {
+		if err := s.decodeOptionalBody(r, &struct{}{}); err != nil {
 			return err
 		}
-		ctx, cancel := detached(r)
+		ctx, cancel := detachedContext(r)
 		defer cancel()
 		a, err := do(ctx, id)
 		if err != nil {
 			return err
 		}
-		accepted(w, a)
+		writeAccepted(w, a)
 		return nil
 	}
 }
 
-func (s *server) group(w http.ResponseWriter, r *http.Request) error {
-	return show(w, r, func(ctx context.Context, id string) (api.Group, error) {
+func (s *server) getGroup(w http.ResponseWriter, r *http.Request) error {
+	return answerByID(w, r, func(ctx context.Context, id string) (api.Group, error) {
 		g, err := s.backend.Group(ctx, id)
-		return wholeGroup(g), err
+		return withEmptyMaps(g), err
 	})
 }
 
-func (s *server) list(w http.ResponseWriter, r *http.Request) error {
+func (s *server) listGroups(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	query := ListQuery{Tenant: q.Get("tenant"), Status: api.Status(strings.ToUpper(q.Get("status")))}
 	var err error
-	if query.Cursor, query.Limit, err = page(r); err != nil {
+	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 		return err
 	}
 	if query.Tenant != "" && !messages.ValidID(query.Tenant) {
-		return badField("tenant", idProblem)
+		return invalidField("tenant", idProblem)
 	}
 	if query.Status != "" && rank(query.Status) == 0 {
-		return badField("status", "must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
+		return invalidField("status", "must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
 	}
 	l, err := s.backend.Groups(r.Context(), query)
 	if err != nil {
@@ -160,35 +160,35 @@ func (s *server) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	l.Groups = orEmpty(l.Groups)
 	for i, g := range l.Groups {
-		l.Groups[i] = wholeGroup(g)
+		l.Groups[i] = withEmptyMaps(g)
 	}
 	writeJSON(w, http.StatusOK, "application/json", l)
 	return nil
 }
 
-// page reads the query parameters of a list.
-func page(r *http.Request) (cursor string, limit int, err error) {
+// pageParams reads the query parameters of a list.
+func pageParams(r *http.Request) (cursor string, limit int, err error) {
 	q := r.URL.Query()
 	cursor, limit = q.Get("cursor"), defaultLimit
 	if len(cursor) > maxCursor {
-		return "", 0, badField("cursor", "is not one that a page gave")
+		return "", 0, invalidField("cursor", "is not one that a page gave")
 	}
 	if v := q.Get("limit"); v != "" {
 		if limit, err = strconv.Atoi(v); err != nil || limit < 1 || limit > maxLimit {
-			return "", 0, badField("limit", fmt.Sprintf("must be 1 to %d", maxLimit))
+			return "", 0, invalidField("limit", fmt.Sprintf("must be 1 to %d", maxLimit))
 		}
 	}
 	return cursor, limit, nil
 }
 
-func (s *server) job(w http.ResponseWriter, r *http.Request) error {
+func (s *server) getJob(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
 	ordinal, err := strconv.ParseUint(r.PathValue("ordinal"), 10, 63)
 	if err != nil {
-		return badField("ordinal", "must be a whole number from 0")
+		return invalidField("ordinal", "must be a whole number from 0")
 	}
 	j, err := s.backend.Job(r.Context(), id, int64(ordinal))
 	if err != nil {
@@ -198,8 +198,8 @@ func (s *server) job(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *server) deadLetters(w http.ResponseWriter, r *http.Request) error {
-	cursor, limit, err := page(r)
+func (s *server) listDeadLetters(w http.ResponseWriter, r *http.Request) error {
+	cursor, limit, err := pageParams(r)
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (s *server) deadLetters(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *server) stats(w http.ResponseWriter, r *http.Request) error {
+func (s *server) getStats(w http.ResponseWriter, r *http.Request) error {
 	st, err := s.backend.Stats(r.Context())
 	if err != nil {
 		return err
@@ -229,8 +229,8 @@ func (s *server) stats(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// index says where everything is.
-func (s *server) index(w http.ResponseWriter, _ *http.Request) error {
+// getIndex says where everything is.
+func (s *server) getIndex(w http.ResponseWriter, _ *http.Request) error {
 	writeJSON(w, http.StatusOK, "application/json", map[string]any{
 		"name":    "bulkaction",
 		"version": s.version,
@@ -245,8 +245,8 @@ func (s *server) index(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// wholeGroup shows empty collections as such, never as null.
-func wholeGroup(g api.Group) api.Group {
+// withEmptyMaps shows empty collections as such, never as null.
+func withEmptyMaps(g api.Group) api.Group {
 	g.FailuresByCode = orEmptyMap(g.FailuresByCode)
 	g.Aggregate = orEmptyMap(g.Aggregate)
 	g.Timestamps = orEmptyMap(g.Timestamps)

@@ -47,22 +47,22 @@ func TestSubmitWithoutIDMakesOneUp(t *testing.T) {
 	second := decode[api.Accepted](t, call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType))
 	require.NotEqual(t, first.ID, second.ID)
 	require.Len(t, f.groups, 2)
-	require.Equal(t, SubmitOptions{MadeUpID: true}, f.submits[0], "a malformed traceparent counts as absent")
+	require.Equal(t, SubmitOptions{GeneratedID: true}, f.submits[0], "a malformed traceparent counts as absent")
 }
 
 func TestLargeBodiesShareMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(options(newFake()))
 		large := `{"type":"NOOP"}` + strings.Repeat(" ", smallBody)
-		require.True(t, s.bodies.TryAcquire(bodyMemory))
+		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory))
 		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType).Code, "small ones always pass")
 		rec := call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType)
 		requireProblem(t, rec, 429, "")
 		require.Equal(t, "1", rec.Header().Get("Retry-After"))
 
-		time.AfterFunc(bodyWait/2, func() { s.bodies.Release(bodyMemory) })
+		time.AfterFunc(bodyMemoryWait/2, func() { s.bodyMemory.Release(maxBodyMemory) })
 		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType).Code)
-		require.True(t, s.bodies.TryAcquire(bodyMemory), "the share was given back")
+		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory), "the share was given back")
 	})
 }
 

@@ -50,15 +50,15 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler) // breaks the connection: the client must not take a torn answer for a whole one
 		}
 	}()
-	if err := s.admit(r); err != nil {
+	if err := s.checkOrigin(r); err != nil {
 		s.fail(w, r, err)
 		return
 	}
 	s.mux.ServeHTTP(w, r)
 }
 
-// admit refuses what a web page of another site could have sent.
-func (s *server) admit(r *http.Request) error {
+// checkOrigin refuses what a web page of another site could have sent.
+func (s *server) checkOrigin(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
 		return newProblem(http.StatusMisdirectedRequest,
 			"this server listens on loopback and serves only the hosts localhost and loopback addresses")
@@ -70,8 +70,8 @@ func (s *server) admit(r *http.Request) error {
 	return nil
 }
 
-// dispatch picks the handler by method; a path without methods is unknown.
-func (s *server) dispatch(m methods) http.Handler {
+// byMethod picks the handler by method; a path without methods is unknown.
+func (s *server) byMethod(m handlersByMethod) http.Handler {
 	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var err error
@@ -142,7 +142,7 @@ func (w *responseWriter) WriteHeader(code int) {
 	if w.status == 0 && code >= 200 {
 		w.status = code
 	}
-	w.extend()
+	w.extendDeadline()
 	w.ResponseWriter.WriteHeader(code)
 }
 
@@ -150,14 +150,14 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.status = http.StatusOK
 	}
-	w.extend()
+	w.extendDeadline()
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
 	return n, err
 }
 
-// extend gives the next write its time. A writer without deadlines, as in tests, needs none.
-func (w *responseWriter) extend() { _ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout)) }
+// extendDeadline gives the next write its time. A writer without deadlines, as in tests, needs none.
+func (w *responseWriter) extendDeadline() { _ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout)) }
 
 // Unwrap lets http.ResponseController reach the connection.
 func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -28,11 +28,11 @@ func newProblem(status int, detail string, fields ...api.FieldError) *problemErr
 	}}
 }
 
-func badField(field, problem string) *problemError {
+func invalidField(field, problem string) *problemError {
 	return newProblem(http.StatusUnprocessableEntity, field+" "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
-func comeAgain(status int, after time.Duration, detail string) *problemError {
+func retryLater(status int, after time.Duration, detail string) *problemError {
 	p := newProblem(status, detail)
 	p.retryAfter = after
 	return p
@@ -41,7 +41,7 @@ func comeAgain(status int, after time.Duration, detail string) *problemError {
 var (
 	errInternal = newProblem(http.StatusInternalServerError,
 		"the request could not be served; its X-Request-Id finds the reason in the server's log")
-	errShutdown = comeAgain(http.StatusServiceUnavailable, time.Second, "this server is shutting down: try again")
+	errShutdown = retryLater(http.StatusServiceUnavailable, time.Second, "this server is shutting down: try again")
 )
 
 // problemOf turns any error into its answer. known is false for one that nobody foresaw.
@@ -55,7 +55,7 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.As(err, &p):
 		return p, true
 	case errors.As(err, &invalid):
-		p = newProblem(http.StatusUnprocessableEntity, clip(err.Error()))
+		p = newProblem(http.StatusUnprocessableEntity, truncate(err.Error()))
 		for _, f := range invalid.Fields {
 			p.Fields = append(p.Fields, api.FieldError{Field: f.Field, Problem: f.Problem})
 		}
@@ -72,14 +72,14 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.Is(err, api.ErrInvalid):
 		p = newProblem(http.StatusUnprocessableEntity, err.Error())
 	case errors.As(err, &busy):
-		p = comeAgain(http.StatusTooManyRequests, max(busy.RetryAfter, time.Second), err.Error())
+		p = retryLater(http.StatusTooManyRequests, max(busy.RetryAfter, time.Second), err.Error())
 	case errors.Is(err, api.ErrBackpressure):
-		p = comeAgain(http.StatusTooManyRequests, time.Second, err.Error())
+		p = retryLater(http.StatusTooManyRequests, time.Second, err.Error())
 	case errors.Is(err, api.ErrReplicas):
-		p = comeAgain(http.StatusServiceUnavailable, time.Second,
+		p = retryLater(http.StatusServiceUnavailable, time.Second,
 			"too few replicas have confirmed what was written: try again in a moment, which does no harm")
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-		p = comeAgain(http.StatusServiceUnavailable, time.Second,
+		p = retryLater(http.StatusServiceUnavailable, time.Second,
 			"the store cannot be reached or does not answer: try again in a moment")
 	default:
 		return errInternal, false
@@ -105,7 +105,7 @@ func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *pro
 		seconds := (p.retryAfter + time.Second - 1) / time.Second
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
 	}
-	bodyOf(r).abandon(w.Header())
+	bodyOf(r).closeAfterAnswer(w.Header())
 	return p
 }
 

@@ -18,16 +18,16 @@ import (
 
 // Limits of what one connection or process spends on a request.
 const (
-	headerTimeout = 10 * time.Second // to read a request's headers
-	bodyTimeout   = 60 * time.Second // to read a body that is not streamed, or to give it up
-	idleTimeout   = 30 * time.Second // of silence in a streamed body, or of a client that does not read
-	lingerTimeout = 3 * time.Second  // for what a client still sends of a body that was refused
-	keepAlive     = 2 * time.Minute  // of a connection between requests
-	storeTimeout  = 30 * time.Second // for the backend to store one request or batch
-	maxHeader     = 64 << 10         // bytes
-	smallBody     = 64 << 10         // bytes; smaller bodies are not counted into bodyMemory
-	bodyMemory    = 128 << 20        // bytes of bodies that are read whole, held at once
-	bodyWait      = 10 * time.Second // for a share of bodyMemory, before a 429
+	headerTimeout    = 10 * time.Second // to read a request's headers
+	bodyTimeout      = 60 * time.Second // to read a body that is not streamed, or to give it up
+	idleTimeout      = 30 * time.Second // of silence in a streamed body, or of a client that does not read
+	lingerTimeout    = 3 * time.Second  // for what a client still sends of a body that was refused
+	keepAliveTimeout = 2 * time.Minute  // of a connection between requests
+	storeTimeout     = 30 * time.Second // for the backend to store one request or batch
+	maxHeader        = 64 << 10         // bytes
+	smallBody        = 64 << 10         // bytes; smaller bodies are not counted into bodyMemory
+	maxBodyMemory    = 128 << 20        // bytes of bodies that are read whole, held at once
+	bodyMemoryWait   = 10 * time.Second // for a share of bodyMemory, before a 429
 )
 
 // Backend is what the API needs from the store. It returns the sentinels of package api, wrapped,
@@ -81,7 +81,7 @@ type Backend interface {
 
 // SubmitOptions is what a submission carries beside its body.
 type SubmitOptions struct {
-	MadeUpID       bool   // the client did not name the group
+	GeneratedID    bool   // the client did not name the group
 	IdempotencyKey string // "" when none; else 1 to 255 bytes of visible ASCII: hash it before it enters a Redis key
 	TraceParent    string // W3C traceparent of the request, "" when none or malformed
 }
@@ -125,7 +125,7 @@ func NewServer(addr string, opt Options) *http.Server {
 		Addr:              addr,
 		Handler:           s,
 		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       keepAlive,
+		IdleTimeout:       keepAliveTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
@@ -142,25 +142,25 @@ type server struct {
 	csrf         http.CrossOriginProtection
 	loopbackOnly bool
 	closing      <-chan struct{} // closed when the server shuts down; nil when it is not ours
-	bodies       *semaphore.Weighted
+	bodyMemory   *semaphore.Weighted
 }
 
 func newServer(opt Options) *server {
 	s := &server{
-		backend: opt.Backend,
-		log:     opt.Log,
-		decoder: opt.Decoder,
-		version: opt.Version,
-		mux:     http.NewServeMux(),
-		bodies:  semaphore.NewWeighted(bodyMemory),
+		backend:    opt.Backend,
+		log:        opt.Log,
+		decoder:    opt.Decoder,
+		version:    opt.Version,
+		mux:        http.NewServeMux(),
+		bodyMemory: semaphore.NewWeighted(maxBodyMemory),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	paths := map[string]methods{"/": {}}
+	paths := map[string]handlersByMethod{"/": {}}
 	for _, rt := range s.routes() {
 		if paths[rt.path] == nil {
-			paths[rt.path] = methods{}
+			paths[rt.path] = handlersByMethod{}
 		}
 		paths[rt.path][rt.method] = rt.serve
 		if rt.method == http.MethodGet && !rt.stream {
@@ -168,7 +168,7 @@ func newServer(opt Options) *server {
 		}
 	}
 	for path, m := range paths {
-		s.mux.Handle(path, s.dispatch(m))
+		s.mux.Handle(path, s.byMethod(m))
 	}
 	return s
 }
@@ -176,7 +176,7 @@ func newServer(opt Options) *server {
 // handler serves a request, or returns an error and has then written nothing, or broke off.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-type methods map[string]handler
+type handlersByMethod map[string]handler
 
 type route struct {
 	method, path string
@@ -187,47 +187,47 @@ type route struct {
 func (s *server) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
 	return []route{
-		{method: get, path: "/{$}", serve: s.index},
-		{method: get, path: "/openapi.yaml", serve: s.openapi},
-		{method: post, path: "/v1/groups", serve: s.submit},
-		{method: get, path: "/v1/groups", serve: s.list},
-		{method: get, path: "/v1/groups/{id}", serve: s.group},
+		{method: get, path: "/{$}", serve: s.getIndex},
+		{method: get, path: "/openapi.yaml", serve: s.getOpenAPI},
+		{method: post, path: "/v1/groups", serve: s.submitGroup},
+		{method: get, path: "/v1/groups", serve: s.listGroups},
+		{method: get, path: "/v1/groups/{id}", serve: s.getGroup},
 		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs},
-		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: s.job},
-		{method: post, path: "/v1/groups/{id}/seal", serve: s.seal},
-		{method: post, path: "/v1/groups/{id}/cancel", serve: s.command(s.backend.Cancel)},
-		{method: post, path: "/v1/groups/{id}/retry", serve: s.command(s.backend.Retry)},
-		{method: post, path: "/v1/groups/{id}/pause", serve: s.command(s.backend.Pause)},
-		{method: post, path: "/v1/groups/{id}/resume", serve: s.command(s.backend.Resume)},
-		{method: get, path: "/v1/groups/{id}/why", serve: s.why},
-		{method: get, path: "/v1/groups/{id}/results", serve: s.results, stream: true},
-		{method: get, path: "/v1/groups/{id}/failures", serve: s.failures, stream: true},
-		{method: get, path: "/v1/groups/{id}/events", serve: s.events, stream: true},
-		{method: get, path: "/v1/tenants", serve: s.tenants},
-		{method: get, path: "/v1/tenants/{id}", serve: s.tenant},
+		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: s.getJob},
+		{method: post, path: "/v1/groups/{id}/seal", serve: s.sealGroup},
+		{method: post, path: "/v1/groups/{id}/cancel", serve: s.commandHandler(s.backend.Cancel)},
+		{method: post, path: "/v1/groups/{id}/retry", serve: s.commandHandler(s.backend.Retry)},
+		{method: post, path: "/v1/groups/{id}/pause", serve: s.commandHandler(s.backend.Pause)},
+		{method: post, path: "/v1/groups/{id}/resume", serve: s.commandHandler(s.backend.Resume)},
+		{method: get, path: "/v1/groups/{id}/why", serve: s.whyGroup},
+		{method: get, path: "/v1/groups/{id}/results", serve: s.streamResults, stream: true},
+		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true},
+		{method: get, path: "/v1/groups/{id}/events", serve: s.watchGroup, stream: true},
+		{method: get, path: "/v1/tenants", serve: s.listTenants},
+		{method: get, path: "/v1/tenants/{id}", serve: s.getTenant},
 		{method: put, path: "/v1/tenants/{id}", serve: s.setTenant},
 		{
 			method: post,
 			path:   "/v1/tenants/{id}/pause",
-			serve:  s.pausing("/v1/tenants/", "id", true, s.backend.PauseTenant),
+			serve:  s.pauseHandler("/v1/tenants/", "id", true, s.backend.PauseTenant),
 		},
 		{
 			method: post,
 			path:   "/v1/tenants/{id}/resume",
-			serve:  s.pausing("/v1/tenants/", "id", false, s.backend.ResumeTenant),
+			serve:  s.pauseHandler("/v1/tenants/", "id", false, s.backend.ResumeTenant),
 		},
 		{
 			method: post,
 			path:   "/v1/types/{type}/pause",
-			serve:  s.pausing("/v1/types/", "type", true, s.backend.PauseType),
+			serve:  s.pauseHandler("/v1/types/", "type", true, s.backend.PauseType),
 		},
 		{
 			method: post,
 			path:   "/v1/types/{type}/resume",
-			serve:  s.pausing("/v1/types/", "type", false, s.backend.ResumeType),
+			serve:  s.pauseHandler("/v1/types/", "type", false, s.backend.ResumeType),
 		},
-		{method: get, path: "/v1/dead-letters", serve: s.deadLetters},
-		{method: get, path: "/v1/stats", serve: s.stats},
+		{method: get, path: "/v1/dead-letters", serve: s.listDeadLetters},
+		{method: get, path: "/v1/stats", serve: s.getStats},
 	}
 }
 

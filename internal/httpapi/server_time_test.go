@@ -30,7 +30,7 @@ func TestSlowBodies(t *testing.T) {
 			defer in.Close()
 			writer.Go(func() {
 				for range 4 {
-					if _, err := io.WriteString(out, numbered(batchLines)); err != nil {
+					if _, err := io.WriteString(out, numbered(maxBatchLines)); err != nil {
 						return
 					}
 					<-time.After(pause)
@@ -81,7 +81,7 @@ func TestSlowStoreOutlivesTheBodysDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake().with("g")
 		client := serve(t, New(options(slowStore{f, storeTimeout - time.Second})))
-		resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3*batchLines)))
+		resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3*maxBatchLines)))
 		require.NoError(t, err)
 		defer resp.Body.Close()
 		require.Equal(t, 200, resp.StatusCode)
@@ -188,7 +188,7 @@ func TestShutdownEndsStreams(t *testing.T) {
 			resp.Body.Close()
 			answered <- resp.Status + string(body)
 		}()
-		_, err = io.WriteString(out, numbered(batchLines-1))
+		_, err = io.WriteString(out, numbered(maxBatchLines-1))
 		require.NoError(t, err)
 
 		synctest.Wait() // net/http drops a request that it has not begun
@@ -197,8 +197,8 @@ func TestShutdownEndsStreams(t *testing.T) {
 		go func() { stopped <- srv.Shutdown(t.Context()) }()
 		_, err = io.ReadAll(events.Body)
 		require.Error(t, err, "the watch did not end as the group ends")
-		_, err = io.WriteString(out, numbered(2*batchLines)) // what is in a batch is still stored
-		_ = err                                              // the server may have hung up before the last line
+		_, err = io.WriteString(out, numbered(2*maxBatchLines)) // what is in a batch is still stored
+		_ = err                                                 // the server may have hung up before the last line
 		answer := <-answered
 		require.Contains(t, answer, "503")
 		require.Contains(t, answer, `"accepted":500`)

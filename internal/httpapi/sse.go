@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	watchInterval = 200 * time.Millisecond // between looks at a group that changes
-	watchIdle     = time.Second            // between looks at one that does not
-	heartbeat     = 15 * time.Second       // of silence, before a comment keeps proxies awake
+	minPollInterval   = 200 * time.Millisecond // between looks at a group that changes
+	maxPollInterval   = time.Second            // between looks at one that does not
+	keepAliveInterval = 15 * time.Second       // of silence, before a comment keeps proxies awake
 )
 
 // lifecycle orders the states of a round; its last three exclude each other.
@@ -67,9 +67,9 @@ func parsePosition(id string) position {
 	return position{round: n[0], rank: n[1], progress: n[2]}
 }
 
-// events streams what happens to a group, until it has ended, by looking at it. States are told
+// watchGroup streams what happens to a group, until it has ended, by looking at it. States are told
 // from their timestamps, so that none is skipped however quickly they follow.
-func (s *server) events(w http.ResponseWriter, r *http.Request) error {
+func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (s *server) events(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f := &feed{w: w, ctl: http.NewResponseController(w), at: parsePosition(r.Header.Get("Last-Event-ID"))}
-	f.enter(g.Round)
+	f.startRound(g.Round)
 	if g.Status.Ended() && f.at.rank == rank(g.Status) {
 		w.WriteHeader(http.StatusNoContent) // tells an EventSource, which comes again after each end, to stop
 		return nil
@@ -90,22 +90,22 @@ func (s *server) events(w http.ResponseWriter, r *http.Request) error {
 	if err := f.start(); err != nil {
 		return err
 	}
-	for wait := watchInterval; ; {
-		told, err := f.tell(wholeGroup(g))
+	for wait := minPollInterval; ; {
+		sent, err := f.sendChanges(withEmptyMaps(g))
 		if err != nil || g.Status.Ended() {
 			return err
 		}
-		if wait = min(2*wait, watchIdle); told {
-			wait = watchInterval
+		if wait = min(2*wait, maxPollInterval); sent {
+			wait = minPollInterval
 		}
-		if g, err = s.nextLook(r.Context(), f, id, wait); err != nil {
+		if g, err = s.readGroupAfter(r.Context(), f, id, wait); err != nil {
 			return err
 		}
 	}
 }
 
-// nextLook reads the group after a while, and bears with a store that is away.
-func (s *server) nextLook(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
+// readGroupAfter reads the group after a while, and bears with a store that is away.
+func (s *server) readGroupAfter(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -118,8 +118,8 @@ func (s *server) nextLook(ctx context.Context, f *feed, id string, wait time.Dur
 		if err == nil || !errors.Is(err, api.ErrUnavailable) {
 			return g, err
 		}
-		wait = watchIdle
-		if err := f.beat(); err != nil {
+		wait = maxPollInterval
+		if err := f.sendKeepAlive(); err != nil {
 			return api.Group{}, err
 		}
 	}
@@ -127,12 +127,12 @@ func (s *server) nextLook(ctx context.Context, f *feed, id string, wait time.Dur
 
 // feed writes one client's events.
 type feed struct {
-	w    http.ResponseWriter
-	ctl  *http.ResponseController
-	at   position
-	view []byte // the group as it was last told, without what changes by itself
-	sent time.Time
-	buf  bytes.Buffer
+	w        http.ResponseWriter
+	ctl      *http.ResponseController
+	at       position
+	lastView []byte // the group as it was last told, without what changes by itself
+	sentAt   time.Time
+	buf      bytes.Buffer
 }
 
 // start sends the headers and how soon to come again after a lost connection, so that the client
@@ -142,19 +142,19 @@ func (f *feed) start() error {
 	return f.flush()
 }
 
-// enter forgets the states of another round.
-func (f *feed) enter(round int) {
+// startRound forgets the states of another round.
+func (f *feed) startRound(round int) {
 	if f.at.round != round {
 		f.at = position{round: round}
 	}
 }
 
-// tell sends the states that are new and, when there is none, what else has changed.
-func (f *feed) tell(g api.Group) (told bool, err error) {
-	f.enter(g.Round)
-	view := viewOf(g)
-	changed := !bytes.Equal(view, f.view)
-	f.view = view
+// sendChanges sends the states that are new and, when there is none, what else has changed.
+func (f *feed) sendChanges(g api.Group) (sent bool, err error) {
+	f.startRound(g.Round)
+	view := comparableView(g)
+	changed := !bytes.Equal(view, f.lastView)
+	f.lastView = view
 	for _, st := range lifecycle {
 		at, reached := g.Timestamps[strings.ToLower(string(st.status))]
 		if st.rank <= f.at.rank || !reached && st.status != g.Status {
@@ -166,35 +166,35 @@ func (f *feed) tell(g api.Group) (told bool, err error) {
 		f.at.rank, f.at.progress = st.rank, 0
 		then := g
 		then.Status = st.status
-		f.add("state", "group."+strings.ToLower(string(st.status)), at, then)
-		told = true
+		f.addEvent("state", "group."+strings.ToLower(string(st.status)), at, then)
+		sent = true
 	}
-	if changed && !told {
+	if changed && !sent {
 		f.at.progress++
-		f.add("progress", "group.progress", time.Now().UTC(), g)
-		told = true
+		f.addEvent("progress", "group.progress", time.Now().UTC(), g)
+		sent = true
 	}
-	if !told {
-		return false, f.beat()
+	if !sent {
+		return false, f.sendKeepAlive()
 	}
 	return true, f.flush()
 }
 
-// viewOf is what makes one look at a group differ from another.
-func viewOf(g api.Group) []byte {
+// comparableView is what makes one look at a group differ from another.
+func comparableView(g api.Group) []byte {
 	g.ETASeconds = nil
 	return encode(g)
 }
 
-func (f *feed) add(name, typ string, at time.Time, g api.Group) {
+func (f *feed) addEvent(name, typ string, at time.Time, g api.Group) {
 	id := f.at.String()
 	data := encode(api.Event{ID: id, Type: typ, At: at, Group: &g})
 	fmt.Fprintf(&f.buf, "id: %s\nevent: %s\ndata: %s\n\n", id, name, data)
 }
 
-// beat sends a comment after a long silence.
-func (f *feed) beat() error {
-	if time.Since(f.sent) < heartbeat {
+// sendKeepAlive sends a comment after a long silence.
+func (f *feed) sendKeepAlive() error {
+	if time.Since(f.sentAt) < keepAliveInterval {
 		return nil
 	}
 	f.buf.WriteString(": still here\n\n")
@@ -203,7 +203,7 @@ func (f *feed) beat() error {
 
 func (f *feed) flush() error {
 	defer f.buf.Reset()
-	f.sent = time.Now()
+	f.sentAt = time.Now()
 	if _, err := f.w.Write(f.buf.Bytes()); err != nil {
 		return err
 	}

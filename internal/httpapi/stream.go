@@ -15,7 +15,7 @@ const (
 	streamDelay  = time.Second // the longest that they wait while the store is slow
 )
 
-func (s *server) results(w http.ResponseWriter, r *http.Request) error {
+func (s *server) streamResults(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func (s *server) results(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-func (s *server) failures(w http.ResponseWriter, r *http.Request) error {
+func (s *server) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err

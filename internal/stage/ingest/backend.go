@@ -21,7 +21,7 @@ func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.
 	defer request.End()
 	return b.Store.Submit(ctx, g, groups.Origin{
 		IdempotencyKey: o.IdempotencyKey,
-		MadeUpID:       o.MadeUpID,
+		GeneratedID:    o.GeneratedID,
 		TraceParent:    o.TraceParent,
 		At:             time.Now(),
 	})
@@ -33,7 +33,7 @@ func submitter(g *messages.SubmitGroup, o httpapi.SubmitOptions) (who string, su
 	switch {
 	case o.IdempotencyKey != "":
 		return "key " + o.IdempotencyKey, true
-	case !o.MadeUpID:
+	case !o.GeneratedID:
 		return "group " + g.ID, true
 	}
 	return strings.Join([]string{"new", g.Tenant, g.Type, g.Name, strconv.Itoa(len(g.Jobs))}, " "), false
