@@ -213,7 +213,7 @@ func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
 	}
 	key := r.Header.Get("Idempotency-Key")
 	if g.Sealed && !g.keys[key] {
-		problem(w, http.StatusConflict, "group "+g.ID+": group is sealed: no more jobs are taken")
+		problem(w, http.StatusConflict, "group "+g.ID+": group is sealed: it accepts no more jobs")
 		return
 	}
 	if !g.keys[key] {

@@ -224,7 +224,7 @@ func TestSubmitThatBreaksOff(t *testing.T) {
 	f.groups["g"].Sealed = true
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "bulkaction: append to group g: 409 Conflict: group g: group is sealed: no more jobs are taken\n")
+	require.Contains(t, got.err, "bulkaction: append to group g: 409 Conflict: group g: group is sealed: it accepts no more jobs\n")
 	require.Contains(t, got.err, "Run the same command again to go on (and the same input): no job counts twice. Or `bulkaction cancel g`.")
 }
 

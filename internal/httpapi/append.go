@@ -17,9 +17,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// A batch ends after so many lines or bytes of them, good or bad, whatever the time or the network.
-// So the same body always falls into the same batches, which is what makes its request ids
-// repeatable. Changing these makes a body that is resent across the upgrade count twice.
+// The limits of a batch. A batch ends when its lines, good and bad ones, reach a limit, and for no
+// other reason. So the same body is always divided into the same batches, and its batches can get
+// the same request ids again. Danger: after a change of these limits, a body that is sent again is
+// divided otherwise, and its jobs are added twice.
 const (
 	maxBatchLines = 500
 	maxBatchBytes = 512 << 10
@@ -29,25 +30,27 @@ const (
 	readBuffer      = 64 << 10
 	maxLineOverhead = 64 << 10 // bytes of a line beside its payload: field names, white space, other fields
 	maxLine         = messages.MaxPayloadBytes + maxLineOverhead
-	maxListedLines  = 1000 // lines that are listed; the others are counted
+	maxListedLines  = 1000 // rejected lines beyond these are counted but not listed
 )
 
-// jobSource yields the jobs of a body, with the line each begins at. A *lineError refuses one line,
-// io.EOF ends the body, any other error breaks it off. size is what the line weighs in its batch: a
-// function of the line alone.
+// jobSource reads the jobs of a body. next returns a job and the line at which it begins. A
+// *lineError rejects one line, io.EOF is the end of the body, and any other error means that the
+// body can't be read further. size is what the line adds to the size of its batch; it depends on
+// the line alone.
 type jobSource interface {
 	next() (job messages.Job, line int64, size int, err error)
 }
 
-// lineError says what is wrong with one line.
+// lineError says why one line is rejected.
 type lineError struct{ problem string }
 
 func (e *lineError) Error() string { return e.problem }
 
-var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of payload are taken",
+var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of payload are accepted",
 	messages.MaxPayloadBytes)}
 
-// appendJobs streams a body of any length into a group, in flat memory.
+// appendJobs appends the jobs of a body of any length to a group. Memory use does not grow with the
+// body.
 func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
@@ -80,9 +83,9 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	case err != nil:
 		p := s.problem(w, r, err).Problem
-		p.Detail += fmt.Sprintf("; %d jobs were taken before: ", a.answer.Accepted)
+		p.Detail += fmt.Sprintf("; %d jobs were stored before: ", a.answer.Accepted)
 		if key == "" {
-			p.Detail += fmt.Sprintf("send what begins at line %d", a.nextLine)
+			p.Detail += fmt.Sprintf("send the body from line %d on", a.nextLine)
 		} else {
 			p.Detail += "send the same body again with the same Idempotency-Key"
 		}
@@ -97,8 +100,9 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// newRequestIDPrefix is what the ids of a body's batches begin with: derived from group and key, so that a
-// key means its group only and any key leaves room for the batch's number.
+// newRequestIDPrefix returns what the request ids of a body's batches begin with. It is a hash of
+// group and key, so that the same key of two groups yields two prefixes, and a prefix is short
+// enough to append the batch's number. Without a key it is random.
 func newRequestIDPrefix(group, key string) string {
 	if key == "" {
 		return uuid.NewString()
@@ -107,25 +111,25 @@ func newRequestIDPrefix(group, key string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// bodyAppender collects a body's lines into batches and hands them to the backend, in order.
+// bodyAppender divides the lines of a body into batches and stores them in order.
 type bodyAppender struct {
 	backend         Backend
 	group           string
 	trace           string
-	requestIDPrefix string // what the batches' request ids begin with
+	requestIDPrefix string // what the request ids of the batches begin with
 
 	batch         []messages.Job
-	batchRejected []api.LineError // of this batch
-	batchLines    int             // in this batch, good or bad
+	batchRejected []api.LineError // rejected lines of the current batch
+	batchLines    int             // lines of the current batch, good or bad
 	batchBytes    int
-	batchNumber   int64 // of this batch, from 0
-	stored        bool  // some batch reached the backend
+	batchNumber   int64 // number of the current batch, from 0
+	stored        bool  // at least one batch has been stored
 
-	answer   api.Appended // of the batches before
-	nextLine int64        // after the batches before
+	answer   api.Appended // sums up the batches before the current one
+	nextLine int64        // first line of the current batch
 }
 
-// run appends all that src yields. After an error the answer counts what is stored.
+// run appends all jobs of src. After an error, a.answer counts what is stored.
 func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan struct{}) error {
 	for {
 		job, line, size, err := src.next()
@@ -135,7 +139,7 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan st
 		case errors.Is(err, io.EOF):
 			return a.storeLastBatch(ctx, line)
 		case err != nil && !isBad:
-			return brokenBody(err) // the begun batch is dropped: its id belongs to the whole one
+			return brokenBody(err) // the incomplete batch is dropped: its request id belongs to the complete one
 		}
 		if a.batchLines == maxBatchLines || a.batchLines > 0 && a.batchBytes+size > maxBatchBytes {
 			if err := a.storeBatch(ctx, line); err != nil {
@@ -157,7 +161,7 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan st
 	}
 }
 
-// storeBatch stores the batch; next is the line after it.
+// storeBatch stores the current batch. next is the line behind it.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
@@ -178,8 +182,8 @@ func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	return nil
 }
 
-// storeLastBatch stores the last batch. A body without a good line must not hide that there is
-// no such group.
+// storeLastBatch stores the last batch. If no batch held a good line, nothing was stored; then
+// storeLastBatch reads the group, so that an unknown group is reported.
 func (a *bodyAppender) storeLastBatch(ctx context.Context, end int64) error {
 	if err := a.storeBatch(ctx, end); err != nil {
 		return err
@@ -191,7 +195,7 @@ func (a *bodyAppender) storeLastBatch(ctx context.Context, end int64) error {
 	return err
 }
 
-// ndjsonSource reads a job a line: {"payload": …}.
+// ndjsonSource reads NDJSON, one job per line: {"payload": …}.
 type ndjsonSource struct {
 	lines   *lineReader
 	decoder messages.Decoder

@@ -187,7 +187,7 @@ func TestRefusalInTheMiddleTellsWhatWasTaken(t *testing.T) {
 			require.EqualValues(t, 999, p.Accepted)
 			require.EqualValues(t, 1, p.RejectedTotal, "lines of the batch that was refused are not told twice")
 			require.EqualValues(t, 1001, p.NextLine)
-			require.Contains(t, p.Detail, "999 jobs were taken before: send what begins at line 1001")
+			require.Contains(t, p.Detail, "999 jobs were stored before: send the body from line 1001 on")
 		})
 	}
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// mediaType checks that the body is one of want, in UTF-8 and not compressed.
+// mediaType checks that the body has one of the media types in want, is UTF-8 and is not
+// compressed.
 func mediaType(r *http.Request, want ...string) (string, error) {
 	typ, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
@@ -36,13 +37,14 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 	return typ, nil
 }
 
-// bodyReader reads a request's body under a deadline, and knows whether it has been
-// read to its end.
+// bodyReader reads a request's body under a read deadline. It remembers how the body ended.
 type bodyReader struct {
 	io.ReadCloser
 	ctl         *http.ResponseController
-	idleTimeout time.Duration // renews the deadline before each read; 0: it stands
-	err         error         // sticky: a deadline set after the end would cut off the handler instead
+	idleTimeout time.Duration // renews the deadline before each read; 0: the deadline stays
+	// err is what ended the body. After it no deadline may be set: net/http then reads in the
+	// background, and the deadline would cancel the request's context.
+	err error
 }
 
 func newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
@@ -54,7 +56,7 @@ func newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
 	return b
 }
 
-// bodyOf returns the body as ServeHTTP prepared it.
+// bodyOf returns the request's body, which ServeHTTP has wrapped.
 func bodyOf(r *http.Request) *bodyReader { return r.Body.(*bodyReader) }
 
 func (b *bodyReader) Read(p []byte) (int, error) {
@@ -69,16 +71,16 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDeadline sets the deadline for the reads to come. A server without deadlines, as in
-// tests, needs none.
+// setDeadline sets the deadline for later reads. It ignores the error of a test server without
+// deadlines.
 func (b *bodyReader) setDeadline(after time.Duration) {
 	if b.err == nil {
 		_ = b.ctl.SetReadDeadline(time.Now().Add(after))
 	}
 }
 
-// closeAfterAnswer prepares an answer that does not wait for what is left of the body: the connection is
-// closed after it.
+// closeAfterAnswer makes the server close the connection after the answer if the body is not read
+// to its end. So the answer does not wait for the rest of the body.
 func (b *bodyReader) closeAfterAnswer(h http.Header) {
 	if !errors.Is(b.err, io.EOF) {
 		h.Set("Connection", "close")
@@ -86,8 +88,9 @@ func (b *bodyReader) closeAfterAnswer(h http.Header) {
 	}
 }
 
-// readBody reads a body of at most limit bytes into memory, and holds its share of bodyMemory
-// until release is called, which is safe after an error too.
+// readBody reads a body of at most limit bytes into memory. It reserves memory for a large body, of
+// at most maxBodyMemory for all requests together, until the caller calls release. release may be
+// called after an error too.
 func (s *server) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	release = func() {}
 	if r.ContentLength > limit {
@@ -120,16 +123,16 @@ func bodyTooLarge(limit int64) *problemError {
 		" bytes: create the group without jobs and stream them to its jobs")
 }
 
-// brokenBody explains a body that could not be read to its end.
+// brokenBody returns the problem for a body that could not be read to its end.
 func brokenBody(err error) *problemError {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return newProblem(http.StatusRequestTimeout, "the body did not come in time")
+		return newProblem(http.StatusRequestTimeout, "the body did not arrive in time")
 	}
-	return newProblem(http.StatusBadRequest, "the body broke off before its end")
+	return newProblem(http.StatusBadRequest, "the body ended before it was complete")
 }
 
-// decodeOptionalBody decodes the body of a command into v, which stays as it is when there is none.
-// Nothing but v's fields is taken.
+// decodeOptionalBody decodes the JSON body of a command into v. Without a body it leaves v
+// unchanged. It refuses fields that v does not have.
 func (s *server) decodeOptionalBody(r *http.Request, v any) error {
 	body, release, err := s.readBody(r, smallBody)
 	defer release()
@@ -153,7 +156,7 @@ func (s *server) decodeOptionalBody(r *http.Request, v any) error {
 	return nil
 }
 
-// truncate keeps what is told about bad input short.
+// truncate shortens what an error message repeats of bad input.
 func truncate(s string) string {
 	const limit = 300
 	if len(s) <= limit {
@@ -162,7 +165,8 @@ func truncate(s string) string {
 	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
-// idempotencyKey reads the header, which may be quoted as a structured field; "" when it is absent.
+// idempotencyKey returns the header Idempotency-Key without its optional quotes; "" when it is
+// absent.
 func idempotencyKey(r *http.Request) (string, error) {
 	values := r.Header.Values("Idempotency-Key")
 	if len(values) == 0 {
@@ -179,7 +183,7 @@ func idempotencyKey(r *http.Request) (string, error) {
 	return key, nil
 }
 
-// traceParent reads the W3C header; as the standard has it, a malformed one counts as absent.
+// traceParent returns the header traceparent; "" when it is absent or malformed, as W3C asks.
 func traceParent(r *http.Request) string {
 	var w3c propagation.TraceContext
 	out := propagation.MapCarrier{}

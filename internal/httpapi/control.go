@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// Limits of a tenant's settings.
+// The limits of a tenant's settings.
 const (
 	maxTenantRPS    = 1e9
 	minTenantWeight = 0.001
@@ -23,8 +23,8 @@ const (
 	maxBasePriority = 1_000_000_000_000_000
 )
 
-// pauseHandler serves pause and resume of what is no group: what lies under root and is named by a
-// part of the path.
+// pauseHandler serves pause and resume of a tenant or a type. root is the path of its collection;
+// name is the path parameter with its id.
 func (s *server) pauseHandler(root, name string, paused bool, do func(context.Context, string) error) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathValue(r, name)
@@ -54,7 +54,7 @@ func (s *server) whyGroup(w http.ResponseWriter, r *http.Request) error {
 	return answerByID(w, r, s.backend.Why)
 }
 
-// answerByID answers with what belongs to the id in the path.
+// answerByID answers with what get returns for the id in the path.
 func answerByID[T any](w http.ResponseWriter, r *http.Request, get func(context.Context, string) (T, error)) error {
 	id, err := pathID(r)
 	if err != nil {
@@ -113,8 +113,8 @@ func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// decodeSettings reads the body of PUT /v1/tenants/{id}. A field that is null counts as absent.
-// Errors name every bad field.
+// decodeSettings decodes the body of PUT /v1/tenants/{id}. A field that is null counts as absent.
+// The error lists every bad field.
 func decodeSettings(body []byte) (api.TenantSettings, error) {
 	var set api.TenantSettings
 	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
@@ -167,7 +167,7 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 
 var knownSetting = map[string]bool{"rps": true, "weight": true, "base_priority": true}
 
-// parseNumber reads a JSON number; nil for anything else.
+// parseNumber parses a JSON number. It returns nil for anything else.
 func parseNumber(v string) *float64 {
 	if c := v[0]; c != '-' && (c < '0' || c > '9') {
 		return nil

@@ -13,14 +13,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// csvSource makes each row of a table (RFC 4180) a job, with the header's names as its payload's
-// fields and strings as their values.
+// csvSource turns each row of a table (RFC 4180) into a job. The payload is an object: its keys are
+// the columns' names in the header, and its values are strings.
 type csvSource struct {
 	rows  *csvReader
-	names []string // as they stand in the payload: `{"a":`, `,"b":`, …
+	names []string // as they are written in the payload: `{"a":`, `,"b":`, …
 }
 
-// newCSVSource reads the header.
+// newCSVSource reads the header row and returns a source of the rows behind it.
 func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 	s := &csvSource{rows: &csvReader{in: in, limit: maxLine, line: 1}}
 	_, err := s.rows.next()
@@ -69,15 +69,16 @@ func (s *csvSource) next() (messages.Job, int64, int, error) {
 	return messages.Job{Payload: payload}, line, len(payload), nil
 }
 
-// csvReader splits a table into records, of which it holds no more than limit bytes. Unlike
-// encoding/csv it goes on after a malformed one, and skips an endless one in flat memory.
+// csvReader splits a table into records and keeps at most limit bytes of one. Unlike encoding/csv
+// it continues behind a malformed record, and it skips a record of any length without using more
+// memory.
 type csvReader struct {
 	in          *bufio.Reader
 	limit       int
 	line        int64  // at which the next record begins
-	record      []byte // the fields of the record read last, back to back
+	record      []byte // the fields of the current record, one directly behind the other
 	ends        []int
-	recordBytes int // bytes of the record, as they came
+	recordBytes int // bytes of the record before its quotes were removed
 }
 
 func (c *csvReader) fields() int { return len(c.ends) }
@@ -89,18 +90,18 @@ func (c *csvReader) field(i int) []byte {
 	return c.record[c.ends[i-1]:c.ends[i]]
 }
 
-// Where in a record the reader is.
+// csvState says where in a record the reader is.
 type csvState int
 
 const (
 	fieldStart csvState = iota
 	inField
 	inQuotes
-	afterQuote // closed, or the first of a doubled one
+	afterQuote // after a closing quote, or after the first of two quotes that stand for one
 )
 
-// next reads a record, passing over empty lines, and tells the line at which it began. A malformed
-// one is read to its end and refused with a *lineError.
+// next reads a record and skips empty lines before it. It returns the line at which the record
+// began. A malformed record is read to its end; next then returns a *lineError.
 func (c *csvReader) next() (line int64, err error) {
 	line, err = c.readRecord()
 	for err == nil && c.recordBytes == 0 {
@@ -138,7 +139,7 @@ func (c *csvReader) readRecord() (line int64, fault error) {
 			continue
 		case state == inQuotes:
 		case b == '\r' && c.lineEnds():
-			c.recordBytes-- // it belongs to the line break
+			c.recordBytes-- // the carriage return is part of the line break
 			continue
 		case b == '\n':
 			c.ends = append(c.ends, len(c.record))
@@ -171,7 +172,7 @@ func (c *csvReader) readRecord() (line int64, fault error) {
 	}
 }
 
-// lineEnds says whether a line break or the body's end is next.
+// lineEnds reports whether a line break or the end of the body is next.
 func (c *csvReader) lineEnds() bool {
 	next, _ := c.in.Peek(1)
 	return len(next) == 0 || next[0] == '\n'
@@ -186,7 +187,7 @@ func firstFault(fault error, problem string) error {
 
 const hexDigits = "0123456789abcdef"
 
-// appendJSONString quotes valid UTF-8 as a JSON string.
+// appendJSONString appends s, which must be valid UTF-8, as a JSON string.
 func appendJSONString(dst, s []byte) []byte {
 	dst = append(slices.Grow(dst, len(s)+2), '"')
 	for _, b := range s {

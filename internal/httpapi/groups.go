@@ -16,7 +16,7 @@ import (
 const (
 	defaultLimit = 50
 	maxLimit     = 1000
-	maxCursor    = 512 // bytes
+	maxCursor    = 512 // in bytes
 	idProblem    = "must match ^[A-Za-z0-9._-]{1,128}$"
 )
 
@@ -55,12 +55,13 @@ func (s *server) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// detachedContext lets the store finish what it began when the client goes away, so that nobody tears it.
+// detachedContext returns a context for a write to the store. The write continues when the client
+// disconnects, so that it is not left half done. It ends after storeTimeout.
 func detachedContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), storeTimeout)
 }
 
-// writeAccepted answers a submission or a command.
+// writeAccepted answers a submission or a command on a group with status 202.
 func writeAccepted(w http.ResponseWriter, a api.Accepted) {
 	a.Links = groupLinks(a.ID)
 	w.Header().Set("Location", a.Links["self"])
@@ -78,7 +79,7 @@ func groupLinks(id string) map[string]string {
 	return links
 }
 
-// pathID reads the id from the path; one that cannot exist is named as such.
+// pathID returns the id in the path, or an error when it is not a valid id.
 func pathID(r *http.Request) (string, error) { return pathValue(r, "id") }
 
 func pathValue(r *http.Request, name string) (string, error) {
@@ -113,7 +114,7 @@ func (s *server) sealGroup(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// commandHandler serves a call on a group that takes no arguments.
+// commandHandler serves a command on a group that takes no arguments.
 func (s *server) commandHandler(do func(context.Context, string) (api.Accepted, error)) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathID(r)
@@ -166,12 +167,12 @@ func (s *server) listGroups(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// pageParams reads the query parameters of a list.
+// pageParams returns the query parameters of a list: cursor and limit.
 func pageParams(r *http.Request) (cursor string, limit int, err error) {
 	q := r.URL.Query()
 	cursor, limit = q.Get("cursor"), defaultLimit
 	if len(cursor) > maxCursor {
-		return "", 0, invalidField("cursor", "is not one that a page gave")
+		return "", 0, invalidField("cursor", "must be the cursor of an earlier page")
 	}
 	if v := q.Get("limit"); v != "" {
 		if limit, err = strconv.Atoi(v); err != nil || limit < 1 || limit > maxLimit {
@@ -229,7 +230,7 @@ func (s *server) getStats(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// getIndex says where everything is.
+// getIndex answers with links to the API's collections.
 func (s *server) getIndex(w http.ResponseWriter, _ *http.Request) error {
 	writeJSON(w, http.StatusOK, "application/json", map[string]any{
 		"name":    "bulkaction",
@@ -245,7 +246,7 @@ func (s *server) getIndex(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// withEmptyMaps shows empty collections as such, never as null.
+// withEmptyMaps replaces nil maps by empty ones, so that the JSON has {} instead of null.
 func withEmptyMaps(g api.Group) api.Group {
 	g.FailuresByCode = orEmptyMap(g.FailuresByCode)
 	g.Aggregate = orEmptyMap(g.Aggregate)

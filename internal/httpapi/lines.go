@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// skipBOM drops the byte order mark that spreadsheets put before UTF-8. An error comes again with
-// the next read.
+// skipBOM skips a byte order mark, which spreadsheet programs write before UTF-8. If reading fails,
+// the next read returns the error.
 func skipBOM(in *bufio.Reader) {
 	const mark = "\xef\xbb\xbf"
 	if head, _ := in.Peek(len(mark)); string(head) == mark {
@@ -16,19 +16,19 @@ func skipBOM(in *bufio.Reader) {
 	}
 }
 
-// lineReader splits a body into lines, trimmed of white space, and holds no more than limit
-// bytes of one.
+// lineReader splits a body into lines and trims white space. It keeps at most limit bytes of a
+// line.
 type lineReader struct {
 	in    *bufio.Reader
 	limit int
-	line  int64 // of the line read last, from 1
+	line  int64 // number of the line that was read last, from 1
 	buf   []byte
 }
 
 func newLineReader(in *bufio.Reader, limit int) *lineReader { return &lineReader{in: in, limit: limit} }
 
-// next returns the next line, valid until the call after. One over the limit is skipped
-// with errLongLine.
+// next returns the next line, or io.EOF. The line is valid until the next call. A line over the
+// limit is skipped and reported as errLongLine.
 func (l *lineReader) next() ([]byte, error) {
 	l.buf = l.buf[:0]
 	l.line++
@@ -38,12 +38,12 @@ func (l *lineReader) next() ([]byte, error) {
 			return nil, err
 		}
 		size += len(part)
-		if size <= l.limit+2 { // with its line break
+		if size <= l.limit+2 { // 2 is the length of a line break
 			l.buf = append(l.buf, part...)
 		}
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull):
-		case size == 0: // an empty line has its break
+		case size == 0: // even an empty line has a line break
 			return nil, io.EOF
 		case size > l.limit+2:
 			return nil, errLongLine

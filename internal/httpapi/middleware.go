@@ -19,11 +19,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// ServeHTTP is what surrounds every request: its id, its log line, the checks that keep web pages
-// out, and the recovery from a panic.
+// ServeHTTP serves one request. Around the handler it sets the request's id, writes a log line,
+// refuses requests from foreign web pages, and recovers from a panic.
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw)}
-	r = r.WithContext(r.Context()) // a copy: net/http wants the body of its own request untouched
+	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged
 	r.Body = newBodyReader(rw, r)
 	start := time.Now()
 	id := r.Header.Get("X-Request-Id")
@@ -47,7 +47,9 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
 			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)))
 		if v != nil {
-			panic(http.ErrAbortHandler) // breaks the connection: the client must not take a torn answer for a whole one
+			// This breaks the connection, so that the client does not mistake a part of the answer
+			// for the whole.
+			panic(http.ErrAbortHandler)
 		}
 	}()
 	if err := s.checkOrigin(r); err != nil {
@@ -57,7 +59,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// checkOrigin refuses what a web page of another site could have sent.
+// checkOrigin refuses requests that a web page of another site could have sent.
 func (s *server) checkOrigin(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
 		return newProblem(http.StatusMisdirectedRequest,
@@ -65,12 +67,13 @@ func (s *server) checkOrigin(r *http.Request) error {
 	}
 	if err := s.csrf.Check(r); err != nil {
 		return newProblem(http.StatusForbidden,
-			"requests that change something are not taken from web pages of another origin")
+			"requests that change something are not accepted from web pages of another origin")
 	}
 	return nil
 }
 
-// byMethod picks the handler by method; a path without methods is unknown.
+// byMethod returns a handler that selects one of m by the request's method. A path for which m is
+// empty is answered with 404.
 func (s *server) byMethod(m handlersByMethod) http.Handler {
 	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +85,7 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 			err = newProblem(http.StatusNotFound, "no such path: see /openapi.yaml")
 		default:
 			w.Header().Set("Allow", allow)
-			err = newProblem(http.StatusMethodNotAllowed, "this path takes "+allow)
+			err = newProblem(http.StatusMethodNotAllowed, "this path accepts "+allow)
 		}
 		if err != nil {
 			s.fail(w.(*responseWriter), r, err)
@@ -90,18 +93,19 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 	})
 }
 
-// fail ends a request that could not be served: with a problem, or by breaking off where a part of
-// the answer is already out.
+// fail ends a request that could not be served. It answers with a problem. If a part of the answer
+// is already sent, it breaks the connection.
 func (s *server) fail(w *responseWriter, r *http.Request, err error) {
 	if w.status != 0 || errors.Is(err, context.Canceled) {
-		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer broken off",
+		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer aborted",
 			slog.String("request_id", w.Header().Get("X-Request-Id")), slog.Any("error", err))
 		panic(http.ErrAbortHandler)
 	}
 	s.writeProblem(w, r, err)
 }
 
-// logPanic tells where, and what only where it cannot hold a payload.
+// logPanic logs where a handler panicked. It logs the panic's value only if it is a runtime error,
+// because any other value might contain a payload.
 func (s *server) logPanic(r *http.Request, id string, v any) {
 	attrs := []slog.Attr{slog.String("request_id", id), slog.String("method", r.Method),
 		slog.String("path", r.URL.Path),
@@ -130,7 +134,7 @@ func isLoopbackHost(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// responseWriter remembers what was answered and gives the client a while for each write.
+// responseWriter remembers the status and size of the answer, and sets a deadline for each write.
 type responseWriter struct {
 	http.ResponseWriter
 	ctl    *http.ResponseController
@@ -156,8 +160,9 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// extendDeadline gives the next write its time. A writer without deadlines, as in tests, needs none.
+// extendDeadline sets the deadline for the next write. It ignores the error of a test server
+// without deadlines.
 func (w *responseWriter) extendDeadline() { _ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout)) }
 
-// Unwrap lets http.ResponseController reach the connection.
+// Unwrap lets http.ResponseController find the wrapped writer.
 func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -14,10 +14,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// problemError is a refusal that knows its answer.
+// problemError is an error that contains its problem document.
 type problemError struct {
 	api.Problem
-	retryAfter time.Duration // 0: none is given
+	retryAfter time.Duration // 0: the answer has no Retry-After
 }
 
 func (e *problemError) Error() string { return e.Title + ": " + e.Detail }
@@ -44,7 +44,8 @@ var (
 	errShutdown = retryLater(http.StatusServiceUnavailable, time.Second, "this server is shutting down: try again")
 )
 
-// problemOf turns any error into its answer. known is false for one that nobody foresaw.
+// problemOf converts an error to the problem of its answer. known is false for an unexpected error,
+// whose text is not shown to the client.
 func problemOf(err error) (p *problemError, known bool) {
 	var (
 		invalid  *messages.ValidationError
@@ -63,7 +64,7 @@ func problemOf(err error) (p *problemError, known bool) {
 		p = newProblem(http.StatusRequestEntityTooLarge, err.Error(),
 			api.FieldError{
 				Field:   tooLarge.Field,
-				Problem: fmt.Sprintf("is %d bytes; at most %d are taken", tooLarge.Size, tooLarge.Limit),
+				Problem: fmt.Sprintf("is %d bytes; at most %d are accepted", tooLarge.Size, tooLarge.Limit),
 			})
 	case errors.Is(err, api.ErrNotFound):
 		p = newProblem(http.StatusNotFound, err.Error())
@@ -77,7 +78,7 @@ func problemOf(err error) (p *problemError, known bool) {
 		p = retryLater(http.StatusTooManyRequests, time.Second, err.Error())
 	case errors.Is(err, api.ErrReplicas):
 		p = retryLater(http.StatusServiceUnavailable, time.Second,
-			"too few replicas have confirmed what was written: try again in a moment, which does no harm")
+			"too few replicas have confirmed the write: try again in a moment; a repetition does no harm")
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		p = retryLater(http.StatusServiceUnavailable, time.Second,
 			"the store cannot be reached or does not answer: try again in a moment")
@@ -87,13 +88,13 @@ func problemOf(err error) (p *problemError, known bool) {
 	return p, true
 }
 
-// writeProblem answers with err's problem.
+// writeProblem answers with the problem of err.
 func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, err error) {
 	p := s.problem(w, r, err)
 	writeJSON(w, p.Status, "application/problem+json", p.Problem)
 }
 
-// problem prepares the answer's headers and logs what nobody foresaw.
+// problem returns the problem of err, sets the headers of its answer, and logs an unexpected error.
 func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *problemError {
 	p, known := problemOf(err)
 	if !known {
@@ -109,16 +110,16 @@ func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *pro
 	return p
 }
 
-// writeJSON answers with v.
+// writeJSON answers with v as JSON.
 func writeJSON(w http.ResponseWriter, status int, contentType string, v any) {
 	body := encode(v)
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
+	_, _ = w.Write(append(body, '\n')) // an error means that the client has left
 }
 
-// encode is json.Marshal of an answer. One that cannot be encoded is a bug, and its panic
-// is recovered.
+// encode returns v as JSON. A value that can't be encoded is a bug: encode panics, and ServeHTTP
+// recovers.
 func encode(v any) []byte {
 	body, err := json.Marshal(v)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package httpapi is the HTTP API: routes, limits, streaming and problem answers on net/http. It
-// keeps nothing itself; what is stored and why something is refused is its Backend's.
+// Package httpapi serves the HTTP API: routes, limits, streaming and problem answers, on net/http.
+// It stores nothing itself: its Backend stores the data and decides what is refused.
 package httpapi
 
 import (
@@ -16,83 +16,86 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// Limits of what one connection or process spends on a request.
+// The limits of what a request may take from its connection or the process.
 const (
 	headerTimeout    = 10 * time.Second // to read a request's headers
-	bodyTimeout      = 60 * time.Second // to read a body that is not streamed, or to give it up
+	bodyTimeout      = 60 * time.Second // to read a body that is not streamed
 	idleTimeout      = 30 * time.Second // of silence in a streamed body, or of a client that does not read
-	lingerTimeout    = 3 * time.Second  // for what a client still sends of a body that was refused
-	keepAliveTimeout = 2 * time.Minute  // of a connection between requests
+	lingerTimeout    = 3 * time.Second  // to read the rest of a body that was refused
+	keepAliveTimeout = 2 * time.Minute  // of an open connection between requests
 	storeTimeout     = 30 * time.Second // for the backend to store one request or batch
-	maxHeader        = 64 << 10         // bytes
-	smallBody        = 64 << 10         // bytes; smaller bodies are not counted into bodyMemory
-	maxBodyMemory    = 128 << 20        // bytes of bodies that are read whole, held at once
-	bodyMemoryWait   = 10 * time.Second // for a share of bodyMemory, before a 429
+	maxHeader        = 64 << 10         // in bytes
+	smallBody        = 64 << 10         // in bytes; the memory of a smaller body is not reserved
+	maxBodyMemory    = 128 << 20        // bytes of all bodies in memory at the same time
+	bodyMemoryWait   = 10 * time.Second // for memory for a body; then the answer is 429
 )
 
-// Backend is what the API needs from the store. It returns the sentinels of package api, wrapped,
-// and keeps no part of what else it returns.
+// Backend is the store behind the API. Its errors wrap those of package api. It must not keep
+// references to the values that it returns.
 type Backend interface {
-	// Submit stores a group with its jobs, all or nothing as seen by the caller. A repeated
-	// idempotency key answers as it did the first time. The group always has an id.
+	// Submit stores a group with its jobs; the group always has an id. Readers see all of it or
+	// nothing. With an idempotency key that was used before, Submit returns the first answer.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
-	// Append adds at most 500 jobs, their lines at most 512 KiB together. A request id that the
-	// group has seen before adds nothing and succeeds, even when the group has been sealed since.
+	// Append adds up to 500 jobs with up to 512 KiB of lines. A request id that the group has seen
+	// before adds nothing and succeeds, even if the group is sealed by now.
 	Append(ctx context.Context, group string, jobs []messages.Job, opt AppendOptions) error
-	// Seal says that no more jobs come, or none after total.
+	// Seal says that no more jobs come or, with total, none after that many.
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
 	// Cancel ends a group at once.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
 	// Retry opens the next round of an ended group.
 	Retry(ctx context.Context, group string) (api.Accepted, error)
-	// Pause lets nothing of a group start any more; Resume undoes it. Both may be repeated.
+	// Pause stops a group: none of its jobs starts any more. Resume undoes it. Both may be
+	// repeated.
 	Pause(ctx context.Context, group string) (api.Accepted, error)
 	Resume(ctx context.Context, group string) (api.Accepted, error)
-	// PauseTenant and PauseType do the same with all groups of a tenant and all jobs of a type,
-	// known or not.
+	// PauseTenant and PauseType stop all groups of a tenant, or all jobs of a type. The tenant or
+	// type need not exist.
 	PauseTenant(ctx context.Context, tenant string) error
 	ResumeTenant(ctx context.Context, tenant string) error
 	PauseType(ctx context.Context, typ string) error
 	ResumeType(ctx context.Context, typ string) error
-	// Tenants lists tenants by id, a page at a time.
+	// Tenants returns a page of tenants, ordered by id.
 	Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error)
-	// Tenant shows a tenant that has groups or settings.
+	// Tenant returns a tenant that has groups or settings.
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
 	// SetTenant replaces a tenant's settings.
 	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
 	// Why says what the next job of a group waits for.
 	Why(ctx context.Context, group string) (api.Why, error)
-	// Group shows one group.
+	// Group returns one group.
 	Group(ctx context.Context, id string) (api.Group, error)
-	// Groups lists groups, newest first, a page at a time.
+	// Groups returns a page of groups, newest first.
 	Groups(ctx context.Context, q ListQuery) (api.GroupList, error)
-	// Results calls yield with each result, a JSON object without newlines. It stops at yield's
-	// error and returns it; an unknown group is refused before the first call.
+	// Results calls yield with each result, a JSON object without line breaks. It stops at an error
+	// of yield and returns it. For an unknown group it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
-	// Failures calls yield with each failed job, on the terms of Results.
+	// Failures calls yield with each failed job. Errors are as those of Results.
 	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
-	// Job shows one job, and why it is waiting.
+	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
-	// DeadLetters lists dead letters, newest first, a page at a time.
+	// DeadLetters returns a page of dead letters, newest first.
 	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
-	// Stats sums up what waits and runs.
+	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
 }
 
-// SubmitOptions is what a submission carries beside its body.
+// SubmitOptions holds what a submission carries beside its body.
 type SubmitOptions struct {
-	GeneratedID    bool   // the client did not name the group
-	IdempotencyKey string // "" when none; else 1 to 255 bytes of visible ASCII: hash it before it enters a Redis key
-	TraceParent    string // W3C traceparent of the request, "" when none or malformed
+	GeneratedID bool // the client gave no id; the API has generated one
+	// IdempotencyKey is "" when there is none, else 1 to 255 bytes of visible ASCII. Hash it before
+	// it enters a Redis key.
+	IdempotencyKey string
+	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// AppendOptions is what a batch of appended jobs carries beside them.
+// AppendOptions holds what a batch of appended jobs carries beside the jobs.
 type AppendOptions struct {
-	RequestID   string // an id, unique per group: the same one brings the same jobs
-	TraceParent string // W3C traceparent of the request, "" when none or malformed
+	RequestID   string // unique per group; a repeated id comes with the same jobs
+	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// ListQuery selects a page of groups; zero values select everything.
+// ListQuery selects a page of groups. An empty field selects all.
 type ListQuery struct {
 	Tenant string
 	Status api.Status
@@ -100,22 +103,22 @@ type ListQuery struct {
 	Limit  int // 1 to 1,000
 }
 
-// Options is what the API is built from.
+// Options configures the API.
 type Options struct {
 	Backend Backend
-	Log     *slog.Logger // nothing is logged when nil
+	Log     *slog.Logger // nil: nothing is logged
 	Decoder messages.Decoder
-	Version string // shown at /
+	Version string // shown by GET /
 }
 
-// New returns the API as a handler that trusts every Host header: for a server that listens on
-// loopback use NewServer.
+// New returns the API as a handler that accepts every Host header. Use NewServer for a server that
+// listens on a loopback address.
 func New(opt Options) http.Handler { return newServer(opt) }
 
-// NewServer returns the API with the limits that it needs against slow and hostile clients; the
-// caller listens and serves. addr is where it will listen: on a loopback address only loopback Host
-// headers are served, so that no web page reaches it by DNS rebinding. Shutdown ends event streams
-// and tells streamed appends to come again.
+// NewServer returns a server of the API with timeouts against slow and hostile clients. The caller
+// must call Serve. addr is the address on which it will listen: on a loopback address it serves
+// only requests with a loopback Host header, so that no web page can reach it by DNS rebinding.
+// Shutdown ends event streams, and answers streamed appends with a request to continue later.
 func NewServer(addr string, opt Options) *http.Server {
 	s := newServer(opt)
 	s.loopbackOnly = isLoopback(addr)
@@ -141,7 +144,7 @@ type server struct {
 	mux          *http.ServeMux
 	csrf         http.CrossOriginProtection
 	loopbackOnly bool
-	closing      <-chan struct{} // closed when the server shuts down; nil when it is not ours
+	closing      <-chan struct{} // closed when the server shuts down; nil in a handler of New
 	bodyMemory   *semaphore.Weighted
 }
 
@@ -173,7 +176,8 @@ func newServer(opt Options) *server {
 	return s
 }
 
-// handler serves a request, or returns an error and has then written nothing, or broke off.
+// handler serves a request. With an error it has either written nothing or stopped in the middle of
+// the answer.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
 type handlersByMethod map[string]handler
@@ -181,7 +185,7 @@ type handlersByMethod map[string]handler
 type route struct {
 	method, path string
 	serve        handler
-	stream       bool // answers without end: no HEAD
+	stream       bool // the answer has no known end: no HEAD
 }
 
 func (s *server) routes() []route {
@@ -231,7 +235,7 @@ func (s *server) routes() []route {
 	}
 }
 
-// isLoopback says whether a server that listens on addr is reached only from its own machine.
+// isLoopback reports whether addr can be reached only from its own machine.
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

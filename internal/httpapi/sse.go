@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	minPollInterval   = 200 * time.Millisecond // between looks at a group that changes
-	maxPollInterval   = time.Second            // between looks at one that does not
-	keepAliveInterval = 15 * time.Second       // of silence, before a comment keeps proxies awake
+	minPollInterval   = 200 * time.Millisecond // between two reads of a group that changes
+	maxPollInterval   = time.Second            // between two reads of a group that does not change
+	keepAliveInterval = 15 * time.Second       // of silence; then a comment keeps proxies from closing the connection
 )
 
-// lifecycle orders the states of a round; its last three exclude each other.
+// lifecycle lists the states of a round with their order. The last three exclude each other.
 var lifecycle = []struct {
 	status api.Status
 	rank   int
@@ -28,7 +28,7 @@ var lifecycle = []struct {
 	{api.StatusCompleted, 5}, {api.StatusFailed, 5}, {api.StatusCancelled, 5},
 }
 
-// rank is a state's place in a round, from 1; 0 for what is no state.
+// rank returns the order of a state in a round, from 1; 0 for an unknown state.
 func rank(s api.Status) int {
 	for _, st := range lifecycle {
 		if st.status == s {
@@ -38,9 +38,9 @@ func rank(s api.Status) int {
 	return 0
 }
 
-// position is where a client is in a group's history: the last state that it has seen and how
-// many progress events since. As an event id it is written round.rank for a state, round.rank.n
-// for progress.
+// position is the place of a client in a group's history: the last state that it got, and the
+// number of progress events since. As an event id it is written "round.rank" for a state and
+// "round.rank.progress" for progress.
 type position struct{ round, rank, progress int }
 
 func (p position) String() string {
@@ -50,7 +50,7 @@ func (p position) String() string {
 	return fmt.Sprintf("%d.%d.%d", p.round, p.rank, p.progress)
 }
 
-// parsePosition reads a Last-Event-ID; one that is not ours means the beginning.
+// parsePosition parses a Last-Event-ID. An id that this server did not write means the beginning.
 func parsePosition(id string) position {
 	parts := strings.Split(id, ".")
 	if len(parts) != 2 && len(parts) != 3 {
@@ -67,8 +67,9 @@ func parsePosition(id string) position {
 	return position{round: n[0], rank: n[1], progress: n[2]}
 }
 
-// watchGroup streams what happens to a group, until it has ended, by looking at it. States are told
-// from their timestamps, so that none is skipped however quickly they follow.
+// watchGroup streams the states and the progress of a group until it has ended. It polls the group.
+// It takes the states from the group's timestamps, so that it sends each state even if several
+// follow between two polls.
 func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
@@ -81,7 +82,7 @@ func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	f := &feed{w: w, ctl: http.NewResponseController(w), at: parsePosition(r.Header.Get("Last-Event-ID"))}
 	f.startRound(g.Round)
 	if g.Status.Ended() && f.at.rank == rank(g.Status) {
-		w.WriteHeader(http.StatusNoContent) // tells an EventSource, which comes again after each end, to stop
+		w.WriteHeader(http.StatusNoContent) // makes an EventSource stop reconnecting
 		return nil
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -104,7 +105,8 @@ func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// readGroupAfter reads the group after a while, and bears with a store that is away.
+// readGroupAfter waits and reads the group. While the store is unavailable it waits and tries
+// again.
 func (s *server) readGroupAfter(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
 	for {
 		select {
@@ -125,31 +127,33 @@ func (s *server) readGroupAfter(ctx context.Context, f *feed, id string, wait ti
 	}
 }
 
-// feed writes one client's events.
+// feed writes the events of one client.
 type feed struct {
-	w        http.ResponseWriter
-	ctl      *http.ResponseController
-	at       position
-	lastView []byte // the group as it was last told, without what changes by itself
+	w   http.ResponseWriter
+	ctl *http.ResponseController
+	at  position
+	// lastView is the group as it was last sent, without fields that change by themselves.
+	lastView []byte
 	sentAt   time.Time
 	buf      bytes.Buffer
 }
 
-// start sends the headers and how soon to come again after a lost connection, so that the client
-// knows that it is heard.
+// start sends the headers, and how long the client should wait before it reconnects. So the client
+// knows at once that it is connected.
 func (f *feed) start() error {
 	f.buf.WriteString("retry: 1000\n\n")
 	return f.flush()
 }
 
-// startRound forgets the states of another round.
+// startRound resets the position when another round has begun.
 func (f *feed) startRound(round int) {
 	if f.at.round != round {
 		f.at = position{round: round}
 	}
 }
 
-// sendChanges sends the states that are new and, when there is none, what else has changed.
+// sendChanges sends the states that are new. If there are none, it sends progress when anything
+// else has changed.
 func (f *feed) sendChanges(g api.Group) (sent bool, err error) {
 	f.startRound(g.Round)
 	view := comparableView(g)
@@ -180,7 +184,8 @@ func (f *feed) sendChanges(g api.Group) (sent bool, err error) {
 	return true, f.flush()
 }
 
-// comparableView is what makes one look at a group differ from another.
+// comparableView returns the JSON of a group without its ETA. Two equal views mean that nothing
+// changed.
 func comparableView(g api.Group) []byte {
 	g.ETASeconds = nil
 	return encode(g)
@@ -192,12 +197,12 @@ func (f *feed) addEvent(name, typ string, at time.Time, g api.Group) {
 	fmt.Fprintf(&f.buf, "id: %s\nevent: %s\ndata: %s\n\n", id, name, data)
 }
 
-// sendKeepAlive sends a comment after a long silence.
+// sendKeepAlive sends a comment if nothing was sent for keepAliveInterval.
 func (f *feed) sendKeepAlive() error {
 	if time.Since(f.sentAt) < keepAliveInterval {
 		return nil
 	}
-	f.buf.WriteString(": still here\n\n")
+	f.buf.WriteString(": keep-alive\n\n")
 	return f.flush()
 }
 

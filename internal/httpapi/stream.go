@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	streamBuffer = 32 << 10    // bytes of an answer that wait to be sent
-	streamDelay  = time.Second // the longest that they wait while the store is slow
+	streamBuffer = 32 << 10    // bytes of an answer that are buffered
+	streamDelay  = time.Second // the longest time for which they are buffered
 )
 
 func (s *server) streamResults(w http.ResponseWriter, r *http.Request) error {
@@ -41,16 +41,16 @@ func (s *server) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// streamLines answers with NDJSON as produce gives it. Until the first buffer is full, an
-// error can still become a problem; later it breaks the connection, so that nobody takes the
-// part for the whole.
+// streamLines answers with the lines that produce writes, as NDJSON. Before the first buffer is
+// full, an error can still be answered with a problem. Later an error breaks the connection, so
+// that the client does not mistake a part of the lines for all.
 func streamLines(w http.ResponseWriter, produce func(write func(line []byte) error) error) error {
 	out := bufio.NewWriterSize(w, streamBuffer)
 	ctl := http.NewResponseController(w)
 	sent := time.Now()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	err := produce(func(line []byte) error {
-		_, _ = out.Write(line) // its error is sticky
+		_, _ = out.Write(line) // a later call returns its error
 		if err := out.WriteByte('\n'); err != nil {
 			return err
 		}

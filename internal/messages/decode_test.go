@@ -270,7 +270,7 @@ func TestPayloadLimit(t *testing.T) {
 	require.Equal(t, &messages.TooLargeError{
 		Field: "jobs[1].payload", Limit: messages.MaxPayloadBytes, Size: messages.MaxPayloadBytes + 1, More: 1,
 	}, err)
-	require.EqualError(t, err, "jobs[1].payload: too large: 262145 bytes, at most 262144 are taken; and 1 more")
+	require.EqualError(t, err, "jobs[1].payload: too large: 262145 bytes, at most 262144 are accepted; and 1 more")
 }
 
 func TestBodyLimit(t *testing.T) {

@@ -49,7 +49,7 @@ type TooLargeError struct {
 }
 
 func (e *TooLargeError) Error() string {
-	s := fmt.Sprintf("%s: too large: %d bytes, at most %d are taken", e.Field, e.Size, e.Limit)
+	s := fmt.Sprintf("%s: too large: %d bytes, at most %d are accepted", e.Field, e.Size, e.Limit)
 	if e.More > 0 {
 		s += fmt.Sprintf("; and %d more", e.More)
 	}
