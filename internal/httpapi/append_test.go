@@ -29,7 +29,7 @@ func postJobs(t *testing.T, h http.Handler, typ, body string, header ...string) 
 	return call(t, h, "POST", "/v1/groups/g/jobs", body, append(header, "Content-Type", typ)...)
 }
 
-// numbered is a body of n lines, each with its number as payload.
+// numbered returns a body of n lines of NDJSON. The payload of each line is its number, from 0.
 func numbered(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -39,7 +39,7 @@ func numbered(n int) string {
 }
 
 func TestAppendNDJSON(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	rec := postJobs(t, New(options(f)), ndjson, "\xef\xbb\xbf"+`{"payload":{"a":1}}`+"\n\n  \r\n"+`{"payload":2}`+"\r\nnonsense\n{}\n"+`{"payload":3}`,
 		"Traceparent", traceparent)
 	require.Equal(t, 200, rec.Code, rec.Body.String())
@@ -55,7 +55,7 @@ func TestAppendNDJSON(t *testing.T) {
 }
 
 func TestAppendCSV(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	rec := postJobs(t, New(options(f)), "text/csv; charset=utf-8", "\xef\xbb\xbfto,name\na@example.com,\"A, B\"\nonly-one\nc@example.com,C\n")
 	require.Equal(t, 200, rec.Code, rec.Body.String())
 	require.Equal(t, api.Appended{Accepted: 2, RejectedTotal: 1, Rejected: []api.LineError{{Line: 3, Error: "has 1 columns where the header has 2"}}},
@@ -66,26 +66,26 @@ func TestAppendCSV(t *testing.T) {
 }
 
 func TestAppendNothing(t *testing.T) {
-	h := New(options(newFake().with("g")))
+	h := New(options(newFakeBackend().withGroup("g")))
 	for typ, body := range map[string]string{ndjson: "", "text/csv": "a\n"} {
 		rec := postJobs(t, h, typ, body)
 		require.JSONEq(t, `{"accepted":0,"rejected":[],"rejected_total":0}`, rec.Body.String())
 	}
 	rec := call(t, h, "POST", "/v1/groups/none/jobs", "nonsense", "Content-Type", ndjson)
-	require.Equal(t, 404, rec.Code, "rejected lines must not hide that there is no such group")
+	require.Equal(t, 404, rec.Code, "an unknown group is reported although all lines are rejected")
 }
 
 func TestAppendBatches(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	var sizes []int
-	h := New(options(recorder{f, &sizes}))
+	h := New(options(batchRecorder{f, &sizes}))
 	require.EqualValues(t, 1203, decode[api.Appended](t, postJobs(t, h, ndjson, numbered(1203))).Accepted)
 	require.Equal(t, []int{500, 500, 203}, sizes)
 	seen := map[string]bool{}
 	for _, opt := range f.appends {
 		seen[opt.RequestID] = true
 	}
-	require.Len(t, seen, 3, "each batch has a request id of its own")
+	require.Len(t, seen, 3, "each batch must have its own request id")
 
 	sizes = nil
 	large := `{"payload":"` + strings.Repeat("x", 200<<10) + `"}` + "\n"
@@ -93,19 +93,19 @@ func TestAppendBatches(t *testing.T) {
 	require.Equal(t, []int{2, 2, 1}, sizes)
 }
 
-// recorder notes how many jobs each batch has.
-type recorder struct {
-	*fake
+// batchRecorder is a backend that records the number of jobs of each batch.
+type batchRecorder struct {
+	*fakeBackend
 	sizes *[]int
 }
 
-func (r recorder) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
+func (r batchRecorder) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
 	*r.sizes = append(*r.sizes, len(jobs))
-	return r.fake.Append(ctx, id, jobs, opt)
+	return r.fakeBackend.Append(ctx, id, jobs, opt)
 }
 
 func TestRejectedLinesAreBounded(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	body := strings.Repeat("x\n", 3000) + numbered(10) + strings.Repeat("x", 1<<20) + "\n"
 	a := decode[api.Appended](t, postJobs(t, New(options(f)), ndjson, body))
 	require.EqualValues(t, 10, a.Accepted)
@@ -114,8 +114,8 @@ func TestRejectedLinesAreBounded(t *testing.T) {
 	require.EqualValues(t, maxListedLines, a.Rejected[maxListedLines-1].Line)
 }
 
-func TestResentBodyAddsNothingTwice(t *testing.T) {
-	f := newFake().with("g").with("other")
+func TestBodySentAgainAddsNothingTwice(t *testing.T) {
+	f := newFakeBackend().withGroup("g").withGroup("other")
 	h := New(options(f))
 	body := numbered(700) + "nonsense\n" + numbered(700)
 	first := postJobs(t, h, ndjson, body, "Idempotency-Key", "import-1")
@@ -127,19 +127,20 @@ func TestResentBodyAddsNothingTwice(t *testing.T) {
 	f.groups["g"].view.Sealed = false
 
 	postJobs(t, h, ndjson, body, "Idempotency-Key", "import-2")
-	require.Len(t, f.payloads("g"), 2800, "another key is another body")
+	require.Len(t, f.payloads("g"), 2800, "under another key the same body is added again")
 	postJobs(t, h, ndjson, body)
-	require.Len(t, f.payloads("g"), 4200, "and so is none")
+	require.Len(t, f.payloads("g"), 4200, "without a key the same body is added again")
 	call(t, h, "POST", "/v1/groups/other/jobs", body, "Content-Type", ndjson, "Idempotency-Key", "import-1")
-	require.Len(t, f.payloads("other"), 1400, "a key counts for its group")
+	require.Len(t, f.payloads("other"), 1400, "the same key of another group adds the body there")
 }
 
-// A body that broke off and is sent again whole must arrive whole, wherever it broke.
-func TestBrokenBodyIsCompletedByItsRepeat(t *testing.T) {
+// A body that ended too early is sent again completely. Each job must be stored once,
+// wherever it ended.
+func TestBrokenBodyIsCompletedByItsRepetition(t *testing.T) {
 	body := numbered(1700)
 	for _, cut := range []int{0, 1, 500, 9000, 18_000, len(body) - 1} {
 		t.Run(fmt.Sprint(cut), func(t *testing.T) {
-			f := newFake().with("g")
+			f := newFakeBackend().withGroup("g")
 			h := New(options(f))
 			req := httptest.NewRequest("POST", "/v1/groups/g/jobs",
 				io.MultiReader(strings.NewReader(body[:cut]), iotest.ErrReader(io.ErrUnexpectedEOF)))
@@ -160,7 +161,7 @@ func TestBrokenBodyIsCompletedByItsRepeat(t *testing.T) {
 	}
 }
 
-func TestRefusalInTheMiddleTellsWhatWasTaken(t *testing.T) {
+func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 	for name, c := range map[string]struct {
 		err        error
 		status     int
@@ -170,10 +171,10 @@ func TestRefusalInTheMiddleTellsWhatWasTaken(t *testing.T) {
 		"cancelled":    {fmt.Errorf("append to group g: cancelled: %w", api.ErrConflict), 409, ""},
 		"backpressure": {&api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "backlog"}, 429, "5"},
 		"unavailable":  {api.ErrUnavailable, 503, "1"},
-		"unforeseen":   {errors.New("boom"), 500, ""},
+		"unexpected":   {errors.New("boom"), 500, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFake().with("g")
+			f := newFakeBackend().withGroup("g")
 			f.onAppend = func(call int) error {
 				if call == 2 {
 					return c.err
@@ -185,16 +186,16 @@ func TestRefusalInTheMiddleTellsWhatWasTaken(t *testing.T) {
 			require.Equal(t, c.retryAfter, rec.Header().Get("Retry-After"))
 			p := decode[api.AppendProblem](t, rec)
 			require.EqualValues(t, 999, p.Accepted)
-			require.EqualValues(t, 1, p.RejectedTotal, "lines of the batch that was refused are not told twice")
+			require.EqualValues(t, 1, p.RejectedTotal, "rejected lines of the batch that failed are not counted")
 			require.EqualValues(t, 1001, p.NextLine)
 			require.Contains(t, p.Detail, "999 jobs were stored before: send the body from line 1001 on")
 		})
 	}
 }
 
-// A client that is still sending sees the refusal rather than a broken connection.
-func TestRefusalReachesAClientThatIsSending(t *testing.T) {
-	f := newFake().with("g")
+// A client that still sends its body must get the problem, not a broken connection.
+func TestProblemReachesAClientThatStillSends(t *testing.T) {
+	f := newFakeBackend().withGroup("g")
 	f.onAppend = func(call int) error {
 		if call == 3 {
 			return api.ErrSealed
@@ -222,9 +223,9 @@ func TestRefusalReachesAClientThatIsSending(t *testing.T) {
 	require.Contains(t, string(body), `"accepted":1500`)
 }
 
-// A client whose connection breaks leaves whole batches, and the handler ends.
-func TestConnectionThatBreaksInTheMiddle(t *testing.T) {
-	f := newFake().with("g")
+// When the client's connection breaks, whole batches are stored and the handler returns.
+func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
+	f := newFakeBackend().withGroup("g")
 	ended := make(chan struct{})
 	h := New(options(f))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -242,7 +243,7 @@ func TestConnectionThatBreaksInTheMiddle(t *testing.T) {
 	require.Len(t, f.payloads("g"), 500)
 }
 
-// lineGenerator makes a body of many lines without holding it.
+// lineGenerator is a reader of a body with many equal lines. It does not keep the body in memory.
 type lineGenerator struct {
 	left int
 	line []byte
@@ -264,14 +265,15 @@ func (g *lineGenerator) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// scale counts jobs and forgets them, and watches the heap.
-type scale struct {
-	*fake
+// memoryProbe is a backend that counts jobs without storing them, and records the
+// largest heap size.
+type memoryProbe struct {
+	*fakeBackend
 	jobs, batches int
 	peak          uint64
 }
 
-func (s *scale) Append(_ context.Context, _ string, jobs []messages.Job, _ AppendOptions) error {
+func (s *memoryProbe) Append(_ context.Context, _ string, jobs []messages.Job, _ AppendOptions) error {
 	s.jobs += len(jobs)
 	if s.batches++; s.batches%100 == 0 {
 		s.peak = max(s.peak, heapInUse())
@@ -285,7 +287,7 @@ func heapInUse() uint64 {
 	return m.HeapInuse
 }
 
-func TestAMillionLinesInFlatMemory(t *testing.T) {
+func TestAMillionLinesInBoundedMemory(t *testing.T) {
 	const n = 1_000_000
 	for _, c := range []struct{ typ, head, line string }{
 		{ndjson, "", `{"payload":{"to":"somebody@example.com","n":12345}}` + "\n"},
@@ -293,7 +295,7 @@ func TestAMillionLinesInFlatMemory(t *testing.T) {
 	} {
 		t.Run(c.typ, func(t *testing.T) {
 			runtime.GC()
-			s := &scale{fake: newFake().with("g")}
+			s := &memoryProbe{fakeBackend: newFakeBackend().withGroup("g")}
 			srv := httptest.NewServer(New(options(s)))
 			defer srv.Close()
 			before := heapInUse()
@@ -317,7 +319,7 @@ func BenchmarkAppend(b *testing.B) {
 	} {
 		b.Run(c.typ, func(b *testing.B) {
 			const n = 10_000
-			s := &scale{fake: newFake().with("g")}
+			s := &memoryProbe{fakeBackend: newFakeBackend().withGroup("g")}
 			h := New(options(s))
 			body := []byte(c.head + strings.Repeat(c.line, n))
 			b.ReportAllocs()

@@ -11,9 +11,9 @@ import (
 )
 
 func TestPauseAndResumeAGroup(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	h := New(options(f))
-	for _, verb := range []string{"pause", "pause", "resume", "resume"} { // each of them may be repeated
+	for _, verb := range []string{"pause", "pause", "resume", "resume"} { // repeated commands succeed too
 		rec := call(t, h, "POST", "/v1/groups/g/"+verb, "")
 		require.Equal(t, 202, rec.Code, rec.Body.String())
 		a := decode[api.Accepted](t, rec)
@@ -26,7 +26,7 @@ func TestPauseAndResumeAGroup(t *testing.T) {
 }
 
 func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
-	f := newFake()
+	f := newFakeBackend()
 	h := New(options(f))
 	var want []string
 	for _, kind := range []string{"tenant", "type"} {
@@ -38,24 +38,24 @@ func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
 			want = append(want, verb+" "+kind+" a.b-c_1")
 		}
 	}
-	require.Equal(t, want, f.notes)
+	require.Equal(t, want, f.calls)
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/a%7Bb/pause", ""), 422, "id")
 	requireProblem(t, call(t, h, "POST", "/v1/types/a%2Fb/resume", ""), 422, "type")
 	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", jsonType), 422, "body")
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/t/pause", "", "Origin", "https://evil.example"), 403, "")
 	requireProblem(t, call(t, h, "GET", "/v1/types/T/pause", ""), 405, "")
-	require.Equal(t, want, f.notes, "what is refused does nothing")
+	require.Equal(t, want, f.calls, "a refused request must not reach the backend")
 	f.err = api.ErrUnavailable
 	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", ""), 503, "")
 }
 
 func TestTenants(t *testing.T) {
-	f := newFake()
+	f := newFakeBackend()
 	h := New(options(f))
 	require.JSONEq(t, `{"tenants":[]}`, call(t, h, "GET", "/v1/tenants", "").Body.String())
 	l := decode[api.TenantList](t, call(t, h, "GET", "/v1/tenants?cursor=acme&limit=7", ""))
 	require.Equal(t, "acme", l.Tenants[0].ID)
-	require.Equal(t, []string{"tenants  50", "tenants acme 7"}, f.notes)
+	require.Equal(t, []string{"tenants  50", "tenants acme 7"}, f.calls)
 	requireProblem(t, call(t, h, "GET", "/v1/tenants?limit=0", ""), 422, "limit")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants/none", ""), 404, "")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants/a%20b", ""), 422, "id")
@@ -63,7 +63,7 @@ func TestTenants(t *testing.T) {
 }
 
 func TestTenantIsSetAsAWhole(t *testing.T) {
-	f := newFake()
+	f := newFakeBackend()
 	h := New(options(f))
 	put := func(body string) api.Tenant {
 		t.Helper()
@@ -88,7 +88,7 @@ func TestTenantIsSetAsAWhole(t *testing.T) {
 }
 
 func TestBadSettingsAreAllNamed(t *testing.T) {
-	f := newFake()
+	f := newFakeBackend()
 	h := New(options(f))
 	for body, fields := range map[string]string{
 		`{"rps":0,"weight":0,"base_priority":0.5}`:                 "base_priority rps weight",
@@ -130,7 +130,7 @@ func TestBadSettingsAreAllNamed(t *testing.T) {
 }
 
 func TestWhy(t *testing.T) {
-	h := New(options(newFake().with("g")))
+	h := New(options(newFakeBackend().withGroup("g")))
 	w := decode[api.Why](t, call(t, h, "GET", "/v1/groups/g/why", ""))
 	require.Equal(t, api.WhyRate, w.Reason)
 	require.EqualValues(t, 3, *w.Position)

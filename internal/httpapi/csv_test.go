@@ -93,7 +93,7 @@ func TestCSVHeader(t *testing.T) {
 	}
 }
 
-func TestEndlessRecordIsFlat(t *testing.T) {
+func TestEndlessRecordUsesBoundedMemory(t *testing.T) {
 	open := io.MultiReader(strings.NewReader("a\n\""), io.LimitReader(endless("\n,x"), 8<<20))
 	src, err := newCSVSource(bufio.NewReaderSize(open, readBuffer))
 	require.NoError(t, err)
@@ -103,7 +103,7 @@ func TestEndlessRecordIsFlat(t *testing.T) {
 	require.LessOrEqual(t, cap(src.rows.ends), 16)
 }
 
-// endless repeats a text.
+// endless is a reader that repeats a text without end.
 type endless string
 
 func (e endless) Read(p []byte) (int, error) {
@@ -150,14 +150,15 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// What encoding/csv reads, our reader reads too, and nothing that it refuses is taken for a row.
+// FuzzCSV checks that csvReader returns the same rows as encoding/csv, and refuses a row that
+// encoding/csv refuses.
 func FuzzCSV(f *testing.F) {
 	for _, seed := range []string{"a,b\n1,2\n", "\"a\"\"\",b\r\n\"\n\",\r\n", "a\"b\n", "\"a\"b,c\n", "\"", "\r\r\n,", ",\n\n,\n"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, table string) {
 		if !utf8.ValidString(table) || strings.Contains(table, "\r") {
-			return // encoding/csv rewrites carriage returns and takes any bytes
+			return // encoding/csv changes carriage returns and accepts any bytes
 		}
 		std := csv.NewReader(strings.NewReader(table))
 		std.FieldsPerRecord = -1
@@ -171,7 +172,7 @@ func FuzzCSV(f *testing.F) {
 			}
 			if wantErr != nil {
 				require.Error(t, err)
-				return // they go on differently from here
+				return // behind a malformed row the two readers continue differently
 			}
 			require.NoError(t, err)
 			wantLine, _ := std.FieldPos(0)
@@ -188,8 +189,8 @@ func FuzzCSV(f *testing.F) {
 	})
 }
 
-// However a body is cut into reads, it falls into the same lines, and none over the limit
-// gets through.
+// FuzzLines checks that a body has the same lines however it is cut into reads, and that a line
+// over the limit is refused.
 func FuzzLines(f *testing.F) {
 	f.Add("a\nb\r\n\n c ", uint8(3))
 	f.Add(strings.Repeat("x", 300)+"\ny", uint8(1))

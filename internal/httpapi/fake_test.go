@@ -11,24 +11,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// fake is a backend in memory. Its fields may be set before it serves.
-type fake struct {
-	err      error                // every call answers with it
-	onAppend func(call int) error // before the call-th batch is taken, from 0
+// fakeBackend is a backend in memory. A test may set its first fields before it sends requests.
+type fakeBackend struct {
+	err      error                // returned by every call
+	onAppend func(call int) error // called before each Append; call counts from 0
 	results  func(func([]byte) error) error
-	views    func(ctx context.Context, look int) (api.Group, error) // scripts Group, from look 0
+	onGroup  func(ctx context.Context, read int) (api.Group, error) // replaces Group; read counts from 0
 
-	mu       sync.Mutex
-	groups   map[string]*fakeGroup
-	keys     map[string]api.Accepted
-	submits  []SubmitOptions
-	appends  []AppendOptions
-	queries  []ListQuery
-	looks    int
-	limits   []int
-	sealedAt map[string]*int64
-	tenants  map[string]api.TenantSettings
-	notes    []string // other calls
+	mu         sync.Mutex
+	groups     map[string]*fakeGroup
+	keys       map[string]api.Accepted
+	submits    []SubmitOptions
+	appends    []AppendOptions
+	queries    []ListQuery
+	groupReads int
+	limits     []int
+	sealedAt   map[string]*int64
+	tenants    map[string]api.TenantSettings
+	calls      []string // calls that no other field records
 }
 
 type fakeGroup struct {
@@ -38,12 +38,12 @@ type fakeGroup struct {
 	requests  map[string]bool
 }
 
-func newFake() *fake {
-	return &fake{groups: map[string]*fakeGroup{}, keys: map[string]api.Accepted{}, sealedAt: map[string]*int64{}, tenants: map[string]api.TenantSettings{}}
+func newFakeBackend() *fakeBackend {
+	return &fakeBackend{groups: map[string]*fakeGroup{}, keys: map[string]api.Accepted{}, sealedAt: map[string]*int64{}, tenants: map[string]api.TenantSettings{}}
 }
 
-// with adds a group that is there from the beginning.
-func (f *fake) with(id string) *fake {
+// withGroup adds a group and returns f.
+func (f *fakeBackend) withGroup(id string) *fakeBackend {
 	_, err := f.Submit(context.Background(), &messages.SubmitGroup{ID: id, Type: "NOOP"}, SubmitOptions{})
 	if err != nil {
 		panic(err)
@@ -52,7 +52,7 @@ func (f *fake) with(id string) *fake {
 	return f
 }
 
-func (f *fake) Submit(_ context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error) {
+func (f *fakeBackend) Submit(_ context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.submits = append(f.submits, opt)
@@ -76,12 +76,12 @@ func (f *fake) Submit(_ context.Context, g *messages.SubmitGroup, opt SubmitOpti
 	return a, nil
 }
 
-func (f *fake) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
+func (f *fakeBackend) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	call := len(f.appends)
 	f.appends = append(f.appends, opt)
-	g, err := f.find(id)
+	g, err := f.groupByID(id)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (f *fake) Append(ctx context.Context, id string, jobs []messages.Job, opt A
 	return ctx.Err()
 }
 
-func (f *fake) find(id string) (*fakeGroup, error) {
+func (f *fakeBackend) groupByID(id string) (*fakeGroup, error) {
 	if f.err != nil {
 		return nil, f.err
 	}
@@ -112,7 +112,7 @@ func (f *fake) find(id string) (*fakeGroup, error) {
 	return g, nil
 }
 
-func (f *fake) payloads(id string) []string {
+func (f *fakeBackend) payloads(id string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out []string
@@ -122,64 +122,72 @@ func (f *fake) payloads(id string) []string {
 	return out
 }
 
-func (f *fake) Seal(_ context.Context, id string, total *int64) (api.Accepted, error) {
+func (f *fakeBackend) Seal(_ context.Context, id string, total *int64) (api.Accepted, error) {
 	return f.change(id, func(g *fakeGroup) { g.view.Sealed, f.sealedAt[id] = true, total })
 }
 
-func (f *fake) Cancel(_ context.Context, id string) (api.Accepted, error) {
+func (f *fakeBackend) Cancel(_ context.Context, id string) (api.Accepted, error) {
 	return f.change(id, func(g *fakeGroup) { g.view.Status = api.StatusCancelled })
 }
 
-func (f *fake) Retry(_ context.Context, id string) (api.Accepted, error) {
+func (f *fakeBackend) Retry(_ context.Context, id string) (api.Accepted, error) {
 	return f.change(id, func(g *fakeGroup) { g.view.Round++ })
 }
 
-func (f *fake) Pause(_ context.Context, id string) (api.Accepted, error) {
+func (f *fakeBackend) Pause(_ context.Context, id string) (api.Accepted, error) {
 	return f.change(id, func(g *fakeGroup) { g.view.Paused = true })
 }
 
-func (f *fake) Resume(_ context.Context, id string) (api.Accepted, error) {
+func (f *fakeBackend) Resume(_ context.Context, id string) (api.Accepted, error) {
 	return f.change(id, func(g *fakeGroup) { g.view.Paused = false })
 }
 
-func (f *fake) PauseTenant(_ context.Context, id string) error  { return f.note("pause tenant " + id) }
-func (f *fake) ResumeTenant(_ context.Context, id string) error { return f.note("resume tenant " + id) }
-func (f *fake) PauseType(_ context.Context, id string) error    { return f.note("pause type " + id) }
-func (f *fake) ResumeType(_ context.Context, id string) error   { return f.note("resume type " + id) }
+func (f *fakeBackend) PauseTenant(_ context.Context, id string) error {
+	return f.record("pause tenant " + id)
+}
+func (f *fakeBackend) ResumeTenant(_ context.Context, id string) error {
+	return f.record("resume tenant " + id)
+}
+func (f *fakeBackend) PauseType(_ context.Context, id string) error {
+	return f.record("pause type " + id)
+}
+func (f *fakeBackend) ResumeType(_ context.Context, id string) error {
+	return f.record("resume type " + id)
+}
 
-func (f *fake) note(what string) error {
+func (f *fakeBackend) record(what string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.notes = append(f.notes, what)
+	f.calls = append(f.calls, what)
 	return f.err
 }
 
-func (f *fake) Tenants(_ context.Context, cursor string, limit int) (api.TenantList, error) {
+func (f *fakeBackend) Tenants(_ context.Context, cursor string, limit int) (api.TenantList, error) {
 	var l api.TenantList
 	if cursor != "" {
 		l.Tenants = []api.Tenant{{ID: cursor, Weight: 1, Window: api.TenantWindow{Limiter: "fixed", Share: "elastic"}}}
 	}
-	return l, f.note(fmt.Sprint("tenants ", cursor, " ", limit))
+	return l, f.record(fmt.Sprint("tenants ", cursor, " ", limit))
 }
 
-func (f *fake) Tenant(_ context.Context, id string) (api.Tenant, error) {
+func (f *fakeBackend) Tenant(_ context.Context, id string) (api.Tenant, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set, ok := f.tenants[id]
 	if f.err == nil && !ok {
 		return api.Tenant{}, fmt.Errorf("tenant %s: %w", id, api.ErrNotFound)
 	}
-	return shownTenant(id, set), f.err
+	return tenantView(id, set), f.err
 }
 
-func (f *fake) SetTenant(_ context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
+func (f *fakeBackend) SetTenant(_ context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.tenants[id] = set
-	return shownTenant(id, set), f.err
+	return tenantView(id, set), f.err
 }
 
-func shownTenant(id string, set api.TenantSettings) api.Tenant {
+func tenantView(id string, set api.TenantSettings) api.Tenant {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	t := api.Tenant{
 		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority,
@@ -192,8 +200,8 @@ func shownTenant(id string, set api.TenantSettings) api.Tenant {
 	return t
 }
 
-func (f *fake) Why(_ context.Context, id string) (api.Why, error) {
-	if _, err := f.find(id); err != nil {
+func (f *fakeBackend) Why(_ context.Context, id string) (api.Why, error) {
+	if _, err := f.groupByID(id); err != nil {
 		return api.Why{}, err
 	}
 	at, place, seconds := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), int64(3), 1.5
@@ -203,10 +211,10 @@ func (f *fake) Why(_ context.Context, id string) (api.Why, error) {
 	}, nil
 }
 
-func (f *fake) change(id string, do func(*fakeGroup)) (api.Accepted, error) {
+func (f *fakeBackend) change(id string, do func(*fakeGroup)) (api.Accepted, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	g, err := f.find(id)
+	g, err := f.groupByID(id)
 	if err != nil {
 		return api.Accepted{}, err
 	}
@@ -214,14 +222,14 @@ func (f *fake) change(id string, do func(*fakeGroup)) (api.Accepted, error) {
 	return api.Accepted{ID: id, Status: g.view.Status}, nil
 }
 
-func (f *fake) Group(ctx context.Context, id string) (api.Group, error) {
+func (f *fakeBackend) Group(ctx context.Context, id string) (api.Group, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.views != nil {
-		f.looks++
-		return f.views(ctx, f.looks-1)
+	if f.onGroup != nil {
+		f.groupReads++
+		return f.onGroup(ctx, f.groupReads-1)
 	}
-	g, err := f.find(id)
+	g, err := f.groupByID(id)
 	if err != nil {
 		return api.Group{}, err
 	}
@@ -231,7 +239,7 @@ func (f *fake) Group(ctx context.Context, id string) (api.Group, error) {
 	return view, nil
 }
 
-func (f *fake) Groups(_ context.Context, q ListQuery) (api.GroupList, error) {
+func (f *fakeBackend) Groups(_ context.Context, q ListQuery) (api.GroupList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queries = append(f.queries, q)
@@ -243,8 +251,8 @@ func (f *fake) Groups(_ context.Context, q ListQuery) (api.GroupList, error) {
 	return l, f.err
 }
 
-func (f *fake) Results(_ context.Context, id string, yield func([]byte) error) error {
-	if _, err := f.find(id); err != nil {
+func (f *fakeBackend) Results(_ context.Context, id string, yield func([]byte) error) error {
+	if _, err := f.groupByID(id); err != nil {
 		return err
 	}
 	if f.results == nil {
@@ -253,8 +261,8 @@ func (f *fake) Results(_ context.Context, id string, yield func([]byte) error) e
 	return f.results(yield)
 }
 
-func (f *fake) Failures(_ context.Context, id string, yield func(api.Failure) error) error {
-	if _, err := f.find(id); err != nil {
+func (f *fakeBackend) Failures(_ context.Context, id string, yield func(api.Failure) error) error {
+	if _, err := f.groupByID(id); err != nil {
 		return err
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -266,8 +274,8 @@ func (f *fake) Failures(_ context.Context, id string, yield func(api.Failure) er
 	return nil
 }
 
-func (f *fake) Job(_ context.Context, id string, ordinal int64) (api.Job, error) {
-	g, err := f.find(id)
+func (f *fakeBackend) Job(_ context.Context, id string, ordinal int64) (api.Job, error) {
+	g, err := f.groupByID(id)
 	if err != nil {
 		return api.Job{}, err
 	}
@@ -277,7 +285,7 @@ func (f *fake) Job(_ context.Context, id string, ordinal int64) (api.Job, error)
 	return api.Job{ID: fmt.Sprintf("%s.%d", id, ordinal), Group: id, Ordinal: ordinal, State: "waiting", Waiting: "fairness", Why: &api.Why{Reason: "fairness", Detail: "it waits"}}, nil
 }
 
-func (f *fake) DeadLetters(_ context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+func (f *fakeBackend) DeadLetters(_ context.Context, cursor string, limit int) (api.DeadLetterList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.limits = append(f.limits, limit)
@@ -287,7 +295,7 @@ func (f *fake) DeadLetters(_ context.Context, cursor string, limit int) (api.Dea
 	return api.DeadLetterList{}, f.err
 }
 
-func (f *fake) Stats(context.Context) (api.Stats, error) {
+func (f *fakeBackend) Stats(context.Context) (api.Stats, error) {
 	return api.Stats{
 		Partitions: 1, Workers: []api.WorkerStatus{{ID: "w-1"}}, Stages: []api.StageStatus{{ID: "f-1", Role: "fetcher"}},
 		RateLimit: api.RateLimit{Limiter: "fixed", Share: "elastic"},

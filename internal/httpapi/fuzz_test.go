@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A Last-Event-ID that is ours means its place; any other one means a beginning.
+// FuzzParsePosition checks that any text yields a valid position, which survives
+// writing and parsing.
 func FuzzParsePosition(f *testing.F) {
 	for _, seed := range []string{"", "1.2", "1.2.3", "1.2.0", "-1.2", "99999999999.1", "1.2.3.4", "a.b", "+1.2", "01.2"} {
 		f.Add(seed)
@@ -19,7 +20,8 @@ func FuzzParsePosition(f *testing.F) {
 	})
 }
 
-// Settings that are accepted are within their limits and mean the same when they are sent again.
+// FuzzDecodeSettings checks that accepted settings are within their limits, and stay the same when
+// they are encoded and decoded again.
 func FuzzDecodeSettings(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"rps":50,"weight":2,"base_priority":-3}`, `{"rps":null}`, `{"rps":1e-300}`, `{"rps":1e999}`, `{"weight":"2"}`, `{"rsp":1}`, `[]`, ``, `{"rps":NaN}`, `{"base_priority":1.5}`, `{"rps":1,"rps":-1}`,

@@ -22,7 +22,7 @@ import (
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 func TestSubmit(t *testing.T) {
-	f := newFake()
+	f := newFakeBackend()
 	h := New(options(f))
 	rec := call(t, h, "POST", "/v1/groups", `{"id":"promo","type":"NOOP","jobs":[{"payload":{"n":1}},{"payload":null}]}`,
 		"Content-Type", "application/json; charset=UTF-8", "Traceparent", traceparent, "Idempotency-Key", "k-1")
@@ -37,11 +37,11 @@ func TestSubmit(t *testing.T) {
 
 	require.Equal(t, 200, call(t, h, "GET", a.Links["self"], "").Code)
 	again := call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType, "Idempotency-Key", `"k-1"`)
-	require.JSONEq(t, rec.Body.String(), again.Body.String(), "a quoted key is the same key")
+	require.JSONEq(t, rec.Body.String(), again.Body.String(), "a key in quotes is the same key")
 }
 
-func TestSubmitWithoutIDMakesOneUp(t *testing.T) {
-	f := newFake()
+func TestSubmitWithoutIDGeneratesOne(t *testing.T) {
+	f := newFakeBackend()
 	h := New(options(f))
 	first := decode[api.Accepted](t, call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType, "Traceparent", "malformed"))
 	second := decode[api.Accepted](t, call(t, h, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType))
@@ -50,24 +50,24 @@ func TestSubmitWithoutIDMakesOneUp(t *testing.T) {
 	require.Equal(t, SubmitOptions{GeneratedID: true}, f.submits[0], "a malformed traceparent counts as absent")
 }
 
-func TestLargeBodiesShareMemory(t *testing.T) {
+func TestLargeBodiesShareAMemoryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newServer(options(newFake()))
+		s := newServer(options(newFakeBackend()))
 		large := `{"type":"NOOP"}` + strings.Repeat(" ", smallBody)
 		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory))
-		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType).Code, "small ones always pass")
+		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType).Code, "a small body needs no reserved memory")
 		rec := call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType)
 		requireProblem(t, rec, 429, "")
 		require.Equal(t, "1", rec.Header().Get("Retry-After"))
 
 		time.AfterFunc(bodyMemoryWait/2, func() { s.bodyMemory.Release(maxBodyMemory) })
 		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType).Code)
-		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory), "the share was given back")
+		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory), "the memory is released after the request")
 	})
 }
 
 func TestCommands(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	h := New(options(f))
 	total := int64(7)
 	for _, c := range []struct{ target, body string }{
@@ -85,19 +85,19 @@ func TestCommands(t *testing.T) {
 	require.Equal(t, 2, g.Round)
 }
 
-func TestNothingIsNull(t *testing.T) {
-	f := newFake().with("g")
+func TestCollectionsAreNeverNull(t *testing.T) {
+	f := newFakeBackend().withGroup("g")
 	f.groups["g"].view.Timestamps = nil
 	h := New(options(f))
 	for _, target := range []string{"/v1/groups/g", "/v1/groups", "/v1/dead-letters", "/v1/stats"} {
 		body := call(t, h, "GET", target, "").Body.String()
 		require.NotContains(t, strings.ReplaceAll(body, `"eta_seconds":null`, ""), "null", target)
 	}
-	require.Contains(t, call(t, New(options(newFake())), "GET", "/v1/groups", "").Body.String(), `"groups":[]`)
+	require.Contains(t, call(t, New(options(newFakeBackend())), "GET", "/v1/groups", "").Body.String(), `"groups":[]`)
 }
 
-func TestListPassesItsQueryOn(t *testing.T) {
-	f := newFake()
+func TestListPassesOnItsQuery(t *testing.T) {
+	f := newFakeBackend()
 	h := New(options(f))
 	call(t, h, "GET", "/v1/groups", "")
 	call(t, h, "GET", "/v1/groups?tenant=acme&status=running&cursor=c%2F1&limit=1000", "")
@@ -109,7 +109,7 @@ func TestListPassesItsQueryOn(t *testing.T) {
 }
 
 func TestJob(t *testing.T) {
-	h := New(options(newFake()))
+	h := New(options(newFakeBackend()))
 	call(t, h, "POST", "/v1/groups", `{"id":"g","type":"NOOP","jobs":[{"payload":1}]}`, "Content-Type", jsonType)
 	j := decode[api.Job](t, call(t, h, "GET", "/v1/groups/g/jobs/0", ""))
 	require.Equal(t, api.Job{ID: "g.0", Group: "g", State: "waiting", Waiting: "fairness", Why: &api.Why{Reason: "fairness", Detail: "it waits"}}, j)
@@ -117,7 +117,7 @@ func TestJob(t *testing.T) {
 
 func TestResultsAndFailuresAreLines(t *testing.T) {
 	const n = 5000
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	f.results = func(yield func([]byte) error) error {
 		for i := range n {
 			if err := yield(fmt.Appendf(nil, `{"ordinal":%d,"duration_ms":1.5,"attempts":1,"data":{"cost":2}}`, i)); err != nil {
@@ -148,7 +148,7 @@ func TestResultsAndFailuresAreLines(t *testing.T) {
 }
 
 func TestResultsThatFail(t *testing.T) {
-	f := newFake().with("g")
+	f := newFakeBackend().withGroup("g")
 	line := []byte(`"` + strings.Repeat("x", 1000) + `"`)
 	failAfter := func(n int) func(func([]byte) error) error {
 		return func(yield func([]byte) error) error {
@@ -170,11 +170,11 @@ func TestResultsThatFail(t *testing.T) {
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	_, err = io.ReadAll(resp.Body)
-	require.Error(t, err, "a torn answer must not look whole")
+	require.Error(t, err, "an incomplete answer must not look complete")
 }
 
-func TestReaderThatLeavesEndsItsStream(t *testing.T) {
-	f := newFake().with("g")
+func TestClientThatLeavesEndsItsStream(t *testing.T) {
+	f := newFakeBackend().withGroup("g")
 	ended := make(chan error, 1)
 	f.results = func(yield func([]byte) error) error {
 		line := []byte(`"` + strings.Repeat("x", 1000) + `"`)
@@ -196,7 +196,7 @@ func TestReaderThatLeavesEndsItsStream(t *testing.T) {
 }
 
 func TestManyClientsAtOnce(t *testing.T) {
-	f := newFake()
+	f := newFakeBackend()
 	srv := httptest.NewServer(New(options(f)))
 	defer srv.Close()
 	var wg sync.WaitGroup

@@ -32,8 +32,8 @@ var documentRouter = sync.OnceValues(func() (routers.Router, error) {
 	return legacy.NewRouter(doc)
 })
 
-// requireDocumented holds an answer to the document: its status, headers, media type and body. What
-// the document does not route must be refused.
+// requireDocumented checks an answer against the OpenAPI document: its status, headers, media type
+// and body. A request that the document does not describe must be answered with an error.
 func requireDocumented(t *testing.T, req *http.Request, rec *httptest.ResponseRecorder) {
 	t.Helper()
 	router, err := documentRouter()
@@ -56,7 +56,7 @@ func requireDocumented(t *testing.T, req *http.Request, rec *httptest.ResponseRe
 	require.NoError(t, err)
 }
 
-// requireSchema holds a JSON document to a named schema.
+// requireSchema checks a JSON document against a schema of the OpenAPI document.
 func requireSchema(t *testing.T, name string, doc []byte) {
 	t.Helper()
 	d, err := document()
@@ -70,7 +70,7 @@ func TestDocumentIsValidAndServed(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
 	require.NoError(t, doc.Validate(t.Context()))
-	rec := call(t, New(options(newFake())), "GET", "/openapi.yaml", "")
+	rec := call(t, New(options(newFakeBackend())), "GET", "/openapi.yaml", "")
 	require.Equal(t, openapiDocument, rec.Body.Bytes())
 }
 
@@ -83,13 +83,13 @@ func TestDocumentAndRoutesAgree(t *testing.T) {
 			documented = append(documented, method+" "+path)
 		}
 	}
-	for _, rt := range newServer(options(newFake())).routes() {
+	for _, rt := range newServer(options(newFakeBackend())).routes() {
 		served = append(served, rt.method+" "+strings.TrimSuffix(rt.path, "{$}"))
 	}
 	require.ElementsMatch(t, served, documented)
 }
 
-func TestEveryRefusalThatAsksToComeAgainSaysWhen(t *testing.T) {
+func TestEveryRetryableStatusHasRetryAfter(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
 	for path, item := range doc.Paths.Map() {
@@ -103,7 +103,7 @@ func TestEveryRefusalThatAsksToComeAgainSaysWhen(t *testing.T) {
 	}
 }
 
-// The schemas list the fields of the Go types, and require those that are always there.
+// The schemas must have the fields of the Go types, and require the fields that are never omitted.
 func TestDocumentAndTypesAgree(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
@@ -142,7 +142,8 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 	}
 }
 
-// jsonFields lists a struct's JSON fields, embedded ones too, and those that are never omitted.
+// jsonFields returns all JSON fields of a struct, embedded ones included, and those that are
+// never omitted.
 func jsonFields(typ reflect.Type) (all, always []string) {
 	for _, f := range reflect.VisibleFields(typ) {
 		if f.Anonymous {

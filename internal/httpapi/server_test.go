@@ -35,7 +35,7 @@ func options(b Backend) Options {
 	return Options{Backend: b, Decoder: messages.Decoder{Now: time.Now}, Version: "1.2.3"}
 }
 
-// call sends a request to the handler and holds the answer to the OpenAPI document.
+// call sends a request to the handler and checks the answer against the OpenAPI document.
 func call(t *testing.T, h http.Handler, method, target, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	var in io.Reader = http.NoBody
@@ -76,7 +76,7 @@ func requireProblem(t *testing.T, rec *httptest.ResponseRecorder, status int, fi
 	return p
 }
 
-func TestEveryErrorHasItsAnswer(t *testing.T) {
+func TestEveryErrorHasItsStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		err        error
 		status     int
@@ -91,10 +91,10 @@ func TestEveryErrorHasItsAnswer(t *testing.T) {
 		"plain backpressure": {api.ErrBackpressure, 429, "1"},
 		"unavailable":        {fmt.Errorf("dial 127.0.0.1:1: %w", api.ErrUnavailable), 503, "1"},
 		"too slow":           {fmt.Errorf("submit: %w", context.DeadlineExceeded), 503, "1"},
-		"unforeseen":         {errors.New("WRONGTYPE secret-payload"), 500, ""},
+		"unexpected":         {errors.New("WRONGTYPE secret-payload"), 500, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFake()
+			f := newFakeBackend()
 			f.err = c.err
 			rec := call(t, New(options(f)), "POST", "/v1/groups/g/cancel", "")
 			p := requireProblem(t, rec, c.status, "")
@@ -109,7 +109,7 @@ func TestEveryErrorHasItsAnswer(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestRefusedRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		method, target, body string
 		header               []string
@@ -118,7 +118,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"unknown path":         {"GET", "/v1/nothing", "", nil, 404, ""},
 		"trailing slash":       {"GET", "/v1/groups/", "", nil, 404, ""},
-		"a later release":      {"POST", "/v1/groups/g/rewind", "", nil, 404, ""},
+		"unknown command":      {"POST", "/v1/groups/g/rewind", "", nil, 404, ""},
 		"unknown group":        {"GET", "/v1/groups/none", "", nil, 404, ""},
 		"unknown results":      {"GET", "/v1/groups/none/results", "", nil, 404, ""},
 		"unknown failures":     {"GET", "/v1/groups/none/failures", "", nil, 404, ""},
@@ -167,14 +167,14 @@ func TestRefusals(t *testing.T) {
 		"large seal": {"POST", "/v1/groups/g/seal", strings.Repeat(" ", smallBody+1), []string{"Content-Type", jsonType}, 413, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rec := call(t, New(options(newFake().with("g"))), c.method, c.target, c.body, c.header...)
+			rec := call(t, New(options(newFakeBackend().withGroup("g"))), c.method, c.target, c.body, c.header...)
 			requireProblem(t, rec, c.status, c.field)
 		})
 	}
 }
 
-func TestMethodsAreNamed(t *testing.T) {
-	h := New(options(newFake().with("g")))
+func TestMethodNotAllowedNamesTheMethods(t *testing.T) {
+	h := New(options(newFakeBackend().withGroup("g")))
 	for target, allow := range map[string]string{
 		"/v1/groups": "GET, HEAD, POST", "/v1/groups/g": "GET, HEAD", "/v1/groups/g/seal": "POST", "/v1/groups/g/events": "GET", "/": "GET, HEAD",
 	} {
@@ -187,17 +187,17 @@ func TestMethodsAreNamed(t *testing.T) {
 }
 
 func TestSameOriginPageMayWrite(t *testing.T) {
-	h := New(options(newFake().with("g")))
+	h := New(options(newFakeBackend().withGroup("g")))
 	require.Equal(t, 202, call(t, h, "POST", "/v1/groups/g/cancel", "", "Origin", "http://example.com").Code)
 	require.Equal(t, 200, call(t, h, "GET", "/v1/groups/g", "", "Origin", "https://evil.example").Code)
 }
 
-func TestLoopbackServerKnowsItsHosts(t *testing.T) {
+func TestLoopbackServerServesLoopbackHostsOnly(t *testing.T) {
 	get := func(addr, host string) int {
 		req := httptest.NewRequest("GET", "/", nil)
 		req.Host = host
 		rec := httptest.NewRecorder()
-		NewServer(addr, options(newFake())).Handler.ServeHTTP(rec, req)
+		NewServer(addr, options(newFakeBackend())).Handler.ServeHTTP(rec, req)
 		return rec.Code
 	}
 	for _, addr := range []string{"127.0.0.1:8080", "localhost:0", "[::1]:8080"} {
@@ -214,17 +214,17 @@ func TestLoopbackServerKnowsItsHosts(t *testing.T) {
 }
 
 func TestServerHasLimits(t *testing.T) {
-	srv := NewServer("127.0.0.1:0", options(newFake()))
+	srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
 	require.Equal(t, "127.0.0.1:0", srv.Addr)
 	require.Positive(t, srv.ReadHeaderTimeout)
 	require.Positive(t, srv.IdleTimeout)
 	require.Positive(t, srv.MaxHeaderBytes)
-	require.Zero(t, srv.ReadTimeout, "would cut off streamed bodies")
-	require.Zero(t, srv.WriteTimeout, "would cut off streamed answers")
+	require.Zero(t, srv.ReadTimeout, "a read timeout would end streamed bodies")
+	require.Zero(t, srv.WriteTimeout, "a write timeout would end streamed answers")
 }
 
 func TestHeadersOfEveryAnswer(t *testing.T) {
-	h := New(options(newFake()))
+	h := New(options(newFakeBackend()))
 	rec := call(t, h, "GET", "/", "", "X-Request-Id", "abc-1")
 	require.Equal(t, "abc-1", rec.Header().Get("X-Request-Id"))
 	require.Equal(t, "nosniff", rec.Header().Get("X-Content-Type-Options"))
@@ -233,8 +233,8 @@ func TestHeadersOfEveryAnswer(t *testing.T) {
 	require.Equal(t, "nosniff", rec.Header().Get("X-Content-Type-Options"))
 }
 
-func TestIndexLeadsOn(t *testing.T) {
-	h := New(options(newFake()))
+func TestIndexLinksWork(t *testing.T) {
+	h := New(options(newFakeBackend()))
 	index := decode[struct {
 		Name, Version string
 		Links         map[string]string
@@ -246,14 +246,14 @@ func TestIndexLeadsOn(t *testing.T) {
 	}
 }
 
-// panicky panics on the call that lists groups, and in the middle of results.
-type panicky struct{ *fake }
+// panickingBackend panics in Groups, and in the middle of Results.
+type panickingBackend struct{ *fakeBackend }
 
-func (p panicky) Groups(context.Context, ListQuery) (api.GroupList, error) {
+func (p panickingBackend) Groups(context.Context, ListQuery) (api.GroupList, error) {
 	panic("secret-payload")
 }
 
-func (p panicky) Results(_ context.Context, _ string, yield func([]byte) error) error {
+func (p panickingBackend) Results(_ context.Context, _ string, yield func([]byte) error) error {
 	line := bytes.Repeat([]byte("x"), streamBuffer)
 	if err := yield(line); err != nil {
 		return err
@@ -264,7 +264,7 @@ func (p panicky) Results(_ context.Context, _ string, yield func([]byte) error) 
 
 func TestPanicIsRecoveredAndLoggedWithoutPayload(t *testing.T) {
 	var log lockedBuffer
-	opt := options(panicky{newFake()})
+	opt := options(panickingBackend{newFakeBackend()})
 	opt.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	srv := httptest.NewServer(New(opt))
 	defer srv.Close()
@@ -277,14 +277,14 @@ func TestPanicIsRecoveredAndLoggedWithoutPayload(t *testing.T) {
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	_, err = io.ReadAll(resp.Body)
-	require.Error(t, err, "a torn answer must not look whole")
+	require.Error(t, err, "an incomplete answer must not look complete")
 	require.Contains(t, log.String(), "index out of range")
 }
 
-func TestAccessLogIsForDebugging(t *testing.T) {
+func TestAccessLogIsAtDebugLevel(t *testing.T) {
 	for level, want := range map[slog.Level]string{slog.LevelDebug: "request served", slog.LevelInfo: ""} {
 		var log lockedBuffer
-		opt := options(newFake())
+		opt := options(newFakeBackend())
 		opt.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: level}))
 		call(t, New(opt), "POST", "/v1/groups", `{"type":"T","jobs":[{"payload":"secret-payload"}]}`, "Content-Type", jsonType, "X-Request-Id", "r-1")
 		require.NotContains(t, log.String(), "secret-payload")
@@ -297,7 +297,7 @@ func TestAccessLogIsForDebugging(t *testing.T) {
 	}
 }
 
-// lockedBuffer is written by the server's goroutines and read by the test's.
+// lockedBuffer is a buffer that the server's goroutines may write while the test reads it.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

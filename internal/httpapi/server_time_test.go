@@ -18,10 +18,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// A body may take as long as it likes while it moves, and not when it stands still.
-func TestSlowBodies(t *testing.T) {
+// A streamed body may take any time while it sends data. It is given up when it stops
+// for idleTimeout.
+func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake().with("g")
+		f := newFakeBackend().withGroup("g")
 		client := serve(t, New(options(f)))
 		post := func(pause time.Duration) (int, string) {
 			in, out := io.Pipe()
@@ -54,10 +55,10 @@ func TestSlowBodies(t *testing.T) {
 	})
 }
 
-// A refusal does not wait for a body that nobody reads.
-func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
+// An error is answered at once, without waiting for a body that the handler does not read.
+func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		srv := NewServer("127.0.0.1:0", options(newFake()))
+		srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
 		client := serveOn(t, srv)
 		for target, status := range map[string]int{
 			"/v1/nothing": 404, "/v1/stats": 405, "/v1/groups": 415, "/v1/groups/%00/jobs": 422, "/v1/groups/g/cancel": 408,
@@ -76,10 +77,10 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 	})
 }
 
-// The deadline of a body must not outlive it, or a slow store would be cut off.
-func TestSlowStoreOutlivesTheBodysDeadline(t *testing.T) {
+// The body's read deadline must not end a request whose body is read and whose store is slow.
+func TestSlowStoreIsNotCutOffByTheBodysDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake().with("g")
+		f := newFakeBackend().withGroup("g")
 		client := serve(t, New(options(slowStore{f, storeTimeout - time.Second})))
 		resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3*maxBatchLines)))
 		require.NoError(t, err)
@@ -95,13 +96,13 @@ func TestSlowStoreOutlivesTheBodysDeadline(t *testing.T) {
 }
 
 type slowStore struct {
-	*fake
+	*fakeBackend
 	delay time.Duration
 }
 
 func (s slowStore) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
 	<-time.After(s.delay)
-	return s.fake.Append(ctx, id, jobs, opt)
+	return s.fakeBackend.Append(ctx, id, jobs, opt)
 }
 
 func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
@@ -113,11 +114,11 @@ func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
 	}
 }
 
-// A client that goes away does not tear what the store has begun.
+// The store finishes a command although its client disconnects.
 func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stored := make(chan error, 1)
-		client := serve(t, New(options(begun{newFake(), stored})))
+		client := serve(t, New(options(slowRetryBackend{newFakeBackend(), stored})))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, "POST", "http://localhost/v1/groups/g/retry", nil)
@@ -131,21 +132,22 @@ func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
 	})
 }
 
-type begun struct {
-	*fake
+type slowRetryBackend struct {
+	*fakeBackend
 	stored chan error
 }
 
-func (b begun) Retry(ctx context.Context, _ string) (api.Accepted, error) {
+func (b slowRetryBackend) Retry(ctx context.Context, _ string) (api.Accepted, error) {
 	<-time.After(2 * time.Second)
 	b.stored <- ctx.Err()
 	return api.Accepted{}, nil
 }
 
-// A client that does not read is given up, so that it holds no page of results for ever.
-func TestClientThatDoesNotReadIsGivenUp(t *testing.T) {
+// A client that does not read its answer is disconnected, so that it does not occupy
+// memory for ever.
+func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake().with("g")
+		f := newFakeBackend().withGroup("g")
 		ended := make(chan error, 1)
 		f.results = func(yield func([]byte) error) error {
 			for {
@@ -167,7 +169,7 @@ func TestClientThatDoesNotReadIsGivenUp(t *testing.T) {
 
 func TestShutdownEndsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(history(1, created)).with("g")
+		f := showingGroup(groupInStates(1, created)).withGroup("g")
 		srv := NewServer("127.0.0.1:0", options(f))
 		client := serveOn(t, srv)
 		events, err := client.Get("http://localhost/v1/groups/g/events")
@@ -191,14 +193,14 @@ func TestShutdownEndsStreams(t *testing.T) {
 		_, err = io.WriteString(out, numbered(maxBatchLines-1))
 		require.NoError(t, err)
 
-		synctest.Wait() // net/http drops a request that it has not begun
+		synctest.Wait() // net/http drops a request that no handler has begun
 
 		stopped := make(chan error, 1)
 		go func() { stopped <- srv.Shutdown(t.Context()) }()
 		_, err = io.ReadAll(events.Body)
-		require.Error(t, err, "the watch did not end as the group ends")
-		_, err = io.WriteString(out, numbered(2*maxBatchLines)) // what is in a batch is still stored
-		_ = err                                                 // the server may have hung up before the last line
+		require.Error(t, err, "a watch that the server ends must not look like the group's end")
+		_, err = io.WriteString(out, numbered(2*maxBatchLines)) // the current batch is still stored
+		_ = err                                                 // the server may close the connection before the last line
 		answer := <-answered
 		require.Contains(t, answer, "503")
 		require.Contains(t, answer, `"accepted":500`)
@@ -207,9 +209,9 @@ func TestShutdownEndsStreams(t *testing.T) {
 	})
 }
 
-func TestConnectionServesOnAfterLongStreams(t *testing.T) {
+func TestConnectionIsReusedAfterLongStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake().with("g")
+		f := newFakeBackend().withGroup("g")
 		srv := NewServer("127.0.0.1:0", options(f))
 		client := serveOn(t, srv)
 		dials := 0
@@ -225,7 +227,7 @@ func TestConnectionServesOnAfterLongStreams(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, resp.Body.Close())
 			require.Equal(t, 200, resp.StatusCode)
-			<-time.After(idleTimeout + bodyTimeout) // past every deadline that was set, short of keepAlive
+			<-time.After(idleTimeout + bodyTimeout) // later than every deadline of the request, before keepAliveTimeout
 		}
 		require.Equal(t, 1, dials)
 	})

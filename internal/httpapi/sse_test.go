@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// history is a group's way through its states: each look sees it one step further.
-func history(round int, states ...api.Status) api.Group {
+// groupInStates returns a group that has been through the given states, the last of which it is in.
+func groupInStates(round int, states ...api.Status) api.Group {
 	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	g := api.Group{
 		ID: "g", Tenant: "g", Type: "NOOP", Priority: "normal", Round: round, Sealed: true,
@@ -32,7 +32,7 @@ func history(round int, states ...api.Status) api.Group {
 	return g
 }
 
-func done(g api.Group, n int64) api.Group {
+func withDone(g api.Group, n int64) api.Group {
 	g.Counts = api.Counts{Accepted: 10, Waiting: 10 - n, Done: n}
 	return g
 }
@@ -42,21 +42,22 @@ const (
 	aggregating, completed       = api.StatusAggregating, api.StatusCompleted
 )
 
-// showing is a backend whose group looks like each of views in turn, then like the last.
-func showing(views ...api.Group) *fake {
-	f := newFake()
-	f.views = func(_ context.Context, look int) (api.Group, error) { return views[min(look, len(views)-1)], nil }
+// showingGroup returns a backend. Each read of the group returns the next of views; later reads
+// return the last.
+func showingGroup(views ...api.Group) *fakeBackend {
+	f := newFakeBackend()
+	f.onGroup = func(_ context.Context, read int) (api.Group, error) { return views[min(read, len(views)-1)], nil }
 	return f
 }
 
-// event is one server-sent event; a comment has only its text.
+// event is one server-sent event, or a comment, of which only the text is set.
 type event struct {
 	id, name, comment string
 	data              api.Event
 	at                time.Time // when it was read
 }
 
-// readEvents reads until the stream ends, or has given limit events and comments.
+// readEvents reads events and comments until the stream ends or it has read limit of them.
 func readEvents(t *testing.T, body io.Reader, limit int) (events []event) {
 	t.Helper()
 	var e event
@@ -88,15 +89,15 @@ func readEvents(t *testing.T, body io.Reader, limit int) (events []event) {
 	return events
 }
 
-func told(events []event) (out []string) {
+func describe(events []event) (out []string) {
 	for _, e := range events {
 		out = append(out, e.id+" "+e.name+" "+strings.TrimPrefix(e.data.Type, "group."))
 	}
 	return out
 }
 
-// watch reads all events of a group on the bubble's clock.
-func watch(t *testing.T, f *fake, lastID string) (events []event, code int) {
+// watchEvents reads all events of a group. Time is that of the synctest bubble.
+func watchEvents(t *testing.T, f *fakeBackend, lastID string) (events []event, code int) {
 	t.Helper()
 	req := httptest.NewRequest("GET", "/v1/groups/g/events", nil)
 	if lastID != "" {
@@ -108,21 +109,21 @@ func watch(t *testing.T, f *fake, lastID string) (events []event, code int) {
 	return readEvents(t, rec.Body, 1000), rec.Code
 }
 
-func TestEventsTellEveryState(t *testing.T) {
+func TestEventsContainEveryState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		events, code := watch(t, showing(
-			done(history(1, created), 0),
-			done(history(1, created, dispatched, running), 0),
-			done(history(1, created, dispatched, running), 4),
-			done(history(1, created, dispatched, running), 7),
-			done(history(1, created, dispatched, running, aggregating), 10),
-			done(history(1, created, dispatched, running, aggregating, completed), 10),
+		events, code := watchEvents(t, showingGroup(
+			withDone(groupInStates(1, created), 0),
+			withDone(groupInStates(1, created, dispatched, running), 0),
+			withDone(groupInStates(1, created, dispatched, running), 4),
+			withDone(groupInStates(1, created, dispatched, running), 7),
+			withDone(groupInStates(1, created, dispatched, running, aggregating), 10),
+			withDone(groupInStates(1, created, dispatched, running, aggregating, completed), 10),
 		), "")
 		require.Equal(t, 200, code)
 		require.Equal(t, []string{
 			"1.1 state created", "1.2 state dispatched", "1.3 state running", "1.3.1 progress progress", "1.3.2 progress progress",
 			"1.4 state aggregating", "1.5 state completed",
-		}, told(events))
+		}, describe(events))
 		for i, e := range events {
 			if e.name == "state" {
 				require.Equal(t, strings.ToLower(string(e.data.Group.Status)), strings.TrimPrefix(e.data.Type, "group."))
@@ -135,7 +136,7 @@ func TestEventsTellEveryState(t *testing.T) {
 }
 
 func TestEventsOfAnEndedGroup(t *testing.T) {
-	all := history(1, created, dispatched, running, aggregating, completed)
+	all := groupInStates(1, created, dispatched, running, aggregating, completed)
 	for name, c := range map[string]struct {
 		group  api.Group
 		lastID string
@@ -147,41 +148,41 @@ func TestEventsOfAnEndedGroup(t *testing.T) {
 		"resumed":                  {all, "1.3", 200, []string{"1.4 state aggregating", "1.5 state completed"}},
 		"resumed after a progress": {all, "1.3.12", 200, []string{"1.4 state aggregating", "1.5 state completed"}},
 		"all seen":                 {all, "1.5", 204, nil},
-		"all of the round seen":    {history(2, dispatched, completed), "2.5.1", 204, nil},
-		"resumed in the next round": {history(2, dispatched, running, aggregating, completed), "1.5", 200, []string{
+		"all of the round seen":    {groupInStates(2, dispatched, completed), "2.5.1", 204, nil},
+		"resumed in the next round": {groupInStates(2, dispatched, running, aggregating, completed), "1.5", 200, []string{
 			"2.2 state dispatched", "2.3 state running", "2.4 state aggregating", "2.5 state completed"}},
-		"of a group that was there before": {history(1, created, completed), "3.4", 200, []string{"1.1 state created", "1.5 state completed"}},
-		"cancelled":                        {history(1, created, api.StatusCancelled), "1.1", 200, []string{"1.5 state cancelled"}},
-		"failed":                           {history(1, created, running, api.StatusFailed), "1.3", 200, []string{"1.5 state failed"}},
-		"not ours":                         {history(1, created, completed), "x.y", 200, []string{"1.1 state created", "1.5 state completed"}},
-		"hostile":                          {history(1, created, completed), "1.-1", 200, []string{"1.1 state created", "1.5 state completed"}},
+		"of an earlier group with this id": {groupInStates(1, created, completed), "3.4", 200, []string{"1.1 state created", "1.5 state completed"}},
+		"cancelled":                        {groupInStates(1, created, api.StatusCancelled), "1.1", 200, []string{"1.5 state cancelled"}},
+		"failed":                           {groupInStates(1, created, running, api.StatusFailed), "1.3", 200, []string{"1.5 state failed"}},
+		"of another server":                {groupInStates(1, created, completed), "x.y", 200, []string{"1.1 state created", "1.5 state completed"}},
+		"hostile":                          {groupInStates(1, created, completed), "1.-1", 200, []string{"1.1 state created", "1.5 state completed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			events, code := watch(t, showing(c.group), c.lastID)
+			events, code := watchEvents(t, showingGroup(c.group), c.lastID)
 			require.Equal(t, c.code, code)
-			require.Equal(t, c.want, told(events))
+			require.Equal(t, c.want, describe(events))
 		})
 	}
 }
 
-func TestResumedWatchBeginsWithTheGroupAsItIs(t *testing.T) {
+func TestResumedWatchBeginsWithTheCurrentGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		now := history(1, created, dispatched, running)
-		events, _ := watch(t, showing(now, now, history(1, created, dispatched, running, api.StatusCancelled)), "1.3.4")
-		require.Equal(t, []string{"1.3.5 progress progress", "1.5 state cancelled"}, told(events))
+		now := groupInStates(1, created, dispatched, running)
+		events, _ := watchEvents(t, showingGroup(now, now, groupInStates(1, created, dispatched, running, api.StatusCancelled)), "1.3.4")
+		require.Equal(t, []string{"1.3.5 progress progress", "1.5 state cancelled"}, describe(events))
 	})
 }
 
-func TestProgressIsPaced(t *testing.T) {
+func TestProgressIsRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eta := 1.0
-		f := newFake()
+		f := newFakeBackend()
 		start := time.Now()
-		f.views = func(_ context.Context, look int) (api.Group, error) {
+		f.onGroup = func(_ context.Context, read int) (api.Group, error) {
 			if time.Since(start) > 10*time.Second {
-				return history(1, created, running, completed), nil
+				return groupInStates(1, created, running, completed), nil
 			}
-			g := done(history(1, created, running), int64(look)%10)
+			g := withDone(groupInStates(1, created, running), int64(read)%10)
 			g.ETASeconds = &eta
 			return g, nil
 		}
@@ -198,13 +199,13 @@ func TestProgressIsPaced(t *testing.T) {
 	})
 }
 
-func TestQuietWatchKeepsTheConnectionAwake(t *testing.T) {
+func TestQuietWatchKeepsTheConnectionOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake()
+		f := newFakeBackend()
 		start := time.Now()
-		f.views = func(_ context.Context, look int) (api.Group, error) {
-			eta := float64(look) // changes by itself, which is no progress
-			g := history(1, created)
+		f.onGroup = func(_ context.Context, read int) (api.Group, error) {
+			eta := float64(read) // an ETA changes by itself, which is no progress
+			g := groupInStates(1, created)
 			g.ETASeconds = &eta
 			if s := time.Since(start); s > 20*time.Second && s < 40*time.Second {
 				return api.Group{}, fmt.Errorf("read group: %w", api.ErrUnavailable)
@@ -221,13 +222,13 @@ func TestQuietWatchKeepsTheConnectionAwake(t *testing.T) {
 			require.NotEmpty(t, e.comment)
 			require.LessOrEqual(t, e.at.Sub(events[i].at), keepAliveInterval+maxPollInterval)
 		}
-		require.Less(t, f.looks, 90, "a quiet group is looked at less often")
+		require.Less(t, f.groupReads, 90, "a group that does not change is read less often")
 	})
 }
 
-func TestWatcherThatLeavesEndsItsWatch(t *testing.T) {
+func TestClientThatLeavesEndsItsWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(history(1, created))
+		f := showingGroup(groupInStates(1, created))
 		client := serve(t, New(options(f)))
 		ctx, cancel := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, "GET", "http://localhost/v1/groups/g/events", nil)
@@ -238,20 +239,20 @@ func TestWatcherThatLeavesEndsItsWatch(t *testing.T) {
 		require.Len(t, readEvents(t, resp.Body, 1), 1)
 		cancel()
 		synctest.Wait()
-		looks := f.looks
+		looks := f.groupReads
 		<-time.After(time.Minute)
-		require.Equal(t, looks, f.looks)
+		require.Equal(t, looks, f.groupReads)
 	})
 }
 
-func TestGroupThatVanishesEndsItsWatch(t *testing.T) {
+func TestDeletedGroupEndsItsWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake()
-		f.views = func(_ context.Context, look int) (api.Group, error) {
-			if look > 3 {
+		f := newFakeBackend()
+		f.onGroup = func(_ context.Context, read int) (api.Group, error) {
+			if read > 3 {
 				return api.Group{}, api.ErrNotFound
 			}
-			return history(1, created), nil
+			return groupInStates(1, created), nil
 		}
 		resp, err := serve(t, New(options(f))).Get("http://localhost/v1/groups/g/events")
 		require.NoError(t, err)
@@ -261,7 +262,7 @@ func TestGroupThatVanishesEndsItsWatch(t *testing.T) {
 	})
 }
 
-// serve serves h on connections in memory, whose deadlines go by the bubble's clock.
+// serve serves h on connections in memory. Their deadlines use the clock of the synctest bubble.
 func serve(t *testing.T, h http.Handler) *http.Client {
 	t.Helper()
 	return serveOn(t, &http.Server{Handler: h})
@@ -269,7 +270,7 @@ func serve(t *testing.T, h http.Handler) *http.Client {
 
 func serveOn(t *testing.T, srv *http.Server) *http.Client {
 	t.Helper()
-	ln := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+	ln := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	transport := &http.Transport{DialContext: ln.dial}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
@@ -281,13 +282,13 @@ func serveOn(t *testing.T, srv *http.Server) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// pipes is a listener in memory.
-type pipes struct {
+// pipeListener is a net.Listener whose connections are in memory.
+type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
 }
 
-func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+func (p *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	client, server := net.Pipe()
 	select {
 	case p.conns <- server:
@@ -299,7 +300,7 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-func (p *pipes) Accept() (net.Conn, error) {
+func (p *pipeListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.conns:
 		return c, nil
@@ -308,5 +309,5 @@ func (p *pipes) Accept() (net.Conn, error) {
 	}
 }
 
-func (p *pipes) Close() error   { close(p.closed); return nil }
-func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+func (p *pipeListener) Close() error   { close(p.closed); return nil }
+func (p *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
