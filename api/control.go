@@ -34,11 +34,13 @@ type Why struct {
 type WhyLimit struct {
 	// Scope is "tenant" (the tenant's own limit), "share" (its part of the global
 	// limit) or "global".
-	Scope        string     `json:"scope"`
-	RPS          float64    `json:"rps"`        // permits per second
-	WindowMS     int64      `json:"window_ms"`  // length of the limit's window
-	PerWindow    int64      `json:"per_window"` // permits per window
-	Used         int64      `json:"used"`       // permits spent in the current window
+	Scope    string  `json:"scope"`
+	RPS      float64 `json:"rps"`       // permits per second; with Scope global, those of all partitions
+	WindowMS int64   `json:"window_ms"` // length of the limit's window
+	// PerWindow is in permits per window; with Scope global, it counts those of the
+	// tenant's partition.
+	PerWindow    int64      `json:"per_window"`
+	Used         int64      `json:"used"` // permits spent in the current window
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`
 }
 
@@ -54,7 +56,8 @@ type Paused struct {
 type TenantSettings struct {
 	// RPS is the tenant's own rate limit in permits per second, above 0 to 1e9.
 	RPS *float64 `json:"rps,omitempty"`
-	// Weight is the tenant's weight in the fair queue, 0.001 to 1000; default 1.
+	// Weight is the tenant's weight in the fair queue and in its share of the global limit, 0.001
+	// to 1000; default 1.
 	Weight *float64 `json:"weight,omitempty"`
 	// BasePriority is added to the base priority of the tenant's groups; from -1e15 to 1e15.
 	BasePriority *int64 `json:"base_priority,omitempty"`
