@@ -17,9 +17,10 @@ var (
 	ErrSealed   = errors.New("group is sealed: it accepts no more jobs") // status 409
 	// ErrInvalid (status 422): the store refuses an argument that only it can check, such as a
 	// cursor.
-	ErrInvalid      = errors.New("invalid")
-	ErrUnavailable  = errors.New("store is unavailable: try again in a moment")   // status 503: Redis does not answer
-	ErrReplicas     = fmt.Errorf("too few replicas have the write: %w", ErrUnavailable)  // status 503: see REDIS_WAIT_REPLICAS
+	ErrInvalid     = errors.New("invalid")
+	ErrUnavailable = errors.New("store is unavailable: try again in a moment") // status 503: Redis does not answer
+	// ErrReplicas (status 503): see REDIS_WAIT_REPLICAS.
+	ErrReplicas     = fmt.Errorf("too few replicas have the write: %w", ErrUnavailable)
 	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
 )
 

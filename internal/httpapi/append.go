@@ -166,7 +166,10 @@ func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 		defer cancel()
-		opt := AppendOptions{RequestID: a.requestIDPrefix + "." + strconv.FormatInt(a.batchNumber, 10), TraceParent: a.trace}
+		opt := AppendOptions{
+			RequestID:   a.requestIDPrefix + "." + strconv.FormatInt(a.batchNumber, 10),
+			TraceParent: a.trace,
+		}
 		if err := a.backend.Append(ctx, a.group, a.batch, opt); err != nil {
 			return err
 		}

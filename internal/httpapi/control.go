@@ -131,7 +131,10 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 			bad.More++
 			return
 		}
-		bad.Fields = append(bad.Fields, messages.FieldError{Field: truncate(field), Problem: fmt.Sprintf(format, args...)})
+		bad.Fields = append(bad.Fields, messages.FieldError{
+			Field:   truncate(field),
+			Problem: fmt.Sprintf(format, args...),
+		})
 	}
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		v := string(fields[field])

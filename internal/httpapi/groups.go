@@ -153,7 +153,8 @@ func (s *server) listGroups(w http.ResponseWriter, r *http.Request) error {
 		return invalidField("tenant", idProblem)
 	}
 	if query.Status != "" && rank(query.Status) == 0 {
-		return invalidField("status", "must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
+		return invalidField("status",
+			"must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
 	}
 	l, err := s.backend.Groups(r.Context(), query)
 	if err != nil {

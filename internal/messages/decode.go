@@ -117,7 +117,8 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 			g.Aggregate = r.readAggregates("aggregate", v)
 		case "callback_url":
 			if r.text(at, "callback_url", v) != "" {
-				r.problems.add(at, "callback_url", "not supported yet; leave it out and read /v1/groups/{id}/events instead")
+				r.problems.add(at, "callback_url",
+					"not supported yet; leave it out and read /v1/groups/{id}/events instead")
 			}
 		case "total":
 			g.Total = r.integer(at, "total", v, MaxTotal)
