@@ -299,13 +299,15 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// serverUptime reads the uptime from a reply of INFO. It returns false when the server does not
-// tell it; the embedded server does not, and it never restarts while this process runs.
+// serverUptime reads from a reply of INFO how long the server has been up at least: Redis counts
+// the seconds of the clock that have begun, so its uptime is up to a second too long. It returns
+// false when the server does not tell it; the embedded server does not, and it never restarts while
+// this process runs.
 func serverUptime(info string) (time.Duration, bool) {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, "uptime_in_seconds:"); ok {
 			n, err := strconv.Atoi(strings.TrimSpace(v))
-			return time.Duration(n) * time.Second, err == nil
+			return time.Duration(max(0, n-1)) * time.Second, err == nil
 		}
 	}
 	return 0, false

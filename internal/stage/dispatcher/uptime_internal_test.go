@@ -1,0 +1,34 @@
+package dispatcher
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// Redis counts the seconds of the clock that have begun since its start: at the end of a second it
+// says that it has been up for one when it has not.
+func TestUptimeIsNeverTooLong(t *testing.T) {
+	t.Parallel()
+	before := time.Now()
+	rdb := redistest.Server(t).Client()
+	for info := "uptime_in_seconds:0\r\n"; strings.Contains(info, "uptime_in_seconds:0\r\n"); {
+		<-time.After(5 * time.Millisecond)
+		var err error
+		info, err = rdb.Info(t.Context(), "server").Result()
+		require.NoError(t, err)
+		up, ok := serverUptime(info)
+		require.True(t, ok)
+		require.LessOrEqual(t, up, time.Since(before))
+	}
+
+	up, ok := serverUptime("# Server\r\nuptime_in_seconds:31\r\nuptime_in_days:0\r\n")
+	require.True(t, ok)
+	require.Equal(t, 30*time.Second, up)
+	_, ok = serverUptime("# Server\r\n")
+	require.False(t, ok, "the embedded server does not tell it")
+}
