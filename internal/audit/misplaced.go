@@ -57,7 +57,7 @@ func (ps *pass) locationsOf(kind locationKind, group, tenant string, ordinal int
 			all = append(all, location{"queue", group, typ})
 		}
 	case atNonReady:
-		all = []location{{"parked", tenant, ""}, {"suspended", tenant, ""}}
+		all = []location{{"non-ready", tenant, ""}, {"suspended", tenant, ""}}
 	case atReady:
 		for _, typ := range slices.Sorted(maps.Keys(ps.types)) {
 			all = append(all, location{"ready", typ, ""})
@@ -82,7 +82,7 @@ func (ps *pass) locationOfKey(kind locationKind, key string) location {
 	case strings.HasPrefix(name, "suspended:"):
 		return location{"suspended", owner, ""}
 	}
-	return location{"parked", owner, ""}
+	return location{"non-ready", owner, ""}
 }
 
 // repairLocation goes over a location once and sets aside what is left over there. It says of which
@@ -131,7 +131,7 @@ func (r *locationRepair) walk(ctx context.Context) error {
 			}
 		}
 		return nil
-	case "parked", "suspended":
+	case "non-ready", "suspended":
 		key := r.p.NonReadyOf(r.owner)
 		if r.name == "suspended" {
 			key = r.p.SuspendedOf(r.owner)

@@ -187,9 +187,9 @@ func (s *Store) showTenant(id string, st ledger.TenantState) api.Tenant {
 // share may borrow where shares are elastic, and is parked when there is nothing to borrow.
 func (s *Store) ownPermit(st ledger.TenantState) time.Time {
 	if s.cfg.Rate.Share == ledger.ShareElastic && st.Settings.RPS == nil {
-		return st.ParkedUntil
+		return st.RateLimitedUntil
 	}
-	return latest(st.NextPermit, st.ParkedUntil)
+	return latest(st.NextPermit, st.RateLimitedUntil)
 }
 
 func latest(a, b time.Time) time.Time {

@@ -41,7 +41,7 @@ func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
 // ownPermit is when the tenant may have one as far as that is up to itself; it may be
 // parked until then.
 func (c *whyCase) ownPermit(st ledger.TenantState) time.Time {
-	return latest(c.s.ownPermit(st), c.ParkedUntil)
+	return latest(c.s.ownPermit(st), c.RateLimitedUntil)
 }
 
 // sharePermit is when a tenant has permits of its share again that it has used up; zero: it has

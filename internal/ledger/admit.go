@@ -39,14 +39,14 @@ const (
 
 // AdmitReply is what was admitted.
 type AdmitReply struct {
-	State   AdmitState
-	Moved   int
-	Parked  int
-	Wait    time.Duration // until it is worth asking again; negative: until woken
-	Permits []Permit
-	Denials []Denial
-	Traced  []AdmitTrace
-	AtUS    int64 // Redis time, µs
+	State    AdmitState
+	Moved    int
+	NonReady int
+	Wait     time.Duration // until it is worth asking again; negative: until woken
+	Permits  []Permit
+	Denials  []Denial
+	Traced   []AdmitTrace
+	AtUS     int64 // Redis time, µs
 }
 
 // AdmitTrace is a sampled job that was admitted; its span's id was minted by the script.
@@ -68,13 +68,13 @@ func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitAr
 		return AdmitReply{}, err
 	}
 	out := AdmitReply{
-		State:   AdmitState(r.str(0)),
-		Moved:   int(r.num(1)),
-		Parked:  int(r.num(2)),
-		Wait:    time.Duration(r.num(3)) * time.Millisecond,
-		Permits: r.list(4).permits(),
-		Denials: r.list(5).denials(),
-		AtUS:    r.num(7),
+		State:    AdmitState(r.str(0)),
+		Moved:    int(r.num(1)),
+		NonReady: int(r.num(2)),
+		Wait:     time.Duration(r.num(3)) * time.Millisecond,
+		Permits:  r.list(4).permits(),
+		Denials:  r.list(5).denials(),
+		AtUS:     r.num(7),
 	}
 	for t := r.list(6); len(t) >= 9; t = t[9:] {
 		out.Traced = append(out.Traced, AdmitTrace{

@@ -284,14 +284,14 @@ func TestAdmitGlobalLimit(t *testing.T) {
 		require.InDelta(w, l.Window-time.Duration(time.Now().UnixMilli())*time.Millisecond, r.Wait, float64(time.Minute), "until the next window")
 		before := w.c.HMGet(w.Context(), w.p.Rate(), "w", "n").Val()
 		r = w.admit("T", 5, l)
-		require.Zero(w, r.Moved+r.Parked)
+		require.Zero(w, r.Moved+r.NonReady)
 		require.Equal(w, ledger.AdmitLimited, r.State)
 		require.Equal(w, before, w.c.HMGet(w.Context(), w.p.Rate(), "w", "n").Val(), "a refusal spends nothing")
 		require.Equal(w, map[string]int64{"waiting": 3, "ready": 2}, w.ledger("g"))
 	})
 }
 
-// A tenant without a permit is parked as a whole: the job at its head goes to
+// A tenant without a permit is rate-limited as a whole: the job at its head goes to
 // non-ready as its marker.
 func TestAdmitParksATenant(t *testing.T) {
 	both(t, func(w *world) {
@@ -305,20 +305,20 @@ func TestAdmitParksATenant(t *testing.T) {
 		var r ledger.AdmitReply
 		w.eventually(func() bool { // in one window
 			r = w.admit("T", 100, l)
-			return r.Parked == 1 || w.ledger("high")["waiting"] == 0
+			return r.NonReady == 1 || w.ledger("high")["waiting"] == 0
 		})
 		require.Equal(w, ledger.AdmitOK, r.State)
 		require.Equal(w, []ledger.Denial{{Tenant: "acme", Reason: "per_group"}}, r.Denials)
-		require.Equal(w, 1, r.Parked)
+		require.Equal(w, 1, r.NonReady)
 
 		marker := w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
 		require.Len(w, marker, 1, "exactly one")
 		due := time.UnixMilli(int64(marker[0].Score))
 		require.Zero(w, due.UnixMilli()%l.Window.Milliseconds(), "due when the next window begins")
 		require.Contains(w, marker[0].Member.(string), "|R|")
-		parked := w.c.ZRangeWithScores(w.Context(), w.p.Parked("T"), 0, -1).Val()
-		require.Len(w, parked, 1)
-		require.Equal(w, []any{"acme", marker[0].Score}, []any{parked[0].Member, parked[0].Score})
+		limited := w.c.ZRangeWithScores(w.Context(), w.p.RateLimited("T"), 0, -1).Val()
+		require.Len(w, limited, 1)
+		require.Equal(w, []any{"acme", marker[0].Score}, []any{limited[0].Member, limited[0].Score})
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal"), w.p.FairLane("T", "high")).Val(), "nobody stands in the lanes")
 		throttled := w.c.HGet(w.Context(), w.p.Group("g"), "throttles").Val() + w.c.HGet(w.Context(), w.p.Group("high"), "throttles").Val()
 		require.Equal(w, "1", throttled)
@@ -330,7 +330,7 @@ func TestAdmitParksATenant(t *testing.T) {
 		// permit, too.
 		w.eventually(func() bool { return w.admit("T", 100, noLimit).Moved > 0 })
 		require.False(w, time.Now().Before(due))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Parked("T")).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.RateLimited("T")).Val())
 		w.promoteAll("T", 1)
 		require.Equal(w, map[string]int64{"ready": 6}, w.ledger("g"))
 		require.Equal(w, map[string]int64{"ready": 5}, w.ledger("high"))
@@ -346,11 +346,11 @@ func TestAdmitWaitsForTheNextPermit(t *testing.T) {
 	both(t, func(w *world) {
 		w.spent("acme")
 		l := limit(20)
-		require.Equal(w, 1, w.admit("T", 10, l).Parked)
+		require.Equal(w, 1, w.admit("T", 10, l).NonReady)
 		r := w.admit("T", 10, l)
 		require.Equal(w, ledger.AdmitEmpty, r.State)
 		require.InDelta(w, l.Window-time.Duration(time.Now().UnixMilli())*time.Millisecond, r.Wait, float64(time.Minute))
-		require.Zero(w, r.Parked, "it is parked once")
+		require.Zero(w, r.NonReady, "it gets one marker")
 		require.Equal(w, map[string]int64{"non_ready": 1, "waiting": 2}, w.ledger("g"))
 	})
 }

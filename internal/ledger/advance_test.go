@@ -124,7 +124,7 @@ func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
 		w.cancel("g")
-		require.NoError(w, w.sweeping("g")()) // its states, not what it has parked
+		require.NoError(w, w.sweeping("g")()) // its states, not its non-ready jobs
 		w.create("other", "acme", "T")
 		w.seal("other")
 		w.advance("other")

@@ -199,7 +199,7 @@ func TestAppendLargePayloads(t *testing.T) {
 	})
 }
 
-// A job with a time of its own is parked until then, unless its group comes later anyway.
+// A job with a time of its own is non-ready until then, unless its group comes later anyway.
 func TestAppendJobsForLater(t *testing.T) {
 	both(t, func(w *world) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
@@ -209,10 +209,10 @@ func TestAppendJobsForLater(t *testing.T) {
 		}})
 		require.Equal(w, "NWN", w.states("g"))
 		require.Equal(w, map[string]int64{"waiting": 1, "non_ready": 2}, w.ledger("g"))
-		parked := w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
-		require.Len(w, parked, 2)
-		require.Equal(w, float64(soon.UnixMilli()), parked[0].Score)
-		require.Regexp(w, `^g\|U\|0\|0\|0\|0\|0\|0\|0\|\d+\|S\|2\|\d+\|\|3$`, parked[0].Member)
+		nonReady := w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
+		require.Len(w, nonReady, 2)
+		require.Equal(w, float64(soon.UnixMilli()), nonReady[0].Score)
+		require.Regexp(w, `^g\|U\|0\|0\|0\|0\|0\|0\|0\|\d+\|S\|2\|\d+\|\|3$`, nonReady[0].Member)
 		require.Equal(w, float64(soon.UnixMilli()), w.c.ZScore(w.Context(), w.p.NonReady(), "acme").Val(), "the index holds the earliest")
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Load("U"), "non_ready").Val())
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Tenant("acme"), "active").Val(), "what is scheduled wants no permit yet")

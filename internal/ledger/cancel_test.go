@@ -15,7 +15,7 @@ import (
 
 func TestCancelEverywhere(t *testing.T) {
 	both(t, func(w *world) {
-		w.due("parked", "acme", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
+		w.due("non-ready", "acme", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
 		w.everywhere("g")
 		w.append("g", 1)
 		w.create("keep", "acme", "T")
@@ -88,10 +88,10 @@ func TestCancelAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// A huge group is swept in chunks; what the tenant has parked of other groups stays.
+// A huge group is swept in chunks; the tenant's non-ready jobs of other groups stay.
 func TestSweepManyJobs(t *testing.T) {
 	both(t, func(w *world) {
-		const waiting, parked = 2*ledger.SweepJobs + 100, 600
+		const waiting, nonReady = 2*ledger.SweepJobs + 100, 600
 		w.create("g", "acme", "T")
 		w.create("other", "acme", "T")
 		w.append("g", waiting)
@@ -99,7 +99,7 @@ func TestSweepManyJobs(t *testing.T) {
 		for i := range later {
 			later[i].RunAt = time.Now().Add(time.Hour)
 		}
-		for range parked / len(later) {
+		for range nonReady / len(later) {
 			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: later})
 		}
 		w.appendJobs(ledger.AppendArgs{Group: "other", Jobs: later})
@@ -115,25 +115,25 @@ func TestSweepManyJobs(t *testing.T) {
 			n = counts["cancelled"]
 		}
 		require.GreaterOrEqual(w, calls, 3)
-		require.Equal(w, map[string]int64{"cancelled": waiting + parked}, w.ledger("g"))
+		require.Equal(w, map[string]int64{"cancelled": waiting + nonReady}, w.ledger("g"))
 		require.Equal(w, map[string]int64{"non_ready": int64(len(later))}, w.ledger("other"))
 		require.Equal(w, int64(len(later)), w.c.ZCard(w.Context(), w.p.NonReadyOf("acme")).Val())
 		require.Equal(w, fmt.Sprint(len(later)), w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
 	})
 }
 
-// More parked jobs than one chunk: the sweep goes on where it was, also when others
-// promote and park meanwhile.
-func TestSweepManyParkedJobs(t *testing.T) {
+// More non-ready jobs than one chunk: the sweep goes on where it was, also when others
+// promote and add jobs meanwhile.
+func TestSweepManyNonReadyJobs(t *testing.T) {
 	onRedis(t, func(w *world) {
-		const parked = 12_000
+		const nonReady = 12_000
 		w.create("g", "acme", "T")
 		w.create("other", "acme", "T")
 		later := jobs(ledger.MaxAppend)
 		for i := range later {
 			later[i].RunAt = time.Now().Add(time.Hour)
 		}
-		for range parked / len(later) {
+		for range nonReady / len(later) {
 			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: later})
 		}
 		w.cancel("g")

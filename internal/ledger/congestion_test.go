@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// waitsOf are the waits (ms) of a tenant's parked jobs in the order in which they are due,
+// waitsOf are the waits (ms) of a tenant's non-ready jobs in the order in which they are due,
 // by group and ordinal.
 func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	w.Helper()
@@ -135,9 +135,9 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// A tenant without permits is parked, not polled, and a throttle is counted for one job; what is
-// small goes first when permits come.
-func TestCongestionASmallGroupPassesAParkedFlood(t *testing.T) {
+// A tenant without permits is rate-limited, not polled, and a throttle is counted for one job; what
+// is small goes first when permits come.
+func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000
 		w.create("flood", "acme", "T")
@@ -151,7 +151,7 @@ func TestCongestionASmallGroupPassesAParkedFlood(t *testing.T) {
 		}
 		s := w.tenant("acme", l)
 		require.Equal(w, []int64{1, 1}, []int64{s.Throttles, s.NonReady}, "its head alone")
-		require.False(w, s.ParkedUntil.IsZero())
+		require.False(w, s.RateLimitedUntil.IsZero())
 		w.create("small", "acme", "T")
 		w.append("small", 20)
 		w.newWindow("acme", "other")

@@ -78,7 +78,7 @@ type TenantState struct {
 	Active     bool      // it has jobs that want a permit, and is not paused
 	Wanting    int64     // how many: waiting jobs that are neither scheduled nor of a paused group, and its markers
 	Unfinished int64     // jobs that have not ended
-	NonReady   int64     // parked jobs, also those that are paused
+	NonReady   int64     // non-ready jobs, also suspended ones
 	NextDue    time.Time // when the first of these is due; zero: none
 	PerSecond  float64   // jobs that ended, over the last 5 to 10 s; 0: not known yet
 	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
@@ -96,7 +96,7 @@ type TenantState struct {
 	NextPermit              time.Time // the tenant's; Now when it may have one at once
 	GlobalPermit            time.Time // anybody's
 	Now                     time.Time // by Redis
-	ParkedUntil             time.Time // it waits as a whole for its next permit; zero: it does not
+	RateLimitedUntil        time.Time // it waits as a whole for its next permit; zero: it does not
 }
 
 // Tenant reads a tenant's state.
@@ -115,27 +115,27 @@ func Tenant(
 	}
 	span := func(i int) time.Duration { return time.Duration(r.num(i)) * time.Millisecond }
 	s := TenantState{
-		Known:         r.num(0) == 1,
-		Paused:        r.num(4) == 1,
-		Active:        r.num(5) == 1,
-		Wanting:       r.num(6),
-		Unfinished:    r.num(7),
-		NonReady:      r.num(8),
-		NextDue:       ms(9),
-		Throttles:     r.num(12),
-		Returns:       r.num(13),
-		Waits:         span(14),
-		LongestWait:   span(15),
-		LastEvent:     ms(16),
-		Used:          r.num(17),
-		Limit:         r.num(18),
-		GlobalUsed:    r.num(19),
-		GlobalLimit:   r.num(20),
-		ActiveTenants: r.num(21),
-		NextPermit:    time.UnixMicro(r.num(22)),
-		GlobalPermit:  time.UnixMicro(r.num(23)),
-		Now:           time.UnixMicro(r.num(24)),
-		ParkedUntil:   ms(25),
+		Known:            r.num(0) == 1,
+		Paused:           r.num(4) == 1,
+		Active:           r.num(5) == 1,
+		Wanting:          r.num(6),
+		Unfinished:       r.num(7),
+		NonReady:         r.num(8),
+		NextDue:          ms(9),
+		Throttles:        r.num(12),
+		Returns:          r.num(13),
+		Waits:            span(14),
+		LongestWait:      span(15),
+		LastEvent:        ms(16),
+		Used:             r.num(17),
+		Limit:            r.num(18),
+		GlobalUsed:       r.num(19),
+		GlobalLimit:      r.num(20),
+		ActiveTenants:    r.num(21),
+		NextPermit:       time.UnixMicro(r.num(22)),
+		GlobalPermit:     time.UnixMicro(r.num(23)),
+		Now:              time.UnixMicro(r.num(24)),
+		RateLimitedUntil: ms(25),
 	}
 	if v, err := strconv.ParseFloat(r.str(1), 64); err == nil {
 		s.Settings.RPS = &v

@@ -37,7 +37,7 @@ func TestExpire(t *testing.T) {
 			w.sweep("g")
 			w.reduceAll()
 			w.start("T", w.reread("T")) // the remaining entries of the group in the stream
-			w.c.Del(w.Context(), w.p.Parked("T"), w.p.Rate())
+			w.c.Del(w.Context(), w.p.RateLimited("T"), w.p.Rate())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -63,17 +63,17 @@ var flowScenes = []scene{
 		return w.reporting(done(w.begin("T", "c", 1)...))
 	}},
 	{"promote with borrowed permits", false, func(w *world) act {
-		w.parked("g", 4)
+		w.nonReady("g", 4)
 		w.c.SAdd(w.Context(), w.p.Active(), "acme", "other")
 		return w.promoting(elastic(4))
 	}},
 	{"promote jobs of a paused group", false, func(w *world) act {
-		w.parked("g", 2)
+		w.nonReady("g", 2)
 		w.pause(ledger.PauseGroup, "g")
 		return w.promoting(limit(5))
 	}},
 	{"promote jobs of a paused tenant", false, func(w *world) act {
-		w.parked("g", 2)
+		w.nonReady("g", 2)
 		w.pause(ledger.PauseTenant, "acme")
 		return w.promoting(limit(5))
 	}},
@@ -140,7 +140,7 @@ var flowScenes = []scene{
 	{"setting", true, func(w *world) act {
 		w.byPriority(1)
 		w.spent("acme")
-		w.admit("T", 1, limit(20)) // it is parked
+		w.admit("T", 1, limit(20)) // it is rate-limited
 		return func() error {
 			rps, weight, base := 1.5, 0.5, int64(1e15)
 			return ledger.SetTenant(w.Context(), w.c, w.p, "acme", ledger.TenantSettings{RPS: &rps, Weight: &weight, BasePriority: &base})
@@ -185,7 +185,7 @@ func (w *world) byPriority(alpha float64) {
 // suspended makes a paused group with n suspended jobs.
 func (w *world) suspended(group string, n int) {
 	w.Helper()
-	w.parked(group, n)
+	w.nonReady(group, n)
 	w.pause(ledger.PauseGroup, group)
 	w.eventually(func() bool {
 		w.promote(noLimit, "T")

@@ -70,8 +70,8 @@ func (w *world) newWindow(tenants ...string) {
 	}
 	// Rate-limited tenants that wait for this window return.
 	for _, typ := range w.c.ZRange(w.Context(), w.p.Types(), 0, -1).Val() {
-		for _, tenant := range w.c.ZRange(w.Context(), w.p.Parked(typ), 0, -1).Val() {
-			require.NoError(w, w.c.ZAdd(w.Context(), w.p.Parked(typ), redis.Z{Score: 1, Member: tenant}).Err())
+		for _, tenant := range w.c.ZRange(w.Context(), w.p.RateLimited(typ), 0, -1).Val() {
+			require.NoError(w, w.c.ZAdd(w.Context(), w.p.RateLimited(typ), redis.Z{Score: 1, Member: tenant}).Err())
 		}
 	}
 }

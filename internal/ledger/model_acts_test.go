@@ -70,8 +70,8 @@ func (m *model) actLoseReaders() {
 	m.reading[typ] = false
 }
 
-// actComeBack puts a job of an earlier attempt back where it was handed out or parked, as a script
-// leaves it that was torn by a crash of Redis.
+// actComeBack puts a job of an earlier attempt back where it was handed out or non-ready, as a
+// script leaves it that was torn by a crash of Redis.
 func (m *model) actComeBack() {
 	for _, j := range some(m, m.past, 1) {
 		tenant := m.tenantOf(j.Group)

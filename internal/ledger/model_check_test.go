@@ -16,16 +16,16 @@ import (
 
 // sight is everything that one look finds, by group, type or tenant.
 type sight struct {
-	group, load, tenant                                      map[string]*redis.MapStringStringCmd
-	states                                                   map[string]*redis.StringCmd
-	queue, results, parked, suspended, failures              map[string]*redis.StringSliceCmd
-	scheduled, inTenant, inLane, tenantParked, tenantIndexed map[string]*redis.FloatCmd
-	inOver, inOrder                                          map[string]*redis.FloatCmd
-	policy                                                   *redis.StringCmd
-	rate                                                     *redis.MapStringStringCmd
-	active                                                   map[string]*redis.BoolCmd
-	ready                                                    map[string]*redis.XMessageSliceCmd
-	resultStream                                             *redis.XMessageSliceCmd
+	group, load, tenant                                           map[string]*redis.MapStringStringCmd
+	states                                                        map[string]*redis.StringCmd
+	queue, results, nonReady, suspended, failures                 map[string]*redis.StringSliceCmd
+	scheduled, inTenant, inLane, tenantRateLimited, tenantIndexed map[string]*redis.FloatCmd
+	inOver, inOrder                                               map[string]*redis.FloatCmd
+	policy                                                        *redis.StringCmd
+	rate                                                          *redis.MapStringStringCmd
+	active                                                        map[string]*redis.BoolCmd
+	ready                                                         map[string]*redis.XMessageSliceCmd
+	resultStream                                                  *redis.XMessageSliceCmd
 }
 
 // look reads it all in one round trip.
@@ -34,8 +34,8 @@ func (m *model) look() *sight {
 	s := &sight{
 		group: map[string]*redis.MapStringStringCmd{}, failures: map[string]*redis.StringSliceCmd{}, load: map[string]*redis.MapStringStringCmd{},
 		tenant: map[string]*redis.MapStringStringCmd{}, states: map[string]*redis.StringCmd{}, queue: map[string]*redis.StringSliceCmd{},
-		results: map[string]*redis.StringSliceCmd{}, parked: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
-		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantParked: map[string]*redis.FloatCmd{},
+		results: map[string]*redis.StringSliceCmd{}, nonReady: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
+		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantRateLimited: map[string]*redis.FloatCmd{},
 		tenantIndexed: map[string]*redis.FloatCmd{}, active: map[string]*redis.BoolCmd{}, ready: map[string]*redis.XMessageSliceCmd{},
 		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"), suspended: map[string]*redis.StringSliceCmd{},
 		inOver: map[string]*redis.FloatCmd{}, inOrder: map[string]*redis.FloatCmd{}, policy: pipe.Get(ctx, m.p.Policy()), rate: pipe.HGetAll(ctx, m.p.Rate()),
@@ -47,13 +47,13 @@ func (m *model) look() *sight {
 		for _, typ := range types {
 			s.queue[g+typ] = pipe.LRange(ctx, m.p.Queue(g, typ), 0, -1)
 			s.inTenant[g+typ], s.inLane[g+typ] = pipe.ZScore(ctx, m.p.FairTenant(typ, m.lanes[g], tenant), g), pipe.ZScore(ctx, m.p.FairLane(typ, m.lanes[g]), tenant)
-			s.tenantParked[g+typ] = pipe.ZScore(ctx, m.p.Parked(typ), tenant)
+			s.tenantRateLimited[g+typ] = pipe.ZScore(ctx, m.p.RateLimited(typ), tenant)
 			s.inOver[g+typ], s.inOrder[g+typ] = pipe.ZScore(ctx, m.p.FairOver(typ, m.lanes[g]), tenant), pipe.ZScore(ctx, m.p.FairPriority(typ), g)
 		}
 	}
 	for _, tenant := range owners {
 		s.suspended[tenant] = pipe.ZRange(ctx, m.p.SuspendedOf(tenant), 0, -1)
-		s.parked[tenant], s.tenantIndexed[tenant] = pipe.ZRange(ctx, m.p.NonReadyOf(tenant), 0, -1), pipe.ZScore(ctx, m.p.NonReady(), tenant)
+		s.nonReady[tenant], s.tenantIndexed[tenant] = pipe.ZRange(ctx, m.p.NonReadyOf(tenant), 0, -1), pipe.ZScore(ctx, m.p.NonReady(), tenant)
 		s.tenant[tenant], s.active[tenant] = pipe.HGetAll(ctx, m.p.Tenant(tenant)), pipe.SIsMember(ctx, m.p.Active(), tenant)
 	}
 	for _, typ := range types {
@@ -91,7 +91,7 @@ func (m *model) check() {
 		return d, m.tenantOf(d.Group)
 	}
 	for _, tenant := range owners {
-		blobs := s.parked[tenant].Val()
+		blobs := s.nonReady[tenant].Val()
 		for _, blob := range blobs {
 			d, of := note("N", blob)
 			if at := &lie[d.Group][d.Ordinal]; m.torn && !m.reference.groups[d.Group].jobs[d.Ordinal].is(ledger.NonReady, d.Attempt) {
@@ -108,7 +108,7 @@ func (m *model) check() {
 		}
 		equal(m, m.reference.paused["tenant "+tenant], s.tenant[tenant].Val()["paused"] != "", "whether %s is paused", tenant)
 		if s.tenant[tenant].Val()["paused"] == "" {
-			equal(m, len(blobs) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's parked jobs", tenant)
+			equal(m, len(blobs) > 0, s.tenantIndexed[tenant].Err() == nil, "index of %s's non-ready jobs", tenant)
 		}
 		for _, blob := range s.suspended[tenant].Val() { // suspended jobs of what is or was paused
 			d, _ := note("N", blob)
@@ -196,14 +196,14 @@ func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]str
 func (m *model) standsInLine(s *sight, g, typ string) {
 	tenant := m.tenantOf(g)
 	require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
-	if s.tenantParked[g+typ].Err() == nil || s.tenant[tenant].Val()["paused"] != "" {
+	if s.tenantRateLimited[g+typ].Err() == nil || s.tenant[tenant].Val()["paused"] != "" {
 		return
 	}
 	if s.policy.Err() == nil {
-		require.NoError(m, s.inOrder[g+typ].Err(), "%s is not parked, so it has a place in the order", g)
+		require.NoError(m, s.inOrder[g+typ].Err(), "%s is not rate-limited, so it has a place in the order", g)
 		return
 	}
-	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not parked, so it stands in the lane, with permits of its own or without", tenant)
+	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not rate-limited, so it is in the lane, with permits of its own or without", tenant)
 }
 
 // resultLines returns the location of each job's result line, by group and ordinal. Two lines of
@@ -339,6 +339,6 @@ func (m *model) nothingLeft() {
 		require.NoError(m, ledger.Expire(m.Context(), m.c, m.p, g, m.leads, false))
 	}
 	for _, key := range m.keys() {
-		require.Contains(m, append(shared, "rate", "messages", "parked:T", "parked:U", "policy"), strings.TrimPrefix(key, m.p.Base()))
+		require.Contains(m, append(shared, "rate", "messages", "rate-limited:T", "rate-limited:U", "policy"), strings.TrimPrefix(key, m.p.Base()))
 	}
 }

@@ -245,8 +245,8 @@ func (m *model) actPromote() {
 // handOut admits jobs.
 func (m *model) handOut(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
 	r := m.admitBelow(limitOfReady, typ, most, l)
-	if r.Moved+r.Parked > 0 {
-		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: r.Parked}, m.moved(ledger.Waiting, typ))
+	if r.Moved+r.NonReady > 0 {
+		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: r.NonReady}, m.moved(ledger.Waiting, typ))
 	}
 	return r
 }
@@ -258,8 +258,8 @@ func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	}
 }
 
-// moved takes over which jobs were handed out or parked, and counts them. Each must have been where
-// the transition takes from, of a type that was asked for, and nothing of it paused.
+// moved takes over which jobs were handed out or non-ready, and counts them. Each must have been
+// where the transition takes from, of a type that was asked for, and nothing of it paused.
 func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	n, pipe := map[ledger.Letter]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
 	var got []*redis.StringCmd
@@ -287,7 +287,7 @@ func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	return n
 }
 
-// later brings the time of everything that is parked or held, and a new window.
+// later brings the time of everything that is non-ready or held, and a new window.
 var later = redis.NewScript(`
 for i, key in ipairs(KEYS) do
   local what = string.match(key, ':([a-z-]+)[^{}]*$')
@@ -301,7 +301,7 @@ for i, key in ipairs(KEYS) do
 end`)
 
 func (m *model) timePasses() {
-	keys := []string{m.p.NonReady(), m.p.Parked("T"), m.p.Parked("U"), m.p.Scheduled(), m.p.Rate()}
+	keys := []string{m.p.NonReady(), m.p.RateLimited("T"), m.p.RateLimited("U"), m.p.Scheduled(), m.p.Rate()}
 	for _, tenant := range owners {
 		keys = append(keys, m.p.NonReadyOf(tenant), m.p.Tenant(tenant))
 	}

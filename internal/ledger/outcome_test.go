@@ -236,7 +236,7 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	})
 }
 
-// base + floor(n / rate) * 1 s, where n jobs of the tenant are parked before, spread within the
+// base + floor(n / rate) * 1 s, where n jobs of the tenant are non-ready before, spread within the
 // second, in order and capped.
 func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {

@@ -107,14 +107,14 @@ func (w *world) activeBesides(what ledger.Pausable) int64 {
 	return 0
 }
 
-// overdueNow makes a tenant's parked jobs due, and its permits come back.
+// overdueNow makes a tenant's non-ready jobs due, and its permits come back.
 func (w *world) overdueNow(tenant string) {
 	w.Helper()
 	w.overdue(tenant)
 	require.NoError(w, w.c.HDel(w.Context(), w.p.Tenant(tenant), "w", "n").Err())
 	for _, typ := range types {
-		if w.c.ZScore(w.Context(), w.p.Parked(typ), tenant).Err() == nil {
-			require.NoError(w, w.c.ZAdd(w.Context(), w.p.Parked(typ), redis.Z{Score: 1, Member: tenant}).Err())
+		if w.c.ZScore(w.Context(), w.p.RateLimited(typ), tenant).Err() == nil {
+			require.NoError(w, w.c.ZAdd(w.Context(), w.p.RateLimited(typ), redis.Z{Score: 1, Member: tenant}).Err())
 		}
 	}
 }
@@ -292,11 +292,11 @@ func TestPauseManyJobs(t *testing.T) {
 	})
 }
 
-// A tenant that is parked for want of a permit when it is paused, and longer.
-func TestPauseAParkedTenant(t *testing.T) {
+// A tenant that is rate-limited when it is paused, and longer.
+func TestPauseARateLimitedTenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.spent("acme")
-		require.Equal(w, 1, w.admit("T", 10, limit(20)).Parked)
+		require.Equal(w, 1, w.admit("T", 10, limit(20)).NonReady)
 		w.pause(ledger.PauseTenant, "acme")
 		w.overdueNow("acme")
 		w.settle("T")
@@ -308,7 +308,7 @@ func TestPauseAParkedTenant(t *testing.T) {
 		w.create("h", "acme", "T")
 		w.append("h", 3)
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
-		require.Equal(w, 1, w.admit("T", 10, limit(20)).Parked)
+		require.Equal(w, 1, w.admit("T", 10, limit(20)).NonReady)
 		w.pause(ledger.PauseGroup, "h")
 		require.Equal(w, int64(1), w.tenant("acme", noLimit).Wanting, "its marker, until that is met")
 		w.overdueNow("acme")

@@ -12,7 +12,7 @@ import (
 var promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready",
 	"non_ready", "limiters", "shares")
 
-// PromoteArgs asks for parked jobs that are due.
+// PromoteArgs asks for due jobs.
 type PromoteArgs struct {
 	Most     int
 	Limit    Limit
@@ -24,7 +24,7 @@ type PromoteArgs struct {
 // PromoteReply is what was promoted.
 type PromoteReply struct {
 	Moved, Skipped int
-	Wait           time.Duration // until something is due; negative: nothing is parked
+	Wait           time.Duration // until something is due; negative: nothing is non-ready
 	Permits        []Permit
 	Denials        []Denial
 	Traced         []PromoteTrace

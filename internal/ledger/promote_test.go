@@ -17,7 +17,7 @@ func TestPromote(t *testing.T) {
 		r := w.promote(noLimit, "T")
 		require.WithinDuration(w, time.Now(), time.UnixMicro(r.AtUS), time.Minute)
 		require.Equal(w, ledger.PromoteReply{Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}, AtUS: r.AtUS}, r)
-		w.parked("g", 3)
+		w.nonReady("g", 3)
 		require.Equal(w, map[string]int64{"non_ready": 3}, w.ledger("g"))
 		require.Equal(w, "3", w.c.HGet(w.Context(), w.p.Tenant("acme"), "congested").Val())
 
@@ -38,7 +38,8 @@ func TestPromote(t *testing.T) {
 	})
 }
 
-// due parks a job of a new group of a tenant under a due time in ms, as if it had come back.
+// due adds a non-ready job of a new group of a tenant under a due time in ms, as if it had come
+// back.
 func (w *world) due(group, tenant, typ string, ms float64) {
 	w.Helper()
 	w.create(group, tenant, typ)
@@ -73,7 +74,7 @@ func TestPromoteInTheOrderOfDueTimes(t *testing.T) {
 
 func TestPromoteTakesAFewAtATime(t *testing.T) {
 	both(t, func(w *world) {
-		w.parked("g", 150)
+		w.nonReady("g", 150)
 		require.Equal(w, 100, w.promote(noLimit, "T").Moved)
 		require.Equal(w, 50, w.promote(noLimit, "T").Moved)
 		require.Equal(w, map[string]int64{"ready": 150}, w.ledger("g"))
@@ -82,7 +83,7 @@ func TestPromoteTakesAFewAtATime(t *testing.T) {
 
 func TestPromoteSpendsPermits(t *testing.T) {
 	both(t, func(w *world) {
-		w.parked("g", 6)
+		w.nonReady("g", 6)
 		l := limit(4)
 		r := w.promote(l, "T")
 		require.Equal(w, 4, r.Moved)
@@ -102,7 +103,7 @@ func TestPromoteSpendsPermits(t *testing.T) {
 	})
 }
 
-// A tenant has its share of the permits, also when all that it has is parked.
+// A tenant has its share of the permits, also when all that it has is non-ready.
 func TestPromoteSharesPermits(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("b", "beta", "T")
@@ -185,11 +186,11 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 		const blocked, behind = 2300, 1050
 		w.create("full", "acme", "T")
 		w.append("full", blocked)
-		for parked := 0; parked < blocked; {
+		for nonReady := 0; nonReady < blocked; {
 			report := []ledger.GroupOutcome{{Group: "full"}}
-			for _, j := range w.begin("T", "c", min(200, blocked-parked)) {
+			for _, j := range w.begin("T", "c", min(200, blocked-nonReady)) {
 				report[0].Others = append(report[0].Others, other(ledger.OutcomeReleased, j, 0)[0].Others...)
-				parked++
+				nonReady++
 			}
 			w.outcome("T", report)
 		}
@@ -212,7 +213,7 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 // Due jobs of a type that the dispatcher does not ask for stay non-ready.
 func TestPromoteUnknownType(t *testing.T) {
 	both(t, func(w *world) {
-		w.parked("g", 1)
+		w.nonReady("g", 1)
 		r := w.promote(noLimit, "U")
 		require.Equal(w, 1, r.Skipped)
 		require.Equal(w, map[string]int64{"non_ready": 1}, w.ledger("g"))
@@ -221,7 +222,7 @@ func TestPromoteUnknownType(t *testing.T) {
 
 func TestPromoteDropsWhatEnded(t *testing.T) {
 	both(t, func(w *world) {
-		w.parked("g", 2)
+		w.nonReady("g", 2)
 		w.cancel("g")
 		require.Zero(w, w.promote(noLimit, "T").Moved)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.NonReady(), w.p.NonReadyOf("acme"), w.p.Ready("T")+"x").Val())

@@ -40,8 +40,8 @@ func (w *world) overdue(tenant string) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: tenant}).Err())
 }
 
-// parked makes a group of n jobs that a worker has handed back.
-func (w *world) parked(group string, n int) {
+// nonReady makes a group of n jobs that a worker has handed back.
+func (w *world) nonReady(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T")
 	w.append(group, n)
@@ -53,7 +53,7 @@ func (w *world) parked(group string, n int) {
 // failed creates an ended group of n jobs that all failed in their second attempt.
 func (w *world) failed(group string, n int) {
 	w.Helper()
-	w.parked(group, n)
+	w.nonReady(group, n)
 	w.seal(group)
 	w.promoteAll("T", n)
 	run := w.read("T", "c")
@@ -65,7 +65,7 @@ func (w *world) failed(group string, n int) {
 	require.Equal(w, "FAILED", w.status(group))
 }
 
-// everywhere makes a group with a job at every place: waiting, parked for each reason, ready, in
+// everywhere makes a group with a job at every place: waiting, non-ready for each reason, ready, in
 // flight, done and failed.
 func (w *world) everywhere(group string) {
 	w.Helper()
@@ -79,7 +79,7 @@ func (w *world) everywhere(group string) {
 	w.appendJobs(ledger.AppendArgs{Group: group, Jobs: []ledger.NewJob{{Payload: large, RunAt: time.Now().Add(time.Hour)}}})
 	w.append(group, 1)
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
-	require.Equal(w, 1, w.admit("T", 1, limit(20)).Parked)
+	require.Equal(w, 1, w.admit("T", 1, limit(20)).NonReady)
 	require.Equal(w, "DFNIRNNW", w.states(group))
 }
 

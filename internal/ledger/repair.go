@@ -50,8 +50,8 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 
 // Leftover is something that may be no job.
 type Leftover struct {
-	Place string // queue, parked, suspended, ready, results or failures
-	// the group of a queue or of failures, the tenant of what is parked or suspended, the
+	Place string // queue, non-ready, suspended, ready, results or failures
+	// the group of a queue or of failures, the tenant of what is non-ready or suspended, the
 	// type of a ready stream
 	Whose string
 	Type  string // of a queue

@@ -51,10 +51,10 @@ func init() {
 			w.c.RPush(w.Context(), w.p.Queue("g", "T"), "nonsense")
 			return ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"}
 		}),
-		drop("among what is parked", func(w *world) ledger.Leftover {
-			w.parked("g", 1)
+		drop("among what is non-ready", func(w *world) ledger.Leftover {
+			w.nonReady("g", 1)
 			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "nonsense"})
-			return ledger.Leftover{Place: "parked", Whose: "acme", Item: "nonsense"}
+			return ledger.Leftover{Place: "non-ready", Whose: "acme", Item: "nonsense"}
 		}),
 		drop("in a ready stream", func(w *world) ledger.Leftover {
 			id := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []string{"k", "v"}}).Val()
@@ -152,10 +152,10 @@ func TestRepairLeftoverSparesJobs(t *testing.T) {
 			spare(ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: blob})
 		}
 		spare(ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"})
-		parked := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
-		for _, blob := range parked {
-			spare(ledger.Leftover{Place: "parked", Whose: "acme", Item: blob})
-			spare(ledger.Leftover{Place: "parked", Whose: "acme", Item: blob, Twin: parked[0] + "?"})
+		nonReady := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
+		for _, blob := range nonReady {
+			spare(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: blob})
+			spare(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: blob, Twin: nonReady[0] + "?"})
 		}
 		ready := w.c.XRange(w.Context(), w.p.Ready("T"), "-", "+").Val()
 		require.Len(w, ready, 2)
@@ -173,17 +173,17 @@ func TestRepairLeftoverSparesJobs(t *testing.T) {
 
 		twin := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: ready[0].Values}).Val()
 		drop(ledger.Leftover{Place: "ready", Whose: "T", Item: twin, Twin: ready[0].ID})
-		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: parked[0] + " "})
-		drop(ledger.Leftover{Place: "parked", Whose: "acme", Item: parked[0] + " ", Twin: parked[0]})
-		w.c.ZAdd(w.Context(), w.p.NonReadyOf("nobody"), redis.Z{Score: 1, Member: parked[0]})
-		drop(ledger.Leftover{Place: "parked", Whose: "nobody", Item: parked[0]})
+		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: nonReady[0] + " "})
+		drop(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: nonReady[0] + " ", Twin: nonReady[0]})
+		w.c.ZAdd(w.Context(), w.p.NonReadyOf("nobody"), redis.Z{Score: 1, Member: nonReady[0]})
+		drop(ledger.Leftover{Place: "non-ready", Whose: "nobody", Item: nonReady[0]})
 		require.Equal(w, before, w.ledger("g"))
 		require.EqualValues(w, 3, w.c.LLen(w.Context(), w.p.Quarantine()).Val())
 
 		// What a job does whose states are lost can't be told, so nothing of it is touched.
 		w.c.Del(w.Context(), w.p.States("g"))
 		spare(ledger.Leftover{Place: "ready", Whose: "T", Item: ready[0].ID})
-		spare(ledger.Leftover{Place: "parked", Whose: "acme", Item: parked[0]})
+		spare(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: nonReady[0]})
 		spare(ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: w.queue("g", "T")[0]})
 		spare(ledger.Leftover{Place: "failures", Whose: "g", Item: "1"})
 	})

@@ -30,7 +30,7 @@ func TestRetire(t *testing.T) {
 		w.start("T", run)
 		refused("it runs")
 		w.outcome("T", other(ledger.OutcomeReleased, run[0], 0))
-		refused("it is parked")
+		refused("it is non-ready")
 		w.promoteAll("T", 1)
 		again := w.read("T", "c")
 		w.start("T", again)
@@ -38,7 +38,7 @@ func TestRetire(t *testing.T) {
 		w.unchanged(func() { require.False(w, w.retire("T", -time.Hour), "it was served since") })
 
 		require.True(w, w.retire("T", time.Hour))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Types(), w.p.Load("T"), w.p.Ready("T"), w.p.Fair("T"), w.p.FairLane("T", "normal"), w.p.Parked("T")).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Types(), w.p.Load("T"), w.p.Ready("T"), w.p.Fair("T"), w.p.FairLane("T", "normal"), w.p.RateLimited("T")).Val())
 		w.unchanged(func() { require.False(w, w.retire("T", time.Hour)) })
 
 		w.append("g", 1) // a new job of the type makes it known again

@@ -79,7 +79,7 @@ var lifeScenes = []scene{
 	{"admit a tenant whose permit has come", false, func(w *world) act {
 		w.spent("acme")
 		w.admit("T", 1, limit(20))
-		w.c.ZAdd(w.Context(), w.p.Parked("T"), redis.Z{Score: 1, Member: "acme"})
+		w.c.ZAdd(w.Context(), w.p.RateLimited("T"), redis.Z{Score: 1, Member: "acme"})
 		w.c.HSet(w.Context(), w.p.Rate(), "w", 0, "n", 1000) // the tenant returns to the queue, and admits nothing
 		return w.admitting(limit(20))
 	}},
@@ -96,7 +96,7 @@ var lifeScenes = []scene{
 		return w.admitting(noLimit)
 	}},
 	{"promote", false, func(w *world) act {
-		w.parked("g", 2)
+		w.nonReady("g", 2)
 		return w.promoting(limit(5))
 	}},
 	{"promote a marker", false, func(w *world) act {
@@ -106,12 +106,12 @@ var lifeScenes = []scene{
 		return w.promoting(noLimit)
 	}},
 	{"promote jobs of a cancelled group", false, func(w *world) act {
-		w.parked("g", 2)
+		w.nonReady("g", 2)
 		w.cancel("g")
 		return w.promoting(limit(5))
 	}},
 	{"promote what can't be read", false, func(w *world) act {
-		w.parked("g", 1)
+		w.nonReady("g", 1)
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "nonsense"})
 		return w.promoting(noLimit)
 	}},
@@ -214,7 +214,7 @@ var lifeScenes = []scene{
 		w.cancel("g")
 		return w.sweeping("g")
 	}},
-	{"sweep what is parked", false, func(w *world) act {
+	{"sweep what is non-ready", false, func(w *world) act {
 		w.everywhere("g")
 		w.cancel("g")
 		require.NoError(w, w.sweeping("g")())

@@ -85,7 +85,7 @@ func TestLimitFiveAndTwoTenantsTheThirdOfAGoesToNonReady(t *testing.T) {
 		w.backlog("b", "U", 1)
 		l := limit(5)
 		r := w.admit("T", 10, l)
-		require.Equal(w, []int{2, 1}, []int{r.Moved, r.Parked})
+		require.Equal(w, []int{2, 1}, []int{r.Moved, r.NonReady})
 		require.Equal(w, []ledger.Denial{{Tenant: "a", Reason: "per_group"}}, r.Denials)
 		require.Equal(w, map[string]int64{"ready": 2, "non_ready": 1}, w.ledger("a"))
 		require.Equal(w, "RRN", w.states("a"))

@@ -28,18 +28,18 @@ type Look struct {
 
 	GroupPaused, TenantPaused, TypePaused bool
 
-	HeldUntil    time.Time // the group's run_at while it is held; zero: it is not
-	ParkedUntil  time.Time // when the tenant is let into the fair queue again; zero: it is not parked
-	Place        int64     // jobs before it in its queue; -1: unknown
-	ByPriority   bool      // groups are chosen by priority, whoever's they are; else a tenant's own stand in a line
-	GroupsBefore int64     // before its own in that order, for its type
-	JobsBefore   int64     // jobs of these that wait
-	Started      time.Time // the group; zero: it has not
-	Ended        int64     // jobs of the group
-	Accepted     int64
-	NonReady     int64
-	Ready        int64
-	InFlight     int64
+	HeldUntil        time.Time // the group's run_at while it is held; zero: it is not
+	RateLimitedUntil time.Time // when the tenant returns to the fair queue; zero: it is not rate-limited
+	Place            int64     // jobs before it in its queue; -1: unknown
+	ByPriority       bool      // groups are chosen by priority, whoever's they are; else a tenant's own stand in a line
+	GroupsBefore     int64     // before its own in that order, for its type
+	JobsBefore       int64     // jobs of these that wait
+	Started          time.Time // the group; zero: it has not
+	Ended            int64     // jobs of the group
+	Accepted         int64
+	NonReady         int64
+	Ready            int64
+	InFlight         int64
 }
 
 // Why looks at a job, or with NextJob at the one that its group would hand out next. At most so
@@ -62,23 +62,23 @@ func Why(
 		paused[what] = true
 	}
 	l := Look{
-		Now:          time.UnixMilli(r.num(1)),
-		Ordinal:      r.num(3),
-		Tenant:       r.str(4),
-		Status:       api.Status(r.str(5)),
-		Type:         r.str(6),
-		GroupPaused:  paused['g'],
-		TenantPaused: paused['t'],
-		TypePaused:   paused['y'],
-		HeldUntil:    r.when(8),
-		ParkedUntil:  r.when(9),
-		Place:        r.num(10),
-		GroupsBefore: r.num(11),
-		JobsBefore:   r.num(12),
-		ByPriority:   r.num(13) == 1,
-		Started:      r.when(14),
-		Ended:        r.num(15),
-		Accepted:     r.num(16),
+		Now:              time.UnixMilli(r.num(1)),
+		Ordinal:          r.num(3),
+		Tenant:           r.str(4),
+		Status:           api.Status(r.str(5)),
+		Type:             r.str(6),
+		GroupPaused:      paused['g'],
+		TenantPaused:     paused['t'],
+		TypePaused:       paused['y'],
+		HeldUntil:        r.when(8),
+		RateLimitedUntil: r.when(9),
+		Place:            r.num(10),
+		GroupsBefore:     r.num(11),
+		JobsBefore:       r.num(12),
+		ByPriority:       r.num(13) == 1,
+		Started:          r.when(14),
+		Ended:            r.num(15),
+		Accepted:         r.num(16),
 	}
 	if state := r.str(2); state != "" {
 		l.State = Letter(state[0])

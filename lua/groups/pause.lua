@@ -76,7 +76,7 @@ elseif what == 'tenant' then
     for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
       for _, lane in ipairs(LANES) do
         local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. id
-        if call('ZCARD', of) > 0 and not call('ZSCORE', B .. 'parked:' .. typ, id) then
+        if call('ZCARD', of) > 0 and not call('ZSCORE', B .. 'rate-limited:' .. typ, id) then
           if not in_lane(typ, lane, id) then enter_lane(typ, lane, id) end
           if factor then
             for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end

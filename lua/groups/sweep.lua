@@ -5,7 +5,7 @@
 -- Its cursor lies in the group. Twice: goes on where it is. Goes through when memory is full. Cost: about 0.3 µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key = B .. 'group:' .. group
-local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'parked_sweep', 'types')
+local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'sweep_non_ready', 'types')
 if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0 } end
 local at, accepted, tenant = tonumber(g[2]), tonumber(g[3] or 0), g[4]
 local NAMES = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight' }
@@ -27,7 +27,7 @@ if at < accepted then
   call('HSET', key, 'sweep', math.min(accepted, at + most))
   return { 'MORE', n }
 end
--- What it has parked goes too, so that nothing scheduled for next year stays in memory; first the non-ready jobs, then the suspended ones (cursors s…).
+-- What it has as non-ready goes too, so that nothing scheduled for next year stays in memory; first the non-ready jobs, then the suspended ones (cursors s…).
 local cursor = g[5] or '0'
 local suspended = string.sub(cursor, 1, 1) == 's'
 local jobs = B .. (suspended and 'suspended:' or 'non-ready:') .. tenant
@@ -52,7 +52,7 @@ if removed > 0 then reindex(tenant) end
 if page[1] ~= '0' or not suspended then
   local next_page = page[1]
   if suspended or page[1] == '0' then next_page = 's' .. page[1] end
-  call('HSET', key, 'parked_sweep', next_page)
+  call('HSET', key, 'sweep_non_ready', next_page)
   return { 'MORE', 0 }
 end
 if call('ZCARD', B .. 'suspended:' .. tenant) == 0 then
@@ -61,7 +61,7 @@ if call('ZCARD', B .. 'suspended:' .. tenant) == 0 then
 end
 check_last(tenant)
 call('UNLINK', B .. 'payloads:' .. group, B .. 'errors:' .. group)
-call('HDEL', key, 'sweep', 'parked_sweep')
+call('HDEL', key, 'sweep', 'sweep_non_ready')
 call('ZREM', B .. 'open', group)
 call('ZADD', B .. 'ended', now_ms(), group)
 return { 'DONE', 0 }

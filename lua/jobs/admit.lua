@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  type, most jobs, cap of what is undelivered in the ready stream, workers (0 = not known), jobs that may lie there beyond those that they run (0 = there are no workers), limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part of them, tag of
 --       the division ('' = one partition), share (static | elastic), seed of span ids, ms that congestion statistics are kept, weights of high, normal, low
--- Reply {state, moved, parked, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, waited for fairness ms, for the rate ms, …}, Redis µs}
+-- Reply {state, moved, made non-ready, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, waited for fairness ms, for the rate ms, …}, Redis µs}
 --       state: 'OK' | 'FULL' the ready stream is | 'LIMITED' by the rate | 'PAUSED' the type is | 'EMPTY' nothing waits that may run; wait -1: until woken
 -- A job is never between two places: each pick is added to its new place before it leaves the old one, in one script.
 -- Twice: the second call takes the next jobs. Goes through when memory is full. Cost: about 3 µs a job, and some µs a tenant; O(log n) in tenants and groups.
@@ -17,10 +17,10 @@ local PICK = 50
 -- At most so many tenants are looked at in one call.
 local LOOKS = 200
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
-local over, parked_key = B .. 'over:' .. typ, B .. 'parked:' .. typ
+local over, rate_limited = B .. 'over:' .. typ, B .. 'rate-limited:' .. typ
 US = now_us()
 now = floor(US / 1000)
-local moved, parked, allowed, denied = 0, 0, {}, {}
+local moved, non_ready, allowed, denied = 0, 0, {}, {}
 
 if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
 local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at', 'yield')
@@ -91,11 +91,11 @@ do
         end
       end
     end
-    call('ZREM', parked_key, tenant)
+    call('ZREM', rate_limited, tenant)
   end
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
   -- Nobody waits for so long, unless the clock was set back.
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', parked_key, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do comeback(tenant) end
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do comeback(tenant) end
 end
 
 local g = global(total, tonumber(ARGV[9]), ARGV[10])
@@ -117,7 +117,7 @@ if quick and math.abs(now - tonumber(load[5] or 0)) > QUICK_MS then quick = nil 
 
 local look
 do
-  -- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its parked jobs that are due may claim.
+  -- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its due jobs may claim.
   local F, claims = LIMIT_FIELDS[LIMITER], {}
   function look(tenant)
     local key = B .. 'tenant:' .. tenant
@@ -129,7 +129,7 @@ do
     local all = limited and rate_since(g.rs, g.rd, now)
     if all and (not t.bound or all < t.bound) then t.bound = all end
     if not limited and not t.rps then return t end
-    precheck('ZCARD', B .. 'non-ready:' .. tenant) -- where its head would be parked
+    precheck('ZCARD', B .. 'non-ready:' .. tenant) -- its marker goes there
     precheck('HLEN', B .. 'congestion:' .. tenant)
     local permits = permits_of(g, limited, t.rps, h[4], by_group and elastic)
     t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
@@ -157,11 +157,11 @@ local function dismiss(tenant)
   end
 end
 
--- park_tenant lets a tenant wait as a whole for its next permit; its head job moves, as the marker of its next start.
-local function park_tenant(t, lane, group, n)
+-- rate_limit_tenant lets a tenant wait as a whole for its next permit; its head job moves, as the marker of its next start.
+local function rate_limit_tenant(t, lane, group, n)
   if t.left > 0 then
     -- It has permits, but they are left to jobs that are due.
-    call('ZADD', parked_key, now + 2, t.name)
+    call('ZADD', rate_limited, now + 2, t.name)
     dismiss(t.name)
     if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
     return
@@ -170,14 +170,14 @@ local function park_tenant(t, lane, group, n)
   denied[#denied + 1] = t.name
   denied[#denied + 1] = 'per_group'
   local of = fair .. ':' .. lane .. ':' .. t.name
-  if t.marker or call('ZSCORE', parked_key, t.name) then -- its former head has not got a permit yet
+  if t.marker or call('ZSCORE', rate_limited, t.name) then -- its former head has not got a permit yet
     rate_bound(t.key, t.rs, t.rd, now)
-    call('ZADD', parked_key, due, t.name)
+    call('ZADD', rate_limited, due, t.name)
   else
-    local went, gone = take(group, 1, to_park(group, t.name, t.bound or now, due))
+    local went, gone = take(group, 1, to_non_ready(group, t.name, t.bound or now, due))
     rate_bound(t.key, t.rs, t.rd, now)
     settle(group, of, 'non_ready', went, gone, n)
-    call('ZADD', parked_key, due, t.name)
+    call('ZADD', rate_limited, due, t.name)
     if went > 0 then
       call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
       call('HINCRBY', t.key, 'congested', went)
@@ -187,7 +187,7 @@ local function park_tenant(t, lane, group, n)
       call('PEXPIRE', B .. 'congestion:' .. t.name, keep)
     end
     if gone > went then activate(t.name, went - gone) end
-    parked = parked + went
+    non_ready = non_ready + went
   end
   dismiss(t.name)
   if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
@@ -373,7 +373,7 @@ local function by_fairness()
       call('ZREM', fair .. ':' .. lane, t.name)
       waiting[lane], lent[lane] = waiting[lane] - 1, lent[lane] + 1
     else
-      park_tenant(t, lane, group, n)
+      rate_limit_tenant(t, lane, group, n)
     end
   end
   return false
@@ -404,7 +404,7 @@ local function lend()
       leave_lane(typ, lane, t.name, start)
       gone_from(lane, 'over')
     elseif t.rps then -- it has got a limit of its own meanwhile
-      park_tenant(t, lane, group, n)
+      rate_limit_tenant(t, lane, group, n)
     else
       local went, empty = give(t, lane, group, n, math.min(quantum(lent[lane]), spare))
       spare = spare - went
@@ -436,7 +436,7 @@ local function by_priority()
         local own = empty and in_lane(typ, lane, tenant)
         if own then leave_lane(typ, lane, tenant, own) end
       else
-        park_tenant(t, lane, group, n)
+        rate_limit_tenant(t, lane, group, n)
       end
     end
   end
@@ -457,7 +457,7 @@ if moved > 0 then
   end
 end
 if state == 'EMPTY' then
-  local next_permit = call('ZRANGE', parked_key, 0, 0, 'WITHSCORES')
+  local next_permit = call('ZRANGE', rate_limited, 0, 0, 'WITHSCORES')
   if #next_permit > 0 then wait = math.max(0, tonumber(next_permit[2]) - now) end
 end
 local flat = {}
@@ -465,4 +465,4 @@ for tenant, n in pairs(allowed) do
   flat[#flat + 1] = tenant
   flat[#flat + 1] = n
 end
-return { state, moved, parked, wait, flat, denied, traced, US }
+return { state, moved, non_ready, wait, flat, denied, traced, US }

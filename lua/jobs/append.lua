@@ -127,7 +127,7 @@ for _, typ in ipairs(order) do
   precheck('LLEN', B .. 'queue:' .. group .. ':' .. typ)
   precheck('HLEN', B .. 'load:' .. typ)
   if not held then precheck_enqueue(typ, lane, tenant) end
-  if #later[typ] > 0 then precheck_park(tenant, typ) end
+  if #later[typ] > 0 then precheck_non_ready(tenant, typ) end
 end
 if #large > 0 then precheck('HLEN', B .. 'payloads:' .. group) end
 if scheduled then
@@ -147,7 +147,7 @@ for _, typ in ipairs(order) do
     call('HINCRBY', B .. 'load:' .. typ, 'waiting', #q)
     if not held then enqueue(typ, lane, tenant, group, #q, now, factor) end
   end
-  if #later[typ] > 0 then park(tenant, typ, later[typ]) end
+  if #later[typ] > 0 then add_non_ready(tenant, typ, later[typ]) end
   if not string.find('|' .. types .. '|', '|' .. typ .. '|', 1, true) then
     types = types == '' and typ or types .. '|' .. typ
     call('HSET', key, 'types', types)

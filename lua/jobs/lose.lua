@@ -4,7 +4,7 @@
 -- Reply ordinals of the jobs that ended; who has moved since is not lost
 -- A mark grows with each move, so the same state says that a job has not moved since it was missed; waiting ones also have to be too many for the queues.
 -- Of one whose type can't be told the payload goes into the dead letter only: a retry must not run it as another type.
--- What a parked job counted for can't be told any more where others are parked; the audit's law of loads finds what is wrong then.
+-- What a non-ready job counted for can't be told any more where others are non-ready; the audit's law of loads finds what is wrong then.
 -- Twice: they have failed. Goes through when memory is full. Cost: some µs a job.
 local group, only = ARGV[1], ARGV[2]
 local key = B .. 'group:' .. group
@@ -76,7 +76,7 @@ if n.N > 0 then
   local counts = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'marker')
   if call('ZCARD', B .. 'non-ready:' .. tenant) > 0 then
     add(B .. 'tenant:' .. tenant, 'congested', -math.min(congested, math.max(0, tonumber(counts[1] or 0))))
-  else -- nothing is parked: nothing counts
+  else -- nothing is non-ready: nothing counts
     call('HDEL', B .. 'tenant:' .. tenant, 'congested', 'marker')
     if counts[2] then activate(tenant, -1) end
     call('ZREM', B .. 'non-ready', tenant)

@@ -90,7 +90,7 @@ local function settle_done(group, live)
   return n
 end
 
--- settle_others does the same with n jobs that are not done. It returns how many have failed, were parked, and went back unstarted.
+-- settle_others does the same with n jobs that are not done. It returns how many have failed, became non-ready, and went back unstarted.
 local function settle_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
@@ -137,11 +137,11 @@ local function settle_others(group, live, tenant, round, n)
       end
     end
   end
-  local parked = #blobs / 2
-  if parked > 0 then
+  local non_ready = #blobs / 2
+  if non_ready > 0 then
     if #errors > 0 then call('HSET', B .. 'errors:' .. group, unpack(errors)) end
-    park(tenant, typ, blobs)
-    call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', parked)
+    add_non_ready(tenant, typ, blobs)
+    call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', non_ready)
   end
   if returns > 0 then
     local stats = B .. 'congestion:' .. tenant
@@ -152,7 +152,7 @@ local function settle_others(group, live, tenant, round, n)
   end
   store_states(group, ords, new, span)
   add(B .. 'group:' .. group, 'retries', retries)
-  return failed, parked, readied
+  return failed, non_ready, readied
 end
 
 -- settle_tenant keeps what admission needs to know: how long the tenant's jobs take, and what it owes: the time that they took beyond what they were
@@ -188,19 +188,19 @@ for _ = 1, groups do
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'sealed', 'accepted', 'done', 'failed', 'cancelled')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
-  local done, failed, parked, readied = 0, 0, 0, 0
+  local done, failed, non_ready, readied = 0, 0, 0, 0
   if live then
     precheck('HLEN', B .. 'tenant:' .. tenant, B .. 'congestion:' .. tenant)
     precheck_rerank(g[4], factor)
   end
   if live and n_other > 0 then
-    precheck_park(tenant, typ)
+    precheck_non_ready(tenant, typ)
     precheck_bury(group)
   end
   if n_done > 0 then done = settle_done(group, live) end
-  if n_other > 0 then failed, parked, readied = settle_others(group, live, tenant, tonumber(g[3]), n_other) end
-  if done + failed + parked > 0 then
-    add(key, 'in_flight', -done - failed - parked, 'done', done, 'failed', failed, 'non_ready', parked)
+  if n_other > 0 then failed, non_ready, readied = settle_others(group, live, tenant, tonumber(g[3]), n_other) end
+  if done + failed + non_ready > 0 then
+    add(key, 'in_flight', -done - failed - non_ready, 'done', done, 'failed', failed, 'non_ready', non_ready)
     if done + failed > 0 then
       call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       local ended = tonumber(g[7] or 0) + tonumber(g[8] or 0) + tonumber(g[9] or 0) + done + failed
@@ -209,7 +209,7 @@ for _ = 1, groups do
     end
     settle_tenant(tenant, took, ran, done + failed)
   end
-  local took_effect = done + failed + parked + readied
+  local took_effect = done + failed + non_ready + readied
   owned, stale = owned + took_effect, stale + n_done + n_other - took_effect
   if live then refused = refused + n_done + n_other - took_effect end
 end

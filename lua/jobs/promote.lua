@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  most jobs, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part, tag of the division, share (static | elastic),
 --       seed of span ids, ms to wait for a full ready stream, then pairs of type and cap
--- Reply {moved, skipped for a full ready stream, wait ms until something can be done (-1: nothing is parked),
+-- Reply {moved, skipped for a full ready stream, wait ms until something can be done (-1: nothing is non-ready),
 --        {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, since, now, attempt, reason, …}, Redis µs}
 -- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none. Jobs of what is paused are suspended.
 -- A job leaves non-ready last. Twice: the second call finds the jobs gone. Goes through when memory is full. Cost: some µs a job.

@@ -39,7 +39,7 @@ for _, p in ipairs(pending) do
       if g[1] and g[2] ~= 'CANCELLED' and (letter == 'R' or letter == 'I') and m == mark(j.attempt) then
         local field, tenant = letter == 'R' and 'ready' or 'in_flight', g[1]
         precheck('HLEN', B .. 'tenant:' .. tenant)
-        precheck_park(tenant, typ)
+        precheck_non_ready(tenant, typ)
         precheck_bury(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
@@ -54,7 +54,7 @@ for _, p in ipairs(pending) do
             call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({ ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job', attempts = j.attempt, at = now, ['until'] = now, reason = 'E' }))
           end
           j.since, j.reason = now, 'E'
-          park(tenant, typ, { now, compose(j, blob) })
+          add_non_ready(tenant, typ, { now, compose(j, blob) })
           call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', 1)
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'N' .. m)
           add(key, field, -1, 'non_ready', 1)

@@ -20,7 +20,7 @@ allow_oom()
 
 -- suspend lets jobs of what is paused wait beside the non-ready ones; they are looked for in the stream, as only their entries' ids came.
 local function suspend(group, tenant, entries, ords, attempts, at)
-  precheck_park(tenant, typ)
+  precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'suspended:' .. tenant)
   precheck('SCARD', B .. 'suspended')
   local n = 0

@@ -3,7 +3,7 @@
 -- ARGV  group, ordinal (-1 = the next that waits), most types and most groups before it that are looked at
 -- Reply {'NOGROUP'} | {'NOJOB'} |
 --       {'OK', now, state ('' = nothing waits), ordinal, tenant, status, type ('' = only its blob tells), what is paused (of g, t and y),
---        held until (0: it is not held), parked until (0: its tenant is not), place in its queue (-1 = unknown),
+--        held until (0: it is not held), until when its tenant is rate-limited (0: it is not), place in its queue (-1 = unknown),
 --        groups before its own, jobs of these, 1 when groups are chosen by priority, started ms, ended, accepted, {count by state, …}, {type, …}}
 -- A waiting job is found in its queue by bisection, for appends come in the order of ordinals; what a later round has put there may escape.
 -- Twice: it answers again. Goes through when memory is full. Cost: a few commands for each type and group.
@@ -51,10 +51,10 @@ end
 local paused = g[5] and g[5] ~= '' and 'g' or ''
 if call('HEXISTS', B .. 'pauses', 't:' .. tenant) == 1 then paused = paused .. 't' end
 if typ ~= '' and call('HEXISTS', B .. 'pauses', 'y:' .. typ) == 1 then paused = paused .. 'y' end
-local before, jobs, parked = 0, 0, nil
+local before, jobs, limited_until = 0, 0, nil
 local by_priority = alpha() and 1 or 0
 if state == 'W' and typ ~= '' then
-  parked = call('ZSCORE', B .. 'parked:' .. typ, tenant)
+  limited_until = call('ZSCORE', B .. 'rate-limited:' .. typ, tenant)
   local order, rank_of, range_of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant, 'ZRANK', 'ZRANGE'
   if by_priority == 1 then order, rank_of, range_of = B .. 'priority:' .. typ, 'ZREVRANK', 'ZREVRANGE' end
   before = call(rank_of, order, group) or 0
@@ -63,5 +63,5 @@ if state == 'W' and typ ~= '' then
   end
 end
 local n = function(i) return tonumber(g[i] or 0) or 0 end
-return { 'OK', now_ms(), state, ordinal, tenant, g[2] or '', typ, paused, call('ZSCORE', B .. 'scheduled', group) or 0, parked or 0, place,
+return { 'OK', now_ms(), state, ordinal, tenant, g[2] or '', typ, paused, call('ZSCORE', B .. 'scheduled', group) or 0, limited_until or 0, place,
   before, jobs, by_priority, n(7), n(8) + n(9) + n(10), n(11), { n(12), n(13), n(14) }, types }

@@ -18,7 +18,7 @@ local AGE_MS = 100
 local function precheck_enqueue(typ, lane, tenant)
   precheck('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
   precheck('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'over:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant,
-    B .. 'parked:' .. typ, B .. 'priority:' .. typ)
+    B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ)
 end
 local function enter_lane(typ, lane, tenant)
   local own = call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane)
@@ -45,7 +45,7 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
   call('ZINCRBY', of, n * AGE_MS, group)
-  if call('ZSCORE', B .. 'parked:' .. typ, tenant) then return end
+  if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then return end
   if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end

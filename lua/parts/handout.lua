@@ -13,12 +13,12 @@
 --   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
 --   take(group, k, place)                      takes jobs out of a group's queue
 --   to_ready(group, tenant, bound)             places jobs in the ready stream
---   to_park(group, tenant, bound, due)         places jobs in non-ready
+--   to_non_ready(group, tenant, bound, due)         places jobs in non-ready
 --   settle(group, of, field, went, gone, n)    writes the counters of what was taken
 
 local typ, stream, fair, load_key, seed, now, by_group
 local traced = {} -- the sampled jobs among those that were handed out
-local next_group, take, to_ready, to_park, settle
+local next_group, take, to_ready, to_non_ready, settle
 
 do
   local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
@@ -145,7 +145,7 @@ do
     return front .. follow(s.trace, id) .. sub(blob, #front + #s.trace + 1)
   end
 
-  -- to_ready and to_park place a segment's jobs, and return their new state.
+  -- to_ready and to_non_ready place a segment's jobs, and return their new state.
   function to_ready(group, tenant, bound)
     return function(blobs, s)
       local fairness, rate = waited(tonumber(s.accepted), bound)
@@ -159,16 +159,16 @@ do
     end
   end
 
-  function to_park(group, tenant, bound, due)
+  function to_non_ready(group, tenant, bound, due)
     return function(blobs, s)
       local fairness, rate = waited(tonumber(s.accepted), bound)
       local head = group .. '|' .. typ .. '|' .. s.attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now)
-      local parked = {}
+      local due_jobs = {}
       for i = s.at, s.at + s.n - 1 do
-        parked[#parked + 1] = due
-        parked[#parked + 1] = head .. traced_by(group, tenant, blobs[i], s, fairness, rate)
+        due_jobs[#due_jobs + 1] = due
+        due_jobs[#due_jobs + 1] = head .. traced_by(group, tenant, blobs[i], s, fairness, rate)
       end
-      park(tenant, typ, parked)
+      add_non_ready(tenant, typ, due_jobs)
       return 'N' .. mark(s.attempt)
     end
   end

@@ -3,20 +3,20 @@
 -- NEEDS  base, signals
 -- OFFERS
 --   FAR                            due time of a paused tenant
---   precheck_park(tenant, typ)     reads the keys that park writes
---   park(tenant, typ, blobs)       adds jobs
+--   precheck_non_ready(tenant, typ)     reads the keys that add_non_ready writes
+--   add_non_ready(tenant, typ, blobs)       adds jobs
 --   reindex(tenant, not_before)    writes the tenant's place in the order again
 
--- FAR is when a paused tenant's parked jobs are due; it is later than any time, and an integer that a score holds exactly.
+-- FAR is when a paused tenant's non-ready jobs are due; it is later than any time, and an integer that a score holds exactly.
 local FAR = 9007199254740991
 
--- park puts moving blobs, each behind its due time, into their tenant's non-ready set and keeps the index at the earliest.
-local function precheck_park(tenant, typ)
+-- add_non_ready puts moving blobs, each behind its due time, into their tenant's non-ready set and keeps the index at the earliest.
+local function precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck('HLEN', B .. 'load:' .. typ)
   precheck('LLEN', B .. 'wake:dispatcher')
 end
-local function park(tenant, typ, blobs)
+local function add_non_ready(tenant, typ, blobs)
   call('ZADD', B .. 'non-ready:' .. tenant, unpack(blobs))
   local due, first = blobs[1], call('ZSCORE', B .. 'non-ready', tenant)
   for i = 3, #blobs, 2 do due = math.min(due, blobs[i]) end
@@ -27,7 +27,7 @@ local function park(tenant, typ, blobs)
   call('HINCRBY', B .. 'load:' .. typ, 'non_ready', #blobs / 2)
 end
 
--- reindex sets a tenant's place among those with parked jobs to its earliest due time, or to not_before where that is later.
+-- reindex sets a tenant's place among those with non-ready jobs to its earliest due time, or to not_before where that is later.
 local function reindex(tenant, not_before)
   local first = call('ZRANGE', B .. 'non-ready:' .. tenant, 0, 0, 'WITHSCORES')
   if #first == 0 then

@@ -41,7 +41,7 @@ local function global(total, part, tag)
   return g
 end
 
--- count_due says whether parked jobs are due. Their tenants could use permits now, so they are active, though nothing of theirs may wait.
+-- count_due says whether non-ready jobs are due. Their tenants could use permits now, so they are active, though nothing of theirs may wait.
 local function count_due(g, now)
   local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)
   for _, tenant in ipairs(due) do
@@ -67,7 +67,7 @@ local function permits_of(g, limited, rps, weight, whole)
   return math.min(permits, math.max(1, g.permits))
 end
 
--- overdue is how many of a tenant's parked jobs have been due for a moment and got no permit: who is due just now is served in time as a rule, and a permit that
+-- overdue is how many of a tenant's non-ready jobs have been due for a moment and got no permit: who is due just now is served in time as a rule, and a permit that
 -- is kept for it meanwhile would be wasted where permits come one by one.
 local overdue
 do
@@ -76,7 +76,7 @@ do
 end
 
 -- reserved is how many of the permits that are left others may claim for themselves: tenants that wait with some of their share
--- unused, in the lanes of other types, and parked jobs that are due. Only what is beyond may be lent.
+-- unused, in the lanes of other types, and due jobs. Only what is beyond may be lent.
 local reserved
 do
   local function shares_of(lane, g, equal)
@@ -112,7 +112,7 @@ local function reserved_due(g, now, except)
   return sum
 end
 
--- Jobs that wait and parked jobs that are due compete for one tenant's permits: each side leaves the other half of them, and the odd one in turn.
+-- Jobs that wait and due jobs compete for one tenant's permits: each side leaves the other half of them, and the odd one in turn.
 local function half_for_due(n)
   local odd = floor(US / 1000 / WIDTH) % 2
   return floor((n + odd) / 2)

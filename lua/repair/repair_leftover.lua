@@ -1,6 +1,6 @@
 -- repair_leftover: what lies somewhere and is no such job is quarantined.
 -- KEYS  base
--- ARGV  place: queue | parked | suspended | ready | results | failures, whose it is (group, tenant or type; '' of results), type of a queue ('' = no queue),
+-- ARGV  place: queue | non-ready | suspended | ready | results | failures, whose it is (group, tenant or type; '' of results), type of a queue ('' = no queue),
 --       what lies there (an element, an entry's id or an ordinal), another of the same job ('' = none; of two one goes)
 -- Reply {1} it is gone | {0} it is a job that lies where it should, or goes by itself, or is not there
 -- States decide, in the same step. What types and tenants count is left to repair_counter. Twice: it is not there. Goes through when memory is full.
@@ -44,8 +44,8 @@ if place == 'queue' then
   return { 1 }
 end
 
-if place == 'parked' or place == 'suspended' then
-  local key = place == 'parked' and B .. 'non-ready:' .. whose or B .. 'suspended:' .. whose
+if place == 'non-ready' or place == 'suspended' then
+  local key = place == 'non-ready' and B .. 'non-ready:' .. whose or B .. 'suspended:' .. whose
   if not call('ZSCORE', key, item) then return { 0 } end
   local j, other = parse(item), parse(twin)
   if j then
@@ -56,8 +56,8 @@ if place == 'parked' or place == 'suspended' then
     if g[1] == whose and letter == 'N' and m == mark(j.attempt) and not there then return { 0 } end
   end
   precheck('ZCARD', B .. 'non-ready')
-  drop(item, place == 'parked' and 'non-ready:' .. whose or 'suspended:' .. whose, 'ZREM', key, item)
-  if place == 'parked' then reindex(whose) end
+  drop(item, place == 'non-ready' and 'non-ready:' .. whose or 'suspended:' .. whose, 'ZREM', key, item)
+  if place == 'non-ready' then reindex(whose) end
   return { 1 }
 end
 

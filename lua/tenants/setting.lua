@@ -8,7 +8,7 @@ local key, factor = B .. 'tenant:' .. tenant, alpha()
 precheck_activate(tenant)
 precheck('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
 precheck('LLEN', B .. 'wake:fetcher')
-for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'parked:' .. typ, B .. 'priority:' .. typ) end
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ) end
 call('ZADD', B .. 'tenants', 0, tenant)
 local active = call('SISMEMBER', B .. 'active', tenant) == 1
 if active then set_inactive(tenant) end
@@ -21,9 +21,9 @@ if factor then
     rerank(group, call('HGET', B .. 'group:' .. group, 'types') or '', factor)
   end
 end
--- Whoever is parked under the old limit is looked at again at once.
+-- A tenant that is rate-limited under the old limit is looked at again at once.
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
-  if call('ZSCORE', B .. 'parked:' .. typ, tenant) then call('ZADD', B .. 'parked:' .. typ, 0, tenant) end
+  if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then call('ZADD', B .. 'rate-limited:' .. typ, 0, tenant) end
 end
 wake('fetcher')
 forget_tenant(tenant)

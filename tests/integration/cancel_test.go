@@ -108,7 +108,7 @@ func TestCancelOfParkedTenants(t *testing.T) {
 	p := s.space.Partition(0)
 	s.await("nobody is active or parked", func() bool {
 		return s.rdb.SCard(s.ctx(), p.Active()).Val() == 0 && s.rdb.ZCard(s.ctx(), p.NonReady()).Val() == 0 &&
-			s.rdb.ZCard(s.ctx(), p.Parked("NOOP")).Val() == 0
+			s.rdb.ZCard(s.ctx(), p.RateLimited("NOOP")).Val() == 0
 	})
 	for _, tenant := range tenants {
 		c := s.group("of-" + tenant).Counts

@@ -148,8 +148,8 @@ func (p Partition) FairTenant(typ, lane, tenant string) string {
 	return p.base + "fair:" + typ + ":" + lane + ":" + tenant
 }
 
-// Parked is a sorted set: tenants without a permit, by the time (ms) of their next one.
-func (p Partition) Parked(typ string) string { return p.base + "parked:" + typ }
+// RateLimited is a sorted set: rate-limited tenants, by the time (ms) of their next permit.
+func (p Partition) RateLimited(typ string) string { return p.base + "rate-limited:" + typ }
 
 // Types is a sorted set: job types, by the time (ms) when a live worker last served them.
 func (p Partition) Types() string { return p.base + "types" }
@@ -201,10 +201,10 @@ func (p Partition) Active() string { return p.base + "active" }
 func (p Partition) Rate() string { return p.base + "rate" }
 
 // NonReady is a sorted set: tenants by the earliest time (ms) at which one of their
-// parked jobs is due.
+// non-ready jobs is due.
 func (p Partition) NonReady() string { return p.base + "non-ready" }
 
-// NonReadyOf is a sorted set: a tenant's parked jobs by due time (ms).
+// NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms).
 func (p Partition) NonReadyOf(tenant string) string { return p.base + "non-ready:" + tenant }
 
 // Scheduled is a sorted set: groups that may not start yet, by their time (ms).

@@ -154,7 +154,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		moved += r.Moved + r.Parked
+		moved += r.Moved + r.NonReady
 		full = full || r.State == ledger.AdmitFull
 		if r.State == ledger.AdmitOK {
 			idle = 0

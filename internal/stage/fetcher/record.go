@@ -14,10 +14,10 @@ import (
 // recordAdmitted adds one call of admit to the counts, the metrics and the journal, and records a
 // span for each sampled job that was admitted.
 func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
-	p.fetched.Add(int64(r.Moved + r.Parked))
+	p.fetched.Add(int64(r.Moved + r.NonReady))
 	p.admittedReady.Add(int64(r.Moved))
-	p.admittedNonReady.Add(int64(r.Parked))
-	p.metrics.Fetched(r.Moved, r.Parked)
+	p.admittedNonReady.Add(int64(r.NonReady))
+	p.metrics.Fetched(r.Moved, r.NonReady)
 	if r.State == ledger.AdmitFull {
 		p.metrics.Rejected()
 	}
