@@ -16,8 +16,8 @@ import (
 type backend struct{ *groups.Store }
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
-	who, sure := submitter(g, o)
-	ctx, request := groups.WithRequest(ctx, who, sure)
+	key, unique := clientKey(g, o)
+	ctx, request := groups.WithRequest(ctx, key, unique)
 	defer request.End()
 	return b.Store.Submit(ctx, g, groups.Origin{
 		IdempotencyKey: o.IdempotencyKey,
@@ -27,9 +27,9 @@ func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.
 	})
 }
 
-// submitter is by what a submission is known when it comes again: what its producer calls it, else
+// clientKey is by what a submission is known when it comes again: what its producer calls it, else
 // by the little that a repetition has in common with the first.
-func submitter(g *messages.SubmitGroup, o httpapi.SubmitOptions) (who string, sure bool) {
+func clientKey(g *messages.SubmitGroup, o httpapi.SubmitOptions) (key string, unique bool) {
 	switch {
 	case o.IdempotencyKey != "":
 		return "key " + o.IdempotencyKey, true

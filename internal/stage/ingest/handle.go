@@ -20,40 +20,40 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// grace is how long a message waits for its group, whose submission may still be on its way.
-const grace = 30 * time.Second
+// groupWait is how long a message waits for its group, whose submission may still be on its way.
+const groupWait = 30 * time.Second
 
-// mendTime is how long a message is tried to which Redis answers an error: what is wrong there may
+// redisErrorRetryTime is how long a message is tried to which Redis answers an error: what is wrong there may
 // be mended, and what was accepted is to be stored. A message that can't be mended must not be in
 // the way for ever.
-const mendTime = 10 * time.Minute
+const redisErrorRetryTime = 10 * time.Minute
 
 // What a rejected entry keeps of a field, and how many rejected entries are kept.
 const (
-	maxKept     = 256 << 10
-	maxRejected = 100_000
+	maxRejectedField = 256 << 10
+	maxRejected      = 100_000
 )
 
-// quiet keeps the router's everyday talk out of the log, and what it says of each message.
-type quiet struct{ watermill.LoggerAdapter }
+// quietLogger keeps the router's everyday talk out of the log, and what it says of each message.
+type quietLogger struct{ watermill.LoggerAdapter }
 
 func routerLog(log *slog.Logger) watermill.LoggerAdapter {
 	levels := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug}
-	return quiet{watermill.NewSlogLoggerWithLevelMapping(log, levels)}
+	return quietLogger{watermill.NewSlogLoggerWithLevelMapping(log, levels)}
 }
 
-func (quiet) Trace(string, watermill.LogFields) {}
+func (quietLogger) Trace(string, watermill.LogFields) {}
 
-func (q quiet) With(fields watermill.LogFields) watermill.LoggerAdapter {
-	return quiet{q.LoggerAdapter.With(fields)}
+func (q quietLogger) With(fields watermill.LogFields) watermill.LoggerAdapter {
+	return quietLogger{q.LoggerAdapter.With(fields)}
 }
 
-// errNotYet puts a message off: what it needs may be on its way.
-var errNotYet = errors.New("not yet")
+// errRetryLater puts a message off: what it needs may be on its way.
+var errRetryLater = errors.New("not yet")
 
-// recoverer turns what a handler answers into what becomes of the message: accepted, rejected with
+// decideOutcome turns what a handler answers into what becomes of the message: accepted, rejected with
 // the reason, or handed out again later. Nothing is dropped, and nothing is repeated at once.
-func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
+func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		_, err := next(msg)
 		if err == nil {
@@ -61,16 +61,16 @@ func (in *Ingest) recoverer(next message.HandlerFunc) message.HandlerFunc {
 		}
 		var full *api.BackpressureError
 		if errors.As(err, &full) {
-			in.full.Store(time.Now().UnixNano())
+			in.lastRefusal.Store(time.Now().UnixNano())
 		}
-		if errors.Is(err, errNotYet) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
+		if errors.Is(err, errRetryLater) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
 			msg.Context().Err() != nil {
 			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
 			return nil, err
 		}
 		var refused redis.Error
 		if entry := msg.Metadata.Get(wm.MetadataEntryID); errors.As(err, &refused) &&
-			min(entryAge(entry), time.Since(in.created)) < mendTime {
+			min(entryAge(entry), time.Since(in.created)) < redisErrorRetryTime {
 			in.tel.Log.Warn("redis refused to store a message, trying again", "entry", entry, "error", err)
 			return nil, err
 		}
@@ -87,8 +87,8 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}
 	for i := 0; i+1 < len(e.Fields); i += 2 {
 		v := e.Fields[i+1]
-		if len(v) > maxKept {
-			v = v[:maxKept] + fmt.Sprintf("… (%d more bytes)", len(v)-maxKept)
+		if len(v) > maxRejectedField {
+			v = v[:maxRejectedField] + fmt.Sprintf("… (%d more bytes)", len(v)-maxRejectedField)
 		}
 		values = append(values, e.Fields[i], v)
 	}
@@ -101,8 +101,8 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 	return nil
 }
 
-// handle stores what a message asks for.
-func (in *Ingest) handle(msg *message.Message) error {
+// handleMessage stores what a message asks for.
+func (in *Ingest) handleMessage(msg *message.Message) error {
 	e, ok := wm.EntryOf(msg)
 	if !ok {
 		return errors.New("message without an entry")
@@ -118,17 +118,17 @@ func (in *Ingest) handle(msg *message.Message) error {
 	origin := groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
 	switch env.Type {
 	case messages.TypeGroupSubmit:
-		return in.submit(ctx, env, origin)
+		return in.handleSubmit(ctx, env, origin)
 	case messages.TypeJobsAppend:
-		return in.append(ctx, env, e.ID, origin)
+		return in.handleAppend(ctx, env, e.ID, origin)
 	case messages.TypeGroupSeal:
-		return in.seal(ctx, env, e.ID)
+		return in.handleSeal(ctx, env, e.ID)
 	default:
-		return in.cancel(ctx, env, e.ID)
+		return in.handleCancel(ctx, env, e.ID)
 	}
 }
 
-func (in *Ingest) submit(ctx context.Context, env messages.Envelope, o groups.Origin) error {
+func (in *Ingest) handleSubmit(ctx context.Context, env messages.Envelope, o groups.Origin) error {
 	g, err := in.decoder.DecodeSubmit(env.Data)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (in *Ingest) submit(ctx context.Context, env messages.Envelope, o groups.Or
 	return err
 }
 
-func (in *Ingest) append(ctx context.Context, env messages.Envelope, entry string, o groups.Origin) error {
+func (in *Ingest) handleAppend(ctx context.Context, env messages.Envelope, entry string, o groups.Origin) error {
 	a, err := in.decoder.DecodeAppendEntry(env)
 	if err != nil {
 		return err
@@ -149,50 +149,50 @@ func (in *Ingest) append(ctx context.Context, env messages.Envelope, entry strin
 	if id == entry {
 		id = ""
 	}
-	return in.awaitGroup(ctx, entry, in.store.AppendEntry(ctx, a.Group, a.Jobs, entry, id, o))
+	return in.waitForGroup(ctx, entry, in.store.AppendEntry(ctx, a.Group, a.Jobs, entry, id, o))
 }
 
-// seal takes effect when its total is reached; without one, when no older message is pending: an
+// handleSeal takes effect when its total is reached; without one, when no older message is pending: an
 // append among them may be for this group, and another process may be at it.
-func (in *Ingest) seal(ctx context.Context, env messages.Envelope, entry string) error {
+func (in *Ingest) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
 	s, err := in.decoder.DecodeSeal(env.Data)
 	if err != nil {
 		return err
 	}
 	if s.Total == nil {
-		older, err := in.olderPending(ctx, entry)
+		older, err := in.hasOlderPending(ctx, entry)
 		if err != nil {
 			return err
 		}
 		if older {
-			return errNotYet
+			return errRetryLater
 		}
 	}
 	_, err = in.store.Seal(ctx, s.Group, s.Total)
-	return in.awaitGroup(ctx, entry, err)
+	return in.waitForGroup(ctx, entry, err)
 }
 
-func (in *Ingest) cancel(ctx context.Context, env messages.Envelope, entry string) error {
+func (in *Ingest) handleCancel(ctx context.Context, env messages.Envelope, entry string) error {
 	c, err := in.decoder.DecodeCancel(env.Data)
 	if err != nil {
 		return err
 	}
 	_, err = in.store.Cancel(ctx, c.Group)
-	return in.awaitGroup(ctx, entry, err)
+	return in.waitForGroup(ctx, entry, err)
 }
 
-// awaitGroup puts off a message whose group is not there: while older messages are pending, and for
+// waitForGroup puts off a message whose group is not there: while older messages are pending, and for
 // a grace period, since messages of one group may come in any order.
-func (in *Ingest) awaitGroup(ctx context.Context, entry string, err error) error {
+func (in *Ingest) waitForGroup(ctx context.Context, entry string, err error) error {
 	if !errors.Is(err, api.ErrNotFound) {
 		return err
 	}
-	if entryAge(entry) < grace {
-		return errNotYet
+	if entryAge(entry) < groupWait {
+		return errRetryLater
 	}
-	older, pendingErr := in.olderPending(ctx, entry)
+	older, pendingErr := in.hasOlderPending(ctx, entry)
 	if pendingErr != nil || older {
-		return errNotYet
+		return errRetryLater
 	}
 	return err
 }
@@ -203,18 +203,18 @@ func entryAge(entry string) time.Duration {
 	return time.Since(time.UnixMilli(n))
 }
 
-// oldest remembers the oldest pending entry for a moment, so that many seals at once ask once.
-type oldest struct {
-	mu sync.Mutex
-	id string
-	at time.Time
+// oldestPending remembers the oldest pending entry for a moment, so that many seals at once ask once.
+type oldestPending struct {
+	mu     sync.Mutex
+	id     string
+	readAt time.Time
 }
 
-func (in *Ingest) olderPending(ctx context.Context, entry string) (bool, error) {
-	o := &in.pending
+func (in *Ingest) hasOlderPending(ctx context.Context, entry string) (bool, error) {
+	o := &in.oldest
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if time.Since(o.at) < 5*time.Millisecond && !before(o.id, entry) {
+	if time.Since(o.readAt) < 5*time.Millisecond && !entryBefore(o.id, entry) {
 		return false, nil // it was the oldest a moment ago: nothing older can have come since
 	}
 	id, ok, err := in.sub.OldestPending(ctx, in.space.Ingest())
@@ -224,18 +224,18 @@ func (in *Ingest) olderPending(ctx context.Context, entry string) (bool, error) 
 	if !ok {
 		return true, nil // not even this one: the group was lost, and is to deliver everything again
 	}
-	o.id, o.at = id, time.Now()
-	return before(id, entry), nil
+	o.id, o.readAt = id, time.Now()
+	return entryBefore(id, entry), nil
 }
 
-// before compares ids of entries.
-func before(a, b string) bool {
-	ams, aseq := split(a)
-	bms, bseq := split(b)
+// entryBefore compares ids of entries.
+func entryBefore(a, b string) bool {
+	ams, aseq := parseEntryID(a)
+	bms, bseq := parseEntryID(b)
 	return ams < bms || (ams == bms && aseq < bseq)
 }
 
-func split(id string) (ms, seq int64) {
+func parseEntryID(id string) (ms, seq int64) {
 	m, s, _ := strings.Cut(id, "-")
 	ms, _ = strconv.ParseInt(m, 10, 64)
 	seq, _ = strconv.ParseInt(s, 10, 64)

@@ -49,12 +49,12 @@ type Ingest struct {
 	store   *groups.Store
 	decoder messages.Decoder
 
-	sub      *wm.Subscriber
-	listener net.Listener
-	pending  oldest
-	created  time.Time
-	running  atomic.Bool
-	full     atomic.Int64 // when a message last found no room, in Unix nanoseconds
+	sub         *wm.Subscriber
+	listener    net.Listener
+	oldest      oldestPending
+	created     time.Time
+	running     atomic.Bool
+	lastRefusal atomic.Int64 // when a message last found no room, in Unix nanoseconds
 }
 
 // defaultInFlight is more than the 1,000 of others, since appends may come before their group's
@@ -110,12 +110,12 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
 	defer presence.Withdraw(ctx, in.conn, in.space, in.id)
-	return stage.RunAll(ctx, in.serve, in.consume,
+	return stage.RunAll(ctx, in.serveAPI, in.consumeStream,
 		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publish)
+			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publishStatus)
 		},
 		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "look for cancellations", aheadInterval, new(ahead).look(in))
+			return stage.Every(ctx, in.tel.Log, "look for cancellations", earlyCancelInterval, new(earlyCancel).runOnce(in))
 		})
 }
 
@@ -125,14 +125,14 @@ func (in *Ingest) Status() api.StageStatus {
 	return api.StageStatus{ID: in.id, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
 }
 
-func (in *Ingest) publish(ctx context.Context) error {
+func (in *Ingest) publishStatus(ctx context.Context) error {
 	return presence.PublishStage(ctx, in.conn, in.space, in.Status())
 }
 
 // drainTimeout is how long a stopping API lets open requests finish.
 const drainTimeout = 5 * time.Second
 
-func (in *Ingest) serve(ctx context.Context) error {
+func (in *Ingest) serveAPI(ctx context.Context) error {
 	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
 		Backend: backend{in.store},
 		Log:     in.tel.Log,
@@ -157,14 +157,14 @@ func (in *Ingest) serve(ctx context.Context) error {
 	return nil
 }
 
-// consume hears the ingest stream.
-func (in *Ingest) consume(ctx context.Context) error {
+// consumeStream hears the ingest stream.
+func (in *Ingest) consumeStream(ctx context.Context) error {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.tel.Log))
 	if err != nil {
 		return fmt.Errorf("create router: %w", err)
 	}
-	router.AddMiddleware(in.recoverer, middleware.Recoverer)
-	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handle)
+	router.AddMiddleware(in.decideOutcome, middleware.Recoverer)
+	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handleMessage)
 	err = router.Run(ctx)
 	if ctx.Err() == nil { // it also returns when its subscription has ended
 		return fmt.Errorf("hear the ingest stream: %w",

@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// run runs an ingest and returns the base of its API.
-func run(w *stagetest.World, lease time.Duration) (url string) {
+// startIngest runs an ingest and returns the base of its API.
+func startIngest(w *stagetest.World, lease time.Duration) (url string) {
 	w.T.Helper()
 	in, err := ingest.New(context.WithoutCancel(w.T.Context()), ingest.Config{APIAddr: "127.0.0.1:0", Lease: lease},
 		w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
@@ -34,8 +34,8 @@ func run(w *stagetest.World, lease time.Duration) (url string) {
 	return "http://" + in.APIAddr()
 }
 
-// publish adds a message as redis-cli would.
-func publish(w *stagetest.World, typ, data string, more ...string) (entry string) {
+// addEntry adds a message as redis-cli would.
+func addEntry(w *stagetest.World, typ, data string, more ...string) (entry string) {
 	w.T.Helper()
 	id, err := w.Conn.Cmd.XAdd(context.WithoutCancel(w.T.Context()), &redis.XAddArgs{
 		Stream: w.Space.Ingest(), Values: append([]string{"type", typ, "data", data}, more...)}).Result()
@@ -52,8 +52,8 @@ func awaitGroup(w *stagetest.World, id string, ok func(api.Group) bool) {
 	})
 }
 
-// rejected waits for n rejected entries.
-func rejected(w *stagetest.World, n int) []redis.XMessage {
+// waitForRejected waits for n rejected entries.
+func waitForRejected(w *stagetest.World, n int) []redis.XMessage {
 	w.T.Helper()
 	var all []redis.XMessage
 	w.Await("rejected entries", func() bool {
@@ -76,37 +76,37 @@ func drained(w *stagetest.World) {
 func TestTakesFromTheStream(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		// In whatever order they come.
-		publish(w, "group.seal", `{"group":"g","total":5}`)
-		publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1")
-		publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1") // repeated
-		publish(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":3},{"payload":4},{"payload":5}]}`)
-		unnamed := publish(w, "group.submit", `{"type":"T","seal":true,"jobs":[{"payload":1}]}`)
-		publish(w, "group.submit", `{"id":"c","type":"T","jobs":[{"payload":1}]}`)
-		publish(w, "group.cancel", `{"group":"c"}`)
-		run(w, stagetest.Patience)
+		addEntry(w, "group.seal", `{"group":"g","total":5}`)
+		addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1")
+		addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1") // repeated
+		addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":3},{"payload":4},{"payload":5}]}`)
+		unnamed := addEntry(w, "group.submit", `{"type":"T","seal":true,"jobs":[{"payload":1}]}`)
+		addEntry(w, "group.submit", `{"id":"c","type":"T","jobs":[{"payload":1}]}`)
+		addEntry(w, "group.cancel", `{"group":"c"}`)
+		startIngest(w, stagetest.Patience)
 		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
 		require.Equal(w.T, api.Counts{Accepted: 5, Waiting: 5}, w.Counts("g"))
 		awaitGroup(w, unnamed, func(g api.Group) bool { return g.Sealed && g.Counts.Waiting == 1 })
 		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Cancelled == 1 })
 		drained(w)
-		require.Empty(w.T, rejected(w, 0))
+		require.Empty(w.T, waitForRejected(w, 0))
 	})
 }
 
 // What can't be accepted is quarantined with the reason, and never stops the others.
 func TestRejects(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		publish(w, "group.submit", `{"type":`)
-		publish(w, "no.such", `{}`)
-		publish(w, "group.submit", `{"type":"T","tenant":"{0}"}`)
-		publish(w, "group.submit", `{"id":"g","type":"T","seal":true,"jobs":[{"payload":1}]}`)
-		run(w, stagetest.Patience)
+		addEntry(w, "group.submit", `{"type":`)
+		addEntry(w, "no.such", `{}`)
+		addEntry(w, "group.submit", `{"type":"T","tenant":"{0}"}`)
+		addEntry(w, "group.submit", `{"id":"g","type":"T","seal":true,"jobs":[{"payload":1}]}`)
+		startIngest(w, stagetest.Patience)
 		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
-		publish(w, "group.submit", `{"id":"g","type":"OTHER"}`)
-		publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1}]}`)
+		addEntry(w, "group.submit", `{"id":"g","type":"OTHER"}`)
+		addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1}]}`)
 		drained(w)
 		var reasons []string
-		for _, m := range rejected(w, 5) {
+		for _, m := range waitForRejected(w, 5) {
 			require.NotEmpty(w.T, m.Values["entry"])
 			require.NotEmpty(w.T, m.Values["at"])
 			require.NotEmpty(w.T, m.Values["type"])
@@ -128,15 +128,15 @@ func TestSealWaitsForOlderEntries(t *testing.T) {
 	ctx := t.Context()
 	_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{At: time.Now()})
 	require.NoError(t, err)
-	publish(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`)
+	addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`)
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
 	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "dead", Streams: []string{w.Space.Ingest(), ">"}}).Err())
-	publish(w, "group.seal", `{"group":"g"}`)
-	run(w, 500*time.Millisecond) // then the dead one's entry is taken over
+	addEntry(w, "group.seal", `{"group":"g"}`)
+	startIngest(w, 500*time.Millisecond) // then the dead one's entry is taken over
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
 	drained(w)
-	require.Empty(t, rejected(w, 0))
+	require.Empty(t, waitForRejected(w, 0))
 }
 
 // What Redis answers may be mended: the message was accepted, so it is tried again.
@@ -145,20 +145,20 @@ func TestRedisRefusesAWhile(t *testing.T) {
 	w := stagetest.Shared(t)
 	ctx := t.Context()
 	require.NoError(t, w.Conn.Cmd.Set(ctx, w.P.Group("g"), "of the wrong type", 0).Err())
-	publish(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
-	publish(w, "group.submit", `{"id":"h","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
-	run(w, stagetest.Patience)
+	addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
+	addEntry(w, "group.submit", `{"id":"h","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
+	startIngest(w, stagetest.Patience)
 	awaitGroup(w, "h", func(g api.Group) bool { return g.Counts.Waiting == 1 }) // the others go on
 	w.Await("one entry to be left", func() bool { return w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val() == 1 })
 	require.NoError(t, w.Conn.Cmd.Del(ctx, w.P.Group("g")).Err())
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 1 })
 	drained(w)
-	require.Empty(t, rejected(w, 0))
+	require.Empty(t, waitForRejected(w, 0))
 }
 
 func TestServesTheAPI(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		url := run(w, stagetest.Patience)
+		url := startIngest(w, stagetest.Patience)
 		req, err := http.NewRequestWithContext(context.WithoutCancel(w.T.Context()), http.MethodPost, url+"/v1/groups",
 			strings.NewReader(`{"id":"g","type":"T","seal":true,"jobs":[{"payload":1},{"payload":2}]}`))
 		require.NoError(w.T, err)
@@ -175,7 +175,7 @@ func TestServesTheAPI(t *testing.T) {
 func TestTakenAddress(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	url := run(w, stagetest.Patience)
+	url := startIngest(w, stagetest.Patience)
 	_, err := ingest.New(t.Context(), ingest.Config{APIAddr: strings.TrimPrefix(url, "http://"), Lease: time.Second}, w.Conn, w.Space, w.Tel, "other", w.Store, messages.Decoder{})
 	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
 }
@@ -186,10 +186,10 @@ func TestTwoProcesses(t *testing.T) {
 	w := stagetest.Shared(t)
 	const n = 300
 	for range 2 {
-		run(w, stagetest.Patience)
+		startIngest(w, stagetest.Patience)
 	}
 	for i := range n {
-		publish(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
+		addEntry(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
 	}
 	drained(w)
 	for i := range n {
@@ -207,15 +207,15 @@ func TestWaitsForRoom(t *testing.T) {
 	w.Store = w.NewStore(groups.Config{MaxBacklog: limit})
 	w.Submit(messages.SubmitGroup{ID: "full", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(limit)})
 	for i := range waiting {
-		publish(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
+		addEntry(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
 	}
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
 	in, err := ingest.New(ctx, ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, MaxInFlight: 100}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
 	require.NoError(t, err)
 	w.Run(in)
 	w.Await("as many as are read to find no room", func() bool { return w.Pending(w.Space.Ingest(), keyspace.GroupIngest) == 100 })
-	publish(w, "group.cancel", `{"group":"full"}`)
-	publish(w, "group.cancel", `{"group":`) // what can't be read is in nobody's way
+	addEntry(w, "group.cancel", `{"group":"full"}`)
+	addEntry(w, "group.cancel", `{"group":`) // what can't be read is in nobody's way
 	require.EqualValues(t, limit, w.Counts("full").Accepted)
 	w.AwaitCounts("full", api.Counts{Accepted: limit, Cancelled: limit})
 
@@ -233,7 +233,7 @@ func TestWaitsForRoom(t *testing.T) {
 		require.LessOrEqual(t, n, limit)
 		return n == limit
 	})
-	require.Empty(t, rejected(w, 0))
+	require.Empty(t, waitForRejected(w, 0))
 	require.GreaterOrEqual(t, w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val(), int64(waiting-limit))
 }
 
@@ -245,13 +245,13 @@ func TestSubmissionBehindLargeAppends(t *testing.T) {
 	const appends, size = 12, 1 << 20 // more than may be in work at once
 	job := `{"payload":"` + strings.Repeat("x", size/16) + `"}`
 	for range appends {
-		publish(w, "jobs.append", `{"group":"g","jobs":[`+strings.Repeat(job+",", 15)+job+`]}`)
+		addEntry(w, "jobs.append", `{"group":"g","jobs":[`+strings.Repeat(job+",", 15)+job+`]}`)
 	}
-	publish(w, "group.submit", `{"id":"g","tenant":"acme","type":"T"}`)
-	run(w, stagetest.Patience)
+	addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T"}`)
+	startIngest(w, stagetest.Patience)
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 16*appends })
 	drained(w)
-	require.Empty(t, rejected(w, 0))
+	require.Empty(t, waitForRejected(w, 0))
 }
 
 // Ingest processes know of each other, since they share the room for more work.

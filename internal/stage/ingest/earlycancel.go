@@ -12,27 +12,27 @@ import (
 )
 
 const (
-	aheadInterval = time.Second
-	aheadEntries  = 50      // of one read
-	aheadBytes    = 4 << 20 // of one round, give or take a read
+	earlyCancelInterval = time.Second
+	earlyCancelBatch    = 50      // of one read
+	earlyCancelMaxBytes = 4 << 20 // of one round, give or take a read
 )
 
-// ahead looks for cancellations in the part of the stream that is not read yet, while what was read
+// earlyCancel looks for cancellations in the part of the stream that is not read yet, while what was read
 // waits for room: a cancellation makes room, so it must not wait behind that. It is carried out
 // again when its turn comes, which changes nothing; one that fails is left to that.
-type ahead struct{ last string } // entry that was looked at
+type earlyCancel struct{ lastRead string } // entry that was looked at
 
-func (a *ahead) look(in *Ingest) func(context.Context) error {
+func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if time.Since(time.Unix(0, in.full.Load())) > grace {
+		if time.Since(time.Unix(0, in.lastRefusal.Load())) > groupWait {
 			return nil // nothing waits: a message that does is tried again sooner
 		}
-		for bytes := 0; bytes < aheadBytes; {
+		for bytes := 0; bytes < earlyCancelMaxBytes; {
 			from := "-"
-			if a.last != "" {
-				from = "(" + a.last
+			if a.lastRead != "" {
+				from = "(" + a.lastRead
 			}
-			entries, err := in.conn.Cmd.XRangeN(ctx, in.space.Ingest(), from, "+", aheadEntries).Result()
+			entries, err := in.conn.Cmd.XRangeN(ctx, in.space.Ingest(), from, "+", earlyCancelBatch).Result()
 			if err != nil {
 				return fmt.Errorf("look ahead in the ingest stream: %w", err)
 			}
@@ -43,13 +43,13 @@ func (a *ahead) look(in *Ingest) func(context.Context) error {
 					}
 				}
 				if e.Values[wm.FieldType] == messages.TypeGroupCancel {
-					if err := in.cancelAhead(ctx, e.ID, e.Values); err != nil {
+					if err := in.cancelEarly(ctx, e.ID, e.Values); err != nil {
 						return err
 					}
 				}
-				a.last = e.ID
+				a.lastRead = e.ID
 			}
-			if len(entries) < aheadEntries {
+			if len(entries) < earlyCancelBatch {
 				return nil
 			}
 		}
@@ -57,7 +57,7 @@ func (a *ahead) look(in *Ingest) func(context.Context) error {
 	}
 }
 
-func (in *Ingest) cancelAhead(ctx context.Context, entry string, values map[string]any) error {
+func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[string]any) error {
 	env, err := messages.ParseEntry(entry, values)
 	if err != nil {
 		return nil //nolint:nilerr // it is rejected when its turn comes
