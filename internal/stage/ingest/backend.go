@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// backend is the store as the API wants it.
+// backend implements httpapi.Backend with the store.
 type backend struct{ *groups.Store }
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
@@ -27,8 +27,10 @@ func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.
 	})
 }
 
-// clientKey is by what a submission is known when it comes again: what its producer calls it, else
-// by the little that a repetition has in common with the first.
+// clientKey returns the key under which admission control recognizes a submission when the client
+// sends it again. It is the client's idempotency key or group id. Without them it is made of a few
+// fields that a repetition has in common with the first request; then unique is false, because
+// other clients' submissions may have the same key.
 func clientKey(g *messages.SubmitGroup, o httpapi.SubmitOptions) (key string, unique bool) {
 	switch {
 	case o.IdempotencyKey != "":

@@ -14,18 +14,19 @@ import (
 const (
 	earlyCancelInterval = time.Second
 	earlyCancelBatch    = 50      // of one read
-	earlyCancelMaxBytes = 4 << 20 // of one round, give or take a read
+	earlyCancelMaxBytes = 4 << 20 // of one run, which may read one batch more
 )
 
-// earlyCancel looks for cancellations in the part of the stream that is not read yet, while what was read
-// waits for room: a cancellation makes room, so it must not wait behind that. It is carried out
-// again when its turn comes, which changes nothing; one that fails is left to that.
-type earlyCancel struct{ lastRead string } // entry that was looked at
+// earlyCancel applies cancellations that are still unread in the ingest stream, while the messages
+// before them wait for the backlog to shrink. A cancellation makes the backlog smaller, so it must
+// not wait behind those messages. When the subscription reads it later it is applied again, which
+// changes nothing. A cancellation that fails here is left to that.
+type earlyCancel struct{ lastRead string } // id of the last entry that was read
 
 func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if time.Since(time.Unix(0, in.lastRefusal.Load())) > groupWait {
-			return nil // nothing waits: a message that does is tried again sooner
+			return nil // no message waits for the backlog: the stream is read in order soon
 		}
 		for bytes := 0; bytes < earlyCancelMaxBytes; {
 			from := "-"
@@ -34,7 +35,7 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 			}
 			entries, err := in.conn.Cmd.XRangeN(ctx, in.space.Ingest(), from, "+", earlyCancelBatch).Result()
 			if err != nil {
-				return fmt.Errorf("look ahead in the ingest stream: %w", err)
+				return fmt.Errorf("read the ingest stream for cancellations: %w", err)
 			}
 			for _, e := range entries {
 				for _, v := range e.Values {
@@ -60,15 +61,15 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[string]any) error {
 	env, err := messages.ParseEntry(entry, values)
 	if err != nil {
-		return nil //nolint:nilerr // it is rejected when its turn comes
+		return nil //nolint:nilerr // the entry is rejected when the subscription reads it
 	}
 	c, err := in.decoder.DecodeCancel(env.Data)
 	if err != nil {
-		return nil //nolint:nilerr // the same
+		return nil //nolint:nilerr // as above
 	}
 	_, err = in.store.Cancel(ctx, c.Group)
 	if errors.Is(err, api.ErrUnavailable) {
-		return err // looked at again
+		return err // the next run reads the entry again
 	}
 	return nil
 }

@@ -20,21 +20,23 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// groupWait is how long a message waits for its group, whose submission may still be on its way.
+// groupWait is how long a message waits for its group, whose submission may come later in the
+// stream.
 const groupWait = 30 * time.Second
 
-// redisErrorRetryTime is how long a message is tried to which Redis answers an error: what is wrong there may
-// be mended, and what was accepted is to be stored. A message that can't be mended must not be in
-// the way for ever.
+// redisErrorRetryTime is how long a message is retried while Redis answers it with an error. The
+// message was accepted and must be stored, and an operator may be able to repair the cause. After
+// that time the message is rejected, so that it does not block others for ever.
 const redisErrorRetryTime = 10 * time.Minute
 
-// What a rejected entry keeps of a field, and how many rejected entries are kept.
+// The limits of the stream of rejected entries: bytes of one field, and number of entries.
 const (
 	maxRejectedField = 256 << 10
 	maxRejected      = 100_000
 )
 
-// quietLogger keeps the router's everyday talk out of the log, and what it says of each message.
+// quietLogger lowers the level of the router's messages and drops its trace messages, of which
+// there are several per stream entry.
 type quietLogger struct{ watermill.LoggerAdapter }
 
 func routerLog(log *slog.Logger) watermill.LoggerAdapter {
@@ -48,11 +50,12 @@ func (q quietLogger) With(fields watermill.LogFields) watermill.LoggerAdapter {
 	return quietLogger{q.LoggerAdapter.With(fields)}
 }
 
-// errRetryLater puts a message off: what it needs may be on its way.
+// errRetryLater makes the subscription deliver a message again later, because what the message
+// needs may still come.
 var errRetryLater = errors.New("not yet")
 
-// decideOutcome turns what a handler answers into what becomes of the message: accepted, rejected with
-// the reason, or handed out again later. Nothing is dropped, and nothing is repeated at once.
+// decideOutcome decides by the handler's error what becomes of a message: accepted, rejected with
+// the reason, or delivered again later. No message is dropped, and none is delivered again at once.
 func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		_, err := next(msg)
@@ -65,13 +68,13 @@ func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 		}
 		if errors.Is(err, errRetryLater) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
 			msg.Context().Err() != nil {
-			in.tel.Log.Debug("message put off", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
+			in.tel.Log.Debug("message postponed", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
 			return nil, err
 		}
 		var refused redis.Error
 		if entry := msg.Metadata.Get(wm.MetadataEntryID); errors.As(err, &refused) &&
 			min(entryAge(entry), time.Since(in.created)) < redisErrorRetryTime {
-			in.tel.Log.Warn("redis refused to store a message, trying again", "entry", entry, "error", err)
+			in.tel.Log.Warn("redis answered a message with an error, trying again", "entry", entry, "error", err)
 			return nil, err
 		}
 		if err := in.reject(msg, err); err != nil {
@@ -81,7 +84,7 @@ func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
-// reject quarantines a message with the reason.
+// reject adds a message to the stream ingest:rejected, with the reason.
 func (in *Ingest) reject(msg *message.Message, reason error) error {
 	e, _ := wm.EntryOf(msg)
 	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}
@@ -101,7 +104,7 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 	return nil
 }
 
-// handleMessage stores what a message asks for.
+// handleMessage carries out one message of the ingest stream.
 func (in *Ingest) handleMessage(msg *message.Message) error {
 	e, ok := wm.EntryOf(msg)
 	if !ok {
@@ -111,8 +114,8 @@ func (in *Ingest) handleMessage(msg *message.Message) error {
 	if err != nil {
 		return err
 	}
-	// Nothing is promised to a message that finds no room: it is stored, and is tried again until
-	// there is some.
+	// A message gets no reservation when the backlog is full: it stays in the stream, and the
+	// subscription delivers it again until there is space.
 	ctx, request := groups.WithPatience(msg.Context())
 	defer request.End()
 	origin := groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
@@ -152,8 +155,9 @@ func (in *Ingest) handleAppend(ctx context.Context, env messages.Envelope, entry
 	return in.waitForGroup(ctx, entry, in.store.AppendEntry(ctx, a.Group, a.Jobs, entry, id, o))
 }
 
-// handleSeal takes effect when its total is reached; without one, when no older message is pending: an
-// append among them may be for this group, and another process may be at it.
+// handleSeal seals a group. With a total the seal takes effect when the group has total jobs.
+// Without one it waits until no older message is pending: an older append may be for this group and
+// may be handled by another process.
 func (in *Ingest) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
 	s, err := in.decoder.DecodeSeal(env.Data)
 	if err != nil {
@@ -181,8 +185,8 @@ func (in *Ingest) handleCancel(ctx context.Context, env messages.Envelope, entry
 	return in.waitForGroup(ctx, entry, err)
 }
 
-// waitForGroup puts off a message whose group is not there: while older messages are pending, and for
-// a grace period, since messages of one group may come in any order.
+// waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come: while older
+// messages are pending, and for groupWait. The messages of a group may arrive in any order.
 func (in *Ingest) waitForGroup(ctx context.Context, entry string, err error) error {
 	if !errors.Is(err, api.ErrNotFound) {
 		return err
@@ -203,7 +207,8 @@ func entryAge(entry string) time.Duration {
 	return time.Since(time.UnixMilli(n))
 }
 
-// oldestPending remembers the oldest pending entry for a moment, so that many seals at once ask once.
+// oldestPending caches the id of the oldest pending entry for some milliseconds, so that many seals
+// at the same time ask Redis once.
 type oldestPending struct {
 	mu     sync.Mutex
 	id     string
@@ -215,20 +220,22 @@ func (in *Ingest) hasOlderPending(ctx context.Context, entry string) (bool, erro
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if time.Since(o.readAt) < 5*time.Millisecond && !entryBefore(o.id, entry) {
-		return false, nil // it was the oldest a moment ago: nothing older can have come since
+		return false, nil // entry was the oldest at the last read, and no older one can become pending
 	}
 	id, ok, err := in.sub.OldestPending(ctx, in.space.Ingest())
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
 	}
 	if !ok {
-		return true, nil // not even this one: the group was lost, and is to deliver everything again
+		// Not even this entry is pending: the consumer group was lost and created again, and
+		// delivers all entries again.
+		return true, nil
 	}
 	o.id, o.readAt = id, time.Now()
 	return entryBefore(id, entry), nil
 }
 
-// entryBefore compares ids of entries.
+// entryBefore reports whether the entry id a is smaller than b.
 func entryBefore(a, b string) bool {
 	ams, aseq := parseEntryID(a)
 	bms, bseq := parseEntryID(b)

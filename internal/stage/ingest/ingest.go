@@ -1,6 +1,7 @@
-// Package ingest is the role that takes work in: over HTTP and from the ingest stream. It
-// validates, stores jobs, and puts groups into their tenants' fair queues. It hides that many small
-// messages are stored together, and what becomes of those that can't be accepted.
+// Package ingest is the role that accepts submissions, over HTTP and from the ingest stream. It
+// validates them, stores their jobs, and puts groups into their tenants' fair queues. The package
+// hides that small messages are stored together, and how messages that can't be accepted are
+// retried or quarantined.
 package ingest
 
 import (
@@ -28,18 +29,18 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// Config is what the role can be told.
+// Config configures the role.
 type Config struct {
 	APIAddr string
 	Version string
-	Lease   time.Duration // messages of an ingest that is silent for so long are taken over
+	Lease   time.Duration // after so much silence of an ingest process, others take over its messages
 
-	// MaxInFlight is how many messages may wait here, for room or for what they belong to, before
-	// no more are read; 10,000 when 0.
+	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
+	// their group. At this number it reads no more messages. 0 means 10,000.
 	MaxInFlight int
 }
 
-// Ingest is one process's ingest.
+// Ingest is the ingest of one process.
 type Ingest struct {
 	cfg     Config
 	conn    *redisx.Conn
@@ -54,19 +55,19 @@ type Ingest struct {
 	oldest      oldestPending
 	created     time.Time
 	running     atomic.Bool
-	lastRefusal atomic.Int64 // when a message last found no room, in Unix nanoseconds
+	lastRefusal atomic.Int64 // when a message was last refused because the backlog was full, in Unix nanoseconds
 }
 
-// defaultInFlight is more than the 1,000 of others, since appends may come before their group's
-// submission. Of large ones so many bytes may: with what is made of them and with garbage, a
-// process stays below 150 MB.
+// The limits of messages that one process holds. There may be more messages than the 1,000 of other
+// consumers, because appends may come long before their group's submission. The bytes keep the
+// process below 150 MB, together with the decoded messages and the garbage collector's reserve.
 const (
 	defaultInFlight = 10_000
 	inFlightBytes   = 32 << 20
 )
 
-// New returns an ingest named id, which must be unique to the process's start. It listens at once,
-// so that a taken address is an error here.
+// New returns an ingest. id must be unique for each start of a process. New opens the API's
+// listener, so that an address that is in use is an error of New.
 func New(
 	ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder,
@@ -103,10 +104,11 @@ func New(
 	}, nil
 }
 
-// APIAddr is where the API listens, host:port.
+// APIAddr returns the address on which the API listens, as host:port.
 func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
-// Run takes work in until ctx ends; what it has begun by then it finishes.
+// Run accepts submissions until ctx ends. It then finishes the requests and messages that it has
+// begun.
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
 	defer presence.Withdraw(ctx, in.conn, in.space, in.id)
@@ -115,12 +117,12 @@ func (in *Ingest) Run(ctx context.Context) error {
 			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publishStatus)
 		},
 		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "look for cancellations", earlyCancelInterval, new(earlyCancel).runOnce(in))
+			return stage.Every(ctx, in.tel.Log, "apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 		})
 }
 
-// Status is what the process shows of itself. The others count by it with how many they share the
-// room for more work.
+// Status returns what the process publishes about itself. Other ingest processes count these
+// reports to know by how many processes the free backlog is divided.
 func (in *Ingest) Status() api.StageStatus {
 	return api.StageStatus{ID: in.id, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
 }
@@ -129,7 +131,7 @@ func (in *Ingest) publishStatus(ctx context.Context) error {
 	return presence.PublishStage(ctx, in.conn, in.space, in.Status())
 }
 
-// drainTimeout is how long a stopping API lets open requests finish.
+// drainTimeout is how long open requests and messages may take after ctx has ended.
 const drainTimeout = 5 * time.Second
 
 func (in *Ingest) serveAPI(ctx context.Context) error {
@@ -157,7 +159,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	return nil
 }
 
-// consumeStream hears the ingest stream.
+// consumeStream reads the ingest stream until ctx ends.
 func (in *Ingest) consumeStream(ctx context.Context) error {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.tel.Log))
 	if err != nil {
@@ -166,9 +168,9 @@ func (in *Ingest) consumeStream(ctx context.Context) error {
 	router.AddMiddleware(in.decideOutcome, middleware.Recoverer)
 	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handleMessage)
 	err = router.Run(ctx)
-	if ctx.Err() == nil { // it also returns when its subscription has ended
-		return fmt.Errorf("hear the ingest stream: %w",
-			errors.Join(err, in.sub.Close(), errors.New("it is heard no more")))
+	if ctx.Err() == nil { // the router also returns when its subscription has ended
+		return fmt.Errorf("read the ingest stream: %w",
+			errors.Join(err, in.sub.Close(), errors.New("the subscription has ended")))
 	}
 	return in.sub.Close()
 }

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// startIngest runs an ingest and returns the base of its API.
+// startIngest runs an ingest and returns the base URL of its API.
 func startIngest(w *stagetest.World, lease time.Duration) (url string) {
 	w.T.Helper()
 	in, err := ingest.New(context.WithoutCancel(w.T.Context()), ingest.Config{APIAddr: "127.0.0.1:0", Lease: lease},
@@ -34,7 +34,7 @@ func startIngest(w *stagetest.World, lease time.Duration) (url string) {
 	return "http://" + in.APIAddr()
 }
 
-// addEntry adds a message as redis-cli would.
+// addEntry adds a message to the ingest stream. more holds further fields and values.
 func addEntry(w *stagetest.World, typ, data string, more ...string) (entry string) {
 	w.T.Helper()
 	id, err := w.Conn.Cmd.XAdd(context.WithoutCancel(w.T.Context()), &redis.XAddArgs{
@@ -43,7 +43,7 @@ func addEntry(w *stagetest.World, typ, data string, more ...string) (entry strin
 	return id
 }
 
-// awaitGroup waits until a group is there and as wanted.
+// awaitGroup waits until a group exists and ok accepts it.
 func awaitGroup(w *stagetest.World, id string, ok func(api.Group) bool) {
 	w.T.Helper()
 	w.Await("group "+id, func() bool {
@@ -52,7 +52,7 @@ func awaitGroup(w *stagetest.World, id string, ok func(api.Group) bool) {
 	})
 }
 
-// waitForRejected waits for n rejected entries.
+// waitForRejected waits until the stream ingest:rejected has n entries, and returns them.
 func waitForRejected(w *stagetest.World, n int) []redis.XMessage {
 	w.T.Helper()
 	var all []redis.XMessage
@@ -66,16 +66,16 @@ func waitForRejected(w *stagetest.World, n int) []redis.XMessage {
 	return all
 }
 
-func drained(w *stagetest.World) {
+func awaitEmptyStream(w *stagetest.World) {
 	w.T.Helper()
 	w.Await("empty stream", func() bool {
 		return w.Conn.Cmd.XLen(context.WithoutCancel(w.T.Context()), w.Space.Ingest()).Val() == 0
 	})
 }
 
-func TestTakesFromTheStream(t *testing.T) {
+func TestMessagesOfTheStreamAreHandled(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		// In whatever order they come.
+		// The messages of a group come in any order.
 		addEntry(w, "group.seal", `{"group":"g","total":5}`)
 		addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1")
 		addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`, "id", "m1") // repeated
@@ -88,13 +88,13 @@ func TestTakesFromTheStream(t *testing.T) {
 		require.Equal(w.T, api.Counts{Accepted: 5, Waiting: 5}, w.Counts("g"))
 		awaitGroup(w, unnamed, func(g api.Group) bool { return g.Sealed && g.Counts.Waiting == 1 })
 		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Cancelled == 1 })
-		drained(w)
+		awaitEmptyStream(w)
 		require.Empty(w.T, waitForRejected(w, 0))
 	})
 }
 
-// What can't be accepted is quarantined with the reason, and never stops the others.
-func TestRejects(t *testing.T) {
+// A message that can't be accepted is quarantined with the reason. It does not stop other messages.
+func TestInvalidMessagesAreRejected(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		addEntry(w, "group.submit", `{"type":`)
 		addEntry(w, "no.such", `{}`)
@@ -104,7 +104,7 @@ func TestRejects(t *testing.T) {
 		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
 		addEntry(w, "group.submit", `{"id":"g","type":"OTHER"}`)
 		addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1}]}`)
-		drained(w)
+		awaitEmptyStream(w)
 		var reasons []string
 		for _, m := range waitForRejected(w, 5) {
 			require.NotEmpty(w.T, m.Values["entry"])
@@ -121,7 +121,7 @@ func TestRejects(t *testing.T) {
 	})
 }
 
-// A seal without a total waits for older entries, which another process may be at.
+// A seal without a total waits for older entries, which another process may be handling.
 func TestSealWaitsForOlderEntries(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -132,15 +132,15 @@ func TestSealWaitsForOlderEntries(t *testing.T) {
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
 	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "dead", Streams: []string{w.Space.Ingest(), ">"}}).Err())
 	addEntry(w, "group.seal", `{"group":"g"}`)
-	startIngest(w, 500*time.Millisecond) // then the dead one's entry is taken over
+	startIngest(w, 500*time.Millisecond) // after this time it takes over the dead process's entry
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
-	drained(w)
+	awaitEmptyStream(w)
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// What Redis answers may be mended: the message was accepted, so it is tried again.
-func TestRedisRefusesAWhile(t *testing.T) {
+// A message that Redis answers with an error is retried, because the cause may be repaired.
+func TestMessageIsRetriedAfterARedisError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	ctx := t.Context()
@@ -148,11 +148,11 @@ func TestRedisRefusesAWhile(t *testing.T) {
 	addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
 	addEntry(w, "group.submit", `{"id":"h","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
 	startIngest(w, stagetest.Patience)
-	awaitGroup(w, "h", func(g api.Group) bool { return g.Counts.Waiting == 1 }) // the others go on
+	awaitGroup(w, "h", func(g api.Group) bool { return g.Counts.Waiting == 1 }) // other messages are handled
 	w.Await("one entry to be left", func() bool { return w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val() == 1 })
 	require.NoError(t, w.Conn.Cmd.Del(ctx, w.P.Group("g")).Err())
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 1 })
-	drained(w)
+	awaitEmptyStream(w)
 	require.Empty(t, waitForRejected(w, 0))
 }
 
@@ -172,7 +172,7 @@ func TestServesTheAPI(t *testing.T) {
 	})
 }
 
-func TestTakenAddress(t *testing.T) {
+func TestAddressInUseIsAnError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	url := startIngest(w, stagetest.Patience)
@@ -180,8 +180,8 @@ func TestTakenAddress(t *testing.T) {
 	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
 }
 
-// Two processes share the stream: each message is taken once.
-func TestTwoProcesses(t *testing.T) {
+// Two processes share the stream: each message is handled once.
+func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const n = 300
@@ -191,15 +191,15 @@ func TestTwoProcesses(t *testing.T) {
 	for i := range n {
 		addEntry(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
 	}
-	drained(w)
+	awaitEmptyStream(w)
 	for i := range n {
 		require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(fmt.Sprint("g", i)))
 	}
 }
 
-// What finds no room waits, is neither rejected nor stored beyond the limit, and holds up no
-// cancellation, however much waits in front of it.
-func TestWaitsForRoom(t *testing.T) {
+// While the backlog is full, messages wait: they are neither rejected nor stored beyond the limit,
+// and they don't delay a cancellation that is behind them.
+func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	ctx := t.Context()
@@ -213,13 +213,13 @@ func TestWaitsForRoom(t *testing.T) {
 	in, err := ingest.New(ctx, ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, MaxInFlight: 100}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
 	require.NoError(t, err)
 	w.Run(in)
-	w.Await("as many as are read to find no room", func() bool { return w.Pending(w.Space.Ingest(), keyspace.GroupIngest) == 100 })
+	w.Await("MaxInFlight messages to wait", func() bool { return w.Pending(w.Space.Ingest(), keyspace.GroupIngest) == 100 })
 	addEntry(w, "group.cancel", `{"group":"full"}`)
-	addEntry(w, "group.cancel", `{"group":`) // what can't be read is in nobody's way
+	addEntry(w, "group.cancel", `{"group":`) // an invalid cancellation must not stop the search
 	require.EqualValues(t, limit, w.Counts("full").Accepted)
 	w.AwaitCounts("full", api.Counts{Accepted: limit, Cancelled: limit})
 
-	// There is room now, for as many as fit.
+	// The backlog has space now, for exactly limit jobs.
 	stored := func() (n int) {
 		list, err := w.Store.Groups(ctx, groups.ListQuery{Limit: 500})
 		require.NoError(t, err)
@@ -228,7 +228,7 @@ func TestWaitsForRoom(t *testing.T) {
 		}
 		return n
 	}
-	w.Await("room to be used", func() bool {
+	w.Await("limit jobs to be stored", func() bool {
 		n := stored()
 		require.LessOrEqual(t, n, limit)
 		return n == limit
@@ -237,12 +237,12 @@ func TestWaitsForRoom(t *testing.T) {
 	require.GreaterOrEqual(t, w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val(), int64(waiting-limit))
 }
 
-// Messages that wait for their group are many and large, and its submission behind them is read
-// all the same.
-func TestSubmissionBehindLargeAppends(t *testing.T) {
+// Many large messages wait for their group. The group's submission, which is behind them, is still
+// read.
+func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	const appends, size = 12, 1 << 20 // more than may be in work at once
+	const appends, size = 12, 1 << 20 // more bytes than a process may hold
 	job := `{"payload":"` + strings.Repeat("x", size/16) + `"}`
 	for range appends {
 		addEntry(w, "jobs.append", `{"group":"g","jobs":[`+strings.Repeat(job+",", 15)+job+`]}`)
@@ -250,12 +250,12 @@ func TestSubmissionBehindLargeAppends(t *testing.T) {
 	addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T"}`)
 	startIngest(w, stagetest.Patience)
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 16*appends })
-	drained(w)
+	awaitEmptyStream(w)
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// Ingest processes know of each other, since they share the room for more work.
-func TestShowsItself(t *testing.T) {
+// Each ingest process publishes its status, because all of them divide the free backlog.
+func TestStatusIsPublished(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	in, err := ingest.New(t.Context(), ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
@@ -266,7 +266,7 @@ func TestShowsItself(t *testing.T) {
 		require.NoError(t, err)
 		return all
 	}
-	w.Await("its status", func() bool { s := shown(); return len(s) == 1 && s[0].Role == "ingest" && s[0].Running })
+	w.Await("the published status", func() bool { s := shown(); return len(s) == 1 && s[0].Role == "ingest" && s[0].Running })
 	stop()
 	require.Empty(t, shown())
 }
