@@ -68,8 +68,8 @@ func (a *appending) small() bool {
 func (a *appending) first() string { return a.request + "0" }
 
 func (s *Store) add(ctx context.Context, a *appending) error {
-	if err := s.pressure.check(ctx, len(a.jobs)); err != nil {
-		return err
+	if err := s.backpressure.Check(ctx, len(a.jobs)); err != nil {
+		return outward(err)
 	}
 	tenant, known := s.owners.get(a.group)
 	if known {

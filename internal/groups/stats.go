@@ -39,7 +39,7 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 		if err != nil {
 			return st, err
 		}
-		part, err := loads(ctx, s.conn, p, types)
+		part, err := ledger.Loads(ctx, s.conn, p, types)
 		if err != nil {
 			return st, err
 		}

@@ -8,11 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -35,17 +37,17 @@ type Config struct {
 
 // Store knows every group of an installation.
 type Store struct {
-	cfg      Config
-	conn     *redisx.Conn
-	space    keyspace.Space
-	tel      *telemetry.Telemetry
-	reducers *reducer.Registry
-	pressure *pressure
-	owners   owners
-	lanes    lanes
-	appender redis.Cmdable         // gathers concurrent commands of submissions and appends
-	gathers  []*convoy[*appending] // by partition
-	commits  []*committer          // by partition
+	cfg          Config
+	conn         *redisx.Conn
+	space        keyspace.Space
+	tel          *telemetry.Telemetry
+	reducers     *reducer.Registry
+	backpressure *backpressure.Controller
+	owners       owners
+	lanes        lanes
+	appender     redis.Cmdable         // gathers concurrent commands of submissions and appends
+	gathers      []*convoy[*appending] // by partition
+	commits      []*committer          // by partition
 }
 
 // New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
@@ -58,7 +60,9 @@ func New(
 	}
 	return &Store{
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
-		pressure: newPressure(cfg, conn, space), gathers: newConvoys[*appending](space), commits: newCommitters(space),
+		backpressure: backpressure.New(
+			backpressure.Config{MaxBacklog: cfg.MaxBacklog, MaxMemoryRatio: cfg.MaxMemoryRatio}, conn, space),
+		gathers: newConvoys[*appending](space), commits: newCommitters(space),
 	}
 }
 
@@ -113,4 +117,11 @@ func repeat(ctx context.Context, worthIt func(error) bool, step func(context.Con
 			return err
 		}
 	}
+}
+
+// number reads a hash field's value; one that is not there is 0.
+func number(v any) int64 {
+	s, _ := v.(string)
+	n, _ := strconv.ParseInt(s, 10, 64)
+	return n
 }

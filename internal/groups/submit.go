@@ -35,8 +35,8 @@ type Origin struct {
 // Submit stores a group with its jobs. It may be repeated: the same content under the same id, or
 // the same idempotency key, is the same group. Errors are those of package api.
 func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
-	if err := s.pressure.check(ctx, len(g.Jobs)); err != nil {
-		return api.Accepted{}, err
+	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
+		return api.Accepted{}, outward(err)
 	}
 	fields, err := s.fields(g) // first: what is invalid uses no idempotency key
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
@@ -17,7 +18,7 @@ type backend struct{ *groups.Store }
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
 	key, unique := clientKey(g, o)
-	ctx, request := groups.WithRequest(ctx, key, unique)
+	ctx, request := backpressure.WithRequest(ctx, key, unique)
 	defer request.End()
 	return b.Store.Submit(ctx, g, groups.Origin{
 		IdempotencyKey: o.IdempotencyKey,
@@ -44,7 +45,7 @@ func clientKey(g *messages.SubmitGroup, o httpapi.SubmitOptions) (key string, un
 func (b backend) Append(ctx context.Context, group string, jobs []messages.Job, o httpapi.AppendOptions) error {
 	base, number, _ := strings.Cut(o.RequestID, ".")
 	part, _ := strconv.ParseInt(number, 10, 64)
-	ctx, request := groups.WithPiece(ctx, "append "+group, base, part)
+	ctx, request := backpressure.WithPiece(ctx, "append "+group, base, part)
 	defer request.End()
 	return b.Store.Append(ctx, group, jobs, o.RequestID, groups.Origin{TraceParent: o.TraceParent, At: time.Now()})
 }

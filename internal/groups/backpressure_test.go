@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -22,7 +23,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	w := stagetest.New(t, url, prefix, 3)
 	w.Store = w.NewStore(groups.Config{MaxBacklog: 10})
 	submit := func(id string, n int) error {
-		ctx, request := groups.WithRequest(t.Context(), id, true)
+		ctx, request := backpressure.WithRequest(t.Context(), id, true)
 		defer request.End()
 		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Type: "T", Jobs: stagetest.Numbered(n)}, now)
 		return err

@@ -1,4 +1,4 @@
-package groups
+package backpressure
 
 import (
 	"context"
@@ -19,8 +19,8 @@ type claim struct {
 // is known by its name when it does, and what is on its way to Redis is not overlooked.
 type Request struct {
 	claim
-	pressure *pressure // that has let it in
-	jobs     atomic.Int64
+	controller *Controller // that has let it in
+	jobs       atomic.Int64
 }
 
 type requestKey struct{}
@@ -50,7 +50,7 @@ func withRequest(ctx context.Context, c claim) (context.Context, *Request) {
 // End says that its jobs are stored, or will never be.
 func (r *Request) End() {
 	if n := r.jobs.Swap(0); n > 0 {
-		r.pressure.flying.Add(-n)
+		r.controller.flying.Add(-n)
 	}
 }
 
@@ -60,9 +60,9 @@ func requestOf(ctx context.Context) *Request {
 }
 
 // letIn counts jobs that are about to be stored.
-func (r *Request) letIn(p *pressure, jobs int64) {
+func (r *Request) letIn(p *Controller, jobs int64) {
 	if r != nil {
-		r.pressure = p
+		r.controller = p
 		r.jobs.Add(jobs)
 		p.flying.Add(jobs)
 	}

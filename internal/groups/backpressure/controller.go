@@ -1,4 +1,6 @@
-package groups
+// Package backpressure decides whether ingest accepts more jobs now. It refuses them when the
+// backlog or Redis's memory is full, and tells the client when to try again.
+package backpressure
 
 import (
 	"context"
@@ -33,8 +35,14 @@ const memoryWait = 5 * time.Second
 // stageRole is what an ingest process calls itself in its status.
 const stageRole = "ingest"
 
-// pressure refuses work when the backlog or Redis's memory is full.
-type pressure struct {
+// Config holds the limits. 0 is no limit.
+type Config struct {
+	MaxBacklog     int64   // jobs that have not ended, of all groups
+	MaxMemoryRatio float64 // part of Redis's maxmemory that may be used
+}
+
+// Controller refuses work when the backlog or Redis's memory is full.
+type Controller struct {
 	cfg   Config
 	conn  *redisx.Conn
 	space keyspace.Space
@@ -55,12 +63,14 @@ type memory struct {
 	falls float64 // a second
 }
 
-func newPressure(cfg Config, conn *redisx.Conn, space keyspace.Space) *pressure {
-	return &pressure{cfg: cfg, conn: conn, space: space, gate: newGate(cfg.MaxBacklog)}
+// New returns the admission controller of one process.
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space) *Controller {
+	return &Controller{cfg: cfg, conn: conn, space: space, gate: newGate(cfg.MaxBacklog)}
 }
 
-// check answers an *api.BackpressureError when n more jobs find no room.
-func (p *pressure) check(ctx context.Context, n int) error {
+// Check returns an *api.BackpressureError when n more jobs find no room. Without an error they
+// count as accepted until the context's Request ends.
+func (p *Controller) Check(ctx context.Context, n int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	limit, jobs := p.cfg.MaxBacklog, int64(n)
@@ -79,7 +89,7 @@ func (p *pressure) check(ctx context.Context, n int) error {
 		p.at = time.Now()
 	}
 	if p.err != nil {
-		return outward(p.err)
+		return p.err
 	}
 	r, shut := requestOf(ctx), p.shut()
 	if shut == 0 && (limit <= 0 || n == 0) {
@@ -109,7 +119,7 @@ func (p *pressure) check(ctx context.Context, n int) error {
 }
 
 // shut is how long there will be no memory: as it has been falling, or a guess.
-func (p *pressure) shut() time.Duration {
+func (p *Controller) shut() time.Duration {
 	over := p.memory.ratio - p.cfg.MaxMemoryRatio
 	switch {
 	case p.cfg.MaxMemoryRatio <= 0 || over <= 0:
@@ -120,7 +130,7 @@ func (p *pressure) shut() time.Duration {
 	return max(time.Second, time.Duration(min(over/p.memory.falls, time.Minute.Seconds())*float64(time.Second)))
 }
 
-func (p *pressure) look(ctx context.Context) error {
+func (p *Controller) look(ctx context.Context) error {
 	since := p.at
 	backlog := p.flying.Load() // before the look: it may miss them, or count them twice
 	for _, part := range p.space.All() {
@@ -128,7 +138,7 @@ func (p *pressure) look(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		loads, err := loads(ctx, p.conn, part, types)
+		loads, err := ledger.Loads(ctx, p.conn, part, types)
 		if err != nil {
 			return err
 		}
@@ -160,7 +170,7 @@ func (p *pressure) look(ctx context.Context) error {
 	return p.lookAtMemory(ctx)
 }
 
-func (p *pressure) lookAtMemory(ctx context.Context) error {
+func (p *Controller) lookAtMemory(ctx context.Context) error {
 	if p.cfg.MaxMemoryRatio <= 0 {
 		return nil
 	}
@@ -200,57 +210,4 @@ func infoNumber(info, name string) int64 {
 		}
 	}
 	return 0
-}
-
-// loads reads what waits and runs of types in one partition.
-func loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
-	out := make([]api.TypeStats, len(types))
-	if len(types) == 0 {
-		return out, nil
-	}
-	type replies struct {
-		load    *redis.SliceCmd
-		length  *redis.IntCmd
-		pending *redis.XPendingCmd
-	}
-	cmds := make([]replies, len(types))
-	_, _ = conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, typ := range types {
-			cmds[i] = replies{
-				load:    pipe.HMGet(ctx, p.Load(typ), "waiting", "non_ready", "stale", "lost"),
-				length:  pipe.XLen(ctx, p.Ready(typ)),
-				pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
-			}
-		}
-		return nil
-	})
-	for i, typ := range types {
-		load, err := cmds[i].load.Result()
-		if err != nil {
-			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
-		}
-		var inFlight int64
-		pending, err := cmds[i].pending.Result()
-		switch {
-		case err == nil:
-			inFlight = pending.Count
-		case call.IsUnavailable(err):
-			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
-		}
-		ready := max(0, cmds[i].length.Val()-inFlight)
-		s := api.TypeStats{
-			Type: typ, Waiting: number(load[0]), NonReady: number(load[1]), Ready: ready, InFlight: inFlight,
-			StaleOutcomes: number(load[2]), LeasesLost: number(load[3]),
-		}
-		s.Backlog = s.Waiting + s.NonReady + s.Ready
-		out[i] = s
-	}
-	return out, nil
-}
-
-// number reads a hash field's value; one that is not there is 0.
-func number(v any) int64 {
-	s, _ := v.(string)
-	n, _ := strconv.ParseInt(s, 10, 64)
-	return n
 }
