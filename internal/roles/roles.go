@@ -267,7 +267,7 @@ func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Bas
 			},
 			Audit: watcher.Audit{
 				Interval: p.Config.Audit.Interval,
-				Deep:     p.Config.Audit.DeepInterval,
+				FullInterval:     p.Config.Audit.DeepInterval,
 				Lease:    p.Config.Worker.Lease,
 			},
 		}, b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, nil), events).Run(ctx)

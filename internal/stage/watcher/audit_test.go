@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// often audits so often that a test can wait for it.
-var often = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
+// frequentAudit audits so often that a test can wait for it.
+var frequentAudit = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
 
 // violations are those that were announced, without what the harness itself spoils: it reduces into
 // no aggregate.
@@ -99,7 +99,7 @@ func TestVanishedJobsEndAsLost(t *testing.T) {
 				w.Jobs("g", "T", 3)
 				require.NoError(w.T, tt.vanish(ctx, w))
 				measured(w)
-				run(w, often, "w")
+				run(w, frequentAudit, "w")
 				w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
 				w.Admit("T")
 				w.Done("null", w.Take("T", "c", 2)...)
@@ -136,7 +136,7 @@ func TestARunningJobIsNotLostAtOnce(t *testing.T) {
 	w.Admit("T")
 	held := w.Take("T", "c", 1)
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
-	cfg := often
+	cfg := frequentAudit
 	cfg.Audit.Lease = time.Hour
 	run(w, cfg, "w")
 	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
@@ -153,7 +153,7 @@ func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
 	held := w.Take("T", "c", 2)
-	cfg := often
+	cfg := frequentAudit
 	cfg.Audit.Interval = time.Hour
 	run(w, cfg, "w")
 	w.Await("the watcher's first round", func() bool { return w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "beat").Err() == nil })
@@ -173,7 +173,7 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	ctx := context.WithoutCancel(t.Context())
 	w.Jobs("g", "T", 5)
 	require.NoError(t, w.Conn.Cmd.HIncrBy(ctx, w.P.Group("g"), "cancelled", 1).Err())
-	run(w, often, "w")
+	run(w, frequentAudit, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
 			if e.Violation.Law == audit.LawConservation {
@@ -195,7 +195,7 @@ func TestAllViolationsAreCounted(t *testing.T) {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 150)
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Queue("g", "T")).Err())
-	cfg := often
+	cfg := frequentAudit
 	cfg.Audit.Lease = time.Hour
 	measured(w)
 	run(w, cfg, "w")
@@ -209,7 +209,7 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	w := stagetest.Shared(t)
 	ctx := context.WithoutCancel(t.Context())
 	w.Jobs("g", "T", 2)
-	run(w, often, "w")
+	run(w, frequentAudit, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
 			if e.Violation.Law == audit.LawConservation {
@@ -240,7 +240,7 @@ func TestRedisWentBack(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 100).Err())
-		run(w, often, "w")
+		run(w, frequentAudit, "w")
 		beat := func() int { n, _ := w.Conn.Cmd.HGet(ctx, w.P.Watch(), "beat").Int(); return n }
 		w.Await("some beats", func() bool { return beat() > 101 })
 		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 90).Err())
@@ -255,13 +255,13 @@ func TestRedisWentBack(t *testing.T) {
 }
 
 // Now and then everything is looked at: also what no ledger tells.
-func TestLooksAtEverything(t *testing.T) {
+func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 2)
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Ready("T"), Values: []string{"k", "v"}}).Err())
-	cfg := often
-	cfg.Audit.Deep = 50 * time.Millisecond
+	cfg := frequentAudit
+	cfg.Audit.FullInterval = 50 * time.Millisecond
 	run(w, cfg, "w")
 	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
 	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)

@@ -89,7 +89,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		loop := stage.Loop{Name: "watch", Conn: w.conn, Wake: p.Wake("watcher"), Log: w.tel.Log}
 		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
 	}
-	err := stage.RunAll(ctx, append(runs, w.patrols(parts)...)...)
+	err := stage.RunAll(ctx, append(runs, w.auditRuns(parts)...)...)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for _, p := range w.space.All() {
