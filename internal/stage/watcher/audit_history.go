@@ -29,7 +29,7 @@ func (p *partition) beat(ctx context.Context) error {
 				"and is to be submitted again; bulkaction audit --receipts names it",
 				time.Duration(lost)*leaderRenew, n),
 		})
-		p.posted.forgot()
+		p.open.addDurability()
 	}
 	p.beats = n
 	p.forgotten = slices.DeleteFunc(p.forgotten, func(v api.Violation) bool {

@@ -92,7 +92,7 @@ func (w *Watcher) auditRuns(parts []*partition) []func(context.Context) error {
 func (l *auditLoop) step(ctx context.Context) error {
 	since, leads := l.leads()
 	if !leads {
-		l.posted.leave(l.p.Index())
+		l.open.removePartition(l.p.Index())
 		l.leadSince = time.Time{}
 		return nil
 	}
@@ -138,7 +138,7 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	}
 	l.fromFullAudit = audit.Candidates{}
 	l.mu.Unlock()
-	candidates.Groups = unique(append(candidates.Groups, l.posted.groups(l.p.Index())...))
+	candidates.Groups = unique(append(candidates.Groups, l.open.groups(l.p.Index())...))
 	candidates.Tenants = unique(candidates.Tenants)
 	report := audit.Report{}
 	if len(candidates.Groups) > 0 {
@@ -147,7 +147,7 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 		}
 	}
 	err = l.endMissing(ctx, report.Missing)
-	return errors.Join(err, l.posted.post(ctx, l.partition, "round", candidates.Groups, report.Violations))
+	return errors.Join(err, l.open.replace(ctx, l.partition, "round", candidates.Groups, report.Violations))
 }
 
 // endMissing ends jobs that are missing for two leases: until then who holds one whose entry is gone may
@@ -214,5 +214,5 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 		l.fromFullAudit.Groups, l.fromFullAudit.Tenants = append(l.fromFullAudit.Groups, m.Group), append(l.fromFullAudit.Tenants, m.Tenant)
 	}
 	l.mu.Unlock()
-	return l.posted.post(ctx, l.partition, "everything", nil, report.Violations)
+	return l.open.replace(ctx, l.partition, "everything", nil, report.Violations)
 }

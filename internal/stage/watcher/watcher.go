@@ -55,7 +55,7 @@ type Watcher struct {
 	id      string
 	store   *groups.Store
 	events  message.Publisher
-	posted  *postings
+	open    *openViolations
 }
 
 // New returns a watcher named id, which publishes to events.
@@ -73,7 +73,7 @@ func New(
 		id:      id,
 		store:   store,
 		events:  events,
-		posted:  newPostings(metrics),
+		open:    newOpenViolations(metrics),
 	}
 }
 
