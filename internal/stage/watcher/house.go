@@ -19,15 +19,15 @@ import (
 // keepHouse does what is due only now and then, and goes on at once while there is more of it.
 func (p *partition) keepHouse(ctx context.Context) (bool, error) {
 	every := houseKeeping
-	if bury := p.cfg.NoProcessorTimeout; bury > 0 {
-		every = min(every, bury)
+	if timeout := p.cfg.NoProcessorTimeout; timeout > 0 {
+		every = min(every, timeout)
 	}
 	if time.Since(p.keptAt) <= every {
 		return false, nil
 	}
 	more := false
 	for _, chore := range []func(context.Context) (bool, error){
-		p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.buryUnserved, p.keepFit,
+		p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.failUnserved, p.keepFit,
 	} {
 		again, err := chore(ctx)
 		switch {

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// typeIdle is how long a type without jobs and workers is remembered.
-	typeIdle  = time.Hour
-	buryBatch = 100
-	// buryBlock is longer than the fetcher takes to fill a ready stream again.
-	buryBlock = 100 * time.Millisecond
+	// typeRetention is how long a type without jobs and workers is remembered.
+	typeRetention = time.Hour
+	failBatch     = 100
+	// readBlock is longer than the fetcher takes to fill a ready stream again.
+	readBlock = 100 * time.Millisecond
 )
 
-// buryUnserved fails the jobs of types that no live worker has served for long, as far as this
+// failUnserved fails the jobs of types that no live worker has served for long, as far as this
 // process has seen: what was so before it led does not count, since the whole installation may
 // have been down.
-func (p *partition) buryUnserved(ctx context.Context) (bool, error) {
+func (p *partition) failUnserved(ctx context.Context) (bool, error) {
 	types, err := p.unserved(ctx)
 	if err != nil || p.cfg.NoProcessorTimeout <= 0 {
 		return false, err
@@ -36,11 +36,11 @@ func (p *partition) buryUnserved(ctx context.Context) (bool, error) {
 		if time.Since(since) < p.cfg.NoProcessorTimeout || time.Since(p.ledSince) < p.cfg.NoProcessorTimeout {
 			continue
 		}
-		again, err := p.bury(ctx, typ)
+		some, err := p.failReadyJobs(ctx, typ)
 		if err != nil {
 			return false, err
 		}
-		more = more || again
+		more = more || some
 	}
 	return more, nil
 }
@@ -73,65 +73,65 @@ func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) 
 	if err != nil {
 		return nil, fmt.Errorf("look for types without a worker: %w", err)
 	}
-	waiting := map[string]time.Time{}
-	var fine []redis.Z
+	unserved := map[string]time.Time{}
+	var servedTypes []redis.Z
 	var idle []string
 	for i, z := range types {
 		typ, load := z.Member.(string), loads[i].Val()
-		if empty := none(load[0]) && none(load[1]) && ready[i].Val() == 0; empty && !served[typ] {
+		if empty := isZero(load[0]) && isZero(load[1]) && ready[i].Val() == 0; empty && !served[typ] {
 			idle = append(idle, typ)
 			continue
 		}
 		if served[typ] {
-			fine = append(fine, redis.Z{Score: float64(time.Now().UnixMilli()), Member: typ})
+			servedTypes = append(servedTypes, redis.Z{Score: float64(time.Now().UnixMilli()), Member: typ})
 			continue
 		}
 		// The score says when it was last served; its jobs may have come long after that.
-		if waiting[typ] = p.unservedSince[typ]; waiting[typ].IsZero() {
-			waiting[typ] = time.Now()
+		if unserved[typ] = p.unservedSince[typ]; unserved[typ].IsZero() {
+			unserved[typ] = time.Now()
 		}
 	}
-	if len(fine) > 0 {
-		if err := p.conn.Cmd.ZAddXX(ctx, p.p.Types(), fine...).Err(); err != nil {
+	if len(servedTypes) > 0 {
+		if err := p.conn.Cmd.ZAddXX(ctx, p.p.Types(), servedTypes...).Err(); err != nil {
 			return nil, fmt.Errorf("note types that are served: %w", err)
 		}
 	}
-	p.unservedSince = waiting
+	p.unservedSince = unserved
 	for _, typ := range idle {
-		if _, err := ledger.Retire(ctx, p.conn.Cmd, p.p, typ, time.Now().Add(-typeIdle)); err != nil {
+		if _, err := ledger.Retire(ctx, p.conn.Cmd, p.p, typ, time.Now().Add(-typeRetention)); err != nil {
 			return nil, err
 		}
 	}
-	return waiting, nil
+	return unserved, nil
 }
 
-func none(count any) bool { return count == nil || count == "0" }
+func isZero(count any) bool { return count == nil || count == "0" }
 
-// bury takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends
+// failReadyJobs takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends
 // more after them.
-func (p *partition) bury(ctx context.Context, typ string) (bool, error) {
+func (p *partition) failReadyJobs(ctx context.Context, typ string) (bool, error) {
 	key := p.p.Ready(typ)
 	reader := stream.NewReader(p.conn, keyspace.GroupWorkers, p.id)
 	defer func() {
 		_, _ = ledger.DropConsumer(ctx, p.conn.Cmd, key, keyspace.GroupWorkers, p.id, 0)
 	}()
 	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
-		batches, err := reader.Read(ctx, []string{key}, buryBatch, buryBlock)
+		batches, err := reader.Read(ctx, []string{key}, failBatch, readBlock)
 		if err != nil || len(batches) == 0 {
 			return false, err
 		}
-		buried, err := p.buryJobs(ctx, typ, batches[0].Entries)
-		p.metrics.DeadLettered("NO_PROCESSOR", int(buried))
+		failed, err := p.failEntries(ctx, typ, batches[0].Entries)
+		p.metrics.DeadLettered("NO_PROCESSOR", int(failed))
 		if err != nil {
 			return false, err
 		}
-		p.log.Warn("failed jobs of a type that no worker serves", "type", typ, "jobs", buried)
+		p.log.Warn("failed jobs of a type that no worker serves", "type", typ, "jobs", failed)
 	}
 	return true, nil
 }
 
-// buryJobs starts and fails entries. What is no job stays pending, for reclaim to quarantine.
-func (p *partition) buryJobs(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
+// failEntries starts and fails entries. What is no job stays pending, for reclaim to quarantine.
+func (p *partition) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job
 		entry string
