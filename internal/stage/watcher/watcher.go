@@ -38,11 +38,11 @@ type Retention struct {
 }
 
 const (
-	leaderLease  = 5 * time.Second
-	leaderRenew  = time.Second
-	idle         = time.Second // it is woken when there is something to do
-	measureEvery = 2 * time.Second
-	houseKeeping = 10 * time.Second
+	leaderLease         = 5 * time.Second
+	leaderRenew         = time.Second
+	idle                = time.Second // it is woken when there is something to do
+	measureEvery        = 2 * time.Second
+	maintenanceInterval = 10 * time.Second
 )
 
 // Watcher is one process's watcher, for all partitions.
@@ -118,20 +118,20 @@ func (w *Watcher) measure(ctx context.Context) error {
 // partition is the loop's state for one partition.
 type partition struct {
 	*Watcher
-	p             keyspace.Partition
-	log           *slog.Logger
-	fence         int64 // 0: another leads
-	ledSince      time.Time
-	unservedSince map[string]time.Time // types whose jobs this process has seen waiting without a worker
-	renewedAt     time.Time
-	cursor        uint64 // of the look at all open groups; 0: none is going on
-	lookedAt      time.Time
-	keptAt        time.Time
-	expired       float64   // groups that ended until then (ms) have lost their results
-	fullAt        time.Time // that Redis's memory is full was said
-	leading       atomic.Int64
-	beats         int64           // renewals of the lead that Redis has counted; 0: not known
-	forgotten     []api.Violation // of the law durability, not announced yet
+	p                keyspace.Partition
+	log              *slog.Logger
+	fence            int64 // 0: another leads
+	ledSince         time.Time
+	unservedSince    map[string]time.Time // types whose jobs this process has seen waiting without a worker
+	renewedAt        time.Time
+	cursor           uint64 // of the look at all open groups; 0: none is going on
+	reconciledAt     time.Time
+	maintainedAt     time.Time
+	resultsExpiredTo float64   // groups that ended until then (ms) have lost their results
+	oomLoggedAt      time.Time // that Redis's memory is full was said
+	leading          atomic.Int64
+	beats            int64           // renewals of the lead that Redis has counted; 0: not known
+	forgotten        []api.Violation // of the law durability, not announced yet
 }
 
 // step leads, if it may, and does what is to be done.
@@ -149,7 +149,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	if call.IsOOM(err) { // what could be done was done, and more may be asked for soon
-		p.tellFull(err)
+		p.logOOM(err)
 		return idle, nil
 	}
 	if err != nil || worked {
@@ -158,10 +158,10 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
-// tellFull says now and then that something has to wait for memory.
-func (p *partition) tellFull(err error) {
-	if time.Since(p.fullAt) > 10*time.Minute {
-		p.fullAt = time.Now()
+// logOOM says now and then that something has to wait for memory.
+func (p *partition) logOOM(err error) {
+	if time.Since(p.oomLoggedAt) > 10*time.Minute {
+		p.oomLoggedAt = time.Now()
 		p.log.Warn("redis's memory is full, some work waits for room", "error", err)
 	}
 }
@@ -190,7 +190,7 @@ func (p *partition) lead(ctx context.Context) error {
 // rest. It says whether there was something.
 func (p *partition) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
-	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.keepHouse} {
+	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.maintain} {
 		some, err := piece(ctx)
 		if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
@@ -316,7 +316,7 @@ func (p *partition) spoiled(ctx context.Context, id string, err error) error {
 // reconcile looks at every open group now and then, in case a group was not marked dirty: a page a
 // time.
 func (p *partition) reconcile(ctx context.Context) (bool, error) {
-	if p.cursor == 0 && time.Since(p.lookedAt) <= p.cfg.Interval {
+	if p.cursor == 0 && time.Since(p.reconciledAt) <= p.cfg.Interval {
 		return false, nil
 	}
 	page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", groupBatch).Result()
@@ -330,6 +330,6 @@ func (p *partition) reconcile(ctx context.Context) (bool, error) {
 	if err := p.moveAll(ctx, ids); err != nil {
 		return false, err
 	}
-	p.cursor, p.lookedAt = next, time.Now()
+	p.cursor, p.reconciledAt = next, time.Now()
 	return next != 0, nil
 }

@@ -16,33 +16,33 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
-// keepHouse does what is due only now and then, and goes on at once while there is more of it.
-func (p *partition) keepHouse(ctx context.Context) (bool, error) {
-	every := houseKeeping
+// maintain does what is due only now and then, and goes on at once while there is more of it.
+func (p *partition) maintain(ctx context.Context) (bool, error) {
+	every := maintenanceInterval
 	if timeout := p.cfg.NoProcessorTimeout; timeout > 0 {
 		every = min(every, timeout)
 	}
-	if time.Since(p.keptAt) <= every {
+	if time.Since(p.maintainedAt) <= every {
 		return false, nil
 	}
 	more := false
-	for _, chore := range []func(context.Context) (bool, error){
-		p.expireGroups, p.expireResults, p.trim, p.forgetEntries, p.failUnserved, p.keepFit,
+	for _, task := range []func(context.Context) (bool, error){
+		p.expireGroups, p.expireResults, p.trim, p.trimEntryIDs, p.failUnserved, p.recheckSetup,
 	} {
-		again, err := chore(ctx)
+		some, err := task(ctx)
 		switch {
 		case err == nil:
-			more = more || again
+			more = more || some
 		case errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil:
 			return false, err
 		case call.IsOOM(err):
-			p.tellFull(err)
+			p.logOOM(err)
 		default:
 			p.log.Error("housekeeping failed, trying again at the next round", "error", err)
 		}
 	}
 	if !more {
-		p.keptAt = time.Now()
+		p.maintainedAt = time.Now()
 	}
 	return more, nil
 }
@@ -53,21 +53,21 @@ func (p *partition) expireGroups(ctx context.Context) (bool, error) {
 	if keep <= 0 {
 		return false, nil
 	}
-	ended, err := p.ended(ctx, "-inf", before(keep), groupBatch)
+	ended, err := p.endedGroups(ctx, "-inf", millisAgo(keep), groupBatch)
 	if err != nil {
 		return false, err
 	}
 	for _, z := range ended {
-		if err := p.forget(ctx, z.Member.(string)); err != nil {
+		if err := p.expireGroup(ctx, z.Member.(string)); err != nil {
 			return false, err
 		}
 	}
 	return len(ended) == groupBatch, nil
 }
 
-// forget drops a group and then its name; the name stays, or comes back, when the group was made
+// expireGroup drops a group and then its name; the name stays, or comes back, when the group was made
 // anew meanwhile.
-func (p *partition) forget(ctx context.Context, id string) error {
+func (p *partition) expireGroup(ctx context.Context, id string) error {
 	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return fmt.Errorf("forget group %s: %w", id, err)
@@ -97,13 +97,13 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
 		return false, nil
 	}
-	ended, err := p.ended(ctx, "("+ms(p.expired), before(keep), groupBatch)
+	ended, err := p.endedGroups(ctx, "("+formatMillis(p.resultsExpiredTo), millisAgo(keep), groupBatch)
 	if err != nil || len(ended) == 0 {
 		return false, err
 	}
 	// The batch may end among groups that ended in the same millisecond: those are done as a whole.
 	last := ended[len(ended)-1].Score
-	same, err := p.ended(ctx, ms(last), last, 0)
+	same, err := p.endedGroups(ctx, formatMillis(last), last, 0)
 	if err != nil {
 		return false, err
 	}
@@ -112,44 +112,44 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	p.expired = last
+	p.resultsExpiredTo = last
 	return len(ended) == groupBatch, nil
 }
 
-// ended lists groups that ended between two times (ms), oldest first, at most so many; 0 is all.
-func (p *partition) ended(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
+// endedGroups lists groups that ended between two times (ms), oldest first, at most so many; 0 is all.
+func (p *partition) endedGroups(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
 	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
-		&redis.ZRangeBy{Min: from, Max: ms(until), Count: most}).Result()
+		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: most}).Result()
 	if err != nil {
 		return nil, fmt.Errorf("look for old groups: %w", err)
 	}
 	return ended, nil
 }
 
-// before is the time (ms) that lies so far back.
-func before(keep time.Duration) float64 { return float64(time.Now().Add(-keep).UnixMilli()) }
+// millisAgo is the time (ms) that lies so far back.
+func millisAgo(keep time.Duration) float64 { return float64(time.Now().Add(-keep).UnixMilli()) }
 
-func ms(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) }
+func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) }
 
 // trim shortens what grows by time: ids of messages, dead letters, events, rejected messages.
 func (p *partition) trim(ctx context.Context) (bool, error) {
 	r := p.cfg.Retention
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		if r.MessageIDs > 0 {
-			pipe.ZRemRangeByScore(ctx, p.p.Messages(), "-inf", ms(before(r.MessageIDs)))
+			pipe.ZRemRangeByScore(ctx, p.p.Messages(), "-inf", formatMillis(millisAgo(r.MessageIDs)))
 		}
 		if r.DeadLetters > 0 {
-			pipe.XTrimMinID(ctx, p.p.DeadLetters(), ms(before(r.DeadLetters)))
+			pipe.XTrimMinID(ctx, p.p.DeadLetters(), formatMillis(millisAgo(r.DeadLetters)))
 		}
 		return nil
 	})
 	if err == nil && p.p.Index() == 0 {
 		_, err = p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			if r.Events > 0 {
-				pipe.XTrimMinID(ctx, p.space.Events(), ms(before(r.Events)))
+				pipe.XTrimMinID(ctx, p.space.Events(), formatMillis(millisAgo(r.Events)))
 			}
 			if r.DeadLetters > 0 {
-				pipe.XTrimMinID(ctx, p.space.Rejected(), ms(before(r.DeadLetters)))
+				pipe.XTrimMinID(ctx, p.space.Rejected(), formatMillis(millisAgo(r.DeadLetters)))
 			}
 			return nil
 		})
@@ -160,22 +160,22 @@ func (p *partition) trim(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// keepFit looks again at what was looked at when the process started: that Redis evicts nothing,
+// recheckSetup looks again at what was looked at when the process started: that Redis evicts nothing,
 // and the number of partitions, which is written again where it was lost, before a process with
 // another one is let in.
-func (p *partition) keepFit(ctx context.Context) (bool, error) {
+func (p *partition) recheckSetup(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil
 	}
 	return false, errors.Join(stage.CheckPartitions(ctx, p.conn, p.space), p.conn.CheckEviction(ctx))
 }
 
-// frozenIngest is how long a stopped process may take to go on without harm.
-const frozenIngest = 5 * time.Minute
+// maxIngestFreeze is how long a stopped process may take to go on without harm.
+const maxIngestFreeze = 5 * time.Minute
 
-// forgetEntries drops the ids of ingest entries that can't come again: they are older than
+// trimEntryIDs drops the ids of ingest entries that can't come again: they are older than
 // everything that is still pending or was not delivered.
-func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
+func (p *partition) trimEntryIDs(ctx context.Context) (bool, error) {
 	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
 	if call.IsUnavailable(err) {
 		return false, err
@@ -197,7 +197,7 @@ func (p *partition) forgetEntries(ctx context.Context) (bool, error) {
 		ms, _ := strconv.ParseInt(text, 10, 64)
 		// An ingest that was frozen with an entry in its hands may come back although another
 		// has stored it.
-		ms = min(ms, time.Now().Add(-frozenIngest).UnixMilli())
+		ms = min(ms, time.Now().Add(-maxIngestFreeze).UnixMilli())
 		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf",
 			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {
 			return false, fmt.Errorf("forget entries: %w", err)
