@@ -20,22 +20,22 @@ import (
 // How many events are announced together, and how many such batches at most before the rest of the
 // work has its turn: more than that work adds at a time, so that the outbox doesn't grow.
 const (
-	announceBatch  = 20
-	announceRounds = 50
+	eventBatch      = 20
+	maxEventBatches = 50
 )
 
 // announce publishes what lies in the outbox, in its order. An event that is published twice,
 // because its removal failed, has the same id.
-func (p *partition) announce(ctx context.Context) (worked bool, err error) {
-	for range announceRounds {
-		entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", announceBatch).Result()
+func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
+	for range maxEventBatches {
+		entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", eventBatch).Result()
 		if err != nil {
 			return false, fmt.Errorf("read outbox: %w", err)
 		}
 		if len(entries) == 0 {
 			break
 		}
-		if err := p.announceAll(ctx, entries); err != nil {
+		if err := p.announceBatch(ctx, entries); err != nil {
 			return false, err
 		}
 		worked = true
@@ -43,8 +43,8 @@ func (p *partition) announce(ctx context.Context) (worked bool, err error) {
 	return worked, nil
 }
 
-func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) error {
-	parts, err := p.parts(ctx, entries)
+func (p *partitionLoop) announceBatch(ctx context.Context, entries []redis.XMessage) error {
+	details, err := p.details(ctx, entries)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) e
 	ids := make([]string, len(entries))
 	for i, e := range entries {
 		ids[i] = e.ID
-		event, err := p.event(e, parts)
+		event, err := p.event(e, details)
 		if err == nil {
 			var msg *message.Message
 			if msg, err = encode(event, event); err == nil {
@@ -84,7 +84,7 @@ func (p *partition) announceAll(ctx context.Context, entries []redis.XMessage) e
 }
 
 // publish sends an event in the form that data has.
-func (p *partition) publish(e api.Event, data any) error {
+func (p *partitionLoop) publish(e api.Event, data any) error {
 	msg, err := encode(e, data)
 	if err != nil {
 		return err
@@ -105,17 +105,17 @@ func encode(e api.Event, data any) (*message.Message, error) {
 	return msg, nil
 }
 
-// groupParts are what a group's snapshot in the outbox lacks.
-type groupParts struct{ codes, aggregate *redis.MapStringStringCmd }
+// groupDetails are what a group's snapshot in the outbox lacks.
+type groupDetails struct{ codes, aggregate *redis.MapStringStringCmd }
 
-// parts reads those of all groups in these entries.
-func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[string]groupParts, error) {
-	parts := map[string]groupParts{}
+// details reads those of all groups in these entries.
+func (p *partitionLoop) details(ctx context.Context, entries []redis.XMessage) (map[string]groupDetails, error) {
+	details := map[string]groupDetails{}
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, e := range entries {
 			id, _ := e.Values["group"].(string)
-			if _, ok := parts[id]; !ok {
-				parts[id] = groupParts{pipe.HGetAll(ctx, p.p.Codes(id)), pipe.HGetAll(ctx, p.p.Aggregate(id))}
+			if _, ok := details[id]; !ok {
+				details[id] = groupDetails{pipe.HGetAll(ctx, p.p.Codes(id)), pipe.HGetAll(ctx, p.p.Aggregate(id))}
 			}
 		}
 		return nil
@@ -123,19 +123,19 @@ func (p *partition) parts(ctx context.Context, entries []redis.XMessage) (map[st
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, err
 	}
-	return parts, nil // an error of one group is met with its event
+	return details, nil // an error of one group is met with its event
 }
 
 // event shows the group as it was at the transition; its aggregate and codes do not change
 // after the last.
-func (p *partition) event(e redis.XMessage, parts map[string]groupParts) (api.Event, error) {
+func (p *partitionLoop) event(e redis.XMessage, details map[string]groupDetails) (api.Event, error) {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	hash, err := readSnapshot(text("snapshot"))
 	if err != nil {
 		return api.Event{}, fmt.Errorf("read snapshot: %w", err)
 	}
 	id := text("group")
-	group := parts[id]
+	group := details[id]
 	if err := errors.Join(group.codes.Err(), group.aggregate.Err()); err != nil {
 		return api.Event{}, err
 	}

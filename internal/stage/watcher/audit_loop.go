@@ -29,7 +29,7 @@ const fullAuditRate = 4 << 20
 // and closer at groups that are suspicious, and now and then a look at everything. Missing jobs are
 // ended as lost once it is certain.
 type auditLoop struct {
-	*partition
+	*partitionLoop
 	check        *audit.IncrementalCheck
 	leadSince    time.Time // the lead that the rest belongs to
 	nextAt       time.Time // of the next round
@@ -51,13 +51,13 @@ type missingJob struct {
 
 // auditRuns runs the audit of all partitions that this process leads: one after the other, so that
 // its load has a bound.
-func (w *Watcher) auditRuns(parts []*partition) []func(context.Context) error {
+func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context) error {
 	if w.cfg.Audit.Interval <= 0 {
 		return nil
 	}
-	loops := make([]*auditLoop, len(parts))
-	for i, p := range parts {
-		loops[i] = &auditLoop{partition: p, check: audit.NewIncrementalCheck(w.conn, p.p)}
+	loops := make([]*auditLoop, len(partitions))
+	for i, p := range partitions {
+		loops[i] = &auditLoop{partitionLoop: p, check: audit.NewIncrementalCheck(w.conn, p.p)}
 	}
 	step := func(ctx context.Context) (time.Duration, error) {
 		var errs error
@@ -90,7 +90,7 @@ func (w *Watcher) auditRuns(parts []*partition) []func(context.Context) error {
 
 // step makes a round when it is due, or when reclaim has met what nobody may have deleted.
 func (l *auditLoop) step(ctx context.Context) error {
-	since, leads := l.leads()
+	since, leads := l.leadsSince()
 	if !leads {
 		l.open.removePartition(l.p.Index())
 		l.leadSince = time.Time{}
@@ -147,7 +147,7 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 		}
 	}
 	err = l.endMissing(ctx, report.Missing)
-	return errors.Join(err, l.open.replace(ctx, l.partition, "round", candidates.Groups, report.Violations))
+	return errors.Join(err, l.open.replace(ctx, l.partitionLoop, "round", candidates.Groups, report.Violations))
 }
 
 // endMissing ends jobs that are missing for two leases: until then who holds one whose entry is gone may
@@ -193,7 +193,7 @@ func unique(s []string) []string {
 
 // fullAudit audits the whole partition when that is due, at a rate that disturbs nobody.
 func (l *auditLoop) fullAudit(ctx context.Context) error {
-	since, leads := l.leads()
+	since, leads := l.leadsSince()
 	if !leads || time.Since(since) < l.cfg.Audit.FullInterval || time.Since(l.fullAuditAt) < l.cfg.Audit.FullInterval {
 		return nil
 	}
@@ -214,5 +214,5 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 		l.fromFullAudit.Groups, l.fromFullAudit.Tenants = append(l.fromFullAudit.Groups, m.Group), append(l.fromFullAudit.Tenants, m.Tenant)
 	}
 	l.mu.Unlock()
-	return l.open.replace(ctx, l.partition, "everything", nil, report.Violations)
+	return l.open.replace(ctx, l.partitionLoop, "everything", nil, report.Violations)
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // maintain does what is due only now and then, and goes on at once while there is more of it.
-func (p *partition) maintain(ctx context.Context) (bool, error) {
+func (p *partitionLoop) maintain(ctx context.Context) (bool, error) {
 	every := maintenanceInterval
 	if timeout := p.cfg.NoProcessorTimeout; timeout > 0 {
 		every = min(every, timeout)
@@ -48,7 +48,7 @@ func (p *partition) maintain(ctx context.Context) (bool, error) {
 }
 
 // expireGroups forgets groups that ended long ago.
-func (p *partition) expireGroups(ctx context.Context) (bool, error) {
+func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 	keep := p.cfg.Retention.Groups
 	if keep <= 0 {
 		return false, nil
@@ -67,7 +67,7 @@ func (p *partition) expireGroups(ctx context.Context) (bool, error) {
 
 // expireGroup drops a group and then its name; the name stays, or comes back, when the group was made
 // anew meanwhile.
-func (p *partition) expireGroup(ctx context.Context, id string) error {
+func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
 	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return fmt.Errorf("forget group %s: %w", id, err)
@@ -92,7 +92,7 @@ func (p *partition) expireGroup(ctx context.Context, id string) error {
 
 // expireResults drops the result lines of groups that are kept themselves, once each while this
 // process leads.
-func (p *partition) expireResults(ctx context.Context) (bool, error) {
+func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 	keep := p.cfg.Retention.Results
 	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
 		return false, nil
@@ -117,7 +117,7 @@ func (p *partition) expireResults(ctx context.Context) (bool, error) {
 }
 
 // endedGroups lists groups that ended between two times (ms), oldest first, at most so many; 0 is all.
-func (p *partition) endedGroups(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
+func (p *partitionLoop) endedGroups(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
 	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
 		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: most}).Result()
 	if err != nil {
@@ -132,7 +132,7 @@ func millisAgo(keep time.Duration) float64 { return float64(time.Now().Add(-keep
 func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) }
 
 // trim shortens what grows by time: ids of messages, dead letters, events, rejected messages.
-func (p *partition) trim(ctx context.Context) (bool, error) {
+func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 	r := p.cfg.Retention
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		if r.MessageIDs > 0 {
@@ -163,7 +163,7 @@ func (p *partition) trim(ctx context.Context) (bool, error) {
 // recheckSetup looks again at what was looked at when the process started: that Redis evicts nothing,
 // and the number of partitions, which is written again where it was lost, before a process with
 // another one is let in.
-func (p *partition) recheckSetup(ctx context.Context) (bool, error) {
+func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil
 	}
@@ -175,7 +175,7 @@ const maxIngestFreeze = 5 * time.Minute
 
 // trimEntryIDs drops the ids of ingest entries that can't come again: they are older than
 // everything that is still pending or was not delivered.
-func (p *partition) trimEntryIDs(ctx context.Context) (bool, error) {
+func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
 	if call.IsUnavailable(err) {
 		return false, err

@@ -26,7 +26,7 @@ const (
 // failUnserved fails the jobs of types that no live worker has served for long, as far as this
 // process has seen: what was so before it led does not count, since the whole installation may
 // have been down.
-func (p *partition) failUnserved(ctx context.Context) (bool, error) {
+func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
 	types, err := p.unserved(ctx)
 	if err != nil || p.cfg.NoProcessorTimeout <= 0 {
 		return false, err
@@ -47,7 +47,7 @@ func (p *partition) failUnserved(ctx context.Context) (bool, error) {
 
 // unserved are the types whose jobs wait without a worker, and since when. The others are noted
 // as all right.
-func (p *partition) unserved(ctx context.Context) (map[string]time.Time, error) {
+func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, error) {
 	workers, err := presence.Workers(ctx, p.conn, p.space)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func isZero(count any) bool { return count == nil || count == "0" }
 
 // failReadyJobs takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends
 // more after them.
-func (p *partition) failReadyJobs(ctx context.Context, typ string) (bool, error) {
+func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, error) {
 	key := p.p.Ready(typ)
 	reader := stream.NewReader(p.conn, keyspace.GroupWorkers, p.id)
 	defer func() {
@@ -131,7 +131,7 @@ func (p *partition) failReadyJobs(ctx context.Context, typ string) (bool, error)
 }
 
 // failEntries starts and fails entries. What is no job stays pending, for reclaim to quarantine.
-func (p *partition) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
+func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job
 		entry string

@@ -40,7 +40,7 @@ func sourceKey(source string, partition int) string { return fmt.Sprint(partitio
 // found of groups that this one has looked at. It announces what is new without the lock: whoever
 // keeps the lead asks for it, too.
 func (v *openViolations) replace(
-	ctx context.Context, p *partition, source string, groups []string, violations []api.Violation,
+	ctx context.Context, p *partitionLoop, source string, groups []string, violations []api.Violation,
 ) error {
 	found := make(map[string]api.Violation, len(violations))
 	for _, one := range violations {
@@ -147,13 +147,13 @@ func violationID(v api.Violation) string {
 }
 
 // announceViolation logs and publishes a violation, with the group as it is, if it is.
-func (p *partition) announceViolation(ctx context.Context, id string, v api.Violation) error {
+func (p *partitionLoop) announceViolation(ctx context.Context, id string, v api.Violation) error {
 	e := api.AuditEvent{Event: api.Event{ID: id, Type: "audit.violation", At: time.Now().UTC()}, Violation: v}
 	if v.Group != "" {
-		g, err := p.store.Group(ctx, v.Group)
+		shown, err := p.store.Group(ctx, v.Group)
 		switch {
 		case err == nil:
-			e.Group = &g
+			e.Group = &shown
 		case call.IsUnavailable(err) || ctx.Err() != nil:
 			return err
 		} // or it can't be shown, which may be what is wrong with it

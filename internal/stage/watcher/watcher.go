@@ -82,14 +82,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 	runs := []func(context.Context) error{func(ctx context.Context) error {
 		return stage.Every(ctx, w.tel.Log, "queue gauges", measureEvery, w.measure)
 	}}
-	var parts []*partition
+	var partitions []*partitionLoop
 	for _, p := range w.space.All() {
-		part := &partition{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
-		parts = append(parts, part)
+		p := &partitionLoop{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
+		partitions = append(partitions, p)
 		loop := stage.Loop{Name: "watch", Conn: w.conn, Wake: p.Wake("watcher"), Log: w.tel.Log}
-		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
+		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, p.step) })
 	}
-	err := stage.RunAll(ctx, append(runs, w.auditRuns(parts)...)...)
+	err := stage.RunAll(ctx, append(runs, w.auditRuns(partitions)...)...)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for _, p := range w.space.All() {
@@ -115,8 +115,8 @@ func (w *Watcher) measure(ctx context.Context) error {
 	return nil
 }
 
-// partition is the loop's state for one partition.
-type partition struct {
+// partitionLoop is the loop's state for one partition.
+type partitionLoop struct {
 	*Watcher
 	p                keyspace.Partition
 	log              *slog.Logger
@@ -129,14 +129,14 @@ type partition struct {
 	maintainedAt     time.Time
 	resultsExpiredTo float64   // groups that ended until then (ms) have lost their results
 	oomLoggedAt      time.Time // that Redis's memory is full was said
-	leading          atomic.Int64
-	beats            int64           // renewals of the lead that Redis has counted; 0: not known
-	forgotten        []api.Violation // of the law durability, not announced yet
+	leadSinceNanos   atomic.Int64
+	renewals         int64           // renewals of the lead that Redis has counted; 0: not known
+	unannounced      []api.Violation // of the law durability, not announced yet
 }
 
 // step leads, if it may, and does what is to be done.
-func (p *partition) step(ctx context.Context) (time.Duration, error) {
-	if err := p.lead(ctx); err != nil {
+func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
+	if err := p.keepLead(ctx); err != nil {
 		return 0, err
 	}
 	if p.fence == 0 {
@@ -145,7 +145,7 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 	worked, err := p.work(ctx)
 	if errors.Is(err, ledger.ErrFenced) {
 		p.fence = 0
-		p.tellLead()
+		p.publishLead()
 		return 0, nil
 	}
 	if call.IsOOM(err) { // what could be done was done, and more may be asked for soon
@@ -159,15 +159,15 @@ func (p *partition) step(ctx context.Context) (time.Duration, error) {
 }
 
 // logOOM says now and then that something has to wait for memory.
-func (p *partition) logOOM(err error) {
+func (p *partitionLoop) logOOM(err error) {
 	if time.Since(p.oomLoggedAt) > 10*time.Minute {
 		p.oomLoggedAt = time.Now()
 		p.log.Warn("redis's memory is full, some work waits for room", "error", err)
 	}
 }
 
-// lead asks for the lead, or keeps it.
-func (p *partition) lead(ctx context.Context) error {
+// keepLead asks for the lead, or keeps it.
+func (p *partitionLoop) keepLead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
 		return nil
 	}
@@ -179,16 +179,16 @@ func (p *partition) lead(ctx context.Context) error {
 		p.ledSince = time.Now()
 	}
 	p.fence, p.renewedAt = fence, time.Now()
-	p.tellLead()
+	p.publishLead()
 	if fence == 0 {
 		return nil
 	}
-	return p.beat(ctx)
+	return p.countRenewal(ctx)
 }
 
 // work does a piece of everything that is due, so that nothing starves however much there is of the
 // rest. It says whether there was something.
-func (p *partition) work(ctx context.Context) (bool, error) {
+func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.maintain} {
 		some, err := piece(ctx)
@@ -205,89 +205,89 @@ func (p *partition) work(ctx context.Context) (bool, error) {
 const groupBatch = 100
 
 // advanceDirty moves the dirty groups.
-func (p *partition) advanceDirty(ctx context.Context) (bool, error) {
+func (p *partitionLoop) advanceDirty(ctx context.Context) (bool, error) {
 	ids, err := p.conn.Cmd.SRandMemberN(ctx, p.p.Dirty(), groupBatch).Result()
 	if err != nil {
 		return false, fmt.Errorf("look for groups to move: %w", err)
 	}
-	return len(ids) > 0, p.moveAll(ctx, ids)
+	return len(ids) > 0, p.advanceAll(ctx, ids)
 }
 
-// moveAll settles what is half done of these groups and lets them advance. While memory is full
+// advanceAll settles what is half done of these groups and lets them advance. While memory is full
 // some stay dirty; the others advance all the same.
-func (p *partition) moveAll(ctx context.Context, ids []string) error {
-	half, err := p.halfDone(ctx, ids)
+func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
+	unsettled, err := p.unsettled(ctx, ids)
 	if err != nil {
 		return err
 	}
-	var full error
-	move := func(id string, half bool) error {
-		err := p.move(ctx, id, half)
+	var oom error
+	advance := func(id string, unsettled bool) error {
+		err := p.advanceGroup(ctx, id, unsettled)
 		if call.IsOOM(err) {
-			full, err = err, nil
+			oom, err = err, nil
 		}
 		return err
 	}
 	for _, id := range ids {
-		if err := move(id, half[id]); err != nil {
+		if err := advance(id, unsettled[id]); err != nil {
 			return err
 		}
 	}
 	// A group that was cancelled or reopened in the meantime may not be dirty any more.
-	now, err := p.halfDone(ctx, ids)
+	unsettledNow, err := p.unsettled(ctx, ids)
 	if err != nil {
 		return err
 	}
-	for id := range now {
-		if half[id] {
+	for id := range unsettledNow {
+		if unsettled[id] {
 			continue
 		}
-		if err := move(id, true); err != nil {
+		if err := advance(id, true); err != nil {
 			return err
 		}
 	}
-	return full
+	return oom
 }
 
-// halfDone says which groups' cancellation or reopening is not settled.
-func (p *partition) halfDone(ctx context.Context, ids []string) (map[string]bool, error) {
+// unsettled says which groups' cancellation or reopening is not settled.
+func (p *partitionLoop) unsettled(ctx context.Context, ids []string) (map[string]bool, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	marks := make([]*redis.SliceCmd, len(ids))
+	fields := make([]*redis.SliceCmd, len(ids))
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
-			marks[i] = pipe.HMGet(ctx, p.p.Group(id), "sweep", "requeue")
+			fields[i] = pipe.HMGet(ctx, p.p.Group(id), "sweep", "requeue")
 		}
 		return nil
 	})
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("look for half done groups: %w", err)
 	}
-	half := map[string]bool{}
+	unsettled := map[string]bool{}
 	for i, id := range ids {
-		if v := marks[i].Val(); len(v) == 2 && (v[0] != nil || v[1] != nil) { // an error is met when it moves
-			half[id] = true
+		if v := fields[i].Val(); len(v) == 2 && (v[0] != nil || v[1] != nil) { // an error is met when it moves
+			unsettled[id] = true
 		}
 	}
-	return half, nil
+	return unsettled, nil
 }
 
-// move lets a group advance, after what is half done of it is settled. A group that spoils its own
+// advanceGroup lets a group advance, after what is half done of it is settled. A group that spoils its own
 // turn stays behind and holds up nobody.
-func (p *partition) move(ctx context.Context, id string, half bool) error {
-	if half {
+func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled bool) error {
+	if unsettled {
 		if err := p.settle(ctx, id); err != nil {
 			return err
 		}
 	}
 	if _, err := ledger.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
-		return p.spoiled(ctx, id, err)
+		return p.skipGroup(ctx, id, err)
 	}
 	return nil
 }
 
-func (p *partition) settle(ctx context.Context, id string) error {
+func (p *partitionLoop) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
 		func() (bool, error) { return ledger.Sweep(ctx, p.conn.Cmd, p.p, id) },
 		func() (bool, error) { return ledger.Requeue(ctx, p.conn.Cmd, p.p, id) },
@@ -295,9 +295,9 @@ func (p *partition) settle(ctx context.Context, id string) error {
 		for more := true; more; {
 			var err error
 			if more, err = chunk(); err != nil {
-				return p.spoiled(ctx, id, err)
+				return p.skipGroup(ctx, id, err)
 			}
-			if err := p.lead(ctx); err != nil {
+			if err := p.keepLead(ctx); err != nil {
 				return err
 			}
 		}
@@ -305,7 +305,7 @@ func (p *partition) settle(ctx context.Context, id string) error {
 	return nil
 }
 
-func (p *partition) spoiled(ctx context.Context, id string, err error) error {
+func (p *partitionLoop) skipGroup(ctx context.Context, id string, err error) error {
 	if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || call.IsOOM(err) || ctx.Err() != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func (p *partition) spoiled(ctx context.Context, id string, err error) error {
 
 // reconcile looks at every open group now and then, in case a group was not marked dirty: a page a
 // time.
-func (p *partition) reconcile(ctx context.Context) (bool, error) {
+func (p *partitionLoop) reconcile(ctx context.Context) (bool, error) {
 	if p.cursor == 0 && time.Since(p.reconciledAt) <= p.cfg.Interval {
 		return false, nil
 	}
@@ -327,7 +327,7 @@ func (p *partition) reconcile(ctx context.Context) (bool, error) {
 	for i := 0; i < len(page); i += 2 {
 		ids = append(ids, page[i])
 	}
-	if err := p.moveAll(ctx, ids); err != nil {
+	if err := p.advanceAll(ctx, ids); err != nil {
 		return false, err
 	}
 	p.cursor, p.reconciledAt = next, time.Now()
