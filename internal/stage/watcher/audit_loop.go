@@ -82,7 +82,7 @@ func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context)
 	}}
 	if w.cfg.Audit.FullInterval > 0 {
 		runs = append(runs, func(ctx context.Context) error {
-			return stage.Loop{Name: "audit of everything", Log: w.tel.Log}.Run(ctx, full)
+			return stage.Loop{Name: "full audit", Log: w.tel.Log}.Run(ctx, full)
 		})
 	}
 	return runs
@@ -110,7 +110,7 @@ func (l *auditLoop) step(ctx context.Context) error {
 	}
 	switch err := l.checkGroups(ctx); {
 	case call.IsOOM(err): // readings of one instant are refused then, too
-		l.log.Warn("audit put off, since redis has no memory left", "error", err)
+		l.log.Warn("audit postponed: redis has no memory left", "error", err)
 		l.nextAt = time.Now().Add(l.cfg.Audit.Interval)
 		return nil
 	case err != nil:
@@ -125,8 +125,8 @@ func (l *auditLoop) step(ctx context.Context) error {
 	return nil
 }
 
-// checkGroups looks at all ledgers, and closer where that gives a reason, where jobs were missing, and
-// where a look at everything has seen something.
+// checkGroups looks at all ledgers, and closer where that gives a reason, where jobs were missing,
+// and where a look at everything has seen something.
 func (l *auditLoop) checkGroups(ctx context.Context) error {
 	candidates, err := l.check.Run(ctx, l.alarmed)
 	if err != nil {
@@ -134,7 +134,8 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	for _, more := range []audit.Candidates{l.missing, l.fromFullAudit} {
-		candidates.Groups, candidates.Tenants = append(candidates.Groups, more.Groups...), append(candidates.Tenants, more.Tenants...)
+		candidates.Groups = append(candidates.Groups, more.Groups...)
+		candidates.Tenants = append(candidates.Tenants, more.Tenants...)
 	}
 	l.fromFullAudit = audit.Candidates{}
 	l.mu.Unlock()
@@ -142,22 +143,24 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	candidates.Tenants = unique(candidates.Tenants)
 	report := audit.Report{}
 	if len(candidates.Groups) > 0 {
-		if report, err = audit.RunGroups(ctx, l.conn, l.space, l.p, candidates, audit.Options{Rate: 10 * fullAuditRate}); err != nil {
+		report, err = audit.RunGroups(ctx, l.conn, l.space, l.p, candidates, audit.Options{Rate: 10 * fullAuditRate})
+		if err != nil {
 			return err
 		}
 	}
 	err = l.endMissing(ctx, report.Missing)
-	return errors.Join(err, l.open.replace(ctx, l.partitionLoop, "round", candidates.Groups, report.Violations))
+	return errors.Join(err, l.open.replace(ctx, l.partitionLoop, "incremental", candidates.Groups, report.Violations))
 }
 
-// endMissing ends jobs that are missing for two leases: until then who holds one whose entry is gone may
-// still end it.
+// endMissing ends jobs that are missing for two leases: until then who holds one whose entry is
+// gone may still end it.
 func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) error {
 	now, stillMissing := time.Now(), map[missingJob]time.Time{}
 	l.missing = audit.Candidates{}
 	var errs error
 	for _, m := range missing {
-		l.missing.Groups, l.missing.Tenants = append(l.missing.Groups, m.Group), append(l.missing.Tenants, m.Tenant)
+		l.missing.Groups = append(l.missing.Groups, m.Group)
+		l.missing.Tenants = append(l.missing.Tenants, m.Tenant)
 		overdue := m
 		overdue.Jobs = nil
 		for _, j := range m.Jobs {
@@ -204,15 +207,16 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 	}
 	l.fullAuditAt = time.Now()
 	if err != nil {
-		l.log.Warn("audit of everything put off, since redis has no memory left", "error", err)
+		l.log.Warn("full audit postponed: redis has no memory left", "error", err)
 		return nil
 	}
-	l.log.Info("audited everything", "groups", report.Groups, "jobs", report.Jobs, "violations",
+	l.log.Info("full audit finished", "groups", report.Groups, "jobs", report.Jobs, "violations",
 		len(report.Violations), "took", time.Since(began))
 	l.mu.Lock()
 	for _, m := range report.Missing {
-		l.fromFullAudit.Groups, l.fromFullAudit.Tenants = append(l.fromFullAudit.Groups, m.Group), append(l.fromFullAudit.Tenants, m.Tenant)
+		l.fromFullAudit.Groups = append(l.fromFullAudit.Groups, m.Group)
+		l.fromFullAudit.Tenants = append(l.fromFullAudit.Tenants, m.Tenant)
 	}
 	l.mu.Unlock()
-	return l.open.replace(ctx, l.partitionLoop, "everything", nil, report.Violations)
+	return l.open.replace(ctx, l.partitionLoop, "full", nil, report.Violations)
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// countRenewal counts the renewals of the lead in Redis, one a second, whoever leads. When the count goes
-// back, Redis has forgotten what it had confirmed: its append-only file was cut, or a replica took
-// over that lagged behind.
+// countRenewal counts the renewals of the lead in Redis, one a second, whoever leads. When the
+// count goes back, Redis has forgotten what it had confirmed: its append-only file was cut, or a
+// replica took over that lagged behind.
 func (p *partitionLoop) countRenewal(ctx context.Context) error {
 	n, err := p.conn.Cmd.HIncrBy(ctx, p.p.Watch(), "beat", 1).Result()
 	switch {

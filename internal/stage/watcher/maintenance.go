@@ -38,7 +38,7 @@ func (p *partitionLoop) maintain(ctx context.Context) (bool, error) {
 		case call.IsOOM(err):
 			p.logOOM(err)
 		default:
-			p.log.Error("housekeeping failed, trying again at the next round", "error", err)
+			p.log.Error("maintenance task failed, trying again in the next pass", "error", err)
 		}
 	}
 	if !more {
@@ -65,8 +65,8 @@ func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 	return len(ended) == groupBatch, nil
 }
 
-// expireGroup drops a group and then its name; the name stays, or comes back, when the group was made
-// anew meanwhile.
+// expireGroup drops a group and then its name; the name stays, or comes back, when the group was
+// made anew meanwhile.
 func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
 	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -116,7 +116,8 @@ func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 	return len(ended) == groupBatch, nil
 }
 
-// endedGroups lists groups that ended between two times (ms), oldest first, at most so many; 0 is all.
+// endedGroups lists groups that ended between two times (ms), oldest first, at most so many; 0 is
+// all.
 func (p *partitionLoop) endedGroups(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
 	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
 		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: most}).Result()
@@ -160,9 +161,9 @@ func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// recheckSetup looks again at what was looked at when the process started: that Redis evicts nothing,
-// and the number of partitions, which is written again where it was lost, before a process with
-// another one is let in.
+// recheckSetup looks again at what was looked at when the process started: that Redis evicts
+// nothing, and the number of partitions, which is written again where it was lost, before a process
+// with another one is let in.
 func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil

@@ -107,8 +107,8 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 
 func isZero(count any) bool { return count == nil || count == "0" }
 
-// failReadyJobs takes a type's ready jobs as a worker would and reports them as failed. The fetcher sends
-// more after them.
+// failReadyJobs takes a type's ready jobs as a worker would and reports them as failed. The fetcher
+// sends more after them.
 func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, error) {
 	key := p.p.Ready(typ)
 	reader := stream.NewReader(p.conn, keyspace.GroupWorkers, p.id)

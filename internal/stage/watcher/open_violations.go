@@ -29,7 +29,8 @@ type openViolations struct {
 }
 
 func newOpenViolations(metrics *telemetry.WatcherMetrics) *openViolations {
-	v := &openViolations{metrics: metrics, bySource: map[string]map[string]api.Violation{}, announced: map[string]bool{}}
+	v := &openViolations{metrics: metrics, bySource: map[string]map[string]api.Violation{},
+		announced: map[string]bool{}}
 	v.updateMetrics()
 	return v
 }
@@ -48,13 +49,14 @@ func (v *openViolations) replace(
 	}
 	v.mu.Lock()
 	v.bySource[sourceKey(source, p.p.Index())] = found
-	maps.DeleteFunc(v.bySource[sourceKey("everything", p.p.Index())], func(id string, one api.Violation) bool {
+	maps.DeleteFunc(v.bySource[sourceKey("full", p.p.Index())], func(id string, one api.Violation) bool {
 		_, stays := found[id]
 		return !stays && one.Group != "" && slices.Contains(groups, one.Group)
 	})
 	v.dropClosed()
 	v.updateMetrics()
-	fresh := slices.DeleteFunc(slices.Clone(violations), func(one api.Violation) bool { return v.announced[violationID(one)] })
+	fresh := slices.DeleteFunc(slices.Clone(violations),
+		func(one api.Violation) bool { return v.announced[violationID(one)] })
 	v.mu.Unlock()
 	var errs error
 	for _, one := range fresh {
@@ -70,7 +72,8 @@ func (v *openViolations) replace(
 	return errs
 }
 
-// dropClosed drops the ids of what no look finds any more, so that it is announced when it comes again.
+// dropClosed drops the ids of what no look finds any more, so that it is announced when it comes
+// again.
 func (v *openViolations) dropClosed() {
 	maps.DeleteFunc(v.announced, func(id string, _ bool) bool {
 		for _, found := range v.bySource {
@@ -86,7 +89,7 @@ func (v *openViolations) dropClosed() {
 func (v *openViolations) removePartition(partition int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, source := range []string{"round", "everything"} {
+	for _, source := range []string{"incremental", "full"} {
 		delete(v.bySource, sourceKey(source, partition))
 	}
 	v.dropClosed()
@@ -106,7 +109,7 @@ func (v *openViolations) groups(partition int) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var ids []string
-	for _, source := range []string{"round", "everything"} {
+	for _, source := range []string{"incremental", "full"} {
 		for _, one := range v.bySource[sourceKey(source, partition)] {
 			if one.Group != "" {
 				ids = append(ids, one.Group)

@@ -84,10 +84,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}}
 	var partitions []*partitionLoop
 	for _, p := range w.space.All() {
-		p := &partitionLoop{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
-		partitions = append(partitions, p)
+		pl := &partitionLoop{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
+		partitions = append(partitions, pl)
 		loop := stage.Loop{Name: "watch", Conn: w.conn, Wake: p.Wake("watcher"), Log: w.tel.Log}
-		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, p.step) })
+		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, pl.step) })
 	}
 	err := stage.RunAll(ctx, append(runs, w.auditRuns(partitions)...)...)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -273,8 +273,8 @@ func (p *partitionLoop) unsettled(ctx context.Context, ids []string) (map[string
 	return unsettled, nil
 }
 
-// advanceGroup lets a group advance, after what is half done of it is settled. A group that spoils its own
-// turn stays behind and holds up nobody.
+// advanceGroup lets a group advance, after what is half done of it is settled. A group that spoils
+// its own turn stays behind and holds up nobody.
 func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled bool) error {
 	if unsettled {
 		if err := p.settle(ctx, id); err != nil {
