@@ -17,15 +17,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// How many events are announced together, and how many such batches at most before the rest of the
-// work has its turn: more than that work adds at a time, so that the outbox doesn't grow.
+// eventBatch is how many events are published together. maxEventBatches is how many such batches
+// one step publishes before it goes on with other work; together they are more than the events that
+// the other work of one step adds, so that the outbox doesn't grow without bound.
 const (
 	eventBatch      = 20
 	maxEventBatches = 50
 )
 
-// announce publishes what lies in the outbox, in its order. An event that is published twice,
-// because its removal failed, has the same id.
+// announce publishes the events of the outbox, oldest first, and removes them. It returns whether
+// there were any. If the removal of published events fails, they are published again with the same
+// ids.
 func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
 	for range maxEventBatches {
 		entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", eventBatch).Result()
@@ -43,8 +45,10 @@ func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
 	return worked, nil
 }
 
+// announceBatch publishes these entries of the outbox in their order and removes them. An entry
+// that can't be turned into an event is quarantined and removed.
 func (p *partitionLoop) announceBatch(ctx context.Context, entries []redis.XMessage) error {
-	details, err := p.details(ctx, entries)
+	details, err := p.readDetails(ctx, entries)
 	if err != nil {
 		return err
 	}
@@ -61,7 +65,7 @@ func (p *partitionLoop) announceBatch(ctx context.Context, entries []redis.XMess
 				continue
 			}
 		}
-		p.log.Warn("quarantined an unreadable event", "entry", e.ID, "error", err)
+		p.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
 		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
 	}
 	if len(msgs) > 0 {
@@ -83,7 +87,8 @@ func (p *partitionLoop) announceBatch(ctx context.Context, entries []redis.XMess
 	return nil
 }
 
-// publish sends an event in the form that data has.
+// publish publishes an event. The message carries data as JSON: e itself or a document that
+// contains it.
 func (p *partitionLoop) publish(e api.Event, data any) error {
 	msg, err := encode(e, data)
 	if err != nil {
@@ -95,6 +100,7 @@ func (p *partitionLoop) publish(e api.Event, data any) error {
 	return nil
 }
 
+// encode makes the message of an event, with data as its JSON.
 func encode(e api.Event, data any) (*message.Message, error) {
 	encoded, err := json.Marshal(data)
 	if err != nil {
@@ -105,11 +111,13 @@ func encode(e api.Event, data any) (*message.Message, error) {
 	return msg, nil
 }
 
-// groupDetails are what a group's snapshot in the outbox lacks.
+// groupDetails holds the replies that an event needs beside the snapshot in its outbox entry: the
+// group's error codes and its partial aggregates.
 type groupDetails struct{ codes, aggregate *redis.MapStringStringCmd }
 
-// details reads those of all groups in these entries.
-func (p *partitionLoop) details(ctx context.Context, entries []redis.XMessage) (map[string]groupDetails, error) {
+// readDetails reads the details of each group that these entries name, in one round trip. An error
+// of a single group is left in its replies, so that only the events of this group fail.
+func (p *partitionLoop) readDetails(ctx context.Context, entries []redis.XMessage) (map[string]groupDetails, error) {
 	details := map[string]groupDetails{}
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, e := range entries {
@@ -123,11 +131,12 @@ func (p *partitionLoop) details(ctx context.Context, entries []redis.XMessage) (
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, err
 	}
-	return details, nil // an error of one group is met with its event
+	return details, nil
 }
 
-// event shows the group as it was at the transition; its aggregate and codes do not change
-// after the last.
+// event makes the event of an outbox entry. It shows the group's hash as it was at the transition.
+// Codes and aggregate are read now: until a group has ended they may be newer than the transition,
+// and afterwards they no longer change in this round.
 func (p *partitionLoop) event(e redis.XMessage, details map[string]groupDetails) (api.Event, error) {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	hash, err := readSnapshot(text("snapshot"))
@@ -145,7 +154,7 @@ func (p *partitionLoop) event(e redis.XMessage, details map[string]groupDetails)
 	}
 	view, err := p.store.View(hash, group.codes.Val(), group.aggregate.Val(), time.UnixMilli(at))
 	if err != nil {
-		p.log.Warn("announced a group without its aggregate", "group", id, "error", err)
+		p.log.Warn("published an event without the group's aggregate", "group", id, "error", err)
 	}
 	state := strings.ToLower(text("status"))
 	return api.Event{

@@ -15,42 +15,54 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
-// Audit says how often the data is held against the laws. 0 is never.
+// Audit says how often the leader of a partition checks its data against the laws of package audit.
 type Audit struct {
-	Interval     time.Duration // between rounds, which are cheap
-	FullInterval time.Duration // between looks at everything
-	Lease        time.Duration // of a job: one that is missing may be in a worker's hands for so long
+	// Interval is the time between incremental checks, which are cheap. 0: no audit at all.
+	Interval time.Duration
+	// FullInterval is the time between full audits. 0: none.
+	FullInterval time.Duration
+	// Lease is the length of a job lease. A missing job may still be run by a worker for as long.
+	Lease time.Duration
 }
 
-// fullAuditRate is how many bytes a second a look at everything reads.
+// fullAuditRate is how many bytes per second a full audit reads, so that it doesn't disturb the
+// roles.
 const fullAuditRate = 4 << 20
 
-// auditLoop is the audit of one partition while this process leads it: rounds that look at ledgers,
-// and closer at groups that are suspicious, and now and then a look at everything. Missing jobs are
-// ended as lost once it is certain.
+// auditLoop audits one partition while this process leads it. An incremental check finds candidates
+// among the open groups, which are then read job by job; from time to time a full audit reads
+// everything. A job that stays missing long enough is ended as failed with code LOST.
+//
+// Two goroutines use it: one runs step, the other runs fullAudit. They share only the fields below
+// mu and what partitionLoop allows.
 type auditLoop struct {
 	*partitionLoop
-	check        *audit.IncrementalCheck
-	leadSince    time.Time // the lead that the rest belongs to
-	nextAt       time.Time // of the next round
-	alarmed      bool      // the next round is to look at everything that is under way
+	check *audit.IncrementalCheck
+	// leadershipBegan is the start of the leadership in which the fields up to mu were filled.
+	leadershipBegan time.Time
+	nextAt          time.Time // when the next incremental check is due
+	// alarmed makes the next check due now, and makes it read each group that has jobs in flight,
+	// ready or not reduced: reclaim has found a lease without its job.
+	alarmed bool
+	// missingSince holds the missing jobs of the last check, and when each was first found missing.
 	missingSince map[missingJob]time.Time
-	missing      audit.Candidates // with jobs that are missing
+	missing      audit.Candidates // the groups and tenants of these jobs
 
 	mu            sync.Mutex
-	fromFullAudit audit.Candidates // from the look at everything
+	fromFullAudit audit.Candidates // groups and tenants of jobs that the full audit found missing
 
-	fullAuditAt time.Time // the last look at everything
+	fullAuditAt time.Time // when the last full audit ended
 }
 
-// missingJob is a job that was missing, in the state in which it was.
+// missingJob identifies a job that is missing in a certain state and attempt. If the job moves, it
+// is another missingJob.
 type missingJob struct {
 	group string
 	ledger.Missed
 }
 
-// auditRuns runs the audit of all partitions that this process leads: one after the other, so that
-// its load has a bound.
+// auditRuns returns the loops that audit the partitions: one for incremental checks and one for
+// full audits. Each loop goes through the partitions one after the other, which bounds its load.
 func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context) error {
 	if w.cfg.Audit.Interval <= 0 {
 		return nil
@@ -88,28 +100,30 @@ func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context)
 	return runs
 }
 
-// step makes a round when it is due, or when reclaim has met what nobody may have deleted.
+// step runs an incremental check if one is due, or if reclaim has reported a lease without its job
+// (field suspicious of the watch hash). If another process leads, it drops the partition's open
+// violations.
 func (l *auditLoop) step(ctx context.Context) error {
-	since, leads := l.leadsSince()
+	since, leads := l.leadership()
 	if !leads {
 		l.open.removePartition(l.p.Index())
-		l.leadSince = time.Time{}
+		l.leadershipBegan = time.Time{}
 		return nil
 	}
-	if since != l.leadSince { // what was before belongs to another lead
-		l.leadSince, l.nextAt, l.alarmed, l.missingSince, l.missing = since, time.Time{}, false, nil, audit.Candidates{}
+	if since != l.leadershipBegan { // these fields are of an earlier leadership
+		l.leadershipBegan, l.nextAt, l.alarmed, l.missingSince, l.missing = since, time.Time{}, false, nil, audit.Candidates{}
 		l.check = audit.NewIncrementalCheck(l.conn, l.p)
 	}
 	removed, err := l.conn.Cmd.HDel(ctx, l.p.Watch(), "suspicious").Result()
 	if err != nil {
-		return fmt.Errorf("look for suspicions: %w", err)
+		return fmt.Errorf("read the mark of reclaim: %w", err)
 	}
 	l.alarmed = l.alarmed || removed > 0
 	if !l.alarmed && time.Now().Before(l.nextAt) {
 		return nil
 	}
 	switch err := l.checkGroups(ctx); {
-	case call.IsOOM(err): // readings of one instant are refused then, too
+	case call.IsOOM(err): // without memory Redis refuses transactions, even if they only read
 		l.log.Warn("audit postponed: redis has no memory left", "error", err)
 		l.nextAt = time.Now().Add(l.cfg.Audit.Interval)
 		return nil
@@ -125,8 +139,9 @@ func (l *auditLoop) step(ctx context.Context) error {
 	return nil
 }
 
-// checkGroups looks at all ledgers, and closer where that gives a reason, where jobs were missing,
-// and where a look at everything has seen something.
+// checkGroups runs an incremental check, and then reads job by job: the candidates of that check,
+// the groups with missing jobs, those that a full audit reported and those with open violations. It
+// ends jobs that are missing for too long and publishes new violations.
 func (l *auditLoop) checkGroups(ctx context.Context) error {
 	candidates, err := l.check.Run(ctx, l.alarmed)
 	if err != nil {
@@ -152,8 +167,9 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	return errors.Join(err, l.open.replace(ctx, l.partitionLoop, "incremental", candidates.Groups, report.Violations))
 }
 
-// endMissing ends jobs that are missing for two leases: until then who holds one whose entry is
-// gone may still end it.
+// endMissing ends jobs as failed with code LOST when they have been missing for two job leases, and
+// remembers the others for the next check. Until then a worker that runs such a job can still
+// report its outcome, although the job's entry in the ready stream is gone.
 func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) error {
 	now, stillMissing := time.Now(), map[missingJob]time.Time{}
 	l.missing = audit.Candidates{}
@@ -189,14 +205,16 @@ func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) err
 	return errs
 }
 
+// unique sorts s and removes repeated elements. It changes s.
 func unique(s []string) []string {
 	slices.Sort(s)
 	return slices.Compact(s)
 }
 
-// fullAudit audits the whole partition when that is due, at a rate that disturbs nobody.
+// fullAudit audits the whole partition if that is due. The first one of a leadership comes after
+// FullInterval, not at once. Missing jobs are handed to the incremental checks, which end them.
 func (l *auditLoop) fullAudit(ctx context.Context) error {
-	since, leads := l.leadsSince()
+	since, leads := l.leadership()
 	if !leads || time.Since(since) < l.cfg.Audit.FullInterval || time.Since(l.fullAuditAt) < l.cfg.Audit.FullInterval {
 		return nil
 	}

@@ -20,11 +20,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// frequentAudit audits so often that a test can wait for it.
+// frequentAudit makes incremental checks so frequent that a test can wait for them.
 var frequentAudit = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
 
-// violations are those that were announced, without what the harness itself spoils: it reduces into
-// no aggregate.
+// violations returns the published violations, oldest first. It leaves out the missing aggregate,
+// which the test harness itself causes: it reduces results without an aggregate.
 func violations(w *stagetest.World) []api.AuditEvent {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()
@@ -43,7 +43,7 @@ func violations(w *stagetest.World) []api.AuditEvent {
 	return all
 }
 
-// measured makes what runs from now on keep metrics.
+// measured gives the world metrics, for the watchers that the test starts afterwards.
 func measured(w *stagetest.World) {
 	w.T.Helper()
 	tel, err := telemetry.Setup(w.T.Context(), telemetry.Options{Service: "watcher", LogWriter: io.Discard})
@@ -52,14 +52,15 @@ func measured(w *stagetest.World) {
 	w.Tel = tel
 }
 
-// metrics is what a scrape shows.
+// metrics returns the metrics as Prometheus would read them.
 func metrics(w *stagetest.World) string {
 	answer := httptest.NewRecorder()
 	w.Tel.MetricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	return answer.Body.String()
 }
 
-// requireSound holds the data against all laws but that one.
+// requireSound runs a full audit and requires that it finds nothing but the missing aggregate (see
+// violations).
 func requireSound(w *stagetest.World) {
 	w.T.Helper()
 	r, err := audit.Run(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, audit.Options{})
@@ -70,7 +71,8 @@ func requireSound(w *stagetest.World) {
 	}
 }
 
-// A job that vanishes is found, named and ended, so that its group comes to its end.
+// A job that vanishes from any location is found, published as a violation and ended as LOST, and
+// then its group can complete.
 func TestVanishedJobsEndAsLost(t *testing.T) {
 	for name, tt := range map[string]struct {
 		vanish func(ctx context.Context, w *stagetest.World) error
@@ -119,7 +121,7 @@ func TestVanishedJobsEndAsLost(t *testing.T) {
 	}
 }
 
-// back parks a job for long, as a worker does with one that is to be retried.
+// back reports a job as to be retried in an hour.
 func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	w.T.Helper()
 	_, err := ledger.Outcome(ctx, w.Conn.Cmd, w.P, j.Type, ledger.Congestion{Base: time.Hour, Cap: time.Hour}, []ledger.GroupOutcome{{Group: j.Group, Others: []ledger.OtherJob{{
@@ -128,8 +130,8 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	require.NoError(w.T, err)
 }
 
-// Whoever runs a job whose entry was deleted may end it all the same, within two leases.
-func TestARunningJobIsNotLostAtOnce(t *testing.T) {
+// A worker that runs a job whose entry was deleted can still report the outcome within two leases.
+func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
@@ -139,15 +141,16 @@ func TestARunningJobIsNotLostAtOnce(t *testing.T) {
 	cfg := frequentAudit
 	cfg.Audit.Lease = time.Hour
 	run(w, cfg, "w")
-	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
+	w.Await("the violation", func() bool { return len(violations(w)) == 1 })
 	w.Done("null", held...)
 	w.Reduce()
 	w.Await("the group to end", func() bool { return w.Group("g").Status == api.StatusCompleted })
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
 }
 
-// What reclaim has met makes the watcher look at once, however long its interval.
-func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
+// When reclaim finds a lease without its job, the next incremental check runs at once, however long
+// the interval is.
+func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 2)
@@ -156,7 +159,9 @@ func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
 	cfg := frequentAudit
 	cfg.Audit.Interval = time.Hour
 	run(w, cfg, "w")
-	w.Await("the watcher's first round", func() bool { return w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "beat").Err() == nil })
+	w.Await("the first renewal", func() bool {
+		return w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "renewals").Err() == nil
+	})
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
 	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
 	require.NoError(t, err)
@@ -166,7 +171,7 @@ func TestLooksAtOnceWhenReclaimIsSuspicious(t *testing.T) {
 	require.False(t, w.Conn.Cmd.HExists(t.Context(), w.P.Watch(), "suspicious").Val())
 }
 
-// A group that moves has the same violation, whatever the counts in its detail.
+// A violation stays the same while its group moves and the counts in its detail change.
 func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -182,14 +187,14 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 		}
 		return n
 	}
-	w.Await("it to be announced", func() bool { return count() == 1 })
+	w.Await("the violation", func() bool { return count() == 1 })
 	w.Admit("T")
 	began := time.Now()
-	w.Await("rounds to pass", func() bool { return time.Since(began) > time.Second })
+	w.Await("more checks", func() bool { return time.Since(began) > time.Second })
 	require.Equal(t, 1, count())
 }
 
-// The gauge counts all violations, also where one is announced for many.
+// The metric counts all violations, also those that one published violation summarizes.
 func TestAllViolationsAreCounted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -199,11 +204,13 @@ func TestAllViolationsAreCounted(t *testing.T) {
 	cfg.Audit.Lease = time.Hour
 	measured(w)
 	run(w, cfg, "w")
-	w.Await("them to be counted", func() bool { return strings.Contains(metrics(w), `bulk_action_audit_violations{law="location"} 150`) })
-	w.Await("them to be announced", func() bool { return len(violations(w)) == 101 })
+	w.Await("the metric", func() bool {
+		return strings.Contains(metrics(w), `bulk_action_audit_violations{law="location"} 150`)
+	})
+	w.Await("the published violations", func() bool { return len(violations(w)) == 101 })
 }
 
-// A violation is announced again only when it was gone meanwhile.
+// A violation is published again only after it was gone.
 func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -222,39 +229,40 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	}
 	wrong := func(by int64, want int) {
 		require.NoError(t, w.Conn.Cmd.HIncrBy(ctx, w.P.Group("g"), "done", by).Err())
-		w.Await("it to be announced", func() bool { return count() == want })
+		w.Await("the violation", func() bool { return count() == want })
 	}
 	wrong(1, 1)
-	rounds := func() { // some more of them
+	awaitMoreChecks := func() { // waits for more checks
 		began := time.Now()
-		w.Await("rounds to pass", func() bool { return time.Since(began) > time.Second })
+		w.Await("more checks", func() bool { return time.Since(began) > time.Second })
 	}
-	rounds()
+	awaitMoreChecks()
 	wrong(-1, 1)
-	rounds()
+	awaitMoreChecks()
 	wrong(1, 2)
 }
 
-// When Redis has forgotten beats, it has forgotten what else it confirmed since.
-func TestRedisWentBack(t *testing.T) {
+// If the counter of renewals goes back, other confirmed writes are lost too: that is a violation of
+// the law durability.
+func TestLostRenewalsBreakDurability(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 100).Err())
+		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "renewals", 100).Err())
 		run(w, frequentAudit, "w")
-		beat := func() int { n, _ := w.Conn.Cmd.HGet(ctx, w.P.Watch(), "beat").Int(); return n }
-		w.Await("some beats", func() bool { return beat() > 101 })
-		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "beat", 90).Err())
+		renewals := func() int { n, _ := w.Conn.Cmd.HGet(ctx, w.P.Watch(), "renewals").Int(); return n }
+		w.Await("some renewals", func() bool { return renewals() > 101 })
+		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "renewals", 90).Err())
 		var told []api.AuditEvent
-		w.Await("the watcher to tell", func() bool { told = violations(w); return len(told) == 1 })
+		w.Await("the violation", func() bool { told = violations(w); return len(told) == 1 })
 		require.Equal(w.T, audit.LawDurability, told[0].Violation.Law)
-		require.Regexp(w.T, `^redis went back about 1[0-9]s, to beat 91: `, told[0].Violation.Detail)
+		require.Regexp(w.T, `^redis lost about 1[0-9]s of confirmed writes and is at renewal 91: `, told[0].Violation.Detail)
 		require.Nil(w.T, told[0].Group)
-		w.Await("more beats", func() bool { return beat() > 92 })
+		w.Await("more renewals", func() bool { return renewals() > 92 })
 		require.Len(w.T, violations(w), 1)
 	})
 }
 
-// Now and then everything is looked at: also what no ledger tells.
+// The full audit finds what no group's counts and lengths show, such as an unreadable entry.
 func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -263,6 +271,6 @@ func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	cfg := frequentAudit
 	cfg.Audit.FullInterval = 50 * time.Millisecond
 	run(w, cfg, "w")
-	w.Await("the watcher to tell", func() bool { return len(violations(w)) == 1 })
+	w.Await("the violation", func() bool { return len(violations(w)) == 1 })
 	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)
 }

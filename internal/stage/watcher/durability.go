@@ -11,22 +11,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// countRenewal counts the renewals of the lead in Redis, one a second, whoever leads. When the
-// count goes back, Redis has forgotten what it had confirmed: its append-only file was cut, or a
-// replica took over that lagged behind.
+// countRenewal adds one to the counter of renewals in Redis and checks that no earlier renewal was
+// lost. The leader renews its lease about once a second, and the counter outlives a change of
+// leader. If it is smaller than expected, Redis has lost writes that it had confirmed: its
+// append-only file was cut, or a lagging replica became master. Each loss is a violation of the law
+// durability, which is published until that succeeds.
 func (p *partitionLoop) countRenewal(ctx context.Context) error {
-	n, err := p.conn.Cmd.HIncrBy(ctx, p.p.Watch(), "beat", 1).Result()
+	n, err := p.conn.Cmd.HIncrBy(ctx, p.p.Watch(), "renewals", 1).Result()
 	switch {
 	case call.IsOOM(err):
-		return nil // counted when there is room again
+		return nil // the next renewal is counted when Redis has memory again
 	case err != nil:
-		return fmt.Errorf("count renewals of the lead: %w", err)
+		return fmt.Errorf("count renewals of the leader lease: %w", err)
 	}
 	if lost := p.renewals + 1 - n; p.renewals > 0 && lost > 0 {
 		p.unannounced = append(p.unannounced, api.Violation{
 			Law: audit.LawDurability, Partition: p.p.Index(),
-			Detail: fmt.Sprintf("redis went back about %s, to beat %d: what it confirmed since then is lost, "+
-				"and is to be submitted again; bulkaction audit --receipts names it",
+			Detail: fmt.Sprintf("redis lost about %s of confirmed writes and is at renewal %d: "+
+				"what was submitted in that time must be submitted again; bulkaction audit --receipts names it",
 				time.Duration(lost)*leaderRenew, n),
 		})
 		p.open.addDurability()
@@ -35,14 +37,14 @@ func (p *partitionLoop) countRenewal(ctx context.Context) error {
 	p.unannounced = slices.DeleteFunc(p.unannounced, func(v api.Violation) bool {
 		err := p.announceViolation(ctx, violationID(v), v)
 		if err != nil {
-			p.log.Warn("a violation could not be announced, trying again", "law", v.Law, "error", err)
+			p.log.Warn("publishing a violation failed, trying again", "law", v.Law, "error", err)
 		}
 		return err == nil
 	})
 	return nil
 }
 
-// publishLead tells the audit, which runs beside the steps, since when this process leads.
+// publishLead tells the audit's goroutines since when this process leads, or that it doesn't lead.
 func (p *partitionLoop) publishLead() {
 	if p.fence == 0 {
 		p.leadSinceNanos.Store(0)
@@ -51,7 +53,9 @@ func (p *partitionLoop) publishLead() {
 	}
 }
 
-func (p *partitionLoop) leadsSince() (since time.Time, ok bool) {
+// leadership returns when the current leadership began; ok is false if another process leads. Other
+// goroutines may call it.
+func (p *partitionLoop) leadership() (since time.Time, ok bool) {
 	at := p.leadSinceNanos.Load()
 	return time.Unix(0, at), at != 0
 }

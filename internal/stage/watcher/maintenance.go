@@ -16,7 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
-// maintain does what is due only now and then, and goes on at once while there is more of it.
+// maintain runs all maintenance tasks every maintenanceInterval, or every NoProcessorTimeout if
+// that is shorter. If a task has more to do, they run again in the next step; maintain then returns
+// true. The error of a task is logged and doesn't stop the others.
 func (p *partitionLoop) maintain(ctx context.Context) (bool, error) {
 	every := maintenanceInterval
 	if timeout := p.cfg.NoProcessorTimeout; timeout > 0 {
@@ -47,7 +49,8 @@ func (p *partitionLoop) maintain(ctx context.Context) (bool, error) {
 	return more, nil
 }
 
-// expireGroups forgets groups that ended long ago.
+// expireGroups deletes groups whose retention is over, at most groupBatch at once. It returns
+// whether there may be more.
 func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 	keep := p.cfg.Retention.Groups
 	if keep <= 0 {
@@ -65,12 +68,12 @@ func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 	return len(ended) == groupBatch, nil
 }
 
-// expireGroup drops a group and then its name; the name stays, or comes back, when the group was
-// made anew meanwhile.
+// expireGroup deletes a group and then its owner key, so that its id can be used again. If the
+// group was created again in between, the owner key stays or is written again.
 func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
 	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
-		return fmt.Errorf("forget group %s: %w", id, err)
+		return fmt.Errorf("expire group %s: %w", id, err)
 	}
 	if err := ledger.Expire(ctx, p.conn.Cmd, p.p, id, p.fence, false); err != nil {
 		return err
@@ -85,13 +88,13 @@ func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("forget group %s: %w", id, err)
+		return fmt.Errorf("expire group %s: %w", id, err)
 	}
 	return nil
 }
 
-// expireResults drops the result lines of groups that are kept themselves, once each while this
-// process leads.
+// expireResults deletes the result lines of groups whose results expire before the group does. Each
+// group is processed once per leadership. It returns whether there may be more.
 func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 	keep := p.cfg.Retention.Results
 	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
@@ -101,7 +104,8 @@ func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 	if err != nil || len(ended) == 0 {
 		return false, err
 	}
-	// The batch may end among groups that ended in the same millisecond: those are done as a whole.
+	// More groups than the batch holds may have ended in the last one's millisecond: take all of
+	// them, since the next batch begins behind it.
 	last := ended[len(ended)-1].Score
 	same, err := p.endedGroups(ctx, formatMillis(last), last, 0)
 	if err != nil {
@@ -116,23 +120,26 @@ func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 	return len(ended) == groupBatch, nil
 }
 
-// endedGroups lists groups that ended between two times (ms), oldest first, at most so many; 0 is
-// all.
-func (p *partitionLoop) endedGroups(ctx context.Context, from string, until float64, most int64) ([]redis.Z, error) {
+// endedGroups returns the groups that ended between two times, with the times as scores, oldest
+// first. From is a score range bound ("(" excludes it) and until a time, both in Unix ms; limit
+// bounds the number of groups (0: all).
+func (p *partitionLoop) endedGroups(ctx context.Context, from string, until float64, limit int64) ([]redis.Z, error) {
 	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
-		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: most}).Result()
+		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: limit}).Result()
 	if err != nil {
-		return nil, fmt.Errorf("look for old groups: %w", err)
+		return nil, fmt.Errorf("read ended groups: %w", err)
 	}
 	return ended, nil
 }
 
-// millisAgo is the time (ms) that lies so far back.
+// millisAgo returns the time that is keep ago, in Unix ms.
 func millisAgo(keep time.Duration) float64 { return float64(time.Now().Add(-keep).UnixMilli()) }
 
+// formatMillis formats a time in ms as Redis reads it.
 func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) }
 
-// trim shortens what grows by time: ids of messages, dead letters, events, rejected messages.
+// trim deletes what is older than its retention: ids of applied messages, dead letters, events and
+// rejected messages. It never has more to do.
 func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 	r := p.cfg.Retention
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -156,14 +163,14 @@ func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 		})
 	}
 	if err != nil {
-		return false, fmt.Errorf("trim what is past its retention: %w", err)
+		return false, fmt.Errorf("trim data that is past its retention: %w", err)
 	}
 	return false, nil
 }
 
-// recheckSetup looks again at what was looked at when the process started: that Redis evicts
-// nothing, and the number of partitions, which is written again where it was lost, before a process
-// with another one is let in.
+// recheckSetup repeats checks of the process's start: that Redis evicts no keys, and that the
+// number of partitions in Redis is the configured one. A lost number is written again, so that no
+// process with another number can start.
 func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil
@@ -171,17 +178,18 @@ func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 	return false, errors.Join(stage.CheckPartitions(ctx, p.conn, p.space), p.conn.CheckEviction(ctx))
 }
 
-// maxIngestFreeze is how long a stopped process may take to go on without harm.
+// maxIngestFreeze is how long an ingest process may be frozen and still continue safely with an
+// entry that it had read.
 const maxIngestFreeze = 5 * time.Minute
 
-// trimEntryIDs drops the ids of ingest entries that can't come again: they are older than
-// everything that is still pending or was not delivered.
+// trimEntryIDs deletes the ids of applied ingest entries that can't be delivered again: those that
+// are older than each pending entry and each undelivered one.
 func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
 	if call.IsUnavailable(err) {
 		return false, err
 	}
-	for _, g := range groups { // none: nobody has published yet
+	for _, g := range groups { // no groups: no message was ever submitted
 		if g.Name != keyspace.GroupIngest {
 			continue
 		}
@@ -189,19 +197,19 @@ func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 		pending, err := p.conn.Cmd.XPendingExt(ctx,
 			&redis.XPendingExtArgs{Stream: p.space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
 		if err != nil {
-			return false, fmt.Errorf("look for pending messages: %w", err)
+			return false, fmt.Errorf("read pending messages: %w", err)
 		}
 		if len(pending) > 0 {
 			oldest = pending[0].ID
 		}
 		text, _, _ := strings.Cut(oldest, "-")
 		ms, _ := strconv.ParseInt(text, 10, 64)
-		// An ingest that was frozen with an entry in its hands may come back although another
-		// has stored it.
+		// An ingest process that was frozen while it held an entry may apply it when it continues,
+		// although another process has applied and acknowledged it: keep younger ids.
 		ms = min(ms, time.Now().Add(-maxIngestFreeze).UnixMilli())
 		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf",
 			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {
-			return false, fmt.Errorf("forget entries: %w", err)
+			return false, fmt.Errorf("trim entry ids: %w", err)
 		}
 	}
 	return false, nil

@@ -16,16 +16,18 @@ import (
 )
 
 const (
-	// typeRetention is how long a type without jobs and workers is remembered.
+	// typeRetention is how long a type that has no jobs is remembered after a live worker last
+	// served it.
 	typeRetention = time.Hour
 	failBatch     = 100
-	// readBlock is longer than the fetcher takes to fill a ready stream again.
+	// readBlock is how long a read of a ready stream waits for jobs. The fetcher refills an empty
+	// stream in less time.
 	readBlock = 100 * time.Millisecond
 )
 
-// failUnserved fails the jobs of types that no live worker has served for long, as far as this
-// process has seen: what was so before it led does not count, since the whole installation may
-// have been down.
+// failUnserved fails ready jobs of each type that has had jobs and no live worker for
+// NoProcessorTimeout. Only the time in which this process was the leader and looked counts: before
+// that, the whole installation may have been down. It returns whether there may be more such jobs.
 func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
 	types, err := p.unserved(ctx)
 	if err != nil || p.cfg.NoProcessorTimeout <= 0 {
@@ -45,8 +47,9 @@ func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
 	return more, nil
 }
 
-// unserved are the types whose jobs wait without a worker, and since when. The others are noted
-// as all right.
+// unserved returns the types that have jobs and no live worker, and since when this process has
+// seen that. On the way it records, for each served type, that it is served now, and lets Redis
+// forget types that have neither jobs nor workers for typeRetention.
 func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, error) {
 	workers, err := presence.Workers(ctx, p.conn, p.space)
 	if err != nil {
@@ -71,7 +74,7 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for types without a worker: %w", err)
+		return nil, fmt.Errorf("read the jobs of types: %w", err)
 	}
 	unserved := map[string]time.Time{}
 	var servedTypes []redis.Z
@@ -86,14 +89,15 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 			servedTypes = append(servedTypes, redis.Z{Score: float64(time.Now().UnixMilli()), Member: typ})
 			continue
 		}
-		// The score says when it was last served; its jobs may have come long after that.
+		// Don't use the score, which is when the type was last served: the jobs may be much
+		// younger.
 		if unserved[typ] = p.unservedSince[typ]; unserved[typ].IsZero() {
 			unserved[typ] = time.Now()
 		}
 	}
 	if len(servedTypes) > 0 {
 		if err := p.conn.Cmd.ZAddXX(ctx, p.p.Types(), servedTypes...).Err(); err != nil {
-			return nil, fmt.Errorf("note types that are served: %w", err)
+			return nil, fmt.Errorf("record served types: %w", err)
 		}
 	}
 	p.unservedSince = unserved
@@ -105,10 +109,12 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 	return unserved, nil
 }
 
+// isZero reports whether a counter read from a hash is 0 or missing.
 func isZero(count any) bool { return count == nil || count == "0" }
 
-// failReadyJobs takes a type's ready jobs as a worker would and reports them as failed. The fetcher
-// sends more after them.
+// failReadyJobs reads a type's ready stream as a worker would and reports its jobs as failed with
+// code NO_PROCESSOR, for about a second. It returns whether there may be more jobs: the fetcher
+// makes the type's waiting jobs ready as the stream empties.
 func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, error) {
 	key := p.p.Ready(typ)
 	reader := stream.NewReader(p.conn, keyspace.GroupWorkers, p.id)
@@ -130,7 +136,8 @@ func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, er
 	return true, nil
 }
 
-// failEntries starts and fails entries. What is no job stays pending, for reclaim to quarantine.
+// failEntries starts the jobs of these entries and reports them as failed; it returns how many
+// failed. An entry that is no job stays pending: reclaim quarantines it.
 func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job

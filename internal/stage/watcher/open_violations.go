@@ -18,14 +18,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// openViolations are the violations that stay. Each is logged and announced once, by whichever look
-// found it first.
+// openViolations holds the violations that were found and are still there. Each is logged and
+// published once, by the audit that found it first, and again only if it was gone in between. The
+// metric audit_violations counts them by law.
 type openViolations struct {
-	metrics    *telemetry.WatcherMetrics
-	mu         sync.Mutex
-	bySource   map[string]map[string]api.Violation // by look and partition; then by id
-	announced  map[string]bool                     // ids that were announced
-	durability int                                 // of the law durability
+	metrics *telemetry.WatcherMetrics
+	mu      sync.Mutex
+	// bySource holds the violations that an audit found last, by audit and partition (see
+	// sourceKey), and then by violation id.
+	bySource   map[string]map[string]api.Violation
+	announced  map[string]bool // ids of the published violations
+	durability int             // losses that were found; they are past events and stay counted
 }
 
 func newOpenViolations(metrics *telemetry.WatcherMetrics) *openViolations {
@@ -35,11 +38,13 @@ func newOpenViolations(metrics *telemetry.WatcherMetrics) *openViolations {
 	return v
 }
 
+// sourceKey identifies what one kind of audit ("incremental" or "full") found in a partition.
 func sourceKey(source string, partition int) string { return fmt.Sprint(partition, " ", source) }
 
-// replace replaces what a look at a partition found, and forgets what an earlier look at everything
-// found of groups that this one has looked at. It announces what is new without the lock: whoever
-// keeps the lead asks for it, too.
+// replace replaces the violations that an audit found in a partition and publishes new ones. Groups
+// names the groups that the audit has read job by job: violations of them that an earlier full
+// audit found and this audit did not are closed. Publishing happens without the lock, because the
+// goroutine that renews the leader lease takes this lock too.
 func (v *openViolations) replace(
 	ctx context.Context, p *partitionLoop, source string, groups []string, violations []api.Violation,
 ) error {
@@ -72,8 +77,8 @@ func (v *openViolations) replace(
 	return errs
 }
 
-// dropClosed drops the ids of what no look finds any more, so that it is announced when it comes
-// again.
+// dropClosed forgets the ids of violations that no audit finds any more, so that they are published
+// if they come back. The caller holds mu.
 func (v *openViolations) dropClosed() {
 	maps.DeleteFunc(v.announced, func(id string, _ bool) bool {
 		for _, found := range v.bySource {
@@ -85,7 +90,7 @@ func (v *openViolations) dropClosed() {
 	})
 }
 
-// removePartition forgets a partition that another leads.
+// removePartition forgets the violations of a partition that another process leads now.
 func (v *openViolations) removePartition(partition int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -96,7 +101,8 @@ func (v *openViolations) removePartition(partition int) {
 	v.updateMetrics()
 }
 
-// addDurability counts a breach of the law durability: it has happened, and does not stay.
+// addDurability counts one violation of the law durability. It is a past event, so it stays
+// counted.
 func (v *openViolations) addDurability() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -104,7 +110,8 @@ func (v *openViolations) addDurability() {
 	v.updateMetrics()
 }
 
-// groups are those with violations: they are looked at again until they are well.
+// groups returns the ids of groups with open violations in a partition, some of them repeatedly.
+// The audit reads them in each check until nothing is wrong with them.
 func (v *openViolations) groups(partition int) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -119,7 +126,8 @@ func (v *openViolations) groups(partition int) []string {
 	return ids
 }
 
-// updateMetrics shows what stays, by law.
+// updateMetrics sets the gauge of violations, by law. The caller holds mu, or nobody else has v
+// yet.
 func (v *openViolations) updateMetrics() {
 	byLaw, seen := map[string]int{}, map[string]bool{}
 	for _, law := range audit.Laws {
@@ -137,8 +145,8 @@ func (v *openViolations) updateMetrics() {
 	v.metrics.SetViolations(byLaw)
 }
 
-// violationID stays the same for as long as the violation does, also when its group moves and the
-// detail counts something else.
+// violationID returns an id that stays the same while the violation exists, also when its group
+// moves and the counts in its detail change.
 func violationID(v api.Violation) string {
 	ordinal := int64(-1)
 	if v.Ordinal != nil {
@@ -149,7 +157,8 @@ func violationID(v api.Violation) string {
 	return "audit." + hex.EncodeToString(sum[:12])
 }
 
-// announceViolation logs and publishes a violation, with the group as it is, if it is.
+// announceViolation publishes a violation and logs it. The event shows the group of the violation,
+// unless the group can't be read: that may be what is wrong with it.
 func (p *partitionLoop) announceViolation(ctx context.Context, id string, v api.Violation) error {
 	e := api.AuditEvent{Event: api.Event{ID: id, Type: "audit.violation", At: time.Now().UTC()}, Violation: v}
 	if v.Group != "" {
@@ -159,7 +168,7 @@ func (p *partitionLoop) announceViolation(ctx context.Context, id string, v api.
 			e.Group = &shown
 		case call.IsUnavailable(err) || ctx.Err() != nil:
 			return err
-		} // or it can't be shown, which may be what is wrong with it
+		} // any other error: the group can't be shown
 	}
 	if err := p.publish(e.Event, e); err != nil {
 		return err

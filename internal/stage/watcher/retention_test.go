@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// end has groups of one job end; some of their jobs have failed.
+// end creates n groups of one job each and ends them; the first group's job has failed.
 func end(w *stagetest.World, n int) {
 	w.T.Helper()
 	for i := range n {
@@ -41,25 +41,25 @@ func end(w *stagetest.World, n int) {
 	require.NoError(w.T, err)
 }
 
-func TestForgetsGroups(t *testing.T) {
+func TestExpiresGroups(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	ctx := t.Context()
-	const n = 110 // more than a batch
+	const n = 110 // more than one batch
 	end(w, n)
 	w.Jobs("open", "T", 1)
 	<-time.After(20 * time.Millisecond)
 	run(w, watcher.Config{Retention: watcher.Retention{Groups: 10 * time.Millisecond, DeadLetters: 10 * time.Millisecond, MessageIDs: time.Nanosecond}}, "w")
-	w.Await("all that ended to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val() == 1 })
+	w.Await("the end of the expired groups", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val() == 1 })
 	w.Await("the open group's events", func() bool { return len(ids(w, "open")) == 2 })
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("open"))
 	for i := range n {
 		_, err := w.Store.Group(ctx, fmt.Sprint("g", i))
 		require.ErrorIs(t, err, api.ErrNotFound)
 	}
-	// No key is left of any.
+	// No key of the expired groups is left.
 	var keys []string
-	w.Await("no key of theirs", func() bool {
+	w.Await("the end of their keys", func() bool {
 		all, err := w.Conn.Cmd.Keys(ctx, w.P.Base()+"*").Result()
 		require.NoError(t, err)
 		keys = keys[:0]
@@ -70,12 +70,12 @@ func TestForgetsGroups(t *testing.T) {
 		}
 		return len(keys) == 0
 	})
-	// The id is free again.
+	// The id can be used again.
 	w.Jobs("g0", "T", 2)
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g0"))
 }
 
-func TestForgetsResultsBeforeGroups(t *testing.T) {
+func TestExpiresResultsBeforeGroups(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	ctx := t.Context()
@@ -83,7 +83,7 @@ func TestForgetsResultsBeforeGroups(t *testing.T) {
 	end(w, n)
 	<-time.After(20 * time.Millisecond)
 	run(w, watcher.Config{Retention: watcher.Retention{Groups: time.Hour, Results: 10 * time.Millisecond}}, "w")
-	w.Await("no results", func() bool {
+	w.Await("the end of the results", func() bool {
 		for i := range n {
 			if w.Conn.Cmd.Exists(ctx, w.P.Results(fmt.Sprint("g", i))).Val() > 0 {
 				return false
@@ -95,7 +95,7 @@ func TestForgetsResultsBeforeGroups(t *testing.T) {
 	require.EqualValues(t, n, w.Conn.Cmd.ZCard(ctx, w.P.Ended()).Val())
 }
 
-func TestTrims(t *testing.T) {
+func TestTrimsWhatIsPastItsRetention(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		long := time.Now().Add(-time.Hour)
@@ -108,15 +108,15 @@ func TestTrims(t *testing.T) {
 			redis.Z{Score: float64(long.UnixMilli()), Member: "old"}, redis.Z{Score: float64(time.Now().UnixMilli()), Member: "new"}).Err())
 		run(w, watcher.Config{Retention: watcher.Retention{MessageIDs: time.Minute, DeadLetters: time.Minute, Events: time.Minute}}, "w")
 		for _, stream := range []string{w.P.DeadLetters(), w.Space.Events(), w.Space.Rejected()} {
-			w.Await(stream+" to be trimmed", func() bool { return w.Conn.Cmd.XLen(ctx, stream).Val() == 1 })
+			w.Await("the trimming of "+stream, func() bool { return w.Conn.Cmd.XLen(ctx, stream).Val() == 1 })
 		}
 		require.Equal(w.T, []string{"new"}, w.Conn.Cmd.ZRange(ctx, w.P.Messages(), 0, -1).Val())
 	})
 }
 
-// Ids of entries are kept as long as an older one of the ingest stream is pending, since it
-// may come again.
-func TestForgetsEntriesThatCannotComeAgain(t *testing.T) {
+// The id of an entry is kept while an older entry of the ingest stream is pending, since the entry
+// may then be delivered again.
+func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	ctx := t.Context()
@@ -130,7 +130,7 @@ func TestForgetsEntriesThatCannotComeAgain(t *testing.T) {
 	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "c", Streams: []string{w.Space.Ingest(), ">"}}).Err())
 	require.NoError(t, w.Conn.Cmd.XAck(ctx, w.Space.Ingest(), keyspace.GroupIngest, stagetest.EntryID(at(0)), stagetest.EntryID(at(2))).Err())
 	run(w, watcher.Config{}, "w")
-	w.Await("the first to be forgotten", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Entries()).Val() == 3 })
+	w.Await("the end of the first id", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Entries()).Val() == 3 })
 	require.Equal(t, ledger.EntryRequest(stagetest.EntryID(at(1))), w.Conn.Cmd.ZRange(ctx, w.P.Entries(), 0, 0).Val()[0])
 }
 

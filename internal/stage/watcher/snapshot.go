@@ -7,10 +7,13 @@ import (
 	"strings"
 )
 
+// errSnapshot says that a text is not the JSON array of strings that a snapshot consists of.
 var errSnapshot = errors.New("want an array of strings")
 
-// readSnapshot reads a hash as cjson has encoded it: names and values in turn. Most of the strings
-// hold nothing that is escaped, and are taken as they are.
+// readSnapshot parses a group's hash in the form in which the outbox holds it: a JSON array of
+// field names and values in turn, written by Redis's cjson. Reflection would cost most of the
+// watcher's time, so the array is parsed by hand; only strings with escapes go through
+// encoding/json.
 func readSnapshot(text string) (map[string]string, error) {
 	rest, ok := strings.CutPrefix(text, "[")
 	if !ok {
@@ -37,7 +40,7 @@ func readSnapshot(text string) (map[string]string, error) {
 	return hash, nil
 }
 
-// cutString takes the JSON string that text begins with.
+// cutString parses the JSON string at the beginning of text and returns it and the text behind it.
 func cutString(text string) (s, rest string, err error) {
 	if !strings.HasPrefix(text, `"`) {
 		return "", "", errSnapshot

@@ -12,7 +12,7 @@ var notSnapshots = []string{
 	``, `[]`, `{}`, `["id"]`, `["id","g"`, `["id","g",]`, `["id","g"]]`, `["id",1]`, `["id","g\"]`, `["id","\x"]`, `["id""g"]`, `["id","g" "x"]`,
 }
 
-// What is read is what JSON says.
+// readSnapshot reads the same fields as encoding/json, from each text that encoding/json can read.
 func FuzzReadSnapshot(f *testing.F) {
 	for _, text := range append(notSnapshots, `["id","g","name",""]`, `["aggregate","[{\"op\":\"sum\"}]","a\/b","\\","ü\u0001","\ud83d\ude00 \ud83d"]`) {
 		f.Add(text)
@@ -23,12 +23,13 @@ func FuzzReadSnapshot(f *testing.F) {
 			require.Empty(t, got)
 			if all := []string{}; json.Unmarshal([]byte(text), &all) == nil && len(all) > 0 && len(all)%2 == 0 {
 				written, _ := json.Marshal(all)
-				require.NotEqual(t, string(written), text, "it can be read")
+				require.NotEqual(t, string(written), text, "a text that json.Marshal has written must be read")
 			}
 			return
 		}
 		var all []string
-		if !utf8.ValidString(text) || json.Unmarshal([]byte(text), &all) != nil { // it takes some more than JSON does
+		// readSnapshot also accepts some texts that are not JSON.
+		if !utf8.ValidString(text) || json.Unmarshal([]byte(text), &all) != nil {
 			return
 		}
 		want := map[string]string{}
@@ -39,7 +40,7 @@ func FuzzReadSnapshot(f *testing.F) {
 	})
 }
 
-func TestReadSnapshotRefuses(t *testing.T) {
+func TestReadSnapshotRefusesOtherTexts(t *testing.T) {
 	t.Parallel()
 	for _, text := range notSnapshots {
 		_, err := readSnapshot(text)

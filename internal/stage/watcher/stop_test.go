@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// afterReading calls stop once a pipeline that reads hashes has been answered.
+// afterReading is a hook of the Redis client. It calls stop after a pipeline with HGETALL was
+// answered.
 type afterReading struct{ stop func() }
 
 func (afterReading) DialHook(next redis.DialHook) redis.DialHook          { return next }
@@ -30,8 +31,8 @@ func (h afterReading) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 	}
 }
 
-// A watcher that is told to stop between what it reads of a group and its event does no harm; the
-// next one announces the event.
+// A watcher that is stopped after it has read a group's details and before it has published the
+// event leaves the event in the outbox: the next watcher publishes it.
 func TestStopBetweenReadAndEvent(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -43,7 +44,7 @@ func TestStopBetweenReadAndEvent(t *testing.T) {
 	events, err := wm.NewPublisher(conn, nil)
 	require.NoError(t, err)
 	require.NoError(t, watcher.New(watcher.Config{Interval: time.Hour}, conn, w.Space, w.Tel, "stopped", w.Store, events).Run(ctx))
-	require.Error(t, ctx.Err(), "it has read, or the test shows nothing")
+	require.Error(t, ctx.Err(), "the watcher must have been stopped by the hook")
 	defer run(w, watcher.Config{}, "next")()
-	w.Await("its event", func() bool { return len(ids(w, "g")) > 0 })
+	w.Await("the event", func() bool { return len(ids(w, "g")) > 0 })
 }

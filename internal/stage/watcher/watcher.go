@@ -1,6 +1,11 @@
-// Package watcher is the role that moves groups through their states, announces that, and keeps
-// house: it settles what others left half done, ends jobs that nobody can run, and forgets what is
-// past its retention. One watcher leads a partition at a time, under a lease with a fencing number.
+// Package watcher is the role that moves groups through their states and publishes an event for
+// each move. It also completes cancellations and reopenings that another process left unfinished,
+// fails jobs of types that no worker serves, deletes data whose retention is over, and audits the
+// data.
+//
+// Several watcher processes may run. For each partition one of them is the leader and does all the
+// work; a leader lease with a fencing number makes Redis refuse the steps of a process that has
+// lost its leadership.
 package watcher
 
 import (
@@ -24,28 +29,41 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// Config is what the role can be told.
+// Config configures a [Watcher].
 type Config struct {
-	Interval           time.Duration // between looks at all open groups
-	NoProcessorTimeout time.Duration // a type that no live worker served for so long: its jobs fail
+	// Interval is the time between two passes over all open groups. A pass advances groups that are
+	// missing in the set of dirty groups.
+	Interval time.Duration
+	// NoProcessorTimeout is how long a type may have jobs and no live worker before its jobs fail
+	// with code NO_PROCESSOR. 0: they wait for ever.
+	NoProcessorTimeout time.Duration
 	Retention          Retention
 	Audit              Audit
 }
 
-// Retention is how long things are kept. 0 is for ever.
+// Retention says how long data is kept, by kind. 0 or less: for ever.
 type Retention struct {
-	Groups, Results, MessageIDs, DeadLetters, Events time.Duration
+	Groups      time.Duration // from the group's end; its results end with it
+	Results     time.Duration // the lines of results, from the group's end
+	MessageIDs  time.Duration // ids of applied messages, from their arrival
+	DeadLetters time.Duration // dead letters, and rejected messages of the ingest stream
+	Events      time.Duration
 }
 
 const (
-	leaderLease         = 5 * time.Second
-	leaderRenew         = time.Second
-	idle                = time.Second // it is woken when there is something to do
-	measureEvery        = 2 * time.Second
+	// leaderLease is how long a partition has no leader at most after its leader has died.
+	leaderLease = 5 * time.Second
+	// leaderRenew is the time between two renewals of the leader lease.
+	leaderRenew = time.Second
+	// idle is the longest wait when there is nothing to do. A wake token ends it earlier.
+	idle = time.Second
+	// measureEvery is the time between two updates of the queue gauges.
+	measureEvery = 2 * time.Second
+	// maintenanceInterval is the longest time between two runs of the maintenance tasks.
 	maintenanceInterval = 10 * time.Second
 )
 
-// Watcher is one process's watcher, for all partitions.
+// Watcher runs the role in one process, for all partitions.
 type Watcher struct {
 	cfg     Config
 	conn    *redisx.Conn
@@ -58,7 +76,8 @@ type Watcher struct {
 	open    *openViolations
 }
 
-// New returns a watcher named id, which publishes to events.
+// New returns a watcher whose leader leases are held under the name id. It publishes events through
+// events.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry,
 	id string, store *groups.Store, events message.Publisher,
@@ -77,7 +96,8 @@ func New(
 	}
 }
 
-// Run watches until ctx ends, then lets another lead.
+// Run works until ctx ends, then gives up the leader leases, so that another process can lead at
+// once. It returns an error only if one of its loops fails for good.
 func (w *Watcher) Run(ctx context.Context) error {
 	runs := []func(context.Context) error{func(ctx context.Context) error {
 		return stage.Every(ctx, w.tel.Log, "queue gauges", measureEvery, w.measure)
@@ -92,13 +112,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 	err := stage.RunAll(ctx, append(runs, w.auditRuns(partitions)...)...)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
+	// An error does not matter: the lease ends by itself.
 	for _, p := range w.space.All() {
 		_, _ = ledger.Lead(end, w.conn.Cmd, p, w.id, 0)
 	}
 	return err
 }
 
-// measure shows how much lies where.
+// measure updates the gauges of ready, non-ready and waiting jobs.
 func (w *Watcher) measure(ctx context.Context) error {
 	st, err := w.store.Stats(ctx)
 	if err != nil {
@@ -115,32 +136,45 @@ func (w *Watcher) measure(ctx context.Context) error {
 	return nil
 }
 
-// partitionLoop is the loop's state for one partition.
+// partitionLoop is the work on one partition and what it remembers between steps. Only its own
+// goroutine uses it, except for leadSinceNanos, which the audit reads.
 type partitionLoop struct {
 	*Watcher
-	p                keyspace.Partition
-	log              *slog.Logger
-	fence            int64 // 0: another leads
-	ledSince         time.Time
-	unservedSince    map[string]time.Time // types whose jobs this process has seen waiting without a worker
-	renewedAt        time.Time
-	cursor           uint64 // of the look at all open groups; 0: none is going on
-	reconciledAt     time.Time
-	maintainedAt     time.Time
-	resultsExpiredTo float64   // groups that ended until then (ms) have lost their results
-	oomLoggedAt      time.Time // that Redis's memory is full was said
-	leadSinceNanos   atomic.Int64
-	renewals         int64           // renewals of the lead that Redis has counted; 0: not known
-	unannounced      []api.Violation // of the law durability, not announced yet
+	p     keyspace.Partition
+	log   *slog.Logger
+	fence int64 // the fencing number of our leader lease; 0: another process leads
+	// ledSince is when the current leadership began.
+	ledSince  time.Time
+	renewedAt time.Time
+	// leadSinceNanos is ledSince in Unix nanoseconds for the audit's goroutine; 0: another process
+	// leads.
+	leadSinceNanos atomic.Int64
+	// unservedSince holds the types that have jobs and no live worker, and since when this process
+	// has seen that.
+	unservedSince map[string]time.Time
+	// cursor is where the pass over all open groups goes on (a ZSCAN cursor); 0: no pass has begun.
+	cursor       uint64
+	reconciledAt time.Time
+	maintainedAt time.Time
+	// resultsExpiredTo is an end time (Unix ms): the results of groups that ended up to then are
+	// deleted.
+	resultsExpiredTo float64
+	oomLoggedAt      time.Time // when the log last said that Redis has no memory left
+	// renewals is the last known value of the counter of renewals in Redis; 0: not read yet.
+	renewals int64
+	// unannounced are violations of the law durability whose events are not published yet.
+	unannounced []api.Violation
 }
 
-// step leads, if it may, and does what is to be done.
+// step renews or asks for the leadership and, if this process leads, does one piece of each kind of
+// work. It returns how long to wait before the next step; 0 means that there is more work.
 func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 	if err := p.keepLead(ctx); err != nil {
 		return 0, err
 	}
 	if p.fence == 0 {
-		return 0, redisx.Sleep(ctx, leaderRenew) // not woken: the tokens are for who leads
+		// Wake tokens are for the leader, so this process does not wait for one.
+		return 0, redisx.Sleep(ctx, leaderRenew)
 	}
 	worked, err := p.work(ctx)
 	if errors.Is(err, ledger.ErrFenced) {
@@ -148,7 +182,7 @@ func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 		p.publishLead()
 		return 0, nil
 	}
-	if call.IsOOM(err) { // what could be done was done, and more may be asked for soon
+	if call.IsOOM(err) { // some pieces of work have to wait until Redis has memory again
 		p.logOOM(err)
 		return idle, nil
 	}
@@ -158,15 +192,17 @@ func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
-// logOOM says now and then that something has to wait for memory.
+// logOOM logs that some work waits until Redis has memory again, at most once in ten minutes.
 func (p *partitionLoop) logOOM(err error) {
 	if time.Since(p.oomLoggedAt) > 10*time.Minute {
 		p.oomLoggedAt = time.Now()
-		p.log.Warn("redis's memory is full, some work waits for room", "error", err)
+		p.log.Warn("redis has no memory left, some work has to wait", "error", err)
 	}
 }
 
-// keepLead asks for the lead, or keeps it.
+// keepLead renews the leader lease, or asks for it if another process held it. It sends no command
+// if the last renewal is less than leaderRenew ago. Afterwards p.fence says whether this process
+// leads.
 func (p *partitionLoop) keepLead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
 		return nil
@@ -186,8 +222,10 @@ func (p *partitionLoop) keepLead(ctx context.Context) error {
 	return p.countRenewal(ctx)
 }
 
-// work does a piece of everything that is due, so that nothing starves however much there is of the
-// rest. It says whether there was something.
+// work does one piece of each kind of work, so that a large amount of one kind can't delay the
+// others. It returns whether any piece has done something. Errors of single pieces are joined,
+// because a piece that fails while Redis has no memory left must not stop one that frees memory. If
+// the leadership or the connection is lost, work returns at once.
 func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.maintain} {
@@ -195,26 +233,26 @@ func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 		if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil {
 			return false, err
 		}
-		// While memory is full some pieces fail; the others may be those that free it.
 		errs, worked = errors.Join(errs, err), worked || some
 	}
 	return worked, errs
 }
 
-// groupBatch is how many groups one step looks at.
+// groupBatch is the largest number of groups that one step advances or expires.
 const groupBatch = 100
 
-// advanceDirty moves the dirty groups.
+// advanceDirty advances some dirty groups, chosen by chance. It returns whether there were any.
 func (p *partitionLoop) advanceDirty(ctx context.Context) (bool, error) {
 	ids, err := p.conn.Cmd.SRandMemberN(ctx, p.p.Dirty(), groupBatch).Result()
 	if err != nil {
-		return false, fmt.Errorf("look for groups to move: %w", err)
+		return false, fmt.Errorf("read dirty groups: %w", err)
 	}
 	return len(ids) > 0, p.advanceAll(ctx, ids)
 }
 
-// advanceAll settles what is half done of these groups and lets them advance. While memory is full
-// some stay dirty; the others advance all the same.
+// advanceAll advances these groups, and first completes their cancellation or reopening if it is
+// unfinished. A group that needs more memory than Redis has stays dirty, and the others advance all
+// the same; the returned error then says that memory was missing.
 func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
 	unsettled, err := p.unsettled(ctx, ids)
 	if err != nil {
@@ -233,7 +271,8 @@ func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
 			return err
 		}
 	}
-	// A group that was cancelled or reopened in the meantime may not be dirty any more.
+	// A group that was cancelled or reopened since the first reading may no longer be dirty:
+	// complete it now, since nobody else may do it.
 	unsettledNow, err := p.unsettled(ctx, ids)
 	if err != nil {
 		return err
@@ -249,7 +288,8 @@ func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
 	return oom
 }
 
-// unsettled says which groups' cancellation or reopening is not settled.
+// unsettled returns which of these groups have a cancellation or a reopening that is not completed.
+// A group whose hash can't be read is left out; the attempt to advance it reports the error.
 func (p *partitionLoop) unsettled(ctx context.Context, ids []string) (map[string]bool, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -262,19 +302,20 @@ func (p *partitionLoop) unsettled(ctx context.Context, ids []string) (map[string
 		return nil
 	})
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
-		return nil, fmt.Errorf("look for half done groups: %w", err)
+		return nil, fmt.Errorf("read unfinished cancellations and reopenings: %w", err)
 	}
 	unsettled := map[string]bool{}
 	for i, id := range ids {
-		if v := fields[i].Val(); len(v) == 2 && (v[0] != nil || v[1] != nil) { // an error is met when it moves
+		if v := fields[i].Val(); len(v) == 2 && (v[0] != nil || v[1] != nil) {
 			unsettled[id] = true
 		}
 	}
 	return unsettled, nil
 }
 
-// advanceGroup lets a group advance, after what is half done of it is settled. A group that spoils
-// its own turn stays behind and holds up nobody.
+// advanceGroup moves a group through as many states as its counts allow. If its cancellation or
+// reopening is unfinished, it is completed first. An error that concerns this group alone is logged
+// and not returned, so that the other groups advance.
 func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled bool) error {
 	if unsettled {
 		if err := p.settle(ctx, id); err != nil {
@@ -287,6 +328,8 @@ func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled b
 	return nil
 }
 
+// settle completes a group's cancellation (all its jobs become cancelled) or reopening (its failed
+// jobs wait again) in chunks, and renews the leader lease between chunks.
 func (p *partitionLoop) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
 		func() (bool, error) { return ledger.Sweep(ctx, p.conn.Cmd, p.p, id) },
@@ -305,23 +348,27 @@ func (p *partitionLoop) settle(ctx context.Context, id string) error {
 	return nil
 }
 
+// skipGroup handles an error about one group. An error that concerns the whole partition is
+// returned. Any other error is logged and the group is taken out of the dirty groups, so that it
+// can't keep the watcher busy; the next pass over all open groups tries it again.
 func (p *partitionLoop) skipGroup(ctx context.Context, id string, err error) error {
 	if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || call.IsOOM(err) || ctx.Err() != nil {
 		return err
 	}
-	p.log.Warn("group can't be moved, looking again at the next round", "group", id, "error", err)
+	p.log.Warn("group can't be advanced, trying again in the next pass over open groups", "group", id, "error", err)
 	return p.conn.Cmd.SRem(ctx, p.p.Dirty(), id).Err()
 }
 
-// reconcile looks at every open group now and then, in case a group was not marked dirty: a page a
-// time.
+// reconcile advances a page of the open groups. A pass over all of them begins every Interval: it
+// finds groups that could advance and are missing in the set of dirty groups. It returns whether
+// more pages of this pass follow.
 func (p *partitionLoop) reconcile(ctx context.Context) (bool, error) {
 	if p.cursor == 0 && time.Since(p.reconciledAt) <= p.cfg.Interval {
 		return false, nil
 	}
 	page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", groupBatch).Result()
 	if err != nil {
-		return false, fmt.Errorf("look at open groups: %w", err)
+		return false, fmt.Errorf("read open groups: %w", err)
 	}
 	ids := make([]string, 0, len(page)/2)
 	for i := 0; i < len(page); i += 2 {

@@ -27,18 +27,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
+// run starts a watcher named id. Unless cfg says otherwise, it advances only dirty groups.
 func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	w.T.Helper()
 	conn := w.Connect()
 	events, err := wm.NewPublisher(conn, nil)
 	require.NoError(w.T, err)
 	if cfg.Interval == 0 {
-		cfg.Interval = time.Hour // nothing is found by chance
+		cfg.Interval = time.Hour
 	}
 	return w.Run(watcher.New(cfg, conn, w.Space, w.Tel, id, w.Store, events))
 }
 
-// events are what was announced, in that order.
+// events returns the published events of groups, oldest first.
 func events(w *stagetest.World) []api.Event {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()
@@ -53,7 +54,7 @@ func events(w *stagetest.World) []api.Event {
 	return all
 }
 
-// ids are those of a group's events, each without the group's.
+// ids returns the ids of a group's events, without the group's id at their beginning.
 func ids(w *stagetest.World, group string) []string {
 	w.T.Helper()
 	var all []string
@@ -65,7 +66,8 @@ func ids(w *stagetest.World, group string) []string {
 	return all
 }
 
-// awaitIDs waits until a group has had these events, and no others.
+// awaitIDs waits until events with these ids were published for the group, and requires that there
+// are no others.
 func awaitIDs(w *stagetest.World, group string, want ...string) {
 	w.T.Helper()
 	var got []string
@@ -100,7 +102,7 @@ func TestGroupGoesThroughItsStates(t *testing.T) {
 			require.Equal(w.T, shown.Timestamps[strings.TrimPrefix(e.Type, "group.")], e.At)
 		}
 
-		// The next round runs what has failed, and has events of its own.
+		// The next round runs the failed jobs and has events of its own.
 		_, err := w.Store.Retry(context.WithoutCancel(w.T.Context()), "g")
 		require.NoError(w.T, err)
 		w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Waiting: 1})
@@ -112,7 +114,7 @@ func TestGroupGoesThroughItsStates(t *testing.T) {
 	})
 }
 
-func TestEndings(t *testing.T) {
+func TestGroupEndsAsCompletedOrFailed(t *testing.T) {
 	t.Parallel()
 	half := 0.5
 	for name, tt := range map[string]struct {
@@ -143,8 +145,8 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-// A watcher that has published an event and died before it could say so: the next one repeats it
-// under the same id.
+// If a watcher dies after it has published an event and before it has removed it from the outbox,
+// the next watcher publishes it again with the same id.
 func TestRepeatedEventHasTheSameID(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -163,9 +165,9 @@ func TestRepeatedEventHasTheSameID(t *testing.T) {
 	require.Equal(t, all[i], all[i+1])
 }
 
-// Of several watchers one leads. Each group's events come once; when the leader goes,
-// another takes over.
-func TestOneLeads(t *testing.T) {
+// Only one of several watchers leads: each group's events are published once. When the leader
+// stops, another watcher takes over.
+func TestOneWatcherLeads(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const n = 30
@@ -189,8 +191,8 @@ func TestOneLeads(t *testing.T) {
 	require.NotEqual(t, leader, next)
 }
 
-// A leader that has died is waited for until its lease ends, and what it then still
-// tries is refused.
+// After a leader has died, another watcher takes over when the leader lease ends, and what the old
+// leader still tries is refused.
 func TestDeadLeaderIsFenced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -201,32 +203,35 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	w.Jobs("g", "T", 1)
 	run(w, watcher.Config{}, "w")
 	awaitIDs(w, "g", "1.created", "1.dispatched")
-	require.WithinRange(t, w.Group("g").Timestamps["dispatched"], ends.Add(-50*time.Millisecond), ends.Add(stagetest.Patience)) // two clocks
+	// The margin is for the difference between the clocks of Redis and the test.
+	require.WithinRange(t, w.Group("g").Timestamps["dispatched"],
+		ends.Add(-50*time.Millisecond), ends.Add(stagetest.Patience))
 	_, err = ledger.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
 	require.ErrorIs(t, err, ledger.ErrFenced)
 	require.ErrorIs(t, ledger.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), ledger.ErrFenced)
 }
 
-// A group may be dirty without being marked; all open groups are looked at now and then.
-func TestGroupThatIsNotMarkedDirty(t *testing.T) {
+// A group that could advance and is not marked dirty is found by the pass over all open groups.
+func TestGroupThatIsNotMarkedDirtyAdvances(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	for i := range 250 { // some pages
+	for i := range 250 { // several pages
 		w.Jobs(fmt.Sprint("g", i), "T", 1)
 	}
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Dirty()).Err())
 	run(w, watcher.Config{Interval: 100 * time.Millisecond}, "w")
 	for i := range 250 {
 		group := fmt.Sprint("g", i)
-		w.Await(group+" to be dispatched", func() bool { return w.Group(group).Status == api.StatusDispatched })
+		w.Await("the dispatch of "+group, func() bool { return w.Group(group).Status == api.StatusDispatched })
 	}
 	w.Finish("T")
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Dirty()).Err())
-	w.Await("the last one to end", func() bool { return w.Group("g249").Status == api.StatusCompleted })
+	w.Await("the end of the last group", func() bool { return w.Group("g249").Status == api.StatusCompleted })
 }
 
-// Whoever cancels a group settles its ledger; where it died meanwhile, the watcher does.
-func TestFinishesACancellation(t *testing.T) {
+// If the process that cancels a group dies before all its jobs are cancelled, the watcher cancels
+// the rest.
+func TestCompletesACancellation(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
 		w.Jobs("g", "T", 300)
@@ -236,14 +241,15 @@ func TestFinishesACancellation(t *testing.T) {
 		run(w, watcher.Config{}, "w")
 		w.AwaitCounts("g", api.Counts{Accepted: 300, Done: 10, Cancelled: 290})
 		awaitIDs(w, "g", "1.created", "1.cancelled")
-		w.Await("it to be on the list of those that ended", func() bool {
+		w.Await("the group among the ended ones", func() bool {
 			return w.Conn.Cmd.ZScore(ctx, w.P.Ended(), "g").Err() == nil && w.Conn.Cmd.ZScore(ctx, w.P.Open(), "g").Err() != nil
 		})
 	})
 }
 
-// A group whose aggregate this process can't compute is announced without it.
-func TestAnnouncesWithoutTheAggregate(t *testing.T) {
+// The event of a group whose aggregate this process can't compute is published without the
+// aggregate.
+func TestPublishesAGroupWithoutItsAggregate(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	registry := reducer.NewRegistry()
@@ -259,7 +265,7 @@ func TestAnnouncesWithoutTheAggregate(t *testing.T) {
 	require.Equal(t, "acme", events(w)[0].Group.Tenant)
 }
 
-// failing is a publisher that fails some times.
+// failing is a publisher whose first calls fail.
 type failing struct {
 	message.Publisher
 	left int
@@ -282,7 +288,7 @@ func TestPublishesUntilItWorks(t *testing.T) {
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 }
 
-func TestNoProcessor(t *testing.T) {
+func TestJobsWithoutProcessorFail(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const timeout = time.Second
@@ -298,7 +304,7 @@ func TestNoProcessor(t *testing.T) {
 	measured(w)
 	run(w, watcher.Config{NoProcessorTimeout: timeout}, "w")
 	w.Feed(stagetest.Patience, "UNSERVED")
-	w.Await("jobs to fail", func() bool {
+	w.Await("the failure of the jobs", func() bool {
 		served()
 		return w.Counts("unserved") == api.Counts{Accepted: 250, Failed: 250}
 	})
@@ -307,15 +313,16 @@ func TestNoProcessor(t *testing.T) {
 	letter := w.DeadLetters()[0]
 	require.Equal(t, "NO_PROCESSOR", letter.Code)
 	require.Contains(t, letter.Error, "start a worker that has a processor for it")
-	w.Await("them to be counted", func() bool {
+	w.Await("the metric", func() bool {
 		return strings.Contains(metrics(w), `bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 250`)
 	})
-	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond) // two clocks
+	// The margin is for the difference between the clocks of Redis and the test.
+	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond)
 	require.Equal(t, api.Counts{Accepted: 5, Ready: 5}, w.Counts("served"))
 	awaitIDs(w, "unserved", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.failed")
 
-	// A type that nobody has served for long, because it had no jobs, has its whole time again.
-	w.Await("the type to be idle for long", func() bool { return time.Since(began) > 4*timeout })
+	// The timeout begins when a type has jobs, not when its last worker disappeared.
+	w.Await("a long time without jobs", func() bool { return time.Since(began) > 4*timeout })
 	w.Jobs("later", "UNSERVED", 1)
 	submitted := time.Now()
 	w.AwaitCounts("later", api.Counts{Accepted: 1, Failed: 1})
