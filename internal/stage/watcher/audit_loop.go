@@ -111,7 +111,8 @@ func (l *auditLoop) step(ctx context.Context) error {
 		return nil
 	}
 	if since != l.leadershipBegan { // these fields are of an earlier leadership
-		l.leadershipBegan, l.nextAt, l.alarmed, l.missingSince, l.missing = since, time.Time{}, false, nil, audit.Candidates{}
+		l.leadershipBegan, l.nextAt, l.alarmed = since, time.Time{}, false
+		l.missingSince, l.missing = nil, audit.Candidates{}
 		l.check = audit.NewIncrementalCheck(l.conn, l.p)
 	}
 	removed, err := l.conn.Cmd.HDel(ctx, l.p.Watch(), "suspicious").Result()
