@@ -22,7 +22,7 @@ type Rebalancer struct {
 	space keyspace.Space
 	id    string
 
-	peaks []peak // of each partition's demand
+	peaks []demandPeak // of each partition's demand
 }
 
 // NewRebalancer returns a rebalancer of a limit, for the process id.
@@ -32,14 +32,14 @@ func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id
 
 const (
 	leaderLease = 3 * time.Second // a leader that is silent for longer is replaced
-	rest        = time.Second     // the pause while there is no demand
+	idlePause   = time.Second     // the pause while there is no demand
 )
 
 // Wake names the list whose tokens end the rebalancer's pause.
 func Wake(space keyspace.Space) string { return space.Partition(0).Wake("rebalancer") }
 
 // interval is the pause between two looks while there is demand.
-func (r *Rebalancer) interval() time.Duration {
+func (r *Rebalancer) pause() time.Duration {
 	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
 }
 
@@ -48,7 +48,7 @@ func (r *Rebalancer) interval() time.Duration {
 func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
 	if err != nil || fence == 0 { // another one does it
-		return rest, err
+		return idlePause, err
 	}
 	quotas := make([]ledger.Quota, r.space.Partitions())
 	settled, idle := true, true
@@ -56,55 +56,55 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 		limit := r.rate.Of(i, len(quotas))
 		quotas[i], err = ledger.ReadQuota(ctx, r.conn.Cmd, r.space.Partition(i), fence, limit)
 		if err != nil || quotas[i].Fenced {
-			return rest, err
+			return idlePause, err
 		}
 		settled = settled && quotas[i].FromUS == 0
 		idle = idle && quotas[i].Demand == 0
 	}
-	r.smooth(quotas)
+	r.applyPeaks(quotas)
 	if settled {
 		window := int(time.Now().UnixNano() / int64(r.rate.Window))
-		if err := r.move(ctx, fence, quotas, divide(r.rate.PerWindow(), quotas, window)); err != nil {
+		if err := r.moveQuotas(ctx, fence, quotas, divide(r.rate.PerWindow(), quotas, window)); err != nil {
 			return 0, err
 		}
 	}
 	if idle {
-		return rest, nil
+		return idlePause, nil
 	}
-	return r.interval(), nil
+	return r.pause(), nil
 }
 
 // smooth lets the most that a partition has wanted within a window, or a second, count: one that
 // has just admitted all that it had is not without demand.
-func (r *Rebalancer) smooth(quotas []ledger.Quota) {
+func (r *Rebalancer) applyPeaks(quotas []ledger.Quota) {
 	if r.peaks == nil {
-		r.peaks = make([]peak, len(quotas))
+		r.peaks = make([]demandPeak, len(quotas))
 	}
 	now := time.Now()
 	for i := range quotas {
 		if k := &r.peaks[i]; quotas[i].Demand >= k.demand || now.Sub(k.at) > min(r.rate.Window, time.Second) {
-			*k = peak{quotas[i].Demand, now}
+			*k = demandPeak{quotas[i].Demand, now}
 		}
 		quotas[i].Demand = r.peaks[i].demand
 	}
 }
 
-type peak struct {
+type demandPeak struct {
 	demand int64
 	at     time.Time
 }
 
 // move takes, then gives. What a partition has spent in a window can't be given away before it is
 // over (fixed), or only as it falls out of the span (sliding): then others get more with each look.
-func (r *Rebalancer) move(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
-	all, least := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
-	worth, increases, spare := false, int64(0), all
+func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
+	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
+	worthwhile, increases, spare := false, int64(0), all
 	for i, p := range quotas {
-		worth = worth || want[i]-p.Effective >= least || p.Effective == 0 && want[i] > 0
+		worthwhile = worthwhile || want[i]-p.Effective >= minMove || p.Effective == 0 && want[i] > 0
 		increases += max(0, want[i]-p.Effective)
 		spare -= p.Effective
 	}
-	if !worth {
+	if !worthwhile {
 		return nil
 	}
 	notBefore := int64(0)
@@ -112,7 +112,7 @@ func (r *Rebalancer) move(ctx context.Context, fence int64, quotas []ledger.Quot
 		if want[i] >= p.Effective {
 			continue
 		}
-		taken, err := r.set(ctx, fence, i, want[i], ledger.Increase{})
+		taken, err := r.setQuota(ctx, fence, i, want[i], ledger.Increase{})
 		if err != nil || taken.Fenced {
 			return err
 		}
@@ -130,14 +130,14 @@ func (r *Rebalancer) move(ctx context.Context, fence int64, quotas []ledger.Quot
 		if r.rate.Limiter == ledger.LimiterSliding {
 			to = p.Effective + now
 		}
-		if given, err := r.set(ctx, fence, i, to, terms); err != nil || given.Fenced {
+		if given, err := r.setQuota(ctx, fence, i, to, terms); err != nil || given.Fenced {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *Rebalancer) set(
+func (r *Rebalancer) setQuota(
 	ctx context.Context, fence int64, partition int, permits int64, increase ledger.Increase,
 ) (ledger.Quota, error) {
 	return ledger.SetQuota(ctx, r.conn.Cmd, r.space.Partition(partition), fence,
@@ -157,19 +157,19 @@ func (r *Rebalancer) Resign(ctx context.Context) {
 // is short, every quota stays as it is. Where the limit is large enough, a hundredth of it is
 // kept for partitions without demand, so that a new tenant there need not wait for the next step.
 // Where there are fewer permits than partitions, the partitions take turns.
-func divide(all int64, quotas []ledger.Quota, turn int) []int64 {
+func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 	n := int64(len(quotas))
-	floor := all / 100 / n
+	reserved := limit / 100 / n
 	want, out := make([]int64, n), make([]int64, n)
-	short := false
-	have := int64(0)
+	shortage := false
+	assigned := int64(0)
 	for i, p := range quotas {
-		want[i] = min(all, max(p.Demand, floor))
+		want[i] = min(limit, max(p.Demand, reserved))
 		out[i] = p.Effective
-		short = short || want[i] > p.Effective
-		have += p.Effective
+		shortage = shortage || want[i] > p.Effective
+		assigned += p.Effective
 	}
-	if !short && have <= all {
+	if !shortage && assigned <= limit {
 		return out
 	}
 	// In the order of what each partition wants for an active tenant, it gets that or an equal
@@ -184,31 +184,31 @@ func divide(all int64, quotas []ledger.Quota, turn int) []int64 {
 	slices.SortFunc(order, func(a, b int) int {
 		return cmp.Compare(float64(want[a])/float64(weight(a)), float64(want[b])/float64(weight(b)))
 	})
-	left := all
+	rest := limit
 	for _, i := range order {
-		out[i] = min(want[i], left*weight(i)/weights)
-		left -= out[i]
+		out[i] = min(want[i], rest*weight(i)/weights)
+		rest -= out[i]
 		weights -= weight(i)
 	}
 	// What nobody wants now is spread.
 	for k, i := range order {
-		extra := left / (n - int64(k))
+		extra := rest / (n - int64(k))
 		out[i] += extra
-		left -= extra
+		rest -= extra
 	}
 	// Nobody goes without for ever.
-	var without, richest []int
-	most := max(1, slices.Max(out))
+	var withoutQuota, richest []int
+	largest := max(1, slices.Max(out))
 	for i := range out {
 		if out[i] == 0 && want[i] > 0 {
-			without = append(without, i)
+			withoutQuota = append(withoutQuota, i)
 		}
-		if out[i] == most {
+		if out[i] == largest {
 			richest = append(richest, i)
 		}
 	}
-	if len(without) > 0 && len(richest) > 0 {
-		out[without[turn%len(without)]]++
+	if len(withoutQuota) > 0 && len(richest) > 0 {
+		out[withoutQuota[turn%len(withoutQuota)]]++
 		out[richest[turn%len(richest)]]--
 	}
 	return out
