@@ -1,5 +1,5 @@
 // Package quota divides the global rate limit among partitions by demand: each partition has a
-// quota, and one process at a time moves quota to where jobs wait.
+// quota, and one process at a time moves quota to the partitions where jobs wait.
 package quota
 
 import (
@@ -13,41 +13,42 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Rebalancer moves quota between partitions, to where the demand is. One process does so at a time.
-// It takes before it gives, and gives only when it has heard from every partition, so that the
-// quotas never add up to more than the limit.
+// Rebalancer moves quota between partitions to where the demand is. Many processes may have one,
+// but only the leader's acts. It reduces quotas before it increases others, and only after it has
+// read the quotas of all partitions. So the effective quotas never add up to more than the limit.
 type Rebalancer struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn
 	space keyspace.Space
 	id    string
 
-	peaks []demandPeak // of each partition's demand
+	peaks []demandPeak // for each partition
 }
 
-// NewRebalancer returns a rebalancer of a limit, for the process id.
+// NewRebalancer returns a rebalancer of the limit rate, for the process named id.
 func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id string) *Rebalancer {
 	return &Rebalancer{rate: rate, conn: conn, space: space, id: id}
 }
 
 const (
-	leaderLease = 3 * time.Second // a leader that is silent for longer is replaced
-	idlePause   = time.Second     // the pause while there is no demand
+	leaderLease = 3 * time.Second // without a step for so long, another process becomes leader
+	idlePause   = time.Second     // pause between two steps while there is no demand
 )
 
-// Wake names the list whose tokens end the rebalancer's pause.
+// Wake returns the key of the list whose tokens end the rebalancer's pause.
 func Wake(space keyspace.Space) string { return space.Partition(0).Wake("rebalancer") }
 
-// interval is the pause between two looks while there is demand.
+// pause returns the pause between two steps while there is demand.
 func (r *Rebalancer) pause() time.Duration {
 	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
 }
 
-// Step looks at all partitions and moves quota where it is needed. It waits for moves that are
-// under way. It returns the pause until the next step.
+// Step reads the quotas and the demand of all partitions, and moves quota if that is worthwhile.
+// While an earlier increase is not effective yet, it moves nothing. It returns the pause until the
+// next step. It does nothing in a process that is not the leader.
 func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
-	if err != nil || fence == 0 { // another one does it
+	if err != nil || fence == 0 { // another process is the leader
 		return idlePause, err
 	}
 	quotas := make([]ledger.Quota, r.space.Partitions())
@@ -74,8 +75,9 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	return r.pause(), nil
 }
 
-// smooth lets the most that a partition has wanted within a window, or a second, count: one that
-// has just admitted all that it had is not without demand.
+// applyPeaks replaces the demand of each partition by its largest demand within the last window, or
+// the last second if the window is longer. A partition that has just admitted all its jobs is
+// likely to need its quota again.
 func (r *Rebalancer) applyPeaks(quotas []ledger.Quota) {
 	if r.peaks == nil {
 		r.peaks = make([]demandPeak, len(quotas))
@@ -89,13 +91,17 @@ func (r *Rebalancer) applyPeaks(quotas []ledger.Quota) {
 	}
 }
 
+// demandPeak is the largest recent demand of a partition.
 type demandPeak struct {
-	demand int64
+	demand int64 // permits that its jobs could use
 	at     time.Time
 }
 
-// move takes, then gives. What a partition has spent in a window can't be given away before it is
-// over (fixed), or only as it falls out of the span (sliding): then others get more with each look.
+// moveQuotas changes the quotas to want: first those that get smaller, then those that get larger.
+// It does nothing when no partition would gain at least a fiftieth of the limit, unless one has no
+// quota at all. Permits that a partition has spent can't be given away before the end of the window
+// (fixed), or only as their time passes (sliding); so an increase may become effective later, or in
+// several steps.
 func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worthwhile, increases, spare := false, int64(0), all
@@ -137,6 +143,8 @@ func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledge
 	return nil
 }
 
+// setQuota changes the quota of one partition. If the reply is Fenced, this process is not the
+// leader any more.
 func (r *Rebalancer) setQuota(
 	ctx context.Context, fence int64, partition int, permits int64, increase ledger.Increase,
 ) (ledger.Quota, error) {
@@ -144,19 +152,20 @@ func (r *Rebalancer) setQuota(
 		r.rate.Of(partition, r.space.Partitions()), permits, increase)
 }
 
-// Resign lets another process take over at once. It works also after ctx has ended.
+// Resign gives up the leadership, so that another process can lead at once. It works also after ctx
+// has ended.
 func (r *Rebalancer) Resign(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_, _ = ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
 }
 
-// divide returns the quota that each partition should have, of all permits. The permits are
-// divided by max-min fairness (water-filling): partitions with demand come first, weighted by
-// their active tenants; what they leave goes to partitions that can use more. While no partition
-// is short, every quota stays as it is. Where the limit is large enough, a hundredth of it is
-// kept for partitions without demand, so that a new tenant there need not wait for the next step.
-// Where there are fewer permits than partitions, the partitions take turns.
+// divide returns the quota that each partition should have of the limit, in permits. It divides by
+// max-min fairness (water-filling): partitions with demand come first, weighted by their active
+// tenants; the permits that they don't need go to partitions that can use more. While every quota
+// covers its demand, all quotas stay as they are. If the limit is large enough, a hundredth of it
+// is reserved for partitions without demand, so that a new tenant there need not wait for the next
+// step. If there are fewer permits than partitions, the partitions take turns; turn numbers these.
 func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 	n := int64(len(quotas))
 	reserved := limit / 100 / n
@@ -172,8 +181,8 @@ func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 	if !shortage && assigned <= limit {
 		return out
 	}
-	// In the order of what each partition wants for an active tenant, it gets that or an equal
-	// part of what is left.
+	// In ascending order of demand by active tenant: each partition gets its demand, or its part of
+	// the rest by active tenants if that is less.
 	weight := func(i int) int64 { return max(1, quotas[i].Active) }
 	order := make([]int, n)
 	weights := int64(0)
@@ -190,13 +199,13 @@ func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 		rest -= out[i]
 		weights -= weight(i)
 	}
-	// What nobody wants now is spread.
+	// The rest, for which there is no demand now, is divided evenly.
 	for k, i := range order {
 		extra := rest / (n - int64(k))
 		out[i] += extra
 		rest -= extra
 	}
-	// Nobody goes without for ever.
+	// A partition that has demand but no permit takes one from the largest quota, each in turn.
 	var withoutQuota, richest []int
 	largest := max(1, slices.Max(out))
 	for i := range out {

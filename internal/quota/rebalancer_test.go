@@ -17,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
+// TestDivide compares present quotas and demands with the quotas that should follow.
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -24,19 +25,20 @@ func TestDivide(t *testing.T) {
 		quotas []ledger.Quota
 		want   []int64
 	}{
-		"nobody is short":               {100, []ledger.Quota{{Effective: 25, Demand: 20}, {Effective: 75}}, []int64{25, 75}},
-		"all to who has the demand":     {1000, []ledger.Quota{{Effective: 250, Demand: 9999, Active: 1}, {Effective: 250}, {Effective: 250}, {Effective: 250}}, []int64{994, 2, 2, 2}},
-		"by active tenants":             {100, []ledger.Quota{{Effective: 50, Demand: 999, Active: 1}, {Effective: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
-		"what one leaves":               {90, []ledger.Quota{{Effective: 30, Demand: 10, Active: 1}, {Effective: 30, Demand: 999, Active: 1}, {Effective: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
-		"fewer permits than partitions": {2, []ledger.Quota{{Demand: 9, Active: 1}, {Effective: 1}, {Effective: 1}}, []int64{2, 0, 0}},
-		"a small one beside two busy":   {2, []ledger.Quota{{Demand: 5, Active: 1}, {Effective: 1, Demand: 999, Active: 1}, {Effective: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
-		"what was taken and not given":  {100, []ledger.Quota{{Effective: 10, Demand: 999, Active: 1}, {Effective: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
+		"demand is met":                  {100, []ledger.Quota{{Effective: 25, Demand: 20}, {Effective: 75}}, []int64{25, 75}},
+		"demand in one partition":        {1000, []ledger.Quota{{Effective: 250, Demand: 9999, Active: 1}, {Effective: 250}, {Effective: 250}, {Effective: 250}}, []int64{994, 2, 2, 2}},
+		"weighted by active tenants":     {100, []ledger.Quota{{Effective: 50, Demand: 999, Active: 1}, {Effective: 50, Demand: 999, Active: 3}}, []int64{25, 75}},
+		"permits that one does not need": {90, []ledger.Quota{{Effective: 30, Demand: 10, Active: 1}, {Effective: 30, Demand: 999, Active: 1}, {Effective: 30, Demand: 999, Active: 1}}, []int64{10, 40, 40}},
+		"fewer permits than partitions":  {2, []ledger.Quota{{Demand: 9, Active: 1}, {Effective: 1}, {Effective: 1}}, []int64{2, 0, 0}},
+		"few permits, small demand":      {2, []ledger.Quota{{Demand: 5, Active: 1}, {Effective: 1, Demand: 999, Active: 1}, {Effective: 1, Demand: 999, Active: 1}}, []int64{1, 0, 1}},
+		"permits that are not assigned":  {100, []ledger.Quota{{Effective: 10, Demand: 999, Active: 1}, {Effective: 10, Demand: 5, Active: 1}}, []int64{95, 5}},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, divide(c.all, c.quotas, 0)) })
 	}
 }
 
-// Where there are fewer permits than partitions, each has its turn.
+// TestDivideTakesTurns: when there are fewer permits than partitions, each partition gets one now
+// and then.
 func TestDivideTakesTurns(t *testing.T) {
 	t.Parallel()
 	quotas, got := make([]ledger.Quota, 16), make([]int64, 16)
@@ -49,6 +51,8 @@ func TestDivideTakesTurns(t *testing.T) {
 	require.Positive(t, slices.Min(got))
 }
 
+// TestDivideNeverGivesMoreThanThereIs: the quotas never exceed the limit, and use all of it while a
+// partition's demand is not met.
 func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -72,13 +76,13 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 		}
 		require.LessOrEqual(t, sum, all)
 		if short && unmet {
-			require.Equal(t, all, sum, "nobody goes short while permits are left")
+			require.Equal(t, all, sum, "permits are left although a demand is not met")
 		}
 	})
 }
 
-// A rebalancer moves the limit to where the demand is and back; at no time do the effective quotas
-// exceed it.
+// TestRebalancerFollowsTheDemand: the rebalancer moves quota to where the demand is and back; the
+// effective quotas never exceed the limit.
 func TestRebalancerFollowsTheDemand(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -111,7 +115,7 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 			require.Eventually(t, func() bool {
 				_, err := d.Step(t.Context())
 				require.NoError(t, err)
-				_, err = other.Step(t.Context()) // it does not lead
+				_, err = other.Step(t.Context()) // it is not the leader
 				require.NoError(t, err)
 				return slices.Equal(want, quotas())
 			}, 20*time.Second, time.Millisecond)
@@ -126,6 +130,6 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 		d.Resign(t.Context())
 		fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", leaderLease)
 		require.NoError(t, err)
-		require.Positive(t, fence, "the office is free")
+		require.Positive(t, fence, "another process can lead")
 	})
 }
