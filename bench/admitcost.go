@@ -188,7 +188,7 @@ func (q *tenantQueues) measureAdmits(ctx context.Context, most int) (spent redis
 			return redisUse{}, 0, err
 		}
 		if n == 0 {
-			return redisUse{}, 0, fmt.Errorf("admit: nothing was admitted from full queues after %d jobs", jobs)
+			return redisUse{}, 0, fmt.Errorf("admit: no job was admitted from full queues after %d jobs", jobs)
 		}
 		jobs += n
 	}

@@ -94,7 +94,7 @@ func TestCompareChecksTheLoad(t *testing.T) {
 	}{
 		{"all jobs done", "base", []groupEnd{end(60, 0, `{}`), end(70, 0, `{}`)}, 130, false},
 		{"a job is missing", "base", []groupEnd{end(60, 0, `{}`), end(69, 0, `{}`)}, 130, true},
-		{"a retry that nobody asked for", "base", []groupEnd{end(130, 1, `{}`)}, 130, true},
+		{"an unexpected retry", "base", []groupEnd{end(130, 1, `{}`)}, 130, true},
 		{"1% retried", "retries", []groupEnd{end(150, 2, `{}`), end(50, 0, `{}`)}, 200, false},
 		{"no job retried", "retries", []groupEnd{end(200, 0, `{}`)}, 200, true},
 		{"all values", "aggregates", []groupEnd{end(60, 0, `{"cost":1830,"spread":{"count":60}}`), end(42, 0, `{"cost":3223,"spread":{"count":42}}`)}, 102, false},
@@ -119,13 +119,13 @@ func TestCompareComputesMediansAndRatios(t *testing.T) {
 	got := computeMedians([2][]roundFigures{speed(100, 80, 120), speed(90, 100, 108)})
 	require.Equal(t, []ComparedFigure{{
 		Name: figureSpeed, Base: 100, Head: 100, Ratio: 1, BaseRuns: []float64{100, 80, 120}, HeadRuns: []float64{90, 100, 108},
-	}}, got, "only what was measured")
+	}}, got, "figures that were not measured are left out")
 	least, most := got[0].Range()
 	require.Equal(t, []float64{0.9, 1.25}, []float64{least, most})
 	require.InDelta(t, 2.5, median([]float64{4, 1, 2, 3}), 0)
 }
 
-func TestEndingsReportWhatIsNotCompleted(t *testing.T) {
+func TestEndListenerReportsGroupsThatAreNotCompleted(t *testing.T) {
 	e := &endListener{ends: map[string]groupEnd{
 		"a": {group: &api.Group{Status: api.StatusCompleted}}, "b": {group: &api.Group{Status: api.StatusFailed, Counts: api.Counts{Failed: 3}}},
 	}}

@@ -274,7 +274,7 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 			last, movedAt = done, time.Now()
 		}
 		if time.Since(movedAt) > stallTimeout {
-			return nil, fmt.Errorf("await %d groups, %s among them: %d of %d jobs done and nothing moved for %s",
+			return nil, fmt.Errorf("await %d groups, %s among them: %d of %d jobs done, no progress for %s",
 				len(open), open[0].id, done, total, stallTimeout)
 		}
 		if n%50 == 0 {

@@ -23,25 +23,25 @@ func TestBusySpanIsWhileAllGroupsHaveWork(t *testing.T) {
 	groups := []group{{id: "a"}, {id: "b"}}
 	s, err := findBusySpan(log, groups)
 	require.NoError(t, err)
-	require.EqualValues(t, 1_500_000, s.from, "a second after the later one's first start")
-	require.EqualValues(t, 5_000_000, s.to, "a second before the earlier one's last start")
+	require.EqualValues(t, 1_500_000, s.from, "one second after the first start of the group that began last")
+	require.EqualValues(t, 5_000_000, s.to, "one second before the last start of the group that ended first")
 	require.Equal(t, []int64{350, 175}, s.counts)
 	require.InDelta(t, 0.0, worstDeviation(s.counts, []float64{2, 1}), 1e-9)
 
 	_, err = findBusySpan(log, append(groups, group{id: "c"}))
-	require.ErrorContains(t, err, "none was logged")
+	require.ErrorContains(t, err, "no start was logged")
 	_, err = findBusySpan(journal.Log{Starts: append(starts("a", time.Millisecond, 0, time.Second), starts("b", time.Millisecond, 0, time.Second)...)}, groups)
 	require.ErrorContains(t, err, "less than two seconds")
 }
 
 func TestLongestGap(t *testing.T) {
 	events := at(0, 1, 1200, 1, 1500, 1, 4000, 1)
-	require.EqualValues(t, 500_000, longestGap(events, 1_000_000, 2_000_000), "also up to the end")
+	require.EqualValues(t, 500_000, longestGap(events, 1_000_000, 2_000_000), "the time from the last event to the end is a gap too")
 	require.EqualValues(t, 2_500_000, longestGap(events, 1_000_000, 4_100_000))
-	require.EqualValues(t, 1_000_000, longestGap(nil, 1_000_000, 2_000_000), "one that starves")
+	require.EqualValues(t, 1_000_000, longestGap(nil, 1_000_000, 2_000_000), "without events the gap is the whole span")
 }
 
-func TestMonitoredTellsClientsFromScripts(t *testing.T) {
+func TestParseMonitorLineIgnoresCommandsOfScripts(t *testing.T) {
 	require.Equal(t, clientCommand{"127.0.0.1:54321", "evalsha"}, parseMonitorLine("+1700000000.123456 [0 127.0.0.1:54321] \"evalsha\" \"x\"\r\n"))
 	require.Equal(t, clientCommand{"[::1]:54321", "ping"}, parseMonitorLine("+1700000000.123456 [3 [::1]:54321] \"PING\"\r\n"))
 	require.Empty(t, parseMonitorLine("+1700000000.123456 [0 lua] \"get\" \"] a [\"\r\n"))
@@ -55,7 +55,7 @@ func TestCommandTime(t *testing.T) {
 	require.Zero(t, commandTime(info, "get"))
 }
 
-func TestCountPosts(t *testing.T) {
+func TestCountTries(t *testing.T) {
 	r := countTries([]tryResult{
 		{accepted: true},
 		{retryAfter: 2 * time.Second}, {afterWait: true, accepted: true},
@@ -75,7 +75,7 @@ func TestFairnessShowsOnlyThePartsThatRan(t *testing.T) {
 
 func TestPerSecondCountsPermitsAndStarts(t *testing.T) {
 	require.Equal(t, []SecondOfTenants{{0, 5, 1}, {1, 0, 4}, {2, 3, 0}, {3, 0, 2}},
-		perSecond(at(1500, 5, 3100, 3), at(900, 7, 1600, 1, 2000, 4, 4000, 2)), "what started before the first permit is of no use to the plot")
+		perSecond(at(1500, 5, 3100, 3), at(900, 7, 1600, 1, 2000, 4, 4000, 2)), "starts before the first permit are left out")
 }
 
 func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {

@@ -82,7 +82,7 @@ func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error 
 			return err
 		}
 		if time.Since(f.movedAt) > stallTimeout {
-			return fmt.Errorf("await %d groups, %s among them: %d jobs done and nothing moved for %s",
+			return fmt.Errorf("await %d groups, %s among them: %d jobs done, no progress for %s",
 				len(f.open), f.open[0].id, f.total, stallTimeout)
 		}
 		if n%20 == 0 {

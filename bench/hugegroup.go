@@ -62,9 +62,9 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	}
 	b.BehindHugeLeft = now[0].accepted - now[0].done
 	if b.BehindHugeLeft == 0 {
-		return nil, errors.New("the huge group ended before the small ones: they were not behind it")
+		return nil, errors.New("the huge group ended before the small groups, so they did not run behind it")
 	}
-	if _, _, err := x.finish(ctx, "behind, the rest"); err != nil {
+	if _, _, err := x.finish(ctx, "behind, rest of the huge group"); err != nil {
 		return nil, fmt.Errorf("after the small groups: %w", err)
 	}
 	b.BehindFirst = true

@@ -51,7 +51,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	}
 	counts, took, err := countCommands(ctx, x.fleet.URL, idleFor)
 	if err != nil {
-		return nil, fmt.Errorf("listen to the commands: %w", err)
+		return nil, fmt.Errorf("count commands: %w", err)
 	}
 	// connections that were opened meanwhile
 	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
@@ -78,7 +78,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		out.IdleCommands = max(out.IdleCommands, out.IdleByRole[p.role])
 	}
 	if out.IdleCommands == 0 {
-		return nil, errors.New("count commands: none was heard of any process")
+		return nil, errors.New("count commands: no process sent any")
 	}
 	if _, _, err := x.finish(ctx, "idle"); err != nil {
 		return nil, err

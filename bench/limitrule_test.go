@@ -68,14 +68,14 @@ func TestTokenLooksAtEverySpan(t *testing.T) {
 
 func TestNewLimitRule(t *testing.T) {
 	require.EqualValues(t, 100, newLimitRule("fixed", 1000, 100*time.Millisecond).perWindow)
-	require.EqualValues(t, 1, newLimitRule("fixed", 5, 100*time.Millisecond).perWindow, "at least one")
+	require.EqualValues(t, 1, newLimitRule("fixed", 5, 100*time.Millisecond).perWindow, "at least one permit")
 }
 
 func TestUsedRatio(t *testing.T) {
 	r := limitRule{"fixed", time.Second, 10}
 	events := at(500, 10, 1000, 10, 2000, 9, 3000, 10, 4100, 1)
 	ratio, windows := r.usedRatio(events, 500_000, 4_100_000)
-	require.Equal(t, 3, windows, "the windows of 1, 2 and 3 s; the first and the last are not whole")
+	require.Equal(t, 3, windows, "the windows of 1, 2 and 3 s; the first and the last are not complete")
 	require.InDelta(t, 29.0/30, ratio, 1e-9)
 
 	ratio, windows = r.usedRatio(events, 500_000, 1_900_000)
@@ -85,19 +85,19 @@ func TestUsedRatio(t *testing.T) {
 	require.Zero(t, r.windowCount(nil))
 }
 
-func TestFigures(t *testing.T) {
+func TestStatistics(t *testing.T) {
 	values := []float64{5, 1, 4, 2, 3}
 	require.InDelta(t, 3.0, percentile(values, 50), 0)
 	require.InDelta(t, 5.0, percentile(values, 99), 0)
 	require.InDelta(t, 1.0, percentile(values, 0), 0)
 	require.Zero(t, percentile(nil, 99))
-	require.Equal(t, []float64{5, 1, 4, 2, 3}, values, "unchanged")
+	require.Equal(t, []float64{5, 1, 4, 2, 3}, values, "percentile must not sort its argument")
 
 	require.Equal(t, []float64{0.25, 0.75}, sharesOf([]int64{1, 3}))
 	require.Equal(t, []float64{0, 0}, sharesOf([]int64{0, 0}))
 	require.InDelta(t, 0.0, worstDeviation([]int64{100, 200, 400}, []float64{1, 2, 4}), 0)
-	require.InDelta(t, 0.4, worstDeviation([]int64{60, 200, 440}, []float64{1, 2, 4}), 0, "the one that is furthest off, as a part of its due")
-	require.InDelta(t, 1.0, worstDeviation([]int64{0, 300}, []float64{1, 2}), 0, "one that starves is off by all")
+	require.InDelta(t, 0.4, worstDeviation([]int64{60, 200, 440}, []float64{1, 2, 4}), 0, "the largest deviation, relative to the due part")
+	require.InDelta(t, 1.0, worstDeviation([]int64{0, 300}, []float64{1, 2}), 0, "a count of 0 deviates by 100%")
 	require.InDelta(t, 2.0, ratio(4, 2), 0)
 	require.Zero(t, ratio(4, 0))
 }

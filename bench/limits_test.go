@@ -56,7 +56,7 @@ func TestElasticCountsWindowsUntilTheShare(t *testing.T) {
 
 	e = Elastic{}
 	e.count(limitRule{"fixed", time.Second, 20}, log, 600_000, 3_400_000, map[string]int64{"c": 3_500_000}, 10)
-	require.Equal(t, 3, e.ReturnWindows, "one that gets nothing counts every window")
+	require.Equal(t, 3, e.ReturnWindows, "a tenant that never gets its share counts all windows")
 }
 
 func TestLimitLoadIsTheSameEachTimeAndAsLargeAsAsked(t *testing.T) {
@@ -67,8 +67,8 @@ func TestLimitLoadIsTheSameEachTimeAndAsLargeAsAsked(t *testing.T) {
 	}
 	for i, v := range occasional {
 		jobs += v.jobs
-		require.LessOrEqual(t, v.after, 7*time.Second, "occasional groups come before the backlogs")
-		require.True(t, i == 0 || occasional[i-1].after <= v.after, "in the order of their times")
+		require.LessOrEqual(t, v.after, 7*time.Second, "occasional groups come before the backlogs are done")
+		require.True(t, i == 0 || occasional[i-1].after <= v.after, "groups must be ordered by time")
 	}
 	require.InDelta(t, 10_000, jobs, float64(len(occasional)))
 	again, same := limitLoad("x", 10_000, 10, 7)

@@ -52,7 +52,7 @@ func TestFailingJobsAreSpreadEvenly(t *testing.T) {
 	}
 }
 
-func TestShareGivesEveryJobToAGroup(t *testing.T) {
+func TestDivideJobsGivesEachJobToAGroup(t *testing.T) {
 	groups, jobs := divideJobs("b", 1003, 10, 3), 0
 	require.Len(t, groups, 30)
 	byTenant := map[string]int{}
@@ -65,7 +65,7 @@ func TestShareGivesEveryJobToAGroup(t *testing.T) {
 	require.Equal(t, 3, byTenant["tenant-0"])
 }
 
-func TestTenths(t *testing.T) {
+func TestTenthSpeeds(t *testing.T) {
 	at := func(pairs ...int) []sample {
 		out := []sample{{}}
 		for i := 0; i < len(pairs); i += 2 {
@@ -74,17 +74,17 @@ func TestTenths(t *testing.T) {
 		return out
 	}
 	first, last := tenthSpeeds(at(1000, 0, 2000, 500, 3000, 1000), 1000)
-	require.InDelta(t, 500, first, 1.1, "what goes before the first job does not count")
+	require.InDelta(t, 500, first, 1.1, "the time before the first job does not count")
 	require.InDelta(t, 500, last, 1)
 	first, last = tenthSpeeds(at(1000, 500, 2000, 900, 4000, 1000), 1000)
 	require.InDelta(t, 500, first, 1)
-	require.InDelta(t, 50, last, 1, "it became slow")
+	require.InDelta(t, 50, last, 1, "the last tenth was slow")
 	first, last = tenthSpeeds(at(1000, 500), 1000)
-	require.Zero(t, first, "not all was seen")
+	require.Zero(t, first, "the samples do not cover all jobs")
 	require.Zero(t, last)
 }
 
-func TestUsedSince(t *testing.T) {
+func TestFleetUseSince(t *testing.T) {
 	before := fleetUse{roles: map[string]time.Duration{"worker": time.Second}, masters: []masterUse{
 		{addr: "a", cpu: time.Second, commands: 10, byName: map[string]commandUse{"xadd": {5, 50}, "get": {1, 1}}}, {addr: "b"},
 	}}
@@ -107,7 +107,7 @@ func TestUsedSince(t *testing.T) {
 	require.Equal(t, []float64{0.75, 0.25}, out.MasterCommands)
 }
 
-func TestLatencyIsFromWhatWasLogged(t *testing.T) {
+func TestLatencyIsComputedFromTheJournal(t *testing.T) {
 	sent := []singleJob{{"a", 1_000_100}, {"b", 1_010_000}}
 	log := journal.Log{Starts: []journal.StartEvent{
 		{At: 1_003_500, Start: journal.Start{Group: "a"}}, {At: 1_012_000, Start: journal.Start{Group: "b"}}, {At: 2_000_000, Start: journal.Start{Group: "b", Attempt: 1}},
@@ -119,7 +119,7 @@ func TestLatencyIsFromWhatWasLogged(t *testing.T) {
 	l.compute(sent, []groupEnd{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
 	require.Equal(t, []float64{2, 2.5, 2.5}, []float64{l.P50MS, l.P99MS, l.MaxMS})
 	require.Equal(t, Quantiles{2, 3.4, 3.4}, l.PublishedStarted)
-	require.Equal(t, Quantiles{3.4, 5, 5}, l.PublishedFinished, "the second start of a job does not count")
+	require.Equal(t, Quantiles{3.4, 5, 5}, l.PublishedFinished, "only the first start of a job counts")
 }
 
 func TestPerformanceFigures(t *testing.T) {

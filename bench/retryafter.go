@@ -75,7 +75,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	}
 	r := countTries(c.tries)
 	if r.RetryTries == 0 {
-		return nil, errors.New("no client was refused, so none came again: the backlog was never full")
+		return nil, errors.New("no client was refused: the backlog was never full")
 	}
 	r.RetryMaxBacklog = retryBacklog
 	jobs := 0
@@ -185,7 +185,7 @@ func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) 
 	case http.StatusTooManyRequests:
 		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 		if err != nil || seconds < 1 {
-			return tryResult{}, fmt.Errorf("post group %s: refused with Retry-After %q, which names no seconds",
+			return tryResult{}, fmt.Errorf("post group %s: refused with Retry-After %q, which is not a number of seconds",
 				g.id, resp.Header.Get("Retry-After"))
 		}
 		return tryResult{retryAfter: time.Duration(seconds) * time.Second}, nil

@@ -27,7 +27,7 @@ func options(t *testing.T, redisURL string) bench.Options {
 	return bench.Options{Role: []string{os.Args[0], "role"}, RedisURL: redisURL}
 }
 
-func TestCongestionIsComputedFromWhatTheProcessesWrote(t *testing.T) {
+func TestCongestionIsComputedFromTheJournals(t *testing.T) {
 	var told []string
 	o := bench.CongestionOptions{Options: options(t, ""), Jobs: 700, Tenants: 3, RPS: 200}
 	o.Env = []string{"BULKACTION_WORKER_COUNT=5"}
@@ -38,7 +38,7 @@ func TestCongestionIsComputedFromWhatTheProcessesWrote(t *testing.T) {
 	}
 	r, err := bench.RunCongestion(t.Context(), o)
 	require.NoError(t, err)
-	require.EqualValues(t, 700, r.Permits, "a permit a job")
+	require.EqualValues(t, 700, r.Permits, "one permit for each job")
 	require.Zero(t, r.WindowsOverLimit)
 	require.GreaterOrEqual(t, r.Windows, 4)
 	require.Positive(t, r.MakespanSeconds)
@@ -53,16 +53,16 @@ func TestCongestionIsComputedFromWhatTheProcessesWrote(t *testing.T) {
 		"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "warn", "BULKACTION_WORKER_TYPES": "NOOP",
 		"BULKACTION_BACKPRESSURE_GLOBAL_RPS": "200", "BULKACTION_WORKER_COUNT": "5",
 	}, r.Overrides)
-	require.NotEmpty(t, told, "the progress came to its end")
+	require.NotEmpty(t, told, "the last progress must show all jobs")
 }
 
-// TestLeavesNothingOnARedisOfOthers: an experiment must not change other data on a shared Redis,
+// TestExperimentLeavesNothingOnASharedRedis: an experiment must not change other data on a shared Redis,
 // and must delete its own.
-func TestLeavesNothingOnARedisOfOthers(t *testing.T) {
+func TestExperimentLeavesNothingOnASharedRedis(t *testing.T) {
 	server := redistest.Server(t)
 	o := options(t, server.URL())
 	c := server.Client()
-	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", "7", 0).Err(), "an installation that would refuse this one")
+	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", "7", 0).Err(), "the key of another installation, whose number of partitions differs")
 
 	r, err := bench.RunFairness(t.Context(), bench.FairnessOptions{Options: o, Only: []string{"idle"}})
 	require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestLeavesNothingOnARedisOfOthers(t *testing.T) {
 	require.Equal(t, []string{"bulk-action:partitions"}, c.Keys(t.Context(), "*").Val())
 }
 
-func TestAFleetThatCannotStartSaysWhy(t *testing.T) {
+func TestFleetThatCannotStartReturnsTheReason(t *testing.T) {
 	o := bench.CongestionOptions{Options: options(t, ""), Jobs: 10, Tenants: 1, RPS: 10}
 	o.Env = []string{"BULKACTION_WORKER_COUNT=0"}
 	_, err := bench.RunCongestion(t.Context(), o)

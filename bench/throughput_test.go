@@ -11,12 +11,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-func small(t *testing.T) bench.ThroughputOptions {
+func smallThroughput(t *testing.T) bench.ThroughputOptions {
 	return bench.ThroughputOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Jobs: 600, Tenants: 3, Batch: 50, Payload: 100}
 }
 
-func TestThroughputTellsWhatAJobCosts(t *testing.T) {
-	o := small(t)
+func TestThroughputMeasuresTheCostOfAJob(t *testing.T) {
+	o := smallThroughput(t)
 	o.Jobs, o.Ceiling, o.Groups = 20_000, true, 2 // CPU time is counted in ticks of 10 ms
 	o.Replicas = map[string]int{"worker": 2}
 	r, err := bench.RunThroughput(t.Context(), o, nil)
@@ -26,7 +26,7 @@ func TestThroughputTellsWhatAJobCosts(t *testing.T) {
 	require.Positive(t, r.RedisCPUPerJob)
 	require.Positive(t, r.ProcessCPUPerJob)
 	require.Positive(t, r.CommandsPerJob)
-	require.InDelta(t, 150, r.BytesPerQueuedJob, 50, "the payload and a little")
+	require.InDelta(t, 150, r.BytesPerQueuedJob, 50, "the payload and up to 100 bytes")
 	require.GreaterOrEqual(t, r.P99MS, r.P50MS)
 	require.Len(t, r.ProcessCPUByRole, 7)
 	require.Len(t, r.PeakMBByRole, 8)
@@ -37,7 +37,7 @@ func TestThroughputTellsWhatAJobCosts(t *testing.T) {
 
 // TestThroughputOfVariants combines in one run: tenant limits, retries, traces and CPU profiles.
 func TestThroughputOfVariants(t *testing.T) {
-	o := small(t)
+	o := smallThroughput(t)
 	o.Brief, o.Limits, o.FailPercent, o.Sampling, o.AOF, o.Profile = true, true, 10, 0.5, true, t.TempDir()
 	r, err := bench.RunThroughput(t.Context(), o, nil)
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestThroughputOfVariants(t *testing.T) {
 }
 
 func TestThroughputOnACluster(t *testing.T) {
-	o := small(t)
+	o := smallThroughput(t)
 	o.Brief, o.Masters, o.Partitions, o.Tenants, o.Batch = true, 3, 16, 40, 1
 	r, err := bench.RunThroughput(t.Context(), o, nil)
 	require.NoError(t, err)
@@ -65,11 +65,11 @@ func TestThroughputOnACluster(t *testing.T) {
 	require.InDelta(t, 1, sum, 0.001)
 }
 
-func TestThroughputAndCeilingLeaveNothingOnARedisOfOthers(t *testing.T) {
+func TestThroughputAndCeilingLeaveNothingOnASharedRedis(t *testing.T) {
 	server := redistest.Server(t)
 	c := server.Client()
-	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", "7", 0).Err(), "an installation that would refuse this one")
-	o := small(t)
+	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", "7", 0).Err(), "the key of another installation, whose number of partitions differs")
+	o := smallThroughput(t)
 	o.RedisURL, o.Brief = server.URL(), true
 	_, err := bench.RunThroughput(t.Context(), o, nil)
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestLatencyOfSingleJobs(t *testing.T) {
 	require.Greater(t, r.PublishedFinished.P50MS, r.PublishedStarted.P50MS)
 }
 
-func TestABigGroupComesBackWhole(t *testing.T) {
+func TestBigGroupReturnsAllResults(t *testing.T) {
 	r, err := bench.RunBigGroup(t.Context(), bench.BigGroupOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Jobs: 6000, Payload: 100})
 	require.NoError(t, err)
 	require.Equal(t, 6000, r.Results)

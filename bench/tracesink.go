@@ -23,7 +23,7 @@ func startTraceSink(ctx context.Context) (*traceSink, error) {
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, fmt.Errorf("start a sink for traces: %w", err)
+		return nil, fmt.Errorf("start the receiver of traces: %w", err)
 	}
 	s := &traceSink{url: "http://" + listener.Addr().String()}
 	s.server = &http.Server{Handler: http.HandlerFunc(s.receive), ReadHeaderTimeout: time.Minute}

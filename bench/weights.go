@@ -64,7 +64,7 @@ func findBusySpan(log journal.Log, groups []group) (busySpan, error) {
 	for i, g := range groups {
 		starts[i] = startEvents(log, func(s journal.StartEvent) bool { return s.Group == g.id })
 		if len(starts[i]) == 0 {
-			return s, fmt.Errorf("count starts of group %s: none was logged", g.id)
+			return s, fmt.Errorf("count starts of group %s: no start was logged", g.id)
 		}
 		s.from, s.to = max(s.from, starts[i][0].at), min(s.to, starts[i][len(starts[i])-1].at)
 	}

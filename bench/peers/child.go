@@ -17,38 +17,38 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// childCommand makes this program a peer's producer or consumer, each a process of its own.
+// childCommand is the argument with which this program runs as the producer or consumer of a peer.
 const childCommand = "child"
 
-// order is what a child is to do.
-type order struct {
+// childTask says what a child process does. The parent passes it as JSON.
+type childTask struct {
 	Peer     string
 	Addr     string
 	Settings settings
-	Serve    bool  // consume until killed, or else produce
-	Marks    []int // consumer: the numbers of jobs at which it reports
-	Jobs     int   // producer: how many
-	Payload  int   // producer: bytes
-	Paced    bool  // one each pace, and times are kept
+	Serve    bool  // consume until killed; otherwise produce
+	ReportAt []int // consumer: numbers of jobs after which it reports
+	Jobs     int   // producer: number of jobs
+	Payload  int   // producer: bytes of each job
+	Paced    bool  // one job each pacedInterval; times are reported
 }
 
-// report is what a child says on its standard output: first that it is ready, then what
-// it has come to.
-type report struct {
+// childReport is a line that a child writes to its standard output: first when it is ready, then
+// with what it has done so far.
+type childReport struct {
 	Jobs  int
 	At    time.Time
-	CPU   time.Duration // of the process so far
-	Times []time.Time   // of the paced jobs by number: sent, or started
+	CPU   time.Duration // CPU time of the process so far
+	Times []time.Time   // for paced jobs, by job number: when it was sent, or started
 }
 
-// pace is that of the jobs whose latency is measured: 100 a second.
-const pace = 10 * time.Millisecond
+// pacedInterval is the time between two jobs while latency is measured: 100 jobs a second.
+const pacedInterval = 10 * time.Millisecond
 
-// numberBytes is the room for a job's number at the start of its payload.
-const numberBytes = 10
+// numberDigits is the length of the job's number at the start of each payload.
+const numberDigits = 10
 
 func runChild(arg string) error {
-	var o order
+	var o childTask
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
 		return err
 	}
@@ -62,21 +62,21 @@ func runChild(arg string) error {
 	return produce(p, o)
 }
 
-func tell(jobs int, times []time.Time) error {
+func writeReport(jobs int, times []time.Time) error {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		return fmt.Errorf("read this process's CPU time: %w", err)
 	}
-	r := report{Jobs: jobs, At: time.Now(), CPU: time.Duration(u.Utime.Nano() + u.Stime.Nano()), Times: times}
+	r := childReport{Jobs: jobs, At: time.Now(), CPU: time.Duration(u.Utime.Nano() + u.Stime.Nano()), Times: times}
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-func produce(p peer, o order) error {
+func produce(p peer, o childTask) error {
 	send, err := p.sender(o.Addr)
 	if err != nil {
 		return err
 	}
-	if err := tell(0, nil); err != nil {
+	if err := writeReport(0, nil); err != nil {
 		return err
 	}
 	if o.Paced {
@@ -97,11 +97,11 @@ func produce(p peer, o order) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return tell(o.Jobs, nil)
+	return writeReport(o.Jobs, nil)
 }
 
-func producePaced(send func(context.Context, []byte) error, o order) error {
-	tick := time.NewTicker(pace)
+func producePaced(send func(context.Context, []byte) error, o childTask) error {
+	tick := time.NewTicker(pacedInterval)
 	defer tick.Stop()
 	sent := make([]time.Time, o.Jobs)
 	for n := range sent {
@@ -111,15 +111,15 @@ func producePaced(send func(context.Context, []byte) error, o order) error {
 			return err
 		}
 	}
-	return tell(o.Jobs, sent)
+	return writeReport(o.Jobs, sent)
 }
 
-func serve(p peer, o order) error {
+func serve(p peer, o childTask) error {
 	var done atomic.Int64
 	var mu sync.Mutex
 	var started []time.Time
 	if o.Paced {
-		started = make([]time.Time, o.Marks[len(o.Marks)-1])
+		started = make([]time.Time, o.ReportAt[len(o.ReportAt)-1])
 	}
 	failed := make(chan error, 1)
 	handle := func(body []byte) {
@@ -127,14 +127,14 @@ func serve(p peer, o order) error {
 		if o.Paced {
 			mu.Lock()
 			defer mu.Unlock()
-			n := number(body)
-			if !started[n].IsZero() { // a peer may run a job again
+			n := jobNumber(body)
+			if !started[n].IsZero() { // a peer may run a job twice
 				return
 			}
 			started[n] = now
 		}
-		if k := int(done.Add(1)); slices.Contains(o.Marks, k) {
-			if err := tell(k, started); err != nil {
+		if k := int(done.Add(1)); slices.Contains(o.ReportAt, k) {
+			if err := writeReport(k, started); err != nil {
 				failed <- err
 			}
 		}
@@ -142,23 +142,23 @@ func serve(p peer, o order) error {
 	if err := p.serve(o.Addr, o.Settings, handle); err != nil {
 		return err
 	}
-	if err := tell(0, nil); err != nil {
+	if err := writeReport(0, nil); err != nil {
 		return err
 	}
 	return <-failed
 }
 
-// payload is a job's number and as many bytes more as it takes.
+// payload returns a job's number, filled up to size bytes.
 func payload(n, size int) []byte {
 	b := bytes.Repeat([]byte("x"), size)
-	copy(b, fmt.Sprintf("%0*d", numberBytes, n))
+	copy(b, fmt.Sprintf("%0*d", numberDigits, n))
 	return b
 }
 
-func number(payload []byte) int {
-	n, err := strconv.Atoi(string(payload[:numberBytes]))
+func jobNumber(payload []byte) int {
+	n, err := strconv.Atoi(string(payload[:numberDigits]))
 	if err != nil {
-		panic(err) // nobody else produces here
+		panic(err) // only this program produces jobs here
 	}
 	return n
 }

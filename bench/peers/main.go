@@ -1,6 +1,6 @@
-// Command peers runs this project and others that do the same work side by side: in turn on one
-// private redis-server, so that the drift of a machine hits all alike. README.md says what is
-// compared, and how.
+// Command peers compares this project with other projects for the same work. They take turns on one
+// private redis-server, so that a machine that gets faster or slower affects all in the same way.
+// README.md describes the figures and settings.
 package main
 
 import (
@@ -38,11 +38,11 @@ type options struct {
 	Rounds   int      `json:"rounds"`
 	Payload  int      `json:"payload_bytes"`
 	Tenants  int      `json:"tenants"`
-	Batch    int      `json:"jobs_per_message"` // ours alone; the others have one
+	Batch    int      `json:"jobs_per_message"` // only of this project; the others send one
 	Latency  int      `json:"latency_jobs"`
 	Peers    []string `json:"peers"`
 	Settings settings `json:"settings"`
-	binary   string
+	program  string
 }
 
 func run(ctx context.Context, args []string) error {
@@ -66,38 +66,41 @@ func run(ctx context.Context, args []string) error {
 			return err
 		}
 	}
-	return rep.table(os.Stdout)
+	return rep.writeTable(os.Stdout)
 }
 
 func parse(args []string) (o options, output string, err error) {
 	f := flag.NewFlagSet("peers", flag.ContinueOnError)
-	f.StringVar(&o.binary, "bulkaction", "bin/bulkaction", "our program")
-	f.IntVar(&o.Jobs, "jobs", 100_000, "jobs of a run")
-	f.IntVar(&o.Rounds, "rounds", 3, "runs of each")
-	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
-	f.IntVar(&o.Tenants, "tenants", 10, "tenants, ours alone: the others have none")
-	f.IntVar(&o.Batch, "batch", 500, "jobs of a message, ours alone: the others have one")
-	f.IntVar(&o.Latency, "latency-jobs", 500, "jobs at 100 a second")
-	f.IntVar(&o.Settings.Senders, "senders", 0, "goroutines of a peer's producer; 0: as many as make the peer fastest")
+	f.StringVar(&o.program, "bulkaction", "bin/bulkaction", "path of our program")
+	f.IntVar(&o.Jobs, "jobs", 100_000, "jobs of each run")
+	f.IntVar(&o.Rounds, "rounds", 3, "measurements of each project")
+	f.IntVar(&o.Payload, "payload", 200, "bytes of each job's payload")
+	f.IntVar(&o.Tenants, "tenants", 10, "number of tenants; only ours has tenants")
+	f.IntVar(&o.Batch, "batch", 500, "jobs of each message; only ours, the others send one")
+	f.IntVar(&o.Latency, "latency-jobs", 500, "jobs for the measurement of latency, at 100 a second")
+	f.IntVar(&o.Settings.Senders, "senders", 0,
+		"goroutines of a peer's producer; 0: the number with which it is fastest")
 	f.IntVar(&o.Settings.Concurrency, "asynq-concurrency", 20, "asynq's Concurrency")
-	f.DurationVar(&o.Settings.Check, "asynq-check", defaultCheck, "asynq's TaskCheckInterval where it is tuned")
-	peers := f.String("peers", strings.Join(peerNames(), ","), "whom to compare with")
-	f.BoolFunc("json", "print JSON instead of the table; --json=FILE writes it beside the table", func(s string) error {
-		if output = s; s == "true" {
-			output = "-"
-		}
-		return nil
-	})
+	f.DurationVar(&o.Settings.CheckInterval, "asynq-check", defaultCheckInterval,
+		"asynq's TaskCheckInterval for the tuned figures")
+	peers := f.String("peers", strings.Join(peerNames(), ","), "projects to compare with")
+	f.BoolFunc("json", "print JSON instead of the table; --json=FILE prints the table and writes JSON to FILE",
+		func(s string) error {
+			if output = s; s == "true" {
+				output = "-"
+			}
+			return nil
+		})
 	if err := f.Parse(args); err != nil {
 		return o, "", err
 	}
 	if f.NArg() > 0 {
-		return o, "", fmt.Errorf("%q: all arguments are flags; a file goes to --json=FILE", f.Arg(0))
+		return o, "", fmt.Errorf("unexpected argument %q: to write a file, use --json=FILE", f.Arg(0))
 	}
 	o.Peers = strings.Split(*peers, ",")
 	for _, name := range o.Peers {
 		if !slices.Contains(peerNames(), name) {
-			return o, "", fmt.Errorf("--peers %q: there are %s", name, strings.Join(peerNames(), " and "))
+			return o, "", fmt.Errorf("--peers %q: known peers are %s", name, strings.Join(peerNames(), " and "))
 		}
 	}
 	for name, n := range map[string]int{
@@ -108,11 +111,12 @@ func parse(args []string) (o options, output string, err error) {
 			return o, "", fmt.Errorf("--%s %d: must be at least 1", name, n)
 		}
 	}
-	if o.Settings.Senders < 0 || o.Settings.Check < 0 {
+	if o.Settings.Senders < 0 || o.Settings.CheckInterval < 0 {
 		return o, "", errors.New("--senders and --asynq-check: must not be negative")
 	}
-	if o.Payload < numberBytes {
-		return o, "", fmt.Errorf("--payload %d: must be at least %d, a job's number is in it", o.Payload, numberBytes)
+	if o.Payload < numberDigits {
+		return o, "", fmt.Errorf("--payload %d: must be at least %d, because it contains the job's number",
+			o.Payload, numberDigits)
 	}
 	return o, output, nil
 }

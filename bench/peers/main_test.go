@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMain makes the test binary a peer's process, as main does.
+// TestMain lets the test binary run as a peer's process, as main does.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == childCommand {
 		exit(runChild(os.Args[2]))
@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fake stands in for our program: what it prints is what ours would.
-func fake(t *testing.T, script string) string {
+// fakeProgram writes a shell script that stands in for our program and prints figures.
+func fakeProgram(t *testing.T, script string) string {
 	path := filepath.Join(t.TempDir(), "bulkaction")
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700)) // #nosec G306: a program
 	return path
@@ -27,7 +27,7 @@ func fake(t *testing.T, script string) string {
 func TestCompare(t *testing.T) {
 	o, output, err := parse([]string{
 		"--jobs", "300", "--rounds", "2", "--latency-jobs", "5", "--json=out.json",
-		"--bulkaction", fake(t, `echo '{"jobs_per_second":1000000,"published_to_started":{"p50_ms":1}}'`),
+		"--bulkaction", fakeProgram(t, `echo '{"jobs_per_second":1000000,"published_to_started":{"p50_ms":1}}'`),
 	})
 	require.NoError(t, err)
 	require.Equal(t, "out.json", output)
@@ -50,12 +50,12 @@ func TestCompare(t *testing.T) {
 	require.NotNil(t, c.Ratios[nameAsynq].TunedP50MS)
 
 	var table bytes.Buffer
-	require.NoError(t, c.table(&table))
+	require.NoError(t, c.writeTable(&table))
 	require.Contains(t, table.String(), "ours / "+nameAsynq)
 }
 
-func TestOursFails(t *testing.T) {
-	o, _, err := parse([]string{"--bulkaction", fake(t, "echo no luck >&2; exit 3")})
+func TestCompareReturnsTheErrorOfOurProgram(t *testing.T) {
+	o, _, err := parse([]string{"--bulkaction", fakeProgram(t, "echo no luck >&2; exit 3")})
 	require.NoError(t, err)
 	_, err = compare(t.Context(), o, func(string) {})
 	require.ErrorContains(t, err, "run bulkaction: ")
@@ -67,10 +67,10 @@ func TestParse(t *testing.T) {
 		args []string
 		want string
 	}{
-		"an unknown peer":   {[]string{"--peers", "asynq,nobody"}, `--peers "nobody"`},
-		"no jobs":           {[]string{"--jobs", "0"}, "--jobs 0: must be at least 1"},
-		"too small":         {[]string{"--payload", "1"}, "--payload 1: must be at least 10"},
-		"a file by a blank": {[]string{"--json", "file"}, "--json=FILE"},
+		"unknown peer":          {[]string{"--peers", "asynq,nobody"}, `--peers "nobody"`},
+		"no jobs":               {[]string{"--jobs", "0"}, "--jobs 0: must be at least 1"},
+		"payload too small":     {[]string{"--payload", "1"}, "--payload 1: must be at least 10"},
+		"blank before the file": {[]string{"--json", "file"}, "--json=FILE"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := parse(tc.args)
@@ -89,12 +89,12 @@ func TestMedian(t *testing.T) {
 		for i, v := range values {
 			runs[i].P99MS = v
 		}
-		require.Equal(t, want, summary(runs).P99MS)
+		require.Equal(t, want, mediansOf(runs).P99MS)
 	}
 }
 
 func TestPayload(t *testing.T) {
 	b := payload(100_000, 200)
 	require.Len(t, b, 200)
-	require.Equal(t, 100_000, number(b))
+	require.Equal(t, 100_000, jobNumber(b))
 }

@@ -19,35 +19,36 @@ import (
 )
 
 const (
-	warmJobs   = 2_000  // before anything is measured
-	queuedJobs = 20_000 // that lie in the queue while its memory is measured
+	warmJobs   = 2_000  // run before each measurement
+	queuedJobs = 20_000 // jobs that wait in the queue while its memory is measured
 	stopGrace  = 20 * time.Second
 )
 
-// figures of one run, or medians of several. The names are those of `bulkaction bench
-// throughput --json`.
+// figures has the figures of one run, or medians of several. Their names are those of `bulkaction
+// bench throughput --json`.
 type figures struct {
-	JobsPerSecond float64  `json:"jobs_per_second"`
-	RedisCPU      float64  `json:"redis_cpu_us_per_job"`
-	ProcessCPU    float64  `json:"process_cpu_us_per_job"` // the producer included
-	QueuedBytes   float64  `json:"redis_bytes_per_queued_job"`
-	P50MS         float64  `json:"p50_ms"` // to started, at 100 jobs a second: from when the producer sends it
-	P99MS         float64  `json:"p99_ms"`
-	TunedP50MS    *float64 `json:"tuned_p50_ms,omitempty"`
-	TunedP99MS    *float64 `json:"tuned_p99_ms,omitempty"`
+	JobsPerSecond float64 `json:"jobs_per_second"`
+	RedisCPU      float64 `json:"redis_cpu_us_per_job"`
+	ProcessCPU    float64 `json:"process_cpu_us_per_job"` // all processes, the producer included
+	QueuedBytes   float64 `json:"redis_bytes_per_queued_job"`
+	// from the producer's call to the start, at 100 jobs a second
+	P50MS      float64  `json:"p50_ms"`
+	P99MS      float64  `json:"p99_ms"`
+	TunedP50MS *float64 `json:"tuned_p50_ms,omitempty"`
+	TunedP99MS *float64 `json:"tuned_p99_ms,omitempty"`
 }
 
-type bench struct {
+type runner struct {
 	options
-	self  string // this program
-	addr  string
-	redis *redis.Client
+	executable string // path of this program
+	addr       string
+	redis      *redis.Client
 }
 
-// ours is our own benchmark on the same Redis.
-func (b *bench) ours(ctx context.Context) (out figures, err error) {
-	err = b.run(ctx, &out, "throughput", "--jobs", strconv.Itoa(b.Jobs), "--tenants", strconv.Itoa(b.Tenants),
-		"--batch", strconv.Itoa(b.Batch), "--payload", strconv.Itoa(b.Payload))
+// measureOurs runs our own benchmarks on the same Redis.
+func (r *runner) measureOurs(ctx context.Context) (out figures, err error) {
+	err = r.runOurs(ctx, &out, "throughput", "--jobs", strconv.Itoa(r.Jobs), "--tenants", strconv.Itoa(r.Tenants),
+		"--batch", strconv.Itoa(r.Batch), "--payload", strconv.Itoa(r.Payload))
 	if err != nil {
 		return out, err
 	}
@@ -57,20 +58,20 @@ func (b *bench) ours(ctx context.Context) (out figures, err error) {
 			P99MS float64 `json:"p99_ms"`
 		} `json:"published_to_started"`
 	}
-	seconds := max(1, b.Latency/pacePerSecond)
-	err = b.run(ctx, &waits, "latency", "--rate", strconv.Itoa(pacePerSecond), "--seconds", strconv.Itoa(seconds))
+	seconds := max(1, r.Latency/pacedRate)
+	err = r.runOurs(ctx, &waits, "latency", "--rate", strconv.Itoa(pacedRate), "--seconds", strconv.Itoa(seconds))
 	out.P50MS, out.P99MS = waits.Started.P50MS, waits.Started.P99MS
 	return out, err
 }
 
-// pacePerSecond is at what rate latency is measured.
-const pacePerSecond = int(time.Second / pace)
+// pacedRate is the number of jobs a second while latency is measured.
+const pacedRate = int(time.Second / pacedInterval)
 
-// run has our program measure something.
-func (b *bench) run(ctx context.Context, out any, what string, args ...string) error {
+// runOurs runs `bulkaction bench` and decodes its JSON into out.
+func (r *runner) runOurs(ctx context.Context, out any, what string, args ...string) error {
 	text, log := &bytes.Buffer{}, &childproc.Tail{}
-	// #nosec G204: a flag
-	cmd := exec.Command(b.binary, append([]string{"bench", what, "--json", "--redis-url", "redis://" + b.addr + "/0"},
+	// #nosec G204: the program is a flag
+	cmd := exec.Command(r.program, append([]string{"bench", what, "--json", "--redis-url", "redis://" + r.addr + "/0"},
 		args...)...)
 	cmd.Stdout, cmd.Stderr = text, log
 	child, err := childproc.Start(cmd)
@@ -92,19 +93,19 @@ func (b *bench) run(ctx context.Context, out any, what string, args ...string) e
 	return nil
 }
 
-// peer measures all figures of a peer. Redis is empty before each.
-func (b *bench) peer(ctx context.Context, name string) (out figures, err error) {
-	if out.QueuedBytes, err = b.queuedBytes(ctx, name); err != nil {
+// measurePeer measures all figures of a peer. It empties Redis before each.
+func (r *runner) measurePeer(ctx context.Context, name string) (out figures, err error) {
+	if out.QueuedBytes, err = r.queuedBytes(ctx, name); err != nil {
 		return out, fmt.Errorf("measure memory: %w", err)
 	}
-	if err := b.throughput(ctx, name, &out); err != nil {
+	if err := r.throughput(ctx, name, &out); err != nil {
 		return out, fmt.Errorf("measure throughput: %w", err)
 	}
-	if out.P50MS, out.P99MS, err = b.latency(ctx, name, 0); err != nil {
+	if out.P50MS, out.P99MS, err = r.latency(ctx, name, 0); err != nil {
 		return out, fmt.Errorf("measure latency: %w", err)
 	}
-	if name == nameAsynq { // the others wait in Redis, which needs no tuning
-		p50, p99, err := b.latency(ctx, name, b.Settings.Check)
+	if name == nameAsynq { // the other peers block in Redis and need no tuning
+		p50, p99, err := r.latency(ctx, name, r.Settings.CheckInterval)
 		if err != nil {
 			return out, fmt.Errorf("measure latency, tuned: %w", err)
 		}
@@ -113,52 +114,52 @@ func (b *bench) peer(ctx context.Context, name string) (out figures, err error) 
 	return out, nil
 }
 
-func (b *bench) queuedBytes(ctx context.Context, name string) (float64, error) {
-	if err := b.redis.FlushAll(ctx).Err(); err != nil {
+func (r *runner) queuedBytes(ctx context.Context, name string) (float64, error) {
+	if err := r.redis.FlushAll(ctx).Err(); err != nil {
 		return 0, err
 	}
-	// The first jobs bring what all share, a script or a pool of connections.
-	if _, err := b.produce(ctx, order{Peer: name, Jobs: warmJobs}); err != nil {
+	// The first jobs create what all jobs share, for example a script or connections.
+	if _, err := r.produce(ctx, childTask{Peer: name, Jobs: warmJobs}); err != nil {
 		return 0, err
 	}
-	before, err := b.info(ctx, "memory", "used_memory")
+	before, err := r.info(ctx, "memory", "used_memory")
 	if err != nil {
 		return 0, err
 	}
-	if _, err := b.produce(ctx, order{Peer: name, Jobs: queuedJobs}); err != nil {
+	if _, err := r.produce(ctx, childTask{Peer: name, Jobs: queuedJobs}); err != nil {
 		return 0, err
 	}
-	after, err := b.info(ctx, "memory", "used_memory")
+	after, err := r.info(ctx, "memory", "used_memory")
 	return (after - before) / queuedJobs, err
 }
 
-func (b *bench) throughput(ctx context.Context, name string, out *figures) error {
-	if err := b.redis.FlushAll(ctx).Err(); err != nil {
+func (r *runner) throughput(ctx context.Context, name string, out *figures) error {
+	if err := r.redis.FlushAll(ctx).Err(); err != nil {
 		return err
 	}
-	// Tuned, or else asynq would sleep through the first second of the run.
-	server, err := b.start(ctx, order{
+	// With asynq's default interval its server would sleep through the first second of the run.
+	server, err := r.start(ctx, childTask{
 		Peer:     name,
 		Serve:    true,
-		Marks:    []int{warmJobs, warmJobs + b.Jobs},
-		Settings: settings{Check: b.Settings.Check},
+		ReportAt: []int{warmJobs, warmJobs + r.Jobs},
+		Settings: settings{CheckInterval: r.Settings.CheckInterval},
 	})
 	if err != nil {
 		return err
 	}
 	defer server.Kill()
-	if _, err := b.produce(ctx, order{Peer: name, Jobs: warmJobs}); err != nil {
+	if _, err := r.produce(ctx, childTask{Peer: name, Jobs: warmJobs}); err != nil {
 		return err
 	}
 	warm, err := server.next(ctx)
 	if err != nil {
 		return err
 	}
-	redisBefore, err := b.redisCPU(ctx)
+	redisBefore, err := r.redisCPU(ctx)
 	if err != nil {
 		return err
 	}
-	sent, err := b.produce(ctx, order{Peer: name, Jobs: b.Jobs})
+	sent, err := r.produce(ctx, childTask{Peer: name, Jobs: r.Jobs})
 	if err != nil {
 		return err
 	}
@@ -166,34 +167,34 @@ func (b *bench) throughput(ctx context.Context, name string, out *figures) error
 	if err != nil {
 		return err
 	}
-	redisAfter, err := b.redisCPU(ctx)
+	redisAfter, err := r.redisCPU(ctx)
 	if err != nil {
 		return err
 	}
-	jobs := float64(b.Jobs)
+	jobs := float64(r.Jobs)
 	out.JobsPerSecond = jobs / done.At.Sub(sent.began.At).Seconds()
 	out.RedisCPU = (redisAfter - redisBefore) * 1e6 / jobs
 	out.ProcessCPU = float64((done.CPU - warm.CPU + sent.ended.CPU - sent.began.CPU).Microseconds()) / jobs
 	return nil
 }
 
-// latency is from the producer's call to the handler's start.
-func (b *bench) latency(ctx context.Context, name string, check time.Duration) (p50, p99 float64, err error) {
-	if err := b.redis.FlushAll(ctx).Err(); err != nil {
+// latency returns quantiles of the ms from the producer's call to the start of the handler.
+func (r *runner) latency(ctx context.Context, name string, check time.Duration) (p50, p99 float64, err error) {
+	if err := r.redis.FlushAll(ctx).Err(); err != nil {
 		return 0, 0, err
 	}
-	server, err := b.start(ctx, order{
+	server, err := r.start(ctx, childTask{
 		Peer:     name,
 		Serve:    true,
 		Paced:    true,
-		Marks:    []int{b.Latency},
-		Settings: settings{Check: check},
+		ReportAt: []int{r.Latency},
+		Settings: settings{CheckInterval: check},
 	})
 	if err != nil {
 		return 0, 0, err
 	}
 	defer server.Kill()
-	sent, err := b.produce(ctx, order{Peer: name, Jobs: b.Latency, Paced: true})
+	sent, err := r.produce(ctx, childTask{Peer: name, Jobs: r.Latency, Paced: true})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -201,7 +202,7 @@ func (b *bench) latency(ctx context.Context, name string, check time.Duration) (
 	if err != nil {
 		return 0, 0, err
 	}
-	waits := make([]float64, b.Latency)
+	waits := make([]float64, r.Latency)
 	for i := range waits {
 		waits[i] = float64(done.Times[i].Sub(sent.ended.Times[i]).Microseconds()) / 1000
 	}
@@ -209,17 +210,17 @@ func (b *bench) latency(ctx context.Context, name string, check time.Duration) (
 	return waits[len(waits)/2], waits[len(waits)*99/100], nil
 }
 
-func (b *bench) redisCPU(ctx context.Context) (float64, error) {
-	user, err := b.info(ctx, "cpu", "used_cpu_user")
+func (r *runner) redisCPU(ctx context.Context) (float64, error) {
+	user, err := r.info(ctx, "cpu", "used_cpu_user")
 	if err != nil {
 		return 0, err
 	}
-	sys, err := b.info(ctx, "cpu", "used_cpu_sys")
+	sys, err := r.info(ctx, "cpu", "used_cpu_sys")
 	return user + sys, err
 }
 
-func (b *bench) info(ctx context.Context, section, name string) (float64, error) {
-	text, err := b.redis.Info(ctx, section).Result()
+func (r *runner) info(ctx context.Context, section, name string) (float64, error) {
+	text, err := r.redis.Info(ctx, section).Result()
 	if err != nil {
 		return 0, err
 	}
@@ -231,12 +232,12 @@ func (b *bench) info(ctx context.Context, section, name string) (float64, error)
 	return 0, fmt.Errorf("INFO %s has no %s", section, name)
 }
 
-// production is what a producer reported.
-type production struct{ began, ended report }
+// producerReports has the reports of a producer before its first job and after its last.
+type producerReports struct{ began, ended childReport }
 
-// produce runs a producer to its end.
-func (b *bench) produce(ctx context.Context, o order) (out production, err error) {
-	p, err := b.start(ctx, o)
+// produce runs a producer until it has sent all jobs.
+func (r *runner) produce(ctx context.Context, o childTask) (out producerReports, err error) {
+	p, err := r.start(ctx, o)
 	if err != nil {
 		return out, err
 	}
@@ -246,24 +247,24 @@ func (b *bench) produce(ctx context.Context, o order) (out production, err error
 	return out, err
 }
 
-// child is a producer or a consumer that is ready.
+// child is a producer or a consumer that has reported that it is ready.
 type child struct {
 	*childproc.Child
-	ready   report
-	reports chan report
+	ready   childReport
+	reports chan childReport
 	log     *childproc.Tail
 }
 
-func (b *bench) start(ctx context.Context, o order) (*child, error) {
-	o.Addr, o.Payload = b.addr, b.Payload
-	o.Settings.Senders, o.Settings.Concurrency = b.Settings.Senders, b.Settings.Concurrency
+func (r *runner) start(ctx context.Context, o childTask) (*child, error) {
+	o.Addr, o.Payload = r.addr, r.Payload
+	o.Settings.Senders, o.Settings.Concurrency = r.Settings.Senders, r.Settings.Concurrency
 	arg, err := json.Marshal(o)
 	if err != nil {
 		return nil, err
 	}
-	c := &child{reports: make(chan report, 1+len(o.Marks)), log: &childproc.Tail{}}
+	c := &child{reports: make(chan childReport, 1+len(o.ReportAt)), log: &childproc.Tail{}}
 	out, in := io.Pipe()
-	cmd := exec.Command(b.self, childCommand, string(arg)) // #nosec G204: this program
+	cmd := exec.Command(r.executable, childCommand, string(arg)) // #nosec G204: this program
 	cmd.Stdout, cmd.Stderr = in, c.log
 	if c.Child, err = childproc.Start(cmd); err != nil {
 		return nil, err
@@ -275,7 +276,7 @@ func (b *bench) start(ctx context.Context, o order) (*child, error) {
 	go func() {
 		defer close(c.reports)
 		for decoder := json.NewDecoder(out); ; {
-			var r report
+			var r childReport
 			if err := decoder.Decode(&r); err != nil {
 				return
 			}
@@ -289,8 +290,8 @@ func (b *bench) start(ctx context.Context, o order) (*child, error) {
 	return c, nil
 }
 
-// next waits for what the child says next.
-func (c *child) next(ctx context.Context) (report, error) {
+// next waits for the next report of the child.
+func (c *child) next(ctx context.Context) (childReport, error) {
 	select {
 	case r, ok := <-c.reports:
 		if !ok {
@@ -298,6 +299,6 @@ func (c *child) next(ctx context.Context) (report, error) {
 		}
 		return r, nil
 	case <-ctx.Done():
-		return report{}, ctx.Err()
+		return childReport{}, ctx.Err()
 	}
 }

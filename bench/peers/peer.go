@@ -13,26 +13,27 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// defaultCheck is the least interval at which asynq's polling of an empty queue is not yet what
-// Redis does all day.
-const defaultCheck = 10 * time.Millisecond
+// defaultCheckInterval is a short interval at which asynq's polling of an empty queue still costs
+// Redis little.
+const defaultCheckInterval = 10 * time.Millisecond
 
-// settings of the peers; all others are as they come.
+// settings of the peers. All other settings have the peers' own defaults.
 type settings struct {
-	Senders     int           `json:"senders"` // 0: as many as make the peer fastest
-	Concurrency int           `json:"asynq_concurrency"`
-	Check       time.Duration `json:"asynq_task_check_interval_ns"` // where it is tuned; 0: as it comes
+	Senders     int `json:"senders"` // 0: the number with which the peer is fastest
+	Concurrency int `json:"asynq_concurrency"`
+	// for the tuned figures; 0: asynq's default
+	CheckInterval time.Duration `json:"asynq_task_check_interval_ns"`
 }
 
-// peer is what a project needs to take part.
+// peer is another project to compare with.
 type peer struct {
-	module  string // whose version is reported
-	senders int    // with which it is fastest; measured
-	// sender connects a producer. send returns when Redis has the job; it is called by
-	// many goroutines.
+	module  string // Go module, whose version is reported
+	senders int    // goroutines of the producer; with this number it was fastest
+	// sender connects a producer. send returns when Redis has stored the job. Several goroutines
+	// may call it.
 	sender func(addr string) (send func(ctx context.Context, payload []byte) error, err error)
-	// serve starts to call handle, by many goroutines where the peer does so, until the
-	// process ends.
+	// serve starts a consumer that calls handle for each job until the process ends. Several
+	// goroutines may call handle.
 	serve func(addr string, s settings, handle func(payload []byte)) error
 }
 
@@ -59,7 +60,7 @@ func asynqSender(addr string) (func(context.Context, []byte) error, error) {
 
 func asynqServe(addr string, s settings, handle func([]byte)) error {
 	server := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{
-		Concurrency: s.Concurrency, TaskCheckInterval: s.Check, LogLevel: asynq.ErrorLevel,
+		Concurrency: s.Concurrency, TaskCheckInterval: s.CheckInterval, LogLevel: asynq.ErrorLevel,
 	})
 	return server.Start(asynq.HandlerFunc(func(_ context.Context, t *asynq.Task) error {
 		handle(t.Payload())
@@ -89,7 +90,7 @@ func streamServe(addr string, _ settings, handle func([]byte)) error {
 	if err != nil {
 		return err
 	}
-	go func() { // until the process ends
+	go func() { // runs until the process ends
 		for m := range messages {
 			handle(m.Payload)
 			m.Ack()

@@ -21,23 +21,23 @@ import (
 
 const nameOurs = "bulkaction"
 
-// comparison is what came of all rounds.
+// comparison has the figures of all rounds.
 type comparison struct {
 	options
 	Versions map[string]string    `json:"versions"`
 	CPUs     int                  `json:"cpus"`
 	Runs     map[string][]figures `json:"runs"`
 	Medians  map[string]figures   `json:"medians"`
-	Ratios   map[string]figures   `json:"ratios"` // ours to a peer's: the median of the rounds' ratios
+	Ratios   map[string]figures   `json:"ratios"` // ours / the peer's; median of the rounds' ratios
 }
 
-// compare runs all in turn. progress is told of each run.
+// compare measures all projects in turn, o.Rounds times. It calls progress after each run.
 func compare(ctx context.Context, o options, progress func(string)) (*comparison, error) {
-	binary, err := exec.LookPath(o.binary)
+	binary, err := exec.LookPath(o.program)
 	if err != nil {
 		return nil, fmt.Errorf("find our program: %w", err)
 	}
-	o.binary = binary
+	o.program = binary
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -46,31 +46,31 @@ func compare(ctx context.Context, o options, progress func(string)) (*comparison
 	if err != nil {
 		return nil, err
 	}
-	defer server.Close() //nolint:errcheck // it held nothing that matters
-	b := &bench{
-		options: o,
-		self:    self,
-		addr:    server.Addr(),
-		redis:   redis.NewClient(&redis.Options{Addr: server.Addr()}),
+	defer server.Close() //nolint:errcheck // it holds nothing to keep
+	r := &runner{
+		options:    o,
+		executable: self,
+		addr:       server.Addr(),
+		redis:      redis.NewClient(&redis.Options{Addr: server.Addr()}),
 	}
-	defer b.redis.Close() //nolint:errcheck // as above
+	defer r.redis.Close() //nolint:errcheck // it holds nothing to keep
 
 	out := &comparison{options: o, Versions: versions(o.Peers), CPUs: runtime.NumCPU(), Runs: map[string][]figures{}}
-	info, err := b.redis.InfoMap(ctx, "server").Result()
+	info, err := r.redis.InfoMap(ctx, "server").Result()
 	if err != nil {
 		return nil, err
 	}
 	out.Versions["redis"] = info["Server"]["redis_version"]
 	for round := range o.Rounds {
 		for _, name := range append([]string{nameOurs}, o.Peers...) {
-			if err := b.redis.FlushAll(ctx).Err(); err != nil {
+			if err := r.redis.FlushAll(ctx).Err(); err != nil {
 				return nil, err
 			}
 			var f figures
 			if name == nameOurs {
-				f, err = b.ours(ctx)
+				f, err = r.measureOurs(ctx)
 			} else {
-				f, err = b.peer(ctx, name)
+				f, err = r.measurePeer(ctx, name)
 			}
 			if err != nil {
 				return nil, fmt.Errorf("run %s: %w", name, err)
@@ -83,7 +83,7 @@ func compare(ctx context.Context, o options, progress func(string)) (*comparison
 	return out, nil
 }
 
-// versions of what is compared, as this program was built with it.
+// versions returns the versions of the peers and of Go with which this program was built.
 func versions(names []string) map[string]string {
 	out := map[string]string{"go": runtime.Version()}
 	info, ok := debug.ReadBuildInfo()
@@ -103,23 +103,23 @@ func versions(names []string) map[string]string {
 func (c *comparison) summarize() {
 	c.Medians, c.Ratios = map[string]figures{}, map[string]figures{}
 	for name, runs := range c.Runs {
-		c.Medians[name] = summary(runs)
+		c.Medians[name] = mediansOf(runs)
 	}
 	for _, name := range c.Peers {
 		ratios := make([]figures, c.Rounds)
 		for i := range ratios {
-			ratios[i] = combine(c.Runs[nameOurs][i], c.Runs[name][i])
+			ratios[i] = ratiosOf(c.Runs[nameOurs][i], c.Runs[name][i])
 		}
-		c.Ratios[name] = summary(ratios)
+		c.Ratios[name] = mediansOf(ratios)
 	}
 }
 
-// fields are all figures in the order of the table.
+// fields returns pointers to the figures, in the order of the table's columns.
 func (f *figures) fields() []*float64 {
 	return []*float64{&f.JobsPerSecond, &f.RedisCPU, &f.ProcessCPU, &f.QueuedBytes, &f.P50MS, &f.P99MS}
 }
 
-func summary(runs []figures) (out figures) {
+func mediansOf(runs []figures) (out figures) {
 	for i, field := range out.fields() {
 		*field = median(runs, func(f figures) float64 { return *f.fields()[i] })
 	}
@@ -131,8 +131,8 @@ func summary(runs []figures) (out figures) {
 	return out
 }
 
-// combine divides ours by a peer's.
-func combine(ours, peers figures) (out figures) {
+// ratiosOf divides our figures by a peer's.
+func ratiosOf(ours, peers figures) (out figures) {
 	for i, field := range out.fields() {
 		*field = ratio(*ours.fields()[i], *peers.fields()[i])
 	}
@@ -150,7 +150,7 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// median is of the values that get takes from the runs, to four digits.
+// median returns the median of the values that get returns for the runs, rounded to four digits.
 func median(runs []figures, get func(figures) float64) float64 {
 	values := make([]float64, len(runs))
 	for i, f := range runs {
@@ -161,7 +161,7 @@ func median(runs []figures, get func(figures) float64) float64 {
 	return math.Round((values[(n-1)/2]+values[n/2])/2*1e4) / 1e4
 }
 
-func (c *comparison) table(w io.Writer) error {
+func (c *comparison) writeTable(w io.Writer) error {
 	fmt.Fprintf(w,
 		"%d no-op jobs of %d bytes, produced and processed at once, medians of %d rounds; %d CPUs, Redis %s "+
 			"without persistence\n\n",

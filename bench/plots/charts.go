@@ -8,26 +8,26 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// published are the figures of the team whose article the design comes from.
+// Figures for comparison, from the article that the design is based on.
 const (
-	publishedRatio     = 720.0 / 500
-	publishedThrottles = 1.45
+	publishedMakespanRatio = 720.0 / 500
+	publishedThrottles     = 1.45
 )
 
-func ofCongestion(c bench.Congestion, to map[string]chart) {
+func addCongestionCharts(c bench.Congestion, charts map[string]chart) {
 	if len(c.PerSecond) > 0 {
 		permits, starts := make([]float64, len(c.PerSecond)), make([]float64, len(c.PerSecond))
 		for i, s := range c.PerSecond {
 			permits[i], starts[i] = float64(s.Permits), float64(s.Starts)
 		}
-		to["congestion-rate"] = chart{
+		charts["congestion-rate"] = chart{
 			title:    "Congestion: permits in each second",
 			subtitle: fmt.Sprintf("%d jobs of %d tenants, %d permits a second in all", c.Jobs, c.Tenants, c.RPS),
 			x:        "second of the run", y: "a second", lines: true, steps: true, labels: ticks(len(permits)),
 			series: []series{{"permits", permits}, {"starts", starts}}, goals: []goal{{"limit", float64(c.RPS)}},
 		}
 	}
-	to["congestion"] = chart{
+	charts["congestion"] = chart{
 		title:    "Congestion: against the published figures",
 		subtitle: "makespan as a multiple of the ideal, and throttles a job; lower is better",
 		y:        "×, and throttles a job",
@@ -35,22 +35,22 @@ func ofCongestion(c bench.Congestion, to map[string]chart) {
 		format:   "%.3f",
 		series: []series{
 			{"measured", []float64{c.MakespanRatio, c.ThrottlesPerJob}},
-			{"published", []float64{publishedRatio, publishedThrottles}},
+			{"published", []float64{publishedMakespanRatio, publishedThrottles}},
 		},
 	}
 }
 
-// ticks labels about ten of n points.
+// ticks returns labels for n points: about ten numbers, and "" for all other points.
 func ticks(n int) []string {
 	out := make([]string, n)
-	step := max(1, int(niceStep(float64(n)/10)))
+	step := max(1, int(roundStep(float64(n)/10)))
 	for i := 0; i < n; i += step {
 		out[i] = strconv.Itoa(i)
 	}
 	return out
 }
 
-func ofLimits(l bench.Limits, to map[string]chart) {
+func addLimitCharts(l bench.Limits, charts map[string]chart) {
 	var labels []string
 	byPartitions := map[int]*series{}
 	var order []int
@@ -87,14 +87,14 @@ func ofLimits(l bench.Limits, to map[string]chart) {
 		for _, p := range order {
 			c.series = append(c.series, *byPartitions[p])
 		}
-		to["limits"] = c
+		charts["limits"] = c
 	}
 	for _, e := range l.Elastic {
 		busy, others := make([]float64, len(e.PerWindow)), make([]float64, len(e.PerWindow))
 		for i, w := range e.PerWindow {
 			busy[i], others[i] = float64(w.Busy), float64(w.Others)
 		}
-		to[fmt.Sprintf("elastic-%d", e.Partitions)] = chart{
+		charts[fmt.Sprintf("elastic-%d", e.Partitions)] = chart{
 			title: fmt.Sprintf("Elastic shares, partitions: %d", e.Partitions),
 			subtitle: fmt.Sprintf(
 				"one busy tenant among nine idle ones has %.1f%% of the limit; windows until all have their "+
@@ -112,19 +112,19 @@ func ofLimits(l bench.Limits, to map[string]chart) {
 	}
 }
 
-func ofFairness(f bench.Fairness, to map[string]chart) {
+func addFairnessCharts(f bench.Fairness, charts map[string]chart) {
 	if n := f.NoisyNeighbour; n != nil {
-		to["noisy"] = distribution("Small groups beside a noisy tenant",
+		charts["noisy"] = distribution("Small groups beside a noisy tenant",
 			fmt.Sprintf("%d jobs of one tenant, %d small tenants; p99 is %.2f × that of a small group alone",
 				n.NoisyJobs, n.SmallTenants, n.SmallRatio),
 			n.SmallAloneSeconds, n.SmallSeconds)
 	}
 	if n := f.NoisyLongJobs; n != nil {
-		to["noisy-long"] = distribution("Small groups beside a tenant with jobs 50 times as long",
+		charts["noisy-long"] = distribution("Small groups beside a tenant with jobs 50 times as long",
 			fmt.Sprintf("p99 is %.2f × that of a small group alone", n.LongRatio), n.LongAloneSeconds, n.LongSmall)
 	}
 	if b := f.BehindHugeGroup; b != nil {
-		to["behind"] = distribution("Small groups behind a huge one of their own tenant",
+		charts["behind"] = distribution("Small groups behind a huge one of their own tenant",
 			fmt.Sprintf("%d jobs before them; the slowest takes %.2f × as long as alone",
 				b.BehindHugeJobs, b.BehindRatio), sorted(b.BehindAloneSeconds), sorted(b.BehindSeconds))
 	}
@@ -135,7 +135,7 @@ func ofFairness(f bench.Fairness, to map[string]chart) {
 			labels = append(labels, strconv.Itoa(n.Tenants))
 			s.values = append(s.values, n.RedisUSJob)
 		}
-		to["admit-cost"] = chart{
+		charts["admit-cost"] = chart{
 			title: "The cost of admitting a job",
 			subtitle: fmt.Sprintf("%d jobs a script; from the fewest tenants to the most it grows %.2f ×",
 				c.AdmitBatch, c.AdmitCostRatio),
@@ -146,28 +146,28 @@ func ofFairness(f bench.Fairness, to map[string]chart) {
 			format: "%.1f",
 		}
 	}
-	ofShares(f, to)
+	addShareCharts(f, charts)
 }
 
-func ofShares(f bench.Fairness, to map[string]chart) {
+func addShareCharts(f bench.Fairness, charts map[string]chart) {
 	if f.Weights == nil || f.Lanes == nil {
 		return
 	}
-	due := []float64{1. / 7, 2. / 7, 4. / 7, .6, .3, .1}
-	got := append(append([]float64{}, f.WeightShares...), f.LaneShares...)
-	for i := range due {
-		due[i] *= 100
+	expected := []float64{1. / 7, 2. / 7, 4. / 7, .6, .3, .1}
+	measured := append(append([]float64{}, f.WeightShares...), f.LaneShares...)
+	for i := range expected {
+		expected[i] *= 100
 	}
-	for i := range got {
-		got[i] *= 100
+	for i := range measured {
+		measured[i] *= 100
 	}
-	to["shares"] = chart{
+	charts["shares"] = chart{
 		title: "Shares under saturation",
-		subtitle: fmt.Sprintf("furthest off: weights %.1f%%, lanes %.1f%% of what is due",
+		subtitle: fmt.Sprintf("largest deviation from the expected share: weights %.1f%%, lanes %.1f%%",
 			100*f.WeightError, 100*f.LaneError),
 		y:      "% of the starts",
 		labels: []string{"weight 1", "weight 2", "weight 4", "high", "normal", "low"},
 		format: "%.1f",
-		series: []series{{"measured", got}, {"due", due}},
+		series: []series{{"measured", measured}, {"expected", expected}},
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// distribution shows what part of groups needed at most how long, alone and not. Values come in
-// ascending order.
+// distribution draws for each percentile of the groups how long they took, once alone and once
+// beside other work. The values (seconds) are in ascending order.
 func distribution(title, subtitle string, alone, beside []float64) chart {
 	const points = 101
 	quantile := func(values []float64) []float64 {

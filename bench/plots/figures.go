@@ -8,7 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// results are what the benches printed.
+// results has the JSON documents that the benchmarks printed.
 type results struct {
 	congestion  bench.Congestion
 	limits      bench.Limits
@@ -16,7 +16,7 @@ type results struct {
 	performance bench.Performance
 }
 
-// figures are those of flow control.
+// figures returns the lines of the table of flow control, for the parts that were measured.
 func (r results) figures() []bench.Figure {
 	var out []bench.Figure
 	add := func(reached bool, what, goal, measured string, args ...any) {
@@ -39,7 +39,7 @@ func (r results) figures() []bench.Figure {
 	if n := f.NoisyNeighbour; n != nil {
 		add(n.SmallRatio <= 2, fmt.Sprintf("noisy neighbour, %d jobs: small tenants' p99", n.NoisyJobs),
 			"≤ 2 × alone", "%.3f s, %.2f ×", n.SmallP99, n.SmallRatio)
-		add(n.ThroughputRatio >= 0.98, "throughput, against one group with nobody to be fair to",
+		add(n.ThroughputRatio >= 0.98, "throughput, compared with one group that runs alone",
 			"≥ 98%", "%.1f%%", 100*n.ThroughputRatio)
 	}
 	if n := f.NoisyLongJobs; n != nil {
@@ -47,14 +47,15 @@ func (r results) figures() []bench.Figure {
 			"≤ 3 × alone", "%.3f s, %.2f ×", n.LongP99, n.LongRatio)
 	}
 	if a := f.RetryAfter; a != nil {
-		add(a.RetryAccepted >= 0.95, "clients that wait for their Retry-After: accepted on the next try",
+		add(a.RetryAccepted >= 0.95, "clients that wait as long as Retry-After says: accepted on the next try",
 			"≥ 95%", "%.1f%% of %d", 100*a.RetryAccepted, a.RetryTries)
 	}
 	if w := f.Weights; w != nil {
-		add(w.WeightError <= 0.05, "weights 1:2:4 under saturation: furthest off", "≤ 5%", "%.1f%%", 100*w.WeightError)
+		add(w.WeightError <= 0.05, "weights 1:2:4 under saturation: largest deviation",
+			"≤ 5%", "%.1f%%", 100*w.WeightError)
 	}
 	if l := f.Lanes; l != nil {
-		add(l.LaneError <= 0.05 && l.LowLaneStarts > 0, "lanes 6:3:1 under saturation: furthest off",
+		add(l.LaneError <= 0.05 && l.LowLaneStarts > 0, "lanes 6:3:1 under saturation: largest deviation",
 			"≤ 5%, low never starves", "%.1f%%; low waits %.3f s at most", 100*l.LaneError, l.LowMaxGap)
 	}
 	if b := f.BehindHugeGroup; b != nil {
@@ -113,33 +114,37 @@ func limitFigures(l bench.Limits) []bench.Figure {
 	return out
 }
 
-// A table stands between two lines of a document; the first says which.
+// A document has a line before each table, which says which table it is, and a line after it.
 const (
-	begin       = "<!-- figures: written by make plots -->\n"
-	performance = "<!-- performance: written by make plots -->\n"
-	end         = "<!-- end of figures -->\n"
+	figuresBegin     = "<!-- figures: written by make plots -->\n"
+	performanceBegin = "<!-- performance: written by make plots -->\n"
+	tableEnd         = "<!-- end of figures -->\n"
 )
 
-// insert puts a table into a document, where it has a place for it behind begin.
-func insert(document, begin, table string) (string, bool) {
+// insertTable replaces the text between the line begin and the line tableEnd of a document. It
+// returns false if the document does not have these lines.
+func insertTable(document, begin, table string) (string, bool) {
 	before, rest, ok := strings.Cut(document, begin)
-	_, after, closed := strings.Cut(rest, end)
+	_, after, closed := strings.Cut(rest, tableEnd)
 	if !ok || !closed {
 		return document, false
 	}
-	return before + begin + table + end + after, true
+	return before + begin + table + tableEnd + after, true
 }
 
-// write brings the tables of a file up to date.
-func (r results) write(file string) error {
+// updateDocument writes the current tables into a document.
+func (r results) updateDocument(file string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	text := string(b)
-	for begin, figures := range map[string][]bench.Figure{begin: r.figures(), performance: r.performance.Figures()} {
+	for begin, figures := range map[string][]bench.Figure{
+		figuresBegin:     r.figures(),
+		performanceBegin: r.performance.Figures(),
+	} {
 		if len(figures) > 0 {
-			text, _ = insert(text, begin, bench.Markdown(figures))
+			text, _ = insertTable(text, begin, bench.Markdown(figures))
 		}
 	}
 	if text == string(b) {

@@ -1,10 +1,10 @@
-// Command plots shows what the benches have measured:
+// Command plots draws what the benchmarks measured:
 //
 //	plots docs/plots docs/flow-control.md …
 //
-// reads congestion.json, limits.json, fairness.json and performance.json in the folder, writes
-// pictures (SVG) beside them, and the tables of figures into the documents. A file that is not
-// there, or lacks a part, leaves its pictures and figures out.
+// It reads congestion.json, limits.json, fairness.json and performance.json in the folder, writes
+// SVG pictures into the same folder, and writes the tables of figures into the documents. It leaves
+// out the pictures and figures of a file or part that is missing.
 package main
 
 import (
@@ -57,20 +57,20 @@ func run(dir string, documents ...string) error {
 		}
 	}
 	for _, file := range documents {
-		if err := r.write(file); err != nil {
+		if err := r.updateDocument(file); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// charts are all pictures that can be drawn, by name.
+// charts returns all charts that can be drawn from the results, by file name without ending.
 func (r results) charts() map[string]chart {
 	out := map[string]chart{}
 	if r.congestion.Jobs > 0 {
-		ofCongestion(r.congestion, out)
+		addCongestionCharts(r.congestion, out)
 	}
-	ofLimits(r.limits, out)
-	ofFairness(r.fairness, out)
+	addLimitCharts(r.limits, out)
+	addFairnessCharts(r.fairness, out)
 	return out
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// wellFormed reads a picture to its end and counts its elements.
+// wellFormed parses an SVG picture to its end and returns the number of elements of each kind.
 func wellFormed(t *testing.T, svg string) map[string]int {
 	t.Helper()
 	count, d := map[string]int{}, xml.NewDecoder(strings.NewReader(svg))
@@ -34,7 +34,7 @@ func wellFormed(t *testing.T, svg string) map[string]int {
 func TestChartsAreWellFormedAndDrawEveryValue(t *testing.T) {
 	bars := chart{title: `a < "b" & c`, labels: []string{"x", "y"}, series: []series{{"s", []float64{1, math.NaN()}}, {"t", []float64{2, 3}}}, goals: []goal{{"g", 4}}, format: "%.1f"}
 	count := wellFormed(t, bars.svg())
-	require.Equal(t, 1+3+2, count["rect"], "the background, three bars, two names")
+	require.Equal(t, 1+3+2, count["rect"], "one rectangle for the background, three for bars, two for the legend")
 	require.Contains(t, bars.svg(), "a &lt; &#34;b&#34; &amp; c")
 	require.NotContains(t, bars.svg(), "NaN")
 
@@ -43,17 +43,17 @@ func TestChartsAreWellFormedAndDrawEveryValue(t *testing.T) {
 	wellFormed(t, chart{lines: true, series: []series{{"s", []float64{0}}}}.svg())
 }
 
-func TestNiceStep(t *testing.T) {
+func TestRoundStep(t *testing.T) {
 	for x, want := range map[float64]float64{0.7: 1, 1: 1, 1.3: 2, 3: 5, 6: 10, 0.03: 0.05, 0: 1} {
-		require.InDelta(t, want, niceStep(x), 1e-12, "%v", x)
+		require.InDelta(t, want, roundStep(x), 1e-12, "%v", x)
 	}
-	require.Equal(t, "0.25", number(0.25))
-	require.Equal(t, "100", number(100))
+	require.Equal(t, "0.25", formatNumber(0.25))
+	require.Equal(t, "100", formatNumber(100))
 }
 
-func TestRunDrawsWhatIsThere(t *testing.T) {
+func TestRunDrawsThePartsThatWereMeasured(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, run(dir), "nothing there")
+	require.NoError(t, run(dir), "an empty folder")
 	write := func(name, content string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
@@ -68,14 +68,14 @@ func TestRunDrawsWhatIsThere(t *testing.T) {
 		wellFormed(t, string(b))
 	}
 	_, err := os.Stat(filepath.Join(dir, "admit-cost.svg"))
-	require.ErrorIs(t, err, os.ErrNotExist, "a part that did not run is left out")
+	require.ErrorIs(t, err, os.ErrNotExist, "a part that did not run has no picture")
 	write("limits.json", `{`)
 	require.ErrorContains(t, run(dir), "limits.json")
 }
 
-func TestTableSaysWhatWasNotReached(t *testing.T) {
+func TestTableMarksGoalsThatWereNotReached(t *testing.T) {
 	var r results
-	require.Empty(t, r.figures(), "nothing was measured")
+	require.Empty(t, r.figures(), "without measurements there are no figures")
 	r.congestion = bench.Congestion{Jobs: 15000, Tenants: 3, RPS: 30, MakespanSeconds: 510, MakespanRatio: 1.02, ThrottlesPerJob: 0.2, Windows: 511}
 	r.limits = bench.Limits{
 		Runs:    []bench.LimitRun{{Limiter: "sliding", LimitUsedRatio: 0.96}, {Limiter: "sliding", LimitUsedRatio: 0.94, Windows: 10, WindowsOverLimit: 1}},
@@ -83,12 +83,12 @@ func TestTableSaysWhatWasNotReached(t *testing.T) {
 	}
 	require.Equal(t, []bool{true, false, true, false, false, true, false}, reached(r.figures()))
 
-	text, ok := insert("a\n"+begin+"old\n"+end+"z\n", begin, bench.Markdown(r.figures()[:2]))
+	text, ok := insertTable("a\n"+figuresBegin+"old\n"+tableEnd+"z\n", figuresBegin, bench.Markdown(r.figures()[:2]))
 	require.True(t, ok)
-	require.Equal(t, "a\n"+begin+"| experiment | goal | measured | reached |\n|---|---|---|---|\n"+
+	require.Equal(t, "a\n"+figuresBegin+"| experiment | goal | measured | reached |\n|---|---|---|---|\n"+
 		"| congestion, 15000 jobs of 3 tenants, 30/s: makespan | ≤ 1.03 × ideal | 510.00 s, 1.020 × | yes |\n"+
-		"| congestion, 15000 jobs of 3 tenants, 30/s: throttles a job | ≤ 0.1 | 0.2000 | **no** |\n"+end+"z\n", text)
-	_, ok = insert("no place\n", begin, "")
+		"| congestion, 15000 jobs of 3 tenants, 30/s: throttles a job | ≤ 0.1 | 0.2000 | **no** |\n"+tableEnd+"z\n", text)
+	_, ok = insertTable("no table here\n", figuresBegin, "")
 	require.False(t, ok)
 }
 

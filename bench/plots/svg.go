@@ -7,27 +7,25 @@ import (
 	"strings"
 )
 
-// series is one line, or one bar of each group.
+// series is one line of a chart, or one bar in each group of bars.
 type series struct {
 	name   string
-	values []float64 // NaN: none
+	values []float64 // NaN: no value
 }
 
-// chart is a picture with one vertical axis from 0. Its zero value draws nothing useful: give
-// labels and series.
+// chart is a picture with one vertical axis that begins at 0. It needs labels and series.
 type chart struct {
 	title, subtitle string
-	x, y            string    // what the axes show
-	labels          []string  // of groups of bars, or of the points of lines; "" leaves one out
-	series          []series  // drawn in the order of the colours
-	goals           []goal    // horizontal, dashed
-	lines           bool      // instead of bars
-	steps           bool      // lines go on level until the next point
-	format          string    // of the values above bars; "" shows none
-	at              []float64 // horizontal places of a line's points; empty: 0, 1, 2, …
+	x, y            string   // titles of the axes
+	labels          []string // of groups of bars, or of a line's points; "" shows none
+	series          []series // the first has the first of the colours
+	goals           []goal   // horizontal dashed lines
+	lines           bool     // draw lines, not bars
+	steps           bool     // lines keep a value until the next point
+	format          string   // of the numbers above bars; "" shows none
 }
 
-// goal is a value to be reached.
+// goal is a value that a measurement should reach.
 type goal struct {
 	name  string
 	value float64
@@ -42,7 +40,7 @@ const (
 
 var colours = []string{"#2563eb", "#f59e0b", "#10b981", "#a855f7", "#ef4444"}
 
-// canvas gathers the picture's elements.
+// canvas collects the elements of a picture.
 type canvas struct{ strings.Builder }
 
 func (c *canvas) add(format string, args ...any) { fmt.Fprintf(c, format+"\n", args...) }
@@ -51,7 +49,7 @@ func (c *canvas) text(x, y float64, anchor, style, s string) {
 	c.add(`<text x="%.1f" y="%.1f" text-anchor="%s" %s>%s</text>`, x, y, anchor, style, html.EscapeString(s))
 }
 
-// svg draws the chart.
+// svg returns the chart as an SVG document.
 func (c chart) svg() string {
 	out := &canvas{}
 	out.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
@@ -80,7 +78,7 @@ func (c chart) svg() string {
 	return out.String()
 }
 
-// axis draws the grid and says which value is at its top.
+// axis draws the vertical axis with its grid and returns the value at its top.
 func (c chart) axis(out *canvas) float64 {
 	most := 0.0
 	for _, s := range c.series {
@@ -93,18 +91,18 @@ func (c chart) axis(out *canvas) float64 {
 	for _, g := range c.goals {
 		most = max(most, g.value)
 	}
-	step := niceStep(most / 5)
+	step := roundStep(most / 5)
 	most = step * math.Ceil(most*1.08/step)
 	for v := 0.0; v <= most+step/2; v += step {
 		y := top + plotH*(1-v/most)
 		out.add(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="#e2e8f0"/>`, left, y, left+plotW, y)
-		out.text(left-8, y+4, "end", "", number(v))
+		out.text(left-8, y+4, "end", "", formatNumber(v))
 	}
 	return most
 }
 
-// niceStep rounds a step of an axis up to 1, 2 or 5 times a power of ten.
-func niceStep(x float64) float64 {
+// roundStep rounds the step of an axis up to 1, 2 or 5 times a power of ten.
+func roundStep(x float64) float64 {
 	if x <= 0 {
 		return 1
 	}
@@ -117,7 +115,7 @@ func niceStep(x float64) float64 {
 	return 10 * power
 }
 
-func number(v float64) string {
+func formatNumber(v float64) string {
 	s := fmt.Sprintf("%.4f", v)
 	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
 }
@@ -136,7 +134,7 @@ func (c chart) drawBars(out *canvas, y func(float64) float64) {
 			x := from + bar*float64(k)
 			out.add(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %s</title></rect>`,
 				x+1, y(v), bar-2, top+plotH-y(v), colours[k%len(colours)],
-				html.EscapeString(s.name), number(v))
+				html.EscapeString(s.name), formatNumber(v))
 			if c.format != "" {
 				out.text(x+bar/2, y(v)-4, "middle", `font-size="10"`, fmt.Sprintf(c.format, v))
 			}
@@ -148,23 +146,15 @@ func (c chart) drawBars(out *canvas, y func(float64) float64) {
 }
 
 func (c chart) drawLines(out *canvas, y func(float64) float64) {
-	points := len(c.at)
+	points := 0
 	for _, s := range c.series {
 		points = max(points, len(s.values))
 	}
 	end := 1.0
-	if len(c.at) > 0 {
-		end = c.at[len(c.at)-1]
-	} else if points > 1 {
+	if points > 1 {
 		end = float64(points - 1)
 	}
-	x := func(i int) float64 {
-		at := float64(i)
-		if i < len(c.at) {
-			at = c.at[i]
-		}
-		return left + plotW*at/end
-	}
+	x := func(i int) float64 { return left + plotW*float64(i)/end }
 	for k, s := range c.series {
 		var path strings.Builder
 		for i, v := range s.values {
