@@ -106,7 +106,8 @@ func runBesideNoisy(
 	}
 	last := slices.MaxFunc(ended, func(a, b groupState) int { return cmp.Compare(a.ended, b.ended) })
 	if last.tenant != "noisy" {
-		return out, fmt.Errorf("group %s ended after the noisy group, so it did not run beside it all the time: raise --noisy-jobs",
+		return out, fmt.Errorf("group %s ended after the noisy group, so it did not run beside it all the "+
+			"time: raise --noisy-jobs",
 			last.id)
 	}
 	for _, g := range ended[1:] {
