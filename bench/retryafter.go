@@ -185,7 +185,8 @@ func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) 
 	case http.StatusTooManyRequests:
 		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 		if err != nil || seconds < 1 {
-			return tryResult{}, fmt.Errorf("post group %s: refused with Retry-After %q, which is not a number of seconds",
+			return tryResult{}, fmt.Errorf("post group %s: refused with Retry-After %q, which is not a "+
+				"number of seconds",
 				g.id, resp.Header.Get("Retry-After"))
 		}
 		return tryResult{retryAfter: time.Duration(seconds) * time.Second}, nil
