@@ -56,8 +56,8 @@ func TestCongestionIsComputedFromTheJournals(t *testing.T) {
 	require.NotEmpty(t, told, "the last progress must show all jobs")
 }
 
-// TestExperimentLeavesNothingOnASharedRedis: an experiment must not change other data on a shared Redis,
-// and must delete its own.
+// TestExperimentLeavesNothingOnASharedRedis: an experiment must not change other data on a shared
+// Redis, and must delete its own.
 func TestExperimentLeavesNothingOnASharedRedis(t *testing.T) {
 	server := redistest.Server(t)
 	o := options(t, server.URL())
