@@ -14,7 +14,7 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		_, err := ledger.Seal(ctx, s.conn.Cmd, p, group, total)
 		return err
-	}, func(g groupNow) bool { return g.sealed || total != nil && g.announced })
+	}, func(g groupState) bool { return g.sealed || total != nil && g.announced })
 }
 
 // Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile,
@@ -29,7 +29,7 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 				return err
 			}
 		}
-	}, func(g groupNow) bool { return g.status == string(api.StatusCancelled) })
+	}, func(g groupState) bool { return g.status == string(api.StatusCancelled) })
 }
 
 // Retry opens the next round of an ended group: its failed jobs run again. The watcher moves them.
@@ -38,28 +38,28 @@ func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
 		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request)
 		return err
-	}, func(g groupNow) bool { return g.round >= round })
+	}, func(g groupState) bool { return g.round >= round })
 }
 
 // command does something with a group; holds says of a group whether that is so.
 func (s *Store) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,
-	holds func(groupNow) bool,
+	applied func(groupState) bool,
 ) (api.Accepted, error) {
-	p, _, err := s.locate(ctx, group)
+	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Accepted{}, err
 	}
-	if err := insist(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
-		return api.Accepted{}, outward(err)
+	if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
+		return api.Accepted{}, apiError(err)
 	}
-	if err := s.durable(ctx, p, groupIs(p, group, holds)); err != nil {
-		return api.Accepted{}, outward(err)
+	if err := s.awaitDurable(ctx, p, groupSatisfies(p, group, applied)); err != nil {
+		return api.Accepted{}, apiError(err)
 	}
 	status, err := s.conn.Cmd.HGet(ctx, p.Group(group), "status").Result()
 	if err != nil {
-		return api.Accepted{}, outward(err)
+		return api.Accepted{}, apiError(err)
 	}
 	return api.Accepted{ID: group, Status: api.Status(status)}, nil
 }

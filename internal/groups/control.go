@@ -21,45 +21,45 @@ import (
 func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
-	}, func(g groupNow) bool { return g.paused })
+	}, func(g groupState) bool { return g.paused })
 }
 
 // Resume undoes Pause.
 func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.Resume(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
-	}, func(g groupNow) bool { return !g.paused })
+	}, func(g groupState) bool { return !g.paused })
 }
 
 // PauseTenant lets nothing of a tenant start any more, be it known already or not.
 func (s *Store) PauseTenant(ctx context.Context, tenant string) error {
-	return s.switchOver(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
+	return s.setPaused(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
 // ResumeTenant undoes PauseTenant.
 func (s *Store) ResumeTenant(ctx context.Context, tenant string) error {
-	return s.switchOver(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
+	return s.setPaused(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
 // PauseType lets no job of a type start any more, in partition after partition; what went wrong in
 // between is mended by repeating it.
 func (s *Store) PauseType(ctx context.Context, typ string) error {
-	return s.switchOver(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
+	return s.setPaused(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
 }
 
 // ResumeType undoes PauseType.
 func (s *Store) ResumeType(ctx context.Context, typ string) error {
-	return s.switchOver(ctx, ledger.Resume, ledger.PauseType, typ, s.space.All()...)
+	return s.setPaused(ctx, ledger.Resume, ledger.PauseType, typ, s.space.All()...)
 }
 
-type switching func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
+type pauseOrResume func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
 
-func (s *Store) switchOver(
-	ctx context.Context, do switching, what ledger.Pausable, id string, parts ...keyspace.Partition,
+func (s *Store) setPaused(
+	ctx context.Context, do pauseOrResume, what ledger.Pausable, id string, parts ...keyspace.Partition,
 ) error {
 	for _, p := range parts {
-		if err := insist(ctx, func(ctx context.Context) error { return do(ctx, s.conn.Cmd, p, what, id) }); err != nil {
-			return outward(err)
+		if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, s.conn.Cmd, p, what, id) }); err != nil {
+			return apiError(err)
 		}
 	}
 	return nil
@@ -69,26 +69,26 @@ func (s *Store) switchOver(
 // unless all is the default.
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
-	err := insist(ctx, func(ctx context.Context) error {
+	err := retryUnavailable(ctx, func(ctx context.Context) error {
 		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))
 	})
 	if err != nil {
-		return api.Tenant{}, outward(err)
+		return api.Tenant{}, apiError(err)
 	}
 	st, err := s.tenantState(ctx, p, tenant)
-	return s.showTenant(tenant, st), outward(err)
+	return s.tenantView(tenant, st), apiError(err)
 }
 
 // Tenant shows a tenant that has groups or settings.
 func (s *Store) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	st, err := s.tenantState(ctx, s.space.OfTenant(tenant), tenant)
 	if err != nil {
-		return api.Tenant{}, outward(err)
+		return api.Tenant{}, apiError(err)
 	}
 	if !st.Known && !st.Paused {
 		return api.Tenant{}, fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
 	}
-	return s.showTenant(tenant, st), nil
+	return s.tenantView(tenant, st), nil
 }
 
 // Tenants lists tenants by id. The cursor is the last id of the page before.
@@ -110,7 +110,7 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 		ids, err := s.conn.Cmd.ZRangeByLex(ctx, p.Tenants(),
 			&redis.ZRangeBy{Min: after, Max: "+", Count: int64(limit) + 1}).Result()
 		if err != nil {
-			return list, outward(fmt.Errorf("list tenants: %w", err))
+			return list, apiError(fmt.Errorf("list tenants: %w", err))
 		}
 		for _, id := range ids {
 			page = append(page, member{id, p})
@@ -122,35 +122,35 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 		list.Cursor = page[limit-1].id
 	}
 	list.Tenants = slices.Grow(list.Tenants, len(page))[:len(page)]
-	looking, ctx := errgroup.WithContext(ctx)
-	looking.SetLimit(lookers)
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(maxConcurrentReads)
 	for i, m := range page {
-		looking.Go(func() error {
+		reads.Go(func() error {
 			st, err := s.tenantState(ctx, m.p, m.id)
-			list.Tenants[i] = s.showTenant(m.id, st)
+			list.Tenants[i] = s.tenantView(m.id, st)
 			return err
 		})
 	}
-	return list, outward(looking.Wait())
+	return list, apiError(reads.Wait())
 }
 
-// lookers is how many scripts a list has under way at the same time.
-const lookers = 8
+// maxConcurrentReads is how many scripts a list has under way at the same time.
+const maxConcurrentReads = 8
 
 func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {
-	st, err := ledger.Tenant(ctx, s.conn.Cmd, p, tenant, s.limit(p))
+	st, err := ledger.Tenant(ctx, s.conn.Cmd, p, tenant, s.partitionLimit(p))
 	if err != nil {
 		return st, fmt.Errorf("read tenant %s: %w", tenant, err)
 	}
 	return st, nil
 }
 
-// limit is the part of the rate limit that a partition has.
-func (s *Store) limit(p keyspace.Partition) ledger.Limit {
+// partitionLimit is the part of the rate limit that a partition has.
+func (s *Store) partitionLimit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
 
-func (s *Store) showTenant(id string, st ledger.TenantState) api.Tenant {
+func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 	t := api.Tenant{
 		ID:            id,
 		RPS:           st.Settings.RPS,
@@ -160,25 +160,25 @@ func (s *Store) showTenant(id string, st ledger.TenantState) api.Tenant {
 		Active:        st.Active,
 		Unfinished:    st.Unfinished,
 		NonReady:      st.NonReady,
-		JobsPerSecond: round(st.PerSecond, 10),
+		JobsPerSecond: roundTo(st.PerSecond, 10),
 		ActiveTenants: st.ActiveTenants,
 		Window: api.TenantWindow{
 			Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, WindowMS: s.cfg.Rate.Window.Milliseconds(),
 			Used: st.Used, Limit: st.Limit, GlobalUsed: st.GlobalUsed, GlobalLimit: st.GlobalLimit,
-			NextPermitAt: later(latest(s.ownPermit(st), st.GlobalPermit), st.Now),
+			NextPermitAt: timeIfAfter(latest(s.ownPermit(st), st.GlobalPermit), st.Now),
 		},
 		Congestion: api.TenantCongestion{
 			Throttles:     st.Throttles,
 			Returns:       st.Returns,
 			LongestWaitMS: st.LongestWait.Milliseconds(),
-			LastAt:        later(st.LastEvent, time.Time{}),
+			LastAt:        timeIfAfter(st.LastEvent, time.Time{}),
 		},
 	}
 	if st.Settings.Weight != nil {
 		t.Weight = *st.Settings.Weight
 	}
 	if st.Returns > 0 {
-		t.Congestion.MeanWaitMS = round(float64(st.Waits.Milliseconds())/float64(st.Returns), 10)
+		t.Congestion.MeanWaitMS = roundTo(float64(st.Waits.Milliseconds())/float64(st.Returns), 10)
 	}
 	return t
 }
@@ -199,8 +199,8 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// later is a time when it comes after now, else nil.
-func later(at, now time.Time) *time.Time {
+// timeIfAfter is a time when it comes after now, else nil.
+func timeIfAfter(at, now time.Time) *time.Time {
 	if !at.After(now) {
 		return nil
 	}
@@ -208,5 +208,5 @@ func later(at, now time.Time) *time.Time {
 	return &at
 }
 
-// round keeps so many parts of one.
-func round(v, parts float64) float64 { return math.Round(v*parts) / parts }
+// roundTo keeps so many parts of one.
+func roundTo(v, parts float64) float64 { return math.Round(v*parts) / parts }

@@ -18,18 +18,18 @@ import (
 // A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS).
 // One that is not is no loss: the caller is told to repeat, which is harmless.
 
-// proof asks a master for what shows that a write is there, and tells afterwards whether it is.
-type proof func(redis.Pipeliner) (there func() bool)
+// writeCheck asks a master for what shows that a write is there, and tells afterwards whether it is.
+type writeCheck func(redis.Pipeliner) (there func() bool)
 
-// errLost says that what was written is there no more.
-var errLost = errors.New("a failover has lost what was written")
+// errWriteLost says that what was written is there no more.
+var errWriteLost = errors.New("a failover has lost what was written")
 
-func lost(p keyspace.Partition) error {
-	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errLost, p.Index())
+func writeLost(p keyspace.Partition) error {
+	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errWriteLost, p.Index())
 }
 
-// applied shows that requests are remembered in a sorted set.
-func applied(key string, requests ...string) proof {
+// requestsStored shows that requests are remembered in a sorted set.
+func requestsStored(key string, requests ...string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		scores := make([]*redis.FloatCmd, len(requests))
 		for i, request := range requests {
@@ -41,31 +41,31 @@ func applied(key string, requests ...string) proof {
 	}
 }
 
-// owned shows that a group is known to be a tenant's.
-func owned(registry keyspace.Partition, group, tenant string) proof {
+// groupBelongsTo shows that a group is known to be a tenant's.
+func groupBelongsTo(registry keyspace.Partition, group, tenant string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		owner := pipe.Get(context.Background(), registry.Owner(group))
 		return func() bool { return owner.Val() == tenant }
 	}
 }
 
-// both shows two things that one master has.
-func both(a, b proof) proof {
+// bothChecks shows two things that one master has.
+func bothChecks(a, b writeCheck) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		a, b := a(pipe), b(pipe)
 		return func() bool { return a() && b() }
 	}
 }
 
-// groupNow is what commands change of a group.
-type groupNow struct {
+// groupState is what commands change of a group.
+type groupState struct {
 	status                               string
 	round                                int
 	sealed, announced, paused, submitted bool
 }
 
-// groupIs shows that a group is as it should be.
-func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proof {
+// groupSatisfies shows that a group is as it should be.
+func groupSatisfies(p keyspace.Partition, group string, holds func(groupState) bool) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		fields := pipe.HMGet(context.Background(), p.Group(group), "status", "round", "sealed",
 			"total", "paused", "submitted")
@@ -74,7 +74,7 @@ func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proo
 			if fields.Err() != nil || v[0] == nil {
 				return false
 			}
-			g := groupNow{sealed: v[2] != nil, announced: v[3] != nil, paused: v[4] != nil, submitted: v[5] != nil}
+			g := groupState{sealed: v[2] != nil, announced: v[3] != nil, paused: v[4] != nil, submitted: v[5] != nil}
 			g.status, _ = v[0].(string)
 			round, _ := v[1].(string)
 			g.round, _ = strconv.Atoi(round)
@@ -83,70 +83,70 @@ func groupIs(p keyspace.Partition, group string, holds func(groupNow) bool) proo
 	}
 }
 
-// durableSubmission waits for a submitted group and for what says whose it is, which may lie at
+// awaitDurableSubmission waits for a submitted group and for what says whose it is, which may lie at
 // another master.
-func (s *Store) durableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
+func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
-	owner := owned(registry, g.ID, g.Tenant)
-	stored := groupIs(p, g.ID, func(now groupNow) bool {
-		return now.submitted || len(g.Jobs) == 0 && (now.sealed || !endsEmpty(g))
+	owner := groupBelongsTo(registry, g.ID, g.Tenant)
+	stored := groupSatisfies(p, g.ID, func(now groupState) bool {
+		return now.submitted || len(g.Jobs) == 0 && (now.sealed || !endsWithoutJobs(g))
 	})
 	if registry.Index() == p.Index() {
-		return s.durable(ctx, p, both(owner, stored))
+		return s.awaitDurable(ctx, p, bothChecks(owner, stored))
 	}
-	if err := s.durable(ctx, registry, owner); err != nil {
+	if err := s.awaitDurable(ctx, registry, owner); err != nil {
 		return err
 	}
-	return s.durable(ctx, p, stored)
+	return s.awaitDurable(ctx, p, stored)
 }
 
-// durable waits until the replicas of a partition have what was written to it, as far as
+// awaitDurable waits until the replicas of a partition have what was written to it, as far as
 // shown is there.
-func (s *Store) durable(ctx context.Context, p keyspace.Partition, shown proof) error {
+func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check writeCheck) error {
 	if s.cfg.WaitReplicas == 0 {
 		return nil
 	}
-	c := s.commits[p.Index()]
-	mine := &commit{shown: shown}
-	if err := c.waits.join(ctx, mine, func(ctx context.Context, all []*commit) { c.wait(ctx, s, p, all) }); err != nil {
+	c := s.replicaWaiters[p.Index()]
+	w := &replicaWait{check: check}
+	if err := c.batcher.do(ctx, w, func(ctx context.Context, all []*replicaWait) { c.waitForReplicas(ctx, s, p, all) }); err != nil {
 		return err
 	}
-	if mine.err == nil && !mine.there() {
-		return lost(p)
+	if w.err == nil && !w.present() {
+		return writeLost(p)
 	}
-	return mine.err
+	return w.err
 }
 
-// committer lets those who come while one wait is going on share the next.
-type committer struct {
-	waits *convoy[*commit]
+// replicaWaiter lets those who come while one wait is going on share the next.
+type replicaWaiter struct {
+	batcher *batcher[*replicaWait]
 
 	mu      sync.Mutex
-	warning bool // that there are too few replicas was said
+	lagging bool // that there are too few replicas was said
 }
 
-// commit is one of those who share a wait.
-type commit struct {
-	shown proof
-	there func() bool
-	err   error
+// replicaWait is one of those who share a wait.
+type replicaWait struct {
+	check   writeCheck
+	present func() bool
+	err     error
 }
 
-func newCommitters(space keyspace.Space) []*committer {
-	all := make([]*committer, space.Partitions())
-	for i, waits := range newConvoys[*commit](space) {
-		all[i] = &committer{waits: waits}
+func newReplicaWaiters(space keyspace.Space) []*replicaWaiter {
+	all := make([]*replicaWaiter, space.Partitions())
+	for i, waits := range newBatchers[*replicaWait](space) {
+		all[i] = &replicaWaiter{batcher: waits}
 	}
 	return all
 }
 
-func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, all []*commit) {
+func (c *replicaWaiter) waitForReplicas(ctx context.Context, s *Store, p keyspace.Partition, all []*replicaWait) {
 	var replicas int
-	err := insist(ctx, func(ctx context.Context) (err error) {
+	err := retryUnavailable(ctx, func(ctx context.Context) (err error) {
 		replicas, err = s.conn.AwaitReplicas(ctx, p.Waited(), s.cfg.WaitReplicas, s.cfg.WaitTimeout,
 			func(pipe redis.Pipeliner) {
 				for _, one := range all {
-					one.there = one.shown(pipe)
+					one.present = one.check(pipe)
 				}
 			})
 		return err
@@ -155,19 +155,19 @@ func (c *committer) wait(ctx context.Context, s *Store, p keyspace.Partition, al
 		err = fmt.Errorf("%w: %d replicas have what was written to partition %d, %d must have it",
 			api.ErrReplicas, replicas, p.Index(), s.cfg.WaitReplicas)
 	}
-	c.tell(s, err)
+	c.logLag(s, err)
 	for _, one := range all {
 		one.err = err
 	}
 }
 
-// tell logs once that replicas lag, and that they do no more: nothing is accepted meanwhile.
-func (c *committer) tell(s *Store, err error) {
+// logLag logs once that replicas lag, and that they do no more: nothing is accepted meanwhile.
+func (c *replicaWaiter) logLag(s *Store, err error) {
 	lag := errors.Is(err, api.ErrUnavailable)
 	c.mu.Lock()
-	changed := lag != c.warning && (lag || err == nil)
+	changed := lag != c.lagging && (lag || err == nil)
 	if changed {
-		c.warning = lag
+		c.lagging = lag
 	}
 	c.mu.Unlock()
 	switch {

@@ -72,7 +72,7 @@ func (s *Store) estimate(ctx context.Context, p keyspace.Partition, views []api.
 				left += waiting[other]
 			}
 		}
-		seconds := round(float64(left)/speed, 10)
+		seconds := roundTo(float64(left)/speed, 10)
 		g.ETASeconds = &seconds
 	}
 	return nil
@@ -91,15 +91,15 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 		tenants = append(tenants, t)
 	}
 	states := make([]ledger.TenantState, len(tenants))
-	looking, ctx := errgroup.WithContext(ctx)
-	looking.SetLimit(lookers)
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(maxConcurrentReads)
 	for i, t := range tenants {
-		looking.Go(func() (err error) {
+		reads.Go(func() (err error) {
 			states[i], err = s.tenantState(ctx, p, t)
 			return err
 		})
 	}
-	if err := looking.Wait(); err != nil {
+	if err := reads.Wait(); err != nil {
 		return err
 	}
 	for i, t := range tenants {

@@ -19,7 +19,7 @@ import (
 
 // Job shows one job.
 func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
-	p, _, err := s.locate(ctx, group)
+	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Job{}, err
 	}
@@ -28,11 +28,11 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	}
 	j, last, err := s.job(ctx, p, group, ordinal)
 	if err != nil || !mayWait[j.State] {
-		return j, outward(err)
+		return j, apiError(err)
 	}
 	letter, w, err := s.why(ctx, p, group, ordinal, last)
 	if err != nil {
-		return j, outward(err)
+		return j, apiError(err)
 	}
 	// It may have moved since the first look: the state is the one that is explained.
 	if j.State = letter.Word(); mayWait[j.State] {

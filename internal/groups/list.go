@@ -97,14 +97,14 @@ const (
 
 // Results calls yield with each result of a done job, as they were reduced.
 func (s *Store) Results(ctx context.Context, id string, yield func(line []byte) error) error {
-	p, _, err := s.locate(ctx, id)
+	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return err
 	}
 	for from := int64(0); ; from += chunkPage {
 		chunks, err := s.conn.Cmd.LRange(ctx, p.Results(id), from, from+chunkPage-1).Result()
 		if err != nil {
-			return outward(fmt.Errorf("read results of group %s: %w", id, err))
+			return apiError(fmt.Errorf("read results of group %s: %w", id, err))
 		}
 		for _, chunk := range chunks {
 			for line := range strings.SplitSeq(chunk, "\n") {
@@ -121,7 +121,7 @@ func (s *Store) Results(ctx context.Context, id string, yield func(line []byte) 
 
 // Failures calls yield with each failed job, once.
 func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
-	p, _, err := s.locate(ctx, id)
+	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure)
 	for cursor := uint64(0); ; {
 		page, next, err := s.conn.Cmd.HScan(ctx, p.Failures(id), cursor, "", pageSize).Result()
 		if err != nil {
-			return outward(fmt.Errorf("read failures of group %s: %w", id, err))
+			return apiError(fmt.Errorf("read failures of group %s: %w", id, err))
 		}
 		for i := 1; i < len(page); i += 2 {
 			text, _, _ := strings.Cut(page[i], "\n")
@@ -198,7 +198,7 @@ func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 		}
 		entries, err := s.conn.Cmd.XRevRangeN(ctx, p.DeadLetters(), top, "-", int64(limit)).Result()
 		if err != nil {
-			return list, outward(fmt.Errorf("read dead letters: %w", err))
+			return list, apiError(fmt.Errorf("read dead letters: %w", err))
 		}
 		for _, e := range entries {
 			all = append(all, letter{i, deadLetter(e)})

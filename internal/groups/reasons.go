@@ -76,7 +76,7 @@ func (c *whyCase) unserved(ctx context.Context, w *api.Why) error {
 	}
 	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
 	if c.State == ledger.NonReady {
-		w.Until = later(c.due, c.Now)
+		w.Until = timeIfAfter(c.due, c.Now)
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func (c *whyCase) overdue(ctx context.Context, w *api.Why, st ledger.TenantState
 // estimate says how long the jobs before it take at a speed, if one is known.
 func (c *whyCase) estimate(w *api.Why, speed float64, st ledger.TenantState) {
 	if speed = c.s.notAbove(st, speed); speed > 0 {
-		seconds := round(float64(*w.Position+1)/speed, 10)
+		seconds := roundTo(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}
 }
@@ -148,8 +148,8 @@ func (c *whyCase) failed() string {
 
 // at tells of a start at a known time.
 func (c *whyCase) at(w *api.Why, start time.Time) {
-	w.Until = later(start, time.Time{})
-	seconds := round(max(0, start.Sub(c.Now).Seconds()), 10)
+	w.Until = timeIfAfter(start, time.Time{})
+	seconds := roundTo(max(0, start.Sub(c.Now).Seconds()), 10)
 	w.EstimateSeconds = &seconds
 }
 

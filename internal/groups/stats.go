@@ -17,7 +17,7 @@ import (
 // Stats sums up what waits and runs in all partitions, and who works on it.
 func (s *Store) Stats(ctx context.Context) (api.Stats, error) {
 	st, err := s.stats(ctx)
-	return st, outward(err)
+	return st, apiError(err)
 }
 
 func (s *Store) stats(ctx context.Context) (api.Stats, error) {

@@ -37,17 +37,17 @@ type Config struct {
 
 // Store knows every group of an installation.
 type Store struct {
-	cfg          Config
-	conn         *redisx.Conn
-	space        keyspace.Space
-	tel          *telemetry.Telemetry
-	reducers     *reducer.Registry
-	backpressure *backpressure.Controller
-	owners       owners
-	lanes        lanes
-	appender     redis.Cmdable         // gathers concurrent commands of submissions and appends
-	gathers      []*convoy[*appending] // by partition
-	commits      []*committer          // by partition
+	cfg            Config
+	conn           *redisx.Conn
+	space          keyspace.Space
+	tel            *telemetry.Telemetry
+	reducers       *reducer.Registry
+	backpressure   *backpressure.Controller
+	tenants        tenantCache
+	groupLocks     keyedMutex
+	appender       redis.Cmdable              // gathers concurrent commands of submissions and appends
+	appendBatchers []*batcher[*pendingAppend] // by partition
+	replicaWaiters []*replicaWaiter           // by partition
 }
 
 // New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
@@ -62,24 +62,24 @@ func New(
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
 		backpressure: backpressure.New(
 			backpressure.Config{MaxBacklog: cfg.MaxBacklog, MaxMemoryRatio: cfg.MaxMemoryRatio}, conn, space),
-		gathers: newConvoys[*appending](space), commits: newCommitters(space),
+		appendBatchers: newBatchers[*pendingAppend](space), replicaWaiters: newReplicaWaiters(space),
 	}
 }
 
-// locate finds the partition of a group and its tenant.
-func (s *Store) locate(ctx context.Context, group string) (keyspace.Partition, string, error) {
+// locateGroup finds the partition of a group and its tenant.
+func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
 	tenant, err := s.appender.Get(ctx, s.space.OfGroup(group).Owner(group)).Result()
 	if errors.Is(err, redis.Nil) {
 		return keyspace.Partition{}, "", fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	}
 	if err != nil {
-		return keyspace.Partition{}, "", outward(fmt.Errorf("find group %s: %w", group, err))
+		return keyspace.Partition{}, "", apiError(fmt.Errorf("find group %s: %w", group, err))
 	}
 	return s.space.OfTenant(tenant), tenant, nil
 }
 
-// outward says what a failure means to whoever asked.
-func outward(err error) error {
+// apiError says what a failure means to whoever asked.
+func apiError(err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -91,26 +91,26 @@ func outward(err error) error {
 	return err
 }
 
-// patience is how long a request tries to get an answer out of Redis before it gives up.
-const patience = 5 * time.Second
+// retryTime is how long a request tries to get an answer out of Redis before it gives up.
+const retryTime = 5 * time.Second
 
-// insist repeats a step that is harmless when repeated, while Redis does not answer.
-func insist(ctx context.Context, step func(context.Context) error) error {
-	return repeat(ctx, call.IsUnavailable, step)
+// retryUnavailable repeats a step that is harmless when repeated, while Redis does not answer.
+func retryUnavailable(ctx context.Context, step func(context.Context) error) error {
+	return retryWhile(ctx, call.IsUnavailable, step)
 }
 
-// complete takes all steps again, from the first on, when a failover in between has lost what one
+// retryLost takes all steps again, from the first on, when a failover in between has lost what one
 // of them did. Those whose effect is there change nothing.
-func complete(ctx context.Context, steps func(context.Context) error) error {
-	return repeat(ctx, func(err error) bool { return errors.Is(err, errLost) }, steps)
+func retryLost(ctx context.Context, steps func(context.Context) error) error {
+	return retryWhile(ctx, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
 }
 
-func repeat(ctx context.Context, worthIt func(error) bool, step func(context.Context) error) error {
+func retryWhile(ctx context.Context, retryable func(error) bool, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(retryTime)
 	for {
 		err := step(ctx)
-		if err == nil || !worthIt(err) || ctx.Err() != nil || time.Now().After(deadline) {
+		if err == nil || !retryable(err) || ctx.Err() != nil || time.Now().After(deadline) {
 			return err
 		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {

@@ -36,9 +36,9 @@ type Origin struct {
 // the same idempotency key, is the same group. Errors are those of package api.
 func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
-		return api.Accepted{}, outward(err)
+		return api.Accepted{}, apiError(err)
 	}
-	fields, err := s.fields(g) // first: what is invalid uses no idempotency key
+	fields, err := s.groupFields(g) // first: what is invalid uses no idempotency key
 	if err != nil {
 		return api.Accepted{}, err
 	}
@@ -48,9 +48,9 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		if !o.GeneratedID {
 			content += " " + g.ID
 		}
-		id, err := s.reserve(ctx, o.IdempotencyKey, content, g.ID)
+		id, err := s.resolveIdempotencyKey(ctx, o.IdempotencyKey, content, g.ID)
 		if err != nil {
-			return api.Accepted{}, outward(err)
+			return api.Accepted{}, apiError(err)
 		}
 		g.ID = id
 	}
@@ -58,7 +58,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		g.Tenant = g.ID
 	}
 	p := s.space.OfTenant(g.Tenant)
-	pieces := s.cut(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
+	pieces := s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
 	if n := len(pieces); n > 0 {
 		pieces[n-1].Mode = ledger.AppendLast
 		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) { // else the announced total decides
@@ -66,32 +66,32 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		}
 	}
 	create := ledger.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
-	err = complete(ctx, func(ctx context.Context) error {
-		err := s.submit(ctx, p, create, pieces, endsEmpty(g))
+	err = retryLost(ctx, func(ctx context.Context) error {
+		err := s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
 		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) { // it has just been created
-			return lost(p)
+			return writeLost(p)
 		}
 		if err != nil {
 			return err
 		}
-		return s.durableSubmission(ctx, p, g)
+		return s.awaitDurableSubmission(ctx, p, g)
 	})
 	if err != nil {
-		return api.Accepted{}, outward(err)
+		return api.Accepted{}, apiError(err)
 	}
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
 }
 
-// endsEmpty says whether a submission brings no jobs and lets none follow.
-func endsEmpty(g *messages.SubmitGroup) bool {
+// endsWithoutJobs says whether a submission brings no jobs and lets none follow.
+func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
 
-func (s *Store) submit(
+func (s *Store) storeSubmission(
 	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
 ) error {
-	err := insist(ctx, func(ctx context.Context) error {
-		if err := s.claim(ctx, g.Group, g.Tenant); err != nil {
+	err := retryUnavailable(ctx, func(ctx context.Context) error {
+		if err := s.registerOwner(ctx, g.Group, g.Tenant); err != nil {
 			return err
 		}
 		_, err := ledger.Create(ctx, s.appender, p, g)
@@ -101,23 +101,23 @@ func (s *Store) submit(
 		return err
 	}
 	if seal {
-		return insist(ctx, func(ctx context.Context) error {
+		return retryUnavailable(ctx, func(ctx context.Context) error {
 			_, err := ledger.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
 			return err
 		})
 	}
-	return s.store(ctx, p, pieces)
+	return s.storePieces(ctx, p, pieces)
 }
 
-// cut makes pieces of jobs that a script can take, each under a request id of its own.
-func (s *Store) cut(
+// splitPieces makes pieces of jobs that a script can take, each under a request id of its own.
+func (s *Store) splitPieces(
 	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
 ) []ledger.AppendArgs {
 	if len(jobs) == 0 {
 		return nil
 	}
 	var pieces []ledger.AppendArgs
-	for fresh := s.trace(ctx, tenant, group, jobs, o); len(fresh) > 0; {
+	for fresh := s.traceJobs(ctx, tenant, group, jobs, o); len(fresh) > 0; {
 		n, bytes := 0, 0
 		for n < len(fresh) && n < ledger.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= ledger.MaxAppendBytes) {
 			bytes += len(fresh[n].Payload)
@@ -134,7 +134,7 @@ func (s *Store) cut(
 	return pieces
 }
 
-func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs) error {
+func (s *Store) storePieces(ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs) error {
 	for _, a := range pieces {
 		if err := s.storePiece(ctx, p, a); err != nil {
 			return err
@@ -144,28 +144,28 @@ func (s *Store) store(ctx context.Context, p keyspace.Partition, pieces []ledger
 }
 
 func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a ledger.AppendArgs) error {
-	lane, err := s.lanes.enter(ctx, a.Group)
+	lock, err := s.groupLocks.lock(ctx, a.Group)
 	if err != nil {
 		return err
 	}
-	defer s.lanes.leave(lane)
-	return insist(ctx, func(ctx context.Context) error {
-		a.Next = lane.next
+	defer s.groupLocks.unlock(lock)
+	return retryUnavailable(ctx, func(ctx context.Context) error {
+		a.Next = lock.nextOrdinal
 		r, err := ledger.Append(ctx, s.appender, p, a)
 		if err == nil && !r.Duplicate {
-			lane.next = r.First + r.N
+			lock.nextOrdinal = r.First + r.N
 		}
 		return err
 	})
 }
 
-// trace gives each job its place in a trace: a job with a traceparent of its own, or alone in its
+// traceJobs gives each job its place in a trace: a job with a traceparent of its own, or alone in its
 // message, continues its producer's; the others begin one each, linked to the message's.
-func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
+func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	var link trace.SpanContext
 	if !o.Published {
-		message = s.send(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
+		message = s.startSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
 	}
 	link = telemetry.ParseTraceParent(message)
 	fresh := make([]ledger.NewJob, len(jobs))
@@ -181,7 +181,7 @@ func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages
 		}
 		switch {
 		case j.TraceParent != "" && !o.Published:
-			fresh[i].Trace = s.tel.ContinueJobTrace(s.send(ctx, tenant, group, j.TraceParent, o.At, 1), "ingest",
+			fresh[i].Trace = s.tel.ContinueJobTrace(s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1), "ingest",
 				o.At, attrs)
 		case j.TraceParent != "":
 			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
@@ -194,8 +194,8 @@ func (s *Store) trace(ctx context.Context, tenant, group string, jobs []messages
 	return fresh
 }
 
-// send is the producer's span of what came over HTTP; it returns the traceparent to follow.
-func (s *Store) send(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
+// startSendSpan is the producer's span of what came over HTTP; it returns the traceparent to follow.
+func (s *Store) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
 	}
@@ -213,8 +213,8 @@ func (s *Store) send(ctx context.Context, tenant, group, parent string, at time.
 	return parent
 }
 
-// claim makes the group's id known; it belongs to one tenant for ever.
-func (s *Store) claim(ctx context.Context, group, tenant string) error {
+// registerOwner makes the group's id known; it belongs to one tenant for ever.
+func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
 	key := s.space.OfGroup(group).Owner(group)
 	ok, err := s.appender.SetNX(ctx, key, tenant, 0).Result()
 	if err != nil || ok {
@@ -230,23 +230,23 @@ func (s *Store) claim(ctx context.Context, group, tenant string) error {
 	return nil
 }
 
-// reservation is the first request that came with an idempotency key.
-type reservation struct {
+// idempotencyRecord is the first request that came with an idempotency key.
+type idempotencyRecord struct {
 	Hash  string `json:"hash"`
 	Group string `json:"group"`
 }
 
-// reserve ties an idempotency key to the first request that comes with it, in whatever process, and
+// resolveIdempotencyKey ties an idempotency key to the first request that comes with it, in whatever process, and
 // returns that request's group. Both of two equal requests at once then store one group.
-func (s *Store) reserve(ctx context.Context, key, hash, group string) (string, error) {
+func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
 	sum := sha256.Sum256([]byte(key))
 	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))
-	mine, err := json.Marshal(reservation{Hash: hash, Group: group})
+	mine, err := json.Marshal(idempotencyRecord{Hash: hash, Group: group})
 	if err != nil {
 		return "", err
 	}
-	var first reservation
-	err = insist(ctx, func(ctx context.Context) error {
+	var first idempotencyRecord
+	err = retryUnavailable(ctx, func(ctx context.Context) error {
 		if err := s.conn.Cmd.SetNX(ctx, at, mine, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
 			return err
 		}
@@ -265,8 +265,8 @@ func (s *Store) reserve(ctx context.Context, key, hash, group string) (string, e
 	return first.Group, nil
 }
 
-// fields are what the group's hash keeps of a submission.
-func (s *Store) fields(g *messages.SubmitGroup) (map[string]string, error) {
+// groupFields are what the group's hash keeps of a submission.
+func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
 	f := map[string]string{
 		"lane":          string(g.Priority),
 		"name":          g.Name,

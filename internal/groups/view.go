@@ -18,13 +18,13 @@ import (
 
 // Group shows one group.
 func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
-	p, _, err := s.locate(ctx, id)
+	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return api.Group{}, err
 	}
 	views, err := s.Views(ctx, p, []string{id})
 	if err != nil {
-		return api.Group{}, outward(err)
+		return api.Group{}, apiError(err)
 	}
 	if len(views) == 0 {
 		return api.Group{}, fmt.Errorf("group %s: %w", id, api.ErrNotFound)
@@ -181,14 +181,14 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 	for len(list.Groups) < q.Limit {
 		page, err := s.newest(ctx, parts, q.Tenant, before, q.Limit)
 		if err != nil {
-			return list, outward(err)
+			return list, apiError(err)
 		}
 		if len(page) == 0 {
 			return list, nil
 		}
 		views, err := s.viewPage(ctx, page)
 		if err != nil {
-			return list, outward(err)
+			return list, apiError(err)
 		}
 		for _, at := range page {
 			before = at

@@ -27,12 +27,12 @@ var errMoved = errors.New("the job moved while it was looked at")
 
 // Why says what the next job of a group waits for.
 func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
-	p, _, err := s.locate(ctx, group)
+	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Why{}, err
 	}
 	_, w, err := s.why(ctx, p, group, ledger.NextJob, errorRecord{})
-	return w, outward(err)
+	return w, apiError(err)
 }
 
 // why looks at a job and explains it. The job may move meanwhile: the explanation is of the state

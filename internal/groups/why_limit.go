@@ -26,13 +26,13 @@ func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
 	if err != nil {
 		return err
 	}
-	w.Until = later(latest(latest(c.ownPermit(st), c.sharePermit(st)), st.GlobalPermit), latest(c.Now, st.Now))
+	w.Until = timeIfAfter(latest(latest(c.ownPermit(st), c.sharePermit(st)), st.GlobalPermit), latest(c.Now, st.Now))
 	if w.Until == nil {
 		return nil
 	}
 	w.Reason, w.Limit = api.WhyRate, c.limitOf(st)
 	w.Detail = c.spent(w.Limit, st) + ": the next permit comes at " + clock(*w.Until) + c.line(w, st) + "."
-	if least := round(w.Until.Sub(c.Now).Seconds(), 10); w.EstimateSeconds != nil {
+	if least := roundTo(w.Until.Sub(c.Now).Seconds(), 10); w.EstimateSeconds != nil {
 		*w.EstimateSeconds = max(*w.EstimateSeconds, least)
 	}
 	return nil
@@ -63,14 +63,14 @@ func (c *whyCase) limitOf(st ledger.TenantState) *api.WhyLimit {
 		PerWindow:    st.Limit,
 		Used:         st.Used,
 		WindowMS:     c.s.cfg.Rate.Window.Milliseconds(),
-		NextPermitAt: later(own, now),
+		NextPermitAt: timeIfAfter(own, now),
 	}
 	l.RPS = perSecond(l.PerWindow, l.WindowMS)
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
 	switch {
 	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
 		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
-		l.NextPermitAt = later(st.GlobalPermit, now)
+		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
 		l.RPS = perSecond(c.s.cfg.Rate.PerWindow(), l.WindowMS)
 	case st.Settings.RPS != nil:
 		l.RPS = *st.Settings.RPS
@@ -108,7 +108,7 @@ func perSecond(permits, windowMS int64) float64 {
 	if windowMS <= 0 {
 		return 0
 	}
-	return round(float64(permits)*1000/float64(windowMS), 1000)
+	return roundTo(float64(permits)*1000/float64(windowMS), 1000)
 }
 
 // notAbove holds a speed to the limits that are known for a tenant, which it may have
