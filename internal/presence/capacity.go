@@ -22,7 +22,7 @@ type Capacity struct {
 	startRate  map[string]float64       // jobs started per second
 	runTime    map[string]time.Duration // mean run time of a job
 	unserved   map[string]int           // jobs held by workers that no longer serve the type
-	drainRates map[string]*drainRate    // of this process's own jobs
+	drainRates map[string]*drainRate    // how fast workers take the jobs that this process admits
 
 	serving    map[string]bool // ids of the workers that served a type at the last Refresh
 	checkUntil time.Time       // until then, Refresh counts the unserved jobs
@@ -163,7 +163,7 @@ const readyWork = 5 * time.Millisecond
 
 // ReadyBound is the bound of the jobs of one type in one partition's ready stream.
 type ReadyBound struct {
-	Cap   int // undelivered jobs
+	Cap   int // largest number of undelivered jobs
 	Slots int // jobs that all workers run or hold at the same time; 0: not known
 	Ahead int // if Slots is not 0: jobs beyond those that run, so that the stream holds Slots + Ahead jobs at most
 }
@@ -178,7 +178,7 @@ func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	drained := c.drainRates[typ].current()
 	c.mu.Unlock()
 	if slots == 0 {
-		// A worker that has not reported yet may drain the stream.
+		// No worker has reported, but a new one may take jobs already: the measured rate counts.
 		return ReadyBound{Cap: min(most, max(least, int(drained/10)))}
 	}
 	partitions := c.space.Partitions()

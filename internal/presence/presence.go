@@ -114,7 +114,7 @@ func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error
 		err := json.Unmarshal([]byte(text), &s)
 		switch age := now.Sub(time.UnixMilli(ms)); {
 		case err != nil || age > 20*TTL:
-			_ = conn.Cmd.HDel(ctx, key, id).Err() // of a process that was killed, or not a status at all
+			_ = conn.Cmd.HDel(ctx, key, id).Err() // unreadable, or left by a process that was killed
 		case age <= TTL:
 			live = append(live, s)
 		}

@@ -31,7 +31,7 @@ func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id
 }
 
 const (
-	leaderLease = 3 * time.Second // without a step for so long, another process becomes leader
+	leaderLease = 3 * time.Second // a leader that makes no step for so long is replaced
 	idlePause   = time.Second     // pause between two steps while there is no demand
 )
 

@@ -78,7 +78,7 @@ func TestLoopGoesOnAfterErrors(t *testing.T) {
 		return -1, nil
 	}})
 	stagetest.Receive(t, worked, "a step that works")
-	stop() // and Run returns nil
+	stop() // fails the test if Run returns an error
 }
 
 func TestRunAllEndsWithTheFirstError(t *testing.T) {

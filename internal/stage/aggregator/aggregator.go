@@ -218,7 +218,7 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 		}
 		args := ledger.ReduceArgs{Group: group, Slot: p.partial, Entries: ids}
 		if cached != nil {
-			// addResults changes the state, so it leaves the cache until Redis has stored it.
+			// addResults changes the state, so the group is not cached until Redis has stored it.
 			p.cache.remove(group)
 			if err := p.addResults(cached, jobs, &args); err != nil {
 				return err

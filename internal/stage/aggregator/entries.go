@@ -24,7 +24,7 @@ const (
 type batch struct {
 	group        string
 	entries      []stream.Entry
-	bytes, lines int // of all results in entries
+	bytes, lines int // size and number of all results in entries
 }
 
 // groupBatches divides entries into batches, in the order of the entries.

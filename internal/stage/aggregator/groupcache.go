@@ -16,8 +16,8 @@ import (
 // Redis for each batch.
 type cachedGroup struct {
 	tenant  string
-	version int64          // of the partial aggregate, as it was read or stored
-	state   *reducer.State // the partial aggregate
+	version int64          // version of the partial aggregate that state belongs to
+	state   *reducer.State // content of the partial aggregate
 	size    int            // bytes of the encoded state
 }
 

@@ -61,7 +61,7 @@ type Dispatcher struct {
 	id       string
 
 	running                                        atomic.Bool
-	cycles, moved, skipped, reclaimed, workersLost atomic.Int64 // since the start of the process
+	cycles, moved, skipped, reclaimed, workersLost atomic.Int64 // counts since the start of the process
 	outagePause                                    outagePause
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Redis counts the seconds of the clock that have begun since its start: at the end of a second it
-// says that it has been up for one when it has not.
+// TestUptimeIsNeverTooLong: the uptime that Redis reports counts each change of the clock's second,
+// so it can be up to a second too long. serverUptime must return a lower bound.
 func TestUptimeIsNeverTooLong(t *testing.T) {
 	t.Parallel()
 	before := time.Now()

@@ -148,7 +148,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	idle, moved, full := p.cfg.Interval, 0, false
 	p.firstType++
 	for i := range p.types {
-		// each type is first in turn, because the first one finds the most permits
+		// Each type comes first in turn, because the first one finds the most permits.
 		typ := p.types[(i+p.firstType)%len(p.types)]
 		r, err := p.admit(ctx, typ)
 		if err != nil {

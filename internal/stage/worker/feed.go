@@ -42,7 +42,7 @@ const unreported = 2
 // outcomes of these jobs.
 type partitionFeed struct {
 	*Worker
-	partition keyspace.Partition // whose streams are read
+	partition keyspace.Partition // the partition whose ready streams are read
 	reader    *stream.Reader
 	reports   *reportQueue // outcomes of this partition's jobs
 }
@@ -199,7 +199,7 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 		if !t.suspect() {
 			return false
 		}
-		p.held.track([]*task{t}) // first, because isolation owns the task once it is added
+		p.held.track([]*task{t}) // before add: once added, the task belongs to isolation
 		if !p.isolation.add(t) {
 			p.held.untrack(t)
 			p.release([]*task{t})

@@ -27,7 +27,7 @@ type isolation struct {
 	w *Worker
 
 	mu           sync.Mutex
-	suspects     []*task       // that wait, read but not started, by ascending losses
+	suspects     []*task       // suspects that wait, not started yet; fewest losses first
 	running      bool          // suspects run now; isolation accepts no further ones
 	slotsBlocked atomic.Bool   // slots may begin no job; written under mu
 	changed      chan struct{} // closed and replaced at each change of the fields above
@@ -145,7 +145,7 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 	}
 }
 
-// unblock lets slots begin jobs and feeds read jobs again.
+// unblock lets slots begin jobs, and lets the process read jobs, again.
 func (s *isolation) unblock() {
 	s.mu.Lock()
 	s.slotsBlocked.Store(false)

@@ -13,7 +13,7 @@ import (
 type jobContext struct {
 	parent    context.Context //nolint:containedctx // a context is the parent of a context
 	startedAt int64           // time of monotonicNow
-	timeout   time.Duration   // from startedAt on
+	timeout   time.Duration   // the context ends so long after startedAt
 
 	mu        sync.Mutex
 	cause     error           // why stop was called, perhaps before begin; or nil
@@ -44,7 +44,7 @@ func (c *jobContext) stop(cause error) {
 	case c.ctx != nil:
 		c.cancel(cause)
 	case first && c.parent != nil && !c.finished:
-		c.create() // now, so that a timeout that is already over is the cause
+		c.create() // created now: a timeout that is already over must stay the cause
 	}
 }
 

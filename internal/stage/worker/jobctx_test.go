@@ -41,13 +41,13 @@ func TestJobContextBehavesLikeAContext(t *testing.T) {
 	c.finish()
 
 	c = begin(time.Hour)
-	c.stop(errCancelled) // before its first use
+	c.stop(errCancelled) // stop comes before the first use
 	<-c.Done()
 	require.Equal(t, errCancelled, context.Cause(c))
 	c.finish()
 
 	c = &jobContext{}
-	c.stop(errLeaseLost) // before it begins
+	c.stop(errLeaseLost) // stop comes before begin
 	c.begin(parent, monotonicNow(), time.Hour)
 	require.Equal(t, errLeaseLost, c.endCause(monotonicNow()))
 	require.ErrorIs(t, c.Err(), context.Canceled)
@@ -121,7 +121,7 @@ func TestHeldTasksNotifyAtResumeAt(t *testing.T) {
 	h.markFinished(1)
 	<-freed
 	freed = h.nextChange()
-	h.setResumeAt(1) // the number is reached already
+	h.setResumeAt(1) // only one task is unfinished already
 	<-freed
 	freed = h.nextChange()
 	h.setResumeAt(-1)

@@ -60,7 +60,7 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 	})))
 	stagetest.Receive(t, first.started, "the job's start")
 	// The dispatcher reclaims the job, as from a worker that renews no lease.
-	w.Await("the job to be taken back", func() bool {
+	w.Await("the job to be reclaimed", func() bool {
 		r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 		return err == nil && r.Taken == 1
 	})
@@ -115,7 +115,7 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 		require.NoError(w.T, err)
 		cancelled := time.Now()
 		require.ErrorContains(w.T, stagetest.Receive(w.T, causes, "the context's end"), "group was cancelled")
-		require.Less(w.T, time.Since(cancelled), time.Second) // as DESIGN.md promises
+		require.Less(w.T, time.Since(cancelled), time.Second) // the promised bound
 		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
 		stop()
 		require.Equal(w.T, api.Counts{Accepted: 2, Cancelled: 2}, w.Counts("g"))

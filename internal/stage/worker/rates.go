@@ -98,7 +98,7 @@ const runAge = 2 * time.Second
 type runTimes struct {
 	mu   sync.Mutex
 	sum  map[string]time.Duration // run times since the last call of milliseconds
-	n    map[string]int           // jobs since then
+	n    map[string]int           // jobs since the last call of milliseconds
 	mean map[string]float64       // moving average, ms
 	last time.Time                // last call of milliseconds
 }

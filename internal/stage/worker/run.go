@@ -101,7 +101,8 @@ func stoppedByWorker(cause error) bool {
 	return errors.Is(cause, errCancelled) || errors.Is(cause, errLeaseLost) || errors.Is(cause, errShutdown)
 }
 
-// timeoutError returns the error of a job that ran longer than limit. It is retried.
+// timeoutError returns the error of a job that ran longer than limit. It makes the worker retry the
+// job.
 func timeoutError(limit time.Duration) error {
 	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
 }

@@ -20,7 +20,7 @@ type slotPool struct {
 	serveSlot func(*slot)    // the goroutine of a slot; nil until the pool starts
 	closed    bool           // no slot opens any more
 	slots     []*slot        // the open slots
-	wg        sync.WaitGroup // of the slots, except abandoned ones
+	wg        sync.WaitGroup // goroutines of all slots, except abandoned ones
 
 	size, active atomic.Int64         // number of slots, and of jobs that run
 	isolated     atomic.Pointer[task] // the suspect that runs now, outside the slots

@@ -14,15 +14,15 @@ import (
 // Job is what the ready entry says; the other fields are this process's own.
 type task struct {
 	ledger.Job
-	entryID         string            // in the ready stream
+	entryID         string            // id of the job's entry in the ready stream
 	currentAttempt  int               // attempt that Redis knows the job under; Job.Attempt until the start
-	terms           ledger.GroupTerms // what the group says of its jobs
+	terms           ledger.GroupTerms // tenant, timeout and retries, as the group sets them
 	feed            *partitionFeed
 	proc            processor.Processor
 	loadedPayload   string        // what the processor gets: Job.Payload or the one from its own key
 	separatePayload bool          // the payload is stored in a key of its own
 	inFlight        bool          // Redis has marked the job as in flight
-	startedAt       time.Time     // when Redis did so, by the clock of this process
+	startedAt       time.Time     // when Redis marked it, by this process's clock
 	startOrder      int64         // position among all jobs that this process started
 	taken           atomic.Bool   // set by the slot that runs the task, or by the goroutine that releases it
 	removed         chan struct{} // of a suspect: closed when the task is not held any more
@@ -38,8 +38,8 @@ type task struct {
 	// Set when the job ends.
 	verdict      processor.Verdict
 	result       []byte        // JSON of what the processor returned
-	runTime      time.Duration // of the processor
-	released     bool          // the job ended without an outcome of its processor
+	runTime      time.Duration // how long the processor ran
+	released     bool          // the job is given back: its processor's result or error does not count
 	processTrace string        // trace context that the next step's span follows
 }
 
@@ -60,7 +60,7 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 type heldTasks struct {
 	mu         sync.Mutex
 	head       *task         // first of the tracked tasks, a doubly linked list
-	count      atomic.Int64  // of held tasks
+	count      atomic.Int64  // number of held tasks
 	unfinished atomic.Int64  // held tasks without an outcome: they run or will run
 	resumeAt   atomic.Int64  // value of unfinished at which feeds are notified; -1: none
 	changed    chan struct{} // closed and replaced by notify

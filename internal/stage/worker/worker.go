@@ -59,9 +59,9 @@ type Worker struct {
 	held        *heldTasks // jobs that were read and whose outcome is not reported yet
 	slots       *slotPool
 	isolation   *isolation
-	meanRunTime movingAverage // over jobs of all types
+	meanRunTime movingAverage // mean run time of jobs of all types
 	startRates  startRates
-	runTimes    *runTimes        // by type, for the capacity report
+	runTimes    *runTimes        // mean run time by type, for the capacity report
 	startCount  atomic.Int64     // jobs started so far; gives each task its startOrder
 	stopping    atomic.Bool      // Run's ctx has ended
 	feeds       []*partitionFeed // one for each partition
