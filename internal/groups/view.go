@@ -4,14 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strconv"
-	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -37,28 +34,13 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	type replies struct{ group, codes, aggregate *redis.MapStringStringCmd }
-	cmds := make([]replies, len(ids))
-	_, err := s.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, id := range ids {
-			cmds[i] = replies{
-				group:     pipe.HGetAll(ctx, p.Group(id)),
-				codes:     pipe.HGetAll(ctx, p.Codes(id)),
-				aggregate: pipe.HGetAll(ctx, p.Aggregate(id)),
-			}
-		}
-		return nil
-	})
+	groups, err := ledger.ReadGroups(ctx, s.conn.Cmd, p, ids)
 	if err != nil {
-		return nil, fmt.Errorf("read groups: %w", err)
+		return nil, err
 	}
-	views := make([]api.Group, 0, len(ids))
-	for i := range ids {
-		hash := cmds[i].group.Val()
-		if hash["status"] == "" {
-			continue
-		}
-		v, err := s.View(hash, cmds[i].codes.Val(), cmds[i].aggregate.Val(), time.Now())
+	views := make([]api.Group, 0, len(groups))
+	for i := range groups {
+		v, err := s.View(&groups[i], time.Now())
 		if err != nil { // this process may lack a reducer: the rest still holds
 			s.tel.Log.WarnContext(ctx, "showed a group without its aggregate", "group", v.ID, "error", err)
 		}
@@ -67,54 +49,27 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	return views, s.estimate(ctx, p, views)
 }
 
-// View is a group as its hash, its codes and its partial aggregates tell it. With an error it lacks
-// the aggregate only.
-func (s *Store) View(hash, codes, aggregate map[string]string, now time.Time) (api.Group, error) {
-	n := func(field string) int64 {
-		v, _ := strconv.ParseInt(hash[field], 10, 64)
-		return v
-	}
+// View shows a group as it was at a time. With an error it lacks the aggregate only.
+func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
-		ID:       hash["id"],
-		Tenant:   hash["tenant"],
-		Name:     hash["name"],
-		Type:     hash["type"],
-		Priority: hash["lane"],
-		Status:   api.Status(hash["status"]),
-		Sealed:   hash["sealed"] != "",
-		Paused:   hash["paused"] != "",
-		Round:    int(n("round")),
-		Counts: api.Counts{
-			Accepted:  n("accepted"),
-			Waiting:   n("waiting"),
-			NonReady:  n("non_ready"),
-			Ready:     n("ready"),
-			InFlight:  n("in_flight"),
-			Done:      n("done"),
-			Failed:    n("failed"),
-			Cancelled: n("cancelled"),
-		},
-		FailuresByCode: map[string]int64{},
-		Throttles:      n("throttles"),
-		Retries:        n("retries"),
-		Timestamps:     map[string]time.Time{},
+		ID:             from.ID,
+		Tenant:         from.Tenant,
+		Name:           from.Name,
+		Type:           from.Type,
+		Priority:       from.Lane,
+		Status:         from.Status,
+		Sealed:         from.Sealed,
+		Paused:         from.Paused,
+		Round:          from.Round,
+		Total:          from.Total,
+		Counts:         from.Counts,
+		FailuresByCode: from.FailuresByCode,
+		Throttles:      from.Throttles,
+		Retries:        from.Retries,
+		Timestamps:     from.Entered,
 	}
-	if hash["total"] != "" {
-		total := n("total")
-		g.Total = &total
-	}
-	for code, count := range codes {
-		if c, _ := strconv.ParseInt(count, 10, 64); c > 0 {
-			g.FailuresByCode[code] = c
-		}
-	}
-	for field := range hash {
-		if state, ok := strings.CutPrefix(field, "at:"); ok {
-			g.Timestamps[state] = time.UnixMilli(n(field)).UTC()
-		}
-	}
-	g.ETASeconds = eta(g, n("started"), now)
-	state, err := s.Merged(hash["aggregate"], aggregate)
+	g.ETASeconds = eta(&g, from.Started, at)
+	state, err := s.Merged(from.Aggregates, from.Slots)
 	if err != nil {
 		return g, fmt.Errorf("group %s: %w", g.ID, err)
 	}
@@ -125,16 +80,13 @@ func (s *Store) View(hash, codes, aggregate map[string]string, now time.Time) (a
 }
 
 // Merged puts the partial aggregates of a group together.
-func (s *Store) Merged(asked string, slots map[string]string) (*reducer.State, error) {
+func (s *Store) Merged(asked string, slots []string) (*reducer.State, error) {
 	plan, err := aggregate.Plan(s.reducers, asked)
 	if err != nil {
 		return nil, err
 	}
 	all := plan.New()
-	for field, encoded := range slots {
-		if !strings.HasPrefix(field, "slot:") {
-			continue
-		}
+	for _, encoded := range slots {
 		part, err := plan.Decode([]byte(encoded))
 		if err != nil {
 			return nil, err
@@ -146,12 +98,12 @@ func (s *Store) Merged(asked string, slots map[string]string) (*reducer.State, e
 	return all, nil
 }
 
-// eta guesses how long the group still needs from its speed since it started, for who can't ask how
-// fast its tenant is.
-func eta(g api.Group, startedMS int64, now time.Time) *float64 {
+// eta estimates how long the group still needs, in seconds, from its speed since it started. It
+// serves callers that can't ask for the speed of its tenant.
+func eta(g *api.Group, started, now time.Time) *float64 {
 	ended := g.Counts.Ended()
-	elapsed := now.Sub(time.UnixMilli(startedMS)).Seconds()
-	if g.Status.Ended() || startedMS == 0 || ended == 0 || elapsed <= 0 {
+	elapsed := now.Sub(started).Seconds()
+	if g.Status.Ended() || started.IsZero() || ended == 0 || elapsed <= 0 {
 		return nil
 	}
 	seconds := math.Round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed)*10) / 10

@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// tables are the fields that package layout lists, by the hash's key without the base. Words in capitals stand for an id.
+// tables are the fields that package layout lists, by the hash's key without the base. Words in
+// capitals stand for an id.
 func tables(t *testing.T) map[string][]string {
 	t.Helper()
 	source, err := os.ReadFile("layout/layout.go")

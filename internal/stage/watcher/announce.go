@@ -3,17 +3,14 @@ package watcher
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
@@ -30,9 +27,9 @@ const (
 // ids.
 func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
 	for range maxEventBatches {
-		entries, err := p.conn.Cmd.XRangeN(ctx, p.p.Outbox(), "-", "+", eventBatch).Result()
+		entries, err := ledger.ReadOutbox(ctx, p.conn.Cmd, p.p, eventBatch)
 		if err != nil {
-			return false, fmt.Errorf("read outbox: %w", err)
+			return false, err
 		}
 		if len(entries) == 0 {
 			break
@@ -47,33 +44,27 @@ func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
 
 // announceBatch publishes these entries of the outbox in their order and removes them. An entry
 // that can't be turned into an event is quarantined and removed.
-func (p *partitionLoop) announceBatch(ctx context.Context, entries []redis.XMessage) error {
-	details, err := p.readDetails(ctx, entries)
-	if err != nil {
-		return err
-	}
+func (p *partitionLoop) announceBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
 	var msgs []*message.Message
 	var unreadable []any
 	ids := make([]string, len(entries))
-	for i, e := range entries {
+	for i := range entries {
+		e := &entries[i]
 		ids[i] = e.ID
-		event, err := p.event(e, details)
+		msg, err := p.event(e)
 		if err == nil {
-			var msg *message.Message
-			if msg, err = encode(event, event); err == nil {
-				msgs = append(msgs, msg)
-				continue
-			}
+			msgs = append(msgs, msg)
+			continue
 		}
 		p.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
-		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, fmt.Sprint(e.Values)))
+		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, e.Text()))
 	}
 	if len(msgs) > 0 {
 		if err := p.events.Publish(p.space.Events(), msgs...); err != nil {
 			return fmt.Errorf("publish events from %s on: %w", msgs[0].UUID, err)
 		}
 	}
-	_, err = p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		if len(unreadable) > 0 {
 			pipe.LPush(ctx, p.p.Quarantine(), unreadable...)
 			pipe.LTrim(ctx, p.p.Quarantine(), 0, 999)
@@ -111,53 +102,17 @@ func encode(e api.Event, data any) (*message.Message, error) {
 	return msg, nil
 }
 
-// groupDetails holds the replies that an event needs beside the snapshot in its outbox entry: the
-// group's error codes and its partial aggregates.
-type groupDetails struct{ codes, aggregate *redis.MapStringStringCmd }
-
-// readDetails reads the details of each group that these entries name, in one round trip. An error
-// of a single group is left in its replies, so that only the events of this group fail.
-func (p *partitionLoop) readDetails(ctx context.Context, entries []redis.XMessage) (map[string]groupDetails, error) {
-	details := map[string]groupDetails{}
-	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for _, e := range entries {
-			id, _ := e.Values["group"].(string)
-			if _, ok := details[id]; !ok {
-				details[id] = groupDetails{pipe.HGetAll(ctx, p.p.Codes(id)), pipe.HGetAll(ctx, p.p.Aggregate(id))}
-			}
-		}
-		return nil
-	})
-	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
-		return nil, err
+// event makes the message of an outbox entry. It shows the group as it was when it entered the
+// status.
+func (p *partitionLoop) event(e *ledger.OutboxEntry) (*message.Message, error) {
+	if e.Err != nil {
+		return nil, e.Err
 	}
-	return details, nil
-}
-
-// event makes the event of an outbox entry. It shows the group's hash as it was at the transition.
-// Codes and aggregate are read now: until a group has ended they may be newer than the transition,
-// and afterwards they no longer change in this round.
-func (p *partitionLoop) event(e redis.XMessage, details map[string]groupDetails) (api.Event, error) {
-	text := func(field string) string { v, _ := e.Values[field].(string); return v }
-	hash, err := readSnapshot(text("snapshot"))
+	view, err := p.store.View(&e.After, e.At)
 	if err != nil {
-		return api.Event{}, fmt.Errorf("read snapshot: %w", err)
+		p.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
 	}
-	id := text("group")
-	group := details[id]
-	if err := errors.Join(group.codes.Err(), group.aggregate.Err()); err != nil {
-		return api.Event{}, err
-	}
-	at, err := strconv.ParseInt(text("at"), 10, 64)
-	if err != nil {
-		return api.Event{}, fmt.Errorf("read time: %w", err)
-	}
-	view, err := p.store.View(hash, group.codes.Val(), group.aggregate.Val(), time.UnixMilli(at))
-	if err != nil {
-		p.log.Warn("published an event without the group's aggregate", "group", id, "error", err)
-	}
-	state := strings.ToLower(text("status"))
-	return api.Event{
-		ID: id + "." + text("round") + "." + state, Type: "group." + state, At: time.UnixMilli(at).UTC(), Group: &view,
-	}, nil
+	status := strings.ToLower(string(e.Status))
+	event := api.Event{ID: e.Group + "." + e.Round + "." + status, Type: "group." + status, At: e.At, Group: &view}
+	return encode(event, event)
 }

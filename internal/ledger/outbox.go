@@ -1,0 +1,147 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Fields of an entry of the outbox, as the scripts write them.
+const (
+	outboxGroup    = "group"
+	outboxStatus   = "status"
+	outboxRound    = "round"
+	outboxAt       = "at"       // ms
+	outboxSnapshot = "snapshot" // the group's hash: an array of names and values as JSON
+)
+
+// OutboxEntry is an entry of the outbox: a group has entered a status.
+type OutboxEntry struct {
+	ID     string // of the entry
+	Group  string
+	Round  string
+	Status api.Status
+	At     time.Time
+	// After is the group as it was then. Its error codes and partial aggregates are of now:
+	// until the group has ended they may be newer, and afterwards they no longer change in this
+	// round.
+	After  Group
+	Err    error // the entry can't be read, and the fields above mean nothing
+	values map[string]any
+}
+
+// Text is the whole entry, for a person to read.
+func (e *OutboxEntry) Text() string { return fmt.Sprint(e.values) }
+
+// ReadOutbox reads the oldest entries of the outbox, at most n of them, in two round trips.
+func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n int) ([]OutboxEntry, error) {
+	entries, err := c.XRangeN(ctx, p.Outbox(), "-", "+", int64(n)).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read outbox: %w", err)
+	}
+	if len(entries) == 0 {
+		return nil, nil
+	}
+	parts := map[string]groupRead{}
+	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for _, e := range entries {
+			id, _ := e.Values[outboxGroup].(string)
+			if _, ok := parts[id]; !ok {
+				parts[id] = readParts(ctx, pipe, p, id)
+			}
+		}
+		return nil
+	})
+	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
+		return nil, fmt.Errorf("read groups of the outbox: %w", err)
+	} // any other error belongs to one group, and is found again with its entry
+	all := make([]OutboxEntry, len(entries))
+	for i, e := range entries {
+		id, _ := e.Values[outboxGroup].(string)
+		all[i] = outboxEntry(e, id, parts[id])
+	}
+	return all, nil
+}
+
+func outboxEntry(e redis.XMessage, id string, parts groupRead) OutboxEntry {
+	text := func(field string) string { v, _ := e.Values[field].(string); return v }
+	out := OutboxEntry{
+		ID: e.ID, Group: id, Round: text(outboxRound), Status: api.Status(text(outboxStatus)), values: e.Values,
+	}
+	at, err := strconv.ParseInt(text(outboxAt), 10, 64)
+	if err != nil {
+		err = fmt.Errorf("read time: %w", err)
+	}
+	out.At, out.After = time.UnixMilli(at).UTC(), parts.parts()
+	out.Err = errors.Join(err, parts.codes.Err(), parts.aggregate.Err())
+	if err := readSnapshot(text(outboxSnapshot), out.After.set); err != nil {
+		out.Err = fmt.Errorf("read snapshot: %w", err)
+	}
+	return out
+}
+
+// errSnapshot says that a text is not the JSON array of strings that a snapshot consists of.
+var errSnapshot = errors.New("want an array of strings")
+
+// readSnapshot parses a group's hash in the form in which the outbox holds it: a JSON array of
+// field names and values in turn, written by Redis's cjson. It calls set with each field until it
+// meets an error. Reflection would cost most of the watcher's time, so the array is parsed by hand;
+// only strings with escapes go through encoding/json.
+func readSnapshot(text string, set func(field, value string)) error {
+	rest, ok := strings.CutPrefix(text, "[")
+	if !ok {
+		return errSnapshot
+	}
+	for more := true; more; {
+		var pair [2]string
+		for i := range pair {
+			if !more {
+				return errSnapshot
+			}
+			var err error
+			if pair[i], rest, err = cutString(rest); err != nil {
+				return err
+			}
+			rest, more = strings.CutPrefix(rest, ",")
+		}
+		set(pair[0], pair[1])
+	}
+	if rest != "]" {
+		return errSnapshot
+	}
+	return nil
+}
+
+// cutString parses the JSON string at the beginning of text and returns it and the text behind it.
+func cutString(text string) (s, rest string, err error) {
+	if !strings.HasPrefix(text, `"`) {
+		return "", "", errSnapshot
+	}
+	end, escaped := 1, false
+	for ; end < len(text) && text[end] != '"'; end++ {
+		if text[end] == '\\' {
+			escaped = true
+			end++
+		}
+	}
+	if end >= len(text) {
+		return "", "", errSnapshot
+	}
+	s, rest = text[1:end], text[end+1:]
+	if escaped {
+		if err := json.Unmarshal([]byte(text[:end+1]), &s); err != nil {
+			return "", "", fmt.Errorf("%w: %w", errSnapshot, err)
+		}
+	}
+	return s, rest, nil
+}
