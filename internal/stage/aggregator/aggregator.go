@@ -113,6 +113,9 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	p.unreduced = nil
+	// What was read is reduced although the process stops: other processes would claim it only after
+	// a lease.
+	ctx = context.WithoutCancel(ctx)
 	began := time.Now()
 	batches := groupBatches(entries)
 	p.prefetchGroups(ctx, batches)
@@ -121,7 +124,7 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 		if err == nil {
 			continue
 		}
-		if call.IsUnavailable(err) || ctx.Err() != nil {
+		if call.IsUnavailable(err) {
 			for _, rest := range batches[i:] {
 				p.unreduced = append(p.unreduced, rest.entries...)
 			}

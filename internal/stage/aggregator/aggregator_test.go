@@ -100,6 +100,39 @@ func TestResultsBecomeTheAggregate(t *testing.T) {
 	})
 }
 
+// stopAfterRead ends a role's context as soon as the role has read entries.
+type stopAfterRead struct{ stop func() }
+
+func (stopAfterRead) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (stopAfterRead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h stopAfterRead) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "xreadgroup" && err == nil {
+			h.stop()
+		}
+		return err
+	}
+}
+
+// TestStopReducesWhatWasRead: entries that a stopped aggregator left pending would wait for a lease.
+func TestStopReducesWhatWasRead(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		submitCosts(w, "g", 20, 5)
+		ctx, stop := context.WithCancel(context.WithoutCancel(w.T.Context()))
+		defer stop()
+		conn := w.Connect()
+		conn.Block.AddHook(stopAfterRead{stop})
+		require.NoError(w.T, aggregator.New(config(), conn, w.Space, w.Tel, "a", reducer.NewRegistry()).Run(ctx))
+		require.Zero(w.T, w.Pending(w.P.ResultStream(), keyspace.GroupAggregator))
+		awaitReduced(w, "g", 20)
+	})
+}
+
 // TestRepeatedEntriesCountOnce: an entry that is added again counts once, alone or together with
 // others in one entry.
 func TestRepeatedEntriesCountOnce(t *testing.T) {
