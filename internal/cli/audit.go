@@ -18,15 +18,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// auditing is one call of audit.
-type auditing struct {
+// auditCommand is one call of audit.
+type auditCommand struct {
 	root                  *Root
 	url, prefix, receipts string
 	repair                bool
 }
 
 func newAudit(r *Root) *cobra.Command {
-	a := &auditing{root: r, url: os.Getenv("BULKACTION_REDIS_URL"), prefix: os.Getenv("BULKACTION_KEY_PREFIX")}
+	a := &auditCommand{root: r, url: os.Getenv("BULKACTION_REDIS_URL"), prefix: os.Getenv("BULKACTION_KEY_PREFIX")}
 	if a.url == "" {
 		a.url = "redis://127.0.0.1:6379/0"
 	}
@@ -60,7 +60,7 @@ func newAudit(r *Root) *cobra.Command {
 	return cmd
 }
 
-func (a *auditing) run(cmd *cobra.Command) error {
+func (a *auditCommand) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
 	if _, err := redisx.ParseURL(a.url); err != nil {
 		return usagef("--redis-url: %v", err)
@@ -82,7 +82,7 @@ func (a *auditing) run(cmd *cobra.Command) error {
 	if err := conn.Ping(ctx); err != nil {
 		return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
 	}
-	space, err := a.space(ctx, conn)
+	space, err := a.keyspace(ctx, conn)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (a *auditing) run(cmd *cobra.Command) error {
 	return a.root.showAudit(report, repairs, receipts)
 }
 
-func (a *auditing) readReceipts(cmd *cobra.Command) (audit.Receipts, error) {
+func (a *auditCommand) readReceipts(cmd *cobra.Command) (audit.Receipts, error) {
 	if a.receipts == "" {
 		return nil, nil
 	}
@@ -116,8 +116,8 @@ func (a *auditing) readReceipts(cmd *cobra.Command) (audit.Receipts, error) {
 	return receipts, nil
 }
 
-// space is as the roles have laid it out.
-func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
+// keyspace is as the roles have laid it out.
+func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
 	one, err := keyspace.New(a.prefix, 1)
 	if err != nil {
 		return keyspace.Space{}, usagef("--key-prefix: %v", err)
@@ -141,7 +141,7 @@ func (a *auditing) space(ctx context.Context, conn *redisx.Conn) (keyspace.Space
 }
 
 // audit looks at everything, and mends it if it was told to; repairs are nil if not.
-func (a *auditing) audit(
+func (a *auditCommand) audit(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 ) (report audit.Report, repairs []audit.RepairResult, err error) {
 	if a.repair {

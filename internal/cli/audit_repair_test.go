@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// audited is a group of three jobs on a Redis that the command line audits.
-func audited(t *testing.T) (*redis.Client, keyspace.Space) {
+// newAuditedGroup is a group of three jobs on a Redis that the command line audits.
+func newAuditedGroup(t *testing.T) (*redis.Client, keyspace.Space) {
 	_, url := redistest.Mini(t)
 	const prefix = "x:"
 	t.Setenv("BULKACTION_REDIS_URL", url)
@@ -40,7 +40,7 @@ func audited(t *testing.T) (*redis.Client, keyspace.Space) {
 }
 
 func TestAuditRepair(t *testing.T) {
-	c, space := audited(t)
+	c, space := newAuditedGroup(t)
 	p := space.OfTenant("acme")
 	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
@@ -70,21 +70,21 @@ func TestAuditRepair(t *testing.T) {
 	require.Equal(t, "1", c.HGet(t.Context(), p.Codes("g"), "LOST").Val())
 
 	require.NoError(t, c.HDel(t.Context(), p.Group("g"), "at:running").Err())
-	require.Equal(t, run{exitFine, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
-	require.Equal(t, run{exitFine, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
+	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
 }
 
 func TestAuditReceipts(t *testing.T) {
-	c, space := audited(t)
+	c, space := newAuditedGroup(t)
 	file := filepath.Join(t.TempDir(), "receipts")
 	receipts := func(lines ...string) run {
 		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
 		return console{}.exec(t.Context(), "audit", "--receipts", file, "--json")
 	}
 	const fine = `{"ok":true,"groups":1,"jobs":3,"violations":[],"receipts":%d}` + "\n"
-	require.Equal(t, run{exitFine, fmt.Sprintf(fine, 1), ""}, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`))
-	require.Equal(t, run{exitFine, fmt.Sprintf(fine, 0), ""}, receipts(), "it says that there was nothing to compare")
-	require.Equal(t, run{exitFine, "ok: 1 groups, 3 jobs, 0 receipts\n", ""}, console{}.exec(t.Context(), "audit", "--receipts", file))
+	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 1), ""}, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`))
+	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 0), ""}, receipts(), "it says that there was nothing to compare")
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs, 0 receipts\n", ""}, console{}.exec(t.Context(), "audit", "--receipts", file))
 	got := receipts(`{"group":"g","accepted":2}`, strings.Repeat(" ", 1<<17))
 	require.Equal(t, exitUsage, got.code)
 	require.Contains(t, got.err, "--receipts: line 2: it is longer than 65536 bytes")
@@ -114,7 +114,7 @@ func TestAuditReceipts(t *testing.T) {
 // Of many violations alike some are named, all are counted, and what stands for the
 // rest comes last.
 func TestAuditCountsAll(t *testing.T) {
-	c, space := audited(t)
+	c, space := newAuditedGroup(t)
 	p := space.OfTenant("acme")
 	_, err := ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "many", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
 	require.NoError(t, err)

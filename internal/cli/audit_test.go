@@ -38,8 +38,8 @@ func TestAudit(t *testing.T) {
 	_, err = ledger.Append(t.Context(), c, p, ledger.AppendArgs{Group: "g", Limit: 10, Jobs: make([]ledger.NewJob, 3)})
 	require.NoError(t, err)
 
-	require.Equal(t, run{exitFine, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
-	require.Equal(t, run{exitFine, `{"ok":true,"groups":1,"jobs":3,"violations":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--json"))
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
+	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--json"))
 
 	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
 	const broken = "bulkaction: the audit of 1 groups, 3 jobs found violations: 1\n"

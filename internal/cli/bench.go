@@ -15,7 +15,7 @@ import (
 
 func newBench(r *Root) *cobra.Command {
 	set := new(variables)
-	cmd := family("bench", "Measure the system: real processes on a private redis-server",
+	cmd := parentCommand("bench", "Measure the system: real processes on a private redis-server",
 		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set),
 		newBenchPerformance(r, set), newBenchCompare(r, set),
 		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
@@ -30,8 +30,8 @@ func newBench(r *Root) *cobra.Command {
 // variables are those of the processes that are to differ from the defaults.
 type variables []string
 
-// measured are the variables that a bench sets itself.
-var measured = []string{
+// reservedVariables are the variables that a bench sets itself.
+var reservedVariables = []string{
 	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES",
 	"BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
 	"BACKPRESSURE_RATE_LIMIT_WINDOW", "INGEST_MAX_BACKLOG",
@@ -45,7 +45,7 @@ func (s *variables) env() ([]string, error) {
 		switch {
 		case !ok || name == "":
 			return nil, usagef("--set %q: write it as NAME=VALUE", kv)
-		case slices.Contains(measured, name):
+		case slices.Contains(reservedVariables, name):
 			return nil, usagef("--set %s: the bench sets this itself; see its flags", kv)
 		}
 		env[i] = "BULKACTION_" + strings.TrimPrefix(kv, "BULKACTION_")
@@ -64,20 +64,20 @@ func (s *variables) env() ([]string, error) {
 	return env, nil
 }
 
-// jobsExperiment is experiment for what runs one fleet and so many jobs.
-func (r *Root) jobsExperiment(
+// prepareFleet is experiment for what runs one fleet and so many jobs.
+func (r *Root) prepareFleet(
 	f *bench.FleetOptions, set *variables, jobs int,
 ) (progress func(done int), done func(), err error) {
 	var o bench.Options
-	if done, err = r.experiment(&o, set); err != nil {
+	if done, err = r.prepareExperiment(&o, set); err != nil {
 		return nil, nil, err
 	}
 	f.Role, f.Env = o.Role, o.Env
 	return func(n int) { o.Progress("jobs", int64(n), int64(jobs)) }, done, nil
 }
 
-// someOf refuses parts of an experiment that it has not.
-func someOf(only, parts []string) error {
+// checkParts refuses parts of an experiment that it has not.
+func checkParts(only, parts []string) error {
 	for _, part := range only {
 		if !slices.Contains(parts, part) {
 			return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
@@ -86,9 +86,9 @@ func someOf(only, parts []string) error {
 	return nil
 }
 
-// experiment tells an experiment what this program is, and shows how far it is until
+// prepareExperiment tells an experiment what this program is, and shows how far it is until
 // done is called.
-func (r *Root) experiment(o *bench.Options, set *variables) (done func(), err error) {
+func (r *Root) prepareExperiment(o *bench.Options, set *variables) (done func(), err error) {
 	if o.Env, err = set.env(); err != nil {
 		return nil, err
 	}
@@ -102,8 +102,8 @@ func (r *Root) experiment(o *bench.Options, set *variables) (done func(), err er
 	o.Progress = func(part string, done, total int64) {
 		mu.Lock()
 		defer mu.Unlock()
-		bar.say(part, "")
-		bar.set(done, max(total, 1))
+		bar.setText(part, "")
+		bar.setProgress(done, max(total, 1))
 	}
 	return bar.stop, nil
 }

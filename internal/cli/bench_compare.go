@@ -28,7 +28,7 @@ func newBenchCompare(r *Root, set *variables) *cobra.Command {
 				return err
 			}
 			o.Base = []string{args[0], "role"}
-			done, err := r.experiment(&o.Options, set)
+			done, err := r.prepareExperiment(&o.Options, set)
 			if err != nil {
 				return err
 			}
@@ -56,7 +56,7 @@ func newBenchCompare(r *Root, set *variables) *cobra.Command {
 }
 
 func checkCompare(o bench.CompareOptions, program string) error {
-	if err := someOf(o.Only, bench.CompareVariants()); err != nil {
+	if err := checkParts(o.Only, bench.CompareVariants()); err != nil {
 		return err
 	}
 	for _, f := range []struct {

@@ -28,7 +28,7 @@ func newBenchCongestion(r *Root, set *variables) *cobra.Command {
 			if quick {
 				o.RPS *= 10
 			}
-			done, err := r.experiment(&o.Options, set)
+			done, err := r.prepareExperiment(&o.Options, set)
 			if err != nil {
 				return err
 			}

@@ -18,14 +18,14 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 		Short: "Small tenants beside a noisy one, weights, lanes, and what fairness costs",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := someOf(o.Only, parts); err != nil {
+			if err := checkParts(o.Only, parts); err != nil {
 				return err
 			}
 			if o.NoisyJobs < 2000 {
 				return usagef("--noisy-jobs %d: must be at least 2000, so that the small tenants find it there",
 					o.NoisyJobs)
 			}
-			done, err := r.experiment(&o.Options, set)
+			done, err := r.prepareExperiment(&o.Options, set)
 			if err != nil {
 				return err
 			}

@@ -40,7 +40,7 @@ func newBenchLimits(r *Root, set *variables) *cobra.Command {
 			if o.Seconds < 0 || o.RPS < 100 || o.Parallel < 1 {
 				return usagef("--seconds must not be negative, --rps at least 100, --parallel at least 1")
 			}
-			done, err := r.experiment(&o.Options, set)
+			done, err := r.prepareExperiment(&o.Options, set)
 			if err != nil {
 				return err
 			}

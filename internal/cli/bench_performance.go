@@ -23,7 +23,7 @@ func newBenchLatency(r *Root, set *variables) *cobra.Command {
 			if o.Seconds < 1 {
 				return usagef("--seconds %d: must be at least 1", o.Seconds)
 			}
-			progress, done, err := r.jobsExperiment(&o.FleetOptions, set, o.Rate*o.Seconds)
+			progress, done, err := r.prepareFleet(&o.FleetOptions, set, o.Rate*o.Seconds)
 			if err != nil {
 				return err
 			}
@@ -31,7 +31,7 @@ func newBenchLatency(r *Root, set *variables) *cobra.Command {
 			result, err := bench.RunLatency(cmd.Context(), o)
 			done()
 			if err != nil || r.JSON {
-				return errors.Join(err, r.printUnless(err, result))
+				return errors.Join(err, r.printUnlessFailed(err, result))
 			}
 			t := newTable(r.Out)
 			row := func(what string, q bench.Quantiles) {
@@ -62,7 +62,7 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 			if o.Jobs < 10 {
 				return usagef("--jobs %d: must be at least 10", o.Jobs)
 			}
-			progress, done, err := r.jobsExperiment(&o.FleetOptions, set, o.Jobs)
+			progress, done, err := r.prepareFleet(&o.FleetOptions, set, o.Jobs)
 			if err != nil {
 				return err
 			}
@@ -70,7 +70,7 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 			result, err := bench.RunBigGroup(cmd.Context(), o)
 			done()
 			if err != nil || r.JSON {
-				return errors.Join(err, r.printUnless(err, result))
+				return errors.Join(err, r.printUnlessFailed(err, result))
 			}
 			t := newTable(r.Out)
 			t.row("jobs", fmt.Sprintf("%s, a file of %.0f MB", thousands(int64(result.Jobs)), result.FileMB))
@@ -97,7 +97,7 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 		Short: "The whole table of docs/performance.md, a good ten minutes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := someOf(o.Only, parts); err != nil {
+			if err := checkParts(o.Only, parts); err != nil {
 				return err
 			}
 			if o.Rounds < 1 {
@@ -106,7 +106,7 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 			if o.Quick && !cmd.Flags().Changed("rounds") {
 				o.Rounds = 1
 			}
-			done, err := r.experiment(&o.Options, set)
+			done, err := r.prepareExperiment(&o.Options, set)
 			if err != nil {
 				return err
 			}

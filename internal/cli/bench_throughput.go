@@ -36,7 +36,7 @@ func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 				}
 				o.Brief = true
 			}
-			progress, done, err := r.jobsExperiment(&o.FleetOptions, set, o.Jobs)
+			progress, done, err := r.prepareFleet(&o.FleetOptions, set, o.Jobs)
 			if err != nil {
 				return err
 			}
@@ -161,7 +161,7 @@ func newBenchCeiling(r *Root, set *variables) *cobra.Command {
 			}
 			result, err := bench.RunCeiling(cmd.Context(), o)
 			if err != nil || r.JSON {
-				return errors.Join(err, r.printUnless(err, result))
+				return errors.Join(err, r.printUnlessFailed(err, result))
 			}
 			t := newTable(r.Out)
 			t.row("jobs a second", thousands(int64(result.JobsPerSecond)))
@@ -178,8 +178,8 @@ func newBenchCeiling(r *Root, set *variables) *cobra.Command {
 	return cmd
 }
 
-// printUnless prints what was measured, unless it was not.
-func (r *Root) printUnless(err error, v any) error {
+// printUnlessFailed prints what was measured, unless it was not.
+func (r *Root) printUnlessFailed(err error, v any) error {
 	if err != nil {
 		return nil
 	}

@@ -13,15 +13,15 @@ func newCancel(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel GROUP",
 		Short: "End a group at once: nothing of it starts any more",
-		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Cancel, ""),
+		Args:  requireGroup,
+		RunE:  r.groupCommand((*client.API).Cancel, ""),
 	}
 }
 
-// onGroup runs a command of the API on a group. People are told what it did, where its status
+// groupCommand runs a command of the API on a group. People are told what it did, where its status
 // does not show it.
-func (r *Root) onGroup(
-	do func(*client.API, context.Context, string) (api.Accepted, error), did string,
+func (r *Root) groupCommand(
+	do func(*client.API, context.Context, string) (api.Accepted, error), pauseState string,
 ) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		a, err := r.API()
@@ -32,20 +32,20 @@ func (r *Root) onGroup(
 		if err != nil {
 			return err
 		}
-		if r.JSON && did != "" {
+		if r.JSON && pauseState != "" {
 			return r.Print(struct {
 				api.Accepted
 				Paused bool `json:"paused"`
-			}{accepted, did == statePaused})
+			}{accepted, pauseState == statePaused})
 		}
 		if r.JSON {
 			return r.Print(accepted)
 		}
 		t := newTable(r.Out)
-		if did == "" {
+		if pauseState == "" {
 			t.row(accepted.ID, accepted.Status)
 		} else {
-			t.row(accepted.ID, accepted.Status, did)
+			t.row(accepted.ID, accepted.Status, pauseState)
 		}
 		return t.flush()
 	}

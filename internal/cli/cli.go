@@ -22,7 +22,7 @@ import (
 
 // Exit codes.
 const (
-	exitFine        = 0
+	exitOK          = 0
 	exitError       = 1
 	exitUsage       = 2
 	exitFailedJobs  = 3
@@ -51,7 +51,7 @@ type Root struct {
 	IO
 	JSON    bool // --json
 	address string
-	ran     bool // flags and arguments were right
+	started bool // flags and arguments were right
 	area    *barArea
 }
 
@@ -100,20 +100,20 @@ func (r *Root) command(all []Command) *cobra.Command {
 	flags.BoolVar(&r.JSON, "json", false, "print JSON: an object, or a line for each of many")
 	for _, c := range all {
 		cmd := c(r)
-		r.noteRun(cmd)
+		r.recordStart(cmd)
 		root.AddCommand(cmd)
 	}
 	return root
 }
 
-// noteRun tells errors about flags and arguments from those of the command itself.
-func (r *Root) noteRun(cmd *cobra.Command) {
+// recordStart tells errors about flags and arguments from those of the command itself.
+func (r *Root) recordStart(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
-		r.noteRun(sub)
+		r.recordStart(sub)
 	}
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			r.ran = true
+			r.started = true
 			return run(cmd, args)
 		}
 	}
@@ -155,19 +155,19 @@ func (r *Root) exitCode(ctx context.Context, err error) int {
 	var usage *usageError
 	switch {
 	case err == nil, errors.Is(err, syscall.EPIPE):
-		return exitFine // who read our output has had enough of it
+		return exitOK // who read our output has had enough of it
 	case ctx.Err() != nil:
 		r.Notef("bulkaction: interrupted")
-		r.advise(err)
+		r.printAdvice(err)
 		return exitInterrupted
 	case errors.As(err, &failed):
-		r.tell(err)
+		r.printError(err)
 		return exitFailedJobs
-	case errors.As(err, &usage) || !r.ran:
-		r.tell(err)
+	case errors.As(err, &usage) || !r.started:
+		r.printError(err)
 		r.Notef("See `bulkaction --help`, or `bulkaction COMMAND --help`.")
 		return exitUsage
 	}
-	r.tell(err)
+	r.printError(err)
 	return exitError
 }

@@ -87,7 +87,7 @@ func TestWrongUsage(t *testing.T) {
 func TestHelpIsFine(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}, {"help", "submit"}, {"submit", "--help"}, {"--version"}} {
 		got := console{}.exec(t.Context(), args...)
-		require.Equal(t, exitFine, got.code)
+		require.Equal(t, exitOK, got.code)
 		require.NotEmpty(t, got.out)
 		require.Empty(t, got.err)
 	}
@@ -102,15 +102,15 @@ func TestMoreCommands(t *testing.T) {
 		return &cobra.Command{Use: "extra", RunE: func(*cobra.Command, []string) error { return r.Print(map[string]int{"jobs": 1}) }}
 	}
 	code := Main(t.Context(), []string{"extra"}, IO{In: strings.NewReader(""), Out: &out, Err: &out}, demo)
-	require.Equal(t, exitFine, code)
+	require.Equal(t, exitOK, code)
 	require.Equal(t, "{\"jobs\":1}\n", out.String())
 }
 
 func TestAddressOfTheAPI(t *testing.T) {
 	f := newFakeAPI(t)
 	t.Setenv("BULKACTION_API", strings.TrimPrefix(f.URL, "http://"))
-	require.Equal(t, exitFine, console{}.exec(t.Context(), "stats", "--json").code)
-	require.Equal(t, exitFine, console{}.exec(t.Context(), "stats", "--json", "--api", f.URL+"/").code)
+	require.Equal(t, exitOK, console{}.exec(t.Context(), "stats", "--json").code)
+	require.Equal(t, exitOK, console{}.exec(t.Context(), "stats", "--json", "--api", f.URL+"/").code)
 	require.Equal(t, []string{"GET /v1/stats", "GET /v1/stats"}, f.calls)
 }
 
@@ -154,11 +154,11 @@ func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
 func TestBrokenPipe(t *testing.T) {
 	f := newFakeAPI(t)
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
-	f.letters = 10
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	f.deadLetterCount = 10
 	for _, args := range []string{"results g", "status g", "status g --json", "watch g", "watch g --json", "dead-letters", "stats", "submit --type T --payload 1"} {
 		got := f.exec(t.Context(), console{out: brokenPipe{}}, strings.Fields(args)...)
-		require.Equal(t, exitFine, got.code, args)
+		require.Equal(t, exitOK, got.code, args)
 		require.Empty(t, got.err, args)
 	}
 }
@@ -169,7 +169,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
 func TestLostOutputIsAnError(t *testing.T) {
 	f := newFakeAPI(t)
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
 	for _, args := range []string{"results g", "status g", "watch g", "stats", "cancel g"} {
 		require.Equal(t, exitError, f.exec(t.Context(), console{out: fullDisk{}}, strings.Fields(args)...).code, args)
 	}
@@ -177,8 +177,8 @@ func TestLostOutputIsAnError(t *testing.T) {
 
 func TestInterrupted(t *testing.T) {
 	f := newFakeAPI(t)
-	f.hold = true
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	f.keepOpen = true
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
 	for _, args := range []string{"watch g", "watch g --json", "submit --type T --id g --payload 1 --wait", "submit --type T --id h --payload 1 --wait --json"} {
 		for _, terminal := range []bool{false, true} {
 			f.mu.Lock()
@@ -203,11 +203,11 @@ func TestInterrupted(t *testing.T) {
 
 func TestVerdict(t *testing.T) {
 	var failed *failedJobsError
-	require.NoError(t, verdict(api.Group{Status: api.StatusRunning, Counts: api.Counts{Failed: 3}}))
-	require.NoError(t, verdict(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3}}))
-	require.NoError(t, verdict(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Cancelled: 3}}))
-	require.ErrorAs(t, verdict(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3, Failed: 1}}), &failed)
-	require.ErrorAs(t, verdict(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Failed: 1}}), &failed)
-	require.ErrorAs(t, verdict(api.Group{Status: api.StatusFailed}), &failed)
+	require.NoError(t, failedJobs(api.Group{Status: api.StatusRunning, Counts: api.Counts{Failed: 3}}))
+	require.NoError(t, failedJobs(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3}}))
+	require.NoError(t, failedJobs(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Cancelled: 3}}))
+	require.ErrorAs(t, failedJobs(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3, Failed: 1}}), &failed)
+	require.ErrorAs(t, failedJobs(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Failed: 1}}), &failed)
+	require.ErrorAs(t, failedJobs(api.Group{Status: api.StatusFailed}), &failed)
 	require.Empty(t, advice(errors.New("something else")))
 }

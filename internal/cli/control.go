@@ -16,8 +16,8 @@ func newPause(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "pause GROUP",
 		Short: "Start nothing of a group any more, until it is resumed; running jobs finish",
-		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Pause, statePaused),
+		Args:  requireGroup,
+		RunE:  r.groupCommand((*client.API).Pause, statePaused),
 	}
 }
 
@@ -25,27 +25,27 @@ func newResume(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume GROUP",
 		Short: "Let a group go on that was paused",
-		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Resume, stateResumed),
+		Args:  requireGroup,
+		RunE:  r.groupCommand((*client.API).Resume, stateResumed),
 	}
 }
 
 func newType(r *Root) *cobra.Command {
-	return family("type", "Pause and resume job types; `stats` shows those that are paused",
+	return parentCommand("type", "Pause and resume job types; `stats` shows those that are paused",
 		&cobra.Command{
 			Use:   "pause TYPE",
 			Short: "Start no job of a type any more, until it is resumed; running ones finish",
-			Args:  oneID("type"),
-			RunE: r.switching(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
-				r.noteUnknownType(ctx, a, id)
+			Args:  requireID("type"),
+			RunE: r.pauseOrResume(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
+				r.warnUnknownType(ctx, a, id)
 				return a.PauseType(ctx, id)
 			}),
 		},
 		&cobra.Command{
 			Use:   "resume TYPE",
 			Short: "Let a type go on that was paused",
-			Args:  oneID("type"),
-			RunE:  r.switching((*client.API).ResumeType),
+			Args:  requireID("type"),
+			RunE:  r.pauseOrResume((*client.API).ResumeType),
 		})
 }
 
@@ -55,9 +55,9 @@ const (
 	stateResumed = "resumed"
 )
 
-// noteUnknownType tells who pauses a type of which nothing is known: it may be a slip of the pen,
+// warnUnknownType tells who pauses a type of which nothing is known: it may be a slip of the pen,
 // or come before its first job.
-func (r *Root) noteUnknownType(ctx context.Context, a *client.API, typ string) {
+func (r *Root) warnUnknownType(ctx context.Context, a *client.API, typ string) {
 	stats, err := a.Stats(ctx)
 	if err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ }) {
 		return // an error comes again from the call itself
@@ -69,8 +69,8 @@ func (r *Root) noteUnknownType(ctx context.Context, a *client.API, typ string) {
 	)
 }
 
-// noteUnknownTenant is the same for a tenant.
-func (r *Root) noteUnknownTenant(ctx context.Context, a *client.API, tenant string) {
+// warnUnknownTenant is the same for a tenant.
+func (r *Root) warnUnknownTenant(ctx context.Context, a *client.API, tenant string) {
 	if _, err := a.Tenant(ctx, tenant); isNotFound(err) {
 		r.Notef(
 			"Nothing is known of the tenant %s: it has neither groups nor settings. It stays paused until "+
@@ -80,8 +80,8 @@ func (r *Root) noteUnknownTenant(ctx context.Context, a *client.API, tenant stri
 	}
 }
 
-// switching runs a call that pauses or resumes what is no group.
-func (r *Root) switching(
+// pauseOrResume runs a call that pauses or resumes what is no group.
+func (r *Root) pauseOrResume(
 	do func(*client.API, context.Context, string) (api.Paused, error),
 ) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
@@ -106,10 +106,10 @@ func (r *Root) switching(
 	}
 }
 
-// family is a command that only has others below it.
-func family(name, short string, members ...*cobra.Command) *cobra.Command {
-	names := make([]string, len(members))
-	for i, m := range members {
+// parentCommand is a command that only has others below it.
+func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Command {
+	names := make([]string, len(subcommands))
+	for i, m := range subcommands {
 		names[i] = m.Name()
 	}
 	cmd := &cobra.Command{
@@ -120,12 +120,12 @@ func family(name, short string, members ...*cobra.Command) *cobra.Command {
 			return usagef("%s needs to know what to do: %s", name, strings.Join(names, ", "))
 		},
 	}
-	cmd.AddCommand(members...)
+	cmd.AddCommand(subcommands...)
 	return cmd
 }
 
-// oneID wants exactly one id of something.
-func oneID(kind string) cobra.PositionalArgs {
+// requireID wants exactly one id of something.
+func requireID(kind string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
 			return usagef("%s needs the id of one %s, got %d arguments", cmd.Name(), kind, len(args))

@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-func (f *fakeAPI) switchOver(w http.ResponseWriter, r *http.Request) {
+func (f *fakeAPI) pauseOrResume(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusAccepted, api.Paused{ID: r.PathValue("id"), Paused: r.PathValue("verb") == "pause", Links: map[string]string{}})
 }
 
@@ -28,7 +28,7 @@ func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
 	l := api.TenantList{Tenants: []api.Tenant{}}
 	for _, id := range slices.Sorted(maps.Keys(f.tenants)) {
 		if id > r.URL.Query().Get("cursor") && l.Cursor == "" {
-			l.Tenants = append(l.Tenants, f.shown(id))
+			l.Tenants = append(l.Tenants, f.tenantDocument(id))
 			if len(l.Tenants) == 2 {
 				l.Cursor = id
 			}
@@ -44,7 +44,7 @@ func (f *fakeAPI) tenant(w http.ResponseWriter, r *http.Request) {
 		problem(w, http.StatusNotFound, "tenant "+r.PathValue("id")+": not found")
 		return
 	}
-	reply(w, http.StatusOK, f.shown(r.PathValue("id")))
+	reply(w, http.StatusOK, f.tenantDocument(r.PathValue("id")))
 }
 
 func (f *fakeAPI) setTenant(w http.ResponseWriter, r *http.Request) {
@@ -58,10 +58,10 @@ func (f *fakeAPI) setTenant(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	f.tenants[r.PathValue("id")] = set
-	reply(w, http.StatusOK, f.shown(r.PathValue("id")))
+	reply(w, http.StatusOK, f.tenantDocument(r.PathValue("id")))
 }
 
-func (f *fakeAPI) shown(id string) api.Tenant {
+func (f *fakeAPI) tenantDocument(id string) api.Tenant {
 	set, at := f.tenants[id], epoch
 	t := api.Tenant{
 		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority, Active: true, Unfinished: 12345, NonReady: 678, JobsPerSecond: 9.5, ActiveTenants: 3,
@@ -74,7 +74,7 @@ func (f *fakeAPI) shown(id string) api.Tenant {
 	return t
 }
 
-func theWhy(job string) api.Why {
+func fakeWhy(job string) api.Why {
 	at := epoch
 	return api.Why{
 		Job: job, Reason: api.WhyRate, Detail: "Its tenant acme has used up the limit.", Until: &at, Position: ptr(int64(1234)), EstimateSeconds: ptr(83.4),
@@ -85,7 +85,7 @@ func theWhy(job string) api.Why {
 func (f *fakeAPI) why(w http.ResponseWriter, r *http.Request) {
 	if g, unlock := f.find(w, r); g != nil {
 		defer unlock()
-		reply(w, http.StatusOK, theWhy(g.ID+".0"))
+		reply(w, http.StatusOK, fakeWhy(g.ID+".0"))
 	}
 }
 
@@ -97,7 +97,7 @@ func (f *fakeAPI) job(w http.ResponseWriter, r *http.Request) {
 	defer unlock()
 	j := api.Job{ID: g.ID + "." + r.PathValue("ordinal"), Group: g.ID, State: "in_flight", Attempts: 1}
 	if r.PathValue("ordinal") != "0" {
-		why := theWhy(j.ID)
+		why := fakeWhy(j.ID)
 		j.State, j.Waiting, j.Why, j.Until = "non_ready", why.Reason, &why, why.Until
 		j.LastError = &api.JobError{Code: "SMTP_451", Error: "later \x1b[31m", At: epoch}
 	}
@@ -106,12 +106,12 @@ func (f *fakeAPI) job(w http.ResponseWriter, r *http.Request) {
 
 func TestPauseAndResume(t *testing.T) {
 	f := newFakeAPI(t)
-	f.hold = true
-	groupOf(t, f)
-	require.Equal(t, run{exitFine, "g   RUNNING   paused\n", ""}, f.exec(t.Context(), console{}, "pause", "g"))
-	require.True(t, f.of(t, "g").Paused)
-	require.Equal(t, run{exitFine, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
-	require.False(t, f.of(t, "g").Paused)
+	f.keepOpen = true
+	submitGroup(t, f)
+	require.Equal(t, run{exitOK, "g   RUNNING   paused\n", ""}, f.exec(t.Context(), console{}, "pause", "g"))
+	require.True(t, f.groupByID(t, "g").Paused)
+	require.Equal(t, run{exitOK, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
+	require.False(t, f.groupByID(t, "g").Paused)
 	f.groups["g"].finish()
 	got := f.exec(t.Context(), console{}, "pause", "g")
 	require.Equal(t, exitError, got.code)
@@ -119,14 +119,14 @@ func TestPauseAndResume(t *testing.T) {
 
 	for kind, root := range map[string]string{"tenant": "/v1/tenants/x/", "type": "/v1/types/x/"} {
 		got := f.exec(t.Context(), console{}, kind, "pause", "x")
-		require.Equal(t, run{exitFine, "x   paused\n", got.err}, got)
+		require.Equal(t, run{exitOK, "x   paused\n", got.err}, got)
 		require.Contains(t, got.err, "Nothing is known of the "+kind+" x")
-		require.Equal(t, run{exitFine, `{"id":"x","paused":false,"links":{}}` + "\n", ""}, f.exec(t.Context(), console{}, kind, "resume", "x", "--json"))
+		require.Equal(t, run{exitOK, `{"id":"x","paused":false,"links":{}}` + "\n", ""}, f.exec(t.Context(), console{}, kind, "resume", "x", "--json"))
 		require.True(t, f.called("POST "+root+"pause") && f.called("POST "+root+"resume"))
 	}
 	f.tenants["known"] = api.TenantSettings{}
-	require.Equal(t, run{exitFine, "known   paused\n", ""}, f.exec(t.Context(), console{}, "tenant", "pause", "known"))
-	require.Equal(t, run{exitFine, "SEND_EMAIL   paused\n", ""}, f.exec(t.Context(), console{}, "type", "pause", "SEND_EMAIL"))
+	require.Equal(t, run{exitOK, "known   paused\n", ""}, f.exec(t.Context(), console{}, "tenant", "pause", "known"))
+	require.Equal(t, run{exitOK, "SEND_EMAIL   paused\n", ""}, f.exec(t.Context(), console{}, "type", "pause", "SEND_EMAIL"))
 }
 
 func TestTenantSet(t *testing.T) {
@@ -142,18 +142,18 @@ func TestTenantSet(t *testing.T) {
 	} {
 		f.bodies = nil
 		got := f.exec(t.Context(), console{}, append([]string{"tenant", "set", "acme", "--json"}, strings.Fields(c.flags)...)...)
-		require.Equal(t, exitFine, got.code, got.err)
+		require.Equal(t, exitOK, got.code, got.err)
 		require.Equal(t, []string{c.body}, f.bodies, c.flags)
 		var shown api.Tenant
 		require.NoError(t, json.Unmarshal([]byte(got.out), &shown))
-		require.Equal(t, f.shown("acme"), shown)
+		require.Equal(t, f.tenantDocument("acme"), shown)
 	}
 }
 
 func TestTenantShow(t *testing.T) {
 	f := newFakeAPI(t)
 	f.tenants["acme"] = api.TenantSettings{Weight: ptr(2.5), BasePriority: ptr(int64(-1234))}
-	require.Equal(t, run{exitFine, `Tenant            acme
+	require.Equal(t, run{exitOK, `Tenant            acme
 State             active
 Limit a second    share
 Weight            2.5
@@ -222,7 +222,7 @@ func TestSubmitForThePast(t *testing.T) {
 	f := newFakeAPI(t)
 	for at, says := range map[string]string{"2020-01-31T09:00:00Z": "--run-at 2020-01-31T09:00:00Z is in the past: the jobs start at once.\n", "10m": ""} {
 		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1", "--run-at", at)
-		require.Equal(t, run{exitFine, "g\n", says}, got)
+		require.Equal(t, run{exitOK, "g\n", says}, got)
 	}
 }
 
@@ -232,12 +232,12 @@ func TestTenantLs(t *testing.T) {
 		f.tenants[fmt.Sprint("t", i)] = api.TenantSettings{RPS: ptr(float64(i) + 0.5)}
 	}
 	got := f.exec(t.Context(), console{}, "tenant", "ls")
-	require.Equal(t, exitFine, got.code)
+	require.Equal(t, exitOK, got.code)
 	lines := strings.Split(strings.TrimSpace(got.out), "\n")
 	require.Len(t, lines, 5, "all pages")
 	var last api.Tenant
 	require.NoError(t, json.Unmarshal([]byte(lines[4]), &last))
-	require.Equal(t, f.shown("t4"), last)
+	require.Equal(t, f.tenantDocument("t4"), last)
 	got = f.exec(t.Context(), console{outIsTerm: true}, "tenant", "ls")
 	require.Equal(t, "TENANT                   STATE           RPS   WEIGHT   UNFINISHED    NON-READY  PER SEC\n"+
 		"t0                       active          0.5        1       12,345          678      9.5", strings.Join(strings.Split(got.out, "\n")[:2], "\n"))
@@ -245,7 +245,7 @@ func TestTenantLs(t *testing.T) {
 
 func TestWhy(t *testing.T) {
 	f := newFakeAPI(t)
-	groupOf(t, f)
+	submitGroup(t, f)
 	const said = `Waits for         rate
 Why               Its tenant acme has used up the limit.
 Not before        2030-01-02 03:04:05Z
@@ -253,17 +253,17 @@ Jobs before it    1,234
 Starts in about   1m23s
 Limit             12.5 a second for its tenant; 12 of 12 used in this window of 1000 ms
 `
-	require.Equal(t, run{exitFine, "Job               g.0\n" + said, ""}, f.exec(t.Context(), console{}, "why", "g"))
-	require.Equal(t, run{exitFine, "Job               g.1\nState             non ready\n" + said +
+	require.Equal(t, run{exitOK, "Job               g.0\n" + said, ""}, f.exec(t.Context(), console{}, "why", "g"))
+	require.Equal(t, run{exitOK, "Job               g.1\nState             non ready\n" + said +
 		"Last error        SMTP_451: later  [31m (2030-01-02 03:04:05Z)\n", ""}, f.exec(t.Context(), console{}, "why", "g", "1"))
-	require.Equal(t, run{exitFine, "Job     g.0\nState   in flight\n", ""}, f.exec(t.Context(), console{}, "why", "g", "0"))
+	require.Equal(t, run{exitOK, "Job     g.0\nState   in flight\n", ""}, f.exec(t.Context(), console{}, "why", "g", "0"))
 
 	var why api.Why
 	require.NoError(t, json.Unmarshal([]byte(f.exec(t.Context(), console{}, "why", "g", "--json").out), &why))
-	require.Equal(t, theWhy("g.0"), why)
+	require.Equal(t, fakeWhy("g.0"), why)
 	var j api.Job
 	require.NoError(t, json.Unmarshal([]byte(f.exec(t.Context(), console{}, "why", "g", "1", "--json").out), &j))
-	require.Equal(t, theWhy("g.1"), *j.Why)
+	require.Equal(t, fakeWhy("g.1"), *j.Why)
 }
 
 func TestStatsShowsWhatIsPaused(t *testing.T) {
@@ -278,7 +278,7 @@ func TestStatsShowsWhatIsPaused(t *testing.T) {
 func TestSubmitCSVWithoutJobs(t *testing.T) {
 	for _, content := range []string{"", "\n \r\n\t"} {
 		f := newFakeAPI(t)
-		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", content))
+		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", content))
 		require.Equal(t, exitError, got.code)
 		require.Contains(t, got.err, "there is nothing in it\nA CSV file begins with a header row")
 		require.Empty(t, f.calls)
@@ -287,23 +287,23 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 		require.Empty(t, f.calls)
 	}
 	f := newFakeAPI(t)
-	f.refuse = "the header row names a twice"
-	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", "a,a\n1,2\n"))
+	f.refusal = "the header row names a twice"
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,a\n1,2\n"))
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "group g has no jobs and is cancelled")
-	require.Equal(t, api.StatusCancelled, f.of(t, "g").Status)
+	require.Equal(t, api.StatusCancelled, f.groupByID(t, "g").Status)
 
 	f = newFakeAPI(t)
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal", "--payload", "1").code)
-	f.refuse = "the header row names a twice"
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", "a,a\n1,2\n"))
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal", "--payload", "1").code)
+	f.refusal = "the header row names a twice"
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,a\n1,2\n"))
 	require.Equal(t, exitError, got.code)
-	require.NotEqual(t, api.StatusCancelled, f.of(t, "g").Status, "it has jobs of before")
+	require.NotEqual(t, api.StatusCancelled, f.groupByID(t, "g").Status, "it has jobs of before")
 
 	f = newFakeAPI(t) // blank lines may come first
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file(t, "a.csv", "\n\nto\na@example.com\n"))
-	require.Equal(t, exitFine, got.code)
-	require.Len(t, f.of(t, "g").jobs, 1)
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "\n\nto\na@example.com\n"))
+	require.Equal(t, exitOK, got.code)
+	require.Len(t, f.groupByID(t, "g").jobs, 1)
 }
 
 func TestBarsOnATerminalWithoutASize(t *testing.T) {
@@ -334,9 +334,9 @@ func TestMissingMail(t *testing.T) {
 	require.NoError(t, err)
 	t.Setenv("BULKACTION_SMTP_HOST", host)
 	t.Setenv("BULKACTION_SMTP_PORT", port)
-	require.Empty(t, missingMail(t.Context()))
+	require.Empty(t, unreachableMailServer(t.Context()))
 	require.NoError(t, l.Close())
-	require.Equal(t, net.JoinHostPort(host, port), missingMail(t.Context()))
+	require.Equal(t, net.JoinHostPort(host, port), unreachableMailServer(t.Context()))
 	t.Setenv("BULKACTION_WORKER_TYPES", "NOOP,HTTP")
-	require.Empty(t, missingMail(t.Context()))
+	require.Empty(t, unreachableMailServer(t.Context()))
 }

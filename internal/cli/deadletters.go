@@ -28,11 +28,11 @@ func newDeadLetters(r *Root) *cobra.Command {
 			wanted := func(d api.DeadLetter) bool {
 				return (code == "" || d.Code == code) && (group == "" || d.Group == group)
 			}
-			letters := first(limit, only(wanted, a.DeadLetters(cmd.Context())), &more)
+			letters := firstN(limit, filter(wanted, a.DeadLetters(cmd.Context())), &more)
 			const format = "%-20v %-24v %-16v %-16v %-20v %v"
 			head := fmt.Sprintf(format, "AT", "JOB", "TENANT", "TYPE", "CODE", "ERROR")
 			err = printLines(r, letters, head, func(d api.DeadLetter) string {
-				return fmt.Sprintf(format, stamp(d.At), d.Job, d.Tenant, d.Type, d.Code, d.Error)
+				return fmt.Sprintf(format, formatTime(d.At), d.Job, d.Tenant, d.Type, d.Code, d.Error)
 			})
 			if more {
 				r.Notef("These are the newest %d; --limit 0 prints all.", limit)
@@ -46,8 +46,8 @@ func newDeadLetters(r *Root) *cobra.Command {
 	return cmd
 }
 
-// only is the items that are wanted.
-func only[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, error] {
+// filter is the items that are wanted.
+func filter[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for item, err := range items {
 			if (err != nil || wanted(item)) && !yield(item, err) {
@@ -57,8 +57,8 @@ func only[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, er
 	}
 }
 
-// first is at most n items, all when n is 0. More becomes true when some were left out.
-func first[T any](n int, items iter.Seq2[T, error], more *bool) iter.Seq2[T, error] {
+// firstN is at most n items, all when n is 0. More becomes true when some were left out.
+func firstN[T any](n int, items iter.Seq2[T, error], more *bool) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		seen := 0
 		for item, err := range items {

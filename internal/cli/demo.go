@@ -113,7 +113,7 @@ func (b *bars) show(groups []api.Group) {
 		if b.byGroup[g.ID] == nil {
 			b.byGroup[g.ID] = b.r.newBar(g.Tenant, g.Counts.Accepted)
 		}
-		b.byGroup[g.ID].show(g)
+		b.byGroup[g.ID].showGroup(g)
 	}
 }
 

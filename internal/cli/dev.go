@@ -17,9 +17,9 @@ import (
 
 var errDev = errors.New("the roles could not be run: the lines above say why")
 
-// missingMail is the address of the mail server that is configured, when nothing listens there; ""
+// unreachableMailServer is the address of the mail server that is configured, when nothing listens there; ""
 // when all is well.
-func missingMail(ctx context.Context) string {
+func unreachableMailServer(ctx context.Context) string {
 	if types := os.Getenv("BULKACTION_WORKER_TYPES"); types != "" && !strings.Contains(types, "SEND_EMAIL") {
 		return ""
 	}
@@ -44,7 +44,7 @@ func newDev(r *Root) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Environ, o.Log = os.Environ(), r.Err
-			embedded, mail := o.RedisURL == "", missingMail(cmd.Context())
+			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
 			o.Started = func(api, redis string) {
 				if embedded {
 					r.Notef(

@@ -66,22 +66,22 @@ func (e *failedJobsError) Error() string {
 	return fmt.Sprintf("group %s ended with %d failed jobs of %d", e.group, e.failed, e.of)
 }
 
-// verdict is nil for a group that has not ended, or ended without failed jobs.
-func verdict(g api.Group) error {
+// failedJobs is nil for a group that has not ended, or ended without failed jobs.
+func failedJobs(g api.Group) error {
 	if !g.Status.Ended() || (g.Counts.Failed == 0 && g.Status != api.StatusFailed) {
 		return nil
 	}
 	return &failedJobsError{group: g.ID, failed: g.Counts.Failed, of: g.Counts.Accepted}
 }
 
-// tell writes an error and its advice.
-func (r *Root) tell(err error) {
-	r.Notef("bulkaction: %s", clean(err.Error()))
-	r.advise(err)
+// printError writes an error and its advice.
+func (r *Root) printError(err error) {
+	r.Notef("bulkaction: %s", printable(err.Error()))
+	r.printAdvice(err)
 }
 
-// advise writes what to do next.
-func (r *Root) advise(err error) {
+// printAdvice writes what to do next.
+func (r *Root) printAdvice(err error) {
 	if hint := advice(err); hint != "" {
 		r.Notef("%s", hint)
 	}
@@ -115,8 +115,8 @@ func advice(err error) string {
 	return ""
 }
 
-// oneGroup wants exactly the id of a group.
-func oneGroup(cmd *cobra.Command, args []string) error {
+// requireGroup wants exactly the id of a group.
+func requireGroup(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usagef("%s needs the id of one group, got %d arguments", cmd.Name(), len(args))
 	}

@@ -28,15 +28,15 @@ var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 // has "fail" fails.
 type fakeAPI struct {
 	*httptest.Server
-	mu      sync.Mutex
-	groups  map[string]*fakeGroup
-	calls   []string // method and path
-	busy    int      // appends to refuse with 429
-	letters int      // dead letters there are
-	hold    bool     // sealed groups don't end by themselves
-	tenants map[string]api.TenantSettings
-	bodies  []string // of PUT
-	refuse  string   // answers an append with 422
+	mu              sync.Mutex
+	groups          map[string]*fakeGroup
+	calls           []string // method and path
+	busyAppends     int      // appends to refuse with 429
+	deadLetterCount int      // dead letters there are
+	keepOpen        bool     // sealed groups don't end by themselves
+	tenants         map[string]api.TenantSettings
+	bodies          []string // of PUT
+	refusal         string   // answers an append with 422
 }
 
 type fakeGroup struct {
@@ -58,7 +58,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/groups/{id}/{what}", f.list)
 	mux.HandleFunc("GET /v1/groups/{id}/why", f.why)
 	mux.HandleFunc("GET /v1/groups/{id}/jobs/{ordinal}", f.job)
-	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.switchOver)
+	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.pauseOrResume)
 	mux.HandleFunc("GET /v1/tenants", f.listTenants)
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
 	mux.HandleFunc("PUT /v1/tenants/{id}", f.setTenant)
@@ -146,7 +146,7 @@ func (g *fakeGroup) add(jobs []messages.Job) {
 func (f *fakeAPI) seal(g *fakeGroup) {
 	g.Sealed = true
 	g.Status = api.StatusRunning
-	if !f.hold {
+	if !f.keepOpen {
 		g.finish()
 	}
 	g.change()
@@ -183,14 +183,14 @@ func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer unlock()
-	if f.busy > 0 {
-		f.busy--
+	if f.busyAppends > 0 {
+		f.busyAppends--
 		w.Header().Set("Retry-After", "0")
 		problem(w, http.StatusTooManyRequests, "too much work is waiting")
 		return
 	}
-	if f.refuse != "" {
-		problem(w, http.StatusUnprocessableEntity, f.refuse)
+	if f.refusal != "" {
+		problem(w, http.StatusUnprocessableEntity, f.refusal)
 		return
 	}
 	got := api.Appended{Rejected: []api.LineError{}}
@@ -305,10 +305,10 @@ func (f *fakeAPI) deadLetters(w http.ResponseWriter, r *http.Request) {
 	from := 0
 	_, _ = fmt.Sscan(r.URL.Query().Get("cursor"), &from)
 	l := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
-	for i := from; i < min(from+page, f.letters); i++ {
+	for i := from; i < min(from+page, f.deadLetterCount); i++ {
 		l.DeadLetters = append(l.DeadLetters, api.DeadLetter{Job: fmt.Sprintf("g.%d", i), Tenant: "acme", Group: "g", Ordinal: int64(i), Type: "SEND_EMAIL", Code: "SMTP_550", Error: "no", At: epoch})
 	}
-	if from+page < f.letters {
+	if from+page < f.deadLetterCount {
 		l.Cursor = fmt.Sprint(from + page)
 	}
 	reply(w, http.StatusOK, l)
@@ -331,8 +331,8 @@ func (f *fakeAPI) called(call string) bool {
 	return slices.Contains(f.calls, call)
 }
 
-// of returns a group.
-func (f *fakeAPI) of(t *testing.T, id string) fakeGroup {
+// groupByID returns a group.
+func (f *fakeAPI) groupByID(t *testing.T, id string) fakeGroup {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	require.Contains(t, f.groups, id)

@@ -11,18 +11,18 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// groupOf submits group g of two jobs, of which one fails.
-func groupOf(t *testing.T, f *fakeAPI) {
+// submitGroup submits group g of two jobs, of which one fails.
+func submitGroup(t *testing.T, f *fakeAPI) {
 	t.Helper()
 	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--tenant", "acme", "--id", "g", "--name", "Spring", "--payload", `"ok"`, "--payload", `"fail"`)
-	require.Equal(t, exitFine, got.code, got.err)
+	require.Equal(t, exitOK, got.code, got.err)
 	require.Equal(t, "g\n", got.out)
 	require.Empty(t, got.err)
 }
 
 func TestStatus(t *testing.T) {
 	f := newFakeAPI(t)
-	groupOf(t, f)
+	submitGroup(t, f)
 	got := f.exec(t.Context(), console{}, "status", "g")
 	require.Equal(t, exitFailedJobs, got.code)
 	require.Equal(t, `Group      g
@@ -62,16 +62,16 @@ completed   2030-01-02 03:05:05Z
 	require.Equal(t, exitFailedJobs, got.code)
 	var g api.Group
 	require.NoError(t, json.Unmarshal([]byte(got.out), &g))
-	require.Equal(t, f.of(t, "g").Group, g)
+	require.Equal(t, f.groupByID(t, "g").Group, g)
 	require.Equal(t, 1, strings.Count(got.out, "\n"))
 }
 
 func TestStatusOfARunningGroup(t *testing.T) {
 	f := newFakeAPI(t)
-	f.hold = true
-	groupOf(t, f)
+	f.keepOpen = true
+	submitGroup(t, f)
 	f.groups["g"].Counts.Failed = 1
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "status", "g").code, "it may still be retried")
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "status", "g").code, "it may still be retried")
 }
 
 func TestGroupText(t *testing.T) {
@@ -83,13 +83,13 @@ func TestGroupText(t *testing.T) {
 	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", -1234567: "-1,234,567", -100: "-100"} {
 		require.Equal(t, want, thousands(n))
 	}
-	require.Equal(t, "a [2Jb c", clean("a\x1b[2Jb\nc"))
-	require.Equal(t, "ab…", short("abcd", 3))
+	require.Equal(t, "a [2Jb c", printable("a\x1b[2Jb\nc"))
+	require.Equal(t, "ab…", truncate("abcd", 3))
 }
 
 func TestResultsAndFailures(t *testing.T) {
 	f := newFakeAPI(t)
-	groupOf(t, f)
+	submitGroup(t, f)
 	const result = `{"ordinal":0,"duration_ms":1.5,"attempts":1,"data":{"cost":"<1>"}}` + "\n"
 	const failure = `{"ordinal":1,"code":"SMTP_550","error":"no such user \u001b[31m<x>","attempts":4,"at":"2030-01-02T03:04:05Z"}` + "\n"
 	for _, c := range []struct {
@@ -107,28 +107,28 @@ func TestResultsAndFailures(t *testing.T) {
 			"1          SMTP_550             4        2030-01-02 03:04:05Z no such user  [31m<x>\n"},
 	} {
 		got := f.exec(t.Context(), c.console, strings.Fields(c.args)...)
-		require.Equal(t, run{exitFine, c.want, ""}, got, c.args)
+		require.Equal(t, run{exitOK, c.want, ""}, got, c.args)
 	}
 }
 
 func TestCancelAndRetry(t *testing.T) {
 	f := newFakeAPI(t)
-	groupOf(t, f)
+	submitGroup(t, f)
 	got := f.exec(t.Context(), console{}, "cancel", "g")
 	require.Equal(t, exitError, got.code)
 	require.Equal(t, "bulkaction: cancel group g: 409 Conflict: group g is COMPLETED: cancel is not possible\n", got.err)
 
-	require.Equal(t, run{exitFine, "g   RUNNING\n", ""}, f.exec(t.Context(), console{}, "retry", "g"))
-	require.Equal(t, 2, f.of(t, "g").Round)
+	require.Equal(t, run{exitOK, "g   RUNNING\n", ""}, f.exec(t.Context(), console{}, "retry", "g"))
+	require.Equal(t, 2, f.groupByID(t, "g").Round)
 	got = f.exec(t.Context(), console{}, "cancel", "g", "--json")
-	require.Equal(t, run{exitFine, `{"id":"g","status":"CANCELLED","links":{"self":"/v1/groups/g"}}` + "\n", ""}, got)
+	require.Equal(t, run{exitOK, `{"id":"g","status":"CANCELLED","links":{"self":"/v1/groups/g"}}` + "\n", ""}, got)
 }
 
 func TestDeadLetters(t *testing.T) {
 	f := newFakeAPI(t)
-	f.letters = 7
+	f.deadLetterCount = 7
 	got := f.exec(t.Context(), console{}, "dead-letters")
-	require.Equal(t, exitFine, got.code)
+	require.Equal(t, exitOK, got.code)
 	require.Equal(t, 7, strings.Count(got.out, "\n"))
 	require.Empty(t, got.err)
 	var first api.DeadLetter
@@ -136,7 +136,7 @@ func TestDeadLetters(t *testing.T) {
 	require.Equal(t, "g.0", first.Job)
 
 	got = f.exec(t.Context(), console{outIsTerm: true}, "dead-letters", "--limit", "3")
-	require.Equal(t, exitFine, got.code)
+	require.Equal(t, exitOK, got.code)
 	require.Equal(t, "AT                   JOB                      TENANT           TYPE             CODE                 ERROR", strings.Split(got.out, "\n")[0])
 	require.Equal(t, 4, strings.Count(got.out, "\n"))
 	require.Equal(t, "These are the newest 3; --limit 0 prints all.\n", got.err)
@@ -150,7 +150,7 @@ func TestDeadLetters(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	f := newFakeAPI(t)
-	require.Equal(t, run{exitFine, `Groups               12
+	require.Equal(t, run{exitOK, `Groups               12
 Active tenants       3
 Started per second   1234.6
 Rate limit           10,000 a second, fixed window of 1000 ms, elastic; 42 used in this window
@@ -177,8 +177,8 @@ f-1     fetcher, not running   empty=1 fetched=5   2030-01-02 03:04:05Z
 
 func TestWatch(t *testing.T) {
 	f := newFakeAPI(t)
-	f.hold = true
-	groupOf(t, f)
+	f.keepOpen = true
+	submitGroup(t, f)
 	watched := make(chan run)
 	go func() { watched <- f.exec(t.Context(), console{}, "watch", "g") }()
 	require.Eventually(t, func() bool { return f.called("GET /v1/groups/g/events") }, waitFor, tick)
@@ -201,7 +201,7 @@ func TestWatch(t *testing.T) {
 
 func TestWatchOnATerminal(t *testing.T) {
 	f := newFakeAPI(t)
-	groupOf(t, f)
+	submitGroup(t, f)
 	got := f.exec(t.Context(), console{terminal: true, outIsTerm: true}, "watch", "g")
 	require.Equal(t, exitFailedJobs, got.code)
 	require.True(t, strings.HasPrefix(got.out, "Group      g\n"), "the bar shows the states: %s", got.out)

@@ -40,7 +40,7 @@ func (r *Root) newBar(name string, total int64) *bar {
 	}
 	r.area.bars++
 	b := &bar{root: r, name: name}
-	b.say("", "")
+	b.setText("", "")
 	b.bar = r.area.container.AddBar(total,
 		mpb.BarWidth(24),
 		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string { return *b.label.Load() }, decor.WCSyncSpaceR)),
@@ -62,8 +62,8 @@ func barOutput(out io.Writer, size func(fd int) (width, height int, err error)) 
 	return out
 }
 
-// say changes the texts behind the bar's name and behind the bar.
-func (b *bar) say(state, note string) {
+// setText changes the texts behind the bar's name and behind the bar.
+func (b *bar) setText(state, note string) {
 	if b == nil {
 		return
 	}
@@ -76,8 +76,8 @@ func (b *bar) say(state, note string) {
 	b.note.Store(&note)
 }
 
-// set moves the bar.
-func (b *bar) set(current, total int64) {
+// setProgress moves the bar.
+func (b *bar) setProgress(current, total int64) {
 	if b == nil {
 		return
 	}
@@ -85,8 +85,8 @@ func (b *bar) set(current, total int64) {
 	b.bar.SetCurrent(current)
 }
 
-// show moves the bar to where a group is.
-func (b *bar) show(g api.Group) {
+// showGroup moves the bar to where a group is.
+func (b *bar) showGroup(g api.Group) {
 	if b == nil {
 		return
 	}
@@ -94,8 +94,8 @@ func (b *bar) show(g api.Group) {
 	if g.Counts.Failed > 0 {
 		note += ", " + thousands(g.Counts.Failed) + " failed"
 	}
-	b.say(groupState(g), note)
-	b.set(g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
+	b.setText(groupState(g), note)
+	b.setProgress(g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
 // stop leaves the bar as it is. With the last bar, Err is free again. It may be called again.

@@ -10,7 +10,7 @@ func newResults(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "results GROUP",
 		Short: "Print the results of a group's done jobs, a line of JSON each",
-		Args:  oneGroup,
+		Args:  requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
 			if err != nil {

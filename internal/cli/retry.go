@@ -10,7 +10,7 @@ func newRetry(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "retry GROUP",
 		Short: "Run the failed jobs of an ended group again",
-		Args:  oneGroup,
-		RunE:  r.onGroup((*client.API).Retry, ""),
+		Args:  requireGroup,
+		RunE:  r.groupCommand((*client.API).Retry, ""),
 	}
 }

@@ -25,7 +25,7 @@ func newRole(*Root) *cobra.Command {
 		ValidArgs: roles.Names,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main reads flags from behind the program's name
-			app.Main(args[0], profiled(profile, journaled(dir, roles.ByName(args[0]))))
+			app.Main(args[0], withProfile(profile, withJournal(dir, roles.ByName(args[0]))))
 			return nil
 		},
 	}
@@ -34,8 +34,8 @@ func newRole(*Root) *cobra.Command {
 	return cmd
 }
 
-// journaled has a role note its permits and starts in dir, if any.
-func journaled(dir string, run roles.Role) roles.Role {
+// withJournal has a role note its permits and starts in dir, if any.
+func withJournal(dir string, run roles.Role) roles.Role {
 	if dir == "" {
 		return run
 	}
@@ -49,8 +49,8 @@ func journaled(dir string, run roles.Role) roles.Role {
 	}
 }
 
-// profiled has a role write a CPU profile to a file, if any.
-func profiled(name string, run roles.Role) roles.Role {
+// withProfile has a role write a CPU profile to a file, if any.
+func withProfile(name string, run roles.Role) roles.Role {
 	if name == "" {
 		return run
 	}

@@ -55,7 +55,7 @@ func statsTable(out io.Writer, s api.Stats) error {
 	}
 	t.section("WORKER", "ACTIVE", "OF", "SERVES", "SEEN")
 	for _, w := range s.Workers {
-		seen := stamp(w.SeenAt)
+		seen := formatTime(w.SeenAt)
 		if w.ShuttingDown {
 			seen += ", shutting down"
 		}
@@ -67,7 +67,7 @@ func statsTable(out io.Writer, s api.Stats) error {
 		if !st.Running {
 			role += ", not running"
 		}
-		t.row(st.ID, role, countsText(st.Counts), stamp(st.SeenAt))
+		t.row(st.ID, role, countsText(st.Counts), formatTime(st.SeenAt))
 	}
 	return t.flush()
 }

@@ -12,7 +12,7 @@ func newStatus(r *Root) *cobra.Command {
 		Short: "Show a group: counts, failures by code, aggregate, timestamps",
 		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 when it " +
 			"has ended with failed jobs.",
-		Args: oneGroup,
+		Args: requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
 			if err != nil {
@@ -25,7 +25,7 @@ func newStatus(r *Root) *cobra.Command {
 			if err := r.showGroup(g); err != nil {
 				return err
 			}
-			return verdict(g)
+			return failedJobs(g)
 		},
 	}
 }

@@ -77,7 +77,7 @@ func (s *submission) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	return s.verdict(out)
+	return s.checkOutcome(out)
 }
 
 func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error) {
@@ -87,7 +87,7 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 		if err != nil {
 			return submitted{}, err
 		}
-		return describe(a.SubmitJSON(ctx, body))
+		return newSubmitted(a.SubmitJSON(ctx, body))
 	}
 	g, err := s.group(cmd.Flags())
 	if err != nil {
@@ -97,15 +97,15 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 		s.root.Notef("--run-at %s is in the past: the jobs start at once.", s.runAt)
 	}
 	if s.file == "" {
-		return describe(a.Submit(ctx, g))
+		return newSubmitted(a.Submit(ctx, g))
 	}
 	if g.ID == "" {
 		g.ID = uuid.NewString() // known beforehand, so that it can be told when the submission breaks off
 	}
-	return s.stream(ctx, a, g)
+	return s.submitFile(ctx, a, g)
 }
 
-func describe(accepted api.Accepted, err error) (submitted, error) {
+func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
 	return submitted{ID: accepted.ID, Status: accepted.Status, Links: accepted.Links}, err
 }
 
@@ -122,10 +122,10 @@ func (s *submission) await(ctx context.Context, a *client.API, out *submitted) e
 	return groupTable(s.root.Out, g)
 }
 
-// verdict says whether what was asked for has come about.
-func (s *submission) verdict(out submitted) error {
+// checkOutcome says whether what was asked for has come about.
+func (s *submission) checkOutcome(out submitted) error {
 	if g := out.Group; g != nil {
-		if err := verdict(*g); err != nil {
+		if err := failedJobs(*g); err != nil {
 			return err
 		}
 		if g.Status == api.StatusCancelled {

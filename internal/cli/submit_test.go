@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-func file(t *testing.T, name, content string) string {
+func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
@@ -31,22 +31,22 @@ func TestSubmitFlags(t *testing.T) {
 		"--priority", "high", "--max-retries", "0", "--job-timeout", "90s", "--failure-threshold", "0.5", "--run-at", "2030-01-31T09:00:00Z",
 		"--aggregate", "as=cost,op=sum,field=data.cost", "--aggregate", "as=n,op=count",
 		"--payload", `{"to":"a@example.com"}`, "--payload", "[1,2]")
-	require.Equal(t, run{exitFine, "g\n", ""}, got)
+	require.Equal(t, run{exitOK, "g\n", ""}, got)
 	at := time.Date(2030, 1, 31, 9, 0, 0, 0, time.UTC)
 	require.Equal(t, &messages.SubmitGroup{
 		ID: "g", Tenant: "acme", Name: "Spring sale", Type: "SEND_EMAIL", Priority: messages.LaneHigh, MaxRetries: ptr(0),
 		JobTimeout: messages.Duration(90 * time.Second), RunAt: &at, FailureThreshold: ptr(0.5), Seal: true,
 		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
 		Jobs:      []messages.Job{{Payload: json.RawMessage(`{"to":"a@example.com"}`)}, {Payload: json.RawMessage("[1,2]")}},
-	}, f.of(t, "g").submitted)
+	}, f.groupByID(t, "g").submitted)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--payload", "1", "--json")
-	require.Equal(t, run{exitFine, `{"id":"made-up-1","status":"COMPLETED","links":{"self":"/v1/groups/made-up-1"}}` + "\n", ""}, got)
-	require.Equal(t, &messages.SubmitGroup{ID: "made-up-1", Type: "NOOP", Seal: true, Jobs: []messages.Job{{Payload: json.RawMessage("1")}}}, f.of(t, "made-up-1").submitted)
+	require.Equal(t, run{exitOK, `{"id":"made-up-1","status":"COMPLETED","links":{"self":"/v1/groups/made-up-1"}}` + "\n", ""}, got)
+	require.Equal(t, &messages.SubmitGroup{ID: "made-up-1", Type: "NOOP", Seal: true, Jobs: []messages.Job{{Payload: json.RawMessage("1")}}}, f.groupByID(t, "made-up-1").submitted)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--id", "open", "--no-seal")
-	require.Equal(t, exitFine, got.code)
-	require.False(t, f.of(t, "open").Sealed)
+	require.Equal(t, exitOK, got.code)
+	require.False(t, f.groupByID(t, "open").Sealed)
 }
 
 func TestParseRunAt(t *testing.T) {
@@ -85,19 +85,19 @@ func TestSubmitFile(t *testing.T) {
 			f := newFakeAPI(t)
 			path := "-"
 			if c.name != "" {
-				path = file(t, c.name, c.content)
+				path = writeFile(t, c.name, c.content)
 			}
 			args := append([]string{"submit", "--type", "T", "--id", "g", "--file", path}, c.args...)
 			got := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
-			require.Equal(t, run{exitFine, "g\n", ""}, got)
-			g := f.of(t, "g")
+			require.Equal(t, run{exitOK, "g\n", ""}, got)
+			g := f.groupByID(t, "g")
 			require.Len(t, g.jobs, c.jobs)
 			require.True(t, g.Sealed)
 			require.False(t, g.submitted.Seal, "only when all jobs are there")
 
 			again := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
 			require.Equal(t, got, again, "the same command may run again")
-			require.Len(t, f.of(t, "g").jobs, c.jobs)
+			require.Len(t, f.groupByID(t, "g").jobs, c.jobs)
 		})
 	}
 }
@@ -105,11 +105,11 @@ func TestSubmitFile(t *testing.T) {
 func TestSubmitExample(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--file", "../../examples/recipients.csv", "--json")
-	require.Equal(t, exitFine, got.code, got.err)
+	require.Equal(t, exitOK, got.code, got.err)
 	var out submitted
 	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
 	require.EqualValues(t, 20, *out.Accepted)
-	require.Len(t, f.of(t, out.ID).jobs, 20)
+	require.Len(t, f.groupByID(t, out.ID).jobs, 20)
 }
 
 func TestSubmitFileThatIsNotThere(t *testing.T) {
@@ -125,9 +125,9 @@ func TestSubmitFileThatIsNotThere(t *testing.T) {
 
 func TestSubmitFileOnATerminal(t *testing.T) {
 	f := newFakeAPI(t)
-	path := file(t, "a.ndjson", strings.Repeat("{\"payload\":1}\n", 6000))
+	path := writeFile(t, "a.ndjson", strings.Repeat("{\"payload\":1}\n", 6000))
 	got := f.exec(t.Context(), console{terminal: true}, "submit", "--type", "T", "--id", "g", "--file", path, "--wait")
-	require.Equal(t, exitFine, got.code)
+	require.Equal(t, exitOK, got.code)
 	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"), got.out)
 	require.Contains(t, got.err, "sending")
 	require.Contains(t, got.err, "6,000 lines (100%)")
@@ -136,7 +136,7 @@ func TestSubmitFileOnATerminal(t *testing.T) {
 
 func TestSubmitWithBadLines(t *testing.T) {
 	f := newFakeAPI(t)
-	path := file(t, "a.ndjson", "{\"payload\":1}\n{\"pay\":2}\n{\"payload\":3}\n"+strings.Repeat("x\n", 30))
+	path := writeFile(t, "a.ndjson", "{\"payload\":1}\n{\"pay\":2}\n{\"payload\":3}\n"+strings.Repeat("x\n", 30))
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", path)
 	require.Equal(t, exitError, got.code)
 	require.Equal(t, "g\n", got.out)
@@ -146,7 +146,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 	require.Contains(t, lines[19], "line 22: ")
 	require.Equal(t, "and 11 more lines", lines[20])
 	require.Equal(t, "bulkaction: 31 lines were refused; the other 2 jobs of group g are accepted", lines[21])
-	require.True(t, f.of(t, "g").Sealed)
+	require.True(t, f.groupByID(t, "g").Sealed)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--file", path, "--json", "--wait")
 	require.Equal(t, exitError, got.code)
@@ -157,17 +157,17 @@ func TestSubmitWithBadLines(t *testing.T) {
 	require.Len(t, out.Rejected, 31)
 	require.EqualValues(t, 2, out.Group.Counts.Done)
 
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", file(t, "b.ndjson", "x\n"))
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", writeFile(t, "b.ndjson", "x\n"))
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "bulkaction: not one of 1 lines was accepted, so that group i is cancelled\n")
 	require.Empty(t, got.out)
-	require.EqualValues(t, "CANCELLED", f.of(t, "i").Status)
+	require.EqualValues(t, "CANCELLED", f.groupByID(t, "i").Status)
 }
 
 func TestSubmitWaits(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1", "--wait")
-	require.Equal(t, exitFine, got.code, got.err)
+	require.Equal(t, exitOK, got.code, got.err)
 	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"))
 	require.Empty(t, got.err)
 
@@ -178,13 +178,13 @@ func TestSubmitWaits(t *testing.T) {
 	require.EqualValues(t, "COMPLETED", out.Status)
 	require.EqualValues(t, 1, out.Group.Counts.Failed)
 
-	f.hold = true
+	f.keepOpen = true
 	waited := make(chan run)
 	go func() {
 		waited <- f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--payload", "1", "--wait")
 	}()
 	require.Eventually(t, func() bool { return f.called("GET /v1/groups/i/events") }, waitFor, tick)
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "cancel", "i").code)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "i").code)
 	got = <-waited
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "group i was cancelled: 1 jobs did not run")
@@ -193,11 +193,11 @@ func TestSubmitWaits(t *testing.T) {
 func TestSubmitBody(t *testing.T) {
 	f := newFakeAPI(t)
 	const body = `{"id": "g", "type": "T", "seal": true, "jobs": [{"payload": 1}]}`
-	require.Equal(t, run{exitFine, "g\n", ""}, f.exec(t.Context(), console{}, "submit", "--body", file(t, "body.json", body)))
-	require.Len(t, f.of(t, "g").jobs, 1)
+	require.Equal(t, run{exitOK, "g\n", ""}, f.exec(t.Context(), console{}, "submit", "--body", writeFile(t, "body.json", body)))
+	require.Len(t, f.groupByID(t, "g").jobs, 1)
 	got := f.exec(t.Context(), console{in: strings.NewReader(strings.Replace(body, "g", "h", 1))}, "submit", "--body", "-", "--wait")
-	require.Equal(t, exitFine, got.code)
-	require.Len(t, f.of(t, "h").jobs, 1)
+	require.Equal(t, exitOK, got.code)
+	require.Len(t, f.groupByID(t, "h").jobs, 1)
 
 	for content, want := range map[string]string{
 		"{":             "is not the JSON of a group",
@@ -211,16 +211,16 @@ func TestSubmitBody(t *testing.T) {
 
 func TestSubmitBearsWithABusyServer(t *testing.T) {
 	f := newFakeAPI(t)
-	f.busy = 3
+	f.busyAppends = 3
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
-	require.Equal(t, run{exitFine, "g\n", ""}, got)
-	require.Len(t, f.of(t, "g").jobs, 1)
+	require.Equal(t, run{exitOK, "g\n", ""}, got)
+	require.Len(t, f.groupByID(t, "g").jobs, 1)
 }
 
 func TestSubmitThatBreaksOff(t *testing.T) {
 	f := newFakeAPI(t)
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)
-	require.Equal(t, exitFine, f.exec(t.Context(), console{}, "cancel", "g").code)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "g").code)
 	f.groups["g"].Sealed = true
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)

@@ -58,13 +58,13 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&v.wait, "wait", false, "follow the group to its end")
 }
 
-// withBody are the flags that go together with --body.
-var withBody = map[string]bool{"body": true, "wait": true, "json": true, "api": true}
+// allowedWithBody are the flags that go together with --body.
+var allowedWithBody = map[string]bool{"body": true, "wait": true, "json": true, "api": true}
 
 // check finds flags that don't go together.
 func (v *flagValues) check(f *pflag.FlagSet) error {
 	var errs []string
-	say := func(format string, args ...any) { errs = append(errs, fmt.Sprintf(format, args...)) }
+	addError := func(format string, args ...any) { errs = append(errs, fmt.Sprintf(format, args...)) }
 	sources := 0
 	for _, name := range []string{"file", "payload", "body"} {
 		if f.Changed(name) {
@@ -73,31 +73,31 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	}
 	switch {
 	case sources > 1:
-		say("--file, --payload and --body exclude each other")
+		addError("--file, --payload and --body exclude each other")
 	case sources == 0 && !v.noSeal:
-		say("where are the jobs? Give --file, --payload or --body, or --no-seal to append them later")
+		addError("where are the jobs? Give --file, --payload or --body, or --no-seal to append them later")
 	}
 	f.Visit(func(fl *pflag.Flag) {
-		if f.Changed("body") && sources == 1 && !withBody[fl.Name] {
-			say("--%s does not go with --body, which says all", fl.Name)
+		if f.Changed("body") && sources == 1 && !allowedWithBody[fl.Name] {
+			addError("--%s does not go with --body, which says all", fl.Name)
 		}
 	})
 	if !f.Changed("body") && v.typ == "" {
-		say("--type is missing")
+		addError("--type is missing")
 	}
 	for _, id := range []struct{ flag, value string }{{"type", v.typ}, {"tenant", v.tenant}, {"id", v.id}} {
 		if id.value != "" && !messages.ValidID(id.value) {
-			say("--%s %q: must match ^[A-Za-z0-9._-]{1,128}$", id.flag, id.value)
+			addError("--%s %q: must match ^[A-Za-z0-9._-]{1,128}$", id.flag, id.value)
 		}
 	}
 	if !slices.Contains([]string{"", client.PriorityHigh, client.PriorityNormal, client.PriorityLow}, v.priority) {
-		say("--priority %q: must be high, normal or low", v.priority)
+		addError("--priority %q: must be high, normal or low", v.priority)
 	}
 	if f.Changed("format") && v.file == "" {
-		say("--format goes with --file")
+		addError("--format goes with --file")
 	}
 	if v.wait && v.noSeal {
-		say("--wait would wait for ever with --no-seal")
+		addError("--wait would wait for ever with --no-seal")
 	}
 	if len(errs) > 0 {
 		return &usageError{strings.Join(errs, "; ")}

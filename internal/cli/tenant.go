@@ -16,22 +16,22 @@ import (
 )
 
 func newTenant(r *Root) *cobra.Command {
-	return family("tenant", "List, show, limit, weigh, pause and resume tenants",
+	return parentCommand("tenant", "List, show, limit, weigh, pause and resume tenants",
 		newTenantLs(r), newTenantShow(r), newTenantSet(r),
 		&cobra.Command{
 			Use:   "pause TENANT",
 			Short: "Start nothing of a tenant any more, until it is resumed; running jobs finish",
-			Args:  oneID("tenant"),
-			RunE: r.switching(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
-				r.noteUnknownTenant(ctx, a, id)
+			Args:  requireID("tenant"),
+			RunE: r.pauseOrResume(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
+				r.warnUnknownTenant(ctx, a, id)
 				return a.PauseTenant(ctx, id)
 			}),
 		},
 		&cobra.Command{
 			Use:   "resume TENANT",
 			Short: "Let a tenant go on that was paused",
-			Args:  oneID("tenant"),
-			RunE:  r.switching((*client.API).ResumeTenant),
+			Args:  requireID("tenant"),
+			RunE:  r.pauseOrResume((*client.API).ResumeTenant),
 		})
 }
 
@@ -59,7 +59,7 @@ func newTenantShow(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show TENANT",
 		Short: "Show a tenant: its settings, the current window, what waits, congestion",
-		Args:  oneID("tenant"),
+		Args:  requireID("tenant"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
 			if err != nil {
@@ -95,7 +95,7 @@ func newTenantSet(r *Root) *cobra.Command {
 			"as it is;\n" +
 			"with --clear it gets its default. The tenant need not have a group yet.",
 		Example: "  bulkaction tenant set acme --rps 50 --weight 2\n  bulkaction tenant set acme --clear",
-		Args:    oneID("tenant"),
+		Args:    requireID("tenant"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.check(cmd); err != nil {
 				return err
@@ -116,7 +116,7 @@ func newTenantSet(r *Root) *cobra.Command {
 					return err
 				}
 			}
-			s.put(cmd, &set)
+			s.apply(cmd, &set)
 			t, err := a.SetTenant(cmd.Context(), args[0], set)
 			if err != nil {
 				return err
@@ -150,8 +150,8 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// put changes what flags name.
-func (s *tenantFlags) put(cmd *cobra.Command, set *api.TenantSettings) {
+// apply changes what flags name.
+func (s *tenantFlags) apply(cmd *cobra.Command, set *api.TenantSettings) {
 	if cmd.Flags().Changed("rps") {
 		set.RPS = &s.rps
 	}
@@ -172,12 +172,12 @@ func (r *Root) showTenant(ctx context.Context, a *client.API, t api.Tenant) erro
 	if r.JSON {
 		return r.Print(t)
 	}
-	whole := t.Window.GlobalLimit
+	globalLimit := t.Window.GlobalLimit
 	// without it the part is shown alone
-	if stats, err := a.Stats(ctx); err == nil && whole > 0 && stats.Partitions > 1 {
-		whole = perWindow(float64(stats.RateLimit.RPS), t.Window.WindowMS)
+	if stats, err := a.Stats(ctx); err == nil && globalLimit > 0 && stats.Partitions > 1 {
+		globalLimit = perWindow(float64(stats.RateLimit.RPS), t.Window.WindowMS)
 	}
-	return tenantTable(r.Out, t, whole)
+	return tenantTable(r.Out, t, globalLimit)
 }
 
 // perWindow is the permits of a window at so many a second.
@@ -187,7 +187,7 @@ func perWindow(rps float64, windowMS int64) int64 {
 
 // tenantTable shows all of a tenant to people. Whole is the permits of a window of all
 // partitions together.
-func tenantTable(out io.Writer, n api.Tenant, whole int64) error {
+func tenantTable(out io.Writer, n api.Tenant, globalLimit int64) error {
 	t := newTable(out)
 	t.row("Tenant", n.ID)
 	t.row("State", tenantState(n))
@@ -206,24 +206,24 @@ func tenantTable(out io.Writer, n api.Tenant, whole int64) error {
 	w := n.Window
 	t.section(fmt.Sprintf("WINDOW OF %d MS", w.WindowMS), "USED", "OF")
 	t.row("tenant", thousands(w.Used), orNone(w.Limit))
-	if whole > w.GlobalLimit {
+	if globalLimit > w.GlobalLimit {
 		t.row("its partition", thousands(w.GlobalUsed),
-			fmt.Sprintf("%s, its part of %s for all tenants", thousands(w.GlobalLimit), thousands(whole)))
+			fmt.Sprintf("%s, its part of %s for all tenants", thousands(w.GlobalLimit), thousands(globalLimit)))
 	} else {
 		t.row("all tenants", thousands(w.GlobalUsed), orNone(w.GlobalLimit))
 	}
 	if w.NextPermitAt != nil {
-		t.row("next permit", stamp(*w.NextPermitAt))
+		t.row("next permit", formatTime(*w.NextPermitAt))
 	}
 
 	c := n.Congestion
 	t.section("CONGESTION", "VALUE")
 	t.row("throttles", thousands(c.Throttles))
 	t.row("returns", thousands(c.Returns))
-	t.row("mean wait", seconds(c.MeanWaitMS/1000))
-	t.row("longest wait", seconds(float64(c.LongestWaitMS)/1000))
+	t.row("mean wait", formatSeconds(c.MeanWaitMS/1000))
+	t.row("longest wait", formatSeconds(float64(c.LongestWaitMS)/1000))
 	if c.LastAt != nil {
-		t.row("last", stamp(*c.LastAt))
+		t.row("last", formatTime(*c.LastAt))
 	}
 	return t.flush()
 }
@@ -252,10 +252,10 @@ func orNone(limit int64) string {
 	return thousands(limit)
 }
 
-// seconds writes a time for people.
-func seconds(s float64) string {
+// formatSeconds writes a time for people.
+func formatSeconds(s float64) string {
 	if s < 60 {
 		return strconv.FormatFloat(math.Round(s*10)/10, 'f', -1, 64) + " s"
 	}
-	return whole(s)
+	return formatDuration(s)
 }

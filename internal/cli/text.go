@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// clean keeps what others wrote, say a partner's error message, from steering the terminal.
-func clean(s string) string {
+// printable keeps what others wrote, say a partner's error message, from steering the terminal.
+func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r
@@ -24,8 +24,8 @@ func clean(s string) string {
 	}, s)
 }
 
-// short cuts a long text.
-func short(s string, runes int) string {
+// truncate cuts a long text.
+func truncate(s string, runes int) string {
 	r := []rune(s)
 	if len(r) <= runes {
 		return s
@@ -42,7 +42,7 @@ func thousands(n int64) string {
 	return s
 }
 
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
+func formatTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
 // table aligns columns.
 type table struct{ w *tabwriter.Writer }
@@ -55,7 +55,7 @@ func (t table) row(cells ...any) {
 		if i == len(cells)-1 {
 			sep = "\n"
 		}
-		_, _ = fmt.Fprint(t.w, clean(fmt.Sprint(c)), sep) // an error comes again from Flush
+		_, _ = fmt.Fprint(t.w, printable(fmt.Sprint(c)), sep) // an error comes again from Flush
 	}
 }
 
@@ -103,7 +103,7 @@ func groupTable(out io.Writer, g api.Group) error {
 	if len(g.Aggregate) > 0 {
 		t.section("AGGREGATE", "VALUE")
 		for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
-			t.row(name, short(string(g.Aggregate[name]), 200))
+			t.row(name, truncate(string(g.Aggregate[name]), 200))
 		}
 	}
 	if len(g.Timestamps) > 0 {
@@ -113,7 +113,7 @@ func groupTable(out io.Writer, g api.Group) error {
 				slices.Index(lifecycle, a)-slices.Index(lifecycle, b))
 		})
 		for _, s := range states {
-			t.row(s, stamp(g.Timestamps[s]))
+			t.row(s, formatTime(g.Timestamps[s]))
 		}
 	}
 	return t.flush()
@@ -144,7 +144,7 @@ func progressText(g api.Group) string {
 		s += fmt.Sprintf(" (%d%%)", 100*g.Counts.Ended()/of)
 	}
 	if g.ETASeconds != nil && !g.Status.Ended() {
-		s += fmt.Sprintf(", about %s left", whole(*g.ETASeconds))
+		s += fmt.Sprintf(", about %s left", formatDuration(*g.ETASeconds))
 	}
 	return s
 }

@@ -18,7 +18,7 @@ func newWatch(r *Root) *cobra.Command {
 		Long: "Follow a group to its end: a line for each change of its state, or with --json for each " +
 			"event, then a summary.\n" +
 			"The exit code is 3 when it ends with failed jobs.",
-		Args: oneGroup,
+		Args: requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
 			if err != nil {
@@ -37,7 +37,7 @@ func newWatch(r *Root) *cobra.Command {
 					return err
 				}
 			}
-			return verdict(g)
+			return failedJobs(g)
 		},
 	}
 }
@@ -63,7 +63,7 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 		if e.Group == nil {
 			continue
 		}
-		bar.show(*e.Group)
+		bar.showGroup(*e.Group)
 		if e.Group.Status.Ended() {
 			return *e.Group, nil
 		}
@@ -78,7 +78,7 @@ func (r *Root) printState(e api.Event) error {
 	if e.Group == nil || e.Type == typeProgress || (r.IsTerminal && r.OutIsTerminal) {
 		return nil
 	}
-	line := fmt.Sprintf("%s %-11s %s, %s failed\n", stamp(e.At), e.Group.Status, progressText(*e.Group),
+	line := fmt.Sprintf("%s %-11s %s, %s failed\n", formatTime(e.At), e.Group.Status, progressText(*e.Group),
 		thousands(e.Group.Counts.Failed))
 	_, err := io.WriteString(r.Out, line)
 	return err

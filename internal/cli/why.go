@@ -80,19 +80,19 @@ func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 		t.row("Why", w.Detail)
 	}
 	if w.Until != nil {
-		t.row("Not before", stamp(*w.Until))
+		t.row("Not before", formatTime(*w.Until))
 	}
 	if w.Position != nil {
 		t.row("Jobs before it", thousands(*w.Position))
 	}
 	if w.EstimateSeconds != nil {
-		t.row("Starts in about", seconds(*w.EstimateSeconds))
+		t.row("Starts in about", formatSeconds(*w.EstimateSeconds))
 	}
 	if l := w.Limit; l != nil {
 		t.row("Limit", whyLimitText(*l))
 	}
 	if j != nil && j.LastError != nil {
-		t.row("Last error", fmt.Sprintf("%s: %s (%s)", j.LastError.Code, j.LastError.Error, stamp(j.LastError.At)))
+		t.row("Last error", fmt.Sprintf("%s: %s (%s)", j.LastError.Code, j.LastError.Error, formatTime(j.LastError.At)))
 	}
 	return t.flush()
 }
@@ -100,16 +100,16 @@ func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 func whyLimitText(l api.WhyLimit) string {
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
 	// only a part is its partition's
-	if whole := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && whole > l.PerWindow {
+	if globalPermits := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && globalPermits > l.PerWindow {
 		return fmt.Sprintf("%s a second for all tenants; its partition has %s of the %s of a window of %d ms, %s used",
-			rps, thousands(l.PerWindow), thousands(whole), l.WindowMS, thousands(l.Used))
+			rps, thousands(l.PerWindow), thousands(globalPermits), l.WindowMS, thousands(l.Used))
 	}
 	whose := map[string]string{"tenant": "its tenant", "share": "its tenant's share", "global": "all tenants"}[l.Scope]
 	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms",
 		rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
 }
 
-// whole writes seconds as 1m23s.
-func whole(s float64) string {
+// formatDuration writes seconds as 1m23s.
+func formatDuration(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
 }

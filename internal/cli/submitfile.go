@@ -16,11 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// maxToldRejects is how many refused lines people are told.
-const maxToldRejects = 20
+// maxShownRejects is how many refused lines people are told.
+const maxShownRejects = 20
 
-// stream creates a group, appends the file's jobs and seals it.
-func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) (submitted, error) {
+// submitFile creates a group, appends the file's jobs and seals it.
+func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Group) (submitted, error) {
 	csv, err := s.isCSV()
 	if err != nil {
 		return submitted{}, err
@@ -30,9 +30,9 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 		return submitted{}, err
 	}
 	defer in.Close()
-	m := &meter{Reader: in, size: size(in)}
+	m := &progressReader{Reader: in, size: size(in)}
 	if csv {
-		if m.Reader, err = s.withHeader(in); err != nil {
+		if m.Reader, err = s.requireContent(in); err != nil {
 			return submitted{}, err
 		}
 	}
@@ -43,10 +43,10 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 	}
 	appended, err := s.append(ctx, a, accepted.ID, m, csv)
 	if err != nil {
-		if refused := s.refused(ctx, a, accepted.ID, err); refused != nil {
+		if refused := s.cancelRefused(ctx, a, accepted.ID, err); refused != nil {
 			return submitted{}, refused
 		}
-		return submitted{}, s.broken(err, accepted.ID, appended)
+		return submitted{}, s.withResumeHint(err, accepted.ID, appended)
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
 		_, err := a.Cancel(ctx, accepted.ID)
@@ -55,17 +55,17 @@ func (s *submission) stream(ctx context.Context, a *client.API, g client.Group) 
 	}
 	if !s.noSeal {
 		if accepted, err = a.Seal(ctx, accepted.ID, nil); err != nil {
-			return submitted{}, s.broken(err, g.ID, appended)
+			return submitted{}, s.withResumeHint(err, g.ID, appended)
 		}
 	}
-	out, err := describe(accepted, nil)
+	out, err := newSubmitted(accepted, nil)
 	out.Accepted, out.Rejected, out.RejectedTotal = &appended.Accepted, appended.Rejected, appended.RejectedTotal
 	return out, err
 }
 
 // append sends the file with a progress bar, and tells of refused lines.
 func (s *submission) append(
-	ctx context.Context, a *client.API, group string, m *meter, csv bool,
+	ctx context.Context, a *client.API, group string, m *progressReader, csv bool,
 ) (api.Appended, error) {
 	m.bar = s.root.newBar("sending", m.size)
 	defer m.bar.stop()
@@ -77,18 +77,18 @@ func (s *submission) append(
 	appended, err := do(ctx, group, m, client.WithIdempotencyKey("bulkaction submit "+group))
 	m.bar.stop()
 	if !s.root.JSON {
-		for _, l := range appended.Rejected[:min(len(appended.Rejected), maxToldRejects)] {
-			s.root.Notef("line %d: %s", l.Line, clean(l.Error))
+		for _, l := range appended.Rejected[:min(len(appended.Rejected), maxShownRejects)] {
+			s.root.Notef("line %d: %s", l.Line, printable(l.Error))
 		}
-		if more := appended.RejectedTotal - maxToldRejects; more > 0 {
+		if more := appended.RejectedTotal - maxShownRejects; more > 0 {
 			s.root.Notef("and %s more lines", thousands(more))
 		}
 	}
 	return appended, err
 }
 
-// withHeader refuses a CSV file that has nothing in it, before there is a group for it.
-func (s *submission) withHeader(in io.Reader) (io.Reader, error) {
+// requireContent refuses a CSV file that has nothing in it, before there is a group for it.
+func (s *submission) requireContent(in io.Reader) (io.Reader, error) {
 	const enough = 64 << 10 // bytes of nothing; what follows the server judges
 	r := bufio.NewReader(in)
 	for blank := []byte{}; ; {
@@ -106,9 +106,9 @@ func (s *submission) withHeader(in io.Reader) (io.Reader, error) {
 	}
 }
 
-// refused cancels a group of which the server has not taken a single job and never will, say for a
+// cancelRefused cancels a group of which the server has not taken a single job and never will, say for a
 // bad header row. It is nil when that is not the case.
-func (s *submission) refused(ctx context.Context, a *client.API, group string, err error) error {
+func (s *submission) cancelRefused(ctx context.Context, a *client.API, group string, err error) error {
 	if e, ok := errors.AsType[*client.Error](err); !ok || e.Status != http.StatusUnprocessableEntity {
 		return nil
 	}
@@ -122,8 +122,8 @@ func (s *submission) refused(ctx context.Context, a *client.API, group string, e
 		"Put %s right and submit it as another group.", s.file)
 }
 
-// broken says how to go on after a submission that broke off.
-func (s *submission) broken(err error, group string, appended api.Appended) error {
+// withResumeHint says how to go on after a submission that broke off.
+func (s *submission) withResumeHint(err error, group string, appended api.Appended) error {
 	again := "Run the same command again to go on"
 	if s.id == "" {
 		again += fmt.Sprintf(", with --id %s", group)
@@ -157,8 +157,8 @@ func size(in io.Reader) int64 {
 	return info.Size()
 }
 
-// meter shows on a bar how much was read.
-type meter struct {
+// progressReader shows on a bar how much was read.
+type progressReader struct {
 	io.Reader
 	size  int64
 	bytes atomic.Int64
@@ -166,7 +166,7 @@ type meter struct {
 	bar   *bar
 }
 
-func (m *meter) Read(p []byte) (int, error) {
+func (m *progressReader) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
 	lines := m.lines.Add(int64(bytes.Count(p[:n], []byte("\n"))))
 	read := m.bytes.Add(int64(n))
@@ -174,7 +174,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	if m.size > 0 {
 		note += fmt.Sprintf(" (%d%%)", 100*read/m.size)
 	}
-	m.bar.say("", note)
-	m.bar.set(read, m.size)
+	m.bar.setText("", note)
+	m.bar.setProgress(read, m.size)
 	return n, err
 }
