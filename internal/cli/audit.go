@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// auditCommand is one call of audit.
+// auditCommand has the flags of one call of `bulkaction audit`.
 type auditCommand struct {
 	root                  *Root
 	url, prefix, receipts string
@@ -69,7 +69,8 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // what matters is told as an error
+	// errors are returned; log lines would only repeat them
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL:            a.url,
 		DialTimeout:    5 * time.Second,
@@ -78,7 +79,7 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // nothing is under way any more
+	defer func() { _ = conn.Close() }() // no command is running any more
 	if err := conn.Ping(ctx); err != nil {
 		return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
 	}
@@ -116,7 +117,8 @@ func (a *auditCommand) readReceipts(cmd *cobra.Command) (audit.Receipts, error) 
 	return receipts, nil
 }
 
-// keyspace is as the roles have laid it out.
+// keyspace returns the key space of the roles that use this Redis. It reads their number of
+// partitions from Redis.
 func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
 	one, err := keyspace.New(a.prefix, 1)
 	if err != nil {
@@ -140,7 +142,8 @@ func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspac
 	return keyspace.New(a.prefix, partitions)
 }
 
-// audit looks at everything, and mends it if it was told to; repairs are nil if not.
+// audit runs a full audit, after a repair if --repair was given. Without --repair it changes
+// nothing and repairs is nil.
 func (a *auditCommand) audit(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 ) (report audit.Report, repairs []audit.RepairResult, err error) {

@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// newAuditedGroup is a group of three jobs on a Redis that the command line audits.
+// newAuditedGroup stores a group of three jobs and sets the environment so that `bulkaction audit`
+// uses its Redis.
 func newAuditedGroup(t *testing.T) (*redis.Client, keyspace.Space) {
 	_, url := redistest.Mini(t)
 	const prefix = "x:"
@@ -111,8 +112,8 @@ func TestAuditReceipts(t *testing.T) {
 	}, told)
 }
 
-// Of many violations alike some are named, all are counted, and what stands for the
-// rest comes last.
+// TestAuditCountsAll: of many violations of the same kind, the audit prints 100 and a last line
+// that says how many more there are. It counts all of them.
 func TestAuditCountsAll(t *testing.T) {
 	c, space := newAuditedGroup(t)
 	p := space.OfTenant("acme")

@@ -27,10 +27,11 @@ func newBench(r *Root) *cobra.Command {
 	return cmd
 }
 
-// variables are those of the processes that are to differ from the defaults.
+// variables has the values of --set: settings of the measured processes that differ from the
+// defaults.
 type variables []string
 
-// reservedVariables are the variables that a bench sets itself.
+// reservedVariables are set by the benchmarks, so --set refuses them.
 var reservedVariables = []string{
 	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES",
 	"BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
@@ -64,7 +65,8 @@ func (s *variables) env() ([]string, error) {
 	return env, nil
 }
 
-// prepareFleet is experiment for what runs one fleet and so many jobs.
+// prepareFleet does the same as prepareExperiment for a benchmark that runs one fleet with a known
+// number of jobs.
 func (r *Root) prepareFleet(
 	f *bench.FleetOptions, set *variables, jobs int,
 ) (progress func(done int), done func(), err error) {
@@ -76,7 +78,7 @@ func (r *Root) prepareFleet(
 	return func(n int) { o.Progress("jobs", int64(n), int64(jobs)) }, done, nil
 }
 
-// checkParts refuses parts of an experiment that it has not.
+// checkParts refuses values of --only that are not parts of the benchmark.
 func checkParts(only, parts []string) error {
 	for _, part := range only {
 		if !slices.Contains(parts, part) {
@@ -86,8 +88,8 @@ func checkParts(only, parts []string) error {
 	return nil
 }
 
-// prepareExperiment tells an experiment what this program is, and shows how far it is until
-// done is called.
+// prepareExperiment fills in the options that all benchmarks have in common: the command that
+// starts a role, the values of --set, and a progress bar. The caller must call done at the end.
 func (r *Root) prepareExperiment(o *bench.Options, set *variables) (done func(), err error) {
 	if o.Env, err = set.env(); err != nil {
 		return nil, err
@@ -98,7 +100,7 @@ func (r *Root) prepareExperiment(o *bench.Options, set *variables) (done func(),
 	}
 	o.Role = []string{self, "role"}
 	bar := r.newBar("bench", 1)
-	var mu sync.Mutex // runs may go on side by side
+	var mu sync.Mutex // several runs may report at the same time
 	o.Progress = func(part string, done, total int64) {
 		mu.Lock()
 		defer mu.Unlock()

@@ -34,7 +34,7 @@ func newBenchCompare(r *Root, set *variables) *cobra.Command {
 			}
 			result, err := bench.RunCompare(cmd.Context(), o)
 			done()
-			// What was measured is shown, also when a later round failed.
+			// Complete rounds are shown also if a later round failed.
 			if out != "" {
 				err = errors.Join(err, writeJSON(out, result))
 			}

@@ -34,7 +34,7 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 			if len(result.Overrides) == 0 {
 				return err
 			}
-			// What was measured is shown, also when another part failed.
+			// The parts that succeeded are shown also if another part failed.
 			if r.JSON {
 				return errors.Join(err, r.Print(result))
 			}

@@ -112,7 +112,7 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 			}
 			result, err := bench.RunPerformance(cmd.Context(), o)
 			done()
-			// What was measured is shown, also when another part failed.
+			// The parts that succeeded are shown also if another part failed.
 			if r.JSON {
 				return errors.Join(err, r.Print(result))
 			}

@@ -178,7 +178,7 @@ func newBenchCeiling(r *Root, set *variables) *cobra.Command {
 	return cmd
 }
 
-// printUnlessFailed prints what was measured, unless it was not.
+// printUnlessFailed prints v unless err says that it was not measured.
 func (r *Root) printUnlessFailed(err error, v any) error {
 	if err != nil {
 		return nil

@@ -18,8 +18,8 @@ func newCancel(r *Root) *cobra.Command {
 	}
 }
 
-// groupCommand runs a command of the API on a group. People are told what it did, where its status
-// does not show it.
+// groupCommand returns a command that calls do for one group and prints the group's status.
+// pauseState is printed as well; it is "" for commands whose effect the status shows.
 func (r *Root) groupCommand(
 	do func(*client.API, context.Context, string) (api.Accepted, error), pauseState string,
 ) func(*cobra.Command, []string) error {

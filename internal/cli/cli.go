@@ -1,5 +1,5 @@
-// Package cli is the command line: a file a command. It hides flags, tables, progress bars, and how
-// an error becomes advice and an exit code.
+// Package cli is the command line of bulkaction, with one file for each command. It hides flags,
+// tables, progress bars, and how an error becomes a hint and an exit code.
 package cli
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Exit codes.
+// Exit codes of the process; they are a contract.
 const (
 	exitOK          = 0
 	exitError       = 1
@@ -29,15 +29,15 @@ const (
 	exitInterrupted = 130
 )
 
-// IO is where commands read and write: data to Out, all else to Err.
+// IO has the streams of a command. It writes data to Out, and everything else to Err.
 type IO struct {
 	In            io.Reader
 	Out, Err      io.Writer
-	IsTerminal    bool // Err is a terminal: progress may be shown
-	OutIsTerminal bool // Out is a terminal: lists are tables
+	IsTerminal    bool // Err is a terminal: progress bars are shown
+	OutIsTerminal bool // Out is a terminal: lists are printed as tables
 }
 
-// Std is the process's own IO.
+// Std returns the streams of this process.
 func Std() IO {
 	return IO{
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
@@ -46,26 +46,26 @@ func Std() IO {
 	}
 }
 
-// Root is what commands share: their IO and the global flags.
+// Root has what all commands share: their streams and the global flags.
 type Root struct {
 	IO
 	JSON    bool // --json
 	address string
-	started bool // flags and arguments were right
+	started bool // the command runs, so its flags and arguments are valid
 	area    *barArea
 }
 
-// Command makes one command. Its RunE returns errors and prints none of them.
+// Command creates a command. RunE of the command returns errors and does not print them.
 type Command func(*Root) *cobra.Command
 
-// commands are all that there are.
+// commands has all commands that do not come from outside of this package.
 var commands = []Command{
 	newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newPause, newResume, newRetry, newWhy,
 	newTenant, newType, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole,
 }
 
-// Main runs the command line that args say, with more commands beside the API's, and returns
-// its exit code.
+// Main runs the command line args and returns its exit code. more adds commands to those of this
+// package.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
 	cmd := r.command(append(append([]Command{}, commands...), more...))
@@ -106,7 +106,8 @@ func (r *Root) command(all []Command) *cobra.Command {
 	return root
 }
 
-// recordStart tells errors about flags and arguments from those of the command itself.
+// recordStart sets r.started when the command or one of its subcommands runs. An error before that
+// is a mistake in flags or arguments.
 func (r *Root) recordStart(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		r.recordStart(sub)
@@ -126,7 +127,7 @@ func version() string {
 	return "(devel)"
 }
 
-// API is a client of the API that --api names.
+// API returns a client for the address of --api.
 func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	address := r.address
 	if !strings.Contains(address, "://") {
@@ -139,7 +140,7 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	return client.NewAPI(address, opts...), nil
 }
 
-// Print writes v to Out as a line of JSON.
+// Print writes v to Out as one line of JSON.
 func (r *Root) Print(v any) error {
 	e := json.NewEncoder(r.Out)
 	e.SetEscapeHTML(false)
@@ -149,13 +150,13 @@ func (r *Root) Print(v any) error {
 // Notef writes a line to Err.
 func (r *Root) Notef(format string, args ...any) { _, _ = fmt.Fprintf(r.Err, format+"\n", args...) }
 
-// exitCode tells of err, and what to do next, on Err.
+// exitCode prints err with a hint on Err, and returns the exit code for it.
 func (r *Root) exitCode(ctx context.Context, err error) int {
 	var failed *failedJobsError
 	var usage *usageError
 	switch {
 	case err == nil, errors.Is(err, syscall.EPIPE):
-		return exitOK // who read our output has had enough of it
+		return exitOK // the reader of our output closed it: it needs no more
 	case ctx.Err() != nil:
 		r.Notef("bulkaction: interrupted")
 		r.printAdvice(err)

@@ -137,7 +137,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 
 	for status, advice := range map[int]string{500: "The server's log says more.", 429: "more work than it can take", 503: "Redis"} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Retry-After", "3600") // too long to be waited for
+			w.Header().Set("Retry-After", "3600") // longer than the client waits
 			problem(w, status, "")
 		}))
 		got := console{}.exec(t.Context(), "stats", "--api", srv.URL)
@@ -147,7 +147,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// brokenPipe is a pipe whose reader has left.
+// brokenPipe is a pipe whose reader has closed it.
 type brokenPipe struct{}
 
 func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }

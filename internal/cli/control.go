@@ -49,18 +49,18 @@ func newType(r *Root) *cobra.Command {
 		})
 }
 
-// What a command did.
+// States that a command prints.
 const (
 	statePaused  = "paused"
 	stateResumed = "resumed"
 )
 
-// warnUnknownType tells who pauses a type of which nothing is known: it may be a slip of the pen,
-// or come before its first job.
+// warnUnknownType warns before a type is paused that has neither jobs nor workers. The name may
+// have a typing error, or its jobs may come later.
 func (r *Root) warnUnknownType(ctx context.Context, a *client.API, typ string) {
 	stats, err := a.Stats(ctx)
 	if err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ }) {
-		return // an error comes again from the call itself
+		return // the call itself returns the same error
 	}
 	r.Notef(
 		"Nothing is known of the type %s: it has neither jobs nor workers. It stays paused until `bulkaction "+
@@ -69,7 +69,7 @@ func (r *Root) warnUnknownType(ctx context.Context, a *client.API, typ string) {
 	)
 }
 
-// warnUnknownTenant is the same for a tenant.
+// warnUnknownTenant warns before a tenant is paused that has neither groups nor settings.
 func (r *Root) warnUnknownTenant(ctx context.Context, a *client.API, tenant string) {
 	if _, err := a.Tenant(ctx, tenant); isNotFound(err) {
 		r.Notef(
@@ -80,7 +80,8 @@ func (r *Root) warnUnknownTenant(ctx context.Context, a *client.API, tenant stri
 	}
 }
 
-// pauseOrResume runs a call that pauses or resumes what is no group.
+// pauseOrResume returns a command that calls do, which pauses or resumes a tenant or type, and
+// prints the new state.
 func (r *Root) pauseOrResume(
 	do func(*client.API, context.Context, string) (api.Paused, error),
 ) func(*cobra.Command, []string) error {
@@ -106,7 +107,7 @@ func (r *Root) pauseOrResume(
 	}
 }
 
-// parentCommand is a command that only has others below it.
+// parentCommand returns a command that only has subcommands.
 func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 	names := make([]string, len(subcommands))
 	for i, m := range subcommands {
@@ -124,7 +125,8 @@ func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Com
 	return cmd
 }
 
-// requireID wants exactly one id of something.
+// requireID accepts exactly one argument: a valid id. kind names it in errors, for example
+// "tenant".
 func requireID(kind string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -134,7 +136,7 @@ func requireID(kind string) cobra.PositionalArgs {
 	}
 }
 
-// checkID refuses what can't be an id.
+// checkID returns an error unless id is valid.
 func checkID(kind, id string) error {
 	if !messages.ValidID(id) {
 		return usagef("%s id %q: must match ^[A-Za-z0-9._-]{1,128}$", kind, id)

@@ -132,7 +132,7 @@ func TestPauseAndResume(t *testing.T) {
 func TestTenantSet(t *testing.T) {
 	f := newFakeAPI(t)
 	for _, c := range []struct{ flags, body string }{
-		{"--rps 12.5", `{"rps":12.5}`}, // it is not known yet
+		{"--rps 12.5", `{"rps":12.5}`}, // the tenant is unknown before
 		{"--weight 2", `{"rps":12.5,"weight":2}`},
 		{"--base-priority -7", `{"rps":12.5,"weight":2,"base_priority":-7}`},
 		{"--rps 3 --weight 1", `{"rps":3,"weight":1,"base_priority":-7}`},
@@ -273,8 +273,8 @@ func TestStatsShowsWhatIsPaused(t *testing.T) {
 	require.NotContains(t, out.String(), "B (paused)")
 }
 
-// An empty CSV file has no header row: no group is made for it. One whose header row is refused
-// leaves none open.
+// TestSubmitCSVWithoutJobs: an empty CSV file has no header row, so no group is created for it.
+// When the server refuses the header row, the new group is cancelled.
 func TestSubmitCSVWithoutJobs(t *testing.T) {
 	for _, content := range []string{"", "\n \r\n\t"} {
 		f := newFakeAPI(t)
@@ -300,7 +300,7 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 	require.Equal(t, exitError, got.code)
 	require.NotEqual(t, api.StatusCancelled, f.groupByID(t, "g").Status, "it has jobs of before")
 
-	f = newFakeAPI(t) // blank lines may come first
+	f = newFakeAPI(t) // blank lines may precede the header row
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "\n\nto\na@example.com\n"))
 	require.Equal(t, exitOK, got.code)
 	require.Len(t, f.groupByID(t, "g").jobs, 1)

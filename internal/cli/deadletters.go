@@ -46,7 +46,7 @@ func newDeadLetters(r *Root) *cobra.Command {
 	return cmd
 }
 
-// filter is the items that are wanted.
+// filter returns the items for which wanted is true, and all errors.
 func filter[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for item, err := range items {
@@ -57,7 +57,7 @@ func filter[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, 
 	}
 }
 
-// firstN is at most n items, all when n is 0. More becomes true when some were left out.
+// firstN returns the first n items; all if n is 0. It sets *more if there are more.
 func firstN[T any](n int, items iter.Seq2[T, error], more *bool) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		seen := 0

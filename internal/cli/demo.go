@@ -76,7 +76,7 @@ func newDemo(r *Root) *cobra.Command {
 	return cmd
 }
 
-// showDemo prints the summary.
+// showDemo prints the result.
 func (r *Root) showDemo(d demo.Result) error {
 	if r.JSON {
 		return r.Print(d)
@@ -100,7 +100,7 @@ func (r *Root) showDemo(d demo.Result) error {
 	return err
 }
 
-// bars are a progress bar a group.
+// bars has one progress bar for each group.
 type bars struct {
 	r       *Root
 	byGroup map[string]*bar

@@ -17,8 +17,8 @@ import (
 
 var errDev = errors.New("the roles could not be run: the lines above say why")
 
-// unreachableMailServer is the address of the mail server that is configured, when nothing listens there; ""
-// when all is well.
+// unreachableMailServer returns the address of the configured mail server if it does not accept
+// connections and SEND_EMAIL jobs would need it; otherwise "".
 func unreachableMailServer(ctx context.Context) string {
 	if types := os.Getenv("BULKACTION_WORKER_TYPES"); types != "" && !strings.Contains(types, "SEND_EMAIL") {
 		return ""
@@ -30,7 +30,7 @@ func unreachableMailServer(ctx context.Context) string {
 	if err != nil {
 		return address
 	}
-	_ = conn.Close() // it answers: that is all that counts
+	_ = conn.Close() // it accepts connections: nothing else is checked
 	return ""
 }
 
@@ -70,7 +70,7 @@ func newDev(r *Root) *cobra.Command {
 			default:
 				return errDev
 			}
-			return nil // stopping it by a signal is how it is meant to end
+			return nil // a signal is the normal way to stop it
 		},
 	}
 	cmd.Flags().StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")

@@ -13,15 +13,15 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// usageError is a mistake in the command line that only the command could notice.
+// usageError is a mistake in the command line that a command found, so the exit code is 2.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
-// flagError says of a value that can't be read what it must be, where the library has words
-// for programmers.
+// flagError replaces the flag library's error about an invalid value by one that says what values
+// are valid.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -41,7 +41,7 @@ func flagError(err error) error {
 	return usagef("--%s %q: must be %s", bad.GetFlag().Name, bad.GetValue(), must)
 }
 
-// hintedError brings its own advice.
+// hintedError is an error with a hint of its own for the user.
 type hintedError struct {
 	error
 	hint string
@@ -53,9 +53,9 @@ func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
 
-// failedJobsError says that jobs failed, of a group that has ended.
+// failedJobsError says that a group has ended with failed jobs. Its exit code is 3.
 type failedJobsError struct {
-	group      string // "" when they are of several
+	group      string // "" if the jobs are of several groups
 	failed, of int64
 }
 
@@ -66,7 +66,7 @@ func (e *failedJobsError) Error() string {
 	return fmt.Sprintf("group %s ended with %d failed jobs of %d", e.group, e.failed, e.of)
 }
 
-// failedJobs is nil for a group that has not ended, or ended without failed jobs.
+// failedJobs returns a failedJobsError if the group has ended with failed jobs, otherwise nil.
 func failedJobs(g api.Group) error {
 	if !g.Status.Ended() || (g.Counts.Failed == 0 && g.Status != api.StatusFailed) {
 		return nil
@@ -74,13 +74,13 @@ func failedJobs(g api.Group) error {
 	return &failedJobsError{group: g.ID, failed: g.Counts.Failed, of: g.Counts.Accepted}
 }
 
-// printError writes an error and its advice.
+// printError prints an error and the hint for it.
 func (r *Root) printError(err error) {
 	r.Notef("bulkaction: %s", printable(err.Error()))
 	r.printAdvice(err)
 }
 
-// printAdvice writes what to do next.
+// printAdvice prints a hint what to do about an error, if there is one.
 func (r *Root) printAdvice(err error) {
 	if hint := advice(err); hint != "" {
 		r.Notef("%s", hint)
@@ -115,7 +115,7 @@ func advice(err error) string {
 	return ""
 }
 
-// requireGroup wants exactly the id of a group.
+// requireGroup accepts exactly one argument: the id of a group.
 func requireGroup(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usagef("%s needs the id of one group, got %d arguments", cmd.Name(), len(args))

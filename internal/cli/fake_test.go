@@ -24,19 +24,19 @@ import (
 
 var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// fakeAPI answers as the contract says. Groups end as soon as they are sealed; a job whose payload
-// has "fail" fails.
+// fakeAPI is an HTTP server with the calls of the API, without Redis. A group ends as soon as it is
+// sealed; jobs whose payload contains "fail" fail.
 type fakeAPI struct {
 	*httptest.Server
 	mu              sync.Mutex
 	groups          map[string]*fakeGroup
 	calls           []string // method and path
-	busyAppends     int      // appends to refuse with 429
-	deadLetterCount int      // dead letters there are
-	keepOpen        bool     // sealed groups don't end by themselves
+	busyAppends     int      // number of appends to refuse with 429
+	deadLetterCount int      // number of dead letters
+	keepOpen        bool     // sealed groups do not end
 	tenants         map[string]api.TenantSettings
-	bodies          []string // of PUT
-	refusal         string   // answers an append with 422
+	bodies          []string // of PUT requests
+	refusal         string   // if set, appends are answered with 422 and this text
 }
 
 type fakeGroup struct {
@@ -44,7 +44,7 @@ type fakeGroup struct {
 	submitted *messages.SubmitGroup
 	jobs      []messages.Job
 	keys      map[string]bool
-	changed   chan struct{} // closed and replaced at each change
+	changed   chan struct{} // closed and replaced when the group changes
 }
 
 func newFakeAPI(t *testing.T) *fakeAPI {
@@ -86,7 +86,8 @@ func problem(w http.ResponseWriter, status int, detail string, fields ...api.Fie
 	_ = json.NewEncoder(w).Encode(api.Problem{Title: http.StatusText(status), Status: status, Detail: detail, Fields: fields})
 }
 
-// find returns the group with the lock held, or answers 404.
+// find returns the group and a function that unlocks it. If there is no such group, it answers 404
+// and returns nil.
 func (f *fakeAPI) find(w http.ResponseWriter, r *http.Request) (*fakeGroup, func()) {
 	f.mu.Lock()
 	g := f.groups[r.PathValue("id")]
@@ -142,7 +143,7 @@ func (g *fakeGroup) add(jobs []messages.Job) {
 	g.Counts.Waiting += int64(len(jobs))
 }
 
-// seal ends the group, unless it is held.
+// seal seals a group and ends it, unless keepOpen is set.
 func (f *fakeAPI) seal(g *fakeGroup) {
 	g.Sealed = true
 	g.Status = api.StatusRunning
@@ -324,14 +325,14 @@ func (f *fakeAPI) stats(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// called says whether a call was made.
+// called says whether a request with this method and path was made.
 func (f *fakeAPI) called(call string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Contains(f.calls, call)
 }
 
-// groupByID returns a group.
+// groupByID returns a copy of a group.
 func (f *fakeAPI) groupByID(t *testing.T, id string) fakeGroup {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -339,7 +340,7 @@ func (f *fakeAPI) groupByID(t *testing.T, id string) fakeGroup {
 	return *f.groups[id]
 }
 
-// run is one run of the command line.
+// run is the result of one command: its exit code and what it printed.
 type run struct {
 	code     int
 	out, err string
@@ -347,11 +348,11 @@ type run struct {
 
 type console struct {
 	in                  io.Reader
-	out                 io.Writer // instead of a buffer
+	out                 io.Writer // replaces the buffer
 	terminal, outIsTerm bool
 }
 
-// exec runs a command against the fake.
+// exec runs a command line that uses the fake API.
 func (f *fakeAPI) exec(ctx context.Context, c console, args ...string) run {
 	return c.exec(ctx, append([]string{"--api", f.URL}, args...)...)
 }

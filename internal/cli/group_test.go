@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// submitGroup submits group g of two jobs, of which one fails.
+// submitGroup submits the group g with two jobs, one of which fails.
 func submitGroup(t *testing.T, f *fakeAPI) {
 	t.Helper()
 	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--tenant", "acme", "--id", "g", "--name", "Spring", "--payload", `"ok"`, "--payload", `"fail"`)

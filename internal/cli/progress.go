@@ -12,9 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bar is a progress bar on Err. Off a terminal it is nil, and its methods do nothing. Bars that are
-// shown at the same time stand below each other. All but set and say belong to the goroutine that
-// runs the command.
+// bar is a progress bar on Err. If Err is no terminal, the bar is nil and its methods do nothing.
+// Several bars can be shown at the same time, each on a line of its own. setText and setProgress
+// may be called by any goroutine, the other methods only by the one that runs the command.
 type bar struct {
 	root    *Root
 	name    string
@@ -24,13 +24,13 @@ type bar struct {
 	stopped bool
 }
 
-// barArea is the part of Err that bars share. It exists while one of them does.
+// barArea is the part of Err in which bars are drawn. It exists as long as there is a bar.
 type barArea struct {
 	container *mpb.Progress
 	bars      int
 }
 
-// newBar shows a bar at once. Until all bars are stopped nothing else may write to Err.
+// newBar shows a new bar. Nothing else may write to Err until all bars are stopped.
 func (r *Root) newBar(name string, total int64) *bar {
 	if !r.IsTerminal {
 		return nil
@@ -49,20 +49,21 @@ func (r *Root) newBar(name string, total int64) *bar {
 	return b
 }
 
-// barOutput is where bars are drawn. A terminal that does not know its size would get none: there
-// they are drawn as on one of 80 columns.
+// barOutput returns the writer for bars. The library draws nothing on a terminal that reports a
+// size of 0. On such a terminal, barOutput hides that the writer is a file, and the library assumes
+// 80 columns.
 func barOutput(out io.Writer, size func(fd int) (width, height int, err error)) io.Writer {
 	f, ok := out.(*os.File)
 	if !ok {
 		return out
 	}
 	if width, height, err := size(int(f.Fd())); err == nil && (width <= 0 || height <= 0) {
-		return struct{ io.Writer }{out} // what is no file has 80 columns
+		return struct{ io.Writer }{out} // not a file, so the library assumes 80 columns
 	}
 	return out
 }
 
-// setText changes the texts behind the bar's name and behind the bar.
+// setText sets the text between the bar's name and the bar, and the text behind the bar.
 func (b *bar) setText(state, note string) {
 	if b == nil {
 		return
@@ -76,7 +77,7 @@ func (b *bar) setText(state, note string) {
 	b.note.Store(&note)
 }
 
-// setProgress moves the bar.
+// setProgress sets how full the bar is.
 func (b *bar) setProgress(current, total int64) {
 	if b == nil {
 		return
@@ -85,7 +86,7 @@ func (b *bar) setProgress(current, total int64) {
 	b.bar.SetCurrent(current)
 }
 
-// showGroup moves the bar to where a group is.
+// showGroup shows the state and the progress of a group.
 func (b *bar) showGroup(g api.Group) {
 	if b == nil {
 		return
@@ -98,7 +99,8 @@ func (b *bar) showGroup(g api.Group) {
 	b.setProgress(g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
-// stop leaves the bar as it is. With the last bar, Err is free again. It may be called again.
+// stop ends the drawing of this bar; what it shows stays on the terminal. After the last bar, Err
+// can be written to again. A second call does nothing.
 func (b *bar) stop() {
 	if b == nil || b.stopped {
 		return

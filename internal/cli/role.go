@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
-// newRole is how the bench runs real processes without building six binaries.
+// newRole returns a hidden command that runs one role. Benchmarks start real processes with it and
+// need no other binaries.
 func newRole(*Root) *cobra.Command {
 	var dir, profile string
 	cmd := &cobra.Command{
@@ -24,7 +25,7 @@ func newRole(*Root) *cobra.Command {
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: roles.Names,
 		RunE: func(_ *cobra.Command, args []string) error {
-			os.Args = args // app.Main reads flags from behind the program's name
+			os.Args = args // app.Main parses the arguments after the program's name
 			app.Main(args[0], withProfile(profile, withJournal(dir, roles.ByName(args[0]))))
 			return nil
 		},
@@ -34,7 +35,7 @@ func newRole(*Root) *cobra.Command {
 	return cmd
 }
 
-// withJournal has a role note its permits and starts in dir, if any.
+// withJournal makes a role write a journal of its permits and starts into the folder dir; "": none.
 func withJournal(dir string, run roles.Role) roles.Role {
 	if dir == "" {
 		return run
@@ -49,7 +50,7 @@ func withJournal(dir string, run roles.Role) roles.Role {
 	}
 }
 
-// withProfile has a role write a CPU profile to a file, if any.
+// withProfile makes a role write a CPU profile into a file; "": none.
 func withProfile(name string, run roles.Role) roles.Role {
 	if name == "" {
 		return run

@@ -32,29 +32,30 @@ func newSubmit(r *Root) *cobra.Command {
 	return cmd
 }
 
-// submission is one `submit`.
+// submission has the flags of one `bulkaction submit`.
 type submission struct {
 	root *Root
 	flagValues
 }
 
-// submitted is what --json prints.
+// submitted is the output of submit with --json.
 type submitted struct {
 	ID     string            `json:"id"`
 	Status api.Status        `json:"status"`
 	Links  map[string]string `json:"links,omitempty"`
-	// Of a file.
+	// The next three fields are set with --file.
 	Accepted      *int64          `json:"accepted,omitempty"`
-	Rejected      []api.LineError `json:"rejected,omitempty"` // the first thousand
+	Rejected      []api.LineError `json:"rejected,omitempty"` // the first 1,000
 	RejectedTotal int64           `json:"rejected_total,omitempty"`
-	Group         *api.Group      `json:"group,omitempty"` // as it ended, with --wait
+	Group         *api.Group      `json:"group,omitempty"` // the final state, with --wait
 }
 
 func (s *submission) run(cmd *cobra.Command) error {
 	if err := s.check(cmd.Flags()); err != nil {
 		return err
 	}
-	a, err := s.root.API(client.WithRetry(12, time.Minute)) // a busy server slows us down, and doesn't end us
+	// a busy server delays the command but does not end it
+	a, err := s.root.API(client.WithRetry(12, time.Minute))
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 		return newSubmitted(a.Submit(ctx, g))
 	}
 	if g.ID == "" {
-		g.ID = uuid.NewString() // known beforehand, so that it can be told when the submission breaks off
+		g.ID = uuid.NewString() // chosen here, so that the hint after an interruption can name it
 	}
 	return s.submitFile(ctx, a, g)
 }
@@ -109,7 +110,7 @@ func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
 	return submitted{ID: accepted.ID, Status: accepted.Status, Links: accepted.Links}, err
 }
 
-// await follows the group to its end.
+// await waits until the group has ended and shows its progress.
 func (s *submission) await(ctx context.Context, a *client.API, out *submitted) error {
 	g, err := s.root.follow(ctx, a, out.ID, func(api.Event) error { return nil })
 	if err != nil {
@@ -122,7 +123,8 @@ func (s *submission) await(ctx context.Context, a *client.API, out *submitted) e
 	return groupTable(s.root.Out, g)
 }
 
-// checkOutcome says whether what was asked for has come about.
+// checkOutcome returns an error if jobs failed, if the group was cancelled, or if lines were
+// rejected.
 func (s *submission) checkOutcome(out submitted) error {
 	if g := out.Group; g != nil {
 		if err := failedJobs(*g); err != nil {

@@ -237,7 +237,7 @@ func TestSubmitInterruptedWhileSending(t *testing.T) {
 		go func() {
 			done <- f.exec(ctx, console{in: in, terminal: terminal}, "submit", "--type", "T", "--file", "-")
 		}()
-		for range 5001 { // more than one part
+		for range 5001 { // more than one request
 			_, err := fmt.Fprintln(out, `{"payload":1}`)
 			require.NoError(t, err)
 		}

@@ -16,10 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// maxShownRejects is how many refused lines people are told.
+// maxShownRejects is the largest number of rejected lines that are printed.
 const maxShownRejects = 20
 
-// submitFile creates a group, appends the file's jobs and seals it.
+// submitFile creates a group, appends the jobs of the file, and seals the group. If all lines are
+// rejected, it cancels the group.
 func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Group) (submitted, error) {
 	csv, err := s.isCSV()
 	if err != nil {
@@ -63,7 +64,7 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Gro
 	return out, err
 }
 
-// append sends the file with a progress bar, and tells of refused lines.
+// append sends the file, shows a progress bar, and prints rejected lines.
 func (s *submission) append(
 	ctx context.Context, a *client.API, group string, m *progressReader, csv bool,
 ) (api.Appended, error) {
@@ -73,7 +74,7 @@ func (s *submission) append(
 	if csv {
 		do = a.AppendCSV
 	}
-	// The key makes it safe to run the command again for the same group.
+	// With this key, no job is stored twice if the command runs again for the same group.
 	appended, err := do(ctx, group, m, client.WithIdempotencyKey("bulkaction submit "+group))
 	m.bar.stop()
 	if !s.root.JSON {
@@ -87,9 +88,9 @@ func (s *submission) append(
 	return appended, err
 }
 
-// requireContent refuses a CSV file that has nothing in it, before there is a group for it.
+// requireContent returns an error if a CSV file is empty, so that no group is created for it.
 func (s *submission) requireContent(in io.Reader) (io.Reader, error) {
-	const enough = 64 << 10 // bytes of nothing; what follows the server judges
+	const enough = 64 << 10 // bytes of white space; after that the server decides
 	r := bufio.NewReader(in)
 	for blank := []byte{}; ; {
 		b, err := r.ReadByte()
@@ -101,13 +102,14 @@ func (s *submission) requireContent(in io.Reader) (io.Reader, error) {
 			return nil, fmt.Errorf("read %s: %w", s.file, err)
 		}
 		if blank = append(blank, b); !strings.ContainsRune(" \t\r\n", rune(b)) || len(blank) == enough {
-			return io.MultiReader(bytes.NewReader(blank), r), nil // lines are counted from the file's first
+			// with the white space, since errors name line numbers
+			return io.MultiReader(bytes.NewReader(blank), r), nil
 		}
 	}
 }
 
-// cancelRefused cancels a group of which the server has not taken a single job and never will, say for a
-// bad header row. It is nil when that is not the case.
+// cancelRefused cancels the group if the server refused all of its jobs for good, for example
+// because of a bad header row. Otherwise it returns nil and changes nothing.
 func (s *submission) cancelRefused(ctx context.Context, a *client.API, group string, err error) error {
 	if e, ok := errors.AsType[*client.Error](err); !ok || e.Status != http.StatusUnprocessableEntity {
 		return nil
@@ -122,7 +124,7 @@ func (s *submission) cancelRefused(ctx context.Context, a *client.API, group str
 		"Put %s right and submit it as another group.", s.file)
 }
 
-// withResumeHint says how to go on after a submission that broke off.
+// withResumeHint adds a hint how to continue after an interrupted submission.
 func (s *submission) withResumeHint(err error, group string, appended api.Appended) error {
 	again := "Run the same command again to go on"
 	if s.id == "" {
@@ -136,7 +138,7 @@ func (s *submission) withResumeHint(err error, group string, appended api.Append
 		group, appended.Accepted, again, group)
 }
 
-// joinReason adds the reason why what err says did not quite work.
+// joinReason adds a second error, which happened while err was handled.
 func joinReason(err, reason error) error {
 	if reason == nil {
 		return err
@@ -144,7 +146,7 @@ func joinReason(err, reason error) error {
 	return fmt.Errorf("%w (%w)", err, reason)
 }
 
-// size is a regular file's, in bytes; 0 when it is unknown.
+// size returns the size of a regular file in bytes; 0 if it is unknown.
 func size(in io.Reader) int64 {
 	f, ok := in.(interface{ Stat() (fs.FileInfo, error) })
 	if !ok {

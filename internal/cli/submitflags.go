@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// flagValues are the flags of submit.
+// flagValues has the values of the flags of submit.
 type flagValues struct {
 	typ, tenant, id, name, priority string
 	maxRetries                      int
@@ -58,10 +58,10 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&v.wait, "wait", false, "follow the group to its end")
 }
 
-// allowedWithBody are the flags that go together with --body.
+// allowedWithBody has the flags that may be combined with --body.
 var allowedWithBody = map[string]bool{"body": true, "wait": true, "json": true, "api": true}
 
-// check finds flags that don't go together.
+// check returns an error that names all wrong combinations and values of flags.
 func (v *flagValues) check(f *pflag.FlagSet) error {
 	var errs []string
 	addError := func(format string, args ...any) { errs = append(errs, fmt.Sprintf(format, args...)) }
@@ -105,7 +105,7 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	return nil
 }
 
-// group is what the flags say, with the payloads as its jobs.
+// group builds the group from the flags. The payloads become its jobs.
 func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
 	g := client.Group{
 		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
@@ -171,7 +171,8 @@ func parseAggregate(text string) (a client.Aggregate, err error) {
 	return a, nil
 }
 
-// readBody reads --body, and finds out whether waiting for it will have an end.
+// readBody reads the file of --body. With --wait it returns an error if the body would never be
+// sealed.
 func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 	in, err := open(v.body, stdin)
 	if err != nil {
@@ -195,7 +196,7 @@ func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 	return body, nil
 }
 
-// isCSV says how --file is to be read.
+// isCSV says whether --file is CSV; otherwise it is NDJSON.
 func (v *flagValues) isCSV() (bool, error) {
 	format := v.format
 	if format == "" && v.file == fromStdin {
@@ -213,7 +214,7 @@ func (v *flagValues) isCSV() (bool, error) {
 	return false, usagef("what is in %s? Say --format ndjson or --format csv", v.file)
 }
 
-// open opens a file, or standard input, which stays open.
+// open opens a file, or standard input, which Close does not close.
 func open(path string, stdin io.Reader) (io.ReadCloser, error) {
 	if path == fromStdin {
 		return io.NopCloser(stdin), nil

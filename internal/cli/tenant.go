@@ -79,7 +79,7 @@ func newTenantShow(r *Root) *cobra.Command {
 	}
 }
 
-// tenantFlags are the flags of tenant set.
+// tenantFlags has the values of the flags of `tenant set`.
 type tenantFlags struct {
 	rps, weight  float64
 	basePriority int64
@@ -133,7 +133,7 @@ func newTenantSet(r *Root) *cobra.Command {
 	return cmd
 }
 
-// check refuses what the server would.
+// check refuses values that the server would refuse.
 func (s *tenantFlags) check(cmd *cobra.Command) error {
 	const most = 1_000_000_000_000_000
 	set := cmd.Flags().Changed
@@ -150,7 +150,7 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// apply changes what flags name.
+// apply copies the values of the flags that were given.
 func (s *tenantFlags) apply(cmd *cobra.Command, set *api.TenantSettings) {
 	if cmd.Flags().Changed("rps") {
 		set.RPS = &s.rps
@@ -173,20 +173,20 @@ func (r *Root) showTenant(ctx context.Context, a *client.API, t api.Tenant) erro
 		return r.Print(t)
 	}
 	globalLimit := t.Window.GlobalLimit
-	// without it the part is shown alone
+	// if this call fails, only the partition's part is shown
 	if stats, err := a.Stats(ctx); err == nil && globalLimit > 0 && stats.Partitions > 1 {
 		globalLimit = perWindow(float64(stats.RateLimit.RPS), t.Window.WindowMS)
 	}
 	return tenantTable(r.Out, t, globalLimit)
 }
 
-// perWindow is the permits of a window at so many a second.
+// perWindow returns the permits of a window for a limit in permits a second.
 func perWindow(rps float64, windowMS int64) int64 {
 	return max(1, int64(rps*float64(windowMS)/1000+1e-6))
 }
 
-// tenantTable shows all of a tenant to people. Whole is the permits of a window of all
-// partitions together.
+// tenantTable prints all data of a tenant. globalLimit has the permits of all partitions in a
+// window.
 func tenantTable(out io.Writer, n api.Tenant, globalLimit int64) error {
 	t := newTable(out)
 	t.row("Tenant", n.ID)
@@ -252,7 +252,7 @@ func orNone(limit int64) string {
 	return thousands(limit)
 }
 
-// formatSeconds writes a time for people.
+// formatSeconds formats a duration for a table.
 func formatSeconds(s float64) string {
 	if s < 60 {
 		return strconv.FormatFloat(math.Round(s*10)/10, 'f', -1, 64) + " s"

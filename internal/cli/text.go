@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// printable keeps what others wrote, say a partner's error message, from steering the terminal.
+// printable replaces characters that could control the terminal. Texts of others, for example the
+// error message of a downstream API, may contain them.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -24,7 +25,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// truncate cuts a long text.
+// truncate cuts a text after this number of characters.
 func truncate(s string, runes int) string {
 	r := []rune(s)
 	if len(r) <= runes {
@@ -33,7 +34,7 @@ func truncate(s string, runes int) string {
 	return string(r[:runes-1]) + "…"
 }
 
-// thousands writes 1234567 as 1,234,567.
+// thousands formats 1234567 as 1,234,567.
 func thousands(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
@@ -44,7 +45,7 @@ func thousands(n int64) string {
 
 func formatTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// table aligns columns.
+// table prints rows with aligned columns.
 type table struct{ w *tabwriter.Writer }
 
 func newTable(out io.Writer) table { return table{tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)} }
@@ -55,11 +56,11 @@ func (t table) row(cells ...any) {
 		if i == len(cells)-1 {
 			sep = "\n"
 		}
-		_, _ = fmt.Fprint(t.w, printable(fmt.Sprint(c)), sep) // an error comes again from Flush
+		_, _ = fmt.Fprint(t.w, printable(fmt.Sprint(c)), sep) // Flush returns its error
 	}
 }
 
-// section begins a new block of rows; the columns of blocks are aligned on their own.
+// section begins a new block of rows. Its columns are aligned separately.
 func (t table) section(cells ...any) {
 	_, _ = fmt.Fprintln(t.w)
 	t.row(cells...)
@@ -67,7 +68,7 @@ func (t table) section(cells ...any) {
 
 func (t table) flush() error { return t.w.Flush() }
 
-// groupTable shows all of a group to people.
+// groupTable prints all data of a group.
 func groupTable(out io.Writer, g api.Group) error {
 	t := newTable(out)
 	t.row("Group", g.ID)
@@ -119,7 +120,7 @@ func groupTable(out io.Writer, g api.Group) error {
 	return t.flush()
 }
 
-// lifecycle is the order of states that were reached at the same time.
+// lifecycle orders states that a group reached in the same millisecond.
 var lifecycle = []string{"created", "dispatched", "running", "aggregating", "completed", "failed", "cancelled"}
 
 func groupState(g api.Group) string {
@@ -136,7 +137,7 @@ func groupState(g api.Group) string {
 	return s
 }
 
-// progressText says how many jobs have ended, of how many, and when the rest will.
+// progressText returns how many jobs have ended, of how many, and the estimated time for the rest.
 func progressText(g api.Group) string {
 	of := max(g.Counts.Accepted, deref(g.Total))
 	s := fmt.Sprintf("%s of %s ended", thousands(g.Counts.Ended()), thousands(of))

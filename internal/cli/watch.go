@@ -42,7 +42,8 @@ func newWatch(r *Root) *cobra.Command {
 	}
 }
 
-// follow shows a group's progress until it has ended. Each event is emitted.
+// follow shows the progress of a group until the group has ended, and returns its final state. It
+// calls emit with each event.
 func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(api.Event) error) (api.Group, error) {
 	var bar *bar
 	defer func() { bar.stop() }()
@@ -54,7 +55,7 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 		if err != nil {
 			return api.Group{}, err
 		}
-		if bar == nil { // only now, so that an error comes without one
+		if bar == nil { // created late, so that an error message comes without a bar
 			bar = r.newBar("", 0)
 		}
 		if err := emit(e); err != nil {

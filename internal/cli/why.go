@@ -64,7 +64,8 @@ func newWhy(r *Root) *cobra.Command {
 	}
 }
 
-// whyTable shows a reason, and of one job its state.
+// whyTable prints the reason why a job waits. j is nil if only the reason of a group's next job is
+// known.
 func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 	t := newTable(out)
 	if w.Job != "" {
@@ -99,7 +100,7 @@ func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 
 func whyLimitText(l api.WhyLimit) string {
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
-	// only a part is its partition's
+	// a partition has only a part of the global limit
 	if globalPermits := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && globalPermits > l.PerWindow {
 		return fmt.Sprintf("%s a second for all tenants; its partition has %s of the %s of a window of %d ms, %s used",
 			rps, thousands(l.PerWindow), thousands(globalPermits), l.WindowMS, thousands(l.Used))
@@ -109,7 +110,7 @@ func whyLimitText(l api.WhyLimit) string {
 		rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
 }
 
-// formatDuration writes seconds as 1m23s.
+// formatDuration formats seconds as 1m23s.
 func formatDuration(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
 }

@@ -1,5 +1,5 @@
-// Package demo runs the main job for everyone to see: e-mails of several tenants, sent by SMTP to a
-// sink on this machine, through all roles, with an audit at the end.
+// Package demo shows the system at work: e-mails of several tenants, sent by SMTP to a mail sink on
+// this machine, through all roles, with an audit at the end.
 package demo
 
 import (
@@ -24,20 +24,21 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// Options say how much is sent, and on what.
+// Options say how many e-mails are sent and which Redis is used.
 type Options struct {
 	Jobs, Tenants int
-	RedisURL      string // "": the embedded one
-	Addr          string // of the API; "": a free port of loopback
+	RedisURL      string // "": an embedded Redis
+	Addr          string // address of the API; "": a free port on loopback
 	Environ       []string
 	Log           io.Writer
-	// Progress is called a few times a second with each group; it may be nil.
+	// Progress is called a few times a second with the states of all groups; it may be nil.
 	Progress func([]api.Group)
-	// Stay, when it is not nil, is called with the result before everything is stopped.
+	// Stay, if it is not nil, is called with the result and the URL of the API before the roles are
+	// stopped.
 	Stay func(Result, string)
 }
 
-// GroupResult is what came of one tenant's group.
+// GroupResult is the final state of one tenant's group.
 type GroupResult struct {
 	ID     string     `json:"id"`
 	Tenant string     `json:"tenant"`
@@ -46,7 +47,7 @@ type GroupResult struct {
 	Failed int64      `json:"failed"`
 }
 
-// Result is the summary.
+// Result is the summary of a demo.
 type Result struct {
 	Jobs            int64         `json:"jobs"`
 	Done            int64         `json:"done"`
@@ -59,13 +60,13 @@ type Result struct {
 	Audit           Audit         `json:"audit"`
 }
 
-// Audit is what the audit said.
+// Audit is the result of the audit.
 type Audit struct {
 	OK         bool              `json:"ok"`
 	Violations []audit.Violation `json:"violations"`
 }
 
-// tenants are the first names; further ones are numbered.
+// tenants has the names of the first tenants; the others are numbered.
 var tenants = []string{"acme", "globex", "initech"}
 
 func tenant(i int) string {
@@ -75,8 +76,8 @@ func tenant(i int) string {
 	return "tenant-" + strconv.Itoa(i+1)
 }
 
-// Run runs the demo to its end. An error means that it could not be run; failed jobs are
-// in the result.
+// Run runs the demo to its end. It returns an error if the demo could not run; failed jobs are part
+// of the result.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
@@ -85,7 +86,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("start the mail sink: %w", err)
 	}
-	defer sink.Close() //nolint:errcheck // nothing is lost with it
+	defer sink.Close() //nolint:errcheck // it holds nothing to keep
 	host, port, _ := strings.Cut(sink.Addr(), ":")
 
 	devCtx, stop := context.WithCancel(ctx)
@@ -125,7 +126,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return r, nil
 }
 
-// send submits a group a tenant and follows them to their ends.
+// send submits one group for each tenant and waits until all groups have ended.
 func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 	began := time.Now()
 	run := strconv.FormatInt(began.UnixMilli(), 36)
@@ -158,7 +159,7 @@ func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 	return summarise(groups, time.Since(began)), nil
 }
 
-// mails are what a tenant sends, as a recipients file would say it.
+// mails returns the jobs of one tenant, with the payloads that a file of recipients would give.
 func mails(tenant string, n int) iter.Seq[client.Job] {
 	return func(yield func(client.Job) bool) {
 		for i := range n {
@@ -173,7 +174,7 @@ func mails(tenant string, n int) iter.Seq[client.Job] {
 	}
 }
 
-// follow looks at the groups a few times a second until all have ended.
+// follow reads the groups ten times a second until all have ended.
 func follow(ctx context.Context, c *client.API, ids []string, progress func([]api.Group)) ([]api.Group, error) {
 	for {
 		groups := make([]api.Group, len(ids))
@@ -222,7 +223,7 @@ func summarise(groups []api.Group, elapsed time.Duration) Result {
 	return r
 }
 
-// check audits what is in Redis.
+// check runs a full audit of the data in Redis.
 func check(ctx context.Context, redisURL string, environ []string) (Audit, error) {
 	cfg, _, err := app.Load(append(slices.Clone(environ), "BULKACTION_REDIS_URL="+redisURL))
 	if err != nil {
@@ -236,7 +237,7 @@ func check(ctx context.Context, redisURL string, environ []string) (Audit, error
 	if err != nil {
 		return Audit{}, err
 	}
-	defer conn.Close() //nolint:errcheck // only read from
+	defer conn.Close() //nolint:errcheck // it was only read from
 	space, err := keyspace.New(cfg.Redis.KeyPrefix, cfg.Redis.Partitions)
 	if err != nil {
 		return Audit{}, err

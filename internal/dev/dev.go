@@ -1,5 +1,5 @@
-// Package dev runs all six roles in one process, on an embedded Redis or on a real one. It hides
-// how the roles share the process and in which order they stop.
+// Package dev runs all six roles in one process, on an embedded or a real Redis. It hides how the
+// roles share the process and in which order they stop.
 package dev
 
 import (
@@ -16,18 +16,17 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Options of Run. Environ is the environment of the process; RedisURL and Addr override it.
+// Options configure Run. Environ has the settings of the process; RedisURL and Addr override it.
 type Options struct {
-	RedisURL string // "": an embedded Redis, which keeps nothing
+	RedisURL string // "": an embedded Redis, whose data is lost at the end
 	Addr     string // address of the API; "": the one in Environ
 	Environ  []string
 	Log      io.Writer
-	// Started is called as soon as the API listens, with its address and the URL of Redis.
+	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.
 	Started func(api, redisURL string)
 }
 
-// Run runs all roles until ctx ends and returns the exit code of the process. Errors
-// are in the log.
+// Run runs all roles until ctx ends, and returns the exit code of the process. It logs errors.
 func Run(ctx context.Context, o Options) int {
 	environ := append([]string{"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"}, o.Environ...)
 	if o.RedisURL == "" {
@@ -53,8 +52,8 @@ func Run(ctx context.Context, o Options) int {
 		})
 }
 
-// Embedded starts a Redis inside this process (miniredis). It keeps nothing when the process ends.
-// It uses the system's clock.
+// Embedded starts a Redis inside this process (miniredis). Its data is lost when the process ends.
+// Keys expire by the system's clock.
 func Embedded() (*miniredis.Miniredis, error) {
 	m := miniredis.NewMiniRedis()
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {
@@ -64,8 +63,8 @@ func Embedded() (*miniredis.Miniredis, error) {
 	return m, nil
 }
 
-// run starts the roles. On stop, workers end after the roles that give them work, as in a
-// deployment that is stopped in order.
+// run starts the roles. When it stops them, workers end after the roles that give them work, as in
+// a deployment that is stopped in order.
 func run(ctx context.Context, p *app.Process, started func(addr string)) error {
 	b, err := roles.Connect(ctx, p)
 	if err != nil || ctx.Err() != nil {
