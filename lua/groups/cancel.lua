@@ -29,7 +29,7 @@ for typ, n in pairs(waiting) do
     if not held then activate(tenant, -n) end
     call('UNLINK', B .. 'queue:' .. group .. ':' .. typ)
   end
-  dequeue(typ, g[4], tenant, group)
+  withdraw(typ, g[4], tenant, group)
 end
 call('ZREM', B .. 'scheduled', group)
 mark_dirty(group)

@@ -44,7 +44,7 @@ if what == 'group' then
   if on then
     call('HSET', key, 'paused', 1)
     if scheduled then return { 'OK' } end
-    for typ in pairs(waiting) do dequeue(typ, lane, tenant, id) end
+    for typ in pairs(waiting) do withdraw(typ, lane, tenant, id) end
     activate(tenant, -all)
   else
     call('HDEL', key, 'paused')

@@ -67,7 +67,7 @@ if n.W > 0 and not held then
   activate(tenant, -n.W)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   if queued == 0 then
-    dequeue(typ, lane, tenant, group)
+    withdraw(typ, lane, tenant, group)
   elseif call('ZSCORE', of, group) then
     call('ZINCRBY', of, -n.W * AGE_MS, group)
   end

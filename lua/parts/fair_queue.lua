@@ -7,7 +7,7 @@
 --   leave_lane(typ, lane, tenant, own)                   a tenant leaves a lane
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or nil
 --   enqueue(typ, lane, tenant, group, n, now, factor)    a group with n waiting jobs enters
---   dequeue(typ, lane, tenant, group)                    a group leaves
+--   withdraw(typ, lane, tenant, group)                   a group leaves
 
 -- Least remaining work with aging: each waiting job of a group counts as much as this age (ms).
 local AGE_MS = 100
@@ -49,8 +49,8 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end
--- dequeue takes a group's waiting jobs of a type out of the fair queue; the jobs stay where they are.
-local function dequeue(typ, lane, tenant, group)
+-- withdraw takes a group's waiting jobs of a type out of the fair queue; the jobs stay where they are.
+local function withdraw(typ, lane, tenant, group)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   call('ZREM', B .. 'priority:' .. typ, group)
   if call('ZREM', of, group) == 0 or call('ZCARD', of) > 0 then return end

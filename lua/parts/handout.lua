@@ -13,7 +13,7 @@
 --   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
 --   take(group, k, place)                      takes jobs out of a group's queue
 --   to_ready(group, tenant, bound)             places jobs in the ready stream
---   to_non_ready(group, tenant, bound, due)         places jobs in non-ready
+--   to_non_ready(group, tenant, bound, due)    places jobs in non-ready
 --   settle(group, of, field, went, gone, n)    writes the counters of what was taken
 
 local typ, stream, fair, load_key, seed, now, by_group

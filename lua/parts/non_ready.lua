@@ -2,10 +2,10 @@
 -- non-ready orders the tenants by the due time of their first job.
 -- NEEDS  base, signals
 -- OFFERS
---   FAR                            due time of a paused tenant
---   precheck_non_ready(tenant, typ)     reads the keys that add_non_ready writes
---   add_non_ready(tenant, typ, blobs)       adds jobs
---   reindex(tenant, not_before)    writes the tenant's place in the order again
+--   FAR                                  due time of a paused tenant
+--   precheck_non_ready(tenant, typ)      reads the keys that add_non_ready writes
+--   add_non_ready(tenant, typ, blobs)    adds jobs
+--   reindex(tenant, not_before)          writes the tenant's place in the order again
 
 -- FAR is when a paused tenant's non-ready jobs are due; it is later than any time, and an integer that a score holds exactly.
 local FAR = 9007199254740991
