@@ -10,7 +10,7 @@ import (
 )
 
 var admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
-	"non_ready", "limiters", "shares", "handout")
+	"non_ready", "limiters", "shares", "dequeue")
 
 // AdmitArgs asks for the next jobs of a type.
 type AdmitArgs struct {

@@ -26,7 +26,7 @@ func TestCancelEverywhere(t *testing.T) {
 		require.NotEmpty(w, w.c.HGet(w.Context(), w.p.Group("g"), "at:cancelled").Val())
 		require.Contains(w, w.events(), event{"g", "CANCELLED", 1})
 		require.Contains(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "g")
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Queue("g", "T")).Val(), "nothing of it is handed out any more")
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Queue("g", "T")).Val(), "nothing of it is dequeued any more")
 		w.unchanged(func() { w.cancel("g") })
 
 		w.sweep("g")

@@ -18,7 +18,7 @@ import (
 // actWork makes a worker read jobs and start them.
 func (m *model) actWork() {
 	typ := m.typ()
-	m.handOut(6, typ, 5, noLimit)
+	m.admitJobs(6, typ, 5, noLimit)
 	m.work(typ)
 }
 
@@ -70,7 +70,7 @@ func (m *model) actLoseReaders() {
 	m.reading[typ] = false
 }
 
-// actComeBack puts a job of an earlier attempt back where it was handed out or non-ready, as a
+// actComeBack puts a job of an earlier attempt back where it was admitted or made non-ready, as a
 // script leaves it that was torn by a crash of Redis.
 func (m *model) actComeBack() {
 	for _, j := range some(m, m.past, 1) {
@@ -82,7 +82,7 @@ func (m *model) actComeBack() {
 			return fmt.Sprintf("%s|%s|%d|%d|%d|%d|%s|%d|%s|%s", j.Group, j.Type, j.Attempt, j.Retries, j.Throttles, j.Losses, j.Waits, j.SinceMS, reason, j.Queued)
 		}
 		m.torn = true
-		if m.chance("handed out") {
+		if m.chance("ready") {
 			require.NoError(m, m.c.XAdd(m.Context(), &redis.XAddArgs{Stream: m.p.Ready(j.Type), Values: []string{ledger.BlobField, blob("")}}).Err())
 		} else if m.c.ZAdd(m.Context(), m.p.NonReadyOf(tenant), redis.Z{Score: 1, Member: blob("E")}).Val() == 1 {
 			require.NoError(m, m.c.HIncrBy(m.Context(), m.p.Load(j.Type), "non_ready", 1).Err())

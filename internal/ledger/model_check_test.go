@@ -251,7 +251,7 @@ func (m *model) finish() {
 		m.timePasses()
 		for _, typ := range types {
 			m.takeBack(typ, 100)
-			m.handOut(1000, typ, 50, noLimit)
+			m.admitJobs(1000, typ, 50, noLimit)
 		}
 		m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)
 		for _, typ := range types {

@@ -227,7 +227,7 @@ func (m *model) limit() ledger.Limit {
 
 func (m *model) actAdmit() {
 	l, most := m.limit(), m.upTo(5)+1
-	r := m.handOut(6, m.typ(), most, l)
+	r := m.admitJobs(6, m.typ(), most, l)
 	require.LessOrEqual(m, r.Moved, most)
 	if l.Permits > 0 {
 		require.LessOrEqual(m, int64(r.Moved), l.Permits)
@@ -242,8 +242,8 @@ func (m *model) actPromote() {
 	m.bringBack(caps, m.limit())
 }
 
-// handOut admits jobs.
-func (m *model) handOut(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
+// admitJobs admits jobs.
+func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
 	r := m.admitBelow(limitOfReady, typ, most, l)
 	if r.Moved+r.NonReady > 0 {
 		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: r.NonReady}, m.moved(ledger.Waiting, typ))
@@ -258,7 +258,7 @@ func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	}
 }
 
-// moved takes over which jobs were handed out or non-ready, and counts them. Each must have been
+// moved takes over which jobs were admitted or made non-ready, and counts them. Each must have been
 // where the transition takes from, of a type that was asked for, and nothing of it paused.
 func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	n, pipe := map[ledger.Letter]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
@@ -320,7 +320,7 @@ func (m *model) actDrain() {
 	m.timePasses()
 	m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)
 	for _, typ := range types {
-		m.handOut(1000, typ, 50, noLimit)
+		m.admitJobs(1000, typ, 50, noLimit)
 		run := m.receive(typ, "drain", 1000)
 		m.launch(typ, run)
 		m.report(run, []ledger.OutcomeKind{rapid.SampledFrom([]ledger.OutcomeKind{"d", ledger.OutcomeFailed}).Draw(m.rt, "kind")})

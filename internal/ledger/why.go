@@ -42,7 +42,7 @@ type Look struct {
 	InFlight         int64
 }
 
-// Why looks at a job, or with NextJob at the one that its group would hand out next. At most so
+// Why looks at a job, or with NextJob at the one that its group would dequeue next. At most so
 // many types of the group and groups before it are looked at. Errors: api.ErrNotFound.
 func Why(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,

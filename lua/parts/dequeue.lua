@@ -1,4 +1,4 @@
--- handout: jobs of a type leave the fair queue.
+-- dequeue: takes the next jobs of a type out of the fair queue.
 -- NEEDS  base, blob, fair_queue, non_ready, states
 -- SETS
 --   typ         the type
@@ -9,7 +9,7 @@
 --   now         Redis time, ms
 --   by_group    whether groups are ordered by priority
 -- OFFERS
---   traced                                     the sampled jobs that were handed out
+--   traced                                     the sampled jobs that were dequeued
 --   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
 --   take(group, k, place)                      takes jobs out of a group's queue
 --   to_ready(group, tenant, bound)             places jobs in the ready stream
@@ -17,7 +17,7 @@
 --   settle(group, of, field, went, gone, n)    writes the counters of what was taken
 
 local typ, stream, fair, load_key, seed, now, by_group
-local traced = {} -- the sampled jobs among those that were handed out
+local traced = {} -- the sampled jobs among those that were dequeued
 local next_group, take, to_ready, to_non_ready, settle
 
 do

@@ -9,7 +9,7 @@ import (
 
 // A queue does not always ascend: what was requeued comes in no order. Each job goes under its own
 // ordinal all the same.
-func TestHandOutInNoOrder(t *testing.T) {
+func TestDequeueInNoOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.append("g", 40)
