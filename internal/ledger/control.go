@@ -12,9 +12,9 @@ import (
 )
 
 var (
-	pause   = script("groups/pause", "signals", "tenants", "priority", "fair_queue", "non_ready")
-	setting = script("tenants/setting", "signals", "tenants", "priority")
-	census  = script("tenants/census", "signals", "tenants", "pauses", "ready", "limiters", "shares")
+	pause       = script("groups/pause", "signals", "tenants", "priority", "fair_queue", "non_ready")
+	setting     = script("tenants/setting", "signals", "tenants", "priority")
+	tenantState = script("tenants/tenant_state", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 )
 
 // Pausable is a kind of thing that can be paused.
@@ -103,7 +103,7 @@ type TenantState struct {
 func Tenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
 ) (TenantState, error) {
-	r, err := run(ctx, c, census, p, append([]any{tenant}, limit.args()...)...)
+	r, err := run(ctx, c, tenantState, p, append([]any{tenant}, limit.args()...)...)
 	if err != nil {
 		return TenantState{}, err
 	}

@@ -167,7 +167,7 @@ var flowScenes = []scene{
 
 // glances are the scenes of scripts that only read.
 var glances = []scene{
-	{"census", false, func(w *world) act {
+	{"tenant_state", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
 		return func() error {
 			_, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", limit(5))

@@ -1,4 +1,4 @@
--- census: what a tenant is, has and may right now. It changes nothing but what a clock that was set back has spoilt.
+-- tenant_state: what a tenant is, has and may right now. It changes nothing but what a clock that was set back has spoilt.
 -- KEYS  base
 -- ARGV  tenant, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part, tag of the division
 -- Reply {known, rps, weight, base priority, paused, active, wanting, unfinished, non-ready, next due ms, pace (two marks of ms and count), ended,
