@@ -18,7 +18,7 @@ import (
 // Redis is asked for.
 type misplacedJobs map[location]map[job]bool
 
-// location is a key in which jobs lie: its place in a [ledger.Leftover], and whose it is.
+// location is a key in which jobs lie: its place in a [ledger.Misplaced], and whose it is.
 type location struct{ name, owner, typ string }
 
 // unreadableJob is the job of what can't be read.
@@ -211,14 +211,14 @@ func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 	if !r.candidates[j] {
 		return nil
 	}
-	misplaced := ledger.Leftover{Place: r.name, Whose: r.owner, Item: element}
+	misplaced := ledger.Misplaced{Place: r.name, Whose: r.owner, Item: element}
 	if r.name == "queue" {
 		misplaced.Type = r.typ
 	}
 	if j != unreadableJob && r.kept[j] != element {
 		misplaced.Twin = r.kept[j]
 	}
-	gone, err := ledger.RepairLeftover(ctx, r.cmd, r.p, misplaced)
+	gone, err := ledger.RepairMisplaced(ctx, r.cmd, r.p, misplaced)
 	if err != nil {
 		return err
 	}

@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	repair         = script("repair/repair", "signals")
-	repairCounter  = script("repair/repair_counter", "tenants")
-	repairLeftover = script("repair/repair_leftover", "signals", "states", "blob", "non_ready")
+	repair          = script("repair/repair", "signals")
+	repairCounter   = script("repair/repair_counter", "tenants")
+	repairMisplaced = script("repair/repair_misplaced", "signals", "states", "blob", "non_ready")
 )
 
 // RepairGroup adds to fields of a group's ledger what they differ by from its states (code:X is an
@@ -48,8 +48,8 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 	return err == nil && r.num(0) == 1, err
 }
 
-// Leftover is something that may be no job.
-type Leftover struct {
+// Misplaced is an element at a location that may be misplaced: a job there, or what is no job.
+type Misplaced struct {
 	Place string // queue, non-ready, suspended, ready, results or failures
 	// the group of a queue or of failures, the tenant of what is non-ready or suspended, the
 	// type of a ready stream
@@ -59,8 +59,9 @@ type Leftover struct {
 	Twin  string // another of the same job, of which one is enough; "" for none
 }
 
-// RepairLeftover quarantines something that is no job, or one of two. It says whether it has.
-func RepairLeftover(ctx context.Context, c redis.Cmdable, p keyspace.Partition, l Leftover) (bool, error) {
-	r, err := run(ctx, c, repairLeftover, p, l.Place, l.Whose, l.Type, l.Item, l.Twin)
+// RepairMisplaced quarantines a misplaced job, what is no job, or one of two elements of a job. It
+// reports whether it has.
+func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
+	r, err := run(ctx, c, repairMisplaced, p, m.Place, m.Whose, m.Type, m.Item, m.Twin)
 	return err == nil && r.num(0) == 1, err
 }

@@ -11,11 +11,11 @@ import (
 )
 
 func init() {
-	drop := func(name string, prepare func(w *world) ledger.Leftover) scene {
-		return scene{"repair_leftover " + name, false, func(w *world) act {
+	drop := func(name string, prepare func(w *world) ledger.Misplaced) scene {
+		return scene{"repair_misplaced " + name, false, func(w *world) act {
 			l := prepare(w)
 			return func() error {
-				_, err := ledger.RepairLeftover(w.Context(), w.c, w.p, l)
+				_, err := ledger.RepairMisplaced(w.Context(), w.c, w.p, l)
 				return err
 			}
 		}}
@@ -45,31 +45,31 @@ func init() {
 				return err
 			}
 		}},
-		drop("in a queue", func(w *world) ledger.Leftover {
+		drop("in a queue", func(w *world) ledger.Misplaced {
 			w.create("g", "acme", "T")
 			w.append("g", 1)
 			w.c.RPush(w.Context(), w.p.Queue("g", "T"), "nonsense")
-			return ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"}
+			return ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"}
 		}),
-		drop("among what is non-ready", func(w *world) ledger.Leftover {
+		drop("among what is non-ready", func(w *world) ledger.Misplaced {
 			w.nonReady("g", 1)
 			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "nonsense"})
-			return ledger.Leftover{Place: "non-ready", Whose: "acme", Item: "nonsense"}
+			return ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: "nonsense"}
 		}),
-		drop("in a ready stream", func(w *world) ledger.Leftover {
+		drop("in a ready stream", func(w *world) ledger.Misplaced {
 			id := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []string{"k", "v"}}).Val()
 			w.consumerGroup(w.p.Ready("T"), keyspace.GroupWorkers)
-			return ledger.Leftover{Place: "ready", Whose: "T", Item: id}
+			return ledger.Misplaced{Place: "ready", Whose: "T", Item: id}
 		}),
-		drop("in results", func(w *world) ledger.Leftover {
+		drop("in results", func(w *world) ledger.Misplaced {
 			id := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.ResultStream(), Values: []string{"k", "v"}}).Val()
-			return ledger.Leftover{Place: "results", Item: id}
+			return ledger.Misplaced{Place: "results", Item: id}
 		}),
-		drop("among failures", func(w *world) ledger.Leftover {
+		drop("among failures", func(w *world) ledger.Misplaced {
 			w.create("g", "acme", "T")
 			w.append("g", 1)
 			w.c.HSet(w.Context(), w.p.Failures("g"), "0", "nonsense")
-			return ledger.Leftover{Place: "failures", Whose: "g", Item: "0"}
+			return ledger.Misplaced{Place: "failures", Whose: "g", Item: "0"}
 		}))
 }
 
@@ -131,60 +131,60 @@ func TestRepairCounter(t *testing.T) {
 
 // What is a job that lies where it should is never quarantined, nor one of two,
 // unless both are there.
-func TestRepairLeftoverSparesJobs(t *testing.T) {
+func TestRepairMisplacedSparesJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
 		w.c.XGroupCreateMkStream(w.Context(), w.p.ResultStream(), keyspace.GroupAggregator, "0")
-		spare := func(l ledger.Leftover) {
+		spare := func(l ledger.Misplaced) {
 			w.unchanged(func() {
-				did, err := ledger.RepairLeftover(w.Context(), w.c, w.p, l)
+				did, err := ledger.RepairMisplaced(w.Context(), w.c, w.p, l)
 				require.NoError(w, err)
 				require.False(w, did, "%v", l)
 			})
 		}
-		drop := func(l ledger.Leftover) {
-			did, err := ledger.RepairLeftover(w.Context(), w.c, w.p, l)
+		drop := func(l ledger.Misplaced) {
+			did, err := ledger.RepairMisplaced(w.Context(), w.c, w.p, l)
 			require.NoError(w, err)
 			require.True(w, did, "%v", l)
 			spare(l)
 		}
 		for _, blob := range w.queue("g", "T") {
-			spare(ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: blob})
+			spare(ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: blob})
 		}
-		spare(ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"})
+		spare(ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"})
 		nonReady := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
 		for _, blob := range nonReady {
-			spare(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: blob})
-			spare(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: blob, Twin: nonReady[0] + "?"})
+			spare(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: blob})
+			spare(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: blob, Twin: nonReady[0] + "?"})
 		}
 		ready := w.c.XRange(w.Context(), w.p.Ready("T"), "-", "+").Val()
 		require.Len(w, ready, 2)
 		for _, e := range ready {
-			spare(ledger.Leftover{Place: "ready", Whose: "T", Item: e.ID})
-			spare(ledger.Leftover{Place: "ready", Whose: "T", Item: e.ID, Twin: "1-1"})
-			spare(ledger.Leftover{Place: "ready", Whose: "T", Item: e.ID, Twin: e.ID})
+			spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: e.ID})
+			spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: e.ID, Twin: "1-1"})
+			spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: e.ID, Twin: e.ID})
 		}
-		spare(ledger.Leftover{Place: "ready", Whose: "T", Item: ready[0].ID, Twin: ready[1].ID})
+		spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: ready[0].ID, Twin: ready[1].ID})
 		for _, e := range w.c.XRange(w.Context(), w.p.ResultStream(), "-", "+").Val() {
-			spare(ledger.Leftover{Place: "results", Item: e.ID})
+			spare(ledger.Misplaced{Place: "results", Item: e.ID})
 		}
-		spare(ledger.Leftover{Place: "failures", Whose: "g", Item: "1"})
+		spare(ledger.Misplaced{Place: "failures", Whose: "g", Item: "1"})
 		before := w.ledger("g")
 
 		twin := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: ready[0].Values}).Val()
-		drop(ledger.Leftover{Place: "ready", Whose: "T", Item: twin, Twin: ready[0].ID})
+		drop(ledger.Misplaced{Place: "ready", Whose: "T", Item: twin, Twin: ready[0].ID})
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: nonReady[0] + " "})
-		drop(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: nonReady[0] + " ", Twin: nonReady[0]})
+		drop(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: nonReady[0] + " ", Twin: nonReady[0]})
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("nobody"), redis.Z{Score: 1, Member: nonReady[0]})
-		drop(ledger.Leftover{Place: "non-ready", Whose: "nobody", Item: nonReady[0]})
+		drop(ledger.Misplaced{Place: "non-ready", Whose: "nobody", Item: nonReady[0]})
 		require.Equal(w, before, w.ledger("g"))
 		require.EqualValues(w, 3, w.c.LLen(w.Context(), w.p.Quarantine()).Val())
 
 		// What a job does whose states are lost can't be told, so nothing of it is touched.
 		w.c.Del(w.Context(), w.p.States("g"))
-		spare(ledger.Leftover{Place: "ready", Whose: "T", Item: ready[0].ID})
-		spare(ledger.Leftover{Place: "non-ready", Whose: "acme", Item: nonReady[0]})
-		spare(ledger.Leftover{Place: "queue", Whose: "g", Type: "T", Item: w.queue("g", "T")[0]})
-		spare(ledger.Leftover{Place: "failures", Whose: "g", Item: "1"})
+		spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: ready[0].ID})
+		spare(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: nonReady[0]})
+		spare(ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: w.queue("g", "T")[0]})
+		spare(ledger.Misplaced{Place: "failures", Whose: "g", Item: "1"})
 	})
 }

@@ -1,4 +1,4 @@
--- repair_leftover: what lies somewhere and is no such job is quarantined.
+-- repair_misplaced: quarantines a misplaced job, or what is no job.
 -- KEYS  base
 -- ARGV  place: queue | non-ready | suspended | ready | results | failures, whose it is (group, tenant or type; '' of results), type of a queue ('' = no queue),
 --       what lies there (an element, an entry's id or an ordinal), another of the same job ('' = none; of two one goes)
