@@ -17,7 +17,12 @@ import (
 
 // Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
 func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
-	return s.appendToGroup(ctx, &pendingAppend{group: group, jobs: jobs, requestPrefix: "a#" + group + "#" + request + "#", origin: o})
+	return s.appendToGroup(ctx, &pendingAppend{
+		group:         group,
+		jobs:          jobs,
+		requestPrefix: "a#" + group + "#" + request + "#",
+		origin:        o,
+	})
 }
 
 // AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the
@@ -29,7 +34,13 @@ func (s *Store) AppendEntry(
 	if message == "" {
 		request = ledger.EntryRequest(entry) + "#"
 	}
-	return s.appendToGroup(ctx, &pendingAppend{group: group, jobs: jobs, requestPrefix: request, byEntry: message == "", origin: o})
+	return s.appendToGroup(ctx, &pendingAppend{
+		group:         group,
+		jobs:          jobs,
+		requestPrefix: request,
+		byEntry:       message == "",
+		origin:        o,
+	})
 }
 
 // pendingAppend is jobs that are to be added to a group.
@@ -119,13 +130,15 @@ func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendi
 // Small appends to a partition that come at the same time are stored together, a script a group.
 // Each keeps its own request id and is accepted or refused by itself.
 
-// appendInBatch stores a together with others. Who carries the call out also gives messages of the stream
-// their places in traces.
+// appendInBatch stores a together with others. Who carries the call out also gives messages of the
+// stream their places in traces.
 func (s *Store) appendInBatch(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
 	if !a.origin.Published {
 		a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
 	}
-	err := s.appendBatchers[p.Index()].do(ctx, a, func(ctx context.Context, all []*pendingAppend) { s.storeAppends(ctx, p, all) })
+	err := s.appendBatchers[p.Index()].do(ctx, a, func(ctx context.Context, all []*pendingAppend) {
+		s.storeAppends(ctx, p, all)
+	})
 	if err != nil {
 		return err
 	}
@@ -148,8 +161,8 @@ func (s *Store) storeAppends(ctx context.Context, p keyspace.Partition, all []*p
 	others.Wait()
 }
 
-// splitCalls divides appends, which are not none, among calls: of one group each, and no more than a
-// script can take.
+// splitCalls divides appends, which are not none, among calls: of one group each, and no more than
+// a script can take.
 func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	type open struct{ call, jobs, bytes int }
 	latest := make(map[string]open)
@@ -198,7 +211,8 @@ func (s *Store) storeRequests(ctx context.Context, p keyspace.Partition, appends
 	}
 	defer s.groupLocks.unlock(lock)
 	return retryUnavailable(ctx, func(ctx context.Context) error {
-		results, err := ledger.AppendMany(ctx, s.appender, p, appends[0].group, messages.MaxTotal, lock.nextOrdinal, requests)
+		results, err := ledger.AppendMany(ctx, s.appender, p, appends[0].group, messages.MaxTotal,
+			lock.nextOrdinal, requests)
 		if err != nil {
 			return err
 		}

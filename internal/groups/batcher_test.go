@@ -58,7 +58,8 @@ func TestCallsShareABatch(t *testing.T) {
 	calls.Wait()
 }
 
-// The caller that starts a batch may be cancelled. The batch still runs, for the calls that joined it.
+// The caller that starts a batch may be cancelled. The batch still runs, for the calls
+// that joined it.
 func TestBatchSurvivesTheCancellationOfItsFirstCaller(t *testing.T) {
 	t.Parallel()
 	q := newTestBatcher(t)

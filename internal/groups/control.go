@@ -58,7 +58,9 @@ func (s *Store) setPaused(
 	ctx context.Context, do pauseOrResume, what ledger.Pausable, id string, parts ...keyspace.Partition,
 ) error {
 	for _, p := range parts {
-		if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, s.conn.Cmd, p, what, id) }); err != nil {
+		if err := retryUnavailable(ctx, func(ctx context.Context) error {
+			return do(ctx, s.conn.Cmd, p, what, id)
+		}); err != nil {
 			return apiError(err)
 		}
 	}

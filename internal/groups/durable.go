@@ -18,7 +18,8 @@ import (
 // A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS).
 // One that is not is no loss: the caller is told to repeat, which is harmless.
 
-// writeCheck asks a master for what shows that a write is there, and tells afterwards whether it is.
+// writeCheck asks a master for what shows that a write is there, and tells afterwards
+// whether it is.
 type writeCheck func(redis.Pipeliner) (there func() bool)
 
 // errWriteLost says that what was written is there no more.
@@ -83,8 +84,8 @@ func groupSatisfies(p keyspace.Partition, group string, holds func(groupState) b
 	}
 }
 
-// awaitDurableSubmission waits for a submitted group and for what says whose it is, which may lie at
-// another master.
+// awaitDurableSubmission waits for a submitted group and for what says whose it is, which may lie
+// at another master.
 func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
 	owner := groupBelongsTo(registry, g.ID, g.Tenant)
@@ -108,7 +109,9 @@ func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check wr
 	}
 	c := s.replicaWaiters[p.Index()]
 	w := &replicaWait{check: check}
-	if err := c.batcher.do(ctx, w, func(ctx context.Context, all []*replicaWait) { c.waitForReplicas(ctx, s, p, all) }); err != nil {
+	if err := c.batcher.do(ctx, w, func(ctx context.Context, all []*replicaWait) {
+		c.waitForReplicas(ctx, s, p, all)
+	}); err != nil {
 		return err
 	}
 	if w.err == nil && !w.present() {

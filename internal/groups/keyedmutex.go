@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// keyedMutex let appends of this process to one group go one after the other, so that each knows the
-// group's next ordinal, and can compose the jobs' blobs that the script would otherwise have to
+// keyedMutex let appends of this process to one group go one after the other, so that each knows
+// the group's next ordinal, and can compose the jobs' blobs that the script would otherwise have to
 // put together.
 type keyedMutex struct {
 	mu    sync.Mutex

@@ -159,8 +159,8 @@ func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a ledger.A
 	})
 }
 
-// traceJobs gives each job its place in a trace: a job with a traceparent of its own, or alone in its
-// message, continues its producer's; the others begin one each, linked to the message's.
+// traceJobs gives each job its place in a trace: a job with a traceparent of its own, or alone in
+// its message, continues its producer's; the others begin one each, linked to the message's.
 func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	var link trace.SpanContext
@@ -181,7 +181,8 @@ func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []mess
 		}
 		switch {
 		case j.TraceParent != "" && !o.Published:
-			fresh[i].Trace = s.tel.ContinueJobTrace(s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1), "ingest",
+			fresh[i].Trace = s.tel.ContinueJobTrace(s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1),
+				"ingest",
 				o.At, attrs)
 		case j.TraceParent != "":
 			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
@@ -194,7 +195,8 @@ func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []mess
 	return fresh
 }
 
-// startSendSpan is the producer's span of what came over HTTP; it returns the traceparent to follow.
+// startSendSpan is the producer's span of what came over HTTP; it returns the
+// traceparent to follow.
 func (s *Store) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
@@ -236,8 +238,9 @@ type idempotencyRecord struct {
 	Group string `json:"group"`
 }
 
-// resolveIdempotencyKey ties an idempotency key to the first request that comes with it, in whatever process, and
-// returns that request's group. Both of two equal requests at once then store one group.
+// resolveIdempotencyKey ties an idempotency key to the first request that comes with it, in
+// whatever process, and returns that request's group. Both of two equal requests at once then
+// store one group.
 func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
 	sum := sha256.Sum256([]byte(key))
 	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))

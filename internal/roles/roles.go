@@ -266,9 +266,9 @@ func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Bas
 				Events:      r.Events,
 			},
 			Audit: watcher.Audit{
-				Interval: p.Config.Audit.Interval,
-				FullInterval:     p.Config.Audit.DeepInterval,
-				Lease:    p.Config.Worker.Lease,
+				Interval:     p.Config.Audit.Interval,
+				FullInterval: p.Config.Audit.DeepInterval,
+				Lease:        p.Config.Worker.Lease,
 			},
 		}, b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, nil), events).Run(ctx)
 	}

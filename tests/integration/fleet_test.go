@@ -60,8 +60,9 @@ func (l load) check(t *testing.T, g api.Group) {
 	require.Equal(t, l.retries, g.Retries)
 }
 
-// checkEnds is check for a group whose starts and outcomes may have been lost in a failover. A job is
-// then run again, with a higher attempt, and NOOP may succeed in it before its retry has counted.
+// checkEnds is check for a group whose starts and outcomes may have been lost in a failover.
+// A job is then run again, with a higher attempt, and NOOP may succeed in it before its
+// retry has counted.
 func (l load) checkEnds(t *testing.T, g api.Group) {
 	t.Helper()
 	require.Equal(t, api.StatusCompleted, g.Status)

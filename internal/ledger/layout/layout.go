@@ -54,7 +54,7 @@ package layout
 //	retries                  outcome              times that a job was retried
 //	sweep                    cancel, sweep        ordinal from which on a cancelled group is to be
 //	                                              settled; absent: it is
-//	parked_sweep             sweep                cursor of its settling among the tenant's
+//	sweep_non_ready          sweep                cursor of its settling among the tenant's
 //	                                              non-ready jobs
 //	requeue                  reopen, requeue      cursor of the requeueing of failed jobs; absent:
 //	                                              it is complete

@@ -113,8 +113,8 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	p.unreduced = nil
-	// What was read is reduced although the process stops: other processes would claim it only after
-	// a lease.
+	// What was read is reduced although the process stops: other processes would claim it only
+	// after a lease.
 	ctx = context.WithoutCancel(ctx)
 	began := time.Now()
 	batches := groupBatches(entries)

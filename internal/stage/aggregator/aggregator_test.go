@@ -119,7 +119,8 @@ func (h stopAfterRead) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestStopReducesWhatWasRead: entries that a stopped aggregator left pending would wait for a lease.
+// TestStopReducesWhatWasRead: entries that a stopped aggregator left pending would
+// wait for a lease.
 func TestStopReducesWhatWasRead(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		submitCosts(w, "g", 20, 5)

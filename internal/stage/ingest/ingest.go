@@ -117,7 +117,8 @@ func (in *Ingest) Run(ctx context.Context) error {
 			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publishStatus)
 		},
 		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
+			return stage.Every(ctx, in.tel.Log, "apply cancellations early", earlyCancelInterval,
+				new(earlyCancel).runOnce(in))
 		})
 }
 
