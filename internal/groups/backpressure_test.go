@@ -29,33 +29,34 @@ func TestBacklogIsBounded(t *testing.T) {
 		return err
 	}
 	require.NoError(t, submit("a", 4))
-	require.NoError(t, submit("b", 4)) // before anybody has looked again
+	require.NoError(t, submit("b", 4)) // by the same view of the backlog
 	var full *api.BackpressureError
 	require.ErrorAs(t, submit("c", 4), &full)
-	require.Equal(t, 10*time.Second, full.RetryAfter) // nobody is known to work
+	require.Equal(t, 10*time.Second, full.RetryAfter) // no worker has reported that it starts jobs
 	require.NoError(t, submit("c", 2))
 	require.ErrorAs(t, w.Store.Append(t.Context(), "c", stagetest.Numbered(1), "r", now), &full)
-	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // waiting would not help
+	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // more than the backlog may ever have
 
-	// The wait is what the workers take for what is too much, and a little, in whole seconds.
+	// The wait is the time in which workers start the jobs above the limit, plus a margin, in
+	// whole seconds.
 	require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}, StartedPerSecond: map[string]float64{"T": 2}}))
-	w.Await("a look at the workers", func() bool {
+	w.Await("a view with the worker's report", func() bool {
 		require.ErrorAs(t, submit("d", 6), &full)
 		return full.RetryAfter == 5*time.Second
 	})
-	w.Admit("T") // what is handed out still waits
+	w.Admit("T") // ready jobs are still in the backlog
 	<-time.After(300 * time.Millisecond)
 	require.ErrorAs(t, submit("d", 1), &full)
 
-	// What runs makes room.
+	// Jobs in flight are not in the backlog.
 	for _, p := range w.Space.All() {
 		w.P = p
 		n, err := w.Conn.Cmd.XLen(t.Context(), p.Ready("T")).Result()
 		require.NoError(t, err)
 		w.Take("T", "c", int(n))
 	}
-	w.Await("room", func() bool { return submit("d", 10) == nil })
+	w.Await("an empty backlog", func() bool { return submit("d", 10) == nil })
 }
 
 func TestMemoryIsBounded(t *testing.T) {
@@ -75,11 +76,11 @@ func TestMemoryIsBounded(t *testing.T) {
 		require.NoError(t, w.Conn.Cmd.Set(t.Context(), fmt.Sprint("ballast", i), strings.Repeat("x", piece), 0).Err())
 	}
 	var full *api.BackpressureError
-	w.Await("no room", func() bool { return submit(w.Store) != nil })
+	w.Await("full memory", func() bool { return submit(w.Store) != nil })
 	require.ErrorAs(t, submit(w.Store), &full)
 	require.Contains(t, full.Reason, "at most 50%")
 
-	// A store that does not look hears it from Redis itself.
+	// A store without a memory limit gets the error from Redis itself.
 	blind := w.NewStore(groups.Config{})
 	var err error
 	w.Await("Redis to be full", func() bool {
@@ -97,8 +98,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	keys, err := w.Conn.Cmd.Keys(t.Context(), "ballast*").Result()
 	require.NoError(t, err)
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), keys...).Err())
-	w.Await("room", func() bool { return submit(w.Store) == nil })
-	// What was refused half-way is completed when it comes again.
+	w.Await("free memory", func() bool { return submit(w.Store) == nil })
+	// A submission that failed half-way is completed when it is repeated.
 	_, err = w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: refused, Type: "T", Jobs: stagetest.Numbered(1)}, now)
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(refused))

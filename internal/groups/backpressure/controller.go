@@ -1,5 +1,6 @@
-// Package backpressure decides whether ingest accepts more jobs now. It refuses them when the
-// backlog or Redis's memory is full, and tells the client when to try again.
+// Package backpressure decides whether ingest accepts more jobs now. It refuses them while too many
+// jobs wait or Redis's memory is full, and tells the client when to try again. A refused client
+// gets a reservation: it is accepted when it returns at that time.
 package backpressure
 
 import (
@@ -22,123 +23,129 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// pressureAge is how old the view of the backlog may be; freshAge, for one who wants more than a
-// process's share.
+// The greatest age of the view by which jobs are accepted. The view is the size of the backlog and
+// the rate at which it drains, as last read from Redis. A request that wants more than this
+// process's share of the free backlog needs a fresher view.
 const (
-	pressureAge = 200 * time.Millisecond
-	freshAge    = 20 * time.Millisecond
+	viewMaxAge      = 200 * time.Millisecond
+	freshViewMaxAge = 20 * time.Millisecond
 )
 
-// memoryWait is said while memory is full and does not fall.
-const memoryWait = 5 * time.Second
+// stuckMemoryWait is the wait while memory is full and its use does not fall.
+const stuckMemoryWait = 5 * time.Second
 
-// stageRole is what an ingest process calls itself in its status.
-const stageRole = "ingest"
+// ingestRole is the role of ingest processes in their published status.
+const ingestRole = "ingest"
 
-// Config holds the limits. 0 is no limit.
+// Config holds the limits. 0 means no limit.
 type Config struct {
-	MaxBacklog     int64   // jobs that have not ended, of all groups
-	MaxMemoryRatio float64 // part of Redis's maxmemory that may be used
+	MaxBacklog     int64   // waiting, non-ready and ready jobs of all groups
+	MaxMemoryRatio float64 // part of Redis's maxmemory up to which jobs are accepted
 }
 
-// Controller refuses work when the backlog or Redis's memory is full.
+// Controller is the admission controller of one process: it accepts jobs or refuses them.
 type Controller struct {
 	cfg   Config
 	conn  *redisx.Conn
 	space keyspace.Space
 
-	mu     sync.Mutex
-	gate   gate
-	at     time.Time
-	err    error // of the latest look
-	memory memory
+	mu        sync.Mutex
+	admission admission
+	readAt    time.Time // when the view was last read
+	err       error     // of the last read of the view
+	memory    memory
 
-	flying atomic.Int64 // jobs let in whose requests have not ended: a look may miss them
+	// inTransit counts jobs that were accepted and whose requests have not ended. They may not be
+	// in the backlog yet.
+	inTransit atomic.Int64
 }
 
-// memory is how full Redis is.
+// memory is the memory use of the fullest Redis server.
 type memory struct {
-	ratio float64 // of maxmemory
-	at    time.Time
-	falls float64 // a second
+	ratio    float64 // used part of maxmemory
+	readAt   time.Time
+	fallRate float64 // by how much ratio falls per second, smoothed
 }
 
 // New returns the admission controller of one process.
 func New(cfg Config, conn *redisx.Conn, space keyspace.Space) *Controller {
-	return &Controller{cfg: cfg, conn: conn, space: space, gate: newGate(cfg.MaxBacklog)}
+	return &Controller{cfg: cfg, conn: conn, space: space, admission: newAdmission(cfg.MaxBacklog)}
 }
 
-// Check returns an *api.BackpressureError when n more jobs find no room. Without an error they
-// count as accepted until the context's Request ends.
-func (p *Controller) Check(ctx context.Context, n int) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	limit, jobs := p.cfg.MaxBacklog, int64(n)
+// Check returns an *api.BackpressureError when n more jobs can't be accepted now. Without an error
+// the jobs count as accepted from now on. It returns api.ErrInvalid for more jobs than the backlog
+// may ever hold.
+func (c *Controller) Check(ctx context.Context, n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	limit, jobs := c.cfg.MaxBacklog, int64(n)
 	if limit > 0 && jobs > limit {
-		return fmt.Errorf("%d jobs at once: the backlog holds at most %d in all: send them in smaller pieces: %w",
+		return fmt.Errorf("%d jobs at once: the backlog takes at most %d in all: send them in smaller pieces: %w",
 			n, limit, api.ErrInvalid)
 	}
-	age := pressureAge
-	if p.gate.large(jobs) {
-		age = freshAge
+	age := viewMaxAge
+	if c.admission.exceedsShare(jobs) {
+		age = freshViewMaxAge
 	}
-	// One request looks for all. So it must not end with that request, and what it could not see is
-	// an answer too: otherwise all would wait in turn while Redis does not answer.
-	if time.Since(p.at) > age {
-		p.err = p.look(context.WithoutCancel(ctx))
-		p.at = time.Now()
+	// One request reads the view for all that wait for the mutex, so the read ignores this
+	// request's cancellation. A failed read counts as a view too: otherwise each waiting request
+	// would try for itself while Redis does not answer.
+	if time.Since(c.readAt) > age {
+		c.err = c.readView(context.WithoutCancel(ctx))
+		c.readAt = time.Now()
 	}
-	if p.err != nil {
-		return p.err
+	if c.err != nil {
+		return c.err
 	}
-	r, shut := requestOf(ctx), p.shut()
-	if shut == 0 && (limit <= 0 || n == 0) {
+	r, blocked := requestOf(ctx), c.memoryWait()
+	if blocked == 0 && (limit <= 0 || n == 0) {
 		return nil
 	}
-	var c claim
+	var cl client
 	if r != nil {
-		c = r.claim
+		cl = r.client
 	}
-	wait, ok := p.gate.admit(time.Now(), c, jobs, shut)
+	wait, ok := c.admission.accept(time.Now(), cl, jobs, blocked)
 	if ok {
-		r.letIn(p, jobs)
+		r.start(c, jobs)
 		return nil
 	}
 	full := &api.BackpressureError{
 		RetryAfter: wait,
-		Reason:     fmt.Sprintf("the backlog holds %d of at most %d jobs", limit-p.gate.room, limit),
+		Reason:     fmt.Sprintf("the backlog has %d of at most %d jobs", limit-c.admission.free, limit),
 	}
 	switch {
-	case shut > 0:
-		full.Reason = fmt.Sprintf("Redis uses %.0f%% of its memory, at most %.0f%% are filled",
-			p.memory.ratio*100, p.cfg.MaxMemoryRatio*100)
-	case jobs <= p.gate.room:
-		full.Reason += ", and the rest is promised to those who came before"
+	case blocked > 0:
+		full.Reason = fmt.Sprintf("Redis uses %.0f%% of its memory; jobs are accepted up to %.0f%%",
+			c.memory.ratio*100, c.cfg.MaxMemoryRatio*100)
+	case jobs <= c.admission.free:
+		full.Reason += ", and the rest is reserved for clients that were refused before"
 	}
 	return full
 }
 
-// shut is how long there will be no memory: as it has been falling, or a guess.
-func (p *Controller) shut() time.Duration {
-	over := p.memory.ratio - p.cfg.MaxMemoryRatio
+// memoryWait returns how long memory will stay full, by the rate at which its use falls. It returns
+// 0 when memory is not full, and a fixed time when the use does not fall.
+func (c *Controller) memoryWait() time.Duration {
+	over := c.memory.ratio - c.cfg.MaxMemoryRatio
 	switch {
-	case p.cfg.MaxMemoryRatio <= 0 || over <= 0:
+	case c.cfg.MaxMemoryRatio <= 0 || over <= 0:
 		return 0
-	case p.memory.falls <= 0:
-		return memoryWait
+	case c.memory.fallRate <= 0:
+		return stuckMemoryWait
 	}
-	return max(time.Second, time.Duration(min(over/p.memory.falls, time.Minute.Seconds())*float64(time.Second)))
+	return max(time.Second, time.Duration(min(over/c.memory.fallRate, time.Minute.Seconds())*float64(time.Second)))
 }
 
-func (p *Controller) look(ctx context.Context) error {
-	since := p.at
-	backlog := p.flying.Load() // before the look: it may miss them, or count them twice
-	for _, part := range p.space.All() {
-		types, err := ledger.Types(ctx, p.conn, part)
+func (c *Controller) readView(ctx context.Context) error {
+	since := c.readAt
+	backlog := c.inTransit.Load() // read before the backlog: jobs may be counted twice, but none is missed
+	for _, part := range c.space.All() {
+		types, err := ledger.Types(ctx, c.conn, part)
 		if err != nil {
 			return err
 		}
-		loads, err := ledger.Loads(ctx, p.conn, part, types)
+		loads, err := ledger.Loads(ctx, c.conn, part, types)
 		if err != nil {
 			return err
 		}
@@ -146,7 +153,7 @@ func (p *Controller) look(ctx context.Context) error {
 			backlog += l.Backlog
 		}
 	}
-	workers, err := presence.Workers(ctx, p.conn, p.space)
+	workers, err := presence.Workers(ctx, c.conn, c.space)
 	if err != nil {
 		return err
 	}
@@ -156,53 +163,53 @@ func (p *Controller) look(ctx context.Context) error {
 			drain += r
 		}
 	}
-	stages, err := presence.Stages(ctx, p.conn, p.space)
+	stages, err := presence.Stages(ctx, c.conn, c.space)
 	if err != nil {
 		return err
 	}
 	peers := int64(0)
 	for _, s := range stages {
-		if s.Role == stageRole {
+		if s.Role == ingestRole {
 			peers++
 		}
 	}
-	p.gate.see(backlog, peers, drain, time.Since(since))
-	return p.lookAtMemory(ctx)
+	c.admission.update(backlog, peers, drain, time.Since(since))
+	return c.readMemory(ctx)
 }
 
-func (p *Controller) lookAtMemory(ctx context.Context) error {
-	if p.cfg.MaxMemoryRatio <= 0 {
+func (c *Controller) readMemory(ctx context.Context) error {
+	if c.cfg.MaxMemoryRatio <= 0 {
 		return nil
 	}
-	var mu sync.Mutex // of the shards' answers
+	var mu sync.Mutex // guards ratio
 	ratio := 0.0
-	err := p.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+	err := c.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
 		if call.IsUnavailable(err) {
 			return err
 		}
-		// The embedded server has no such section.
-		if limit := infoNumber(info, "maxmemory"); limit > 0 {
+		// The embedded server of dev and demo reports no maxmemory.
+		if limit := infoField(info, "maxmemory"); limit > 0 {
 			mu.Lock()
 			defer mu.Unlock()
-			ratio = max(ratio, float64(infoNumber(info, "used_memory"))/float64(limit))
+			ratio = max(ratio, float64(infoField(info, "used_memory"))/float64(limit))
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	m := &p.memory
+	m := &c.memory
 	now := time.Now()
-	if elapsed := now.Sub(m.at); !m.at.IsZero() && elapsed < time.Minute {
+	if elapsed := now.Sub(m.readAt); !m.readAt.IsZero() && elapsed < time.Minute {
 		falls := (m.ratio - ratio) / elapsed.Seconds()
-		m.falls += (falls - m.falls) * (1 - math.Exp(-elapsed.Seconds()))
+		m.fallRate += (falls - m.fallRate) * (1 - math.Exp(-elapsed.Seconds()))
 	}
-	m.ratio, m.at = ratio, now
+	m.ratio, m.readAt = ratio, now
 	return nil
 }
 
-func infoNumber(info, name string) int64 {
+func infoField(info, name string) int64 {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
 			n, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)

@@ -5,52 +5,56 @@ import (
 	"sync/atomic"
 )
 
-// claim is who wants to add jobs.
-type claim struct {
-	who     string
-	sure    bool // nobody else goes by this name
-	patient bool // it looks for room by itself: nothing is kept for it
+// client identifies who wants to add jobs, so that a refused client is recognized when it returns.
+type client struct {
+	key    string // name of the client or its request
+	unique bool   // no other client has this key
+	// retries says that the caller tries again by itself until it is accepted. It gets no
+	// reservation.
+	retries bool
 
-	base string // of a body in pieces: what all its pieces are named after
-	part int64  // the piece's number
+	body  string // for a piece of a streamed body: identifies the body
+	piece int64  // number of the piece in the body
 }
 
-// Request is one attempt to add jobs, for backpressure: a producer that was told when to come again
-// is known by its name when it does, and what is on its way to Redis is not overlooked.
+// Request is one attempt of a client to add jobs. By it the admission controller recognizes a
+// client that was refused before, and counts jobs that are on their way to Redis.
 type Request struct {
-	claim
-	controller *Controller // that has let it in
+	client
+	controller *Controller // that has accepted the jobs
 	jobs       atomic.Int64
 }
 
 type requestKey struct{}
 
-// WithRequest names who submits or appends under the context. Sure says that nobody else goes by
-// the name: an idempotency key, say, and not only what the content is. The caller ends the Request
-// when it has its answer.
-func WithRequest(ctx context.Context, who string, sure bool) (context.Context, *Request) {
-	return withRequest(ctx, claim{who: who, sure: sure})
+// WithRequest returns a context for one submission or append. key names the client or its request.
+// unique says that no other client has this key, for example because it is an idempotency key. The
+// caller must call End after the jobs are stored or refused.
+func WithRequest(ctx context.Context, key string, unique bool) (context.Context, *Request) {
+	return withRequest(ctx, client{key: key, unique: unique})
 }
 
-// WithPiece is WithRequest for a piece of a body; one that is sent again has the same base.
-func WithPiece(ctx context.Context, who, base string, part int64) (context.Context, *Request) {
-	return withRequest(ctx, claim{who: who, base: base, part: part})
+// WithPiece is WithRequest for one piece of a streamed body. A body that is sent again must have
+// the same body id.
+func WithPiece(ctx context.Context, key, body string, piece int64) (context.Context, *Request) {
+	return withRequest(ctx, client{key: key, body: body, piece: piece})
 }
 
-// WithPatience is for one who will look for room again by itself, whatever time it is told.
-func WithPatience(ctx context.Context) (context.Context, *Request) {
-	return withRequest(ctx, claim{patient: true})
+// WithoutReservation is WithRequest for a caller that tries again by itself until it is accepted,
+// whatever Retry-After says.
+func WithoutReservation(ctx context.Context) (context.Context, *Request) {
+	return withRequest(ctx, client{retries: true})
 }
 
-func withRequest(ctx context.Context, c claim) (context.Context, *Request) {
-	r := &Request{claim: c}
+func withRequest(ctx context.Context, cl client) (context.Context, *Request) {
+	r := &Request{client: cl}
 	return context.WithValue(ctx, requestKey{}, r), r
 }
 
-// End says that its jobs are stored, or will never be.
+// End says that the request's jobs are stored by now, or never will be.
 func (r *Request) End() {
 	if n := r.jobs.Swap(0); n > 0 {
-		r.controller.flying.Add(-n)
+		r.controller.inTransit.Add(-n)
 	}
 }
 
@@ -59,11 +63,11 @@ func requestOf(ctx context.Context) *Request {
 	return r
 }
 
-// letIn counts jobs that are about to be stored.
-func (r *Request) letIn(p *Controller, jobs int64) {
+// start counts the jobs of an accepted request as on their way to Redis. r may be nil.
+func (r *Request) start(c *Controller, jobs int64) {
 	if r != nil {
-		r.controller = p
+		r.controller = c
 		r.jobs.Add(jobs)
-		p.flying.Add(jobs)
+		c.inTransit.Add(jobs)
 	}
 }

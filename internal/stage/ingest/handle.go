@@ -117,7 +117,7 @@ func (in *Ingest) handleMessage(msg *message.Message) error {
 	}
 	// A message gets no reservation when the backlog is full: it stays in the stream, and the
 	// subscription delivers it again until there is space.
-	ctx, request := backpressure.WithPatience(msg.Context())
+	ctx, request := backpressure.WithoutReservation(msg.Context())
 	defer request.End()
 	origin := groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
 	switch env.Type {

@@ -1,0 +1,63 @@
+package backpressure
+
+import (
+	"math"
+	"time"
+)
+
+// drainAverageTime is the time over which the drain rate is averaged.
+const drainAverageTime = 5 * time.Second
+
+// admission decides by the latest view of the backlog. Each ingest process accepts jobs up to its
+// share of the free backlog, and reserves its share of what drains. So all processes together do
+// not exceed the limit, and nothing is reserved twice.
+type admission struct {
+	limit        int64 // most jobs in the backlog
+	reservations *reservationQueue
+	processes    int64   // live ingest processes, which share the free backlog
+	free         int64   // jobs that the backlog may still take, less those accepted here since the last view
+	freeShare    int64   // this process's share of free
+	drainRate    float64 // jobs that leave the backlog per second, averaged
+}
+
+func newAdmission(limit int64) admission {
+	return admission{limit: limit, reservations: newReservationQueue(), processes: 1}
+}
+
+// update takes a new view. elapsed is the time since the one before.
+func (a *admission) update(backlog, peers int64, drain float64, elapsed time.Duration) {
+	// Reservations are made minutes ahead, so a rate measured over half a second must be averaged.
+	if a.drainRate == 0 {
+		a.drainRate = drain
+	}
+	a.drainRate += (drain - a.drainRate) * (1 - math.Exp(-elapsed.Seconds()/drainAverageTime.Seconds()))
+	a.processes = max(1, peers)
+	a.free = a.limit - backlog
+	a.freeShare = a.free / a.processes
+}
+
+// exceedsShare reports whether one process's share may never suffice for so many jobs. Such a
+// request is measured by the whole free backlog, so the caller must read a fresh view first.
+func (a *admission) exceedsShare(jobs int64) bool {
+	return a.processes > 1 && a.limit > 0 && jobs > a.limit/(2*a.processes)
+}
+
+// accept accepts jobs, or returns how long the client has to wait. While blocked is above 0, no
+// jobs are accepted, and it is the expected time until that changes.
+func (a *admission) accept(now time.Time, cl client, jobs int64, blocked time.Duration) (wait time.Duration, ok bool) {
+	d := demand{
+		client:    cl,
+		jobs:      jobs,
+		free:      a.freeShare,
+		drainRate: a.drainRate / float64(a.processes),
+		blocked:   blocked,
+	}
+	if a.exceedsShare(jobs) {
+		d.free = a.free
+	}
+	wait, ok = a.reservations.accept(now, d)
+	if ok {
+		a.free, a.freeShare = a.free-jobs, a.freeShare-jobs
+	}
+	return wait, ok
+}
