@@ -59,8 +59,7 @@ func (s *Store) setPaused(
 ) error {
 	for _, p := range parts {
 		if err := retryUnavailable(ctx, func(ctx context.Context) error {
-			return do(ctx, s.conn.Cmd,
-				p, what, id)
+			return do(ctx, s.conn.Cmd, p, what, id)
 		}); err != nil {
 			return apiError(err)
 		}
