@@ -36,26 +36,24 @@ func newAudit(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Prove from the data in Redis that no job is lost or counted twice",
-		Long: "Prove from the data in Redis that no job is lost or counted twice: the ledger of each group " +
-			"against its jobs' states and\n" +
-			"against the places where they lie. It may run beside the roles. Exit code 1 when a law is broken.\n\n" +
-			"--repair mends what can be: counters are set to what there is, what is no job is moved to " +
-			"the list {N}:quarantine, and\n" +
-			"a job that vanished ends as failed with code LOST. Then it audits again; exit code 1 when " +
-			"something is left.\n\n" +
-			"--receipts also compares what producers were told: a file with a line {\"group\": \"…\", " +
-			"\"accepted\": n} for each group. It names\n" +
-			"groups that Redis has lost or that hold fewer jobs, after a failover or with a cut append-only " +
-			"file; to submit them again is safe.\n" +
-			"A group that has expired since (BULKACTION_RETENTION_GROUPS) can't be told from one that was " +
-			"lost: keep receipts for less long.",
+		Long: "Prove from the data in Redis that no job is lost or counted twice. The audit compares the counts of\n" +
+			"each group with the states of its jobs and with the locations of the jobs. The roles may run\n" +
+			"meanwhile. The exit code is 1 if a law is violated.\n\n" +
+			"--repair sets wrong data right where the right value is certain: it sets counters to the counted\n" +
+			"values, moves entries that are not jobs to the list {N}:quarantine, and ends a job that vanished as\n" +
+			"failed with code LOST. Then it audits again; the exit code is 1 if violations remain.\n\n" +
+			"--receipts also checks that Redis contains what producers were told: it reads a file with one line\n" +
+			"{\"group\": \"…\", \"accepted\": n} for each group. It finds groups that Redis has lost or that have\n" +
+			"fewer jobs, for example after a failover or with a truncated append-only file. Such a group can be\n" +
+			"submitted again safely. A group that has expired (BULKACTION_RETENTION_GROUPS) looks like a lost\n" +
+			"one, so keep receipts for a shorter time.",
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&a.url, "redis-url", a.url, "Redis of the roles; BULKACTION_REDIS_URL sets the default")
 	cmd.Flags().StringVar(&a.prefix, "key-prefix", a.prefix,
-		"what their keys begin with; BULKACTION_KEY_PREFIX sets the default")
-	cmd.Flags().BoolVar(&a.repair, "repair", false, "mend what can be mended")
-	cmd.Flags().StringVar(&a.receipts, "receipts", "", "file of what producers were told, - for standard input")
+		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
+	cmd.Flags().BoolVar(&a.repair, "repair", false, "set wrong data right where the right value is certain")
+	cmd.Flags().StringVar(&a.receipts, "receipts", "", "file with the answers that producers got; - is standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.run(cmd) }
 	return cmd
 }
@@ -81,7 +79,7 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 	}
 	defer func() { _ = conn.Close() }() // no command is running any more
 	if err := conn.Ping(ctx); err != nil {
-		return withHint(err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
+		return withHint(err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
 	}
 	space, err := a.keyspace(ctx, conn)
 	if err != nil {
@@ -130,14 +128,14 @@ func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspac
 			"no role has used this Redis under the prefix %s yet: there is nothing to audit",
 			a.prefix,
 		),
-			"Say which Redis the roles use, and under which prefix, with --redis-url and --key-prefix.")
+			"Give the Redis of the roles and their prefix with --redis-url and --key-prefix.")
 	}
 	if err != nil {
 		return keyspace.Space{}, fmt.Errorf("read number of partitions: %w", err)
 	}
 	partitions, err := strconv.Atoi(count)
 	if err != nil {
-		return keyspace.Space{}, fmt.Errorf("read number of partitions: %q is no number", count)
+		return keyspace.Space{}, fmt.Errorf("read number of partitions: %q is not a number", count)
 	}
 	return keyspace.New(a.prefix, partitions)
 }
@@ -172,8 +170,8 @@ func (a *auditCommand) audit(
 	}
 	if call.IsOOM(err) {
 		err = fmt.Errorf(
-			"redis has no memory left and refuses what the audit reads with, so nothing is said of the jobs: "+
-				"make room (CONFIG SET maxmemory …) and audit again: %w",
+			"redis is out of memory and refuses the audit's scripts, so the audit has no result: "+
+				"raise maxmemory and audit again: %w",
 			err,
 		)
 	}

@@ -52,7 +52,7 @@ func TestAuditRepair(t *testing.T) {
 		Repairs []audit.RepairResult `json:"repairs"`
 	}
 	got := console{}.exec(t.Context(), "audit", "--repair", "--json")
-	require.Equal(t, exitError, got.code, "something is left")
+	require.Equal(t, exitError, got.code, "violations that a repair cannot remove remain")
 	var report answer
 	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
 	require.Len(t, report.Violations, 1)
@@ -84,7 +84,7 @@ func TestAuditReceipts(t *testing.T) {
 	}
 	const fine = `{"ok":true,"groups":1,"jobs":3,"violations":[],"receipts":%d}` + "\n"
 	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 1), ""}, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`))
-	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 0), ""}, receipts(), "it says that there was nothing to compare")
+	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 0), ""}, receipts(), "an empty file of receipts is reported as 0 receipts")
 	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs, 0 receipts\n", ""}, console{}.exec(t.Context(), "audit", "--receipts", file))
 	got := receipts(`{"group":"g","accepted":2}`, strings.Repeat(" ", 1<<17))
 	require.Equal(t, exitUsage, got.code)

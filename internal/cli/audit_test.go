@@ -22,7 +22,7 @@ func TestAudit(t *testing.T) {
 	t.Setenv("BULKACTION_KEY_PREFIX", "x:")
 	got := console{}.exec(t.Context(), "audit")
 	require.Equal(t, run{exitError, "", "bulkaction: no role has used this Redis under the prefix x: yet: there is nothing to audit\n" +
-		"Say which Redis the roles use, and under which prefix, with --redis-url and --key-prefix.\n"}, got)
+		"Give the Redis of the roles and their prefix with --redis-url and --key-prefix.\n"}, got)
 
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
@@ -59,10 +59,10 @@ func TestAudit(t *testing.T) {
 	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), "many", 0).Err())
 	got = console{}.exec(t.Context(), "audit")
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, `read number of partitions: "many" is no number`)
+	require.Contains(t, got.err, `read number of partitions: "many" is not a number`)
 }
 
-func TestAuditWhereThereIsNone(t *testing.T) {
+func TestAuditRefusesWrongFlagsAndReportsMissingRedis(t *testing.T) {
 	for _, args := range [][]string{{"--redis-url", "http://x"}, {"--key-prefix", "{0}"}, {"extra"}, {"--receipts", "no such file"}} {
 		_, url := redistest.Mini(t)
 		t.Setenv("BULKACTION_REDIS_URL", url)
@@ -78,7 +78,7 @@ func TestAuditWhereThereIsNone(t *testing.T) {
 	require.Equal(t, exitError, got.code)
 	require.Empty(t, got.out)
 	require.Contains(t, got.err, "connection refused")
-	require.Contains(t, got.err, "Say where Redis is with --redis-url or BULKACTION_REDIS_URL.")
+	require.Contains(t, got.err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
 	require.NotContains(t, got.err, "secret")
-	require.Empty(t, logged.String(), "it does not go on without redis")
+	require.Empty(t, logged.String(), "no log line may appear: the error says it")
 }

@@ -19,11 +19,11 @@ func newBench(r *Root) *cobra.Command {
 		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set),
 		newBenchPerformance(r, set), newBenchCompare(r, set),
 		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
-	cmd.Long = "Measure the system: real processes on a private redis-server, with the defaults of a fresh " +
-		"installation. What differs is in the\n" +
-		"JSON's overrides; BULKACTION_ variables of the environment are not passed on, --set is."
+	cmd.Long = "Measure the system: real processes on a private redis-server, with default settings. The JSON lists\n" +
+		"settings that differ as overrides. BULKACTION_ variables of the environment do not reach the\n" +
+		"processes; settings of --set do."
 	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil,
-		"a variable of the processes, NAME=VALUE without BULKACTION_; may be repeated")
+		"setting of the processes, NAME=VALUE with or without BULKACTION_ (repeatable)")
 	return cmd
 }
 
@@ -47,7 +47,7 @@ func (s *variables) env() ([]string, error) {
 		case !ok || name == "":
 			return nil, usagef("--set %q: write it as NAME=VALUE", kv)
 		case slices.Contains(reservedVariables, name):
-			return nil, usagef("--set %s: the bench sets this itself; see its flags", kv)
+			return nil, usagef("--set %s: the benchmark sets this itself; see its flags", kv)
 		}
 		env[i] = "BULKACTION_" + strings.TrimPrefix(kv, "BULKACTION_")
 	}
@@ -57,7 +57,7 @@ func (s *variables) env() ([]string, error) {
 		if near := unknown[0].DidYouMean; near != "" {
 			instead = "did you mean " + near + "?"
 		}
-		return nil, usagef("--set %s: there is no such variable; %s", unknown[0].Name, instead)
+		return nil, usagef("--set %s: there is no such setting; %s", unknown[0].Name, instead)
 	}
 	if err != nil {
 		return nil, usagef("--set: %v", err)
@@ -82,7 +82,7 @@ func (r *Root) prepareFleet(
 func checkParts(only, parts []string) error {
 	for _, part := range only {
 		if !slices.Contains(parts, part) {
-			return usagef("--only %q: must be some of %s", part, strings.Join(parts, ","))
+			return usagef("--only %q: must be among %s", part, strings.Join(parts, ","))
 		}
 	}
 	return nil

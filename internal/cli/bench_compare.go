@@ -18,7 +18,7 @@ func newBenchCompare(r *Root, set *variables) *cobra.Command {
 	variants := bench.CompareVariants()
 	cmd := &cobra.Command{
 		Use:   "compare PROGRAM",
-		Short: "This program and another build of it under the same workload, in turn",
+		Short: "Compare this program with another build under the same workload",
 		Long: "Measure PROGRAM, another build of bulkaction, and this program in turn. This program sends the\n" +
 			"jobs and measures both, so that PROGRAM may be older. `make bench-compare` builds the program\n" +
 			"of another revision and runs this command.",
@@ -46,11 +46,11 @@ func newBenchCompare(r *Root, set *variables) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&o.Only, "only", nil, "variants to run: "+strings.Join(variants, ","))
-	f.IntVar(&o.Rounds, "rounds", 5, "runs of each variant with each program; medians count")
-	f.IntVar(&o.Jobs, "jobs", 300_000, "jobs of a run that measures throughput")
-	f.IntVar(&o.HTTPJobs, "http-jobs", 10_000, "the same for the variant http, where each job is a request")
+	f.IntVar(&o.Rounds, "rounds", 5, "runs of each variant with each program; medians are shown")
+	f.IntVar(&o.Jobs, "jobs", 300_000, "jobs of each run that measures throughput")
+	f.IntVar(&o.HTTPJobs, "http-jobs", 10_000, "the same for the variant http, in which each job is a request")
 	f.IntVar(&o.Rate, "rate", 100, "single jobs a second while latency is measured")
-	f.IntVar(&o.Seconds, "seconds", 5, "for how long latency is measured")
+	f.IntVar(&o.Seconds, "seconds", 5, "duration of each run that measures latency")
 	f.StringVar(&out, "out", "", "file to which the JSON is written, with the figures of each round")
 	return cmd
 }
@@ -71,7 +71,7 @@ func checkCompare(o bench.CompareOptions, program string) error {
 		}
 	}
 	if _, err := os.Stat(program); err != nil {
-		return usagef("bench compare: the program to compare with: %v", err)
+		return usagef("bench compare: find the other program: %v", err)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func newBenchCongestion(r *Root, set *variables) *cobra.Command {
 				}
 			}
 			if o.Tenants > o.Jobs {
-				return usagef("--tenants %d: at most as many as --jobs %d", o.Tenants, o.Jobs)
+				return usagef("--tenants %d: must be at most --jobs %d", o.Tenants, o.Jobs)
 			}
 			if quick {
 				o.RPS *= 10
@@ -52,10 +52,10 @@ func newBenchCongestion(r *Root, set *variables) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 15_000, "jobs in all")
-	f.IntVar(&o.Tenants, "tenants", 3, "tenants, a group each")
-	f.IntVar(&o.RPS, "rps", 30, "permits a second in all")
-	f.BoolVar(&quick, "quick", false, "ten times as many permits a second")
+	f.IntVar(&o.Jobs, "jobs", 15_000, "number of jobs")
+	f.IntVar(&o.Tenants, "tenants", 3, "number of tenants, each with one group")
+	f.IntVar(&o.RPS, "rps", 30, "global limit, permits a second")
+	f.BoolVar(&quick, "quick", false, "ten times the limit")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
 	return cmd
 }

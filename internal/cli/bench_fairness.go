@@ -22,7 +22,7 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 				return err
 			}
 			if o.NoisyJobs < 2000 {
-				return usagef("--noisy-jobs %d: must be at least 2000, so that the small tenants find it there",
+				return usagef("--noisy-jobs %d: must be at least 2000, so that they run as long as the small groups",
 					o.NoisyJobs)
 			}
 			done, err := r.prepareExperiment(&o.Options, set)
@@ -44,8 +44,9 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 	f := cmd.Flags()
 	f.IntVar(&o.NoisyJobs, "noisy-jobs", 20_000, "jobs of the noisy tenant")
 	f.StringSliceVar(&o.Only, "only", nil, "parts to run: "+strings.Join(parts, ","))
-	f.Uint64Var(&o.Seed, "seed", 1, "of when small tenants arrive")
-	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of private redis-servers; cost always has its own")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random times at which small tenants submit")
+	f.StringVar(&o.RedisURL, "redis-url", "",
+		"Redis to use instead of private redis-servers; the part cost always has its own")
 	return cmd
 }
 
@@ -58,7 +59,7 @@ func (r *Root) showFairness(f bench.Fairness) error {
 			n.JobsPerSecond, n.OneGroupPerSecond, 100*n.ThroughputRatio))
 	}
 	if n := f.NoisyLongJobs; n != nil {
-		t.row("beside one with long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
+		t.row("beside long jobs", fmt.Sprintf("p99 %.3f s, alone %.3f s: %.2f ×",
 			n.LongP99, n.LongAloneP99, n.LongRatio))
 	}
 	if w := f.Weights; w != nil {

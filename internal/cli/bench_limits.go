@@ -16,7 +16,7 @@ func newBenchLimits(r *Root, set *variables) *cobra.Command {
 	windows := []string{"100ms", "1s", "10s"}
 	cmd := &cobra.Command{
 		Use:   "limits",
-		Short: "Each limiter with several fetchers and dispatchers, windows and partitions: never over, and all used",
+		Short: "Each limiter with several fetchers, dispatchers, windows and partitions: is it kept, and used fully",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, limiter := range o.Limiters {
@@ -59,10 +59,11 @@ func newBenchLimits(r *Root, set *variables) *cobra.Command {
 	f.StringSliceVar(&o.Limiters, "limiter", o.Limiters, "limiters to try")
 	f.StringSliceVar(&windows, "window", windows, "windows to try")
 	f.IntSliceVar(&o.Partitions, "partitions", o.Partitions, "numbers of partitions to try")
-	f.Float64Var(&o.Seconds, "seconds", 0, "length of each run's backlog at the limit; 0: 10 s, and at least 5 windows")
-	f.IntVar(&o.RPS, "rps", 1000, "permits a second in all")
-	f.IntVar(&o.Parallel, "parallel", 3, "runs side by side, each with its own Redis and processes")
-	f.BoolVar(&o.NoElastic, "no-elastic", false, "leave out the busy tenant among idle ones")
+	f.Float64Var(&o.Seconds, "seconds", 0,
+		"size of each run's backlog, in seconds of the limit; 0: 10, at least 5 windows")
+	f.IntVar(&o.RPS, "rps", 1000, "global limit, permits a second")
+	f.IntVar(&o.Parallel, "parallel", 3, "runs at the same time, each with its own Redis and processes")
+	f.BoolVar(&o.NoElastic, "no-elastic", false, "skip the part with one busy tenant among idle ones")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of private redis-servers")
 	return cmd
 }

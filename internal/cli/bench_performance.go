@@ -14,7 +14,7 @@ func newBenchLatency(r *Root, set *variables) *cobra.Command {
 	var o bench.LatencyOptions
 	cmd := &cobra.Command{
 		Use:   "latency",
-		Short: "Single jobs at a steady rate: how long from accepted to started",
+		Short: "Single jobs at a steady rate: time from accepted to started",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Rate < 1 || o.Rate > 10_000 {
@@ -46,8 +46,8 @@ func newBenchLatency(r *Root, set *variables) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.Rate, "rate", 100, "jobs a second")
-	f.IntVar(&o.Seconds, "seconds", 30, "for how long")
-	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
+	f.IntVar(&o.Seconds, "seconds", 30, "duration of the measurement")
+	f.BoolVar(&o.AOF, "aof", false, "the private redis-server writes an append-only file, synced every second")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
 	return cmd
 }
@@ -56,7 +56,7 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 	var o bench.BigGroupOptions
 	cmd := &cobra.Command{
 		Use:   "big",
-		Short: "One big group from a file over HTTP: steady speed, flat memory, results read back",
+		Short: "One large group, uploaded from a file over HTTP: speed, memory, and reading of its results",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Jobs < 10 {
@@ -84,8 +84,8 @@ func newBenchBig(r *Root, set *variables) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.Jobs, "jobs", 1_000_000, "jobs of the group")
-	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
-	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
+	f.IntVar(&o.Payload, "payload", 200, "bytes of each job's payload")
+	f.BoolVar(&o.AOF, "aof", false, "the private redis-server writes an append-only file, synced every second")
 	return cmd
 }
 
@@ -94,7 +94,7 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 	parts := bench.PerformanceParts()
 	cmd := &cobra.Command{
 		Use:   "performance",
-		Short: "The whole table of docs/performance.md, a good ten minutes",
+		Short: "All figures of docs/performance.md; takes more than ten minutes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkParts(o.Only, parts); err != nil {
@@ -120,8 +120,8 @@ func newBenchPerformance(r *Root, set *variables) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.Quick, "quick", false, "fewer jobs, and one round where --rounds says nothing else")
-	f.IntVar(&o.Rounds, "rounds", 3, "runs of each throughput, in turn with its base; medians count")
+	f.BoolVar(&o.Quick, "quick", false, "fewer jobs, and one round unless --rounds is given")
+	f.IntVar(&o.Rounds, "rounds", 3, "measurements of the base and of each variant, in turn; medians are shown")
 	f.StringSliceVar(&o.Only, "only", nil, "parts to run: "+strings.Join(parts, ","))
 	return cmd
 }

@@ -21,17 +21,17 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 	for _, tt := range []struct{ args, says string }{
 		{"bench congestion --jobs 0", "--jobs 0: must be at least 1"},
 		{"bench congestion --rps -1", "--rps -1: must be at least 1"},
-		{"bench congestion --jobs 2 --tenants 3", "--tenants 3: at most as many as --jobs 2"},
+		{"bench congestion --jobs 2 --tenants 3", "--tenants 3: must be at most --jobs 2"},
 		{"bench limits --limiter leaky", `--limiter "leaky": must be one of fixed, sliding, token`},
 		{"bench limits --window 5ms", `--window "5ms": must be whole milliseconds from 10ms to 1h`},
 		{"bench limits --window 100", `--window "100": must be whole milliseconds`},
 		{"bench limits --window 10500us", `--window "10500us": must be whole milliseconds`},
 		{"bench limits --partitions 0", "--partitions 0: must be from 1 to 64"},
 		{"bench limits --parallel 0", "--parallel at least 1"},
-		{"bench fairness --only noisy,quiet", `--only "quiet": must be some of noisy,long,weights,lanes,behind,cost,idle,retry-after`},
+		{"bench fairness --only noisy,quiet", `--only "quiet": must be among noisy,long,weights,lanes,behind,cost,idle,retry-after`},
 		{"bench fairness --noisy-jobs 10", "--noisy-jobs 10: must be at least 2000"},
 		{"bench congestion --set WORKER_COUNT", `--set "WORKER_COUNT": write it as NAME=VALUE`},
-		{"bench limits --set BULKACTION_BACKPRESSURE_LIMITER=token", "the bench sets this itself"},
+		{"bench limits --set BULKACTION_BACKPRESSURE_LIMITER=token", "the benchmark sets this itself"},
 		{"bench throughput --jobs 0", "--jobs 0: must be at least 1"},
 		{"bench throughput --groups 0", "--groups 0: must be at least 1"},
 		{"bench throughput --payload -1", "--payload -1: must be from 0 to 262144"},
@@ -46,22 +46,22 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench ceiling --jobs 0", "--jobs 0"},
 		{"bench big --jobs 9", "--jobs 9: must be at least 10"},
 		{"bench performance --rounds 0", "--rounds 0: must be at least 1"},
-		{"bench performance --only base,fast", `--only "fast": must be some of base,aof,limits,retries,tracing,singles,latency,big`},
+		{"bench performance --only base,fast", `--only "fast": must be among base,aof,limits,retries,tracing,singles,latency,big`},
 		{"bench compare", "accepts 1 arg(s), received 0"},
-		{"bench compare nowhere", "the program to compare with: stat nowhere"},
-		{"bench compare . --only base,fast", `--only "fast": must be some of base,tenants,retries,aggregates,http`},
+		{"bench compare nowhere", "find the other program: stat nowhere"},
+		{"bench compare . --only base,fast", `--only "fast": must be among base,tenants,retries,aggregates,http`},
 		{"bench compare . --rounds 0", "--rounds 0: must be at least 1"},
 		{"bench compare . --jobs 999", "--jobs 999: must be at least 1000"},
 		{"bench compare . --http-jobs 99", "--http-jobs 99: must be at least 100"},
 		{"bench compare . --rate 0", "--rate 0: must be at least 1"},
 		{"bench compare . --seconds 0", "--seconds 0: must be at least 1"},
-		{"bench compare . --set API_ADDR=127.0.0.1:1", "the bench sets this itself"},
-		{"bench throughput --set PARTITIONS=4", "the bench sets this itself"},
+		{"bench compare . --set API_ADDR=127.0.0.1:1", "the benchmark sets this itself"},
+		{"bench throughput --set PARTITIONS=4", "the benchmark sets this itself"},
 		{"bench fairness extra", `unknown command "extra"`},
-		{"bench", "bench needs to know what to do: throughput, latency, ceiling, big, performance, compare, congestion, limits, fairness"},
+		{"bench", "bench needs a subcommand: throughput, latency, ceiling, big, performance, compare, congestion, limits, fairness"},
 		{"bench foo", `unknown command "foo"`},
-		{"bench throughput --set WORKER_COUNTS=4", "--set BULKACTION_WORKER_COUNTS: there is no such variable; did you mean BULKACTION_WORKER_COUNT?"},
-		{"bench congestion --set XYZZY=4", "--set BULKACTION_XYZZY: there is no such variable; docs/configuration.md"},
+		{"bench throughput --set WORKER_COUNTS=4", "--set BULKACTION_WORKER_COUNTS: there is no such setting; did you mean BULKACTION_WORKER_COUNT?"},
+		{"bench congestion --set XYZZY=4", "--set BULKACTION_XYZZY: there is no such setting; docs/configuration.md"},
 		{"bench limits --set WORKER_COUNT=none", `BULKACTION_WORKER_COUNT="none": must be`},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
@@ -74,13 +74,13 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 	}
 }
 
-func TestSettingsAreVariablesOfTheProcesses(t *testing.T) {
+func TestSetPassesSettingsToTheProcesses(t *testing.T) {
 	env, err := (&variables{"WORKER_COUNT=20", "BULKACTION_LEASE=5s", "FAIR_QUEUE_LANE_WEIGHTS=1,1,1"}).env()
 	require.NoError(t, err)
 	require.Equal(t, []string{"BULKACTION_WORKER_COUNT=20", "BULKACTION_LEASE=5s", "BULKACTION_FAIR_QUEUE_LANE_WEIGHTS=1,1,1"}, env)
 }
 
-func TestJournaledRoleWritesItsJournal(t *testing.T) {
+func TestRoleWritesItsJournal(t *testing.T) {
 	dir := t.TempDir()
 	role := func(ctx context.Context, _ *app.Process) error {
 		journal.FromContext(ctx).Permits(7, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
@@ -101,7 +101,7 @@ func TestJournaledRoleWritesItsJournal(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-func TestProfiledRoleWritesItsProfile(t *testing.T) {
+func TestRoleWritesItsCPUProfile(t *testing.T) {
 	var log strings.Builder
 	role := func(context.Context, *app.Process) error { return nil }
 	run := func(name string) int {
@@ -133,7 +133,7 @@ func TestBenchTablesShowWhatWasRun(t *testing.T) {
 		ProcessCPUByRole: map[string]float64{"worker": 9.5}, PeakMBByRole: map[string]float64{"worker": 40},
 	}))
 	require.Contains(t, out.String(), "12,345")
-	require.Contains(t, out.String(), "24,690 a second, of which it is 0.50")
+	require.Contains(t, out.String(), "24,690 jobs a second; the speed is 0.50 of it")
 	require.Contains(t, out.String(), "9.5 µs a job, 40 MB")
 	require.Contains(t, out.String(), "commands [0.75 0.25], CPU [1.0 2.0] µs a job")
 	require.NotContains(t, out.String(), "Redis memory")

@@ -18,7 +18,7 @@ func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 	var cluster bool
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "No-op jobs through all six roles, produced and processed at once",
+		Short: "NOOP jobs through all six roles, produced and processed at the same time",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cluster {
@@ -52,21 +52,22 @@ func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 100_000, "jobs in all")
-	f.IntVar(&o.Tenants, "tenants", 10, "tenants")
+	f.IntVar(&o.Jobs, "jobs", 100_000, "number of jobs")
+	f.IntVar(&o.Tenants, "tenants", 10, "number of tenants")
 	f.IntVar(&o.Groups, "groups", 1, "groups of each tenant")
-	f.IntVar(&o.Batch, "batch", 500, "jobs a message")
-	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
-	f.IntVar(&workers, "workers", 1, "worker processes")
-	f.StringToIntVar(&o.Replicas, "replicas", nil, "processes of a role, such as fetcher=2,aggregator=2")
-	f.IntVar(&o.Partitions, "partitions", 1, "partitions")
+	f.IntVar(&o.Batch, "batch", 500, "jobs of each message")
+	f.IntVar(&o.Payload, "payload", 200, "bytes of each job's payload")
+	f.IntVar(&workers, "workers", 1, "number of worker processes")
+	f.StringToIntVar(&o.Replicas, "replicas", nil, "number of processes by role, such as fetcher=2,aggregator=2")
+	f.IntVar(&o.Partitions, "partitions", 1, "number of partitions")
 	f.BoolVar(&cluster, "cluster", false, fmt.Sprintf("a private Redis Cluster of %d masters", clusterMasters))
-	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
-	f.BoolVar(&o.Limits, "limits", false, "give every tenant a limit of its own, which is counted and never reached")
-	f.Float64Var(&o.FailPercent, "fail-percent", 0, "so many of a hundred jobs fail once and are retried, after 1 ms")
-	f.Float64Var(&o.Sampling, "sampling", 0, "part of the jobs that is traced, from 0 to 1, to a sink in this process")
+	f.BoolVar(&o.AOF, "aof", false, "the private redis-server writes an append-only file, synced every second")
+	f.BoolVar(&o.Limits, "limits", false, "give each tenant a limit of its own, which is counted but never reached")
+	f.Float64Var(&o.FailPercent, "fail-percent", 0, "percentage of the jobs that fail once and are retried after 1 ms")
+	f.Float64Var(&o.Sampling, "sampling", 0,
+		"part of the jobs that is traced, from 0 to 1; this process receives the traces")
 	f.BoolVar(&o.Ceiling, "ceiling", false, "measure the least-work ceiling on the same Redis, before and after")
-	f.BoolVar(&o.Brief, "brief", false, "leave latency and memory out")
+	f.BoolVar(&o.Brief, "brief", false, "measure neither latency nor memory")
 	f.StringVar(&o.Profile, "profile", "",
 		"folder for CPU profiles of all processes and a table of Redis's commands; implies --brief")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
@@ -120,7 +121,7 @@ func (r *Root) showThroughput(result bench.Throughput) error {
 	t.row("jobs", thousands(int64(result.Jobs)))
 	t.row("jobs a second", thousands(int64(result.JobsPerSecond)))
 	if c := result.Ceiling; c != nil {
-		t.row("least-work ceiling", fmt.Sprintf("%s a second, of which it is %.2f",
+		t.row("least-work ceiling", fmt.Sprintf("%s jobs a second; the speed is %.2f of it",
 			thousands(int64(c.JobsPerSecond)), result.CeilingRatio))
 	}
 	t.row("Redis CPU", fmt.Sprintf("%.1f µs a job", result.RedisCPUPerJob))
@@ -147,17 +148,17 @@ func newBenchCeiling(r *Root, set *variables) *cobra.Command {
 	var o bench.CeilingOptions
 	cmd := &cobra.Command{
 		Use:   "ceiling",
-		Short: "The least work of any queue with a stream entry a job, on this machine's Redis",
+		Short: "The speed of the simplest queue with one stream entry a job, on this machine's Redis",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Jobs < 1 || o.Payload < 0 {
-				return usagef("--jobs %d --payload %d: must be at least 1, and 0", o.Jobs, o.Payload)
+				return usagef("--jobs %d --payload %d: must be at least 1 and 0", o.Jobs, o.Payload)
 			}
 			if o.RedisURL != "" && o.AOF {
 				return usagef("--redis-url: --aof is for a private Redis")
 			}
 			if len(*set) > 0 {
-				return usagef("--set: the ceiling runs none of our processes")
+				return usagef("--set: bench ceiling starts no roles")
 			}
 			result, err := bench.RunCeiling(cmd.Context(), o)
 			if err != nil || r.JSON {
@@ -171,9 +172,9 @@ func newBenchCeiling(r *Root, set *variables) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 200_000, "jobs in all")
-	f.IntVar(&o.Payload, "payload", 200, "bytes of a payload")
-	f.BoolVar(&o.AOF, "aof", false, "let the private redis-server append to a file, synced every second")
+	f.IntVar(&o.Jobs, "jobs", 200_000, "number of jobs")
+	f.IntVar(&o.Payload, "payload", 200, "bytes of each job's payload")
+	f.BoolVar(&o.AOF, "aof", false, "the private redis-server writes an append-only file, synced every second")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of a private redis-server")
 	return cmd
 }

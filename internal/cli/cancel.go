@@ -12,7 +12,7 @@ import (
 func newCancel(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel GROUP",
-		Short: "End a group at once: nothing of it starts any more",
+		Short: "Cancel a group at once: none of its jobs starts any more",
 		Args:  requireGroup,
 		RunE:  r.groupCommand((*client.API).Cancel, ""),
 	}

@@ -78,11 +78,11 @@ const defaultAddress = "http://127.0.0.1:8080"
 func (r *Root) command(all []Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "bulkaction",
-		Short:         "Run bulk actions: submit groups of jobs, follow them, see what came of them",
+		Short:         "Run bulk actions: submit groups of jobs, follow them, see their results",
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Long: "Run bulk actions: submit groups of jobs, follow them, see what came of them.\n\n" +
+		Long: "Run bulk actions: submit groups of jobs, follow them, see their results.\n\n" +
 			"Data goes to standard output, progress to standard error and only on a terminal.\n" +
 			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group ended with failed jobs, 130 interrupted.",
 	}
@@ -97,7 +97,7 @@ func (r *Root) command(all []Command) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
-	flags.BoolVar(&r.JSON, "json", false, "print JSON: an object, or a line for each of many")
+	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item")
 	for _, c := range all {
 		cmd := c(r)
 		r.recordStart(cmd)

@@ -31,27 +31,27 @@ func TestWrongUsage(t *testing.T) {
 		{"dead-letters --limit x", `--limit "x": must be a whole number`},
 		{"stats --api ftp://x", `--api "ftp://x": write it as http://127.0.0.1:8080`},
 		{"stats --api :::", "--api"},
-		{"submit", "where are the jobs? Give --file, --payload or --body, or --no-seal to append them later; --type is missing"},
+		{"submit", "there are no jobs: give --file, --payload or --body, or --no-seal to append jobs later; --type is missing"},
 		{"submit --type T --file x.csv --payload 1", "--file, --payload and --body exclude each other"},
-		{"submit --type T --body x", "--type does not go with --body, which says all"},
+		{"submit --type T --body x", "--type cannot be combined with --body"},
 		{"submit --type T --payload {", "--payload number 1 is not JSON"},
 		{"submit --type T --payload 1 --run-at soon", `--run-at "soon": write a time`},
 		{"submit --type T --payload 1 --aggregate op=sum", "needs as=NAME and op=OPERATION"},
-		{"submit --type T --payload 1 --aggregate as=x,op=sum,of=y", `knows as, op and field, not "of"`},
-		{"submit --type T --payload 1 --format csv", "--format goes with --file"},
-		{"submit --type T --wait --no-seal", "--wait would wait for ever with --no-seal"},
-		{"submit --type T --file cli.go", "what is in cli.go? Say --format ndjson or --format csv"},
+		{"submit --type T --payload 1 --aggregate as=x,op=sum,of=y", `the keys are as, op and field, not "of"`},
+		{"submit --type T --payload 1 --format csv", "--format needs --file"},
+		{"submit --type T --wait --no-seal", "--wait would never end with --no-seal"},
+		{"submit --type T --file cli.go", "unknown format of cli.go: give --format ndjson or --format csv"},
 		{"submit --type a/b --payload 1 --priority urgent --tenant {", `--type "a/b": must match ^[A-Za-z0-9._-]{1,128}$; --tenant "{": must match`},
 		{"submit --type T --payload 1 --priority HIGH", `--priority "HIGH": must be high, normal or low`},
 		{"submit --type T --payload 1 --id a/b", `--id "a/b": must match`},
 		{"pause", "pause needs the id of one group, got 0 arguments"},
 		{"resume a b", "resume needs the id of one group, got 2 arguments"},
 		{"pause a/b", `group id "a/b": must match`},
-		{"type", "type needs to know what to do: pause, resume"},
+		{"type", "type needs a subcommand: pause, resume"},
 		{"type stop T", `unknown command "stop"`},
 		{"type pause", "pause needs the id of one type, got 0 arguments"},
 		{"type pause a/b", `type id "a/b": must match`},
-		{"tenant", "tenant needs to know what to do: ls, show, set, pause, resume"},
+		{"tenant", "tenant needs a subcommand: ls, show, set, pause, resume"},
 		{"tenant drop acme", `unknown command "drop"`},
 		{"tenant ls acme", `unknown command "acme"`},
 		{"tenant show", "show needs the id of one tenant, got 0 arguments"},
@@ -81,10 +81,10 @@ func TestWrongUsage(t *testing.T) {
 			require.Empty(t, got.out)
 		})
 	}
-	require.Empty(t, f.calls, "nothing is sent")
+	require.Empty(t, f.calls, "no request may be sent")
 }
 
-func TestHelpIsFine(t *testing.T) {
+func TestHelpExitsWithSuccess(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}, {"help", "submit"}, {"submit", "--help"}, {"--version"}} {
 		got := console{}.exec(t.Context(), args...)
 		require.Equal(t, exitOK, got.code)
@@ -121,7 +121,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "connection refused")
-	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`, or say where it is with --api or BULKACTION_API.")
+	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API.")
 	require.Empty(t, got.out)
 
 	f := newFakeAPI(t)
@@ -191,7 +191,7 @@ func TestInterrupted(t *testing.T) {
 			cancel()
 			got := <-done
 			require.Equal(t, exitInterrupted, got.code, args)
-			require.Contains(t, got.err, "bulkaction: interrupted\nThe group goes on: `bulkaction watch ")
+			require.Contains(t, got.err, "bulkaction: interrupted\nThe group still runs: `bulkaction watch ")
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -201,7 +201,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-func TestVerdict(t *testing.T) {
+func TestExitCodeOfAnEndedGroup(t *testing.T) {
 	var failed *failedJobsError
 	require.NoError(t, failedJobs(api.Group{Status: api.StatusRunning, Counts: api.Counts{Failed: 3}}))
 	require.NoError(t, failedJobs(api.Group{Status: api.StatusCompleted, Counts: api.Counts{Done: 3}}))

@@ -15,7 +15,7 @@ import (
 func newPause(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "pause GROUP",
-		Short: "Start nothing of a group any more, until it is resumed; running jobs finish",
+		Short: "Pause a group: none of its jobs starts until it is resumed; running jobs finish",
 		Args:  requireGroup,
 		RunE:  r.groupCommand((*client.API).Pause, statePaused),
 	}
@@ -24,7 +24,7 @@ func newPause(r *Root) *cobra.Command {
 func newResume(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume GROUP",
-		Short: "Let a group go on that was paused",
+		Short: "Resume a paused group",
 		Args:  requireGroup,
 		RunE:  r.groupCommand((*client.API).Resume, stateResumed),
 	}
@@ -34,7 +34,7 @@ func newType(r *Root) *cobra.Command {
 	return parentCommand("type", "Pause and resume job types; `stats` shows those that are paused",
 		&cobra.Command{
 			Use:   "pause TYPE",
-			Short: "Start no job of a type any more, until it is resumed; running ones finish",
+			Short: "Pause a type: none of its jobs starts until it is resumed; running jobs finish",
 			Args:  requireID("type"),
 			RunE: r.pauseOrResume(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
 				r.warnUnknownType(ctx, a, id)
@@ -43,7 +43,7 @@ func newType(r *Root) *cobra.Command {
 		},
 		&cobra.Command{
 			Use:   "resume TYPE",
-			Short: "Let a type go on that was paused",
+			Short: "Resume a paused type",
 			Args:  requireID("type"),
 			RunE:  r.pauseOrResume((*client.API).ResumeType),
 		})
@@ -63,8 +63,7 @@ func (r *Root) warnUnknownType(ctx context.Context, a *client.API, typ string) {
 		return // the call itself returns the same error
 	}
 	r.Notef(
-		"Nothing is known of the type %s: it has neither jobs nor workers. It stays paused until `bulkaction "+
-			"type resume %s`.",
+		"Type %s is unknown: it has neither jobs nor workers. It stays paused until `bulkaction type resume %s`.",
 		typ, typ,
 	)
 }
@@ -73,7 +72,7 @@ func (r *Root) warnUnknownType(ctx context.Context, a *client.API, typ string) {
 func (r *Root) warnUnknownTenant(ctx context.Context, a *client.API, tenant string) {
 	if _, err := a.Tenant(ctx, tenant); isNotFound(err) {
 		r.Notef(
-			"Nothing is known of the tenant %s: it has neither groups nor settings. It stays paused until "+
+			"Tenant %s is unknown: it has neither groups nor settings. It stays paused until "+
 				"`bulkaction tenant resume %s`.",
 			tenant, tenant,
 		)
@@ -118,7 +117,7 @@ func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Com
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usagef("%s needs to know what to do: %s", name, strings.Join(names, ", "))
+			return usagef("%s needs a subcommand: %s", name, strings.Join(names, ", "))
 		},
 	}
 	cmd.AddCommand(subcommands...)

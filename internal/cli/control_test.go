@@ -120,7 +120,7 @@ func TestPauseAndResume(t *testing.T) {
 	for kind, root := range map[string]string{"tenant": "/v1/tenants/x/", "type": "/v1/types/x/"} {
 		got := f.exec(t.Context(), console{}, kind, "pause", "x")
 		require.Equal(t, run{exitOK, "x   paused\n", got.err}, got)
-		require.Contains(t, got.err, "Nothing is known of the "+kind+" x")
+		require.Contains(t, got.err, strings.ToUpper(kind[:1])+kind[1:]+" x is unknown")
 		require.Equal(t, run{exitOK, `{"id":"x","paused":false,"links":{}}` + "\n", ""}, f.exec(t.Context(), console{}, kind, "resume", "x", "--json"))
 		require.True(t, f.called("POST "+root+"pause") && f.called("POST "+root+"resume"))
 	}
@@ -177,7 +177,7 @@ last           2030-01-02 03:04:05Z
 `, ""}, f.exec(t.Context(), console{}, "tenant", "show", "acme"))
 	got := f.exec(t.Context(), console{}, "tenant", "show", "nobody")
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "A tenant is known from its first group or `bulkaction tenant set nobody --rps N` on.")
+	require.Contains(t, got.err, "A tenant is known once it has a group or settings (`bulkaction tenant set nobody --rps N`).")
 	require.Equal(t, "paused", tenantState(api.Tenant{Paused: true, Active: true}))
 	require.Equal(t, "idle", tenantState(api.Tenant{}))
 }
@@ -197,7 +197,7 @@ func TestLimitsOfSeveralPartitions(t *testing.T) {
 	require.Equal(t, "6 a second for its tenant's share; 2 of 6 used in this window of 1000 ms", whyLimitText(l))
 }
 
-func TestValuesThatCanNotBeRead(t *testing.T) {
+func TestInvalidFlagValues(t *testing.T) {
 	for args, says := range map[string]string{
 		"tenant set acme --rps x":                      `--rps "x": must be a number`,
 		"tenant set acme --base-priority 1.5":          `--base-priority "1.5": must be a whole number`,
@@ -215,10 +215,10 @@ func TestDevRefusesWrongSettings(t *testing.T) {
 	got := console{}.exec(t.Context(), "dev")
 	require.Equal(t, exitUsage, got.code)
 	require.Contains(t, got.err, `BULKACTION_WORKER_COUNT="none": must be`)
-	require.Contains(t, got.err, "bulkaction: the settings are wrong: the lines above say which\n")
+	require.Contains(t, got.err, "bulkaction: some settings are wrong: the lines above say which\n")
 }
 
-func TestSubmitForThePast(t *testing.T) {
+func TestSubmitWarnsOfARunAtInThePast(t *testing.T) {
 	f := newFakeAPI(t)
 	for at, says := range map[string]string{"2020-01-31T09:00:00Z": "--run-at 2020-01-31T09:00:00Z is in the past: the jobs start at once.\n", "10m": ""} {
 		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1", "--run-at", at)
@@ -234,7 +234,7 @@ func TestTenantLs(t *testing.T) {
 	got := f.exec(t.Context(), console{}, "tenant", "ls")
 	require.Equal(t, exitOK, got.code)
 	lines := strings.Split(strings.TrimSpace(got.out), "\n")
-	require.Len(t, lines, 5, "all pages")
+	require.Len(t, lines, 5, "lines of all pages")
 	var last api.Tenant
 	require.NoError(t, json.Unmarshal([]byte(lines[4]), &last))
 	require.Equal(t, f.tenantDocument("t4"), last)
@@ -266,7 +266,7 @@ Limit             12.5 a second for its tenant; 12 of 12 used in this window of 
 	require.Equal(t, fakeWhy("g.1"), *j.Why)
 }
 
-func TestStatsShowsWhatIsPaused(t *testing.T) {
+func TestStatsShowsPausedTypes(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, statsTable(&out, api.Stats{Types: []api.TypeStats{{Type: "A", Paused: true}, {Type: "B"}}}))
 	require.Contains(t, out.String(), "A (paused)   0")
@@ -280,7 +280,7 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 		f := newFakeAPI(t)
 		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", content))
 		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, "there is nothing in it\nA CSV file begins with a header row")
+		require.Contains(t, got.err, "the file is empty\nA CSV file begins with a header row")
 		require.Empty(t, f.calls)
 		got = f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--type", "T", "--file", "-", "--format", "csv")
 		require.Equal(t, exitError, got.code)
@@ -298,7 +298,7 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 	f.refusal = "the header row names a twice"
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,a\n1,2\n"))
 	require.Equal(t, exitError, got.code)
-	require.NotEqual(t, api.StatusCancelled, f.groupByID(t, "g").Status, "it has jobs of before")
+	require.NotEqual(t, api.StatusCancelled, f.groupByID(t, "g").Status, "a group with earlier jobs must not be cancelled")
 
 	f = newFakeAPI(t) // blank lines may precede the header row
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "\n\nto\na@example.com\n"))
@@ -306,7 +306,7 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 	require.Len(t, f.groupByID(t, "g").jobs, 1)
 }
 
-func TestBarsOnATerminalWithoutASize(t *testing.T) {
+func TestBarOutputOnATerminalWithoutASize(t *testing.T) {
 	f, err := os.Create(t.TempDir() + "/tty")
 	require.NoError(t, err)
 	defer f.Close()
@@ -318,7 +318,7 @@ func TestBarsOnATerminalWithoutASize(t *testing.T) {
 	for _, s := range [][2]int{{0, 0}, {0, 24}, {80, 0}} {
 		out := barOutput(f, size(s[0], s[1], nil))
 		_, isFile := out.(*os.File)
-		require.False(t, isFile, "one of 80 columns is assumed")
+		require.False(t, isFile, "barOutput must hide that the output is a file")
 		_, err := out.Write([]byte("x"))
 		require.NoError(t, err)
 	}
@@ -327,7 +327,7 @@ func TestBarsOnATerminalWithoutASize(t *testing.T) {
 	require.Equal(t, "xxx", string(b))
 }
 
-func TestMissingMail(t *testing.T) {
+func TestUnreachableMailServer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	host, port, err := net.SplitHostPort(l.Addr().String())

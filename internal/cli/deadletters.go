@@ -13,9 +13,10 @@ func newDeadLetters(r *Root) *cobra.Command {
 	var limit int
 	var code, group string
 	cmd := &cobra.Command{
-		Use:   "dead-letters",
-		Short: "Print the jobs that failed for good, newest first: a table on a terminal, else a line of JSON each",
-		Args:  cobra.NoArgs,
+		Use: "dead-letters",
+		Short: "Print the failed jobs of all groups, newest first: a table on a terminal, otherwise one line " +
+			"of JSON each",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if limit < 0 {
 				return usagef("--limit %d: must be 0 (all) or more", limit)
@@ -35,14 +36,14 @@ func newDeadLetters(r *Root) *cobra.Command {
 				return fmt.Sprintf(format, formatTime(d.At), d.Job, d.Tenant, d.Type, d.Code, d.Error)
 			})
 			if more {
-				r.Notef("These are the newest %d; --limit 0 prints all.", limit)
+				r.Notef("Only the newest %d are printed; --limit 0 prints all.", limit)
 			}
 			return err
 		},
 	}
-	cmd.Flags().IntVar(&limit, "limit", 100, "print so many; 0: all")
-	cmd.Flags().StringVar(&code, "code", "", "only those that failed with this code, such as LOST")
-	cmd.Flags().StringVar(&group, "group", "", "only those of this group")
+	cmd.Flags().IntVar(&limit, "limit", 100, "number of jobs to print; 0: all")
+	cmd.Flags().StringVar(&code, "code", "", "only jobs that failed with this code, such as LOST")
+	cmd.Flags().StringVar(&group, "group", "", "only jobs of this group")
 	return cmd
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestDeadLettersOfACodeOrGroup(t *testing.T) {
+func TestDeadLettersFilters(t *testing.T) {
 	f := newFakeAPI(t)
 	f.deadLetterCount = 7
 	for args, lines := range map[string]int{

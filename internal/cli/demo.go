@@ -16,9 +16,8 @@ func newDemo(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Send e-mails of some tenants to a local sink, through all roles in this process",
-		Long: "Run all roles in this process and send e-mails through them: a group a tenant, by SMTP, to a " +
-			"sink that runs here\n" +
-			"too. Nothing leaves this machine. At the end the data is audited.",
+		Long: "Run all roles in this process and send e-mails through them, one group for each tenant. The mail\n" +
+			"server is a sink on this machine, so no e-mail leaves it. At the end the data is audited.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Tenants < 1 || o.Jobs < o.Tenants {
@@ -27,7 +26,7 @@ func newDemo(r *Root) *cobra.Command {
 			o.Environ, o.Log = append([]string{"BULKACTION_LOG_LEVEL=warn", "BULKACTION_LOG_FORMAT=text"},
 				os.Environ()...), r.Err
 			if !r.JSON {
-				redis := "an embedded Redis, which keeps nothing"
+				redis := "an embedded Redis, whose data is lost at the end"
 				if o.RedisURL != "" {
 					redis = "the given Redis"
 				}
@@ -42,7 +41,7 @@ func newDemo(r *Root) *cobra.Command {
 					bars.stop()
 					shown = true
 					_ = r.showDemo(result)
-					r.Notef("Staying at %s until interrupted. Try: bulkaction --api %s status %s",
+					r.Notef("The roles keep running at %s until interrupted. Try: bulkaction --api %s status %s",
 						address, address, result.Groups[0].ID)
 					<-cmd.Context().Done()
 				}
@@ -59,7 +58,8 @@ func newDemo(r *Root) *cobra.Command {
 			}
 			switch {
 			case !result.Audit.OK:
-				return fmt.Errorf("the audit found %d violations: run `bulkaction audit` on a Redis that stays",
+				return fmt.Errorf("the audit found %d violations: run the demo with --redis-url and then "+
+					"`bulkaction audit`",
 					len(result.Audit.Violations))
 			case result.Failed > 0:
 				return &failedJobsError{failed: result.Failed}
@@ -68,11 +68,11 @@ func newDemo(r *Root) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 10_000, "e-mails in all")
-	f.IntVar(&o.Tenants, "tenants", 3, "tenants, a group each")
+	f.IntVar(&o.Jobs, "jobs", 10_000, "number of e-mails")
+	f.IntVar(&o.Tenants, "tenants", 3, "number of tenants, each with one group")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")
-	f.StringVar(&o.Addr, "addr", "", "address of the API (default: a free port of loopback)")
-	f.BoolVar(&stay, "stay", false, "keep everything running afterwards, to look around")
+	f.StringVar(&o.Addr, "addr", "", "address of the API (default: a free port on loopback)")
+	f.BoolVar(&stay, "stay", false, "keep the roles running afterwards until interrupted")
 	return cmd
 }
 

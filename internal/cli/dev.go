@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/dev"
 )
 
-var errDev = errors.New("the roles could not be run: the lines above say why")
+var errDev = errors.New("the roles could not run: the lines above say why")
 
 // unreachableMailServer returns the address of the configured mail server if it does not accept
 // connections and SEND_EMAIL jobs would need it; otherwise "".
@@ -39,8 +39,8 @@ func newDev(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run all roles in one process, on an embedded Redis or on --redis-url",
-		Long: "Run all roles in one process. Without --redis-url they share an embedded Redis, which keeps nothing:\n" +
-			"for trying things out. Everything else is configured by the environment, as the roles themselves are.",
+		Long: "Run all roles in one process, for development. Without --redis-url they use an embedded Redis, which\n" +
+			"keeps nothing: its data is lost at the end. All other settings come from the environment.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Environ, o.Log = os.Environ(), r.Err
@@ -48,8 +48,8 @@ func newDev(r *Root) *cobra.Command {
 			o.Started = func(api, redis string) {
 				if embedded {
 					r.Notef(
-						"The embedded Redis keeps nothing: when this process ends, all is gone. Give " +
-							"--redis-url to keep it.",
+						"The embedded Redis keeps nothing: its data is lost when this process ends. Use " +
+							"--redis-url to keep data.",
 					)
 				}
 				r.Notef(
@@ -58,15 +58,15 @@ func newDev(r *Root) *cobra.Command {
 					api, redis, api,
 				)
 				if mail != "" {
-					r.Notef("No mail server answers at %s, so jobs of the type SEND_EMAIL will be retried in "+
-						"vain. Set BULKACTION_SMTP_HOST and "+
-						"BULKACTION_SMTP_PORT, or see `bulkaction demo`, which brings a sink.", mail)
+					r.Notef("No mail server accepts connections at %s, so jobs of the type SEND_EMAIL will fail. "+
+						"Set BULKACTION_SMTP_HOST and BULKACTION_SMTP_PORT, or use `bulkaction demo`, which starts "+
+						"a mail sink.", mail)
 				}
 			}
 			switch dev.Run(cmd.Context(), o) {
 			case app.ExitOK:
 			case app.ExitUsage:
-				return usagef("the settings are wrong: the lines above say which")
+				return usagef("some settings are wrong: the lines above say which")
 			default:
 				return errDev
 			}

@@ -96,7 +96,7 @@ func advice(err error) string {
 			e.group)
 	}
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "dial" {
-		return "Is it running? Start it with `bulkaction dev`, or say where it is with --api or BULKACTION_API."
+		return "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API."
 	}
 	e, ok := errors.AsType[*client.Error](err)
 	if !ok {
@@ -104,7 +104,7 @@ func advice(err error) string {
 	}
 	switch e.Status {
 	case http.StatusNotFound:
-		return "Check the group's id, and with --api or BULKACTION_API that this is the right server."
+		return "Check the group's id and the server's address (--api or BULKACTION_API)."
 	case http.StatusTooManyRequests:
 		return "The server has more work than it can take. Try again later."
 	case http.StatusServiceUnavailable:

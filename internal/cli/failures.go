@@ -11,7 +11,7 @@ import (
 func newFailures(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "failures GROUP",
-		Short: "Print a group's failed jobs: a table on a terminal, else a line of JSON each",
+		Short: "Print a group's failed jobs: a table on a terminal, otherwise one line of JSON each",
 		Args:  requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()

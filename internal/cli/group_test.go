@@ -71,10 +71,10 @@ func TestStatusOfARunningGroup(t *testing.T) {
 	f.keepOpen = true
 	submitGroup(t, f)
 	f.groups["g"].Counts.Failed = 1
-	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "status", "g").code, "it may still be retried")
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "status", "g").code, "the group has not ended, so failed jobs are no error yet")
 }
 
-func TestGroupText(t *testing.T) {
+func TestGroupTable(t *testing.T) {
 	eta, total := 83.4, int64(12_345)
 	g := api.Group{Status: api.StatusRunning, Paused: true, Round: 2, Total: &total, Counts: api.Counts{Accepted: 10_000, Done: 1200, Failed: 34}, ETASeconds: &eta}
 	require.Equal(t, "RUNNING, paused, not sealed, round 2", groupState(g))
@@ -139,7 +139,7 @@ func TestDeadLetters(t *testing.T) {
 	require.Equal(t, exitOK, got.code)
 	require.Equal(t, "AT                   JOB                      TENANT           TYPE             CODE                 ERROR", strings.Split(got.out, "\n")[0])
 	require.Equal(t, 4, strings.Count(got.out, "\n"))
-	require.Equal(t, "These are the newest 3; --limit 0 prints all.\n", got.err)
+	require.Equal(t, "Only the newest 3 are printed; --limit 0 prints all.\n", got.err)
 
 	for limit, lines := range map[string]int{"0": 7, "7": 7, "1": 1} {
 		got = f.exec(t.Context(), console{}, "dead-letters", "--json", "--limit", limit)
@@ -195,7 +195,7 @@ func TestWatch(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "watch", "g", "--json")
 	require.Equal(t, exitFailedJobs, got.code)
 	var e api.Event
-	require.NoError(t, json.Unmarshal([]byte(got.out), &e), "nothing but events")
+	require.NoError(t, json.Unmarshal([]byte(got.out), &e), "the output must contain only events")
 	require.Equal(t, "group.completed", e.Type)
 }
 
@@ -204,12 +204,12 @@ func TestWatchOnATerminal(t *testing.T) {
 	submitGroup(t, f)
 	got := f.exec(t.Context(), console{terminal: true, outIsTerm: true}, "watch", "g")
 	require.Equal(t, exitFailedJobs, got.code)
-	require.True(t, strings.HasPrefix(got.out, "Group      g\n"), "the bar shows the states: %s", got.out)
+	require.True(t, strings.HasPrefix(got.out, "Group      g\n"), "the bar shows the states, so the output must contain only the summary: %s", got.out)
 	require.Contains(t, got.err, "COMPLETED")
 	require.Contains(t, got.err, "2 of 2 ended (100%), 1 failed")
 
 	got = f.exec(t.Context(), console{terminal: true}, "watch", "g", "--json")
-	require.True(t, json.Valid([]byte(got.out)), "progress is not data")
+	require.True(t, json.Valid([]byte(got.out)), "the output must contain no progress")
 	require.Contains(t, got.err, "COMPLETED")
 }
 

@@ -9,7 +9,7 @@ import (
 func newResults(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "results GROUP",
-		Short: "Print the results of a group's done jobs, a line of JSON each",
+		Short: "Print the results of a group's done jobs, one line of JSON each",
 		Args:  requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()

@@ -15,7 +15,7 @@ import (
 func newStats(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stats",
-		Short: "Show what waits and runs, by type, and the processes that serve it",
+		Short: "Show waiting and running jobs by type, and the processes of all roles",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, err := r.API()

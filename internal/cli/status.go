@@ -10,7 +10,7 @@ func newStatus(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status GROUP",
 		Short: "Show a group: counts, failures by code, aggregate, timestamps",
-		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 when it " +
+		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 if it " +
 			"has ended with failed jobs.",
 		Args: requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {

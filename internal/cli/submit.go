@@ -18,11 +18,11 @@ func newSubmit(r *Root) *cobra.Command {
 		Use:   "submit --type TYPE (--file PATH | --payload JSON ...) | submit --body PATH",
 		Short: "Submit a group of jobs and print its id",
 		Long: "Submit a group of jobs and print its id.\n\n" +
-			"A file is streamed, whatever its length: NDJSON has a job a line, {\"payload\": ...}; in CSV " +
-			"the header row\n" +
-			"names the payload's fields. Given an --id, the same command can be run again after it broke " +
-			"off, and no job counts twice.\n" +
-			"With --wait the exit code is 3 when the group ends with failed jobs, and 1 when it is cancelled.",
+			"A file is streamed, so it may have any length. NDJSON has one job a line, {\"payload\": ...}; " +
+			"in CSV the\n" +
+			"header row names the payload's fields. With --id, the same command can be run again after an\n" +
+			"interruption, and no job counts twice. With --wait the exit code is 3 if the group ends with failed\n" +
+			"jobs, and 1 if it is cancelled.",
 		Example: "  bulkaction submit --type SEND_EMAIL --tenant acme --file recipients.csv --wait\n" +
 			"  bulkaction submit --type NOOP --payload '{\"sleep_ms\": 10}' --aggregate as=n,op=count",
 		Args: cobra.NoArgs,
@@ -135,9 +135,9 @@ func (s *submission) checkOutcome(out submitted) error {
 		}
 	}
 	if out.RejectedTotal > 0 {
-		return withHint(fmt.Errorf("%d lines were refused; the other %d jobs of group %s are accepted",
+		return withHint(fmt.Errorf("%d lines were rejected; the other %d jobs of group %s are accepted",
 			out.RejectedTotal, *out.Accepted, out.ID),
-			"Put the refused lines right and submit them as another group.")
+			"Correct the rejected lines and submit them as a new group.")
 	}
 	return nil
 }

@@ -93,10 +93,10 @@ func TestSubmitFile(t *testing.T) {
 			g := f.groupByID(t, "g")
 			require.Len(t, g.jobs, c.jobs)
 			require.True(t, g.Sealed)
-			require.False(t, g.submitted.Seal, "only when all jobs are there")
+			require.False(t, g.submitted.Seal, "the group is sealed only after the upload")
 
 			again := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
-			require.Equal(t, got, again, "the same command may run again")
+			require.Equal(t, got, again, "the repeated command must print the same")
 			require.Len(t, f.groupByID(t, "g").jobs, c.jobs)
 		})
 	}
@@ -112,7 +112,7 @@ func TestSubmitExample(t *testing.T) {
 	require.Len(t, f.groupByID(t, out.ID).jobs, 20)
 }
 
-func TestSubmitFileThatIsNotThere(t *testing.T) {
+func TestSubmitMissingFile(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv")
 	require.Equal(t, exitError, got.code)
@@ -120,7 +120,7 @@ func TestSubmitFileThatIsNotThere(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--format", "csv", "--file", ".")
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "open .: is a directory")
-	require.Empty(t, f.calls, "no group is created")
+	require.Empty(t, f.calls, "no group may be created")
 }
 
 func TestSubmitFileOnATerminal(t *testing.T) {
@@ -145,7 +145,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 	require.Contains(t, lines[0], "pay: not a known field")
 	require.Contains(t, lines[19], "line 22: ")
 	require.Equal(t, "and 11 more lines", lines[20])
-	require.Equal(t, "bulkaction: 31 lines were refused; the other 2 jobs of group g are accepted", lines[21])
+	require.Equal(t, "bulkaction: 31 lines were rejected; the other 2 jobs of group g are accepted", lines[21])
 	require.True(t, f.groupByID(t, "g").Sealed)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--file", path, "--json", "--wait")
@@ -159,7 +159,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", writeFile(t, "b.ndjson", "x\n"))
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "bulkaction: not one of 1 lines was accepted, so that group i is cancelled\n")
+	require.Contains(t, got.err, "bulkaction: none of 1 lines was accepted, so group i is cancelled\n")
 	require.Empty(t, got.out)
 	require.EqualValues(t, "CANCELLED", f.groupByID(t, "i").Status)
 }
@@ -201,7 +201,7 @@ func TestSubmitBody(t *testing.T) {
 
 	for content, want := range map[string]string{
 		"{":             "is not the JSON of a group",
-		`{"type": "T"}`: "--wait would wait for ever",
+		`{"type": "T"}`: "--wait would never end",
 	} {
 		got := f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--body", "-", "--wait")
 		require.Equal(t, exitUsage, got.code)
@@ -209,7 +209,7 @@ func TestSubmitBody(t *testing.T) {
 	}
 }
 
-func TestSubmitBearsWithABusyServer(t *testing.T) {
+func TestSubmitRetriesWhileTheServerIsBusy(t *testing.T) {
 	f := newFakeAPI(t)
 	f.busyAppends = 3
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
@@ -217,7 +217,7 @@ func TestSubmitBearsWithABusyServer(t *testing.T) {
 	require.Len(t, f.groupByID(t, "g").jobs, 1)
 }
 
-func TestSubmitThatBreaksOff(t *testing.T) {
+func TestSubmitHintsHowToContinue(t *testing.T) {
 	f := newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "g").code)
@@ -225,7 +225,7 @@ func TestSubmitThatBreaksOff(t *testing.T) {
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "bulkaction: append to group g: 409 Conflict: group g: group is sealed: it accepts no more jobs\n")
-	require.Contains(t, got.err, "Run the same command again to go on (and the same input): no job counts twice. Or `bulkaction cancel g`.")
+	require.Contains(t, got.err, "Run the same command again to continue (and the same input): no job counts twice. Or `bulkaction cancel g`.")
 }
 
 func TestSubmitInterruptedWhileSending(t *testing.T) {
@@ -254,7 +254,7 @@ func TestSubmitInterruptedWhileSending(t *testing.T) {
 		require.NoError(t, out.Close())
 		require.Equal(t, exitInterrupted, got.code)
 		require.Contains(t, got.err, "bulkaction: interrupted\nGroup ")
-		require.Regexp(t, "has taken at least (0|5000) jobs and is not sealed. Run the same command again to go on, with --id ", got.err)
+		require.Regexp(t, "has accepted at least (0|5000) jobs and is not sealed. Run the same command again to continue, with --id ", got.err)
 		require.Empty(t, got.out)
 	}
 }

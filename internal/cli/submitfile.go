@@ -51,7 +51,7 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Gro
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
 		_, err := a.Cancel(ctx, accepted.ID)
-		return submitted{}, joinReason(fmt.Errorf("not one of %d lines was accepted, so that group %s is cancelled",
+		return submitted{}, joinReason(fmt.Errorf("none of %d lines was accepted, so group %s is cancelled",
 			appended.RejectedTotal, accepted.ID), err)
 	}
 	if !s.noSeal {
@@ -96,7 +96,7 @@ func (s *submission) requireContent(in io.Reader) (io.Reader, error) {
 		b, err := r.ReadByte()
 		switch {
 		case errors.Is(err, io.EOF):
-			return nil, withHint(fmt.Errorf("submit %s: there is nothing in it", s.file),
+			return nil, withHint(fmt.Errorf("submit %s: the file is empty", s.file),
 				"A CSV file begins with a header row, which names the payload's fields.")
 		case err != nil:
 			return nil, fmt.Errorf("read %s: %w", s.file, err)
@@ -121,12 +121,12 @@ func (s *submission) cancelRefused(ctx context.Context, a *client.API, group str
 		return nil
 	}
 	return withHint(fmt.Errorf("%w; group %s has no jobs and is cancelled", err, group),
-		"Put %s right and submit it as another group.", s.file)
+		"Correct %s and submit it as a new group.", s.file)
 }
 
 // withResumeHint adds a hint how to continue after an interrupted submission.
 func (s *submission) withResumeHint(err error, group string, appended api.Appended) error {
-	again := "Run the same command again to go on"
+	again := "Run the same command again to continue"
 	if s.id == "" {
 		again += fmt.Sprintf(", with --id %s", group)
 	}
@@ -134,7 +134,7 @@ func (s *submission) withResumeHint(err error, group string, appended api.Append
 		again += " (and the same input)"
 	}
 	return withHint(err,
-		"Group %s has taken at least %d jobs and is not sealed. %s: no job counts twice. Or `bulkaction cancel %s`.",
+		"Group %s has accepted at least %d jobs and is not sealed. %s: no job counts twice. Or `bulkaction cancel %s`.",
 		group, appended.Accepted, again, group)
 }
 

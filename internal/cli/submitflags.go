@@ -36,26 +36,26 @@ const fromStdin = "-"
 
 func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.typ, "type", "", "job type: the processor that runs the jobs")
-	f.StringVar(&v.tenant, "tenant", "", "whose share and limits to use; the group is its own tenant without")
-	f.StringVar(&v.id, "id", "", "id of the group; made up without")
-	f.StringVar(&v.name, "name", "", "name for people")
+	f.StringVar(&v.tenant, "tenant", "", "tenant of the group (default: the group is its own tenant)")
+	f.StringVar(&v.id, "id", "", "id of the group (default: a new one)")
+	f.StringVar(&v.name, "name", "", "name to show")
 	f.StringVar(&v.priority, "priority", "", "high, normal or low (default normal)")
-	f.IntVar(&v.maxRetries, "max-retries", 0, "how often a failed job runs again (default: the workers')")
-	f.DurationVar(&v.jobTimeout, "job-timeout", 0, "longest run of a job, such as 30s (default: the workers')")
+	f.IntVar(&v.maxRetries, "max-retries", 0, "retries of a failed job (default: the workers' setting)")
+	f.DurationVar(&v.jobTimeout, "job-timeout", 0, "longest run of a job, such as 30s (default: the workers' setting)")
 	f.Float64Var(&v.failureThreshold, "failure-threshold", 1,
 		"share of failed jobs, above 0 to 1, at which the group is FAILED")
 	f.StringVar(&v.runAt, "run-at", "",
-		"start no job before: a time such as 2030-01-31T09:00:00Z, or from now, such as 10m")
+		"start no job before: a time such as 2030-01-31T09:00:00Z, or a duration from now such as 10m")
 	f.StringArrayVar(&v.aggregates, "aggregate", nil,
-		"reduce the results, such as as=cost,op=sum,field=data.cost (repeatable)")
+		"reduce the results, for example as=cost,op=sum,field=data.cost (repeatable)")
 
 	f.StringVar(&v.file, "file", "", "stream jobs from this .ndjson, .jsonl or .csv file; - is standard input")
 	f.StringVar(&v.format, "format", "", "ndjson or csv (default: by the file's name; ndjson for standard input)")
 	f.StringArrayVar(&v.payloads, "payload", nil, "a job's payload, JSON (repeatable)")
 	f.StringVar(&v.body, "body", "",
-		"submit this file as it is, a complete body of POST /v1/groups; - is standard input")
-	f.BoolVar(&v.noSeal, "no-seal", false, "more jobs will be appended later")
-	f.BoolVar(&v.wait, "wait", false, "follow the group to its end")
+		"submit this file unchanged as the body of POST /v1/groups; - is standard input")
+	f.BoolVar(&v.noSeal, "no-seal", false, "do not seal the group: more jobs will be appended later")
+	f.BoolVar(&v.wait, "wait", false, "wait until the group has ended")
 }
 
 // allowedWithBody has the flags that may be combined with --body.
@@ -75,11 +75,11 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	case sources > 1:
 		addError("--file, --payload and --body exclude each other")
 	case sources == 0 && !v.noSeal:
-		addError("where are the jobs? Give --file, --payload or --body, or --no-seal to append them later")
+		addError("there are no jobs: give --file, --payload or --body, or --no-seal to append jobs later")
 	}
 	f.Visit(func(fl *pflag.Flag) {
 		if f.Changed("body") && sources == 1 && !allowedWithBody[fl.Name] {
-			addError("--%s does not go with --body, which says all", fl.Name)
+			addError("--%s cannot be combined with --body", fl.Name)
 		}
 	})
 	if !f.Changed("body") && v.typ == "" {
@@ -94,10 +94,10 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 		addError("--priority %q: must be high, normal or low", v.priority)
 	}
 	if f.Changed("format") && v.file == "" {
-		addError("--format goes with --file")
+		addError("--format needs --file")
 	}
 	if v.wait && v.noSeal {
-		addError("--wait would wait for ever with --no-seal")
+		addError("--wait would never end with --no-seal")
 	}
 	if len(errs) > 0 {
 		return &usageError{strings.Join(errs, "; ")}
@@ -146,7 +146,10 @@ func parseRunAt(text string, now time.Time) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, usagef("--run-at %q: write a time such as 2030-01-31T09:00:00Z, or from now, such as 10m", text)
+		return at, usagef(
+			"--run-at %q: write a time such as 2030-01-31T09:00:00Z, or a duration from now such as 10m",
+			text,
+		)
 	}
 	return at, nil
 }
@@ -162,7 +165,7 @@ func parseAggregate(text string) (a client.Aggregate, err error) {
 		case "field":
 			a.Field = value
 		default:
-			return a, usagef("--aggregate %q: knows as, op and field, not %q", text, key)
+			return a, usagef("--aggregate %q: the keys are as, op and field, not %q", text, key)
 		}
 	}
 	if a.As == "" || a.Op == "" {
@@ -191,7 +194,7 @@ func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 		return nil, usagef("--body %s is not the JSON of a group: %v", v.body, err)
 	}
 	if v.wait && !end.Seal && end.Total == nil {
-		return nil, usagef(`--wait would wait for ever: the body has neither "seal": true nor a "total"`)
+		return nil, usagef(`--wait would never end: the body has neither "seal": true nor a "total"`)
 	}
 	return body, nil
 }
@@ -211,7 +214,7 @@ func (v *flagValues) isCSV() (bool, error) {
 	case "ndjson", "jsonl":
 		return false, nil
 	}
-	return false, usagef("what is in %s? Say --format ndjson or --format csv", v.file)
+	return false, usagef("unknown format of %s: give --format ndjson or --format csv", v.file)
 }
 
 // open opens a file, or standard input, which Close does not close.

@@ -16,11 +16,11 @@ import (
 )
 
 func newTenant(r *Root) *cobra.Command {
-	return parentCommand("tenant", "List, show, limit, weigh, pause and resume tenants",
+	return parentCommand("tenant", "List, show, configure, pause and resume tenants",
 		newTenantLs(r), newTenantShow(r), newTenantSet(r),
 		&cobra.Command{
 			Use:   "pause TENANT",
-			Short: "Start nothing of a tenant any more, until it is resumed; running jobs finish",
+			Short: "Pause a tenant: none of its jobs starts until it is resumed; running jobs finish",
 			Args:  requireID("tenant"),
 			RunE: r.pauseOrResume(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
 				r.warnUnknownTenant(ctx, a, id)
@@ -29,7 +29,7 @@ func newTenant(r *Root) *cobra.Command {
 		},
 		&cobra.Command{
 			Use:   "resume TENANT",
-			Short: "Let a tenant go on that was paused",
+			Short: "Resume a paused tenant",
 			Args:  requireID("tenant"),
 			RunE:  r.pauseOrResume((*client.API).ResumeTenant),
 		})
@@ -38,7 +38,7 @@ func newTenant(r *Root) *cobra.Command {
 func newTenantLs(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "ls",
-		Short: "List the tenants that have groups or settings: a table on a terminal, else a line of JSON each",
+		Short: "List the tenants that have groups or settings: a table on a terminal, otherwise one line of JSON each",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, err := r.API()
@@ -58,7 +58,7 @@ func newTenantLs(r *Root) *cobra.Command {
 func newTenantShow(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show TENANT",
-		Short: "Show a tenant: its settings, the current window, what waits, congestion",
+		Short: "Show a tenant: settings, current window, waiting jobs, congestion",
 		Args:  requireID("tenant"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
@@ -68,8 +68,8 @@ func newTenantShow(r *Root) *cobra.Command {
 			t, err := a.Tenant(cmd.Context(), args[0])
 			if isNotFound(err) {
 				return withHint(err,
-					"A tenant is known from its first group or `bulkaction tenant set %s --rps N` on. See "+
-						"all with `bulkaction tenant ls`.", args[0])
+					"A tenant is known once it has a group or settings (`bulkaction tenant set %s --rps N`). "+
+						"`bulkaction tenant ls` lists all.", args[0])
 			}
 			if err != nil {
 				return err
@@ -91,9 +91,8 @@ func newTenantSet(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set TENANT [--rps N] [--weight W] [--base-priority B] [--clear]",
 		Short: "Change a tenant's limit, weight or base priority, effective at once",
-		Long: "Change a tenant's limit, weight or base priority, effective at once. What no flag names stays " +
-			"as it is;\n" +
-			"with --clear it gets its default. The tenant need not have a group yet.",
+		Long: "Change a tenant's limit, weight or base priority, effective at once. Settings without a flag stay\n" +
+			"unchanged; with --clear they get their defaults. The tenant need not have a group yet.",
 		Example: "  bulkaction tenant set acme --rps 50 --weight 2\n  bulkaction tenant set acme --clear",
 		Args:    requireID("tenant"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -125,11 +124,11 @@ func newTenantSet(r *Root) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Float64Var(&s.rps, "rps", 0, "jobs a second, a limit of its own (default: a share of the global limit)")
-	f.Float64Var(&s.weight, "weight", 1, "its part of what is shared, 0.001 to 1000")
+	f.Float64Var(&s.rps, "rps", 0, "limit of its own, jobs a second (default: a share of the global limit)")
+	f.Float64Var(&s.weight, "weight", 1, "weight of its share, 0.001 to 1000")
 	f.Int64Var(&s.basePriority, "base-priority", 0,
-		"added to that of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
-	f.BoolVar(&s.clear, "clear", false, "give what no other flag names its default")
+		"added to the base priority of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
+	f.BoolVar(&s.clear, "clear", false, "reset the settings without a flag to their defaults")
 	return cmd
 }
 
@@ -141,7 +140,8 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	case !set("rps") && !set("weight") && !set("base-priority") && !s.clear:
 		return usagef("nothing to set: give --rps, --weight, --base-priority or --clear")
 	case set("rps") && !(s.rps > 0 && s.rps <= 1e9):
-		return usagef("--rps %v: must be above 0, to 1,000,000,000; `tenant pause` lets nothing through", s.rps)
+		return usagef("--rps %v: must be above 0 and at most 1,000,000,000; to stop a tenant, use `tenant pause`",
+			s.rps)
 	case !(s.weight >= 0.001 && s.weight <= 1000):
 		return usagef("--weight %v: must be 0.001 to 1000", s.weight)
 	case s.basePriority < -most || s.basePriority > most:

@@ -15,9 +15,8 @@ func newWatch(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch GROUP",
 		Short: "Follow a group to its end",
-		Long: "Follow a group to its end: a line for each change of its state, or with --json for each " +
-			"event, then a summary.\n" +
-			"The exit code is 3 when it ends with failed jobs.",
+		Long: "Follow a group to its end. It prints a line for each change of the group's state, or with --json for\n" +
+			"each event, and then a summary. The exit code is 3 if the group ends with failed jobs.",
 		Args: requireGroup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := r.API()
@@ -50,7 +49,8 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 	for e, err := range a.Events(ctx, id, "") {
 		if err != nil && ctx.Err() != nil {
 			return api.Group{}, withHint(err,
-				"The group goes on: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` ends it.", id)
+				"The group still runs: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` "+
+					"cancels it.", id)
 		}
 		if err != nil {
 			return api.Group{}, err
