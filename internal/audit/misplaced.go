@@ -211,7 +211,7 @@ func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 	if !r.candidates[j] {
 		return nil
 	}
-	misplaced := ledger.Misplaced{Place: r.name, Whose: r.owner, Item: element}
+	misplaced := ledger.Misplaced{Location: r.name, Owner: r.owner, Item: element}
 	if r.name == "queue" {
 		misplaced.Type = r.typ
 	}

@@ -50,10 +50,10 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 
 // Misplaced is an element at a location that may be misplaced: a job there, or what is no job.
 type Misplaced struct {
-	Place string // queue, non-ready, suspended, ready, results or failures
-	// the group of a queue or of failures, the tenant of what is non-ready or suspended, the
-	// type of a ready stream
-	Whose string
+	Location string // queue, non-ready, suspended, ready, results or failures
+	// the group of a queue or of failures, the tenant of non-ready or suspended jobs, the type of a
+	// ready stream
+	Owner string
 	Type  string // of a queue
 	Item  string // an element, an entry's id, or an ordinal
 	Twin  string // another of the same job, of which one is enough; "" for none
@@ -62,6 +62,6 @@ type Misplaced struct {
 // RepairMisplaced quarantines a misplaced job, what is no job, or one of two elements of a job. It
 // reports whether it has.
 func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
-	r, err := run(ctx, c, repairMisplaced, p, m.Place, m.Whose, m.Type, m.Item, m.Twin)
+	r, err := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
 	return err == nil && r.num(0) == 1, err
 }

@@ -49,27 +49,27 @@ func init() {
 			w.create("g", "acme", "T")
 			w.append("g", 1)
 			w.c.RPush(w.Context(), w.p.Queue("g", "T"), "nonsense")
-			return ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"}
+			return ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: "nonsense"}
 		}),
 		drop("among what is non-ready", func(w *world) ledger.Misplaced {
 			w.nonReady("g", 1)
 			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "nonsense"})
-			return ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: "nonsense"}
+			return ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: "nonsense"}
 		}),
 		drop("in a ready stream", func(w *world) ledger.Misplaced {
 			id := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []string{"k", "v"}}).Val()
 			w.consumerGroup(w.p.Ready("T"), keyspace.GroupWorkers)
-			return ledger.Misplaced{Place: "ready", Whose: "T", Item: id}
+			return ledger.Misplaced{Location: "ready", Owner: "T", Item: id}
 		}),
 		drop("in results", func(w *world) ledger.Misplaced {
 			id := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.ResultStream(), Values: []string{"k", "v"}}).Val()
-			return ledger.Misplaced{Place: "results", Item: id}
+			return ledger.Misplaced{Location: "results", Item: id}
 		}),
 		drop("among failures", func(w *world) ledger.Misplaced {
 			w.create("g", "acme", "T")
 			w.append("g", 1)
 			w.c.HSet(w.Context(), w.p.Failures("g"), "0", "nonsense")
-			return ledger.Misplaced{Place: "failures", Whose: "g", Item: "0"}
+			return ledger.Misplaced{Location: "failures", Owner: "g", Item: "0"}
 		}))
 }
 
@@ -149,42 +149,42 @@ func TestRepairMisplacedSparesJobs(t *testing.T) {
 			spare(l)
 		}
 		for _, blob := range w.queue("g", "T") {
-			spare(ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: blob})
+			spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: blob})
 		}
-		spare(ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: "nonsense"})
+		spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: "nonsense"})
 		nonReady := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()
 		for _, blob := range nonReady {
-			spare(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: blob})
-			spare(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: blob, Twin: nonReady[0] + "?"})
+			spare(ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: blob})
+			spare(ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: blob, Twin: nonReady[0] + "?"})
 		}
 		ready := w.c.XRange(w.Context(), w.p.Ready("T"), "-", "+").Val()
 		require.Len(w, ready, 2)
 		for _, e := range ready {
-			spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: e.ID})
-			spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: e.ID, Twin: "1-1"})
-			spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: e.ID, Twin: e.ID})
+			spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: e.ID})
+			spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: e.ID, Twin: "1-1"})
+			spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: e.ID, Twin: e.ID})
 		}
-		spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: ready[0].ID, Twin: ready[1].ID})
+		spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: ready[0].ID, Twin: ready[1].ID})
 		for _, e := range w.c.XRange(w.Context(), w.p.ResultStream(), "-", "+").Val() {
-			spare(ledger.Misplaced{Place: "results", Item: e.ID})
+			spare(ledger.Misplaced{Location: "results", Item: e.ID})
 		}
-		spare(ledger.Misplaced{Place: "failures", Whose: "g", Item: "1"})
+		spare(ledger.Misplaced{Location: "failures", Owner: "g", Item: "1"})
 		before := w.ledger("g")
 
 		twin := w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: ready[0].Values}).Val()
-		drop(ledger.Misplaced{Place: "ready", Whose: "T", Item: twin, Twin: ready[0].ID})
+		drop(ledger.Misplaced{Location: "ready", Owner: "T", Item: twin, Twin: ready[0].ID})
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: nonReady[0] + " "})
-		drop(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: nonReady[0] + " ", Twin: nonReady[0]})
+		drop(ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: nonReady[0] + " ", Twin: nonReady[0]})
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("nobody"), redis.Z{Score: 1, Member: nonReady[0]})
-		drop(ledger.Misplaced{Place: "non-ready", Whose: "nobody", Item: nonReady[0]})
+		drop(ledger.Misplaced{Location: "non-ready", Owner: "nobody", Item: nonReady[0]})
 		require.Equal(w, before, w.ledger("g"))
 		require.EqualValues(w, 3, w.c.LLen(w.Context(), w.p.Quarantine()).Val())
 
 		// What a job does whose states are lost can't be told, so nothing of it is touched.
 		w.c.Del(w.Context(), w.p.States("g"))
-		spare(ledger.Misplaced{Place: "ready", Whose: "T", Item: ready[0].ID})
-		spare(ledger.Misplaced{Place: "non-ready", Whose: "acme", Item: nonReady[0]})
-		spare(ledger.Misplaced{Place: "queue", Whose: "g", Type: "T", Item: w.queue("g", "T")[0]})
-		spare(ledger.Misplaced{Place: "failures", Whose: "g", Item: "1"})
+		spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: ready[0].ID})
+		spare(ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: nonReady[0]})
+		spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: w.queue("g", "T")[0]})
+		spare(ledger.Misplaced{Location: "failures", Owner: "g", Item: "1"})
 	})
 }

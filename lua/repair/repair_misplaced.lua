@@ -1,11 +1,11 @@
 -- repair_misplaced: quarantines a misplaced job, or what is no job.
 -- KEYS  base
--- ARGV  place: queue | non-ready | suspended | ready | results | failures, whose it is (group, tenant or type; '' of results), type of a queue ('' = no queue),
+-- ARGV  location: queue | non-ready | suspended | ready | results | failures, its owner (group, tenant or type; '' of results), type of a queue ('' = no queue),
 --       what lies there (an element, an entry's id or an ordinal), another of the same job ('' = none; of two one goes)
 -- Reply {1} it is gone | {0} it is a job that lies where it should, or goes by itself, or is not there
 -- States decide, in the same step. What types and tenants count is left to repair_counter. Twice: it is not there. Goes through when memory is full.
 -- Cost: constant; in a queue its length.
-local place, whose, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local location, owner, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 precheck('LLEN', B .. 'quarantine')
 
 -- state_of is a job's letter and mark. Where the group says that it has such a job but not what it does, nothing of it is touched: letter ?.
@@ -33,36 +33,36 @@ local function drop(what, from, command, ...)
   return { 1 }
 end
 
-if place == 'queue' then
-  local key, ordinal = B .. 'queue:' .. whose .. ':' .. typ, string.match(item, '^(%d+)|')
-  local letter = ordinal and state_of(whose, ordinal)
-  if letter == '?' or letter == 'W' and call('HGET', B .. 'group:' .. whose, 'status') ~= 'CANCELLED' then return { 0 } end
+if location == 'queue' then
+  local key, ordinal = B .. 'queue:' .. owner .. ':' .. typ, string.match(item, '^(%d+)|')
+  local letter = ordinal and state_of(owner, ordinal)
+  if letter == '?' or letter == 'W' and call('HGET', B .. 'group:' .. owner, 'status') ~= 'CANCELLED' then return { 0 } end
   precheck('LLEN', key)
   allow_oom()
   if call('LREM', key, 1, item) == 0 then return { 0 } end
-  quarantine('queue:' .. whose .. ':' .. typ, item)
+  quarantine('queue:' .. owner .. ':' .. typ, item)
   return { 1 }
 end
 
-if place == 'non-ready' or place == 'suspended' then
-  local key = place == 'non-ready' and B .. 'non-ready:' .. whose or B .. 'suspended:' .. whose
+if location == 'non-ready' or location == 'suspended' then
+  local key = location == 'non-ready' and B .. 'non-ready:' .. owner or B .. 'suspended:' .. owner
   if not call('ZSCORE', key, item) then return { 0 } end
   local j, other = parse(item), parse(twin)
   if j then
     local g = call('HMGET', B .. 'group:' .. j.group, 'tenant', 'sweep')
     local letter, m = state_of(j.group, j.ordinal)
     if letter == '?' or letter == 'C' and g[2] then return { 0 } end -- sweep is at it
-    local there = same(j, other) and (call('ZSCORE', B .. 'non-ready:' .. whose, twin) or call('ZSCORE', B .. 'suspended:' .. whose, twin))
-    if g[1] == whose and letter == 'N' and m == mark(j.attempt) and not there then return { 0 } end
+    local there = same(j, other) and (call('ZSCORE', B .. 'non-ready:' .. owner, twin) or call('ZSCORE', B .. 'suspended:' .. owner, twin))
+    if g[1] == owner and letter == 'N' and m == mark(j.attempt) and not there then return { 0 } end
   end
   precheck('ZCARD', B .. 'non-ready')
-  drop(item, place == 'non-ready' and 'non-ready:' .. whose or 'suspended:' .. whose, 'ZREM', key, item)
-  if place == 'non-ready' then reindex(whose) end
+  drop(item, location == 'non-ready' and 'non-ready:' .. owner or 'suspended:' .. owner, 'ZREM', key, item)
+  if location == 'non-ready' then reindex(owner) end
   return { 1 }
 end
 
-if place == 'ready' then
-  local stream = B .. 'ready:' .. whose
+if location == 'ready' then
+  local stream = B .. 'ready:' .. owner
   local e, other = entry(stream, item), entry(stream, twin)
   if not e then return { 0 } end
   local j = parse(e.job)
@@ -71,13 +71,13 @@ if place == 'ready' then
     if letter == '?' or letter == 'C' then return { 0 } end -- whoever meets it drops it
     local live = call('HEXISTS', B .. 'group:' .. j.group, 'status') == 1
     local mine = (letter == 'R' or letter == 'I') and m == mark(j.attempt) or letter == 'I' and m == mark(j.attempt + 1)
-    if live and j.typ == whose and mine and not (other and item ~= twin and same(j, parse(other.job))) then return { 0 } end
+    if live and j.typ == owner and mine and not (other and item ~= twin and same(j, parse(other.job))) then return { 0 } end
   end
   call('XACK', stream, 'workers', item)
-  return drop(e.job, 'ready:' .. whose, 'XDEL', stream, item)
+  return drop(e.job, 'ready:' .. owner, 'XDEL', stream, item)
 end
 
-if place == 'results' then
+if location == 'results' then
   local e = entry(B .. 'results', item)
   if not e then return { 0 } end
   for line in string.gmatch(e.l or '', '[^\n]+') do
@@ -89,12 +89,12 @@ if place == 'results' then
   return drop((e.g or '?') .. ' ' .. (e.l or '?'), 'results', 'XDEL', B .. 'results', item)
 end
 
-local failures = B .. 'failures:' .. whose
+local failures = B .. 'failures:' .. owner
 local record = call('HGET', failures, item)
 if not record then return { 0 } end
 local j = parse(string.match(record, '\n(.*)$') or '')
-if j and j.group == whose and tostring(j.ordinal) == item then
-  local letter, m = state_of(whose, j.ordinal)
+if j and j.group == owner and tostring(j.ordinal) == item then
+  local letter, m = state_of(owner, j.ordinal)
   if letter == '?' or letter == 'F' and m == mark(j.attempt) then return { 0 } end
 end
-return drop(record, 'failures:' .. whose, 'HDEL', failures, item)
+return drop(record, 'failures:' .. owner, 'HDEL', failures, item)
