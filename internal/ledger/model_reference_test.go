@@ -204,7 +204,7 @@ func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 		}
 		if j.losses > most {
 			j.letter, j.retries, j.throttles, j.losses = ledger.Failed, 0, 0, 0
-			r.Buried++
+			r.Failed++
 			continue
 		}
 		j.letter = ledger.NonReady

@@ -13,7 +13,7 @@ var reclaim = script("jobs/reclaim", "signals", "states", "blob", "ready", "non_
 
 // ReclaimReply is what was found with dead workers.
 type ReclaimReply struct {
-	Taken, Buried, Stale int
+	Taken, Failed, Stale int
 	Missing              []string // entries that somebody deleted while they were held: an incident
 }
 
@@ -26,7 +26,7 @@ func Reclaim(
 	if err != nil {
 		return ReclaimReply{}, err
 	}
-	out := ReclaimReply{Taken: int(r.num(0)), Buried: int(r.num(1)), Stale: int(r.num(3))}
+	out := ReclaimReply{Taken: int(r.num(0)), Failed: int(r.num(1)), Stale: int(r.num(3))}
 	missing := r.list(2)
 	for i := range missing {
 		out.Missing = append(out.Missing, missing.str(i))

@@ -97,7 +97,7 @@ func TestReclaimBuriesWhatKillsItsWorkers(t *testing.T) {
 			w.start("T", w.read("T", "c"))
 		}
 		w.c.Del(w.Context(), w.p.Dirty())
-		require.Equal(w, ledger.ReclaimReply{Buried: 1}, w.reclaim("T", 2))
+		require.Equal(w, ledger.ReclaimReply{Failed: 1}, w.reclaim("T", 2))
 		require.Equal(w, map[string]int64{"failed": 1}, w.ledger("g"))
 		require.Equal(w, map[string]string{"WORKER_LOST": "1"}, w.c.HGetAll(w.Context(), w.p.Codes("g")).Val())
 		require.Equal(w, int64(1), w.c.XLen(w.Context(), w.p.DeadLetters()).Val())

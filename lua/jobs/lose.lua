@@ -35,7 +35,7 @@ precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
 precheck_enqueue(typ, lane, tenant)
 precheck_activate(tenant)
 precheck_rerank(g[4], factor)
-precheck_bury(group)
+precheck_fail_job(group)
 precheck_mark_dirty()
 allow_oom()
 
@@ -54,7 +54,7 @@ for i = 1, #ords do
     else
       message = message .. ', its payload too: submit it again in a new group'
     end
-    bury(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
+    fail_job(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
     if not told then call('HDEL', B .. 'payloads:' .. group, ords[i]) end -- or retry would run it as another type
     if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then congested = congested + 1 end
   end

@@ -117,7 +117,7 @@ local function settle_others(group, live, tenant, round, n)
     if mine then
       if kind == 'f' then
         local blob = head .. '|' .. queued
-        bury(group, tenant, round, parse(blob), blob, code, message, now)
+        fail_job(group, tenant, round, parse(blob), blob, code, message, now)
         new[i], failed = 'F' .. m, failed + 1
       elseif kind == 'u' then
         call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. counts .. '|' .. queued)
@@ -195,7 +195,7 @@ for _ = 1, groups do
   end
   if live and n_other > 0 then
     precheck_non_ready(tenant, typ)
-    precheck_bury(group)
+    precheck_fail_job(group)
   end
   if n_done > 0 then done = settle_done(group, live) end
   if n_other > 0 then failed, non_ready, readied = settle_others(group, live, tenant, tonumber(g[3]), n_other) end

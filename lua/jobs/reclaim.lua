@@ -1,7 +1,7 @@
 -- reclaim: takes back what dead workers hold.  ready or in flight → non-ready, due at once (a run spends a permit again); or failed after too many losses
 -- KEYS  base
 -- ARGV  type, lease ms, most entries, most losses of a job
--- Reply {taken back, buried, {ids that were deleted under us}, stale}
+-- Reply {taken back, failed, {ids that were deleted under us}, stale}
 -- Idle times are checked in here, in the same step that moves. Only a started job counts a loss: the first makes it a suspect, which workers
 -- start alone, so that all others are its own. What was deleted under us has the watcher look for the jobs (watch.suspicious). Twice: the entries are gone.
 -- Goes through when memory is full. Cost: some µs an entry.
@@ -11,7 +11,7 @@ precheck('XLEN', stream)
 local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
 if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
 local now = now_ms()
-local entries, taken, buried, missing, stale = {}, 0, 0, {}, 0
+local entries, taken, failed, missing, stale = {}, 0, 0, {}, 0
 precheck('LLEN', B .. 'quarantine')
 precheck('HLEN', B .. 'watch', B .. 'load:' .. typ)
 precheck('LLEN', B .. 'wake:fetcher')
@@ -40,15 +40,15 @@ for _, p in ipairs(pending) do
         local field, tenant = letter == 'R' and 'ready' or 'in_flight', g[1]
         precheck('HLEN', B .. 'tenant:' .. tenant)
         precheck_non_ready(tenant, typ)
-        precheck_bury(group)
+        precheck_fail_job(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
-          bury(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that ran this job was lost, ' .. cap .. ' of them while it ran alone: see BULKACTION_MAX_DELIVERIES', now)
+          fail_job(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that ran this job was lost, ' .. cap .. ' of them while it ran alone: see BULKACTION_MAX_DELIVERIES', now)
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'F' .. m)
           add(key, field, -1, 'failed', 1)
           call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -1)
           check_end(group)
-          buried = buried + 1
+          failed = failed + 1
         else
           if letter == 'I' then
             call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({ ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job', attempts = j.attempt, at = now, ['until'] = now, reason = 'E' }))
@@ -73,4 +73,4 @@ end
 call('XACK', stream, 'workers', unpack(entries))
 call('XDEL', stream, unpack(entries))
 refill(typ)
-return { taken, buried, missing, stale }
+return { taken, failed, missing, stale }

@@ -1,17 +1,17 @@
 -- endings: jobs that fail for good, and groups whose last job has ended.
 -- NEEDS  base, blob, signals
 -- OFFERS
---   precheck_bury(group)    reads the keys that bury writes
---   bury(group, tenant, round, j, blob, code, message, now)
+--   precheck_fail_job(group)    reads the keys that fail_job writes
+--   fail_job(group, tenant, round, j, blob, code, message, now)
 --                           records a failed job
 --   check_end(group)        marks the group dirty when all its jobs have ended
 
--- bury ends a job as failed: the error and the job for a later round, the code, and a dead letter.
-local function precheck_bury(group)
+-- fail_job ends a job as failed: the error and the job for a later round, the code, and a dead letter.
+local function precheck_fail_job(group)
   precheck('XLEN', B .. 'dead-letters')
   precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
 end
-local function bury(group, tenant, round, j, blob, code, message, now)
+local function fail_job(group, tenant, round, j, blob, code, message, now)
   local payload = payload_and_key(string.sub(blob, j.payload_at))
   local err = cjson.encode({ ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round })
   if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end

@@ -194,18 +194,18 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		if err != nil {
 			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 		}
-		p.metrics.TakenBack(r.Taken + r.Buried)
-		p.metrics.DeadLettered(r.Buried)
+		p.metrics.TakenBack(r.Taken + r.Failed)
+		p.metrics.DeadLettered(r.Failed)
 		p.reclaimed.Add(int64(r.Taken))
-		p.workersLost.Add(int64(r.Buried))
+		p.workersLost.Add(int64(r.Failed))
 		if len(r.Missing) > 0 {
 			p.tel.Log.Error("entries of a ready stream were deleted while workers held them",
 				"partition", p.partition.Index(), "type", typ, "entries", r.Missing)
 		}
-		if r.Taken+r.Buried+r.Stale > 0 {
+		if r.Taken+r.Failed+r.Stale > 0 {
 			p.tel.Log.Warn("reclaimed jobs of dead workers",
 				"partition", p.partition.Index(), "type", typ,
-				"reclaimed", r.Taken, "failed", r.Buried, "stale", r.Stale)
+				"reclaimed", r.Taken, "failed", r.Failed, "stale", r.Stale)
 			pause = 0
 		}
 	}
