@@ -1,0 +1,127 @@
+package style_test
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gopkg.in/yaml.v3"
+)
+
+// importRule is a rule of depguard in .golangci.yml.
+type importRule struct {
+	Mode  string         `yaml:"list-mode"`
+	Files []string       `yaml:"files"`
+	Deny  []deniedImport `yaml:"deny"`
+}
+
+type deniedImport struct {
+	Pkg string `yaml:"pkg"`
+}
+
+// TestImportRules requires that a rule of the linter names the imports of every internal package: a
+// new package can't be left out.
+func TestImportRules(t *testing.T) {
+	t.Parallel()
+	root := moduleRoot(t)
+	rules := readImportRules(t, root)
+	require.Greater(t, len(rules), 30)
+	var without []string
+	for _, dir := range internalPackages(t, root) {
+		if !slices.ContainsFunc(rules, func(r importRule) bool { return r.namesImportsOf(dir) }) {
+			without = append(without, dir)
+		}
+	}
+	require.Empty(t, without, "packages without a rule in .golangci.yml that names what they may import")
+}
+
+// A rule counts for a package when it denies all packages of the module but those that it names.
+func TestImportRulesAreTold(t *testing.T) {
+	t.Parallel()
+	var all struct{ Rules []importRule }
+	require.NoError(t, yaml.Unmarshal([]byte(`
+rules:
+  - {list-mode: lax, files: ["${config-path}/internal/a/**", "!$test"], deny: [{pkg: github.com/bulkaction/bulkaction}]}
+  - {list-mode: strict, files: ["${config-path}/internal/b/*.go"]}
+  - {list-mode: lax, files: ["$all"], deny: [{pkg: github.com/bulkaction/bulkaction}]}
+  - {list-mode: lax, files: ["${config-path}/internal/**"], deny: [{pkg: github.com/bulkaction/bulkaction/cmd}]}
+  - {list-mode: lax, files: ["${config-path}/internal/d*/**", "!**/d2/**"], deny: [{pkg: github.com/bulkaction/bulkaction}]}
+`), &all))
+	for dir, want := range map[string]bool{
+		"internal/a": true, "internal/a/below": true, "internal/b": true, "internal/b/below": false, "internal/c": false,
+		"internal/d1": true, "internal/d2": false,
+	} {
+		got := slices.ContainsFunc(all.Rules, func(r importRule) bool { return r.namesImportsOf(dir) })
+		require.Equal(t, want, got, dir)
+	}
+}
+
+// namesImportsOf tells whether the rule holds for the package in a folder and names what it imports.
+func (r importRule) namesImportsOf(dir string) bool {
+	if r.Mode != "strict" && !slices.Contains(r.Deny, deniedImport{"github.com/bulkaction/bulkaction"}) {
+		return false
+	}
+	holds := false
+	for _, pattern := range r.Files {
+		pattern, not := strings.CutPrefix(pattern, "!")
+		if strings.HasPrefix(pattern, "$all") || strings.HasPrefix(pattern, "$test") {
+			continue
+		}
+		if matches(strings.TrimPrefix(pattern, "${config-path}/"), path.Join(dir, "file.go")) {
+			if not {
+				return false
+			}
+			holds = true
+		}
+	}
+	return holds
+}
+
+// matches tells whether a pattern of depguard matches a file: * is anything but a slash, ** is
+// anything.
+func matches(pattern, file string) bool {
+	text := regexp.QuoteMeta(pattern)
+	text = strings.ReplaceAll(text, `\*\*`, ".*")
+	text = strings.ReplaceAll(text, `\*`, "[^/]*")
+	return regexp.MustCompile("^" + text + "$").MatchString(file)
+}
+
+func readImportRules(t *testing.T, root string) []importRule {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, ".golangci.yml"))
+	require.NoError(t, err)
+	var config struct {
+		Linters struct {
+			Settings struct {
+				Depguard struct {
+					Rules map[string]importRule `yaml:"rules"`
+				} `yaml:"depguard"`
+			} `yaml:"settings"`
+		} `yaml:"linters"`
+	}
+	require.NoError(t, yaml.Unmarshal(text, &config))
+	var rules []importRule
+	for _, r := range config.Linters.Settings.Depguard.Rules {
+		rules = append(rules, r)
+	}
+	return rules
+}
+
+// internalPackages lists the folders of packages below internal that have more than tests.
+func internalPackages(t *testing.T, root string) []string {
+	t.Helper()
+	var dirs []string
+	for _, file := range trackedFiles(t, root, ".go") {
+		dir := path.Dir(file)
+		if strings.HasPrefix(dir, "internal/") && !strings.HasSuffix(file, "_test.go") &&
+			!slices.Contains(strings.Split(dir, "/"), "testdata") && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
