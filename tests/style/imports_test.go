@@ -61,7 +61,8 @@ rules:
 	}
 }
 
-// namesImportsOf tells whether the rule holds for the package in a folder and names what it imports.
+// namesImportsOf tells whether the rule holds for the package in a folder and names
+// what it imports.
 func (r importRule) namesImportsOf(dir string) bool {
 	if r.Mode != "strict" && !slices.Contains(r.Deny, deniedImport{"github.com/bulkaction/bulkaction"}) {
 		return false
