@@ -78,7 +78,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	var full *api.BackpressureError
 	w.Await("full memory", func() bool { return submit(w.Store) != nil })
 	require.ErrorAs(t, submit(w.Store), &full)
-	require.Contains(t, full.Reason, "at most 50%")
+	require.Contains(t, full.Reason, "up to 50%")
 
 	// A store without a memory limit gets the error from Redis itself.
 	blind := w.NewStore(groups.Config{})
