@@ -1,64 +1,74 @@
-// Package audit proves from the data in Redis that no job was lost and none counted twice: promise
-// 4, conservation. It hides how a system that keeps moving can be judged at all.
+// Package audit checks the data in Redis: that no job was lost and that none was counted twice. It
+// recounts everything from the jobs themselves and doesn't trust any counter. It works while the
+// roles change the data, and hides how a check can be certain all the same.
 //
 // # Laws
 //
-//   - [LawConservation]: a group's accepted jobs are the sum of those that are waiting, non-ready,
-//     ready, in flight, done, failed and cancelled. None of these is negative.
-//   - [LawStates]: a group has one state for each accepted job, and as many of each letter as its
-//     ledger says.
-//   - [LawLocation]: each job lies where its state says, once, under the same attempt, and nowhere
-//     else, and each key is of its type: a waiting one in a queue of its group, a parked one in its
-//     tenant's non-ready set or, while it is paused, aside of it, a ready or started one in the
-//     ready stream of its type, a failed one among its group's failures, which agree with the error
-//     codes. Nothing lies anywhere that is no such job. What a cancelled group has left in a ready
-//     stream may stay until a worker comes by.
-//   - [LawResults]: each done job's result lies in exactly one entry of the results stream, each
-//     reduced one's in exactly one line of the group's results, unless these have expired. The
-//     slots of the aggregate count the reduced jobs, and so does an aggregate that counts.
-//   - [LawLifecycle]: a group's status agrees with its timestamps, its jobs and the lists of open
-//     and ended groups. One whose jobs have all ended and are reduced has ended too, or is among
-//     the dirty groups.
-//   - [LawCounters]: what types count as waiting and non-ready lies there. What tenants count as
-//     unfinished, active and congested are such jobs, and those with active ones are in the active
-//     set. Counters of what violates another law are not judged.
-//   - [LawRegistry]: a group is owned by its tenant, lies in its partition and is on its list. A
-//     name that is owned has a group ([CheckOwnerKeys]).
-//   - [LawReceipt]: a group holds the jobs that its producer was told were accepted ([Receipts]).
-//   - [LawDurability]: Redis does not forget what it has confirmed. The watchers count seconds in
-//     it, and notice when it knows of fewer.
+// A law is a statement about the data that must always be true. A [Violation] names the law that it
+// breaks.
+//
+//   - conservation ([LawConservation]): a group's accepted jobs are the sum of its waiting,
+//     non-ready, ready, in-flight, done, failed and cancelled ones. None of these counts is
+//     negative.
+//   - states ([LawStates]): a group has one state for each accepted job, and as many jobs in each
+//     state as its counts say.
+//   - location ([LawLocation]): each job is at the one location that belongs to its state, once,
+//     with the same attempt, and nowhere else. A waiting job is in a queue of its group; a
+//     non-ready one is in its tenant's non-ready set, or among its tenant's suspended jobs while it
+//     is paused; a ready or in-flight one is in the ready stream of its type; a failed one is in
+//     the failures of its group, which agree with the group's error codes. A location holds nothing
+//     that is no job. Each key has its Redis type. As an exception, a ready stream may hold jobs of
+//     a cancelled group until a worker drops them.
+//   - results ([LawResults]): the result of each job that is done and not reduced is in exactly one
+//     entry of the results stream. The result of each reduced job is in exactly one line of its
+//     group's results, until these expire. The partial aggregates hold as many results as there are
+//     reduced jobs.
+//   - lifecycle ([LawLifecycle]): a group's status agrees with its timestamps, with its jobs, and
+//     with the lists of open and of ended groups. If all jobs of a sealed group have ended and are
+//     reduced, the group has ended too or is dirty.
+//   - counters ([LawCounters]): the counters of types (waiting, non-ready) and of tenants
+//     (unfinished, active, congested) are the numbers of such jobs, and the set of active tenants
+//     holds those with active jobs. A counter is not checked if a job that it counts breaks another
+//     law.
+//   - registry ([LawRegistry]): a group's owner key names its tenant; the group is in its tenant's
+//     partition and on its tenant's list. Each owner key has a group ([CheckOwnerKeys]).
+//   - receipt ([LawReceipt]): a group holds as many jobs as its producer was told were accepted
+//     ([Receipts]).
+//   - durability ([LawDurability]): Redis doesn't lose writes that it has confirmed. The watcher
+//     checks this law, not this package.
 //
 // # Method
 //
-// A group's ledger, states and small structures are read in one transaction, so that they can be
-// held against each other. What is too large for that is read between two readings of the states: a
-// job whose state and attempt are the same in both has not moved meanwhile, and only such jobs are
-// judged. An attempt grows with each move, so no job comes back to the same state unnoticed.
-// Counters over many keys are read with them in one transaction where that is small, otherwise
-// twice, and are judged only when both readings agree to the byte: never, while what they count
-// keeps moving. Whatever is found is looked at again and reported only if it stays.
+// A group's hash, states and small structures are read in one transaction, so they belong to one
+// instant. Larger structures are read between two readings of the states. A job whose state and
+// attempt mark are the same in both has not moved in between, and only such jobs are judged: since
+// an attempt number grows with each delivery, a job that has moved doesn't look unmoved. (The mark
+// repeats after 90 attempts.) Counters over many keys are read in one transaction with what they
+// count, if that is small. Otherwise both are read twice, and judged only if nothing has changed;
+// while jobs keep moving they are not judged at all. A full audit reads everything at least three
+// times if it finds something, and reports what it finds three times in a row.
 //
-// Redis is read in pages of some hundred elements, without KEYS, and SCAN only for
-// [CheckOwnerKeys]. Memory: one group's states and some bits a job, and two bytes for each job
-// between the first and the last one of a group that is neither waiting nor ended.
+// Redis is read in pages of some hundred elements. No command goes over all keys, except in
+// [CheckOwnerKeys]. The audit keeps in memory the states of one group and a few bits per job, and
+// the states of groups with jobs in shared locations (2 bytes per job, about 64 MiB at most).
 //
-// # Three depths
+// # Three kinds of audit
 //
-//   - [IncrementalCheck] makes rounds: per open group one reading of its ledger and of the lengths
-//     of what it holds, no job. A round over 1,000 groups costs Redis 5 ms of CPU and 160 KB (50
-//     tenants, closer looks included), one over a group of 1,000,000 waiting jobs 20 µs and 300
-//     bytes.
-//   - [RunGroups] looks at the groups that a round found suspicious: at their states, and through
-//     those shared places, and queues, that give a reason.
-//   - [Partition] and [Run] look at everything. For a group of 1,000,000 waiting jobs of 10 bytes
-//     that is 43 MB and 80 ms of Redis's CPU, for 1,000 groups of 5 jobs 1 MB and 40 ms;
-//     [Options.Rate] spreads it.
+//   - [IncrementalCheck] reads the counts of each open group and the lengths of its structures, and
+//     no job. It names candidates. One check of 1,000 groups of 50 tenants costs Redis 5 ms of CPU
+//     and 160 KB, candidates included; one check of a group of 1,000,000 waiting jobs costs 20 µs
+//     and 300 bytes.
+//   - [RunGroups] audits candidates job by job. It reads only the queues and shared locations in
+//     which something may be wrong with them.
+//   - [Run], and [Partition] for one partition, are full audits. One of a group of 1,000,000
+//     waiting jobs of 10 bytes costs Redis 80 ms of CPU and 43 MB; one of 1,000 groups of 5 jobs
+//     costs 40 ms and 1 MB. [Options.Rate] spreads this over time.
 //
 // # Repair
 //
-// [Repair] repairs what can be, and [Lose] ends jobs that lie nowhere. What a repair does is
-// decided in Redis, in one step, by states and versions: what moves is left alone, and what is done
-// twice is done once.
+// [Repair] repairs what can be repaired, and [Lose] ends missing jobs as failed. Each repair is one
+// atomic step in Redis that compares states and versions with what the audit saw: it changes
+// nothing if the data has moved since, and a repeated repair changes nothing either.
 package audit
 
 import (
@@ -75,7 +85,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// The laws, as a [Violation] names them.
+// The names of the laws, as [Violation] has them. The comment of the package states each law.
 const (
 	LawConservation = "conservation"
 	LawStates       = "states"
@@ -84,54 +94,55 @@ const (
 	LawLifecycle    = "lifecycle"
 	LawCounters     = "counters"
 	LawRegistry     = "registry"
-	// LawDurability is broken when Redis has forgotten what it had confirmed; the watchers notice
-	// it.
-	LawDurability = "durability"
-	// LawReceipt is broken when a group holds fewer jobs than its producer was told.
-	LawReceipt = "receipt"
+	LawDurability   = "durability"
+	LawReceipt      = "receipt"
 )
 
-// Laws are all of them.
+// Laws lists the names of all laws.
 var Laws = []string{
 	LawConservation, LawStates, LawLocation, LawResults, LawLifecycle, LawCounters, LawRegistry, LawDurability,
 	LawReceipt,
 }
 
-// Report is what an audit came to.
+// Report is the result of an audit.
 type Report struct {
 	OK         bool        `json:"ok"`
 	Groups     int64       `json:"groups"`
-	Jobs       int64       `json:"jobs"`       // accepted, of all groups
-	Violations []Violation `json:"violations"` // never nil; by partition, group and ordinal
-	Missing    []Missing   `json:"-"`          // jobs that lie nowhere, all of them; [Lose] ends them
+	Jobs       int64       `json:"jobs"`       // accepted jobs of all groups
+	Violations []Violation `json:"violations"` // never nil; ordered by partition, group and ordinal
+	// Missing holds all jobs that are at no location although their state says that they are;
+	// [Lose] ends them. Violations names only some of them if there are many.
+	Missing []Missing `json:"-"`
 
 	plans []repairPlan
 }
 
-// Violation is one breach of a law.
+// Violation is one violation of a law.
 type Violation = api.Violation
 
-// Options are what an audit can be told.
+// Options configure an audit.
 type Options struct {
-	// to read aggregates with; nil: the built-in ones. Of others only the counts are checked.
+	// Reducers decode partial aggregates. nil: the built-in reducers. Of an aggregate whose reducer
+	// is unknown only the number of results is checked.
 	Reducers *reducer.Registry
-	Rate     int // bytes a second that are read at most, about; 0: as they come
+	// Rate is about how many bytes per second are read from Redis. 0: no limit.
+	Rate int
 
-	stateBytes int         // bytes of states kept at once; 0: maxBatch
-	only       *Candidates // nil: everything
+	stateBytes int         // how many bytes of states are kept in memory at once; 0: maxStateBytes
+	only       *Candidates // audit only these; nil: everything
 }
 
 const (
-	// confirmations is in how many looks in a row a finding must be the same to be reported.
+	// confirmations is in how many consecutive passes a finding must be the same to be reported.
 	confirmations = 3
-	// maxPasses bounds the looks at a partition that finds something else each time.
+	// maxPasses bounds the passes over a partition in which each pass finds something else.
 	maxPasses = 8
-	// maxStateBytes is how much of the states of unfinished groups is kept at once.
+	// maxStateBytes is how many bytes of states of tracked groups are kept in memory at once.
 	maxStateBytes = 64 << 20
 )
 
-// Run audits all partitions, which may be at work. It changes nothing. An error means that it could
-// not be finished.
+// Run is a full audit of all partitions. It changes nothing, and the roles may be at work. An error
+// means that the audit could not be finished, so the report is incomplete.
 func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
 	report := Report{Violations: []Violation{}}
 	for _, p := range space.All() {
@@ -139,20 +150,22 @@ func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Opti
 			return report, err
 		}
 	}
-	report.sort()
+	report.finish()
 	return report, nil
 }
 
-// Partition audits one partition as [Run] does all of them.
+// Partition is a full audit of one partition; see [Run].
 func Partition(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options,
 ) (Report, error) {
 	report := Report{Violations: []Violation{}}
 	err := auditPartition(ctx, conn, space, p, opts, &report)
-	report.sort()
+	report.finish()
 	return report, err
 }
 
+// auditPartition audits a partition and adds the result to report. The report's violations are not
+// sorted yet.
 func auditPartition(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 	p keyspace.Partition, opts Options, report *Report,
@@ -168,7 +181,7 @@ func auditPartition(
 	return nil
 }
 
-// Total is how many violations there are, with those that others stand for.
+// Total returns the number of violations, including those that are only counted in a summary.
 func (r *Report) Total() (n int64) {
 	for _, v := range r.Violations {
 		n += max(1, v.Count)
@@ -176,12 +189,14 @@ func (r *Report) Total() (n int64) {
 	return n
 }
 
-func (r *Report) sort() {
+// finish sorts the violations and sets OK.
+func (r *Report) finish() {
 	slices.SortStableFunc(r.Violations, compareViolations)
 	r.OK = len(r.Violations) == 0
 }
 
-// compareViolations puts what stands for others behind them.
+// compareViolations orders violations for the report. A summary ("and 900 more like these") comes
+// after the violations that it belongs to.
 func compareViolations(a, b Violation) int {
 	ordinal := func(v Violation) int64 {
 		switch {
@@ -203,7 +218,7 @@ func compareViolations(a, b Violation) int {
 		cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
 }
 
-// auditor audits one partition.
+// auditor audits one partition in one or more passes.
 type auditor struct {
 	reader
 	space keyspace.Space
@@ -211,43 +226,44 @@ type auditor struct {
 	opts  Options
 }
 
-// run looks at the partition until what it finds is certain.
+// run makes passes over the partition until all findings of a pass are confirmed, and adds the
+// confirmed ones to report.
 func (a *auditor) run(ctx context.Context, report *Report) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond}
-	seen, missed := map[finding]int{}, missed(nil)
+	confirmed, missing := map[finding]int{}, missingJobs(nil)
 	for n := 1; ; n++ {
 		ps := a.newPass()
 		if err := ps.run(ctx); err != nil {
 			return err
 		}
-		missed = missed.and(ps.missed)
-		found := ps.found.all()
-		certain, again := 0, make(map[finding]int, len(found))
+		missing = missing.intersect(ps.missing)
+		found := ps.found.withSummaries()
+		certain, now := 0, make(map[finding]int, len(found))
 		for f := range found {
-			again[f] = seen[f] + 1
-			if again[f] >= confirmations {
+			now[f] = confirmed[f] + 1
+			if now[f] >= confirmations {
 				certain++
 			}
 		}
-		seen = again
+		confirmed = now
 		if certain == len(found) || n == maxPasses {
-			d := repairPlan{partition: a.p, details: found, repairs: ps.repairs}
+			plan := repairPlan{partition: a.p, details: found, repairs: ps.repairs}
 			report.Groups += ps.groups
 			report.Jobs += ps.jobs
 			for f, detail := range found {
-				if seen[f] >= confirmations {
+				if confirmed[f] >= confirmations {
 					v := f.violation(a.p.Index(), detail)
-					v.Count = ps.found.rest[f]
+					v.Count = ps.found.summarized[f]
 					report.Violations = append(report.Violations, v)
-					d.findings = append(d.findings, f)
+					plan.findings = append(plan.findings, f)
 				}
 			}
 			if n >= confirmations {
-				d.missing = missed.list(a.p.Index())
-				report.Missing = append(report.Missing, d.missing...)
+				plan.missing = missing.list(a.p.Index())
+				report.Missing = append(report.Missing, plan.missing...)
 			}
-			slices.SortFunc(d.findings, compareFindings)
-			report.plans = append(report.plans, d)
+			slices.SortFunc(plan.findings, compareFindings)
+			report.plans = append(report.plans, plan)
 			return nil
 		}
 		if err := redisx.Sleep(ctx, backoff.Next()); err != nil {
@@ -256,35 +272,40 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 	}
 }
 
-// pass is one pass over a partition.
+// pass is one reading of a partition (or of the candidates in it) and what it has found so far.
 type pass struct {
 	*auditor
 	found        findings
-	missed       missed
-	groups, jobs int64
+	missing      missingJobs
+	groups, jobs int64 // how many groups and accepted jobs were read
 
+	// tenants and types are those that this pass knows of. Types names the ready streams to read.
 	tenants, types map[string]bool
-	// What hangs together with another violation is not judged.
+	// uncertainTenants and uncertainTypes have a job, group or key that breaks another law: their
+	// counters are not judged.
 	uncertainTenants, uncertainTypes map[string]bool
 
-	tracked      map[string]*trackedGroup // groups of the batch with jobs in places that groups share
-	trackedBytes int                      // that these keep
-	readKeys     map[string]bool          // keys of shared places that were read once
+	tracked      map[string]*trackedGroup // by id; cleared after each reading of the shared locations
+	trackedBytes int                      // about how much memory these groups take
+	readKeys     map[string]bool          // keys of shared locations that this pass has read at least once
 
 	repairs           map[finding]repairAction
 	misplaced         misplacedJobs
-	repairedLocations map[location]map[job]bool
+	repairedLocations map[location]map[job]bool // the locations that were repaired, and the jobs removed there
 }
 
+// newPass returns a pass that has read nothing yet.
 func (a *auditor) newPass() *pass {
 	a.wrongTypes = map[string]string{}
 	return &pass{
 		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, uncertainTenants: map[string]bool{},
 		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{},
-		missed: missed{},
+		missing: missingJobs{},
 	}
 }
 
+// run makes the pass: groups first, then the locations that groups share, then the counters of
+// tenants and types.
 func (ps *pass) run(ctx context.Context) error {
 	defer ps.reportWrongTypes()
 	if ps.opts.only != nil {

@@ -10,15 +10,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Candidates are what deserves a closer look, of one partition.
+// Candidates name groups and tenants of one partition in which something looks wrong.
 type Candidates struct {
 	Groups  []string
-	Tenants []string // whose parked jobs are looked through, too
+	Tenants []string // the non-ready and suspended jobs of these tenants are read too
 }
 
-// RunGroups audits some groups of a partition: themselves, and their jobs in the places that groups
-// share. It reads no more than it has to: a queue whose length is right is not read. What lies
-// anywhere without being a job, and the laws of load, are left to [Partition].
+// RunGroups audits some groups of a partition. It reads their own keys, and their jobs in the
+// locations that groups share, but only where one of them may be missing or misplaced: a queue with
+// the right length is not read. Only a full audit ([Partition]) finds jobs of groups that don't
+// exist, unreadable entries, and wrong counters of tenants and types.
 func RunGroups(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, candidates Candidates,
 	opts Options,
@@ -27,7 +28,7 @@ func RunGroups(
 	return Partition(ctx, conn, space, p, opts)
 }
 
-// runGroups is a look at some groups only.
+// runGroups makes a pass over the candidates only.
 func (ps *pass) runGroups(ctx context.Context) error {
 	if err := ps.checkGroups(ctx, ps.opts.only.Groups); err != nil {
 		return fmt.Errorf("read groups: %w", err)
@@ -38,25 +39,26 @@ func (ps *pass) runGroups(ctx context.Context) error {
 	return nil
 }
 
-// judgedOwnKinds says which of a group's own places are read, and so can be judged.
+// judgedOwnKinds returns which of the group's own locations this pass reads and judges. A pass over
+// candidates reads the queues and failures only if their length is wrong.
 func (ps *pass) judgedOwnKinds(g *group) (own [locationKinds]bool) {
 	expired := g.hash["results_expired"] != ""
 	own[atQueue], own[atFailures], own[atGroupResults] = true, true, !expired
 	if ps.opts.only == nil {
 		return own
 	}
-	waiting := int64(0)
+	queued := int64(0)
 	for _, n := range g.queues {
-		waiting += n
+		queued += n
 	}
-	own[atQueue] = waiting != g.counts[ledger.Waiting]
+	own[atQueue] = queued != g.counts[ledger.Waiting]
 	own[atFailures] = g.failures != g.counts[ledger.Failed]
 	own[atGroupResults] = false
 	return own
 }
 
-// judgedSharedKinds says which of the places that groups share are read for the groups that are
-// kept.
+// judgedSharedKinds returns which of the locations that groups share this pass reads and judges. A
+// pass over candidates reads only those in which a tracked group has a job.
 func (ps *pass) judgedSharedKinds() (shared [locationKinds]bool) {
 	if ps.opts.only == nil {
 		return [locationKinds]bool{atNonReady: true, atReady: true, atResultsStream: true}
@@ -75,7 +77,7 @@ func (ps *pass) judgedSharedKinds() (shared [locationKinds]bool) {
 	return shared
 }
 
-// readsNonReadyOf says whether what a tenant has parked is read.
+// readsNonReadyOf reports whether this pass reads the non-ready and suspended jobs of a tenant.
 func (ps *pass) readsNonReadyOf(tenant string) bool {
 	return ps.opts.only == nil || slices.Contains(ps.opts.only.Tenants, tenant)
 }

@@ -12,13 +12,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// typeTotals are what types count, and what lies there by the tenants' tallies.
+// typeTotals are the numbers of waiting and non-ready jobs by type, as the recounts of all tenants
+// add up.
 type typeTotals struct {
 	waiting, nonReady map[string]int64
-	fingerprints      map[string]uint64 // of the tenants that add to it
+	fingerprints      map[string]uint64 // by tenant, of the recounts that were added
 }
 
-// checkCounters holds the counters of tenants and of types against what they count.
+// checkCounters compares the counters of all tenants and types with recounts. The counters of types
+// are judged only if nothing has moved between two recounts of all tenants: the types were read
+// between them.
 func (ps *pass) checkCounters(ctx context.Context) error {
 	openBefore, err := ps.openGroupsNow(ctx)
 	if err != nil {
@@ -43,7 +46,8 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// When all is again as it was, it was so when the types were asked.
+	// If a second recount is the same, the first one was still true when the counters of types were
+	// read.
 	unchanged := true
 	if err := ps.recountTenants(ctx, slices.Sorted(maps.Keys(sum.fingerprints)), func(t *countedTenant,
 		r tenantRecount) {
@@ -66,6 +70,7 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	return nil
 }
 
+// add adds a tenant's recount to the totals.
 func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
 	if len(t.openGroups) == 0 && len(r.nonReady) == 0 {
 		return
@@ -79,16 +84,17 @@ func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
 	}
 }
 
-// checkTypeCounter reports what is wrong with a type's counter.
-func (ps *pass) checkTypeCounter(typ, counter string, have, want int64) {
-	if have != want && !ps.uncertainTypes[typ] {
-		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(typ, counter, have-want)}
-		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, have, counter, want)
-		ps.addRepair(f, ps.counterRepair(ledger.Counter{Of: typ, Name: counter, Have: have, Want: want}))
+// checkTypeCounter reports a type's counter that differs from the recount.
+func (ps *pass) checkTypeCounter(typ, counter string, stored, counted int64) {
+	if stored != counted && !ps.uncertainTypes[typ] {
+		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(typ, counter, stored-counted)}
+		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, stored, counter, counted)
+		ps.addRepair(f, ps.counterRepair(ledger.Counter{Of: typ, Name: counter, Have: stored, Want: counted}))
 	}
 }
 
-// checkTenantCounters reports what is wrong with a tenant's counters.
+// checkTenantCounters reports a tenant's counters that differ from the recount, and a tenant that
+// is wrongly in the set of active tenants or missing in it.
 func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 	if !r.consistent || ps.uncertainTenants[name] {
 		return
@@ -120,7 +126,7 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 	}
 }
 
-// addNewGroups adds the tenants and types of groups that were created since the look began.
+// addNewGroups adds the tenants and types of groups that were created since this pass began.
 func (ps *pass) addNewGroups(ctx context.Context) error {
 	return ps.readByScore(ctx, ps.p.Open(), func(ids []string) error {
 		for page := range slices.Chunk(ids, pageSize) {
@@ -146,7 +152,7 @@ func (ps *pass) addNewGroups(ctx context.Context) error {
 	})
 }
 
-// openGroupsNow changes when a group becomes open or ends.
+// openGroupsNow returns a text that changes whenever a group is created or ends.
 func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 	var card *redis.IntCmd
 	var newest *redis.ZSliceCmd
@@ -156,8 +162,8 @@ func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 	return fmt.Sprint(card.Val(), newest.Val()), err
 }
 
-// newestReady changes when a job becomes ready. Counters alone don't tell of one that was taken
-// back and handed out again.
+// newestReady returns a text that changes whenever a job becomes ready: the id of the newest entry
+// of each ready stream. Counters alone don't show a job that was taken back and made ready again.
 func (ps *pass) newestReady(ctx context.Context) (string, error) {
 	var ids strings.Builder
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), pageSize/5) {
@@ -179,7 +185,7 @@ func (ps *pass) newestReady(ctx context.Context) (string, error) {
 	return ids.String(), nil
 }
 
-// readTypeCounters reads what types count as waiting and as non-ready.
+// readTypeCounters returns the counters waiting and non-ready of each of these types.
 func (ps *pass) readTypeCounters(ctx context.Context, types []string) ([][2]int64, error) {
 	var all [][2]int64
 	for page := range slices.Chunk(types, pageSize) {

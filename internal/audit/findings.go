@@ -5,46 +5,50 @@ import (
 	"fmt"
 )
 
-// noOrdinal is the ordinal of a finding that is not about one job.
+// noOrdinal is the ordinal of a finding that is not about a single job.
 const noOrdinal = int64(-1)
 
-// finding is what identifies a violation from one look to the next. Same holds what must not have
-// changed meanwhile: a job's state and attempt, or by how much a counter is wrong.
+// finding identifies something that breaks a law, so that it can be recognized in the next pass. If
+// its job moves or its counter changes, it is another finding.
 type finding struct {
-	law, group string
+	law, group string // group is "" if the finding is not about a group
 	ordinal    int64
-	same       string
+	key        string // what is wrong, with the job's state and attempt or the size of the error
 }
 
+// compareFindings orders findings by group and ordinal.
 func compareFindings(a, b finding) int {
 	return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.ordinal, b.ordinal), cmp.Compare(a.law, b.law),
-		cmp.Compare(a.same, b.same))
+		cmp.Compare(a.key, b.key))
 }
 
+// violation returns the finding as a violation.
 func (f finding) violation(partition int, detail string) Violation {
-	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail, Key: f.same}
+	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail, Key: f.key}
 	if f.ordinal != noOrdinal {
 		v.Ordinal = &f.ordinal
 	}
 	return v
 }
 
-// Bounds of a report, of one partition.
+// The bounds of what is reported of one partition. What is left out is summarized.
 const (
-	maxAlike    = 100 // of one group and law
-	maxFindings = 10_000
+	maxPerGroupAndLaw = 100    // findings that break the same law in the same group
+	maxFindings       = 10_000 // findings in all; a group that has some already may exceed it
 )
 
+// lawAndGroup identifies the findings that break one law in one group.
 type lawAndGroup struct{ law, group string }
 
-// findings gathers a look's findings and bounds them. The zero value is ready for use.
+// findings collects the findings of one pass, up to the bounds. The zero value is ready for use.
 type findings struct {
-	details map[finding]string
-	counts  map[lawAndGroup]int
-	surplus int               // beyond maxFindings
-	rest    map[finding]int64 // what those stand for that tell of others
+	details    map[finding]string  // a sentence about each finding
+	counts     map[lawAndGroup]int // how many were added, including those over maxPerGroupAndLaw
+	omitted    int                 // how many were left out because of maxFindings
+	summarized map[finding]int64   // by summary: how many findings it stands for
 }
 
+// add adds a finding with a sentence about it. It does nothing if the finding is there already.
 func (fs *findings) add(f finding, format string, args ...any) {
 	if fs.details == nil {
 		fs.details, fs.counts = map[finding]string{}, map[lawAndGroup]int{}
@@ -55,30 +59,32 @@ func (fs *findings) add(f finding, format string, args ...any) {
 	key := lawAndGroup{f.law, f.group}
 	switch {
 	case fs.counts[key] == 0 && len(fs.details) >= maxFindings:
-		fs.surplus++
+		fs.omitted++
 		return
-	case fs.counts[key] < maxAlike:
+	case fs.counts[key] < maxPerGroupAndLaw:
 		fs.details[f] = fmt.Sprintf(format, args...)
 	}
 	fs.counts[key]++
 }
 
-// all is what was found, with a line for what is left out.
-func (fs *findings) all() map[finding]string {
+// withSummaries returns the findings, each with its sentence, and adds a summary of those that were
+// left out because of the bounds.
+func (fs *findings) withSummaries() map[finding]string {
 	for key, n := range fs.counts {
-		if n > maxAlike {
-			fs.sum(finding{key.law, key.group, noOrdinal, "more"}, n-maxAlike, "and %d more like these")
+		if n > maxPerGroupAndLaw {
+			fs.summarize(finding{key.law, key.group, noOrdinal, "more"}, n-maxPerGroupAndLaw, "and %d more like these")
 		}
 	}
-	if fs.surplus > 0 {
-		fs.sum(finding{LawLocation, "", noOrdinal, "surplus"}, fs.surplus, "and %d findings about more groups")
+	if fs.omitted > 0 {
+		fs.summarize(finding{LawLocation, "", noOrdinal, "omitted"}, fs.omitted, "and %d findings about more groups")
 	}
 	return fs.details
 }
 
-func (fs *findings) sum(f finding, n int, format string) {
-	if fs.rest == nil {
-		fs.rest = map[finding]int64{}
+// summarize adds a summary that stands for n findings.
+func (fs *findings) summarize(f finding, n int, format string) {
+	if fs.summarized == nil {
+		fs.summarized = map[finding]int64{}
 	}
-	fs.details[f], fs.rest[f] = fmt.Sprintf(format, n), int64(n)
+	fs.details[f], fs.summarized[f] = fmt.Sprintf(format, n), int64(n)
 }

@@ -11,30 +11,33 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// group is what belongs to one group, all as it was at one instant.
+// group is what Redis holds for one group beside its jobs, as of one instant.
 type group struct {
-	id, tenant string
-	types      []string
-	hash       map[string]string
-	states     string
-	queues     []int64 // lengths, in the order of types
-	failures   int64   // records
-	lines      int64   // chunks of result lines
-	codes      map[string]string
-	slots      map[string]string // of the aggregate
-	open, ended, dirty,
-	listed, ofTenant bool
+	id, tenant   string
+	types        []string
+	hash         map[string]string
+	states       string
+	queues       []int64 // the lengths of its queues, in the order of types
+	failures     int64   // how many failures it has
+	resultChunks int64   // how many chunks its result lines are stored in
+	codes        map[string]string
+	partials     map[string]string // the hash of its partial aggregates
 
-	counts [256]int64 // jobs by letter
+	// Whether it is on the partition's lists of open, ended, dirty and all groups, and on its
+	// tenant's list.
+	open, ended, dirty, listed, listedForTenant bool
+
+	counts [256]int64 // the number of jobs by state letter, counted in states
 }
 
-// groupHeader is what must be known of a group to read the rest of it at once.
+// groupHeader is what a pass must know of a group before it can read the rest in one transaction.
 type groupHeader struct {
-	id, tenant, types string
-	states            int64 // bytes
+	id, tenant, types string // types is the hash field: the group's types with "|" between them
+	states            int64  // the expected length of its states in bytes
 }
 
-// checkGroups audits some groups by themselves.
+// checkGroups reads groups by id and checks each one by itself. A group that doesn't exist any more
+// is left out.
 func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 	for len(ids) > 0 {
 		n := min(len(ids), pageSize)
@@ -52,7 +55,7 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 			v := cmd.Val()
 			headers[i] = groupHeader{id: ids[i], tenant: asText(v[0]), types: asText(v[1]), states: 2 * asInt(v[2])}
 		}
-		if err := ps.headers(ctx, headers); err != nil {
+		if err := ps.checkByHeader(ctx, headers); err != nil {
 			return err
 		}
 		ids = ids[n:]
@@ -60,8 +63,9 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// headers audits groups, as many at once as make a page.
-func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
+// checkByHeader reads the groups with these headers, as many at once as make a page, and checks
+// them. If a group has got another type since its header was read, it is read again.
+func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error {
 	for len(headers) > 0 {
 		n, commands, bytes := 0, 0, int64(0)
 		for n < len(headers) && (n == 0 ||
@@ -85,7 +89,7 @@ func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
 		if err := ps.checkOwners(ctx, groups); err != nil {
 			return err
 		}
-		if err := ps.headers(ctx, changed); err != nil {
+		if err := ps.checkByHeader(ctx, changed); err != nil {
 			return err
 		}
 		headers = headers[n:]
@@ -93,17 +97,19 @@ func (ps *pass) headers(ctx context.Context, headers []groupHeader) error {
 	return nil
 }
 
+// commands is the number of commands that read the group.
 func (h groupHeader) commands() int { return 11 + len(splitTypes(h.types)) }
 
-// readGroups takes a snapshot of groups. Those that got another type since are returned as changed;
-// those that are gone are left out.
+// readGroups reads groups in one transaction. Groups that have got another type or tenant since
+// their headers were read are returned as new headers in changed. Groups that don't exist any more
+// and groups with a key of the wrong type are left out.
 func (ps *pass) readGroups(
 	ctx context.Context, headers []groupHeader,
 ) (groups []*group, changed []groupHeader, err error) {
 	type replies struct {
-		hash, codes, slots            *redis.MapStringStringCmd
+		hash, codes, partials         *redis.MapStringStringCmd
 		states                        *redis.StringCmd
-		failures, lines               *redis.IntCmd
+		failures, resultChunks        *redis.IntCmd
 		queues                        []*redis.IntCmd
 		listed, ofTenant, open, ended *redis.FloatCmd
 		dirty                         *redis.BoolCmd
@@ -114,7 +120,7 @@ func (ps *pass) readGroups(
 			cmds[i] = replies{
 				hash: p.HGetAll(ctx, ps.p.Group(h.id)), states: p.Get(ctx, ps.p.States(h.id)),
 				failures: p.HLen(ctx, ps.p.Failures(h.id)), codes: p.HGetAll(ctx, ps.p.Codes(h.id)),
-				lines: p.LLen(ctx, ps.p.Results(h.id)), slots: p.HGetAll(ctx, ps.p.Aggregate(h.id)),
+				resultChunks: p.LLen(ctx, ps.p.Results(h.id)), partials: p.HGetAll(ctx, ps.p.Aggregate(h.id)),
 				listed: p.ZScore(ctx, ps.p.Groups(), h.id), ofTenant: p.ZScore(ctx, ps.p.GroupsOf(h.tenant), h.id),
 				open: p.ZScore(ctx, ps.p.Open(), h.id), ended: p.ZScore(ctx, ps.p.Ended(), h.id),
 				dirty: p.SIsMember(ctx, ps.p.Dirty(), h.id),
@@ -127,10 +133,10 @@ func (ps *pass) readGroups(
 	if err != nil {
 		return nil, nil, err
 	}
-	is := func(c *redis.FloatCmd) bool { return c.Err() == nil }
+	present := func(c *redis.FloatCmd) bool { return c.Err() == nil }
 	for i, h := range headers {
 		c := cmds[i]
-		own := []redis.Cmder{c.hash, c.states, c.failures, c.codes, c.lines, c.slots}
+		own := []redis.Cmder{c.hash, c.states, c.failures, c.codes, c.resultChunks, c.partials}
 		for _, q := range c.queues {
 			own = append(own, q)
 		}
@@ -139,7 +145,7 @@ func (ps *pass) readGroups(
 		}
 		hash := c.hash.Val()
 		if hash["status"] == "" {
-			if is(c.listed) {
+			if present(c.listed) {
 				f := finding{LawRegistry, h.id, noOrdinal, "unknown"}
 				ps.found.add(f, "it is on the list of groups, but there is no such group")
 				ps.addRepair(f, ps.unlistedRepair(h.id, h.tenant))
@@ -156,20 +162,20 @@ func (ps *pass) readGroups(
 			continue
 		}
 		g := &group{
-			id:       h.id,
-			tenant:   h.tenant,
-			types:    splitTypes(h.types),
-			hash:     hash,
-			states:   c.states.Val(),
-			failures: c.failures.Val(),
-			lines:    c.lines.Val(),
-			codes:    c.codes.Val(),
-			slots:    c.slots.Val(),
-			open:     is(c.open),
-			ended:    is(c.ended),
-			dirty:    c.dirty.Val(),
-			listed:   is(c.listed),
-			ofTenant: is(c.ofTenant),
+			id:              h.id,
+			tenant:          h.tenant,
+			types:           splitTypes(h.types),
+			hash:            hash,
+			states:          c.states.Val(),
+			failures:        c.failures.Val(),
+			resultChunks:    c.resultChunks.Val(),
+			codes:           c.codes.Val(),
+			partials:        c.partials.Val(),
+			open:            present(c.open),
+			ended:           present(c.ended),
+			dirty:           c.dirty.Val(),
+			listed:          present(c.listed),
+			listedForTenant: present(c.ofTenant),
 		}
 		for _, q := range c.queues {
 			g.queues = append(g.queues, q.Val())
@@ -182,8 +188,9 @@ func (ps *pass) readGroups(
 	return groups, changed, nil
 }
 
-// checkGroup holds one group against the laws, and keeps what has to be sought in places that
-// groups share.
+// checkGroup checks one group against the laws, and tracks it if it has jobs in locations that
+// groups share. When the tracked groups take too much memory, it checks these locations for them at
+// once.
 func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 	ps.groups++
 	ps.jobs += g.intField("accepted")
@@ -204,7 +211,8 @@ func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 	return ps.checkSharedLocations(ctx, false)
 }
 
-// checkOwners holds groups against the registry, which lies in other partitions too.
+// checkOwners checks groups against the law registry. Owner keys are in the partition of the group
+// id, which may be another one.
 func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	cmds := make([]*redis.StringCmd, len(groups))
 	err := ps.pipeline(ctx, func(p redis.Pipeliner) {
@@ -216,7 +224,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 		return err
 	}
 	for i, g := range groups {
-		if !g.ofTenant {
+		if !g.listedForTenant {
 			ps.reportGroup(g, LawRegistry, "list", "it is missing on its tenant's list of groups")
 			ps.addGroupRepair(g, LawRegistry, "list")
 		}
@@ -230,7 +238,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 		if owner == g.tenant {
 			continue
 		}
-		var now *redis.StringCmd // a group is forgotten before its owner key
+		var now *redis.StringCmd // a group is deleted before its owner key: it must still be there
 		if err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			now = p.HGet(ctx, ps.p.Group(g.id), "tenant")
 		}); err != nil {
@@ -245,23 +253,26 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	return nil
 }
 
-// reportGroup notes a finding about a group as a whole.
-func (ps *pass) reportGroup(g *group, law, same, format string, args ...any) {
-	ps.found.add(finding{law, g.id, noOrdinal, same}, format, args...)
+// reportGroup reports something about a group as a whole. Key tells it apart from other findings
+// about this law and group.
+func (ps *pass) reportGroup(g *group, law, key, format string, args ...any) {
+	ps.found.add(finding{law, g.id, noOrdinal, key}, format, args...)
 	ps.markUncertain(law, g.tenant, g.types...)
 	if law == LawConservation || law == LawStates {
-		ps.addGroupRepair(g, law, same)
+		ps.addGroupRepair(g, law, key)
 	}
 }
 
-// addGroupRepair notes that the group's ledger and lists mend a finding about it.
-func (ps *pass) addGroupRepair(g *group, law, same string) {
+// addGroupRepair adds, for a finding about a group as a whole, the repair that sets its counts and
+// puts it on its lists. It adds nothing if the right counts are not certain.
+func (ps *pass) addGroupRepair(g *group, law, key string) {
 	if c, ok := ps.groupRepair(g); ok {
-		ps.addRepair(finding{law, g.id, noOrdinal, same}, c)
+		ps.addRepair(finding{law, g.id, noOrdinal, key}, c)
 	}
 }
 
-// markUncertain notes whose counters can't be judged after a finding.
+// markUncertain makes this pass not judge the counters of a tenant and of types, after a finding
+// that may explain their errors.
 func (ps *pass) markUncertain(law, tenant string, types ...string) {
 	if law != LawConservation && law != LawStates && law != LawLocation {
 		return
@@ -272,23 +283,27 @@ func (ps *pass) markUncertain(law, tenant string, types ...string) {
 	}
 }
 
+// intField returns a field of the group's hash as a number; 0 if it is missing.
 func (g *group) intField(field string) int64 { return asInt(g.hash[field]) }
 
+// status returns the group's status; "" if it is missing.
 func (g *group) status() string { return g.hash["status"] }
 
-// unfinished counts the jobs that are not done, failed or cancelled.
+// unfinished returns the number of jobs whose states are not final.
 func (g *group) unfinished() int64 {
 	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
 }
 
+// asText returns a value of a Redis reply as a string; "" if it is missing.
 func asText(v any) string { s, _ := v.(string); return s }
 
-// asInt reads a hash field's value; one that is not there is 0.
+// asInt returns a value of a Redis reply as a number; 0 if it is missing or not a number.
 func asInt(v any) int64 {
 	n, _ := strconv.ParseInt(asText(v), 10, 64)
 	return n
 }
 
+// splitTypes returns the types that a group's hash field types names.
 func splitTypes(types string) []string {
 	if types == "" {
 		return nil

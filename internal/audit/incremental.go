@@ -13,40 +13,47 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// IncrementalCheck looks at a partition's open groups in rounds, without reading a job, and says
-// who deserves a closer look: whose ledger does not add up, agrees with the lengths of its states,
-// queues and failures, or has not changed since the round before although jobs are under way; and
-// tenants who have less parked than their groups' ledgers say. It remembers some bytes a group.
+// IncrementalCheck looks for candidates among a partition's open groups, without reading a job. A
+// group is a candidate if its counts do not add up or do not agree with the lengths of its states,
+// queues and failures. It is one too if it has ready, in-flight or unreduced jobs and nothing about
+// it has changed since the last check: such a job may be missing. A tenant is a candidate if it has
+// fewer non-ready and suspended jobs than its groups count.
+//
+// It remembers some bytes per group from one check to the next. It is not safe for concurrent use.
 type IncrementalCheck struct {
 	reader
 	p     keyspace.Partition
-	known map[string]*knownGroup // of the round before
+	known map[string]*knownGroup // the open groups of the last check, by id
 }
 
-// knownGroup is what is remembered of an open group.
+// knownGroup is what a check remembers of an open group.
 type knownGroup struct {
-	tenant, types        string
-	fingerprint          uint64 // of its ledger and lengths
-	unchanged, recheckAt int    // rounds for which it has stayed so, and the one of the next closer look
+	tenant, types string
+	fingerprint   uint64 // of the group's counts and the lengths of its queues
+	unchanged     int    // in how many checks in a row the fingerprint has been the same
+	recheckAt     int    // the value of unchanged at which the group becomes a candidate again
 }
 
-// maxRecheckGap is after how many rounds at the latest a group is looked at again that stays as it
-// is.
+// maxRecheckGap is the largest number of checks between two in which an unchanged group is a
+// candidate. The gap grows up to it, because jobs that take long, or have no worker, don't change
+// for long either.
 const maxRecheckGap = 8
 
-// NewIncrementalCheck has seen nothing yet.
+// NewIncrementalCheck returns a check of a partition that knows no group yet. Its first run
+// therefore finds no unchanged ones.
 func NewIncrementalCheck(conn *redisx.Conn, p keyspace.Partition) *IncrementalCheck {
 	return &IncrementalCheck{reader: reader{cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
 }
 
-// tenantBatch is a tenant with its open groups, which are read at one instant.
+// tenantBatch names the open groups of a tenant. They are read in one transaction if they are few.
 type tenantBatch struct {
 	tenant   string
 	groups   []string
-	commands int // commands
+	commands int // how many commands read them
 }
 
-// Run looks at all open groups. Alarmed, it takes everything that is under way for suspicious.
+// Run makes one check of all open groups and returns the candidates. If alarmed is set, each group
+// with ready, in-flight or unreduced jobs is a candidate.
 func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, error) {
 	var ids []string
 	if err := c.readByScore(ctx, c.p.Open(), func(page []string) error {
@@ -66,7 +73,7 @@ func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, e
 			n++
 		}
 		if err := c.checkBatches(ctx, batches[:n], alarmed, &found); err != nil {
-			return Candidates{}, fmt.Errorf("read ledgers: %w", err)
+			return Candidates{}, fmt.Errorf("read counts: %w", err)
 		}
 		batches = batches[n:]
 	}
@@ -75,8 +82,8 @@ func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, e
 	return found, nil
 }
 
-// updateKnown forgets groups that are not open any more, and asks new ones for what does not
-// change, or hardly.
+// updateKnown forgets the groups that are not open any more, and reads tenant and types of new
+// ones.
 func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error {
 	known := make(map[string]*knownGroup, len(ids))
 	var unknown []string
@@ -105,6 +112,7 @@ func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error 
 	return nil
 }
 
+// batchByTenant returns the known groups, one batch per tenant.
 func (c *IncrementalCheck) batchByTenant() []tenantBatch {
 	at := map[string]int{}
 	var all []tenantBatch
@@ -120,19 +128,21 @@ func (c *IncrementalCheck) batchByTenant() []tenantBatch {
 	return all
 }
 
-// countsFields are read of a group's hash, in this order.
+// countsFields lists the fields that are read of a group's hash. The code below uses their
+// positions.
 var countsFields = []string{
 	"accepted", "waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled", "reduced",
 	"status", "types", "tenant",
 }
 
-// groupNumbers is what is read of a group.
+// groupNumbers holds Redis's replies about a group: fields of its hash, and lengths.
 type groupNumbers struct {
 	counts           *redis.SliceCmd
 	states, failures *redis.IntCmd
 	queues           []*redis.IntCmd
 }
 
+// query adds the commands that read the numbers of a known group.
 func (c *IncrementalCheck) query(ctx context.Context, p redis.Pipeliner, id string) groupNumbers {
 	n := groupNumbers{
 		counts:   p.HMGet(ctx, c.p.Group(id), countsFields...),
@@ -145,13 +155,14 @@ func (c *IncrementalCheck) query(ctx context.Context, p redis.Pipeliner, id stri
 	return n
 }
 
+// hasWrongType reports whether a key of the group has the wrong Redis type.
 func (n groupNumbers) hasWrongType() bool {
 	return isWrongType(n.counts.Err()) || isWrongType(n.states.Err()) || isWrongType(n.failures.Err()) ||
 		slices.ContainsFunc(n.queues, func(q *redis.IntCmd) bool { return isWrongType(q.Err()) })
 }
 
-// checkBatches reads some tenants at one instant, or one that is too large for that in pieces,
-// twice.
+// checkBatches checks the groups and the non-ready jobs of some tenants, which are read in one
+// transaction. A single tenant that is too large for that is passed on to checkLargeTenant.
 func (c *IncrementalCheck) checkBatches(
 	ctx context.Context, batches []tenantBatch, alarmed bool, found *Candidates,
 ) error {
@@ -159,14 +170,14 @@ func (c *IncrementalCheck) checkBatches(
 		return c.checkLargeTenant(ctx, batches[0], alarmed, found)
 	}
 	type reply struct {
-		parked, suspended *redis.IntCmd
-		groups            []groupNumbers
+		nonReady, suspended *redis.IntCmd
+		groups              []groupNumbers
 	}
 	replies := make([]reply, len(batches))
 	if err := c.transaction(ctx, func(p redis.Pipeliner) {
 		for i, b := range batches {
 			replies[i] = reply{
-				parked:    p.ZCard(ctx, c.p.NonReadyOf(b.tenant)),
+				nonReady:  p.ZCard(ctx, c.p.NonReadyOf(b.tenant)),
 				suspended: p.ZCard(ctx, c.p.SuspendedOf(b.tenant)),
 			}
 			for _, id := range b.groups {
@@ -182,13 +193,13 @@ func (c *IncrementalCheck) checkBatches(
 		for j, id := range b.groups {
 			c.checkGroup(id, r.groups[j], alarmed, found, &sum)
 		}
-		sum.check(b.tenant, r.parked.Val()+r.suspended.Val(), found)
+		sum.check(b.tenant, r.nonReady.Val()+r.suspended.Val(), found)
 	}
 	return nil
 }
 
-// checkLargeTenant reads a tenant of many groups. What it has parked is judged when two readings
-// agree.
+// checkLargeTenant checks a tenant with many groups. Everything about it is read twice, in several
+// transactions, and its non-ready jobs are judged only if both readings are the same.
 func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, alarmed bool, found *Candidates) error {
 	var sums [2]nonReadyCounts
 	var lengths [2]int64
@@ -210,14 +221,14 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 				}
 			}
 		}
-		var parked, suspended *redis.IntCmd
+		var nonReady, suspended *redis.IntCmd
 		if err := c.transaction(ctx, func(p redis.Pipeliner) {
-			parked, suspended = p.ZCard(ctx, c.p.NonReadyOf(b.tenant)), p.ZCard(ctx, c.p.SuspendedOf(b.tenant))
+			nonReady, suspended = p.ZCard(ctx, c.p.NonReadyOf(b.tenant)), p.ZCard(ctx, c.p.SuspendedOf(b.tenant))
 		}); err != nil {
 			return err
 		}
-		lengths[reading] = parked.Val() + suspended.Val()
-		if sums[0].unknown { // nothing is judged then, and who is gone or to be met anew can't be read again
+		lengths[reading] = nonReady.Val() + suspended.Val()
+		if sums[0].unknown { // the non-ready jobs can't be judged, and a group may not be known any more
 			return nil
 		}
 	}
@@ -227,14 +238,18 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 	return nil
 }
 
-// nonReadyCounts are what the ledgers of a tenant's groups count as non-ready.
+// nonReadyCounts adds up what the groups of a tenant count as non-ready.
 type nonReadyCounts struct {
 	total       int64
-	fingerprint uint64
-	groups      []string
-	unknown     bool // a cancelled group's parked jobs leave one by one, and what others have can't be told
+	fingerprint uint64   // of the counts of all groups
+	groups      []string // those that count non-ready jobs
+	// unknown says that the sum can't be compared with the sorted sets: a group of the tenant is
+	// cancelled, and its non-ready jobs leave one by one, or the counts of a group could not be
+	// read.
+	unknown bool
 }
 
+// add adds the counts of a group.
 func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 	v := numbers.counts.Val()
 	nonReady := asInt(v[2])
@@ -246,6 +261,8 @@ func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 	}
 }
 
+// check adds the tenant and these groups to the candidates if the tenant has fewer non-ready and
+// suspended jobs than its groups count. Have is how many it has.
 func (c *nonReadyCounts) check(tenant string, have int64, found *Candidates) {
 	if have < c.total && !c.unknown {
 		found.Tenants = append(found.Tenants, tenant)
@@ -253,6 +270,7 @@ func (c *nonReadyCounts) check(tenant string, have int64, found *Candidates) {
 	}
 }
 
+// fingerprintOf returns a hash of these fields, comparable within one process.
 func fingerprintOf(values []any) uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)
@@ -263,7 +281,8 @@ func fingerprintOf(values []any) uint64 {
 	return h.Sum64()
 }
 
-// checkGroup holds what is cheap to know of a group against the laws.
+// checkGroup adds a group to the candidates if its numbers look wrong, or if they haven't changed
+// although jobs are under way. It adds the group's non-ready jobs to nonReady.
 func (c *IncrementalCheck) checkGroup(
 	id string, numbers groupNumbers, alarmed bool, found *Candidates, nonReady *nonReadyCounts,
 ) {
@@ -275,7 +294,7 @@ func (c *IncrementalCheck) checkGroup(
 	}
 	status := asText(v[9])
 	if status == "" || asText(v[10]) != g.types || asText(v[11]) != g.tenant {
-		delete(c.known, id) // it is gone, or met anew in the next round
+		delete(c.known, id) // it was deleted, or the next check learns its new tenant or types
 		nonReady.unknown = true
 		return
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// countFields are the ledger's, with the letters of the jobs that each counts.
+// countFields lists the fields of a group's hash that count jobs, each with the state letters that
+// it counts.
 var countFields = []struct{ name, letters string }{
 	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)},
 	{"in_flight", string(ledger.InFlight)},
@@ -23,7 +24,8 @@ var countFields = []struct{ name, letters string }{
 	{"cancelled", string(ledger.Cancelled)},
 }
 
-// checkCounts holds a group's counters against each other and against its states.
+// checkCounts compares a group's counts with each other, with its states, and its error codes with
+// its failed jobs.
 func (ps *pass) checkCounts(g *group) {
 	accepted, sum := g.intField("accepted"), int64(0)
 	var parts []string
@@ -76,16 +78,17 @@ func (ps *pass) checkCounts(g *group) {
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
-		same := fmt.Sprint("codes ", coded-failed)
-		ps.reportGroup(g, LawLocation, same, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.addRepair(finding{LawLocation, g.id, noOrdinal, same}, ps.codesRepair(g))
+		key := fmt.Sprint("codes ", coded-failed)
+		ps.reportGroup(g, LawLocation, key, "%d jobs have failed, but by their codes %d", failed, coded)
+		ps.addRepair(finding{LawLocation, g.id, noOrdinal, key}, ps.codesRepair(g))
 	}
 }
 
-// statusOrder is the order of states of a group that is not cancelled.
+// statusOrder is the order in which a group that is not cancelled passes through its states before
+// the final one.
 var statusOrder = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
 
-// checkLifecycle holds a group's status against its timestamps, its jobs and the lists that it is
+// checkLifecycle compares a group's status with its timestamps, its jobs and the lists that it is
 // on.
 func (ps *pass) checkLifecycle(g *group) {
 	status := api.Status(g.status())
@@ -105,16 +108,16 @@ func (ps *pass) checkLifecycle(g *group) {
 		ps.reportGroup(g, LawLifecycle, "lists", "it is %s, but %s", status, describeLists(g))
 		ps.addGroupRepair(g, LawLifecycle, "lists")
 	}
-	unended, unreduced := g.unfinished(), g.counts[ledger.Done]
+	unfinished, unreduced := g.unfinished(), g.counts[ledger.Done]
 	switch {
 	case cancelled:
-		if !sweeping && unended > 0 {
+		if !sweeping && unfinished > 0 {
 			ps.reportGroup(g, LawLifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended",
-				unended)
+				unfinished)
 			ps.addGroupRepair(g, LawLifecycle, "unended")
 		}
-	case rank >= 3 && unended > 0:
-		ps.reportGroup(g, LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unended)
+	case rank >= 3 && unfinished > 0:
+		ps.reportGroup(g, LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unfinished)
 	case rank == len(statusOrder) && unreduced > 0:
 		ps.reportGroup(g, LawLifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
 	case rank == len(statusOrder):
@@ -127,7 +130,7 @@ func (ps *pass) checkLifecycle(g *group) {
 			ps.reportGroup(g, LawLifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
-	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unended+unreduced == 0 && !g.dirty:
+	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unfinished+unreduced == 0 && !g.dirty:
 		ps.reportGroup(g, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
@@ -135,6 +138,7 @@ func (ps *pass) checkLifecycle(g *group) {
 	}
 }
 
+// describeLists says in words on which of the lists of open and of ended groups a group is.
 func describeLists(g *group) string {
 	switch {
 	case g.open && g.ended:
@@ -147,12 +151,13 @@ func describeLists(g *group) string {
 	return "neither on the list of open nor on that of ended groups"
 }
 
-// checkTimestamps says when a group entered each state of this round: those on its way have a time,
-// in order, and no others.
+// checkTimestamps checks the times at which a group entered its states in this round. There must be
+// one for each state on its way, in this order, and none for any other. Rank is the index of the
+// group's status in statusOrder; len(statusOrder) for a final one.
 func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
 	var last int64
-	passed := true // all states up to here have a time
+	passed := true // all states before s have a time
 	for i, s := range statusOrder {
 		has := at(s) != ""
 		switch {
@@ -176,6 +181,8 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 	}
 }
 
+// checkTimeOrder reports a time of the state s that is before last, the time of the state before
+// it. Both are Unix ms. It returns at.
 func (ps *pass) checkTimeOrder(g *group, s api.Status, last, at int64) int64 {
 	if at < last {
 		ps.reportGroup(g, LawLifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
@@ -184,19 +191,20 @@ func (ps *pass) checkTimeOrder(g *group, s api.Status, last, at int64) int64 {
 	return at
 }
 
-// checkAggregate holds what a group's slots have counted against its reduced jobs.
+// checkAggregate compares the number of reduced jobs with what the group's partial aggregates hold,
+// and with the aggregates that count results.
 func (ps *pass) checkAggregate(g *group) {
 	var all *reducer.State
 	plan, err := aggregate.Plan(ps.opts.Reducers, g.hash["aggregate"])
 	if err == nil {
 		all = plan.New()
-	} // or else it was made by a reducer that this program doesn't have
+	} // else a reducer is unknown to this program: only the numbers of results are checked
 	var counted int64
-	for _, field := range slices.Sorted(maps.Keys(g.slots)) {
+	for _, field := range slices.Sorted(maps.Keys(g.partials)) {
 		if !strings.HasPrefix(field, "slot:") {
 			continue
 		}
-		n, err := mergeSlot(plan, all, []byte(g.slots[field]))
+		n, err := mergePartial(plan, all, []byte(g.partials[field]))
 		if err != nil {
 			ps.reportGroup(g, LawResults, field, "%s of its aggregate can't be read", field)
 			return
@@ -211,7 +219,7 @@ func (ps *pass) checkAggregate(g *group) {
 	if all == nil {
 		return
 	}
-	values, _ := all.Values() // what can't be computed is no count
+	values, _ := all.Values() // an aggregate that can't be computed is not compared
 	for _, as := range countAggregates(g.hash["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
 			ps.reportGroup(g, LawResults, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
@@ -220,15 +228,15 @@ func (ps *pass) checkAggregate(g *group) {
 	}
 }
 
-// mergeSlot adds a slot's partial state to all of them and returns its count. Without a plan it
-// only reads the count.
-func mergeSlot(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
+// mergePartial adds one partial aggregate to all, and returns the number of results in it. If all
+// is nil, since a reducer is unknown, it only reads the number.
+func mergePartial(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
 	if all == nil {
-		var slot struct{ Count *int64 }
-		if err := json.Unmarshal(encoded, &slot); err != nil || slot.Count == nil {
+		var partial struct{ Count *int64 }
+		if err := json.Unmarshal(encoded, &partial); err != nil || partial.Count == nil {
 			return 0, errors.New("not a partial aggregate")
 		}
-		return *slot.Count, nil
+		return *partial.Count, nil
 	}
 	part, err := plan.Decode(encoded)
 	if err != nil {
@@ -238,11 +246,12 @@ func mergeSlot(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, e
 	return n, all.Merge(part)
 }
 
-// countAggregates names the aggregates that count all results.
+// countAggregates returns the names of the group's aggregates that count all results. Asked is the
+// JSON of the aggregates that the submission asked for.
 func countAggregates(asked string) []string {
 	var specs []struct{ As, Op, Field string }
 	if json.Unmarshal([]byte(asked), &specs) != nil {
-		return nil // none was asked for
+		return nil // the group has no aggregates
 	}
 	var names []string
 	for _, s := range specs {

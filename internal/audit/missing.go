@@ -11,18 +11,18 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Missing are jobs of a group that have not ended and lie nowhere: Redis, or somebody,
-// has lost them.
+// Missing lists jobs of one group that have not ended and are at no location: Redis has lost them,
+// or somebody has deleted them.
 type Missing struct {
 	Partition     int
 	Group, Tenant string
-	Type          string          // "" when the group has several
+	Type          string          // the group's type; "" if it has several
 	Jobs          []ledger.Missed // by ordinal
 }
 
-// Lose ends missing jobs as failed, with code LOST, so that their group comes to its end. It
-// returns their ordinals; a job that has moved since it was missed is not lost. Who runs a job
-// whose entry in a ready stream is gone could still end it, and is refused from then on.
+// Lose ends missing jobs as failed with code LOST, so that their group can end, and returns their
+// ordinals. A job whose state is not the given one any more is left alone. A worker that still runs
+// a job whose entry in the ready stream is gone loses it: its report will be refused as stale.
 func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m Missing) ([]int64, error) {
 	var lost []int64
 	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {
@@ -35,37 +35,39 @@ func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m Missin
 	return lost, nil
 }
 
-// missed are the missing jobs of a look, by group. A finding names some of them, this holds all.
-type missed map[string]*Missing
+// missingJobs holds all missing jobs of a pass, by group. (The findings name only some of them.)
+type missingJobs map[string]*Missing
 
-func (m missed) add(group, tenant string, types []string, p problem) {
-	g := m[group]
+// add adds a job of a group with these types.
+func (mj missingJobs) add(group, tenant string, types []string, p problem) {
+	g := mj[group]
 	if g == nil {
 		g = &Missing{Group: group, Tenant: tenant}
 		if len(types) == 1 {
 			g.Type = types[0]
 		}
-		m[group] = g
+		mj[group] = g
 	}
 	g.Jobs = append(g.Jobs, ledger.Missed{Ordinal: p.ordinal, State: p.state})
 }
 
-// and keeps what was missed in a later look too, under the same state. The nil set is of no look.
-func (m missed) and(later missed) missed {
-	if m == nil {
+// intersect returns the jobs that are missing in a later pass too, with the same state. A nil mj
+// stands for no earlier pass: then all jobs of the later one are returned.
+func (mj missingJobs) intersect(later missingJobs) missingJobs {
+	if mj == nil {
 		return later
 	}
-	both := missed{}
+	both := missingJobs{}
 	for id, g := range later {
-		before := m[id]
-		if before == nil {
+		earlier := mj[id]
+		if earlier == nil {
 			continue
 		}
-		had := make(map[ledger.Missed]bool, len(before.Jobs))
-		for _, j := range before.Jobs {
-			had[j] = true
+		wasMissing := make(map[ledger.Missed]bool, len(earlier.Jobs))
+		for _, j := range earlier.Jobs {
+			wasMissing[j] = true
 		}
-		g.Jobs = slices.DeleteFunc(g.Jobs, func(j ledger.Missed) bool { return !had[j] })
+		g.Jobs = slices.DeleteFunc(g.Jobs, func(j ledger.Missed) bool { return !wasMissing[j] })
 		if len(g.Jobs) > 0 {
 			both[id] = g
 		}
@@ -73,10 +75,11 @@ func (m missed) and(later missed) missed {
 	return both
 }
 
-func (m missed) list(partition int) []Missing {
+// list returns the missing jobs ordered by group and ordinal.
+func (mj missingJobs) list(partition int) []Missing {
 	var all []Missing
-	for _, id := range slices.Sorted(maps.Keys(m)) {
-		g := m[id]
+	for _, id := range slices.Sorted(maps.Keys(mj)) {
+		g := mj[id]
 		g.Partition = partition
 		slices.SortFunc(g.Jobs, func(a, b ledger.Missed) int { return int(a.Ordinal - b.Ordinal) })
 		all = append(all, *g)

@@ -13,13 +13,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// unknownJob is something of a job that its group did not have.
+// unknownJob is an ordinal at a location of a group whose states, as first read, don't contain it.
 type unknownJob struct {
 	kind    locationKind
 	ordinal int64
 }
 
-// checkOwnLocations holds the places that belong to the group alone against its states.
+// checkOwnLocations compares the locations that belong to one group (queues, failures, result
+// lines) with its states. If something looks wrong, the states are read again, and only jobs that
+// have not moved and ordinals that still don't exist are reported.
 func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	index := &locationIndex{states: g.states, cancelled: g.status() == string(api.StatusCancelled)}
 	var unknown []unknownJob
@@ -27,7 +29,7 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	err := ps.readOwnLocations(ctx, g, own, func(kind locationKind, ordinal int64, attempt int) {
 		if index.state(ordinal) != "" {
 			index.record(kind, ordinal, attempt)
-		} else if len(unknown) < maxAlike {
+		} else if len(unknown) < maxPerGroupAndLaw {
 			unknown = append(unknown, unknownJob{kind, ordinal})
 		}
 	})
@@ -55,33 +57,34 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 	}
 	v, now := hash.Val(), states.Val()
 	if asText(v[0]) != g.hash["at:created"] {
-		return nil // another round of it, or it is gone
+		return nil // the group was deleted, or created again
 	}
 	own[atGroupResults] = own[atGroupResults] && asText(v[2]) == ""
 	index.cancelled = index.cancelled || asText(v[1]) == string(api.StatusCancelled)
 	index.eachProblem(now, covers, func(p problem) bool {
-		if p.kind != atQueue || p.fault != "missing" || !index.cancelled { // cancelling drops the queues at once
+		// Cancelling a group deletes its queues at once.
+		if p.kind != atQueue || p.fault != "missing" || !index.cancelled {
 			ps.reportJob(g.id, g.tenant, g.types, p)
 		}
 		return true
 	})
-	for _, x := range unknown {
-		if x.ordinal >= int64(len(now)/2) {
-			f := finding{x.kind.law(), g.id, x.ordinal, fmt.Sprint("unknown ", x.kind)}
-			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[x.kind])
-			// or its states are lost, and not the jobs
-			if x.kind != atGroupResults && int64(len(now)) == 2*g.intField("accepted") {
-				ps.addRepair(f, ps.misplacedRepair(job{g.id, x.ordinal},
-					ps.locationsOf(x.kind, g.id, g.tenant, x.ordinal, g.types)...))
+	for _, u := range unknown {
+		if u.ordinal >= int64(len(now)/2) {
+			f := finding{u.kind.law(), g.id, u.ordinal, fmt.Sprint("unknown ", u.kind)}
+			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[u.kind])
+			// If the states are too short, the states may be wrong and not the job: repair nothing.
+			if u.kind != atGroupResults && int64(len(now)) == 2*g.intField("accepted") {
+				ps.addRepair(f, ps.misplacedRepair(job{g.id, u.ordinal},
+					ps.locationsOf(u.kind, g.id, g.tenant, u.ordinal, g.types)...))
 			}
-			ps.markUncertain(x.kind.law(), g.tenant, g.types...)
+			ps.markUncertain(u.kind.law(), g.tenant, g.types...)
 		}
 	}
 	return nil
 }
 
-// readOwnLocations calls find with each job that lies in those of the group's own places that are
-// read.
+// readOwnLocations reads those of the group's own locations that own selects, and calls find for
+// each job in them. An unreadable element is reported.
 func (ps *pass) readOwnLocations(
 	ctx context.Context, g *group, own [locationKinds]bool, find func(kind locationKind, ordinal int64, attempt int),
 ) error {
@@ -115,7 +118,7 @@ func (ps *pass) readOwnLocations(
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
 			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
 		}
-		seen := bitset(nil) // a hash has a field once, though a scan may yield it twice
+		seen := bitset(nil) // a scan may yield the same field of a hash twice
 		err := ps.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
 				ordinal, attempt, ok := parseFailure(g.id, page[i], page[i+1])
@@ -138,7 +141,7 @@ func (ps *pass) readOwnLocations(
 	if ps.opts.only != nil {
 		return nil
 	}
-	return ps.readList(ctx, ps.p.Results(g.id), g.lines, func(chunk string) {
+	return ps.readList(ctx, ps.p.Results(g.id), g.resultChunks, func(chunk string) {
 		for line := range strings.SplitSeq(chunk, "\n") {
 			if ordinal, ok := parseResultLine(line); ok {
 				find(atGroupResults, ordinal, unknownAttempt)
@@ -149,16 +152,18 @@ func (ps *pass) readOwnLocations(
 	})
 }
 
-// parseFailure reads a failure's record: the error, and the job for a later round.
+// parseFailure parses a failure's record, which consists of the error and the job in a form that a
+// later round can run. Field is the record's field in the hash of failures. ok is false if the
+// record is not a failure of this group or not of that field's job.
 func parseFailure(group, field, record string) (ordinal int64, attempt int, ok bool) {
 	_, blob, ok := strings.Cut(record, "\n")
 	d, err := ledger.ParseJob(blob)
 	return d.Ordinal, d.Attempt, ok && err == nil && d.Group == group && strconv.FormatInt(d.Ordinal, 10) == field
 }
 
-// parseResultLine reads the ordinal of a line of results.
+// parseResultLine returns the ordinal of a result line; ok is false if the line is no result.
 func parseResultLine(line string) (int64, bool) {
-	if rest, ok := strings.CutPrefix(line, `{"ordinal":`); ok { // as workers write it
+	if rest, ok := strings.CutPrefix(line, `{"ordinal":`); ok { // the form that workers write
 		if end := strings.IndexAny(rest, ",}"); end > 0 {
 			if n, err := strconv.ParseInt(rest[:end], 10, 64); err == nil && n >= 0 {
 				return n, true

@@ -15,60 +15,63 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// orphanInterval is how long a name must have been without its group: one that is being created
-// gets it within moments.
+// orphanInterval is the time between two looks at an owner key without a group. A group that is
+// just being created follows its owner key in much less time.
 const orphanInterval = 500 * time.Millisecond
 
-// ownerKey is an owner key: who owns which group.
+// ownerKey is an owner key: key says that group belongs to tenant.
 type ownerKey struct{ key, group, tenant string }
 
 // CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not
-// exist. A crash between forgetting a group and its name leaves one, and so does a shard that lost
-// the group while another kept the name; the id can't be used by other tenants until the key is
-// gone. It looks at the names of all keys in Redis.
+// exist. A crash between the deletion of a group and of its owner key leaves one, and so does a
+// shard that lost the group while another kept the key. Other tenants can't use the group's id
+// until the key is gone. The check goes over the names of all keys in Redis.
 func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
-	names, err := findOrphans(ctx, conn, space)
+	orphans, err := findOrphans(ctx, conn, space)
 	if err != nil {
-		return fmt.Errorf("look for names without a group: %w", err)
+		return fmt.Errorf("look for owner keys without a group: %w", err)
 	}
-	for _, n := range names {
-		report.Violations = append(report.Violations, n.violation(space))
+	for _, k := range orphans {
+		report.Violations = append(report.Violations, k.violation(space))
 	}
-	report.sort()
+	report.finish()
 	return nil
 }
 
-func (n ownerKey) violation(space keyspace.Space) Violation {
+// violation returns the violation of an owner key whose group does not exist.
+func (k ownerKey) violation(space keyspace.Space) Violation {
 	return Violation{
-		Law: LawRegistry, Partition: space.OfGroup(n.group).Index(), Group: n.group,
-		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", n.tenant),
+		Law: LawRegistry, Partition: space.OfGroup(k.group).Index(), Group: k.group,
+		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", k.tenant),
 	}
 }
 
-// RepairOwnerKeys drops such names.
+// RepairOwnerKeys deletes the owner keys whose groups do not exist, and calls tell for each of
+// them. If a group is created at the same time, its owner key is written again.
 func RepairOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(RepairResult)) error {
-	names, err := findOrphans(ctx, conn, space)
+	orphans, err := findOrphans(ctx, conn, space)
 	if err != nil {
-		return fmt.Errorf("look for names without a group: %w", err)
+		return fmt.Errorf("look for owner keys without a group: %w", err)
 	}
-	for _, n := range names {
-		if err := conn.Cmd.Del(ctx, n.key).Err(); err != nil {
-			return fmt.Errorf("drop the name of group %s: %w", n.group, err)
+	for _, k := range orphans {
+		if err := conn.Cmd.Del(ctx, k.key).Err(); err != nil {
+			return fmt.Errorf("delete the owner key of group %s: %w", k.group, err)
 		}
 	}
-	// Who creates a group just now has seen its name: that comes back when the group is there.
-	if len(names) > 0 && redisx.Sleep(ctx, 2*orphanInterval) != nil {
+	// A process that is creating the group may have seen its owner key before it was deleted. Then
+	// the group exists soon, and needs the key again.
+	if len(orphans) > 0 && redisx.Sleep(ctx, 2*orphanInterval) != nil {
 		return ctx.Err()
 	}
-	for _, n := range names {
-		is, err := n.groupExists(ctx, conn, space)
-		if err == nil && is {
-			err = conn.Cmd.SetNX(ctx, n.key, n.tenant, 0).Err()
+	for _, k := range orphans {
+		exists, err := k.groupExists(ctx, conn, space)
+		if err == nil && exists {
+			err = conn.Cmd.SetNX(ctx, k.key, k.tenant, 0).Err()
 		}
 		if err != nil {
-			return fmt.Errorf("drop the name of group %s: %w", n.group, err)
+			return fmt.Errorf("delete the owner key of group %s: %w", k.group, err)
 		}
-		if v := n.violation(space); !is {
+		if v := k.violation(space); !exists {
 			tell(RepairResult{
 				Law:       v.Law,
 				Partition: v.Partition,
@@ -81,15 +84,17 @@ func RepairOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 	return nil
 }
 
-func (n ownerKey) groupExists(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (bool, error) {
-	_, err := conn.Cmd.HGet(ctx, space.OfTenant(n.tenant).Group(n.group), "status").Result()
+// groupExists reports whether the group exists in its tenant's partition.
+func (k ownerKey) groupExists(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (bool, error) {
+	_, err := conn.Cmd.HGet(ctx, space.OfTenant(k.tenant).Group(k.group), "status").Result()
 	if errors.Is(err, redis.Nil) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// findOrphans scans every shard, and asks some times about the names whose groups are not there.
+// findOrphans scans the keys of every shard and returns the owner keys whose groups did not exist
+// in several looks, ordered by group.
 func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]ownerKey, error) {
 	var mu sync.Mutex
 	var found []ownerKey
@@ -115,8 +120,8 @@ func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (
 	for i := 1; i < confirmations && err == nil && len(found) > 0; i++ {
 		if err = redisx.Sleep(ctx, orphanInterval); err == nil {
 			var keys []string
-			for _, n := range found {
-				keys = append(keys, n.key)
+			for _, k := range found {
+				keys = append(keys, k.key)
 			}
 			found, err = ownerKeysWithoutGroup(ctx, conn, space, keys)
 		}
@@ -125,20 +130,21 @@ func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (
 	return slices.Compact(found), err
 }
 
-// ownerPattern matches the owner keys of all partitions; what it matches besides is told
-// apart by its name.
+// ownerPattern returns a SCAN pattern that matches the owner keys of all partitions. It may match
+// other keys too.
 func ownerPattern(space keyspace.Space) string {
 	before, after, _ := strings.Cut(space.Partition(0).Owner("*"), "{0}")
 	escaped := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(before)
 	return escaped + "{*}" + after
 }
 
-// ownerKeysWithoutGroup are those of some owner keys whose groups do not exist.
+// ownerKeysWithoutGroup returns those of these keys that are owner keys and whose groups do not
+// exist.
 func ownerKeysWithoutGroup(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
 ) ([]ownerKey, error) {
 	r := reader{cmd: conn.Cmd}
-	var all []ownerKey
+	var orphans []ownerKey
 	for page := range slices.Chunk(keys, pageSize) {
 		tenants := make([]*redis.StringCmd, len(page))
 		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
@@ -148,26 +154,26 @@ func ownerKeysWithoutGroup(
 		}); err != nil {
 			return nil, err
 		}
-		var keysRead []ownerKey
+		var ownerKeys []ownerKey
 		for i, key := range page {
 			group := key[strings.LastIndexByte(key, ':')+1:]
 			if tenants[i].Err() == nil && space.OfGroup(group).Owner(group) == key {
-				keysRead = append(keysRead, ownerKey{key, group, tenants[i].Val()})
+				ownerKeys = append(ownerKeys, ownerKey{key, group, tenants[i].Val()})
 			}
 		}
-		states := make([]*redis.StringCmd, len(keysRead))
+		states := make([]*redis.StringCmd, len(ownerKeys))
 		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
-			for i, n := range keysRead {
-				states[i] = p.HGet(ctx, space.OfTenant(n.tenant).Group(n.group), "status")
+			for i, k := range ownerKeys {
+				states[i] = p.HGet(ctx, space.OfTenant(k.tenant).Group(k.group), "status")
 			}
 		}); err != nil {
 			return nil, err
 		}
-		for i, n := range keysRead {
+		for i, k := range ownerKeys {
 			if errors.Is(states[i].Err(), redis.Nil) {
-				all = append(all, n)
+				orphans = append(orphans, k)
 			}
 		}
 	}
-	return all, nil
+	return orphans, nil
 }

@@ -16,32 +16,34 @@ import (
 )
 
 const (
-	pageSize     = 500              // elements or commands at once
-	pageBytes    = 1 << 20          // that a page is aimed at
-	retryTimeout = 10 * time.Second // while Redis does not answer
+	pageSize     = 500              // how many elements or commands are read at once
+	pageBytes    = 1 << 20          // about how many bytes are read at once
+	retryTimeout = 10 * time.Second // how long a read is repeated while Redis doesn't answer
 )
 
-// reader reads from one Redis, a page at a time. What is not there is no error. Nor is a key of
-// another type: one must not keep the rest from being looked at. It reads as what is not there,
-// and its key is noted.
+// reader reads large structures of one Redis, a page at a time. A key that does not exist reads as
+// empty. So does a key of the wrong Redis type, which is noted in wrongTypes: it must not keep the
+// audit from reading everything else.
 type reader struct {
 	cmd   redis.UniversalClient
 	pacer *pacer
-	// keys of another type than they must be, with their group where it is known; nil: they
-	// are not noted
+	// wrongTypes holds the keys of the wrong Redis type that were read, each with its group (""
+	// where that is not known). nil: they are not noted.
 	wrongTypes map[string]string
 }
 
-// pacer spreads what is read over time, so that a large look disturbs nobody.
+// pacer limits how fast the audit reads, so that a large audit doesn't disturb the roles. A nil
+// pacer doesn't wait.
 type pacer struct {
-	rate int // bytes a second; 0: no bound
-	owed time.Duration
+	rate int           // bytes per second; 0: no limit
+	owed time.Duration // how long the next wait has to be for what was read since the last one
 }
 
-// elementBytes is what an element costs beside its bytes.
+// elementBytes is how many bytes an element counts for, in addition to its own.
 const elementBytes = 32
 
-// wait waits for as long as so much takes at the rate, in pieces that are worth it.
+// wait waits for as long as reading these elements takes at the rate. Waits of less than 50 ms are
+// put together.
 func (p *pacer) wait(ctx context.Context, elements, bytes int) error {
 	if p == nil || p.rate <= 0 {
 		return nil
@@ -55,6 +57,7 @@ func (p *pacer) wait(ctx context.Context, elements, bytes int) error {
 	return redisx.Sleep(ctx, owed)
 }
 
+// bytesOf returns the length of these elements in all.
 func bytesOf(page []string) (bytes int) {
 	for _, e := range page {
 		bytes += len(e)
@@ -62,18 +65,20 @@ func bytesOf(page []string) (bytes int) {
 	return bytes
 }
 
-// transaction sends commands on one partition as a transaction: their replies belong to the
-// same instant.
+// transaction sends the commands that fill adds, all for one partition, as a transaction: their
+// replies belong to one instant.
 func (r reader) transaction(ctx context.Context, fill func(redis.Pipeliner)) error {
 	return r.exec(ctx, r.cmd.TxPipeline, fill)
 }
 
-// pipeline sends commands together; others may come between them.
+// pipeline sends the commands that fill adds in one round trip. Other commands may be executed
+// between them.
 func (r reader) pipeline(ctx context.Context, fill func(redis.Pipeliner)) error {
 	return r.exec(ctx, r.cmd.Pipeline, fill)
 }
 
-// exec repeats what Redis did not answer: reading twice harms nothing.
+// exec sends the commands, again and again while Redis doesn't answer, up to retryTimeout. Reading
+// twice does no harm.
 func (r reader) exec(ctx context.Context, create func() redis.Pipeliner, fill func(redis.Pipeliner)) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
 	for deadline := time.Now().Add(retryTimeout); ; {
@@ -90,6 +95,8 @@ func (r reader) exec(ctx context.Context, create func() redis.Pipeliner, fill fu
 	}
 }
 
+// firstError returns the first error of the replies or of the connection. Missing keys and keys of
+// the wrong Redis type are no errors.
 func (r reader) firstError(cmds []redis.Cmder, err error) error {
 	for _, c := range cmds {
 		e := c.Err()
@@ -106,9 +113,12 @@ func (r reader) firstError(cmds []redis.Cmder, err error) error {
 	return err
 }
 
-// isWrongType says whether a command, or a script, met a key of another type than it must be.
+// isWrongType reports whether err says that a command or script found a key of the wrong Redis
+// type.
 func isWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
 
+// noteWrongType notes the key of a command that found it to be of the wrong Redis type. An HMGET
+// gets a reply of empty fields, so that its caller need not check the length.
 func (r reader) noteWrongType(c redis.Cmder) {
 	if fields, ok := c.(*redis.SliceCmd); ok {
 		fields.SetVal(make([]any, len(c.Args())-2))
@@ -119,17 +129,18 @@ func (r reader) noteWrongType(c redis.Cmder) {
 	}
 }
 
-// pageSizer adapts the number of elements of a page to their size.
+// pageSizer chooses how many elements to read at once, so that a page has about pageBytes.
 type pageSizer struct{ n int64 }
 
+// adapt takes the bytes of the last page into account.
 func (s *pageSizer) adapt(bytes int) {
 	s.n = max(1, min(pageSize, 4*s.n, s.n*pageBytes/int64(max(1, bytes))))
 }
 
-// readByScore calls fn with a sorted set's members by ascending score. One that keeps its score
-// comes exactly once.
+// readByScore calls fn with the members of a sorted set, by ascending score and in pages. A member
+// that keeps its score is yielded exactly once, also if others come and go.
 func (r reader) readByScore(ctx context.Context, key string, fn func([]string) error) error {
-	from, seen := "-inf", map[string]bool{} // members at that very score
+	from, seen := "-inf", map[string]bool{} // the last score that was read, and its members so far
 	for {
 		var cmd *redis.ZSliceCmd
 		count := int64(pageSize + len(seen))
@@ -163,8 +174,8 @@ func (r reader) readByScore(ctx context.Context, key string, fn func([]string) e
 	}
 }
 
-// scan calls fn with what a SCAN command of one key yields. An element that stays comes
-// at least once.
+// scan calls fn with the pages that a SCAN command of one key yields. An element that is there the
+// whole time is yielded at least once, perhaps more often.
 func (r reader) scan(
 	ctx context.Context, command func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd, fn func([]string) error,
 ) error {
@@ -186,7 +197,7 @@ func (r reader) scan(
 	}
 }
 
-// scanMembers is a scan of a sorted set, without scores.
+// scanMembers scans the members of a sorted set, without their scores.
 func (r reader) scanMembers(ctx context.Context, key string, fn func([]string) error) error {
 	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd { return p.ZScan(ctx, key, cursor, "", pageSize) }
 	return r.scan(ctx, command, func(page []string) error {
@@ -198,7 +209,8 @@ func (r reader) scanMembers(ctx context.Context, key string, fn func([]string) e
 	})
 }
 
-// readStream calls fn with the entries that a stream has now, each once.
+// readStream calls fn with the entries that are in a stream when it begins, each once, in pages.
+// Entries that are added later are left out.
 func (r reader) readStream(ctx context.Context, key string, fn func([]redis.XMessage) error) error {
 	var newest *redis.XMessageSliceCmd
 	if err := r.pipeline(ctx, func(p redis.Pipeliner) { newest = p.XRevRangeN(ctx, key, "+", "-", 1) }); err != nil {
@@ -233,7 +245,7 @@ func (r reader) readStream(ctx context.Context, key string, fn func([]redis.XMes
 	}
 }
 
-// readList calls fn with the first n elements of a list that only grows, at its end.
+// readList calls fn with the first n elements of a list that only grows at its end.
 func (r reader) readList(ctx context.Context, key string, n int64, fn func(string)) error {
 	size := pageSizer{n: 8}
 	for at := int64(0); at < n; {
@@ -252,9 +264,10 @@ func (r reader) readList(ctx context.Context, key string, n int64, fn func(strin
 	return nil
 }
 
-// readQueue calls fn with the first n elements of a list, or what is left of them: it may lose
-// elements at its head and gain some at its end meanwhile. Each comes once, since a page begins
-// with the last element of the one before, wherever it is by then.
+// readQueue calls fn with the first n elements of a list, each once, while other clients may take
+// elements from its head and add some at its end; elements taken before they were read are left
+// out. To find its position in a list that has moved, it looks for the last element that it has
+// read. It assumes that no two elements are the same.
 func (r reader) readQueue(ctx context.Context, key string, n int64, fn func(string)) error {
 	last, at := "", int64(0) // the last element that was read, and where it was
 	for first := true; n > 0; first = false {
@@ -271,7 +284,7 @@ func (r reader) readQueue(ctx context.Context, key string, n int64, fn func(stri
 				}
 			}
 		}
-		fresh := page[next:] // all, when the last element has left the list
+		fresh := page[next:] // the whole page if the last element is not in the list any more
 		if len(fresh) == 0 {
 			return nil
 		}
@@ -284,6 +297,7 @@ func (r reader) readQueue(ctx context.Context, key string, n int64, fn func(stri
 	return nil
 }
 
+// listRange reads up to n elements of a list from index at on.
 func (r reader) listRange(ctx context.Context, key string, at, n int64) ([]string, error) {
 	var cmd *redis.StringSliceCmd
 	err := r.pipeline(ctx, func(p redis.Pipeliner) { cmd = p.LRange(ctx, key, at, at+n-1) })

@@ -121,22 +121,22 @@ func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
 	w.ok(ps.checkTracked(w.Context(), ps.judgedSharedKinds()))
 	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
-	require.Equal(t, map[finding]string{{LawLocation, "g", n, "duplicated1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.all())
+	require.Equal(t, map[finding]string{{LawLocation, "g", n, "duplicated1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.withSummaries())
 }
 
 func TestFindingsAreBounded(t *testing.T) {
 	t.Parallel()
 	var fs findings
 	for g := range 200 {
-		for i := range int64(2 * maxAlike) {
+		for i := range int64(2 * maxPerGroupAndLaw) {
 			fs.add(finding{LawLocation, fmt.Sprint(g), i, "x"}, "detail")
 		}
 	}
 	fs.add(finding{LawLocation, "0", 0, "x"}, "the same again")
-	all := fs.all()
+	all := fs.withSummaries()
 	require.Equal(t, "detail", all[finding{LawLocation, "0", 99, "x"}])
 	require.Equal(t, "and 100 more like these", all[finding{LawLocation, "0", noOrdinal, "more"}])
-	require.Equal(t, "and 20000 findings about more groups", all[finding{LawLocation, "", noOrdinal, "surplus"}])
+	require.Equal(t, "and 20000 findings about more groups", all[finding{LawLocation, "", noOrdinal, "omitted"}])
 	require.Len(t, all, maxFindings+100+1)
 }
 

@@ -16,11 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Receipts are how many jobs of a group a producer was told were accepted.
+// Receipts holds, by group, how many jobs its producer was told were accepted.
 type Receipts map[string]int64
 
-// ReadReceipts reads a line of JSON a receipt: {"group": …, "accepted": n}. Of several of one group
-// the largest counts.
+// ReadReceipts reads receipts, one JSON object per line: {"group": …, "accepted": n}. If a group
+// has several, the largest number counts. Empty lines are skipped.
 func ReadReceipts(from io.Reader) (Receipts, error) {
 	all := Receipts{}
 	lines, n := bufio.NewScanner(from), 1
@@ -47,9 +47,9 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 	return all, nil
 }
 
-// Check adds a violation of the law receipt for each group that is not known, or holds fewer jobs
-// than its producer was told: Redis has lost them, by a cut of its append-only file or by a replica
-// that lagged behind when it took over. A group that has expired since is not known either.
+// Check adds a violation of the law receipt for each group that does not exist or holds fewer jobs
+// than its receipt says. Redis has then lost them, by a cut of its append-only file or because a
+// lagging replica became master. A group that has expired in between looks the same.
 func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	r := reader{cmd: conn.Cmd}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), pageSize) {
@@ -84,6 +84,6 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 			report.Violations = append(report.Violations, v)
 		}
 	}
-	report.sort()
+	report.finish()
 	return nil
 }

@@ -170,7 +170,7 @@ func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) 
 
 // whyNotRepaired says why nothing mends a violation.
 func whyNotRepaired(f finding) string {
-	kind, _, _ := strings.Cut(f.same, " ")
+	kind, _, _ := strings.Cut(f.key, " ")
 	switch {
 	case f.law == LawLocation && kind == "key":
 		return "somebody else has written it: delete or rename it, and audit again for what was lost with it"

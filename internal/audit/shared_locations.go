@@ -12,19 +12,21 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// trackedGroup is a group with jobs in places that groups share.
+// trackedGroup is a group with jobs in locations that groups share (non-ready sets, ready streams,
+// the results stream). Its states are kept until these locations have been read.
 type trackedGroup struct {
-	id, tenant, created string
+	id, tenant, created string // created is the field at:created, which identifies this group and round
 	types               []string
-	index               locationIndex // from the first such job to the last
+	index               locationIndex // from its first such job to the last
 }
 
-// isShared says whether a job with a state lies in a place that groups share.
+// isShared reports whether a job with this state letter is in a location that groups share.
 func isShared(letter ledger.Letter) bool {
 	return letter == ledger.NonReady || letter == ledger.Ready || letter == ledger.InFlight || letter == ledger.Done
 }
 
-// track remembers what of a group has to be sought in shared places.
+// track keeps the states of a group that has jobs in shared locations, from the first such job to
+// the last one.
 func (ps *pass) track(g *group) {
 	jobs := len(g.states) / 2
 	from, to := 0, jobs
@@ -44,8 +46,9 @@ func (ps *pass) track(g *group) {
 	ps.trackedBytes += 2*(to-from) + 256
 }
 
-// checkSharedLocations looks for the jobs of the groups that are kept in the places that groups
-// share, and judges what it found. At last it has read all such places.
+// checkSharedLocations reads the shared locations, compares what they hold with the states of the
+// tracked groups, and stops tracking these. The call with last set also reads those shared
+// locations in which no known group has a job.
 func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
 	for _, g := range ps.tracked {
@@ -71,10 +74,10 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 		}
 	}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), pageSize) {
-		cards, aside := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
+		nonReady, suspended := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
 		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
 			for i, t := range page {
-				cards[i], aside[i] = p.ZCard(ctx, ps.p.NonReadyOf(t)), p.ZCard(ctx, ps.p.SuspendedOf(t))
+				nonReady[i], suspended[i] = p.ZCard(ctx, ps.p.NonReadyOf(t)), p.ZCard(ctx, ps.p.SuspendedOf(t))
 			}
 		})
 		if err != nil {
@@ -84,12 +87,12 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 			if !ps.readsNonReadyOf(t) {
 				continue
 			}
-			if cards[i].Val() > 0 {
+			if nonReady[i].Val() > 0 {
 				if err := ps.readNonReady(ctx, t, ps.p.NonReadyOf(t)); err != nil {
 					return err
 				}
 			}
-			if aside[i].Val() > 0 {
+			if suspended[i].Val() > 0 {
 				if err := ps.readNonReady(ctx, t, ps.p.SuspendedOf(t)); err != nil {
 					return err
 				}
@@ -102,10 +105,11 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 	return err
 }
 
-// addUnlisted adds the types and tenants that no group of this look has told of, and the tenants
-// whose set was not read yet.
+// addUnlisted adds the tenants and types that no group of this pass has named, but which have keys.
+// To tenants, whose non-ready and suspended jobs are to be read next, it adds those whose jobs this
+// pass has not read yet.
 func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error {
-	note := func(set map[string]bool) func([]string) error {
+	addTo := func(set map[string]bool) func([]string) error {
 		return func(names []string) error {
 			for _, name := range names {
 				set[name] = true
@@ -113,22 +117,22 @@ func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error 
 			return nil
 		}
 	}
-	if err := ps.scanMembers(ctx, ps.p.Types(), note(ps.types)); err != nil {
+	if err := ps.scanMembers(ctx, ps.p.Types(), addTo(ps.types)); err != nil {
 		return err
 	}
-	if err := ps.scanMembers(ctx, ps.p.NonReady(), note(ps.tenants)); err != nil {
+	if err := ps.scanMembers(ctx, ps.p.NonReady(), addTo(ps.tenants)); err != nil {
 		return err
 	}
 	active := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
 		return p.SScan(ctx, ps.p.Active(), cursor, "", pageSize)
 	}
-	if err := ps.scan(ctx, active, note(ps.tenants)); err != nil {
+	if err := ps.scan(ctx, active, addTo(ps.tenants)); err != nil {
 		return err
 	}
-	aside := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
+	suspended := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
 		return p.SScan(ctx, ps.p.Suspended(), cursor, "", pageSize)
 	}
-	if err := ps.scan(ctx, aside, note(ps.tenants)); err != nil {
+	if err := ps.scan(ctx, suspended, addTo(ps.tenants)); err != nil {
 		return err
 	}
 	for t := range ps.tenants {
@@ -139,7 +143,7 @@ func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error 
 	return nil
 }
 
-// readReadyStream reads the ready stream of a type.
+// readReadyStream records the jobs in the ready stream of a type.
 func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 	key := ps.p.Ready(typ)
 	defer func() { ps.readKeys[key] = true }()
@@ -172,7 +176,7 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 	})
 }
 
-// readResultsStream reads the results stream.
+// readResultsStream records the jobs whose results are in the results stream.
 func (ps *pass) readResultsStream(ctx context.Context) error {
 	key := ps.p.ResultStream()
 	defer func() { ps.readKeys[key] = true }()
@@ -197,10 +201,11 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 	})
 }
 
-// readNonReady reads what a tenant has parked, or put aside.
+// readNonReady records the jobs in a sorted set of a tenant: its non-ready jobs or its suspended
+// ones. Since a scan may yield a member twice, a second scan decides which jobs really have two.
 func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	defer func() { ps.readKeys[key] = true }()
-	duplicates := map[job]map[string]bool{} // what lies there more than once, or was yielded by the scan more than once
+	duplicates := map[job]map[string]bool{} // jobs that were yielded more than once, and their members
 	err := ps.scanMembers(ctx, key, func(page []string) error {
 		var untracked []foundJob
 		for _, blob := range page {
@@ -250,13 +255,14 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	return err
 }
 
+// job identifies a job.
 type job struct {
 	group   string
 	ordinal int64
 }
 
-// reportUnreadable reports what is no job. That it is still there is not asked: nobody removes it
-// unseen.
+// reportUnreadable reports an element of a shared location that is no job. It need not be looked at
+// again, since only a role that reports it removes it.
 func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 	if ps.opts.only != nil {
 		return
@@ -266,17 +272,20 @@ func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 	ps.addRepair(f, ps.misplacedRepair(unreadableJob, ps.locationOfKey(kind, key)))
 }
 
-// shortKey is a key's name without what all keys of the partition begin with.
+// shortKey returns a key of the partition without the prefix that all its keys have.
 func (ps *pass) shortKey(key string) string { return strings.TrimPrefix(key, ps.p.Base()) }
 
-// recordFound notes where a job lies, and says whether it was found at home before. It is not known
-// when the states that are kept don't tell: its group has to be asked.
+// recordFound records a found job in the index of its group. Known is false if the job can't be
+// judged by the states that are kept: the caller then asks Redis about it (see checkUntracked).
+// Duplicate is true if the job was found at its right location before.
 func (ps *pass) recordFound(j foundJob) (known, duplicate bool) {
 	g := ps.tracked[j.group]
 	if g == nil {
-		return ps.readKeys[j.key], false // an earlier batch has asked, or a later one keeps it
+		// The group is not tracked now. If this key was read before, its jobs were judged then, or
+		// are judged when a later reading tracks the group.
+		return ps.readKeys[j.key], false
 	}
-	// Entries of cancelled jobs may stay for a while, which is asked for each.
+	// A cancelled job may stay at some locations for a while, so it needs more than its state.
 	state := g.index.state(j.ordinal)
 	if state == "" || state.Letter() == ledger.Cancelled || j.fault != "" || j.tenant != "" && j.tenant != g.tenant {
 		return false, false
@@ -284,8 +293,8 @@ func (ps *pass) recordFound(j foundJob) (known, duplicate bool) {
 	return true, g.index.record(j.kind, j.ordinal, j.attempt)
 }
 
-// checkTracked reads the states of the kept groups again and reports those jobs that have not moved
-// and were not found as they should.
+// checkTracked reads the states of the tracked groups again, and reports the problems of those jobs
+// that have not moved. Reads says which kinds of location were read.
 func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) error {
 	ids := slices.Sorted(maps.Keys(ps.tracked))
 	for len(ids) > 0 {
@@ -308,14 +317,14 @@ func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) err
 		for i, id := range ids[:n] {
 			g, v := ps.tracked[id], hashes[i].Val()
 			if asText(v[0]) != g.created {
-				continue // another round of it, or it is gone
+				continue // the group was deleted, or created again
 			}
 			cancelled := asText(v[1]) == string(api.StatusCancelled)
 			covers := func(kind locationKind) bool {
 				return reads[kind] && (kind != atNonReady || ps.readsNonReadyOf(g.tenant))
 			}
 			g.index.eachProblem(states[i].Val(), covers, func(p problem) bool {
-				// whoever meets a job of a cancelled group drops it
+				// A role that reads a job of a cancelled group removes it, so it may be missing.
 				if p.fault != "missing" || p.kind == atResultsStream || !cancelled {
 					ps.reportJob(g.id, g.tenant, g.types, p)
 				}

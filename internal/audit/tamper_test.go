@@ -196,7 +196,7 @@ var tampers = []tamper{
 	{"queue of many gone", func(w *world) []string {
 		w.ok(w.c.Del(w.Context(), w.part("many").Queue("many", "many")).Err())
 		want := []string{whole(LawLocation, "many")}
-		for i := range int64(maxAlike) {
+		for i := range int64(maxPerGroupAndLaw) {
 			want = append(want, of(LawLocation, "many", 50+i))
 		}
 		return want

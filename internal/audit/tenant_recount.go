@@ -12,14 +12,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// countedTenant is what counts for a tenant's counters.
+// countedTenant names a tenant and its open groups, whose jobs are to be recounted.
 type countedTenant struct {
 	name          string
-	newestGroup   string        // of its groups, before they were listed
-	openGroups    []groupHeader // the open ones
-	nonReadyCount int64         // about how many jobs
+	newestGroup   string // the newest of all its groups when the open ones were listed; "" if it had none
+	openGroups    []groupHeader
+	nonReadyCount int64 // about how many non-ready and suspended jobs it has
 }
 
+// commands returns how many commands read the tenant and its groups.
 func (t *countedTenant) commands() int {
 	n := 7
 	for _, g := range t.openGroups {
@@ -28,23 +29,26 @@ func (t *countedTenant) commands() int {
 	return n
 }
 
-// fitsInOneRead says whether all of it fits into one transaction.
+// fitsInOneRead reports whether the tenant and all its non-ready jobs can be read in one
+// transaction.
 func (t *countedTenant) fitsInOneRead() bool {
 	return t.commands() <= pageSize && t.nonReadyCount <= pageSize
 }
 
-// tenantRecount is what a tenant's counters say, and what they should.
+// tenantRecount compares a tenant's counters with its jobs.
 type tenantRecount struct {
-	stored, counted     [3]int64 // see counterNames
-	inActiveSet, paused bool     // in the set of active tenants; a paused one is not
-	waiting, nonReady   map[string]int64
-	consistent          bool // want is what it was at the instant of have
-	fingerprint         uint64
+	stored, counted   [3]int64         // the counters as stored, and as recounted; in the order of counterNames
+	inActiveSet       bool             // whether the set of active tenants holds the tenant
+	paused            bool             // a paused tenant is not active
+	waiting, nonReady map[string]int64 // recounted jobs by type
+	consistent        bool             // stored and counted belong to the same instant
+	fingerprint       uint64           // of everything that was read
 }
 
+// counterNames lists the fields of a tenant's hash that are recounted.
 var counterNames = [3]string{"unfinished", "active", "congested"}
 
-// recountTenants yields a tally of each tenant.
+// recountTenants recounts the jobs of these tenants and yields the result for each tenant.
 func (ps *pass) recountTenants(ctx context.Context, names []string, yield func(*countedTenant, tenantRecount)) error {
 	for page := range slices.Chunk(names, pageSize/5) {
 		tenants, err := ps.listTenants(ctx, page)
@@ -68,7 +72,8 @@ func (ps *pass) recountTenants(ctx context.Context, names []string, yield func(*
 	return nil
 }
 
-// recountPage reads some small tenants at once, or a large one twice.
+// recountPage recounts some small tenants in one transaction, or a single large tenant in two
+// readings.
 func (ps *pass) recountPage(
 	ctx context.Context, tenants []*countedTenant, yield func(*countedTenant, tenantRecount),
 ) error {
@@ -103,8 +108,8 @@ func (ps *pass) recountPage(
 	return nil
 }
 
-// recountLarge reads a large tenant two times. The tally is whole when both are the same and
-// nothing became ready meanwhile.
+// recountLarge recounts a tenant that is too large for one transaction. It reads the tenant twice;
+// the recount is consistent if both readings are the same and no job became ready in between.
 func (ps *pass) recountLarge(ctx context.Context, t *countedTenant) (tenantRecount, error) {
 	before, err := ps.newestReady(ctx)
 	if err != nil {
@@ -123,7 +128,7 @@ func (ps *pass) recountLarge(ctx context.Context, t *countedTenant) (tenantRecou
 	return second, err
 }
 
-// readOnce reads a tenant page by page.
+// readOnce reads a tenant once, in several pages, and recounts its jobs.
 func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, error) {
 	reply := &tenantReply{countedTenant: t}
 	for page := range slices.Chunk(ps.queries(ctx, reply), pageSize/10) {
@@ -151,12 +156,12 @@ func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, 
 		r.addSuspended(page, int64(len(page)))
 		return nil
 	})
-	// a scan may yield an element twice
+	// If a scan yields a job twice, the numbers differ and the recount is not consistent.
 	r.consistent = r.consistent && nonReady == reply.nonReadyLength.Val() && suspended == reply.suspendedLength.Val()
 	return r, err
 }
 
-// tenantReply is what Redis says of a tenant.
+// tenantReply holds Redis's replies about a tenant and its open groups.
 type tenantReply struct {
 	*countedTenant
 	counters       *redis.SliceCmd
@@ -164,19 +169,21 @@ type tenantReply struct {
 	newest         *redis.StringSliceCmd
 	nonReadyLength *redis.IntCmd
 	nonReadyBlobs  *redis.StringSliceCmd
-	// What was put aside, because it is paused.
+	// The tenant's suspended jobs.
 	suspendedLength *redis.IntCmd
 	suspendedBlobs  *redis.StringSliceCmd
 	groups          []groupReply
 }
 
+// groupReply holds Redis's replies about an open group.
 type groupReply struct {
 	counts    *redis.SliceCmd
-	scheduled *redis.FloatCmd // until its time comes
+	scheduled *redis.FloatCmd // its time in the sorted set of groups that may not start yet
 	queues    []*redis.IntCmd
 }
 
-// queries are the questions about a tenant: one, and one a group. They may be asked again.
+// queries returns functions that add the commands that read a tenant: one for the tenant, and one
+// for each open group. If they are called again, the new replies replace the old ones.
 func (ps *pass) queries(ctx context.Context, reply *tenantReply) []func(redis.Pipeliner) {
 	reply.groups = make([]groupReply, len(reply.openGroups))
 	queries := []func(redis.Pipeliner){func(p redis.Pipeliner) {
@@ -203,7 +210,8 @@ func (ps *pass) queries(ctx context.Context, reply *tenantReply) []func(redis.Pi
 	return queries
 }
 
-// total adds up what the tenant's groups hold. It is whole when they are those that were listed.
+// total adds up what the tenant's groups hold, without the non-ready and suspended jobs. It is
+// consistent if the groups are still those that were listed.
 func (r *tenantReply) total() tenantRecount {
 	total := tenantRecount{waiting: map[string]int64{}, nonReady: map[string]int64{}, inActiveSet: r.inActiveSet.Val()}
 	v := r.counters.Val()
@@ -235,21 +243,23 @@ func (r *tenantReply) total() tenantRecount {
 	return total
 }
 
-// prints are comparable within one process.
+// fingerprintSeed makes fingerprints comparable within one process.
 var fingerprintSeed = maphash.MakeSeed()
 
+// addToFingerprint adds values to the fingerprint; their order matters.
 func (r *tenantRecount) addToFingerprint(format string, args ...any) {
 	r.fingerprint = 31*r.fingerprint + maphash.String(fingerprintSeed, fmt.Sprintf(format, args...))
 }
 
-// addNonReady adds parked jobs, all of which there are n.
+// addNonReady counts these non-ready jobs of the tenant. If they are not n, a part is missing, and
+// the recount is not consistent.
 func (r *tenantRecount) addNonReady(blobs []string, n int64) {
 	r.consistent = r.consistent && int64(len(blobs)) == n
 	for _, blob := range blobs {
-		r.fingerprint += maphash.String(fingerprintSeed, blob) // in whatever order
+		r.fingerprint += maphash.String(fingerprintSeed, blob) // the order of the jobs doesn't matter
 		d, err := ledger.ParseJob(blob)
 		if err != nil {
-			continue // reported where it lies
+			continue // readNonReady reports it
 		}
 		r.nonReady[d.Type]++
 		switch d.Reason {
@@ -263,8 +273,8 @@ func (r *tenantRecount) addNonReady(blobs []string, n int64) {
 	}
 }
 
-// addSuspended adds jobs that were put aside, all of which there are n: they want no permit and are
-// not congested.
+// addSuspended counts these suspended jobs of the tenant, which are n (see addNonReady). They count
+// as non-ready by type, but neither as active nor as congested.
 func (r *tenantRecount) addSuspended(blobs []string, n int64) {
 	r.consistent = r.consistent && int64(len(blobs)) == n
 	for _, blob := range blobs {
@@ -275,7 +285,8 @@ func (r *tenantRecount) addSuspended(blobs []string, n int64) {
 	}
 }
 
-// listTenants finds the open groups of some tenants.
+// listTenants reads which groups of these tenants are open, and about how many non-ready jobs they
+// have.
 func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTenant, error) {
 	const firstPage = 10
 	type replies struct {
@@ -316,7 +327,7 @@ func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTena
 			return nil
 		}
 		if ids := cmds[i].first.Val(); len(ids) < firstPage {
-			_ = add(ids) // never fails
+			_ = add(ids) // add never fails
 		} else if err := ps.readByScore(ctx, ps.p.GroupsOf(name), add); err != nil {
 			return nil, err
 		}

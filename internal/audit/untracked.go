@@ -12,23 +12,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// foundJob is something of a job in a place that groups share.
+// foundJob is a job as a shared location holds it.
 type foundJob struct {
 	kind        locationKind
-	key, id     string // where: the entry, or the blob in a sorted set
+	key, id     string // the location's key, and the entry id or (in a sorted set) the member in it
 	group       string
 	ordinal     int64
 	attempt     int
-	typ, tenant string // "" where the place does not tell
-	fault       string // what is wrong with it whatever its group says
+	typ, tenant string // "" if the location doesn't say it
+	fault       string // what is wrong with the job at this location, whatever its state is; "" for nothing
 }
 
-// checkUntracked asks about items of groups that are not kept, and of jobs beyond what is kept.
-// First all are asked about, then those that disagree once more together with whether they still
-// lie there: then they are wrong at one instant.
+// checkUntracked checks found jobs whose states the pass does not keep: it asks Redis about each of
+// them. If one seems wrong, it is asked about again, in one transaction with whether it is still
+// there, so that the job and its location belong to one instant. What is then still wrong is
+// reported.
 func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	if ps.opts.only != nil {
-		return nil // it is of other groups
+		return nil // a pass over candidates doesn't judge other groups
 	}
 	var candidates []foundJob
 	for page := range slices.Chunk(jobs, pageSize/2) {
@@ -73,12 +74,13 @@ func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	return nil
 }
 
-// jobReplies are what Redis says of an item's job.
+// jobReplies holds Redis's replies about a found job: fields of its group, and its state.
 type jobReplies struct {
 	group *redis.SliceCmd
 	state *redis.StringCmd
 }
 
+// queryJob asks about the group and the state of a found job.
 func (ps *pass) queryJob(ctx context.Context, p redis.Pipeliner, j foundJob) jobReplies {
 	at := 2 * min(j.ordinal, messages.MaxTotal)
 	return jobReplies{
@@ -87,12 +89,12 @@ func (ps *pass) queryJob(ctx context.Context, p redis.Pipeliner, j foundJob) job
 	}
 }
 
-// faultBy says what is wrong with an item, "" when nothing is.
-func (j foundJob) faultBy(a jobReplies) string {
-	if isWrongType(a.group.Err()) || isWrongType(a.state.Err()) {
-		return "" // its group can't be judged
+// faultBy returns what is wrong with a found job according to these replies; "" for nothing.
+func (j foundJob) faultBy(replies jobReplies) string {
+	if isWrongType(replies.group.Err()) || isWrongType(replies.state.Err()) {
+		return "" // a group with a key of the wrong type is not judged
 	}
-	v, state := a.group.Val(), ledger.State(a.state.Val())
+	v, state := replies.group.Val(), ledger.State(replies.state.Val())
 	tenant, status, sweeping := asText(v[0]), asText(v[1]), asText(v[2]) != ""
 	switch {
 	case status == "":
@@ -111,8 +113,8 @@ func (j foundJob) faultBy(a jobReplies) string {
 	return "it is " + describeState(state)
 }
 
-// mayRemain says whether a cancelled group may have left an item: parked ones until it is settled,
-// ready ones until a worker or the dispatcher meets them.
+// mayRemain reports whether a cancelled job may be at this location: in the non-ready set until the
+// group's cancellation is completed, in the ready stream until a worker or the dispatcher reads it.
 func (j foundJob) mayRemain(letter ledger.Letter, sweeping bool) bool {
 	switch j.kind {
 	case atNonReady:
@@ -123,9 +125,11 @@ func (j foundJob) mayRemain(letter ledger.Letter, sweeping bool) bool {
 	return false
 }
 
+// reportMisplaced reports a found job that is wrong at its location, with the repair that
+// quarantines it.
 func (ps *pass) reportMisplaced(j foundJob, fault string) {
 	where := ps.shortKey(j.key)
-	if j.kind != atNonReady { // what lies there holds its payload
+	if j.kind != atNonReady { // a member of a sorted set contains the payload: don't report it
 		where += " under " + j.id
 	}
 	f := finding{j.kind.law(), j.group, j.ordinal, fmt.Sprint("untracked ", j.key, j.id, fault)}

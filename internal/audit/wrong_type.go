@@ -7,23 +7,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// hasWrongType says whether one of a group's own keys is of another type than it must be. Then
-// nothing of the group can be judged, and what it counts for is in doubt.
+// hasWrongType reports whether one of a group's own keys, whose replies are given, has the wrong
+// Redis type. Such a group is not judged, and the counters that it adds to are not judged either.
 func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
-	found := false
+	wrong := false
 	for _, c := range own {
 		if isWrongType(c.Err()) {
 			ps.wrongTypes[c.Args()[1].(string)] = h.id
-			found = true
+			wrong = true
 		}
 	}
-	if found {
+	if wrong {
 		ps.markUncertain(LawLocation, h.tenant, splitTypes(h.types)...)
 	}
-	return found
+	return wrong
 }
 
-// reportWrongTypes reports keys of another type than they must be.
+// reportWrongTypes reports the keys that this pass found to have the wrong Redis type.
 func (ps *pass) reportWrongTypes() {
 	for _, key := range slices.Sorted(maps.Keys(ps.wrongTypes)) {
 		ps.found.add(finding{LawLocation, ps.wrongTypes[key], noOrdinal, "key " + key},
