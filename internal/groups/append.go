@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Append adds jobs to a group. Repeated with the same request id, it adds nothing and succeeds.
+// Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
 func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	return s.appendToGroup(ctx, &pendingAppend{
 		group:         group,
@@ -25,12 +25,12 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 	})
 }
 
-// AppendEntry adds the jobs of an entry of the ingest stream; entry is its id, message the
-// producer's own id for it, "" when it has none.
+// AppendEntry adds the jobs of an entry of the ingest stream. entry is the entry's id. message is
+// the id that the producer gave the message; "" when it gave none.
 func (s *Store) AppendEntry(
 	ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin,
 ) error {
-	request := "m#" + message + "#" // apart from those of HTTP, whose ids producers choose as well
+	request := "m#" + message + "#" // another prefix than that of HTTP requests, because producers choose both ids
 	if message == "" {
 		request = ledger.EntryRequest(entry) + "#"
 	}
@@ -43,19 +43,20 @@ func (s *Store) AppendEntry(
 	})
 }
 
-// pendingAppend is jobs that are to be added to a group.
+// pendingAppend holds jobs that are to be added to a group.
 type pendingAppend struct {
 	group, tenant string
 	jobs          []messages.Job
-	requestPrefix string // what the ids of its pieces begin with
-	byEntry       bool   // it is named after an entry of the ingest stream
+	requestPrefix string // the request ids of the pieces begin with it
+	byEntry       bool   // the request id is made of the id of a stream entry
 	origin        Origin
 
-	newJobs []ledger.NewJob // the jobs, once they have their places in traces
-	err     error           // of a call that was shared
+	newJobs []ledger.NewJob // the jobs with their trace contexts
+	err     error           // of the call that stored this append with others
 }
 
-// requestsKey is the key of p that knows which requests were applied.
+// requestsKey returns the key of the sorted set in p that remembers the request ids of stored
+// appends.
 func (a *pendingAppend) requestsKey(p keyspace.Partition) string {
 	if a.byEntry {
 		return p.Entries()
@@ -70,12 +71,12 @@ func (a *pendingAppend) bytes() (n int) {
 	return n
 }
 
-// fitsOnePiece says whether one piece holds all jobs.
+// fitsOnePiece reports whether one call of the script can take all jobs.
 func (a *pendingAppend) fitsOnePiece() bool {
 	return len(a.jobs) > 0 && len(a.jobs) <= ledger.MaxAppend && a.bytes() <= ledger.MaxAppendBytes
 }
 
-// firstRequest is the id of the first piece.
+// firstRequest returns the request id of the first piece.
 func (a *pendingAppend) firstRequest() string { return a.requestPrefix + "0" }
 
 func (s *Store) appendToGroup(ctx context.Context, a *pendingAppend) error {
@@ -103,7 +104,9 @@ func (s *Store) appendToPartition(ctx context.Context, p keyspace.Partition, a *
 	case !a.fitsOnePiece():
 		return apiError(s.appendPieces(ctx, p, a))
 	case s.cfg.WaitReplicas == 0:
-		return apiError(s.appendInBatch(ctx, p, a)) // as many wait here at once, their stacks are to be small
+		// Thousands of goroutines may wait here. Without the closure of retryLost their stacks stay
+		// small.
+		return apiError(s.appendInBatch(ctx, p, a))
 	}
 	return apiError(retryLost(ctx, func(ctx context.Context) error {
 		if err := s.appendInBatch(ctx, p, a); err != nil {
@@ -127,11 +130,11 @@ func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendi
 	})
 }
 
-// Small appends to a partition that come at the same time are stored together, a script a group.
-// Each keeps its own request id and is accepted or refused by itself.
+// Small appends to a partition that arrive at the same time are stored together, with one script
+// call per group. Each keeps its own request id, and is accepted or refused on its own.
 
-// appendInBatch stores a together with others. Who carries the call out also gives messages of the
-// stream their places in traces.
+// appendInBatch stores a together with other appends. The trace contexts of a published message are
+// made by the goroutine that runs the batch.
 func (s *Store) appendInBatch(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
 	if !a.origin.Published {
 		a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
@@ -145,7 +148,7 @@ func (s *Store) appendInBatch(ctx context.Context, p keyspace.Partition, a *pend
 	return a.err
 }
 
-// storeAppends stores appends in as few calls as a script's bounds allow, all calls at once.
+// storeAppends stores appends in as few script calls as possible. The calls run concurrently.
 func (s *Store) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
 	for _, a := range all {
 		if a.newJobs == nil {
@@ -161,8 +164,8 @@ func (s *Store) storeAppends(ctx context.Context, p keyspace.Partition, all []*p
 	others.Wait()
 }
 
-// splitCalls divides appends, which are not none, among calls: of one group each, and no more than
-// a script can take.
+// splitCalls divides appends among script calls. A call has appends of one group only, and at most
+// as many jobs and bytes as the script accepts. all must not be empty.
 func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	type open struct{ call, jobs, bytes int }
 	latest := make(map[string]open)
@@ -181,14 +184,15 @@ func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	return calls
 }
 
-// storeCall carries a call out and tells each append its fate.
+// storeCall stores the appends of one script call and sets the error of each.
 func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
 	err := s.storeRequests(ctx, p, appends)
 	var refused redis.Error
 	switch {
 	case err == nil:
 	case len(appends) > 1 && errors.As(err, &refused) && !call.IsUnavailable(err) && !call.IsOOM(err):
-		for _, a := range appends { // one that Redis can't take is not to be in the way of the others
+		// One append that Redis refuses must not fail the others.
+		for _, a := range appends {
 			a.err = s.storeRequests(ctx, p, []*pendingAppend{a})
 		}
 	default:
@@ -198,8 +202,8 @@ func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*
 	}
 }
 
-// storeRequests returns an error when the call failed as a whole, and otherwise sets those
-// of the appends.
+// storeRequests makes one script call for appends of one group. It sets the error of each append,
+// or returns an error when the call failed as a whole.
 func (s *Store) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
 	requests := make([]ledger.Request, len(appends))
 	for i, a := range appends {
@@ -226,16 +230,18 @@ func (s *Store) storeRequests(ctx context.Context, p keyspace.Partition, appends
 }
 
 const (
-	tenantCacheMaxAge  = time.Second // since groups are forgotten, and their ids taken by others
+	// tenantCacheMaxAge is short because groups are deleted, and another tenant may then use the
+	// same group id.
+	tenantCacheMaxAge  = time.Second
 	tenantCacheMaxSize = 10_000
 )
 
-// tenantCache remembers whose the groups are that were asked for of late, since appends to one
-// group come in numbers. What it knows may be out of date: whoever finds no group where it
-// says must ask again.
+// tenantCache remembers the tenants of groups that were asked for recently, because a group often
+// gets many appends in a short time. An entry may be out of date: a caller that finds no group in
+// that tenant's partition must ask Redis.
 type tenantCache struct {
 	mu      sync.Mutex
-	byGroup map[string]string // by group
+	byGroup map[string]string // group id to tenant id
 	since   time.Time
 }
 

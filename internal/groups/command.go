@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Seal says that no more jobs come to a group, or none after total.
+// Seal says that no more jobs come to a group or, with total, none after that many.
 func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		_, err := ledger.Seal(ctx, s.conn.Cmd, p, group, total)
@@ -17,8 +17,8 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 	}, func(g groupState) bool { return g.sealed || total != nil && g.announced })
 }
 
-// Cancel ends a group at once. Its ledger is settled here; should this process die meanwhile,
-// by the watcher.
+// Cancel ends a group at once. It also moves the group's unfinished jobs to cancelled. If this
+// process dies before that is done, the watcher does it.
 func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		if err := ledger.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
@@ -32,16 +32,18 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 	}, func(g groupState) bool { return g.status == string(api.StatusCancelled) })
 }
 
-// Retry opens the next round of an ended group: its failed jobs run again. The watcher moves them.
+// Retry opens the next round of an ended group: its failed jobs run again. The watcher moves the
+// jobs.
 func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
-	round, request := 0, rand.Text() // so that a repetition is known
+	round, request := 0, rand.Text() // the random request id lets the script recognize a repeated call
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
 		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request)
 		return err
 	}, func(g groupState) bool { return g.round >= round })
 }
 
-// command does something with a group; holds says of a group whether that is so.
+// command applies a command to a group. applied reports whether a group's state shows the command's
+// effect; it is used to check that the effect is still there after a failover.
 func (s *Store) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,

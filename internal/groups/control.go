@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Pause lets nothing of a group start any more; its running jobs finish.
+// Pause stops a group: none of its jobs starts any more, and its running jobs finish.
 func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
@@ -31,7 +31,7 @@ func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) 
 	}, func(g groupState) bool { return !g.paused })
 }
 
-// PauseTenant lets nothing of a tenant start any more, be it known already or not.
+// PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.
 func (s *Store) PauseTenant(ctx context.Context, tenant string) error {
 	return s.setPaused(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
@@ -41,8 +41,8 @@ func (s *Store) ResumeTenant(ctx context.Context, tenant string) error {
 	return s.setPaused(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
-// PauseType lets no job of a type start any more, in partition after partition; what went wrong in
-// between is mended by repeating it.
+// PauseType stops a job type: none of its jobs starts any more. It does so in one partition after
+// the other. After an error the caller can repeat it.
 func (s *Store) PauseType(ctx context.Context, typ string) error {
 	return s.setPaused(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
 }
@@ -67,8 +67,8 @@ func (s *Store) setPaused(
 	return nil
 }
 
-// SetTenant replaces a tenant's settings and shows the tenant. Who is unknown becomes known by it,
-// unless all is the default.
+// SetTenant replaces a tenant's settings and returns the tenant. An unknown tenant becomes known,
+// unless all settings are the defaults.
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
 	err := retryUnavailable(ctx, func(ctx context.Context) error {
@@ -81,7 +81,7 @@ func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSett
 	return s.tenantView(tenant, st), apiError(err)
 }
 
-// Tenant shows a tenant that has groups or settings.
+// Tenant returns a tenant that has groups or settings.
 func (s *Store) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	st, err := s.tenantState(ctx, s.space.OfTenant(tenant), tenant)
 	if err != nil {
@@ -136,7 +136,7 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 	return list, apiError(reads.Wait())
 }
 
-// maxConcurrentReads is how many scripts a list has under way at the same time.
+// maxConcurrentReads is how many scripts run at the same time to read one list.
 const maxConcurrentReads = 8
 
 func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {
@@ -147,7 +147,7 @@ func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant st
 	return st, nil
 }
 
-// partitionLimit is the part of the rate limit that a partition has.
+// partitionLimit returns the part of the global rate limit that a partition has.
 func (s *Store) partitionLimit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
@@ -185,8 +185,9 @@ func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 	return t
 }
 
-// ownPermit is when a tenant may have a permit as far as that is up to itself. Who has used up a
-// share may borrow where shares are elastic, and is parked when there is nothing to borrow.
+// ownPermit returns when the tenant's own limit or share allows its next permit. With elastic
+// shares a tenant that has used its share may borrow; then only the time until which the tenant is
+// rate-limited counts.
 func (s *Store) ownPermit(st ledger.TenantState) time.Time {
 	if s.cfg.Rate.Share == ledger.ShareElastic && st.Settings.RPS == nil {
 		return st.RateLimitedUntil
@@ -201,7 +202,7 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// timeIfAfter is a time when it comes after now, else nil.
+// timeIfAfter returns at if it is after now, otherwise nil.
 func timeIfAfter(at, now time.Time) *time.Time {
 	if !at.After(now) {
 		return nil
@@ -210,5 +211,5 @@ func timeIfAfter(at, now time.Time) *time.Time {
 	return &at
 }
 
-// roundTo keeps so many parts of one.
+// roundTo rounds v to a multiple of 1/parts.
 func roundTo(v, parts float64) float64 { return math.Round(v*parts) / parts }

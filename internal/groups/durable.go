@@ -15,26 +15,26 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// A write is answered for when as many replicas have it as were asked for (REDIS_WAIT_REPLICAS).
-// One that is not is no loss: the caller is told to repeat, which is harmless.
+// A write is confirmed when at least REDIS_WAIT_REPLICAS replicas have it. A write that is not
+// confirmed may still exist. Its client is told to repeat the request, which is harmless.
 
-// writeCheck asks a master for what shows that a write is there, and tells afterwards
-// whether it is.
-type writeCheck func(redis.Pipeliner) (there func() bool)
+// writeCheck adds to a pipeline the commands that read whether a write is still on its master.
+// After the pipeline has run, present reports whether it is.
+type writeCheck func(redis.Pipeliner) (present func() bool)
 
-// errWriteLost says that what was written is there no more.
+// errWriteLost says that a failover has lost a write.
 var errWriteLost = errors.New("a failover has lost what was written")
 
 func writeLost(p keyspace.Partition) error {
 	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errWriteLost, p.Index())
 }
 
-// requestsStored shows that requests are remembered in a sorted set.
+// requestsStored checks that the sorted set at key has all these request ids.
 func requestsStored(key string, requests ...string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		scores := make([]*redis.FloatCmd, len(requests))
 		for i, request := range requests {
-			scores[i] = pipe.ZScore(context.Background(), key, request) // queued, not sent: Exec has the context
+			scores[i] = pipe.ZScore(context.Background(), key, request) // only queued: Exec has the context
 		}
 		return func() bool {
 			return !slices.ContainsFunc(scores, func(score *redis.FloatCmd) bool { return score.Err() != nil })
@@ -42,7 +42,7 @@ func requestsStored(key string, requests ...string) writeCheck {
 	}
 }
 
-// groupBelongsTo shows that a group is known to be a tenant's.
+// groupBelongsTo checks that a group's registry key names this tenant.
 func groupBelongsTo(registry keyspace.Partition, group, tenant string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		owner := pipe.Get(context.Background(), registry.Owner(group))
@@ -50,7 +50,7 @@ func groupBelongsTo(registry keyspace.Partition, group, tenant string) writeChec
 	}
 }
 
-// bothChecks shows two things that one master has.
+// bothChecks combines two checks of writes to the same master.
 func bothChecks(a, b writeCheck) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		a, b := a(pipe), b(pipe)
@@ -58,14 +58,14 @@ func bothChecks(a, b writeCheck) writeCheck {
 	}
 }
 
-// groupState is what commands change of a group.
+// groupState holds the fields of a group that commands change.
 type groupState struct {
 	status                               string
 	round                                int
 	sealed, announced, paused, submitted bool
 }
 
-// groupSatisfies shows that a group is as it should be.
+// groupSatisfies checks that a group exists and that holds accepts its state.
 func groupSatisfies(p keyspace.Partition, group string, holds func(groupState) bool) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		fields := pipe.HMGet(context.Background(), p.Group(group), "status", "round", "sealed",
@@ -84,8 +84,8 @@ func groupSatisfies(p keyspace.Partition, group string, holds func(groupState) b
 	}
 }
 
-// awaitDurableSubmission waits for a submitted group and for what says whose it is, which may lie
-// at another master.
+// awaitDurableSubmission waits until the replicas have a submitted group and its registry key,
+// which may be on another master.
 func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
 	owner := groupBelongsTo(registry, g.ID, g.Tenant)
@@ -101,8 +101,8 @@ func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition
 	return s.awaitDurable(ctx, p, stored)
 }
 
-// awaitDurable waits until the replicas of a partition have what was written to it, as far as
-// shown is there.
+// awaitDurable waits until enough replicas of a partition have what was written to it. It returns
+// errWriteLost when check finds that the write is gone from the master.
 func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check writeCheck) error {
 	if s.cfg.WaitReplicas == 0 {
 		return nil
@@ -120,15 +120,16 @@ func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check wr
 	return w.err
 }
 
-// replicaWaiter lets those who come while one wait is going on share the next.
+// replicaWaiter waits for the replicas of a partition. Calls that arrive during one wait share the
+// next.
 type replicaWaiter struct {
 	batcher *batcher[*replicaWait]
 
 	mu      sync.Mutex
-	lagging bool // that there are too few replicas was said
+	lagging bool // a warning was logged because too few replicas had the writes
 }
 
-// replicaWait is one of those who share a wait.
+// replicaWait is one caller's part of a shared wait.
 type replicaWait struct {
 	check   writeCheck
 	present func() bool
@@ -164,7 +165,8 @@ func (c *replicaWaiter) waitForReplicas(ctx context.Context, s *Store, p keyspac
 	}
 }
 
-// logLag logs once that replicas lag, and that they do no more: nothing is accepted meanwhile.
+// logLag logs a warning when too few replicas have the writes, and a message when they have caught
+// up. Each is logged once.
 func (c *replicaWaiter) logLag(s *Store, err error) {
 	lag := errors.Is(err, api.ErrUnavailable)
 	c.mu.Lock()

@@ -5,24 +5,24 @@ import (
 	"sync"
 )
 
-// keyedMutex let appends of this process to one group go one after the other, so that each knows
-// the group's next ordinal, and can compose the jobs' blobs that the script would otherwise have to
-// put together.
+// keyedMutex is a mutex for each group id. With it the appends of this process to one group run one
+// after the other. So each append knows the group's next ordinal and can compose the jobs' blobs;
+// otherwise the script would have to.
 type keyedMutex struct {
 	mu    sync.Mutex
 	locks map[string]*groupLock
 }
 
 type groupLock struct {
-	free        chan struct{} // holds a token while nobody is in the lane
+	free        chan struct{} // holds a token while the lock is free
 	nextOrdinal int64         // ordinal of the group's next job, as far as this process knows
 	users       int
 }
 
-// maxUnusedLocks bounds what is remembered of groups to which nothing is being appended.
+// maxUnusedLocks is the number of locks at which unused ones are removed.
 const maxUnusedLocks = 10_000
 
-// lock waits until the lane is free. The caller leaves it.
+// lock waits for the group's lock. The caller must call unlock.
 func (l *keyedMutex) lock(ctx context.Context, group string) (*groupLock, error) {
 	l.mu.Lock()
 	if l.locks == nil {
@@ -55,7 +55,7 @@ func (l *keyedMutex) unlock(a *groupLock) {
 	l.mu.Unlock()
 }
 
-// removeUnused forgets the lanes that nobody uses when these have become many; the lock is held.
+// removeUnused removes unused locks if there are many. l.mu must be held.
 func (l *keyedMutex) removeUnused() {
 	if len(l.locks) < maxUnusedLocks {
 		return

@@ -1,7 +1,7 @@
-// Package groups is what can be done with bulk actions and seen of them: it stores
-// submissions, takes commands, and shows groups, jobs and queues. It hides where a group lies,
-// how large submissions are cut, and what makes a repeated request harmless. Ingest and the
-// HTTP API stand on it.
+// Package groups is the store of bulk actions. It stores submissions, carries out commands, and
+// returns views of groups, jobs, tenants and queues. It hides in which partition a group is, how
+// large submissions are split, and how repeated requests are recognized. Ingest and the HTTP API
+// use it.
 package groups
 
 import (
@@ -23,19 +23,19 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Config is what the store can be told.
+// Config configures the store.
 type Config struct {
-	MaxBacklog           int64   // jobs that are not ended, of all groups; 0 is no limit
-	MaxMemoryRatio       float64 // of Redis's maxmemory, beyond which nothing is accepted; 0 is no limit
+	MaxBacklog           int64   // most jobs that wait, are non-ready or ready; 0: no limit
+	MaxMemoryRatio       float64 // part of Redis's maxmemory up to which jobs are accepted; 0: no limit
 	KeepIdempotencyKeys  time.Duration
 	Rate                 ledger.Rate
-	Limiter, LimiterMode string // for show
+	Limiter, LimiterMode string // names of the limiter and of the share mode, for views only
 
-	WaitReplicas int           // that must have what is accepted; 0 waits for none
-	WaitTimeout  time.Duration // for them
+	WaitReplicas int           // how many replicas must confirm a write; 0: none
+	WaitTimeout  time.Duration // the longest wait for the replicas
 }
 
-// Store knows every group of an installation.
+// Store gives access to all groups of an installation.
 type Store struct {
 	cfg            Config
 	conn           *redisx.Conn
@@ -45,12 +45,13 @@ type Store struct {
 	backpressure   *backpressure.Controller
 	tenants        tenantCache
 	groupLocks     keyedMutex
-	appender       redis.Cmdable              // gathers concurrent commands of submissions and appends
+	appender       redis.Cmdable              // runs the commands of submissions and appends
 	appendBatchers []*batcher[*pendingAppend] // by partition
 	replicaWaiters []*replicaWaiter           // by partition
 }
 
-// New returns a store; appends go through appender, which may gather concurrent calls (nil: conn).
+// New returns a store. Submissions and appends use appender, which may combine concurrent calls;
+// nil means conn.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, reducers *reducer.Registry, appender redis.Cmdable,
@@ -66,7 +67,8 @@ func New(
 	}
 }
 
-// locateGroup finds the partition of a group and its tenant.
+// locateGroup returns the partition and the tenant of a group. It returns api.ErrNotFound for an
+// unknown group.
 func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
 	tenant, err := s.appender.Get(ctx, s.space.OfGroup(group).Owner(group)).Result()
 	if errors.Is(err, redis.Nil) {
@@ -78,7 +80,7 @@ func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partiti
 	return s.space.OfTenant(tenant), tenant, nil
 }
 
-// apiError says what a failure means to whoever asked.
+// apiError converts an error of Redis to one of package api.
 func apiError(err error) error {
 	switch {
 	case err == nil:
@@ -91,16 +93,16 @@ func apiError(err error) error {
 	return err
 }
 
-// retryTime is how long a request tries to get an answer out of Redis before it gives up.
+// retryTime is for how long a step of a request is retried.
 const retryTime = 5 * time.Second
 
-// retryUnavailable repeats a step that is harmless when repeated, while Redis does not answer.
+// retryUnavailable retries step while Redis does not answer. step must be harmless when repeated.
 func retryUnavailable(ctx context.Context, step func(context.Context) error) error {
 	return retryWhile(ctx, call.IsUnavailable, step)
 }
 
-// retryLost takes all steps again, from the first on, when a failover in between has lost what one
-// of them did. Those whose effect is there change nothing.
+// retryLost retries all steps from the first one when a failover has lost the effect of a step.
+// Steps whose effect still exists must change nothing.
 func retryLost(ctx context.Context, steps func(context.Context) error) error {
 	return retryWhile(ctx, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
 }
@@ -119,7 +121,7 @@ func retryWhile(ctx context.Context, retryable func(error) bool, step func(conte
 	}
 }
 
-// number reads a hash field's value; one that is not there is 0.
+// number returns the value of a hash field as a number; 0 for a missing field.
 func number(v any) int64 {
 	s, _ := v.(string)
 	n, _ := strconv.ParseInt(s, 10, 64)

@@ -22,23 +22,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// Origin is where a submission comes from.
+// Origin says where a submission comes from.
 type Origin struct {
-	IdempotencyKey string    // "" when none
-	GeneratedID    bool      // the producer did not name the group
-	TraceParent    string    // the producer's, "" when none
-	At             time.Time // when it came
-	// Published says that the producer has sent it by itself, so that the send is its own span.
+	IdempotencyKey string    // "" when there is none
+	GeneratedID    bool      // the client gave no id; the API has generated one
+	TraceParent    string    // traceparent of the producer; "" when there is none
+	At             time.Time // when the submission arrived
+	// Published says that the submission is a message that the producer has published. Then the
+	// producer's own span covers the sending.
 	Published bool
 }
 
-// Submit stores a group with its jobs. It may be repeated: the same content under the same id, or
-// the same idempotency key, is the same group. Errors are those of package api.
+// Submit stores a group with its jobs. It may be repeated: the same content under the same group id
+// or the same idempotency key is stored once. Errors are those of package api.
 func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	fields, err := s.groupFields(g) // first: what is invalid uses no idempotency key
+	fields, err := s.groupFields(g) // before the idempotency key is used: an invalid group must not use it up
 	if err != nil {
 		return api.Accepted{}, err
 	}
@@ -61,14 +62,16 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	pieces := s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
 	if n := len(pieces); n > 0 {
 		pieces[n-1].Mode = ledger.AppendLast
-		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) { // else the announced total decides
+		// Otherwise the group is sealed when it has total jobs.
+		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) {
 			pieces[n-1].Mode = ledger.AppendSeal
 		}
 	}
 	create := ledger.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
 	err = retryLost(ctx, func(ctx context.Context) error {
 		err := s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
-		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) { // it has just been created
+		// The group was created just now, so a failover has lost it.
+		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
 			return writeLost(p)
 		}
 		if err != nil {
@@ -82,7 +85,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
 }
 
-// endsWithoutJobs says whether a submission brings no jobs and lets none follow.
+// endsWithoutJobs reports whether a submission has no jobs and is sealed.
 func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
@@ -109,7 +112,7 @@ func (s *Store) storeSubmission(
 	return s.storePieces(ctx, p, pieces)
 }
 
-// splitPieces makes pieces of jobs that a script can take, each under a request id of its own.
+// splitPieces divides jobs into pieces that the script can take. Each piece has its own request id.
 func (s *Store) splitPieces(
 	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
 ) []ledger.AppendArgs {
@@ -159,8 +162,9 @@ func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a ledger.A
 	})
 }
 
-// traceJobs gives each job its place in a trace: a job with a traceparent of its own, or alone in
-// its message, continues its producer's; the others begin one each, linked to the message's.
+// traceJobs gives each job its trace context. A job with its own traceparent, or alone in its
+// message, continues the producer's trace. Every other job starts a trace that is linked to the
+// message's.
 func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	var link trace.SpanContext
@@ -195,8 +199,8 @@ func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []mess
 	return fresh
 }
 
-// startSendSpan is the producer's span of what came over HTTP; it returns the
-// traceparent to follow.
+// startSendSpan records the span of sending, for a request over HTTP, whose producer has none. It
+// returns the traceparent that the jobs continue.
 func (s *Store) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
@@ -215,7 +219,8 @@ func (s *Store) startSendSpan(ctx context.Context, tenant, group, parent string,
 	return parent
 }
 
-// registerOwner makes the group's id known; it belongs to one tenant for ever.
+// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when another
+// tenant has the id.
 func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
 	key := s.space.OfGroup(group).Owner(group)
 	ok, err := s.appender.SetNX(ctx, key, tenant, 0).Result()
@@ -232,15 +237,15 @@ func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
 	return nil
 }
 
-// idempotencyRecord is the first request that came with an idempotency key.
+// idempotencyRecord is what an idempotency key stores of the first request that used it.
 type idempotencyRecord struct {
 	Hash  string `json:"hash"`
 	Group string `json:"group"`
 }
 
-// resolveIdempotencyKey ties an idempotency key to the first request that comes with it, in
-// whatever process, and returns that request's group. Both of two equal requests at once then
-// store one group.
+// resolveIdempotencyKey returns the group of the first request that used the idempotency key, in
+// any process. So two equal requests at the same time store one group. It returns api.ErrConflict
+// when the first request had other content.
 func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
 	sum := sha256.Sum256([]byte(key))
 	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))
@@ -268,7 +273,7 @@ func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group stri
 	return first.Group, nil
 }
 
-// groupFields are what the group's hash keeps of a submission.
+// groupFields returns the fields of the group's hash that come from its submission.
 func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
 	f := map[string]string{
 		"lane":          string(g.Priority),
