@@ -32,7 +32,7 @@ func Lead(
 func LeadRebalancing(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration,
 ) (fence int64, err error) {
-	return takeTheLead(ctx, c, p, process, lease, "divide")
+	return takeTheLead(ctx, c, p, process, lease, "rebalance")
 }
 
 func takeTheLead(

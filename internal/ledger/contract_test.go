@@ -167,9 +167,9 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	require.NoError(t, err)
 	named := patternsOf(space.Partition(0))
 	outside := map[string]string{
-		"owner:*": "it lies in another partition, the one of the group's id",
-		"divide":  "lead is told whether it is this one or watch",
-		"waited":  "it is written for WAIT alone",
+		"owner:*":   "it lies in another partition, the one of the group's id",
+		"rebalance": "lead is told whether it is this one or watch",
+		"waited":    "it is written for WAIT alone",
 	}
 	stems := map[string]string{"over:*": "admit puts the lane behind it"}
 

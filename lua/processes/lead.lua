@@ -1,6 +1,6 @@
--- lead: one process at a time leads a partition, or divides the limit, under a lease and a number that grows with each change of leader.
+-- lead: one process at a time leads a partition, or rebalances the quotas, under a lease and a number that grows with each change of leader.
 -- KEYS  base
--- ARGV  process, lease ms (0 = give it up), what: watch | divide
+-- ARGV  process, lease ms (0 = give it up), what: watch | rebalance
 -- Reply {fencing number, or 0 while another leads; ms until the lease ends}
 -- Twice: the same leader keeps its number. Goes through when memory is full. Cost: constant.
 local me, lease = ARGV[1], tonumber(ARGV[2])

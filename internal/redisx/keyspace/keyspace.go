@@ -190,9 +190,9 @@ func (p Partition) Congestion(tenant string) string { return p.base + "congestio
 // Policy is ALPHA, while the next jobs are chosen by the priority formula.
 func (p Partition) Policy() string { return p.base + "policy" }
 
-// Divide is a hash: the process that divides the limit among partitions, until when, and its
-// fencing number; in partition 0.
-func (p Partition) Divide() string { return p.base + "divide" }
+// Rebalance is a hash: the process that rebalances the quotas of all partitions, until when, and
+// its fencing number; in partition 0.
+func (p Partition) Rebalance() string { return p.base + "rebalance" }
 
 // Active is a set: tenants that have jobs which could run now.
 func (p Partition) Active() string { return p.base + "active" }
