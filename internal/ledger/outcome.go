@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var outcome = script("jobs/outcome", "signals", "states", "runs", "blob", "priority", "ready", "non_ready", "endings")
+var outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings")
 
 // OutcomeKind says what is to become of a job that is not done.
 type OutcomeKind string
@@ -114,12 +114,12 @@ func appendDone(args []any, jobs []DoneJob) []any {
 	for i := range jobs {
 		size += len(jobs[i].Line) + 1
 	}
-	var runs runs
+	var ranges jobRanges
 	var traces, marked []byte
 	lines := make([]byte, 0, size)
 	for i := range jobs {
 		d := &jobs[i]
-		runs.add(d.Ordinal, d.Attempt)
+		ranges.add(d.Ordinal, d.Attempt)
 		if i > 0 {
 			lines = append(lines, '\n')
 		}
@@ -134,5 +134,5 @@ func appendDone(args []any, jobs []DoneJob) []any {
 			marked = append(strconv.AppendInt(marked, d.Ordinal, 10), ' ')
 		}
 	}
-	return append(args, runs.text(), lines, traces, marked)
+	return append(args, ranges.text(), lines, traces, marked)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var reduce = script("jobs/reduce", "signals", "states", "runs")
+var reduce = script("jobs/reduce", "signals", "states", "ranges")
 
 // ReduceArgs are results of one group that go into one slot of its aggregate.
 type ReduceArgs struct {
@@ -42,12 +42,12 @@ type ReduceReply struct {
 
 // Reduce merges results into an aggregate.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
-	var runs runs
+	var ranges jobRanges
 	for _, o := range a.Ordinals {
-		runs.add(o, 0)
+		ranges.add(o, 0)
 	}
 	args := make([]any, 0, 6+len(a.Entries))
-	args = append(args, a.Group, a.Slot, a.Version, a.State, a.Lines, runs.text())
+	args = append(args, a.Group, a.Slot, a.Version, a.State, a.Lines, ranges.text())
 	for _, e := range a.Entries {
 		args = append(args, e)
 	}

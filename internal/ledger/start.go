@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var start = script("jobs/start", "signals", "states", "runs", "blob", "pauses", "ready", "non_ready")
+var start = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
 
 // StartGroup is one group's jobs of a batch, by ascending ordinal.
 type StartGroup struct {
@@ -51,13 +51,13 @@ func Start(
 	args := make([]any, 0, 2+3*len(groups))
 	args = append(args, typ, len(groups))
 	for i := range groups {
-		var runs runs
+		var ranges jobRanges
 		var entries []byte
 		for _, j := range groups[i].Jobs {
-			runs.add(j.Ordinal, j.Attempt)
+			ranges.add(j.Ordinal, j.Attempt)
 			entries = append(append(entries, j.Entry...), ' ')
 		}
-		args = append(args, groups[i].Group, runs.text(), entries)
+		args = append(args, groups[i].Group, ranges.text(), entries)
 	}
 	r, err := run(ctx, c, start, p, args...)
 	if err != nil {

@@ -2,7 +2,7 @@
 -- KEYS  base
 -- ARGV  type, congestion base ms, congestion cap ms, permits a second of all tenants, ms that congestion statistics are kept, n groups, n entries, then the jobs' entries in
 --       the order in which the jobs come, then for each group: group, n done, n others, ms that those of them took that ran, how many ran, and of
---       the done ones, if there are any: runs (see states), result lines, lines 'ordinal trace' of those that are traced, ordinals of those with an error on record or a payload
+--       the done ones, if there are any: ranges (see ranges), result lines, lines 'ordinal trace' of those that are traced, ordinals of those with an error on record or a payload
 --       of their own, joined by spaces; then for each other one by ascending ordinal: ordinal, attempt, kind, retries, throttles, losses, waits (f|r|c), queued blob, delay ms, code, message
 --       kinds: r retry, t throttled by the partner (delay is Retry-After; -delay is the least where it said none), f failed for good, h handed back without an outcome, u handed back unstarted
 -- Reply {owned, stale}; a stale outcome changes nothing but load.stale, which counts those of groups that are not cancelled; its entry goes too, unless it may be the one that holds the job by now
@@ -42,8 +42,8 @@ local function release(live, owned, state)
 end
 
 -- settle_each looks at each of the done jobs, and returns the lines and the states of those that are owned.
-local function settle_each(group, live, runs, text)
-  local ords, attempts = expand(runs)
+local function settle_each(group, live, ranges, text)
+  local ords, attempts = expand(ranges)
   local new, lines, mine_at, i = {}, {}, {}, 0
   local states, span = load_states(group, ords)
   for line in string.gmatch(text, '[^\n]+') do
@@ -65,16 +65,16 @@ end
 
 -- settle_done takes the done jobs of a group off ARGV and returns how many of them were owned.
 local function settle_done(group, live)
-  local runs, n = parse_runs(ARGV[arg])
+  local ranges, n = parse_ranges(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
   arg = arg + 4
-  local whole = live and transition(group, runs, 'I', 'D')
+  local whole = live and transition(group, ranges, 'I', 'D')
   local function store() apply(group, whole) end
   if whole then
     job = job + n
   else
     local found, only_mine
-    found, only_mine, store = settle_each(group, live, runs, lines)
+    found, only_mine, store = settle_each(group, live, ranges, lines)
     n, lines, traces, marked = #found, table.concat(found, '\n'), table.concat(only_mine(traces, '[^\n]+'), '\n'), table.concat(only_mine(marked, '%d+'), ' ')
     if n == 0 then return 0 end
   end

@@ -1,6 +1,6 @@
 -- reduce: merges results of one group into its aggregate, each job exactly once.  done → reduced
 -- KEYS  base
--- ARGV  group, slot, version of the slot that was read, its new state, lines of results, runs of the jobs (their attempts don't matter), then the entries
+-- ARGV  group, slot, version of the slot that was read, its new state, lines of results, ranges of the jobs (their attempts don't matter), then the entries
 -- Reply {'OK', new version} | {'VERSION', version} the slot has moved on: read it again | {'BAD', ordinals that are not to be reduced} nothing was
 --       written: leave them out and call again | {'GONE'} the group is no more; its entries are taken away
 -- The slot's version and the states' letters are the fence. Twice: the ordinals are reduced already, so the second call answers BAD.
@@ -21,14 +21,14 @@ if not g[1] then
 end
 local have = tonumber(call('HGET', aggregate, 'version:' .. slot) or 0)
 if have ~= version then return { 'VERSION', have } end
-local runs, m = parse_runs(ARGV[6])
+local ranges, m = parse_ranges(ARGV[6])
 precheck_mark_dirty()
 allow_oom()
 if m > 0 then
-  local all = transition(group, runs, 'D', 'A', true)
+  local all = transition(group, ranges, 'D', 'A', true)
   local ords, states, span, new, bad
   if not all then
-    ords, new, bad = expand(runs), {}, {}
+    ords, new, bad = expand(ranges), {}, {}
     states, span = load_states(group, ords)
     for i = 1, m do
       if string.sub(states[i], 1, 1) == 'D' then new[i] = 'A' .. string.sub(states[i], 2) else bad[#bad + 1] = ords[i] end

@@ -1,6 +1,6 @@
 -- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, suspended
 -- KEYS  base
--- ARGV  type, n groups, then for each: group, runs (see states), the jobs' entries in the same order, joined by spaces
+-- ARGV  type, n groups, then for each: group, ranges (see ranges), the jobs' entries in the same order, joined by spaces
 -- Reply {tokens of each group, groups, Redis µs}: tokens are 'all' where each job is to be reported under its own attempt, or else for each job
 --       the attempt to report under, or -1 not to be run: the entry is stale. Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
 -- The state's letter and attempt are the fence: whoever holds the attempt that stands there owns the job. An entry that comes again under
@@ -41,8 +41,8 @@ local function suspend(group, tenant, entries, ords, attempts, at)
   add(B .. 'group:' .. group, 'ready', -n, 'non_ready', n)
 end
 -- begin looks at each job of a group. It returns the tokens and how many have begun.
-local function begin(group, g, held, runs, ids)
-  local ords, attempts = expand(runs)
+local function begin(group, g, held, ranges, ids)
+  local ords, attempts = expand(ranges)
   local entries, own = {}, {}
   for id in string.gmatch(ids, '%S+') do entries[#entries + 1] = id end
   local states, span = load_states(group, ords)
@@ -72,13 +72,13 @@ local function begin(group, g, held, runs, ids)
 end
 
 for _ = 1, groups do
-  local group, runs, n = ARGV[arg], parse_runs(ARGV[arg + 1])
+  local group, ranges, n = ARGV[arg], parse_ranges(ARGV[arg + 1])
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
   local held = g[6] or type_paused or (pauses and g[3] and is_paused('t', g[3]))
   local own, begun = 'all', n
-  local all = g[1] and g[1] ~= 'CANCELLED' and not held and transition(group, runs, 'R', 'I')
-  if all then apply(group, all) else own, begun = begin(group, g, held, runs, ARGV[arg + 2]) end
+  local all = g[1] and g[1] ~= 'CANCELLED' and not held and transition(group, ranges, 'R', 'I')
+  if all then apply(group, all) else own, begun = begin(group, g, held, ranges, ARGV[arg + 2]) end
   arg = arg + 3
   tokens[#tokens + 1] = own
   if begun > 0 then

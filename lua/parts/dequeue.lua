@@ -52,7 +52,7 @@ do
     return n
   end
 
-  -- segments divides queued blobs into runs of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
+  -- segments divides queued blobs into ranges of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
   local function segments(blobs)
     local all, unreadable, i, n = {}, {}, 1, #blobs
     while i <= n do

@@ -3,8 +3,8 @@
 -- OFFERS
 --   precheck_fail_job(group)    reads the keys that fail_job writes
 --   fail_job(group, tenant, round, j, blob, code, message, now)
---                           records a failed job
---   check_end(group)        marks the group dirty when all its jobs have ended
+--                               records a failed job
+--   check_end(group)            marks the group dirty when all its jobs have ended
 
 -- fail_job ends a job as failed: the error and the job for a later round, the code, and a dead letter.
 local function precheck_fail_job(group)

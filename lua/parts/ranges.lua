@@ -1,43 +1,43 @@
--- runs: jobs of one group that change their state together.
--- A run is 'first n attempt': n jobs with consecutive ordinals and the same attempt. Runs are
--- given in ascending order, joined by spaces.
+-- ranges: jobs of one group that change their state together.
+-- A job range is 'first n attempt': n jobs with consecutive ordinals and the same attempt. Ranges
+-- are given in ascending order, joined by spaces.
 -- NEEDS  base, states
 -- OFFERS
---   parse_runs(text)                          runs as a list, and the number of jobs
---   expand(runs)                              ordinals and attempts of the jobs
---   transition(group, runs, from, to, any)    a change of all the jobs' states, or nil
---   apply(group, change)                      writes what transition returned
+--   parse_ranges(text)                          ranges as a list, and the number of jobs
+--   expand(ranges)                              ordinals and attempts of the jobs
+--   transition(group, ranges, from, to, any)    a change of all the jobs' states, or nil
+--   apply(group, change)                        writes what transition returned
 
 -- Runs are jobs of one group with consecutive ordinals and one attempt: 'lo n attempt', ascending, joined by spaces.
-local function parse_runs(text)
-  local runs, n = {}, 0
+local function parse_ranges(text)
+  local ranges, n = {}, 0
   for lo, k, attempt in string.gmatch(text, '(%d+) (%d+) (%d+)') do
     local r = { lo = tonumber(lo), n = tonumber(k), attempt = tonumber(attempt) }
-    runs[#runs + 1], n = r, n + r.n
+    ranges[#ranges + 1], n = r, n + r.n
   end
-  return runs, n
+  return ranges, n
 end
-local function expand(runs)
+local function expand(ranges)
   local ords, attempts = {}, {}
-  for _, r in ipairs(runs) do
+  for _, r in ipairs(ranges) do
     for i = 0, r.n - 1 do ords[#ords + 1], attempts[#attempts + 1] = r.lo + i, r.attempt end
   end
   return ords, attempts
 end
 
--- transition prepares the change of all jobs of the runs from one state to another. It returns nil
+-- transition prepares the change of all jobs of the ranges from one state to another. It returns nil
 -- unless each job is in the state `from` under its attempt (any: under any attempt). The caller
 -- writes the change with apply.
-local function transition(group, runs, from, to, any)
-  local lo, last = runs[1].lo, runs[#runs]
+local function transition(group, ranges, from, to, any)
+  local lo, last = ranges[1].lo, ranges[#ranges]
   local hi, at = last.lo + last.n - 1, lo
-  for _, r in ipairs(runs) do
+  for _, r in ipairs(ranges) do
     if r.lo < at then return nil end -- a job is named twice
     at = r.lo + r.n
   end
   if hi - lo >= SPAN then return nil end
   local span, out, after = call('GETRANGE', B .. 'states:' .. group, lo * 2, hi * 2 + 1), {}, 1
-  for _, r in ipairs(runs) do
+  for _, r in ipairs(ranges) do
     local first, final = (r.lo - lo) * 2 + 1, (r.lo - lo + r.n) * 2
     local had, new = string.sub(span, first, final), nil
     if not any then

@@ -2,16 +2,16 @@ package ledger
 
 import "strconv"
 
-// runs writes jobs of one group as scripts read them: consecutive ordinals of one attempt as 'lo n
-// attempt', joined by spaces.
-type runs struct {
+// jobRanges writes jobs of one group as scripts read them: each range of consecutive ordinals with
+// the same attempt as 'first n attempt', joined by spaces.
+type jobRanges struct {
 	b       []byte
 	lo, n   int64
 	attempt int
 }
 
 // add takes the next job, by ascending ordinal.
-func (r *runs) add(ordinal int64, attempt int) {
+func (r *jobRanges) add(ordinal int64, attempt int) {
 	if r.n > 0 && ordinal == r.lo+r.n && attempt == r.attempt {
 		r.n++
 		return
@@ -20,7 +20,7 @@ func (r *runs) add(ordinal int64, attempt int) {
 	r.lo, r.n, r.attempt = ordinal, 1, attempt
 }
 
-func (r *runs) flush() {
+func (r *jobRanges) flush() {
 	if r.n == 0 {
 		return
 	}
@@ -33,8 +33,8 @@ func (r *runs) flush() {
 	r.n = 0
 }
 
-// text ends the last run.
-func (r *runs) text() []byte {
+// text ends the last range.
+func (r *jobRanges) text() []byte {
 	r.flush()
 	return r.b
 }
