@@ -37,7 +37,7 @@ func tables(t *testing.T) map[string][]string {
 		all[hash] = []string{"ANY"}
 	}
 	delete(all, "none")
-	all["divide"] = all["watch"]
+	all["rebalance"] = all["watch"]
 	require.Len(t, all, 14)
 	return all
 }
