@@ -36,7 +36,7 @@ var meanings = map[string]string{
 
 	"CONGESTION_ENABLED":         "Lets a tenant's waits grow with its own non-ready jobs.",
 	"CONGESTION_BASE_BACKOFF":    "Shortest wait.",
-	"CONGESTION_MAX_BACKOFF":     "Longest wait, unless the partner's Retry-After asks for more.",
+	"CONGESTION_MAX_BACKOFF":     "Longest wait, unless the downstream API's Retry-After asks for more.",
 	"CONGESTION_STATS_RETENTION": "How long a tenant's congestion statistics are kept.",
 
 	"WORKER_COUNT": "Jobs that one worker process runs at once; it can be changed at run time.",
@@ -45,7 +45,7 @@ var meanings = map[string]string{
 	"WORKER_TIMEOUT":        "Longest blocking read, which a process that stops may have to wait for.",
 	"JOB_TIMEOUT":           "Longest run of a job, where its group asks for none.",
 	"MAX_RETRY_COUNT":       "Retries after the first run, where the group asks for none.",
-	"MAX_THROTTLES":         "Refusals by a partner's rate limit before a job fails; they use no retry.",
+	"MAX_THROTTLES":         "Refusals by a downstream API's rate limit before a job fails; they use no retry.",
 	"MAX_DELIVERIES":        "Workers that may die while they run a job alone before it fails; they use no retry.",
 	"LEASE":                 "How long a job stays with a worker that gives no sign of life.",
 	"SHUTDOWN_GRACE_PERIOD": "How long running jobs may go on when the process is told to stop.",
