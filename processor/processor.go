@@ -25,6 +25,7 @@ type Job struct {
 	Type       string          // names the processor, such as SEND_EMAIL
 	Payload    json.RawMessage // as the producer sent it, at most 256 KiB; do not change it
 	Attempt    int             // 1 on the first delivery, one higher on each later delivery
+	Retries    int             // retries after errors in this round; other deliveries don't count
 	AcceptedAt time.Time       // when ingest accepted the job
 }
 

@@ -103,7 +103,7 @@ func (p *producers) check(t *testing.T) {
 			}
 			return err == nil && g.Status.Ended()
 		})
-		l.checkEnds(t, g)
+		l.check(t, g)
 		seen := map[int64]bool{}
 		for r, err := range p.s.api.Results(p.s.ctx(), l.group.ID) {
 			require.NoError(t, err)
@@ -159,7 +159,7 @@ func TestCluster(t *testing.T) {
 	cluster := redistest.ClusterWithReplicas(t, 3)
 	s := start(t, onURL(cluster.URL), env("PARTITIONS", "16"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
-		env("REDIS_WAIT_REPLICAS", "1"))
+		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "retryworker"))
 	p := s.produce(6, 100)
 	p.awaitProgress("first jobs", 300)
 

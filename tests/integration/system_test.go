@@ -3,6 +3,7 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,7 +28,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-func TestMain(m *testing.M) { proctest.Main(m) }
+func TestMain(m *testing.M) { proctest.Main(m, "./tests/integration/retryworker") }
 
 // roles are the binaries in the order of the pipeline.
 var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
@@ -44,6 +45,7 @@ type system struct {
 	space keyspace.Space
 	env   map[string]string
 	procs map[string][]*proctest.Process
+	bins  map[string]string // role → binary, where it is not named as the role
 
 	api *client.API // of the first ingest; nil when there is none
 }
@@ -54,12 +56,16 @@ type setup struct {
 	env      map[string]string
 	redis    []redistest.Option
 	url      string
+	binaries map[string]string // role → binary, where it is not named as the role
 }
 
 type option func(*setup)
 
 // replicas starts n processes of a role; 0 is none.
 func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
+
+// binary starts another binary than the one that is named as the role.
+func binary(role, name string) option { return func(o *setup) { o.binaries[role] = name } }
 
 // env sets a variable of all processes, given without its prefix BULKACTION_ unless it is one of
 // OpenTelemetry.
@@ -84,7 +90,7 @@ func variable(name string) string {
 // all are ready.
 func start(t testing.TB, opts ...option) *system {
 	t.Helper()
-	o := setup{replicas: map[string]int{}, env: map[string]string{
+	o := setup{replicas: map[string]int{}, binaries: map[string]string{}, env: map[string]string{
 		"BULKACTION_WORKER_TYPES":        "NOOP",
 		"BULKACTION_REDIS_POOL_MIN_IDLE": "1",
 	}}
@@ -99,7 +105,7 @@ func start(t testing.TB, opts ...option) *system {
 	}
 	space, err := keyspace.New("bulk-action:", partitions)
 	require.NoError(t, err)
-	s := &system{t: t, space: space, env: o.env, procs: map[string][]*proctest.Process{}}
+	s := &system{t: t, space: space, env: o.env, bins: o.binaries, procs: map[string][]*proctest.Process{}}
 	if o.url == "" {
 		s.redis = redistest.Server(t, o.redis...)
 		o.url = s.redis.URL()
@@ -147,7 +153,7 @@ func (s *system) launch(role string, more map[string]string) *proctest.Process {
 	s.t.Helper()
 	all := maps.Clone(s.env)
 	maps.Copy(all, more)
-	p := proctest.Start(s.t, role, all)
+	p := proctest.Start(s.t, cmp.Or(s.bins[role], role), all)
 	s.procs[role] = append(s.procs[role], p)
 	return p
 }

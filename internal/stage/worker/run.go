@@ -63,7 +63,8 @@ func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, er
 	}()
 	result, err := t.proc.Process(ctx, processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
-		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, AcceptedAt: t.Accepted,
+		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, Retries: t.Retries,
+		AcceptedAt: t.Accepted,
 	})
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -22,12 +23,12 @@ type binaries struct {
 
 var built *binaries // set by Main
 
-// Main runs the tests of a package that starts processes; its TestMain must call it. ./cmd/... is
-// built when the first process starts, with the race detector if the tests use it. Main removes the
-// binaries and exits.
-func Main(m *testing.M) { os.Exit(run(m, "./cmd/...")) }
+// Main runs the tests of a package that starts processes; its TestMain must call it. ./cmd/... and
+// the commands in packages are built when the first process starts, with the race detector if the
+// tests use it. Main removes the binaries and exits.
+func Main(m *testing.M, packages ...string) { os.Exit(run(m, append(packages, "./cmd/...")...)) }
 
-func run(m *testing.M, packages string) int {
+func run(m *testing.M, packages ...string) int {
 	b, remove, err := prepare(packages)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prepare binaries:", err)
@@ -38,7 +39,7 @@ func run(m *testing.M, packages string) int {
 	return m.Run()
 }
 
-func prepare(packages string) (*binaries, func(), error) {
+func prepare(packages []string) (*binaries, func(), error) {
 	if dir := os.Getenv(EnvBinaries); dir != "" {
 		return &binaries{dir: dir, make: func() error { return nil }}, func() {}, nil
 	}
@@ -50,7 +51,7 @@ func prepare(packages string) (*binaries, func(), error) {
 	return b, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-func build(dir, packages string) error {
+func build(dir string, packages []string) error {
 	root, err := moduleRoot()
 	if err != nil {
 		return err
@@ -59,10 +60,10 @@ func build(dir, packages string) error {
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	cmd := exec.Command("go", append(args, packages)...)
+	cmd := exec.Command("go", append(args, packages...)...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build %s: %w\n%s", packages, err, out)
+		return fmt.Errorf("go build %s: %w\n%s", strings.Join(packages, " "), err, out)
 	}
 	return nil
 }

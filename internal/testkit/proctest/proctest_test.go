@@ -105,7 +105,7 @@ func TestPrebuiltBinaries(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "role"), nil, 0o700))
 	t.Setenv(EnvBinaries, dir)
-	b, remove, err := prepare("./no/such/package")
+	b, remove, err := prepare([]string{"./no/such/package"})
 	require.NoError(t, err)
 	path, err := b.path("role")
 	require.NoError(t, err)
@@ -115,7 +115,7 @@ func TestPrebuiltBinaries(t *testing.T) {
 }
 
 func TestBrokenBuild(t *testing.T) {
-	b, remove, err := prepare("./no/such/package")
+	b, remove, err := prepare([]string{"./no/such/package"})
 	require.NoError(t, err)
 	defer remove()
 	_, err = b.path("role")
