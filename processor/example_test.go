@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// A processor for a custom type greets people by name. It tells a payload that can never work from
-// a downstream API that is only down for now.
+// A processor for a custom type greets people by name. It returns a permanent error for a payload
+// that can never work, and a retry when the downstream API is down.
 func Example() {
 	greet := processor.Func("GREET", func(ctx context.Context, job processor.Job) (any, error) {
 		var payload struct {

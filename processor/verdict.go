@@ -130,7 +130,7 @@ func validCode(code string) bool {
 // boundedText returns s as valid UTF-8 of at most maxMessageBytes bytes. It splits no character.
 func boundedText(s string) string {
 	if len(s) > maxMessageBytes+utf8.UTFMax {
-		s = s[:maxMessageBytes+utf8.UTFMax] // avoids a copy of a huge text
+		s = s[:maxMessageBytes+utf8.UTFMax] // avoids copying a huge text
 	}
 	s = strings.ToValidUTF8(s, string(utf8.RuneError))
 	if len(s) <= maxMessageBytes {

@@ -12,58 +12,67 @@ import (
 	"time"
 )
 
-// How a connection is encrypted: the values of [Config.TLS].
+// These are the values of [Config.TLS]: whether and how a connection to the mail server is
+// encrypted.
 const (
 	TLSNone          = "none"          // never
-	TLSOpportunistic = "opportunistic" // by STARTTLS where the server offers it
-	TLSMandatory     = "mandatory"     // by STARTTLS, or not at all
-	TLSImplicit      = "implicit"      // from the first byte on, usually on port 465
+	TLSOpportunistic = "opportunistic" // with STARTTLS if the server offers it, otherwise unencrypted
+	TLSMandatory     = "mandatory"     // with STARTTLS; no mail is sent if the server does not offer it
+	TLSImplicit      = "implicit"      // TLS from the first byte on, usually on port 465
 )
 
-// How to authenticate: the values of [Config.Auth].
+// These are the values of [Config.Auth]: how the processor authenticates to the mail server.
 const (
 	AuthNone    = "none"
 	AuthPlain   = "plain"
 	AuthLogin   = "login"
 	AuthCRAMMD5 = "cram-md5"
-	AuthAuto    = "auto" // the strongest that the server offers; none without a user name
+	AuthAuto    = "auto" // the strongest mechanism that the server offers; no authentication without a user name
 )
 
-// Config says how to reach the mail server. The names are environment variables under SMTP_.
+// Config says how to reach the mail server. Each field is set by an environment variable with the
+// prefix SMTP_.
 type Config struct {
-	// Host is the name or IP address of the mail server; its certificate must bear it.
+	// Host is the name or IP address of the mail server. The server's certificate must be valid for
+	// it.
 	Host string `env:"HOST" envDefault:"127.0.0.1"`
 	// Port is the TCP port of the mail server.
 	Port int `env:"PORT" envDefault:"25"`
-	// Username is the name to authenticate with; empty: do not authenticate.
+	// Username is the name to authenticate with; empty means that the processor does not
+	// authenticate.
 	Username string `env:"USERNAME"`
 	// Password is the password to authenticate with.
 	Password string `env:"PASSWORD"`
-	// PasswordFile is a file that holds the password; a line break at its end is left out.
+	// PasswordFile is a file that holds the password. Line breaks at the end of the file are
+	// ignored.
 	PasswordFile string `env:"PASSWORD_FILE"`
 	// From is the sender of every mail, such as "Shop <shop@example.com>".
 	From string `env:"FROM" envDefault:"bulkaction@localhost"`
 	// TLS is how the connection is encrypted: none, opportunistic, mandatory
 	// (STARTTLS) or implicit.
 	TLS string `env:"TLS" envDefault:"opportunistic"`
-	// TLSCAFile is a PEM file of the only authorities to trust; empty: those of the system.
+	// TLSCAFile is a PEM file. If it is set, only the certificate authorities in it are trusted; if
+	// it is empty, those of the operating system are.
 	TLSCAFile string `env:"TLS_CA_FILE"`
 	// Auth is how to authenticate: none, plain, login, cram-md5 or auto.
 	Auth string `env:"AUTH" envDefault:"auto"`
-	// Timeout is the longest time to connect or to send one mail, within the job's own.
+	// Timeout is the longest time to connect or to send one mail. The job's own timeout applies as
+	// well.
 	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
 	// MaxConnections is how many connections one process opens at most.
 	MaxConnections int `env:"MAX_CONNECTIONS" envDefault:"10"`
-	// MaxMessagesPerConnection is how many mails go over one connection before it is
-	// replaced; 0: no limit.
+	// MaxMessagesPerConnection is how many mails are sent over one connection before a new
+	// connection replaces it; 0 means no limit.
 	MaxMessagesPerConnection int `env:"MAX_MESSAGES_PER_CONNECTION" envDefault:"100"`
-	// IdleTimeout is after what time a connection without work is closed.
+	// IdleTimeout is the time after which an unused connection is closed.
 	IdleTimeout time.Duration `env:"IDLE_TIMEOUT" envDefault:"30s"`
-	// HELO is the name to greet the server with; empty: the name of this host.
+	// HELO is the host name that the processor gives in the SMTP greeting; empty means the name of
+	// this host.
 	HELO string `env:"HELO"`
 }
 
-// Validate checks every field and joins an error for each bad one, named as its variable.
+// Validate checks every field. The error joins one error for each invalid field and names the field
+// as its environment variable, without the prefix.
 func (c Config) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -110,7 +119,7 @@ func (c Config) password() (string, error) {
 func (c Config) tlsConfig() (*tls.Config, error) {
 	config := &tls.Config{
 		ServerName: c.Host, MinVersion: tls.VersionTLS12,
-		ClientSessionCache: tls.NewLRUClientSessionCache(0), // a replaced connection resumes its session
+		ClientSessionCache: tls.NewLRUClientSessionCache(0), // a new connection resumes an earlier TLS session
 	}
 	if c.TLSCAFile == "" {
 		return config, nil
@@ -126,7 +135,7 @@ func (c Config) tlsConfig() (*tls.Config, error) {
 	return config, nil
 }
 
-// isLocalhost is go-mail's rule for where a password may go unencrypted.
+// isLocalhost repeats go-mail's rule: only to these hosts does go-mail send a password unencrypted.
 func isLocalhost(host string) bool {
 	return host == "localhost" || host == "127.0.0.1" || host == "::1"
 }

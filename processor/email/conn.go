@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	goodbye          = 2 * time.Second // how long a QUIT may take
-	codeShuttingDown = 421             // the server ends the connection with this reply
+	goodbye          = 2 * time.Second // the longest time for the QUIT command
+	codeShuttingDown = 421             // the server closes the connection after this reply
 )
 
-// autoAuth is what AuthAuto prefers, strongest first. go-mail refuses to send a password in the
-// clear, except to this host.
+// autoAuth lists the mechanisms of AuthAuto, the strongest first. go-mail refuses to send a
+// password unencrypted, except to localhost.
 var autoAuth = []mail.SMTPAuthType{
 	mail.SMTPAuthSCRAMSHA256PLUS, mail.SMTPAuthSCRAMSHA256, mail.SMTPAuthSCRAMSHA1PLUS, mail.SMTPAuthSCRAMSHA1,
 	mail.SMTPAuthCramMD5, mail.SMTPAuthPlain, mail.SMTPAuthLogin,
 }
 
-// dialer opens connections that are ready for the first mail.
+// dialer opens connections and prepares them for the first mail.
 type dialer struct {
 	config  Config
 	tls     *tls.Config
@@ -73,9 +73,9 @@ func newDialer(config Config) (*dialer, error) {
 	return d, nil
 }
 
-// dial connects, greets, encrypts and authenticates. go-mail heeds a context only while it
-// connects, and leaves the socket open when a later step fails; so the socket is kept in sight, and
-// closed for both.
+// dial connects, greets the server, encrypts and authenticates. go-mail observes the context only
+// while it connects, and it does not close the socket when a later step fails. Therefore dial keeps
+// the socket and closes it in both cases.
 func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	address := net.JoinHostPort(d.config.Host, strconv.Itoa(d.config.Port))
 	var raw net.Conn
@@ -92,7 +92,7 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 		encrypted := tls.Client(socket, d.tls)
 		return encrypted, encrypted.HandshakeContext(dialCtx)
 	}
-	// One go-mail client a connection: it changes itself while it negotiates.
+	// go-mail changes the client while it negotiates, so each connection needs a client of its own.
 	client, err := mail.NewClient(d.config.Host, append(slices.Clip(d.options), mail.WithDialContextFunc(open))...)
 	if err != nil {
 		return nil, err
@@ -110,26 +110,28 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	return &conn{raw: raw, session: session, config: &d.config}, nil
 }
 
-// closeAfter closes the socket when ctx ends, which ends whatever waits for it. The function it
-// returns calls that off, and answers false when it is too late.
+// closeAfter closes the socket when ctx ends, so that a blocked read or write on the socket
+// returns. The returned function cancels this; it returns false if ctx has already ended.
 func closeAfter(ctx context.Context, socket net.Conn) (callOff func() bool) {
 	return context.AfterFunc(ctx, func() { _ = socket.Close() })
 }
 
-// conn is one connection with its SMTP session; one goroutine uses it at a time.
+// conn is one connection with its SMTP session. Only one goroutine may use it at a time.
 type conn struct {
-	raw     net.Conn // beneath TLS
+	raw     net.Conn // the TCP connection below TLS
 	session *smtp.Client
 	config  *Config
-	sent    int         // mails, whatever became of them
-	broken  bool        // unfit for another mail
-	expiry  *time.Timer // runs while idle; the pool's
+	sent    int         // number of mails, refused ones included
+	broken  bool        // the connection can't be used for another mail
+	expiry  *time.Timer // the pool's idle timer
 }
 
 var errNeedsUTF8 = errors.New("the mail server takes no address that is not ASCII")
 
-// send hands one mail over in as few round trips as SMTP has without pipelining: a reset only after
-// a refusal, no probe. stale tells that the connection failed before the server took the mail up.
+// send sends one mail and needs as few round trips as SMTP allows without pipelining: it sends RSET
+// only after a refusal, and it does not probe the connection first. stale is true if the connection
+// failed before the server answered the MAIL command, so that sending the mail again can't
+// duplicate it.
 func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, err error) {
 	callOff := closeAfter(ctx, c.raw)
 	defer func() {
@@ -176,7 +178,8 @@ func (c *conn) judge(err error) (broken bool) {
 	return c.broken
 }
 
-// abort makes the connection fit for the next mail after a refusal in the middle of a transaction.
+// abort prepares the connection for the next mail after the server has refused a command of this
+// one.
 func (c *conn) abort(err error) error {
 	if !c.judge(err) && c.session.Reset() != nil {
 		c.broken = true
@@ -184,13 +187,13 @@ func (c *conn) abort(err error) error {
 	return err
 }
 
-// worn tells that the connection has carried its share of mails.
+// worn returns true when the connection has sent MaxMessagesPerConnection mails.
 func (c *conn) worn() bool {
 	limit := c.config.MaxMessagesPerConnection
 	return limit > 0 && c.sent >= limit
 }
 
-// quit takes leave as SMTP wants it, within a short time, and closes the connection.
+// quit sends QUIT, waits a short time for the reply, and closes the connection.
 func (c *conn) quit() {
 	_ = c.raw.SetDeadline(time.Now().Add(goodbye))
 	_ = c.session.Quit()

@@ -23,7 +23,7 @@ func TestConnectionRefused(t *testing.T) {
 	require.NoError(t, listener.Close())
 
 	p := start(t, c)
-	for range 2 * c.MaxConnections { // a failure to connect gives its place back
+	for range 2 * c.MaxConnections { // a failed connection attempt gives its slot back
 		_, err = p.Process(t.Context(), job(1, toBob))
 		v := processor.Classify(err)
 		require.Equal(t, processor.RetryLater, v.Kind)
@@ -31,8 +31,8 @@ func TestConnectionRefused(t *testing.T) {
 	}
 }
 
-// serve runs a server of the test's own: script speaks on each connection, the first
-// being number 1.
+// serve runs a scripted server. It calls script for each connection; the first connection has
+// number 1.
 func serve(t *testing.T, script func(c *textproto.Conn, number int)) (addr string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ func serve(t *testing.T, script func(c *textproto.Conn, number int)) (addr strin
 	return listener.Addr().String()
 }
 
-// answer reads one command and replies; it returns the command.
+// answer reads one command, sends reply and returns the command.
 func answer(c *textproto.Conn, reply string) string {
 	command, err := c.ReadLine()
 	if err != nil {
@@ -118,7 +118,8 @@ func TestServerThatHungUpOnAnIdleConnection(t *testing.T) {
 	}
 }
 
-// After the final dot nobody knows whether the mail was taken: only the engine may send it again.
+// If the connection is lost after the final dot, the client can't know whether the server took the
+// mail. Then the processor must not send the mail again by itself; the job is retried.
 func TestLostAnswerIsARetryAndSendsNothingTwice(t *testing.T) {
 	var bodies atomic.Int64
 	addr := serve(t, func(c *textproto.Conn, number int) {
@@ -136,7 +137,7 @@ func TestLostAnswerIsARetryAndSendsNothingTwice(t *testing.T) {
 	p := start(t, config(t, addr))
 	_, err := p.Process(t.Context(), job(1, toBob))
 	require.NoError(t, err)
-	_, err = p.Process(t.Context(), job(2, toBob)) // on the reused connection
+	_, err = p.Process(t.Context(), job(2, toBob)) // on the same connection
 	v := processor.Classify(err)
 	require.Equal(t, processor.RetryLater, v.Kind)
 	require.Equal(t, email.CodeUnreachable, v.Code)
@@ -204,7 +205,7 @@ func TestHangEndsWithTheContext(t *testing.T) {
 					answer(c, reply)
 				}
 				close(hanging)
-				for { // until the client gives up
+				for { // until the client closes the connection
 					if _, err := c.ReadLine(); err != nil {
 						return
 					}

@@ -1,6 +1,6 @@
-// Package email is the processor of the job type SEND_EMAIL: it sends one mail a job by SMTP. It
-// hides the connections, which it keeps open and shares among jobs, and what the server's replies
-// mean for a job.
+// Package email is the processor of the job type SEND_EMAIL: each job sends one mail by SMTP. The
+// package hides its connections, which it keeps open and shares among jobs, and how replies of the
+// mail server become decisions about a job.
 package email
 
 import (
@@ -19,26 +19,28 @@ import (
 // Type is the job type that the processor serves.
 const Type = "SEND_EMAIL"
 
-// CodeUnreachable is the code of a retry after a connection that failed, or could not be made. A
-// reply of the server has the code SMTP_ and its number, such as SMTP_451.
+// CodeUnreachable is the error code when a connection could not be opened or failed; the job is
+// retried. A refusal by the server has the code SMTP_ and the number of its reply, such as
+// SMTP_451.
 const CodeUnreachable = "SMTP_UNREACHABLE"
 
-// Result is a done job's result.
+// Result is the result of a job that is done.
 type Result struct {
-	// MessageID is the mail's Message-ID header. It is made of the job's id, so that a mail which
-	// was sent twice, because the server's answer was lost, can be told from two mails.
+	// MessageID is the mail's Message-ID header. It is derived from the job's id: if a mail is sent
+	// twice because the server's answer was lost, both copies have the same Message-ID.
 	MessageID string `json:"message_id"`
 }
 
-// Processor serves SEND_EMAIL. Its payload is {"to": …, "subject"?: …, "body"?: …}: one address, a
-// line and plain text.
+// Processor runs SEND_EMAIL jobs. The payload is {"to": …, "subject"?: …, "body"?: …}: one address,
+// a subject without line breaks and a plain text.
 type Processor struct {
 	from   *stdmail.Address
-	sender string // from as MAIL wants it
+	sender string // the sender's address as the MAIL command needs it
 	pool   *pool
 }
 
-// New makes a processor; it does not connect before the first job. The error names every bad field.
+// New returns a processor. It connects when the first job runs. The error names every invalid
+// field.
 func New(config Config) (*Processor, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
@@ -60,17 +62,17 @@ func New(config Config) (*Processor, error) {
 // Type is SEND_EMAIL.
 func (p *Processor) Type() string { return Type }
 
-// Close ends the idle connections, and those in use once their mail is sent. Later jobs are
-// answered with a retry.
+// Close closes the idle connections at once, and each other connection when its mail is sent. A job
+// that starts later gets an error that means "retry".
 func (p *Processor) Close() error {
 	p.pool.close()
 	return nil
 }
 
-// Process sends the job's mail and returns a [Result]. A payload that makes no mail is a permanent
-// INVALID_PAYLOAD; a 4xx reply is a retry and a 5xx reply permanent, with a code such as SMTP_550.
-// A connection that fails is a retry, and so is any refusal before the mail itself, such as of the
-// password: that is not the job's fault.
+// Process sends the job's mail and returns a [Result]. A payload from which no mail can be made is
+// the permanent error INVALID_PAYLOAD. A 4xx reply means retry and a 5xx reply is a permanent
+// error, with a code such as SMTP_550. A failed connection means retry, and so does any refusal
+// before the mail itself, for example of the password: the job did not cause it.
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	m, err := p.compose(job)
 	if err != nil {
@@ -87,7 +89,7 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 		case err == nil:
 			return Result{MessageID: m.id}, nil
 		case stale && reused && ctx.Err() == nil:
-			continue // the server had hung up; ends at the latest with a new connection
+			continue // the server had closed the idle connection; a new connection is never stale
 		case errors.Is(err, errNeedsUTF8):
 			return nil, processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("send mail: %w", err))
 		}
@@ -95,7 +97,8 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	}
 }
 
-// answer turns a failed step into the processor's answer; on5xx says what a 5xx reply means there.
+// answer turns the error of a step into the processor's error. on5xx says what a 5xx reply means in
+// this step.
 func answer(ctx context.Context, step string, err error, on5xx func(string, error) error) error {
 	var reply *textproto.Error
 	switch {
@@ -114,7 +117,7 @@ func answer(ctx context.Context, step string, err error, on5xx func(string, erro
 
 var address = regexp.MustCompile(`[^\s<>()"',;:]+@[^\s<>()"',;:]+`)
 
-// redact makes a server's reply one line without addresses: it goes into errors, which are logged.
+// redact returns a server's reply as one line without mail addresses, because errors are logged.
 func redact(reply string) string {
 	return address.ReplaceAllLiteralString(strings.ReplaceAll(reply, "\n", " "), "[address]")
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// config is a valid one for the server at addr.
+// config returns a valid configuration for the mail server at addr.
 func config(t testing.TB, addr string) email.Config {
 	host, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
@@ -58,7 +58,7 @@ func job(ordinal int64, payload string) processor.Job {
 
 const toBob = `{"to":"bob@example.org"}`
 
-// captured is what the sink got.
+// captured stores the mails that the sink received.
 type captured struct {
 	mu    sync.Mutex
 	mails []smtpsink.Mail
@@ -71,7 +71,7 @@ func (c *captured) add(m smtpsink.Mail) {
 	c.mails = append(c.mails, m)
 }
 
-// last is the newest mail: its envelope, its header with encoded words decoded, and its body.
+// last returns the newest mail: its envelope, its header with encoded words decoded, and its body.
 func (c *captured) last(t *testing.T) (smtpsink.Mail, map[string][]string, string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,7 @@ func (c *captured) last(t *testing.T) (smtpsink.Mail, map[string][]string, strin
 	subject, err := new(mime.WordDecoder).DecodeHeader(msg.Header.Get("Subject"))
 	require.NoError(t, err)
 	msg.Header["Subject"] = []string{subject}
-	return m, msg.Header, strings.TrimSuffix(string(body), "\r\n") // SMTP ends every mail with one
+	return m, msg.Header, strings.TrimSuffix(string(body), "\r\n") // SMTP adds a line break at the end of every mail
 }
 
 func TestSendsAMail(t *testing.T) {
@@ -274,7 +274,7 @@ func TestConnectionsAreReusedAndBounded(t *testing.T) {
 		running.Go(func() { _, errs[i] = p.Process(t.Context(), job(int64(i), toBob)) })
 	}
 	for range most {
-		<-entered // so many mails are under way at once
+		<-entered // MaxConnections mails are being sent now
 	}
 	close(release)
 	running.Wait()

@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// A payload makes one mail to one address, or none: nothing in it adds a header.
+// Every payload makes either one mail to one address or no mail. Nothing in a payload adds a
+// header.
 func FuzzCompose(f *testing.F) {
 	for _, seed := range []string{
 		`{"to":"a@example.com"}`, `{"to":"A <a@example.com>","subject":"s","body":"b"}`, `{"to":"a@example.com, b@example.com"}`, `{"to":"a@example.com\r\nBcc: b@example.com"}`,

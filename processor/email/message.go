@@ -14,22 +14,22 @@ import (
 )
 
 const (
-	maxAddressBytes = 254 // RFC 5321, 4.5.3.1.3, without the angle brackets
-	maxSubjectBytes = 900 // one line may have 998
+	maxAddressBytes = 254 // without the angle brackets (RFC 5321, 4.5.3.1.3)
+	maxSubjectBytes = 900 // a header line may have 998 bytes
 	defaultBody     = "This message has no text.\n"
 )
 
 // message is a mail that is ready to be sent.
 type message struct {
 	id      string // Message-ID with its angle brackets
-	to      string // as RCPT wants it
-	utf8    bool   // the address is not ASCII, so the server must know SMTPUTF8
+	to      string // the recipient as the RCPT command needs it
+	utf8    bool   // the address is not ASCII, so the server must support SMTPUTF8
 	content *mail.Msg
 }
 
-// compose makes the job's mail, or tells why its payload makes none; never with a part of the
-// payload. Nothing in a payload can add a header: the address is parsed and written anew, a subject
-// with control characters is refused, and the body is encoded.
+// compose makes the job's mail. If the payload makes no mail, the error says why and contains no
+// part of the payload. Nothing in a payload can add a header: the address is parsed and formatted
+// again, a subject with control characters is refused, and the body is encoded.
 func (p *Processor) compose(job processor.Job) (*message, error) {
 	var payload struct {
 		To      string `json:"to"`
@@ -77,9 +77,10 @@ func (p *Processor) senderName() string {
 	return p.from.Address
 }
 
-// messageID is the job's id at the sender's domain. A dot-atom allows no dot at its start or beside
-// another, and a job that was not made by the engine may have anything in its group: those bytes
-// become ~ and two hex digits. Ids have no ~, so different jobs never share a Message-ID.
+// messageID returns the job's id at the sender's domain. An id may not begin with a dot or have two
+// dots in a row, and a job that was not created by this system may have any byte in its group: such
+// bytes become ~ and two hex digits. Ids of jobs contain no ~, so different jobs never share a
+// Message-ID.
 func messageID(job processor.Job, sender string) string {
 	id := job.ID()
 	var b strings.Builder
@@ -97,7 +98,8 @@ func messageID(job processor.Job, sender string) string {
 	return b.String()
 }
 
-// path writes an address as MAIL and RCPT want it: quoted where needed, in angle brackets.
+// path formats an address as the MAIL and RCPT commands need it: quoted where necessary, in angle
+// brackets.
 func path(address string) string {
 	return (&stdmail.Address{Address: address}).String()
 }

@@ -10,21 +10,22 @@ import (
 
 var errClosed = errors.New("the processor is closed")
 
-// pool keeps connections for reuse, and bounds how many there are. The one used last is taken
-// first, so that those which the load does not need run into their idle time-out.
+// pool keeps connections for reuse and bounds their number. It takes the most recently used
+// connection first, so that connections that are not needed reach their idle timeout.
 type pool struct {
 	dial    func(context.Context) (*conn, error)
 	idleFor time.Duration
-	slots   chan struct{} // one for each connection in use
+	slots   chan struct{} // one element for each connection in use
 
 	mu      sync.Mutex
 	closed  bool
 	idle    []*conn
-	closing sync.WaitGroup // connections that are saying goodbye
+	closing sync.WaitGroup // connections on which QUIT is being sent
 }
 
-// get takes an idle connection or opens one, and waits while all are in use. reused tells which:
-// the server may have hung up on an idle one since. Each connection goes back by put.
+// get returns an idle connection, or opens a new one if there is none; it waits while
+// MaxConnections are in use. reused is true for an idle one: the server may have closed it in the
+// meantime. The caller must return each connection with put.
 func (p *pool) get(ctx context.Context) (c *conn, reused bool, err error) {
 	select {
 	case p.slots <- struct{}{}:
@@ -61,7 +62,8 @@ func (p *pool) takeIdle() (*conn, error) {
 	return c, nil
 }
 
-// put gives a connection back after use, for the next mail if it is fit for one.
+// put takes a connection back. It closes one that is broken or has sent MaxMessagesPerConnection
+// mails, and keeps any other for the next mail.
 func (p *pool) put(c *conn) {
 	defer func() { <-p.slots }()
 	switch {
@@ -87,11 +89,11 @@ func (p *pool) keep(c *conn) bool {
 	return true
 }
 
-// expire runs on the connection's timer.
+// expire closes a connection whose idle timeout has passed. The connection's timer calls it.
 func (p *pool) expire(c *conn) {
 	p.mu.Lock()
 	at := slices.Index(p.idle, c)
-	if at < 0 { // taken, or closed, since the timer fired
+	if at < 0 { // the connection was taken or closed after the timer had fired
 		p.mu.Unlock()
 		return
 	}
@@ -102,7 +104,7 @@ func (p *pool) expire(c *conn) {
 	c.quit()
 }
 
-// close ends the idle connections, and lets those in use end when they are put back.
+// close closes the idle connections. Connections in use are closed when put takes them back.
 func (p *pool) close() {
 	p.mu.Lock()
 	p.closed = true

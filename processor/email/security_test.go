@@ -23,7 +23,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// certificate makes one for 127.0.0.1 that is its own authority, and its PEM file.
+// certificate returns a self-signed certificate for 127.0.0.1 and the name of its PEM file.
 func certificate(t *testing.T) (tls.Certificate, string) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func TestAuthentication(t *testing.T) {
 	tests := map[string]struct {
 		auth, tls, password string
 		offered             []string
-		code                string // of the retry, when it fails
+		code                string // error code of the retry, if authentication fails
 	}{
 		"plain":                   {auth: email.AuthPlain, tls: email.TLSMandatory, offered: all},
 		"plain on this host":      {auth: email.AuthPlain, tls: email.TLSNone, offered: all},
@@ -130,14 +130,14 @@ func TestAuthentication(t *testing.T) {
 			require.Equal(t, tt.code, v.Code)
 			require.NotContains(t, v.Message, "wrong")
 			require.Zero(t, sink.Received())
-			if tt.auth != email.AuthNone { // refused before MAIL, so not the job's fault
+			if tt.auth != email.AuthNone { // the server refused before MAIL, so the job did not cause it
 				require.Equal(t, processor.RetryLater, v.Kind)
 			}
 		})
 	}
 }
 
-// Only a password's own host may see it in the clear; 127.0.0.2 counts as another.
+// A password may be sent unencrypted only to localhost; 127.0.0.2 does not count as localhost.
 func TestPasswordIsNotSentInTheClear(t *testing.T) {
 	sink, err := smtpsink.Start("127.0.0.2:0", smtpsink.Options{
 		Username: "shop", Password: "s3cret", Mechanisms: []string{"PLAIN", "LOGIN"},

@@ -9,14 +9,14 @@ import (
 
 var errAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
 
-// notPublic are the IPv4 networks that are no place on the Internet, from IANA's
+// notPublic are the IPv4 networks that are not part of the public Internet, from IANA's
 // special-purpose registry.
 var notPublic = prefixes(
 	"0.0.0.0/8",        // this network
 	"10.0.0.0/8",       // private
 	"100.64.0.0/10",    // carrier-grade NAT
 	"127.0.0.0/8",      // loopback
-	"168.63.129.16/32", // Azure's platform, reachable only from inside
+	"168.63.129.16/32", // addresses of Azure's platform, reachable only from inside of Azure
 	"169.254.0.0/16",   // link-local, cloud metadata
 	"172.16.0.0/12",    // private
 	"192.0.0.0/24",     // protocol assignments
@@ -30,9 +30,9 @@ var notPublic = prefixes(
 	"240.0.0.0/4",      // reserved, broadcast
 )
 
-// Of IPv6 only 2000::/3 is assigned to the Internet. That leaves out loopback, link-local, unique
-// local, multicast, IPv4-compatible and NAT64 addresses; within it, these are no place either, or
-// hide an IPv4 one.
+// Of IPv6, only 2000::/3 is assigned to the public Internet. Loopback, link-local, unique local,
+// multicast, IPv4-compatible and NAT64 addresses are outside of it. The networks in notPublic6 are
+// inside of it, but not public, or they contain an IPv4 address.
 var (
 	global6    = netip.MustParsePrefix("2000::/3")
 	notPublic6 = prefixes(
@@ -51,8 +51,9 @@ func prefixes(networks ...string) []netip.Prefix {
 	return parsed
 }
 
-// checkAddress is a [net.Dialer]'s Control: it sees the address that is really dialled, after names
-// are resolved, so that no name can be made to point elsewhere between the check and its use.
+// checkAddress is the Control function of a [net.Dialer]. The dialer calls it with the address that
+// it really dials, after name resolution. Therefore a name can't resolve to another address between
+// the check and the connection.
 func (c Config) checkAddress(_, address string, _ syscall.RawConn) error {
 	target, err := netip.ParseAddrPort(address)
 	if err != nil || !c.mayCall(target.Addr()) {

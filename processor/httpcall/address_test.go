@@ -15,7 +15,7 @@ func TestWhichAddressesArePublic(t *testing.T) {
 		"192.0.1.1":              true,
 		"2606:4700:4700::1111":   true,
 		"2a00:1450:4001:82b::1":  true,
-		"::ffff:8.8.8.8":         true, // is dialled as IPv4
+		"::ffff:8.8.8.8":         true, // dialled as IPv4
 		"0.0.0.0":                false,
 		"0.1.2.3":                false,
 		"10.0.0.1":               false,

@@ -9,23 +9,26 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Config says what calls may do. The names are environment variables under HTTP_PROCESSOR_.
+// Config says what calls may do. Each field is set by an environment variable with the prefix
+// HTTP_PROCESSOR_.
 type Config struct {
-	// Timeout is the longest time for one call, its answer included, within the job's own.
+	// Timeout is the longest time for one call with its response. The job's own timeout applies as
+	// well.
 	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
-	// MaxResponseBytes is how much of an answer's body is kept; the rest is cut off.
+	// MaxResponseBytes is how much of a response body is kept; the rest is cut off.
 	MaxResponseBytes int `env:"MAX_RESPONSE_BYTES" envDefault:"65536"`
 	// MaxIdleConnsPerHost is how many connections to one host are kept open for reuse.
 	MaxIdleConnsPerHost int `env:"MAX_IDLE_CONNS_PER_HOST" envDefault:"64"`
-	// AllowPrivate lets jobs call every address, private and loopback ones too. Whoever submits
-	// jobs then reaches whatever this process reaches.
+	// AllowPrivate lets jobs call every address, also private and loopback ones. Then anyone who
+	// may submit jobs can reach whatever this process can reach.
 	AllowPrivate bool `env:"ALLOW_PRIVATE" envDefault:"false"`
-	// AllowedCIDRs are networks that jobs may call although they are not public, such
-	// as 10.1.0.0/16.
+	// AllowedCIDRs are networks that jobs may call although they are not public, for example
+	// 10.1.0.0/16.
 	AllowedCIDRs []netip.Prefix `env:"ALLOWED_CIDRS"`
 }
 
-// Validate checks every field and joins an error for each bad one, named as its variable.
+// Validate checks every field. The error joins one error for each invalid field and names the field
+// as its environment variable, without the prefix.
 func (c Config) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// A payload makes a request that can be written on the wire as one, or none; an error shows nothing
-// of a header's value.
+// A payload makes exactly one request on the wire, or none. An error contains nothing of a header's
+// value.
 func FuzzNewRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"url":"http://h/x"}`, `{"url":"https://u:p@h:1/?a=b#c","method":"get","headers":{"X-A":"b"},"body":{"a":1}}`, `{"url":"http://h","body":"text"}`,

@@ -1,6 +1,6 @@
-// Package httpcall is the processor of the job type HTTP: it makes one HTTP call a job. It hides
-// the connections, what a partner's answer means for a job, and the guard that keeps jobs, which
-// are other people's input, from calling the inside of the network that the worker runs in.
+// Package httpcall is the processor of the job type HTTP: each job makes one HTTP call. The package
+// hides its connections and what a response means for a job. Payloads are untrusted: the package
+// prevents jobs from calling addresses inside of the worker's own network.
 package httpcall
 
 import (
@@ -22,18 +22,19 @@ import (
 // Type is the job type that the processor serves.
 const Type = "HTTP"
 
-// Codes of answers that no status stands for; a status has the code HTTP_ and its number,
-// such as HTTP_404.
+// These error codes are for calls without a response. A response that is not 2xx has the code HTTP_
+// and its status, for example HTTP_404.
 const (
-	CodeUnreachable    = "HTTP_UNREACHABLE" // a retry: no connection, or one that failed before the answer was whole
-	CodeAddressRefused = "ADDRESS_REFUSED"  // permanent: the host is at an address that jobs may not call
+	CodeUnreachable    = "HTTP_UNREACHABLE" // retry: no connection, or it failed before the whole response came
+	CodeAddressRefused = "ADDRESS_REFUSED"  // permanent: jobs may not call the host's address
 )
 
 const (
-	// maxRetryAfter bounds what a partner can ask for, and keeps a huge number from overflowing.
+	// maxRetryAfter bounds the wait that a downstream API can ask for. It also prevents an
+	// overflow.
 	maxRetryAfter = 24 * time.Hour
-	// maxDrainBytes is how much of an answer nobody wants is read, so that its connection can
-	// be used again.
+	// maxDrainBytes is how much of an unwanted response body is read and discarded, so that its
+	// connection can be used again.
 	maxDrainBytes      = 64 << 10
 	maxHeaderBytes     = 64 << 10
 	idleTimeout        = 90 * time.Second
@@ -41,17 +42,18 @@ const (
 	maxIdleConnections = 1024
 )
 
-// Processor serves HTTP. Its payload is
+// Processor runs HTTP jobs. The payload is
 //
 //	{"url": …, "method"?: "POST", "headers"?: {…}, "body"?: any JSON}
 //
-// where a body that is a string is sent as it is, and any other as JSON.
+// A body that is a string is sent unchanged; any other body is sent as JSON.
 type Processor struct {
 	config Config
 	client *http.Client
 }
 
-// New makes a processor; it does not connect before the first job. The error names every bad field.
+// New returns a processor. It connects when the first job runs. The error names every invalid
+// field.
 func New(config Config) (*Processor, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure HTTP processor: %w", err)
@@ -59,7 +61,7 @@ func New(config Config) (*Processor, error) {
 	dialer := &net.Dialer{Control: config.checkAddress}
 	return &Processor{config: config, client: &http.Client{
 		Transport: &http.Transport{
-			Proxy:                  nil, // a proxy would dial for us, and past checkAddress
+			Proxy:                  nil, // a proxy would connect for this process, without checkAddress
 			DialContext:            dialer.DialContext,
 			ForceAttemptHTTP2:      true,
 			TLSHandshakeTimeout:    handshakeTimeout,
@@ -81,10 +83,14 @@ func (p *Processor) Close() error {
 	return nil
 }
 
-// Process makes the call, with the job's id as Idempotency-Key, unless the payload has a key of its
-// own, and the trace of ctx as traceparent. A 2xx is done, with {"status": 200, "body": …} as its
-// result. 429, and 503 with Retry-After, are throttled; any other 5xx is a retry, and any other
-// status, redirects included, permanent. A connection that fails is a retry.
+// Process makes the call. It sends the job's id as Idempotency-Key, unless the payload sets that
+// header, and the trace of ctx as traceparent. The answer decides about the job:
+//
+//	2xx                          done, with the result {"status": 200, "body": …}
+//	429, or 503 with Retry-After throttled
+//	any other 5xx                retry
+//	any other status, redirects  permanent
+//	no whole response            retry
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	request, err := newRequest(job)
 	if err != nil {
@@ -115,8 +121,8 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	return newResult(response.StatusCode, body, truncated), nil
 }
 
-// failure is the answer to a call without a whole response. Only the host is named: the rest of a
-// URL may hold a secret.
+// failure returns the error of a call without a whole response. It names only the host, because the
+// rest of a URL may contain a secret.
 func failure(ctx context.Context, request *http.Request, err error) error {
 	var withURL *url.Error
 	if errors.As(err, &withURL) {
@@ -132,7 +138,7 @@ func failure(ctx context.Context, request *http.Request, err error) error {
 	return processor.Retry(CodeUnreachable, fmt.Errorf("call %s: %w", host, err))
 }
 
-// refusal is the answer to a status that is not 2xx.
+// refusal returns the error for a status that is not 2xx.
 func refusal(request *http.Request, response *http.Response) error {
 	status := response.StatusCode
 	code := "HTTP_" + strconv.Itoa(status)
@@ -147,7 +153,7 @@ func refusal(request *http.Request, response *http.Response) error {
 	return processor.Permanent(code, err)
 }
 
-// retryAfter reads a Retry-After header: seconds, or a date (RFC 9110, 10.2.3).
+// retryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3).
 func retryAfter(header string, now time.Time) (after time.Duration, given bool) {
 	if seconds, err := strconv.ParseUint(header, 10, 64); err == nil {
 		return time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second, true

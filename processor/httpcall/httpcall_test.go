@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// start makes a processor that may call servers on 127.0.0.1.
+// start returns a processor that may call servers on 127.0.0.1.
 func start(t testing.TB, change func(*httpcall.Config)) *httpcall.Processor {
 	c := parse(t, map[string]string{"HTTP_PROCESSOR_ALLOWED_CIDRS": "127.0.0.1/32"})
 	if change != nil {
@@ -60,7 +60,7 @@ func TestRequest(t *testing.T) {
 	})
 	p := start(t, nil)
 	tests := map[string]struct {
-		payload string // %s is the server
+		payload string // %s stands for the server's URL
 		want    seen
 		headers map[string]string
 	}{
@@ -248,7 +248,7 @@ func TestUnreachable(t *testing.T) {
 	gone := "http://" + listener.Addr().String()
 	require.NoError(t, listener.Close())
 	encrypted := httptest.NewUnstartedServer(http.NotFoundHandler())
-	encrypted.Config.ErrorLog = log.New(io.Discard, "", 0) // of the handshake that fails here
+	encrypted.Config.ErrorLog = log.New(io.Discard, "", 0) // the TLS handshake fails on purpose
 	encrypted.StartTLS()
 	defer encrypted.Close()
 	cut := serve(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -19,15 +19,15 @@ var methods = []string{
 	http.MethodDelete, http.MethodOptions,
 }
 
-// connectionHeaders speak about one connection, or about how the message is framed on it: they are
-// not the payload's business (RFC 9110, 7.6.1), and could make one request look like two.
+// connectionHeaders are headers about one connection or about the framing of messages on it (RFC
+// 9110, 7.6.1). A payload may not set them: it could make one request look like two.
 var connectionHeaders = []string{
 	"Connection", "Content-Length", "Expect", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// newRequest makes the job's request, or tells why its payload makes none; never with a part of the
-// payload.
+// newRequest makes the job's request. If the payload makes no request, the error says why and
+// contains no part of the payload.
 func newRequest(job processor.Job) (*http.Request, error) {
 	var payload struct {
 		URL     string            `json:"url"`
@@ -71,7 +71,8 @@ func newRequest(job processor.Job) (*http.Request, error) {
 	return request, nil
 }
 
-// encodeBody makes a string the body as it is, and anything else a JSON body; null is no body.
+// encodeBody returns the request body: a JSON string's text unchanged, null as no body, and any
+// other value as JSON.
 func encodeBody(raw json.RawMessage) (body io.Reader, contentType string, err error) {
 	switch {
 	case len(raw) == 0 || string(raw) == "null":
@@ -101,7 +102,8 @@ func checkHeader(name, value, host string) error {
 	return nil
 }
 
-// isNoTokenChar and isNoFieldChar are RFC 9110, 5.6.2 and 5.5.
+// isNoTokenChar and isNoFieldChar find characters that are not allowed in a header's name and value
+// (RFC 9110, 5.6.2 and 5.5).
 func isNoTokenChar(r rune) bool {
 	letter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
 	return !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)

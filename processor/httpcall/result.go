@@ -10,8 +10,9 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// newResult is {"status":…,"body":…}: JSON stays JSON, anything else becomes a string, and nothing
-// null. A body that was or must be cut is a string too, with "truncated":true.
+// newResult returns {"status":…,"body":…}. A JSON body stays JSON, an empty body becomes null, and
+// any other body becomes a string. A body that was cut, or has to be cut to fit, is a string too,
+// with "truncated":true.
 func newResult(status int, body []byte, truncated bool) json.RawMessage {
 	head := `{"status":` + strconv.Itoa(status) + `,"body":`
 	const mark = `,"truncated":true}`
@@ -21,8 +22,8 @@ func newResult(status int, body []byte, truncated bool) json.RawMessage {
 		return json.RawMessage(head + "null}")
 	}
 	if !truncated && utf8.Valid(body) {
-		// Compact, and with <, > and & escaped, so that encoding it once more does not
-		// make it longer.
+		// Marshal makes the JSON compact and escapes <, > and &, so that encoding it a second time
+		// does not make it longer.
 		if raw, err := json.Marshal(json.RawMessage(body)); err == nil && len(raw) <= room {
 			return json.RawMessage(head + string(raw) + "}")
 		}
@@ -34,16 +35,16 @@ func newResult(status int, body []byte, truncated bool) json.RawMessage {
 	return json.RawMessage(head + encoded + "}")
 }
 
-// encodeString is text as a JSON string of at most room bytes, cut where it must be.
+// encodeString returns text as a JSON string of at most room bytes. It cuts text that is too long.
 func encodeString(text string, room int) (encoded string, cut bool) {
 	prefix := func(n int) string {
 		for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
 			n--
 		}
-		raw, _ := json.Marshal(text[:n]) // a string always can be
+		raw, _ := json.Marshal(text[:n]) // a string can always be marshalled
 		return string(raw)
 	}
-	most := min(len(text), room-len(`""`)) // where nothing needs an escape
+	most := min(len(text), room-len(`""`)) // enough if no character needs an escape
 	if all := prefix(most); len(all) <= room {
 		return all, most < len(text)
 	}

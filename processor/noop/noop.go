@@ -1,6 +1,6 @@
-// Package noop is the processor of the job type NOOP, for drills and benchmarks: it does nothing,
-// or sleeps, or fails in the way that its payload asks for. It can kill its own process, so a
-// worker serves it only where configuration asks for it.
+// Package noop is the processor of the job type NOOP, for experiments and benchmarks: it does
+// nothing, or sleeps, or fails in the way that its payload asks for. It can kill its own process,
+// so a worker serves NOOP only if its configuration says so.
 package noop
 
 import (
@@ -19,41 +19,42 @@ import (
 // Type is the job type that the processor serves.
 const Type = "NOOP"
 
-// Codes of the failures that a payload can ask for; a throttle has [processor.CodeThrottled].
+// These are the error codes of the failures that a payload can ask for. A throttle has the code
+// [processor.CodeThrottled].
 const (
 	CodeRetry     = "NOOP_RETRY"
 	CodePermanent = "NOOP_PERMANENT"
 )
 
-// maxSleep keeps a sleep from overflowing a time.Duration; the job's time-out ends it long before.
+// maxSleep prevents the overflow of a time.Duration. The job's timeout ends the sleep much earlier.
 const maxSleep = 24 * time.Hour
 
-// Processor serves NOOP. Its payload is
+// Processor runs NOOP jobs. The payload is
 //
 //	{"sleep_ms"?: n, "fail"?: "retry"|"permanent"|"throttle"|"crash", "fail_times"?: n,
 //	 "result"?: any JSON}
 //
-// and an empty one is done at once, without a result; other members count for nothing. The sleep
-// comes first. With fail it fails as long as the attempt is not above fail_times, or always where
-// that is absent; crash ends the whole process, as kill -9 would. Else the result is handed back.
-// The zero value is ready for use.
+// An empty payload makes the job done at once, without a result. Other members are ignored. The
+// processor first sleeps. With "fail", it then fails in each attempt up to number fail_times, or in
+// every attempt if fail_times is absent; "crash" ends the whole process like kill -9. If the
+// processor does not fail, it returns "result". The zero value is ready for use.
 type Processor struct {
-	// Crash ends the process at once, without any clean-up; nil stands for os.Exit(137).
-	// Tests set it.
+	// Crash ends the process at once, without any clean-up; nil means os.Exit(137). Tests set it.
 	Crash func()
 }
 
 type payload struct {
 	SleepMS   int64           `json:"sleep_ms"`
 	Fail      string          `json:"fail"`
-	FailTimes *int            `json:"fail_times"` // nil: always
+	FailTimes *int            `json:"fail_times"` // nil: every attempt fails
 	Result    json.RawMessage `json:"result"`
 }
 
 // Type is NOOP.
 func (Processor) Type() string { return Type }
 
-// Process does what the payload asks for; one that makes no sense is a permanent INVALID_PAYLOAD.
+// Process does what the payload asks for. A payload that is not valid is the permanent error
+// INVALID_PAYLOAD.
 func (p Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	if asksNothing(job.Payload) {
 		return nil, nil
@@ -74,8 +75,8 @@ func (p Processor) Process(ctx context.Context, job processor.Job) (any, error) 
 	return want.Result, nil
 }
 
-// asksNothing knows payloads that ask for nothing without decoding them, since benchmarks send
-// millions: empty ones, and those with nothing but a pad, a text that makes them larger.
+// asksNothing recognizes payloads that ask for nothing without decoding them, because benchmarks
+// send millions: empty payloads, and those with only "pad", a text that makes them larger.
 func asksNothing(payload []byte) bool {
 	switch string(payload) {
 	case "", "{}", "null":
@@ -138,5 +139,5 @@ func (p Processor) crash() {
 		p.Crash()
 		return
 	}
-	os.Exit(137) // what a shell shows after kill -9; runs no deferred function
+	os.Exit(137) // the exit code that a shell shows after kill -9; runs no deferred function
 }

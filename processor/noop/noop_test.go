@@ -75,10 +75,10 @@ func TestCrashCallsTheInjectedFunction(t *testing.T) {
 	require.Equal(t, 1, crashed, "the second attempt is past fail_times")
 }
 
-// TestCrashEndsTheProcess runs itself again as a child, which crashes.
+// TestCrashEndsTheProcess runs itself again as a child process, which crashes.
 func TestCrashEndsTheProcess(t *testing.T) {
 	if os.Getenv("NOOP_TEST_CRASH") != "" {
-		defer os.Exit(0) // must not run
+		defer os.Exit(0) // never runs: the processor ends the process first
 		_, _ = noop.Processor{}.Process(t.Context(), job(1, `{"fail":"crash"}`))
 		return
 	}

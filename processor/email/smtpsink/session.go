@@ -15,7 +15,7 @@ import (
 	"github.com/emersion/go-smtp"
 )
 
-// session is one client's connection; go-smtp calls it from one goroutine at a time.
+// session is the session of one client's connection. go-smtp calls it from one goroutine at a time.
 type session struct {
 	sink     *Sink
 	authed   bool
@@ -120,7 +120,8 @@ func (l *loginServer) Next(response []byte) (challenge []byte, done bool, err er
 	return nil, true, l.session.login(l.username == opts.Username && string(response) == opts.Password)
 }
 
-// cramMD5Server is RFC 2195: the client answers with a keyed digest of the challenge.
+// cramMD5Server implements CRAM-MD5 (RFC 2195): the client answers with a keyed digest of the
+// challenge.
 type cramMD5Server struct {
 	session   *session
 	challenge []byte

@@ -1,6 +1,6 @@
-// Package smtpsink is a local SMTP server that takes mail in and delivers it nowhere: for demos,
-// tests and benchmarks. It counts what it accepted, by recipient and by Message-ID, so that a mail
-// which was sent twice is seen. It hides the protocol, STARTTLS and authentication.
+// Package smtpsink is a local SMTP server that accepts mail and delivers it nowhere, for demos,
+// tests and benchmarks. It counts the accepted mails by recipient and by Message-ID, so that a mail
+// that was sent twice is noticed. It hides the protocol, STARTTLS and authentication.
 package smtpsink
 
 import (
@@ -18,7 +18,7 @@ import (
 
 const (
 	defaultMaxTracked = 1 << 20
-	maxMessageBytes   = 4 << 20 // a payload of 256 KiB in quoted-printable, with room
+	maxMessageBytes   = 4 << 20 // enough for a payload of 256 KiB in quoted-printable
 )
 
 // Mail is one accepted mail.
@@ -29,23 +29,23 @@ type Mail struct {
 
 // Options changes what a sink does. The zero value accepts everything in plain text.
 type Options struct {
-	// Reply decides about each recipient: 0 or 250 accepts, 4xx and 5xx refuse with that code and
-	// text. It is called concurrently, and the client waits as long as it takes.
+	// Reply decides about each recipient: 0 or 250 accepts it, 4xx and 5xx refuse it with that code
+	// and text. Reply is called concurrently; the client waits until it returns.
 	Reply func(recipient string) (code int, text string)
-	// OnMail is called with each accepted mail, concurrently, before the client has its answer.
+	// OnMail is called with each accepted mail, concurrently, before the client gets its answer.
 	OnMail func(Mail)
-	// MaxTracked bounds how many Message-IDs and how many recipients are remembered, each; 0 is
-	// 1,048,576. Those that come later are counted only in Received.
+	// MaxTracked is how many Message-IDs and how many recipients are counted one by one; 0 means
+	// 1,048,576. A mail with any further recipient or Message-ID is counted only in Received.
 	MaxTracked int
-	// TLS offers STARTTLS, or, with ImplicitTLS, encrypts from the first byte on.
+	// TLS offers STARTTLS. With ImplicitTLS, connections are encrypted from the first byte on.
 	TLS         *tls.Config
 	ImplicitTLS bool
-	// Username, when set, makes clients authenticate before MAIL, by PLAIN, LOGIN or CRAM-MD5,
-	// encrypted or not.
+	// Username makes clients authenticate before MAIL, by PLAIN, LOGIN or CRAM-MD5, encrypted or
+	// not. If it is empty, clients need not authenticate.
 	Username, Password string
 	// Mechanisms restricts the offered authentication mechanisms; empty offers all three.
 	Mechanisms []string
-	// SMTPUTF8 lets addresses that are not ASCII in.
+	// SMTPUTF8 accepts addresses that are not ASCII.
 	SMTPUTF8 bool
 }
 
@@ -55,7 +55,7 @@ type Sink struct {
 	server   *smtp.Server
 	listener net.Listener
 	serving  sync.WaitGroup
-	serveErr error // of the accept loop; read after serving
+	serveErr error // error of the accept loop; read it only after serving has ended
 
 	connections atomic.Int64
 	received    atomic.Int64
@@ -86,7 +86,7 @@ func Start(addr string, opts Options) (*Sink, error) {
 	s.server.MaxMessageBytes = maxMessageBytes
 	s.server.AllowInsecureAuth = true
 	s.server.EnableSMTPUTF8 = opts.SMTPUTF8
-	s.server.ErrorLog = log.New(io.Discard, "", 0) // clients that hang up are the normal case here
+	s.server.ErrorLog = log.New(io.Discard, "", 0) // clients often close connections here; this is no error
 	listener = &countingListener{listener, &s.connections}
 	if opts.ImplicitTLS {
 		listener = tls.NewListener(listener, opts.TLS)
@@ -97,36 +97,37 @@ func Start(addr string, opts Options) (*Sink, error) {
 	return s, nil
 }
 
-// Addr is the host and port that the sink listens on.
+// Addr returns the host and port on which the sink listens.
 func (s *Sink) Addr() string { return s.listener.Addr().String() }
 
-// Received counts the accepted mails.
+// Received returns the number of accepted mails.
 func (s *Sink) Received() int64 { return s.received.Load() }
 
-// Connections counts the connections that clients have opened so far.
+// Connections returns how many connections clients have opened so far.
 func (s *Sink) Connections() int64 { return s.connections.Load() }
 
-// Duplicates counts the accepted mails whose Message-ID an earlier one had.
+// Duplicates returns how many accepted mails had the Message-ID of an earlier mail.
 func (s *Sink) Duplicates() int64 { return s.duplicates.Load() }
 
-// ReceivedByRecipient counts the accepted mails to one envelope address.
+// ReceivedByRecipient returns the number of accepted mails to one envelope address.
 func (s *Sink) ReceivedByRecipient(address string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.recipients[address]
 }
 
-// ReceivedByMessageID counts the accepted mails with one Message-ID, given with its angle brackets.
+// ReceivedByMessageID returns the number of accepted mails with one Message-ID. id includes the
+// angle brackets.
 func (s *Sink) ReceivedByMessageID(id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.messageIDs[id]
 }
 
-// Close stops listening, cuts all connections and waits for the accept loop to end.
+// Close stops listening, closes all connections and waits for the accept loop to end.
 func (s *Sink) Close() error {
 	err := s.server.Close()
-	_ = s.listener.Close() // the server does not know it yet when Close follows Start closely
+	_ = s.listener.Close() // server.Close does not know the listener yet if the accept loop has not started
 	s.serving.Wait()
 	if err = errors.Join(err, s.serveErr); err != nil {
 		return fmt.Errorf("close SMTP sink: %w", err)
