@@ -58,7 +58,8 @@ func BenchmarkAdd(b *testing.B) {
 	}
 }
 
-// BenchmarkStore is what a batch pays to take up, merge and put down a group's partial state.
+// BenchmarkStore measures what one batch costs: decode a group's partial state, merge it and encode
+// it again.
 func BenchmarkStore(b *testing.B) {
 	for _, op := range []string{"sum", "distribution", "count_by", "collect"} {
 		b.Run(op, func(b *testing.B) {

@@ -10,19 +10,19 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of collect.
+// Bounds of the op collect.
 const (
 	MaxValues      = 1000
 	MaxValuesBytes = 256 << 10 // bytes of compact JSON, all values together
-	MaxValueDepth  = 1000      // arrays and objects in each other
+	MaxValueDepth  = 1000      // arrays and objects inside each other
 )
 
-// collectFold keeps the longest run of values by ordinal that is within the bounds. cut is the
-// first ordinal that was ever left out; nothing from there on is kept. That merges exactly: a part
-// leaves out only what doesn't fit behind the values before it, and among all values there are at
-// least as many before it.
+// collectFold keeps the longest sequence of values, by ordinal, that is within the bounds. cut is
+// the first ordinal that was left out; no value from cut on is kept. Merging is exact: a partial
+// state leaves out a value only if it doesn't fit behind the values before it, and the merged state
+// has at least as many values before it.
 type collectFold struct {
-	values []collected // by ordinal; of equal ones, which only a caller's mistake makes, by text
+	values []collected // by ordinal; values with equal ordinals (a caller's mistake) by their text
 	bytes  int
 	cut    *int64 // nil: nothing left out
 }
@@ -59,7 +59,7 @@ func (f *collectFold) insert(c collected) {
 	}
 }
 
-// cutAt drops everything from an ordinal on, for good.
+// cutAt removes all values from the given ordinal on; none of them is kept later either.
 func (f *collectFold) cutAt(ordinal int64) {
 	if f.cut == nil || ordinal < *f.cut {
 		f.cut = new(ordinal)
@@ -91,7 +91,7 @@ func (f *collectFold) value() json.RawMessage {
 	return append(out, ']')
 }
 
-// MarshalJSON writes {"cut": n, "ordinals": […], "values": […]}.
+// MarshalJSON returns {"cut": n, "ordinals": […], "values": […]}.
 func (f *collectFold) MarshalJSON() ([]byte, error) {
 	out := append(make([]byte, 0, f.bytes+16*len(f.values)+64), '{')
 	if f.cut != nil {
@@ -119,15 +119,16 @@ func (f *collectFold) UnmarshalJSON(b []byte) error {
 	}
 	*f = collectFold{cut: e.Cut}
 	for i, ordinal := range e.Ordinals {
-		f.insert(collected{ordinal, e.Values[i]}) // canonical, since add made it so
+		f.insert(collected{ordinal, e.Values[i]}) // already canonical: add made it so
 	}
 	return nil
 }
 
 func (f *collectFold) check() error { return nil }
 
-// canonical is a copy of a value as json.Marshal would write it again, so that its size doesn't
-// change on its way through a store. It refuses what is invalid or beyond the bounds by itself.
+// canonical returns a copy of a value in the form that json.Marshal would write, so that storing
+// the value doesn't change its size. It refuses a value that is invalid or exceeds the bounds
+// alone.
 func canonical(raw []byte) ([]byte, bool) {
 	if depth(raw) > MaxValueDepth {
 		return nil, false
@@ -139,8 +140,8 @@ func canonical(raw []byte) ([]byte, bool) {
 	return compact, err == nil && len(compact) <= MaxValuesBytes
 }
 
-// depth is how deep arrays and objects lie in each other. encoding/json reads at most 10,000, and
-// the value comes to lie in several more.
+// depth returns how deeply arrays and objects are nested. encoding/json reads at most 10,000
+// levels, and the stored document adds several levels around the value.
 func depth(raw []byte) (deepest int) {
 	var now int
 	inString := false

@@ -9,23 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of count_by.
+// Bounds of the op count_by.
 const (
-	MaxKeys     = 1000        // keys shown beside OtherKey
+	MaxKeys     = 1000        // keys in the aggregate, besides OtherKey
 	MaxKeyBytes = 128         // bytes of a key
-	OtherKey    = "__other__" // counts what is beyond MaxKeys
+	OtherKey    = "__other__" // the key that counts the values of all other keys
 )
 
-// countByFold keeps the first MaxKeys of all keys that it has seen, in the order of keyOrder. That
-// choice merges exactly: a key that is among the first of all is among the first of each part, so
-// no part ever drops any of its count. Between prunings it holds up to twice as many.
+// countByFold keeps the first MaxKeys of all keys that it has seen, in the order of keyOrder.
+// Merging is exact: a key that is among the first of all is among the first of each partial state,
+// so no partial state ever drops its count. Until prune runs, it holds up to twice as many keys.
 type countByFold struct {
 	Counts map[string]*int64 `json:"counts"`
 	Other  int64             `json:"other"`
 }
 
-// keyOrder puts the shorter first, since short values are more likely to be categories
-// than free text.
+// keyOrder orders short keys before long ones, since short values are more often categories than
+// free text.
 func keyOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
@@ -36,7 +36,7 @@ func (f *countByFold) add(_ int64, v *value) bool {
 	if !ok {
 		return false
 	}
-	if n := f.Counts[string(key)]; n != nil { // the common case, without a copy
+	if n := f.Counts[string(key)]; n != nil { // the common case: no copy of the key
 		*n++
 		return true
 	}
@@ -112,7 +112,7 @@ func (f *countByFold) check() error {
 	return nil
 }
 
-// keyOf is the key of a string, number or boolean. It may be written to scratch.
+// keyOf returns the key for a string, number or boolean. The key may be stored in scratch.
 func keyOf(v *value, scratch []byte) ([]byte, bool) {
 	switch v.raw[0] {
 	case '"':
@@ -128,7 +128,7 @@ func keyOf(v *value, scratch []byte) ([]byte, bool) {
 	return bounded(n.append(scratch)), true
 }
 
-// bounded cuts a long key between two runes and marks the cut.
+// bounded shortens a long key to MaxKeyBytes without splitting a character, and ends it in "…".
 func bounded(key []byte) []byte {
 	const mark = "…"
 	if len(key) <= MaxKeyBytes {

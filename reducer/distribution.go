@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// distributionFold keeps the moments exactly and the shape in a sketch: a mirrored one for negative
-// numbers, and a count of zeros.
+// distributionFold keeps count, minimum, maximum, sum and sum of squares exactly. For percentiles
+// it counts positive and negative numbers in buckets, and zeros.
 type distributionFold struct {
 	Count    int64   `json:"count"`
 	Min      *number `json:"min"`
@@ -64,7 +64,7 @@ func (f *distributionFold) merge(other fold) {
 	f.Negative.merge(&o.Negative)
 }
 
-// distribution is what the group shows.
+// distribution is the value of the aggregate.
 type distribution struct {
 	Count  int64           `json:"count"`
 	Min    *number         `json:"min"`
@@ -92,13 +92,14 @@ func (f *distributionFold) value() json.RawMessage {
 	return b
 }
 
-// deviation is the population's: √(n·Σx² - (Σx)²) / n, from exact sums, so that nothing cancels.
+// deviation returns the population's standard deviation, √(n·Σx² - (Σx)²) / n. It uses exact sums,
+// so no digits are lost by the subtraction.
 func (f *distributionFold) deviation() float64 {
 	n := new(big.Rat).SetInt64(f.Count)
 	sum := f.Sum.number().rat()
 	spread := f.Squares.number().rat()
 	spread.Sub(spread.Mul(spread, n), sum.Mul(sum, sum))
-	if spread.Sign() <= 0 { // below zero only in a corrupt state
+	if spread.Sign() <= 0 { // negative only if the stored state is corrupt
 		return 0
 	}
 	root := new(big.Float).SetPrec(128).SetRat(spread)
@@ -107,8 +108,8 @@ func (f *distributionFold) deviation() float64 {
 	return deviation
 }
 
-// percentiles are the values of nearest rank, ⌈p·n/100⌉ from 1, as the sketch knows them, for
-// ascending p.
+// percentiles returns the estimate of each percentile p: the value of rank ⌈p·n/100⌉, counted from
+// 1, from the buckets. ps must be ascending.
 func (f *distributionFold) percentiles(ps ...int64) []float64 {
 	least, most := f.Min.float(), f.Max.float()
 	found := make([]float64, 0, len(ps))

@@ -7,7 +7,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Two processes reduce their share of a group's results; a reader merges what they stored.
+// Two processes reduce their results of a group; a reader merges the stored partial states.
 func Example() {
 	plan, err := reducer.NewRegistry().Compile([]reducer.Spec{
 		{As: "cost", Op: "sum", Field: "data.cost"},
@@ -40,7 +40,7 @@ func Example() {
 	// Output: 3 0.3 {"250":2,"251":1} map[cost:1] <nil>
 }
 
-// A reducer of one's own: the share of mails that bounced.
+// A reducer written in Go: the share of mails that bounced.
 func ExampleMapReduce() {
 	type tally struct{ Sent, Bounced int }
 	registry := reducer.NewRegistry()

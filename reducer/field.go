@@ -7,21 +7,21 @@ import (
 	"strconv"
 )
 
-// fold is what a built-in op does with the values of its field. Its JSON is its partial state.
+// fold is what a built-in op does with the values of its field. Its JSON is the op's partial state.
 type fold interface {
-	// add takes one value, neither missing nor null, or says that it is of the wrong type. It
-	// copies what it keeps.
+	// add adds one value, which is neither missing nor null. It returns false if the value is of
+	// the wrong type. It copies what it keeps.
 	add(ordinal int64, v *value) bool
-	// merge folds in another of its own type.
+	// merge adds another partial state of the same type.
 	merge(other fold)
-	// check is asked after decoding whether the state is one that the op can have written.
+	// check is called after decoding. It returns an error if the op can't have written this state.
 	check() error
 	value() json.RawMessage
 }
 
 type builtin struct {
 	empty    func() fold
-	anyField bool // works without a field
+	anyField bool // the op can be used without a field
 }
 
 var builtins = map[string]builtin{
@@ -49,17 +49,17 @@ func (b builtin) factory(spec Spec) (Accumulator, error) {
 	return &fieldAccumulator{spec: spec, path: path, empty: b.empty, fold: b.empty()}, nil
 }
 
-// fieldAccumulator is a built-in op over one field: it finds the values and counts what it skips.
+// fieldAccumulator is a built-in op over one field. It counts the results that it skips.
 type fieldAccumulator struct {
 	spec    Spec
-	path    []string // nil: every result counts
+	path    []string // nil: the op adds every result
 	empty   func() fold
 	fold    fold
 	skipped int64
-	alone   *lookup // set when used outside of a State
+	alone   *lookup // set when the accumulator is used without a State
 }
 
-// lookup finds the field for an accumulator that no State does it for.
+// lookup finds the field's value for an accumulator that is used without a State.
 type lookup struct {
 	fields  *extractor
 	slot    int
@@ -119,7 +119,7 @@ func (a *fieldAccumulator) MarshalJSON() ([]byte, error) {
 	return append(append(append(out, `"state":`...), state...), '}'), nil
 }
 
-// encodeFold calls a fold's own encoder itself, since json.Marshal would scan its output again.
+// encodeFold calls a fold's own encoder directly, since json.Marshal would scan its output again.
 func (a *fieldAccumulator) encodeFold() ([]byte, error) {
 	if m, ok := a.fold.(json.Marshaler); ok {
 		return m.MarshalJSON()

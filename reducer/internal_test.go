@@ -88,8 +88,8 @@ func TestNumberAppend(t *testing.T) {
 	}
 }
 
-// TestPercentilesAreWithinOnePercent compares with a sort, for shapes that a sketch may
-// stumble over.
+// The test compares percentiles with those of a sorted list, for distributions that are difficult
+// for buckets.
 func TestQuantilesAreWithinOnePercent(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	shapes := map[string]func() float64{
@@ -119,7 +119,7 @@ func TestQuantilesAreWithinOnePercent(t *testing.T) {
 				require.InDelta(t, want, got, math.Abs(want)*(accuracy+1e-9), "p%d", ps[i])
 			}
 			var squares float64
-			scale := max(math.Abs(all[0]), math.Abs(all[len(all)-1])) // lest the squares overflow
+			scale := max(math.Abs(all[0]), math.Abs(all[len(all)-1])) // so that the squares don't overflow
 			for _, x := range all {
 				d := (x - sum) / scale
 				squares += d * d
@@ -145,7 +145,7 @@ func TestSketchIsBounded(t *testing.T) {
 	require.Less(t, len(encoded), 8<<10)
 }
 
-// plainLookup is what the scanner must agree with on valid data.
+// plainLookup finds a field with encoding/json. The scanner must find the same on valid JSON.
 func plainLookup(data any, path []string) (any, bool) {
 	for _, name := range path {
 		switch v := data.(type) {
@@ -250,7 +250,8 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-// FuzzDecode feeds each op's decoder, and the state's own, with garbage: it is refused or usable.
+// FuzzDecode gives garbage to the decoder of each op and of State. The decoder must refuse it or
+// return a usable state.
 func FuzzDecode(f *testing.F) {
 	ops := NewRegistry().Ops()
 	plans := make([]*Plan, len(ops))

@@ -10,18 +10,18 @@ import (
 // Option adjusts MapReduce.
 type Option[T any] func(*mapReduce[T])
 
-// Finish turns the reduced value into what the group shows, whenever it is asked for. It must not
-// change its argument.
+// Finish converts the reduced value to the value that the group shows, each time the value is read.
+// finish must not change its argument.
 func Finish[T any](finish func(T) (any, error)) Option[T] {
 	return func(m *mapReduce[T]) { m.finish = finish }
 }
 
-// MapReduce makes a reducer for [Registry.Register] of two functions. mapper turns a result into a
-// T; with an error, or a panic, that result is left out and counted as skipped, silently for
-// [ErrSkip]. reduce joins two Ts into one; it must be associative and commutative, may change and
-// return its first argument and must leave the second alone. T must survive a round trip through
-// JSON unchanged, for that is how partial states are stored. Without any result the value is null.
-// Its aggregates take no field.
+// MapReduce makes a reducer for [Registry.Register] from two functions. mapper turns a result into
+// a T. If mapper returns an error or panics, the result is left out and counted as skipped; Add
+// returns the error, except [ErrSkip]. reduce combines two Ts into one. It must be associative and
+// commutative; it may change and return its first argument, and must not change the second. T must
+// survive a round trip through JSON unchanged, because partial states are stored as JSON. Without
+// any result the value is null. The reducer's aggregates take no field.
 func MapReduce[T any](mapper func(Result) (T, error), reduce func(a, b T) T, options ...Option[T]) Factory {
 	return func(spec Spec) (Accumulator, error) {
 		if spec.Field != "" {
@@ -42,10 +42,10 @@ type mapReduce[T any] struct {
 	op      string
 	mapper  func(Result) (T, error)
 	reduce  func(a, b T) T
-	finish  func(T) (any, error) // nil: shown as it is
+	finish  func(T) (any, error) // nil: the reduced value is shown unchanged
 	count   int64
 	skipped int64
-	reduced T // once count > 0
+	reduced T // valid if count > 0
 }
 
 func (m *mapReduce[T]) Add(r Result) error {
@@ -147,8 +147,9 @@ func (m *mapReduce[T]) Value() (value json.RawMessage, err error) {
 	return value, err
 }
 
-// guard turns a panic of the user's function into an error, so that one result can't stop the
-// process again and again. The panic's value may hold a payload and is left out.
+// guard turns a panic of the user's function into an error; otherwise one result could crash the
+// process again and again. The error leaves the panic's value out, because it may contain a
+// payload.
 func guard(do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

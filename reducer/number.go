@@ -8,30 +8,31 @@ import (
 	"strings"
 )
 
-// Bounds of a number. Below maxMagnitude digits before the point, the sum over a group's jobs
-// stays within float64's range for those who read it as one; minExponent bounds how long an
-// exact sum gets.
+// Bounds of a number. With fewer than maxMagnitude digits before the point, the sum over a group's
+// jobs stays within float64's range, for clients that read it as a float64. minExponent bounds the
+// length of an exact sum.
 const (
 	maxMagnitude = 300
 	minExponent  = -400
-	smallDigits  = 18 // always fit an int64
-	// A state's numbers may be larger, being sums of squares, but not boundless.
+	smallDigits  = 18 // numbers with this many digits always fit an int64
+	// Numbers in a stored state may be larger, since they include sums of squares, but not
+	// unbounded.
 	maxStateDigits   = 2000
 	maxStateExponent = 2000
 )
 
 var errNotNumber = errors.New("it is not a number within bounds")
 
-// number is a decimal kept exactly: m·10^exp, or wide·10^exp where the digits don't fit m. wide is
-// never changed once set, so that copies may share it.
+// number is an exact decimal: m·10^exp, or wide·10^exp if the digits don't fit m. wide is never
+// changed after it is set, so copies may share it.
 type number struct {
 	m    int64
 	exp  int
 	wide *big.Int
 }
 
-// parseNumber reads a job's number; what is no JSON number or too large is refused, digits below
-// 10^minExponent are rounded away.
+// parseNumber parses a number of a job's result. It refuses text that is not a JSON number, and
+// numbers that are too large. It rounds digits below 10^minExponent away.
 func parseNumber(text []byte) (number, bool) {
 	n, digits, ok := readNumber(text)
 	switch {
@@ -49,8 +50,8 @@ func parseNumber(text []byte) (number, bool) {
 	return parseNumber(strconv.AppendFloat(nil, f, 'e', -1, 64))
 }
 
-// readNumber goes by JSON's grammar. m is right if there are at most smallDigits digits, leading
-// zeros not counted; none means zero.
+// readNumber parses text by JSON's grammar. n.m is right if there are at most smallDigits digits,
+// leading zeros not counted; zero has no digits.
 func readNumber(text []byte) (n number, digits int, ok bool) {
 	i, end := 0, len(text)
 	negative := end > 0 && text[0] == '-'
@@ -108,14 +109,14 @@ func readExponent(text []byte) (exp int, ok bool) {
 		if c -= '0'; c > 9 {
 			return 0, false
 		}
-		if exp < 1e8 { // beyond every bound already
+		if exp < 1e8 { // already beyond every bound
 			exp = exp*10 + int(c)
 		}
 	}
 	return sign * exp, len(text) > 0
 }
 
-// withDigits completes a number that has too many digits for m.
+// withDigits sets wide if the number has too many digits for m.
 func (n number) withDigits(text []byte, digits int) number {
 	if digits <= smallDigits {
 		return n
@@ -134,7 +135,7 @@ func (n number) withDigits(text []byte, digits int) number {
 	return n
 }
 
-// big is the mantissa, not to be changed.
+// big returns the mantissa. The caller must not change it.
 func (n number) big() *big.Int {
 	if n.wide != nil {
 		return n.wide
@@ -175,7 +176,7 @@ func (n number) cmp(o number) int {
 	return scaled(n.big(), n.exp-exp).Cmp(scaled(o.big(), o.exp-exp))
 }
 
-// align brings two small numbers to the smaller exponent.
+// align converts two numbers without wide to the smaller exponent of the two.
 func align(n, o number) (a, b int64, ok bool) {
 	if n.exp == o.exp {
 		return n.m, o.m, true
@@ -188,9 +189,9 @@ func align(n, o number) (a, b int64, ok bool) {
 	return n.m, b, ok
 }
 
-// float is the nearest float64.
+// float returns the nearest float64.
 func (n number) float() float64 {
-	// Exact operands and one rounding (Clinger 1990).
+	// Both operands are exact, so there is only one rounding (Clinger 1990).
 	if n.wide == nil && n.m > -1<<53 && n.m < 1<<53 {
 		switch {
 		case n.exp == 0:
@@ -201,7 +202,7 @@ func (n number) float() float64 {
 			return float64(n.m) / floatPow10[-n.exp]
 		}
 	}
-	f, _ := strconv.ParseFloat(string(n.append(nil)), 64) // ±Inf beyond its range
+	f, _ := strconv.ParseFloat(string(n.append(nil)), 64) // ±Inf outside of float64's range
 	return f
 }
 
@@ -213,7 +214,7 @@ func (n number) rat() *big.Rat {
 	return r.Quo(r, new(big.Rat).SetInt(pow10(-n.exp)))
 }
 
-// append writes the number with all its digits in the one way that equal numbers share.
+// append appends the number with all its digits to dst. Equal numbers give equal text.
 func (n number) append(dst []byte) []byte {
 	var buffer [20]byte
 	var digits []byte
@@ -230,7 +231,7 @@ func (n number) append(dst []byte) []byte {
 		return append(dst, '0')
 	}
 	exp := n.exp + len(digits) - len(trimmed)
-	point := len(trimmed) + exp // digits before the point
+	point := len(trimmed) + exp // number of digits before the point
 	switch {
 	case exp >= 0 && exp <= 21:
 		return append(append(dst, trimmed...), strings.Repeat("0", exp)...)
@@ -273,7 +274,7 @@ var (
 	}()
 )
 
-// scaleInt is m·10^exp where that fits.
+// scaleInt returns m·10^exp if that fits an int64.
 func scaleInt(m int64, exp int) (int64, bool) {
 	if m == 0 || exp == 0 {
 		return m, true
@@ -286,7 +287,7 @@ func scaleInt(m int64, exp int) (int64, bool) {
 	return scaled, scaled/p == m
 }
 
-// pow10 is not to be changed.
+// pow10 returns 10^exp. The caller must not change it.
 func pow10(exp int) *big.Int {
 	if exp < len(bigPow10) {
 		return bigPow10[exp]
@@ -294,7 +295,7 @@ func pow10(exp int) *big.Int {
 	return new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(exp)), nil)
 }
 
-// scaled is x·10^exp, x itself where exp is 0.
+// scaled returns x·10^exp; it returns x itself if exp is 0.
 func scaled(x *big.Int, exp int) *big.Int {
 	if exp == 0 {
 		return x

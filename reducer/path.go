@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of a field.
+// Bounds of a field path.
 const (
 	maxFieldBytes    = 512
 	maxFieldSegments = 32
@@ -18,7 +18,7 @@ const (
 
 const noSlot = -1
 
-// parsePath splits a field into its segments, the first of which is data or duration_ms.
+// parsePath splits a field path into its segments. The first segment is data or duration_ms.
 func parsePath(field string) ([]string, error) {
 	if len(field) > maxFieldBytes {
 		return nil, fmt.Errorf("parse field: it is longer than %d bytes", maxFieldBytes)
@@ -62,25 +62,25 @@ func splitPath(field string) ([]string, error) {
 	return path, nil
 }
 
-// extractor finds several fields of a result in one pass over its data. Once its slots are given
-// out it is immutable.
+// extractor finds several fields of a result in one pass over its JSON. After the last call of slot
+// it is immutable.
 type extractor struct {
 	slots    int
-	data     *node // nil: no field lies in data
-	inData   int   // slots in data
-	duration int   // slot of duration_ms
+	data     *node // nil: no field is in data
+	inData   int   // number of slots for fields in data
+	duration int   // slot of duration_ms, or noSlot
 }
 
-// node is a place that paths lead to or through.
+// node is a place in the JSON: a field, or an object or array that contains fields.
 type node struct {
 	slot     int
 	edges    []edge
-	maxIndex int // the greatest index among its edges, -1 without one
+	maxIndex int // the greatest array index among its edges, or -1
 }
 
 type edge struct {
 	name  string
-	index int // of an array's element, -1 where the name is none
+	index int // index in an array, or -1 if name is not an index
 	to    *node
 }
 
@@ -88,7 +88,8 @@ func newNode() *node { return &node{slot: noSlot, maxIndex: -1} }
 
 func newExtractor() *extractor { return &extractor{duration: noSlot} }
 
-// slot says where the values of a path will be found; equal paths share one.
+// slot returns the position in values where find stores the value of a path. Equal paths share one
+// slot.
 func (x *extractor) slot(path []string) int {
 	if len(path) == 0 {
 		return noSlot
@@ -130,7 +131,8 @@ func (n *node) child(name string) *node {
 	return e.to
 }
 
-// arrayIndex is -1 for a segment that can't be an index: not all digits, or with a leading zero.
+// arrayIndex returns the index that a segment stands for, or -1 if it can't be one: it is not all
+// digits, or has a leading zero.
 func arrayIndex(name string) int {
 	i, err := strconv.ParseUint(name, 10, 31)
 	if err != nil || name[0] == '0' && len(name) > 1 {
@@ -139,8 +141,8 @@ func arrayIndex(name string) int {
 	return int(i)
 }
 
-// find sets values to what the result's fields hold. They point into the result and into scratch,
-// which it may have grown and returns for the next call.
+// find sets values to the values of the result's fields. They point into the result and into
+// scratch; find returns the (possibly larger) scratch for the next call.
 func (x *extractor) find(r Result, values []value, scratch []byte) []byte {
 	clear(values)
 	if x.data != nil && len(r.Data) > 0 {
@@ -154,7 +156,7 @@ func (x *extractor) find(r Result, values []value, scratch []byte) []byte {
 	return scratch
 }
 
-// value is what a field of one result holds: JSON text, not validated.
+// value is the value of a field in one result: JSON text that is not validated.
 type value struct {
 	raw    []byte // nil when missing
 	num    number
@@ -164,7 +166,7 @@ type value struct {
 
 func (v *value) missing() bool { return v.raw == nil || string(v.raw) == "null" }
 
-// number parses at most once, since several aggregates may ask.
+// number parses the value only once, since several aggregates may use it.
 func (v *value) number() (*number, bool) {
 	if !v.parsed {
 		v.num, v.isNum = parseNumber(v.raw)
@@ -173,7 +175,7 @@ func (v *value) number() (*number, bool) {
 	return &v.num, v.isNum
 }
 
-// text is a JSON string's content. A plain one isn't copied.
+// text returns the content of a JSON string. It copies only a string with escapes or invalid UTF-8.
 func (v *value) text() ([]byte, bool) { return unquote(v.raw) }
 
 func unquote(raw []byte) ([]byte, bool) {

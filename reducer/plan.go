@@ -10,8 +10,8 @@ import (
 	"strconv"
 )
 
-// maxCount bounds the counts that a decoded state may hold, far above any group's jobs, so that
-// merging a corrupt one can't overflow.
+// maxCount bounds the counts in a decoded state. It is far above the number of jobs in any group,
+// so that merging a corrupt state can't overflow.
 const maxCount = 1 << 53
 
 // Plan is a compiled list of aggregates. It is immutable and safe for concurrent use.
@@ -21,24 +21,24 @@ type Plan struct {
 	fields *extractor
 }
 
-// part is how one aggregate is made and where its field lands.
+// part says how to make one aggregate's accumulator, and in which slot its field's value is.
 type part struct {
 	make Factory
 	slot int
 }
 
-// State is the partial state of all aggregates of a plan, and the number of results it holds. It
-// is not safe for concurrent use.
+// State is the partial state of all aggregates of a plan, and the number of added results. It is
+// not safe for concurrent use.
 type State struct {
 	plan    *Plan
 	count   int64
 	accs    []Accumulator
-	byField []*fieldAccumulator // accs that take the field found for them, nil for the others
-	values  []value             // what the fields of the result at hand hold
+	byField []*fieldAccumulator // the accs that use values of fields; nil for the others
+	values  []value             // the values of the fields of the result that Add adds
 	scratch []byte
 }
 
-// New makes an empty state. It panics when a registered factory refuses a Spec that it took in
+// New returns an empty state. It panics if a registered factory refuses a Spec that it accepted in
 // Compile.
 func (p *Plan) New() *State {
 	n := len(p.parts)
@@ -59,13 +59,14 @@ func (p *Plan) New() *State {
 	return s
 }
 
-// encodedState is a State as JSON. Aggregates go by name, so that a state can be read by eye.
+// encodedState is the JSON of a State. Aggregates are stored by name, so that people can read a
+// stored state.
 type encodedState struct {
 	Count      *int64                     `json:"count"`
 	Aggregates map[string]json.RawMessage `json:"aggregates"`
 }
 
-// Decode takes up a state that Encode wrote under a plan of the same specs.
+// Decode reads a state that Encode wrote under a plan with the same specs.
 func (p *Plan) Decode(encoded []byte) (*State, error) {
 	var e encodedState
 	if err := unmarshalStrict(encoded, &e); err != nil {
@@ -92,12 +93,12 @@ func (p *Plan) Decode(encoded []byte) (*State, error) {
 	return s, nil
 }
 
-// Count is the number of results that were added, skipped ones included.
+// Count returns the number of added results, skipped ones included.
 func (s *State) Count() int64 { return s.count }
 
-// Add folds one result into every aggregate, and keeps nothing of it that it doesn't copy. The
-// result counts whatever is returned and must not be added again: an error, joined over all
-// aggregates, tells which of the reducers written in Go left it out, and why.
+// Add adds one result to every aggregate; it copies what it keeps. The result counts even if Add
+// returns an error, and must not be added again. The error joins those of all reducers written in
+// Go that left the result out.
 func (s *State) Add(r Result) error {
 	s.count++
 	if len(s.accs) == 0 {
@@ -111,7 +112,7 @@ func (s *State) Add(r Result) error {
 			f.observe(r.Ordinal, s.values, s.plan.parts[i].slot)
 			continue
 		}
-		if !cloned { // for whoever keeps a part of it
+		if !cloned { // a reducer may keep a part of the data
 			r.Data, cloned = bytes.Clone(r.Data), true
 		}
 		if err := acc.Add(r); err != nil {
@@ -121,8 +122,8 @@ func (s *State) Add(r Result) error {
 	return errors.Join(errs...)
 }
 
-// Merge folds in another partial state, made under a plan of the same specs, which the caller gives
-// up. After an error neither is to be used.
+// Merge adds another partial state under a plan with the same specs. The caller must not use the
+// other state afterwards. After an error, neither state may be used.
 func (s *State) Merge(other *State) error {
 	if s == other {
 		return errors.New("merge aggregates: a state can't be merged with itself")
@@ -139,7 +140,7 @@ func (s *State) Merge(other *State) error {
 	return nil
 }
 
-// Encode writes the state as JSON for Plan.Decode.
+// Encode returns the state as JSON for Plan.Decode.
 func (s *State) Encode() ([]byte, error) {
 	out := strconv.AppendInt([]byte(`{"count":`), s.count, 10)
 	for i, acc := range s.accs {
@@ -148,7 +149,7 @@ func (s *State) Encode() ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode aggregate %q: %w", as, err)
 		}
-		// Not through json.Marshal, which would scan a large state three times more.
+		// Call MarshalJSON directly: json.Marshal would scan a large state three more times.
 		part, err := acc.MarshalJSON()
 		if err != nil {
 			return nil, fmt.Errorf("encode aggregate %q: %w", as, err)
@@ -165,8 +166,8 @@ func (s *State) Encode() ([]byte, error) {
 	return append(out, '}'), nil
 }
 
-// Values are the aggregates by name, each valid JSON. One that a reducer written in Go can't
-// compute is null, and the joined error says why; the map is complete in any case.
+// Values returns the aggregates by name, each as valid JSON. An aggregate that a reducer written in
+// Go can't compute is null, and the joined error says why. The map always contains every aggregate.
 func (s *State) Values() (map[string]json.RawMessage, error) {
 	values := make(map[string]json.RawMessage, len(s.accs))
 	var errs []error
@@ -185,8 +186,8 @@ func (s *State) Values() (map[string]json.RawMessage, error) {
 	return values, errors.Join(errs...)
 }
 
-// Skipped counts by name the results that an aggregate had no use for; names without any are left
-// out.
+// Skipped returns, by the aggregate's name, how many results the aggregate skipped. Aggregates that
+// skipped none are left out.
 func (s *State) Skipped() map[string]int64 {
 	skipped := make(map[string]int64)
 	for i, acc := range s.accs {

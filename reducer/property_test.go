@@ -29,7 +29,8 @@ var everyOp = []reducer.Spec{
 	{As: "words", Op: "words"},
 }
 
-// drawValue is the JSON text of anything that a field may hold, and of some that it may not.
+// drawValue returns the JSON text of any value that a field may have, and of some that it may not
+// have.
 func drawValue(t *rapid.T) string {
 	switch rapid.IntRange(0, 7).Draw(t, "kind") {
 	case 0:
@@ -68,8 +69,8 @@ func drawResults(t *rapid.T) []reducer.Result {
 	return results
 }
 
-// manyResults overrun the bounds of count_by, collect and the sketch, which would take too long to
-// draw one by one.
+// manyResults exceed the bounds of count_by, collect and distribution. Drawing as many one by one
+// would take too long.
 func manyResults(t *rapid.T) []reducer.Result {
 	random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 	results := make([]reducer.Result, rapid.SampledFrom([]int{1200, 2500}).Draw(t, "size"))
@@ -87,12 +88,12 @@ func manyResults(t *rapid.T) []reducer.Result {
 	return results
 }
 
-// check splits the results among parts in any order, sends the parts through their encoding now and
-// then, merges them in any order, and wants what one pass gives.
+// checkSplit divides the results among partial states in any order, encodes and decodes some of
+// them, merges them in any order, and requires the values of one pass.
 func checkSplit(t *rapid.T, plan *reducer.Plan, results []reducer.Result) {
 	whole := plan.New()
 	for _, r := range results {
-		_ = whole.Add(r) // what the map function refuses counts as skipped
+		_ = whole.Add(r) // a result that mapper refuses counts as skipped
 	}
 	random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 1))
 	parts := make([]*reducer.State, rapid.IntRange(1, 6).Draw(t, "parts"))
@@ -151,8 +152,8 @@ func TestAnySplitGivesTheSameBeyondBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { checkSplit(t, plan, manyResults(t)) })
 }
 
-// TestAnySplitCollectsTheSame has large values that don't fit before small ones that would, and an
-// ordinal may even come twice.
+// The test draws large values that don't fit, followed by small ones that would, and sometimes the
+// same ordinal twice.
 func TestAnySplitCollectsTheSame(t *testing.T) {
 	plan := compile(t, reducer.Spec{As: "x", Op: "collect", Field: "data"})
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,21 +1,20 @@
-// Package reducer turns the results of a group's done jobs into the aggregates that were asked for
-// at submit, such as
+// Package reducer computes a group's aggregates from the results of its done jobs. The submission
+// lists the aggregates, for example
 //
 //	[{"as": "cost", "op": "sum", "field": "data.cost"}]
 //
-// An aggregate is a commutative monoid: any number of processes each fold results into a partial
-// [State], store it as JSON, take it up again, and whoever reads merges all partials. The value is
-// the same, to the last digit, for every split and every order. The caller sees to it that each
-// result is added once.
+// An aggregate is a commutative monoid: each of several processes adds results to a partial [State]
+// and stores it as JSON; a reader merges all partial states. The value is exactly the same for
+// every division of the results and every order. The caller must add each result exactly once.
 //
 // # Fields
 //
 // A field is a path into {"data": …, "duration_ms": …} of a job's result: data.cost,
-// data.items.0.price, duration_ms. A segment of digits is an index where it meets an array and a
-// name where it meets an object; \. and \\ stand for a dot and a backslash within a name. Where an
-// object repeats a name, the first that leads to a value counts. A result whose field is missing,
-// null, of the wrong type or malformed is skipped by that aggregate and counted as such (see
-// [State.Skipped]); it stops nothing.
+// data.items.0.price, duration_ms. A segment of digits is an index if the value is an array, and a
+// name if it is an object. \. and \\ stand for a dot and a backslash in a name. If an object
+// repeats a name, the first one that leads to a value counts. If the field is missing, null,
+// malformed or of the wrong type, the aggregate skips the result and counts it as skipped (see
+// [State.Skipped]); this is not an error.
 //
 // # Operations
 //
@@ -31,20 +30,20 @@
 //	count_by      {value: count} of strings, numbers, booleans     empty: {}
 //	collect       [value, …] by ordinal                            empty: []
 //
-// A number is a JSON number with a magnitude below 1e300; one that is written as a string is not a
-// number. It is reduced as the decimal that it is written as, so that ten times 0.1 is 1, and
-// integers beyond 2^53 keep their digits. Digits below 1e-400 are rounded away first.
+// A number is a JSON number with a magnitude below 1e300; a string that contains a number is not
+// one. Numbers are added as decimals: ten times 0.1 is 1, and integers above 2^53 keep their
+// digits. Digits below 1e-400 are rounded away first.
 //
-// count_by shows at most [MaxKeys] keys: the shortest first and among those of one length the
-// alphabetically first, since the choice must not depend on the order of arrival and short values
-// are more likely to be categories. The rest is counted as [OtherKey]. A key longer than
-// [MaxKeyBytes] is cut and ends in "…". The number 1 and the string "1" are one key.
+// count_by shows at most [MaxKeys] keys: short keys first, and alphabetically among keys of one
+// length. The choice must not depend on the order of arrival, and short values are more often
+// categories. All other values are counted under [OtherKey]. A key longer than [MaxKeyBytes] is cut
+// and ends in "…". The number 1 and the string "1" are one key.
 //
-// collect shows the longest run of values, by ordinal, that has at most [MaxValues] of them and at
-// most [MaxValuesBytes] of compact JSON. A value that is larger than that by itself or nested
-// deeper than [MaxValueDepth] is skipped. The shape is an array in any case.
+// collect shows the longest sequence of values, by ordinal, that has at most [MaxValues] values and
+// at most [MaxValuesBytes] of compact JSON. A value that is larger than that alone, or nested
+// deeper than [MaxValueDepth], is skipped. The aggregate is always an array.
 //
-// Reducers written in Go plug in beside these: see [Registry.Register] and [MapReduce].
+// Reducers written in Go can be added: see [Registry.Register] and [MapReduce].
 package reducer
 
 import (
@@ -52,46 +51,47 @@ import (
 	"errors"
 )
 
-// ErrSkip is what a map function returns to leave a result out without it being an error.
+// ErrSkip tells MapReduce to leave a result out without reporting an error; the map function
+// returns it.
 var ErrSkip = errors.New("result skipped")
 
-// Result is one done job's outcome.
+// Result is the result of one done job.
 type Result struct {
 	Ordinal    int64           // the job's place in its group, from 0
-	Attempts   int             // runs that it took
-	DurationMS float64         // the last run, in milliseconds
+	Attempts   int             // number of attempts
+	DurationMS float64         // duration of the last attempt, in milliseconds
 	Data       json.RawMessage // what the processor returned; may be empty
 }
 
-// Spec is one aggregate as asked for at submit.
+// Spec is one aggregate that a submission asks for.
 type Spec struct {
-	As    string // its name in the answer, unique in a group
-	Op    string // a name in the registry
-	Field string // a path into the result; which ops need one is theirs to say
+	As    string // the aggregate's name, unique in a group
+	Op    string // the name of a reducer in the registry
+	Field string // a path into the result; each op decides whether it needs one
 }
 
 // Accumulator is one aggregate's partial state. It is not safe for concurrent use.
 type Accumulator interface {
-	// Add folds one result in. A result that the aggregate has no use for is skipped and counted,
-	// not an error. An error also means that the result was left out, for a reason worth a log
-	// line; the accumulator stays usable, and the result is not added again.
+	// Add adds one result. A result that the aggregate can't use is skipped and counted; this is
+	// not an error. An error means that the result was left out for a reason that should be logged.
+	// Even then the accumulator stays usable, and the result must not be added again.
 	Add(Result) error
-	// Merge folds in the partial state of the same Spec, which the caller gives up. After an error
-	// neither is to be used.
+	// Merge adds another partial state of the same Spec. The caller must not use it afterwards.
+	// After an error, neither may be used.
 	Merge(other Accumulator) error
 	// MarshalJSON encodes the partial state.
 	json.Marshaler
 	// UnmarshalJSON replaces the partial state by an encoded one.
 	json.Unmarshaler
-	// Value is what the group shows, as JSON, computed from the partial state as if it were all.
+	// Value returns the aggregate's value as JSON, computed from this partial state alone.
 	Value() (json.RawMessage, error)
 }
 
-// Skipper is an Accumulator that counts the results it skipped.
+// Skipper is an Accumulator that counts skipped results.
 type Skipper interface {
 	Skipped() int64
 }
 
-// Factory makes the empty state of an aggregate, or refuses the Spec with an error that is shown to
-// whoever submitted it. A Spec that it has accepted once it accepts always.
+// Factory returns an empty accumulator, or refuses the Spec with an error that the submitter sees.
+// If a factory accepts a Spec once, it must accept it always.
 type Factory func(Spec) (Accumulator, error)

@@ -18,8 +18,8 @@ func compile(t require.TestingT, specs ...reducer.Spec) *reducer.Plan {
 	return plan
 }
 
-// reduce adds data under ordinals from 0 and answers with the one aggregate asked for and how
-// many results it skipped.
+// reduce adds data with ordinals from 0. It returns the value of the aggregate and how many results
+// were skipped.
 func reduce(t *testing.T, op, field string, data ...string) (value string, skipped int64) {
 	t.Helper()
 	s := compile(t, reducer.Spec{As: "x", Op: op, Field: field}).New()
@@ -86,7 +86,7 @@ func TestOps(t *testing.T) {
 			value, skipped := reduce(t, c.op, c.field, c.data...)
 			require.JSONEq(t, c.want, value)
 			require.Equal(t, c.skipped, skipped)
-			if c.op != "count_by" && c.op != "distribution" { // JSONEq compares numbers as float64
+			if c.op != "count_by" && c.op != "distribution" { // JSONEq would compare numbers as float64
 				require.Equal(t, c.want, value)
 			}
 		})

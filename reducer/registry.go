@@ -16,13 +16,13 @@ const maxNameBytes = 128
 
 var opName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// Registry holds reducers by the name of their op. Register at start, before it is shared:
-// afterwards it is safe for concurrent use.
+// Registry holds reducers by the name of their op. Call Register only before the registry is
+// shared; afterwards it is safe for concurrent use.
 type Registry struct {
 	factories map[string]Factory
 }
 
-// NewRegistry holds the built-in ops.
+// NewRegistry returns a registry with the built-in ops.
 func NewRegistry() *Registry {
 	r := &Registry{factories: make(map[string]Factory, len(builtins))}
 	for op, b := range builtins {
@@ -31,7 +31,7 @@ func NewRegistry() *Registry {
 	return r
 }
 
-// Register adds a reducer. It refuses a name that is taken or that doesn't match
+// Register adds a reducer. It refuses a name that is already used or that doesn't match
 // ^[A-Za-z0-9._-]{1,128}$.
 func (r *Registry) Register(op string, factory Factory) error {
 	switch {
@@ -46,11 +46,11 @@ func (r *Registry) Register(op string, factory Factory) error {
 	return nil
 }
 
-// Ops are the names of all registered ops, sorted.
+// Ops returns the names of all registered ops, sorted.
 func (r *Registry) Ops() []string { return slices.Sorted(maps.Keys(r.factories)) }
 
-// Compile checks the specs and prepares them for use with many results. The error names every bad
-// spec. No specs make a valid plan, whose states only count.
+// Compile checks the specs and makes a plan for many results. The error names every invalid spec. A
+// plan without specs is valid; its states only count results.
 func (r *Registry) Compile(specs []Spec) (*Plan, error) {
 	p := &Plan{specs: slices.Clone(specs), fields: newExtractor()}
 	seen := make(map[string]bool, len(specs))

@@ -2,9 +2,9 @@ package reducer
 
 import "bytes"
 
-// scanner walks JSON text once and notes the values that a tree of paths leads to. It validates no
-// more than it must to find its way, stops as soon as everything is found or the text is malformed,
-// and recurses only as deep as the paths go.
+// scanner reads JSON text once and stores the values that a tree of paths leads to. It validates
+// only what it needs to find its way, stops as soon as everything is found or the text is
+// malformed, and recurses only as deep as the paths.
 type scanner struct {
 	text    []byte
 	pos     int
@@ -12,8 +12,8 @@ type scanner struct {
 	missing int // values still to find
 }
 
-// root walks the whole text. Each step returns false to stop: nothing is missing, or the text can't
-// be followed.
+// root scans the whole text. The scanning methods return false to stop: every value is found, or
+// the text is malformed.
 func (s *scanner) root(n *node) {
 	s.text = bytes.TrimSpace(s.text)
 	if n.slot != noSlot {
@@ -42,7 +42,7 @@ func (s *scanner) value(n *node) bool {
 	return s.missing > 0
 }
 
-// into passes over one value, looking inside where the node's paths go on.
+// into reads one value. It looks inside the value if paths of the node continue there.
 func (s *scanner) into(n *node) bool {
 	switch {
 	case len(n.edges) > 0 && s.at('{'):
@@ -120,7 +120,7 @@ func (n *node) indexed(i int) *node {
 	return nil
 }
 
-// name reads an object's key and the colon behind it.
+// name reads an object's key and the colon after it.
 func (s *scanner) name() ([]byte, bool) {
 	s.space()
 	start := s.pos
@@ -136,7 +136,7 @@ func (s *scanner) name() ([]byte, bool) {
 	return unquote(raw)
 }
 
-// more passes over a comma, or over the end of the container: then more is false and ok true.
+// more reads a comma (more is true) or the end of the container (more is false, ok is true).
 func (s *scanner) more(end byte) (more, ok bool) {
 	s.space()
 	more, ok = s.at(','), s.at(end)
@@ -180,7 +180,7 @@ var delimits = [256]bool{
 	'\r': true,
 }
 
-// close passes over the ends of so many open containers.
+// close reads up to the end of the given number of open containers.
 func (s *scanner) close(depth int) bool {
 	for s.pos < len(s.text) {
 		switch s.text[s.pos] {
@@ -202,7 +202,7 @@ func (s *scanner) close(depth int) bool {
 	return false
 }
 
-// str passes over a string.
+// str reads a string.
 func (s *scanner) str() bool {
 	for from := s.pos + 1; ; {
 		length := bytes.IndexByte(s.text[from:], '"')

@@ -6,19 +6,20 @@ import (
 	"slices"
 )
 
-// The sketch is DDSketch: C. Masson, J. E. Rim, H. K. Lee, "DDSketch: A fast and fully-mergeable
-// quantile sketch with relative-error guarantees", PVLDB 12(12), 2019. Bucket i counts the values
-// in (γ^(i-1), γ^i] and answers with 2γ^i/(γ+1), which is within accuracy of each of them.
+// buckets implement DDSketch: C. Masson, J. E. Rim, H. K. Lee, "DDSketch: A fast and
+// fully-mergeable quantile sketch with relative-error guarantees", PVLDB 12(12), 2019. Bucket i
+// counts the values in (γ^(i-1), γ^i] and estimates each of them as 2γ^i/(γ+1), with a relative
+// error of at most accuracy.
 const (
 	accuracy = 0.01
 	gamma    = (1 + accuracy) / (1 - accuracy)
-	// maxBuckets of γ each span a factor of 6·10^17. What lies further below the greatest value
-	// falls into the lowest bucket (the paper's collapsing). The span hangs on the greatest value
-	// alone, so that the order in which values come and states merge makes no difference.
+	// maxBuckets buckets span a factor of 6·10^17. Values further below the greatest one are
+	// counted in the lowest bucket (the paper's collapsing). The span depends only on the greatest
+	// value, so the order of values and merges makes no difference.
 	maxBuckets = 2048
-	// smallestValue is what counts as zero: below it float64 has no full precision.
+	// smallestValue: smaller numbers count as zero, since float64 has no full precision there.
 	smallestValue = 0x1p-1022
-	maxBucket     = 36_000 // bounds the index of every finite float64
+	maxBucket     = 36_000 // bounds the bucket index of every finite float64
 )
 
 var (
@@ -26,10 +27,10 @@ var (
 	logGamma   = math.Log(gamma)
 )
 
-// buckets counts magnitudes by index. Its JSON is [index, count, …] by ascending index.
+// buckets counts numbers by bucket index. Its JSON is [index, count, …], by ascending index.
 type buckets struct {
 	lowest int
-	counts []int64 // of lowest and the indices that follow
+	counts []int64 // counts[i] is of the bucket lowest+i
 }
 
 func bucketOf(x float64) int { return int(math.Ceil(math.Log(x) / logGamma)) }
@@ -51,7 +52,8 @@ func (b *buckets) add(i int, count int64) {
 	b.counts[i-b.lowest] += count
 }
 
-// reach makes top the greatest index and folds what falls out of the span into the new lowest.
+// reach makes top the greatest index, and adds the buckets that leave the span to the new lowest
+// one.
 func (b *buckets) reach(top int) {
 	floor := top - maxBuckets + 1
 	if excess := floor - b.lowest; excess > 0 && len(b.counts) > 0 {
@@ -73,7 +75,7 @@ func (b *buckets) reach(top int) {
 }
 
 func (b *buckets) merge(o *buckets) {
-	for i := len(o.counts) - 1; i >= 0; i-- { // from the greatest, so that the span is reached at once
+	for i := len(o.counts) - 1; i >= 0; i-- { // the greatest first, so that the span moves only once
 		if n := o.counts[i]; n > 0 {
 			b.add(o.lowest+i, n)
 		}
