@@ -15,10 +15,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// endless is a job that outlasts the test, unless its context ends.
+// endless is the payload of a job that runs longer than the test, unless its context ends.
 const endless = `{"sleep_ms":3600000}`
 
-// pool is a worker's pool as its admin address shows it.
+// pool returns the status of a worker's pool from its admin address.
 func (s *system) pool(p *proctest.Process) api.WorkerStatus {
 	s.t.Helper()
 	status, body := s.call("GET", "http://"+p.AdminAddr()+"/pool", "")
@@ -34,11 +34,11 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 		env("CONGESTION_BASE_BACKOFF", "1h"), env("CONGESTION_MAX_BACKOFF", "1h"))
 	next := time.Now().Add(240 * time.Hour)
 	large := json.RawMessage(`{"sleep_ms":3600000,"x":"` + strings.Repeat("x", 10<<10) + `"}`)
-	// Jobs that take a while keep the worker from taking many in advance.
+	// Slow jobs keep the worker from prefetching many.
 	all := jobs(3, `{"sleep_ms":50}`)                                      // done
 	all = append(all, jobs(2, `{"sleep_ms":50,"fail":"permanent"}`)...)    // failed
-	all = append(all, jobs(4, `{"sleep_ms":50,"fail":"retry"}`)...)        // parked, to be retried
-	all = append(all, client.Job{RunAt: &next, Payload: map[string]any{}}) // parked, for a time
+	all = append(all, jobs(4, `{"sleep_ms":50,"fail":"retry"}`)...)        // non-ready, for a retry
+	all = append(all, client.Job{RunAt: &next, Payload: map[string]any{}}) // non-ready, until its time
 	all = append(all, client.Job{Payload: large}, client.Job{Payload: large})
 	all = append(all, jobs(100, endless)...) // running, ready, waiting
 	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, JobTimeout: time.Hour})
@@ -60,10 +60,10 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: before.Accepted, Done: 3, Failed: 2, Cancelled: before.Accepted - 5}, g.Counts)
 	require.Equal(t, api.Counts{Accepted: 5, Cancelled: 5}, s.group("later").Counts)
 	s.await("idle worker", func() bool { w := s.pool(s.proc("worker", 0)); return w.Active == 0 && len(w.CurrentJobs) == 0 })
-	require.Equal(t, g.Counts, s.group("g").Counts, "what the jobs reported then counts no more")
+	require.Equal(t, g.Counts, s.group("g").Counts, "outcomes of cancelled jobs change no counts")
 	require.Equal(t, []string{"group.created", "group.dispatched", "group.running", "group.cancelled"}, types(s.history("g", 1)))
 
-	// Nothing of it is left to wait, and others have their turn.
+	// No waiting jobs of the group are left, and jobs of other groups run.
 	p := s.space.Partition(0)
 	s.await("nothing is left", func() bool {
 		st, err := s.api.Stats(s.ctx())
@@ -82,12 +82,12 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	s.submit(client.Group{ID: "next", Tenant: "acme", Type: "NOOP", Jobs: jobs(50, `{}`), Seal: true})
 	require.EqualValues(t, 50, s.wait("next").Counts.Done)
 	status, _ = s.call("POST", s.url(0)+"/v1/groups/next/cancel", "")
-	require.Equal(t, http.StatusConflict, status, "it has ended")
+	require.Equal(t, http.StatusConflict, status, "the group has ended")
 }
 
-// A tenant that is parked for want of a permit, and with it its waiting jobs, leaves nothing
-// behind either.
-func TestCancelOfParkedTenants(t *testing.T) {
+// A cancelled group leaves nothing behind, also if its tenant is rate-limited and a marker
+// represents its waiting jobs.
+func TestCancelOfRateLimitedTenants(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))
 	tenants := []string{"a", "b"}
@@ -96,7 +96,7 @@ func TestCancelOfParkedTenants(t *testing.T) {
 	}
 	s.add("fetcher")
 	for _, tenant := range tenants {
-		s.await("tenant "+tenant+" was parked", func() bool { return s.group("of-"+tenant).Throttles > 0 })
+		s.await("tenant "+tenant+" was rate-limited", func() bool { return s.group("of-"+tenant).Throttles > 0 })
 	}
 	for _, tenant := range tenants {
 		s.xadd(s.space.Ingest(), "type", groupCancel, "data", fmt.Sprintf(`{"group":"of-%s"}`, tenant))
@@ -106,7 +106,7 @@ func TestCancelOfParkedTenants(t *testing.T) {
 		require.Equal(t, api.StatusCancelled, g.Status)
 	}
 	p := s.space.Partition(0)
-	s.await("nobody is active or parked", func() bool {
+	s.await("no tenant is active or rate-limited", func() bool {
 		return s.rdb.SCard(s.ctx(), p.Active()).Val() == 0 && s.rdb.ZCard(s.ctx(), p.NonReady()).Val() == 0 &&
 			s.rdb.ZCard(s.ctx(), p.RateLimited("NOOP")).Val() == 0
 	})
@@ -116,7 +116,7 @@ func TestCancelOfParkedTenants(t *testing.T) {
 		require.EqualValues(t, 200, c.Done+c.Cancelled)
 		require.Positive(t, c.Cancelled)
 	}
-	// Alone, a tenant has all permits.
+	// A tenant that is the only active one gets all permits.
 	s.submit(client.Group{ID: "alone", Tenant: "c", Type: "NOOP", Jobs: jobs(5, `{}`), Seal: true})
 	require.Zero(t, s.wait("alone").Throttles)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// producers submit loads of their tenants, one after the other, over HTTP and through the ingest
-// stream, until they are told to stop. What they were told is accepted is in loads.
+// producers submit loads for several tenants, over HTTP and through the ingest stream, until stop
+// is called. loads lists the accepted ones.
 type producers struct {
 	s      *system
 	stream *client.Producer
@@ -29,11 +29,12 @@ type producers struct {
 	mu    sync.Mutex
 	loads []submitted
 
-	ended map[string]int64 // the jobs of groups that were seen to have ended
+	ended map[string]int64 // by group id: the number of jobs of groups that have ended
 }
 
 // submitted is a load that was accepted. A failover may lose the producer's own XADD to the ingest
-// stream, which waits for no replica (docs/operations.md), but nothing that HTTP has answered for.
+// stream, which waits for no replica (docs/operations.md). It may not lose a submission that was
+// accepted over HTTP.
 type submitted struct {
 	load
 	byStream bool
@@ -54,7 +55,7 @@ func (s *system) produce(tenants, jobs int) *producers {
 			for round := 0; ctx.Err() == nil; round++ {
 				n := jobs
 				if i%3 == 0 {
-					n *= 5 // more than one script takes
+					n *= 5 // more than one script call takes
 				}
 				l := newLoad(fmt.Sprint("tenant-", i), n)
 				l.group.ID += fmt.Sprint("-", round)
@@ -63,7 +64,7 @@ func (s *system) produce(tenants, jobs int) *producers {
 				if byStream {
 					submit = func() error { _, err := p.stream.Submit(ctx, l.group); return err }
 				}
-				for submit() != nil { // whatever became of it: the same group again
+				for submit() != nil { // the error does not tell whether the group was accepted: submit the same group again
 					if redisx.Sleep(ctx, 50*time.Millisecond) != nil {
 						return
 					}
@@ -80,7 +81,7 @@ func (s *system) produce(tenants, jobs int) *producers {
 	return p
 }
 
-// check ends producing and waits until all that was accepted has ended, as it must.
+// check stops the producers and waits until all accepted groups have ended.
 func (p *producers) check(t *testing.T) {
 	t.Helper()
 	p.stop()
@@ -90,7 +91,7 @@ func (p *producers) check(t *testing.T) {
 	for _, l := range p.loads {
 		var g api.Group
 		p.s.await("the end of "+l.group.ID, func() bool {
-			waiting, err := p.s.rdb.XLen(p.s.ctx(), p.s.space.Ingest()).Result() // before the group is looked for
+			waiting, err := p.s.rdb.XLen(p.s.ctx(), p.s.space.Ingest()).Result() // read before the group is looked up
 			if err != nil {
 				return false
 			}
@@ -116,11 +117,12 @@ func (p *producers) check(t *testing.T) {
 	t.Logf("%d groups, %d jobs; Redis lost %d groups, which were submitted again", len(p.loads), jobs, lost)
 }
 
-// awaitProgress waits until n more jobs have ended than now.
+// awaitProgress waits until n more jobs have ended than at its start.
 func (p *producers) awaitProgress(what string, n int) {
 	p.s.t.Helper()
-	look := client.NewAPI(p.s.url(0), client.WithRetry(1, time.Second)) // what can't be seen now is not waited for
-	// A group that can't be seen at first counts from when it is seen; one that comes later from 0.
+	look := client.NewAPI(p.s.url(0), client.WithRetry(1, time.Second)) // an unreachable group is looked up again later
+	// The progress of an old group counts from its first successful look-up; that of a group
+	// submitted later counts from 0.
 	p.mu.Lock()
 	old := len(p.loads)
 	p.mu.Unlock()
@@ -153,7 +155,7 @@ func (p *producers) awaitProgress(what string, n int) {
 	p.s.t.Logf("%s after %s", what, time.Since(at).Round(10*time.Millisecond))
 }
 
-// All roles on a cluster, whose slots move and whose masters die while they work.
+// All roles run on a cluster. Meanwhile hash slots move between its nodes, and its masters die.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 3)

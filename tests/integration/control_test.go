@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Whatever is paused, nothing of it starts, running jobs finish, others go on; resumed, it goes on
-// where it was.
+// While a group, tenant or type is paused, none of its jobs starts, jobs in flight finish, and
+// other jobs run. After resume, its jobs go on.
 func TestPauseWherever(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -35,25 +35,25 @@ func TestPauseWherever(t *testing.T) {
 			s := start(t, env("WORKER_COUNT", "3"), env("BACKPRESSURE_DEFAULT_BACKOFF", "200ms"), env("CONGESTION_BASE_BACKOFF", "200ms"), replicas("worker", 2))
 			all := append(jobs(20, `{"sleep_ms":20,"fail":"retry","fail_times":1}`), jobs(180, `{"sleep_ms":20}`)...)
 			s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
-			s.awaitCounts("g", "it runs", func(c api.Counts) bool { return c.Done >= 10 && c.NonReady > 0 && c.Waiting > 0 })
+			s.awaitCounts("g", "jobs run", func(c api.Counts) bool { return c.Done >= 10 && c.NonReady > 0 && c.Waiting > 0 })
 			require.NoError(t, c.pause(s))
-			require.NoError(t, c.pause(s)) // again
-			still := s.awaitCounts("g", "what ran has ended", func(c api.Counts) bool { return c.InFlight == 0 && c.Ready == 0 })
+			require.NoError(t, c.pause(s)) // the same command again
+			still := s.awaitCounts("g", "jobs in flight have ended", func(c api.Counts) bool { return c.InFlight == 0 && c.Ready == 0 })
 			conserved(t, still)
 			why, err := s.api.Why(s.ctx(), "g")
 			require.NoError(t, err)
 			require.Equal(t, api.WhyPaused, why.Reason)
 			require.Contains(t, why.PausedBy, what)
 
-			// Appended, cancelled and retried jobs of other groups meanwhile.
+			// While it is paused, append, cancel and retry jobs of other groups.
 			other := client.Group{ID: "other", Tenant: "beta", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true}
 			s.submit(other)
 			if what == "type" {
-				s.awaitCounts("other", "it waits, too", func(c api.Counts) bool { return c.Waiting+c.NonReady == 20 })
+				s.awaitCounts("other", "its jobs wait, too", func(c api.Counts) bool { return c.Waiting+c.NonReady == 20 })
 			} else {
 				s.wait("other")
 			}
-			require.Equal(t, still.Done, s.group("g").Counts.Done, "nothing of it has started")
+			require.Equal(t, still.Done, s.group("g").Counts.Done, "no job has started")
 			s.audit()
 
 			require.NoError(t, c.resume(s))
@@ -69,26 +69,27 @@ func TestPauseWherever(t *testing.T) {
 	}
 }
 
-// A group that is cancelled while it is paused ends at once, and leaves nothing behind.
+// A group that is cancelled while it is paused ends at once and leaves nothing behind.
 func TestCancelWhilePaused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_COUNT", "2"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"))
 	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20,"fail":"retry","fail_times":2}`), Seal: true})
-	s.awaitCounts("g", "some are parked", func(c api.Counts) bool { return c.NonReady > 2 })
+	s.awaitCounts("g", "some are non-ready", func(c api.Counts) bool { return c.NonReady > 2 })
 	_, err := s.api.Pause(s.ctx(), "g")
 	require.NoError(t, err)
 	p := s.space.Partition(0)
-	s.await("some are suspended", func() bool { return s.rdb.ZCard(s.ctx(), p.SuspendedOf("acme")).Val() > 0 })
+	s.await("some jobs are suspended", func() bool { return s.rdb.ZCard(s.ctx(), p.SuspendedOf("acme")).Val() > 0 })
 	_, err = s.api.Cancel(s.ctx(), "g")
 	require.NoError(t, err)
 	require.Equal(t, api.StatusCancelled, s.wait("g").Status)
-	s.await("nothing of it is left", func() bool {
+	s.await("no job is left", func() bool {
 		return s.rdb.ZCard(s.ctx(), p.SuspendedOf("acme")).Val()+s.rdb.SCard(s.ctx(), p.Suspended()).Val()+s.rdb.SCard(s.ctx(), p.Active()).Val() == 0
 	})
 	s.audit()
 }
 
-// A tenant's own limit holds across processes from the moment that it is set, in whatever window.
+// A tenant's own rate limit holds across processes from the moment at which it is set, for every
+// window length.
 func TestTenantsOwnLimit(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 3), replicas("dispatcher", 2), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"))
@@ -101,7 +102,7 @@ func TestTenantsOwnLimit(t *testing.T) {
 	g := s.wait("g")
 	require.EqualValues(t, 60, g.Counts.Done)
 	require.Positive(t, g.Throttles)
-	// 65 runs at 10 a window of 200 ms begin in seven windows at least.
+	// 65 runs at 10 permits a window of 200 ms need at least seven windows.
 	took := g.Timestamps["completed"].Sub(g.Timestamps["running"])
 	require.Greater(t, took, 5*200*time.Millisecond)
 
@@ -117,7 +118,8 @@ func TestTenantsOwnLimit(t *testing.T) {
 	s.audit()
 }
 
-// With several partitions and fetchers, the limit as a whole is kept, and used where the demand is.
+// With several partitions and fetchers, the global limit is kept, and its quota goes to the
+// partitions that have demand.
 func TestLimitOfSeveralPartitions(t *testing.T) {
 	t.Parallel()
 	const perWindow, window = 40, 200 * time.Millisecond

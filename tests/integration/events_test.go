@@ -16,10 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// submission is the one that the documents show.
+// submission is the example command of the documents.
 const submission = `redis-cli XADD bulk-action:ingest '*' type group.submit data '{"tenant":"acme","type":"SEND_EMAIL","seal":true,"jobs":[{"payload":{"to":"a@example.com"}}]}'`
 
-// history waits for the last of a group's events in a round and returns all of them, as they came.
+// history waits for the last of a group's events in a round, and returns all of them in their order
+// in the stream.
 func (s *system) history(group string, round int) []api.Event {
 	s.t.Helper()
 	var all []api.Event
@@ -60,7 +61,7 @@ func TestBulkActionByRedisCLI(t *testing.T) {
 	shell := exec.CommandContext(t.Context(), "sh", "-c", strings.Replace(submission, "redis-cli", "redis-cli -p "+redisPort, 1))
 	answer, err := shell.CombinedOutput()
 	require.NoError(t, err, string(answer))
-	id := strings.TrimSpace(string(answer)) // without an id of its own the group is named after the entry
+	id := strings.TrimSpace(string(answer)) // a group without an id gets the id of its stream entry
 
 	events := s.history(id, 1)
 	require.Equal(t, []string{"group.created", "group.dispatched", "group.running", "group.aggregating", "group.completed"}, types(events))
@@ -109,7 +110,7 @@ func TestEndsOfGroups(t *testing.T) {
 	}
 	t.Run("cancelled", func(t *testing.T) {
 		ctx := context.Background()
-		s.submit(client.Group{ID: "cancelled", Type: "NOOP", Jobs: jobs(3, `{}`)}) // not sealed, so it stays CREATED
+		s.submit(client.Group{ID: "cancelled", Type: "NOOP", Jobs: jobs(3, `{}`)}) // not sealed, so its status stays CREATED
 		s.awaitCounts("cancelled", "all done", func(c api.Counts) bool { return c.Done == 3 })
 		answer, err := s.api.Cancel(ctx, "cancelled")
 		require.NoError(t, err)

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// example builds a program of examples/ and runs it as one of the system's processes until
-// the test ends.
+// example builds a program in examples/ and runs it as one of the system's processes until the test
+// ends.
 func (s *system) example(name string, more map[string]string, args ...string) {
 	s.t.Helper()
 	binary := filepath.Join(s.t.TempDir(), name)

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// load is a group of NOOP jobs with results to reduce, of which some fail for good and some once,
-// and what must come of it.
+// load is a group of NOOP jobs with results to reduce, and the counts and aggregates that are
+// expected at its end. Some of its jobs fail permanently and some need one retry.
 type load struct {
 	group     client.Group
 	counts    api.Counts
@@ -48,12 +48,12 @@ func newLoad(tenant string, n int) load {
 		}
 		l.group.Jobs = append(l.group.Jobs, client.Job{Payload: payload})
 	}
-	byKind, _ := json.Marshal(kinds) // numbers by text can always be encoded
+	byKind, _ := json.Marshal(kinds) // encoding a map[string]int can't fail
 	l.aggregate = map[string]string{"cost": fmt.Sprint(cost), "n": fmt.Sprint(l.counts.Done), "kinds": string(byKind)}
 	return l
 }
 
-// check compares an ended group with what must have come of its jobs.
+// check compares an ended group with the expected counts and aggregates.
 func (l load) check(t *testing.T, g api.Group) {
 	t.Helper()
 	require.Equal(t, api.StatusCompleted, g.Status)
@@ -65,7 +65,7 @@ func (l load) check(t *testing.T, g api.Group) {
 	}
 }
 
-// However many processes there are of each role, and partitions, the outcome is the same.
+// The outcome is the same for any number of processes of each role and of partitions.
 func TestFleets(t *testing.T) {
 	t.Parallel()
 	many := []option{

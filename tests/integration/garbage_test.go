@@ -13,19 +13,19 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// message is an entry that can't be accepted: its fields, and what the reason for its
-// rejection must say.
+// message is a stream entry that can't be accepted: its fields, and a part of the expected reason
+// for its rejection.
 type message struct {
 	fields []any
 	reason string
 }
 
-// of is a message of a type that says this.
+// of returns a message of a type with this data.
 func of(typ, data, reason string) message {
 	return message{[]any{"type", typ, "data", data}, reason}
 }
 
-// What a message on the ingest stream can be.
+// These are the types of messages on the ingest stream.
 const groupSubmit, jobsAppend, groupSeal, groupCancel = "group.submit", "jobs.append", "group.seal", "group.cancel"
 
 func garbage() map[string]message {
@@ -76,8 +76,8 @@ func garbage() map[string]message {
 	return all
 }
 
-// rejected waits until so many messages were quarantined, and returns them by the id
-// of their entry.
+// rejected waits until n messages were quarantined, and returns them by the ids of their stream
+// entries.
 func (s *system) rejected(n int) map[string]map[string]any {
 	s.t.Helper()
 	found := map[string]map[string]any{}
@@ -94,7 +94,7 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	pid := s.proc("ingest", 0).PID()
-	sent := map[string]message{} // by entry
+	sent := map[string]message{} // by entry id
 	name := map[string]string{}
 	began := time.Now()
 	good := func(i int) string { return fmt.Sprint("good-", i) }
@@ -105,7 +105,7 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 			s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"`+good(n)+`","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
 		}
 	}
-	// The same id with other content is another group's, and one that is sealed takes no more.
+	// The same group id with other content is a conflict. A sealed group takes no more jobs.
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"taken","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "id", "taken-2", "data", `{"type":"NOOP","seal":true}`)
 	other := map[string]message{
@@ -147,7 +147,7 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.Equal(t, pid, s.proc("ingest", 0).PID())
 	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 
-	// Nobody's keys were touched: every key is made of what was validated.
+	// Keys of other programs are untouched: each key that is written is made of validated parts.
 	keys, err := s.rdb.Keys(s.ctx(), "*").Result()
 	require.NoError(t, err)
 	for _, key := range keys {
@@ -159,8 +159,7 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.EqualValues(t, len(sent), st.Rejected)
 }
 
-// A message for a group that nobody knows waits for the group, but not for ever: one that is
-// old is rejected.
+// A message for an unknown group waits for the group for a limited time; then it is rejected.
 func TestMessagesForUnknownGroups(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 0))
@@ -173,7 +172,7 @@ func TestMessagesForUnknownGroups(t *testing.T) {
 		require.NoError(t, s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
 		want[id] = m.reason
 	}
-	// One that is young stays, and holds up nobody.
+	// A young message for an unknown group stays, and does not delay other messages.
 	s.xadd(s.space.Ingest(), "type", jobsAppend, "data", `{"group":"later","jobs":[{"payload":{}}]}`)
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"good","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
 	s.add("ingest")
@@ -203,12 +202,12 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	}
 	s.xadd(p.Ready("NOOP"), "other", "field")
 	s.xadd(p.ResultStream(), "other", "field")
-	s.xadd(p.ResultStream(), "g", "nobody", "l", `{"ordinal":0,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // of no group
-	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":3,"duration_ms":1,"attempts":1,"data":null}`, "t", "")  // reduced before
-	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":99,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // no such job
-	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||3|1700000000000||{}")                                 // ended before
-	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||99|1700000000000||{}")                                // no such job
-	s.xadd(p.Ready("NOOP"), "j", "nobody|NOOP|1|0|0|0|0|0|0|0||0|1700000000000||{}")                                // of no group
+	s.xadd(p.ResultStream(), "g", "nobody", "l", `{"ordinal":0,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // of an unknown group
+	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":3,"duration_ms":1,"attempts":1,"data":null}`, "t", "")  // already reduced
+	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":99,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // the group has no such job
+	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||3|1700000000000||{}")                                 // the job has ended
+	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||99|1700000000000||{}")                                // the group has no such job
+	s.xadd(p.Ready("NOOP"), "j", "nobody|NOOP|1|0|0|0|0|0|0|0||0|1700000000000||{}")                                // of an unknown group
 
 	s.submit(client.Group{ID: "second", Type: "NOOP", Jobs: jobs(200, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	g := s.wait("second")
@@ -216,7 +215,7 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	require.JSONEq(t, "200", string(g.Aggregate["n"]))
 
 	want := int64(2*len(junk) + 2)
-	s.await("all of it quarantined", func() bool { return s.rdb.LLen(s.ctx(), p.Quarantine()).Val() >= want })
+	s.await("all garbage is quarantined", func() bool { return s.rdb.LLen(s.ctx(), p.Quarantine()).Val() >= want })
 	list, err := s.rdb.LRange(s.ctx(), p.Quarantine(), 0, -1).Result()
 	require.NoError(t, err)
 	require.Len(t, list, int(want))
@@ -226,8 +225,9 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
 }
 
-// hostile is the i-th thing that a place which holds blobs may hold though it is none, or one of no
-// job: other is a group that is there. Some can be read; these name jobs that there are not.
+// hostile returns the i-th value that does not belong into a list, set or stream of jobs: either it
+// is no blob, or it is a blob of a job that does not exist. other is the id of an existing group,
+// which some blobs name.
 func hostile(i int, other string) string {
 	kinds := []string{
 		"", "junk", "\x00\xff\xfe\r\n", "{}", "null", "a|b|c", strings.Repeat("|", 5000), other + "|NOOP|1", "-1|1||x", "99999999999999999999|1||x", "1e9|1||", "NaN|NaN||",
@@ -237,11 +237,11 @@ func hostile(i int, other string) string {
 	if i%500 == 499 {
 		return strings.Repeat("x", 1<<20)
 	}
-	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // sets hold each only once
+	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // different texts, since a set stores equal ones once
 }
 
-// What anybody may write into any structure stops nobody: no process ends, what is good goes on
-// beside it, and the rest is quarantined.
+// Garbage in any structure stops no process: good entries beside it are handled, and the garbage is
+// quarantined.
 func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -249,7 +249,7 @@ func TestGarbageInEveryStream(t *testing.T) {
 	s.submit(client.Group{ID: "first", Tenant: "acme", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
 	s.wait("first")
 	later := time.Now().Add(time.Hour)
-	s.submit(client.Group{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: []byte("1"), RunAt: &later}}}) // so that acme's structures are there
+	s.submit(client.Group{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: []byte("1"), RunAt: &later}}}) // creates acme's structures
 	pids := map[string]int{}
 	for _, role := range roles {
 		pids[role] = s.proc(role, 0).PID()
@@ -278,7 +278,7 @@ func TestGarbageInEveryStream(t *testing.T) {
 				add(p.DeadLetters(), "job", h, "ordinal", h, "at", far, "payload", h)
 				add(s.space.Events(), "type", h, "data", h)
 				if h != "" {
-					pipe.ZAdd(ctx, p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "n" + h}) // nothing that parses: what does was counted once
+					pipe.ZAdd(ctx, p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "n" + h}) // a blob that can't be parsed: others would be counted
 					pipe.HSet(ctx, s.space.Workers(), h, h)
 				}
 			}
@@ -293,17 +293,17 @@ func TestGarbageInEveryStream(t *testing.T) {
 	s.submit(good(n))
 	for _, i := range []int{0, 250, 500, 750, n} {
 		s.awaitCounts(good(i).ID, "done", func(c api.Counts) bool { return c == api.Counts{Accepted: 20, Done: 20} })
-		s.await("it is reduced", func() bool { g := s.group(good(i).ID); return g.Status.Ended() && string(g.Aggregate["n"]) == "20" })
+		s.await("results are reduced", func() bool { g := s.group(good(i).ID); return g.Status.Ended() && string(g.Aggregate["n"]) == "20" })
 	}
 
-	s.await("nothing of it left", func() bool {
+	s.await("no garbage is left", func() bool {
 		return s.rdb.XLen(ctx, s.space.Ingest()).Val()+s.rdb.XLen(ctx, p.Ready("NOOP")).Val()+s.rdb.XLen(ctx, p.ResultStream()).Val()+s.rdb.XLen(ctx, p.Outbox()).Val() == 0 &&
 			s.rdb.ZCard(ctx, p.NonReadyOf("acme")).Val() == 1
 	})
-	require.Len(t, s.rejected(n), n, "each with its reason")
+	require.Len(t, s.rejected(n), n, "each entry is rejected with a reason")
 	quarantined, err := s.rdb.LRange(ctx, p.Quarantine(), 0, -1).Result()
 	require.NoError(t, err)
-	require.Len(t, quarantined, n, "as many as are kept")
+	require.Len(t, quarantined, n, "the quarantine is bounded")
 	for _, text := range quarantined {
 		require.Regexp(t, `^(ready:NOOP|results|outbox|non-ready:acme)[ :]`, text)
 	}
@@ -319,7 +319,7 @@ func TestGarbageInEveryStream(t *testing.T) {
 	s.cancelAndWait("later")
 }
 
-// cancelAndWait cancels a group and waits until its ledger is settled.
+// cancelAndWait cancels a group and waits until its jobs are settled.
 func (s *system) cancelAndWait(group string) {
 	s.t.Helper()
 	status, body := s.call("POST", s.url(0)+"/v1/groups/"+group+"/cancel", "")

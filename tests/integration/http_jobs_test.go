@@ -18,8 +18,9 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// partner is an API that has its moods, by the job's ordinal, and keeps a log of its own.
-type partner struct {
+// unreliableAPI is a downstream API whose answer depends on the job's ordinal. It records all
+// calls.
+type unreliableAPI struct {
 	mu    sync.Mutex
 	calls map[string]int // by job
 	ok    map[string]int // calls answered with 200, by job
@@ -27,9 +28,9 @@ type partner struct {
 	end   chan struct{}
 }
 
-// ServeHTTP answers most jobs at once; of a thousand, one each is told to come back with and
-// without a time, meets an error, a hang (all of which go by), and a refusal (which does not).
-func (p *partner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP answers most jobs at once with 200. Of 1000 jobs, one gets 429 with Retry-After at its
+// first call, one 429 without, one an error 500, one a hanging response, and one 404 at every call.
+func (p *unreliableAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	job := r.Header.Get("Idempotency-Key")
 	ordinal, err := strconv.Atoi(job[strings.LastIndexByte(job, '.')+1:])
@@ -77,7 +78,7 @@ func TestHTTPJobs(t *testing.T) {
 	if testing.Short() {
 		total = 10_000
 	}
-	p := &partner{calls: map[string]int{}, ok: map[string]int{}, end: make(chan struct{})}
+	p := &unreliableAPI{calls: map[string]int{}, ok: map[string]int{}, end: make(chan struct{})}
 	server := httptest.NewServer(p)
 	t.Cleanup(func() { close(p.end); server.Close() })
 	s := start(t, env("WORKER_TYPES", "HTTP"), env("HTTP_PROCESSOR_ALLOW_PRIVATE", "true"), env("HTTP_PROCESSOR_MAX_IDLE_CONNS_PER_HOST", "200"),
@@ -113,7 +114,7 @@ func TestHTTPJobs(t *testing.T) {
 			}
 			done++
 			cost += ordinal % 7
-			require.Equal(t, 1, p.ok[job], "%s has taken effect at the partner once", job)
+			require.Equal(t, 1, p.ok[job], "the downstream API executed %s once", job)
 		}
 		p.mu.Unlock()
 		require.Equal(t, api.StatusCompleted, g.Status)

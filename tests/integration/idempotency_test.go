@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// atOnce makes n requests at the same time.
+// atOnce sends n requests concurrently.
 func atOnce(n int, request func(i int) response) []response {
 	var at sync.WaitGroup
 	all := make([]response, n)
@@ -24,7 +24,7 @@ func atOnce(n int, request func(i int) response) []response {
 	return all
 }
 
-// accepted is the one answer that all of these are.
+// accepted requires that all responses are equal and returns that answer.
 func accepted(t *testing.T, all ...response) api.Accepted {
 	t.Helper()
 	var a api.Accepted
@@ -46,12 +46,12 @@ func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 		return do("POST", s.url(i)+"/v1/groups", body, "Idempotency-Key", key)
 	}
 
-	// The same request at once, to both processes.
+	// Send the same request several times concurrently, to both ingest processes.
 	first := accepted(t, atOnce(8, func(i int) response { return submit(i%2, "at-once", body) })...)
 	id := first.ID
 	require.Equal(t, api.Counts{Accepted: 2, Done: 2}, s.wait(id).Counts)
 
-	// Once more when the group has ended, and to another start of the process.
+	// Send the request again when the group has ended, also to a newly started process.
 	require.Equal(t, first, accepted(t, submit(1, "at-once", body)))
 	s.stop(s.proc("ingest", 0))
 	s.stop(s.proc("ingest", 1))
@@ -59,7 +59,8 @@ func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 	s.api = client.NewAPI(s.url(2))
 	require.Equal(t, first, accepted(t, submit(2, "at-once", body)))
 
-	// Other content under the key is refused; under another key it is another group.
+	// Other content with the same key is refused. Other content with another key creates another
+	// group.
 	require.Equal(t, http.StatusConflict, submit(2, "at-once", other).status)
 	second := accepted(t, submit(2, "another", other))
 	require.NotEqual(t, id, second.ID)

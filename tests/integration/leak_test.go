@@ -14,9 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// All roles in one process, started and stopped twenty times under load, leave neither a goroutine
-// nor a connection, and what they had accepted is done in the end. It does not run in parallel:
-// other tests' goroutines would be taken for its own.
+// All roles run in one process, which is started and stopped twenty times under load. No goroutine
+// and no connection may be left, and all accepted jobs are done at the end. The test does not run
+// in parallel, because goroutines of other tests would be counted too.
 func TestNothingLeaks(t *testing.T) {
 	server := redistest.Server(t)
 	rdb := server.Client()
@@ -40,7 +40,7 @@ func TestNothingLeaks(t *testing.T) {
 		case addr := <-started:
 			api = client.NewAPI("http://" + addr)
 		case code := <-ended:
-			require.Failf(t, "it has ended before it started", "exit code %d", code)
+			require.Failf(t, "the process ended before it was ready", "exit code %d", code)
 		}
 		for n := range 4 {
 			g := client.Group{ID: fmt.Sprintf("g-%d-%d", i, n), Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":20}`), Seal: true}
@@ -58,5 +58,5 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	http.DefaultClient.CloseIdleConnections()
 	require.NoError(t, goleak.Find(before))
-	require.Zero(t, connections(t, rdb), "connections that nobody has closed")
+	require.Zero(t, connections(t, rdb), "connections that were not closed")
 }

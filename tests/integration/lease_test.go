@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// A lease says how long a worker may be silent, not how long a job may run.
+// The lease bounds how long a worker may be silent, not how long a job may run.
 func TestJobsOutliveTheirLeases(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "4"))
@@ -32,15 +32,15 @@ func TestJobsOutliveTheirLeases(t *testing.T) {
 	require.Zero(t, s.load("NOOP", "lost"))
 }
 
-// load is a counter of a type, in the first partition.
+// load returns one of a type's counters, in the first partition.
 func (s *system) load(typ, field string) int64 {
 	s.t.Helper()
 	n, _ := s.rdb.HGet(s.ctx(), s.space.Partition(0).Load(typ), field).Int64()
 	return n
 }
 
-// A worker that stands still for three leases has lost its jobs to others; when it goes on, it
-// does no harm.
+// A worker that is stopped (SIGSTOP) for three leases loses its jobs to others. When it continues,
+// it does no harm.
 func TestStoppedWorkerComesBack(t *testing.T) {
 	t.Parallel()
 	const n = 40
@@ -48,7 +48,7 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	var hanging atomic.Int32
 	gone := make(chan struct{}, n)
 	sink := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !stopped.Load() { // what the worker runs before it is stopped ends when it gives that up
+		if !stopped.Load() { // requests of the stopped worker hang until it cancels them
 			hanging.Add(1)
 			<-r.Context().Done()
 			gone <- struct{}{}
@@ -68,17 +68,17 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	frozen.Signal(syscall.SIGSTOP)
 	stopped.Store(true)
 	second := s.add("worker")
-	g := s.wait("g") // they run elsewhere while it stands still: that takes longer than its leases
+	g := s.wait("g") // the jobs run elsewhere while the worker is stopped
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
 	frozen.Signal(syscall.SIGCONT)
-	for range 20 { // it learns that its leases are lost: the jobs' contexts end, and so do their requests
+	for range 20 { // the worker learns that its leases are lost and cancels the jobs' contexts, which ends their requests
 		select {
 		case <-gone:
 		case <-time.After(patience):
 			require.Fail(t, "a job of the worker that came back still runs")
 		}
 	}
-	s.await("its leases are counted as lost", func() bool { return s.load("HTTP", "lost") >= 20 })
+	s.await("leases are counted as lost", func() bool { return s.load("HTTP", "lost") >= 20 })
 	s.submit(client.Group{ID: "after", Type: "HTTP", Jobs: jobs(10, `{"url":"`+sink.URL+`"}`), Seal: true})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.wait("after").Counts)
 
@@ -90,22 +90,22 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	require.True(t, second.Running())
 }
 
-// Outcomes of a worker that stood still are refused and counted: its jobs had their
-// outcome elsewhere.
+// Outcomes of a worker that was stopped too long are refused and counted, because other workers
+// have run its jobs.
 func TestLateOutcomesAreRefused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"))
 	const n = 10
 	frozen := s.proc("worker", 0)
-	// They sleep by the clock: all have ended when the worker goes on, so that it reports
-	// before it renews.
+	// The jobs sleep by the clock: all have ended when the worker continues, so that it reports
+	// before it renews leases.
 	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":500,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}}})
 	s.awaitCounts("g", "all run", func(c api.Counts) bool { return c.InFlight == n })
 	frozen.Signal(syscall.SIGSTOP)
 	s.add("worker")
 	g := s.wait("g")
 	frozen.Signal(syscall.SIGCONT)
-	s.await("what it reports late is refused, or was given up", func() bool { return s.load("NOOP", "stale")+s.load("NOOP", "lost") >= n })
+	s.await("late outcomes are refused, or their leases are lost", func() bool { return s.load("NOOP", "stale")+s.load("NOOP", "lost") >= n })
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
 	g = s.group("g")
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)

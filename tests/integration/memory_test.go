@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// While Redis's memory is full nothing comes in, and what was accepted goes on to its end.
+// While Redis's memory is full, submissions are refused, and accepted jobs run to their end.
 func TestMemoryIsFull(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
@@ -46,9 +46,9 @@ func TestMemoryIsFull(t *testing.T) {
 		require.NotEmpty(t, req.Header.Get("Retry-After"), path)
 	}
 	status, answer := s.call("POST", s.url(0)+"/v1/groups/doomed/cancel", "")
-	require.Equal(t, http.StatusAccepted, status, "it makes room: %s", answer)
+	require.Equal(t, http.StatusAccepted, status, "cancel frees memory: %s", answer)
 
-	// A worker that dies now comes back, and the jobs that it held run again.
+	// A worker is killed; the jobs that it held run again.
 	s.proc("worker", 0).Kill()
 	s.add("worker")
 	s.await("the end of what was accepted", func() bool { return s.group(l.group.ID).Status.Ended() })
@@ -61,22 +61,23 @@ func TestMemoryIsFull(t *testing.T) {
 	for _, role := range roles {
 		require.True(t, s.proc(role, len(s.procs[role])-1).Running(), role)
 	}
-	require.ErrorContains(t, s.rdb.XAdd(s.ctx(), raw).Err(), "OOM", "it was full all the time")
+	require.ErrorContains(t, s.rdb.XAdd(s.ctx(), raw).Err(), "OOM", "memory is still full")
 
 	require.NoError(t, s.rdb.ConfigSet(s.ctx(), "maxmemory", "0").Err())
 	require.NoError(t, s.rdb.XAdd(s.ctx(), raw).Err())
 	_, err := s.api.Seal(s.ctx(), "open", nil)
 	require.NoError(t, err)
 	for _, group := range []string{"raw", "open", l.group.ID, "doomed"} {
-		s.wait(group) // what was not announced for want of room, is
+		s.wait(group) // events that found no memory are published now
 	}
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.group("raw").Counts)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.group("open").Counts)
 	status, _ = s.call("GET", s.url(0)+"/v1/groups/http", "")
-	require.Equal(t, http.StatusNotFound, status, "what was refused is not there")
+	require.Equal(t, http.StatusNotFound, status, "a refused group does not exist")
 }
 
-// A Redis that drops keys for want of memory loses jobs: no role starts on it.
+// A Redis that evicts keys when its memory is full would lose jobs: every role refuses to start on
+// it.
 func TestEvictionIsRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))

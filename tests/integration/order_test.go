@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Messages of one group arrive in any order, repeatedly, and through two processes at once.
+// Messages of one group arrive in any order, several times, and through two processes at once.
 func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	t.Parallel()
 	const appends, each, times = 50, 3, 3
@@ -26,7 +26,7 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	sealing := func(group, total string) []any {
 		return []any{"type", groupSeal, "data", fmt.Sprintf(`{"group":%q%s}`, group, total)}
 	}
-	var all [][]any // additions, each a few times
+	var all [][]any // each append several times
 	shuffled := func(group string) [][]any {
 		all = nil
 		for i := range appends {
@@ -65,7 +65,7 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 		require.Equal(t, want, g.Counts, group)
 		require.True(t, g.Sealed)
 	}
-	// Once more, when all is over: a repeated message is no error.
+	// A message that is repeated after the end of its group is no error.
 	for _, m := range append(append(last, first...), anyhow...) {
 		s.xadd(s.space.Ingest(), m...)
 	}
@@ -85,14 +85,14 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	require.Len(t, both, 2)
 }
 
-// Of a message's id the first content counts, also in another process.
+// The first content of a message id counts, also if another process reads the repetition.
 func TestRepeatedMessageWithOtherContent(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 2))
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"g","type":"NOOP","jobs":[]}`)
 	for _, n := range []string{`{"payload":{}}`, `{"payload":{}},{"payload":{}}`, `{"payload":{}},{"payload":{}},{"payload":{}}`} {
 		s.xadd(s.space.Ingest(), "type", jobsAppend, "id", "m1", "data", `{"group":"g","jobs":[`+n+`]}`)
-		s.await("the message is done with", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
+		s.await("the message is acknowledged", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 	}
 	s.xadd(s.space.Ingest(), "type", groupSeal, "data", `{"group":"g"}`)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("g").Counts)

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// awaitReadyz waits until /readyz of every process answers so.
+// awaitReadyz waits until /readyz of every process answers with this status.
 func (s *system) awaitReadyz(status int) {
 	s.t.Helper()
 	for role, procs := range s.procs {
@@ -40,7 +40,7 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	s.awaitReadyz(http.StatusServiceUnavailable)
 	for role, procs := range s.procs {
 		status, body := s.call("GET", "http://"+procs[0].AdminAddr()+"/healthz", "")
-		require.Equal(t, http.StatusOK, status, "%s lives on: %s", role, body)
+		require.Equal(t, http.StatusOK, status, "%s still runs: %s", role, body)
 		_, body = s.call("GET", "http://"+procs[0].AdminAddr()+"/readyz", "")
 		require.Contains(t, string(body), "redis", role)
 	}
@@ -69,8 +69,7 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("open").Counts)
 }
 
-// A Redis that stalls looks dead for a while; nothing is taken for abandoned, and nothing
-// counts twice.
+// A Redis that stalls looks dead for a while. No job is taken back, and nothing is counted twice.
 func TestRedisStalls(t *testing.T) {
 	t.Parallel()
 	const n = 1000

@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// stage is what a role other than the worker shows in /v1/stats; there must be one such process.
+// stage returns the status of a role other than the worker from /v1/stats. There must be exactly
+// one process of the role.
 func (s *system) stage(role string) api.StageStatus {
 	s.t.Helper()
 	st, err := s.api.Stats(s.ctx())
@@ -31,7 +32,7 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	s := start(t, env("WORKER_COUNT", "2"), env("FETCH_BATCH_SIZE", "5"), env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
 	s.submit(client.Group{ID: "quick", Type: "NOOP", Jobs: append(jobs(9, `{}`), jobs(1, `{"fail":"retry","fail_times":1}`)...), Seal: true})
 	s.wait("quick")
-	s.await("fetcher and dispatcher tell of it", func() bool {
+	s.await("fetcher and dispatcher show their status", func() bool {
 		return s.stage("fetcher").Counts["total_fetched"] == 10 && s.stage("dispatcher").Counts["total_moved"] == 1
 	})
 	require.True(t, s.stage("fetcher").Running)
@@ -44,7 +45,7 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 		status, body := s.call("PUT", "http://"+worker.AdminAddr()+"/pool", fmt.Sprintf(`{"workers":%d}`, n))
 		require.Equal(t, http.StatusOK, status, string(body))
 	}
-	// shown waits until /v1/stats shows the pool so.
+	// shown waits until /v1/stats shows a pool with this many workers and active slots.
 	shown := func(workers, active int) api.WorkerStatus {
 		t.Helper()
 		var w api.WorkerStatus
@@ -74,7 +75,7 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	}
 	require.Equal(t, 7, s.pool(worker).Workers)
 
-	// Downwards it waits for the running ones.
+	// A smaller pool waits until jobs in flight have ended.
 	resize(3)
 	_, err := s.api.Cancel(s.ctx(), "endless")
 	require.NoError(t, err)
@@ -92,6 +93,6 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	st, err = s.api.Stats(s.ctx())
 	require.NoError(t, err)
 	for _, stage := range st.Stages {
-		require.NotEqual(t, "fetcher", stage.Role, "it has signed off")
+		require.NotEqual(t, "fetcher", stage.Role, "a stopped process is not shown")
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// With REDIS_WAIT_REPLICAS a producer has its answer, and an entry of the ingest stream is done
-// with, when a replica has it.
+// With REDIS_WAIT_REPLICAS, a producer gets its answer only when a replica has the data, and an
+// entry of the ingest stream is acknowledged only then.
 func TestAcceptedMeansReplicated(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "3"), env("REDIS_WAIT_REPLICAS", "1"), env("REDIS_COMMAND_TIMEOUT", "1s"), onRedis(redistest.Args("--repl-diskless-sync-delay", "0")))
@@ -36,7 +36,7 @@ func TestAcceptedMeansReplicated(t *testing.T) {
 		pending, err := s.rdb.XPending(s.ctx(), s.space.Ingest(), "ingest").Result()
 		return err == nil && pending.Count == 1
 	})
-	// Both are stored, and run; but nothing is answered for.
+	// Both groups are stored and run, but neither is acknowledged yet.
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("http").Counts)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("stream").Counts)
 	status, _ = s.call("POST", s.url(0)+"/v1/groups", body)

@@ -22,7 +22,7 @@ func TestRetryRunsOnlyWhatFailed(t *testing.T) {
 	const good, bad, hopeless = 200, 50, 10
 	none := 0
 	all := jobs(good, `{"result":1}`)
-	all = append(all, jobs(bad, `{"fail":"retry","fail_times":1,"result":100}`)...) // the first attempt is all of round 1
+	all = append(all, jobs(bad, `{"fail":"retry","fail_times":1,"result":100}`)...) // round 1 has only one attempt
 	all = append(all, jobs(hopeless, `{"fail":"permanent"}`)...)
 	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: all, Seal: true, MaxRetries: &none, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}, {As: "n", Op: "count"}}})
 	require.Equal(t, append(rounds, "group.completed"), types(s.history("g", 1)))
@@ -62,7 +62,7 @@ func TestRetryRunsOnlyWhatFailed(t *testing.T) {
 	}
 	require.Equal(t, hopeless, failures)
 
-	// Many ask at once: one round opens.
+	// Of several concurrent retry requests, one opens a round.
 	s.stop(s.proc("worker", 0))
 	for _, r := range atOnce(4, func(int) response { return do("POST", s.url(0)+"/v1/groups/g/retry", "") }) {
 		require.NoError(t, r.err)
@@ -87,7 +87,7 @@ func TestScheduledGroupsAndJobs(t *testing.T) {
 	s.submit(client.Group{ID: "job", Type: "NOOP", Jobs: mixed, Seal: true})
 	s.submit(client.Group{ID: "now", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true})
 
-	s.wait("now") // is held up by none of it
+	s.wait("now") // scheduled jobs do not delay it
 	s.awaitCounts("job", "all but one done", func(c api.Counts) bool { return c == api.Counts{Accepted: 20, Done: 19, NonReady: 1} })
 	require.Equal(t, api.Counts{Accepted: 20, Waiting: 20}, s.group("group").Counts)
 	require.Equal(t, api.StatusDispatched, s.group("group").Status)
@@ -137,7 +137,7 @@ func TestLargePayloads(t *testing.T) {
 	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, MaxRetries: &none, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	require.Equal(t, api.Counts{Accepted: 35, Done: 30, Failed: 5}, s.wait("g").Counts)
 	payloads := s.space.OfTenant("acme").Payloads("g")
-	require.EqualValues(t, 5, s.rdb.HLen(s.ctx(), payloads).Val(), "of what may run again")
+	require.EqualValues(t, 5, s.rdb.HLen(s.ctx(), payloads).Val(), "payloads of failed jobs are kept for a retry")
 	for d, err := range s.api.DeadLetters(s.ctx()) {
 		require.NoError(t, err)
 		require.True(t, json.Valid(d.Payload))

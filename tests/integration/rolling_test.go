@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Every role is replaced under load, one after the other, in two rounds or as many as
-// ROLLING_ROUNDS says: each process ends well within its grace period, no job is lost, and no
-// connection stays behind at the end.
+// Every role is replaced under load, one after the other, in ROLLING_ROUNDS rounds (default 2).
+// Each process ends well within its grace period, no job is lost, and no connection is left at the
+// end.
 func TestRollingRestarts(t *testing.T) {
 	t.Parallel()
 	rounds := 2
@@ -71,7 +71,7 @@ func TestRollingRestarts(t *testing.T) {
 	s.await("no connection left", func() bool { return connections(t, s.rdb) == 0 })
 }
 
-// connections is how many Redis holds for others than this client.
+// connections returns the number of Redis's client connections, without this client's own.
 func connections(t testing.TB, rdb redis.UniversalClient) int {
 	t.Helper()
 	list, err := rdb.ClientList(t.Context()).Result()

@@ -6,7 +6,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// All roles on a master that a Sentinel watches, which dies while they work, and its heir too.
+// All roles run on a master that Sentinel watches. The master dies while they work; later the
+// promoted replica dies too.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	sentinels := redistest.Sentinel(t)
@@ -18,7 +19,7 @@ func TestSentinel(t *testing.T) {
 	for range 2 {
 		sentinels.Master.Kill()
 		sentinels.AwaitMaster(sentinels.Replica)
-		sentinels.Rejoin(sentinels.Master) // without it nothing is accepted
+		sentinels.Rejoin(sentinels.Master) // with no replica, nothing is accepted
 		p.awaitProgress("jobs after a failover", 300)
 		sentinels.Master, sentinels.Replica = sentinels.Replica, sentinels.Master
 	}

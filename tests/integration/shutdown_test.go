@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// results are those of a group, by ordinal; none comes twice.
+// results returns the results of a group by ordinal, and fails if one comes twice.
 func (s *system) results(group string) map[int64]api.Result {
 	s.t.Helper()
 	all := map[int64]api.Result{}
@@ -31,7 +31,7 @@ func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 	s.awaitCounts("slow", "all run", func(c api.Counts) bool { return c.InFlight == 10 })
 	s.stop(s.proc("worker", 0))
 	c := s.group("slow").Counts
-	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, c, "settled when the process has ended")
+	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, c, "all outcomes are stored when the process has ended")
 	s.wait("slow")
 	for _, r := range s.results("slow") {
 		require.Equal(t, 1, r.Attempts)
@@ -39,10 +39,10 @@ func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 	require.Contains(t, s.proc("worker", 0).Log(), `"msg":"stopped"`)
 	st, err := s.api.Stats(s.ctx())
 	require.NoError(t, err)
-	require.Empty(t, st.Workers, "it has signed off")
+	require.Empty(t, st.Workers, "a stopped process is not shown")
 }
 
-func TestStoppedWorkerHandsBackWhatItCannotFinish(t *testing.T) {
+func TestStoppedWorkerReleasesWhatItCannotFinish(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"), env("SHUTDOWN_GRACE_PERIOD", "100ms"))
 	s.submit(client.Group{ID: "slow", Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":1500}`), Seal: true})
@@ -56,7 +56,7 @@ func TestStoppedWorkerHandsBackWhatItCannotFinish(t *testing.T) {
 	s.add("worker")
 	g := s.wait("slow")
 	require.Equal(t, api.Counts{Accepted: 25, Done: 25}, g.Counts)
-	require.Zero(t, g.Retries, "a job that is handed back uses no retry")
+	require.Zero(t, g.Retries, "a released job uses no retry")
 	again := 0
 	for _, r := range s.results("slow") {
 		if r.Attempts > 1 {
@@ -66,8 +66,8 @@ func TestStoppedWorkerHandsBackWhatItCannotFinish(t *testing.T) {
 	require.GreaterOrEqual(t, again, 10)
 }
 
-// underLoad submits groups over HTTP, and by the stream while during runs, and holds them against
-// what must come of them.
+// underLoad submits groups over HTTP before and by the stream while during runs, and checks their
+// outcomes.
 func (s *system) underLoad(t *testing.T, during func()) {
 	t.Helper()
 	const groups, messages, each = 5, 20, 50
@@ -154,8 +154,8 @@ func TestKilledWorker(t *testing.T) {
 		}
 	}
 	require.Len(t, all, n)
-	require.Positive(t, again, "what the lost worker ran has run again")
-	s.await("the dispatcher tells of it", func() bool { return s.stage("dispatcher").Counts["taken_back"] > 0 })
+	require.Positive(t, again, "jobs of the killed worker have run again")
+	s.await("the dispatcher counts them", func() bool { return s.stage("dispatcher").Counts["taken_back"] > 0 })
 }
 
 func TestEveryRoleIsKilledUnderLoad(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package integration tests the system from outside: its six roles as processes of their own on a
-// private redis-server, driven as producers and operators do.
+// Package integration tests the system from outside: its six roles run as separate processes on a
+// private redis-server; the tests act as producers and operators.
 package integration
 
 import (
@@ -33,42 +33,42 @@ func TestMain(m *testing.M) { proctest.Main(m, "./tests/integration/retryworker"
 // roles are the binaries in the order of the pipeline.
 var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
-// patience is how long a test waits for anything on a machine that is busy with other things.
+// patience is how long a test waits for an event. It allows for a busy machine.
 const patience = 60 * time.Second
 
-// system is an installation: a Redis and the processes on it. Its methods end the test when they
-// fail. The processes end with the test; while they still run, the data is audited.
+// system is an installation: a Redis and the processes that use it. Its methods fail the test on
+// errors. The processes end with the test; before they end, the data is audited.
 type system struct {
 	t     testing.TB
-	redis *redistest.Redis // nil where a test brought its own
+	redis *redistest.Redis // nil if the test started its own
 	rdb   redis.UniversalClient
 	space keyspace.Space
 	env   map[string]string
 	procs map[string][]*proctest.Process
-	bins  map[string]string // role → binary, where it is not named as the role
+	bins  map[string]string // by role: its binary, if that has another name than the role
 
-	api *client.API // of the first ingest; nil when there is none
+	api *client.API // of the first ingest; nil if there is none
 }
 
-// setup is what a test may want otherwise than start has it.
+// setup is changed by a test's options before start uses it.
 type setup struct {
-	replicas map[string]int // processes of a role; 1 where it says nothing
+	replicas map[string]int // number of processes of a role; 1 if absent
 	env      map[string]string
 	redis    []redistest.Option
 	url      string
-	binaries map[string]string // role → binary, where it is not named as the role
+	binaries map[string]string // by role: its binary, if that has another name than the role
 }
 
 type option func(*setup)
 
-// replicas starts n processes of a role; 0 is none.
+// replicas starts n processes of a role; 0 means none.
 func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
 
-// binary starts another binary than the one that is named as the role.
+// binary starts the binary name for a role, in place of the binary that has the name of the role.
 func binary(role, name string) option { return func(o *setup) { o.binaries[role] = name } }
 
-// env sets a variable of all processes, given without its prefix BULKACTION_ unless it is one of
-// OpenTelemetry.
+// env sets an environment variable of all processes. name is without the prefix BULKACTION_, unless
+// it is a variable of OpenTelemetry.
 func env(name, value string) option { return func(o *setup) { o.env[variable(name)] = value } }
 
 // onRedis starts the redis-server with options.
@@ -76,7 +76,7 @@ func onRedis(opts ...redistest.Option) option {
 	return func(o *setup) { o.redis = append(o.redis, opts...) }
 }
 
-// onURL uses a Redis that the test has started.
+// onURL uses a Redis that the test itself has started.
 func onURL(url string) option { return func(o *setup) { o.url = url } }
 
 func variable(name string) string {
@@ -86,7 +86,7 @@ func variable(name string) string {
 	return "BULKACTION_" + name
 }
 
-// start starts a Redis and one process of each role, unless options say otherwise, and waits until
+// start starts a Redis and one process of each role, unless options change that, and waits until
 // all are ready.
 func start(t testing.TB, opts ...option) *system {
 	t.Helper()
@@ -145,10 +145,11 @@ func connect(t testing.TB, url string) *redisx.Conn {
 	return conn
 }
 
-// ctx is the test's, but does not end before clean-ups, which use it too.
+// ctx returns the test's context without its cancellation, because clean-ups use it too.
 func (s *system) ctx() context.Context { return context.WithoutCancel(s.t.Context()) }
 
-// launch starts one more process of a role, with more variables (full names), and does not wait.
+// launch starts one more process of a role, with additional variables (full names). It does not
+// wait until the process is ready.
 func (s *system) launch(role string, more map[string]string) *proctest.Process {
 	s.t.Helper()
 	all := maps.Clone(s.env)
@@ -166,22 +167,22 @@ func (s *system) add(role string) *proctest.Process {
 	return p
 }
 
-// proc is the i-th process of a role.
+// proc returns the i-th process of a role.
 func (s *system) proc(role string, i int) *proctest.Process {
 	s.t.Helper()
 	require.Greater(s.t, len(s.procs[role]), i)
 	return s.procs[role][i]
 }
 
-// stop ends a process as an operator does; it must end well.
+// stop stops a process with SIGTERM; the exit code must be 0.
 func (s *system) stop(p *proctest.Process) {
 	s.t.Helper()
 	p.Signal(syscall.SIGTERM)
 	require.Equal(s.t, 0, p.Wait(patience), "exit code")
 }
 
-// stopAll ends all processes at once, as an operator does; what they had not sent or written,
-// they have then.
+// stopAll stops all processes at the same time with SIGTERM. Afterwards everything that they had
+// buffered is written and sent.
 func (s *system) stopAll() {
 	s.t.Helper()
 	for _, procs := range s.procs {
@@ -199,7 +200,7 @@ func (s *system) stopAll() {
 	s.procs = map[string][]*proctest.Process{}
 }
 
-// url is the base of the i-th ingest's API.
+// url returns the base URL of the i-th ingest's API.
 func (s *system) url(i int) string { s.t.Helper(); return "http://" + s.proc("ingest", i).APIAddr() }
 
 // submit creates a group over HTTP, through the first ingest, and returns its id.
@@ -210,7 +211,7 @@ func (s *system) submit(g client.Group) string {
 	return accepted.ID
 }
 
-// group shows a group, through the first ingest.
+// group returns a group, as the first ingest shows it.
 func (s *system) group(id string) api.Group {
 	s.t.Helper()
 	g, err := s.api.Group(s.ctx(), id)
@@ -218,7 +219,7 @@ func (s *system) group(id string) api.Group {
 	return g
 }
 
-// jobs are n jobs of NOOP with the same payload.
+// jobs returns n NOOP jobs with the same payload.
 func jobs(n int, payload string) []client.Job {
 	all := make([]client.Job, n)
 	for i := range all {
@@ -227,7 +228,7 @@ func jobs(n int, payload string) []client.Job {
 	return all
 }
 
-// wait waits until a group has ended its first round and returns it as the event has it.
+// wait waits until a group has ended its first round and returns the group as its event shows it.
 func (s *system) wait(group string) api.Group { s.t.Helper(); return s.waitRound(group, 1) }
 
 func (s *system) waitRound(group string, round int) api.Group {
@@ -238,7 +239,7 @@ func (s *system) waitRound(group string, round int) api.Group {
 	return *e.Group
 }
 
-// event waits for an event, past or to come, that is the one.
+// event waits for an event for which is returns true; the event may be in the past.
 func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	s.t.Helper()
 	var found api.Event
@@ -260,7 +261,7 @@ func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 			require.Fail(s.t, "await "+what, "nothing of it on %s after %s", stream, patience)
 		}
 		if err != nil && !errors.Is(err, redis.Nil) {
-			_ = redisx.Sleep(ctx, 20*time.Millisecond) // Redis may be away for a test's sake
+			_ = redisx.Sleep(ctx, 20*time.Millisecond) // some tests stop Redis
 			continue
 		}
 		for _, st := range found {
@@ -274,7 +275,7 @@ func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	}
 }
 
-// await looks until ok, for what no event tells.
+// await checks ok repeatedly until it is true. Use it where no event tells the time.
 func (s *system) await(what string, ok func() bool) {
 	s.t.Helper()
 	expired := time.After(patience)
@@ -289,7 +290,7 @@ func (s *system) await(what string, ok func() bool) {
 	}
 }
 
-// counts waits until a group's ledger is as wanted.
+// awaitCounts waits until the counts of a group are as wanted.
 func (s *system) awaitCounts(group, what string, ok func(api.Counts) bool) api.Counts {
 	s.t.Helper()
 	var c api.Counts
@@ -304,8 +305,7 @@ type response struct {
 	err    error
 }
 
-// do makes one HTTP request, with pairs of a header's name and value. It may be called by
-// any goroutine.
+// do makes one HTTP request; header contains pairs of name and value. Any goroutine may call it.
 func do(method, url, body string, header ...string) (r response) {
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
@@ -327,7 +327,7 @@ func do(method, url, body string, header ...string) (r response) {
 	return r
 }
 
-// call makes an HTTP request that must be answered, and returns the answer's status and body.
+// call makes an HTTP request that must get an answer, and returns its status and body.
 func (s *system) call(method, url, body string, header ...string) (int, []byte) {
 	s.t.Helper()
 	r := do(method, url, body, header...)
@@ -335,7 +335,7 @@ func (s *system) call(method, url, body string, header ...string) (int, []byte) 
 	return r.status, r.body
 }
 
-// xadd adds an entry with pairs of field and value to a stream, under an id that Redis gives.
+// xadd adds an entry with pairs of field and value to a stream. Redis chooses the entry's id.
 func (s *system) xadd(stream string, fields ...any) string {
 	s.t.Helper()
 	id, err := s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: stream, Values: fields}).Result()
@@ -343,13 +343,13 @@ func (s *system) xadd(stream string, fields ...any) string {
 	return id
 }
 
-// conserved holds the law of the ledger: every job is in exactly one place.
+// conserved requires that each job is counted in exactly one state.
 func conserved(t testing.TB, c api.Counts) {
 	t.Helper()
 	require.Equal(t, c.Accepted, c.Waiting+c.NonReady+c.Ready+c.InFlight+c.Done+c.Failed+c.Cancelled, "%+v", c)
 }
 
-// audit holds what is in Redis against what is promised.
+// audit requires that a full audit finds no violation.
 func (s *system) audit() {
 	s.t.Helper()
 	conn := connect(s.t, s.env["BULKACTION_REDIS_URL"])

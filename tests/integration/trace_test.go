@@ -16,10 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
-// secret is part of payloads and results, and of nothing else.
+// secret is a part of payloads and results. It may occur nowhere else.
 const secret = "s3cr3t-of-the-customer"
 
-// traced starts an installation that sends its spans to a receiver.
+// traced starts a system that sends its spans to a receiver.
 func traced(t *testing.T, opts ...option) (*system, *oteltest.Receiver) {
 	t.Helper()
 	r := oteltest.New(t)
@@ -28,15 +28,15 @@ func traced(t *testing.T, opts ...option) (*system, *oteltest.Receiver) {
 	}, opts...)...), r
 }
 
-// parentOf is a traceparent, and its two ids.
+// parentOf returns a traceparent header and its two ids.
 func parentOf(n int, flags string) (header, traceID, spanID string) {
 	traceID, spanID = fmt.Sprintf("%032x", 0xabc000+n), fmt.Sprintf("%016x", 0xdef000+n)
 	return "00-" + traceID + "-" + spanID + "-" + flags, traceID, spanID
 }
 
-// awaitTrace waits until a trace is whole and returns its spans in order: each is the parent of
-// the next. The first one follows parent, "" for none. Its first span is not the producer's when
-// that is not ours.
+// awaitTrace waits until a trace is complete, and returns its spans in order: each one is the
+// parent of the next. parent is the parent id of the first span; "" if it has none. Spans of a
+// foreign producer are not included.
 func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
 	t.Helper()
 	of := func(all []oteltest.Span) []oteltest.Span {
@@ -57,13 +57,13 @@ func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []ot
 		return len(spans) == 0 && len(path) > 0 && path[len(path)-1].Name == "reduce"
 	})
 	for i := 1; i < len(path); i++ {
-		// Scripts tell times in whole milliseconds.
+		// Scripts measure time in whole milliseconds.
 		require.False(t, path[i].Start.Before(path[i-1].Start.Add(-2*time.Millisecond)), "%s starts before %s", path[i].Name, path[i-1].Name)
 	}
 	return path
 }
 
-// names are those of spans, with the attempt that they are about where they tell it.
+// names returns the names of spans, each with its attempt if the span has one.
 func names(spans []oteltest.Span) []string {
 	all := make([]string, len(spans))
 	for i, s := range spans {
@@ -76,7 +76,7 @@ var kindOf = map[string]string{
 	"send ingest": "producer", "ingest": "consumer", "admit": "internal", "promote": "internal", "process NOOP": "consumer", "reduce": "consumer",
 }
 
-// describes holds what each span of a job's trace must tell.
+// describes checks the attributes of each span of a job's trace.
 func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group string, ordinal int) {
 	t.Helper()
 	destination := map[string]string{
@@ -105,7 +105,7 @@ func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group stri
 	}
 }
 
-// silent holds that no span tells anything of a payload.
+// silent requires that no span contains any part of a payload.
 func silent(t *testing.T, spans []oteltest.Span) {
 	t.Helper()
 	for _, s := range spans {
@@ -115,7 +115,7 @@ func silent(t *testing.T, spans []oteltest.Span) {
 	}
 }
 
-// batches holds that spans of batches with this name link to all of these spans.
+// awaitBatches waits until spans of batches with this name link to all of these jobs' spans.
 func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
 	t.Helper()
 	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
@@ -142,7 +142,7 @@ func TestTraceOfOneJob(t *testing.T) {
 		return `{"id":"` + id + `","tenant":"acme","type":"NOOP","seal":true,"jobs":[{"payload":` + string(payload()) + `}]}`
 	}
 
-	t.Run("over HTTP it continues the request's", func(t *testing.T) {
+	t.Run("over HTTP it continues the request's trace", func(t *testing.T) {
 		header, traceID, parent := parentOf(1, "01")
 		status, answer := s.call("POST", s.url(0)+"/v1/groups", body("http"), "traceparent", header)
 		require.Equal(t, 202, status, string(answer))
@@ -166,7 +166,7 @@ func TestTraceOfOneJob(t *testing.T) {
 		require.Equal(t, wholeWay[1:], names(path))
 		describes(t, s, path, "acme", "produced", 0)
 	})
-	t.Run("by XADD it continues the entry's", func(t *testing.T) {
+	t.Run("by XADD it continues the entry's trace", func(t *testing.T) {
 		header, traceID, parent := parentOf(2, "01")
 		s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", header, "data", body("raw"))
 		path := awaitTrace(t, r, traceID, parent)
@@ -188,7 +188,7 @@ func TestTraceOfOneJob(t *testing.T) {
 	silent(t, r.Spans())
 }
 
-// everything stops all processes, which sends what they have not sent yet, and returns all spans.
+// everything stops all processes, so that they send their buffered spans, and returns all spans.
 func everything(s *system, r *oteltest.Receiver) []oteltest.Span {
 	s.stopAll()
 	return r.Spans()
@@ -198,7 +198,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t)
 
-	// One of three jobs brings a traceparent of its own.
+	// One of three jobs has its own traceparent.
 	header, traceID, parent := parentOf(1, "01")
 	all := []client.Job{{Payload: payload()}, {Payload: payload(), TraceParent: header}, {Payload: payload()}}
 	s.submit(client.Group{ID: "three", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
@@ -206,7 +206,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Equal(t, wholeWay, names(own))
 	describes(t, s, own, "acme", "three", 1)
 
-	// The others begin a trace each, linked to the message's span.
+	// Each of the other jobs begins a trace that is linked to the message's span.
 	const n = 50
 	message, messageTrace, messageSpan := parentOf(2, "01")
 	data, err := json.Marshal(client.Group{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.Job{{Payload: payload()}}, n), Seal: true})
@@ -237,7 +237,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Len(t, seen, n, "each job has one trace")
 	awaitBatches(t, r, "admit batch", admits)
 
-	// Over HTTP the message's span is ours, and known by the links to it.
+	// Over HTTP, the client has made the message's span; it is found by the links to it.
 	linked := map[string]int{}
 	for _, span := range r.Spans() {
 		if span.Name == "ingest" && span.Attributes["bulkaction.group"] == "three" && span.ParentID == "" {
@@ -258,8 +258,8 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
-	// Three permits a window for two tenants are one for each: with the next job, the first
-	// tenant is denied.
+	// Three permits a window for two tenants are one permit each: with its next job, the first
+	// tenant is rate-limited.
 	const n = 3
 	for at, tenant := range []string{"a", "b"} {
 		g := client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}

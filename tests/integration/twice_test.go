@@ -27,8 +27,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// twice runs every script twice and hands on what the second run replies, as a Cluster client
-// may at any time.
+// twice runs every script twice and returns the second run's reply. A Cluster client may do this at
+// any time.
 type twice struct{ runs atomic.Int64 }
 
 func (h *twice) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -69,13 +69,13 @@ func (h *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// byRuns serves NOOP, with fail_times as a number of runs, so that each job fails exactly that
-// often. A job's attempt also grows when a start is repeated, and when a job that has waited too
-// long for a slot is handed back.
+// byRuns runs NOOP jobs and counts fail_times in runs, not in attempts, so that each job fails
+// exactly that often. An attempt also grows when a start is repeated, or when a job that has waited
+// too long for a slot is released.
 type byRuns struct {
 	noop.Processor
 	mu   sync.Mutex
-	runs map[string]int // of each job
+	runs map[string]int // by job id
 }
 
 func (p *byRuns) Process(ctx context.Context, job processor.Job) (any, error) {
@@ -86,8 +86,8 @@ func (p *byRuns) Process(ctx context.Context, job processor.Job) (any, error) {
 	return p.Processor.Process(ctx, job)
 }
 
-// inOne runs all roles in this process, with a hook on their commands, and returns the
-// API's address.
+// inOne runs all roles in this process, with a hook on their Redis commands, and returns the API's
+// address.
 func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -132,8 +132,8 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 	return ""
 }
 
-// A Cluster client follows redirects by repeating the command, whatever its settings say, and so
-// may run any script twice. All of the work is done so here, and nothing comes of it twice.
+// A Cluster client follows a redirect by repeating the command, whatever its settings say, so any
+// script may run twice. Here every script runs twice, and nothing may be done twice.
 func TestEveryScriptTwice(t *testing.T) {
 	t.Parallel()
 	ctx := context.WithoutCancel(t.Context())
@@ -168,7 +168,7 @@ func TestEveryScriptTwice(t *testing.T) {
 	}
 	s.submit(client.Group{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
 	s.submit(client.Group{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
-	s.submit(client.Group{ID: "held", Type: "NOOP", Jobs: jobs(1, `{"sleep_ms":2500}`), Seal: true}) // its lease is renewed, every 2 s
+	s.submit(client.Group{ID: "held", Type: "NOOP", Jobs: jobs(1, `{"sleep_ms":2500}`), Seal: true}) // its lease is renewed every 2 s
 	s.submit(client.Group{ID: "doomed", Type: "NOOP", Jobs: jobs(300, `{"sleep_ms":200}`), Seal: true})
 	s.submit(client.Group{ID: "paused", Tenant: "idle", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20}`)})
 	told("POST", "/v1/groups/paused/pause", "")
