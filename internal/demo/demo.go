@@ -86,7 +86,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("start the mail sink: %w", err)
 	}
-	defer sink.Close() //nolint:errcheck // it holds nothing to keep
+	defer sink.Close() //nolint:errcheck // the sink has no data to save
 	host, port, _ := strings.Cut(sink.Addr(), ":")
 
 	devCtx, stop := context.WithCancel(ctx)
@@ -237,7 +237,7 @@ func check(ctx context.Context, redisURL string, environ []string) (Audit, error
 	if err != nil {
 		return Audit{}, err
 	}
-	defer conn.Close() //nolint:errcheck // it was only read from
+	defer conn.Close() //nolint:errcheck // the connection was used only for reading
 	space, err := keyspace.New(cfg.Redis.KeyPrefix, cfg.Redis.Partitions)
 	if err != nil {
 		return Audit{}, err

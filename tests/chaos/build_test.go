@@ -11,10 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// binaries are bulkaction, which is each role and the audit, and the harness's own worker.
+// binaries are the paths of two programs: bulkaction, which contains each role and the audit, and
+// the harness's own worker.
 type binaries struct{ bulkaction, worker string }
 
-// folder is where all that is built lies until the tests have ended.
+// folder contains all built binaries until the tests have ended.
 var folder string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -25,7 +26,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "make a folder for binaries:", err)
 		return 1
 	}
-	defer func() { _ = os.RemoveAll(folder) }() // what is left lies in the folder for temporary files
+	defer func() { _ = os.RemoveAll(folder) }() // a forgotten file is in the folder for temporary files
 	return m.Run()
 }
 
@@ -34,7 +35,7 @@ var (
 	taggedBuild = sync.OnceValues(func() (binaries, error) { return build("tagged", "chaoscontrol") })
 )
 
-// build builds both, with guards that can be taken out when the tag is chaoscontrol.
+// build builds both binaries. With the tag chaoscontrol, their guards can be switched off.
 func build(name, tags string) (binaries, error) {
 	b := binaries{filepath.Join(folder, name, "bulkaction"), filepath.Join(folder, name, "worker")}
 	for path, pkg := range map[string]string{b.bulkaction: "./cmd/bulkaction", b.worker: "./tests/chaos/worker"} {

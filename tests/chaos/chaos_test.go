@@ -1,6 +1,6 @@
-// Package chaos breaks the system in every way that its design can meet, on real processes and a
-// real Redis, and proves with the workers' own files that nothing is lost and nothing counts twice.
-// `make chaos` is the whole run; the tests run a bit of it.
+// Package chaos puts real processes and a real Redis under every fault that the design allows for,
+// and checks with the workers' own files that no job is lost and none counts twice. `make chaos` is
+// the full run; the tests run a small part of it.
 package chaos
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// number is a variable's, or else what is given.
+// number returns the value of an environment variable, or otherwise if it is not set.
 func number(t testing.TB, name string, otherwise uint64) uint64 {
 	t.Helper()
 	text := os.Getenv(name)
@@ -30,19 +30,19 @@ func number(t testing.TB, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// full is what the whole run does on one redis-server.
+// full is how many faults of each kind the full run has on one redis-server.
 var full = counts{
 	killProcess: 100, stopProcess: 50, restartRedis: 20, flushScripts: 10, fillMemory: 10,
 	delayAll: 50, resetAll: 50, halfOpen: 50, dropReplies: 50,
 }
 
-// taste is one or some of each.
+// taste is how many faults of each kind the short run has.
 var taste = counts{
 	killProcess: 4, stopProcess: 2, restartRedis: 1, flushScripts: 1, fillMemory: 1,
 	delayAll: 1, resetAll: 1, halfOpen: 1, dropReplies: 1,
 }
 
-// TestChaos is the whole run with CHAOS_FULL, and a short one without.
+// TestChaos is the full run if CHAOS_FULL is set, and otherwise a short one.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")
@@ -63,7 +63,7 @@ func TestChaos(t *testing.T) {
 	require.False(t, r.red(), "%d violations; the first ones:\n%s", len(r.Violations), strings.Join(r.Violations[:min(10, len(r.Violations))], "\n"))
 }
 
-// fullRun goes through all phases, or through those that CHAOS_PHASES names.
+// fullRun runs all phases, or those that CHAOS_PHASES lists.
 func fullRun(t *testing.T, s scene, r *report, rng func(uint64) *rand.Rand) {
 	jobs := int(number(t, "CHAOS_JOBS", 20_000))
 	only := os.Getenv("CHAOS_PHASES")
@@ -102,7 +102,7 @@ func fullRun(t *testing.T, s scene, r *report, rng func(uint64) *rand.Rand) {
 	}
 }
 
-// versions of what the run has run on.
+// versions returns the versions of Redis and Go that the run uses.
 func versions(t testing.TB) map[string]string {
 	t.Helper()
 	server, err := redisproc.Start(t.Context(), redisproc.Options{})

@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Places of the directed harness's processes, each behind a proxy of its own.
+// These are the indices of directed's processes. Each process has its own proxy.
 const (
 	theAggregator = iota
 	_             // the watcher
@@ -23,9 +23,9 @@ const (
 	places
 )
 
-// directed does what the guards are there for, with one guard taken out, or none: answers to the
-// ingest and the aggregator are lost, a worker is cut off until its jobs have run elsewhere, and
-// another is killed while it runs some.
+// directed makes faults against which the guards protect, with one guard switched off, or with all
+// of them: replies to ingest and to the aggregator are lost, one worker is cut off until its jobs
+// have run elsewhere, and another is killed while it runs jobs.
 func directed(t *testing.T, control string) *phase {
 	one := map[string]int{"aggregator": 1, "watcher": 1, "worker": 2, "dispatcher": 1, "fetcher": 1, "ingest": 1}
 	lease := time.Second
@@ -48,14 +48,14 @@ func directed(t *testing.T, control string) *phase {
 	for _, p := range b.proxies {
 		p.Heal()
 	}
-	patience := 15 * time.Second // what a missing guard has lost does not end
+	patience := 15 * time.Second // a group that lost jobs because of a missing guard does not end
 	if control == "" {
 		patience = endWithin
 	}
 	return w.settle(groups, patience)
 }
 
-// awaitRunning waits until a worker has so many jobs in work.
+// awaitRunning waits until a worker has n jobs in flight.
 func (w *world) awaitRunning(place, n int) {
 	w.t.Helper()
 	p := w.fleet.slots[place].running(w.t.Context())
@@ -79,8 +79,8 @@ func (w *world) awaitRunning(place, n int) {
 	})
 }
 
-// TestGuards shows that the harness would notice if a guard were missing: it is green with all of
-// them, and red without any one.
+// TestGuards shows that the harness would notice a missing guard: without faults of the system the
+// run is green with all guards, and it is red without any single one.
 func TestGuards(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")
@@ -91,7 +91,7 @@ func TestGuards(t *testing.T) {
 			r := directed(t, control)
 			if control == "" {
 				require.False(t, r.red(), "%v", r.Violations)
-				require.Positive(t, r.StaleRefused, "outcomes came late")
+				require.Positive(t, r.StaleRefused, "late outcomes were refused")
 				return
 			}
 			require.True(t, r.red())

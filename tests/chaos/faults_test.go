@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
 )
 
-// Kinds of faults, as the report counts them.
+// These are the kinds of faults, as the report counts them.
 const (
 	killProcess  = "kill_9"
 	stopProcess  = "sigstop"
@@ -34,14 +34,14 @@ const (
 	replaceRole  = "graceful_restart"
 )
 
-// fault is one of a schedule: when, what, and the random choices that it makes.
+// fault is one fault of a schedule: its time, its kind, and the random numbers for its choices.
 type fault struct {
 	at   time.Duration
 	kind string
 	rng  *rand.Rand
 }
 
-// schedule spreads faults over a time, in an order and with choices that the seed alone decides.
+// schedule spreads faults over a time. The seed alone decides their order and their choices.
 func schedule(rng *rand.Rand, kinds counts, during time.Duration) []fault {
 	var all []fault
 	for _, kind := range slices.Sorted(mapsKeys(kinds)) {
@@ -71,7 +71,7 @@ func mapsKeys(c counts) func(func(string) bool) {
 // clock is the format of times of day in a report.
 const clock = "15:04:05.000"
 
-// breaker does harm to a fleet and its Redis, and mends it.
+// breaker makes faults in a fleet and its Redis, and ends them.
 type breaker struct {
 	fleet   *fleet
 	lease   time.Duration
@@ -79,16 +79,16 @@ type breaker struct {
 	rdb     *redis.Client
 	proxies []*faultproxy.Proxy
 
-	onRedis sync.Mutex // one fault of the server at a time
+	onRedis sync.Mutex // only one fault of the server at a time
 	onProxy []sync.Mutex
 
 	mu     sync.Mutex
 	done   counts
 	failed []error
-	log    []string // what was done, and when
+	log    []string // each fault with its time
 }
 
-// newBreaker puts n proxies before the server.
+// newBreaker starts n proxies in front of the server.
 func newBreaker(server *redisproc.Server, lease time.Duration, n int) (*breaker, error) {
 	b := &breaker{server: server, lease: lease, done: counts{}, onProxy: make([]sync.Mutex, n)}
 	b.rdb = redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1, DisableIdentity: true})
@@ -104,17 +104,18 @@ func newBreaker(server *redisproc.Server, lease time.Duration, n int) (*breaker,
 
 func (b *breaker) close() {
 	for _, p := range b.proxies {
-		_ = p.Close() // nobody needs it any more
+		_ = p.Close() // no process uses the proxy any more
 	}
 	_ = b.rdb.Close()
 }
 
-// url is the proxy's that the i-th process uses, so that a fault cuts off some and not others.
+// url returns the URL of the i-th process's proxy. Several proxies let a fault cut off only some
+// processes.
 func (b *breaker) url(i int) string {
 	return "redis://" + b.proxies[i%len(b.proxies)].Addr() + "/0"
 }
 
-// run does all faults of a schedule, some at once, and returns when all is mended.
+// run makes all faults of a schedule, some at the same time, and returns when all have ended.
 func (b *breaker) run(ctx context.Context, faults []fault) error {
 	began := time.Now()
 	var under sync.WaitGroup
@@ -172,7 +173,7 @@ func (b *breaker) do(ctx context.Context, f fault) error {
 	return redisx.Sleep(ctx, between(f.rng, 300*time.Millisecond, 2*b.lease))
 }
 
-// target is a process, every second time a worker.
+// target chooses a process; with a probability of at least one half it is a worker.
 func (b *breaker) target(rng *rand.Rand) *slot {
 	slots := b.fleet.slots
 	if rng.IntN(2) == 0 {
@@ -197,8 +198,8 @@ func (b *breaker) harmRedis(ctx context.Context, f fault) error {
 		return err
 	}
 	err := redisx.Sleep(ctx, between(f.rng, time.Second, 3*time.Second))
-	if mended := b.rdb.ConfigSet(context.WithoutCancel(ctx), "maxmemory", "0").Err(); mended != nil {
-		return mended
+	if ended := b.rdb.ConfigSet(context.WithoutCancel(ctx), "maxmemory", "0").Err(); ended != nil {
+		return ended
 	}
 	return err
 }

@@ -23,28 +23,27 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// grace is how long a process may take to stop; it is its SHUTDOWN_GRACE_PERIOD and what it
-// needs besides.
+// grace is how long a process may take to stop: its SHUTDOWN_GRACE_PERIOD and some extra time.
 const grace = 15 * time.Second
 
-// fleet is role processes, each in a slot whose process is replaced when it ends. An end that no
-// fault explains is a violation.
+// fleet is a set of role processes. Each has a slot, in which a new process replaces one that ends.
+// If a process ends without a fault that explains it, that is a violation.
 type fleet struct {
 	bins  binaries
-	files string // folder of the workers' own records
+	files string // folder with the workers' own records
 	env   map[string]string
 	slots []*slot
 	apis  []*client.API
 
 	mu         sync.Mutex
 	violations []string
-	spans      []span // when processes were dead or stopped
-	last       int    // number of the process that was started last
+	spans      []span // times during which processes were dead or stopped
+	last       int    // number of the newest process
 	closing    bool
 	watching   sync.WaitGroup
 }
 
-// span is when a process was stopped, or from when on it was dead (until is zero).
+// span is the time during which a process was stopped. For a killed process, until is zero.
 type span struct {
 	process     string
 	from, until time.Time
@@ -57,18 +56,18 @@ type slot struct {
 
 	mu      sync.Mutex
 	proc    *process
-	changed chan struct{} // closed and replaced with each new process
+	changed chan struct{} // closed, and replaced by a new channel, with each new process
 }
 
 type process struct {
 	*childproc.Child
-	name     string // its file's
+	name     string // also the name of its file
 	log      *childproc.Tail
-	killed   bool // by a fault; under the slot's lock
-	replaced bool // asked to stop
+	killed   bool // a fault killed it; protected by the slot's mutex
+	replaced bool // rolling has asked it to stop
 }
 
-// startFleet starts the roles; urls gives each slot its Redis.
+// startFleet starts the roles. url returns the Redis URL for the i-th slot.
 func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[string]string, url func(i int) string) *fleet {
 	t.Helper()
 	f := &fleet{bins: bins, files: t.TempDir(), env: env}
@@ -93,7 +92,7 @@ func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[st
 	return f
 }
 
-// freeAddr picks a port below those that outgoing connections get, so that it is free again
+// freeAddr chooses a port below the range of outgoing connections, so that the port is still free
 // after a restart.
 func freeAddr(t testing.TB) string {
 	for range 100 {
@@ -107,7 +106,7 @@ func freeAddr(t testing.TB) string {
 	return ""
 }
 
-// await calls ready until it returns nil.
+// await calls ready repeatedly until it returns nil.
 func (f *fleet) await(t testing.TB, what string, patience time.Duration, ready func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -125,7 +124,7 @@ func (f *fleet) await(t testing.TB, what string, patience time.Duration, ready f
 	}
 }
 
-// launch starts a process of the slot's role and makes it the slot's.
+// launch starts a process of the slot's role and stores it in the slot.
 func (s *slot) launch() (*process, error) {
 	f := s.fleet
 	f.mu.Lock()
@@ -177,7 +176,7 @@ func (s *slot) supervise(p *process) {
 		if s.ended(p) {
 			return
 		}
-		<-time.After(100 * time.Millisecond) // as a supervisor would wait
+		<-time.After(100 * time.Millisecond) // a supervisor would wait, too
 		next, err := s.launch()
 		if err != nil {
 			if !errors.Is(err, errClosing) {
@@ -189,7 +188,8 @@ func (s *slot) supervise(p *process) {
 	}
 }
 
-// ended judges the end of a process; it says whether nobody is to take its place.
+// ended checks why a process ended and records a violation if no fault explains it. It returns true
+// if no other process is to replace it.
 func (s *slot) ended(p *process) bool {
 	s.mu.Lock()
 	killed, replaced := p.killed, p.replaced
@@ -208,13 +208,13 @@ func (s *slot) ended(p *process) bool {
 	return false
 }
 
-// crashed says whether a job has killed the process.
+// crashed returns true if a job has killed the process.
 func (f *fleet) crashed(name string) bool {
 	b, err := os.ReadFile(filepath.Join(f.files, name))
 	return err == nil && (strings.HasPrefix(string(b), "crash ") || strings.Contains(string(b), "\ncrash "))
 }
 
-// running waits for the slot's process, which may be about to be started.
+// running returns the slot's process; it waits while a new one is being started.
 func (s *slot) running(ctx context.Context) *process {
 	for {
 		s.mu.Lock()
@@ -245,7 +245,7 @@ func (s *slot) kill(ctx context.Context) error {
 	return nil
 }
 
-// stop halts the slot's process, with SIGSTOP, for so long.
+// stop stops the slot's process with SIGSTOP for the time d.
 func (s *slot) stop(ctx context.Context, d time.Duration) error {
 	p := s.running(ctx)
 	if p == nil {
@@ -262,7 +262,7 @@ func (s *slot) stop(ctx context.Context, d time.Duration) error {
 
 func ignoreGone(err error) error {
 	if errors.Is(err, os.ErrProcessDone) {
-		return nil // it was killed meanwhile
+		return nil // the process was killed in the meantime
 	}
 	return err
 }
@@ -279,7 +279,7 @@ func (f *fleet) violate(format string, args ...any) {
 	f.violations = append(f.violations, fmt.Sprintf(format, args...))
 }
 
-// of are the slots of a role.
+// of returns the slots of a role.
 func (f *fleet) of(role string) []*slot {
 	var all []*slot
 	for _, s := range f.slots {
@@ -290,8 +290,8 @@ func (f *fleet) of(role string) []*slot {
 	return all
 }
 
-// shutDown stops all processes politely. One that does not end by itself, or not well,
-// is a violation.
+// shutDown stops all processes with SIGTERM. If a process does not end in time, or ends with an
+// error, that is a violation.
 func (f *fleet) shutDown() {
 	f.mu.Lock()
 	f.closing = true
@@ -311,7 +311,7 @@ func (f *fleet) shutDown() {
 	f.watching.Wait()
 }
 
-// kill leaves nothing behind.
+// kill kills all processes that still run.
 func (f *fleet) kill() {
 	f.mu.Lock()
 	f.closing = true

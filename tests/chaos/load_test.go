@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// payload is what the worker's processor is told to do; it has the same one.
+// payload tells the worker's processor what to do; the worker declares the same type.
 type payload struct {
-	N         int   `json:"n"` // its place in group.jobs: pieces of a group may arrive in any order, so ordinals don't tell
+	N         int   `json:"n"` // index in group.jobs; ordinals differ from it, because pieces of a group may arrive in any order
 	MS        int   `json:"ms,omitempty"`
 	FailTimes int   `json:"fail_times,omitempty"`
 	Permanent bool  `json:"permanent,omitempty"`
@@ -27,30 +27,30 @@ type payload struct {
 	Value     int64 `json:"value"`
 }
 
-// group is a planned group: how it is submitted, and what must come of it.
+// group is a planned group: how it is submitted, and its expected outcome.
 type group struct {
 	id, tenant string
 	jobs       []payload
-	after      time.Duration // from the start of the phase
-	stream     bool          // through the ingest stream, not HTTP
-	pieces     int           // appended in so many requests; 0: the submission brings all
+	after      time.Duration // submission time, from the start of the phase
+	stream     bool          // submit through the ingest stream, not over HTTP
+	pieces     int           // number of append requests; 0: the submission contains all jobs
 }
 
-// done says whether the job is to end well.
+// done returns true if the job is expected to succeed.
 func (p payload) done() bool { return !p.Permanent && !p.Crash }
 
-// mix is what a workload is made of.
+// mix describes a workload.
 type mix struct {
 	jobs, crashes, tenants int
-	least, most            int // jobs of a group
+	least, most            int // number of jobs of a group
 	during                 time.Duration
 	quick                  bool // no job takes time, and none fails
-	deaf                   bool // jobs go on when they are told to stop
-	pieces                 bool // all groups come in pieces, by the stream
-	ms                     int  // how long each job takes; 0: from nothing to seconds
+	deaf                   bool // jobs ignore the end of their context
+	pieces                 bool // all groups are submitted in pieces, through the stream
+	ms                     int  // how long each job takes; 0: random, up to seconds
 }
 
-// plan makes groups of a seed.
+// plan makes random groups from a seed.
 func plan(rng *rand.Rand, name string, m mix) []*group {
 	var groups []*group
 	for left := m.jobs; left > 0; {
@@ -72,7 +72,7 @@ func plan(rng *rand.Rand, name string, m mix) []*group {
 	for i, g := range groups {
 		g.after = time.Duration(float64(m.during) * float64(i) / float64(len(groups)))
 	}
-	for range m.crashes { // in the first half, as each takes some leases to be given up
+	for range m.crashes { // in the first half, because a crasher needs several leases until it fails
 		g := groups[rng.IntN(max(1, len(groups)/2))]
 		n := rng.IntN(len(g.jobs))
 		g.jobs[n] = payload{N: n, MS: rng.IntN(50), Crash: true}
@@ -105,13 +105,13 @@ func newJob(rng *rand.Rand, m mix) payload {
 	return p
 }
 
-// receipt is written when a producer was told that a group with all its jobs was taken in.
+// receipt records that a producer was told that a group was accepted with all its jobs.
 type receipt struct {
 	Group    string `json:"group"`
 	Accepted int    `json:"accepted"`
 }
 
-// producers submit groups when their time comes, and again until they are told that all is stored.
+// producers submit each group at its time, and repeat that until the group is accepted.
 type producers struct {
 	fleet  *fleet
 	stream *client.Producer
@@ -120,10 +120,10 @@ type producers struct {
 	receipts map[string]int
 }
 
-// producing is how many groups are being submitted at once.
+// producing is the number of groups that are submitted concurrently.
 const producing = 6
 
-// submit submits groups. Those that Redis lost may be submitted again with the same call.
+// submit submits groups. The same call submits groups again that Redis has lost.
 func (p *producers) submit(ctx context.Context, groups []*group) error {
 	began := time.Now()
 	work := make(chan *group)
@@ -141,7 +141,7 @@ func (p *producers) submit(ctx context.Context, groups []*group) error {
 	}
 	for _, g := range groups {
 		if wait := g.after - time.Since(began); wait > 0 {
-			_ = redisx.Sleep(ctx, wait) // when ctx has ended the producers say so
+			_ = redisx.Sleep(ctx, wait) // the producers return the error when ctx has ended
 		}
 		work <- g
 	}
@@ -172,13 +172,13 @@ func (p *producers) until(ctx context.Context, g *group) error {
 	}
 }
 
-// refused says that repeating a request is no use.
+// refused returns true if repeating a request is useless.
 func refused(err error) bool {
 	e, ok := errors.AsType[*client.Error](err)
 	return ok && e.Status >= 400 && e.Status < 500 && e.Status != http.StatusTooManyRequests && e.Status != http.StatusRequestTimeout
 }
 
-// attemptTimeout is how long one try may take.
+// attemptTimeout is the longest time for one attempt.
 const attemptTimeout = 20 * time.Second
 
 func (p *producers) once(ctx context.Context, g *group, api *client.API) error {
@@ -227,7 +227,7 @@ func cut(jobs []client.Job, pieces int) [][]client.Job {
 	return all
 }
 
-// write writes the receipts as `bulkaction audit --receipts` reads them.
+// write writes the receipts in the format that `bulkaction audit --receipts` reads.
 func (p *producers) write(path string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -20,11 +20,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// receiptLaw is what the audit calls a breach of what a producer was told.
+// receiptLaw is the audit's name for the law that everything acknowledged must exist.
 const receiptLaw = "receipt"
 
-// settleLosses is settle for faults in which Redis by its own nature can lose what it has
-// acknowledged: each loss must be named by the audit, and submitting the same again must mend it.
+// settleLosses is settle for faults in which Redis can lose data that it has acknowledged. The
+// audit must report each loss, and submitting the same groups again must restore the jobs.
 func (w *world) settleLosses(groups []*group) *phase {
 	t, ctx := w.t, w.t.Context()
 	t.Helper()
@@ -45,19 +45,19 @@ func (w *world) settleLosses(groups []*group) *phase {
 	return w.settle(groups, 2*endWithin)
 }
 
-// awaitIngested waits until what lies in the ingest stream has become jobs.
+// awaitIngested waits until all entries of the ingest stream have become jobs.
 func (w *world) awaitIngested() {
 	w.t.Helper()
 	w.fleet.await(w.t, "the ingest stream is empty", 2*endWithin, func(ctx context.Context) error {
 		n, err := w.oracle.conn.Cmd.XLen(ctx, w.oracle.space.Ingest()).Result()
 		if err == nil && n > 0 {
-			err = fmt.Errorf("%d messages lie there", n)
+			err = fmt.Errorf("%d messages are in the ingest stream", n)
 		}
 		return err
 	})
 }
 
-// short says how many jobs are missing of each group, of those that were acknowledged.
+// short returns, by group, how many acknowledged jobs are missing.
 func (w *world) short(groups []*group) map[string]int {
 	w.t.Helper()
 	missing := map[string]int{}
@@ -74,7 +74,7 @@ func (w *world) short(groups []*group) map[string]int {
 	return missing
 }
 
-// receipts writes what producers were told into a file.
+// receipts writes the producers' receipts to a file.
 func (w *world) receipts() (path string) {
 	w.t.Helper()
 	path = filepath.Join(w.t.TempDir(), "receipts")
@@ -82,7 +82,7 @@ func (w *world) receipts() (path string) {
 	return path
 }
 
-// named holds the audit's findings against what is known to be missing.
+// named requires that the audit reports exactly the jobs that are missing.
 func (w *world) named(short map[string]int) {
 	w.t.Helper()
 	report, err := w.oracle.audit(w.t.Context(), w.receipts())
@@ -109,7 +109,8 @@ func (w *world) named(short map[string]int) {
 	}
 }
 
-// aofCut kills the server under load and cuts off the end of its file, as a lost disk cache would.
+// aofCut kills the server under load and cuts off the end of its append-only file, as a lost disk
+// cache would.
 func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	w := newWorld(t, s)
 	groups := plan(rng, "aof-cut", m)
@@ -126,21 +127,21 @@ func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// rewriteAOF is what an operator has to do after a cut: Redis leaves the beginning of a torn script
-// in the file, and would run that part of it at the next start.
+// rewriteAOF rewrites the append-only file, as an operator must after a cut. Otherwise Redis keeps
+// the beginning of an incomplete script in the file and executes that part at its next start.
 func (w *world) rewriteAOF() {
 	w.t.Helper()
 	require.NoError(w.t, w.breaker.rdb.BgRewriteAOF(w.t.Context()).Err())
 	w.fleet.await(w.t, "AOF is rewritten", endWithin, func(ctx context.Context) error {
 		said, err := w.breaker.rdb.Info(ctx, "persistence").Result()
 		if err == nil && !(strings.Contains(said, "aof_rewrite_in_progress:0") && strings.Contains(said, "aof_rewrite_scheduled:0")) {
-			err = fmt.Errorf("it says %q", said)
+			err = fmt.Errorf("Redis says %q", said)
 		}
 		return err
 	})
 }
 
-// cutTail takes so many bytes off the server's newest file of writes, but half of it at most.
+// cutTail cuts n bytes off the server's newest append-only file, but at most half of the file.
 func cutTail(server *redisproc.Server, n int64) error {
 	files, err := filepath.Glob(filepath.Join(server.Dir(), "appendonlydir", "*.incr.aof"))
 	if err != nil || len(files) == 0 {
@@ -154,14 +155,14 @@ func cutTail(server *redisproc.Server, n int64) error {
 	return os.Truncate(newest, max(info.Size()/2, info.Size()-n))
 }
 
-// elsewhere is a world on a Redis that is not one server, without proxies.
+// elsewhere returns a world on a Redis that is not a single server, without proxies.
 func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
 	w := &world{t: t, phase: newPhase(s.name), began: time.Now()}
 	w.start(s, func(int) string { return url }, url, partitions)
 	return w
 }
 
-// sentinel kills the master under load, again and again.
+// sentinel kills the master under load several times.
 func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	redis := redistest.Sentinel(t, redistest.AOF)
 	w := elsewhere(t, s, redis.URL, 1)
@@ -180,10 +181,10 @@ func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// clusterPartitions are spread over three masters.
+// clusterPartitions is the number of partitions; they are spread over three masters.
 const clusterPartitions = 16
 
-// cluster kills masters, exchanges them for their replicas and moves partitions, all under load.
+// cluster kills masters, swaps masters and replicas, and moves partitions, all under load.
 func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF)
 	s.env = map[string]string{"BULKACTION_PARTITIONS": strconv.Itoa(clusterPartitions)}
@@ -218,7 +219,7 @@ func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// swap has a master's replica take its place, in agreement with it.
+// swap makes a master's replica the master, in a coordinated failover.
 func (w *world) swap(cluster *redistest.Clustered, master *redistest.Redis) {
 	w.t.Helper()
 	_, port, _ := strings.Cut(master.Addr(), ":")
@@ -234,11 +235,11 @@ func (w *world) swap(cluster *redistest.Clustered, master *redistest.Redis) {
 			if strings.Contains(said, "role:master") {
 				return nil
 			}
-			if time.Since(asked) > 6*time.Second { // Redis gives one up after 5 s
+			if time.Since(asked) > 6*time.Second { // Redis gives a failover up after 5 s
 				asked = time.Now()
-				return errors.Join(fmt.Errorf("it says %q", said), client.ClusterFailover(ctx).Err())
+				return errors.Join(fmt.Errorf("the replica says %q", said), client.ClusterFailover(ctx).Err())
 			}
-			return fmt.Errorf("it says %q", said)
+			return fmt.Errorf("the replica says %q", said)
 		})
 		cluster.AwaitWhole()
 		return

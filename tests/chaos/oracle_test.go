@@ -22,10 +22,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// oracle holds what came of groups against the plan and against the workers' own files.
+// oracle compares what happened to groups with the plan and with the workers' own files.
 type oracle struct {
 	fleet *fleet
-	conn  *redisx.Conn // not through a proxy
+	conn  *redisx.Conn // without a proxy
 	url   string       // of conn
 	space keyspace.Space
 	api   *client.API
@@ -43,8 +43,8 @@ func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*orac
 	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0]}, nil
 }
 
-// awaitEnded waits until groups have ended, and returns those that have not. Groups that are not
-// there are left out when missing says so: Redis may have lost them.
+// awaitEnded waits until groups have ended, and returns those that have not. With missing, groups
+// that do not exist are ignored: Redis may have lost them.
 func (o *oracle) awaitEnded(ctx context.Context, groups []*group, patience time.Duration, missing bool) (open []*group) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -66,7 +66,7 @@ func isMissing(err error) bool {
 	return ok && e.Status == 404
 }
 
-// judge adds to r what came of groups.
+// judge adds the outcome of groups to r.
 func (o *oracle) judge(ctx context.Context, r *phase, groups []*group) error {
 	runs, err := readRuns(o.fleet.files)
 	if err != nil {
@@ -126,7 +126,7 @@ func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[st
 		if err != nil {
 			return err
 		}
-		n, err := strconv.Atoi(failure.Error) // the processor says which job it was
+		n, err := strconv.Atoi(failure.Error) // the processor's error contains the job's number
 		if err != nil {
 			n = ends.nextCrash()
 		}
@@ -137,8 +137,7 @@ func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[st
 	return nil
 }
 
-// ends counts how often each job of a group has ended, by its place in the ledger and by its
-// place in the plan.
+// ends counts how often each job of a group has ended, by its ordinal and by its index in the plan.
 type ends struct {
 	g                 *group
 	ordinals, planned map[int64]int
@@ -155,7 +154,8 @@ func newEnds(g *group) *ends {
 	return e
 }
 
-// nextCrash is a job that is to kill its workers; the failure of one does not say which.
+// nextCrash returns the index of a job that kills its workers. Failures of such jobs do not say
+// which job it was.
 func (e *ends) nextCrash() int {
 	if len(e.crashes) == 0 {
 		return -1
@@ -197,7 +197,7 @@ func (e *ends) judge(r *phase) {
 	r.DuplicateEffects += twice
 }
 
-// code is what the job is to fail with.
+// code is the error code with which the job is expected to fail.
 func (p payload) code() string {
 	switch {
 	case p.Crash:
@@ -208,7 +208,7 @@ func (p payload) code() string {
 	return ""
 }
 
-// judgeCounts holds the ledger and the aggregate against the plan.
+// judgeCounts compares the group's counts and aggregate with the plan.
 func (o *oracle) judgeCounts(r *phase, g *group, got api.Group) {
 	want, codes, sum := api.Counts{Accepted: int64(len(g.jobs))}, map[string]int64{}, int64(0)
 	for _, j := range g.jobs {
@@ -244,7 +244,7 @@ func (o *oracle) judgeCounts(r *phase, g *group, got api.Group) {
 	}
 }
 
-// judgeRuns holds one job against the workers' files.
+// judgeRuns compares the runs of one job with the workers' files.
 func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []execution) {
 	r.Executions += len(runs)
 	ends, fails := 0, 0
@@ -264,12 +264,12 @@ func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []
 	case !job.done() && ends > 0:
 		r.violate("group %s: job %d, which is to fail, was run to its end", g.id, ordinal)
 	}
-	if !job.Crash { // how often a crasher runs is MAX_DELIVERIES's
+	if !job.Crash { // MAX_DELIVERIES bounds the runs of a job that crashes its worker
 		r.DuplicateExecutions += max(0, len(runs)-1-min(fails, job.FailTimes))
 	}
 }
 
-// story tells the runs of a job.
+// story describes the runs of a job as text.
 func story(runs []execution) string {
 	var b strings.Builder
 	for _, e := range runs {
@@ -282,7 +282,7 @@ func story(runs []execution) string {
 	return b.String()
 }
 
-// stale is how many outcomes of attempts that had been taken away were refused.
+// stale returns the number of refused outcomes, of attempts that another worker had taken over.
 func (o *oracle) stale(ctx context.Context) (n int, err error) {
 	for _, p := range o.space.All() {
 		got, err := o.conn.Cmd.HGet(ctx, p.Load("CHAOS"), "stale").Int()
@@ -294,12 +294,13 @@ func (o *oracle) stale(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// audit runs the audit as an operator does; it also says what is missing of what was acknowledged.
+// audit runs `bulkaction audit` as an operator does. With receipts, it also reports acknowledged
+// jobs that are missing.
 func (o *oracle) audit(ctx context.Context, receipts string) (audit.Report, error) {
 	cmd := exec.CommandContext(ctx, o.fleet.bins.bulkaction, "audit", "--json", "--redis-url", o.url, "--receipts", receipts)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	runErr := cmd.Run() // it exits with 1 when it finds something
+	runErr := cmd.Run() // the exit code is 1 when the audit finds violations
 	var report audit.Report
 	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
 		return report, fmt.Errorf("audit: %w: %w\n%s", runErr, err, strings.TrimSpace(stderr.String()))
@@ -307,7 +308,7 @@ func (o *oracle) audit(ctx context.Context, receipts string) (audit.Report, erro
 	return report, nil
 }
 
-// judgeAudit adds the audit's findings to r.
+// judgeAudit adds the audit's violations to r.
 func (o *oracle) judgeAudit(ctx context.Context, r *phase, receipts string) error {
 	report, err := o.audit(ctx, receipts)
 	if err != nil {

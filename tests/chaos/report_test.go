@@ -17,7 +17,7 @@ type report struct {
 	Phases   []*phase          `json:"phases"`
 }
 
-// phase is what one Redis set-up went through, or all of them together.
+// phase is the result of the run on one Redis set-up, or the sum of all phases.
 type phase struct {
 	Name                string         `json:"name,omitempty"`
 	Jobs                int            `json:"jobs"`
@@ -27,9 +27,9 @@ type phase struct {
 	DuplicateEffects    int            `json:"duplicate_effects"`
 	StaleRefused        int            `json:"stale_refused"`
 	RecoveryP99         float64        `json:"recovery_p99_seconds"`
-	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis itself has lost, before they were submitted again
-	RedisLostNamed      int            `json:"redis_lost_named"`     // of these, what `bulkaction audit --receipts` has named
-	EndedWithin         float64        `json:"ended_within_seconds"` // from healing until all groups had ended
+	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis itself lost, before they were submitted again
+	RedisLostNamed      int            `json:"redis_lost_named"`     // how many of these `bulkaction audit --receipts` reported
+	EndedWithin         float64        `json:"ended_within_seconds"` // time from the end of the faults until all groups had ended
 	SlowestStop         float64        `json:"slowest_stop_seconds,omitempty"`
 	Executions          int            `json:"executions"`
 	Seconds             float64        `json:"seconds"`
@@ -42,7 +42,7 @@ func newPhase(name string) *phase {
 	return &phase{Name: name, Faults: map[string]int{}, Violations: []string{}}
 }
 
-// maxViolations keeps a report readable when all has gone wrong.
+// maxViolations bounds the report's length when many checks fail.
 const maxViolations = 200
 
 func (p *phase) violate(format string, args ...any) {
@@ -51,10 +51,10 @@ func (p *phase) violate(format string, args ...any) {
 	}
 }
 
-// red says whether a promise was broken.
+// red returns true if a promise was broken.
 func (p *phase) red() bool { return p.Lost > 0 || p.DuplicateEffects > 0 || len(p.Violations) > 0 }
 
-// add counts a phase in.
+// add adds a phase to the report.
 func (r *report) add(p *phase) {
 	r.Phases = append(r.Phases, p)
 	r.Jobs += p.Jobs
@@ -94,7 +94,7 @@ func (r *report) print() error {
 	return err
 }
 
-// counts are the faults of a schedule, by kind.
+// counts is the number of faults of each kind.
 type counts map[string]int
 
 func (c counts) total() (n int) {

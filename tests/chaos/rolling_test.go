@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// rolling replaces a process of every role at once, politely, again and again under load. Each must
-// end well within the grace period, and the connections of all must be gone.
+// rolling replaces a process of every role at once with SIGTERM, several times under load. Each
+// process must end well within the grace period, and its connections must be closed.
 func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	w := newWorld(t, s)
 	before := w.connections()
@@ -27,13 +27,13 @@ func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	}
 	require.NoError(t, produced())
 	require.Empty(t, w.oracle.awaitEnded(t.Context(), groups, 2*endWithin, false), "not ended after the last restart")
-	// Pools grow with the load: what new processes hold while nothing is to be done must be what it
-	// was in the beginning.
+	// Connection pools grow with the load. The number of connections of new, idle processes must be
+	// the same as at the start.
 	for place := range 2 {
 		w.replaceAll(place)
 	}
 	require.NoError(t, redisx.Sleep(t.Context(), time.Second))
-	if after := w.connections(); after > before+len(w.fleet.slots) { // a leak would be of each of the many that were stopped
+	if after := w.connections(); after > before+len(w.fleet.slots) { // every stopped process would have leaked
 		w.phase.violate("%d connections to Redis are open after all restarts, %d were before", after, before)
 	}
 	return w.settle(groups, 2*endWithin)
@@ -65,7 +65,7 @@ func (w *world) replaceAll(round int) {
 	under.Wait()
 }
 
-// replace asks the slot's process to stop and starts another; it says how long the stop took.
+// replace stops the slot's process, starts another, and returns how long the stop took.
 func (s *slot) replace(ctx context.Context) (time.Duration, error) {
 	p := s.running(ctx)
 	if p == nil {
@@ -91,8 +91,8 @@ func (s *slot) replace(ctx context.Context) (time.Duration, error) {
 	return took, s.start()
 }
 
-// connections is how many the role processes have open, at most, while they are looked at for a
-// while; they bear their names.
+// connections returns the largest number of open connections of all role processes during two
+// seconds. It finds them by their client names.
 func (w *world) connections() (most int) {
 	w.t.Helper()
 	for range 20 {

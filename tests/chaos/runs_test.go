@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// execution is one run of a job, as its worker process has written it down.
+// execution is one run of a job, as its worker process has recorded it in its file.
 type execution struct {
 	process string
 	attempt int
 	began   time.Time
-	how     string // end, fail, cut, crash; "" when nothing more was written
+	how     string // end, fail, cut or crash; "" if the file does not say more
 	ended   time.Time
 }
 
-// readRuns reads the workers' own files: the oracle outside Redis.
+// readRuns reads the workers' own files: the evidence outside of Redis.
 func readRuns(folder string) (map[string][]execution, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {
@@ -56,14 +56,15 @@ func readFile(jobs map[string][]execution, folder, name string) error {
 		runs := jobs[job]
 		i := slices.IndexFunc(runs, func(r execution) bool { return r.process == name && r.attempt == attempt && r.how == "" })
 		if i < 0 {
-			return fmt.Errorf("line %q: there is no start of it", lines.Text())
+			return fmt.Errorf("line %q: its start is missing", lines.Text())
 		}
 		runs[i].how, runs[i].ended = what, at
 	}
 	return lines.Err()
 }
 
-// recoveries are the times from the loss of a process to the next start of each job that ran there.
+// recoveries returns, for each job that was interrupted, the time from the loss of its process to
+// the job's next start.
 func recoveries(jobs map[string][]execution, spans []span) []time.Duration {
 	lost := map[string][]span{}
 	for _, s := range spans {
@@ -82,8 +83,8 @@ func recoveries(jobs map[string][]execution, spans []span) []time.Duration {
 					next = other.began
 				}
 			}
-			went := r.how == "end" || r.how == "fail"              // on, when its process did
-			if !next.IsZero() && (!went || next.Before(r.ended)) { // else its outcome counted, or it was given up
+			went := r.how == "end" || r.how == "fail"              // the run continued when its process did
+			if !next.IsZero() && (!went || next.Before(r.ended)) { // otherwise its outcome counted, or its attempt had been taken back
 				all = append(all, next.Sub(at))
 			}
 		}
@@ -91,7 +92,8 @@ func recoveries(jobs map[string][]execution, spans []span) []time.Duration {
 	return all
 }
 
-// interrupted says when the run was broken off, or was held up beyond its process's stop.
+// interrupted returns the time at which a run was interrupted, by a crash or because its process
+// was killed or stopped.
 func interrupted(r execution, spans []span) (time.Time, bool) {
 	if r.how == "crash" {
 		return r.ended, true
@@ -104,7 +106,7 @@ func interrupted(r execution, spans []span) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// percentile is the value that this share of them does not exceed.
+// percentile returns the value that the given share of all values does not exceed.
 func percentile(all []time.Duration, share float64) time.Duration {
 	if len(all) == 0 {
 		return 0

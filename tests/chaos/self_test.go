@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What the harness itself computes.
+// These tests check the harness's own computations.
 
 func TestASeedDecidesEverything(t *testing.T) {
 	seeded := func(seed uint64) ([]*group, []time.Duration) {
@@ -59,7 +59,7 @@ func TestRecoveriesAreReadFromTheWorkersFiles(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, runs, 5)
 	got := recoveries(runs, []span{{process: "killed", from: at(12)}, {process: "stopped", from: at(11), until: at(30)}})
-	require.ElementsMatch(t, []time.Duration{3 * time.Second, 6 * time.Second, 2 * time.Second}, got, "g.3 was not taken from who was stopped")
+	require.ElementsMatch(t, []time.Duration{3 * time.Second, 6 * time.Second, 2 * time.Second}, got, "g.3 was not taken back from the stopped process")
 	require.Equal(t, 6*time.Second, percentile(got, 0.99))
 
 	write("torn", "end g.9 1 10"+s+"\n")

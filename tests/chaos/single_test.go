@@ -14,14 +14,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// setting is the environment of all processes: everything that waits, waits for little, so that
-// much fits into a run.
+// setting returns the environment of all processes. All waits and leases are short, so that a run
+// contains many of them.
 func setting(lease time.Duration, more map[string]string) map[string]string {
 	env := map[string]string{
 		"BULKACTION_LEASE": lease.String(),
-		// Nobody can tell a crash from a fault that makes a worker silent for a lease: each counts
-		// against the job that runs alone there. With a fault a second, a job of five seconds loses
-		// its worker every second or third run. Only one that always crashes may reach the maximum.
+		// A crash can't be told from a fault that silences a worker for a whole lease: each counts
+		// against the job that runs alone there. With one fault a second, a job of five seconds
+		// loses its worker in every second or third run. Only a job that always crashes may reach
+		// the maximum.
 		"BULKACTION_MAX_DELIVERIES":               "10",
 		"BULKACTION_WORKER_COUNT":                 "8",
 		"BULKACTION_WORKER_TIMEOUT":               "200ms",
@@ -38,11 +39,11 @@ func setting(lease time.Duration, more map[string]string) map[string]string {
 	return env
 }
 
-// many is how many processes of a role there are. Of workers there are some: whatever runs in one
-// when it is lost runs alone in a process afterwards.
+// many is the number of processes of each role. There are several workers, because a job that was
+// in flight in a lost worker runs alone in a process afterwards.
 var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 6, "dispatcher": 2, "fetcher": 2, "ingest": 2}
 
-// endWithin is how long after healing everything must have ended.
+// endWithin is the longest time from the end of the faults until all groups have ended.
 const endWithin = 60 * time.Second
 
 // world is a fleet on one redis-server behind proxies.
@@ -56,7 +57,7 @@ type world struct {
 	began     time.Time
 }
 
-// scene says how a world is set up.
+// scene is the set-up of a world.
 type scene struct {
 	name     string
 	bins     binaries
@@ -66,7 +67,7 @@ type scene struct {
 	env      map[string]string
 }
 
-// newWorld starts a world on a redis-server with an AOF.
+// newWorld starts a world on a redis-server with an append-only file.
 func newWorld(t testing.TB, s scene) *world {
 	t.Helper()
 	server, err := redisproc.Start(t.Context(), redisproc.Options{AOF: true})
@@ -81,7 +82,7 @@ func newWorld(t testing.TB, s scene) *world {
 	return w
 }
 
-// start starts the roles, the producers and the oracle; the latter sees Redis at direct.
+// start starts the roles, the producers and the oracle. direct is Redis's own URL, for the oracle.
 func (w *world) start(s scene, url func(int) string, direct string, partitions int) {
 	w.t.Helper()
 	w.fleet = startFleet(w.t, s.bins, s.replicas, setting(s.lease, s.env), url)
@@ -95,15 +96,14 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
 }
 
-// produce submits groups while something else goes on; the function that it returns waits for
-// the end of that.
+// produce submits groups in the background. The returned function waits until all are accepted.
 func (w *world) produce(ctx context.Context, groups []*group) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- w.producers.submit(ctx, groups) }()
 	return func() error { return <-done }
 }
 
-// settle waits after healing until all groups have ended, and judges.
+// settle waits after the end of the faults until all groups have ended, and judges them.
 func (w *world) settle(groups []*group, patience time.Duration) *phase {
 	w.t.Helper()
 	healed := time.Now()
@@ -120,7 +120,8 @@ func (w *world) settle(groups []*group, patience time.Duration) *phase {
 	return w.phase
 }
 
-// fleetEnds judges the groups and then stops the processes, in which more may go wrong.
+// fleetEnds judges the groups and then stops the processes, because violations can also occur while
+// they stop.
 func (w *world) fleetEnds(groups []*group) {
 	w.t.Helper()
 	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))
@@ -134,7 +135,7 @@ func (w *world) fleetEnds(groups []*group) {
 	w.phase.Seconds = time.Since(w.began).Seconds()
 }
 
-// single is the phase of all faults that one redis-server can meet.
+// single is the phase with all kinds of faults that one redis-server can have.
 func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	w := newWorld(t, s)
 	groups := plan(rng, "single", m)
@@ -148,7 +149,7 @@ func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	return r
 }
 
-// lossy is a network that loses 5% of the replies, all the time.
+// lossy is a phase in which the network always loses 5% of the replies.
 func lossy(t testing.TB, s scene, rng *rand.Rand, m mix) *phase {
 	w := newWorld(t, s)
 	for i, p := range w.breaker.proxies {

@@ -30,7 +30,7 @@ type Proxy struct {
 // link is a client's connection together with its connection to the server.
 type link struct {
 	client, server net.Conn
-	torn           bool // the proxy has dropped bytes of it: it must not be used further
+	torn           bool // the proxy has dropped some of its bytes: it must not be used further
 }
 
 // New starts a proxy on a free port of 127.0.0.1 that forwards to target.
@@ -141,7 +141,7 @@ func (p *Proxy) add(l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
-	case <-p.done: // Close may have reset the links already
+	case <-p.done: // Close may have reset the connections before this one was added
 		l.reset()
 		return false
 	default:

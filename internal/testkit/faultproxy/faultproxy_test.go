@@ -112,7 +112,7 @@ func TestDelay(t *testing.T) {
 	before := time.Now()
 	c.say("one\n")
 	c.hears("one\n")
-	require.GreaterOrEqual(t, time.Since(before), 2*d, "there and back")
+	require.GreaterOrEqual(t, time.Since(before), 2*d, "delayed in both directions")
 }
 
 func TestHalfOpen(t *testing.T) {
@@ -136,7 +136,7 @@ func TestHalfOpen(t *testing.T) {
 	p.Heal()
 	c.isReset()
 	late.isReset()
-	require.Empty(t, lines, "the server has read nothing of it")
+	require.Empty(t, lines, "the server has read nothing")
 	c = dial(t, p)
 	c.say("four\n")
 	c.hears("four\n")

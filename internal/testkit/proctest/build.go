@@ -18,7 +18,7 @@ const EnvBinaries = "BULKACTION_TEST_BIN"
 // binaries is the folder of the binaries under test; they are built when the first one is needed.
 type binaries struct {
 	dir  string
-	make func() error // builds them, once
+	make func() error // builds the binaries once
 }
 
 var built *binaries // set by Main

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// acked is what a master says of a replica that has acknowledged some of the replication stream.
+// acked matches what a master's INFO says of a replica that has acknowledged some of the
+// replication stream.
 var acked = regexp.MustCompile(`slave\d+:.*state=online,offset=[1-9]`)
 
 // masterName is the name of the master in Sentinel.

@@ -1,5 +1,5 @@
-// Command figures writes the tables of docs/reliability.md from a report of `make chaos`: figures
-// REPORT.json PAGE.md.
+// Command figures writes the tables of docs/reliability.md from a report of `make chaos`. Usage:
+// figures REPORT.json PAGE.md.
 package main
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// report is what is shown of `make chaos`'s JSON.
+// report contains the fields of `make chaos`'s JSON report that the tables show.
 type report struct {
 	Seed uint64 `json:"seed"`
 	phase
@@ -72,7 +72,7 @@ func write(from, to string) error {
 	if !ok || !ended {
 		return errors.New(to + " has no place for them: " + begin + " … " + end)
 	}
-	return os.WriteFile(to, []byte(before+begin+"\n"+table(r)+end+after), 0o644) // #nosec G306: a page for everybody
+	return os.WriteFile(to, []byte(before+begin+"\n"+table(r)+end+after), 0o644) // #nosec G306: the page is public
 }
 
 func table(r report) string {

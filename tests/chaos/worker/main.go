@@ -1,5 +1,5 @@
-// Command worker is the chaos harness's worker: its one processor, CHAOS, writes down what it runs
-// in a file of its process, which no fault of Redis can touch, and does what the payload asks for.
+// Command worker is the worker of the chaos tests. Its one processor, CHAOS, does what the payload
+// says and records each run in a file of its process, which no fault of Redis can change.
 package main
 
 import (
@@ -17,20 +17,21 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// payload is what a job is to do.
+// payload says what a job does.
 type payload struct {
-	// its number among the jobs of its group as planned; pieces of a group may come in any order
+	// N is the job's index in the plan of its group. Ordinals differ from it, because pieces of a
+	// group may arrive in any order.
 	N         int   `json:"n"`
-	MS        int   `json:"ms"`         // how long it runs
-	FailTimes int   `json:"fail_times"` // attempts that fail before one succeeds
-	Permanent bool  `json:"permanent"`  // it fails for good
-	Crash     bool  `json:"crash"`      // it kills its process
-	Deaf      bool  `json:"deaf"`       // it goes on when it is told to stop
-	Value     int64 `json:"value"`      // its result
+	MS        int   `json:"ms"`         // how long the job runs
+	FailTimes int   `json:"fail_times"` // number of attempts that fail before one succeeds
+	Permanent bool  `json:"permanent"`  // the job fails permanently
+	Crash     bool  `json:"crash"`      // the job kills its process
+	Deaf      bool  `json:"deaf"`       // the job ignores the end of its context
+	Value     int64 `json:"value"`      // the job's result
 }
 
 func main() {
-	// CHAOS_FILES is the folder, CHAOS_PROCESS this process's name in it.
+	// CHAOS_FILES is the folder; CHAOS_PROCESS is the name of this process's file in it.
 	path := filepath.Join(os.Getenv("CHAOS_FILES"), os.Getenv("CHAOS_PROCESS"))
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -47,8 +48,8 @@ func process(ctx context.Context, file *os.File, job processor.Job) (any, error)
 	if err := json.Unmarshal(job.Payload, &p); err != nil {
 		return nil, processor.Permanent(processor.CodeInvalidPayload, err)
 	}
-	// One write a line: lines of jobs that run at once don't mix, and what is written
-	// survives the process.
+	// Each line is one write: lines of concurrent jobs don't mix, and they are kept when the
+	// process dies.
 	note := func(what string) error {
 		_, err := fmt.Fprintf(file, "%s %s.%d %d %d\n", what, job.Group, p.N, job.Attempt, time.Now().UnixNano())
 		return err

@@ -1,4 +1,4 @@
-// Command role behaves as a binary of ours does, as far as package proctest can see.
+// Command role behaves like one of the project's binaries, as far as package proctest can tell.
 package main
 
 import (
