@@ -44,23 +44,19 @@ func split(source string) (header, code string) {
 	return strings.Join(lines[:n], "\n"), comments.ReplaceAllString(strings.Join(lines[n:], "\n"), "")
 }
 
-// section is what a header says under a title, e.g. ARGV, which may go on over indented lines.
-func section(t *testing.T, header, title string) string {
-	t.Helper()
-	found := regexp.MustCompile(`(?m)^-- ` + title + ` +(.*(?:\n--    .*)*)`).FindStringSubmatch(header)
-	require.NotNil(t, found, "the header has no %s", title)
-	return strings.Join(strings.Fields(strings.ReplaceAll(found[1], "\n--", "")), " ")
-}
-
 func TestHeaders(t *testing.T) {
 	t.Parallel()
 	for name, source := range scripts(t) {
 		t.Run(name, func(t *testing.T) {
 			header, code := split(source)
 			require.Regexp(t, `^-- `+name+`: \S.{20,}`, header, "the first line says what for")
-			require.Contains(t, []string{"base", "stream", "hash"}, section(t, header, "KEYS"))
-			require.Regexp(t, `Twice(, with a request id)?: `, header, "what happens when it runs twice")
-			require.Regexp(t, `(Refused|Goes through) when memory is full`, header)
+			sig := signatureOf(t, header)
+			require.Contains(t, [][]string{{"base", "absent"}, {"stream"}, {"hash"}}, sig.keys)
+			require.Regexp(t, `(?m)^-- Twice(, with a request id)?: \S`, header, "what happens when it runs twice")
+			if name != "why" { // its header says it in a line
+				require.Regexp(t, `(?m)^-- Out of memory: (goes through|refused)`, header)
+				require.Regexp(t, `(?m)^-- Cost: \S`, header)
+			}
 
 			// The codes that it can answer are those that the header names.
 			codes := func(text, pattern string) []string {
@@ -71,10 +67,9 @@ func TestHeaders(t *testing.T) {
 				slices.Sort(all)
 				return slices.Compact(all)
 			}
-			require.Equal(t, codes(section(t, header, "Reply"), `'([A-Z]+)'`), codes(code, `(?:return \{ |state = |state, wait = )'([A-Z]+)'`), "reply codes")
+			require.Equal(t, codes(strings.Join(table(t, header, "Reply"), "\n"), `'([A-Z]+)'`), codes(code, `(?:return \{ |state = |state, wait = )'([A-Z]+)'`), "reply codes")
 
 			// What it reads of ARGV by number is what the header lists before the repeated part.
-			fixed, _ := fixedArgs(t, header)
 			read := map[int]bool{}
 			for _, found := range regexp.MustCompile(`ARGV\[(\d+)\]`).FindAllStringSubmatch(code, -1) {
 				n, err := strconv.Atoi(found[1])
@@ -82,7 +77,7 @@ func TestHeaders(t *testing.T) {
 				read[n] = true
 			}
 			want := map[int]bool{}
-			for i := range fixed {
+			for i := range sig.fixed {
 				want[i+1] = true
 			}
 			if strings.Contains(code, "ARGV[i + 1]") { // it goes over the rest of them
@@ -90,24 +85,25 @@ func TestHeaders(t *testing.T) {
 			} else {
 				require.Equal(t, want, read, "arguments")
 			}
+
+			// A local that holds an argument has the argument's name.
+			for n, local := range localsOf(code) {
+				require.LessOrEqual(t, n, len(sig.fixed))
+				if sig.fixed[n-1].name != "" { // the header names it
+					require.Equal(t, sig.fixed[n-1].name, local, "ARGV[%d]", n)
+				}
+			}
 		})
 	}
 }
 
-// fixedArgs counts what a header lists under ARGV, and tells whether more follows ("then ...").
-func fixedArgs(t *testing.T, header string) (n int, more bool) {
-	t.Helper()
-	args := section(t, header, "ARGV")
-	if args == "none" {
-		return 0, false
-	}
-	args = regexp.MustCompile(`\([^()]*\)`).ReplaceAllString(args, "")
-	args, _, more = strings.Cut(args, ", then ")
-	return len(strings.Split(args, ", ")), more
-}
+// calls records the keys and arguments that scripts were given, by the script's hash.
+type calls struct{ of map[string][]given }
 
-// calls records how many arguments scripts were given, by the script's hash.
-type calls struct{ args map[string][]int }
+type given struct {
+	keys int
+	args []any
+}
 
 func (c *calls) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (c *calls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -117,7 +113,8 @@ func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "evalsha" {
 			args := cmd.Args() // evalsha, hash, number of keys, keys, arguments
-			c.args[args[1].(string)] = append(c.args[args[1].(string)], len(args)-3-args[2].(int))
+			hash, keys := args[1].(string), args[2].(int)
+			c.of[hash] = append(c.of[hash], given{keys: keys, args: args[3+keys:]})
 		}
 		return next(ctx, cmd)
 	}
@@ -128,7 +125,7 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	c := client(t, url)
-	seen := &calls{args: map[string][]int{}}
+	seen := &calls{of: map[string][]given{}}
 	c.AddHook(seen)
 	for i, s := range slices.Concat(scenes, glances) {
 		require.NoError(t, s.prepare(newWorld(t, c, prefix+fmtInt(int64(i))+":"))(), s.name)
@@ -145,19 +142,16 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	for _, s := range sentScripts(t) {
 		sum := sha1.Sum([]byte(s.source()))
 		hash := hex.EncodeToString(sum[:])
-		require.NotEmpty(t, seen.args[hash], "nobody has called %s", s.name())
+		require.NotEmpty(t, seen.of[hash], "nobody has called %s", s.name())
 		header, _ := split(lua.Source(s.name()))
-		fixed, more := fixedArgs(t, header)
-		for _, n := range seen.args[hash] {
-			if more {
-				require.GreaterOrEqual(t, n, fixed, s.name())
-			} else {
-				require.Equal(t, fixed, n, s.name())
-			}
+		sig := signatureOf(t, header)
+		for _, call := range seen.of[hash] {
+			require.Len(t, sig.keys, call.keys, s.name())
+			sig.takes(t, s.name(), call.args)
 		}
-		delete(seen.args, hash)
+		delete(seen.of, hash)
 	}
-	require.Empty(t, seen.args)
+	require.Empty(t, seen.of)
 }
 
 // The keys that scripts build are those of keyspace, no more and no less.

@@ -1,9 +1,19 @@
--- advance: moves a group through its states as far as its ledger allows.  CREATED → DISPATCHED → RUNNING → AGGREGATING → COMPLETED | FAILED
--- KEYS  base
--- ARGV  group, fencing number
--- Reply {'OK', transitions} | {'FENCED'} another watcher leads
--- Each transition is timestamped and put into the outbox with the group as it was. Twice: nothing is left to do.
--- Goes through when memory is full. Cost: constant.
+-- advance: moves a group through its states as far as its counts allow.
+-- State: CREATED → DISPATCHED → RUNNING → AGGREGATING → COMPLETED | FAILED
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -  the group's id
+--   2  fence  n  fencing number of the partition's leader
+-- Reply
+--   {'OK', n}   the group made n transitions
+--   {'FENCED'}  another watcher is the leader
+-- Each transition is timestamped. It goes to the outbox with the group's hash as it is then.
+-- Twice: the second call finds no transition to make.
+-- Out of memory: goes through.
+-- Cost: constant.
 local group, fence = ARGV[1], ARGV[2]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group

@@ -1,8 +1,19 @@
--- cancel: a group ends at once; nothing of it starts any more. Its waiting jobs leave the queue here, sweep settles the ledger.  any open state → CANCELLED
--- KEYS  base
--- ARGV  group
--- Reply {'OK'} | {'NOGROUP'} | {'ENDED', status}
--- Twice: the second call answers OK and changes nothing. Goes through when memory is full. Cost: the group's types.
+-- cancel: ends a group at once. None of its jobs starts any more. Its waiting jobs leave the fair
+-- queue here; sweep moves all jobs that have not ended to cancelled.
+-- State: any state that is not final → CANCELLED
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -  the group's id
+-- Reply
+--   {'OK'}             the group is cancelled, by this or an earlier call
+--   {'NOGROUP'}        there is no such group
+--   {'ENDED', status}  the group is COMPLETED or FAILED
+-- Twice: the second call answers OK and changes nothing.
+-- Out of memory: goes through.
+-- Cost: some commands for each type of the group.
 local group = ARGV[1]
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'round', 'paused')

@@ -1,8 +1,24 @@
--- create: a group comes into being.  (nothing) → CREATED
--- KEYS  base
--- ARGV  group, tenant, type, content hash, then pairs of field and value of the group's hash
--- Reply {'OK'} | {'SAME', status} the same content was created before | {'CONFLICT'} other content under this id
--- Twice: the second call answers SAME. Refused when memory is full. Cost: constant.
+-- create: creates a group without jobs.
+-- State: (no group) → CREATED
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group   -  the group's id
+--   2  tenant  -  its tenant
+--   3  typ     -  the type of jobs that name none
+--   4  hash    -  digest of the submission, by which a repetition is recognized
+--   then for each further field of the group's hash:
+--   +1  field  -  its name
+--   +2  value  -  its value
+-- Reply
+--   {'OK', status}        the group was created
+--   {'SAME', status}      the same submission created the group before
+--   {'CONFLICT', status}  another submission created the group
+-- Twice: the second call answers SAME.
+-- Out of memory: refused.
+-- Cost: constant.
 local group, tenant, typ, hash = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local key = B .. 'group:' .. group
 local have = call('HMGET', key, 'hash', 'status')

@@ -1,14 +1,25 @@
--- expire: an ended group and all that it holds are forgotten.
--- KEYS  base
--- ARGV  group, fencing number, 'all' or 'results' (keep the group, drop result lines and payloads)
--- Reply {'OK'} | {'FENCED'} | {'OPEN'} it has not ended
--- Twice: nothing is left to do. Goes through when memory is full. Cost: constant (large values are freed in the background).
-local group, fence, what = ARGV[1], ARGV[2], ARGV[3]
+-- expire: deletes an ended group with all of its data, or its result lines only.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -  the group's id
+--   2  fence  n  fencing number of the partition's leader
+--   3  scope  -  all, or results: delete the result lines and keep the rest
+-- Reply
+--   {'OK'}      the data is deleted
+--   {'FENCED'}  another watcher is the leader
+--   {'OPEN'}    the group has not ended
+-- Twice: the second call finds nothing to delete.
+-- Out of memory: goes through.
+-- Cost: constant. Redis frees large values in the background.
+local group, fence, scope = ARGV[1], ARGV[2], ARGV[3]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'tenant', 'status', 'types', 'sweep')
 if g[1] and (g[4] or (g[2] ~= 'COMPLETED' and g[2] ~= 'FAILED' and g[2] ~= 'CANCELLED')) then return { 'OPEN' } end
-if what == 'results' then
+if scope == 'results' then
   call('UNLINK', B .. 'results:' .. group)
   if g[1] then call('HSET', key, 'results_expired', 1) end
   return { 'OK' }

@@ -1,11 +1,25 @@
--- pause: nothing of a group, a tenant or a type starts any more, or starts again; running jobs finish.
--- KEYS  base
--- ARGV  group | tenant | type, id, whether: 1 = pause and 0 = resume
--- Reply {'OK'} | {'NOGROUP'} | {'ENDED', status}
--- A paused group's waiting jobs leave the fair queue and a paused tenant's stay there unserved; those that are due or ready are suspended when they are met
--- (promote, start), and come back piece by piece (promote) after the resumption. Twice: the second call changes nothing. Goes through when memory is full.
--- Cost: the group's types; of a tenant all types; of a type the tenants with suspended jobs.
-local what, id, on = ARGV[1], ARGV[2], ARGV[3] == '1'
+-- pause: pauses or resumes a group, a tenant or a type. No job of it starts while it is paused;
+-- jobs in flight finish.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  scope   -    group, tenant or type
+--   2  id      -    the group, tenant or type
+--   3  paused  0|1  1 pauses, 0 resumes
+-- Reply
+--   {'OK'}             it is paused or resumed, by this or an earlier call
+--   {'NOGROUP'}        there is no such group
+--   {'ENDED', status}  the group has ended
+-- The waiting jobs of a paused group leave the fair queue; those of a paused tenant stay there and
+-- are not dequeued. Due and ready jobs are suspended when promote or start meets them. After a
+-- resumption, promote makes them non-ready again, one batch in each call.
+-- Twice: the second call changes nothing.
+-- Out of memory: goes through.
+-- Cost: some commands for each type of the group; for a tenant, for each type; for a type, for each
+-- tenant with suspended jobs.
+local scope, id, paused = ARGV[1], ARGV[2], ARGV[3] == '1'
 local now, factor = now_ms(), alpha()
 local LANES = { 'high', 'normal', 'low' }
 precheck('SCARD', B .. 'suspended', B .. 'resuming')
@@ -26,12 +40,12 @@ local function bring_back(tenant)
   wake('fetcher')
 end
 
-if what == 'group' then
+if scope == 'group' then
   local key = B .. 'group:' .. id
   local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'paused')
   if not g[1] then return { 'NOGROUP' } end
   if g[1] == 'COMPLETED' or g[1] == 'FAILED' or g[1] == 'CANCELLED' then return { 'ENDED', g[1] } end
-  if on == (g[5] and true or false) then return { 'OK' } end
+  if paused == (g[5] and true or false) then return { 'OK' } end
   local tenant, lane, waiting, all = g[2], g[4], {}, 0
   for typ in string.gmatch(g[3] or '', '[^|]+') do
     waiting[typ] = call('LLEN', B .. 'queue:' .. id .. ':' .. typ)
@@ -41,7 +55,7 @@ if what == 'group' then
   precheck_activate(tenant)
   local scheduled = call('ZSCORE', B .. 'scheduled', id)
   allow_oom()
-  if on then
+  if paused then
     call('HSET', key, 'paused', 1)
     if scheduled then return { 'OK' } end
     for typ in pairs(waiting) do withdraw(typ, lane, tenant, id) end
@@ -56,7 +70,7 @@ if what == 'group' then
     end
     bring_back(tenant)
   end
-elseif what == 'tenant' then
+elseif scope == 'tenant' then
   local key = B .. 'tenant:' .. id
   for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
     for _, lane in ipairs(LANES) do precheck_enqueue(typ, lane, id) end
@@ -65,7 +79,7 @@ elseif what == 'tenant' then
   precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. id, B .. 'tenants', B .. 'groups:' .. id)
   precheck_activate(id)
   allow_oom()
-  if on then
+  if paused then
     call('HSET', key, 'paused', 1)
     call('HSET', B .. 'pauses', 't:' .. id, 1)
     call('ZADD', B .. 'tenants', 0, id)
@@ -91,7 +105,7 @@ elseif what == 'tenant' then
 else
   precheck('HLEN', B .. 'pauses')
   allow_oom()
-  if on then
+  if paused then
     call('HSET', B .. 'pauses', 'y:' .. id, 1)
   elseif call('HDEL', B .. 'pauses', 'y:' .. id) == 1 then
     if call('SCARD', B .. 'suspended') > 0 then

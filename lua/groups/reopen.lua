@@ -1,9 +1,21 @@
--- reopen: the next round of an ended group begins; requeue then moves its failed jobs.  COMPLETED, FAILED → CREATED
--- KEYS  base
--- ARGV  group, request id ('' = none)
--- Reply {'OK', round} | {'NOGROUP'} | {'STATE', status} it has not ended, or was cancelled | {'NONE'} no job has failed
--- Twice, with a request id: the second call answers OK with the same round, as does any while the new round's jobs are being moved.
--- Refused when memory is full.
+-- reopen: opens the next round of an ended group. Calls of requeue then move its failed jobs.
+-- State: COMPLETED | FAILED → CREATED
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group    -  the group's id
+--   2  request  -  id of the request, '' = none
+-- Reply
+--   {'OK', round}      the number of the round that is open
+--   {'NOGROUP'}        there is no such group
+--   {'STATE', status}  the group has not ended, or it was cancelled
+--   {'NONE'}           no job of the group has failed
+-- Twice, with a request id: the second call answers OK with the same round. So does any call while
+-- requeue still moves the round's jobs.
+-- Out of memory: refused.
+-- Cost: constant.
 local group, request = ARGV[1], ARGV[2]
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'round', 'failed', 'requeue', 'reopened')

@@ -1,10 +1,22 @@
--- requeue: a chunk of the failed jobs of a reopened group waits again.  failed → waiting
--- KEYS  base
--- ARGV  group, most jobs
--- Reply {'MORE', moved} | {'DONE', moved}
--- The group's field requeue holds the cursor of the scan: one from the start would go over the empty places of what has moved, again and again.
--- Only what failed before this round moves: a job that fails again while others still wait to be moved keeps its failure.
--- Twice: what was moved is not among the failures any more. Refused when memory is full. Cost: some µs a job.
+-- requeue: moves a batch of the failed jobs of a reopened group into the fair queue.
+-- State: failed → waiting
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -     the group's id
+--   2  most   jobs  most jobs to move
+-- Reply
+--   {'MORE', n}  n jobs were moved; failed jobs may be left
+--   {'DONE', n}  n jobs were moved, and all are done
+-- The group's field requeue holds the cursor of the scan over its failures. A scan that began again
+-- in each call would pass over the empty buckets of the jobs that have moved, again and again.
+-- Only jobs that failed before this round move: a job that fails again in the meantime stays
+-- failed.
+-- Twice: the jobs that were moved are not among the failures any more.
+-- Out of memory: refused.
+-- Cost: some µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key, failures = B .. 'group:' .. group, B .. 'failures:' .. group
 local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status', 'round', 'paused')

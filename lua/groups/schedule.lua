@@ -1,8 +1,15 @@
--- schedule: groups whose run_at has come enter the fair queue.
--- KEYS  base
--- ARGV  most groups
--- Reply {groups released, ms until the next one or -1}
--- Twice: a group that was released is not in the schedule any more. Goes through when memory is full.
+-- schedule: puts groups whose run_at has come into the fair queue.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  most  groups  most groups to put there
+-- Reply
+--   {n, wait}  n groups left the schedule; wait is the time until the next one, ms (-1 = none)
+-- Twice: a group that left the schedule is not in it any more.
+-- Out of memory: goes through.
+-- Cost: some commands for each group and type.
 local most = tonumber(ARGV[1])
 local now = now_ms()
 local due = call('ZRANGEBYSCORE', B .. 'scheduled', '-inf', now, 'LIMIT', 0, most)

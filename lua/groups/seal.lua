@@ -1,9 +1,20 @@
--- seal: no more jobs come to a group; its jobs go on as they were.
--- KEYS  base
--- ARGV  group, total ('' = as many as there are now)
--- Reply {'OK', status} sealed, now or before | {'PENDING', accepted} total is noted and takes effect when it is reached |
---       {'NOGROUP'} | {'CANCELLED'} | {'TOTAL', accepted, total} total is below what was accepted, or another one was announced
--- Twice: the second call answers as the first. Refused when memory is full.
+-- seal: says that a group gets no more jobs. Its jobs go on as before.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -  the group's id
+--   2  total  n  how many jobs the group has in the end, '' = the jobs it has now
+-- Reply
+--   {'OK', status}              the group is sealed, by this or an earlier call
+--   {'PENDING', accepted}       the group is sealed as soon as it has total jobs
+--   {'NOGROUP'}                 there is no such group
+--   {'CANCELLED'}               the group is cancelled
+--   {'TOTAL', accepted, total}  total is less than accepted, or another total was announced
+-- Twice: the second call answers as the first.
+-- Out of memory: refused.
+-- Cost: constant.
 local group, total = ARGV[1], tonumber(ARGV[2])
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'sealed', 'accepted', 'total')

@@ -1,8 +1,20 @@
--- sweep: settles the ledger of a cancelled group, a chunk at a time.  waiting, non-ready, ready, in flight → cancelled
--- KEYS  base
--- ARGV  group, most jobs
--- Reply {'MORE', swept} | {'DONE', swept}
--- Its cursor lies in the group. Twice: goes on where it is. Goes through when memory is full. Cost: about 0.3 µs a job.
+-- sweep: moves a batch of the jobs of a cancelled group to cancelled. In the end it removes the
+-- group's non-ready and suspended jobs.
+-- State: waiting, non-ready, ready, in flight → cancelled
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -     the group's id
+--   2  most   jobs  most jobs to move
+-- Reply
+--   {'MORE', n}  n jobs were moved; more may be left
+--   {'DONE', 0}  all are done
+-- Cursors in the group's hash hold where the next call goes on.
+-- Twice: the second call goes on behind the first.
+-- Out of memory: goes through.
+-- Cost: about 0.3 µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'sweep_non_ready', 'types')

@@ -1,11 +1,48 @@
--- admit: takes the next jobs of a type out of the fair queue.  waiting → ready, or non-ready for the head of a tenant without a permit
--- KEYS  base
--- ARGV  type, most jobs, cap of what is undelivered in the ready stream, workers (0 = not known), jobs that may lie there beyond those that they run (0 = there are no workers), limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part of them, tag of
---       the division ('' = one partition), share (static | elastic), seed of span ids, ms that congestion statistics are kept, weights of high, normal, low
--- Reply {state, moved, made non-ready, wait ms, {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, accepted ms, now, waited for fairness ms, for the rate ms, …}, Redis µs}
---       state: 'OK' | 'FULL' the ready stream is | 'LIMITED' by the rate | 'PAUSED' the type is | 'EMPTY' nothing waits that may run; wait -1: until woken
--- A job is never between two places: each pick is added to its new place before it leaves the old one, in one script.
--- Twice: the second call takes the next jobs. Goes through when memory is full. Cost: about 3 µs a job, and some µs a tenant; O(log n) in tenants and groups.
+-- admit: takes the next jobs of a type out of the fair queue.
+-- State: waiting → ready; the first job of a tenant without a permit: waiting → non-ready
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1   typ      -        the type
+--   2   most     jobs     most jobs to admit
+--   3   cap      jobs     most undelivered jobs in the ready stream
+--   4   slots    workers  jobs that the workers can run at the same time; 0 = not known
+--   5   ahead    jobs     jobs that the ready stream may hold beyond these; 0 = there are no
+--                         workers
+--   6   limiter  -        fixed, sliding or token
+--   7   width    ms       length of a window
+--   8   total    permits  permits in a window, of all partitions together; 0 = no limit
+--   9   part     permits  this partition's quota until it is rebalanced
+--   10  tag      -        name of the limit and of the number of partitions; '' = one partition
+--   11  share    -        static or elastic
+--   12  seed     -        8 random hex digits, for span ids
+--   13  keep     ms       how long congestion statistics are kept
+--   14  high     n        weight of the lane high
+--   15  normal   n        weight of the lane normal
+--   16  low      n        weight of the lane low
+-- Reply
+--   {state, moved, non_ready, wait, permits, denials, traced, now}
+--     state      'OK'       jobs were admitted
+--                'FULL'     the ready stream is full
+--                'LIMITED'  the global limit has no permit left
+--                'PAUSED'   the type is paused
+--                'EMPTY'    no waiting job may run
+--     moved      jobs that are ready now
+--     non_ready  jobs that are non-ready now, as markers
+--     wait       ms until another call can admit jobs; -1 = until the process is woken
+--     permits    {tenant, permits, …} that were spent
+--     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
+--                up
+--     traced     {group, ordinal, tenant, trace, span id, accepted ms, now ms, ms waited for the
+--                fair queue, ms waited for the rate limit, …}
+--     now        Redis time, µs
+-- A job is never between two locations: the script adds it to the new one, then removes it from the
+-- old one.
+-- Twice: the second call takes the next jobs.
+-- Out of memory: goes through.
+-- Cost: about 3 µs a job and some µs a tenant; O(log n) in tenants and groups.
 typ, seed = ARGV[1], ARGV[12]
 local most, cap, slots, ahead = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(ARGV[13])

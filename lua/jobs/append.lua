@@ -1,12 +1,40 @@
--- append: jobs enter a group.  (nothing) → waiting, or non-ready until their run_at
--- KEYS  base
--- ARGV  group, limit of jobs a group, mode ('' | 'last' of a submission | 'seal' last, and no more jobs come), 'ready' or '', n requests, then for each request: its id ('' = none;
---       @ENTRY… = an entry of the ingest stream; =N = piece N of the submission), n jobs; then for each job of each request, where they are ready: its blob, as it will be queued if the caller
---       knows the group's next ordinal and the time; or else: type ('' = the group's), run_at ms (0 = at once), trace, payload
--- Reply for each request {'OK', first ordinal, n} | {'DUP'} this request was applied before | {'GAP', pieces} only these are there, and more go before this one |
---       {'NOGROUP'} | {'SEALED', status} | {'TOTAL', total, accepted} more jobs than announced | {'LIMIT', accepted}
--- Requests are judged one by one, each whole, and written together. A mode holds for a single request only.
--- Twice, with a request id: the second call answers DUP. Refused when memory is full (the first write is RPUSH, HSET or ZADD). Cost: 1 µs a job and some µs a group.
+-- append: adds jobs to a group.
+-- State: (no job) → waiting, or non-ready until their run_at
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group     -     the group's id
+--   2  limit     jobs  most jobs of a group
+--   3  mode      -     last: the submission ends with these jobs; seal: also, no more jobs come;
+--                      '' = neither. Only with a single request
+--   4  form      -     form of the jobs below: ready or ''
+--   5  requests  n     number of requests
+--   then for each request:
+--   +1  request  -     its id: '' = none; @ENTRY = an entry of the ingest stream; =N = piece N of
+--                      the submission
+--   +2  n        jobs  number of its jobs
+--   then for each job of each request, in the form ready:
+--   +1  blob     -     the queued blob that results if the ordinal and the time are guessed right
+--   then for each job of each request, in the form '':
+--   +1  typ      -     its type, '' = the group's type
+--   +2  run_at   ms    it does not start before; 0 = at once
+--   +3  trace    -     its traceparent, '' = it is not sampled
+--   +4  payload  -     its payload, and its key behind it
+-- Reply
+--   one of these for each request:
+--   {'OK', first, n}            the jobs have the ordinals from first on
+--   {'DUP'}                     this request was applied before
+--   {'GAP', pieces}             the pieces between pieces and this one are missing
+--   {'NOGROUP'}                 there is no such group
+--   {'SEALED', status}          the group gets no more jobs
+--   {'TOTAL', total, accepted}  there would be more jobs than were announced
+--   {'LIMIT', accepted}         there would be more jobs than limit
+-- Each request is accepted or refused as a whole. All accepted ones are written together.
+-- Twice, with a request id: the second call answers DUP.
+-- Out of memory: refused. The first write is RPUSH, HSET or ZADD.
+-- Cost: 1 µs a job and some µs a group.
 local LARGE = 4096
 local group, limit, mode, composed, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == 'ready', tonumber(ARGV[5])
 local key, arg = B .. 'group:' .. group, 6 + 2 * requests

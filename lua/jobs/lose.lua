@@ -1,11 +1,27 @@
--- lose: jobs that the audit has found nowhere come to their end.  waiting, non-ready, ready, in flight, done → failed, with code LOST; failed without a record of it: gets one
--- KEYS  base
--- ARGV  group, type that they had ('' = one of several), then for each by ascending ordinal: ordinal, state (letter and mark) in which it was missed
--- Reply ordinals of the jobs that ended; who has moved since is not lost
--- A mark grows with each move, so the same state says that a job has not moved since it was missed; waiting ones also have to be too many for the queues.
--- Of one whose type can't be told the payload goes into the dead letter only: a retry must not run it as another type.
--- What a non-ready job counted for can't be told any more where others are non-ready; the audit's law of loads finds what is wrong then.
--- Twice: they have failed. Goes through when memory is full. Cost: some µs a job.
+-- lose: ends jobs that the audit has found at no location.
+-- State: waiting, non-ready, ready, in flight, done → failed, with code LOST; a failed job without
+-- a record gets one
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group  -  the group's id
+--   2  only   -  the type of the jobs, '' = one of several
+--   then for each job, by ascending ordinal:
+--   +1  ordinal  n  the job
+--   +2  state    -  its state (letter and mark) when it was missed
+-- Reply
+--   {ordinal, …}  the jobs that have ended. A job that has moved in the meantime is not among them
+-- A mark changes with each attempt, so an equal state says that the job has not moved since.
+-- Waiting jobs are lost only as far as the group counts more of them than its queues hold.
+-- If the type of a job is not known, its payload goes into the dead letter only: a retry must not
+-- run it as another type.
+-- If other jobs of the tenant are non-ready, the script can't know what a lost non-ready job
+-- counted for. The audit's law of loads finds the counters that are wrong then.
+-- Twice: the second call finds that the jobs have failed.
+-- Out of memory: goes through.
+-- Cost: some µs a job.
 local group, only = ARGV[1], ARGV[2]
 local key = B .. 'group:' .. group
 local FIELDS = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight', D = 'done', F = 'failed' }

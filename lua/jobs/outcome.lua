@@ -1,12 +1,51 @@
--- outcome: what came of jobs that a worker has run.  in flight → done, failed or non-ready; handed back unstarted: ready → ready
--- KEYS  base
--- ARGV  type, congestion base ms, congestion cap ms, permits a second of all tenants, ms that congestion statistics are kept, n groups, n entries, then the jobs' entries in
---       the order in which the jobs come, then for each group: group, n done, n others, ms that those of them took that ran, how many ran, and of
---       the done ones, if there are any: ranges (see ranges), result lines, lines 'ordinal trace' of those that are traced, ordinals of those with an error on record or a payload
---       of their own, joined by spaces; then for each other one by ascending ordinal: ordinal, attempt, kind, retries, throttles, losses, waits (f|r|c), queued blob, delay ms, code, message
---       kinds: r retry, t throttled by the partner (delay is Retry-After; -delay is the least where it said none), f failed for good, h handed back without an outcome, u handed back unstarted
--- Reply {owned, stale}; a stale outcome changes nothing but load.stale, which counts those of groups that are not cancelled; its entry goes too, unless it may be the one that holds the job by now
--- One entry of results per batch and group. Twice: the second call is stale as a whole. Goes through when memory is full. Cost: 1 µs a job and some µs a group, 4 µs a job that comes back.
+-- outcome: stores the outcomes of jobs that a worker has run or read.
+-- State: in flight → done, failed or non-ready; unstarted: ready → ready
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  typ          -        the type
+--   2  base         ms       least wait of a job that comes back
+--   3  cap          ms       longest wait of a job that comes back
+--   4  rps          1/s      permits of all tenants; 0 = no limit
+--   5  keep         ms       how long congestion statistics are kept
+--   6  groups       groups   number of groups
+--   7  all_entries  entries  number of entries
+--   then for each job of each group, the done jobs of a group first:
+--   +1  entry      -     its entry in the ready stream
+--   then for each group:
+--   +1  group      -     the group's id
+--   +2  n_done     jobs  number of done jobs
+--   +3  n_other    jobs  number of other jobs
+--   +4  took       ms    run time of the jobs that ran, together
+--   +5  ran        jobs  how many ran
+--   then, if the group has done jobs:
+--   +1  ranges     -     the done jobs (see parts/ranges.lua)
+--   +2  lines      -     their result lines
+--   +3  traces     -     a line 'ordinal trace' for each traced job
+--   +4  marked     -     ordinals of jobs with a stored error or payload, joined by spaces
+--   then for each other job, by ascending ordinal:
+--   +1  ordinal    n     the job
+--   +2  attempt    n     the attempt that the worker reports on
+--   +3  kind       -     r retry, t throttled by the downstream API, f failed, h released,
+--                        u unstarted
+--   +4  retries    n     its retries
+--   +5  throttles  n     its throttles
+--   +6  losses     n     its losses
+--   +7  waits      -     fair|rate|congestion, ms
+--   +8  queued     -     its queued blob
+--   +9  delay      ms    least wait; of kind t: the Retry-After, or the least wait as -delay
+--   +10 code       -     error code
+--   +11 message    -     error text
+-- Reply
+--   {owned, stale}  outcomes that took effect, and stale ones
+-- A stale outcome changes nothing but the counter stale of load:TYPE, if its group is not
+-- cancelled. Its entry is removed too, unless it may hold the job's present attempt.
+-- Each group adds one entry to the stream results.
+-- Twice: all outcomes of the second call are stale.
+-- Out of memory: goes through.
+-- Cost: 1 µs a done job and some µs a group; 4 µs another job.
 local typ, base, cap, rps, keep, groups = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local all_entries = tonumber(ARGV[7])
 local job, arg = 0, 8 + all_entries -- the number of the job that was read last, and where the next group stands

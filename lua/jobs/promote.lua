@@ -1,11 +1,36 @@
--- promote: jobs whose time has come and that get a permit.  non-ready → ready
--- KEYS  base
--- ARGV  most jobs, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part, tag of the division, share (static | elastic),
---       seed of span ids, ms to wait for a full ready stream, then pairs of type and cap
--- Reply {moved, skipped for a full ready stream, wait ms until something can be done (-1: nothing is non-ready),
---        {tenant, permits, …}, {tenant, reason, …}, {group, ordinal, tenant, trace, span id, since, now, attempt, reason, …}, Redis µs}
--- Tenants come in the order of what is due longest, so that one which got its share stands behind those that got none. Jobs of what is paused are suspended.
--- A job leaves non-ready last. Twice: the second call finds the jobs gone. Goes through when memory is full. Cost: some µs a job.
+-- promote: moves due non-ready jobs to their ready streams, with one permit each.
+-- State: non-ready → ready
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  most       jobs     most jobs to promote
+--   2  limiter    -        fixed, sliding or token
+--   3  width      ms       length of a window
+--   4  total      permits  permits in a window, of all partitions together; 0 = no limit
+--   5  part       permits  this partition's quota until it is rebalanced
+--   6  tag        -        name of the limit and of the number of partitions
+--   7  share      -        static or elastic
+--   8  seed       -        8 random hex digits, for span ids
+--   9  full_wait  ms       when to look again at a tenant whose ready stream is full
+--   then for each type:
+--   +1  typ       -        the type
+--   +2  cap       jobs     most undelivered jobs in its ready stream
+-- Reply
+--   {moved, skipped, wait, permits, denials, traced, now}
+--     moved      jobs that are ready now
+--     skipped    due jobs whose ready stream is full
+--     wait       ms until another call can promote jobs; -1 = no job is non-ready
+--     permits    {tenant, permits, …} that were spent
+--     denials    {tenant, reason, …}: per_group or global
+--     traced     {group, ordinal, tenant, trace, span id, since ms, now ms, attempt, reason, …}
+--     now        Redis time, µs
+-- Tenants are served in the order of their longest due job, so a tenant that got its share stands
+-- behind those that got none. Due jobs of paused groups, tenants and types are suspended.
+-- Twice: the second call does not find the jobs, because they have left non-ready.
+-- Out of memory: goes through.
+-- Cost: some µs a job.
 local most, total, elastic, seed, full_wait = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic', ARGV[8], tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- At most so many jobs are looked at for one that may go; the next look at the tenant goes on behind them (field look): a type whose

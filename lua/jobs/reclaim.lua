@@ -1,10 +1,27 @@
--- reclaim: takes back what dead workers hold.  ready or in flight → non-ready, due at once (a run spends a permit again); or failed after too many losses
--- KEYS  base
--- ARGV  type, lease ms, most entries, most losses of a job
--- Reply {taken back, failed, {ids that were deleted under us}, stale}
--- Idle times are checked in here, in the same step that moves. Only a started job counts a loss: the first makes it a suspect, which workers
--- start alone, so that all others are its own. What was deleted under us has the watcher look for the jobs (watch.suspicious). Twice: the entries are gone.
--- Goes through when memory is full. Cost: some µs an entry.
+-- reclaim: takes back the jobs of dead workers.
+-- State: ready, in flight → non-ready, due at once; after too many losses: in flight → failed
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  typ    -        the type
+--   2  lease  ms       a job whose entry was idle for this long is taken back
+--   3  most   entries  most entries to take back
+--   4  cap    n        most losses of a job
+-- Reply
+--   {taken, failed, {entry, …}, stale}
+--     taken   jobs that are non-ready now; they need another permit
+--     failed  jobs that have failed
+--     entry   a pending entry that does not exist any more: another program deleted it
+--     stale   entries that held no job or another attempt
+-- The script checks the idle times itself, in the step that moves the jobs. Only a job that was in
+-- flight counts a loss. One loss makes it a suspect, which a worker process runs alone: so each
+-- further loss is its own. For deleted entries, the field suspicious of the hash watch makes the
+-- watcher look for their jobs.
+-- Twice: the second call does not find the entries.
+-- Out of memory: goes through.
+-- Cost: some µs an entry.
 local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local stream = B .. 'ready:' .. typ
 precheck('XLEN', stream)

@@ -1,10 +1,29 @@
--- reduce: merges results of one group into its aggregate, each job exactly once.  done → reduced
--- KEYS  base
--- ARGV  group, slot, version of the slot that was read, its new state, lines of results, ranges of the jobs (their attempts don't matter), then the entries
--- Reply {'OK', new version} | {'VERSION', version} the slot has moved on: read it again | {'BAD', ordinals that are not to be reduced} nothing was
---       written: leave them out and call again | {'GONE'} the group is no more; its entries are taken away
--- The slot's version and the states' letters are the fence. Twice: the ordinals are reduced already, so the second call answers BAD.
--- Goes through when memory is full. Cost: some µs a batch.
+-- reduce: adds the results of jobs of one group to a partial aggregate, each job exactly once.
+-- State: done → done and reduced
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group    -  the group's id
+--   2  slot     -  number of the partial aggregate
+--   3  version  n  version of the partial aggregate that the caller has read
+--   4  state    -  the new partial aggregate, with these results
+--   5  lines    -  the result lines
+--   6  ranges   -  the jobs (see parts/ranges.lua); their attempts are ignored
+--   then for each entry of the stream results that held them:
+--   +1  entry   -  its id
+-- Reply
+--   {'OK', version}            the results are added; the new version
+--   {'VERSION', version}       the partial aggregate has changed: read it again
+--   {'BAD', {ordinal, …}}      these jobs are not done, or are reduced: call again without them.
+--                              Nothing was written
+--   {'GONE'}                   there is no such group; its entries were removed
+-- The version and the states' letters make sure that no result counts twice.
+-- Twice: the second call answers VERSION, because the first has changed it. With the new version it
+-- answers BAD.
+-- Out of memory: goes through.
+-- Cost: some µs a batch.
 local group, slot, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local key, stream, aggregate = B .. 'group:' .. group, B .. 'results', B .. 'aggregate:' .. group
 local function settle()

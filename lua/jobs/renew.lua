@@ -1,8 +1,25 @@
--- renew: a worker keeps the leases of jobs that it holds.
--- KEYS  base
--- ARGV  type, consumer, n jobs, then for each: entry, group, ordinal, attempt, flag (k: that it may be lost is known)
--- Reply the positions (from 1) of jobs that are lost: taken back, cancelled or ended; load.lost counts those of which it was not known
--- The states say who owns a job, so a lease that was stolen comes back. Twice: the same. Goes through when memory is full. Cost: about 1 µs a job.
+-- renew: extends the leases of jobs that a worker holds.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  typ       -     the type
+--   2  consumer  -     the worker process, as a consumer of the ready stream
+--   3  n         jobs  number of jobs
+--   then for each job:
+--   +1  entry    -  its entry in the ready stream
+--   +2  group    -  its group
+--   +3  ordinal  n  its ordinal
+--   +4  attempt  n  the attempt that the worker holds
+--   +5  flag     -  k = the worker knows that it may have lost the job
+-- Reply
+--   {position, …}  positions (from 1) of lost jobs: taken back, cancelled or ended
+-- The counter lost of load:TYPE counts lost jobs that the worker did not know of. The states say
+-- which worker holds a job. So renew also takes back an entry that another consumer has claimed.
+-- Twice: the second call extends the leases again.
+-- Out of memory: goes through.
+-- Cost: about 1 µs a job.
 local typ, consumer, n = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, lost, news = {}, {}, 0
 precheck('HLEN', B .. 'load:' .. typ)

@@ -1,11 +1,30 @@
--- start: a worker begins jobs that it has read.  ready → in flight; of what is paused: ready → non-ready, suspended
--- KEYS  base
--- ARGV  type, n groups, then for each: group, ranges (see ranges), the jobs' entries in the same order, joined by spaces
--- Reply {tokens of each group, groups, Redis µs}: tokens are 'all' where each job is to be reported under its own attempt, or else for each job
---       the attempt to report under, or -1 not to be run: the entry is stale. Its entry goes, unless the job is ready or in flight: then reclaim decides whose entry it is. groups: {tenant, job timeout ms, max retries} of each group, '' = default.
--- The state's letter and attempt are the fence: whoever holds the attempt that stands there owns the job. An entry that comes again under
--- its old id (the consumer group was lost and made anew) gets a new attempt, so that an earlier holder is stale from then on.
--- Twice: the second call gives a new attempt. Goes through when memory is full. Cost: some µs a group, and 1 µs a job where something is amiss.
+-- start: starts jobs that a worker process has read.
+-- State: ready → in flight; a paused job: ready → non-ready, suspended
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  typ       -       the type
+--   2  groups    groups  number of groups
+--   then for each group:
+--   +1  group    -  the group's id
+--   +2  ranges   -  the jobs (see parts/ranges.lua)
+--   +3  entries  -  their entries in the ready stream, in the same order, joined by spaces
+-- Reply
+--   {tokens, groups, now}
+--     tokens  for each group: 'all' = run all jobs and report each under its own attempt; or a
+--             list, with a number for each job: the attempt to report under, or -1 = do not run it
+--     groups  for each group: {tenant, job timeout ms, max retries}, '' = the default
+--     now     Redis time, µs
+-- A job with token -1 is stale or paused. Its entry is removed, unless the job is ready or in
+-- flight under another attempt: then reclaim decides which entry is right.
+-- The state's letter and attempt say which worker holds the job. An entry that is delivered again
+-- under its old id (the consumer group was lost and created again) gets a new attempt, so that
+-- reports of the earlier one are stale.
+-- Twice: the second call starts a new attempt.
+-- Out of memory: goes through.
+-- Cost: some µs a group; 1 µs a job where a group's jobs differ in state.
 local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ

@@ -1,8 +1,19 @@
--- drop_consumer: forgets a consumer of a stream that holds nothing and was idle for long.
--- KEYS  stream
--- ARGV  consumer group, consumer, idle ms
--- Reply 1 dropped, 0 it holds entries, was active, or is not there
--- A consumer that holds entries is never deleted: they would be found by nobody any more. Twice: it is not there. Goes through when memory is full.
+-- drop_consumer: deletes a consumer of a stream that holds no entries and was idle for long.
+--
+-- KEYS
+--   1  stream  the stream
+-- ARGV
+--   1  group     -   the consumer group
+--   2  consumer  -   the consumer
+--   3  idle      ms  how long it has to be idle
+-- Reply
+--   1  it was deleted
+--   0  it holds entries, was active, or does not exist
+-- Never delete a consumer that holds entries: they would leave the pending list and no process
+-- would ever find them.
+-- Twice: the second call answers 0.
+-- Out of memory: goes through.
+-- Cost: the number of consumers of the group.
 local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 for _, c in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
   local name, pending, age

@@ -1,8 +1,14 @@
--- heartbeats: reads the status of all processes, and Redis's time.
--- KEYS  hash
--- ARGV  none
--- Reply process and status in turn, and Redis's time (ms) behind them
--- Twice: it answers again. Goes through when memory is full.
+-- heartbeats: reads the reports of all processes, and Redis time.
+--
+-- KEYS
+--   1  hash  the reports of the processes of a role
+-- ARGV
+--   none
+-- Reply
+--   {process, report, …, now}  the report of each process; the last element is Redis time, ms
+-- Twice: the second call answers again.
+-- Out of memory: goes through.
+-- Cost: the number of processes.
 local all = redis.call('HGETALL', KEYS[1])
 local t = redis.call('TIME')
 all[#all + 1] = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))

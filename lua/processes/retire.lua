@@ -1,8 +1,18 @@
--- retire: forgets a job type that nobody has served for long and that holds nothing, so that types that users make up don't pile up.
--- KEYS  base
--- ARGV  type, latest time (ms) at which it may have been served
--- Reply {1} forgotten | {0} it holds jobs, or was served since
--- Twice: it is not there any more. A job of the type brings it back. Goes through when memory is full. Cost: constant.
+-- retire: deletes a job type that has no jobs and was not served for long. So types that users
+-- invent don't accumulate. A new job of the type creates it again.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  typ     -   the type
+--   2  latest  ms  the type is deleted if it was last served at or before this time
+-- Reply
+--   {1}  it was deleted
+--   {0}  it has jobs, was served later, or does not exist
+-- Twice: the second call answers 0.
+-- Out of memory: goes through.
+-- Cost: constant.
 local typ, latest = ARGV[1], tonumber(ARGV[2])
 local served = call('ZSCORE', B .. 'types', typ)
 if not served or tonumber(served) > latest then return { 0 } end

@@ -1,9 +1,25 @@
--- repair: a group's ledger counts again what its states say, and it is on the lists where it belongs.
--- KEYS  base
--- ARGV  group, its tenant, version of the repair that was seen (its field repaired, 0 = none), then pairs of field (code:X = one of the error codes) and what is to be added to it
--- Reply {'OK'} | {'VERSION'} somebody has repaired it meanwhile | {'GONE'} there is no such group: it is taken off the lists
--- Every transition moves ledger and states alike, so what they differ by stays until it is repaired, however much the group moves.
--- Twice: the version has gone on. Goes through when memory is full. Cost: constant.
+-- repair: corrects the counts of a group by what the audit has recounted, and the lists that name
+-- it.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group    -  the group's id
+--   2  tenant   -  its tenant
+--   3  version  n  the group's field repaired when the audit recounted it; 0 = not there
+--   then for each count that is wrong:
+--   +1  field   -  its name, or code:X for the jobs that failed with error code X
+--   +2  delta   n  what is added to it
+-- Reply
+--   {'OK'}       the counts are corrected
+--   {'VERSION'}  the group was repaired in the meantime
+--   {'GONE'}     there is no such group: it was removed from the lists
+-- Each transition changes counts and states alike. So the difference between them stays the same
+-- until it is repaired, however often the group changes in the meantime.
+-- Twice: the second call finds another version.
+-- Out of memory: goes through.
+-- Cost: constant.
 local group, tenant, version, now = ARGV[1], ARGV[2], ARGV[3], now_ms()
 local key, codes = B .. 'group:' .. group, B .. 'codes:' .. group
 local g = call('HMGET', key, 'status', 'repaired', 'at:created')

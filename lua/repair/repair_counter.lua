@@ -1,8 +1,21 @@
--- repair_counter: what a type or a tenant counts is what the audit has counted; who has active jobs is in the active set, and no others.
--- KEYS  base
--- ARGV  what: type | tenant, its name, counter, what it was when the audit counted, what the audit counted
--- Reply {1} | {0} the counter has moved since: count again
--- Twice: it has moved. Goes through when memory is full. Cost: constant.
+-- repair_counter: sets a counter of a type or tenant to what the audit has counted. It also adds a
+-- tenant to the set of active tenants or removes it.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  scope    -  type or tenant
+--   2  name     -  the type or tenant
+--   3  counter  -  field of its hash
+--   4  have     n  the counter's value while the audit counted
+--   5  want     n  what the audit counted
+-- Reply
+--   {1}  the counter is corrected
+--   {0}  the counter has changed since: count again
+-- Twice: the second call finds another value, or sets the same.
+-- Out of memory: goes through.
+-- Cost: constant.
 local tenant, name, counter, have, want = ARGV[1] == 'tenant', ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local key = tenant and B .. 'tenant:' .. name or B .. 'load:' .. name
 if tonumber(call('HGET', key, counter) or 0) ~= have then return { 0 } end

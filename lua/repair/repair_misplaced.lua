@@ -1,10 +1,21 @@
--- repair_misplaced: quarantines a misplaced job, or what is no job.
--- KEYS  base
--- ARGV  location: queue | non-ready | suspended | ready | results | failures, its owner (group, tenant or type; '' of results), type of a queue ('' = no queue),
---       what lies there (an element, an entry's id or an ordinal), another of the same job ('' = none; of two one goes)
--- Reply {1} it is gone | {0} it is a job that lies where it should, or goes by itself, or is not there
--- States decide, in the same step. What types and tenants count is left to repair_counter. Twice: it is not there. Goes through when memory is full.
--- Cost: constant; in a queue its length.
+-- repair_misplaced: quarantines a misplaced job, or an element that is no job.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  location  -  queue, non-ready, suspended, ready, results or failures
+--   2  owner     -  group, tenant or type whose location it is; '' for results
+--   3  typ       -  the type of a queue, '' for another location
+--   4  item      -  what lies there: an element, an entry's id or an ordinal
+--   5  twin      -  another element of the same job, '' = none; only one of the two is removed
+-- Reply
+--   {1}  it was removed
+--   {0}  it belongs there, another script will remove it, or it is not there
+-- The states decide, in the same step. repair_counter corrects the counters of types and tenants.
+-- Twice: the second call does not find it.
+-- Out of memory: goes through.
+-- Cost: constant; in a queue, its length.
 local location, owner, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 precheck('LLEN', B .. 'quarantine')
 

@@ -1,8 +1,21 @@
--- policy: how the next jobs are chosen: by fair turns, or by the user's priority formula over all groups. On a change, the open groups are ranked again, a chunk a call.
--- KEYS  base
--- ARGV  ALPHA ('' = fair turns), ms of creation from which on groups are ranked (0 = begin), most groups
--- Reply {1 = more to do, ms of creation from which on} | {0}
--- Whoever finds that the ranking was not finished (rate.ranked) begins again. Twice: groups are ranked as they are. Refused when memory is full, but for fair turns. Cost: some µs a group.
+-- policy: sets how the next jobs are chosen: by the fair queue, or by the priority formula over all
+-- groups. On a change it ranks the open groups again, a batch in each call.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  factor  n       ALPHA of the formula, '' = the fair queue
+--   2  from    ms      rank groups that were created at or after this time; 0 = begin
+--   3  most    groups  most groups to rank
+-- Reply
+--   {1, from}  more groups are left: call again with this from
+--   {0}        all groups are ranked
+-- The hash rate has '?' in the field ranked until all groups are ranked: a process that finds it
+-- begins again.
+-- Twice: the second call ranks the same groups by what they are then.
+-- Out of memory: refused, except for a change to the fair queue.
+-- Cost: some µs a group.
 local factor, from, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 precheck('HLEN', B .. 'rate')
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'priority:' .. typ) end

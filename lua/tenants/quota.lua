@@ -1,10 +1,33 @@
--- quota: moves a partition's part of the limit. One process at a time divides (see lead), and gives to nobody what it has not taken from somebody else before.
--- KEYS  base
--- ARGV  fencing number, limiter, window ms, permits a window of all partitions, this partition's first part, tag of the division, its part from now on (-1 = only look),
---       µs before which an increase must not hold as a whole, and how much of it may hold at once
--- Reply {'OK', part in force, permits that others may have at once, µs from when on they may have all that was lost (0 = nothing is on its way), permits that its jobs could use, active tenants} | {'FENCED'}
--- A loss holds at once. What was spent in this window (fixed) counts until it is over, and what was spent within the last (sliding) counts as part in force, less and less: the rest can be given away. With the
--- token limiter the permits in the bucket stay as many as they are, as far as they fit. Twice: the second call changes nothing. Goes through when memory is full.
+-- quota: changes the quota of a partition. One process at a time rebalances quota (see lead). It
+-- adds to a partition only what it has taken from another one before.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  fence       n        fencing number of the quota rebalancer
+--   2  limiter     -        fixed, sliding or token
+--   3  width       ms       length of a window
+--   4  total       permits  permits in a window, of all partitions together
+--   5  part        permits  this partition's quota until it is rebalanced
+--   6  tag         -        name of the limit and of the number of partitions
+--   7  to          permits  the new quota; -1 = only read
+--   8  not_before  µs       an increase is not effective in full before this time
+--   9  at_once     permits  part of the increase that is effective at once
+-- Reply
+--   {'OK', held, freed, from, demand, active}
+--               held    permits of the limit that this partition may use or has used
+--               freed   permits that other partitions may have at once
+--               from    µs from which on others may have all that it lost; 0 = they have
+--               demand  jobs that could use permits
+--               active  active tenants
+--   {'FENCED'}  another process rebalances
+-- A decrease is effective at once. Permits that were spent in this window (fixed) count until it
+-- ends. Permits that were spent in the last window (sliding) count less and less. Only the others
+-- can be given away. With the token limiter the permits in the bucket stay, as far as they fit.
+-- Twice: the second call changes nothing.
+-- Out of memory: goes through.
+-- Cost: some commands for each type and each tenant with due jobs.
 local fence, total, part, tag, to, not_before, at_once = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 US = now_us()

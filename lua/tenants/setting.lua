@@ -1,8 +1,18 @@
--- setting: replaces what an operator has set for a tenant: a rate limit of its own, a weight, a priority. The next admission follows it.
--- KEYS  base
--- ARGV  tenant, permits a second, weight, base priority ('' = the default)
--- Reply {'OK'}
--- Twice: the same. Refused when memory is full. Cost: constant; with FAIR_QUEUE_POLICY=priority the tenant's groups.
+-- setting: replaces an operator's settings of a tenant. The next admission follows them.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  tenant         -    the tenant
+--   2  rps            1/s  a rate limit of its own, '' = it shares the common limit
+--   3  weight         n    its weight among tenants, '' = 1
+--   4  base_priority  n    its part of the priority, '' = 0
+-- Reply
+--   {'OK'}  the settings are stored
+-- Twice: the second call stores the same settings.
+-- Out of memory: refused.
+-- Cost: constant; with FAIR_QUEUE_POLICY=priority some commands for each group of the tenant.
 local tenant, names = ARGV[1], { 'rps', 'weight', 'base_priority' }
 local key, factor = B .. 'tenant:' .. tenant, alpha()
 precheck_activate(tenant)

@@ -1,9 +1,47 @@
--- tenant_state: what a tenant is, has and may right now. It changes nothing but what a clock that was set back has spoilt.
--- KEYS  base
--- ARGV  tenant, limiter, window ms, permits a window of all partitions (0 = no limit), this partition's first part, tag of the division
--- Reply {known, rps, weight, base priority, paused, active, wanting, unfinished, non-ready, next due ms, pace (two marks of ms and count), ended,
---        throttles, returns, waited ms, longest wait ms, last event ms, used, limit, global used, global limit, active tenants, next permit µs, global permit µs, now µs, limited_until until ms}
--- Twice: the same. Goes through when memory is full. Cost: constant, and the types.
+-- tenant_state: reads the limits, the usage and the queue of a tenant.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  tenant   -        the tenant
+--   2  limiter  -        fixed, sliding or token
+--   3  width    ms       length of a window
+--   4  total    permits  permits in a window, of all partitions together; 0 = no limit
+--   5  part     permits  this partition's quota until it is rebalanced
+--   6  tag      -        name of the limit and of the number of partitions
+-- Reply
+--   1   known          0|1      the tenant has groups or settings
+--   2   rps            1/s      its own rate limit, '' = none
+--   3   weight         n        its weight, '' = 1
+--   4   base_priority  n        its part of the priority, '' = 0
+--   5   paused         0|1
+--   6   active         0|1      it is in the set of active tenants
+--   7   wanted         jobs     jobs that want a permit
+--   8   unfinished     jobs     jobs that have not ended
+--   9   non_ready      jobs     non-ready jobs, suspended ones too
+--   10  due            ms       due time of its first non-ready job, 0 = none
+--   11  pace           -        two marks of time (ms) and count of ended jobs
+--   12  ended          jobs     jobs that have ended, ever
+--   13  throttles      n        times that a job became non-ready because it got no permit
+--   14  returns        n        times that a job came back
+--   15  waited         ms       sum of the waits that these got
+--   16  longest        ms       the longest of them
+--   17  last           ms       time of the last of these events
+--   18  used           permits  permits that it has spent in this window
+--   19  limit          permits  permits that it may spend in a window
+--   20  global_used    permits  permits that all tenants have spent
+--   21  global_limit   permits  permits that all tenants may spend
+--   22  active_tenants n        how many tenants are active
+--   23  next_permit    µs       time of the tenant's next permit
+--   24  global_permit  µs       time of the next permit of all tenants
+--   25  now            µs       Redis time
+--   26  limited_until  ms       until then it is rate-limited, 0 = it is not
+-- It changes nothing, except for the state of a limiter whose time is in the future because the
+-- clock was set back.
+-- Twice: the second call answers again.
+-- Out of memory: goes through.
+-- Cost: constant, and one command for each type.
 local tenant, total = ARGV[1], tonumber(ARGV[4])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 US = now_us()
