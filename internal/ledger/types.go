@@ -3,17 +3,20 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Types lists the job types that a partition has seen.
+// Types returns the job types that a partition has seen.
 func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]string, error) {
 	types, err := conn.Cmd.ZRange(ctx, p.Types(), 0, -1).Result()
 	if err != nil {
@@ -22,8 +25,9 @@ func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]stri
 	return types, nil
 }
 
-// Loads returns, for each of the types, how many of its jobs wait and run in one partition, and the
-// counters of its workers' failures.
+// Loads returns, for each of the types, how many of its jobs wait and run in one partition, and how
+// many stale reports and lost leases were counted. It makes one round trip. A type whose ready stream
+// has no consumer group yet has no jobs in flight.
 func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
 	out := make([]api.TypeStats, len(types))
 	if len(types) == 0 {
@@ -38,7 +42,8 @@ func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 	_, _ = conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, typ := range types {
 			cmds[i] = replies{
-				load:    pipe.HMGet(ctx, p.Load(typ), "waiting", "non_ready", "stale", "lost"),
+				load: pipe.HMGet(ctx, p.Load(typ),
+					layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost),
 				length:  pipe.XLen(ctx, p.Ready(typ)),
 				pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
 			}
@@ -69,7 +74,25 @@ func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 	return out, nil
 }
 
-// count reads a hash field's value; one that is not there is 0.
+// PausedTypes returns the paused types in alphabetical order, also those without jobs.
+func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
+	var types []string
+	for cursor := uint64(0); ; { // in pages: the hash also holds the paused tenants, of which there may be many
+		page, next, err := c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000).Result()
+		if err != nil {
+			return nil, fmt.Errorf("read pauses of partition %d: %w", p.Index(), err)
+		}
+		for i := 0; i < len(page); i += 2 {
+			types = append(types, strings.TrimPrefix(page[i], layout.PauseOfType))
+		}
+		if cursor = next; cursor == 0 {
+			slices.Sort(types)
+			return slices.Compact(types), nil // HSCAN may return a field more than once
+		}
+	}
+}
+
+// count returns the value of a hash field as a number; 0 for a missing field.
 func count(v any) int64 {
 	s, _ := v.(string)
 	n, _ := strconv.ParseInt(s, 10, 64)
