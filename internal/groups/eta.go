@@ -16,6 +16,9 @@ import (
 // further behind has at least as long to wait as is said.
 const etaGroups = 100
 
+// pauseOfType begins the fields of the hash of pauses that are about types.
+const pauseOfType = "y:"
+
 // fairList names a list of a tenant's groups in the order in which they are served.
 type fairList struct{ typ, lane, tenant string }
 

@@ -167,6 +167,13 @@ var flowScenes = []scene{
 
 // glances are the scenes of scripts that only read.
 var glances = []scene{
+	{"limit_state", false, func(w *world) act {
+		w.backlog("acme", "T", 1)
+		return func() error {
+			_, err := ledger.PermitsUsed(w.Context(), w.c, w.p, limit(5))
+			return err
+		}
+	}},
 	{"tenant_state", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
 		return func() error {
