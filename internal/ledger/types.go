@@ -26,8 +26,8 @@ func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]stri
 }
 
 // Loads returns, for each of the types, how many of its jobs wait and run in one partition, and how
-// many stale reports and lost leases were counted. It makes one round trip. A type whose ready stream
-// has no consumer group yet has no jobs in flight.
+// many stale reports and lost leases were counted. It makes one round trip. A type whose ready
+// stream has no consumer group yet has no jobs in flight.
 func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
 	out := make([]api.TypeStats, len(types))
 	if len(types) == 0 {
