@@ -36,7 +36,7 @@ func TestNothingThere(t *testing.T) {
 	require.JSONEq(t, `{"ok":true,"groups":0,"jobs":0,"violations":[]}`, string(b))
 }
 
-// All that is read in one transaction lies in one slot.
+// In a cluster, all keys that a transaction reads are in one hash slot.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Cluster(t, 3)
@@ -80,8 +80,8 @@ func TestViolationAsJSON(t *testing.T) {
 		{"law":"location","partition":0,"group":"g","ordinal":0,"detail":"it is waiting at attempt 0, but not in the group's queues"}]}`, string(b))
 }
 
-// An aggregate of a reducer that only the aggregator has still tells how many results it holds.
-func TestReducerOfOnesOwn(t *testing.T) {
+// The number of results in an aggregate is checked even if the audit doesn't have its reducer.
+func TestUnknownReducer(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, 1)
@@ -102,7 +102,7 @@ func TestReducerOfOnesOwn(t *testing.T) {
 	require.Equal(t, []string{whole(LawResults, "g")}, summary(w.audit(Options{})))
 }
 
-// A tenant whose groups, or parked jobs, are more than a page.
+// A tenant with more groups and non-ready jobs than fit into one page is recounted.
 func TestLargeTenant(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
@@ -132,7 +132,7 @@ func TestStops(t *testing.T) {
 	require.ErrorContains(t, err, "audit partition 0: read groups: ")
 }
 
-// Whoever meets a job of a cancelled group may drop it before it is settled.
+// A worker that reads a job of a cancelled group may drop it before the cancellation is completed.
 func TestCancelledMeanwhile(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -150,7 +150,7 @@ func TestCancelledMeanwhile(t *testing.T) {
 	require.Empty(t, w.audit(Options{}).Violations)
 	w.sweep("g")
 	require.Empty(t, w.audit(Options{}).Violations)
-	require.EqualValues(t, 2, w.c.XLen(w.Context(), p.Ready("T")).Val(), "what nobody has met")
+	require.EqualValues(t, 2, w.c.XLen(w.Context(), p.Ready("T")).Val(), "the entries that no worker has read")
 	w.reduce(p, "0", 10)
 	require.Empty(t, w.audit(Options{}).Violations)
 }

@@ -22,21 +22,21 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// hard fails by a panic, which ends a goroutine other than the test's.
+// hard fails with a panic, because a goroutine other than the test's may not call FailNow.
 type hard struct{ tb }
 
 func (hard) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (hard) FailNow()                          { panic("failed") }
 
-// churn moves jobs through a world by all scripts at once, until it is stopped.
+// churn moves jobs through a world with all scripts at the same time, until it is stopped.
 type churn struct {
 	*world
 	tenants, types []string
 	moves          atomic.Int64
 }
 
-// run starts the movers, all at once or in turns, and returns what stops them and tells of
-// their failures.
+// run starts the movers, in one goroutine each or in turns in a single one. It returns a function
+// that stops them and returns their failures.
 func (c *churn) run(ctx context.Context, inTurns bool) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var movers []func(*rand.Rand)
@@ -72,14 +72,14 @@ func (c *churn) run(ctx context.Context, inTurns bool) (stop func() error) {
 	})
 }
 
-// may accepts answers that say that a group has moved on meanwhile.
+// may accepts errors that say that another mover has changed the group in between.
 func (c *churn) may(err error) {
 	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, api.ErrSealed) && !errors.Is(err, api.ErrConflict) {
 		require.NoError(c, err)
 	}
 }
 
-// some is a random group of a partition that the churn has made, "" while there is none.
+// some returns a random group that the churn has created in a partition; "" if there is none.
 func (c *churn) some(p keyspace.Partition, r *rand.Rand) string {
 	ids, err := c.c.ZRange(c.Context(), p.Groups(), 0, -1).Result()
 	c.ok(err)
@@ -195,7 +195,7 @@ func (c *churn) aggregator(p keyspace.Partition, slot string) func(*rand.Rand) {
 	}
 }
 
-// watcher also does what people do to groups that its scripts are at work on.
+// watcher also cancels and reopens groups, as operators do, while its scripts work on them.
 func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
 		fence, err := ledger.Lead(c.Context(), c.c, p, "w", time.Hour)
@@ -229,8 +229,8 @@ func (c *churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 	}
 }
 
-// idle says whether an ended group has nothing in the streams any more. Retention is longer than
-// anything stays there.
+// idle reports whether an ended group has no entry in the streams any more. Only such groups may
+// expire: in production, retention is longer than entries stay in the streams.
 func (c *churn) idle(p keyspace.Partition, id string) bool {
 	if strings.ContainsAny(c.c.Get(c.Context(), p.States(id)).Val(), "D") {
 		return false
@@ -245,8 +245,7 @@ func (c *churn) idle(p keyspace.Partition, id string) bool {
 	return true
 }
 
-// While jobs move through all scripts, an audit finds nothing. What is wrong meanwhile it finds
-// all the same.
+// While all scripts move jobs, an audit finds no false violation, and it finds a true one.
 func TestAuditOfAMovingWorld(t *testing.T) {
 	audits, size := map[string]int{"redis": 15, "miniredis": 6}, map[string]int{"redis": 1500, "miniredis": 100}
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -256,13 +255,13 @@ func TestAuditOfAMovingWorld(t *testing.T) {
 		moving := *w
 		moving.tb = hard{t}
 		c := &churn{world: &moving, tenants: []string{"a", "b", "c", "d", "e"}, types: []string{"T", "U"}}
-		for i, tenant := range c.tenants { // more than fits into a page
+		for i, tenant := range c.tenants { // more than one page
 			id := "g" + tenant
 			w.create(id, tenant, c.types[i%2])
 			w.append(id, jobs(size[server], ofType(c.types[i%2])))
 			w.append(id, jobs(size[server], later))
 		}
-		stop := c.run(t.Context(), server == "miniredis") // which answers whoever asks most
+		stop := c.run(t.Context(), server == "miniredis") // miniredis doesn't share its time fairly among connections
 		t.Cleanup(func() { _ = stop() })
 		for i := 0; i < audits[server] || c.moves.Load() < 250; i++ {
 			r := w.audit(Options{stateBytes: []int{0, 1000}[i%2]})

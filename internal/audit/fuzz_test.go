@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// The quick way to read a line of results finds what the thorough one finds.
+// The fast parser of result lines accepts what encoding/json accepts.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{`{"ordinal":1,"data":{}}`, `{"ordinal":01,"x":1}`, `{"ordinal":-1}`, `{"ordinal":1`, `{"ordinal":1}}`, `{"data":1,"ordinal":2}`, `{"ordinal":1,"ordinal":2}`, `null`, ``, `{"ordinal":99999999999999999999}`} {
 		f.Add(seed)
@@ -25,7 +25,7 @@ func FuzzResult(f *testing.F) {
 	})
 }
 
-// What lies in a queue, a set or the failures is a job's, or nobody's.
+// No text makes the parsers of queued blobs, moving blobs and failures return an invalid job.
 func FuzzBlobs(f *testing.F) {
 	for _, seed := range []string{"0|1||{}", "-1|1||", "x", "", "{\"round\":1}\ng|T|1|0|0|0|0|0|0|0||7|1||{}", "\ng|T|1|0|0|0|0|0|0|0||7|1||", "g|T|1|0|0|0|0|0|0|1|S|7|1||"} {
 		f.Add(seed)

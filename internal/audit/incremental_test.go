@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// watch makes a round, and looks closer at who is suspicious.
+// watch makes an incremental check, and audits the candidates job by job.
 func (w *world) watch(s *IncrementalCheck, alarmed bool) (Candidates, Report) {
 	found, err := s.Run(w.Context(), alarmed)
 	w.ok(err)
@@ -27,12 +27,12 @@ func (w *world) watch(s *IncrementalCheck, alarmed bool) (Candidates, Report) {
 	return found, r
 }
 
-// What makes a group unable to end is found by rounds, within some of them, or at once when
-// they are alarmed.
+// Incremental checks find what keeps a group from ending: within some checks, or in the first one
+// if it is alarmed.
 func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 	online := []string{
-		"accepted", "two counters that even out", "negative counter", "no states", "one state more", "queued job gone", "queue gone", "ready entry gone",
-		"entry of a started job gone", "parked job gone", "failure gone", "results entry gone", "queue of many gone", "ready stream gone",
+		"accepted", "two counts whose errors cancel out", "negative count", "no states", "one state too many", "queued job gone", "queue gone", "ready entry gone",
+		"entry of a started job gone", "non-ready job gone", "failure gone", "results entry gone", "queue of many gone", "ready stream gone",
 	}
 	for _, c := range tampers {
 		if !slices.Contains(online, c.name) {
@@ -46,15 +46,15 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 			p := w.space.Partition(0)
 			s, calm := NewIncrementalCheck(w.conn, p), NewIncrementalCheck(w.conn, p)
 			found, _ := w.watch(s, false)
-			require.Equal(t, Candidates{}, found, "nothing has stood still yet")
+			require.Equal(t, Candidates{}, found, "no group is known yet, so none is unchanged")
 			for range 3 {
 				_, r := w.watch(s, false)
 				require.Empty(t, r.Violations)
 			}
 			want := c.do(w)
 			var r Report
-			for rounds := 0; len(r.Violations) == 0; rounds++ {
-				require.LessOrEqual(t, rounds, maxRecheckGap+1)
+			for checks := 0; len(r.Violations) == 0; checks++ {
+				require.LessOrEqual(t, checks, maxRecheckGap+1)
 				_, r = w.watch(s, false)
 			}
 			got := summary(r)
@@ -64,16 +64,16 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 				require.NotEmpty(t, r.Missing)
 				whole, err := Partition(t.Context(), w.conn, w.space, p, Options{})
 				require.NoError(t, err)
-				require.Equal(t, whole.Missing, r.Missing, "as the look at everything finds them")
+				require.Equal(t, whole.Missing, r.Missing, "as a full audit finds them")
 			}
 			_, again := w.watch(calm, true)
-			require.Equal(t, got, summary(again), "alarmed, it is found in one round")
+			require.Equal(t, got, summary(again), "an alarmed check finds it at once")
 		})
 	}
 }
 
-// Groups that stand still, because their jobs take long or have no worker, are looked at
-// ever less often.
+// Groups that don't change, because their jobs take long or have no worker, become candidates less
+// and less often.
 func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -84,18 +84,18 @@ func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 	w.create("long", "acme", "L")
 	w.append("long", jobs(5))
 	w.start(p, "L", func() []taken { w.admit(p, "L", 5, noLimit); return w.read(p, "L", "c", 5) }())
-	s, looks := NewIncrementalCheck(w.conn, p), ""
+	s, candidates := NewIncrementalCheck(w.conn, p), ""
 	for range 24 {
 		found, _ := w.watch(s, false)
-		require.NotContains(t, found.Groups, "idle", "its queue is as long as its ledger says")
-		looks += strconv.Itoa(len(found.Groups))
+		require.NotContains(t, found.Groups, "idle", "its queue is as long as its counts say")
+		candidates += strconv.Itoa(len(found.Groups))
 	}
-	require.Equal(t, "011010001000000010000000", looks)
+	require.Equal(t, "011010001000000010000000", candidates)
 	found, _ := w.watch(s, true)
 	require.Equal(t, []string{"long"}, found.Groups)
 }
 
-// A tenant of more groups than fit into one reading is read twice.
+// A tenant with more groups than fit into one transaction is read twice.
 func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -117,13 +117,13 @@ func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 	require.Len(t, r.Missing, 1)
 	require.Len(t, r.Missing[0].Jobs, 1)
 
-	// One gets its first type between two rounds; one is on the list and has gone.
+	// A group gets its first type between two checks. Then it is deleted, but stays on the list.
 	w.create("new", "acme", "T")
 	found, _ = w.watch(s, false)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	w.append("new", jobs(1))
 	found, _ = w.watch(s, false)
-	require.Empty(t, found.Tenants, "that one is met anew first")
+	require.Empty(t, found.Tenants, "the check learns the new type of the group first")
 	found, r = w.watch(s, false)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	require.Len(t, r.Violations, 1, "%v", r.Violations)
@@ -132,7 +132,8 @@ func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 	w.watch(s, false)
 }
 
-// While jobs move through all scripts, rounds and the closer looks that they lead to find nothing.
+// While all scripts move jobs, incremental checks and the audits of their candidates find no
+// violation.
 func TestIncrementalCheckFindsNothingWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -142,19 +143,19 @@ func TestIncrementalCheckFindsNothingWhileJobsMove(t *testing.T) {
 	c := &churn{world: &crew, tenants: []string{"a", "b", "c"}, types: []string{"T", "U"}}
 	stop := c.run(t.Context(), false)
 	t.Cleanup(func() { _ = stop() })
-	s, looks := NewIncrementalCheck(w.conn, w.space.Partition(0)), 0
+	s, candidates := NewIncrementalCheck(w.conn, w.space.Partition(0)), 0
 	for i := 0; i < 100 || c.moves.Load() < 500; i++ {
 		found, r := w.watch(s, i%5 == 0)
 		require.Empty(t, r.Violations, "%v", found)
 		require.Empty(t, r.Missing)
 		require.Empty(t, found.Tenants)
-		looks += len(found.Groups)
+		candidates += len(found.Groups)
 	}
 	require.NoError(t, stop())
-	require.Positive(t, looks)
+	require.Positive(t, candidates)
 }
 
-// What a round costs Redis.
+// BenchmarkIncrementalCheck measures what a check costs Redis, compared with a full audit.
 func BenchmarkIncrementalCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {
@@ -183,13 +184,13 @@ func BenchmarkIncrementalCheck(b *testing.B) {
 			_, err = Partition(b.Context(), conn, space, space.Partition(0), Options{})
 			require.NoError(b, err)
 			cpuNow, outNow = usage(w)
-			b.ReportMetric((cpuNow-cpu)*1e3, "redis_ms_for_everything")
-			b.ReportMetric((outNow-out)/1e6, "MB_for_everything")
+			b.ReportMetric((cpuNow-cpu)*1e3, "redis_ms_for_full_audit")
+			b.ReportMetric((outNow-out)/1e6, "MB_for_full_audit")
 		})
 	}
 }
 
-// usage is the CPU time (s) and the bytes sent by Redis so far.
+// usage returns the CPU time in seconds that Redis has used so far, and the bytes that it has sent.
 func usage(w *world) (cpu, out float64) {
 	info := w.c.(*redis.Client).InfoMap(w.Context(), "cpu", "stats").Val()
 	number := func(section, field string) float64 {

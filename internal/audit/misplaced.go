@@ -14,17 +14,21 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// misplacedJobs are the places in which something was found that is no such job, or twice, by what
-// Redis is asked for.
+// misplacedJobs holds, by location, the jobs that are misplaced or duplicated there.
 type misplacedJobs map[location]map[job]bool
 
-// location is a key in which jobs lie: its place in a [ledger.Misplaced], and whose it is.
-type location struct{ name, owner, typ string }
+// location identifies a key that holds jobs, as [ledger.Misplaced] does.
+type location struct {
+	name  string // queue, non-ready, suspended, ready, results or failures
+	owner string // the group of a queue or of failures, the tenant of a sorted set, the type of a stream
+	typ   string // the type of a queue; for failures the ordinal, "" for all unreadable ones
+}
 
-// unreadableJob is the job of what can't be read.
+// unreadableJob stands for elements that can't be read as a job.
 var unreadableJob = job{}
 
-// misplacedRepair sets aside what lies at locations of a job and does not belong there.
+// misplacedRepair returns the repair that quarantines what these locations hold of a job and should
+// not hold.
 func (ps *pass) misplacedRepair(j job, locations ...location) repairAction {
 	if ps.misplaced == nil {
 		ps.misplaced = misplacedJobs{}
@@ -49,7 +53,7 @@ func (ps *pass) misplacedRepair(j job, locations ...location) repairAction {
 		}}
 }
 
-// locationsOf are where something of a group's job can lie that is found in a place.
+// locationsOf returns the locations of this kind at which a job of the group can be.
 func (ps *pass) locationsOf(kind locationKind, group, tenant string, ordinal int64, types []string) (all []location) {
 	switch kind {
 	case atQueue:
@@ -70,7 +74,7 @@ func (ps *pass) locationsOf(kind locationKind, group, tenant string, ordinal int
 	return all
 }
 
-// locationOfKey is the one that a key of a shared place is.
+// locationOfKey returns the location that is stored under the key of a shared location.
 func (ps *pass) locationOfKey(kind locationKind, key string) location {
 	name := ps.shortKey(key)
 	_, owner, _ := strings.Cut(name, ":")
@@ -85,8 +89,9 @@ func (ps *pass) locationOfKey(kind locationKind, key string) location {
 	return location{"non-ready", owner, ""}
 }
 
-// repairLocation goes over a location once and sets aside what is left over there. It says of which
-// jobs there was something.
+// repairLocation reads a location once and quarantines what does not belong there. It returns the
+// jobs of which it removed something. If the location was repaired before, it returns the same jobs
+// again.
 func (ps *pass) repairLocation(ctx context.Context, at location) (map[job]bool, error) {
 	if known := ps.repairedLocations[at]; known != nil {
 		return known, nil
@@ -101,14 +106,16 @@ func (ps *pass) repairLocation(ctx context.Context, at location) (map[job]bool, 
 	return r.removed, err
 }
 
+// locationRepair is the repair of one location.
 type locationRepair struct {
 	*pass
 	location
-	candidates map[job]bool
-	kept       map[job]string // the first of each
-	removed    map[job]bool
+	candidates map[job]bool   // the jobs that may be misplaced or duplicated here
+	kept       map[job]string // the first element of each candidate that stays here
+	removed    map[job]bool   // the candidates of which something was quarantined
 }
 
+// walk reads the location and quarantines what does not belong there.
 func (r *locationRepair) walk(ctx context.Context) error {
 	switch r.name {
 	case "queue":
@@ -157,9 +164,9 @@ func (r *locationRepair) walk(ctx context.Context) error {
 			return nil
 		})
 	}
-	// Of a group's failures the record of one job, or all that can't be read.
+	// Failures of a group: the record of one job, or all unreadable records.
 	if r.typ != "" {
-		ordinal, _ := strconv.ParseInt(r.typ, 10, 64) // it was written as a number
+		ordinal, _ := strconv.ParseInt(r.typ, 10, 64) // it was formatted from a number
 		return r.try(ctx, r.typ, job{r.owner, ordinal})
 	}
 	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
@@ -177,6 +184,7 @@ func (r *locationRepair) walk(ctx context.Context) error {
 	})
 }
 
+// jobOr returns j, or unreadableJob if ok is false.
 func jobOr(j job, ok bool) job {
 	if ok {
 		return j
@@ -184,6 +192,7 @@ func jobOr(j job, ok bool) job {
 	return unreadableJob
 }
 
+// tryBlobs calls try for each of these members of a sorted set.
 func (r *locationRepair) tryBlobs(ctx context.Context, page []string) error {
 	for _, blob := range page {
 		d, err := ledger.ParseJob(blob)
@@ -194,7 +203,7 @@ func (r *locationRepair) tryBlobs(ctx context.Context, page []string) error {
 	return nil
 }
 
-// tryResults tries an entry of results that names a suspect, or has a line that can't be read.
+// tryResults calls try for each line of an entry of the results stream.
 func (r *locationRepair) tryResults(ctx context.Context, e redis.XMessage) error {
 	for line := range strings.SplitSeq(asText(e.Values["l"]), "\n") {
 		ordinal, ok := parseResultLine(line)
@@ -205,8 +214,9 @@ func (r *locationRepair) tryResults(ctx context.Context, e redis.XMessage) error
 	return nil
 }
 
-// try asks Redis to set something of a suspect aside. A place's own second element of a job is told
-// of the first.
+// try quarantines an element of a candidate j if Redis confirms that it does not belong here. The
+// element of any other job is left alone. Redis is told the element of the same job that stays
+// here, so that it can recognize a duplicate.
 func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 	if !r.candidates[j] {
 		return nil
@@ -230,7 +240,7 @@ func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 	return nil
 }
 
-// errorCode reads the error code of a failure's record.
+// errorCode returns the error code in a failure's record; "" if the record can't be read.
 func errorCode(record string) string {
 	head, _, _ := strings.Cut(record, "\n")
 	var e struct{ Code string }

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// numbers are from to to-1 as texts.
+// numbers returns the numbers from from to to-1 as texts.
 func numbers(from, to int) []any {
 	var all []any
 	for i := from; i < to; i++ {
@@ -22,22 +22,22 @@ func numbers(from, to int) []any {
 	return all
 }
 
-// A queue that is read while its head is taken away and its end grows yields each element
-// that stays, once.
+// readQueue yields each element that stays exactly once, while other clients take elements from the
+// head and add some at the end.
 func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 	t.Parallel()
 	const all = 3 * pageSize
 	for _, c := range []struct {
 		name         string
-		after        int // elements, until
-		taken, added int
-		want         int // of the first ones come
+		after        int // how many elements are read before the queue changes
+		taken, added int // how many elements are then taken and added
+		want         int // how many of the elements that were there at first are yielded
 	}{
 		{"still", 0, 0, 0, all},
 		{"a few", 10, 7, 7, all},
 		{"many", 400, 399, 50, all},
 		{"the last one that was read", 500, 700, 0, all - 200},
-		{"all that was read and more", 900, 1100, 10, all - 101}, // 999 and 400: a page begins with the last one of the other
+		{"all that was read and more", 900, 1100, 10, all - 101}, // 999 + 400: a page begins with the last element of the page before
 		{"more than a page", 1001, 990, 0, all},
 		{"everything", 100, all, 0, pageSize},
 		{"everything, and new ones come", 100, all, 20, pageSize},
@@ -77,7 +77,7 @@ func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 	}
 }
 
-// Members of one score are more than a page; some come and go meanwhile.
+// More members than a page have the same score, and members come and go while they are read.
 func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		w := newWorld(t, url, prefix, 1)
@@ -103,7 +103,7 @@ func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 	})
 }
 
-// A scan may yield an element twice: that is not two of them.
+// A job is not a duplicate because a scan yields its element twice.
 func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -112,7 +112,7 @@ func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	w.append("g", jobs(20, later))
 	p := w.space.Partition(0)
 	blobs := w.c.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
-	w.park(p, "acme", blobs[1]+" ")
+	w.addNonReady(p, "acme", blobs[1]+" ")
 
 	a := &auditor{reader: reader{cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, stateBytes: maxStateBytes}}
 	ps := a.newPass()
@@ -159,9 +159,9 @@ func TestReadingOfLinesAndBlobs(t *testing.T) {
 			require.Equal(t, want, n, blob)
 		}
 	}
-	parked, err := ledger.ParseJob("g|T|1|0|0|0|0|0|0|5|E|7|1||{\"a\":\"|\"}")
+	nonReady, err := ledger.ParseJob("g|T|1|0|0|0|0|0|0|5|E|7|1||{\"a\":\"|\"}")
 	require.NoError(t, err)
-	require.Equal(t, ledger.ReasonError, parked.Reason)
+	require.Equal(t, ledger.ReasonError, nonReady.Reason)
 	broken, err := ledger.ParseJob("g|T")
 	require.Error(t, err)
 	require.Zero(t, broken.Reason)

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// RepairResult is what was done about a violation, or why nothing was.
+// RepairResult says what was done about a violation, or why nothing was done.
 type RepairResult struct {
 	Law       string `json:"law"`
 	Partition int    `json:"partition"`
@@ -20,15 +20,16 @@ type RepairResult struct {
 	Done      bool   `json:"done"`
 }
 
-// maxRepairRuns bounds how often everything is audited and mended: one repair may show what is
-// wrong beside it.
+// maxRepairRuns bounds how often everything is audited and repaired: a repair may reveal another
+// violation.
 const maxRepairRuns = 8
 
-// Repair audits everything and mends what can be: ledgers and counters are set to what there is,
-// what is no job is quarantined, a job that lies nowhere ends as failed with code LOST. It goes on
-// until nothing is left to be done, and reports what is left then. Each repair is told as it is
-// made; what can't be mended comes last. Whatever it does is decided in Redis, in one step each, so
-// the roles may be at work; where they move too fast something may be left for the next time.
+// Repair audits all partitions and repairs what it can: it sets counts and counters to the
+// recounted values, quarantines what does not belong at its location, and ends missing jobs as
+// failed with code LOST. It repeats this until no repair succeeds, and returns the report of what
+// is left. It calls tell for each repair at once, and at the end for each violation that it can't
+// repair. Each repair is one atomic step in Redis, so the roles may be at work. If they change the
+// data too fast, some violations are left for the next call.
 func Repair(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options, tell func(RepairResult),
 ) (Report, error) {
@@ -66,7 +67,7 @@ func Repair(
 	}
 }
 
-// repairPlan is what is wrong in a partition, and what mends it.
+// repairPlan holds the findings of a partition and the repairs of them.
 type repairPlan struct {
 	partition keyspace.Partition
 	findings  []finding
@@ -75,16 +76,17 @@ type repairPlan struct {
 	missing   []Missing
 }
 
+// run ends the missing jobs and then repairs the findings. It returns a result for each of them.
 func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairResult, err error) {
 	missing := map[job]bool{}
 	for _, m := range d.missing {
 		ended, err := Lose(ctx, conn, d.partition, m)
-		if err != nil && !isWrongType(err) { // that is said of its key
+		if err != nil && !isWrongType(err) { // a key of the wrong type has a finding of its own
 			return all, err
 		}
 		for _, j := range m.Jobs {
 			missing[job{m.Group, j.Ordinal}] = true
-			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // both are in order
+			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // ended is sorted
 				continue
 			}
 			law := LawLocation
@@ -93,32 +95,33 @@ func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairRes
 			}
 			all = append(all, RepairResult{
 				Law: law, Partition: d.partition.Index(), Group: m.Group, Ordinal: &j.Ordinal, Done: true,
-				Detail: fmt.Sprintf("it was %s and lay nowhere: it has failed, with code LOST", describeState(j.State)),
+				Detail: fmt.Sprintf("it was %s and at no location: it has failed, with code LOST",
+					describeState(j.State)),
 			})
 		}
 	}
-	done := map[string]bool{} // by the cures' keys
+	done := map[string]bool{} // whether a repair succeeded, by its key
 	for _, f := range d.findings {
 		r := RepairResult{Law: f.law, Partition: d.partition.Index(), Group: f.group, Detail: d.details[f]}
 		if f.ordinal != noOrdinal {
 			r.Ordinal = &f.ordinal
 		}
-		c, ok := d.repairs[f]
+		action, ok := d.repairs[f]
 		switch {
 		case missing[job{f.group, f.ordinal}] && !ok:
 			continue
 		case !ok:
 			r.Detail += "; " + whyNotRepaired(f)
 		default:
-			repaired, known := done[c.key]
+			repaired, known := done[action.key]
 			if !known {
-				if repaired, err = c.run(ctx); err != nil && !isWrongType(err) {
+				if repaired, err = action.run(ctx); err != nil && !isWrongType(err) {
 					return all, err
 				}
-				done[c.key] = repaired
+				done[action.key] = repaired
 			}
 			if r.Done = repaired; repaired {
-				r.Detail += "; now " + c.result
+				r.Detail += "; now " + action.result
 			} else {
 				r.Detail += "; " + whyNotRepaired(finding{})
 			}

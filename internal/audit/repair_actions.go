@@ -11,28 +11,29 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// repairAction mends a finding. Cures with the same key do the same, so that one of them is enough.
-// What it does is decided again in Redis, in one step, by how things are then.
+// repairAction repairs a finding. Actions with the same key do the same, so one of them is enough.
 type repairAction struct {
 	key    string
-	result string // what it does
-	run    func(context.Context) (bool, error)
+	result string // what is true after the repair, for the result's detail
+	// run returns false if it changed nothing because the data has moved. It compares the data with
+	// what the audit saw in the same atomic step that changes them.
+	run func(context.Context) (bool, error)
 }
 
-// addRepair notes what mends a finding of this look.
-func (ps *pass) addRepair(f finding, c repairAction) {
+// addRepair adds the repair of a finding of this pass.
+func (ps *pass) addRepair(f finding, action repairAction) {
 	if _, kept := ps.found.details[f]; !kept {
-		return // there are too many like it
+		return // the finding was left out because of the bounds
 	}
 	if ps.repairs == nil {
 		ps.repairs = map[finding]repairAction{}
 	}
-	ps.repairs[f] = c
+	ps.repairs[f] = action
 }
 
-// groupRepair adds to a group's ledger what it differs by from its states, and puts the group
-// on its lists.
-func (ps *pass) groupRepair(g *group) (repairAction, bool) {
+// groupRepair returns the repair that adds to a group's counts their differences from its states,
+// and puts the group on its lists. ok is false if the states themselves may be wrong.
+func (ps *pass) groupRepair(g *group) (action repairAction, ok bool) {
 	differences, sum, counted := map[string]int64{}, int64(0), int64(0)
 	add := func(name string, n int64) {
 		if n != 0 {
@@ -40,38 +41,40 @@ func (ps *pass) groupRepair(g *group) (repairAction, bool) {
 		}
 	}
 	for _, f := range countFields {
-		have := g.among(f.letters)
+		have := g.jobsIn(f.letters)
 		sum, counted = sum+g.intField(f.name), counted+have
 		add(f.name, have-g.intField(f.name))
 	}
 	add("reduced", g.counts[ledger.Reduced]-g.intField("reduced"))
 	accepted, jobs := g.intField("accepted"), int64(len(g.states)/2)
-	// states are wrong themselves: two of three are against them
+	// The states are trusted if each has a known letter, and if they are as many as the accepted
+	// jobs or as the other counts add up to.
 	if counted != jobs || accepted != jobs && sum != jobs {
 		return repairAction{}, false
 	}
 	add("accepted", jobs-accepted)
-	return repairAction{"group " + g.id, "its ledger counts its states, and it is on its lists",
+	return repairAction{"group " + g.id, "its counts agree with its states, and it is on its lists",
 		func(ctx context.Context) (bool, error) {
 			return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, g.intField("repaired"), differences)
 		}}, true
 }
 
-func (g *group) among(letters string) (n int64) {
+// jobsIn returns the number of jobs with one of these state letters.
+func (g *group) jobsIn(letters string) (n int64) {
 	for _, letter := range []byte(letters) {
 		n += g.counts[letter]
 	}
 	return n
 }
 
-// unlistedRepair takes a group that is no more off the lists.
+// unlistedRepair returns the repair that takes a group that doesn't exist off the lists.
 func (ps *pass) unlistedRepair(id, tenant string) repairAction {
 	return repairAction{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
 		return ledger.RepairGroup(ctx, ps.cmd, ps.p, id, tenant, 0, nil)
 	}}
 }
 
-// counterRepair sets a counter to what was counted.
+// counterRepair returns the repair that sets a counter to the recounted value.
 func (ps *pass) counterRepair(n ledger.Counter) repairAction {
 	return repairAction{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want),
 		func(ctx context.Context) (bool, error) {
@@ -79,7 +82,9 @@ func (ps *pass) counterRepair(n ledger.Counter) repairAction {
 		}}
 }
 
-// ownerRepair says whose a group is, where nobody is named, or somebody who has no such group.
+// ownerRepair returns the repair that sets the owner key of a group to its tenant. Owner is the
+// wrong tenant that the key names, or "". The repair does nothing if that tenant has a group of the
+// same id: then nothing says which of the two is right.
 func (ps *pass) ownerRepair(g *group, owner string) repairAction {
 	key := ps.space.OfGroup(g.id).Owner(g.id)
 	return repairAction{"owner " + g.id, "its owner key says " + g.tenant, func(ctx context.Context) (bool, error) {
@@ -91,7 +96,7 @@ func (ps *pass) ownerRepair(g *group, owner string) repairAction {
 			return false, err
 		}
 		if has == owner {
-			return false, nil // there are two of the name
+			return false, nil // two tenants have a group of this id
 		}
 		err = ps.cmd.Watch(ctx, func(tx *redis.Tx) error {
 			if now, err := tx.Get(ctx, key).Result(); err != nil || now != owner {
@@ -104,7 +109,7 @@ func (ps *pass) ownerRepair(g *group, owner string) repairAction {
 	}}
 }
 
-// ignoreConflict passes over that what was watched has moved.
+// ignoreConflict returns err, or nil if err says that a watched key has changed.
 func ignoreConflict(err error) error {
 	if errors.Is(err, redis.TxFailedErr) {
 		return nil
@@ -112,7 +117,8 @@ func ignoreConflict(err error) error {
 	return err
 }
 
-// codesRepair counts a group's failures by code, where nothing fails or is retried meanwhile.
+// codesRepair returns the repair that sets a group's error codes to those of its failures. It does
+// nothing if a job fails or is retried in between.
 func (ps *pass) codesRepair(g *group) repairAction {
 	return repairAction{"codes " + g.id, "its error codes count its failures", func(ctx context.Context) (bool, error) {
 		before, err := ps.readCodes(ctx, g.id)
@@ -123,7 +129,7 @@ func (ps *pass) codesRepair(g *group) repairAction {
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
 			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
 		}
-		seen := map[string]bool{} // a scan may yield a field twice
+		seen := map[string]bool{} // a scan may yield the same field twice
 		if err := ps.scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
 				if code := errorCode(page[i+1]); code != "" && !seen[page[i]] {
@@ -148,12 +154,14 @@ func (ps *pass) codesRepair(g *group) repairAction {
 	}}
 }
 
+// codesReading holds a group's error codes as of one instant, and what changes whenever they do.
 type codesReading struct {
-	repaired any
+	repaired any // the version of the group's repairs
 	codes    map[string]string
 	failures int64
 }
 
+// readCodes reads the error codes of a group.
 func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) {
 	var hash *redis.SliceCmd
 	var all *redis.MapStringStringCmd
@@ -168,27 +176,26 @@ func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) 
 	return codesReading{hash.Val()[0], all.Val(), n.Val()}, nil
 }
 
-// whyNotRepaired says why nothing mends a violation.
+// whyNotRepaired says why a finding can't be repaired, and what the operator can do.
 func whyNotRepaired(f finding) string {
 	kind, _, _ := strings.Cut(f.key, " ")
 	switch {
 	case f.law == LawLocation && kind == "key":
-		return "somebody else has written it: delete or rename it, and audit again for what was lost with it"
+		return "another program has written it: delete or rename it, and audit again to find what was lost"
 	case f.law == LawConservation || f.law == LawStates || f.law == LawLifecycle && kind == "status":
-		return "its states are wrong themselves, and what they were can't be told: cancel the group and " +
-			"submit its jobs again"
+		return "its states are wrong and the right ones are not known: cancel the group and submit its jobs again"
 	case f.law == LawLifecycle && kind == "threshold":
-		return "its end was announced and is not taken back; retry runs its failed jobs again"
+		return "its end was announced and can't be taken back; the command retry runs its failed jobs again"
 	case f.law == LawLifecycle:
-		return "what was when can't be told; it harms nothing"
+		return "the right times are not known; this does no harm"
 	case f.law == LawResults && f.ordinal == noOrdinal:
-		return "results that were merged can't be taken apart; its results and failures are exact, its aggregate is not"
+		return "merged results can't be taken apart; its results and failures are exact, its aggregate is not"
 	case f.law == LawResults:
-		return "what a result was, or whether it was read, can't be told"
+		return "it is not known what the result was, or whether it was reduced"
 	case f.law == LawRegistry && kind == "partition":
-		return "its tenant's partition is another one: cancel it and submit its jobs again"
+		return "its tenant belongs to another partition: cancel it and submit its jobs again"
 	case f.law == LawRegistry:
-		return "there are two of that name, or it does not know its own: expire one of them"
+		return "two groups have this id, or its hash has a wrong id: expire one of them"
 	}
-	return "it goes by itself when somebody comes by, or moves too fast to be mended: audit again"
+	return "the roles correct it soon, or it changes too fast to be repaired: audit again"
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// beyondRepair are the tampers of which something stays: what has happened to results, and
-// what was when.
+// beyondRepair lists the tampers after which a violation stays: the right results or times are not
+// known.
 var beyondRepair = []string{
-	"one state more", "no states", "a letter that is none",
+	"one state too many", "no states", "unknown state letter",
 	"reduced to done", "done to reduced", "reduced to waiting in an ended group",
-	"results line gone", "results line twice", "results line of another job", "results line that is none", "results expired without a word",
-	"slot gone", "slot counts on", "slot's aggregate counts on", "slot is rubbish",
-	"in the wrong partition", "completed once more", "status that is none", "skipped a state", "a time of a state to come",
+	"result line gone", "result line twice", "result line of another job", "unreadable result line", "result lines deleted, not expired",
+	"partial aggregate gone", "partial aggregate with a higher count", "aggregate with a higher count", "unreadable partial aggregate",
+	"in the wrong partition", "failed below its threshold", "unknown status", "no time of a state", "time of a later state",
 	"times out of order", "unsealed",
-	// Who hands out or reduces these leaves the second one out.
+	// Redis leaves these alone: dequeue and reduce skip the duplicate.
 	"queued job twice", "queued job in two queues, among many", "results entry twice",
 }
 
@@ -31,7 +31,7 @@ func (w *world) repair() (Report, []RepairResult) {
 	return r, all
 }
 
-// requireRepaired repairs what a tamper has done: whatever was found is mended, or it is said why
+// requireRepaired repairs what a tamper has done. Each violation is repaired or gets a reason why
 // not, and a second repair does nothing.
 func (c tamper) requireRepaired(w *world, before Report) {
 	r, repairs := w.repair()
@@ -56,8 +56,8 @@ func (c tamper) requireRepaired(w *world, before Report) {
 	}
 }
 
-// Repair beside roles at work: jobs that vanish under them are lost, or were ended by who held
-// them, and no other job comes to harm.
+// A repair while the roles are at work ends the jobs that vanished, unless the worker that held one
+// has ended it, and harms no other job.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -88,11 +88,11 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 					}
 				}
 				w.incr(p.Group(ids[0]), "ready", int64(i+1))
-				if w.c.HLen(w.Context(), p.Group(ids[0])).Val() == 1 { // it was forgotten just then
+				if w.c.HLen(w.Context(), p.Group(ids[0])).Val() == 1 { // the group has just expired
 					w.ok(w.c.Del(w.Context(), p.Group(ids[0])).Err())
 				}
 			}
-			w.park(p, "a", moving("nosuch", "T", 1, 0))
+			w.addNonReady(p, "a", moving("nosuch", "T", 1, 0))
 		}
 		w.repair()
 	}

@@ -25,13 +25,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// tb is what the world wants of a test.
+// tb is what the world needs of a test.
 type tb interface {
 	require.TestingT
 	Context() context.Context
 }
 
-// world is an installation, with the steps that the roles would take. A step must succeed.
+// world is the data of an installation in Redis. Its methods are the steps that the roles take; a
+// step that fails fails the test.
 type world struct {
 	tb
 	conn  *redisx.Conn
@@ -59,7 +60,7 @@ func (w *world) audit(opts Options) Report {
 	return r
 }
 
-// part is the partition of a group.
+// part returns the partition of a group.
 func (w *world) part(group string) keyspace.Partition { return w.space.OfTenant(w.tenant(group)) }
 
 func (w *world) tenant(group string) string {
@@ -70,7 +71,7 @@ func (w *world) tenant(group string) string {
 
 var noLimit = ledger.Limit{Window: time.Second}
 
-// limited gives so many permits for ever.
+// limited returns a limit of this many permits that are never renewed.
 func limited(permits int64) ledger.Limit {
 	return ledger.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
 }
@@ -85,7 +86,7 @@ func (w *world) create(group, tenant, typ string, fields ...string) {
 	w.ok(err)
 }
 
-// jobs are n small jobs; change may make something else of them.
+// jobs returns n small jobs, after the changes have been applied to each of them.
 func jobs(n int, change ...func(*ledger.NewJob)) []ledger.NewJob {
 	all := make([]ledger.NewJob, n)
 	for i := range all {
@@ -130,7 +131,7 @@ func (w *world) promote(p keyspace.Partition, types ...string) {
 	w.ok(err)
 }
 
-// taken is a job that a worker has read.
+// taken is a job that a worker has read; start sets its token.
 type taken struct {
 	entry string
 	ledger.Job
@@ -163,7 +164,7 @@ func (w *world) fresh(stream, group, consumer string, most int64) []redis.XMessa
 	return r[0].Messages
 }
 
-// start begins jobs; those that are not to be run are left out.
+// start starts jobs as a worker does, and returns those that may run.
 func (w *world) start(p keyspace.Partition, typ string, jobs []taken) []taken {
 	slices.SortFunc(jobs, func(a, b taken) int { return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal)) })
 	var started []taken
@@ -186,7 +187,7 @@ func (w *world) done(p keyspace.Partition, typ string, jobs ...taken) {
 	}
 }
 
-// back reports jobs that are not done.
+// back reports jobs with another outcome than done.
 func (w *world) back(p keyspace.Partition, typ string, kind ledger.OutcomeKind, delay time.Duration, jobs ...taken) {
 	for _, j := range jobs {
 		attempt := int(j.token)
@@ -204,7 +205,7 @@ func (w *world) outcome(p keyspace.Partition, typ string, g ledger.GroupOutcome)
 	w.ok(err)
 }
 
-// reduce does what an aggregator does with what it reads.
+// reduce reads entries of the results stream and reduces them, as an aggregator does.
 func (w *world) reduce(p keyspace.Partition, slot string, most int64) {
 	w.consumers(p.ResultStream(), keyspace.GroupAggregator)
 	for _, m := range w.fresh(p.ResultStream(), keyspace.GroupAggregator, slot, most) {
@@ -241,7 +242,7 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 	}
 }
 
-// work runs everything of a type that may run, to its end.
+// work runs all jobs of a type that may run, and reduces their results.
 func (w *world) work(p keyspace.Partition, typ string) {
 	w.admit(p, typ, 200, noLimit)
 	w.done(p, typ, w.start(p, typ, w.read(p, typ, "c", 500))...)
@@ -274,7 +275,7 @@ func (w *world) states(group string) string {
 	return w.c.Get(w.Context(), w.part(group).States(group)).Val()
 }
 
-// jobIn is the n-th job of a group with a state.
+// jobIn returns the ordinal of a group's n-th job with a state letter.
 func (w *world) jobIn(group string, letter ledger.Letter, n int) int64 {
 	states := w.states(group)
 	for at := 0; at < len(states); at += 2 {
@@ -289,7 +290,7 @@ func (w *world) jobIn(group string, letter ledger.Letter, n int) int64 {
 	return 0
 }
 
-// count is how many jobs of a group have a state.
+// count returns the number of a group's jobs with a state letter.
 func (w *world) count(group string, letter ledger.Letter) (n int) {
 	states := w.states(group)
 	for at := 0; at < len(states); at += 2 {
@@ -302,7 +303,8 @@ func (w *world) count(group string, letter ledger.Letter) (n int) {
 
 const aggregates = `[{"as":"n","op":"count"},{"as":"cost","op":"sum","field":"data.cost"}]`
 
-// inhabited is a world with a job in every place. Group "all" has one in each of them.
+// inhabited fills a world with groups in all states and jobs at all locations. The group "all" has
+// jobs at each of them.
 func inhabited(w *world) {
 	all, p := "all", w.space.OfTenant("acme")
 	w.create(all, "acme", "T", "aggregate", aggregates)
@@ -324,10 +326,10 @@ func inhabited(w *world) {
 	w.back(p, "T", ledger.OutcomeThrottled, time.Hour, started[11:13]...)
 	w.back(p, "T", ledger.OutcomeReleased, 0, started[13:15]...)
 	w.promote(p, "T")
-	w.start(p, "T", []taken{started[20]}) // again, under the same entry
+	w.start(p, "T", []taken{started[20]}) // a second time, with the same entry
 	w.back(p, "T", ledger.OutcomeUnstarted, 0, w.read(p, "T", "c2", 2)...)
 
-	// Ends of all kinds.
+	// Groups that ended in all ways.
 	for _, g := range []struct{ id, tenant string }{{"completed", "globex"}, {"expired", "globex"}, {"failed", "acme"}, {"retried", "acme"}, {"partly", "initech"}} {
 		p := w.space.OfTenant(g.tenant)
 		w.create(g.id, g.tenant, g.id, "aggregate", aggregates, "failure_threshold", "0.5")
@@ -369,7 +371,7 @@ func inhabited(w *world) {
 		w.ok(err)
 	}
 
-	// Cancelled ones: settled, and not yet.
+	// Cancelled groups, one swept and one not yet.
 	for _, id := range []string{"cancelled", "sweeping"} {
 		w.create(id, "hooli", id)
 		w.append(id, jobs(20))
@@ -384,7 +386,8 @@ func inhabited(w *world) {
 	}
 	w.sweep("cancelled")
 
-	// One that may not start yet, one whose tenant has no permit, empty ones, one of many jobs.
+	// A scheduled group, one of a rate-limited tenant, empty ones, one that is about to end, and a
+	// large one.
 	w.create("scheduled", "globex", "T", "run_at", strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10))
 	w.append("scheduled", jobs(5))
 	w.create("limited", "umbrella", "limited")
@@ -402,10 +405,10 @@ func inhabited(w *world) {
 	w.seal("sealed")
 	w.advance("sealed")
 	require.Equal(w, "COMPLETED", w.status("sealed"))
-	w.create("attended", "globex", "attended")
-	w.append("attended", jobs(2))
-	w.work(w.part("attended"), "attended")
-	w.seal("attended")
+	w.create("ending", "globex", "ending")
+	w.append("ending", jobs(2))
+	w.work(w.part("ending"), "ending")
+	w.seal("ending")
 	w.create("many", "acme", "many")
 	w.append("many", jobs(3000))
 	w.admit(p, "many", 50, noLimit)

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A key of another type is named, and keeps nobody from looking at the other groups and
-// mending them.
+// A key of the wrong Redis type is reported by its name, and the other groups are audited and
+// repaired all the same.
 func TestKeyOfWrongTypeIsReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		key   func(p keyspace.Partition) string
@@ -61,7 +61,7 @@ func TestKeyOfWrongTypeIsReported(t *testing.T) {
 				require.Contains(t, found.Groups, "good")
 				require.Contains(t, summary(r), of(LawLocation, "good", 0))
 				require.Len(t, r.Missing[0].Jobs, 1)
-				if c.group != "" && name != "codes" && name != "results" && name != "aggregate" { // a round does not look at these
+				if c.group != "" && name != "codes" && name != "results" && name != "aggregate" { // an incremental check doesn't read these
 					require.True(t, named(r), "%v", r.Violations)
 				}
 				r = w.audit(Options{})

@@ -59,8 +59,8 @@ func TestAuditRepair(t *testing.T) {
 	require.Equal(t, audit.LawLifecycle, report.Violations[0].Law)
 	zero := int64(0)
 	require.Equal(t, []audit.RepairResult{
-		{Law: "location", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and lay nowhere: it has failed, with code LOST"},
-		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; what was when can't be told; it harms nothing"},
+		{Law: "location", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and at no location: it has failed, with code LOST"},
+		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; the right times are not known; this does no harm"},
 		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,
 			Detail: "its owner key says tenant acme, but there is no such group; now the key is gone"},
 	}, report.Repairs)

@@ -126,8 +126,7 @@ func (v *openViolations) groups(partition int) []string {
 	return ids
 }
 
-// updateMetrics sets the gauge of violations, by law. The caller holds mu, or nobody else has v
-// yet.
+// updateMetrics sets the gauge of violations, by law. The caller holds mu, or has just created v.
 func (v *openViolations) updateMetrics() {
 	byLaw, seen := map[string]int{}, map[string]bool{}
 	for _, law := range audit.Laws {
