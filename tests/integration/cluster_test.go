@@ -72,13 +72,28 @@ func (s *system) produce(tenants, jobs int) *producers {
 				p.mu.Lock()
 				p.loads = append(p.loads, submitted{l, byStream})
 				p.mu.Unlock()
-				if redisx.Sleep(ctx, 100*time.Millisecond) != nil {
+				if p.awaitEnd(ctx, l.group.ID, time.Second) != nil {
 					return
 				}
 			}
 		})
 	}
 	return p
+}
+
+// awaitEnd waits until a group has ended, or for the time limit: groups are also submitted during
+// an outage, but on a slow machine no backlog builds up that the test would have to wait for.
+func (p *producers) awaitEnd(ctx context.Context, group string, limit time.Duration) error {
+	look := client.NewAPI(p.s.url(0), client.WithRetry(1, limit))
+	for start := time.Now(); time.Since(start) < limit; {
+		if err := redisx.Sleep(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+		if g, err := look.Group(ctx, group); err == nil && g.Status.Ended() {
+			break
+		}
+	}
+	return ctx.Err()
 }
 
 // check stops the producers and waits until all accepted groups have ended.
