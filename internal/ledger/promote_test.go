@@ -210,6 +210,27 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	})
 }
 
+// A type can be new since the dispatcher read the list of types, so that the call has no cap for
+// it. Its due jobs stay due: the tenant does not wait as long as it would for a full ready stream.
+func TestPromoteTypeWithoutCapSoonAgain(t *testing.T) {
+	both(t, func(w *world) {
+		w.nonReady("g", 1)
+		const fullWait = time.Hour
+		args := ledger.PromoteArgs{Most: 100, Limit: noLimit, Seed: seed, FullWait: fullWait, Caps: map[string]int{"U": 1000}}
+		r, err := ledger.Promote(w.Context(), w.c, w.p, args)
+		require.NoError(w, err)
+		require.Zero(w, r.Moved)
+		require.LessOrEqual(w, r.Wait, 10*time.Millisecond)
+
+		args.Caps["T"] = 1000
+		w.eventually(func() bool {
+			r, err := ledger.Promote(w.Context(), w.c, w.p, args)
+			require.NoError(w, err)
+			return r.Moved == 1
+		})
+	})
+}
+
 // Due jobs of a type that the dispatcher does not ask for stay non-ready.
 func TestPromoteUnknownType(t *testing.T) {
 	both(t, func(w *world) {

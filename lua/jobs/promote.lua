@@ -20,7 +20,7 @@
 -- Reply
 --   {moved, skipped, wait, permits, denials, traced, now}
 --     moved      jobs that are ready now
---     skipped    due jobs whose ready stream is full
+--     skipped    due jobs whose ready stream is full, or whose type has no cap in ARGV
 --     wait       ms until another call can promote jobs; -1 = no job is non-ready
 --     permits    {tenant, permits, …} that were spent
 --     denials    {tenant, reason, …}: per_group or global
@@ -36,6 +36,9 @@ LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- At most so many jobs are looked at for one that may go; the next look at the tenant goes on behind them (field look): a type whose
 -- ready stream is full hides no other type of the same tenant.
 local LOOK = 1000
+-- A type without a cap is new since the caller read the list of types. Its jobs stay due; the
+-- tenant is looked at again after NEW_TYPE_MS.
+local NEW_TYPE_MS = 5
 US = now_us()
 local now = floor(US / 1000)
 local limited = total > 0
@@ -166,8 +169,10 @@ local function choose(tenant, t)
         elseif held_back(j) then
           c.paused[#c.paused + 1] = { j, blob }
           named[job] = true
-        elseif (room[j.typ] or 0) <= 0 then
-          skipped, not_before, full[j.typ] = skipped + 1, now + full_wait, (full[j.typ] or 0) + 1
+        elseif not room[j.typ] then
+          skipped, not_before = skipped + 1, now + math.min(NEW_TYPE_MS, full_wait)
+        elseif room[j.typ] <= 0 then
+          skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
           -- Who was denied by the global limit alone keeps its place in the order.
           local own = not limited or t.left - #c.going <= 0
