@@ -86,13 +86,15 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	out.MakespanSeconds = makespan(ended)
 	out.MakespanRatio = ratio(out.MakespanSeconds, out.IdealSeconds)
 	var throttles int64
-	first := ended[0].created
+	first := ended[0].Created
 	for _, g := range ended {
-		throttles += g.throttles
-		first = min(first, g.created)
+		throttles += g.Throttles
+		if g.Created.Before(first) {
+			first = g.Created
+		}
 	}
 	for _, g := range ended {
-		out.TenantSeconds = append(out.TenantSeconds, float64(g.ended-first)/1e3)
+		out.TenantSeconds = append(out.TenantSeconds, g.JobsEnded.Sub(first).Seconds())
 	}
 	out.ThrottlesPerJob = ratio(float64(throttles), float64(o.Jobs))
 	limit, err := x.limitRule(o.RPS)

@@ -108,7 +108,7 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	}
 	returned := map[string]int64{}
 	for _, g := range ended[len(ended)-len(returning):] {
-		returned[g.tenant] = g.created * 1000
+		returned[g.tenant] = g.Created.UnixMicro()
 	}
 	out.count(limit, log, busyFrom, busyTo, returned, share)
 	return out, nil

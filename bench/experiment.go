@@ -12,11 +12,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -177,56 +176,33 @@ func sleeping(ms int) func(int) json.RawMessage {
 	return func(int) json.RawMessage { return payload }
 }
 
-// groupState is the state of a group as its hash shows it. Times are in ms by Redis's clock; ended
-// is when the last job ended, completed when all results were reduced.
+// groupState is how far a group is.
 type groupState struct {
-	id, tenant                                 string
-	status                                     api.Status
-	accepted, done, failed, throttles, retries int64
-	created, ended, completed                  int64
+	id, tenant string
+	ledger.Progress
 }
 
 // seconds returns the time from the group's acceptance to COMPLETED.
-func (g groupState) seconds() float64 { return float64(g.completed-g.created) / 1e3 }
+func (g groupState) seconds() float64 { return g.Completed.Sub(g.Created).Seconds() }
 
-// readGroups reads the current states of groups. A group that does not exist has the zero state.
-func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupState, error) {
-	fields := []string{
-		"status", "accepted", "done", "failed", "throttles", "retries",
-		"at:created", "at:aggregating", "at:completed",
+// readProgress reads how far groups are, in one round trip.
+func readProgress(ctx context.Context, f *Fleet, space keyspace.Space, groups []group) ([]ledger.Progress, error) {
+	refs := make([]ledger.GroupRef, len(groups))
+	for i, g := range groups {
+		refs[i] = ledger.GroupRef{Partition: space.OfTenant(g.tenant), ID: g.id}
 	}
-	cmds := make([]*redis.SliceCmd, len(groups))
-	_, err := x.fleet.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, g := range groups {
-			cmds[i] = pipe.HMGet(ctx, x.space.OfTenant(g.tenant).Group(g.id), fields...)
-		}
-		return nil
-	})
-	if err != nil && len(groups) > 0 {
-		return nil, fmt.Errorf("read groups: %w", err)
+	return ledger.ReadProgress(ctx, f.Conn.Cmd, refs)
+}
+
+// readGroups reads the current states of groups. A group that does not exist has no progress.
+func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupState, error) {
+	now, err := readProgress(ctx, x.fleet, x.space, groups)
+	if err != nil {
+		return nil, err
 	}
 	out := make([]groupState, len(groups))
-	for i, c := range cmds {
-		v := c.Val()
-		n := func(at int) int64 {
-			s, _ := v[at].(string)
-			k, _ := strconv.ParseInt(s, 10, 64)
-			return k
-		}
-		status, _ := v[0].(string)
-		out[i] = groupState{
-			id:        groups[i].id,
-			tenant:    groups[i].tenant,
-			status:    api.Status(status),
-			accepted:  n(1),
-			done:      n(2),
-			failed:    n(3),
-			throttles: n(4),
-			retries:   n(5),
-			created:   n(6),
-			ended:     n(7),
-			completed: n(8),
-		}
+	for i, g := range groups {
+		out[i] = groupState{id: g.id, tenant: g.tenant, Progress: now[i]}
 	}
 	return out, nil
 }
@@ -256,18 +232,19 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 		for i, g := range now {
 			all[g.id] = g
 			switch {
-			case g.status == api.StatusCompleted && g.done != int64(open[i].jobs):
-				return nil, fmt.Errorf("await group %s: completed with %d jobs done of %d", g.id, g.done, open[i].jobs)
-			case g.status == api.StatusFailed || g.status == api.StatusCancelled:
-				return nil, fmt.Errorf("await group %s: it is %s with %d failed jobs", g.id, g.status, g.failed)
-			case g.status != api.StatusCompleted:
+			case g.Status == api.StatusCompleted && g.Counts.Done != int64(open[i].jobs):
+				return nil, fmt.Errorf("await group %s: completed with %d jobs done of %d",
+					g.id, g.Counts.Done, open[i].jobs)
+			case g.Status == api.StatusFailed || g.Status == api.StatusCancelled:
+				return nil, fmt.Errorf("await group %s: it is %s with %d failed jobs", g.id, g.Status, g.Counts.Failed)
+			case g.Status != api.StatusCompleted:
 				left = append(left, open[i])
 			}
 		}
 		open = left
 		var done int64
 		for _, g := range all {
-			done += g.done
+			done += g.Counts.Done
 		}
 		x.progress(part, done, total)
 		if done != last {
@@ -331,9 +308,9 @@ var errNoPermits = errors.New("the processes logged no permits: they are of anot
 
 // makespan returns the seconds from the acceptance of the first group to the end of the last job.
 func makespan(groups []groupState) float64 {
-	first := slices.MinFunc(groups, func(a, b groupState) int { return cmp.Compare(a.created, b.created) })
-	last := slices.MaxFunc(groups, func(a, b groupState) int { return cmp.Compare(a.ended, b.ended) })
-	return float64(last.ended-first.created) / 1e3
+	first := slices.MinFunc(groups, func(a, b groupState) int { return a.Created.Compare(b.Created) })
+	last := slices.MaxFunc(groups, func(a, b groupState) int { return a.JobsEnded.Compare(b.JobsEnded) })
+	return last.JobsEnded.Sub(first.Created).Seconds()
 }
 
 // limitRule returns the global limit of this experiment's fleet, for rps permits a second.

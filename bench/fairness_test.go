@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 func starts(group string, every time.Duration, from, to time.Duration) []journal.StartEvent {
@@ -79,7 +80,11 @@ func TestPerSecondCountsPermitsAndStarts(t *testing.T) {
 }
 
 func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {
-	require.InDelta(t, 4.5, makespan([]groupState{{created: 2000, ended: 3000}, {created: 1000, ended: 2000}, {created: 1500, ended: 5500, completed: 9000}}), 1e-9)
+	times := func(created, jobsEnded, completed int64) groupState {
+		at := time.UnixMilli
+		return groupState{Progress: ledger.Progress{Created: at(created), JobsEnded: at(jobsEnded), Completed: at(completed)}}
+	}
+	require.InDelta(t, 4.5, makespan([]groupState{times(2000, 3000, 3000), times(1000, 2000, 2000), times(1500, 5500, 9000)}), 1e-9)
 }
 
 func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {

@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -100,34 +97,25 @@ func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error 
 // poll reads some of the open groups. Those that have not ended go to the end of the list.
 func (f *groupFollower) poll(ctx context.Context) error {
 	n := min(len(f.open), f.pollNext)
-	cmds := make([]*redis.SliceCmd, n)
+	polled := f.open[:n]
 	at := time.Since(f.began)
-	_, err := f.fleet.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, g := range f.open[:n] {
-			cmds[i] = pipe.HMGet(ctx, f.space.OfTenant(g.tenant).Group(g.id), "status",
-				"done", "at:completed", "failed")
-		}
-		return nil
-	})
+	now, err := readProgress(ctx, f.fleet, f.space, polled)
 	if err != nil {
 		return fmt.Errorf("await the end: %w", err)
 	}
 	before := f.total
-	polled := f.open[:n]
 	left := slices.Clone(f.open[n:])
 	for i, g := range polled {
-		v := cmds[i].Val()
-		text := func(at int) string { s, _ := v[at].(string); return s }
-		done, _ := strconv.Atoi(text(1))
+		progress := now[i]
+		done := int(progress.Counts.Done)
 		f.total += done - f.done[g.id]
 		f.done[g.id] = done
-		switch status := api.Status(text(0)); {
+		switch status := progress.Status; {
 		case status == api.StatusCompleted && done == g.jobs:
-			end, _ := strconv.ParseInt(text(2), 10, 64)
-			f.end = max(f.end, end)
+			f.end = max(f.end, progress.Completed.UnixMilli())
 		case status.Ended():
-			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %s failed",
-				g.id, status, done, g.jobs, text(3))
+			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %d failed",
+				g.id, status, done, g.jobs, progress.Counts.Failed)
 		default:
 			left = append(left, g)
 		}

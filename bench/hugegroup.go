@@ -60,7 +60,7 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 	if err != nil {
 		return nil, err
 	}
-	b.BehindHugeLeft = now[0].accepted - now[0].done
+	b.BehindHugeLeft = now[0].Counts.Accepted - now[0].Counts.Done
 	if b.BehindHugeLeft == 0 {
 		return nil, errors.New("the huge group ended before the small groups, so they did not run behind it")
 	}

@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -231,36 +228,17 @@ func (r *fleetRun) clockOffset(ctx context.Context) (time.Duration, error) {
 
 // acceptedToStarted returns the waiting time of each job in ms, from the timestamps of its group.
 func (r *fleetRun) acceptedToStarted(ctx context.Context, sent []singleJob) ([]float64, error) {
-	v, err := r.fields(ctx, sent, "at:created", "started")
+	groups := make([]group, len(sent))
+	for i, s := range sent {
+		groups[i] = group{id: s.id, tenant: "single"}
+	}
+	now, err := readProgress(ctx, r.fleet, r.space, groups)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]float64, len(sent))
-	for i := range out {
-		created, _ := strconv.ParseFloat(v[i][0], 64)
-		started, _ := strconv.ParseFloat(v[i][1], 64)
-		out[i] = started - created
-	}
-	return out, nil
-}
-
-func (r *fleetRun) fields(ctx context.Context, sent []singleJob, fields ...string) ([][]string, error) {
-	cmds := make([]*redis.SliceCmd, len(sent))
-	_, err := r.fleet.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, s := range sent {
-			cmds[i] = pipe.HMGet(ctx, r.space.OfTenant("single").Group(s.id), fields...)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read groups: %w", err)
-	}
-	out := make([][]string, len(sent))
-	for i, c := range cmds {
-		for _, v := range c.Val() {
-			text, _ := v.(string)
-			out[i] = append(out[i], text)
-		}
+	for i, g := range now {
+		out[i] = float64(g.Started.Sub(g.Created).Milliseconds())
 	}
 	return out, nil
 }

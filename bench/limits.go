@@ -295,9 +295,9 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	r.LimitUsedRatio, r.UsedWindows = round4(used), windows
 	var throttles int64
 	for _, g := range ended {
-		r.Jobs += g.accepted
-		r.Retries += g.retries
-		throttles += g.throttles
+		r.Jobs += g.Counts.Accepted
+		r.Retries += g.Retries
+		throttles += g.Throttles
 	}
 	r.ThrottlesPerJob = ratio(float64(throttles), float64(r.Jobs))
 	return nil
@@ -312,7 +312,7 @@ func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, 
 		}
 		missing := slices.ContainsFunc(groups, func(g group) bool {
 			return !slices.ContainsFunc(now, func(n groupState) bool {
-				return n.id == g.id && n.accepted == int64(g.jobs)
+				return n.id == g.id && n.Counts.Accepted == int64(g.jobs)
 			})
 		})
 		if !missing {

@@ -6,7 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 func permit(ms int64, by, tenant string, n int64) journal.PermitEvent {
@@ -26,7 +28,10 @@ func TestLimitRunCountsFromTheJournals(t *testing.T) {
 		},
 		Starts: make([]journal.StartEvent, 41),
 	}
-	ended := []groupState{{accepted: 30, retries: 2, throttles: 3}, {accepted: 10, retries: 1, throttles: 1}}
+	ended := []groupState{
+		{Progress: ledger.Progress{Counts: api.Counts{Accepted: 30}, Retries: 2, Throttles: 3}},
+		{Progress: ledger.Progress{Counts: api.Counts{Accepted: 10}, Retries: 1, Throttles: 1}},
+	}
 	var r LimitRun
 	require.NoError(t, r.count(limitRule{"fixed", time.Second, 10}, ended, log, 400_000))
 	require.Equal(t, LimitRun{

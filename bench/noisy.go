@@ -104,7 +104,7 @@ func runBesideNoisy(
 	if percentile(second, 99) < percentile(first, 99) {
 		out.alone = second
 	}
-	last := slices.MaxFunc(ended, func(a, b groupState) int { return cmp.Compare(a.ended, b.ended) })
+	last := slices.MaxFunc(ended, func(a, b groupState) int { return a.JobsEnded.Compare(b.JobsEnded) })
 	if last.tenant != "noisy" {
 		return out, fmt.Errorf("group %s ended after the noisy group, so it did not run beside it all the "+
 			"time: raise --noisy-jobs",

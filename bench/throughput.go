@@ -315,10 +315,11 @@ func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error 
 
 // accepted returns the number of accepted jobs of a group; 0 if the group does not exist yet.
 func (r *fleetRun) accepted(ctx context.Context, g group) int {
-	key := r.space.OfTenant(g.tenant).Group(g.id)
-	// the next command returns the error again
-	n, _ := r.fleet.Conn.Cmd.HGet(ctx, key, "accepted").Int()
-	return n
+	now, err := readProgress(ctx, r.fleet, r.space, []group{g})
+	if err != nil {
+		return 0 // the next command returns the error again
+	}
+	return int(now[0].Counts.Accepted)
 }
 
 // queuedBytes returns the bytes of Redis memory that a queued job needs. It submits jobs that may
