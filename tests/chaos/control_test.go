@@ -59,7 +59,7 @@ func directed(t *testing.T, control string) *phase {
 func (w *world) awaitRunning(place, n int) {
 	w.t.Helper()
 	p := w.fleet.slots[place].running(w.t.Context())
-	w.fleet.await(w.t, "jobs in work", 20*time.Second, func(context.Context) error {
+	w.fleet.await(w.t, "jobs in flight", endWithin, func(context.Context) error {
 		runs, err := readRuns(w.fleet.files)
 		if err != nil {
 			return err
