@@ -1,4 +1,4 @@
-# Needs Go and make; `make deps` gets the rest. CI calls the same targets, see .ci/run.
+# Needs Go and make; `make deps` installs the other tools. CI calls the same targets, see .ci/run.
 
 SHELL := bash
 .DEFAULT_GOAL := help
@@ -6,15 +6,16 @@ SHELL := bash
 PKG       ?= ./...
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
-# What bench-flow measures; FLOW=congestion FLOWFLAGS=--quick is a minute's.
+# FLOW lists the parts that bench-flow measures. FLOW=congestion FLOWFLAGS=--quick takes a minute.
 FLOW      ?= congestion limits fairness
 FLOWFLAGS ?=
 
-# What bench-performance measures; PERFFLAGS='--quick --only base,latency' is short.
+# PERFFLAGS are flags of bench-performance. PERFFLAGS='--quick --only base,latency' takes little
+# time.
 PERFFLAGS ?=
 
 LINT_VERSION := 2.15.0
-# The installed golangci-lint when it is this very version, or else our own copy.
+# LINT is the installed golangci-lint if it has exactly this version; otherwise a copy in .bin.
 LINT = $(shell golangci-lint version 2>/dev/null | grep -q 'version v\?$(LINT_VERSION) ' && command -v golangci-lint || echo $(OWN_LINT))
 OWN_LINT := $(CURDIR)/.bin/golangci-lint-$(LINT_VERSION)
 
@@ -23,7 +24,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: deps
-deps: ## Install redis-server, which the tests run against, unless it is there
+deps: ## Install redis-server, which the tests need, unless it is installed
 	@bash .ci/deps redis-server
 
 .PHONY: build
@@ -40,7 +41,7 @@ vet: ## Run go vet
 	cd bench/peers && go vet ./...
 
 .PHONY: lint
-lint: lint-tool ## Check the format and the house rules, .golangci.yml
+lint: lint-tool ## Check the format and the rules in .golangci.yml
 	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
 
 .PHONY: check
@@ -57,11 +58,11 @@ race: deps ## Run all tests with the race detector
 	go test -race $(TESTFLAGS) $(PKG)
 
 .PHONY: integration
-integration: deps ## Run the tests across processes only
+integration: deps ## Run only the tests across processes
 	go test $(TESTFLAGS) ./tests/integration/...
 
 .PHONY: fuzz
-fuzz: deps ## Fuzz each target for FUZZTIME, 10s unless given
+fuzz: deps ## Run each fuzz test for FUZZTIME (10s by default)
 	@set -e; \
 	files=$$(grep -rl --include='*_test.go' '^func Fuzz' .) || { echo "no fuzz targets"; exit 0; }; \
 	for file in $$files; do \
@@ -72,11 +73,11 @@ fuzz: deps ## Fuzz each target for FUZZTIME, 10s unless given
 	done
 
 .PHONY: bench
-bench: deps ## Run each benchmark once
+bench: deps ## Run each benchmark once, to check that it works
 	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(PKG)
 
 .PHONY: bench-flow
-bench-flow: deps ## Measure flow control, a good quarter of an hour, and write docs/plots/*.json
+bench-flow: deps ## Measure flow control (about 15 minutes) and write docs/plots/*.json
 	go build -o bin/ ./cmd/bulkaction
 	@mkdir -p docs/plots
 	@set -e; for what in $(FLOW); do \
@@ -86,13 +87,13 @@ bench-flow: deps ## Measure flow control, a good quarter of an hour, and write d
 	done
 
 .PHONY: bench-peers
-bench-peers: deps ## Compare with asynq and a raw stream, some minutes; PEERSFLAGS='--rounds 5 --json=FILE', see bench/peers
+bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFLAGS='--rounds 5 --json=FILE', see bench/peers
 	go build -o bin/ ./cmd/bulkaction
 	cd bench/peers && go build -o ../../bin/ .
 	@bin/peers $(PEERSFLAGS)
 
 .PHONY: bench-performance
-bench-performance: deps ## Measure speed, ten minutes, write docs/plots/performance.json and docs/performance.md's table; PERFFLAGS=--quick
+bench-performance: deps ## Measure speed (10 minutes); write docs/plots/performance.json and the table of docs/performance.md; PERFFLAGS=--quick
 	go build -o bin/ ./cmd/bulkaction
 	@mkdir -p docs/plots
 	bin/bulkaction bench performance $(PERFFLAGS) --json > docs/plots/performance.json.new
@@ -100,24 +101,24 @@ bench-performance: deps ## Measure speed, ten minutes, write docs/plots/performa
 	go run ./bench/plots docs/plots docs/performance.md
 
 .PHONY: bench-compare
-bench-compare: deps ## Compare the speed with another revision's, in turn; BASE=rev, ROUNDS=5, VARIANTS='base http', COUNT=6, OUT=file.json
+bench-compare: deps ## Compare the speed with that of another revision, in alternating runs; BASE=rev, ROUNDS=5, VARIANTS='base http', COUNT=6, OUT=file.json
 	BASE='$(BASE)' bash bench/compare.sh
 
 .PHONY: chaos
-chaos: deps ## Break everything for a quarter of an hour; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
+chaos: deps ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
 	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \
 		go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
 
 .PHONY: plots
-plots: ## Draw docs/plots/*.svg and write the table of figures from the JSON beside them
+plots: ## Draw docs/plots/*.svg and write the tables of figures in docs, from the JSON files in docs/plots
 	go run ./bench/plots docs/plots $(wildcard docs/flow-control*.md docs/performance.md)
 
 .PHONY: docs
-docs: ## Generate what is generated, docs/configuration.md among it
+docs: ## Generate files, for example docs/configuration.md
 	go generate ./...
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: ## Remove the built files
 	rm -rf bin .bin
 
 .PHONY: lint-tool

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// The errors by which a store says why it can't do what it was asked. The store wraps them in a
-// message with the reason. The HTTP API shows this message to its client; for ErrUnavailable and
-// ErrReplicas it shows a message of its own, because theirs may name hosts.
+// A store returns these errors to say why it can't do what was asked. It wraps them in a message
+// with the reason. The HTTP API shows this message to its client, except for ErrUnavailable and
+// ErrReplicas: their messages may contain host names, so the API shows a message of its own.
 var (
 	ErrNotFound = errors.New("not found") // status 404
 	// ErrConflict (status 409): the id exists with other content, or the group's state forbids the

@@ -24,7 +24,7 @@ type Error struct {
 	appended api.Appended // of an append: what the server had stored before it refused the rest
 }
 
-// Error returns all that the server said, on one line.
+// Error returns the answer's status, detail and bad fields, on one line.
 func (e *Error) Error() string {
 	var b strings.Builder
 	title := e.Problem.Title

@@ -259,7 +259,8 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 	require.NoError(t, err, "more messages than the limit are accepted into an empty stream")
 }
 
-// When it is known how fast the stream drains, each refused message gets a later time to come back.
+// When the drain rate of the stream is known, each refused message gets a later time for its next
+// attempt.
 func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr(), client.WithMaxBacklog(8))

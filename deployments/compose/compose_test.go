@@ -19,7 +19,7 @@ var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "watcher", "ag
 
 type service struct {
 	Image           string
-	Command         any // a list, or a line for the shell-like parser
+	Command         any // a list, or a command line that Compose splits
 	Ports           []string
 	Environment     map[string]string
 	Restart         string
@@ -45,7 +45,7 @@ func read(t *testing.T, name string, into any) {
 	require.NoError(t, yaml.Unmarshal(text, into), name)
 }
 
-// A role's service, binary and health check share its name.
+// The service, the binary and the health check of a role have the same name.
 func TestEveryRoleRuns(t *testing.T) {
 	all := services(t)
 	for _, role := range roles {
@@ -80,7 +80,7 @@ func TestPortsAreOnLoopback(t *testing.T) {
 
 var variable = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
 
-// resolved puts the defaults in place of the variables.
+// resolved replaces variables by their defaults.
 func resolved(text string) string { return variable.ReplaceAllString(text, "$1") }
 
 func TestVariablesAreDocumented(t *testing.T) {
@@ -140,7 +140,7 @@ func TestCollector(t *testing.T) {
 	require.Contains(t, services(t), host)
 }
 
-// The image is built with the Go that go.mod asks for.
+// The image is built with the Go version of go.mod.
 func TestDockerfileFollowsGoMod(t *testing.T) {
 	mod, err := os.ReadFile("../../go.mod")
 	require.NoError(t, err)

@@ -13,7 +13,8 @@ import (
 	"github.com/caarlos0/env/v10"
 )
 
-// Unknown is a variable with our prefix that no section reads, most likely a spelling mistake.
+// Unknown is a variable with the prefix BULKACTION_ that no section reads, most likely a spelling
+// mistake.
 type Unknown struct {
 	Name       string
 	DidYouMean string // the variable with the most similar name; "" if none is similar

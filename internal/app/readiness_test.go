@@ -63,7 +63,7 @@ func TestHangingCheckDoesNotPileUp(t *testing.T) {
 }
 
 // When the request that started a check is cancelled, the other requests still get the result.
-func TestCheckOutlivesWhoAskedFirst(t *testing.T) {
+func TestCheckOutlivesTheFirstRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewReadiness()
 		answer := make(chan struct{})

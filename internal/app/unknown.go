@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// others are variables with our prefix that the command line and the tests read.
+// others are variables with the prefix BULKACTION_ that the command line and the tests read.
 var others = []string{"BULKACTION_API", "BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN"}
 
 // unknown returns the variables that are set but that no section reads, ordered by name.

@@ -1,5 +1,6 @@
 // Package childproc runs child processes that end at the latest when this process ends. It hides
-// that for the Linux kernel the parent is a thread, not a process, and it waits for each child.
+// that the Linux kernel regards a thread, not a process, as the parent, and it waits for each
+// child.
 package childproc
 
 import (

@@ -58,7 +58,7 @@ type Root struct {
 // Command creates a command. RunE of the command returns errors and does not print them.
 type Command func(*Root) *cobra.Command
 
-// commands has all commands that do not come from outside of this package.
+// commands are the commands of this package.
 var commands = []Command{
 	newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newPause, newResume, newRetry, newWhy,
 	newTenant, newType, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole,
@@ -156,7 +156,7 @@ func (r *Root) exitCode(ctx context.Context, err error) int {
 	var usage *usageError
 	switch {
 	case err == nil, errors.Is(err, syscall.EPIPE):
-		return exitOK // the reader of our output closed it: it needs no more
+		return exitOK // the reader of Out has closed it and needs no more
 	case ctx.Err() != nil:
 		r.Notef("bulkaction: interrupted")
 		r.printAdvice(err)

@@ -70,7 +70,7 @@ func newDev(r *Root) *cobra.Command {
 			default:
 				return errDev
 			}
-			return nil // a signal is the normal way to stop it
+			return nil // a signal is the normal way to stop this command
 		},
 	}
 	cmd.Flags().StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")

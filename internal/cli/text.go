@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// printable replaces characters that could control the terminal. Texts of others, for example the
-// error message of a downstream API, may contain them.
+// printable replaces characters that could control the terminal. Texts from outside, for example
+// the error message of a downstream API, may contain such characters.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

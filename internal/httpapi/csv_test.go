@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// drain reads all jobs of a body; a refused line is told as "line: problem".
+// drain reads all jobs of a body. It returns a refused line as "line: problem".
 func drain(t *testing.T, src jobSource) (payloads, refused []string) {
 	t.Helper()
 	for {

@@ -155,10 +155,10 @@ func (c *Capacity) countUnserved(
 // unservedCheck is how long after the departure of a worker its jobs are counted.
 const unservedCheck = 10 * time.Second
 
-// readyWork is how much work, in run time of all slots, waits in the ready streams. A slot that
-// becomes free then finds a job, and the fetcher refills a stream when a quarter is gone. More
-// would make jobs wait that come later but are due first, because fairness and the rate limit have
-// no effect on jobs that are ready.
+// readyWork is how much work, in run time of all slots, waits in the ready streams. It is enough
+// that a slot that becomes free finds a job, while the fetcher refills a stream when a quarter is
+// gone. More work would delay jobs that come later but should run earlier, because fairness and the
+// rate limit have no effect on ready jobs.
 const readyWork = 5 * time.Millisecond
 
 // ReadyBound is the bound of the jobs of one type in one partition's ready stream.

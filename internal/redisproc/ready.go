@@ -80,7 +80,7 @@ func probe(ctx context.Context, addr string, pid int) error {
 		return err
 	}
 	if strings.HasPrefix(head, "-NOAUTH") {
-		return nil // it asks for a password: it is up, and nothing more can be known
+		return nil // the server asks for a password: it is running, and more can't be checked
 	}
 	size, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "$")))
 	if err != nil {

@@ -25,7 +25,7 @@ const EnvBinary = "BULKACTION_REDIS_SERVER"
 
 const (
 	startTimeout = 30 * time.Second // if the caller's context has no deadline
-	portAttempts = 20               // each failed attempt means that another process took the port first
+	portAttempts = 20               // an attempt fails if another process has taken the port first
 )
 
 // ErrNoBinary means that no redis-server was found.
@@ -35,12 +35,12 @@ var errPortTaken = errors.New("port is taken")
 
 // Options of a server. With the zero value it persists nothing and uses a temporary folder.
 type Options struct {
-	Dir       string   // folder of its data and log; empty: a temporary folder that Close removes
+	Dir       string   // folder of the server's data and log; empty: a temporary folder that Close removes
 	AOF       bool     // append-only file, fsync every second, so that data survives Kill
 	MaxMemory int64    // in bytes, 0 for no limit; writes beyond it are refused
 	Cluster   bool     // a node of a cluster; the caller joins the nodes
 	Config    string   // content of a configuration file, which Sentinel needs
-	Args      []string // more arguments, which win over the options
+	Args      []string // more arguments; they override the options
 }
 
 // Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and
@@ -161,13 +161,13 @@ func (s *Server) args() []string {
 	return append(args, s.opts.Args...)
 }
 
-// Addr is the server's host:port, the same after each Restart.
+// Addr returns the server's host:port, which stays the same after each Restart.
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
 
 // URL returns the server's address in the form of BULKACTION_REDIS_URL.
 func (s *Server) URL() string { return "redis://" + s.Addr() + "/0" }
 
-// Dir is the folder of its data and log.
+// Dir returns the folder of the server's data and log.
 func (s *Server) Dir() string { return s.opts.Dir }
 
 // PID returns the id of the process that was started last.

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// TestStatsShowTheWholePool: the statistics show the worker, the fetcher and the dispatcher, and
-// what they do.
+// TestStatsShowTheWholePool: the statistics show the worker, the fetcher and the dispatcher, with
+// their counts.
 func TestStatsShowTheWholePool(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		started, end := make(chan string, 100), make(chan struct{})

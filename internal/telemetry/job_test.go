@@ -202,8 +202,8 @@ func TestMessagingAttributes(t *testing.T) {
 		JobAttributes("acme", "g1", -1, 0), "what is not known yet is left out")
 }
 
-// FuzzParseTraceParent compares the parser with OpenTelemetry's. Theirs accepts a dash at the end
-// of version 0, against the specification; that case is excluded.
+// FuzzParseTraceParent compares the parser with OpenTelemetry's. OpenTelemetry's parser accepts a
+// dash at the end of version 0, against the specification; that case is excluded.
 func FuzzParseTraceParent(f *testing.F) {
 	for _, seed := range []string{
 		sampledParent, unsampledParent, "", "00-", sampledParent + "-", sampledParent + "x",

@@ -27,7 +27,7 @@ func NewFetcherMetrics(meter metric.Meter) *FetcherMetrics {
 		emptyPolls: i.counter("fetcher_empty_polls", "Looks at the fair queue that found nothing to take."),
 		ready:      i.counter("fetcher_admitted_ready", "Jobs that the fetcher put into a ready stream."),
 		nonReady: i.counter("fetcher_admitted_non_ready",
-			"Jobs that the fetcher parked for want of a permit."),
+			"Jobs that the fetcher made non-ready because there was no permit."),
 		admittedReady:    i.counter(admitted, help, attribute.String("destination", "ready")),
 		admittedNonReady: i.counter(admitted, help, attribute.String("destination", "non_ready")),
 		admissionsRefused: i.counter("backpressure_rejected_total",
@@ -93,7 +93,7 @@ func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 // TakenBack counts jobs that were reclaimed from dead workers.
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
 
-// waits are the histogram buckets for times from less than a millisecond to an hour, in ms.
+// waits are the histogram buckets for wait times, in ms: from less than a millisecond to an hour.
 var waits = []float64{
 	1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000,
 }
@@ -129,7 +129,7 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		rate: i.histogram("wait_rate_ms", "Time that a job waited for a permit, at the start of each attempt.",
 			waits...),
 		congestion: i.histogram("wait_congestion_ms",
-			"Time that a job waited after a failure or a partner's refusal, at the start of each attempt.", waits...),
+			"Time that a job waited after failed or throttled attempts, recorded at the start of each attempt.", waits...),
 	}
 	size := i.gauge("worker_pool_size", "Jobs that this process can run at once.")
 	active := i.gauge("worker_pool_active", "Jobs that this process runs now.")
@@ -212,7 +212,7 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	}
 	m.queues.Store(&queues{})
 	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
-	nonReady := i.gauge("non_ready_queue_size", "Jobs parked until a time.")
+	nonReady := i.gauge("non_ready_queue_size", "Non-ready jobs: each waits until its due time.")
 	backlog := i.gauge("backlog", "Jobs that wait to run, by type.")
 	i.observe(func(o metric.Observer) {
 		q := m.queues.Load()

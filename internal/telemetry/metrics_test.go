@@ -210,12 +210,12 @@ func TestTenantLabelsAreBounded(t *testing.T) {
 	require.Equal(t, "1", got[tenant(MaxLabels-1)])
 	require.Equal(t, "41", got[Other])
 
-	t.Run("who was heard since the last sweep stays", func(t *testing.T) {
+	t.Run("a tenant with permits since the last sweep keeps its series", func(t *testing.T) {
 		now = now.Add(settleTime)
 		limits.Allowed(tenant(99), 1)
 		require.Equal(t, "42", series()[Other])
 	})
-	t.Run("the silent yield to newcomers", func(t *testing.T) {
+	t.Run("tenants without permits lose their series to new tenants", func(t *testing.T) {
 		limits.Allowed(tenant(0), 1)
 		limits.Denied(tenant(1), DeniedGlobal)
 		now = now.Add(settleTime)

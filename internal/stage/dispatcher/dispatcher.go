@@ -102,7 +102,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return err
 }
 
-// Status returns what this process shows of itself: its counts since it started.
+// Status returns this process's report of itself: its counts since it started.
 func (d *Dispatcher) Status() api.StageStatus {
 	return api.StageStatus{
 		ID: d.id, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
@@ -299,10 +299,10 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// serverUptime reads from a reply of INFO how long the server has been up at least: Redis counts
-// the seconds of the clock that have begun, so its uptime is up to a second too long. It returns
-// false when the server does not tell it; the embedded server does not, and it never restarts while
-// this process runs.
+// serverUptime reads a lower bound of the server's uptime from a reply of INFO: Redis counts how
+// often the second of its clock changes, so the uptime that it reports is up to a second too long.
+// It returns false if the reply has no uptime; the embedded server reports none, and it never
+// restarts while this process runs.
 func serverUptime(info string) (time.Duration, bool) {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, "uptime_in_seconds:"); ok {

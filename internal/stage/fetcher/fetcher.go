@@ -102,7 +102,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	return err
 }
 
-// Status returns what this process shows of itself: its counts since it started.
+// Status returns this process's report of itself: its counts since it started.
 func (f *Fetcher) Status() api.StageStatus {
 	return api.StageStatus{
 		ID: f.id, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),

@@ -59,9 +59,8 @@ func TestWaitingJobsBecomeReady(t *testing.T) {
 	})
 }
 
-// TestReadyStreamIsFilledToItsBound: the fetcher admits up to ReadyCap undelivered jobs. A job in
-// the ready stream can no longer be overtaken by one with more right to run, so the stream must be
-// short.
+// TestReadyStreamIsFilledToItsBound: the fetcher admits up to ReadyCap undelivered jobs. The fair
+// queue can't reorder jobs that are in the ready stream, so the stream must be short.
 func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 20)

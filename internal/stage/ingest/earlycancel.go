@@ -13,8 +13,8 @@ import (
 
 const (
 	earlyCancelInterval = time.Second
-	earlyCancelBatch    = 50      // of one read
-	earlyCancelMaxBytes = 4 << 20 // of one run, which may read one batch more
+	earlyCancelBatch    = 50      // entries of one read
+	earlyCancelMaxBytes = 4 << 20 // bytes of one run; the run may exceed this by one batch
 )
 
 // earlyCancel applies cancellations that are still unread in the ingest stream, while the messages
@@ -26,7 +26,7 @@ type earlyCancel struct{ lastRead string } // id of the last entry that was read
 func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if time.Since(time.Unix(0, in.lastRefusal.Load())) > groupWait {
-			return nil // no message waits for the backlog: the stream is read in order soon
+			return nil // no message waits for the backlog: the subscription reads the cancellation soon
 		}
 		for bytes := 0; bytes < earlyCancelMaxBytes; {
 			from := "-"
@@ -65,7 +65,7 @@ func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[stri
 	}
 	c, err := in.decoder.DecodeCancel(env.Data)
 	if err != nil {
-		return nil //nolint:nilerr // as above
+		return nil //nolint:nilerr // the subscription rejects the entry, see above
 	}
 	_, err = in.store.Cancel(ctx, c.Group)
 	if errors.Is(err, api.ErrUnavailable) {

@@ -33,7 +33,7 @@ import (
 type Config struct {
 	APIAddr string
 	Version string
-	Lease   time.Duration // after so much silence of an ingest process, others take over its messages
+	Lease   time.Duration // after a silence of this length, other processes take over the messages of an ingest process
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
@@ -58,9 +58,9 @@ type Ingest struct {
 	lastRefusal atomic.Int64 // when a message was last refused because the backlog was full, in Unix nanoseconds
 }
 
-// The limits of messages that one process holds. There may be more messages than the 1,000 of other
-// consumers, because appends may come long before their group's submission. The bytes keep the
-// process below 150 MB, together with the decoded messages and the garbage collector's reserve.
+// These limits bound the messages that one process holds. The number is higher than the 1,000 of
+// other consumers, because appends may arrive long before their group's submission. The bytes keep
+// the process below 150 MB, including decoded messages and the garbage collector's reserve.
 const (
 	defaultInFlight = 10_000
 	inFlightBytes   = 32 << 20
