@@ -58,7 +58,7 @@ type BackpressureConfig struct {
 	MaxBackoff        time.Duration `env:"MAX_BACKOFF" envDefault:"60s" min:"1ms" max:"24h"`
 }
 
-// CongestionConfig sets how long a job waits after a downstream API has refused it.
+// CongestionConfig sets how long a job waits after a failed or throttled attempt.
 type CongestionConfig struct {
 	Enabled        bool          `env:"ENABLED" envDefault:"true"`
 	BaseBackoff    time.Duration `env:"BASE_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
