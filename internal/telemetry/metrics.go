@@ -129,7 +129,7 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		rate: i.histogram("wait_rate_ms", "Time that a job waited for a permit, at the start of each attempt.",
 			waits...),
 		congestion: i.histogram("wait_congestion_ms",
-			"Time that a job waited after failed or throttled attempts, recorded at the start of each attempt.", waits...),
+			"Time that a job waited after failed or throttled attempts, at the start of each attempt.", waits...),
 	}
 	size := i.gauge("worker_pool_size", "Jobs that this process can run at once.")
 	active := i.gauge("worker_pool_active", "Jobs that this process runs now.")
