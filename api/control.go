@@ -10,7 +10,7 @@ const (
 	WhyNoProcessor = "no_processor" // no live worker process serves the job's type
 	WhyRetry       = "retry"        // the job's last attempt failed; the job waits for its next attempt
 	WhyCongestion  = "congestion"   // a downstream API asked to wait before it is called again
-	WhyRate        = "rate"         // the tenant's rate limit, or the global one, has no permit left
+	WhyRate        = "rate"         // the tenant's rate limit or the global limit has no permit left
 	WhyFairness    = "fairness"     // nothing holds the job up: other jobs are to be served before it
 )
 
@@ -88,7 +88,7 @@ type TenantWindow struct {
 	Share        string     `json:"share"`
 	WindowMS     int64      `json:"window_ms"`
 	Used         int64      `json:"used"`         // permits that the tenant has spent
-	Limit        int64      `json:"limit"`        // the tenant's own limit, or its share of the global one; 0: no limit
+	Limit        int64      `json:"limit"`        // the tenant's own limit or its share of the global limit; 0: none
 	GlobalUsed   int64      `json:"global_used"`  // permits that all tenants of the partition have spent
 	GlobalLimit  int64      `json:"global_limit"` // permits that these tenants may spend; 0: no limit
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`

@@ -166,8 +166,8 @@ type TypeStats struct {
 	Workers  int    `json:"workers"` // live worker processes that serve the type
 	Paused   bool   `json:"paused"`
 
-	// StaleOutcomes counts reports of an attempt that was not the job's current one. They changed
-	// nothing.
+	// StaleOutcomes counts reports of attempts that were not the job's current attempt. Such a
+	// report changed nothing.
 	StaleOutcomes int64 `json:"stale_outcomes"`
 	// LeasesLost counts job leases that the worker renewed too late.
 	LeasesLost int64 `json:"leases_lost"`
@@ -239,8 +239,8 @@ type Violation struct {
 	Group     string `json:"group"`             // "" when the violation is about a tenant or a type
 	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when the violation is not about one job
 	Detail    string `json:"detail"`
-	// Count is how many violations this one stands for, when Detail sums up many ("and 900 more
-	// like these").
+	// Count is the number of violations that this document stands for, when Detail summarizes many
+	// ("and 900 more like these").
 	Count int64 `json:"count,omitempty"`
 	// Key identifies the violation: it stays the same while the counts in Detail change.
 	Key string `json:"-"`

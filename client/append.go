@@ -92,8 +92,8 @@ func (a *API) appendRecords(
 	}
 }
 
-// interruptible returns a reader of r whose reads end when ctx ends. The caller must call stop. A
-// Read of r that blocks at that time goes on in a goroutine until it returns.
+// interruptible wraps r. A read from the returned reader ends when ctx ends; a Read of r that
+// blocks at that time continues in a goroutine until it returns. The caller must call stop.
 func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func()) {
 	pr, pw := io.Pipe()
 	go func() {
@@ -113,7 +113,7 @@ type upload struct {
 	group, path string
 	contentType string
 	key         string
-	header      []byte // of CSV: the first bytes of each part
+	header      []byte // CSV only: the bytes that each part begins with
 
 	part        bytes.Buffer
 	partLines   int64 // lines in the current part

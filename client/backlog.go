@@ -44,7 +44,7 @@ type backlog struct {
 	now    func() time.Time
 
 	mu     sync.Mutex
-	length int64 // as last read, plus the messages accepted since
+	length int64 // length at the last read, plus the messages accepted since then
 	readAt time.Time
 	// drainRate is by how many messages per second the stream gets shorter, smoothed over several
 	// reads.
@@ -77,7 +77,7 @@ func (b *backlog) accept(ctx context.Context, n int64) error {
 }
 
 // retryAfter returns how long a caller with n refused messages should wait. Each refused caller
-// gets a later time than the one before: with equal times all would come back at once.
+// gets a later time than the caller before it, so that not all callers come back at once.
 func (b *backlog) retryAfter(n int64) time.Duration {
 	if b.drainRate < 1 {
 		return backlogMinWait

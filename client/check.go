@@ -6,9 +6,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// validateAll returns an error if the server would refuse one of the messages. The server could not
-// tell the producer, because nobody answers a message on a stream. If one message of a group is
-// bad, the producer publishes none of them.
+// validateAll returns an error if the server would refuse one of the messages. The server itself
+// can't answer a message on a stream. If one message of a group is invalid, the producer publishes
+// none of them.
 func validateAll(outgoing []outgoingMessage) error {
 	jobs := 0
 	for _, p := range outgoing {
@@ -39,7 +39,7 @@ func (p outgoingMessage) validate() (err error) {
 }
 
 // opsOf returns the reducers that the group names, so that validation accepts all of them. Only the
-// server knows which reducers it has beside the built-in ones.
+// server knows which custom reducers it has besides the built-in ones.
 func opsOf(g Group) map[string]bool {
 	ops := map[string]bool{}
 	for _, a := range g.Aggregate {

@@ -21,7 +21,7 @@ type Error struct {
 	RetryAfter time.Duration // when the server asks the client to try again; 0 when it does not say
 	RequestID  string        // finds the request in the server's log
 
-	appended api.Appended // of an append: what the server had stored before it refused the rest
+	appended api.Appended // after a refused append: the part that the server had stored before the refusal
 }
 
 // Error returns the answer's status, detail and bad fields, on one line.

@@ -19,7 +19,7 @@ import (
 
 // apiCall is one call of the API, with the rule for its retries.
 type apiCall struct {
-	action string // for error messages: "get group g"
+	action string // text for error messages, for example "get group g"
 	method string // GET when empty
 	path   string // escaped
 	query  url.Values
@@ -89,8 +89,9 @@ func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	}
 }
 
-// neverReached reports whether no connection could be made to a server that has never answered. do
-// waits for a server that restarts, and does not wait for one whose address is wrong.
+// neverReached reports whether err means that no connection could be made to a server that has
+// never answered. do waits for a server that restarts, but not for a server whose address is
+// probably wrong.
 func (a *API) neverReached(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial" && !a.answered.Load()
@@ -142,9 +143,9 @@ const (
 	maxBackoff = 5 * time.Second
 )
 
-// backoff returns how long to wait after an attempt that failed. It is what the server asks for. If
-// the server does not say, it doubles with each attempt, with jitter so that clients don't retry at
-// the same time.
+// backoff returns how long to wait after an attempt that failed: as long as the server asks for. If
+// the server asks for nothing, the wait doubles with each attempt, with jitter so that clients
+// don't retry at the same time.
 func backoff(err error, attempt int) time.Duration {
 	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
 		return e.RetryAfter

@@ -25,8 +25,8 @@ const (
 	reservedBytes   = 16 << 10 // kept free for the fields beside jobs
 )
 
-// publishAttempts is how often one message is published. It is published again only when the
-// outcome of the attempt before is unknown or Redis was not ready.
+// publishAttempts is how often a message is published at most. It is published again only if the
+// outcome of the last attempt is unknown or Redis was not ready.
 const publishAttempts = 4
 
 // outgoingMessage is a message for the ingest stream that is not published yet.

@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// maxRecordBytes is more than the server accepts in one record. A longer record is cut off there,
-// and the server then rejects it.
+// maxRecordBytes is more than the server accepts in one record. The reader cuts a longer record off
+// at this size, and the server then rejects it.
 const maxRecordBytes = 1 << 20
 
 // record is a line of NDJSON or a row of CSV, with its line break.

@@ -17,7 +17,7 @@ type sseMessage struct {
 	data      []byte
 }
 
-const maxEventBytes = 16 << 20 // of one line
+const maxEventBytes = 16 << 20 // bytes of one line
 
 // messageReader reads the messages of a text/event-stream (HTML standard, section 9.2.6).
 type messageReader struct {

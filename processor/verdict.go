@@ -25,7 +25,7 @@ const (
 // Kind is the decision about a job after an attempt.
 type Kind int
 
-// Kinds of verdicts.
+// These are the kinds of verdicts.
 const (
 	Done       Kind = iota // the job is done
 	RetryLater             // it runs again after a wait, and one of its retries is used

@@ -122,7 +122,7 @@ func number(t reflect.Type, s string) float64 {
 	return n
 }
 
-// rule returns in words what valid checks.
+// rule describes in words the rule that valid checks.
 func rule(f reflect.StructField) string {
 	tag := f.Tag
 	if check := tag.Get("check"); check != "" {
@@ -170,8 +170,8 @@ func (v Variable) redact(value string) string {
 	case value == "" || secret == "" && !secretNames.MatchString(v.Name):
 		return value
 	case secret == "url" && !strings.Contains(value, "?"):
-		// Everything before the last @ may contain a password, which need not be escaped. The
-		// parameters behind ? may contain one, too.
+		// The part before the last @ may contain a password, which need not be escaped. The
+		// parameters after ? may contain a password, too.
 		if at := strings.LastIndexByte(value, '@'); at >= 0 {
 			return redacted + value[at:]
 		}

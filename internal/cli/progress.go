@@ -99,8 +99,8 @@ func (b *bar) showGroup(g api.Group) {
 	b.setProgress(g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
-// stop ends the drawing of this bar; what it shows stays on the terminal. After the last bar, Err
-// can be written to again. A second call does nothing.
+// stop stops updating this bar; its last state stays on the terminal. After the last bar has
+// stopped, other code may write to Err again. A second call does nothing.
 func (b *bar) stop() {
 	if b == nil || b.stopped {
 		return

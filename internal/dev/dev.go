@@ -19,7 +19,7 @@ import (
 // Options configure Run. Environ has the settings of the process; RedisURL and Addr override it.
 type Options struct {
 	RedisURL string // "": an embedded Redis, whose data is lost at the end
-	Addr     string // address of the API; "": the one in Environ
+	Addr     string // address of the API; "": the address in Environ
 	Environ  []string
 	Log      io.Writer
 	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.

@@ -17,10 +17,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// The limits of a batch. A batch ends when its lines, good and bad ones, reach a limit, and for no
-// other reason. So the same body is always divided into the same batches, and its batches can get
-// the same request ids again. Danger: after a change of these limits, a body that is sent again is
-// divided otherwise, and its jobs are added twice.
+// These are the limits of a batch. A batch ends when its lines, valid and invalid ones, reach a
+// limit, and for no other reason. Therefore the same body is always divided into the same batches,
+// and a repeated batch gets the same request id. Danger: if these limits are changed, a body that
+// is sent again is divided into other batches, and its jobs are added twice.
 const (
 	maxBatchLines = 500
 	maxBatchBytes = 512 << 10
@@ -100,9 +100,9 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// newRequestIDPrefix returns what the request ids of a body's batches begin with. It is a hash of
-// group and key, so that the same key of two groups yields two prefixes, and a prefix is short
-// enough to append the batch's number. Without a key it is random.
+// newRequestIDPrefix returns the prefix of the request ids of a body's batches; the batch's number
+// follows it. The prefix is a hash of group and key, so that the same key of two groups gives two
+// prefixes. Without a key the prefix is random.
 func newRequestIDPrefix(group, key string) string {
 	if key == "" {
 		return uuid.NewString()
@@ -116,7 +116,7 @@ type bodyAppender struct {
 	backend         Backend
 	group           string
 	trace           string
-	requestIDPrefix string // what the request ids of the batches begin with
+	requestIDPrefix string // prefix of the request ids of the batches
 
 	batch         []messages.Job
 	batchRejected []api.LineError // rejected lines of the current batch

@@ -42,8 +42,8 @@ type bodyReader struct {
 	io.ReadCloser
 	ctl         *http.ResponseController
 	idleTimeout time.Duration // renews the deadline before each read; 0: the deadline stays
-	// err is what ended the body. After it no deadline may be set: net/http then reads in the
-	// background, and the deadline would cancel the request's context.
+	// err is the error that ended the body. After it, no deadline may be set: net/http then reads
+	// in the background, and a deadline would cancel the request's context.
 	err error
 }
 
@@ -156,7 +156,7 @@ func (s *server) decodeOptionalBody(r *http.Request, v any) error {
 	return nil
 }
 
-// truncate shortens what an error message repeats of bad input.
+// truncate shortens a part of invalid input that an error message repeats.
 func truncate(s string) string {
 	const limit = 300
 	if len(s) <= limit {

@@ -75,8 +75,8 @@ func (s *csvSource) next() (messages.Job, int64, int, error) {
 type csvReader struct {
 	in          *bufio.Reader
 	limit       int
-	line        int64  // at which the next record begins
-	record      []byte // the fields of the current record, one directly behind the other
+	line        int64  // line at which the next record begins
+	record      []byte // the fields of the current record, without separators
 	ends        []int
 	recordBytes int // bytes of the record before its quotes were removed
 }

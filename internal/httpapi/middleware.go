@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// ServeHTTP serves one request. Around the handler it sets the request's id, writes a log line,
-// refuses requests from foreign web pages, and recovers from a panic.
+// ServeHTTP serves one request. Besides calling the handler, it sets the request's id, writes a log
+// line, refuses requests from foreign web pages, and recovers from a panic.
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw)}
 	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged

@@ -16,18 +16,18 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// The limits of what a request may take from its connection or the process.
+// These limits bound how long a request may use its connection, and how much memory.
 const (
-	headerTimeout    = 10 * time.Second // to read a request's headers
-	bodyTimeout      = 60 * time.Second // to read a body that is not streamed
-	idleTimeout      = 30 * time.Second // of silence in a streamed body, or of a client that does not read
-	lingerTimeout    = 3 * time.Second  // to read the rest of a body that was refused
-	keepAliveTimeout = 2 * time.Minute  // of an open connection between requests
-	storeTimeout     = 30 * time.Second // for the backend to store one request or batch
-	maxHeader        = 64 << 10         // in bytes
-	smallBody        = 64 << 10         // in bytes; the memory of a smaller body is not reserved
-	maxBodyMemory    = 128 << 20        // bytes of all bodies in memory at the same time
-	bodyMemoryWait   = 10 * time.Second // for memory for a body; then the answer is 429
+	headerTimeout    = 10 * time.Second // longest time to read a request's headers
+	bodyTimeout      = 60 * time.Second // longest time to read a body that is not streamed
+	idleTimeout      = 30 * time.Second // longest silence of a streamed body, or of a client that reads no answer
+	lingerTimeout    = 3 * time.Second  // longest time to read the rest of a refused body
+	keepAliveTimeout = 2 * time.Minute  // longest time that a connection stays open between requests
+	storeTimeout     = 30 * time.Second // longest time for the backend to store one request or batch
+	maxHeader        = 64 << 10         // largest size of a request's headers, in bytes
+	smallBody        = 64 << 10         // up to this size in bytes, no memory is reserved for a body
+	maxBodyMemory    = 128 << 20        // largest number of bytes of all bodies in memory together
+	bodyMemoryWait   = 10 * time.Second // longest wait for memory for a body; then the answer is 429
 )
 
 // Backend is the store behind the API. Its errors wrap those of package api. It must not keep
@@ -39,7 +39,8 @@ type Backend interface {
 	// Append adds up to 500 jobs with up to 512 KiB of lines. A request id that the group has seen
 	// before adds nothing and succeeds, even if the group is sealed by now.
 	Append(ctx context.Context, group string, jobs []messages.Job, opt AppendOptions) error
-	// Seal says that no more jobs come or, with total, none after that many.
+	// Seal says that the group gets no more jobs. With total, it may still get jobs until it has
+	// total jobs.
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
 	// Cancel ends a group at once.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
@@ -61,7 +62,7 @@ type Backend interface {
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
 	// SetTenant replaces a tenant's settings.
 	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
-	// Why says what the next job of a group waits for.
+	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
 	// Group returns one group.
 	Group(ctx context.Context, id string) (api.Group, error)
@@ -80,7 +81,7 @@ type Backend interface {
 	Stats(ctx context.Context) (api.Stats, error)
 }
 
-// SubmitOptions holds what a submission carries beside its body.
+// SubmitOptions is the data of a submission that is not in its body.
 type SubmitOptions struct {
 	GeneratedID bool // the client gave no id; the API has generated one
 	// IdempotencyKey is "" when there is none, else 1 to 255 bytes of visible ASCII. Hash it before
@@ -89,7 +90,7 @@ type SubmitOptions struct {
 	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// AppendOptions holds what a batch of appended jobs carries beside the jobs.
+// AppendOptions is the data of a batch of appended jobs that is not in the jobs.
 type AppendOptions struct {
 	RequestID   string // unique per group; a repeated id comes with the same jobs
 	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed

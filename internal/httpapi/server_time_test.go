@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// A streamed body may take any time while it sends data. It is given up when it stops
-// for idleTimeout.
+// A streamed body may take any time as long as it sends data. It is aborted after a silence of
+// idleTimeout.
 func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")

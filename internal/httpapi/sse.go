@@ -16,7 +16,7 @@ import (
 const (
 	minPollInterval   = 200 * time.Millisecond // between two reads of a group that changes
 	maxPollInterval   = time.Second            // between two reads of a group that does not change
-	keepAliveInterval = 15 * time.Second       // of silence; then a comment keeps proxies from closing the connection
+	keepAliveInterval = 15 * time.Second       // then a comment is sent, so that proxies keep the connection
 )
 
 // lifecycle lists the states of a round with their order. The last three exclude each other.

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	streamBuffer = 32 << 10    // bytes of an answer that are buffered
-	streamDelay  = time.Second // the longest time for which they are buffered
+	streamBuffer = 32 << 10    // size of the buffer for an answer, in bytes
+	streamDelay  = time.Second // longest time that lines stay in the buffer
 )
 
 func (s *server) streamResults(w http.ResponseWriter, r *http.Request) error {

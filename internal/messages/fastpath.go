@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// The fast path: most messages are valid and simple. The functions of this file check and slice
-// them in one pass. When a function is not certain that a text is valid, it fails, and the caller
-// uses the complete decoder, which also reports what is wrong. FuzzFastPath checks that both give
-// the same results.
+// The functions of this file are the fast path: most messages are valid and simple, and these
+// functions check and slice them in one pass. A function that is not certain that a text is valid
+// fails. Its caller then uses the complete decoder, which also reports what is wrong. FuzzFastPath
+// checks that both give the same results.
 
 const (
 	fastMaxDepth    = 32   // nested levels that the fast path reads

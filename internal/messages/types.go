@@ -16,7 +16,7 @@ const (
 	TypeGroupCancel = "group.cancel"
 )
 
-// The limits of what is accepted.
+// These limits bound what a submission may contain.
 const (
 	MaxIDLength     = 128        // bytes of an id of a tenant, group, type or message
 	MaxNameLength   = 256        // bytes of a group's name

@@ -180,7 +180,7 @@ func (r *bodyDecoder) basePriority(at fieldParent, field string, v []byte) float
 		return 0
 	}
 	if x == 0 {
-		return 0 // not -0
+		return 0 // returns 0 also for -0
 	}
 	return x
 }

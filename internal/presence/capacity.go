@@ -34,7 +34,7 @@ func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 }
 
 // drainRate measures how fast workers take the jobs of one type that this process admits. It reacts
-// in some ms, while the reports of workers come every half second.
+// within milliseconds; the reports of workers come only every half second.
 type drainRate struct {
 	since     time.Time // begin of the current measurement
 	entries   int       // drained since then; negative while the stream fills
@@ -111,10 +111,10 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// countUnserved returns, by type, how many jobs are held by workers that no longer serve it: dead
-// ones, and stopping ones that finish their jobs. These jobs are in the ready stream, but need no
-// slot of the workers that serve. It counts them only for a while after a worker has left, and only
-// with one partition.
+// countUnserved returns, by type, how many jobs are held by workers that no longer serve the type:
+// by dead workers, and by stopping workers that finish their jobs. These jobs are in the ready
+// stream, but need no slot of the serving workers. countUnserved counts only for a limited time
+// after a worker has left, and only with one partition.
 func (c *Capacity) countUnserved(
 	ctx context.Context, serving map[string]bool, slots map[string]int,
 ) (map[string]int, error) {
@@ -169,16 +169,17 @@ type ReadyBound struct {
 }
 
 // ReadyBound returns how many jobs of type typ may be ready in one partition: as many as the
-// workers take in 100 ms, at least least and at least one for each slot, at most most. When jobs
-// are long, it is less: as many as all slots run in readyWork. Without workers, Cap is least, so
-// that some jobs become ready and show that workers are needed.
+// workers take in 100 ms, but not fewer than least or than the number of slots, and not more than
+// most. Long jobs need fewer: as many as all slots run in readyWork. Without reports of workers,
+// Cap is still least or more, so that some jobs become ready and show that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
 	slots, startRate, runTime, unserved := c.slots[typ], c.startRate[typ], c.runTime[typ], c.unserved[typ]
 	drained := c.drainRates[typ].current()
 	c.mu.Unlock()
 	if slots == 0 {
-		// No worker has reported, but a new one may take jobs already: the measured rate counts.
+		// No worker has reported yet, but a new worker may already take jobs: use the measured
+		// rate.
 		return ReadyBound{Cap: min(most, max(least, int(drained/10)))}
 	}
 	partitions := c.space.Partitions()
@@ -186,7 +187,7 @@ func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	if runTime > 0 {
 		bound = min(bound, int(float64(slots)*float64(readyWork)/float64(runTime))/partitions)
 	}
-	if partitions > 1 { // slots serve all partitions; how many are busy with jobs of this one is not known
+	if partitions > 1 { // slots serve all partitions; how many run jobs of this partition is unknown
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}

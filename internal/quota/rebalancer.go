@@ -31,7 +31,7 @@ func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id
 }
 
 const (
-	leaderLease = 3 * time.Second // a leader that makes no step for so long is replaced
+	leaderLease = 3 * time.Second // after this time without a step, another process replaces the leader
 	idlePause   = time.Second     // pause between two steps while there is no demand
 )
 
@@ -205,7 +205,8 @@ func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 		out[i] += extra
 		rest -= extra
 	}
-	// A partition that has demand but no permit takes one from the largest quota, each in turn.
+	// Each partition with demand but without a permit takes one permit from a partition with the
+	// largest quota; these partitions take turns.
 	var withoutQuota, richest []int
 	largest := max(1, slices.Max(out))
 	for i := range out {

@@ -37,8 +37,8 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestDivideTakesTurns: when there are fewer permits than partitions, each partition gets one now
-// and then.
+// TestDivideTakesTurns: when there are fewer permits than partitions, each partition gets a permit
+// in turn.
 func TestDivideTakesTurns(t *testing.T) {
 	t.Parallel()
 	quotas, got := make([]ledger.Quota, 16), make([]int64, 16)

@@ -30,7 +30,7 @@ type Loop struct {
 type Step func(ctx context.Context) (idle time.Duration, err error)
 
 // Run calls step until ctx ends, and returns nil. When step fails, Run logs the error once, and
-// repeats the step with backoff until it works: a role goes on after an outage of Redis.
+// repeats the step with backoff until it succeeds: a role continues after an outage of Redis.
 func (l Loop) Run(ctx context.Context, step Step) error {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
@@ -139,7 +139,7 @@ func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
 }
 
 // Every calls f at once and then again after each interval, until ctx ends; then it returns nil. It
-// logs errors of f at debug level only, so f must be something that may fail now and then. name is
+// logs errors of f at debug level only, so it is meant for an f that may fail sometimes. name is
 // for the log.
 func Every(
 	ctx context.Context, log *slog.Logger, name string, interval time.Duration, f func(context.Context) error,

@@ -13,9 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// CheckPartitions returns an error when the configured number of partitions is not the one stored
-// in Redis. The first process stores it. With another number, a process would look for tenants in
-// the wrong partitions.
+// CheckPartitions returns an error when the configured number of partitions differs from the number
+// stored in Redis. The first process stores the number. A process with another number would look
+// for tenants in the wrong partitions.
 func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
 	want := strconv.Itoa(space.Partitions())
 	have, err := conn.Cmd.Get(ctx, space.PartitionCount()).Result()

@@ -77,8 +77,8 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 	}
 }
 
-// Cycle records one dispatch cycle: the jobs that it promoted, the due jobs that it left because a
-// ready stream was full, and its duration.
+// Cycle records one dispatch cycle: the jobs that it promoted, the due jobs that it did not promote
+// because a ready stream was full, and its duration.
 func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 	m.moved.add(moved)
 	m.totalMoved.add(moved)

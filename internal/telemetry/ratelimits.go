@@ -74,7 +74,7 @@ func newTenantPermits(tenant string) *tenantPermits {
 // Allowed counts n permits that a tenant's jobs were given.
 func (r *rateLimits) Allowed(tenant string, n int) { r.of(tenant).allowed.Add(int64(max(n, 0))) }
 
-// Denied counts one refusal of a permit: [DeniedGlobal], or else [DeniedPerGroup].
+// Denied counts one denied permit. reason is [DeniedGlobal] or [DeniedPerGroup].
 func (r *rateLimits) Denied(tenant, reason string) {
 	if reason == DeniedGlobal {
 		r.of(tenant).global.Add(1)

@@ -26,7 +26,7 @@ import (
 type oracle struct {
 	fleet *fleet
 	conn  *redisx.Conn // without a proxy
-	url   string       // of conn
+	url   string       // Redis's URL, without a proxy
 	space keyspace.Space
 	api   *client.API
 }

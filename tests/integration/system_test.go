@@ -47,7 +47,7 @@ type system struct {
 	procs map[string][]*proctest.Process
 	bins  map[string]string // by role: its binary, if that has another name than the role
 
-	api *client.API // of the first ingest; nil if there is none
+	api *client.API // client of the first ingest; nil if there is none
 }
 
 // setup is changed by a test's options before start uses it.
@@ -239,7 +239,7 @@ func (s *system) waitRound(group string, round int) api.Group {
 	return *e.Group
 }
 
-// event waits for an event for which is returns true; the event may be in the past.
+// event waits for an event that is(event) accepts; the event may be in the past.
 func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	s.t.Helper()
 	var found api.Event

@@ -31,7 +31,7 @@ type Config struct {
 	FetchBatch int              // smallest bound of a ready stream
 	ReadyCap   int              // largest bound of a ready stream
 	Rate       ledger.Rate      // the global rate limit
-	Lease      time.Duration    // a worker that does not renew a job's lease for so long is dead
+	Lease      time.Duration    // a worker that does not renew a job's lease for this time is dead
 	MaxLosses  int              // a job that has lost more workers than this fails
 	Journal    *journal.Journal // log of permits for experiments; nil in normal operation
 }
@@ -176,9 +176,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	return idle, nil
 }
 
-// reclaim takes back jobs whose lease has ended. It returns how long to wait before the next look,
-// a quarter of the lease at most; 0 when there may be more now. For a lease after an outage of
-// Redis it reclaims nothing.
+// reclaim takes back jobs whose lease has ended. It returns how long to wait before the next call:
+// at most a quarter of the lease, and 0 if there may be more such jobs now. For one lease after an
+// outage of Redis it reclaims nothing.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
 	wait, err := p.outagePause.remaining(ctx, p.conn, p.cfg.Lease)

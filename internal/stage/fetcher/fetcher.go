@@ -1,7 +1,7 @@
-// Package fetcher implements the fetcher role: it admits jobs, which means that it dequeues the
-// next ones from the fair queue, spends a permit on each, and puts them into the ready streams, up
-// to the bounds of these. It hides its pace: its batches grow while there is work, and an idle
-// fetcher is woken when there is some.
+// Package fetcher implements the fetcher role. It admits jobs: it dequeues the next jobs from the
+// fair queue, spends a permit on each, and puts them into the ready streams, up to the bounds of
+// the streams. It hides its pace: its batches grow while there is work, and a wake token wakes an
+// idle fetcher.
 package fetcher
 
 import (
@@ -35,8 +35,8 @@ type Config struct {
 // maxBatch bounds the jobs that one script call admits, so that the call takes a few ms at most.
 const maxBatch = 200
 
-// typesInterval is the shortest time between two reads of the list of types. Jobs of a new type may
-// wait so long while jobs of other types are admitted.
+// typesInterval is the shortest time between two reads of the list of types. While jobs of known
+// types are admitted, jobs of a new type may wait for this time.
 const typesInterval = 20 * time.Millisecond
 
 // quotaRequestInterval is the shortest time between two requests for more quota for a partition.
@@ -148,7 +148,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	idle, moved, full := p.cfg.Interval, 0, false
 	p.firstType++
 	for i := range p.types {
-		// Each type comes first in turn, because the first one finds the most permits.
+		// The types take turns in being first, because the first type finds the most permits.
 		typ := p.types[(i+p.firstType)%len(p.types)]
 		r, err := p.admit(ctx, typ)
 		if err != nil {
@@ -215,6 +215,6 @@ func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply
 	p.quotaRequestedAt = time.Now()
 	wake := quota.Wake(p.space)
 	if n, err := p.conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
-		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer looks at its next interval
+		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer acts at its next interval
 	}
 }

@@ -110,7 +110,7 @@ func TestIdleFetcherSendsFewCommands(t *testing.T) {
 			w.AwaitCounts("g", api.Counts{Accepted: int64(jobs), Ready: 10, Waiting: int64(jobs) - 10})
 			before := commands(t, w)
 			<-time.After(time.Second)
-			require.Less(t, commands(t, w)-before, 150) // 20 looks of some commands each; a fetcher that does not pause would look 1,000 times
+			require.Less(t, commands(t, w)-before, 150) // 20 steps of some commands each; a fetcher without pauses would make 1,000 steps
 		})
 	}
 }
@@ -135,7 +135,7 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 func TestRateLimitIsKept(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	for _, tenant := range []string{"a", "b", "c"} { // each tenant has three permits a window, and one is left over
+	for _, tenant := range []string{"a", "b", "c"} { // each tenant has three permits a window, and one permit is left
 		w.Submit(messages.SubmitGroup{ID: tenant, Type: "T", Jobs: stagetest.Numbered(16)})
 	}
 	cfg := config()

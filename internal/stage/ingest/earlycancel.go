@@ -19,8 +19,8 @@ const (
 
 // earlyCancel applies cancellations that are still unread in the ingest stream, while the messages
 // before them wait for the backlog to shrink. A cancellation makes the backlog smaller, so it must
-// not wait behind those messages. When the subscription reads it later it is applied again, which
-// changes nothing. A cancellation that fails here is left to that.
+// not wait behind those messages. When the subscription reads the cancellation later, it applies it
+// again, which changes nothing. If a cancellation fails here, the subscription handles it later.
 type earlyCancel struct{ lastRead string } // id of the last entry that was read
 
 func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {

@@ -55,8 +55,9 @@ func (q quietLogger) With(fields watermill.LogFields) watermill.LoggerAdapter {
 // needs may still come.
 var errRetryLater = errors.New("not yet")
 
-// decideOutcome decides by the handler's error what becomes of a message: accepted, rejected with
-// the reason, or delivered again later. No message is dropped, and none is delivered again at once.
+// decideOutcome chooses, by the handler's error, what happens to a message: it is accepted,
+// rejected with the reason, or delivered again later. No message is dropped, and none is delivered
+// again at once.
 func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		_, err := next(msg)

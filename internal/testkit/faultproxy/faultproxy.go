@@ -184,7 +184,7 @@ func (p *Proxy) fate(l *link, reply bool) (delay time.Duration, pass, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case p.silent || l.torn: // later data must not be taken for the lost data
+	case p.silent || l.torn: // later data must not be mistaken for the lost data
 		l.torn = true
 		return 0, false, true
 	case reply && p.drop > 0 && p.rng.Float64() < p.drop:

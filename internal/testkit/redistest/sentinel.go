@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// acked matches what a master's INFO says of a replica that has acknowledged some of the
+// acked matches the line in a master's INFO about a replica that has acknowledged some of the
+// replication stream.
 // replication stream.
 var acked = regexp.MustCompile(`slave\d+:.*state=online,offset=[1-9]`)
 

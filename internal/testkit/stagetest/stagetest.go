@@ -32,7 +32,7 @@ type World struct {
 	URL   string
 	Conn  *redisx.Conn
 	Space keyspace.Space
-	P     keyspace.Partition // the first one
+	P     keyspace.Partition // the first partition
 	Tel   *telemetry.Telemetry
 	Store *groups.Store
 }
