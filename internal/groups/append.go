@@ -38,7 +38,6 @@ func (s *Store) AppendEntry(
 		group:         group,
 		jobs:          jobs,
 		requestPrefix: request,
-		byEntry:       message == "",
 		origin:        o,
 	})
 }
@@ -48,20 +47,10 @@ type pendingAppend struct {
 	group, tenant string
 	jobs          []messages.Job
 	requestPrefix string // the request ids of the pieces begin with it
-	byEntry       bool   // the request id is made of the id of a stream entry
 	origin        Origin
 
 	newJobs []ledger.NewJob // the jobs with their trace contexts
 	err     error           // of the call that stored this append with others
-}
-
-// requestsKey returns the key of the sorted set in p that remembers the request ids of stored
-// appends.
-func (a *pendingAppend) requestsKey(p keyspace.Partition) string {
-	if a.byEntry {
-		return p.Entries()
-	}
-	return p.Messages()
 }
 
 func (a *pendingAppend) bytes() (n int) {
@@ -112,7 +101,7 @@ func (s *Store) appendToPartition(ctx context.Context, p keyspace.Partition, a *
 		if err := s.appendInBatch(ctx, p, a); err != nil {
 			return err
 		}
-		return s.awaitDurable(ctx, p, requestsStored(a.requestsKey(p), a.firstRequest()))
+		return s.awaitDurable(ctx, p, requestsStored(p, a.firstRequest()))
 	}))
 }
 
@@ -126,7 +115,7 @@ func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendi
 		if err := s.storePieces(ctx, p, pieces); err != nil {
 			return err
 		}
-		return s.awaitDurable(ctx, p, requestsStored(a.requestsKey(p), requests...))
+		return s.awaitDurable(ctx, p, requestsStored(p, requests...))
 	})
 }
 

@@ -14,7 +14,7 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		_, err := ledger.Seal(ctx, s.conn.Cmd, p, group, total)
 		return err
-	}, func(g groupState) bool { return g.sealed || total != nil && g.announced })
+	}, func(g ledger.GroupState) bool { return g.Sealed || total != nil && g.Announced })
 }
 
 // Cancel ends a group at once. It also moves the group's unfinished jobs to cancelled. If this
@@ -29,7 +29,7 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 				return err
 			}
 		}
-	}, func(g groupState) bool { return g.status == string(api.StatusCancelled) })
+	}, func(g ledger.GroupState) bool { return g.Status == api.StatusCancelled })
 }
 
 // Retry opens the next round of an ended group: its failed jobs run again. The watcher moves the
@@ -39,7 +39,7 @@ func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
 		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request)
 		return err
-	}, func(g groupState) bool { return g.round >= round })
+	}, func(g ledger.GroupState) bool { return g.Round >= round })
 }
 
 // command applies a command to a group. applied reports whether a group's state shows the command's
@@ -47,7 +47,7 @@ func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 func (s *Store) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,
-	applied func(groupState) bool,
+	applied func(ledger.GroupState) bool,
 ) (api.Accepted, error) {
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
@@ -59,9 +59,9 @@ func (s *Store) command(
 	if err := s.awaitDurable(ctx, p, groupSatisfies(p, group, applied)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	status, err := s.conn.Cmd.HGet(ctx, p.Group(group), "status").Result()
+	status, err := ledger.GroupStatus(ctx, s.conn.Cmd, p, group)
 	if err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	return api.Accepted{ID: group, Status: api.Status(status)}, nil
+	return api.Accepted{ID: group, Status: status}, nil
 }

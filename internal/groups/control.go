@@ -21,14 +21,14 @@ import (
 func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
-	}, func(g groupState) bool { return g.paused })
+	}, func(g ledger.GroupState) bool { return g.Paused })
 }
 
 // Resume undoes Pause.
 func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.Resume(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
-	}, func(g groupState) bool { return !g.paused })
+	}, func(g ledger.GroupState) bool { return !g.Paused })
 }
 
 // PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.
@@ -96,12 +96,8 @@ func (s *Store) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 // Tenants lists tenants by id. The cursor is the last id of the page before.
 func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
-	after := "-"
-	if cursor != "" {
-		if !messages.ValidID(cursor) {
-			return list, badCursor()
-		}
-		after = "(" + cursor
+	if cursor != "" && !messages.ValidID(cursor) {
+		return list, badCursor()
 	}
 	type member struct {
 		id string
@@ -109,10 +105,9 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 	}
 	var page []member
 	for _, p := range s.space.All() {
-		ids, err := s.conn.Cmd.ZRangeByLex(ctx, p.Tenants(),
-			&redis.ZRangeBy{Min: after, Max: "+", Count: int64(limit) + 1}).Result()
+		ids, err := ledger.Tenants(ctx, s.conn.Cmd, p, cursor, limit+1)
 		if err != nil {
-			return list, apiError(fmt.Errorf("list tenants: %w", err))
+			return list, apiError(err)
 		}
 		for _, id := range ids {
 			page = append(page, member{id, p})
@@ -167,7 +162,7 @@ func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 		Window: api.TenantWindow{
 			Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, WindowMS: s.cfg.Rate.Window.Milliseconds(),
 			Used: st.Used, Limit: st.Limit, GlobalUsed: st.GlobalUsed, GlobalLimit: st.GlobalLimit,
-			NextPermitAt: timeIfAfter(latest(s.ownPermit(st), st.GlobalPermit), st.Now),
+			NextPermitAt: timeIfAfter(latest(s.cfg.Rate.OwnPermit(st), st.GlobalPermit), st.Now),
 		},
 		Congestion: api.TenantCongestion{
 			Throttles:     st.Throttles,
@@ -183,16 +178,6 @@ func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 		t.Congestion.MeanWaitMS = roundTo(float64(st.Waits.Milliseconds())/float64(st.Returns), 10)
 	}
 	return t
-}
-
-// ownPermit returns when the tenant's own limit or share allows its next permit. With elastic
-// shares a tenant that has used its share may borrow; then only the time until which the tenant is
-// rate-limited counts.
-func (s *Store) ownPermit(st ledger.TenantState) time.Time {
-	if s.cfg.Rate.Share == ledger.ShareElastic && st.Settings.RPS == nil {
-		return st.RateLimitedUntil
-	}
-	return latest(st.NextPermit, st.RateLimitedUntil)
 }
 
 func latest(a, b time.Time) time.Time {

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -29,24 +28,19 @@ func writeLost(p keyspace.Partition) error {
 	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errWriteLost, p.Index())
 }
 
-// requestsStored checks that the sorted set at key has all these request ids.
-func requestsStored(key string, requests ...string) writeCheck {
-	return func(pipe redis.Pipeliner) func() bool {
-		scores := make([]*redis.FloatCmd, len(requests))
-		for i, request := range requests {
-			scores[i] = pipe.ZScore(context.Background(), key, request) // only queued: Exec has the context
-		}
-		return func() bool {
-			return !slices.ContainsFunc(scores, func(score *redis.FloatCmd) bool { return score.Err() != nil })
-		}
-	}
+// The context of commands that are only queued has no effect: the pipeline's is used.
+var queued = context.Background()
+
+// requestsStored checks that a partition remembers all these request ids.
+func requestsStored(p keyspace.Partition, requests ...string) writeCheck {
+	return func(pipe redis.Pipeliner) func() bool { return ledger.QueueRequests(queued, pipe, p, requests...) }
 }
 
-// groupBelongsTo checks that a group's registry key names this tenant.
-func groupBelongsTo(registry keyspace.Partition, group, tenant string) writeCheck {
+// groupBelongsTo checks that this tenant owns a group. p is the partition of the group's id.
+func groupBelongsTo(p keyspace.Partition, group, tenant string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
-		owner := pipe.Get(context.Background(), registry.Owner(group))
-		return func() bool { return owner.Val() == tenant }
+		owner := ledger.QueueOwner(queued, pipe, p, group)
+		return func() bool { return owner() == tenant }
 	}
 }
 
@@ -58,28 +52,13 @@ func bothChecks(a, b writeCheck) writeCheck {
 	}
 }
 
-// groupState holds the fields of a group that commands change.
-type groupState struct {
-	status                               string
-	round                                int
-	sealed, announced, paused, submitted bool
-}
-
 // groupSatisfies checks that a group exists and that holds accepts its state.
-func groupSatisfies(p keyspace.Partition, group string, holds func(groupState) bool) writeCheck {
+func groupSatisfies(p keyspace.Partition, group string, holds func(ledger.GroupState) bool) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
-		fields := pipe.HMGet(context.Background(), p.Group(group), "status", "round", "sealed",
-			"total", "paused", "submitted")
+		read := ledger.QueueGroupState(queued, pipe, p, group)
 		return func() bool {
-			v := fields.Val()
-			if fields.Err() != nil || v[0] == nil {
-				return false
-			}
-			g := groupState{sealed: v[2] != nil, announced: v[3] != nil, paused: v[4] != nil, submitted: v[5] != nil}
-			g.status, _ = v[0].(string)
-			round, _ := v[1].(string)
-			g.round, _ = strconv.Atoi(round)
-			return holds(g)
+			g, ok := read()
+			return ok && holds(g)
 		}
 	}
 }
@@ -89,8 +68,8 @@ func groupSatisfies(p keyspace.Partition, group string, holds func(groupState) b
 func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
 	owner := groupBelongsTo(registry, g.ID, g.Tenant)
-	stored := groupSatisfies(p, g.ID, func(now groupState) bool {
-		return now.submitted || len(g.Jobs) == 0 && (now.sealed || !endsWithoutJobs(g))
+	stored := groupSatisfies(p, g.ID, func(now ledger.GroupState) bool {
+		return now.Submitted || len(g.Jobs) == 0 && (now.Sealed || !endsWithoutJobs(g))
 	})
 	if registry.Index() == p.Index() {
 		return s.awaitDurable(ctx, p, bothChecks(owner, stored))

@@ -2,20 +2,11 @@ package groups
 
 import (
 	"context"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-)
-
-// Reasons of parked jobs, as their blobs have them.
-const (
-	parkedRate      = 'R'
-	parkedThrottled = 'A'
-	parkedScheduled = 'S'
-	parkedPaused    = 'P' // it was handed out when it was paused
 )
 
 // paused is the first reason: whatever else holds, nothing starts.
@@ -48,7 +39,7 @@ func (c *whyCase) paused(_ context.Context, w *api.Why) error {
 // scheduled is a start that was asked for, of the group or of the job alone.
 func (c *whyCase) scheduled(_ context.Context, w *api.Why) error {
 	start := c.HeldUntil
-	if c.State == ledger.NonReady && c.reason == parkedScheduled {
+	if c.State == ledger.NonReady && c.reason == ledger.ReasonScheduled {
 		start = c.due
 	}
 	if !start.After(c.Now) {
@@ -84,7 +75,7 @@ func (c *whyCase) unserved(ctx context.Context, w *api.Why) error {
 // parked is a job that comes back after a failure, or a tenant's marker that waits for its
 // reserved permit.
 func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
-	if c.State != ledger.NonReady || c.reason == parkedScheduled || c.reason == parkedPaused {
+	if c.State != ledger.NonReady || c.reason == ledger.ReasonScheduled || c.reason == ledger.ReasonPaused {
 		return nil
 	}
 	st, err := c.s.tenantState(ctx, c.p, c.Tenant)
@@ -101,10 +92,10 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 		start = when
 	}
 	switch c.reason {
-	case parkedRate:
+	case ledger.ReasonRate:
 		w.Reason, w.Limit = api.WhyRate, c.limitOf(st)
 		w.Detail = c.spent(w.Limit, st) + ": " + start + "."
-	case parkedThrottled:
+	case ledger.ReasonThrottled:
 		w.Reason = api.WhyCongestion
 		w.Detail = "A partner asked for patience" + c.failed() + ": " + when + "."
 	default:
@@ -116,8 +107,7 @@ func (c *whyCase) parked(ctx context.Context, w *api.Why) error {
 
 // overdue is a job whose time has come and that is held up: who was due earlier comes first.
 func (c *whyCase) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
-	ahead, err := c.s.conn.Cmd.ZCount(ctx, c.p.NonReadyOf(c.Tenant), "-inf",
-		"("+strconv.FormatInt(c.due.UnixMilli(), 10)).Result()
+	ahead, err := ledger.DueBefore(ctx, c.s.conn.Cmd, c.p, c.Tenant, c.due)
 	if err != nil {
 		return "", err
 	}
@@ -132,7 +122,7 @@ func (c *whyCase) overdue(ctx context.Context, w *api.Why, st ledger.TenantState
 
 // estimate says how long the jobs before it take at a speed, if one is known.
 func (c *whyCase) estimate(w *api.Why, speed float64, st ledger.TenantState) {
-	if speed = c.s.notAbove(st, speed); speed > 0 {
+	if speed = c.s.cfg.Rate.Bound(st, speed); speed > 0 {
 		seconds := roundTo(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}
@@ -140,7 +130,7 @@ func (c *whyCase) estimate(w *api.Why, speed float64, st ledger.TenantState) {
 
 // failed tells the code of the last attempt.
 func (c *whyCase) failed() string {
-	if c.last.Code == "" {
+	if c.last == nil || c.last.Code == "" {
 		return ""
 	}
 	return " (" + c.last.Code + ")"
@@ -166,7 +156,7 @@ func (c *whyCase) inLine(ctx context.Context, w *api.Why) error {
 		}
 	case ledger.NonReady:
 		w.Detail = "Its time has come: it is handed out with the next permits."
-		if c.reason == parkedPaused {
+		if c.reason == ledger.ReasonPaused {
 			w.Detail = "It was paused and has been resumed: it is handed out with the next permits."
 		}
 	default:

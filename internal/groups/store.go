@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -70,12 +69,9 @@ func New(
 // locateGroup returns the partition and the tenant of a group. It returns api.ErrNotFound for an
 // unknown group.
 func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
-	tenant, err := s.appender.Get(ctx, s.space.OfGroup(group).Owner(group)).Result()
-	if errors.Is(err, redis.Nil) {
-		return keyspace.Partition{}, "", fmt.Errorf("group %s: %w", group, api.ErrNotFound)
-	}
+	tenant, err := ledger.GroupOwner(ctx, s.appender, s.space.OfGroup(group), group)
 	if err != nil {
-		return keyspace.Partition{}, "", apiError(fmt.Errorf("find group %s: %w", group, err))
+		return keyspace.Partition{}, "", apiError(err)
 	}
 	return s.space.OfTenant(tenant), tenant, nil
 }
@@ -119,11 +115,4 @@ func retryWhile(ctx context.Context, retryable func(error) bool, step func(conte
 			return err
 		}
 	}
-}
-
-// number returns the value of a hash field as a number; 0 for a missing field.
-func number(v any) int64 {
-	s, _ := v.(string)
-	n, _ := strconv.ParseInt(s, 10, 64)
-	return n
 }

@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,7 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
@@ -222,13 +222,8 @@ func (s *Store) startSendSpan(ctx context.Context, tenant, group, parent string,
 // registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when another
 // tenant has the id.
 func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
-	key := s.space.OfGroup(group).Owner(group)
-	ok, err := s.appender.SetNX(ctx, key, tenant, 0).Result()
-	if err != nil || ok {
-		return err
-	}
-	owner, err := s.appender.Get(ctx, key).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
+	if err != nil {
 		return err
 	}
 	if owner != tenant {
@@ -275,35 +270,20 @@ func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group stri
 
 // groupFields returns the fields of the group's hash that come from its submission.
 func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
-	f := map[string]string{
-		"lane":          string(g.Priority),
-		"name":          g.Name,
-		"base_priority": strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
-	}
-	if g.Priority == "" {
-		f["lane"] = string(messages.LaneNormal)
-	}
-	if g.MaxRetries != nil {
-		f["max_retries"] = strconv.Itoa(*g.MaxRetries)
-	}
-	if g.JobTimeout > 0 {
-		f["job_timeout"] = strconv.FormatInt(time.Duration(g.JobTimeout).Milliseconds(), 10)
-	}
-	if g.RunAt != nil {
-		f["run_at"] = strconv.FormatInt(g.RunAt.UnixMilli(), 10)
-	}
-	if g.FailureThreshold != nil {
-		f["failure_threshold"] = strconv.FormatFloat(*g.FailureThreshold, 'f', -1, 64)
-	}
-	if g.Total != nil {
-		f["total"] = strconv.FormatInt(*g.Total, 10)
-	}
 	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
 	if err != nil {
 		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
 	}
-	if asked != "" {
-		f["aggregate"] = asked
+	fields := ledger.GroupFields{
+		Lane:             string(cmp.Or(g.Priority, messages.LaneNormal)),
+		Name:             g.Name,
+		BasePriority:     g.BasePriority,
+		MaxRetries:       g.MaxRetries,
+		JobTimeout:       time.Duration(g.JobTimeout),
+		RunAt:            g.RunAt,
+		FailureThreshold: g.FailureThreshold,
+		Total:            g.Total,
+		Aggregate:        asked,
 	}
-	return f, nil
+	return fields.Encode(), nil
 }

@@ -143,11 +143,11 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 			return list, apiError(err)
 		}
 		for _, at := range page {
-			before = at
-			if v, ok := views[at.id]; ok && (q.Status == "" || v.Status == q.Status) {
+			before = at.CreatedGroup
+			if v, ok := views[at.ID]; ok && (q.Status == "" || v.Status == q.Status) {
 				list.Groups = append(list.Groups, v)
 				if len(list.Groups) == q.Limit {
-					list.Cursor = before.String()
+					list.Cursor = formatCursor(before)
 					return list, nil
 				}
 			}
@@ -157,10 +157,10 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 }
 
 // viewPage shows the groups of a page, by id; those that are gone are left out.
-func (s *Store) viewPage(ctx context.Context, page []place) (map[string]api.Group, error) {
+func (s *Store) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
 	byPartition := map[keyspace.Partition][]string{}
 	for _, at := range page {
-		byPartition[at.p] = append(byPartition[at.p], at.id)
+		byPartition[at.p] = append(byPartition[at.p], at.ID)
 	}
 	all := make(map[string]api.Group, len(page))
 	for p, ids := range byPartition {

@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -31,14 +28,14 @@ func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
 	if err != nil {
 		return api.Why{}, err
 	}
-	_, w, err := s.why(ctx, p, group, ledger.NextJob, errorRecord{})
+	_, w, err := s.why(ctx, p, group, ledger.NextJob, nil)
 	return w, apiError(err)
 }
 
 // why looks at a job and explains it. The job may move meanwhile: the explanation is of the state
 // that is returned with it.
 func (s *Store) why(
-	ctx context.Context, p keyspace.Partition, group string, ordinal int64, last errorRecord,
+	ctx context.Context, p keyspace.Partition, group string, ordinal int64, last *ledger.JobError,
 ) (ledger.Letter, api.Why, error) {
 	for try := 1; ; try++ {
 		look, err := ledger.Why(ctx, s.conn.Cmd, p, group, ordinal, whyMost)
@@ -71,11 +68,11 @@ type whyCase struct {
 	s     *Store
 	p     keyspace.Partition
 	group string
-	last  errorRecord // of the job's latest failed attempt
+	last  *ledger.JobError // of its latest failed attempt; nil: none
 
-	due    time.Time // of a parked job
-	reason byte      // why it is parked
-	place  int64     // of a ready job in its stream
+	due    time.Time     // of a non-ready job
+	reason ledger.Reason // why it is non-ready
+	place  int64         // of a ready job in its stream
 }
 
 // job is the id of the job that is explained; "" when there is none.
@@ -91,8 +88,8 @@ func (c *whyCase) stays(ctx context.Context) (bool, error) {
 	if c.Ordinal < 0 {
 		return true, nil
 	}
-	state, err := c.s.conn.Cmd.GetRange(ctx, c.p.States(c.group), c.Ordinal*2, c.Ordinal*2).Result()
-	return state == string(c.State), err
+	letter, err := ledger.ReadLetter(ctx, c.s.conn.Cmd, c.p, c.group, c.Ordinal)
+	return letter == c.State, err
 }
 
 func (c *whyCase) explain(ctx context.Context) (api.Why, error) {
@@ -150,158 +147,57 @@ func (c *whyCase) idle() string {
 	return "Its jobs are on their way from one place to the next: look again."
 }
 
-// find completes what the look at the job has left open: where it is parked, or its place among
-// those that are handed out.
+// find completes what the look at the job has left open: its due time if it is non-ready, or its
+// place in the ready stream.
 func (c *whyCase) find(ctx context.Context) error {
 	var err error
 	switch {
 	case c.State == ledger.Waiting && c.Place < 0:
-		c.Place, err = c.countBefore(ctx)
+		c.Place, err = ledger.CountWaiting(ctx, c.s.conn.Cmd, c.p, c.group, c.Ordinal)
 		return err
 	case c.State == ledger.Ready, c.State == 0 && c.Ready > 0:
 		err = c.findReady(ctx)
-	case c.State == ledger.NonReady && len(c.Types) == 1 && c.last.Until > c.Now.UnixMilli() && c.last.Reason != "":
-		// its error tells: no need to look for it among many
-		c.due, c.reason = time.UnixMilli(c.last.Until), c.last.Reason[0]
+	case c.State == ledger.NonReady && len(c.Types) == 1 &&
+		c.last != nil && c.last.Until > c.Now.UnixMilli() && c.last.Reason != "":
+		// The error record says when and why: no need to search the tenant's non-ready jobs.
+		c.due, c.reason = time.UnixMilli(c.last.Until), ledger.Reason(c.last.Reason[0])
 		c.Type = c.Types[0]
 	case c.State == ledger.NonReady, c.State == 0 && c.NonReady > 0:
-		err = c.findParked(ctx)
+		err = c.findNonReady(ctx)
 	}
 	if err != nil || c.TypePaused || c.Type == "" {
 		return err
 	}
-	c.TypePaused, err = c.s.conn.Cmd.HExists(ctx, c.p.Pauses(), pauseOfType+c.Type).Result()
+	c.TypePaused, err = ledger.TypePaused(ctx, c.s.conn.Cmd, c.p, c.Type)
 	return err
 }
 
-// countBefore counts the group's waiting jobs before this one by their states, a letter for each.
-func (c *whyCase) countBefore(ctx context.Context) (int64, error) {
-	const chunk = 64 << 10 // bytes
-	n := int64(0)
-	for from := int64(0); from < c.Ordinal*2; from += chunk {
-		states, err := c.s.conn.Cmd.GetRange(ctx, c.p.States(c.group), from, min(from+chunk, c.Ordinal*2)-1).Result()
-		if err != nil {
-			return 0, err
-		}
-		for i := 0; i < len(states); i += 2 {
-			if ledger.Letter(states[i]) == ledger.Waiting {
-				n++
-			}
-		}
+func (c *whyCase) findNonReady(ctx context.Context) error {
+	j, found, err := ledger.FindNonReady(ctx, c.s.conn.Cmd, c.p, c.Tenant, c.group, c.Ordinal)
+	if err != nil {
+		return err
 	}
-	return n, nil
-}
-
-// findParked looks through the tenant's parked jobs, a bounded part at a time, for this one; or for
-// the group's that is due first.
-func (c *whyCase) findParked(ctx context.Context) error {
-	pattern := c.group + "|*"
-	if c.Ordinal >= 0 {
-		pattern = c.group + "|*|" + strconv.FormatInt(c.Ordinal, 10) + "|*"
-	}
-	var first *redis.Z
-	for _, key := range []string{c.p.NonReadyOf(c.Tenant), c.p.SuspendedOf(c.Tenant)} {
-		for cursor := uint64(0); ; {
-			page, next, err := c.s.conn.Cmd.ZScan(ctx, key, cursor, pattern, 1000).Result()
-			if err != nil {
-				return err
-			}
-			for i := 0; i+1 < len(page); i += 2 {
-				blob, ok := readParked(page[i])
-				if !ok || blob.group != c.group || (c.Ordinal >= 0 && blob.ordinal != c.Ordinal) {
-					continue
-				}
-				if score, err := strconv.ParseFloat(page[i+1], 64); err == nil &&
-					(first == nil || score < first.Score) {
-					first = &redis.Z{Score: score, Member: blob}
-				}
-			}
-			if cursor = next; cursor == 0 || (first != nil && c.Ordinal >= 0) {
-				break
-			}
-		}
-	}
-	if first == nil {
+	if !found {
 		return errMoved
 	}
-	blob := first.Member.(parkedJob)
-	c.State, c.Ordinal, c.Type, c.due, c.reason = ledger.NonReady, blob.ordinal, blob.typ,
-		time.UnixMilli(int64(first.Score)), blob.reason
+	c.State, c.Ordinal, c.Type, c.due, c.reason = ledger.NonReady, j.Ordinal, j.Type, j.Due, j.Reason
 	return nil
 }
 
-// parkedJob is the part of a moving blob that tells why it is parked; lua/parts/blob.lua draws it.
-type parkedJob struct {
-	group, typ string
-	reason     byte // 0: it was handed back
-	ordinal    int64
-}
-
-func readParked(blob string) (parkedJob, bool) {
-	part := strings.SplitN(blob, "|", 13)
-	if len(part) < 13 {
-		return parkedJob{}, false
-	}
-	ordinal, err := strconv.ParseInt(part[11], 10, 64)
-	j := parkedJob{group: part[0], typ: part[1], ordinal: ordinal}
-	if part[10] != "" {
-		j.reason = part[10][0]
-	}
-	return j, err == nil
-}
-
-// findReady looks for the job in the ready streams of its types, or for the first one of its group.
-// These are short.
 func (c *whyCase) findReady(ctx context.Context) error {
-	const page, pages = 500, 40
 	types := c.Types
 	if c.Type != "" {
 		types = []string{c.Type}
 	}
-	for _, typ := range types {
-		before, from := int64(0), "-"
-		for range pages {
-			entries, err := c.s.conn.Cmd.XRangeN(ctx, c.p.Ready(typ), from, "+", page).Result()
-			if err != nil {
-				return err
-			}
-			for _, e := range entries {
-				blob := ledger.MessageBlob(e.Values)
-				d, err := ledger.ParseJob(blob)
-				mine := err == nil && d.Group == c.group &&
-					(d.Ordinal == c.Ordinal || c.Ordinal < 0 && c.isReady(ctx, d.Ordinal))
-				if mine {
-					c.State, c.Ordinal, c.Type = ledger.Ready, d.Ordinal, typ
-					c.place, err = c.undelivered(ctx, typ, before)
-					return err
-				}
-				before++
-			}
-			if len(entries) < page {
-				break
-			}
-			from = "(" + entries[len(entries)-1].ID
-		}
-	}
-	return errMoved
-}
-
-// isReady tells a job that waits for a worker from one that runs: both lie in the stream.
-func (c *whyCase) isReady(ctx context.Context, ordinal int64) bool {
-	state, err := c.s.conn.Cmd.GetRange(ctx, c.p.States(c.group), ordinal*2, ordinal*2).Result()
-	return err == nil && state == string(ledger.Ready)
-}
-
-// undelivered takes those off the entries before one that a worker has taken already.
-func (c *whyCase) undelivered(ctx context.Context, typ string, before int64) (int64, error) {
-	pending, err := c.s.conn.Cmd.XPending(ctx, c.p.Ready(typ), keyspace.GroupWorkers).Result()
-	if err != nil && strings.Contains(err.Error(), "NOGROUP") { // no worker has ever come
-		return before, nil
-	}
+	j, found, err := ledger.FindReady(ctx, c.s.conn.Cmd, c.p, types, c.group, c.Ordinal)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return max(0, before-pending.Count), nil
+	if !found {
+		return errMoved
+	}
+	c.State, c.Ordinal, c.Type, c.place = ledger.Ready, j.Ordinal, j.Type, j.Before
+	return nil
 }
 
 // served says whether a live worker serves a type.

@@ -41,7 +41,7 @@ func (c *whyCase) limited(ctx context.Context, w *api.Why) error {
 // ownPermit is when the tenant may have one as far as that is up to itself; it may be
 // parked until then.
 func (c *whyCase) ownPermit(st ledger.TenantState) time.Time {
-	return latest(c.s.ownPermit(st), c.RateLimitedUntil)
+	return latest(c.s.cfg.Rate.OwnPermit(st), c.RateLimitedUntil)
 }
 
 // sharePermit is when a tenant has permits of its share again that it has used up; zero: it has
@@ -65,13 +65,13 @@ func (c *whyCase) limitOf(st ledger.TenantState) *api.WhyLimit {
 		WindowMS:     c.s.cfg.Rate.Window.Milliseconds(),
 		NextPermitAt: timeIfAfter(own, now),
 	}
-	l.RPS = perSecond(l.PerWindow, l.WindowMS)
+	l.RPS = c.s.cfg.Rate.PerSecond(l.PerWindow)
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
 	switch {
 	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
 		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
 		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
-		l.RPS = perSecond(c.s.cfg.Rate.PerWindow(), l.WindowMS)
+		l.RPS = c.s.cfg.Rate.PerSecond(c.s.cfg.Rate.PerWindow())
 	case st.Settings.RPS != nil:
 		l.RPS = *st.Settings.RPS
 	default:
@@ -102,32 +102,6 @@ func (c *whyCase) spent(l *api.WhyLimit, st ledger.TenantState) string {
 		said += fmt.Sprintf(" of its partition, which has %d of a window's %d", st.GlobalLimit, whole)
 	}
 	return said
-}
-
-func perSecond(permits, windowMS int64) float64 {
-	if windowMS <= 0 {
-		return 0
-	}
-	return roundTo(float64(permits)*1000/float64(windowMS), 1000)
-}
-
-// notAbove holds a speed to the limits that are known for a tenant, which it may have
-// exceeded for a while.
-func (s *Store) notAbove(st ledger.TenantState, speed float64) float64 {
-	window := s.cfg.Rate.Window.Milliseconds()
-	limits := []float64{perSecond(st.GlobalLimit, window)}
-	switch {
-	case st.Settings.RPS != nil:
-		limits = append(limits, *st.Settings.RPS)
-	case s.cfg.Rate.Share != ledger.ShareElastic: // an elastic share may be exceeded by what others leave
-		limits = append(limits, perSecond(st.Limit, window))
-	}
-	for _, limit := range limits {
-		if limit > 0 {
-			speed = min(speed, limit)
-		}
-	}
-	return speed
 }
 
 // count writes 1 job, 2 jobs.

@@ -92,6 +92,11 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]
 	}
 }
 
+// TypePaused reports whether a type is paused.
+func TypePaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string) (bool, error) {
+	return c.HExists(ctx, p.Pauses(), layout.PauseOfType+typ).Result()
+}
+
 // count returns the value of a hash field as a number; 0 for a missing field.
 func count(v any) int64 {
 	s, _ := v.(string)

@@ -1,0 +1,137 @@
+package ledger_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+func (w *world) job(group string, ordinal int64) ledger.JobStatus {
+	w.Helper()
+	j, err := ledger.ReadJob(w.Context(), w.c, w.p, group, ordinal)
+	require.NoError(w, err)
+	return j
+}
+
+func TestReadJob(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 4)
+		held := w.begin("T", "c", 3)
+		w.outcome("T", done(held[0]))
+		w.outcome("T", other(ledger.OutcomeFailed, held[1], 0))
+		w.outcomeIn(ledger.Congestion{Cap: time.Hour}, "T", other(ledger.OutcomeRetry, held[2], time.Minute))
+
+		require.Equal(w, ledger.Done, w.job("g", 0).State.Letter())
+		require.Nil(w, w.job("g", 0).Err)
+		failed := w.job("g", 1)
+		require.Equal(w, ledger.Failed, failed.State.Letter())
+		require.Equal(w, 1, failed.State.Attempt())
+		require.Equal(w, "BOOM", failed.Err.Code)
+		require.Equal(w, "it broke", failed.Err.Error)
+		require.EqualValues(w, 1, failed.Err.Ordinal)
+		require.Zero(w, failed.Err.Until)
+		retried := w.job("g", 2)
+		require.Equal(w, ledger.NonReady, retried.State.Letter())
+		require.Equal(w, "E", retried.Err.Reason)
+		require.Equal(w, time.Minute, time.UnixMilli(retried.Err.Until).Sub(retried.Err.Time()))
+		require.Equal(w, ledger.Waiting, w.job("g", 3).State.Letter())
+
+		w.c.HSet(w.Context(), w.p.Errors("g"), "2", "no JSON")
+		require.Equal(w, ledger.JobStatus{State: retried.State}, w.job("g", 2), "the state holds although the record can't be read")
+		for _, unknown := range []struct {
+			group   string
+			ordinal int64
+		}{{"g", 4}, {"g", 1 << 30}, {"h", 0}} {
+			_, err := ledger.ReadJob(w.Context(), w.c, w.p, unknown.group, unknown.ordinal)
+			require.ErrorIs(w, err, api.ErrNotFound)
+			letter, err := ledger.ReadLetter(w.Context(), w.c, w.p, unknown.group, unknown.ordinal)
+			require.NoError(w, err)
+			require.Zero(w, letter)
+		}
+		letter, err := ledger.ReadLetter(w.Context(), w.c, w.p, "g", 1)
+		require.NoError(w, err)
+		require.Equal(w, ledger.Failed, letter)
+		w.c.Del(w.Context(), w.p.Failures("g"))
+		w.c.Set(w.Context(), w.p.Failures("g"), "x", 0)
+		_, err = ledger.ReadJob(w.Context(), w.c, w.p, "g", 1)
+		require.ErrorContains(w, err, "read job g.1: WRONGTYPE")
+	})
+}
+
+// The states of more jobs are counted than one command reads.
+func TestCountWaiting(t *testing.T) {
+	both(t, func(w *world) {
+		const n = 40_000
+		states := make([]byte, 0, 2*n)
+		for i := range n {
+			states = append(states, "WNWR"[i%4], '!')
+		}
+		w.c.Set(w.Context(), w.p.States("g"), string(states), 0)
+		for before, want := range map[int64]int64{0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 32_768: 16_384, 32_769: 16_385, 32_771: 16_386, n: n / 2, 2 * n: n / 2} {
+			got, err := ledger.CountWaiting(w.Context(), w.c, w.p, "g", before)
+			require.NoError(w, err)
+			require.Equal(w, want, got, "before %d", before)
+		}
+	})
+}
+
+func TestResultsAndFailures(t *testing.T) {
+	both(t, func(w *world) {
+		w.c.RPush(w.Context(), w.p.Results("g"), "1\n2", "3", "4", "5", "6", "7", "8", "9", "10", "11\n12", "13") // two pages
+		var lines []string
+		require.NoError(w, ledger.Results(w.Context(), w.c, w.p, "g", func(line []byte) error {
+			lines = append(lines, string(line))
+			return nil
+		}))
+		require.Equal(w, []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13"}, lines)
+
+		const n = 150 // more than one page
+		w.failed("f", n)
+		var ordinals, want []int64
+		require.NoError(w, ledger.Failures(w.Context(), w.c, w.p, "f", func(e ledger.JobError) error {
+			require.Equal(w, "BOOM", e.Code)
+			ordinals = append(ordinals, e.Ordinal)
+			return nil
+		}))
+		for i := range int64(n) {
+			want = append(want, i)
+		}
+		slices.Sort(ordinals)
+		require.Equal(w, want, ordinals)
+
+		stop := errors.New("enough")
+		require.ErrorIs(w, ledger.Results(w.Context(), w.c, w.p, "g", func([]byte) error { return stop }), stop)
+		require.ErrorIs(w, ledger.Failures(w.Context(), w.c, w.p, "f", func(ledger.JobError) error { return stop }), stop)
+		w.c.HSet(w.Context(), w.p.Failures("f"), "0", "no JSON")
+		require.ErrorContains(w, ledger.Failures(w.Context(), w.c, w.p, "f", func(ledger.JobError) error { return nil }), "failures of group f: read error record")
+	})
+}
+
+func TestDeadLetters(t *testing.T) {
+	both(t, func(w *world) {
+		w.failed("g", 3)
+		list := func(before string, n int) []api.DeadLetter {
+			all, err := ledger.DeadLetters(w.Context(), w.c, w.p, before, n)
+			require.NoError(w, err)
+			return all
+		}
+		all := list("", 10)
+		require.Len(w, all, 3)
+		d := all[2]
+		require.WithinDuration(w, time.Now(), d.At, time.Minute)
+		d.EntryID, d.At = "", time.Time{}
+		require.Equal(w, api.DeadLetter{
+			Job: "g.0", Tenant: "acme", Group: "g", Type: "T", Code: "BOOM", Error: "it broke", Attempts: 2, Payload: []byte(`{"n":0}`),
+		}, d)
+		require.Equal(w, all[:1], list("", 1))
+		require.Equal(w, all[1:], list(all[0].EntryID, 10))
+		require.Empty(w, list(all[2].EntryID, 10))
+	})
+}

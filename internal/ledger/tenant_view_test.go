@@ -1,0 +1,74 @@
+package ledger_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// A tenant's jobs may have ended faster than a limit allows that was set afterwards.
+func TestSpeedHoldsToTheLimits(t *testing.T) {
+	t.Parallel()
+	half := 0.5
+	own := ledger.TenantSettings{RPS: &half}
+	window := ledger.TenantState{Limit: 6, GlobalLimit: 20} // of 2 s
+	for _, c := range []struct {
+		share       string
+		st          ledger.TenantState
+		speed, want float64
+	}{
+		{ledger.ShareStatic, ledger.TenantState{}, 100, 100},
+		{ledger.ShareElastic, ledger.TenantState{Settings: own}, 100, 0.5},
+		{ledger.ShareElastic, ledger.TenantState{Settings: own}, 0.25, 0.25},
+		{ledger.ShareStatic, window, 100, 3},
+		{ledger.ShareElastic, window, 100, 10},
+		{ledger.ShareElastic, window, 7, 7},
+		{ledger.ShareElastic, window, 0, 0},
+	} {
+		rate := ledger.Rate{RPS: 10, Window: 2 * time.Second, Share: c.share}
+		require.InDelta(t, c.want, rate.Bound(c.st, c.speed), 1e-9, "%+v", c)
+	}
+	require.Zero(t, ledger.Rate{}.PerSecond(5), "without a limit")
+}
+
+// With elastic shares a tenant that has used its share may borrow, unless it is rate-limited or has
+// a limit of its own.
+func TestOwnPermit(t *testing.T) {
+	t.Parallel()
+	rps := 1.0
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	for _, c := range []struct {
+		share string
+		st    ledger.TenantState
+		want  time.Time
+	}{
+		{ledger.ShareStatic, ledger.TenantState{NextPermit: at(5)}, at(5)},
+		{ledger.ShareStatic, ledger.TenantState{NextPermit: at(5), RateLimitedUntil: at(7)}, at(7)},
+		{ledger.ShareElastic, ledger.TenantState{NextPermit: at(5)}, time.Time{}},
+		{ledger.ShareElastic, ledger.TenantState{NextPermit: at(5), RateLimitedUntil: at(3)}, at(3)},
+		{ledger.ShareElastic, ledger.TenantState{NextPermit: at(5), RateLimitedUntil: at(3), Settings: ledger.TenantSettings{RPS: &rps}}, at(5)},
+	} {
+		require.Equal(t, c.want, ledger.Rate{Share: c.share}.OwnPermit(c.st), "%+v", c)
+	}
+}
+
+func TestTenants(t *testing.T) {
+	both(t, func(w *world) {
+		for _, tenant := range []string{"b", "a", "d", "c"} {
+			w.backlog(tenant, "T", 1)
+		}
+		list := func(after string, n int) []string {
+			ids, err := ledger.Tenants(w.Context(), w.c, w.p, after, n)
+			require.NoError(w, err)
+			return ids
+		}
+		require.Equal(w, []string{"a", "b", "c", "d"}, list("", 10))
+		require.Equal(w, []string{"a", "b"}, list("", 2))
+		require.Equal(w, []string{"c", "d"}, list("b", 2))
+		require.Equal(w, []string{"c", "d"}, list("bb", 10))
+		require.Empty(w, list("d", 2))
+	})
+}
