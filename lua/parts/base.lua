@@ -1,13 +1,16 @@
 -- base: keys, time, memory and checks, for the scripts of any system.
+-- It needs KEYS[1], the prefix of all keys of the script. It reads no ARGV, and its functions write
+-- only where it says so.
 -- NEEDS  nothing
 -- OFFERS
---   B                              KEYS[1], with which every key of the script begins; its braces
---                                  are the hash tag, so that all keys lie in one slot
+--   B                              KEYS[1]. Its braces are the hash tag, so all keys of the script
+--                                  are in one slot
 --   call, floor                    redis.call, math.floor
---   now_us(), now_ms()             Redis time
+--   now_us(), now_ms()             Redis time. A script reads it once
 --   precheck(command, key, ...)    reads keys that the script will write, so that a wrong type is
 --                                  an error before the first write
---   allow_oom()                    lets a script run to its end when Redis's memory is full
+--   allow_oom()                    lets the script run to its end when Redis's memory is full. It
+--                                  writes nothing, but names the key 'outbox'
 --   add(key, field, n, ...)        adds numbers to fields of a hash
 
 local B, call, floor = KEYS[1], redis.call, math.floor
@@ -21,14 +24,15 @@ local function now_ms() return floor(now_us() / 1000) end
 -- precheck reads keys that the script will write, by a command for their Redis type. A key of
 -- another type or in a migrating slot is then an error before the first write: Redis does not undo
 -- what a script wrote before its error. A function that writes has a precheck of its own.
-local function precheck(read, ...)
-  for i = 1, select('#', ...) do call(read, (select(i, ...))) end
+local function precheck(command, ...)
+  for i = 1, select('#', ...) do call(command, (select(i, ...))) end
 end
 
--- allow_oom makes the script's first write one that Redis allows when its memory is full; everything after it then goes through.
+-- allow_oom makes the script's first write one that Redis allows when its memory is full. Redis
+-- then allows all later writes of the script.
 local function allow_oom() call('XACK', B .. 'outbox', 'oom', '0-0') end
 
--- add moves numbers of a hash: add(key, 'waiting', -3, 'ready', 3); zeros cost nothing.
+-- add adds to several fields of a hash: add(key, 'waiting', -3, 'ready', 3). It skips zeros.
 local function add(key, ...)
   local a = { ... }
   for i = 1, #a, 2 do

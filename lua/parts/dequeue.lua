@@ -12,20 +12,22 @@
 --   traced                                     the sampled jobs that were dequeued
 --   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
 --   take(group, k, place)                      takes jobs out of a group's queue
---   to_ready(group, tenant, bound)             places jobs in the ready stream
---   to_non_ready(group, tenant, bound, due)    places jobs in non-ready
---   settle(group, of, field, went, gone, n)    writes the counters of what was taken
+--   to_ready(group, tenant, bound)             a place function: the ready stream
+--   to_non_ready(group, tenant, bound, due)    a place function: the non-ready jobs
+--   settle(group, of, field, went, gone, n)    writes the counters after a take
 
 local typ, stream, fair, load_key, seed, now, by_group
-local traced = {} -- the sampled jobs among those that were dequeued
+local traced = {} -- nine values for each sampled job, as in the reply of admit
 local next_group, take, to_ready, to_non_ready, settle
 
 do
-  local WAITING, match, byte, format, sub, rep = string.byte('W'), string.match, string.byte, string.format, string.sub, string.rep
-  local find = string.find
+  local match, find, sub, rep = string.match, string.find, string.sub, string.rep
+  local byte, format = string.byte, string.format
+  local WAITING = byte('W')
   local traces = 0
 
-  -- next_group is the tenant's group with the least work left that really has a job, and how many.
+  -- next_group returns the tenant's next group, and how many jobs it has waiting. It removes groups
+  -- without waiting jobs from the fair queue.
   function next_group(lane, tenant)
     local of = fair .. ':' .. lane .. ':' .. tenant
     while true do
@@ -37,8 +39,17 @@ do
     end
   end
 
-  -- alike is how many jobs from a segment's first one on have consecutive ordinals, and the same time and no trace. Making a string of each one's head would cost more
-  -- than all else here: so the last digits are compared apart from those in front of them, which change for each tenth job only.
+  -- A segment is a part of a list of queued blobs: consecutive ordinals, one accepted time, no
+  -- trace. A traced job is a segment of its own. The fields of a segment:
+  --   at              position of its first blob
+  --   n               number of blobs
+  --   lo              ordinal of the first job
+  --   accepted, trace of all jobs
+  --   attempt         of all jobs; the take functions set it
+
+  -- alike counts the blobs that belong to the segment that begins with s. To make a string of the
+  -- head of each blob would cost more than everything else here. So alike compares the last digit
+  -- of the ordinal apart from the digits in front of it, which change for each tenth job only.
   local function alike(blobs, s)
     local tail, first = '|' .. s.accepted .. '||', match(blobs[s.at], '^%d+')
     local digits, digit, front, n = #first, s.lo % 10, sub(first, 1, -2), 1
@@ -46,13 +57,16 @@ do
       digit = digit + 1
       if digit > 9 then digit, front = 0, format('%d', (s.lo + n) / 10) end
       local blob = blobs[i]
-      if byte(blob, digits) ~= 48 + digit or find(blob, tail, digits + 1, true) ~= digits + 1 or find(blob, front, 1, true) ~= 1 then break end
+      if byte(blob, digits) ~= 48 + digit or find(blob, tail, digits + 1, true) ~= digits + 1
+        or find(blob, front, 1, true) ~= 1 then
+        break
+      end
       n = n + 1
     end
     return n
   end
 
-  -- segments divides queued blobs into ranges of jobs that were taken in together: consecutive ordinals, one time, no trace. A traced job is a run of its own.
+  -- segments divides queued blobs into segments and blobs that can't be read.
   local function segments(blobs)
     local all, unreadable, i, n = {}, {}, 1, #blobs
     while i <= n do
@@ -68,7 +82,9 @@ do
     return all, unreadable
   end
 
-  -- take_whole moves segments whose jobs all wait; it returns nil, and has done nothing, where that is not so.
+  -- take_whole moves segments with one read and one write of their states. It returns how many jobs
+  -- it moved; or nil, without having moved any, if a job does not wait or the ordinals are far
+  -- apart.
   local function take_whole(group, all, place, blobs)
     local key, lo, last = B .. 'states:' .. group, all[1].lo, all[#all]
     local hi = last.lo + last.n - 1
@@ -80,7 +96,8 @@ do
     for _, s in ipairs(all) do
       local at = (s.lo - lo) * 2
       local state = sub(span, at + 1, at + 2)
-      if byte(state) ~= WAITING or s.n > 1 and sub(span, at + 1, at + 2 * s.n) ~= rep(state, s.n) then return nil end
+      if byte(state) ~= WAITING then return nil end
+      if s.n > 1 and sub(span, at + 1, at + 2 * s.n) ~= rep(state, s.n) then return nil end
       s.attempt = byte(state, 2) - 33
     end
     local out, from = {}, 1
@@ -94,7 +111,7 @@ do
     return went
   end
 
-  -- take_each looks at each job, and leaves those out that do not wait any more.
+  -- take_each moves the jobs that still wait, one at a time. It returns how many it moved.
   local function take_each(group, all, place, blobs)
     local ords, ones, new, went = {}, {}, {}, 0
     for _, s in ipairs(all) do
@@ -115,7 +132,9 @@ do
     return went
   end
 
-  -- take moves up to k jobs from the head of a group's queue. It returns how many went and how many left the queue.
+  -- take moves up to k jobs from the head of a group's queue. place adds the jobs of a segment to
+  -- their new location and returns their new state. take returns how many jobs it moved, and how
+  -- many elements it removed from the queue.
   function take(group, k, place)
     local queue = B .. 'queue:' .. group .. ':' .. typ
     local popped = call('LRANGE', queue, 0, k - 1)
@@ -128,32 +147,38 @@ do
     return went, #popped
   end
 
-  -- waited divides a job's wait: since `bound` it was the rate that let nobody of the tenant through, before that it was others' turn.
+  -- waited divides a job's wait (ms): until bound it waited for the fair queue, from bound on for
+  -- the rate limit. Without bound, no permit was denied.
   local function waited(accepted, bound)
     local all = math.max(0, now - accepted)
     local rate = bound and math.max(0, math.min(all, now - bound)) or 0
     return all - rate, rate
   end
 
-  -- traced_by tells of a traced job's admission, to wherever, and has the blob follow it.
-  local function traced_by(group, tenant, blob, s, fairness, rate)
+  -- trace_job reports a sampled job in traced. It returns the job's blob with the new span as its
+  -- parent.
+  local function trace_job(group, tenant, blob, s, fairness, rate)
     if s.trace == '' then return blob end
     traces = traces + 1
     local id = mint(seed, traces)
-    for _, v in ipairs({ group, s.lo, tenant, s.trace, id, s.accepted, now, fairness, rate }) do traced[#traced + 1] = v end
+    for _, v in ipairs({ group, s.lo, tenant, s.trace, id, s.accepted, now, fairness, rate }) do
+      traced[#traced + 1] = v
+    end
     local front = format('%d|', s.lo) .. s.accepted .. '|'
     return front .. follow(s.trace, id) .. sub(blob, #front + #s.trace + 1)
   end
 
-  -- to_ready and to_non_ready place a segment's jobs, and return their new state.
+  -- to_ready and to_non_ready return place functions for take. bound is since when permits are
+  -- denied, or nil.
   function to_ready(group, tenant, bound)
     return function(blobs, s)
       local fairness, rate = waited(tonumber(s.accepted), bound)
-      local head = group .. '|' .. typ .. '|' .. (s.attempt + 1) .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
+      local waits = format('%.0f|%.0f|0|%.0f||', fairness, rate, now)
+      local head = group .. '|' .. typ .. '|' .. (s.attempt + 1) .. '|0|0|0|' .. waits
       if s.trace == '' then
         for i = s.at, s.at + s.n - 1 do call('XADD', stream, '*', head, blobs[i]) end
       else
-        call('XADD', stream, '*', head, traced_by(group, tenant, blobs[s.at], s, fairness, rate))
+        call('XADD', stream, '*', head, trace_job(group, tenant, blobs[s.at], s, fairness, rate))
       end
       return 'R' .. mark(s.attempt + 1)
     end
@@ -162,19 +187,22 @@ do
   function to_non_ready(group, tenant, bound, due)
     return function(blobs, s)
       local fairness, rate = waited(tonumber(s.accepted), bound)
-      local head = group .. '|' .. typ .. '|' .. s.attempt .. '|0|0|0|' .. format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now)
+      local waits = format('%.0f|%.0f|0|%.0f|R|', fairness, rate, now)
+      local head = group .. '|' .. typ .. '|' .. s.attempt .. '|0|0|0|' .. waits
       local due_jobs = {}
       for i = s.at, s.at + s.n - 1 do
         due_jobs[#due_jobs + 1] = due
-        due_jobs[#due_jobs + 1] = head .. traced_by(group, tenant, blobs[i], s, fairness, rate)
+        due_jobs[#due_jobs + 1] = head .. trace_job(group, tenant, blobs[i], s, fairness, rate)
       end
       add_non_ready(tenant, typ, due_jobs)
       return 'N' .. mark(s.attempt)
     end
   end
 
-  -- settle writes the ledger after a take and lets an emptied group go.
-  -- It says whether the tenant has no other group in the lane.
+  -- settle writes counts and the fair queue after a take: went jobs moved to the state that field
+  -- names, gone elements left the queue, which had n. It removes a group without waiting jobs from
+  -- the fair queue (of = the tenant's groups) and says whether the tenant has no other group in the
+  -- lane.
   function settle(group, of, field, went, gone, n)
     add(B .. 'group:' .. group, 'waiting', -went, field, went)
     call('HINCRBY', load_key, 'waiting', -gone)

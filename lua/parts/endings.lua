@@ -1,4 +1,4 @@
--- endings: jobs that fail for good, and groups whose last job has ended.
+-- endings: jobs that fail, and groups whose last job has ended.
 -- NEEDS  base, blob, signals
 -- OFFERS
 --   precheck_fail_job(group)    reads the keys that fail_job writes
@@ -6,26 +6,32 @@
 --                               records a failed job
 --   check_end(group)            marks the group dirty when all its jobs have ended
 
--- fail_job ends a job as failed: the error and the job for a later round, the code, and a dead letter.
+-- fail_job records a job that has failed: its error with the job itself, so that a later round can
+-- run it, the error code, and a dead letter. The caller writes state and counts.
 local function precheck_fail_job(group)
   precheck('XLEN', B .. 'dead-letters')
-  precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
+  precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group)
+  precheck('HLEN', B .. 'codes:' .. group)
 end
 local function fail_job(group, tenant, round, j, blob, code, message, now)
   local payload = payload_and_key(string.sub(blob, j.payload_at))
-  local err = cjson.encode({ ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round })
+  local err = cjson.encode({
+    ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round,
+  })
   if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end
-  call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group, 'ordinal', j.ordinal,
-    'type', j.typ, 'code', code, 'error', message, 'attempts', j.attempt, 'at', now, 'payload', payload)
+  call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group,
+    'ordinal', j.ordinal, 'type', j.typ, 'code', code, 'error', message, 'attempts', j.attempt, 'at', now,
+    'payload', payload)
   j.retries, j.throttles, j.losses, j.wf, j.wr, j.wc, j.since, j.reason = 0, 0, 0, 0, 0, 0, 0, ''
   call('HSET', B .. 'failures:' .. group, j.ordinal, err .. '\n' .. compose(j, blob))
   call('HDEL', B .. 'errors:' .. group, j.ordinal)
   call('HINCRBY', B .. 'codes:' .. group, code, 1)
 end
 
--- check_end marks the group dirty when the last job of a sealed group has ended. It reads the counts
--- after they were written.
+-- check_end marks the group dirty when the last job of a sealed group has ended. The caller has
+-- written the counts before.
 local function check_end(group)
   local g = call('HMGET', B .. 'group:' .. group, 'sealed', 'accepted', 'done', 'failed', 'cancelled')
-  if g[1] and tonumber(g[2] or 0) <= (tonumber(g[3] or 0) + tonumber(g[4] or 0) + tonumber(g[5] or 0)) then mark_dirty(group) end
+  local ended = tonumber(g[3] or 0) + tonumber(g[4] or 0) + tonumber(g[5] or 0)
+  if g[1] and tonumber(g[2] or 0) <= ended then mark_dirty(group) end
 end

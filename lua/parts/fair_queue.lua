@@ -1,25 +1,26 @@
 -- fair_queue: groups and tenants enter the fair queue and leave it.
 -- NEEDS  base, priority
 -- OFFERS
---   AGE_MS                                               age that weighs as much as a job
+--   AGE_MS                                               age that counts as one waiting job, ms
 --   precheck_enqueue(typ, lane, tenant)                  reads the keys that the others write
---   enter_lane(typ, lane, tenant)                        a tenant enters a lane
---   leave_lane(typ, lane, tenant, own)                   a tenant leaves a lane
+--   enter_lane(typ, lane, tenant)                        adds a tenant to a lane
+--   leave_lane(typ, lane, tenant, tag)                   removes a tenant from a lane
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or nil
---   enqueue(typ, lane, tenant, group, n, now, factor)    a group with n waiting jobs enters
---   withdraw(typ, lane, tenant, group)                   a group leaves
+--   enqueue(typ, lane, tenant, group, n, now, factor)    adds a group with n waiting jobs
+--   withdraw(typ, lane, tenant, group)                   removes a group
 
--- Least remaining work with aging: each waiting job of a group counts as much as this age (ms).
+-- A tenant's groups are ordered by their work left, with aging: the score of a group is the time at
+-- which it entered (ms), plus AGE_MS for each waiting job. The lowest is next.
 local AGE_MS = 100
 
--- enqueue puts n waiting jobs' worth of a group into its tenant's fair queue, and the tenant into the lane.
--- A tenant that returns starts at max(own tag, the lane's virtual time): idling earns nothing and costs nothing. A tag belongs to one life
--- of its type (gen, see retire): one from an earlier life says nothing.
 local function precheck_enqueue(typ, lane, tenant)
   precheck('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
-  precheck('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'over:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant,
-    B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ)
+  precheck('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant)
+  precheck('ZCARD', B .. 'over:' .. typ .. ':' .. lane, B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ)
 end
+-- enter_lane adds a tenant to a lane. Its start tag is its own one or the lane's virtual time,
+-- whichever is later: a tenant neither gains nor loses by being idle. A tag is valid for one
+-- generation of its type (field gen): retire ends a generation.
 local function enter_lane(typ, lane, tenant)
   local own = call('HGET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane)
   local f = call('HMGET', B .. 'fair:' .. typ, 'v:' .. lane, 'gen')
@@ -30,17 +31,21 @@ local function enter_lane(typ, lane, tenant)
   end
   call('ZADD', B .. 'fair:' .. typ .. ':' .. lane, tag, tenant)
 end
-local function leave_lane(typ, lane, tenant, own)
+-- leave_lane removes a tenant from a lane and stores its start tag for its return.
+local function leave_lane(typ, lane, tenant, tag)
   local gen = call('HGET', B .. 'fair:' .. typ, 'gen') or '0'
-  call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, gen .. ' ' .. own)
+  call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, gen .. ' ' .. tag)
   call('ZREM', B .. 'fair:' .. typ .. ':' .. lane, tenant)
   call('ZREM', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
--- in_lane is a tenant's start tag, be it among those with permits of their own or among those that borrow.
+-- in_lane returns a tenant's start tag. It is in fair:TYPE:LANE while the tenant has permits, and
+-- in over:TYPE:LANE while the tenant is borrowing.
 local function in_lane(typ, lane, tenant)
-  return call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant) or call('ZSCORE', B .. 'over:' .. typ .. ':' .. lane, tenant)
+  return call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant)
+    or call('ZSCORE', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
 
+-- enqueue adds n waiting jobs of a group to its tenant's fair queue, and the tenant to the lane.
 local function enqueue(typ, lane, tenant, group, n, now, factor)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
@@ -49,11 +54,12 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end
--- withdraw takes a group's waiting jobs of a type out of the fair queue; the jobs stay where they are.
+-- withdraw removes a group from the fair queue of a type. Its jobs stay in the list
+-- queue:GROUP:TYPE.
 local function withdraw(typ, lane, tenant, group)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   call('ZREM', B .. 'priority:' .. typ, group)
   if call('ZREM', of, group) == 0 or call('ZCARD', of) > 0 then return end
-  local own = in_lane(typ, lane, tenant)
-  if own then leave_lane(typ, lane, tenant, own) end
+  local tag = in_lane(typ, lane, tenant)
+  if tag then leave_lane(typ, lane, tenant, tag) end
 end

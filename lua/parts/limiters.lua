@@ -1,10 +1,13 @@
--- limiters: the mathematics of three rate limiters. It knows nothing of jobs or tenants.
--- The state of a limit is two fields of a hash, one hash however many windows pass.
+-- limiters: three rate limiters. It knows nothing of jobs or tenants, so any system can use it. The
+-- state of a limit is two fields of one hash, however many windows pass. The caller reads them with
+-- one HMGET, together with its other fields, and hands them to left; spend writes them. left writes
+-- only after a step back of the clock. Each limit needs a hash of its own. The caller does the
+-- precheck and sets the TTL.
 -- NEEDS  base
 -- SETS
 --   LIMITER    the kind that the script uses: fixed, sliding or token
 --   WIDTH      length of a window, ms
---   US         the time by which the limiters decide, µs
+--   US         the time by which the limiters decide, µs. It may go back
 -- OFFERS
 --   LIMIT_FIELDS[kind]                names of the two fields
 --   left[kind](key, a, b, permits)    permits that are left, µs of the next one, state for spend
@@ -12,17 +15,25 @@
 
 local LIMITER, WIDTH, US
 
--- Permits that are left of a limit, and the time (µs) of the next. State is what LIMIT_FIELDS say of the hash.
---   fixed    w, n: at most `permits` in any window of WIDTH that is aligned to the epoch
---   sliding  s, n: at most `permits` in any span of WIDTH: a log of spendings, those of a 64th of WIDTH in one entry under the latest's time
---   token    t: at most permits * time / WIDTH + permits in any time: the generic cell rate algorithm (ITU-T I.371), its state being
---            the theoretical arrival time (µs). The bucket is WIDTH deep whatever `permits` is, so a limit may change in between.
--- A clock that steps back makes nobody's permits come twice, and a big step, by which the state lies more than WIDTH ahead, costs at most two windows.
+-- The limiters, and their fields in the hash:
+--   fixed    w, n   At most `permits` in each window of WIDTH that is aligned to the epoch.
+--                   w: the window's start, ms; n: permits spent in it
+--   sliding  s, n   At most `permits` in any span of WIDTH.
+--                   s: a log of the spent permits. Those of a 64th of WIDTH are in one entry, under
+--                   the time of the latest; n: their sum
+--   token    t      At most permits * time / WIDTH + permits in any time: the generic cell rate
+--                   algorithm (ITU-T I.371).
+--                   t: the theoretical arrival time, µs. The bucket is WIDTH deep whatever
+--                   `permits` is, so `permits` may change between calls
+-- When the clock steps back, no permit is spent twice. After a step back by more than WIDTH, left
+-- sets the state to the present, so that the step costs at most two windows.
 local LIMIT_FIELDS = { fixed = { 'w', 'n' }, sliding = { 's', 'n' }, token = { 't', 't' } }
 local ENTRY = 28 -- characters of an entry of the log: µs, a colon, permits, a semicolon
 
 local function log_entry(at, n) return string.format('%016.0f:%010d;', at, n) end
 
+-- left returns the permits that are left, the time (µs) of the next one, and the state for spend. a
+-- and b are the values of the two fields of key.
 local left = {}
 function left.fixed(key, a, b, permits)
   local now = floor(US / 1000)
@@ -37,7 +48,7 @@ function left.fixed(key, a, b, permits)
 end
 function left.sliding(key, a, b, permits)
   local width, log, from = WIDTH * 1000, a or '', 1
-  local sum = log == '' and 0 or tonumber(b or 0) -- another limiter may have left its count
+  local sum = log == '' and 0 or tonumber(b or 0) -- without a log, b is of another limiter
   while from < #log and tonumber(string.sub(log, from, from + 15)) <= US - width do
     sum = sum - tonumber(string.sub(log, from + 17, from + 26))
     from = from + ENTRY
@@ -48,10 +59,11 @@ function left.sliding(key, a, b, permits)
     log = log_entry(US, sum)
     call('HSET', key, 's', log, 'n', sum)
   end
-  -- The next permit comes when as many have left the span as are too many now.
-  local next_at, over, i = US, sum - permits, 1
-  while over >= 0 and i < #log do
-    over = over - tonumber(string.sub(log, i + 17, i + 26))
+  -- The next permit comes when the oldest spent permits, as many as there are too many, leave the
+  -- span.
+  local next_at, excess, i = US, sum - permits, 1
+  while excess >= 0 and i < #log do
+    excess = excess - tonumber(string.sub(log, i + 17, i + 26))
     next_at = tonumber(string.sub(log, i, i + 15)) + width
     i = i + ENTRY
   end
@@ -67,6 +79,8 @@ function left.token(key, a, _, permits)
   return floor((US + width - at) / each + 1e-6), at + each - width, { at = at, each = each }
 end
 
+-- spend takes n permits. It writes the state that left has returned, and keeps it for another
+-- spend.
 local spend = {}
 function spend.fixed(key, s, n)
   s.n = s.n + n
@@ -75,7 +89,8 @@ end
 function spend.sliding(key, s, n)
   local slot, last = WIDTH * 1000 / 64, tonumber(string.sub(s.log, -ENTRY, -ENTRY + 15))
   if last and floor(last / slot) >= floor(US / slot) then
-    s.log = string.sub(s.log, 1, -ENTRY - 1) .. log_entry(math.max(last, US), tonumber(string.sub(s.log, -ENTRY + 17, -2)) + n)
+    local entry = log_entry(math.max(last, US), tonumber(string.sub(s.log, -ENTRY + 17, -2)) + n)
+    s.log = string.sub(s.log, 1, -ENTRY - 1) .. entry
   else
     s.log = s.log .. log_entry(US, n)
   end
@@ -83,7 +98,7 @@ function spend.sliding(key, s, n)
   call('HSET', key, 's', s.log, 'n', s.n)
 end
 function spend.token(key, s, n)
-  -- Quarters of a µs are what a double holds of today's time; rounding up keeps the limit.
+  -- A double holds today's time to a quarter of a µs. Rounding up keeps the limit.
   s.at = math.ceil((s.at + n * s.each) * 4) / 4
   call('HSET', key, 't', string.format('%.2f', s.at))
 end

@@ -1,16 +1,18 @@
--- non_ready: jobs that wait for a time, in non-ready:TENANT by due time (ms). The sorted set
+-- non_ready: non-ready jobs, in the sorted set non-ready:TENANT by due time (ms). The sorted set
 -- non-ready orders the tenants by the due time of their first job.
 -- NEEDS  base, signals
 -- OFFERS
 --   FAR                                  due time of a paused tenant
 --   precheck_non_ready(tenant, typ)      reads the keys that add_non_ready writes
 --   add_non_ready(tenant, typ, blobs)    adds jobs
---   reindex(tenant, not_before)          writes the tenant's place in the order again
+--   reindex(tenant, not_before)          writes the tenant's score in non-ready again
 
--- FAR is when a paused tenant's non-ready jobs are due; it is later than any time, and an integer that a score holds exactly.
+-- FAR is the score of a paused tenant in non-ready. It is later than any time, and the largest
+-- integer that a score holds exactly.
 local FAR = 9007199254740991
 
--- add_non_ready puts moving blobs, each behind its due time, into their tenant's non-ready set and keeps the index at the earliest.
+-- add_non_ready adds moving blobs, each behind its due time, to their tenant's non-ready jobs. It
+-- lowers the tenant's score in non-ready if one of them is due earlier.
 local function precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck('HLEN', B .. 'load:' .. typ)
@@ -27,7 +29,8 @@ local function add_non_ready(tenant, typ, blobs)
   call('HINCRBY', B .. 'load:' .. typ, 'non_ready', #blobs / 2)
 end
 
--- reindex sets a tenant's place among those with non-ready jobs to its earliest due time, or to not_before where that is later.
+-- reindex sets a tenant's score in non-ready to the earliest due time of its jobs, or to not_before
+-- if that is later.
 local function reindex(tenant, not_before)
   local first = call('ZRANGE', B .. 'non-ready:' .. tenant, 0, 0, 'WITHSCORES')
   if #first == 0 then

@@ -1,9 +1,9 @@
--- pauses: whether a tenant or a type is paused. A group says so in its own hash.
+-- pauses: whether a tenant or a type is paused. Whether a group is paused is in the group's hash.
 -- NEEDS  base
 -- OFFERS
---   any_paused()           whether any tenant or type is
---   is_paused(what, id)    whether the tenant (what = t) or the type (y) is
+--   any_paused()            whether any tenant or type is paused
+--   is_paused(scope, id)    whether the tenant (scope = t) or the type (scope = y) is paused
 
--- What is paused: a group says so itself, tenants and types are in one hash, which is empty nearly always.
+-- The hash pauses is nearly always empty: a script calls any_paused first and can skip is_paused.
 local function any_paused() return call('HLEN', B .. 'pauses') > 0 end
-local function is_paused(what, id) return call('HEXISTS', B .. 'pauses', what .. ':' .. id) == 1 end
+local function is_paused(scope, id) return call('HEXISTS', B .. 'pauses', scope .. ':' .. id) == 1 end

@@ -1,19 +1,23 @@
 -- priority: the order of groups with FAIR_QUEUE_POLICY=priority.
 -- NEEDS  base
 -- OFFERS
---   alpha()                           ALPHA, or nil with the policy fair
---   rank(group, factor)               the priority of a group
+--   alpha()                           ALPHA, or nil with FAIR_QUEUE_POLICY=fair
+--   rank(group, factor)               the priority of a group; factor is ALPHA
 --   precheck_rerank(types, factor)    reads the keys that rerank writes
---   rerank(group, types, factor)      writes the priority of a group that waits
+--   rerank(group, types, factor)      writes the priority of a group that has waiting jobs
 
--- With FAIR_QUEUE_POLICY=priority the key policy holds ALPHA, and groups stand in one order, whoever's they are:
--- priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), the user's own formula. A rank is written again whenever done or total changes.
+-- With FAIR_QUEUE_POLICY=priority the key policy holds ALPHA, and the sorted set priority:TYPE
+-- orders the groups of all tenants by
+--   priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done))
+-- where base_priority is the sum of the group's and its tenant's. Scripts call rerank whenever done
+-- or total changes.
 local function alpha() return tonumber(call('GET', B .. 'policy') or nil) end
 local function rank(group, factor)
   local g = call('HMGET', B .. 'group:' .. group, 'at:created', 'base_priority', 'total', 'accepted', 'done', 'tenant')
   local base = call('HGET', B .. 'tenant:' .. (g[6] or ''), 'base_priority')
   local total, done = math.max(tonumber(g[3] or 0), tonumber(g[4] or 0)), tonumber(g[5] or 0)
-  return -tonumber(g[1] or 0) + tonumber(g[2] or 0) + tonumber(base or 0) + factor * (-1 + total / math.max(1, total - done))
+  local progress = -1 + total / math.max(1, total - done)
+  return -tonumber(g[1] or 0) + tonumber(g[2] or 0) + tonumber(base or 0) + factor * progress
 end
 local function precheck_rerank(types, factor)
   if not factor then return end

@@ -1,6 +1,6 @@
 -- ranges: jobs of one group that change their state together.
 -- A job range is 'first n attempt': n jobs with consecutive ordinals and the same attempt. Ranges
--- are given in ascending order, joined by spaces.
+-- come in ascending order, joined by spaces. So a script reads and writes all their states at once.
 -- NEEDS  base, states
 -- OFFERS
 --   parse_ranges(text)                          ranges as a list, and the number of jobs
@@ -8,7 +8,6 @@
 --   transition(group, ranges, from, to, any)    a change of all the jobs' states, or nil
 --   apply(group, change)                        writes what transition returned
 
--- Runs are jobs of one group with consecutive ordinals and one attempt: 'lo n attempt', ascending, joined by spaces.
 local function parse_ranges(text)
   local ranges, n = {}, 0
   for lo, k, attempt in string.gmatch(text, '(%d+) (%d+) (%d+)') do
@@ -25,14 +24,14 @@ local function expand(ranges)
   return ords, attempts
 end
 
--- transition prepares the change of all jobs of the ranges from one state to another. It returns nil
--- unless each job is in the state `from` under its attempt (any: under any attempt). The caller
+-- transition prepares the change of all jobs of the ranges from one state to another. It returns
+-- nil unless each job is in the state `from` under its attempt (any: under any attempt). The caller
 -- writes the change with apply.
 local function transition(group, ranges, from, to, any)
   local lo, last = ranges[1].lo, ranges[#ranges]
   local hi, at = last.lo + last.n - 1, lo
   for _, r in ipairs(ranges) do
-    if r.lo < at then return nil end -- a job is named twice
+    if r.lo < at then return nil end -- ranges overlap
     at = r.lo + r.n
   end
   if hi - lo >= SPAN then return nil end
@@ -53,4 +52,6 @@ local function transition(group, ranges, from, to, any)
   end
   return { lo * 2, table.concat(out) }
 end
+
+-- apply writes the states that transition returned.
 local function apply(group, change) call('SETRANGE', B .. 'states:' .. group, change[1], change[2]) end

@@ -2,21 +2,23 @@
 -- NEEDS  base, signals
 -- OFFERS
 --   stream_depth(stream)    entries of a ready stream, and how many are undelivered
---   refill(typ)             wakes the fetcher when the stream that was full has room again
+--   refill(typ)             wakes the fetcher when the stream that was full has free capacity
 --   is_stuck(full, now)     whether the stream has been full for a long time
---   QUICK_MS                how long a tenant with quick jobs is remembered
+--   QUICK_MS                how long the run time of quick jobs is valid
 
--- stream_depth returns the number of entries in a ready stream, and how many of them are undelivered.
+-- stream_depth returns the number of entries of a ready stream, and how many of them are
+-- undelivered.
 local function stream_depth(stream)
   local n = call('XLEN', stream)
   if n == 0 then return 0, 0 end
   local p = redis.pcall('XPENDING', stream, 'workers')
-  if p.err then return n, n end -- nobody has read at all
+  if p.err then return n, n end -- no consumer group: no worker has read yet
   return n, math.max(0, n - p[1])
 end
 
--- refill wakes the fetcher once a ready stream that it found full has room again: load.full holds what may be undelivered then, what
--- may lie there in all, and since when it is full.
+-- refill wakes the fetcher when a ready stream that admit found full has free capacity again. The
+-- field full of load:TYPE is 'UNDELIVERED ENTRIES SINCE': the stream has free capacity when it has
+-- no more undelivered and no more entries than these. Since (ms) says when it became full.
 local function refill(typ)
   local load_key, stream = B .. 'load:' .. typ, B .. 'ready:' .. typ
   local full = call('HGET', load_key, 'full')
@@ -28,10 +30,11 @@ local function refill(typ)
   wake('fetcher')
 end
 
--- A tenant with quick jobs is remembered for so long.
+-- QUICK_MS is how long the field quick of load:TYPE is valid after quick_at.
 local QUICK_MS = 10000
 
--- is_stuck says whether a type's stream has been full for so long that its jobs can't use permits now.
+-- is_stuck says whether a type's stream has been full for more than STUCK_MS. Then its waiting jobs
+-- can't use permits now.
 local STUCK_MS = 1000
 local function is_stuck(full, now)
   local since = tonumber(string.match(full or '', '(%d+)$') or nil)

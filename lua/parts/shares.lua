@@ -13,18 +13,23 @@
 --   reserved(g, except, now)        permits that waiting tenants may claim
 --   reserved_due(g, now, except)    permits that due jobs may claim
 --   half_for_due(n)                 the part of n permits for jobs that are due
---   rate_bound(key, rs, rd, now)    notes that a permit was denied
+--   rate_bound(key, rs, rd, now)    stores that a permit was denied
 --   rate_since(rs, rd, now)         since when permits are denied, or nil
 
--- At most so many types and due tenants are looked at.
+-- Bounds of a script's cost.
 local TYPES, TENANTS = 64, 16
 
--- global reads the partition's limit: what is left, when the next permit comes, the permits a window, and whatever else the hash holds.
--- With several partitions the parts move to where the demand is (see quota): q permits, from qf on q2; all of the limit that tag names.
+-- global reads the hash rate. It returns the partition's permits a window, the permits that are
+-- left, when the next one comes, and the other fields. With several partitions the limit is the
+-- quota: q permits, and q2 from qf on, if they are of the limit that tag names; otherwise part (see
+-- quota).
 local function global(total, part, tag)
   local f = LIMIT_FIELDS[LIMITER]
   local h = call('HMGET', B .. 'rate', f[1], f[2], 'xw', 'rs', 'rd', 'qt', 'q', 'q2', 'qf')
-  local g = { permits = total, xw = tonumber(h[3] or 0), rs = tonumber(h[4] or 0), rd = tonumber(h[5] or 0), active = call('SCARD', B .. 'active') }
+  local g = {
+    permits = total, xw = tonumber(h[3] or 0), rs = tonumber(h[4] or 0), rd = tonumber(h[5] or 0),
+    active = call('SCARD', B .. 'active'),
+  }
   if total <= 0 then return g end
   if tag ~= '' then
     g.permits = part
@@ -41,7 +46,8 @@ local function global(total, part, tag)
   return g
 end
 
--- count_due says whether non-ready jobs are due. Their tenants could use permits now, so they are active, though nothing of theirs may wait.
+-- count_due says whether non-ready jobs are due. Their tenants could use permits now, so it counts
+-- them as active, even if they have no waiting jobs.
 local function count_due(g, now)
   local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)
   for _, tenant in ipairs(due) do
@@ -50,33 +56,36 @@ local function count_due(g, now)
   return #due > 0
 end
 
--- share is one tenant's part of the permits a window: equal parts, or by weight; at least 1.
+-- share returns a tenant's part of the permits a window, by weight; at least 1.
 local function share(g, weight)
   local w = 1000 + extra_weight(weight)
   local all = 1000 * g.active + g.xw
   return math.max(1, floor(g.permits * w / math.max(w, all)))
 end
 
--- own_limit is what a tenant that has a limit of its own gets in a window.
+-- own_limit returns the permits a window of a tenant that has a rate limit of its own.
 local function own_limit(rps) return math.max(1, floor(tonumber(rps) * WIDTH / 1000)) end
 
--- permits_of is what a tenant may spend in a window: its own limit, or its share, or the whole where nobody has a share; never more than all have.
+-- permits_of returns what a tenant may spend in a window: its own limit; or, if whole is set, the
+-- global limit; or its share. It is never more than the global limit.
 local function permits_of(g, limited, rps, weight, whole)
   if not limited then return own_limit(rps) end
   local permits = rps and own_limit(rps) or whole and g.permits or share(g, weight)
   return math.min(permits, math.max(1, g.permits))
 end
 
--- overdue is how many of a tenant's non-ready jobs have been due for a moment and got no permit: who is due just now is served in time as a rule, and a permit that
--- is kept for it meanwhile would be wasted where permits come one by one.
+-- overdue counts a tenant's non-ready jobs that have been due for GRACE_MS and got no permit. A job
+-- that became due later normally gets its permit in time. If permits come one at a time, a permit
+-- that is kept for it would be lost.
 local overdue
 do
   local GRACE_MS = 20
   function overdue(tenant, now) return call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now - GRACE_MS) end
 end
 
--- reserved is how many of the permits that are left others may claim for themselves: tenants that wait with some of their share
--- unused, in the lanes of other types, and due jobs. Only what is beyond may be lent.
+-- reserved counts the permits that waiting tenants of other types may claim, because part of their
+-- share is unused. reserved_due counts those that due jobs may claim. Other tenants may borrow only
+-- the permits beyond these.
 local reserved
 do
   local function shares_of(lane, g, equal)
@@ -94,8 +103,10 @@ do
         local waiting = tonumber(load[1] or 0)
         if waiting > 0 and not is_stuck(load[2], now) and not is_paused('y', typ) then
           local fair, claim = B .. 'fair:' .. typ, 0
-          for _, lane in ipairs({ 'high', 'normal', 'low' }) do claim = claim + shares_of(fair .. ':' .. lane, g, equal) end
-          -- A stream that is full has room for so many when it is refilled.
+          for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+            claim = claim + shares_of(fair .. ':' .. lane, g, equal)
+          end
+          -- A full stream is refilled when it has at most this many undelivered jobs (see refill).
           if load[2] then claim = math.min(claim, tonumber(string.match(load[2], '^%d+') or nil) or 0) end
           sum = sum + math.min(waiting, claim)
         end
@@ -112,13 +123,15 @@ local function reserved_due(g, now, except)
   return sum
 end
 
--- Jobs that wait and due jobs compete for one tenant's permits: each side leaves the other half of them, and the odd one in turn.
+-- half_for_due divides n permits of a tenant between its waiting jobs and its due jobs. If n is
+-- odd, the last permit is for one side in one window and for the other side in the next.
 local function half_for_due(n)
   local odd = floor(US / 1000 / WIDTH) % 2
   return floor((n + odd) / 2)
 end
 
--- rate_bound notes that somebody was denied a permit: what waits meanwhile waits for the rate, until no denial has come for two windows.
+-- rate_bound stores that a permit was denied. From then on waiting jobs count as waiting for the
+-- rate limit, until no permit was denied for two windows.
 local function rate_bound(key, rs, rd, now)
   if rd and now - rd <= 2 * WIDTH then
     call('HSET', key, 'rd', now)

@@ -1,17 +1,17 @@
 -- signals: wakes idle processes and marks groups for the watcher.
 -- NEEDS  base
 -- OFFERS
---   wake(role)               leaves a token for the idle processes of a role
+--   wake(role)               wakes an idle process of a role
 --   precheck_mark_dirty()    reads the keys that mark_dirty writes
 --   mark_dirty(group)        asks the watcher to look at a group
 
--- wake leaves a token for the idle processes of a role.
+-- wake pushes a token for the idle processes of a role, unless there is one.
 local function wake(role)
   local key = B .. 'wake:' .. role
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
 end
 
--- mark_dirty asks the watcher to look at a group, because it may advance.
+-- mark_dirty puts a group on the list of those that the watcher has to look at.
 local function precheck_mark_dirty()
   precheck('SCARD', B .. 'dirty')
   precheck('LLEN', B .. 'wake:watcher')

@@ -12,7 +12,8 @@
 
 local function mark(attempt) return string.char(33 + attempt % 90) end
 
--- Spans of states: one read and one write for a batch of one group's jobs, where their ordinals ascend and lie close.
+-- load_states reads the states of a batch of one group's jobs with one command, if their ordinals
+-- ascend and differ by less than SPAN; otherwise with one command for each job.
 local SPAN = 4096
 local function load_states(group, ords)
   local key, n, got = B .. 'states:' .. group, #ords, {}
@@ -28,7 +29,8 @@ local function load_states(group, ords)
     end
     return got, s
   end
-  -- A job that is named twice counts once: R with a mark that no attempt has lets nothing happen to the second.
+  -- A job that is named twice counts once: the second one gets a state that no attempt has, so no
+  -- script acts on it.
   local named = {}
   for i = 1, n do
     got[i] = named[ords[i]] and 'R ' or call('GETRANGE', key, ords[i] * 2, ords[i] * 2 + 1)
@@ -37,7 +39,7 @@ local function load_states(group, ords)
   return got, nil
 end
 
--- store_states writes new[i] (nil: unchanged) for the jobs that load_states has read.
+-- store_states writes the states new[i] (nil: unchanged) of the jobs that load_states has read.
 local function store_states(group, ords, new, span)
   local key, n = B .. 'states:' .. group, #ords
   if not span then
