@@ -24,7 +24,7 @@ allow_oom()
 local g, flat = {}, call('HGETALL', key)
 for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
 local function n(field) return tonumber(g[field] or 0) end
--- set keeps what was read up to date: the outbox tells the group's hash as it is then, its fields and values in turn.
+-- set writes a field in the copy of the group's hash, which goes to the outbox: {field, value, …}.
 local function set(field, value)
   if not g[field] then flat[#flat + 1], flat[#flat + 2] = field, value end
   for i = 1, #flat, 2 do
@@ -43,14 +43,16 @@ while g.status do
   elseif status == 'RUNNING' and all_ended then
     to = 'AGGREGATING'
   elseif status == 'AGGREGATING' and n('reduced') >= n('done') then
-    to = (n('failed') > 0 and n('failed') / n('accepted') >= tonumber(g.failure_threshold or 1)) and 'FAILED' or 'COMPLETED'
+    local too_many = n('failed') > 0 and n('failed') / n('accepted') >= tonumber(g.failure_threshold or 1)
+    to = too_many and 'FAILED' or 'COMPLETED'
   end
   if not to then break end
   local at, now = 'at:' .. string.lower(to), string.format('%.0f', now_ms())
   call('HSET', key, 'status', to, at, now)
   set('status', to)
   set(at, now)
-  call('XADD', B .. 'outbox', '*', 'group', group, 'status', to, 'round', g.round, 'at', now, 'snapshot', cjson.encode(flat))
+  call('XADD', B .. 'outbox', '*', 'group', group, 'status', to, 'round', g.round, 'at', now,
+    'snapshot', cjson.encode(flat))
   moved = moved + 1
   if to == 'COMPLETED' or to == 'FAILED' then
     call('ZREM', B .. 'open', group)

@@ -31,13 +31,16 @@ precheck('XLEN', B .. 'outbox')
 precheck('LLEN', B .. 'wake:watcher')
 
 local now = now_ms()
-local set = { 'id', group, 'tenant', tenant, 'type', typ, 'hash', hash, 'status', 'CREATED', 'round', 1, 'at:created', now }
+local set = {
+  'id', group, 'tenant', tenant, 'type', typ, 'hash', hash, 'status', 'CREATED', 'round', 1, 'at:created', now,
+}
 for i = 5, #ARGV do set[#set + 1] = ARGV[i] end
 call('HSET', key, unpack(set))
 call('ZADD', B .. 'groups', now, group)
 call('ZADD', B .. 'groups:' .. tenant, now, group)
 call('ZADD', B .. 'open', now, group)
 call('ZADD', B .. 'tenants', 0, tenant)
-call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CREATED', 'round', 1, 'at', now, 'snapshot', cjson.encode(call('HGETALL', key)))
+call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CREATED', 'round', 1, 'at', now,
+  'snapshot', cjson.encode(call('HGETALL', key)))
 wake('watcher')
 return { 'OK', 'CREATED' }

@@ -31,17 +31,18 @@ if g[1] then
   precheck('HLEN', B .. 'tenant:' .. g[1])
 end
 for typ in string.gmatch(g[3] or '', '[^|]+') do call('UNLINK', B .. 'queue:' .. group .. ':' .. typ) end
-call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 'results:' .. group, B .. 'aggregate:' .. group,
-  B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
+call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 'results:' .. group,
+  B .. 'aggregate:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
 call('ZREM', B .. 'groups', group)
 call('ZREM', B .. 'ended', group)
 call('ZREM', B .. 'open', group)
 call('SREM', B .. 'dirty', group)
 if g[1] then
   call('ZREM', B .. 'groups:' .. g[1], group)
-  if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0) <= 0 then
+  local unfinished = tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0)
+  if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and unfinished <= 0 then
     set_inactive(g[1])
-    forget_tenant(g[1]) -- unless an operator has set something: that outlives its groups
+    forget_tenant(g[1]) -- it keeps tenants that have settings
   end
 end
 return { 'OK' }

@@ -26,14 +26,15 @@ precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('HLEN', B .. 'rate')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
 
--- resumed marks up to when suspended jobs are to be looked at again (see promote).
-local function resumed()
+-- mark_resumed stores the time up to which promote looks at suspended jobs again.
+local function mark_resumed()
   local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2)))
 end
+-- bring_back makes promote look at a tenant's suspended jobs.
 local function bring_back(tenant)
   if call('SISMEMBER', B .. 'suspended', tenant) == 1 then
-    resumed()
+    mark_resumed()
     call('SADD', B .. 'resuming', tenant)
   end
   wake('dispatcher')
@@ -93,7 +94,9 @@ elseif scope == 'tenant' then
         if call('ZCARD', of) > 0 and not call('ZSCORE', B .. 'rate-limited:' .. typ, id) then
           if not in_lane(typ, lane, id) then enter_lane(typ, lane, id) end
           if factor then
-            for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+            for _, group in ipairs(call('ZRANGE', of, 0, -1)) do
+              call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group)
+            end
           end
         end
       end
@@ -109,7 +112,7 @@ else
     call('HSET', B .. 'pauses', 'y:' .. id, 1)
   elseif call('HDEL', B .. 'pauses', 'y:' .. id) == 1 then
     if call('SCARD', B .. 'suspended') > 0 then
-      resumed()
+      mark_resumed()
       call('SUNIONSTORE', B .. 'resuming', B .. 'resuming', B .. 'suspended')
     end
     wake('dispatcher')

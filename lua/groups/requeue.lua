@@ -24,7 +24,7 @@ if not g[3] or g[4] == 'CANCELLED' then return { 'DONE', 0 } end
 local now, tenant, lane, factor = now_ms(), g[1], g[2], alpha()
 local page = call('HSCAN', failures, g[3], 'COUNT', most)
 local cursor, n = page[1], #page[2]
-local cut = false -- a small hash comes whole; what is too much of it for one step is scanned again
+local cut = false -- HSCAN returns a small hash as a whole: the next call scans the rest again
 local queues, order, ords, codes, scanned, unreadable = {}, {}, {}, {}, {}, {}
 for i = 1, n, 2 do
   if #scanned >= most and cursor == '0' then
@@ -35,15 +35,16 @@ for i = 1, n, 2 do
   local err, blob = string.match(value, '^([^\n]*)\n(.*)$')
   local j = blob and parse(blob)
   local ok, e = pcall(cjson.decode, err or '')
-  local again = ok and type(e) == 'table' and e.round == tonumber(g[5])
-  if not again then scanned[#scanned + 1] = page[2][i] end
-  if again then -- it stays
+  local this_round = ok and type(e) == 'table' and e.round == tonumber(g[5])
+  if not this_round then scanned[#scanned + 1] = page[2][i] end
+  if this_round then -- the job has failed in this round: it stays
   elseif not j or not ok or type(e) ~= 'table' or type(e.code) ~= 'string' then
     unreadable[#unreadable + 1] = value
   elseif call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2) == 'F' then
     if not queues[j.typ] then queues[j.typ], order[#order + 1] = {}, j.typ end
     local q = queues[j.typ]
-    q[#q + 1] = j.ordinal .. '|' .. string.format('%.0f', now) .. '|' .. j.trace .. '|' .. string.sub(blob, j.payload_at)
+    local rest = string.sub(blob, j.payload_at)
+    q[#q + 1] = j.ordinal .. '|' .. string.format('%.0f', now) .. '|' .. j.trace .. '|' .. rest
     ords[#ords + 1] = j.ordinal
     codes[e.code] = (codes[e.code] or 0) + 1
   end
@@ -77,7 +78,7 @@ if moved > 0 then
   wake('fetcher')
 end
 if #scanned > 0 then call('HDEL', failures, unpack(scanned)) end
--- One full scan has met everything that was there when it began.
+-- A complete scan has returned all failures that were there when it began.
 if cursor ~= '0' or cut then
   call('HSET', key, 'requeue', cursor)
   return { 'MORE', moved }

@@ -15,10 +15,10 @@ local now = now_ms()
 local due = call('ZRANGEBYSCORE', B .. 'scheduled', '-inf', now, 'LIMIT', 0, most)
 if #due > 0 then
   local factor = alpha()
-  local ready = {} -- groups that may start, each with the lengths of its queues by type
+  local ready = {} -- {group, tenant, lane, type → number of waiting jobs} of groups that may start
   for _, group in ipairs(due) do
     local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane', 'types', 'status', 'paused')
-    if g[1] and g[4] ~= 'CANCELLED' and not g[5] then -- a paused one enters when it is resumed
+    if g[1] and g[4] ~= 'CANCELLED' and not g[5] then -- a paused group enters when it is resumed
       local waiting = {}
       for typ in string.gmatch(g[3] or '', '[^|]+') do
         local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)

@@ -21,7 +21,9 @@ local g = call('HMGET', key, 'status', 'sealed', 'accepted', 'total')
 if not g[1] then return { 'NOGROUP' } end
 if g[1] == 'CANCELLED' then return { 'CANCELLED' } end
 local accepted, announced = tonumber(g[3] or 0), tonumber(g[4])
-if total and (total < accepted or (announced and announced ~= total)) then return { 'TOTAL', accepted, announced or total } end
+if total and (total < accepted or (announced and announced ~= total)) then
+  return { 'TOTAL', accepted, announced or total }
+end
 if g[2] then
   if total and total ~= accepted then return { 'TOTAL', accepted, total } end
   return { 'OK', g[1] }

@@ -26,7 +26,8 @@ precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'suspended:' .. tenant)
 for typ in string.gmatch(g[6] or '', '[^|]+') do precheck('HLEN', B .. 'load:' .. typ) end
 if at < accepted then
-  local span, n, counts = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1), 0, { W = 0, N = 0, R = 0, I = 0 }
+  local span = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1)
+  local n, counts = 0, { W = 0, N = 0, R = 0, I = 0 }
   local swept = string.gsub(span, '(.)(.)', function(letter, m)
     if not NAMES[letter] then return nil end
     counts[letter], n = counts[letter] + 1, n + 1
@@ -34,12 +35,14 @@ if at < accepted then
   end)
   allow_oom()
   if n > 0 then call('SETRANGE', B .. 'states:' .. group, at * 2, swept) end
-  add(key, 'waiting', -counts.W, 'non_ready', -counts.N, 'ready', -counts.R, 'in_flight', -counts.I, 'cancelled', n)
+  add(key, 'waiting', -counts.W, 'non_ready', -counts.N, 'ready', -counts.R, 'in_flight', -counts.I)
+  add(key, 'cancelled', n)
   add(B .. 'tenant:' .. tenant, 'unfinished', -n)
   call('HSET', key, 'sweep', math.min(accepted, at + most))
   return { 'MORE', n }
 end
--- What it has as non-ready goes too, so that nothing scheduled for next year stays in memory; first the non-ready jobs, then the suspended ones (cursors s…).
+-- Then remove the group's non-ready and suspended jobs, so that no job that is scheduled for next
+-- year stays in memory. The cursor of the suspended ones, which come second, begins with s.
 local cursor = g[5] or '0'
 local suspended = string.sub(cursor, 1, 1) == 's'
 local jobs = B .. (suspended and 'suspended:' or 'non-ready:') .. tenant

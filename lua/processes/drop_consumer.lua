@@ -18,9 +18,11 @@ local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3
 for _, c in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
   local name, pending, age
   for i = 1, #c, 2 do
-    if c[i] == 'name' then name = c[i + 1] elseif c[i] == 'pending' then pending = c[i + 1] elseif c[i] == 'idle' then age = c[i + 1] end
+    local field, value = c[i], c[i + 1]
+    if field == 'name' then name = value elseif field == 'pending' then pending = value end
+    if field == 'idle' then age = value end
   end
-  if name == consumer and pending == 0 and math.max(0, age) >= idle then -- -1: it was not heard of yet
+  if name == consumer and pending == 0 and math.max(0, age) >= idle then -- age -1: it has not read yet
     redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer)
     return 1
   end

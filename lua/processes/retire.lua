@@ -17,9 +17,11 @@ local typ, latest = ARGV[1], tonumber(ARGV[2])
 local served = call('ZSCORE', B .. 'types', typ)
 if not served or tonumber(served) > latest then return { 0 } end
 local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'non_ready')
-if tonumber(load[1] or 0) ~= 0 or tonumber(load[2] or 0) ~= 0 or call('XLEN', B .. 'ready:' .. typ) > 0 then return { 0 } end
+if tonumber(load[1] or 0) ~= 0 or tonumber(load[2] or 0) ~= 0 then return { 0 } end
+if call('XLEN', B .. 'ready:' .. typ) > 0 then return { 0 } end
 call('ZREM', B .. 'types', typ)
 call('UNLINK', B .. 'load:' .. typ, B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'rate-limited:' .. typ,
   B .. 'fair:' .. typ .. ':high', B .. 'fair:' .. typ .. ':normal', B .. 'fair:' .. typ .. ':low',
-  B .. 'over:' .. typ .. ':high', B .. 'over:' .. typ .. ':normal', B .. 'over:' .. typ .. ':low', B .. 'priority:' .. typ)
+  B .. 'over:' .. typ .. ':high', B .. 'over:' .. typ .. ':normal', B .. 'over:' .. typ .. ':low',
+  B .. 'priority:' .. typ)
 return { 1 }

@@ -26,7 +26,9 @@ local g = call('HMGET', key, 'status', 'repaired', 'at:created')
 precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'tenants')
 precheck_mark_dirty()
 if not g[1] then
-  for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended' }) do call('ZREM', list, group) end
+  for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended' }) do
+    call('ZREM', list, group)
+  end
   call('SREM', B .. 'dirty', group)
   return { 'GONE' }
 end
@@ -46,7 +48,7 @@ call('HINCRBY', key, 'repaired', 1)
 local status, created = g[1], tonumber(g[3] or now)
 local ended = status == 'COMPLETED' or status == 'FAILED' or status == 'CANCELLED'
 local left = call('HMGET', key, 'sweep', 'at:' .. string.lower(status), 'waiting', 'non_ready', 'ready', 'in_flight')
-if status == 'CANCELLED' and not left[1] then -- it was settled, but not all of it
+if status == 'CANCELLED' and not left[1] then -- sweep has ended, but jobs are left
   for i = 3, 6 do
     if tonumber(left[i] or 0) > 0 then left[1] = 0 end
   end

@@ -19,16 +19,19 @@
 local location, owner, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 precheck('LLEN', B .. 'quarantine')
 
--- state_of is a job's letter and mark. Where the group says that it has such a job but not what it does, nothing of it is touched: letter ?.
+-- state_of returns a job's letter and mark. The letter is '' if there is no such job, and ? if the
+-- group has it but its state can't be read: the script then changes nothing.
 local function state_of(group, ordinal)
-  if #tostring(ordinal) > 9 then return '', '' end -- beyond what any group has
+  if #tostring(ordinal) > 9 then return '', '' end -- no group has as many jobs
   local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)
   local letter = string.match(state, '^[WNRIDAFC]')
   if letter then return letter, string.sub(state, 2) end
   local accepted = tonumber(call('HGET', B .. 'group:' .. group, 'accepted') or 0)
   return tonumber(ordinal) < accepted and '?' or '', ''
 end
-local function same(a, b) return a and b and a.group == b.group and a.ordinal == b.ordinal and a.attempt == b.attempt end
+local function same(a, b)
+  return a and b and a.group == b.group and a.ordinal == b.ordinal and a.attempt == b.attempt
+end
 local function entry(stream, id)
   local found = id ~= '' and call('XRANGE', stream, id, id) or {}
   if #found == 0 then return nil end
@@ -47,7 +50,8 @@ end
 if location == 'queue' then
   local key, ordinal = B .. 'queue:' .. owner .. ':' .. typ, string.match(item, '^(%d+)|')
   local letter = ordinal and state_of(owner, ordinal)
-  if letter == '?' or letter == 'W' and call('HGET', B .. 'group:' .. owner, 'status') ~= 'CANCELLED' then return { 0 } end
+  if letter == '?' then return { 0 } end
+  if letter == 'W' and call('HGET', B .. 'group:' .. owner, 'status') ~= 'CANCELLED' then return { 0 } end
   precheck('LLEN', key)
   allow_oom()
   if call('LREM', key, 1, item) == 0 then return { 0 } end
@@ -62,9 +66,10 @@ if location == 'non-ready' or location == 'suspended' then
   if j then
     local g = call('HMGET', B .. 'group:' .. j.group, 'tenant', 'sweep')
     local letter, m = state_of(j.group, j.ordinal)
-    if letter == '?' or letter == 'C' and g[2] then return { 0 } end -- sweep is at it
-    local there = same(j, other) and (call('ZSCORE', B .. 'non-ready:' .. owner, twin) or call('ZSCORE', B .. 'suspended:' .. owner, twin))
-    if g[1] == owner and letter == 'N' and m == mark(j.attempt) and not there then return { 0 } end
+    if letter == '?' or letter == 'C' and g[2] then return { 0 } end -- sweep will remove it
+    local has_twin = same(j, other)
+      and (call('ZSCORE', B .. 'non-ready:' .. owner, twin) or call('ZSCORE', B .. 'suspended:' .. owner, twin))
+    if g[1] == owner and letter == 'N' and m == mark(j.attempt) and not has_twin then return { 0 } end
   end
   precheck('ZCARD', B .. 'non-ready')
   drop(item, location == 'non-ready' and 'non-ready:' .. owner or 'suspended:' .. owner, 'ZREM', key, item)
@@ -79,10 +84,12 @@ if location == 'ready' then
   local j = parse(e.job)
   if j then
     local letter, m = state_of(j.group, j.ordinal)
-    if letter == '?' or letter == 'C' then return { 0 } end -- whoever meets it drops it
+    if letter == '?' or letter == 'C' then return { 0 } end -- start or reclaim will remove it
     local live = call('HEXISTS', B .. 'group:' .. j.group, 'status') == 1
-    local mine = (letter == 'R' or letter == 'I') and m == mark(j.attempt) or letter == 'I' and m == mark(j.attempt + 1)
-    if live and j.typ == owner and mine and not (other and item ~= twin and same(j, parse(other.job))) then return { 0 } end
+    local current = (letter == 'R' or letter == 'I') and m == mark(j.attempt)
+      or letter == 'I' and m == mark(j.attempt + 1)
+    local has_twin = other and item ~= twin and same(j, parse(other.job))
+    if live and j.typ == owner and current and not has_twin then return { 0 } end
   end
   call('XACK', stream, 'workers', item)
   return drop(e.job, 'ready:' .. owner, 'XDEL', stream, item)
@@ -94,7 +101,7 @@ if location == 'results' then
   for line in string.gmatch(e.l or '', '[^\n]+') do
     local ordinal = e.g and string.match(line, '^{"ordinal":(%d+)[,}]')
     local letter = ordinal and state_of(e.g, ordinal)
-    if letter == 'D' or letter == '?' then return { 0 } end -- the aggregator leaves out the others
+    if letter == 'D' or letter == '?' then return { 0 } end -- reduce leaves out the other lines
   end
   call('XACK', B .. 'results', 'aggregator', item)
   return drop((e.g or '?') .. ' ' .. (e.l or '?'), 'results', 'XDEL', B .. 'results', item)

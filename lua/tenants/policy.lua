@@ -29,7 +29,8 @@ if not factor then
   call('HSET', B .. 'rate', 'ranked', '')
   return { 0 }
 end
--- By time of creation, as groups end meanwhile; those of one ms belong to one chunk.
+-- A batch is a range of creation times, because groups end in the meantime. Groups that were
+-- created in the same ms are in the same batch.
 local page = call('ZRANGEBYSCORE', B .. 'open', from, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
 local full, last = #page / 2 >= most, page[#page]
 if full then page = call('ZRANGEBYSCORE', B .. 'open', from, last, 'WITHSCORES') end
@@ -39,7 +40,9 @@ for i = 1, #page, 2 do
   if g[1] and not g[2] and g[3] ~= 'CANCELLED' and not call('ZSCORE', B .. 'scheduled', group) then
     local score = rank(group, factor)
     for typ in string.gmatch(g[1], '[^|]+') do
-      if call('LLEN', B .. 'queue:' .. group .. ':' .. typ) > 0 then call('ZADD', B .. 'priority:' .. typ, score, group) end
+      if call('LLEN', B .. 'queue:' .. group .. ':' .. typ) > 0 then
+        call('ZADD', B .. 'priority:' .. typ, score, group)
+      end
     end
   end
 end

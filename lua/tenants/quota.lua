@@ -28,7 +28,8 @@
 -- Twice: the second call changes nothing.
 -- Out of memory: goes through.
 -- Cost: some commands for each type and each tenant with due jobs.
-local fence, total, part, tag, to, not_before, at_once = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local fence, total, part, tag = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local to, not_before, at_once = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 US = now_us()
 local now, key, width = floor(US / 1000), B .. 'rate', WIDTH * 1000
@@ -63,21 +64,23 @@ if to >= 0 and to ~= (q2 or q) then
   if q2 then call('HSET', key, 'q2', q2, 'qf', string.format('%.0f', from)) else call('HDEL', key, 'q2', 'qf') end
 end
 if not q2 then from = 0 end
--- What was spent within the last window counts as its part, however small that is by now.
-local holds = q
+-- Permits that were spent within the last window count, even if the quota is smaller by now.
+local held = q
 if LIMITER == 'sliding' then
   local s = call('HMGET', key, F[1], F[2])
-  holds = math.max(q, 0 - left.sliding(key, s[1], s[2], 0))
+  held = math.max(q, 0 - left.sliding(key, s[1], s[2], 0))
 end
 
--- What could use permits: jobs that wait or are due.
+-- Jobs that could use permits: those that wait or are due.
 local demand = 0
 for _, typ in ipairs(call('ZREVRANGE', B .. 'types', 0, TYPES - 1)) do
   local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'full')
-  if not is_stuck(load[2], now) and not is_paused('y', typ) then demand = demand + math.max(0, tonumber(load[1] or 0)) end
+  if not is_stuck(load[2], now) and not is_paused('y', typ) then
+    demand = demand + math.max(0, tonumber(load[1] or 0))
+  end
 end
 for _, tenant in ipairs(call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)) do
   demand = demand + call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now)
 end
 if call('SCARD', B .. 'active') == 0 and call('ZCOUNT', B .. 'non-ready', '-inf', now) == 0 then demand = 0 end
-return { 'OK', holds, freed, from, demand, call('SCARD', B .. 'active') }
+return { 'OK', held, freed, from, demand, call('SCARD', B .. 'active') }

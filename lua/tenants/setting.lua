@@ -18,7 +18,9 @@ local key, factor = B .. 'tenant:' .. tenant, alpha()
 precheck_activate(tenant)
 precheck('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
 precheck('LLEN', B .. 'wake:fetcher')
-for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ) end
+for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
+  precheck('ZCARD', B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ)
+end
 call('ZADD', B .. 'tenants', 0, tenant)
 local active = call('SISMEMBER', B .. 'active', tenant) == 1
 if active then set_inactive(tenant) end
@@ -31,7 +33,7 @@ if factor then
     rerank(group, call('HGET', B .. 'group:' .. group, 'types') or '', factor)
   end
 end
--- A tenant that is rate-limited under the old limit is looked at again at once.
+-- If the tenant was rate-limited by the old limit, admit looks at it again at once.
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
   if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then call('ZADD', B .. 'rate-limited:' .. typ, 0, tenant) end
 end

@@ -46,7 +46,8 @@ local tenant, total = ARGV[1], tonumber(ARGV[4])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 US = now_us()
 local key, F = B .. 'tenant:' .. tenant, LIMIT_FIELDS[LIMITER]
-local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'base_priority', 'paused', 'active', 'unfinished', 'pace', 'ended')
+local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'base_priority', 'paused', 'active', 'unfinished', 'pace',
+  'ended')
 local c = call('HMGET', B .. 'congestion:' .. tenant, 'throttles', 'returns', 'waited', 'longest', 'last')
 local active = call('SISMEMBER', B .. 'active', tenant)
 local first = call('ZRANGE', B .. 'non-ready:' .. tenant, 0, 0, 'WITHSCORES')
@@ -70,6 +71,7 @@ if limit > 0 then
 end
 local known = call('ZSCORE', B .. 'tenants', tenant) and 1 or 0
 return { known, h[3] or '', h[4] or '', h[5] or '', h[6] and 1 or 0, active, tonumber(h[7] or 0), tonumber(h[8] or 0),
-  call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'suspended:' .. tenant), first[2] and string.format('%.0f', first[2]) or '0', h[9] or '', h[10] or '0',
+  call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'suspended:' .. tenant),
+  first[2] and string.format('%.0f', first[2]) or '0', h[9] or '', h[10] or '0',
   c[1] or '0', c[2] or '0', c[3] or '0', c[4] or '0', c[5] or '0',
   used, limit, global_used, g.permits, g.active, math.floor(next_at), math.floor(global_next), US, limited_until }
