@@ -28,8 +28,7 @@ var controls = map[string][]edit{
 		{"append", "if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end\n", ""},
 		{
 			"append",
-			"if request ~= '' and not piece and " +
-				"(applied[request] or call('ZSCORE', B .. (entry_ms and 'entries' or 'messages'), request)) " +
+			"if request ~= '' and not piece and (applied[request] or call('ZSCORE', known, request)) " +
 				"then return { 'DUP' } end\n",
 			"",
 		},

@@ -49,10 +49,8 @@ local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(
 LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
 local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
 local LANES = { 'high', 'normal', 'low' }
--- A tenant is given at most so many jobs in a row, or twice as many where that is over in a moment.
-local PICK = 50
--- At most so many tenants are looked at in one call.
-local LOOKS = 200
+local PICK = 50 -- most jobs of a tenant in a row; twice as many if the workers run them within 1 ms
+local LOOKS = 200 -- most tenants that one call looks at
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
 local over, rate_limited = B .. 'over:' .. typ, B .. 'rate-limited:' .. typ
 US = now_us()
@@ -65,16 +63,17 @@ local entries, undelivered = stream_depth(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
 local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000
--- tell_full asks whoever starts or ends jobs of the type to wake the fetcher when there is room again.
-local function tell_full(at)
-  local text = floor(cap / 2) .. ' ' .. at
+-- store_full makes refill wake the fetcher when the ready stream has at most `entries_at` entries.
+local function store_full(entries_at)
+  local text = floor(cap / 2) .. ' ' .. entries_at
   if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
   allow_oom()
   call('HSET', load_key, 'full', text .. string.format(' %.0f', now))
 end
-local room
+local capacity -- most jobs that this call admits
 do
-  -- Parked jobs that are due have asked for a part of the stream, too (see promote): half at most. A single place is theirs every other time.
+  -- If due jobs found the stream full (see promote), they get up to half of its free capacity. If
+  -- there is space for one job only, the due jobs get it every other time.
   local asked_at, asked = string.match(load[3] or '', '^(%d+) (%d+)$')
   local shared, yields = asked_at and math.abs(now - asked_at) < 200, false
   if shared then
@@ -88,14 +87,14 @@ do
   local top_up = floor(ahead / (slots > 0 and 4 or 2))
   if shared and tonumber(asked) * 20 > ahead then top_up = floor(ahead / 20) end
   if free < top_up and undelivered >= math.max(slots, top_up) then free = 0 end
-  room = math.min(most, free)
+  capacity = math.min(most, free)
   if yields then
     precheck('LLEN', B .. 'wake:dispatcher')
     allow_oom()
     wake('dispatcher')
   end
-  if room <= 0 then
-    tell_full(full_at)
+  if capacity <= 0 then
+    store_full(full_at)
     return { 'FULL', 0, 0, -1, {}, {}, {}, US }
   end
 
@@ -114,52 +113,74 @@ end
 
 do
   local factor = alpha()
-  by_group = factor ~= nil -- in one order of priority, whoever's they are
+  by_group = factor ~= nil -- priority orders the groups of all tenants
 
-  -- Tenants whose next permit has come take their places again.
-  local function comeback(tenant)
+  -- end_rate_limit puts a tenant whose next permit has come back into its lanes.
+  local function end_rate_limit(tenant)
     precheck('HLEN', B .. 'tenant:' .. tenant)
     for _, lane in ipairs(LANES) do
       local of = fair .. ':' .. lane .. ':' .. tenant
       if call('ZCARD', of) > 0 then
         enter_lane(typ, lane, tenant)
         if by_group then
-          for _, group in ipairs(call('ZRANGE', of, 0, -1)) do call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+          for _, group in ipairs(call('ZRANGE', of, 0, -1)) do
+            call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group)
+          end
         end
       end
     end
     call('ZREM', rate_limited, tenant)
   end
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, '-inf', now, 'LIMIT', 0, 100)) do comeback(tenant) end
-  -- Nobody waits for so long, unless the clock was set back.
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do comeback(tenant) end
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, '-inf', now, 'LIMIT', 0, 100)) do
+    end_rate_limit(tenant)
+  end
+  -- A longer wait can only come from a clock that was set back.
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do
+    end_rate_limit(tenant)
+  end
 end
 
 local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
 local any_due = limited and count_due(g, now)
 local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
-local tag, waiting, lent = {}, {}, {}
+-- By lane: its start tag, how many tenants are in it with permits of their own, how many are
+-- borrowing.
+local tag, waiting, borrowing = {}, {}, {}
 for i, lane in ipairs(LANES) do
   tag[lane], waiting[lane] = tonumber(lanes[i] or 0), call('ZCARD', fair .. ':' .. lane)
-  lent[lane] = call('ZCARD', over .. ':' .. lane)
+  borrowing[lane] = call('ZCARD', over .. ':' .. lane)
 end
 local virtual = tonumber(lanes[4] or 0)
 local state, wait = 'EMPTY', -1
 
--- quick is the run time of the quickest tenant's jobs lately (ms, see outcome). What a new tenant's jobs take is not known; they are taken for quick ones
--- and charged for when they have ended.
+-- quick is the mean run time (ms) of the tenant whose jobs of this type were the quickest in the
+-- last QUICK_MS (see outcome). The run time of a new tenant's jobs is not known: they count as
+-- quick, and the tenant is charged for the rest when they have ended.
 local quick = tonumber(load[4] or nil)
 if quick and math.abs(now - tonumber(load[5] or 0)) > QUICK_MS then quick = nil end
 
 local look
 do
-  -- look reads what counts for a tenant: its own limit or share, what is left of it, and the part of that which its due jobs may claim.
+  -- look reads a tenant. The fields of the result:
+  --   rps, weight, paused, marker  as in its hash
+  --   est          mean run time of its jobs of the type, ms; nil = not known
+  --   owe          run time that it was not charged for yet, ms
+  --   cost         run time of a job divided by the weight: what a job adds to the start tag
+  --   bound        since when permits are denied, ms; nil = they are not
+  --   limit        permits that it may spend in a window; nil = no limit
+  --   left         permits that are left of them
+  --   next_at      time of the next permit, µs
+  --   can          permits that its waiting jobs may spend now; nil = no limit
   local F, claims = LIMIT_FIELDS[LIMITER], {}
   function look(tenant)
     local key = B .. 'tenant:' .. tenant
-    local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd', 'marker')
-    local t = { name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5], owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0), marker = h[10] }
+    local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd',
+      'marker')
+    local t = {
+      name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5],
+      owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0), marker = h[10],
+    }
     t.est = tonumber(h[6] or nil)
     t.cost = math.max(1, t.est or quick or tonumber(load[2] or 1)) / t.weight
     t.bound = rate_since(t.rs, t.rd, now)
@@ -179,27 +200,30 @@ do
   end
 end
 
-local function gone_from(lane, set)
-  if set == 'over' then lent[lane] = lent[lane] - 1 else waiting[lane] = waiting[lane] - 1 end
+-- count_left counts one tenant less in a set (fair or over) of a lane.
+local function count_left(lane, set)
+  if set == 'over' then borrowing[lane] = borrowing[lane] - 1 else waiting[lane] = waiting[lane] - 1 end
 end
 
--- dismiss lets a tenant leave all lanes of the type.
-local function dismiss(tenant)
+-- leave_lanes removes a tenant from all lanes of the type.
+local function leave_lanes(tenant)
   for _, l in ipairs(LANES) do
-    local own, borrowed = call('ZSCORE', fair .. ':' .. l, tenant), call('ZSCORE', over .. ':' .. l, tenant)
+    local own = call('ZSCORE', fair .. ':' .. l, tenant)
+    local borrowed = call('ZSCORE', over .. ':' .. l, tenant)
     if own or borrowed then
       leave_lane(typ, l, tenant, own or borrowed)
-      gone_from(l, own and 'fair' or 'over')
+      count_left(l, own and 'fair' or 'over')
     end
   end
 end
 
--- rate_limit_tenant lets a tenant wait as a whole for its next permit; its head job moves, as the marker of its next start.
+-- rate_limit_tenant removes a tenant from its lanes until its next permit. Its first waiting job
+-- becomes the marker: non-ready, due at that time.
 local function rate_limit_tenant(t, lane, group, n)
   if t.left > 0 then
-    -- It has permits, but they are left to jobs that are due.
+    -- It has permits, but its due jobs may claim them.
     call('ZADD', rate_limited, now + 2, t.name)
-    dismiss(t.name)
+    leave_lanes(t.name)
     if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
     return
   end
@@ -207,7 +231,7 @@ local function rate_limit_tenant(t, lane, group, n)
   denied[#denied + 1] = t.name
   denied[#denied + 1] = 'per_group'
   local of = fair .. ':' .. lane .. ':' .. t.name
-  if t.marker or call('ZSCORE', rate_limited, t.name) then -- its former head has not got a permit yet
+  if t.marker or call('ZSCORE', rate_limited, t.name) then -- its marker has no permit yet
     rate_bound(t.key, t.rs, t.rd, now)
     call('ZADD', rate_limited, due, t.name)
   else
@@ -226,12 +250,13 @@ local function rate_limit_tenant(t, lane, group, n)
     if gone > went then activate(t.name, went - gone) end
     non_ready = non_ready + went
   end
-  dismiss(t.name)
+  leave_lanes(t.name)
   if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
 end
 
--- give moves k jobs of a tenant's group to the ready stream and charges for them, in ms of work.
-local function give(t, lane, group, n, k)
+-- admit_jobs moves up to k jobs of a tenant's group to the ready stream and spends their permits.
+-- It returns how many it moved, and whether the tenant has no other group in the lane.
+local function admit_jobs(t, lane, group, n, k)
   if limited then k = math.min(k, g.left) end
   local of = fair .. ':' .. lane .. ':' .. t.name
   local went, gone = take(group, k, to_ready(group, t.name, t.bound))
@@ -247,8 +272,10 @@ local function give(t, lane, group, n, k)
   return went, empty
 end
 
--- charge moves the tags on. Start-time fair queueing (Goyal, Vin, Cheng 1996), for lanes and for the tenants of a lane. What a tenant owes
--- is the difference between what its jobs were charged for and the time that they really took (see outcome).
+-- charge adds the work of `went` jobs to the start tags of the tenant and the lane: start-time fair
+-- queueing (Goyal, Vin, Cheng 1996), for lanes and for the tenants of a lane. It also charges the
+-- tenant for what it owes: the run time of its earlier jobs that it was not charged for (see
+-- outcome). The tenant moves from the set `from` (fair or over) to the set `to`.
 local function charge(t, lane, start, went, empty, from, to)
   local cost = went * t.cost + t.owe / t.weight
   if t.owe ~= 0 then call('HSET', t.key, 'owe:' .. typ, math.min(0, cost) * t.weight) end
@@ -258,33 +285,37 @@ local function charge(t, lane, start, went, empty, from, to)
   call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'v:' .. lane, start, 'gen', lanes[5] or now)
   if empty then
     leave_lane(typ, lane, t.name, start + cost)
-    gone_from(lane, from)
+    count_left(lane, from)
   else
     call('ZADD', (to == 'over' and over or fair) .. ':' .. lane, start + cost, t.name)
     if from ~= to then
       call('ZREM', (from == 'over' and over or fair) .. ':' .. lane, t.name)
       waiting[lane] = waiting[lane] + (to == 'fair' and 1 or -1)
-      lent[lane] = lent[lane] + (to == 'fair' and -1 or 1)
+      borrowing[lane] = borrowing[lane] + (to == 'fair' and -1 or 1)
     end
   end
 end
 
 local quantum, many
 do
-  -- quantum is how many jobs one pick takes: a fair part of the room, and enough at a time for its cost where there is much room; more, where the workers are
-  -- through with it in a millisecond.
+  -- quantum returns how many jobs a tenant gets in a row: an equal part of the capacity; if there
+  -- is much capacity, at least a number that is worth the cost of a pick; more, if the workers run
+  -- them within 1 ms. many is its upper bound.
   local in_a_ms = floor(slots / math.max(0.001, tonumber(load[2] or 1)))
   local few = math.max(20, math.min(2 * PICK, in_a_ms))
   many = math.max(PICK, math.min(2 * PICK, in_a_ms))
   function quantum(tenants)
-    return math.min(room - moved, many, math.max(math.ceil(room / math.max(1, tenants)), math.min(few, floor(room / 2.5)), 1))
+    local equal = math.ceil(capacity / math.max(1, tenants))
+    return math.min(capacity - moved, many, math.max(equal, math.min(few, floor(capacity / 2.5)), 1))
   end
 end
 
 local finish
 do
-  -- The last few jobs of a group go together, also beyond the room, as long as the workers need little time for them: a small group is not torn into pieces that
-  -- wait in turn with a large one's. The tag pays for it. A new tenant's jobs count as those of the others, and it gets one for each worker at least.
+  -- finish returns how many jobs a tenant gets so that the last few jobs of a group go together,
+  -- even beyond the capacity: a small group does not wait between the jobs of a large one. The jobs
+  -- must be few and quick; the tenant's tag is charged for them. The jobs of a new tenant count as
+  -- those of the others, and it gets at least one for each worker.
   local FEW, FEW_MS = 20, 30
   function finish(t, n)
     if n > FEW or slots == 0 then return 0 end
@@ -294,19 +325,20 @@ do
   end
 end
 
-local room_for, kept
+local capacity_for, kept
 do
-  -- A job that runs can't be interrupted. So where others have jobs that are over quickly, long ones leave three in ten workers to these; where nobody
-  -- has had any lately, they may take all.
+  -- capacity_for returns how many jobs a tenant may get, because a job in flight can't be
+  -- interrupted: if other tenants have had quick jobs in the last QUICK_MS, tenants with long jobs
+  -- leave three of ten workers (kept) free for these.
   local LONG_MS, LONG = 100, 10
   kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
-  function room_for(t)
+  function capacity_for(t)
     if slots == 0 or not t.est or not quick or t.est < LONG_MS or t.est < LONG * quick then return many end
     return slots - kept - entries - moved
   end
 end
 
--- next_lane is the one whose turn it is among those with tenants in a set.
+-- next_lane returns the lane with the lowest start tag among those whose count is above 0.
 local function next_lane(count)
   local lane
   for _, l in ipairs(LANES) do
@@ -315,11 +347,12 @@ local function next_lane(count)
   return lane
 end
 
-local function exhausted(tenant)
+-- deny_global stores that the global limit has no permit left, and when the next one comes.
+local function deny_global(tenant)
   denied[#denied + 1] = tenant
   denied[#denied + 1] = 'global'
   rate_bound(B .. 'rate', g.rs, g.rd, now)
-  if moved > 0 then -- they are spent by now
+  if moved > 0 then -- g.next_at is older than the permits that this call has spent
     local h = call('HMGET', B .. 'rate', LIMIT_FIELDS[LIMITER][1], LIMIT_FIELDS[LIMITER][2])
     local _, next_at = left[LIMITER](B .. 'rate', h[1], h[2], g.permits)
     g.next_at = next_at
@@ -327,30 +360,34 @@ local function exhausted(tenant)
   state, wait = 'LIMITED', math.max(0, math.ceil((g.next_at - US) / 1000))
 end
 
--- by_fairness serves lanes and tenants, those first that have permits of their own. Tenants that have used theirs stand by in `over`.
+-- by_fairness serves lanes and tenants that have permits of their own. Tenants that have spent
+-- theirs move to `over`. It returns whether such tenants may borrow now.
 local function by_fairness()
-  -- At the start of a window those that have borrowed have permits of their own again.
-  local function fresh(lane)
-    if lent[lane] == 0 then return nil end
+  -- with_permits returns the first borrowing tenant of a lane and its start tag, if it has permits
+  -- of its own again.
+  local function with_permits(lane)
+    if borrowing[lane] == 0 then return nil end
     local first = call('ZRANGE', over .. ':' .. lane, 0, 0, 'WITHSCORES')
     if #first == 0 then
-      lent[lane] = 0
+      borrowing[lane] = 0
       return nil
     end
     local t = look(first[1])
     if not t.can or t.can > 0 or t.paused then return t, tonumber(first[2]) end
     return nil
   end
-  local back, back_start, asked = {}, {}, {}
-  -- A tenant with long jobs for which no worker may be taken now is passed over, and owed: whoever is further ahead than two of its jobs waits for it.
-  local passed, owed = { high = 0, normal = 0, low = 0 }, nil
-  local function await_owed()
+  -- By lane: what with_permits returned, and whether that is up to date.
+  local returned, returned_start, up_to_date = {}, {}, {}
+  -- A tenant with long jobs that gets no worker now is skipped. The first such tenant is next:
+  -- tenants whose tags are more than two of its jobs above its own tag wait until it gets a worker.
+  local skipped, next_long = { high = 0, normal = 0, low = 0 }, nil
+  local function await_next_long()
     if moved > 0 then return end
     full_at, state = slots - kept - 1, 'FULL'
-    tell_full(full_at)
+    store_full(full_at)
   end
   local looks = 0
-  while moved < room do
+  while moved < capacity do
     looks = looks + 1
     if looks > LOOKS then
       state = 'OK'
@@ -358,57 +395,57 @@ local function by_fairness()
     end
     local have = {}
     for _, l in ipairs(LANES) do
-      if not asked[l] then
-        back[l], back_start[l] = fresh(l)
-        asked[l] = true
+      if not up_to_date[l] then
+        returned[l], returned_start[l] = with_permits(l)
+        up_to_date[l] = true
       end
-      have[l] = waiting[l] - passed[l] + (back[l] and 1 or 0)
+      have[l] = waiting[l] - skipped[l] + (returned[l] and 1 or 0)
     end
     local lane = next_lane(have)
     if not lane then
-      if not owed then return true end
-      await_owed()
+      if not next_long then return true end
+      await_next_long()
       return false
     end
-    local first = call('ZRANGE', fair .. ':' .. lane, passed[lane], passed[lane], 'WITHSCORES')
+    local first = call('ZRANGE', fair .. ':' .. lane, skipped[lane], skipped[lane], 'WITHSCORES')
     local t, start, from = nil, tonumber(first[2]), 'fair'
-    if back[lane] and (not start or back_start[lane] <= start) then
-      t, start, from = back[lane], back_start[lane], 'over'
-      asked[lane] = nil
+    if returned[lane] and (not start or returned_start[lane] <= start) then
+      t, start, from = returned[lane], returned_start[lane], 'over'
+      up_to_date[lane] = nil
     end
     if limited and g.left <= 0 then
-      exhausted(t and t.name or first[1])
+      deny_global(t and t.name or first[1])
       return false
     end
     t = t or look(first[1])
     local group, n
     if not t.paused then group, n = next_group(lane, t.name) end
     if t.paused then
-      dismiss(t.name)
+      leave_lanes(t.name)
     elseif not group then
       leave_lane(typ, lane, t.name, start)
-      gone_from(lane, from)
-    elseif owed and lane == owed.lane and start > owed.start + 2 * owed.cost then
-      await_owed()
+      count_left(lane, from)
+    elseif next_long and lane == next_long.lane and start > next_long.start + 2 * next_long.cost then
+      await_next_long()
       return false
-    elseif room_for(t) <= 0 then
+    elseif capacity_for(t) <= 0 then
       if from == 'over' then
-        back[lane], asked[lane] = nil, true
+        returned[lane], up_to_date[lane] = nil, true
       else
-        passed[lane] = passed[lane] + 1
+        skipped[lane] = skipped[lane] + 1
       end
-      if not owed then owed = { lane = lane, start = start, cost = t.cost } end
+      if not next_long then next_long = { lane = lane, start = start, cost = t.cost } end
     elseif not t.can or t.can > 0 then
-      local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or many, room_for(t))
-      local went, empty = give(t, lane, group, n, k)
+      local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or many, capacity_for(t))
+      local went, empty = admit_jobs(t, lane, group, n, k)
       charge(t, lane, start, went, empty, from, 'fair')
-      for _, l in ipairs(LANES) do -- what was read of it elsewhere is out of date
-        if back[l] and back[l].name == t.name then asked[l] = nil end
+      for _, l in ipairs(LANES) do -- what with_permits read of this tenant is out of date
+        if returned[l] and returned[l].name == t.name then up_to_date[l] = nil end
       end
     elseif elastic and not t.rps and t.left <= 0 then
       call('ZADD', over .. ':' .. lane, start, t.name)
       call('ZREM', fair .. ':' .. lane, t.name)
-      waiting[lane], lent[lane] = waiting[lane] - 1, lent[lane] + 1
+      waiting[lane], borrowing[lane] = waiting[lane] - 1, borrowing[lane] + 1
     else
       rate_limit_tenant(t, lane, group, n)
     end
@@ -416,15 +453,18 @@ local function by_fairness()
   return false
 end
 
--- lend gives away what nobody else claims, by the same turns.
-local function lend()
+-- by_borrowing serves tenants that have spent their share, in the same order. They get the permits
+-- that no other tenant may claim.
+local function by_borrowing()
   local spare = g.left - reserved(g, typ, now) - reserved_due(g, now)
-  while moved < room do
-    local lane = next_lane(lent)
+  while moved < capacity do
+    local lane = next_lane(borrowing)
     if not lane then return end
     local first = call('ZRANGE', over .. ':' .. lane, 0, 0, 'WITHSCORES')
     if spare <= 0 then
-      if g.left <= 0 then exhausted(first[1]) else
+      if g.left <= 0 then
+        deny_global(first[1])
+      else
         denied[#denied + 1] = first[1]
         denied[#denied + 1] = 'per_group'
         rate_bound(B .. 'rate', g.rs, g.rd, now)
@@ -436,23 +476,23 @@ local function lend()
     local group, n
     if not t.paused then group, n = next_group(lane, t.name) end
     if t.paused then
-      dismiss(t.name)
+      leave_lanes(t.name)
     elseif not group then
       leave_lane(typ, lane, t.name, start)
-      gone_from(lane, 'over')
-    elseif t.rps then -- it has got a limit of its own meanwhile
+      count_left(lane, 'over')
+    elseif t.rps then -- the tenant has a rate limit of its own now: it can't borrow
       rate_limit_tenant(t, lane, group, n)
     else
-      local went, empty = give(t, lane, group, n, math.min(quantum(lent[lane]), spare))
+      local went, empty = admit_jobs(t, lane, group, n, math.min(quantum(borrowing[lane]), spare))
       spare = spare - went
       charge(t, lane, start, went, empty, 'over', 'over')
     end
   end
 end
 
--- by_priority serves groups in the order of the user's formula.
+-- by_priority serves groups in the order of the priority formula.
 local function by_priority()
-  while moved < room do
+  while moved < capacity do
     local first = call('ZREVRANGE', B .. 'priority:' .. typ, 0, 0)
     if #first == 0 then return end
     local group = first[1]
@@ -463,15 +503,15 @@ local function by_priority()
     if not tenant or n == 0 then
       call('ZREM', B .. 'priority:' .. typ, group)
     elseif limited and g.left <= 0 then
-      return exhausted(tenant)
+      return deny_global(tenant)
     else
       local t = look(tenant)
       if t.paused then
         call('ZREM', B .. 'priority:' .. typ, group)
       elseif not t.can or t.can > 0 then
-        local _, empty = give(t, lane, group, n, math.min(room - moved, PICK, t.can or PICK))
-        local own = empty and in_lane(typ, lane, tenant)
-        if own then leave_lane(typ, lane, tenant, own) end
+        local _, empty = admit_jobs(t, lane, group, n, math.min(capacity - moved, PICK, t.can or PICK))
+        local start = empty and in_lane(typ, lane, tenant)
+        if start then leave_lane(typ, lane, tenant, start) end
       else
         rate_limit_tenant(t, lane, group, n)
       end
@@ -482,14 +522,13 @@ end
 if by_group then
   by_priority()
 elseif by_fairness() and elastic and limited then
-  lend()
+  by_borrowing()
 end
 
 if moved > 0 then
   if state == 'EMPTY' or state == 'FULL' then state = 'OK' end
-  -- The stream is as long as it may be.
   if moved >= free then
-    tell_full(full_at)
+    store_full(full_at)
     if state == 'OK' then state = 'FULL' end
   end
 end

@@ -35,33 +35,43 @@
 -- Twice, with a request id: the second call answers DUP.
 -- Out of memory: refused. The first write is RPUSH, HSET or ZADD.
 -- Cost: 1 µs a job and some µs a group.
-local LARGE = 4096
-local group, limit, mode, composed, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == 'ready', tonumber(ARGV[5])
+local LARGE = 4096 -- bytes; a larger payload is stored in payloads:GROUP
+local group, limit, mode, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[5])
+local composed = ARGV[4] == 'ready'
 local key, arg = B .. 'group:' .. group, 6 + 2 * requests
-local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types', 'submitted', 'pieces', 'paused')
+local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types',
+  'submitted', 'pieces', 'paused')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
-local first, sealed, replies, entries, messages, applied, pieces = accepted, g[6] or status == 'CANCELLED', {}, {}, {}, {}, nil
+local first, sealed, replies = accepted, g[6] or status == 'CANCELLED', {}
+-- Request ids to be remembered: in entries and messages {score, id, …}, in applied as keys.
+local entries, messages, applied, pieces = {}, {}, {}, nil
 
 local now = now_ms()
 local group_run_at = tonumber(g[8] or 0)
--- A group stays held until schedule releases it, so that its jobs are counted as active once.
+-- The jobs of a held group do not enter the fair queue: schedule or pause enqueues them later. A
+-- group whose run_at has come is held until schedule has done so, so that its jobs want a permit
+-- once only.
 local scheduled = group_run_at > 0 and (group_run_at > now or call('ZSCORE', B .. 'scheduled', group) ~= false)
-local held = scheduled or g[12] -- a paused one until it is resumed
+local held = scheduled or g[12]
 local factor = alpha()
--- queues holds a list of blobs by type, later a list of due times and blobs.
+-- By type: queued blobs; due times and moving blobs. order has the types. large: {ordinal, payload,
+-- …}.
 local queues, later, order, states, large, waiting = {}, {}, {}, {}, {}, 0
 
--- judge says whether a request of n jobs can be taken, and remembers it then.
+-- judge returns the reply to a request of n jobs, and remembers the request if it is accepted.
 local function judge(request, n)
   if not tenant then return { 'NOGROUP' } end
-  -- Pieces of the submission come in order and are counted in the group itself, for as long as it lives. A failover may have lost the one in front.
+  -- Pieces of the submission come in order. The group's hash counts them as long as the group
+  -- exists. A failover may have lost the piece before this one.
   local piece = tonumber((string.match(request, '^=(%d+)$')))
   if piece and piece > tonumber(g[11] or 0) then return { 'GAP', g[11] or 0 } end
   if mode ~= '' and g[10] then return { 'DUP' } end
   if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
-  -- Entries of the ingest stream come again only while they are pending there, so they are remembered apart and for less long.
+  -- An entry of the ingest stream is delivered again only while it is pending there. So the ids of
+  -- entries have a set of their own and are remembered for a shorter time.
   local entry_ms = string.match(request, '^@(%d+)%-')
-  if request ~= '' and not piece and (applied[request] or call('ZSCORE', B .. (entry_ms and 'entries' or 'messages'), request)) then return { 'DUP' } end
+  local known = B .. (entry_ms and 'entries' or 'messages')
+  if request ~= '' and not piece and (applied[request] or call('ZSCORE', known, request)) then return { 'DUP' } end
   if sealed then return { 'SEALED', status } end
   if total and accepted + n > total then return { 'TOTAL', total, accepted } end
   if accepted + n > limit then return { 'LIMIT', accepted } end
@@ -76,6 +86,7 @@ local function judge(request, n)
   return { 'OK', accepted, n }
 end
 
+-- queued returns the blob of the next job. It stores a large payload apart.
 local at_ms = string.format('|%.0f|', now)
 local function queued(trace, payload)
   if #payload > LARGE then
@@ -93,13 +104,16 @@ local function queue_of(typ)
   if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
   return queues[typ], later[typ]
 end
--- as_guessed says whether a blob is what would be composed here: with the next ordinal, and a time that is not more than a second ago.
+-- as_guessed says whether the caller has guessed right: a blob has the group's next ordinal, and a
+-- time that is not more than a second ago.
 local function as_guessed(blob)
   local ordinal, at = string.match(blob, '^(%d+)|(%d+)|')
   at = tonumber(at or nil)
   return tonumber(ordinal or nil) == accepted and at and at >= now - 1000 and at <= now + 100
 end
--- read_composed hands blobs on as they are: Lua hashes all of each string that it makes, which costs more than all else here.
+-- read_composed reads n jobs in the form ready. If the first blob is as guessed, it takes the blobs
+-- as they are, because Lua hashes all of each string that it makes; that would cost more than
+-- everything else here.
 local function read_composed(n)
   local q, guessed = queue_of(group_type), as_guessed(ARGV[arg])
   for i = arg, arg + n - 1 do
@@ -112,6 +126,7 @@ local function read_composed(n)
   accepted = accepted + n
   states[#states + 1], waiting, arg = string.rep('W!', n), waiting + n, arg + n
 end
+-- read_each reads n jobs in the other form.
 local function read_each(n)
   for at = arg, arg + 4 * n - 1, 4 do
     local typ, run_at, trace = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
@@ -129,19 +144,19 @@ local function read_each(n)
   arg = arg + 4 * n
 end
 
-local some = false
+local any_accepted = false
 for i = 1, requests do
   local request, n = ARGV[4 + 2 * i], tonumber(ARGV[5 + 2 * i])
   replies[i] = judge(request, n)
   if replies[i][1] ~= 'OK' then
     arg = arg + n * (composed and 1 or 4)
   else
-    some = true
+    any_accepted = true
     if n > 0 and composed then read_composed(n) elseif n > 0 then read_each(n) end
     sealed = sealed or (total and accepted == total)
   end
 end
-if not some then return replies end
+if not any_accepted then return replies end
 local n = accepted - first
 local sealing = mode == 'seal' or (total and accepted == total)
 

@@ -26,13 +26,13 @@ local group, only = ARGV[1], ARGV[2]
 local key = B .. 'group:' .. group
 local FIELDS = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight', D = 'done', F = 'failed' }
 local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'type', 'lane', 'paused', 'waiting')
-if not g[1] or g[2] == 'CANCELLED' then return {} end -- sweep settles what is cancelled
+if not g[1] or g[2] == 'CANCELLED' then return {} end -- sweep counts the jobs of a cancelled group
 local tenant, lane, now, factor = g[1], g[6], now_ms(), alpha()
 local typ = only ~= '' and only or g[5]
 local held = g[7] or call('ZSCORE', B .. 'scheduled', group)
 local queued = 0
 for t in string.gmatch(g[4] or '', '[^|]+') do queued = queued + call('LLEN', B .. 'queue:' .. group .. ':' .. t) end
-local spare = tonumber(g[8] or 0) - queued
+local spare = tonumber(g[8] or 0) - queued -- waiting jobs that are counted but are not in a queue
 local ords, missed = {}, {}
 for i = 3, #ARGV, 2 do ords[#ords + 1], missed[#missed + 1] = tonumber(ARGV[i]), ARGV[i + 1] end
 local states, span = load_states(group, ords)
@@ -59,11 +59,13 @@ local congested = 0
 for i = 1, #ords do
   if new[i] then
     local attempt = string.byte(new[i], 2) - 33
-    local head = group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|0|0|0|0||' .. string.format('%.0f|%.0f||', ords[i], now)
+    local head = group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|0|0|0|0||'
+      .. string.format('%.0f|%.0f||', ords[i], now)
     local place = string.gsub(FIELDS[string.sub(missed[i], 1, 1)], '_', '-')
-    local message = place == 'failed' and 'the job has failed and the record of it vanished from Redis' or 'the job was ' .. place .. ' and vanished from Redis'
-    local told = only ~= '' or not string.find(g[4] or '', '|', 1, true)
-    if not told then
+    local message = 'the job was ' .. place .. ' and vanished from Redis'
+    if place == 'failed' then message = 'the job has failed and the record of it vanished from Redis' end
+    local type_known = only ~= '' or not string.find(g[4] or '', '|', 1, true)
+    if not type_known then
       message = message .. '; its type can not be told: submit it again in a new group'
     elseif call('HEXISTS', B .. 'payloads:' .. group, ords[i]) == 1 then
       message = message .. '; its payload is kept: retry the group to run it'
@@ -71,12 +73,14 @@ for i = 1, #ords do
       message = message .. ', its payload too: submit it again in a new group'
     end
     fail_job(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
-    if not told then call('HDEL', B .. 'payloads:' .. group, ords[i]) end -- or retry would run it as another type
+    -- Without the payload, a retry can't run the job as another type.
+    if not type_known then call('HDEL', B .. 'payloads:' .. group, ords[i]) end
     if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then congested = congested + 1 end
   end
 end
 store_states(group, ords, new, span)
-add(key, 'waiting', -n.W, 'non_ready', -n.N, 'ready', -n.R, 'in_flight', -n.I, 'done', -n.D, 'failed', lost - n.F)
+add(key, 'waiting', -n.W, 'non_ready', -n.N, 'ready', -n.R, 'in_flight', -n.I, 'done', -n.D)
+add(key, 'failed', lost - n.F)
 add(B .. 'tenant:' .. tenant, 'unfinished', n.D + n.F - lost)
 if only ~= '' then add(B .. 'load:' .. typ, 'waiting', -n.W, 'non_ready', -n.N) end
 if n.W > 0 and not held then
@@ -92,7 +96,7 @@ if n.N > 0 then
   local counts = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'marker')
   if call('ZCARD', B .. 'non-ready:' .. tenant) > 0 then
     add(B .. 'tenant:' .. tenant, 'congested', -math.min(congested, math.max(0, tonumber(counts[1] or 0))))
-  else -- nothing is non-ready: nothing counts
+  else -- no job is non-ready: the counters of non-ready jobs are wrong
     call('HDEL', B .. 'tenant:' .. tenant, 'congested', 'marker')
     if counts[2] then activate(tenant, -1) end
     call('ZREM', B .. 'non-ready', tenant)

@@ -46,10 +46,12 @@
 -- Twice: all outcomes of the second call are stale.
 -- Out of memory: goes through.
 -- Cost: 1 µs a done job and some µs a group; 4 µs another job.
-local typ, base, cap, rps, keep, groups = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local all_entries = tonumber(ARGV[7])
-local job, arg = 0, 8 + all_entries -- the number of the job that was read last, and where the next group stands
+local typ, base, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local keep, groups, all_entries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local job, arg = 0, 8 + all_entries -- number of the job that was read last; index of the next argument
 local stream = B .. 'ready:' .. typ
+-- kept has the numbers of jobs whose entries stay. refused counts stale outcomes of groups that are
+-- not cancelled.
 local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
 local since = string.format('%.0f', now)
 precheck('XLEN', stream, B .. 'results')
@@ -59,28 +61,34 @@ precheck('LLEN', B .. 'wake:fetcher')
 precheck_mark_dirty()
 allow_oom()
 
--- The wait of a job that comes back (base + floor(non-ready of this tenant / its rate) * 1 s) is spread within the second by its place in the
--- line, which keeps the order; or what the caller asks for, where that is longer.
 local active, factor = math.max(1, call('SCARD', B .. 'active')), alpha()
 local load = call('HMGET', B .. 'load:' .. typ, 'est', 'quick', 'quick_at')
 local est = tonumber(load[1] or nil)
--- To tenants of whom nothing is known.
+-- charged is what admit has charged for a job of a tenant without run times of its own.
 local charged = load[2] and now - tonumber(load[3]) <= QUICK_MS and tonumber(load[2]) or est or 1
-local quickest
+local quickest -- the lowest mean run time of a tenant in this batch, ms
+
+-- congestion returns the wait (ms) of a job that comes back as number n of its tenant:
+--   base + floor(n / rate) * 1 s
+-- The rest of n / rate spreads the jobs within the second, which keeps their order. The rate is the
+-- tenant's own limit, or an equal part of rps. The wait is at least delay and at most cap.
 local function congestion(n, delay, own)
   local wait, rate = base, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))
   if rps > 0 or own then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
   return math.min(cap, math.max(wait, delay))
 end
 
--- An entry is removed with its outcome. A stale one may be the entry of a later attempt (see start), or of a job whose start Redis has lost
--- in a failover: while the job is ready or in flight otherwise, its entry is kept, and reclaim decides.
-local function release(live, owned, state)
+-- next_entry decides whether the entry of the next job stays. An entry is removed with its outcome.
+-- But the entry of a stale outcome may belong to a later attempt (see start), or to a job whose
+-- start Redis has lost in a failover. So it stays while the job is ready or in flight, and reclaim
+-- decides.
+local function next_entry(live, owned, state)
   job = job + 1
   if live and not owned and string.find(state, '^[RI]') then kept[job] = true end
 end
 
--- settle_each looks at each of the done jobs, and returns the lines and the states of those that are owned.
+-- settle_each checks each of the done jobs. It returns the result lines of those that the worker
+-- owns, a function that selects their items from a list, and a function that writes their states.
 local function settle_each(group, live, ranges, text)
   local ords, attempts = expand(ranges)
   local new, lines, mine_at, i = {}, {}, {}, 0
@@ -89,7 +97,7 @@ local function settle_each(group, live, ranges, text)
     i = i + 1
     local m = mark(attempts[i])
     local mine = live and states[i] == 'I' .. m
-    release(live, mine, states[i])
+    next_entry(live, mine, states[i])
     if mine then new[i], lines[#lines + 1], mine_at[ords[i]] = 'D' .. m, line, true end
   end
   local function only_mine(list, pattern)
@@ -102,7 +110,8 @@ local function settle_each(group, live, ranges, text)
   return lines, only_mine, function() store_states(group, ords, new, span) end
 end
 
--- settle_done takes the done jobs of a group off ARGV and returns how many of them were owned.
+-- settle_done reads the done jobs of a group from ARGV, and returns how many of them the worker
+-- owned.
 local function settle_done(group, live)
   local ranges, n = parse_ranges(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
@@ -114,7 +123,9 @@ local function settle_done(group, live)
   else
     local found, only_mine
     found, only_mine, store = settle_each(group, live, ranges, lines)
-    n, lines, traces, marked = #found, table.concat(found, '\n'), table.concat(only_mine(traces, '[^\n]+'), '\n'), table.concat(only_mine(marked, '%d+'), ' ')
+    n, lines = #found, table.concat(found, '\n')
+    traces = table.concat(only_mine(traces, '[^\n]+'), '\n')
+    marked = table.concat(only_mine(marked, '%d+'), ' ')
     if n == 0 then return 0 end
   end
   local clear = {}
@@ -129,7 +140,8 @@ local function settle_done(group, live)
   return n
 end
 
--- settle_others does the same with n jobs that are not done. It returns how many have failed, became non-ready, and went back unstarted.
+-- settle_others does the same with n jobs that are not done. It returns how many have failed, how
+-- many are non-ready, and how many are ready again because no slot had started them.
 local function settle_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
@@ -147,12 +159,13 @@ local function settle_others(group, live, tenant, round, n)
     local ordinal, attempt, kind, queued = ords[i], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 7]
     local delay, code, message = tonumber(ARGV[at + 8]), ARGV[at + 9], ARGV[at + 10]
     local state, m = states[i], mark(attempt)
-    local counts = '|' .. ARGV[at + 3] .. '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6] .. '|' .. since .. '|'
+    local counts = '|' .. ARGV[at + 3] .. '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6] .. '|'
+      .. since .. '|'
     local head = group .. '|' .. typ .. '|' .. attempt .. counts
-    -- Whether a start took effect whose answer was lost is known only here.
+    -- If the reply to a start was lost, the worker does not know that the job was started.
     if kind == 'u' and state == 'I' .. m then kind = 'h' end
     local mine = live and state == (kind == 'u' and 'R' or 'I') .. m
-    release(live, mine, state)
+    next_entry(live, mine, state)
     if mine then
       if kind == 'f' then
         local blob = head .. '|' .. queued
@@ -163,11 +176,18 @@ local function settle_others(group, live, tenant, round, n)
         new[i], readied = 'R' .. mark(attempt + 1), readied + 1
       else
         local wait, reason = 0, kind == 't' and 'A' or kind == 'h' and '' or 'E'
-        if kind == 't' and delay > 0 then wait = delay elseif kind ~= 'h' then wait = congestion(congested + #blobs / 2, math.abs(delay), own) end
+        if kind == 't' and delay > 0 then
+          wait = delay
+        elseif kind ~= 'h' then
+          wait = congestion(congested + #blobs / 2, math.abs(delay), own)
+        end
         if kind ~= 'h' then
           returns, waits, longest = returns + 1, waits + wait, math.max(longest, wait)
           errors[#errors + 1] = ordinal
-          errors[#errors + 1] = cjson.encode({ ordinal = ordinal, code = code, error = message, attempts = attempt, at = now, ['until'] = now + wait, reason = reason })
+          errors[#errors + 1] = cjson.encode({
+            ordinal = ordinal, code = code, error = message, attempts = attempt, at = now,
+            ['until'] = now + wait, reason = reason,
+          })
         end
         if kind == 'r' then retries = retries + 1 end
         blobs[#blobs + 1] = now + wait
@@ -194,8 +214,10 @@ local function settle_others(group, live, tenant, round, n)
   return failed, non_ready, readied
 end
 
--- settle_tenant keeps what admission needs to know: how long the tenant's jobs take, and what it owes: the time that they took beyond what they were
--- charged for (or less). A job counts as 1 ms at least. And how fast the tenant's jobs end, over the last 5 to 10 s: pace is two marks of time and count.
+-- settle_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs,
+-- and owe, the run time that they took beyond what the tenant was charged (it may be negative). A
+-- job counts as at least 1 ms. It also stores pace, two marks of time and count of ended jobs: the
+-- speed over the last 5 to 10 s.
 local PACE_MS = 5000
 local function settle_tenant(tenant, took, ran, ended)
   local key = B .. 'tenant:' .. tenant
@@ -205,7 +227,8 @@ local function settle_tenant(tenant, took, ran, ended)
     local mean = took / ran
     local new = t[1] and had + (mean - had) * math.min(1, ran / 20) or mean
     set[1], set[2] = 'est:' .. typ, string.format('%.3f', new)
-    set[3], set[4] = 'owe:' .. typ, string.format('%.3f', tonumber(t[2] or 0) + math.max(ran, took) - ran * math.max(1, had))
+    local owe = tonumber(t[2] or 0) + math.max(ran, took) - ran * math.max(1, had)
+    set[3], set[4] = 'owe:' .. typ, string.format('%.3f', owe)
     if not quickest or mean < quickest then quickest = mean end
     est = est and est + (mean - est) * math.min(1, ran / 100) or mean
   end
@@ -222,10 +245,12 @@ local function settle_tenant(tenant, took, ran, ended)
 end
 
 for _ = 1, groups do
-  local group, n_done, n_other, took, ran = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
+  local group, n_done, n_other = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local took, ran = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
   arg = arg + 5
   local key = B .. 'group:' .. group
-  local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'sealed', 'accepted', 'done', 'failed', 'cancelled')
+  local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'sealed', 'accepted', 'done', 'failed',
+    'cancelled')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, non_ready, readied = 0, 0, 0, 0
   if live then
@@ -254,7 +279,7 @@ for _ = 1, groups do
 end
 if quickest then
   call('HSET', B .. 'load:' .. typ, 'est', string.format('%.3f', est))
-  -- The run time of the quickest tenant's jobs, of those that ended lately.
+  -- quick is the mean run time of the tenant with the quickest jobs in the last QUICK_MS.
   if not load[2] or quickest <= tonumber(load[2]) * 1.5 or now - tonumber(load[3]) > QUICK_MS then
     call('HSET', B .. 'load:' .. typ, 'quick', string.format('%.3f', quickest), 'quick_at', now)
   end

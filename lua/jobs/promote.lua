@@ -31,10 +31,12 @@
 -- Twice: the second call does not find the jobs, because they have left non-ready.
 -- Out of memory: goes through.
 -- Cost: some µs a job.
-local most, total, elastic, seed, full_wait = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic', ARGV[8], tonumber(ARGV[9])
+local most, total, elastic = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic'
+local seed, full_wait = ARGV[8], tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
--- At most so many jobs are looked at for one that may go; the next look at the tenant goes on behind them (field look): a type whose
--- ready stream is full hides no other type of the same tenant.
+-- LOOK is the most jobs that one call looks at. If it finds no job that may go, the next call goes
+-- on behind them (field look of the tenant). So jobs of a type whose ready stream is full don't
+-- hide the tenant's jobs of other types.
 local LOOK = 1000
 -- A type without a cap is new since the caller read the list of types. Its jobs stay due; the
 -- tenant is looked at again after NEW_TYPE_MS.
@@ -44,8 +46,9 @@ local now = floor(US / 1000)
 local limited = total > 0
 local moved, skipped, looked, allowed, denied, traced, traces = 0, 0, 0, {}, {}, {}, 0
 local pauses = any_paused()
-local status = {} -- of groups: false, or whether it is paused
+local status = {} -- by group: {gone, paused}
 
+-- group_of says whether a group is gone (deleted or cancelled) or paused.
 local function group_of(group)
   local s = status[group]
   if s == nil then
@@ -55,14 +58,17 @@ local function group_of(group)
   end
   return s
 end
+-- held_back says whether a job may not start because its group or its type is paused.
 local function held_back(j) return group_of(j.group).paused or (pauses and is_paused('y', j.typ)) end
 
--- bring_back returns suspended jobs that are not paused any more, a piece at a time.
+-- bring_back makes a batch of a tenant's suspended jobs non-ready again, as far as they are not
+-- paused.
 local function bring_back(tenant)
   local suspended, key = B .. 'suspended:' .. tenant, B .. 'tenant:' .. tenant
   precheck('ZCARD', suspended, B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck_activate(tenant)
-  -- What is still paused for another reason goes behind the mark of the latest resumption, so that it is looked at once.
+  -- A job that is paused for another reason gets a score behind the latest resumption, so that this
+  -- call and later ones look at it once only.
   local upto = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   local page = call('ZRANGEBYSCORE', suspended, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
   local back, gone, stay, wanted, congested = {}, {}, {}, 0, 0
@@ -99,7 +105,9 @@ if resuming then
 end
 
 local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
-local room, full, typs = {}, {}, {}
+-- By type: free capacity of the ready stream; due jobs that found it full; the field due of
+-- load:TYPE.
+local capacity, full, asked = {}, {}, {}
 local g
 if #due > 0 then
   for i = 10, #ARGV, 2 do
@@ -107,9 +115,9 @@ if #due > 0 then
     local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
     local _, undelivered = stream_depth(B .. 'ready:' .. typ)
     local free = tonumber(ARGV[i + 1]) - undelivered
-    -- While others wait for their turn, the stream is shared with them.
+    -- Waiting jobs of the type get the other half of the free capacity.
     if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end
-    room[typ], typs[typ] = free, load[2] or ''
+    capacity[typ], asked[typ] = free, load[2] or ''
   end
   precheck('SCARD', B .. 'active')
   precheck('HLEN', B .. 'rate')
@@ -119,7 +127,8 @@ if #due > 0 then
   if limited then count_due(g, now) end
 end
 
--- look reads what counts for a tenant, as admit does. With jobs that wait, it leaves them a part of its permits.
+-- look reads a tenant, as in admit: can is the number of permits that its due jobs may spend. It
+-- leaves a part of the permits to the tenant's waiting jobs.
 local F = LIMIT_FIELDS[LIMITER]
 local spare
 local function look(tenant)
@@ -143,10 +152,15 @@ local function look(tenant)
   return t
 end
 
--- choose looks at a tenant's jobs that are due and moves none: those that go, those that are no jobs of the ledger any more, those that are paused,
--- what can't be read, and until when there is no use in looking again.
+-- choose looks at a tenant's due jobs and changes nothing. It returns a time before which it makes
+-- no sense to look again, or nil, and these lists:
+--   going       jobs that become ready
+--   dropped     elements that are not the job's present state, or whose group is gone
+--   paused      jobs that will be suspended
+--   unreadable  elements that are no jobs
 local function choose(tenant, t)
-  local set, c, named, not_before = B .. 'non-ready:' .. tenant, { going = {}, dropped = {}, paused = {}, unreadable = {} }, {}, nil
+  local set, named, not_before = B .. 'non-ready:' .. tenant, {}, nil
+  local c = { going = {}, dropped = {}, paused = {}, unreadable = {} }
   local offset, page = t.offset, nil
   repeat
     page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
@@ -169,12 +183,13 @@ local function choose(tenant, t)
         elseif held_back(j) then
           c.paused[#c.paused + 1] = { j, blob }
           named[job] = true
-        elseif not room[j.typ] then
+        elseif not capacity[j.typ] then
           skipped, not_before = skipped + 1, now + math.min(NEW_TYPE_MS, full_wait)
-        elseif room[j.typ] <= 0 then
+        elseif capacity[j.typ] <= 0 then
           skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
-          -- Who was denied by the global limit alone keeps its place in the order.
+          -- A tenant that was denied by the global limit only keeps its place in the order of
+          -- tenants.
           local own = not limited or t.left - #c.going <= 0
           denied[#denied + 1] = tenant
           denied[#denied + 1] = (own or g.left > 0) and 'per_group' or 'global'
@@ -183,7 +198,7 @@ local function choose(tenant, t)
         else
           named[job] = true
           c.going[#c.going + 1] = { j, blob }
-          room[j.typ] = room[j.typ] - 1
+          capacity[j.typ] = capacity[j.typ] - 1
         end
       end
     end
@@ -192,14 +207,17 @@ local function choose(tenant, t)
   return c, not_before
 end
 
--- to_ready puts one job into its ready stream.
+-- to_ready adds one job to its ready stream.
 local function to_ready(tenant, j, blob)
   local waited = math.max(0, now - j.since)
   if j.reason == 'R' then j.wr = j.wr + waited elseif j.reason == 'A' or j.reason == 'E' then j.wc = j.wc + waited end
   if j.trace ~= '' then
     traces = traces + 1
     local id = mint(seed, traces)
-    for _, v in ipairs({ j.group, j.ordinal, tenant, j.trace, id, string.format('%.0f', j.since), now, j.attempt + 1, j.reason }) do traced[#traced + 1] = v end
+    local since = string.format('%.0f', j.since)
+    for _, v in ipairs({ j.group, j.ordinal, tenant, j.trace, id, since, now, j.attempt + 1, j.reason }) do
+      traced[#traced + 1] = v
+    end
     j.trace = follow(j.trace, id)
   end
   j.attempt, j.since, j.reason = j.attempt + 1, now, ''
@@ -207,7 +225,7 @@ local function to_ready(tenant, j, blob)
   call('SETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, 'R' .. mark(j.attempt))
 end
 
--- promote_of moves what a tenant may.
+-- promote_of moves the due jobs of a tenant that choose has found.
 local function promote_of(tenant, t)
   local set = B .. 'non-ready:' .. tenant
   precheck('ZCARD', B .. 'suspended:' .. tenant)
@@ -272,8 +290,8 @@ for _, tenant in ipairs(due) do
     promote_of(tenant, t)
   end
 end
--- Streams that were full owe so many jobs a part; admit leaves it to them for a while.
-for typ, had in pairs(typs) do
+-- For due jobs that found their stream full, admit leaves a part of the stream free for a while.
+for typ, had in pairs(asked) do
   if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', string.format('%.0f ', now) .. full[typ]) end
   if not full[typ] and had ~= '' then call('HDEL', B .. 'load:' .. typ, 'due') end
 end

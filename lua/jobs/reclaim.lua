@@ -51,7 +51,7 @@ for _, p in ipairs(pending) do
       local g = call('HMGET', key, 'tenant', 'status', 'round')
       local state = call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2 + 1)
       local letter, m = string.sub(state, 1, 1), string.sub(state, 2)
-      -- A job that was started again under the same entry has one attempt more than its blob says.
+      -- A job that was started again with the same entry has one attempt more than its blob says.
       if m == mark(j.attempt + 1) and letter == 'I' then j.attempt = j.attempt + 1 end
       if g[1] and g[2] ~= 'CANCELLED' and (letter == 'R' or letter == 'I') and m == mark(j.attempt) then
         local field, tenant = letter == 'R' and 'ready' or 'in_flight', g[1]
@@ -60,7 +60,9 @@ for _, p in ipairs(pending) do
         precheck_fail_job(group)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
-          fail_job(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', 'every worker that ran this job was lost, ' .. cap .. ' of them while it ran alone: see BULKACTION_MAX_DELIVERIES', now)
+          local message = 'every worker that ran this job was lost, ' .. cap
+            .. ' of them while it ran alone: see BULKACTION_MAX_DELIVERIES'
+          fail_job(group, tenant, tonumber(g[3]), j, blob, 'WORKER_LOST', message, now)
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'F' .. m)
           add(key, field, -1, 'failed', 1)
           call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -1)
@@ -68,7 +70,10 @@ for _, p in ipairs(pending) do
           failed = failed + 1
         else
           if letter == 'I' then
-            call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({ ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job', attempts = j.attempt, at = now, ['until'] = now, reason = 'E' }))
+            call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({
+              ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job',
+              attempts = j.attempt, at = now, ['until'] = now, reason = 'E',
+            }))
           end
           j.since, j.reason = now, 'E'
           add_non_ready(tenant, typ, { now, compose(j, blob) })

@@ -26,6 +26,7 @@
 -- Cost: some µs a batch.
 local group, slot, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local key, stream, aggregate = B .. 'group:' .. group, B .. 'results', B .. 'aggregate:' .. group
+-- settle removes the entries that held the results.
 local function settle()
   if #ARGV < 7 then return end
   call('XACK', stream, 'aggregator', unpack(ARGV, 7))
@@ -50,7 +51,11 @@ if m > 0 then
     ords, new, bad = expand(ranges), {}, {}
     states, span = load_states(group, ords)
     for i = 1, m do
-      if string.sub(states[i], 1, 1) == 'D' then new[i] = 'A' .. string.sub(states[i], 2) else bad[#bad + 1] = ords[i] end
+      if string.sub(states[i], 1, 1) == 'D' then
+        new[i] = 'A' .. string.sub(states[i], 2)
+      else
+        bad[#bad + 1] = ords[i]
+      end
     end
     if #bad > 0 then return { 'BAD', bad } end
   end
@@ -60,7 +65,9 @@ if m > 0 then
   if all then apply(group, all) else store_states(group, ords, new, span) end
   call('HINCRBY', key, 'reduced', m)
   local e = call('HMGET', key, 'sealed', 'done', 'reduced', 'accepted', 'failed', 'cancelled')
-  if e[1] and tonumber(e[3]) >= tonumber(e[2] or 0) and tonumber(e[4]) <= tonumber(e[2] or 0) + tonumber(e[5] or 0) + tonumber(e[6] or 0) then mark_dirty(group) end
+  local done = tonumber(e[2] or 0)
+  local ended = done + tonumber(e[5] or 0) + tonumber(e[6] or 0)
+  if e[1] and tonumber(e[3]) >= done and tonumber(e[4]) <= ended then mark_dirty(group) end
 end
 settle()
 return { 'OK', have }

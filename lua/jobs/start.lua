@@ -28,7 +28,7 @@
 local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ
-local now, tokens, about, gone = floor(us / 1000), {}, {}, {}
+local now, tokens, about, gone = floor(us / 1000), {}, {}, {} -- gone: entries to remove
 local pauses = any_paused()
 local type_paused = pauses and is_paused('y', typ)
 precheck('XLEN', stream)
@@ -37,7 +37,8 @@ precheck('LLEN', B .. 'wake:fetcher')
 precheck_mark_dirty()
 allow_oom()
 
--- suspend lets jobs of what is paused wait beside the non-ready ones; they are looked for in the stream, as only their entries' ids came.
+-- suspend moves paused jobs from the ready stream to suspended:TENANT. at has their positions. It
+-- reads their blobs from the stream, because the worker sends only the ids of their entries.
 local function suspend(group, tenant, entries, ords, attempts, at)
   precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'suspended:' .. tenant)
@@ -59,7 +60,9 @@ local function suspend(group, tenant, entries, ords, attempts, at)
   call('HINCRBY', load_key, 'non_ready', n)
   add(B .. 'group:' .. group, 'ready', -n, 'non_ready', n)
 end
--- begin looks at each job of a group. It returns the tokens and how many have begun.
+
+-- begin starts the jobs of a group one at a time. It returns the tokens and how many jobs it
+-- started.
 local function begin(group, g, held, ranges, ids)
   local ords, attempts = expand(ranges)
   local entries, own = {}, {}
