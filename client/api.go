@@ -60,7 +60,7 @@ func WithRetry(attempts int, maxWait time.Duration) Option {
 	return func(a *API) { a.attempts, a.maxWait = max(1, attempts), maxWait }
 }
 
-const callTimeout = time.Minute // for one attempt of a call whose answer is not streamed
+const callTimeout = time.Minute // timeout of one attempt of a call whose answer is not streamed
 
 // NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It opens no
 // connection yet.

@@ -141,7 +141,8 @@ func (u *upload) add(ctx context.Context, rec record) error {
 	u.part.Write(rec.data)
 	u.partLines += rec.lines
 	if rec.truncated {
-		// The record lacks lines. Later lines of the same part would get wrong numbers.
+		// The record is truncated, so later lines of the same part would get wrong numbers: send
+		// the part now.
 		return u.send(ctx)
 	}
 	return nil

@@ -25,7 +25,7 @@ type apiCall struct {
 	query  url.Values
 	header http.Header
 	body   []byte
-	stream bool // the answer is read as it comes, without a timeout for the whole
+	stream bool // the answer is read while it arrives, without a timeout for the whole answer
 	retry  retryPolicy
 }
 

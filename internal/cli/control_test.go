@@ -132,7 +132,7 @@ func TestPauseAndResume(t *testing.T) {
 func TestTenantSet(t *testing.T) {
 	f := newFakeAPI(t)
 	for _, c := range []struct{ flags, body string }{
-		{"--rps 12.5", `{"rps":12.5}`}, // the tenant is unknown before
+		{"--rps 12.5", `{"rps":12.5}`}, // the tenant did not exist before
 		{"--weight 2", `{"rps":12.5,"weight":2}`},
 		{"--base-priority -7", `{"rps":12.5,"weight":2,"base_priority":-7}`},
 		{"--rps 3 --weight 1", `{"rps":3,"weight":1,"base_priority":-7}`},

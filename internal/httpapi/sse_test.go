@@ -204,7 +204,7 @@ func TestQuietWatchKeepsTheConnectionOpen(t *testing.T) {
 		f := newFakeBackend()
 		start := time.Now()
 		f.onGroup = func(_ context.Context, read int) (api.Group, error) {
-			eta := float64(read) // an ETA changes by itself, which is no progress
+			eta := float64(read) // a new ETA alone is no progress
 			g := groupInStates(1, created)
 			g.ETASeconds = &eta
 			if s := time.Since(start); s > 20*time.Second && s < 40*time.Second {

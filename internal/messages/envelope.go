@@ -76,7 +76,7 @@ func (e Envelope) checkData(bad *problems) {
 	if len(e.Data) > MaxMessageBytes {
 		bad.addTooLarge(fieldParent{}, fieldData, len(e.Data), MaxMessageBytes)
 	} else if _, problem := checkObject(fieldData, e.Data); problem != nil {
-		// The data's own field names mean nothing to the entry's producer, so name the field data.
+		// The problem is reported for the entry's field data, not for a field inside of the data.
 		bad.add(fieldParent{}, fieldData, "%s", problem.Problem)
 	}
 }

@@ -234,7 +234,7 @@ func (p *partitionDispatcher) dropIdle(ctx context.Context, stream, group string
 	if call.IsUnavailable(err) {
 		return err
 	}
-	for _, c := range consumers { // no consumers when err says that no process has read the stream yet
+	for _, c := range consumers { // empty after an error, for example if no process has read the stream yet
 		if c.Pending > 0 || c.Idle < consumerIdle {
 			continue
 		}
