@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	goodbye          = 2 * time.Second // the longest time for the QUIT command
+	quitTimeout      = 2 * time.Second // the longest time for the QUIT command
 	codeShuttingDown = 421             // the server closes the connection after this reply
 )
 
@@ -112,7 +112,7 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 
 // closeAfter closes the socket when ctx ends, so that a blocked read or write on the socket
 // returns. The returned function cancels this; it returns false if ctx has already ended.
-func closeAfter(ctx context.Context, socket net.Conn) (callOff func() bool) {
+func closeAfter(ctx context.Context, socket net.Conn) (cancel func() bool) {
 	return context.AfterFunc(ctx, func() { _ = socket.Close() })
 }
 
@@ -133,9 +133,9 @@ var errNeedsUTF8 = errors.New("the mail server takes no address that is not ASCI
 // failed before the server answered the MAIL command, so that sending the mail again can't
 // duplicate it.
 func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, err error) {
-	callOff := closeAfter(ctx, c.raw)
+	cancel := closeAfter(ctx, c.raw)
 	defer func() {
-		if !callOff() {
+		if !cancel() {
 			c.broken = true
 		}
 	}()
@@ -187,15 +187,15 @@ func (c *conn) abort(err error) error {
 	return err
 }
 
-// worn returns true when the connection has sent MaxMessagesPerConnection mails.
-func (c *conn) worn() bool {
+// atLimit returns true when the connection has sent MaxMessagesPerConnection mails.
+func (c *conn) atLimit() bool {
 	limit := c.config.MaxMessagesPerConnection
 	return limit > 0 && c.sent >= limit
 }
 
 // quit sends QUIT, waits a short time for the reply, and closes the connection.
 func (c *conn) quit() {
-	_ = c.raw.SetDeadline(time.Now().Add(goodbye))
+	_ = c.raw.SetDeadline(time.Now().Add(quitTimeout))
 	_ = c.session.Quit()
 	_ = c.raw.Close()
 }

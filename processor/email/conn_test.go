@@ -82,7 +82,7 @@ func takeMail(c *textproto.Conn) (ok bool) {
 }
 
 func TestServerThatHungUpOnAnIdleConnection(t *testing.T) {
-	for name, farewell := range map[string]func(*textproto.Conn){
+	for name, lastCommand := range map[string]func(*textproto.Conn){
 		"closed":       func(*textproto.Conn) {},
 		"421 on MAIL":  func(c *textproto.Conn) { answer(c, "421 too long idle") },
 		"421 unasked":  func(c *textproto.Conn) { _ = c.PrintfLine("421 shutting down") },
@@ -99,7 +99,7 @@ func TestServerThatHungUpOnAnIdleConnection(t *testing.T) {
 				}
 				left <- struct{}{}
 				if number == 1 {
-					farewell(c)
+					lastCommand(c)
 					return
 				}
 				_, _ = c.ReadLine() // QUIT
@@ -251,18 +251,18 @@ func TestHangPastItsOwnTimeoutIsARetry(t *testing.T) {
 	require.Equal(t, email.CodeUnreachable, v.Code)
 }
 
-func TestIdleConnectionTakesItsLeave(t *testing.T) {
-	farewell := make(chan string, 1)
+func TestIdleConnectionEndsWithQUIT(t *testing.T) {
+	lastCommand := make(chan string, 1)
 	addr := serve(t, func(c *textproto.Conn, _ int) {
 		greet(c)
 		takeMail(c)
-		farewell <- answer(c, "221 bye")
+		lastCommand <- answer(c, "221 bye")
 	})
 	c := config(t, addr)
 	c.IdleTimeout = time.Millisecond
 	_, err := start(t, c).Process(t.Context(), job(1, toBob))
 	require.NoError(t, err)
-	require.Equal(t, "QUIT", <-farewell)
+	require.Equal(t, "QUIT", <-lastCommand)
 }
 
 func TestHELO(t *testing.T) {

@@ -69,7 +69,7 @@ func (p *pool) put(c *conn) {
 	switch {
 	case c.broken:
 		_ = c.raw.Close()
-	case c.worn() || !p.keep(c):
+	case c.atLimit() || !p.keep(c):
 		c.quit()
 	}
 }

@@ -36,8 +36,8 @@ var full = counts{
 	delayAll: 50, resetAll: 50, halfOpen: 50, dropReplies: 50,
 }
 
-// taste is how many faults of each kind the short run has.
-var taste = counts{
+// fewFaults is how many faults of each kind the short run has.
+var fewFaults = counts{
 	killProcess: 4, stopProcess: 2, restartRedis: 1, flushScripts: 1, fillMemory: 1,
 	delayAll: 1, resetAll: 1, halfOpen: 1, dropReplies: 1,
 }
@@ -54,7 +54,7 @@ func TestChaos(t *testing.T) {
 	s := scene{bins: built(t, plainBuild), proxies: 3, replicas: many}
 	if os.Getenv("CHAOS_FULL") == "" {
 		s.name, s.lease = "single", time.Second
-		r.add(single(t, s, rng(1), mix{jobs: 600, crashes: 1, tenants: 3, least: 10, most: 60, during: 10 * time.Second}, taste))
+		r.add(single(t, s, rng(1), mix{jobs: 600, crashes: 1, tenants: 3, least: 10, most: 60, during: 10 * time.Second}, fewFaults))
 	} else {
 		s.lease = 2 * time.Second
 		fullRun(t, s, r, rng)

@@ -34,7 +34,7 @@ func directed(t *testing.T, control string) *phase {
 		env: map[string]string{"BULKACTION_CHAOS_CONTROL": control, "BULKACTION_MAX_DELIVERIES": "10", "BULKACTION_WORKER_COUNT": "10"},
 	})
 	rng := rand.New(rand.NewPCG(1, 1))
-	groups := plan(rng, "directed", mix{jobs: 200, tenants: 2, least: 20, most: 20, ms: 600, deaf: true, pieces: true})
+	groups := plan(rng, "directed", mix{jobs: 200, tenants: 2, least: 20, most: 20, ms: 600, ignoreCancel: true, pieces: true})
 	b := w.breaker
 	b.proxies[theIngest].DropReplies(0.3, rng)
 	b.proxies[theAggregator].DropReplies(0.2, rand.New(rand.NewPCG(2, 2)))

@@ -18,13 +18,13 @@ import (
 
 // payload tells the worker's processor what to do; the worker declares the same type.
 type payload struct {
-	N         int   `json:"n"` // index in group.jobs; ordinals differ from it, because pieces of a group may arrive in any order
-	MS        int   `json:"ms,omitempty"`
-	FailTimes int   `json:"fail_times,omitempty"`
-	Permanent bool  `json:"permanent,omitempty"`
-	Crash     bool  `json:"crash,omitempty"`
-	Deaf      bool  `json:"deaf,omitempty"`
-	Value     int64 `json:"value"`
+	N            int   `json:"n"` // index in group.jobs; ordinals differ from it, because pieces of a group may arrive in any order
+	MS           int   `json:"ms,omitempty"`
+	FailTimes    int   `json:"fail_times,omitempty"`
+	Permanent    bool  `json:"permanent,omitempty"`
+	Crash        bool  `json:"crash,omitempty"`
+	IgnoreCancel bool  `json:"ignore_cancel,omitempty"`
+	Value        int64 `json:"value"`
 }
 
 // group is a planned group: how it is submitted, and its expected outcome.
@@ -45,7 +45,7 @@ type mix struct {
 	least, most            int // number of jobs of a group
 	during                 time.Duration
 	quick                  bool // no job takes time, and none fails
-	deaf                   bool // jobs ignore the end of their context
+	ignoreCancel           bool // jobs ignore the end of their context
 	pieces                 bool // all groups are submitted in pieces, through the stream
 	ms                     int  // how long each job takes; 0: random, up to seconds
 }
@@ -81,7 +81,7 @@ func plan(rng *rand.Rand, name string, m mix) []*group {
 }
 
 func newJob(rng *rand.Rand, m mix) payload {
-	p := payload{Value: 1 + rng.Int64N(1000), MS: m.ms, Deaf: m.deaf}
+	p := payload{Value: 1 + rng.Int64N(1000), MS: m.ms, IgnoreCancel: m.ignoreCancel}
 	if m.quick {
 		return p
 	}

@@ -258,7 +258,7 @@ func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []
 	}
 	switch {
 	case job.done() && ends == 0:
-		r.violate("group %s: no worker has run job %d (%d ms) to its end: %s", g.id, ordinal, job.MS, story(runs))
+		r.violate("group %s: no worker has run job %d (%d ms) to its end: %s", g.id, ordinal, job.MS, describeRuns(runs))
 	case job.Permanent && fails == 0:
 		r.violate("group %s: no worker has let job %d fail", g.id, ordinal)
 	case !job.done() && ends > 0:
@@ -269,8 +269,8 @@ func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []
 	}
 }
 
-// story describes the runs of a job as text.
-func story(runs []execution) string {
+// describeRuns describes the runs of a job as text.
+func describeRuns(runs []execution) string {
 	var b strings.Builder
 	for _, e := range runs {
 		fmt.Fprintf(&b, "attempt %d in %s at %s", e.attempt, e.process, e.began.Format(clock))

@@ -42,21 +42,21 @@ func (p *unreliableAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.calls[job]++
 	first := p.calls[job] == 1
 	p.mu.Unlock()
-	switch mood := ordinal % 1000; {
-	case mood == 1 && first:
+	switch kind := ordinal % 1000; {
+	case kind == 1 && first:
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusTooManyRequests)
 		return
-	case mood == 2 && first:
+	case kind == 2 && first:
 		w.WriteHeader(http.StatusTooManyRequests)
 		return
-	case mood == 3 && first:
+	case kind == 3 && first:
 		w.WriteHeader(http.StatusInternalServerError)
 		return
-	case mood == 4:
+	case kind == 4:
 		w.WriteHeader(http.StatusNotFound)
 		return
-	case mood == 5 && first:
+	case kind == 5 && first:
 		p.hung.Add(1)
 		defer p.hung.Done()
 		select {

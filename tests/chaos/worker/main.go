@@ -21,13 +21,13 @@ import (
 type payload struct {
 	// N is the job's index in the plan of its group. Ordinals differ from it, because pieces of a
 	// group may arrive in any order.
-	N         int   `json:"n"`
-	MS        int   `json:"ms"`         // how long the job runs
-	FailTimes int   `json:"fail_times"` // number of attempts that fail before one succeeds
-	Permanent bool  `json:"permanent"`  // the job fails permanently
-	Crash     bool  `json:"crash"`      // the job kills its process
-	Deaf      bool  `json:"deaf"`       // the job ignores the end of its context
-	Value     int64 `json:"value"`      // the job's result
+	N            int   `json:"n"`
+	MS           int   `json:"ms"`            // how long the job runs
+	FailTimes    int   `json:"fail_times"`    // number of attempts that fail before one succeeds
+	Permanent    bool  `json:"permanent"`     // the job fails permanently
+	Crash        bool  `json:"crash"`         // the job kills its process
+	IgnoreCancel bool  `json:"ignore_cancel"` // the job ignores the end of its context
+	Value        int64 `json:"value"`         // the job's result
 }
 
 func main() {
@@ -58,7 +58,7 @@ func process(ctx context.Context, file *os.File, job processor.Job) (any, error)
 		return nil, err
 	}
 	stop := ctx.Done()
-	if p.Deaf {
+	if p.IgnoreCancel {
 		stop = nil
 	}
 	if p.MS > 0 {
