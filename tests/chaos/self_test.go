@@ -64,5 +64,5 @@ func TestRecoveriesAreReadFromTheWorkersFiles(t *testing.T) {
 
 	write("torn", "end g.9 1 10"+s+"\n")
 	_, err = readRuns(dir)
-	require.ErrorContains(t, err, "no start")
+	require.ErrorContains(t, err, "its start is missing")
 }
