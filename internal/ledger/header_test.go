@@ -33,9 +33,6 @@ var (
 func signatureOf(t *testing.T, header string) signature {
 	t.Helper()
 	var s signature
-	if !strings.Contains(header, "\n-- KEYS\n") {
-		return signatureOfLines(header)
-	}
 	for _, line := range table(t, header, "KEYS") {
 		if row := keyRow.FindStringSubmatch(line); row != nil {
 			s.keys = append(s.keys, row[2])
@@ -69,17 +66,6 @@ func signatureOf(t *testing.T, header string) signature {
 	return s
 }
 
-// signatureOfLines reads a header that lists its arguments in a line.
-func signatureOfLines(header string) signature {
-	s := signature{keys: []string{"base", "absent"}}
-	found := regexp.MustCompile(`(?m)^-- ARGV +(.*)`).FindStringSubmatch(header)[1]
-	found = regexp.MustCompile(`\([^()]*\)`).ReplaceAllString(found, "")
-	for range strings.Split(found, ", ") {
-		s.fixed = append(s.fixed, argument{unit: "-"})
-	}
-	return s
-}
-
 // numeric says whether values of a unit are numbers.
 func numeric(unit string) bool {
 	return slices.Contains([]string{"n", "0|1", "ms", "µs", "1/s", "jobs", "entries", "groups", "permits", "workers"}, unit)
@@ -88,9 +74,6 @@ func numeric(unit string) bool {
 // table returns the lines below a title of a header.
 func table(t *testing.T, header, title string) []string {
 	t.Helper()
-	if strings.Contains(header, "\n-- "+title+" ") {
-		return strings.Split(header, "\n") // of a header without tables
-	}
 	found := regexp.MustCompile(`(?m)^-- ` + title + `\n((?:--   .*(?:\n|$))+)`).FindStringSubmatch(header)
 	require.NotNil(t, found, "the header has no table %s", title)
 	return strings.Split(strings.TrimSuffix(found[1], "\n"), "\n")

@@ -1,27 +1,56 @@
--- why: looks at one job, or at the next one of a group, to tell what it waits for. It changes nothing.
--- KEYS  base
--- ARGV  group, ordinal (-1 = the next that waits), most types and most groups before it that are looked at
--- Reply {'NOGROUP'} | {'NOJOB'} |
---       {'OK', now, state ('' = nothing waits), ordinal, tenant, status, type ('' = only its blob tells), what is paused (of g, t and y),
---        held until (0: it is not held), until when its tenant is rate-limited (0: it is not), place in its queue (-1 = unknown),
---        groups before its own, jobs of these, 1 when groups are chosen by priority, started ms, ended, accepted, {count by state, …}, {type, …}}
--- A waiting job is found in its queue by bisection, for appends come in the order of ordinals; what a later round has put there may escape.
--- Twice: it answers again. Goes through when memory is full. Cost: a few commands for each type and group.
+-- why: reads what a job waits for, or the next waiting job of a group. It changes nothing.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group    -  the group's id
+--   2  ordinal  n  the job; -1 = the next waiting job
+--   3  most     n  most types, and most groups before this one, that the script looks at
+-- Reply
+--   {'NOGROUP'}  there is no such group
+--   {'NOJOB'}    the group has no such job
+--   {'OK', …}    the job:
+--     2   now            ms      Redis time
+--     3   state          -       state letter, '' = no job waits
+--     4   ordinal        n       the job
+--     5   tenant         -       its tenant
+--     6   status         -       status of its group
+--     7   typ            -       its type, '' = only its blob says it
+--     8   paused         -       what is paused: g group, t tenant, y type, or several of them
+--     9   held           ms      run_at of the group, 0 = the group is not held
+--     10  limited_until  ms      until then its tenant is rate-limited, 0 = it is not
+--     11  place          n       its position in its queue, -1 = not known
+--     12  before         groups  groups that are served before its own
+--     13  jobs           jobs    waiting jobs of these groups
+--     14  by_priority    0|1     priority orders the groups
+--     15  started        ms      when the first job of the round started, 0 = none has
+--     16  ended          jobs    jobs of the group that have ended
+--     17  accepted       jobs    jobs of the group
+--     18  counts         jobs    {non-ready, ready, in flight}
+--     19  types          -       {type, …} of the group
+-- The script finds a waiting job in its queue by bisection, because appends add jobs in the order
+-- of their ordinals. It may not find a job that a later round has put there.
+-- Twice: the second call answers again.
+-- Out of memory: goes through.
+-- Cost: some commands for each type and each group before this one.
 local group, ordinal, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'status', 'type', 'lane', 'paused', 'types', 'started', 'done', 'failed', 'cancelled',
-  'accepted', 'non_ready', 'ready', 'in_flight')
+local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'status', 'type', 'lane', 'paused', 'types', 'started',
+  'done', 'failed', 'cancelled', 'accepted', 'non_ready', 'ready', 'in_flight')
 if not g[1] then return { 'NOGROUP' } end
 local tenant, lane = g[1], g[4] or 'normal'
 local types = {}
 for typ in string.gmatch(g[6] or '', '[^|]+') do
   if #types < most then types[#types + 1] = typ end
 end
+
+-- number_at returns the ordinal of an element of a queue.
 local function number_at(typ, i)
   local number = string.match(call('LINDEX', B .. 'queue:' .. group .. ':' .. typ, i) or '', '^(%d+)|')
   return number and tonumber(number)
 end
 
--- find looks for a job in the queues of its group.
+-- find returns the type and the position of a job in the queues of its group, or -1.
 local function find()
   for _, typ in ipairs(types) do
     local lo, hi = 0, call('LLEN', B .. 'queue:' .. group .. ':' .. typ) - 1
@@ -63,5 +92,6 @@ if state == 'W' and typ ~= '' then
   end
 end
 local n = function(i) return tonumber(g[i] or 0) or 0 end
-return { 'OK', now_ms(), state, ordinal, tenant, g[2] or '', typ, paused, call('ZSCORE', B .. 'scheduled', group) or 0, limited_until or 0, place,
-  before, jobs, by_priority, n(7), n(8) + n(9) + n(10), n(11), { n(12), n(13), n(14) }, types }
+return { 'OK', now_ms(), state, ordinal, tenant, g[2] or '', typ, paused,
+  call('ZSCORE', B .. 'scheduled', group) or 0, limited_until or 0, place, before, jobs, by_priority,
+  n(7), n(8) + n(9) + n(10), n(11), { n(12), n(13), n(14) }, types }

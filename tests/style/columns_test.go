@@ -22,10 +22,6 @@ const (
 	tabColumns     = 4
 )
 
-// luaNotYetHeld lists the folders whose Lua files do not hold the limits yet.
-// Remove a folder from here as soon as its files are wrapped.
-var luaNotYetHeld = []string{"lua"}
-
 // TestColumns holds the lines of Go and Lua files to their limits:
 //
 //   - A line that is a comment alone has at most 100 columns, in test files too.
@@ -40,7 +36,7 @@ func TestColumns(t *testing.T) {
 	root := moduleRoot(t)
 	var offences []string
 	for _, file := range trackedFiles(t, root, ".go", ".lua") {
-		if slices.Contains(strings.Split(file, "/"), "testdata") || notYetHeld(file) {
+		if slices.Contains(strings.Split(file, "/"), "testdata") {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(root, file))
@@ -96,12 +92,6 @@ func TestColumnsAreFound(t *testing.T) {
 			require.Equal(t, c.lines, lines)
 		})
 	}
-}
-
-func notYetHeld(file string) bool {
-	return strings.HasSuffix(file, ".lua") && slices.ContainsFunc(luaNotYetHeld, func(folder string) bool {
-		return strings.HasPrefix(file, folder+"/")
-	})
 }
 
 // longLine is a line beyond its limit.
