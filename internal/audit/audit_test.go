@@ -94,11 +94,11 @@ func TestUnknownReducer(t *testing.T) {
 	require.Empty(t, w.audit(Options{}).Violations)
 	require.Empty(t, w.audit(Options{Reducers: w.plans}).Violations)
 
-	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "slot:0", `{"count":4,"aggregates":{}}`).Err())
+	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "partial:0", `{"count":4,"aggregates":{}}`).Err())
 	for _, opts := range []Options{{}, {Reducers: w.plans}} {
 		require.Equal(t, []string{whole(LawResults, "g")}, summary(w.audit(opts)))
 	}
-	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "slot:0", `{}`).Err())
+	w.ok(w.c.HSet(w.Context(), p.Aggregate("g"), "partial:0", `{}`).Err())
 	require.Equal(t, []string{whole(LawResults, "g")}, summary(w.audit(Options{})))
 }
 

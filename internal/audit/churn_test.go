@@ -181,15 +181,15 @@ func (c *churn) worker(p keyspace.Partition, name string) func(*rand.Rand) {
 	}
 }
 
-func (c *churn) aggregator(p keyspace.Partition, slot string) func(*rand.Rand) {
+func (c *churn) aggregator(p keyspace.Partition, partial string) func(*rand.Rand) {
 	return func(r *rand.Rand) {
 		c.consumers(p.ResultStream(), keyspace.GroupAggregator)
-		for _, m := range c.fresh(p.ResultStream(), keyspace.GroupAggregator, slot, int64(1+r.IntN(20))) {
+		for _, m := range c.fresh(p.ResultStream(), keyspace.GroupAggregator, partial, int64(1+r.IntN(20))) {
 			if id := m.Values["g"].(string); c.c.Exists(c.Context(), p.Group(id)).Val() == 1 {
-				c.reduceEntry(p, slot, m)
+				c.reduceEntry(p, partial, m)
 				continue
 			}
-			_, err := ledger.Reduce(c.Context(), c.c, p, ledger.ReduceArgs{Group: m.Values["g"].(string), Slot: slot, Entries: []string{m.ID}})
+			_, err := ledger.Reduce(c.Context(), c.c, p, ledger.ReduceArgs{Group: m.Values["g"].(string), Partial: partial, Entries: []string{m.ID}})
 			c.ok(err)
 		}
 	}

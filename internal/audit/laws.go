@@ -201,7 +201,7 @@ func (ps *pass) checkAggregate(g *group) {
 	} // else a reducer is unknown to this program: only the numbers of results are checked
 	var counted int64
 	for _, field := range slices.Sorted(maps.Keys(g.partials)) {
-		if !strings.HasPrefix(field, "slot:") {
+		if !strings.HasPrefix(field, "partial:") {
 			continue
 		}
 		n, err := mergePartial(plan, all, []byte(g.partials[field]))

@@ -411,23 +411,23 @@ var tampers = []tamper{
 		return want
 	}},
 	{"partial aggregate gone", func(w *world) []string {
-		w.ok(w.c.HDel(w.Context(), w.all().Aggregate("all"), "slot:7").Err())
+		w.ok(w.c.HDel(w.Context(), w.all().Aggregate("all"), "partial:7").Err())
 		return []string{whole(LawResults, "all")}
 	}},
 	{"partial aggregate with a higher count", func(w *world) []string {
-		slot := w.c.HGet(w.Context(), w.all().Aggregate("all"), "slot:7").Val()
-		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "slot:7", strings.Replace(slot, `{"count":2`, `{"count":3`, 1)).Err())
+		partial := w.c.HGet(w.Context(), w.all().Aggregate("all"), "partial:7").Val()
+		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "partial:7", strings.Replace(partial, `{"count":2`, `{"count":3`, 1)).Err())
 		return []string{whole(LawResults, "all")}
 	}},
 	{"aggregate with a higher count", func(w *world) []string {
-		slot := w.c.HGet(w.Context(), w.part("completed").Aggregate("completed"), "slot:0").Val()
-		i := strings.LastIndex(slot, `"count":10`)
+		partial := w.c.HGet(w.Context(), w.part("completed").Aggregate("completed"), "partial:0").Val()
+		i := strings.LastIndex(partial, `"count":10`)
 		require.Positive(w, i)
-		w.ok(w.c.HSet(w.Context(), w.part("completed").Aggregate("completed"), "slot:0", slot[:i]+`"count":11`+slot[i+10:]).Err())
+		w.ok(w.c.HSet(w.Context(), w.part("completed").Aggregate("completed"), "partial:0", partial[:i]+`"count":11`+partial[i+10:]).Err())
 		return []string{whole(LawResults, "completed")}
 	}},
 	{"unreadable partial aggregate", func(w *world) []string {
-		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "slot:7", "rubbish").Err())
+		w.ok(w.c.HSet(w.Context(), w.all().Aggregate("all"), "partial:7", "rubbish").Err())
 		return []string{whole(LawResults, "all")}
 	}},
 

@@ -206,17 +206,17 @@ func (w *world) outcome(p keyspace.Partition, typ string, g ledger.GroupOutcome)
 }
 
 // reduce reads entries of the results stream and reduces them, as an aggregator does.
-func (w *world) reduce(p keyspace.Partition, slot string, most int64) {
+func (w *world) reduce(p keyspace.Partition, partial string, most int64) {
 	w.consumers(p.ResultStream(), keyspace.GroupAggregator)
-	for _, m := range w.fresh(p.ResultStream(), keyspace.GroupAggregator, slot, most) {
-		w.reduceEntry(p, slot, m)
+	for _, m := range w.fresh(p.ResultStream(), keyspace.GroupAggregator, partial, most) {
+		w.reduceEntry(p, partial, m)
 	}
 }
 
-func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage) {
+func (w *world) reduceEntry(p keyspace.Partition, partial string, m redis.XMessage) {
 	id, lines := m.Values["g"].(string), m.Values["l"].(string)
 	for {
-		have := w.c.HMGet(w.Context(), p.Aggregate(id), "version:"+slot, "slot:"+slot).Val()
+		have := w.c.HMGet(w.Context(), p.Aggregate(id), "version:"+partial, "partial:"+partial).Val()
 		plan, err := aggregate.Plan(w.plans, w.c.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.ok(err)
 		state := plan.New()
@@ -224,7 +224,7 @@ func (w *world) reduceEntry(p keyspace.Partition, slot string, m redis.XMessage)
 			state, err = plan.Decode([]byte(asText(have[1])))
 			w.ok(err)
 		}
-		args := ledger.ReduceArgs{Group: id, Slot: slot, Version: asInt(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
+		args := ledger.ReduceArgs{Group: id, Partial: partial, Version: asInt(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
 		for line := range strings.SplitSeq(lines, "\n") {
 			n, ok := parseResultLine(line)
 			require.True(w, ok)

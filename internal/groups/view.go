@@ -69,7 +69,7 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 		Timestamps:     from.Entered,
 	}
 	g.ETASeconds = eta(&g, from.Started, at)
-	state, err := s.Merged(from.Aggregates, from.Slots)
+	state, err := s.Merged(from.Aggregates, from.Partials)
 	if err != nil {
 		return g, fmt.Errorf("group %s: %w", g.ID, err)
 	}
@@ -80,13 +80,13 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 }
 
 // Merged puts the partial aggregates of a group together.
-func (s *Store) Merged(asked string, slots []string) (*reducer.State, error) {
+func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) {
 	plan, err := aggregate.Plan(s.reducers, asked)
 	if err != nil {
 		return nil, err
 	}
 	all := plan.New()
-	for _, encoded := range slots {
+	for _, encoded := range partials {
 		part, err := plan.Decode([]byte(encoded))
 		if err != nil {
 			return nil, err

@@ -30,7 +30,7 @@ type Group struct {
 	Throttles, Retries int64
 
 	Aggregates string   // that were asked for, as JSON; "": none
-	Slots      []string // the partial aggregates, encoded by their reducers
+	Partials   []string // the partial aggregates, encoded by their reducers
 }
 
 // groupRead is a read of a group that was put into a pipeline.
@@ -80,8 +80,8 @@ func (r groupRead) parts() Group {
 		}
 	}
 	for field, value := range r.aggregate.Val() {
-		if strings.HasPrefix(field, layout.AggregateSlot) {
-			g.Slots = append(g.Slots, value)
+		if strings.HasPrefix(field, layout.AggregatePartial) {
+			g.Partials = append(g.Partials, value)
 		}
 	}
 	return g

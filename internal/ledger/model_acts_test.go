@@ -222,33 +222,33 @@ func (m *model) takeBack(typ string, most int) {
 }
 
 // actReduce reads results, or takes results read before, and reduces some of them together into one
-// of two slots.
+// of two partial aggregates.
 func (m *model) actReduce() {
 	m.results = append(m.results, m.readResults(2)...)
 	for _, e := range some(m, m.results, 2) {
-		slot := rapid.SampledFrom([]string{"0", "1"}).Draw(m.rt, "slot")
+		partial := rapid.SampledFrom([]string{"0", "1"}).Draw(m.rt, "partial")
 		if m.chance("with an old version") {
-			r := m.reduce(ledger.ReduceArgs{Group: e.group, Slot: slot, Version: 1000, State: []byte("0"), Entries: []string{e.entry}, Ordinals: e.ordinals})
+			r := m.reduce(ledger.ReduceArgs{Group: e.group, Partial: partial, Version: 1000, State: []byte("0"), Entries: []string{e.entry}, Ordinals: e.ordinals})
 			require.Equal(m, ledger.ReduceVersion, r.State)
 			continue
 		}
-		if bad := m.settle(slot, e); bad != nil { // an aggregator leaves these results out
+		if bad := m.settle(partial, e); bad != nil { // an aggregator leaves these results out
 			e.ordinals = slices.DeleteFunc(slices.Clone(e.ordinals), func(n int64) bool { return slices.Contains(bad, n) })
 			e.lines = ""
 			for i, n := range e.ordinals {
 				e.lines += strings.Repeat("\n", min(i, 1)) + fmt.Sprintf(`{"ordinal":%d}`, n)
 			}
-			require.Empty(m, m.settle(slot, e))
+			require.Empty(m, m.settle(partial, e))
 		}
-		if m.chance("the answer was lost") { // then the same call is repeated with the slot's present version
-			m.settle(slot, e)
+		if m.chance("the answer was lost") { // then the same call is repeated with the partial aggregate's present version
+			m.settle(partial, e)
 		}
 	}
 }
 
 // settle reduces results. If some may not be reduced, it reduces none and returns these.
-func (m *model) settle(slot string, e results) []int64 {
-	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(slot, e)
+func (m *model) settle(partial string, e results) []int64 {
+	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(partial, e)
 	require.Equal(m, bad, r.Bad, "results %+v", e)
 	return bad
 }

@@ -335,7 +335,7 @@ func (m *model) nothingLeft() {
 		by, _ := m.reference.groups[g].counts()
 		equal(m, int64(len(m.reference.groups[g].jobs)), by["done"]+by["failed"]+by["cancelled"], "ended jobs of %s", g)
 		h := aggregates[i].Val()
-		equal(m, by["done"], number(h["slot:0"])+number(h["slot:1"]), "the aggregate of %s", g)
+		equal(m, by["done"], number(h["partial:0"])+number(h["partial:1"]), "the aggregate of %s", g)
 		require.NoError(m, ledger.Expire(m.Context(), m.c, m.p, g, m.leads, false))
 	}
 	for _, key := range m.keys() {

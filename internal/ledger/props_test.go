@@ -141,7 +141,7 @@ func (w *world) reclaiming(maxLosses int) act {
 func (w *world) reducing(e results) act {
 	return func() error {
 		_, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
-			Group: e.group, Slot: "0", State: []byte("{}"), Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
+			Group: e.group, Partial: "0", State: []byte("{}"), Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
 		})
 		return err
 	}

@@ -11,11 +11,11 @@ import (
 
 var reduce = script("jobs/reduce", "signals", "states", "ranges")
 
-// ReduceArgs are results of one group that go into one slot of its aggregate.
+// ReduceArgs are results of one group that go into one partial aggregate.
 type ReduceArgs struct {
 	Group    string
-	Slot     string
-	Version  int64 // of the slot, as it was read
+	Partial  string // number of the partial aggregate
+	Version  int64  // of the partial aggregate, as it was read
 	State    []byte
 	Lines    []byte
 	Entries  []string
@@ -28,12 +28,12 @@ type ReduceState string
 // States of a reduction.
 const (
 	ReduceOK      ReduceState = "OK"
-	ReduceVersion ReduceState = "VERSION" // the slot has moved on: read it again
+	ReduceVersion ReduceState = "VERSION" // the partial aggregate has changed: read it again
 	ReduceBad     ReduceState = "BAD"     // some jobs are not to be reduced: leave them out
 	ReduceGone    ReduceState = "GONE"    // the group is no more
 )
 
-// ReduceReply is the slot's version, or the ordinals that are not to be reduced.
+// ReduceReply is the partial aggregate's version, or the ordinals that are not to be reduced.
 type ReduceReply struct {
 	State   ReduceState
 	Version int64
@@ -47,7 +47,7 @@ func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Reduce
 		ranges.add(o, 0)
 	}
 	args := make([]any, 0, 6+len(a.Entries))
-	args = append(args, a.Group, a.Slot, a.Version, a.State, a.Lines, ranges.text())
+	args = append(args, a.Group, a.Partial, a.Version, a.State, a.Lines, ranges.text())
 	for _, e := range a.Entries {
 		args = append(args, e)
 	}

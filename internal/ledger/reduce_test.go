@@ -37,17 +37,17 @@ func TestReduce(t *testing.T) {
 		e := w.reported("g", 3)
 		w.c.Del(w.Context(), w.p.Dirty())
 		a := ledger.ReduceArgs{
-			Group: "g", Slot: "7", State: []byte(`{"n":2}`), Lines: []byte(e[0].lines + "\n" + e[2].lines), Entries: []string{e[0].entry, e[2].entry}, Ordinals: []int64{0, 2},
+			Group: "g", Partial: "7", State: []byte(`{"n":2}`), Lines: []byte(e[0].lines + "\n" + e[2].lines), Entries: []string{e[0].entry, e[2].entry}, Ordinals: []int64{0, 2},
 		}
 		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(a))
 		require.Equal(w, "ADA", w.states("g"))
 		require.Equal(w, map[string]int64{"done": 3}, w.ledger("g"))
-		require.Equal(w, map[string]string{"slot:7": `{"n":2}`, "version:7": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
+		require.Equal(w, map[string]string{"partial:7": `{"n":2}`, "version:7": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
 		require.Equal(w, []string{string(a.Lines)}, w.c.LRange(w.Context(), w.p.Results("g"), 0, -1).Val())
 		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty()).Val(), "one result is missing yet")
 
-		// The same call again has an old version of the slot; with the new version its jobs are
+		// The same call again has an old version; with the new version its jobs are
 		// already reduced.
 		w.unchanged(func() {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: 1}, w.reduce(a))
@@ -56,7 +56,7 @@ func TestReduce(t *testing.T) {
 		})
 
 		// A batch is reduced as a whole or not at all: the caller must leave out bad results.
-		b := ledger.ReduceArgs{Group: "g", Slot: "0", State: []byte(`{"n":1}`), Lines: []byte(e[1].lines), Entries: []string{e[1].entry}, Ordinals: []int64{0, 1}}
+		b := ledger.ReduceArgs{Group: "g", Partial: "0", State: []byte(`{"n":1}`), Lines: []byte(e[1].lines), Entries: []string{e[1].entry}, Ordinals: []int64{0, 1}}
 		w.unchanged(func() { require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(b)) })
 		b.Ordinals = []int64{1}
 		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(b))
@@ -67,13 +67,14 @@ func TestReduce(t *testing.T) {
 	})
 }
 
-// If all results of an entry are already reduced, the entry is removed and the slot is unchanged.
+// If all results of an entry are already reduced, the entry is removed and the partial aggregate
+// is unchanged.
 func TestReduceNothing(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 1)
 		w.reduceInto("0", e[0])
-		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(ledger.ReduceArgs{Group: "g", Slot: "0", Version: 1, Entries: []string{e[0].entry}}))
-		require.Equal(w, map[string]string{"slot:0": "1", "version:0": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(ledger.ReduceArgs{Group: "g", Partial: "0", Version: 1, Entries: []string{e[0].entry}}))
+		require.Equal(w, map[string]string{"partial:0": "1", "version:0": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Results("g")).Val())
 	})
 }
@@ -82,7 +83,7 @@ func TestReduceNothing(t *testing.T) {
 func TestReduceWhatIsNotDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW
-		bad := ledger.ReduceArgs{Group: "g", Slot: "0", Ordinals: []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}}
+		bad := ledger.ReduceArgs{Group: "g", Partial: "0", Ordinals: []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}}
 		w.unchanged(func() {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: bad.Ordinals[1:]}, w.reduce(bad))
 			bad.Ordinals = []int64{0, 0}
@@ -141,12 +142,12 @@ func (w *world) ordinalOf(line string) int64 {
 	return n
 }
 
-// reduceInto reduces an entry into a slot. The slot's state is the number of its jobs.
-func (w *world) reduceInto(slot string, e results) ledger.ReduceReply {
+// reduceInto reduces an entry into a partial aggregate. Its state is the number of its jobs.
+func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	w.Helper()
-	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+slot, "slot:"+slot).Val()
+	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+partial, "partial:"+partial).Val()
 	r, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
-		Group: e.group, Slot: slot, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
+		Group: e.group, Partial: partial, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
 		Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
 	})
 	require.NoError(w, err)

@@ -6,7 +6,7 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  group    -  the group's id
---   2  slot     -  number of the partial aggregate
+--   2  partial  -  number of the partial aggregate
 --   3  version  n  version of the partial aggregate that the caller has read
 --   4  state    -  the new partial aggregate, with these results
 --   5  lines    -  the result lines
@@ -24,7 +24,7 @@
 -- answers BAD.
 -- Out of memory: goes through.
 -- Cost: some µs a batch.
-local group, slot, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local group, partial, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local key, stream, aggregate = B .. 'group:' .. group, B .. 'results', B .. 'aggregate:' .. group
 -- settle removes the entries that held the results.
 local function settle()
@@ -39,7 +39,7 @@ if not g[1] then
   settle()
   return { 'GONE' }
 end
-local have = tonumber(call('HGET', aggregate, 'version:' .. slot) or 0)
+local have = tonumber(call('HGET', aggregate, 'version:' .. partial) or 0)
 if have ~= version then return { 'VERSION', have } end
 local ranges, m = parse_ranges(ARGV[6])
 precheck_mark_dirty()
@@ -60,7 +60,7 @@ if m > 0 then
     if #bad > 0 then return { 'BAD', bad } end
   end
   have = version + 1
-  call('HSET', aggregate, 'slot:' .. slot, ARGV[4], 'version:' .. slot, have)
+  call('HSET', aggregate, 'partial:' .. partial, ARGV[4], 'version:' .. partial, have)
   call('RPUSH', B .. 'results:' .. group, ARGV[5])
   if all then apply(group, all) else store_states(group, ords, new, span) end
   call('HINCRBY', key, 'reduced', m)

@@ -103,13 +103,13 @@ const (
 // TypesSeparator divides the types of a group.
 const TypesSeparator = "|"
 
-// Aggregate is the hash aggregate:GROUP: partial aggregates, each in a slot of its own.
+// Aggregate is the hash aggregate:GROUP: the partial aggregates.
 //
 //	field              unit  written by           meaning
-//	slot:SLOT                reduce               the partial aggregate, encoded by its reducers
-//	version:SLOT             reduce               how often the slot was written
+//	partial:PARTIAL          reduce               the partial aggregate, encoded by its reducers
+//	version:PARTIAL          reduce               how often it was written
 const (
-	AggregateSlot    = "slot:"    // a prefix
+	AggregatePartial = "partial:" // a prefix
 	AggregateVersion = "version:" // a prefix
 )
 

@@ -124,7 +124,7 @@ func (p Partition) Payloads(group string) string { return p.base + "payloads:" +
 // Results is a list: chunks of result lines, as they were reduced.
 func (p Partition) Results(group string) string { return p.base + "results:" + group }
 
-// Aggregate is a hash: partial aggregates and their versions, by slot.
+// Aggregate is a hash: partial aggregates and their versions.
 func (p Partition) Aggregate(group string) string { return p.base + "aggregate:" + group }
 
 // Failures is a hash: ordinal → the error, and the job so that a later round can run it.

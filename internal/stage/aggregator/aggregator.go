@@ -219,7 +219,7 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 		if err != nil {
 			return err
 		}
-		args := ledger.ReduceArgs{Group: group, Slot: p.partial, Entries: ids}
+		args := ledger.ReduceArgs{Group: group, Partial: p.partial, Entries: ids}
 		if cached != nil {
 			// addResults changes the state, so the group is not cached until Redis has stored it.
 			p.cache.remove(group)

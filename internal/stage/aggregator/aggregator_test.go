@@ -202,7 +202,7 @@ func TestEntriesOfADeadAggregatorAreClaimed(t *testing.T) {
 		registry := reducer.NewRegistry()
 		plan, err := aggregate.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
 		require.NoError(w.T, err)
-		state, args := plan.New(), ledger.ReduceArgs{Group: "g", Slot: "9", Lines: []byte(read[0].Values["l"].(string))}
+		state, args := plan.New(), ledger.ReduceArgs{Group: "g", Partial: "9", Lines: []byte(read[0].Values["l"].(string))}
 		for line := range strings.SplitSeq(string(args.Lines), "\n") {
 			r := stagetest.Decode[api.Result](w.T, line)
 			require.NoError(w.T, state.Add(reducer.Result{Ordinal: r.Ordinal, Data: r.Data}))

@@ -105,7 +105,7 @@ func (p *partitionReducer) queueReads(
 	return func(pipe redis.Pipeliner) error {
 		for i, id := range ids {
 			reads[i].group = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
-			reads[i].partial = pipe.HMGet(ctx, p.partition.Aggregate(id), "version:"+p.partial, "slot:"+p.partial)
+			reads[i].partial = pipe.HMGet(ctx, p.partition.Aggregate(id), "version:"+p.partial, "partial:"+p.partial)
 		}
 		return nil
 	}

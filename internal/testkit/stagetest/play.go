@@ -136,7 +136,7 @@ func (w *World) Reduce() {
 	for _, m := range w.ReadResults("test") {
 		a := ledger.ReduceArgs{
 			Group:   m.Values["g"].(string),
-			Slot:    "0",
+			Partial: "0",
 			Lines:   []byte(m.Values["l"].(string)),
 			Entries: []string{m.ID},
 		}
