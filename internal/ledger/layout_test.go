@@ -87,7 +87,7 @@ func TestLayoutListsEveryField(t *testing.T) {
 	here := []string{
 		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", // create takes them as they come
 		"throttles", "waited", // in lists of names
-		"beat", // the watcher's
+		"renewals", // the watcher's, through CountRenewal
 	}
 	for hash, fields := range all {
 		for _, field := range fields {

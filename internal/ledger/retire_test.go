@@ -46,3 +46,32 @@ func TestRetire(t *testing.T) {
 		require.Equal(w, map[string]int64{"done": 2}, w.ledger("g"))
 	})
 }
+
+func TestHaveJobs(t *testing.T) {
+	both(t, func(w *world) {
+		have := func() bool {
+			w.Helper()
+			all, err := ledger.HaveJobs(w.Context(), w.c, w.p, []string{"missing", "T"})
+			require.NoError(w, err)
+			require.False(w, all[0])
+			return all[1]
+		}
+		require.False(w, have())
+		w.create("g", "acme", "T")
+		w.append("g", 1)
+		require.True(w, have(), "it waits")
+		w.admit("T", 1, noLimit)
+		require.True(w, have(), "it is ready")
+		run := w.read("T", "c")
+		w.start("T", run)
+		require.True(w, have(), "it is in flight")
+		w.outcome("T", other(ledger.OutcomeRetry, run[0], time.Hour))
+		require.True(w, have(), "it is non-ready")
+		w.cancel("g")
+		w.sweep("g")
+		require.False(w, have())
+		all, err := ledger.HaveJobs(w.Context(), w.c, w.p, nil)
+		require.NoError(w, err)
+		require.Empty(w, all)
+	})
+}

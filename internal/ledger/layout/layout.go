@@ -239,11 +239,11 @@ const (
 //	owner                    lead                 the process
 //	until              ms    lead                 the end of its lease
 //	fence                    lead                 its fencing number
-//	beat                     the watcher          how often the lead was renewed, by whichever
+//	renewals                 the watcher          how often the lead was renewed, by whichever
 //	                                              process
 //	suspicious               reclaim              entries that were found deleted; absent: none
 //	                                              since it was last read
 const (
-	WatchBeat       = "beat"
+	WatchRenewals   = "renewals"
 	WatchSuspicious = "suspicious"
 )

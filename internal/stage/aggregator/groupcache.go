@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -62,11 +60,8 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	if cached := p.cache.groups[group]; cached != nil {
 		return cached, nil
 	}
-	var reads [1]groupReply
-	if _, err := p.conn.Cmd.Pipelined(ctx, p.queueReads(ctx, reads[:], []string{group})); err != nil {
-		return nil, fmt.Errorf("read group %s: %w", group, err)
-	}
-	return p.decodeGroup(group, reads[0])
+	read := ledger.ReadPartials(ctx, p.conn.Cmd, p.partition, p.partial, []string{group})
+	return p.decodeGroup(group, read[0])
 }
 
 // prefetchGroups loads the groups of batches that are not cached, in one round trip. It ignores
@@ -81,54 +76,27 @@ func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch)
 	if len(missing) < 2 {
 		return
 	}
-	reads := make([]groupReply, len(missing))
-	_, _ = p.conn.Cmd.Pipelined(ctx, p.queueReads(ctx, reads, missing))
-	for i, group := range missing {
-		if reads[i].group.Err() != nil || reads[i].partial.Err() != nil {
-			continue
-		}
-		if cached, err := p.decodeGroup(group, reads[i]); err == nil && cached != nil {
-			p.cache.put(group, cached)
+	for i, read := range ledger.ReadPartials(ctx, p.conn.Cmd, p.partition, p.partial, missing) {
+		if cached, err := p.decodeGroup(missing[i], read); err == nil && cached != nil {
+			p.cache.put(missing[i], cached)
 		}
 	}
 }
 
-// groupReply holds the replies of Redis about one group: its fields, and this process's partial
-// aggregate.
-type groupReply struct{ group, partial *redis.SliceCmd }
-
-// queueReads returns a function that adds the reads of the groups ids to a pipeline. Their replies
-// go to reads.
-func (p *partitionReducer) queueReads(
-	ctx context.Context, reads []groupReply, ids []string,
-) func(redis.Pipeliner) error {
-	return func(pipe redis.Pipeliner) error {
-		for i, id := range ids {
-			reads[i].group = pipe.HMGet(ctx, p.partition.Group(id), "status", "tenant", "aggregate")
-			reads[i].partial = pipe.HMGet(ctx, p.partition.Aggregate(id), "version:"+p.partial, "partial:"+p.partial)
-		}
-		return nil
-	}
-}
-
-// decodeGroup makes a cachedGroup of the replies of Redis; nil when the group no longer exists. It
+// decodeGroup makes a cachedGroup of what Redis has of it; nil when the group no longer exists. It
 // returns an error when this process does not know one of the group's reducers.
-func (p *partitionReducer) decodeGroup(group string, r groupReply) (*cachedGroup, error) {
-	text := func(v any) string { s, _ := v.(string); return s }
-	fields, partial := r.group.Val(), r.partial.Val()
-	if text(fields[0]) == "" {
-		return nil, nil
+func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregate) (*cachedGroup, error) {
+	if read.Err != nil || !read.Exists {
+		return nil, read.Err
 	}
-	plan, err := aggregate.Plan(p.reducers, text(fields[2]))
+	plan, err := aggregate.Plan(p.reducers, read.Aggregates)
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
 	}
-	cached := &cachedGroup{tenant: text(fields[1])}
-	cached.version, _ = strconv.ParseInt(text(partial[0]), 10, 64)
-	encoded := text(partial[1])
-	if cached.size = len(encoded); encoded == "" {
+	cached := &cachedGroup{tenant: read.Tenant, version: read.Version, size: len(read.State)}
+	if read.State == "" {
 		cached.state = plan.New()
-	} else if cached.state, err = plan.Decode([]byte(encoded)); err != nil {
+	} else if cached.state, err = plan.Decode([]byte(read.State)); err != nil {
 		return nil, fmt.Errorf("group %s: %w", group, err)
 	}
 	return cached, nil

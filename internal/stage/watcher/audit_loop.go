@@ -100,9 +100,8 @@ func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context)
 	return runs
 }
 
-// step runs an incremental check if one is due, or if reclaim has reported a lease without its job
-// (field suspicious of the watch hash). If another process leads, it drops the partition's open
-// violations.
+// step runs an incremental check if one is due, or if reclaim has reported a lease without its job.
+// If another process leads, it drops the partition's open violations.
 func (l *auditLoop) step(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads {
@@ -115,11 +114,11 @@ func (l *auditLoop) step(ctx context.Context) error {
 		l.missingSince, l.missing = nil, audit.Candidates{}
 		l.check = audit.NewIncrementalCheck(l.conn, l.p)
 	}
-	removed, err := l.conn.Cmd.HDel(ctx, l.p.Watch(), "suspicious").Result()
+	suspicious, err := ledger.TakeSuspicion(ctx, l.conn.Cmd, l.p)
 	if err != nil {
-		return fmt.Errorf("read the mark of reclaim: %w", err)
+		return err
 	}
-	l.alarmed = l.alarmed || removed > 0
+	l.alarmed = l.alarmed || suspicious
 	if !l.alarmed && time.Now().Before(l.nextAt) {
 		return nil
 	}

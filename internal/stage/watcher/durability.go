@@ -8,6 +8,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
@@ -17,12 +18,12 @@ import (
 // append-only file was cut, or a lagging replica became master. Each loss is a violation of the law
 // durability, which is published until that succeeds.
 func (p *partitionLoop) countRenewal(ctx context.Context) error {
-	n, err := p.conn.Cmd.HIncrBy(ctx, p.p.Watch(), "renewals", 1).Result()
+	n, err := ledger.CountRenewal(ctx, p.conn.Cmd, p.p)
 	switch {
 	case call.IsOOM(err):
 		return nil // the next renewal is counted when Redis has memory again
 	case err != nil:
-		return fmt.Errorf("count renewals of the leader lease: %w", err)
+		return err
 	}
 	if lost := p.renewals + 1 - n; p.renewals > 0 && lost > 0 {
 		p.unannounced = append(p.unannounced, api.Violation{

@@ -71,8 +71,8 @@ func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 // expireGroup deletes a group and then its owner key, so that its id can be used again. If the
 // group was created again in between, the owner key stays or is written again.
 func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
-	tenant, err := p.conn.Cmd.HGet(ctx, p.p.Group(id), "tenant").Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	tenant, err := ledger.TenantOf(ctx, p.conn.Cmd, p.p, id)
+	if err != nil {
 		return fmt.Errorf("expire group %s: %w", id, err)
 	}
 	if err := ledger.Expire(ctx, p.conn.Cmd, p.p, id, p.fence, false); err != nil {

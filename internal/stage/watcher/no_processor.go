@@ -61,27 +61,19 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 			served[typ] = true
 		}
 	}
-	types, err := p.conn.Cmd.ZRangeWithScores(ctx, p.p.Types(), 0, -1).Result()
+	types, err := ledger.Types(ctx, p.conn, p.p)
 	if err != nil || len(types) == 0 {
 		return nil, err
 	}
-	loads, ready := make([]*redis.SliceCmd, len(types)), make([]*redis.IntCmd, len(types))
-	_, err = p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, z := range types {
-			typ := z.Member.(string)
-			loads[i], ready[i] = pipe.HMGet(ctx, p.p.Load(typ), "waiting", "non_ready"), pipe.XLen(ctx, p.p.Ready(typ))
-		}
-		return nil
-	})
+	haveJobs, err := ledger.HaveJobs(ctx, p.conn.Cmd, p.p, types)
 	if err != nil {
-		return nil, fmt.Errorf("read the jobs of types: %w", err)
+		return nil, err
 	}
 	unserved := map[string]time.Time{}
 	var servedTypes []redis.Z
 	var idle []string
-	for i, z := range types {
-		typ, load := z.Member.(string), loads[i].Val()
-		if empty := isZero(load[0]) && isZero(load[1]) && ready[i].Val() == 0; empty && !served[typ] {
+	for i, typ := range types {
+		if !haveJobs[i] && !served[typ] {
 			idle = append(idle, typ)
 			continue
 		}
@@ -108,9 +100,6 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 	}
 	return unserved, nil
 }
-
-// isZero reports whether a counter read from a hash is 0 or missing.
-func isZero(count any) bool { return count == nil || count == "0" }
 
 // failReadyJobs reads a type's ready stream as a worker would and reports its jobs as failed with
 // code NO_PROCESSOR, for about a second. It returns whether there may be more jobs: the fetcher

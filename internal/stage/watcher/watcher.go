@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
@@ -254,7 +253,7 @@ func (p *partitionLoop) advanceDirty(ctx context.Context) (bool, error) {
 // unfinished. A group that needs more memory than Redis has stays dirty, and the others advance all
 // the same; the returned error then says that memory was missing.
 func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
-	unsettled, err := p.unsettled(ctx, ids)
+	unsettled, err := ledger.Unsettled(ctx, p.conn.Cmd, p.p, ids)
 	if err != nil {
 		return err
 	}
@@ -273,7 +272,7 @@ func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
 	}
 	// A group that was cancelled or reopened since the first reading may no longer be dirty:
 	// complete it now, since nobody else may do it.
-	unsettledNow, err := p.unsettled(ctx, ids)
+	unsettledNow, err := ledger.Unsettled(ctx, p.conn.Cmd, p.p, ids)
 	if err != nil {
 		return err
 	}
@@ -286,31 +285,6 @@ func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
 		}
 	}
 	return oom
-}
-
-// unsettled returns which of these groups have a cancellation or a reopening that is not completed.
-// A group whose hash can't be read is left out; the attempt to advance it reports the error.
-func (p *partitionLoop) unsettled(ctx context.Context, ids []string) (map[string]bool, error) {
-	if len(ids) == 0 {
-		return nil, nil
-	}
-	fields := make([]*redis.SliceCmd, len(ids))
-	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, id := range ids {
-			fields[i] = pipe.HMGet(ctx, p.p.Group(id), "sweep", "requeue")
-		}
-		return nil
-	})
-	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
-		return nil, fmt.Errorf("read unfinished cancellations and reopenings: %w", err)
-	}
-	unsettled := map[string]bool{}
-	for i, id := range ids {
-		if v := fields[i].Val(); len(v) == 2 && (v[0] != nil || v[1] != nil) {
-			unsettled[id] = true
-		}
-	}
-	return unsettled, nil
 }
 
 // advanceGroup moves a group through as many states as its counts allow. If its cancellation or

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -286,26 +285,16 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	if len(large) == 0 {
 		return nil
 	}
+	jobs := make([]ledger.JobRef, len(large))
+	for i, t := range large {
+		jobs[i] = ledger.JobRef{Group: t.Group, Ordinal: t.Ordinal}
+	}
 	return p.retryStep(ctx, "load payloads", func(ctx context.Context) error {
-		replies := make([]*redis.StringCmd, len(large))
-		_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for i, t := range large {
-				replies[i] = pipe.HGet(ctx, p.partition.Payloads(t.Group), fmt.Sprint(t.Ordinal))
-			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, redis.Nil) {
-			return err
+		payloads, err := ledger.Payloads(ctx, p.conn.Cmd, p.partition, jobs)
+		for i := range payloads {
+			large[i].loadedPayload = payloads[i] // "" when the payload is lost; callProcessor reports that
 		}
-		for i, t := range large {
-			// Each reply has its own error: the connection can fail after a reply that found no
-			// payload.
-			if err := replies[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
-				return err
-			}
-			t.loadedPayload = replies[i].Val() // "" when the payload is lost; callProcessor reports that
-		}
-		return nil
+		return err
 	})
 }
 

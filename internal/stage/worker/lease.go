@@ -2,11 +2,9 @@ package worker
 
 import (
 	"context"
-	"errors"
+	"maps"
 	"slices"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -61,21 +59,17 @@ func (w *Worker) stopCancelled(ctx context.Context) error {
 		groups[t.Group] = append(groups[t.Group], t)
 	}
 	for p, groups := range byGroup {
-		status := map[string]*redis.StringCmd{}
-		_, err := w.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for g := range groups {
-				status[g] = pipe.HGet(ctx, p.Group(g), "status")
-			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, redis.Nil) {
+		ids := slices.Collect(maps.Keys(groups))
+		statuses, err := ledger.Statuses(ctx, w.conn.Cmd, p, ids)
+		if err != nil {
 			return err
 		}
-		for g, tasks := range groups {
-			if errors.Is(status[g].Err(), redis.Nil) || api.Status(status[g].Val()) == api.StatusCancelled {
-				for _, t := range tasks {
-					t.ctx.stop(errCancelled)
-				}
+		for i, status := range statuses {
+			if status != "" && status != api.StatusCancelled {
+				continue
+			}
+			for _, t := range groups[ids[i]] {
+				t.ctx.stop(errCancelled)
 			}
 		}
 	}
