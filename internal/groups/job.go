@@ -27,7 +27,7 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	if !mayWait[j.State] {
 		return j, nil
 	}
-	letter, w, err := s.why(ctx, p, group, ordinal, status.Err)
+	letter, w, err := s.explainer.Job(ctx, p, group, ordinal, status.Err)
 	if err != nil {
 		return j, apiError(err)
 	}
@@ -54,4 +54,14 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 		j.Attempts = max(j.Attempts, e.Attempts)
 	}
 	return j
+}
+
+// Why says what the next job of a group waits for.
+func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
+	p, _, err := s.locateGroup(ctx, group)
+	if err != nil {
+		return api.Why{}, err
+	}
+	w, err := s.explainer.Group(ctx, p, group)
+	return w, apiError(err)
 }

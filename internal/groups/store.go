@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
+	"github.com/bulkaction/bulkaction/internal/groups/why"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -42,6 +43,7 @@ type Store struct {
 	tel            *telemetry.Telemetry
 	reducers       *reducer.Registry
 	backpressure   *backpressure.Controller
+	explainer      *why.Explainer
 	tenants        tenantCache
 	groupLocks     keyedMutex
 	appender       redis.Cmdable              // runs the commands of submissions and appends
@@ -62,6 +64,7 @@ func New(
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
 		backpressure: backpressure.New(
 			backpressure.Config{MaxBacklog: cfg.MaxBacklog, MaxMemoryRatio: cfg.MaxMemoryRatio}, conn, space),
+		explainer:      why.New(conn, space, cfg.Rate),
 		appendBatchers: newBatchers[*pendingAppend](space), replicaWaiters: newReplicaWaiters(space),
 	}
 }

@@ -14,54 +14,54 @@ import (
 
 var why = script("jobs/why", "priority")
 
-// NextJob stands for the ordinal of the group's next job that waits.
+// NextJob stands for the ordinal of the group's next waiting job.
 const NextJob = -1
 
-// Look is what can be seen of a job that may be waiting.
-type Look struct {
-	Now          time.Time // by Redis
-	State        Letter    // its letter; 0 when the next job was asked for and none waits in a queue
-	Ordinal      int64     // NextJob when there is none
-	Tenant, Type string
-	Status       api.Status // of the group
-	Types        []string   // that the group's jobs have
+// WaitingJob is what one read tells of a job that may be waiting, of its group and of the jobs
+// before it.
+type WaitingJob struct {
+	Now          time.Time // Redis's clock
+	State        Letter    // 0 when NextJob was asked for and no job of the group is in the fair queue
+	Ordinal      int64     // NextJob when State is 0
+	Tenant, Type string    // Type is "" when the group has several types and only the job's blob names its own
+	Status       api.Status
+	Types        []string // the types of the group's jobs
 
 	GroupPaused, TenantPaused, TypePaused bool
 
-	HeldUntil        time.Time // the group's run_at while it is held; zero: it is not
+	HeldUntil        time.Time // the group's run_at; zero: the group may start
 	RateLimitedUntil time.Time // when the tenant returns to the fair queue; zero: it is not rate-limited
-	Place            int64     // jobs before it in its queue; -1: unknown
-	ByPriority       bool      // groups are chosen by priority, whoever's they are; else a tenant's own stand in a line
-	GroupsBefore     int64     // before its own in that order, for its type
-	JobsBefore       int64     // jobs of these that wait
-	Started          time.Time // the group; zero: it has not
-	Ended            int64     // jobs of the group
-	Accepted         int64
-	NonReady         int64
-	Ready            int64
-	InFlight         int64
+	Place            int64     // waiting jobs of its group and type before it; -1: unknown
+	ByPriority       bool      // groups of all tenants are ordered by priority; otherwise each tenant's by age and size
+	GroupsBefore     int64     // groups before its group in that order, for its type
+	JobsBefore       int64     // waiting jobs of these groups
+	Started          time.Time // when the group's first job started; zero: none has
+
+	// Counts of the group. Ended jobs are done, failed or cancelled.
+	Accepted, NonReady, Ready, InFlight, Ended int64
 }
 
-// Why looks at a job, or with NextJob at the one that its group would dequeue next. At most so
-// many types of the group and groups before it are looked at. Errors: api.ErrNotFound.
+// Why reads a job, or with NextJob the one that its group would dequeue next. It looks at no more
+// than most types of the group and most groups before it: beyond that, JobsBefore is too low.
+// Errors: api.ErrNotFound.
 func Why(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,
-) (Look, error) {
+) (WaitingJob, error) {
 	r, err := run(ctx, c, why, p, group, ordinal, most)
 	if err != nil {
-		return Look{}, err
+		return WaitingJob{}, err
 	}
 	switch r.str(0) {
 	case "NOGROUP":
-		return Look{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+		return WaitingJob{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	case "NOJOB":
-		return Look{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
+		return WaitingJob{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
 	paused := map[rune]bool{}
 	for _, what := range r.str(7) {
 		paused[what] = true
 	}
-	l := Look{
+	j := WaitingJob{
 		Now:              time.UnixMilli(r.num(1)),
 		Ordinal:          r.num(3),
 		Tenant:           r.str(4),
@@ -81,18 +81,18 @@ func Why(
 		Accepted:         r.num(16),
 	}
 	if state := r.str(2); state != "" {
-		l.State = Letter(state[0])
+		j.State = Letter(state[0])
 	}
 	counts := r.list(17)
-	l.NonReady, l.Ready, l.InFlight = counts.num(0), counts.num(1), counts.num(2)
+	j.NonReady, j.Ready, j.InFlight = counts.num(0), counts.num(1), counts.num(2)
 	for i, types := 0, r.list(18); i < len(types); i++ {
-		l.Types = append(l.Types, types.str(i))
+		j.Types = append(j.Types, types.str(i))
 	}
-	return l, nil
+	return j, nil
 }
 
-// when reads a time in ms that may be a sorted set's score, which Redis writes as
-// it likes; zero is none.
+// when reads a time in ms. It may be the score of a sorted set, which Redis may write with an
+// exponent. A value that is no time is the zero time.
 func (r reply) when(i int) time.Time {
 	ms, err := strconv.ParseFloat(r.str(i), 64)
 	if err != nil || !(ms > 0 && ms < 1<<53) {

@@ -30,7 +30,7 @@ func init() {
 	}})
 }
 
-func (w *world) why(group string, ordinal int64) ledger.Look {
+func (w *world) why(group string, ordinal int64) ledger.WaitingJob {
 	w.Helper()
 	l, err := ledger.Why(w.Context(), w.c, w.p, group, ordinal, 100)
 	require.NoError(w, err)
@@ -55,7 +55,7 @@ func TestWhy(t *testing.T) {
 		require.ErrorIs(w, err, api.ErrNotFound)
 
 		before := w.dump()
-		look := ledger.Look{Tenant: "acme", Status: api.StatusCreated, Types: []string{"T", "U"}, Accepted: 60, State: ledger.Waiting}
+		look := ledger.WaitingJob{Tenant: "acme", Status: api.StatusCreated, Types: []string{"T", "U"}, Accepted: 60, State: ledger.Waiting}
 		for ordinal := range int64(60) {
 			want := look
 			want.Ordinal, want.Type, want.Place, want.GroupsBefore, want.JobsBefore = ordinal, "T", ordinal-ordinal/3, 1, 4
@@ -87,7 +87,7 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.append("g", 3)
-		require.Equal(w, ledger.Look{Tenant: "acme", Status: api.StatusCreated, Types: []string{"T"}, Type: "T", Accepted: 3, State: ledger.Waiting, Ordinal: 2, Place: 2}, w.why("g", 2))
+		require.Equal(w, ledger.WaitingJob{Tenant: "acme", Status: api.StatusCreated, Types: []string{"T"}, Type: "T", Accepted: 3, State: ledger.Waiting, Ordinal: 2, Place: 2}, w.why("g", 2))
 		w.c.HSet(w.Context(), w.p.Group("g"), "paused", 1)
 		w.c.HSet(w.Context(), w.p.Pauses(), "t:acme", 1, "y:T", 1)
 		w.c.ZAdd(w.Context(), w.p.RateLimited("T"), redis.Z{Score: 1_700_000_000_000, Member: "acme"})

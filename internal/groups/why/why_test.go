@@ -1,4 +1,4 @@
-package groups_test
+package why_test
 
 import (
 	"context"
@@ -7,29 +7,36 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// served lets a worker live that serves types, for some seconds.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+var now = groups.Origin{At: time.Now()}
+
+// served makes a worker process alive, for some seconds, that serves these types.
 func served(w *stagetest.World, types ...string) {
 	w.T.Helper()
 	require.NoError(w.T, presence.PublishWorker(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: types}}))
 }
 
-// job asks for one job while T and U are served.
+// job reads a job while a worker process serves T and U.
 func job(w *stagetest.World, group string, ordinal int64) api.Job {
 	w.T.Helper()
 	served(w, "T", "U")
 	return w.Job(group, ordinal)
 }
 
+// whyOf explains a group's next job while a worker process serves T and U.
 func whyOf(w *stagetest.World, group string) api.Why {
 	w.T.Helper()
 	served(w, "T", "U")
@@ -39,7 +46,7 @@ func whyOf(w *stagetest.World, group string) api.Why {
 	return why
 }
 
-// back sends a job back as its worker would, to come again after delay.
+// back reports a job as its worker would; the job is due again after delay.
 func back(w *stagetest.World, h stagetest.Held, kind ledger.OutcomeKind, delay time.Duration) {
 	w.T.Helper()
 	r, err := ledger.Outcome(context.WithoutCancel(w.T.Context()), w.Conn.Cmd, w.P, h.Type, ledger.Congestion{Cap: 10 * time.Hour}, []ledger.GroupOutcome{{Group: h.Group, Others: []ledger.OtherJob{{
@@ -69,8 +76,8 @@ func TestWhyFairness(t *testing.T) {
 	})
 }
 
-// A job stands in the line of its own type; what is before it there is counted exactly, also after
-// the head has gone.
+// Only jobs of its own type are before a job. They are counted exactly, also after the first ones
+// were dequeued.
 func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -91,8 +98,8 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	require.Equal(t, api.WhyNoProcessor, w.Job("g", 1).Waiting)
 }
 
-// What a later round has put back is not in the order of ordinals; its place is counted
-// by the states.
+// Jobs that a later round has requeued are not in the order of ordinals; their place is counted
+// from the states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -134,7 +141,7 @@ func TestWhyReady(t *testing.T) {
 		require.Equal(w.T, "ready", j.State)
 		require.Equal(w.T, api.WhyFairness, j.Waiting)
 		require.EqualValues(w.T, 2, *j.Why.Position, "two of those before it are running")
-		require.Equal(w.T, "It is handed out and waits for a free worker, behind 2 others.", j.Why.Detail)
+		require.Equal(w.T, "It is ready and waits for a free worker, behind 2 others.", j.Why.Detail)
 		why := whyOf(w, "g")
 		require.Equal(w.T, "g.2", why.Job)
 		require.EqualValues(w.T, 0, *why.Position)
@@ -146,9 +153,8 @@ func TestWhyReady(t *testing.T) {
 	})
 }
 
-// Of a group that has jobs running and others handed out, the next one counts what really
-// lies before it.
-func TestWhyReadyBehindItsOwn(t *testing.T) {
+// The next job of a group with running and ready jobs counts the entries that are really before it.
+func TestWhyReadyBehindOtherGroups(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
@@ -164,7 +170,7 @@ func TestWhyReadyBehindItsOwn(t *testing.T) {
 	require.EqualValues(t, 3, *why.Position)
 }
 
-func TestWhyParked(t *testing.T) {
+func TestWhyNonReady(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 4)
 		w.Admit("T")
@@ -177,8 +183,8 @@ func TestWhyParked(t *testing.T) {
 			hours          float64
 		}{
 			0: {api.WhyRetry, `^Its last attempt did not succeed \(BUSY\): its next attempt is at 20`, 1},
-			1: {api.WhyCongestion, `^A partner asked for patience \(BUSY\): its next attempt is at 20`, 2},
-			2: {api.WhyRetry, `^Its last attempt did not succeed: it is due and waits for a permit and for room among what is handed out\.$`, 0},
+			1: {api.WhyCongestion, `^A downstream API asked to wait \(BUSY\): its next attempt is at 20`, 2},
+			2: {api.WhyRetry, `^Its last attempt did not succeed: it is due and waits for a permit and for free capacity in the ready stream\.$`, 0},
 		} {
 			j := job(w, "g", ordinal)
 			require.Equal(w.T, "non_ready", j.State)
@@ -186,7 +192,7 @@ func TestWhyParked(t *testing.T) {
 			require.Regexp(w.T, c.detail, j.Why.Detail)
 			require.Equal(w.T, j.Until, j.Why.Until)
 			if c.hours == 0 {
-				require.Nil(w.T, j.Until, "not before a time in the past says nothing")
+				require.Nil(w.T, j.Until, "a time in the past says nothing")
 				require.Nil(w.T, j.Why.EstimateSeconds, "no speed is known")
 				require.EqualValues(w.T, 0, *j.Why.Position)
 				continue
@@ -198,14 +204,14 @@ func TestWhyParked(t *testing.T) {
 		require.Equal(w.T, api.WhyRetry, why.Reason)
 
 		require.NoError(w.T, w.Conn.Cmd.HSet(context.WithoutCancel(w.T.Context()), w.P.Errors("g"), "0", `{"code":"BUSY","until":1,"reason":"A"}`).Err())
-		require.Equal(w.T, api.WhyRetry, job(w, "g", 0).Waiting, "an error that is over says nothing: the job is looked for")
+		require.Equal(w.T, api.WhyRetry, job(w, "g", 0).Waiting, "an error record whose time has passed says nothing: the job is searched for")
 		served(w)
 		require.Equal(w.T, api.WhyNoProcessor, w.Job("g", 1).Waiting)
 	})
 }
 
-// One job is found among many that others have parked, in bounded steps.
-func TestWhyAmongManyThatAreParked(t *testing.T) {
+// A job is found among many non-ready jobs of its tenant.
+func TestWhyAmongManyNonReadyJobs(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	const n = 3000
@@ -222,7 +228,7 @@ func TestWhyAmongManyThatAreParked(t *testing.T) {
 		require.Equal(t, api.WhyScheduled, j.Waiting)
 		require.Equal(t, later.UnixMilli(), j.Until.UnixMilli())
 	}
-	// A job that is nowhere is on its way; that is no reason.
+	// A job that is at no location is on its way: it waits for no reason.
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.NonReadyOf("acme")).Err())
 	j := job(w, "g1", 5)
 	require.Equal(t, "non_ready", j.State)
@@ -239,7 +245,7 @@ func TestWhyScheduled(t *testing.T) {
 		require.Equal(w.T, later.UnixMilli(), j.Until.UnixMilli())
 		require.InDelta(w.T, 3600, *j.Why.EstimateSeconds, 60)
 		served(w)
-		require.Equal(w.T, api.WhyScheduled, w.Job("g", 1).Waiting, "before the missing worker")
+		require.Equal(w.T, api.WhyScheduled, w.Job("g", 1).Waiting, "checked before the missing worker")
 		require.Equal(w.T, api.WhyScheduled, whyOf(w, "g").Reason)
 	})
 }
@@ -271,15 +277,15 @@ func TestWhyRate(t *testing.T) {
 	require.EqualValues(t, 3600_000, j.Why.Limit.WindowMS)
 	require.NotNil(t, j.Why.Position)
 	require.Equal(t, api.WhyRate, whyOf(w, "g").Reason)
-	require.Equal(t, "global", j.Why.Limit.Scope, "who is alone has all of it")
+	require.Equal(t, "global", j.Why.Limit.Scope, "the only active tenant has all of it")
 
-	// The marker has a reserved start.
+	// A permit is reserved for the marker.
 	marker := job(w, "g", permits)
 	require.Equal(t, c.NonReady == 1, marker.State == "non_ready")
 	require.Equal(t, api.WhyRate, marker.Waiting)
 	require.NotNil(t, marker.Why.Limit)
 
-	// Another tenant has its own share left, but there is none of the whole.
+	// Another tenant has its share left, but the global limit has no permit.
 	w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(1)})
 	other := job(w, "h", 0)
 	require.Equal(t, api.WhyRate, other.Waiting)
@@ -309,7 +315,7 @@ func TestWhyPaused(t *testing.T) {
 		require.Equal(w.T, "Paused: group g and tenant acme and type T. It goes on when all of them are resumed.", all.Detail)
 		require.Equal(w.T, []string{"group", "tenant", "type"}, whyOf(w, "g").PausedBy)
 		served(w)
-		require.Equal(w.T, api.WhyPaused, w.Job("g", 0).Waiting, "before the missing worker")
+		require.Equal(w.T, api.WhyPaused, w.Job("g", 0).Waiting, "checked before the missing worker")
 
 		require.NoError(w.T, w.Store.ResumeTenant(ctx, "acme"))
 		require.NoError(w.T, w.Store.ResumeType(ctx, "T"))
@@ -321,7 +327,7 @@ func TestWhyPaused(t *testing.T) {
 	})
 }
 
-func TestWhyNothingIsWaitedFor(t *testing.T) {
+func TestWhyNoJobWaits(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 2)
@@ -353,8 +359,7 @@ func TestWhyNothingIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Jobs move all the time while they are asked for: an answer must suit the state that
-// it comes with.
+// Jobs move all the time while they are read: each answer must fit the state that it comes with.
 func TestWhyWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -370,7 +375,7 @@ func TestWhyWhileJobsMove(t *testing.T) {
 			w.Done("1", held[1:]...)
 		}
 	}()
-	suits := map[string][]string{
+	fits := map[string][]string{
 		"waiting": {api.WhyFairness, ""}, "ready": {api.WhyFairness, ""}, "non_ready": {api.WhyRetry, ""},
 		"in_flight": {""}, "done": {""},
 	}
@@ -383,7 +388,7 @@ func TestWhyWhileJobsMove(t *testing.T) {
 		default:
 		}
 		j := job(w, "g", i*7%n)
-		require.Contains(t, suits[j.State], j.Waiting, j.State)
+		require.Contains(t, fits[j.State], j.Waiting, j.State)
 		asked++
 	}
 }

@@ -1,4 +1,4 @@
-package groups_test
+package why_test
 
 import (
 	"testing"
@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// hourly gives the world a limit of 3600 permits an hour, and returns what spends all that may be
-// spent on type T.
+// hourly sets a limit of 3,600 permits per hour. It returns a function that spends all permits that
+// jobs of type T may spend.
 func hourly(w *stagetest.World, share string, partitions int) func() {
 	w.T.Helper()
 	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}
@@ -36,9 +36,9 @@ func TestWhyShare(t *testing.T) {
 	for _, share := range []string{ledger.ShareStatic, ledger.ShareElastic} {
 		w := stagetest.Shared(t)
 		spend := hourly(w, share, 1)
-		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "U", Jobs: stagetest.Numbered(3600)}) // it keeps its share
+		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "U", Jobs: stagetest.Numbered(3600)}) // it leaves its share
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3700)})
-		require.Equal(t, api.WhyFairness, job(w, "g", 3699).Waiting, "it has all of its share left")
+		require.Equal(t, api.WhyFairness, job(w, "g", 3699).Waiting, "its share is not used yet")
 		spend()
 		require.EqualValues(t, 1800, w.Counts("g").Ready)
 		j := job(w, "g", 3699)
@@ -58,7 +58,7 @@ func TestWhyShare(t *testing.T) {
 	}
 }
 
-// Of the limit of all a partition has a part: that is not the whole.
+// A partition has only a part of the global limit.
 func TestWhyPartOfTheLimit(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -1,0 +1,105 @@
+package why
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// Values of api.WhyLimit.Scope.
+const (
+	scopeTenant = "tenant" // the tenant's own limit
+	scopeShare  = "share"  // the tenant's share of the global limit
+	scopeGlobal = "global"
+)
+
+// rateLimited applies to a job whose tenant, or the whole installation, has no permit left.
+func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
+	if j.State == ledger.Ready { // it has spent its permit
+		return nil
+	}
+	st, err := j.tenantState(ctx)
+	if err != nil {
+		return err
+	}
+	next := latest(latest(j.ownPermit(st), j.sharePermit(st)), st.GlobalPermit)
+	w.Until = timeIfAfter(next, latest(j.Now, st.Now))
+	if w.Until == nil {
+		return nil
+	}
+	w.Reason, w.Limit = api.WhyRate, j.usedUpLimit(st)
+	w.Detail = j.describeLimit(w.Limit, st) + ": the next permit comes at " + formatTime(*w.Until) +
+		j.describePlace(w, st) + "."
+	if least := roundTo(w.Until.Sub(j.Now).Seconds(), 10); w.EstimateSeconds != nil {
+		*w.EstimateSeconds = max(*w.EstimateSeconds, least)
+	}
+	return nil
+}
+
+// ownPermit returns when the tenant's own limit or share allows its next permit; not before the
+// time until which the tenant is rate-limited.
+func (j *job) ownPermit(st ledger.TenantState) time.Time {
+	return latest(j.rate.OwnPermit(st), j.RateLimitedUntil)
+}
+
+// sharePermit returns when the share has permits again; the zero time if it has some now or the
+// tenant has no share. A tenant may borrow meanwhile, but what is left can be reserved for others.
+func (j *job) sharePermit(st ledger.TenantState) time.Time {
+	if st.Settings.RPS != nil || st.Limit <= 0 || st.Used < st.Limit {
+		return time.Time{}
+	}
+	return st.NextPermit
+}
+
+// usedUpLimit returns the limit that the tenant waits for: its own limit or its share; the global
+// limit if only that is used up, or if the tenant is the only active one and so has all of it.
+func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
+	now := latest(j.Now, st.Now)
+	own := latest(j.ownPermit(st), j.sharePermit(st))
+	l := &api.WhyLimit{
+		Scope:        scopeShare,
+		RPS:          j.rate.PerSecond(st.Limit),
+		PerWindow:    st.Limit,
+		Used:         st.Used,
+		WindowMS:     j.rate.Window.Milliseconds(),
+		NextPermitAt: timeIfAfter(own, now),
+	}
+	usedUp := st.Limit > 0 && st.Used >= st.Limit
+	switch {
+	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
+		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
+		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
+		l.RPS = j.rate.PerSecond(j.rate.PerWindow())
+	case st.Settings.RPS != nil:
+		l.Scope, l.RPS = scopeTenant, *st.Settings.RPS
+	}
+	return l
+}
+
+// describeLimit says which limit is used up, as the beginning of a sentence. With several
+// partitions, a tenant shares the partition's quota with the tenants of its partition.
+func (j *job) describeLimit(l *api.WhyLimit, st ledger.TenantState) string {
+	all, partitioned := j.rate.PerWindow(), j.space.Partitions() > 1
+	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
+	switch {
+	case l.Used < l.PerWindow: // there were none when the job became non-ready
+		return "Its tenant " + j.Tenant + " had no permit left"
+	case l.Scope == scopeGlobal && partitioned:
+		return fmt.Sprintf("The limit is %s a second for all tenants; its partition has %d of a window's %d, all used",
+			rps, l.PerWindow, all)
+	case l.Scope == scopeGlobal:
+		return "All tenants together have used up the limit of " + rps + " a second"
+	case l.Scope == scopeTenant:
+		return "Its tenant " + j.Tenant + " has used up its own limit of " + rps + " a second"
+	}
+	detail := fmt.Sprintf("Its tenant %s has used up its share of %s a second among %s",
+		j.Tenant, rps, plural(st.ActiveTenants, "active tenant"))
+	if partitioned {
+		detail += fmt.Sprintf(" of its partition, which has %d of a window's %d", st.GlobalLimit, all)
+	}
+	return detail
+}

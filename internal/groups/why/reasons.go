@@ -1,0 +1,207 @@
+package why
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
+)
+
+// Each method below checks one reason. If the reason applies, the method sets w.Reason and the
+// details.
+
+// paused applies to a job whose group, tenant or type is paused. It is checked first, because no
+// other reason counts before the pause ends.
+func (j *job) paused(_ context.Context, w *api.Why) error {
+	var named []string
+	for _, what := range []struct {
+		paused   bool
+		kind, id string
+	}{
+		{j.GroupPaused, "group", j.group},
+		{j.TenantPaused, "tenant", j.Tenant},
+		{j.TypePaused, "type", j.Type},
+	} {
+		if what.paused {
+			w.PausedBy = append(w.PausedBy, what.kind)
+			named = append(named, what.kind+" "+what.id)
+		}
+	}
+	if len(named) == 0 {
+		return nil
+	}
+	w.Reason = api.WhyPaused
+	that := "that is"
+	if len(named) > 1 {
+		that = "all of them are"
+	}
+	w.Detail = "Paused: " + strings.Join(named, " and ") + ". It goes on when " + that + " resumed."
+	return nil
+}
+
+// scheduled applies before the start time that was asked for, of the group or of the job alone.
+func (j *job) scheduled(_ context.Context, w *api.Why) error {
+	start := j.HeldUntil
+	if j.State == ledger.NonReady && j.reason == ledger.ReasonScheduled {
+		start = j.due
+	}
+	if !start.After(j.Now) {
+		return nil
+	}
+	w.Reason = api.WhyScheduled
+	j.setStart(w, start)
+	w.Detail = "It was submitted to start at " + formatTime(start) + "."
+	return nil
+}
+
+// unserved applies when no live worker process serves the job's type.
+func (j *job) unserved(ctx context.Context, w *api.Why) error {
+	if j.Type == "" {
+		return nil
+	}
+	workers, err := presence.Workers(ctx, j.conn, j.space)
+	if err != nil || slices.ContainsFunc(workers,
+		func(r presence.WorkerReport) bool { return slices.Contains(r.Types, j.Type) }) {
+		return err
+	}
+	w.Reason = api.WhyNoProcessor
+	w.Detail = "No live worker serves the type " + j.Type + ": start one. "
+	if j.Type == "NOOP" { // workers serve it only if their settings name it
+		w.Detail = "No live worker serves the type NOOP: start one with NOOP in BULKACTION_WORKER_TYPES. "
+	}
+	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
+	if j.State == ledger.NonReady {
+		w.Until = timeIfAfter(j.due, j.Now)
+	}
+	return nil
+}
+
+// nonReady applies to a job that was retried, throttled or released, and to a tenant's marker.
+func (j *job) nonReady(ctx context.Context, w *api.Why) error {
+	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
+		return nil
+	}
+	st, err := j.tenantState(ctx)
+	if err != nil {
+		return err
+	}
+	when, start := "its next attempt is at "+formatTime(j.due), "its reserved start is at "+formatTime(j.due)
+	if j.due.After(j.Now) {
+		j.setStart(w, j.due)
+	} else {
+		if when, err = j.overdue(ctx, w, st); err != nil {
+			return err
+		}
+		start = when
+	}
+	switch j.reason {
+	case ledger.ReasonRate:
+		w.Reason, w.Limit = api.WhyRate, j.usedUpLimit(st)
+		w.Detail = j.describeLimit(w.Limit, st) + ": " + start + "."
+	case ledger.ReasonThrottled:
+		w.Reason = api.WhyCongestion
+		w.Detail = "A downstream API asked to wait" + j.lastCode() + ": " + when + "."
+	default:
+		w.Reason = api.WhyRetry
+		w.Detail = "Its last attempt did not succeed" + j.lastCode() + ": " + when + "."
+	}
+	return nil
+}
+
+// overdue describes a job whose due time has passed. The tenant's jobs that were due earlier come
+// before it.
+func (j *job) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
+	before, err := ledger.DueBefore(ctx, j.conn.Cmd, j.p, j.Tenant, j.due)
+	if err != nil {
+		return "", err
+	}
+	w.Position = &before
+	j.setEstimate(w, st.PerSecond, st)
+	detail := "it is due and waits for a permit and for free capacity in the ready stream"
+	if before > 0 {
+		detail += ", behind " + plural(before, "due job") + " of its tenant"
+	}
+	return detail, nil
+}
+
+// behindOthers applies when no other reason does: other jobs come first.
+func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
+	w.Reason = api.WhyFairness
+	switch j.State {
+	case ledger.Ready:
+		w.Position = &j.before
+		w.Detail = "It is ready and waits for a free worker"
+		if j.before > 0 {
+			w.Detail += ", behind " + plural(j.before, "other")
+		}
+		w.Detail += "."
+	case ledger.NonReady:
+		w.Detail = "Its time has come: it becomes ready with the next permits."
+		if j.reason == ledger.ReasonPaused {
+			w.Detail = "It was paused and has been resumed: it becomes ready with the next permits."
+		}
+	default:
+		st, err := j.tenantState(ctx)
+		if err != nil {
+			return err
+		}
+		w.Detail = "It waits for its turn among the tenants" + j.describePlace(w, st) + "."
+	}
+	return nil
+}
+
+// describePlace describes the jobs that are dequeued before a waiting job, and sets its position
+// and the estimate.
+func (j *job) describePlace(w *api.Why, st ledger.TenantState) string {
+	if j.State != ledger.Waiting {
+		return ""
+	}
+	place := max(0, j.Place) + j.JobsBefore
+	w.Position = &place
+	detail, verb := "; "+plural(place, "job"), "come"
+	if place == 1 {
+		verb = "comes"
+	}
+	if j.ByPriority {
+		detail += " of a higher priority " + verb + " before it"
+	} else {
+		detail += " of its tenant " + verb + " before it"
+	}
+	if j.GroupsBefore > 0 {
+		detail += ", of " + plural(j.GroupsBefore, "group") + " beside its own"
+	}
+	speed := st.PerSecond
+	if running := j.Now.Sub(j.Started).Seconds(); speed <= 0 && !j.Started.IsZero() && running > 0 {
+		speed = float64(j.Ended) / running
+	}
+	j.setEstimate(w, speed, st)
+	return detail
+}
+
+// setStart sets a start at a known time.
+func (j *job) setStart(w *api.Why, start time.Time) {
+	w.Until = timeIfAfter(start, time.Time{})
+	seconds := roundTo(max(0, start.Sub(j.Now).Seconds()), 10)
+	w.EstimateSeconds = &seconds
+}
+
+// setEstimate sets how long the jobs before the job, and the job itself, take at a speed in jobs
+// per second. It sets nothing if the speed is unknown.
+func (j *job) setEstimate(w *api.Why, speed float64, st ledger.TenantState) {
+	if speed = j.rate.Bound(st, speed); speed > 0 {
+		seconds := roundTo(float64(*w.Position+1)/speed, 10)
+		w.EstimateSeconds = &seconds
+	}
+}
+
+// lastCode returns the error code of the last attempt in brackets; "" if there is none.
+func (j *job) lastCode() string {
+	if j.lastErr == nil || j.lastErr.Code == "" {
+		return ""
+	}
+	return " (" + j.lastErr.Code + ")"
+}

@@ -1,0 +1,222 @@
+// Package why explains why a job is not running: what holds it up, until when, and how many jobs
+// are before it. It reads only. It hides the order in which the reasons are checked, and that jobs
+// move while they are read.
+package why
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+const (
+	mostRead = 200 // most types of the group, and most groups before it, that one read looks at
+	maxTries = 3   // for a job that moves while it is read
+)
+
+// errMoved says that a job was not at the location that its state names.
+var errMoved = errors.New("the job moved while it was read")
+
+// Explainer explains why jobs wait.
+type Explainer struct {
+	conn  *redisx.Conn
+	space keyspace.Space
+	rate  ledger.Rate // the global rate limit
+}
+
+// New returns an explainer for an installation with this global rate limit.
+func New(conn *redisx.Conn, space keyspace.Space, rate ledger.Rate) *Explainer {
+	return &Explainer{conn: conn, space: space, rate: rate}
+}
+
+// Group says why the next job of a group is not running. Errors: api.ErrNotFound.
+func (e *Explainer) Group(ctx context.Context, p keyspace.Partition, group string) (api.Why, error) {
+	_, w, err := e.Job(ctx, p, group, ledger.NextJob, nil)
+	return w, err
+}
+
+// Job says why a job is not running. lastErr is the record of its latest failed attempt, nil for
+// none. The job may move meanwhile: the letter is the state that the answer explains. Errors:
+// api.ErrNotFound.
+func (e *Explainer) Job(
+	ctx context.Context, p keyspace.Partition, group string, ordinal int64, lastErr *ledger.JobError,
+) (ledger.Letter, api.Why, error) {
+	for try := 1; ; try++ {
+		read, err := ledger.Why(ctx, e.conn.Cmd, p, group, ordinal, mostRead)
+		if err != nil {
+			return 0, api.Why{}, err
+		}
+		j := job{WaitingJob: read, Explainer: e, p: p, group: group, lastErr: lastErr}
+		w, err := j.explain(ctx)
+		switch {
+		case err == nil:
+			same, err := j.unchanged(ctx)
+			if err != nil || same || try == maxTries {
+				return j.State, w, err
+			}
+		case !errors.Is(err, errMoved):
+			return 0, api.Why{}, fmt.Errorf("explain group %s: %w", group, err)
+		case try == maxTries:
+			return j.State, api.Why{
+				Job: j.id(),
+				Detail: "It is on its way from one place to the next: look again. If it stays so, bulkaction " +
+					"audit says whether it vanished.",
+			}, nil
+		}
+	}
+}
+
+// job is the job that is explained.
+type job struct {
+	ledger.WaitingJob
+	*Explainer
+	p       keyspace.Partition
+	group   string
+	lastErr *ledger.JobError // nil: no attempt has failed
+
+	due    time.Time     // of a non-ready job
+	reason ledger.Reason // of a non-ready job
+	before int64         // undelivered entries before a ready job
+}
+
+// id returns the job's id; "" when the group has no next job.
+func (j *job) id() string {
+	if j.Ordinal < 0 {
+		return ""
+	}
+	return j.group + "." + strconv.FormatInt(j.Ordinal, 10)
+}
+
+// unchanged reports whether the job is still in the state that was explained.
+func (j *job) unchanged(ctx context.Context) (bool, error) {
+	if j.Ordinal < 0 {
+		return true, nil
+	}
+	letter, err := ledger.ReadLetter(ctx, j.conn.Cmd, j.p, j.group, j.Ordinal)
+	return letter == j.State, err
+}
+
+// explain returns the first reason that applies. It returns errMoved when the job was not found.
+func (j *job) explain(ctx context.Context) (api.Why, error) {
+	if j.Ordinal < 0 {
+		if detail := j.noneToStart(); detail != "" {
+			return api.Why{Detail: detail}, nil
+		}
+	}
+	if err := j.find(ctx); err != nil {
+		return api.Why{}, err
+	}
+	w := api.Why{Job: j.id()}
+	if j.State != ledger.Waiting && j.State != ledger.NonReady && j.State != ledger.Ready ||
+		j.Status == api.StatusCancelled {
+		w.Detail = notWaiting[j.State]
+		if j.Status == api.StatusCancelled {
+			w.Detail = "Its group was cancelled: it does not start any more."
+		}
+		return w, nil
+	}
+	for _, check := range []func(context.Context, *api.Why) error{
+		j.paused, j.scheduled, j.unserved, j.nonReady, j.rateLimited, j.behindOthers,
+	} {
+		if err := check(ctx, &w); err != nil || w.Reason != "" {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
+var notWaiting = map[ledger.Letter]string{
+	ledger.InFlight:  "It is running.",
+	ledger.Done:      "It is done; its result is being reduced.",
+	ledger.Reduced:   "It is done.",
+	ledger.Failed:    "It has failed for good.",
+	ledger.Cancelled: "It was cancelled.",
+}
+
+// noneToStart says what a group without a job to start waits for; "" if it has such a job.
+func (j *job) noneToStart() string {
+	switch {
+	case j.Status.Ended():
+		return "The group has ended: it is " + string(j.Status) + "."
+	case j.Status == api.StatusAggregating:
+		return "All of its jobs have ended; their results are being reduced."
+	case j.Ready+j.NonReady > 0:
+		return ""
+	case j.InFlight == 1:
+		return "No job of it waits: the last one is running."
+	case j.InFlight > 0:
+		return fmt.Sprintf("No job of it waits: the last %d are running.", j.InFlight)
+	case j.Ended >= j.Accepted:
+		return "All jobs that it was given have ended. It is not sealed, or about to end: more jobs may come."
+	}
+	return "Its jobs are on their way from one place to the next: look again."
+}
+
+// find reads what ledger.Why leaves open: the ordinal and type of a group's next job, the due time
+// of a non-ready job, and the jobs before a ready one.
+func (j *job) find(ctx context.Context) error {
+	var err error
+	switch {
+	case j.State == ledger.Waiting && j.Place < 0:
+		j.Place, err = ledger.CountWaiting(ctx, j.conn.Cmd, j.p, j.group, j.Ordinal)
+		return err
+	case j.State == ledger.Ready, j.State == 0 && j.Ready > 0:
+		err = j.findReady(ctx)
+	case j.State == ledger.NonReady && len(j.Types) == 1 &&
+		j.lastErr != nil && j.lastErr.Until > j.Now.UnixMilli() && j.lastErr.Reason != "":
+		// The error record has the answer: no search among all of the tenant's non-ready jobs.
+		j.due, j.reason, j.Type = time.UnixMilli(j.lastErr.Until), ledger.Reason(j.lastErr.Reason[0]), j.Types[0]
+	case j.State == ledger.NonReady, j.State == 0 && j.NonReady > 0:
+		err = j.findNonReady(ctx)
+	}
+	if err != nil || j.TypePaused || j.Type == "" {
+		return err
+	}
+	j.TypePaused, err = ledger.TypePaused(ctx, j.conn.Cmd, j.p, j.Type)
+	return err
+}
+
+func (j *job) findNonReady(ctx context.Context) error {
+	n, found, err := ledger.FindNonReady(ctx, j.conn.Cmd, j.p, j.Tenant, j.group, j.Ordinal)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return errMoved
+	}
+	j.State, j.Ordinal, j.Type, j.due, j.reason = ledger.NonReady, n.Ordinal, n.Type, n.Due, n.Reason
+	return nil
+}
+
+func (j *job) findReady(ctx context.Context) error {
+	types := j.Types
+	if j.Type != "" {
+		types = []string{j.Type}
+	}
+	r, found, err := ledger.FindReady(ctx, j.conn.Cmd, j.p, types, j.group, j.Ordinal)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return errMoved
+	}
+	j.State, j.Ordinal, j.Type, j.before = ledger.Ready, r.Ordinal, r.Type, r.Before
+	return nil
+}
+
+// tenantState reads the state of the job's tenant.
+func (j *job) tenantState(ctx context.Context) (ledger.TenantState, error) {
+	limit := j.rate.Of(j.p.Index(), j.space.Partitions())
+	st, err := ledger.Tenant(ctx, j.conn.Cmd, j.p, j.Tenant, limit)
+	if err != nil {
+		return st, fmt.Errorf("read tenant %s: %w", j.Tenant, err)
+	}
+	return st, nil
+}
