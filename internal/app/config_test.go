@@ -106,7 +106,7 @@ func TestEveryLimitHolds(t *testing.T) {
 	accepted := func(v Variable, value string) {
 		t.Helper()
 		if _, _, err := Load([]string{v.Name + "=" + value}); err != nil {
-			require.NotContains(t, err.Error(), "must be "+v.Rule, "%s=%s", v.Name, value) // a relation between variables may be wrong, but not the rule of this one
+			require.NotContains(t, err.Error(), "must be "+v.Rule, "%s=%s", v.Name, value) // an error may be about two variables together, but not about this variable's own rule
 		}
 	}
 	for _, v := range Variables() {

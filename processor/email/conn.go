@@ -128,10 +128,10 @@ type conn struct {
 
 var errNeedsUTF8 = errors.New("the mail server takes no address that is not ASCII")
 
-// send sends one mail and needs as few round trips as SMTP allows without pipelining: it sends RSET
-// only after a refusal, and it does not probe the connection first. stale is true if the connection
-// failed before the server answered the MAIL command, so that sending the mail again can't
-// duplicate it.
+// send sends one mail in as few round trips as SMTP allows without pipelining: it sends RSET only
+// after a refusal, and it does not probe the connection first. stale is true if the connection
+// turned out to be unusable before the server accepted the MAIL command; then sending the mail over
+// another connection can't duplicate it.
 func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, err error) {
 	cancel := closeAfter(ctx, c.raw)
 	defer func() {
