@@ -99,7 +99,7 @@ func TestScheduledGroupsAndJobs(t *testing.T) {
 	require.False(t, s.group("group").Timestamps["running"].Before(at))
 }
 
-func TestTypeThatNobodyServes(t *testing.T) {
+func TestTypeWithoutWorkers(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("NO_PROCESSOR_TIMEOUT", "1s"))
 	const n = 150
