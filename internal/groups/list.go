@@ -65,14 +65,14 @@ func (s *Store) newest(
 }
 
 // Results calls yield with the result of each done job, in the order in which they were reduced.
-func (s *Store) Results(ctx context.Context, id string, yield func(line []byte) error) error {
+func (s *Store) Results(ctx context.Context, id string, yield func(result []byte) error) error {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return err
 	}
 	var refused error
-	err = ledger.Results(ctx, s.conn.Cmd, p, id, func(line []byte) error {
-		refused = yield(line)
+	err = ledger.Results(ctx, s.conn.Cmd, p, id, func(result []byte) error {
+		refused = yield(result)
 		return refused
 	})
 	if refused != nil {

@@ -171,10 +171,10 @@ func TestJob(t *testing.T) {
 		}
 		require.Equal(w.T, []string{"done", "failed", "non_ready", "in_flight", "ready", "non_ready"}, states)
 		require.Equal(w.T, "BOOM", w.Job("g", 1).LastError.Code)
-		parked := w.Job("g", 2)
-		require.Equal(w.T, "DOWN", parked.LastError.Code)
-		require.Equal(w.T, 1, parked.Attempts)
-		require.Equal(w.T, time.Minute, parked.Until.Sub(parked.LastError.At))
+		retried := w.Job("g", 2)
+		require.Equal(w.T, "DOWN", retried.LastError.Code)
+		require.Equal(w.T, 1, retried.Attempts)
+		require.Equal(w.T, time.Minute, retried.Until.Sub(retried.LastError.At))
 
 		for _, ordinal := range []int64{-1, 6, messages.MaxTotal, 1<<63 - 1, 1 << 62} {
 			_, err := w.Store.Job(ctx, "g", ordinal)
@@ -198,8 +198,8 @@ func TestResultsAndFailures(t *testing.T) {
 	}
 	w.Reduce()
 	var done, failed []int64
-	require.NoError(t, w.Store.Results(t.Context(), "g", func(line []byte) error {
-		done = append(done, stagetest.Decode[api.Result](t, string(line)).Ordinal)
+	require.NoError(t, w.Store.Results(t.Context(), "g", func(result []byte) error {
+		done = append(done, stagetest.Decode[api.Result](t, string(result)).Ordinal)
 		return nil
 	}))
 	require.NoError(t, w.Store.Failures(t.Context(), "g", func(f api.Failure) error {

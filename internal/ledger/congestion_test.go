@@ -25,7 +25,7 @@ func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	return jobs, waits
 }
 
-// sendBack has n jobs of a tenant's group of its name come back from a partner that throttles.
+// sendBack lets n jobs of the group with the tenant's name be throttled by a downstream API.
 func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.Helper()
 	w.create(tenant, tenant, "T")

@@ -84,7 +84,7 @@ type TenantState struct {
 	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
 	// tenant's last group ends.
 	Throttles   int64         // times one of its jobs was sent to non-ready for want of a permit
-	Returns     int64         // times one came back from a partner's refusal or a transient error
+	Returns     int64         // times a job came back: a downstream API asked to wait, or a transient error
 	Waits       time.Duration // sum of the waits given to those that came back
 	LongestWait time.Duration
 	LastEvent   time.Time // zero: none

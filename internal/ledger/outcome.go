@@ -18,7 +18,7 @@ type OutcomeKind string
 // Kinds of outcomes.
 const (
 	OutcomeRetry     OutcomeKind = "r" // a transient error
-	OutcomeThrottled OutcomeKind = "t" // the partner said slow down
+	OutcomeThrottled OutcomeKind = "t" // the downstream API asked to wait
 	OutcomeFailed    OutcomeKind = "f" // for good
 	OutcomeReleased  OutcomeKind = "h" // interrupted, without an outcome
 	OutcomeUnstarted OutcomeKind = "u" // read, but never started
