@@ -80,6 +80,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -174,7 +175,7 @@ func auditPartition(
 		opts.Reducers = reducer.NewRegistry()
 	}
 	opts.stateBytes = cmp.Or(opts.stateBytes, maxStateBytes)
-	a := auditor{reader: reader{cmd: conn.Cmd, pacer: &pacer{rate: opts.Rate}}, space: space, p: p, opts: opts}
+	a := auditor{Reader: read.Reader{Cmd: conn.Cmd, Pacer: read.NewPacer(opts.Rate)}, space: space, p: p, opts: opts}
 	if err := a.run(ctx, report); err != nil {
 		return fmt.Errorf("audit partition %d: %w", p.Index(), err)
 	}
@@ -220,7 +221,7 @@ func compareViolations(a, b Violation) int {
 
 // auditor audits one partition in one or more passes.
 type auditor struct {
-	reader
+	read.Reader
 	space keyspace.Space
 	p     keyspace.Partition
 	opts  Options
@@ -296,7 +297,7 @@ type pass struct {
 
 // newPass returns a pass that has read nothing yet.
 func (a *auditor) newPass() *pass {
-	a.wrongTypes = map[string]string{}
+	a.WrongTypes = map[string]string{}
 	return &pass{
 		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, uncertainTenants: map[string]bool{},
 		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{},
@@ -311,7 +312,7 @@ func (ps *pass) run(ctx context.Context) error {
 	if ps.opts.only != nil {
 		return ps.runGroups(ctx)
 	}
-	err := ps.readByScore(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
+	err := ps.ReadByScore(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
 	if err != nil {
 		return fmt.Errorf("read groups: %w", err)
 	}

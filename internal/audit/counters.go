@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -128,10 +129,10 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 
 // addNewGroups adds the tenants and types of groups that were created since this pass began.
 func (ps *pass) addNewGroups(ctx context.Context) error {
-	return ps.readByScore(ctx, ps.p.Open(), func(ids []string) error {
-		for page := range slices.Chunk(ids, pageSize) {
+	return ps.ReadByScore(ctx, ps.p.Open(), func(ids []string) error {
+		for page := range slices.Chunk(ids, read.PageSize) {
 			cmds := make([]*redis.SliceCmd, len(page))
-			err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+			err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 				for i, id := range page {
 					cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types")
 				}
@@ -140,10 +141,10 @@ func (ps *pass) addNewGroups(ctx context.Context) error {
 				return err
 			}
 			for _, c := range cmds {
-				if tenant := asText(c.Val()[0]); tenant != "" {
+				if tenant := read.Text(c.Val()[0]); tenant != "" {
 					ps.tenants[tenant] = true
 				}
-				for _, typ := range splitTypes(asText(c.Val()[1])) {
+				for _, typ := range splitTypes(read.Text(c.Val()[1])) {
 					ps.types[typ] = true
 				}
 			}
@@ -156,7 +157,7 @@ func (ps *pass) addNewGroups(ctx context.Context) error {
 func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 	var card *redis.IntCmd
 	var newest *redis.ZSliceCmd
-	err := ps.transaction(ctx, func(p redis.Pipeliner) {
+	err := ps.Transaction(ctx, func(p redis.Pipeliner) {
 		card, newest = p.ZCard(ctx, ps.p.Open()), p.ZRevRangeWithScores(ctx, ps.p.Open(), 0, 0)
 	})
 	return fmt.Sprint(card.Val(), newest.Val()), err
@@ -166,9 +167,9 @@ func (ps *pass) openGroupsNow(ctx context.Context) (string, error) {
 // of each ready stream. Counters alone don't show a job that was taken back and made ready again.
 func (ps *pass) newestReady(ctx context.Context) (string, error) {
 	var ids strings.Builder
-	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), pageSize/5) {
+	for page := range slices.Chunk(slices.Sorted(maps.Keys(ps.types)), read.PageSize/5) {
 		newest := make([]*redis.XMessageSliceCmd, len(page))
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, typ := range page {
 				newest[i] = p.XRevRangeN(ctx, ps.p.Ready(typ), "+", "-", 1)
 			}
@@ -188,9 +189,9 @@ func (ps *pass) newestReady(ctx context.Context) (string, error) {
 // readTypeCounters returns the counters waiting and non-ready of each of these types.
 func (ps *pass) readTypeCounters(ctx context.Context, types []string) ([][2]int64, error) {
 	var all [][2]int64
-	for page := range slices.Chunk(types, pageSize) {
+	for page := range slices.Chunk(types, read.PageSize) {
 		cmds := make([]*redis.SliceCmd, len(page))
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, typ := range page {
 				cmds[i] = p.HMGet(ctx, ps.p.Load(typ), "waiting", "non_ready")
 			}
@@ -199,7 +200,7 @@ func (ps *pass) readTypeCounters(ctx context.Context, types []string) ([][2]int6
 			return nil, err
 		}
 		for _, c := range cmds {
-			all = append(all, [2]int64{asInt(c.Val()[0]), asInt(c.Val()[1])})
+			all = append(all, [2]int64{read.Int(c.Val()[0]), read.Int(c.Val()[1])})
 		}
 	}
 	return all, nil

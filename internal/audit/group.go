@@ -3,11 +3,11 @@ package audit
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -40,9 +40,9 @@ type groupHeader struct {
 // is left out.
 func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 	for len(ids) > 0 {
-		n := min(len(ids), pageSize)
+		n := min(len(ids), read.PageSize)
 		cmds := make([]*redis.SliceCmd, n)
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
 				cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types", "accepted")
 			}
@@ -53,7 +53,12 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 		headers := make([]groupHeader, n)
 		for i, cmd := range cmds {
 			v := cmd.Val()
-			headers[i] = groupHeader{id: ids[i], tenant: asText(v[0]), types: asText(v[1]), states: 2 * asInt(v[2])}
+			headers[i] = groupHeader{
+				id:     ids[i],
+				tenant: read.Text(v[0]),
+				types:  read.Text(v[1]),
+				states: 2 * read.Int(v[2]),
+			}
 		}
 		if err := ps.checkByHeader(ctx, headers); err != nil {
 			return err
@@ -69,7 +74,7 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error 
 	for len(headers) > 0 {
 		n, commands, bytes := 0, 0, int64(0)
 		for n < len(headers) && (n == 0 ||
-			commands+headers[n].commands() <= pageSize && bytes+headers[n].states <= pageBytes) {
+			commands+headers[n].commands() <= read.PageSize && bytes+headers[n].states <= read.PageBytes) {
 			commands += headers[n].commands()
 			bytes += headers[n].states
 			n++
@@ -79,7 +84,7 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error 
 			return err
 		}
 		for _, g := range groups {
-			if err := ps.pacer.wait(ctx, 20, len(g.states)); err != nil {
+			if err := ps.Pacer.Wait(ctx, 20, len(g.states)); err != nil {
 				return err
 			}
 			if err := ps.checkGroup(ctx, g); err != nil {
@@ -115,7 +120,7 @@ func (ps *pass) readGroups(
 		dirty                         *redis.BoolCmd
 	}
 	cmds := make([]replies, len(headers))
-	err = ps.transaction(ctx, func(p redis.Pipeliner) {
+	err = ps.Transaction(ctx, func(p redis.Pipeliner) {
 		for i, h := range headers {
 			cmds[i] = replies{
 				hash: p.HGetAll(ctx, ps.p.Group(h.id)), states: p.Get(ctx, ps.p.States(h.id)),
@@ -215,7 +220,7 @@ func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 // id, which may be another one.
 func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	cmds := make([]*redis.StringCmd, len(groups))
-	err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+	err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 		for i, g := range groups {
 			cmds[i] = p.Get(ctx, ps.space.OfGroup(g.id).Owner(g.id))
 		}
@@ -239,7 +244,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 			continue
 		}
 		var now *redis.StringCmd // a group is deleted before its owner key: it must still be there
-		if err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		if err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			now = p.HGet(ctx, ps.p.Group(g.id), "tenant")
 		}); err != nil {
 			return err
@@ -284,7 +289,7 @@ func (ps *pass) markUncertain(law, tenant string, types ...string) {
 }
 
 // intField returns a field of the group's hash as a number; 0 if it is missing.
-func (g *group) intField(field string) int64 { return asInt(g.hash[field]) }
+func (g *group) intField(field string) int64 { return read.Int(g.hash[field]) }
 
 // status returns the group's status; "" if it is missing.
 func (g *group) status() string { return g.hash["status"] }
@@ -292,15 +297,6 @@ func (g *group) status() string { return g.hash["status"] }
 // unfinished returns the number of jobs whose states are not final.
 func (g *group) unfinished() int64 {
 	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
-}
-
-// asText returns a value of a Redis reply as a string; "" if it is missing.
-func asText(v any) string { s, _ := v.(string); return s }
-
-// asInt returns a value of a Redis reply as a number; 0 if it is missing or not a number.
-func asInt(v any) int64 {
-	n, _ := strconv.ParseInt(asText(v), 10, 64)
-	return n
 }
 
 // splitTypes returns the types that a group's hash field types names.

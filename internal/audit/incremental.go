@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -21,7 +22,7 @@ import (
 //
 // It remembers some bytes per group from one check to the next. It is not safe for concurrent use.
 type IncrementalCheck struct {
-	reader
+	read.Reader
 	p     keyspace.Partition
 	known map[string]*knownGroup // the open groups of the last check, by id
 }
@@ -42,7 +43,7 @@ const maxRecheckGap = 8
 // NewIncrementalCheck returns a check of a partition that knows no group yet. Its first run
 // therefore finds no unchanged ones.
 func NewIncrementalCheck(conn *redisx.Conn, p keyspace.Partition) *IncrementalCheck {
-	return &IncrementalCheck{reader: reader{cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
+	return &IncrementalCheck{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
 }
 
 // tenantBatch names the open groups of a tenant. They are read in one transaction if they are few.
@@ -56,7 +57,7 @@ type tenantBatch struct {
 // with ready, in-flight or unreduced jobs is a candidate.
 func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, error) {
 	var ids []string
-	if err := c.readByScore(ctx, c.p.Open(), func(page []string) error {
+	if err := c.ReadByScore(ctx, c.p.Open(), func(page []string) error {
 		ids = append(ids, page...)
 		return nil
 	}); err != nil {
@@ -68,7 +69,7 @@ func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, e
 	var found Candidates
 	for batches := c.batchByTenant(); len(batches) > 0; {
 		n, commands := 0, 0
-		for n < len(batches) && (n == 0 || commands+batches[n].commands <= pageSize) {
+		for n < len(batches) && (n == 0 || commands+batches[n].commands <= read.PageSize) {
 			commands += batches[n].commands
 			n++
 		}
@@ -95,9 +96,9 @@ func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error 
 		}
 	}
 	c.known = known
-	for page := range slices.Chunk(unknown, pageSize) {
+	for page := range slices.Chunk(unknown, read.PageSize) {
 		cmds := make([]*redis.SliceCmd, len(page))
-		if err := c.pipeline(ctx, func(p redis.Pipeliner) {
+		if err := c.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range page {
 				cmds[i] = p.HMGet(ctx, c.p.Group(id), "tenant", "types")
 			}
@@ -106,7 +107,7 @@ func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error 
 		}
 		for i, id := range page {
 			v := cmds[i].Val()
-			known[id] = &knownGroup{tenant: asText(v[0]), types: asText(v[1])}
+			known[id] = &knownGroup{tenant: read.Text(v[0]), types: read.Text(v[1])}
 		}
 	}
 	return nil
@@ -157,8 +158,8 @@ func (c *IncrementalCheck) query(ctx context.Context, p redis.Pipeliner, id stri
 
 // hasWrongType reports whether a key of the group has the wrong Redis type.
 func (n groupNumbers) hasWrongType() bool {
-	return isWrongType(n.counts.Err()) || isWrongType(n.states.Err()) || isWrongType(n.failures.Err()) ||
-		slices.ContainsFunc(n.queues, func(q *redis.IntCmd) bool { return isWrongType(q.Err()) })
+	return read.IsWrongType(n.counts.Err()) || read.IsWrongType(n.states.Err()) || read.IsWrongType(n.failures.Err()) ||
+		slices.ContainsFunc(n.queues, func(q *redis.IntCmd) bool { return read.IsWrongType(q.Err()) })
 }
 
 // checkBatches checks the groups and the non-ready jobs of some tenants, which are read in one
@@ -166,7 +167,7 @@ func (n groupNumbers) hasWrongType() bool {
 func (c *IncrementalCheck) checkBatches(
 	ctx context.Context, batches []tenantBatch, alarmed bool, found *Candidates,
 ) error {
-	if len(batches) == 1 && batches[0].commands > pageSize {
+	if len(batches) == 1 && batches[0].commands > read.PageSize {
 		return c.checkLargeTenant(ctx, batches[0], alarmed, found)
 	}
 	type reply struct {
@@ -174,7 +175,7 @@ func (c *IncrementalCheck) checkBatches(
 		groups              []groupNumbers
 	}
 	replies := make([]reply, len(batches))
-	if err := c.transaction(ctx, func(p redis.Pipeliner) {
+	if err := c.Transaction(ctx, func(p redis.Pipeliner) {
 		for i, b := range batches {
 			replies[i] = reply{
 				nonReady:  p.ZCard(ctx, c.p.NonReadyOf(b.tenant)),
@@ -204,9 +205,9 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 	var sums [2]nonReadyCounts
 	var lengths [2]int64
 	for reading := range sums {
-		for page := range slices.Chunk(b.groups, pageSize/10) {
+		for page := range slices.Chunk(b.groups, read.PageSize/10) {
 			numbers := make([]groupNumbers, len(page))
-			if err := c.transaction(ctx, func(p redis.Pipeliner) {
+			if err := c.Transaction(ctx, func(p redis.Pipeliner) {
 				for i, id := range page {
 					numbers[i] = c.query(ctx, p, id)
 				}
@@ -222,7 +223,7 @@ func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, 
 			}
 		}
 		var nonReady, suspended *redis.IntCmd
-		if err := c.transaction(ctx, func(p redis.Pipeliner) {
+		if err := c.Transaction(ctx, func(p redis.Pipeliner) {
 			nonReady, suspended = p.ZCard(ctx, c.p.NonReadyOf(b.tenant)), p.ZCard(ctx, c.p.SuspendedOf(b.tenant))
 		}); err != nil {
 			return err
@@ -252,10 +253,10 @@ type nonReadyCounts struct {
 // add adds the counts of a group.
 func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 	v := numbers.counts.Val()
-	nonReady := asInt(v[2])
+	nonReady := read.Int(v[2])
 	c.total += nonReady
 	c.fingerprint = 31*c.fingerprint + fingerprintOf(v)
-	c.unknown = c.unknown || asText(v[9]) == string(api.StatusCancelled)
+	c.unknown = c.unknown || read.Text(v[9]) == string(api.StatusCancelled)
 	if nonReady > 0 {
 		c.groups = append(c.groups, id)
 	}
@@ -275,7 +276,7 @@ func fingerprintOf(values []any) uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)
 	for _, v := range values {
-		_, _ = h.WriteString(asText(v)) // never fails
+		_, _ = h.WriteString(read.Text(v)) // never fails
 		_ = h.WriteByte('|')
 	}
 	return h.Sum64()
@@ -292,8 +293,8 @@ func (c *IncrementalCheck) checkGroup(
 		nonReady.unknown = true
 		return
 	}
-	status := asText(v[9])
-	if status == "" || asText(v[10]) != g.types || asText(v[11]) != g.tenant {
+	status := read.Text(v[9])
+	if status == "" || read.Text(v[10]) != g.types || read.Text(v[11]) != g.tenant {
 		delete(c.known, id) // it was deleted, or the next check learns its new tenant or types
 		nonReady.unknown = true
 		return
@@ -301,15 +302,15 @@ func (c *IncrementalCheck) checkGroup(
 	nonReady.add(id, numbers)
 	all, queued := int64(0), int64(0)
 	for _, n := range v[1:8] {
-		all += asInt(n)
+		all += read.Int(n)
 	}
 	now := fingerprintOf(v)
 	for _, q := range numbers.queues {
 		queued += q.Val()
 		now = 31*now + uint64(q.Val())
 	}
-	accepted, waiting, ready, inFlight := asInt(v[0]), asInt(v[1]), asInt(v[3]), asInt(v[4])
-	done, failed, reduced := asInt(v[5]), asInt(v[6]), asInt(v[8])
+	accepted, waiting, ready, inFlight := read.Int(v[0]), read.Int(v[1]), read.Int(v[3]), read.Int(v[4])
+	done, failed, reduced := read.Int(v[5]), read.Int(v[6]), read.Int(v[8])
 	underWay := ready+inFlight > 0 || done > reduced
 	cancelled := status == string(api.StatusCancelled)
 	wrong := all != accepted || numbers.states.Val() != 2*accepted || numbers.failures.Val() != failed ||

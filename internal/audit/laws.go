@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -70,7 +71,7 @@ func (ps *pass) checkCounts(g *group) {
 	}
 	var coded int64
 	for _, code := range slices.Sorted(maps.Keys(g.codes)) {
-		n := asInt(g.codes[code])
+		n := read.Int(g.codes[code])
 		coded += n
 		if n < 0 {
 			ps.reportGroup(g, LawLocation, "code "+code, "%d jobs have failed with code %s", n, code)
@@ -168,7 +169,7 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 		}
 		passed = passed && has
 		if has {
-			last = ps.checkTimeOrder(g, s, last, asInt(at(s)))
+			last = ps.checkTimeOrder(g, s, last, read.Int(at(s)))
 		}
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
@@ -176,7 +177,7 @@ func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
 			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s,
 				at(s))
 		} else if has {
-			ps.checkTimeOrder(g, s, last, asInt(at(s)))
+			ps.checkTimeOrder(g, s, last, read.Int(at(s)))
 		}
 	}
 }

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -119,12 +119,12 @@ type locationRepair struct {
 func (r *locationRepair) walk(ctx context.Context) error {
 	switch r.name {
 	case "queue":
-		n, err := r.cmd.LLen(ctx, r.p.Queue(r.owner, r.typ)).Result()
+		n, err := r.Cmd.LLen(ctx, r.p.Queue(r.owner, r.typ)).Result()
 		if err != nil {
 			return err
 		}
 		var elements []string
-		if err := r.readQueue(ctx, r.p.Queue(r.owner, r.typ), n, func(blob string) {
+		if err := r.ReadQueue(ctx, r.p.Queue(r.owner, r.typ), n, func(blob string) {
 			if ordinal, ok := ledger.QueuedOrdinal(blob); !ok || r.candidates[job{r.owner, ordinal}] {
 				elements = append(elements, blob)
 			}
@@ -143,9 +143,9 @@ func (r *locationRepair) walk(ctx context.Context) error {
 		if r.name == "suspended" {
 			key = r.p.SuspendedOf(r.owner)
 		}
-		return r.scanMembers(ctx, key, func(page []string) error { return r.tryBlobs(ctx, page) })
+		return r.ScanMembers(ctx, key, func(page []string) error { return r.tryBlobs(ctx, page) })
 	case "ready":
-		return r.readStream(ctx, r.p.Ready(r.owner), func(page []redis.XMessage) error {
+		return r.ReadStream(ctx, r.p.Ready(r.owner), func(page []redis.XMessage) error {
 			for _, e := range page {
 				d, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
 				if err := r.try(ctx, e.ID, jobOr(job{d.Group, d.Ordinal}, err == nil)); err != nil {
@@ -155,7 +155,7 @@ func (r *locationRepair) walk(ctx context.Context) error {
 			return nil
 		})
 	case "results":
-		return r.readStream(ctx, r.p.ResultStream(), func(page []redis.XMessage) error {
+		return r.ReadStream(ctx, r.p.ResultStream(), func(page []redis.XMessage) error {
 			for _, e := range page {
 				if err := r.tryResults(ctx, e); err != nil {
 					return err
@@ -170,11 +170,11 @@ func (r *locationRepair) walk(ctx context.Context) error {
 		return r.try(ctx, r.typ, job{r.owner, ordinal})
 	}
 	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.HScan(ctx, r.p.Failures(r.owner), cursor, "", pageSize)
+		return p.HScan(ctx, r.p.Failures(r.owner), cursor, "", read.PageSize)
 	}
-	return r.scan(ctx, command, func(page []string) error {
+	return r.Scan(ctx, command, func(page []string) error {
 		for i := 0; i+1 < len(page); i += 2 {
-			if _, _, ok := parseFailure(r.owner, page[i], page[i+1]); !ok {
+			if _, _, ok := read.ParseFailure(r.owner, page[i], page[i+1]); !ok {
 				if err := r.try(ctx, page[i], unreadableJob); err != nil {
 					return err
 				}
@@ -205,9 +205,9 @@ func (r *locationRepair) tryBlobs(ctx context.Context, page []string) error {
 
 // tryResults calls try for each line of an entry of the results stream.
 func (r *locationRepair) tryResults(ctx context.Context, e redis.XMessage) error {
-	for line := range strings.SplitSeq(asText(e.Values["l"]), "\n") {
-		ordinal, ok := parseResultLine(line)
-		if err := r.try(ctx, e.ID, jobOr(job{asText(e.Values["g"]), ordinal}, ok)); err != nil {
+	for line := range strings.SplitSeq(read.Text(e.Values["l"]), "\n") {
+		ordinal, ok := read.ParseResultLine(line)
+		if err := r.try(ctx, e.ID, jobOr(job{read.Text(e.Values["g"]), ordinal}, ok)); err != nil {
 			return err
 		}
 	}
@@ -228,7 +228,7 @@ func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 	if j != unreadableJob && r.kept[j] != element {
 		misplaced.Twin = r.kept[j]
 	}
-	gone, err := ledger.RepairMisplaced(ctx, r.cmd, r.p, misplaced)
+	gone, err := ledger.RepairMisplaced(ctx, r.Cmd, r.p, misplaced)
 	if err != nil {
 		return err
 	}
@@ -238,14 +238,4 @@ func (r *locationRepair) try(ctx context.Context, element string, j job) error {
 		r.kept[j] = element
 	}
 	return nil
-}
-
-// errorCode returns the error code in a failure's record; "" if the record can't be read.
-func errorCode(record string) string {
-	head, _, _ := strings.Cut(record, "\n")
-	var e struct{ Code string }
-	if json.Unmarshal([]byte(head), &e) != nil {
-		return ""
-	}
-	return e.Code
 }

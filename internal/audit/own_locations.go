@@ -2,14 +2,13 @@ package audit
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -48,7 +47,7 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 
 	var hash *redis.SliceCmd
 	var states *redis.StringCmd
-	err = ps.transaction(ctx, func(p redis.Pipeliner) {
+	err = ps.Transaction(ctx, func(p redis.Pipeliner) {
 		hash, states = p.HMGet(ctx, ps.p.Group(g.id), "at:created", "status", "results_expired"),
 			p.Get(ctx, ps.p.States(g.id))
 	})
@@ -56,11 +55,11 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 		return err
 	}
 	v, now := hash.Val(), states.Val()
-	if asText(v[0]) != g.hash["at:created"] {
+	if read.Text(v[0]) != g.hash["at:created"] {
 		return nil // the group was deleted, or created again
 	}
-	own[atGroupResults] = own[atGroupResults] && asText(v[2]) == ""
-	index.cancelled = index.cancelled || asText(v[1]) == string(api.StatusCancelled)
+	own[atGroupResults] = own[atGroupResults] && read.Text(v[2]) == ""
+	index.cancelled = index.cancelled || read.Text(v[1]) == string(api.StatusCancelled)
 	index.eachProblem(now, covers, func(p problem) bool {
 		// Cancelling a group deletes its queues at once.
 		if p.kind != atQueue || p.fault != "missing" || !index.cancelled {
@@ -103,7 +102,7 @@ func (ps *pass) readOwnLocations(
 		if !own[atQueue] {
 			break
 		}
-		err := ps.readQueue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
+		err := ps.ReadQueue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
 			if ordinal, ok := ledger.QueuedOrdinal(blob); ok {
 				find(atQueue, ordinal, unknownAttempt)
 			} else {
@@ -116,12 +115,12 @@ func (ps *pass) readOwnLocations(
 	}
 	if own[atFailures] && g.failures > 0 {
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
+			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", read.PageSize)
 		}
 		seen := bitset(nil) // a scan may yield the same field of a hash twice
-		err := ps.scan(ctx, command, func(page []string) error {
+		err := ps.Scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
-				ordinal, attempt, ok := parseFailure(g.id, page[i], page[i+1])
+				ordinal, attempt, ok := read.ParseFailure(g.id, page[i], page[i+1])
 				switch {
 				case !ok:
 					unreadable(atFailures)
@@ -141,38 +140,13 @@ func (ps *pass) readOwnLocations(
 	if ps.opts.only != nil {
 		return nil
 	}
-	return ps.readList(ctx, ps.p.Results(g.id), g.resultChunks, func(chunk string) {
+	return ps.ReadList(ctx, ps.p.Results(g.id), g.resultChunks, func(chunk string) {
 		for line := range strings.SplitSeq(chunk, "\n") {
-			if ordinal, ok := parseResultLine(line); ok {
+			if ordinal, ok := read.ParseResultLine(line); ok {
 				find(atGroupResults, ordinal, unknownAttempt)
 			} else {
 				unreadable(atGroupResults)
 			}
 		}
 	})
-}
-
-// parseFailure parses a failure's record, which consists of the error and the job in a form that a
-// later round can run. Field is the record's field in the hash of failures. ok is false if the
-// record is not a failure of this group or not of that field's job.
-func parseFailure(group, field, record string) (ordinal int64, attempt int, ok bool) {
-	_, blob, ok := strings.Cut(record, "\n")
-	d, err := ledger.ParseJob(blob)
-	return d.Ordinal, d.Attempt, ok && err == nil && d.Group == group && strconv.FormatInt(d.Ordinal, 10) == field
-}
-
-// parseResultLine returns the ordinal of a result line; ok is false if the line is no result.
-func parseResultLine(line string) (int64, bool) {
-	if rest, ok := strings.CutPrefix(line, `{"ordinal":`); ok { // the form that workers write
-		if end := strings.IndexAny(rest, ",}"); end > 0 {
-			if n, err := strconv.ParseInt(rest[:end], 10, 64); err == nil && n >= 0 {
-				return n, true
-			}
-		}
-	}
-	var r struct{ Ordinal *int64 }
-	if json.Unmarshal([]byte(line), &r) != nil || r.Ordinal == nil || *r.Ordinal < 0 {
-		return 0, false
-	}
-	return *r.Ordinal, true
 }

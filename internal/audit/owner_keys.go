@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -100,7 +101,7 @@ func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (
 	var found []ownerKey
 	scan := func(ctx context.Context, shard redis.UniversalClient) error {
 		for cursor := uint64(0); ; {
-			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), pageSize).Result()
+			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), read.PageSize).Result()
 			if err != nil {
 				return err
 			}
@@ -143,11 +144,11 @@ func ownerPattern(space keyspace.Space) string {
 func ownerKeysWithoutGroup(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
 ) ([]ownerKey, error) {
-	r := reader{cmd: conn.Cmd}
+	r := read.Reader{Cmd: conn.Cmd}
 	var orphans []ownerKey
-	for page := range slices.Chunk(keys, pageSize) {
+	for page := range slices.Chunk(keys, read.PageSize) {
 		tenants := make([]*redis.StringCmd, len(page))
-		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
+		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, key := range page {
 				tenants[i] = p.Get(ctx, key)
 			}
@@ -162,7 +163,7 @@ func ownerKeysWithoutGroup(
 			}
 		}
 		states := make([]*redis.StringCmd, len(ownerKeys))
-		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
+		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, k := range ownerKeys {
 				states[i] = p.HGet(ctx, space.OfTenant(k.tenant).Group(k.group), "status")
 			}

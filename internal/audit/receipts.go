@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -51,17 +52,17 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 // than its receipt says. Redis has then lost them, by a cut of its append-only file or because a
 // lagging replica became master. A group that has expired in between looks the same.
 func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
-	r := reader{cmd: conn.Cmd}
-	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), pageSize) {
+	r := read.Reader{Cmd: conn.Cmd}
+	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), read.PageSize) {
 		owners, held := make([]*redis.StringCmd, len(page)), make([]*redis.StringCmd, len(page))
-		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
+		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range page {
 				owners[i] = p.Get(ctx, space.OfGroup(id).Owner(id))
 			}
 		}); err != nil {
 			return fmt.Errorf("check receipts: %w", err)
 		}
-		if err := r.pipeline(ctx, func(p redis.Pipeliner) {
+		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range page {
 				held[i] = p.HGet(ctx, space.OfTenant(owners[i].Val()).Group(id), "accepted")
 			}
@@ -70,7 +71,7 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 		}
 		for i, id := range page {
 			v := Violation{Law: LawReceipt, Partition: space.OfGroup(id).Index(), Group: id}
-			told, have := all[id], asInt(held[i].Val())
+			told, have := all[id], read.Int(held[i].Val())
 			switch {
 			case errors.Is(owners[i].Err(), redis.Nil):
 				v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)

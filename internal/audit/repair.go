@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -81,7 +82,7 @@ func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairRes
 	missing := map[job]bool{}
 	for _, m := range d.missing {
 		ended, err := Lose(ctx, conn, d.partition, m)
-		if err != nil && !isWrongType(err) { // a key of the wrong type has a finding of its own
+		if err != nil && !read.IsWrongType(err) { // a key of the wrong type has a finding of its own
 			return all, err
 		}
 		for _, j := range m.Jobs {
@@ -115,7 +116,7 @@ func (d repairPlan) run(ctx context.Context, conn *redisx.Conn) (all []RepairRes
 		default:
 			repaired, known := done[action.key]
 			if !known {
-				if repaired, err = action.run(ctx); err != nil && !isWrongType(err) {
+				if repaired, err = action.run(ctx); err != nil && !read.IsWrongType(err) {
 					return all, err
 				}
 				done[action.key] = repaired

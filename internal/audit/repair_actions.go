@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -55,7 +56,7 @@ func (ps *pass) groupRepair(g *group) (action repairAction, ok bool) {
 	add("accepted", jobs-accepted)
 	return repairAction{"group " + g.id, "its counts agree with its states, and it is on its lists",
 		func(ctx context.Context) (bool, error) {
-			return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, g.intField("repaired"), differences)
+			return ledger.RepairGroup(ctx, ps.Cmd, ps.p, g.id, g.tenant, g.intField("repaired"), differences)
 		}}, true
 }
 
@@ -70,7 +71,7 @@ func (g *group) jobsIn(letters string) (n int64) {
 // unlistedRepair returns the repair that takes a group that doesn't exist off the lists.
 func (ps *pass) unlistedRepair(id, tenant string) repairAction {
 	return repairAction{"group " + id, "it is off the list of groups", func(ctx context.Context) (bool, error) {
-		return ledger.RepairGroup(ctx, ps.cmd, ps.p, id, tenant, 0, nil)
+		return ledger.RepairGroup(ctx, ps.Cmd, ps.p, id, tenant, 0, nil)
 	}}
 }
 
@@ -78,7 +79,7 @@ func (ps *pass) unlistedRepair(id, tenant string) repairAction {
 func (ps *pass) counterRepair(n ledger.Counter) repairAction {
 	return repairAction{fmt.Sprint("counter ", n), fmt.Sprintf("%s of %s is %d", n.Name, n.Of, n.Want),
 		func(ctx context.Context) (bool, error) {
-			return ledger.RepairCounter(ctx, ps.cmd, ps.p, n)
+			return ledger.RepairCounter(ctx, ps.Cmd, ps.p, n)
 		}}
 }
 
@@ -89,16 +90,16 @@ func (ps *pass) ownerRepair(g *group, owner string) repairAction {
 	key := ps.space.OfGroup(g.id).Owner(g.id)
 	return repairAction{"owner " + g.id, "its owner key says " + g.tenant, func(ctx context.Context) (bool, error) {
 		if owner == "" {
-			return ps.cmd.SetNX(ctx, key, g.tenant, 0).Result()
+			return ps.Cmd.SetNX(ctx, key, g.tenant, 0).Result()
 		}
-		has, err := ps.cmd.HGet(ctx, ps.space.OfTenant(owner).Group(g.id), "tenant").Result()
+		has, err := ps.Cmd.HGet(ctx, ps.space.OfTenant(owner).Group(g.id), "tenant").Result()
 		if err != nil && !errors.Is(err, redis.Nil) {
 			return false, err
 		}
 		if has == owner {
 			return false, nil // two tenants have a group of this id
 		}
-		err = ps.cmd.Watch(ctx, func(tx *redis.Tx) error {
+		err = ps.Cmd.Watch(ctx, func(tx *redis.Tx) error {
 			if now, err := tx.Get(ctx, key).Result(); err != nil || now != owner {
 				return redis.TxFailedErr
 			}
@@ -127,12 +128,12 @@ func (ps *pass) codesRepair(g *group) repairAction {
 		}
 		differences := map[string]int64{}
 		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", pageSize)
+			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", read.PageSize)
 		}
 		seen := map[string]bool{} // a scan may yield the same field twice
-		if err := ps.scan(ctx, command, func(page []string) error {
+		if err := ps.Scan(ctx, command, func(page []string) error {
 			for i := 0; i+1 < len(page); i += 2 {
-				if code := errorCode(page[i+1]); code != "" && !seen[page[i]] {
+				if code := read.ErrorCode(page[i+1]); code != "" && !seen[page[i]] {
 					differences["code:"+code]++
 				}
 				seen[page[i]] = true
@@ -146,11 +147,11 @@ func (ps *pass) codesRepair(g *group) repairAction {
 			return false, err
 		}
 		for code, n := range before.codes {
-			if differences["code:"+code] -= asInt(n); differences["code:"+code] == 0 {
+			if differences["code:"+code] -= read.Int(n); differences["code:"+code] == 0 {
 				delete(differences, "code:"+code)
 			}
 		}
-		return ledger.RepairGroup(ctx, ps.cmd, ps.p, g.id, g.tenant, asInt(before.repaired), differences)
+		return ledger.RepairGroup(ctx, ps.Cmd, ps.p, g.id, g.tenant, read.Int(before.repaired), differences)
 	}}
 }
 
@@ -166,7 +167,7 @@ func (ps *pass) readCodes(ctx context.Context, id string) (codesReading, error) 
 	var hash *redis.SliceCmd
 	var all *redis.MapStringStringCmd
 	var n *redis.IntCmd
-	err := ps.transaction(ctx, func(p redis.Pipeliner) {
+	err := ps.Transaction(ctx, func(p redis.Pipeliner) {
 		hash, all, n = p.HMGet(ctx, ps.p.Group(id), "repaired"), p.HGetAll(ctx, ps.p.Codes(id)),
 			p.HLen(ctx, ps.p.Failures(id))
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -73,9 +74,9 @@ func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
 			return err
 		}
 	}
-	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), pageSize) {
+	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), read.PageSize) {
 		nonReady, suspended := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, t := range page {
 				nonReady[i], suspended[i] = p.ZCard(ctx, ps.p.NonReadyOf(t)), p.ZCard(ctx, ps.p.SuspendedOf(t))
 			}
@@ -117,22 +118,22 @@ func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error 
 			return nil
 		}
 	}
-	if err := ps.scanMembers(ctx, ps.p.Types(), addTo(ps.types)); err != nil {
+	if err := ps.ScanMembers(ctx, ps.p.Types(), addTo(ps.types)); err != nil {
 		return err
 	}
-	if err := ps.scanMembers(ctx, ps.p.NonReady(), addTo(ps.tenants)); err != nil {
+	if err := ps.ScanMembers(ctx, ps.p.NonReady(), addTo(ps.tenants)); err != nil {
 		return err
 	}
 	active := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.SScan(ctx, ps.p.Active(), cursor, "", pageSize)
+		return p.SScan(ctx, ps.p.Active(), cursor, "", read.PageSize)
 	}
-	if err := ps.scan(ctx, active, addTo(ps.tenants)); err != nil {
+	if err := ps.Scan(ctx, active, addTo(ps.tenants)); err != nil {
 		return err
 	}
 	suspended := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.SScan(ctx, ps.p.Suspended(), cursor, "", pageSize)
+		return p.SScan(ctx, ps.p.Suspended(), cursor, "", read.PageSize)
 	}
-	if err := ps.scan(ctx, suspended, addTo(ps.tenants)); err != nil {
+	if err := ps.Scan(ctx, suspended, addTo(ps.tenants)); err != nil {
 		return err
 	}
 	for t := range ps.tenants {
@@ -147,7 +148,7 @@ func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error 
 func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 	key := ps.p.Ready(typ)
 	defer func() { ps.readKeys[key] = true }()
-	return ps.readStream(ctx, key, func(page []redis.XMessage) error {
+	return ps.ReadStream(ctx, key, func(page []redis.XMessage) error {
 		var untracked []foundJob
 		for _, e := range page {
 			blob := ledger.MessageBlob(e.Values)
@@ -180,12 +181,12 @@ func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
 func (ps *pass) readResultsStream(ctx context.Context) error {
 	key := ps.p.ResultStream()
 	defer func() { ps.readKeys[key] = true }()
-	return ps.readStream(ctx, key, func(page []redis.XMessage) error {
+	return ps.ReadStream(ctx, key, func(page []redis.XMessage) error {
 		var untracked []foundJob
 		for _, e := range page {
-			group, lines := asText(e.Values["g"]), asText(e.Values["l"])
+			group, lines := read.Text(e.Values["g"]), read.Text(e.Values["l"])
 			for line := range strings.SplitSeq(lines, "\n") {
-				ordinal, ok := parseResultLine(line)
+				ordinal, ok := read.ParseResultLine(line)
 				if !ok {
 					ps.reportUnreadable(atResultsStream, key, e.ID)
 					continue
@@ -206,7 +207,7 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	defer func() { ps.readKeys[key] = true }()
 	duplicates := map[job]map[string]bool{} // jobs that were yielded more than once, and their members
-	err := ps.scanMembers(ctx, key, func(page []string) error {
+	err := ps.ScanMembers(ctx, key, func(page []string) error {
 		var untracked []foundJob
 		for _, blob := range page {
 			d, err := ledger.ParseJob(blob)
@@ -237,7 +238,7 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	if err != nil || len(duplicates) == 0 {
 		return err
 	}
-	err = ps.scanMembers(ctx, key, func(page []string) error {
+	err = ps.ScanMembers(ctx, key, func(page []string) error {
 		for _, blob := range page {
 			if d, err := ledger.ParseJob(blob); err == nil {
 				if blobs := duplicates[job{d.Group, d.Ordinal}]; blobs != nil {
@@ -299,12 +300,12 @@ func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) err
 	ids := slices.Sorted(maps.Keys(ps.tracked))
 	for len(ids) > 0 {
 		n, bytes := 0, 0
-		for n < len(ids) && n < pageSize/2 && (n == 0 || bytes < pageBytes) {
+		for n < len(ids) && n < read.PageSize/2 && (n == 0 || bytes < read.PageBytes) {
 			bytes += len(ps.tracked[ids[n]].index.states)
 			n++
 		}
 		hashes, states := make([]*redis.SliceCmd, n), make([]*redis.StringCmd, n)
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, id := range ids[:n] {
 				index := &ps.tracked[id].index
 				hashes[i] = p.HMGet(ctx, ps.p.Group(id), "at:created", "status")
@@ -316,10 +317,10 @@ func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) err
 		}
 		for i, id := range ids[:n] {
 			g, v := ps.tracked[id], hashes[i].Val()
-			if asText(v[0]) != g.created {
+			if read.Text(v[0]) != g.created {
 				continue // the group was deleted, or created again
 			}
-			cancelled := asText(v[1]) == string(api.StatusCancelled)
+			cancelled := read.Text(v[1]) == string(api.StatusCancelled)
 			covers := func(kind locationKind) bool {
 				return reads[kind] && (kind != atNonReady || ps.readsNonReadyOf(g.tenant))
 			}

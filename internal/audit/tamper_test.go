@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -355,7 +356,7 @@ var tampers = []tamper{
 	{"results entry gone", func(w *world) []string {
 		n := w.jobIn("all", 'D', 0)
 		for _, m := range w.c.XRange(w.Context(), w.all().ResultStream(), "-", "+").Val() {
-			if got, _ := parseResultLine(m.Values["l"].(string)); got == n {
+			if got, _ := read.ParseResultLine(m.Values["l"].(string)); got == n {
 				w.ok(w.c.XDel(w.Context(), w.all().ResultStream(), m.ID).Err())
 			}
 		}
@@ -381,13 +382,13 @@ var tampers = []tamper{
 	}},
 	{"result line gone", func(w *world) []string {
 		lines, _ := w.chunk("completed")
-		n, _ := parseResultLine(lines[0])
+		n, _ := read.ParseResultLine(lines[0])
 		w.ok(w.c.LTrim(w.Context(), w.part("completed").Results("completed"), 1, -1).Err())
 		return []string{of(LawResults, "completed", n)}
 	}},
 	{"result line twice", func(w *world) []string {
 		lines, set := w.chunk("completed")
-		n, _ := parseResultLine(lines[0])
+		n, _ := read.ParseResultLine(lines[0])
 		set(append(lines, lines[0]))
 		return []string{of(LawResults, "completed", n)}
 	}},

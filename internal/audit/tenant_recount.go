@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -32,7 +33,7 @@ func (t *countedTenant) commands() int {
 // fitsInOneRead reports whether the tenant and all its non-ready jobs can be read in one
 // transaction.
 func (t *countedTenant) fitsInOneRead() bool {
-	return t.commands() <= pageSize && t.nonReadyCount <= pageSize
+	return t.commands() <= read.PageSize && t.nonReadyCount <= read.PageSize
 }
 
 // tenantRecount compares a tenant's counters with its jobs.
@@ -50,7 +51,7 @@ var counterNames = [3]string{"unfinished", "active", "congested"}
 
 // recountTenants recounts the jobs of these tenants and yields the result for each tenant.
 func (ps *pass) recountTenants(ctx context.Context, names []string, yield func(*countedTenant, tenantRecount)) error {
-	for page := range slices.Chunk(names, pageSize/5) {
+	for page := range slices.Chunk(names, read.PageSize/5) {
 		tenants, err := ps.listTenants(ctx, page)
 		if err != nil {
 			return err
@@ -58,7 +59,7 @@ func (ps *pass) recountTenants(ctx context.Context, names []string, yield func(*
 		for len(tenants) > 0 {
 			n, commands, nonReady := 0, 0, int64(0)
 			for n < len(tenants) && (n == 0 ||
-				commands+tenants[n].commands() <= pageSize && nonReady+tenants[n].nonReadyCount <= pageSize) {
+				commands+tenants[n].commands() <= read.PageSize && nonReady+tenants[n].nonReadyCount <= read.PageSize) {
 				commands += tenants[n].commands()
 				nonReady += tenants[n].nonReadyCount
 				n++
@@ -86,14 +87,14 @@ func (ps *pass) recountPage(
 		return nil
 	}
 	replies := make([]*tenantReply, len(tenants))
-	err := ps.transaction(ctx, func(p redis.Pipeliner) {
+	err := ps.Transaction(ctx, func(p redis.Pipeliner) {
 		for i, t := range tenants {
 			replies[i] = &tenantReply{countedTenant: t}
 			for _, query := range ps.queries(ctx, replies[i]) {
 				query(p)
 			}
-			replies[i].nonReadyBlobs = p.ZRange(ctx, ps.p.NonReadyOf(t.name), 0, 2*pageSize)
-			replies[i].suspendedBlobs = p.ZRange(ctx, ps.p.SuspendedOf(t.name), 0, 2*pageSize)
+			replies[i].nonReadyBlobs = p.ZRange(ctx, ps.p.NonReadyOf(t.name), 0, 2*read.PageSize)
+			replies[i].suspendedBlobs = p.ZRange(ctx, ps.p.SuspendedOf(t.name), 0, 2*read.PageSize)
 		}
 	})
 	if err != nil {
@@ -131,8 +132,8 @@ func (ps *pass) recountLarge(ctx context.Context, t *countedTenant) (tenantRecou
 // readOnce reads a tenant once, in several pages, and recounts its jobs.
 func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, error) {
 	reply := &tenantReply{countedTenant: t}
-	for page := range slices.Chunk(ps.queries(ctx, reply), pageSize/10) {
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+	for page := range slices.Chunk(ps.queries(ctx, reply), read.PageSize/10) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for _, query := range page {
 				query(p)
 			}
@@ -142,7 +143,7 @@ func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, 
 		}
 	}
 	r, nonReady := reply.total(), int64(0)
-	err := ps.scanMembers(ctx, ps.p.NonReadyOf(t.name), func(page []string) error {
+	err := ps.ScanMembers(ctx, ps.p.NonReadyOf(t.name), func(page []string) error {
 		nonReady += int64(len(page))
 		r.addNonReady(page, int64(len(page)))
 		return nil
@@ -151,7 +152,7 @@ func (ps *pass) readOnce(ctx context.Context, t *countedTenant) (tenantRecount, 
 		return r, err
 	}
 	suspended := int64(0)
-	err = ps.scanMembers(ctx, ps.p.SuspendedOf(t.name), func(page []string) error {
+	err = ps.ScanMembers(ctx, ps.p.SuspendedOf(t.name), func(page []string) error {
 		suspended += int64(len(page))
 		r.addSuspended(page, int64(len(page)))
 		return nil
@@ -216,19 +217,19 @@ func (r *tenantReply) total() tenantRecount {
 	total := tenantRecount{waiting: map[string]int64{}, nonReady: map[string]int64{}, inActiveSet: r.inActiveSet.Val()}
 	v := r.counters.Val()
 	for i := range total.stored {
-		total.stored[i] = asInt(v[i])
+		total.stored[i] = read.Int(v[i])
 	}
-	total.paused = asText(v[3]) != ""
+	total.paused = read.Text(v[3]) != ""
 	newest := r.newest.Val()
 	total.consistent = strings.Join(newest, "") == r.newestGroup
 	total.addToFingerprint("%v %v %v %v", total.stored, total.inActiveSet, total.paused, newest)
 	for i, g := range r.openGroups {
 		group := r.groups[i]
 		v := group.counts.Val()
-		heldBack := group.scheduled.Err() == nil || asText(v[8]) != ""
-		total.consistent = total.consistent && asText(v[0]) == g.types
+		heldBack := group.scheduled.Err() == nil || read.Text(v[8]) != ""
+		total.consistent = total.consistent && read.Text(v[0]) == g.types
 		for _, n := range v[1:5] {
-			total.counted[0] += asInt(n)
+			total.counted[0] += read.Int(n)
 		}
 		total.addToFingerprint("%v %v", v, heldBack)
 		for j, typ := range splitTypes(g.types) {
@@ -294,7 +295,7 @@ func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTena
 		nonReady, suspended *redis.IntCmd
 	}
 	cmds := make([]replies, len(names))
-	err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+	err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 		for i, name := range names {
 			key := ps.p.GroupsOf(name)
 			cmds[i] = replies{
@@ -328,13 +329,13 @@ func (ps *pass) listTenants(ctx context.Context, names []string) ([]*countedTena
 		}
 		if ids := cmds[i].first.Val(); len(ids) < firstPage {
 			_ = add(ids) // add never fails
-		} else if err := ps.readByScore(ctx, ps.p.GroupsOf(name), add); err != nil {
+		} else if err := ps.ReadByScore(ctx, ps.p.GroupsOf(name), add); err != nil {
 			return nil, err
 		}
 	}
-	for page := range slices.Chunk(owned, pageSize/2) {
+	for page := range slices.Chunk(owned, read.PageSize/2) {
 		open, types := make([]*redis.FloatCmd, len(page)), make([]*redis.StringCmd, len(page))
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, g := range page {
 				open[i], types[i] = p.ZScore(ctx, ps.p.Open(), g.group), p.HGet(ctx, ps.p.Group(g.group), "types")
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
@@ -32,9 +33,9 @@ func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 		return nil // a pass over candidates doesn't judge other groups
 	}
 	var candidates []foundJob
-	for page := range slices.Chunk(jobs, pageSize/2) {
+	for page := range slices.Chunk(jobs, read.PageSize/2) {
 		replies := make([]jobReplies, len(page))
-		err := ps.pipeline(ctx, func(p redis.Pipeliner) {
+		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, j := range page {
 				replies[i] = ps.queryJob(ctx, p, j)
 			}
@@ -50,7 +51,7 @@ func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	}
 	for page := range slices.Chunk(candidates, 50) {
 		replies, present := make([]jobReplies, len(page)), make([]func() bool, len(page))
-		err := ps.transaction(ctx, func(p redis.Pipeliner) {
+		err := ps.Transaction(ctx, func(p redis.Pipeliner) {
 			for i, j := range page {
 				replies[i] = ps.queryJob(ctx, p, j)
 				if j.kind == atNonReady {
@@ -91,11 +92,11 @@ func (ps *pass) queryJob(ctx context.Context, p redis.Pipeliner, j foundJob) job
 
 // faultBy returns what is wrong with a found job according to these replies; "" for nothing.
 func (j foundJob) faultBy(replies jobReplies) string {
-	if isWrongType(replies.group.Err()) || isWrongType(replies.state.Err()) {
+	if read.IsWrongType(replies.group.Err()) || read.IsWrongType(replies.state.Err()) {
 		return "" // a group with a key of the wrong type is not judged
 	}
 	v, state := replies.group.Val(), ledger.State(replies.state.Val())
-	tenant, status, sweeping := asText(v[0]), asText(v[1]), asText(v[2]) != ""
+	tenant, status, sweeping := read.Text(v[0]), read.Text(v[1]), read.Text(v[2]) != ""
 	switch {
 	case status == "":
 		return "there is no such group"

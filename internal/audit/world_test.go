@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -220,13 +221,13 @@ func (w *world) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 		plan, err := aggregate.Plan(w.plans, w.c.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.ok(err)
 		state := plan.New()
-		if asText(have[1]) != "" {
-			state, err = plan.Decode([]byte(asText(have[1])))
+		if read.Text(have[1]) != "" {
+			state, err = plan.Decode([]byte(read.Text(have[1])))
 			w.ok(err)
 		}
-		args := ledger.ReduceArgs{Group: id, Partial: partial, Version: asInt(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
+		args := ledger.ReduceArgs{Group: id, Partial: partial, Version: read.Int(have[0]), Lines: []byte(lines), Entries: []string{m.ID}}
 		for line := range strings.SplitSeq(lines, "\n") {
-			n, ok := parseResultLine(line)
+			n, ok := read.ParseResultLine(line)
 			require.True(w, ok)
 			args.Ordinals = append(args.Ordinals, n)
 			w.ok(state.Add(reducer.Result{Ordinal: n, Data: []byte(`{"cost":2}`)}))

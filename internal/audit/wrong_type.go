@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 )
 
 // hasWrongType reports whether one of a group's own keys, whose replies are given, has the wrong
@@ -12,8 +14,8 @@ import (
 func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 	wrong := false
 	for _, c := range own {
-		if isWrongType(c.Err()) {
-			ps.wrongTypes[c.Args()[1].(string)] = h.id
+		if read.IsWrongType(c.Err()) {
+			ps.WrongTypes[c.Args()[1].(string)] = h.id
 			wrong = true
 		}
 	}
@@ -25,8 +27,8 @@ func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 
 // reportWrongTypes reports the keys that this pass found to have the wrong Redis type.
 func (ps *pass) reportWrongTypes() {
-	for _, key := range slices.Sorted(maps.Keys(ps.wrongTypes)) {
-		ps.found.add(finding{LawLocation, ps.wrongTypes[key], noOrdinal, "key " + key},
+	for _, key := range slices.Sorted(maps.Keys(ps.WrongTypes)) {
+		ps.found.add(finding{LawLocation, ps.WrongTypes[key], noOrdinal, "key " + key},
 			"the key %s is of another type than it must be",
 			ps.shortKey(key))
 	}

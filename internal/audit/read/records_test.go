@@ -1,4 +1,4 @@
-package audit
+package read_test
 
 import (
 	"encoding/json"
@@ -7,8 +7,36 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
+
+func TestParseResultLinesAndBlobs(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]int64{
+		`{"ordinal":17,"data":1}`: 17, `{"ordinal":3}`: 3, `{"data":{"ordinal":1},"ordinal":2}`: 2, `{ "ordinal" : 9 }`: 9,
+		`{"ordinal":-1}`: -1, `{"ordinal":1.5}`: -1, `{"ordinal":"1"}`: -1, `{"data":1}`: -1, `17`: -1, ``: -1, `{"ordinal":`: -1,
+	} {
+		n, ok := read.ParseResultLine(line)
+		require.Equal(t, want >= 0, ok, line)
+		if ok {
+			require.Equal(t, want, n, line)
+		}
+	}
+	for blob, want := range map[string]int64{"0|1||": 0, "12|1|00-x|{}": 12, "": -1, "12": -1, "|1||": -1, "-1|1||": -1, "x|1||": -1} {
+		n, ok := ledger.QueuedOrdinal(blob)
+		require.Equal(t, want >= 0, ok, blob)
+		if ok {
+			require.Equal(t, want, n, blob)
+		}
+	}
+	nonReady, err := ledger.ParseJob("g|T|1|0|0|0|0|0|0|5|E|7|1||{\"a\":\"|\"}")
+	require.NoError(t, err)
+	require.Equal(t, ledger.ReasonError, nonReady.Reason)
+	broken, err := ledger.ParseJob("g|T")
+	require.Error(t, err)
+	require.Zero(t, broken.Reason)
+}
 
 // The fast parser of result lines accepts what encoding/json accepts.
 func FuzzResult(f *testing.F) {
@@ -16,7 +44,7 @@ func FuzzResult(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		ordinal, ok := parseResultLine(line)
+		ordinal, ok := read.ParseResultLine(line)
 		require.False(t, ok && ordinal < 0)
 		var r struct{ Ordinal *int64 }
 		if err := json.Unmarshal([]byte(line), &r); err == nil && r.Ordinal != nil && *r.Ordinal >= 0 {
@@ -35,7 +63,7 @@ func FuzzBlobs(f *testing.F) {
 			require.GreaterOrEqual(t, n, int64(0))
 		}
 		for _, field := range []string{"7", "07", "-7", text} {
-			if n, _, ok := parseFailure("g", field, text); ok {
+			if n, _, ok := read.ParseFailure("g", field, text); ok {
 				require.Equal(t, field, strconv.FormatInt(n, 10))
 			}
 		}

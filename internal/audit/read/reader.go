@@ -1,4 +1,8 @@
-package audit
+// Package read reads the data of the audit from Redis: large structures page by page, and the
+// records that they hold. It hides paging, repeated reads after a lost connection, the rate limit,
+// and keys of the wrong Redis type. It uses no view of the ledger, because the audit recounts for
+// itself.
+package read
 
 import (
 	"context"
@@ -16,35 +20,41 @@ import (
 )
 
 const (
-	pageSize     = 500              // how many elements or commands are read at once
-	pageBytes    = 1 << 20          // about how many bytes are read at once
+	// PageSize is how many elements or commands are read at once.
+	PageSize = 500
+	// PageBytes is about how many bytes are read at once.
+	PageBytes = 1 << 20
+
 	retryTimeout = 10 * time.Second // how long a read is repeated while Redis doesn't answer
 )
 
-// reader reads large structures of one Redis, a page at a time. A key that does not exist reads as
-// empty. So does a key of the wrong Redis type, which is noted in wrongTypes: it must not keep the
+// Reader reads large structures of one Redis, a page at a time. A key that does not exist reads as
+// empty. So does a key of the wrong Redis type, which is noted in WrongTypes: it must not keep the
 // audit from reading everything else.
-type reader struct {
-	cmd   redis.UniversalClient
-	pacer *pacer
-	// wrongTypes holds the keys of the wrong Redis type that were read, each with its group (""
+type Reader struct {
+	Cmd   redis.UniversalClient
+	Pacer *Pacer // limits the rate; nil: no limit
+	// WrongTypes holds the keys of the wrong Redis type that were read, each with its group (""
 	// where that is not known). nil: they are not noted.
-	wrongTypes map[string]string
+	WrongTypes map[string]string
 }
 
-// pacer limits how fast the audit reads, so that a large audit doesn't disturb the roles. A nil
-// pacer doesn't wait.
-type pacer struct {
+// Pacer limits how fast the audit reads, so that a large audit doesn't disturb the roles. A nil
+// Pacer doesn't wait.
+type Pacer struct {
 	rate int           // bytes per second; 0: no limit
 	owed time.Duration // how long the next wait has to be for what was read since the last one
 }
 
+// NewPacer returns a pacer for a rate in bytes per second. 0: no limit.
+func NewPacer(rate int) *Pacer { return &Pacer{rate: rate} }
+
 // elementBytes is how many bytes an element counts for, in addition to its own.
 const elementBytes = 32
 
-// wait waits for as long as reading these elements takes at the rate. Waits of less than 50 ms are
+// Wait waits for as long as reading these elements takes at the rate. Waits of less than 50 ms are
 // put together.
-func (p *pacer) wait(ctx context.Context, elements, bytes int) error {
+func (p *Pacer) Wait(ctx context.Context, elements, bytes int) error {
 	if p == nil || p.rate <= 0 {
 		return nil
 	}
@@ -65,21 +75,21 @@ func bytesOf(page []string) (bytes int) {
 	return bytes
 }
 
-// transaction sends the commands that fill adds, all for one partition, as a transaction: their
+// Transaction sends the commands that fill adds, all for one partition, as a transaction: their
 // replies belong to one instant.
-func (r reader) transaction(ctx context.Context, fill func(redis.Pipeliner)) error {
-	return r.exec(ctx, r.cmd.TxPipeline, fill)
+func (r Reader) Transaction(ctx context.Context, fill func(redis.Pipeliner)) error {
+	return r.exec(ctx, r.Cmd.TxPipeline, fill)
 }
 
-// pipeline sends the commands that fill adds in one round trip. Other commands may be executed
+// Pipeline sends the commands that fill adds in one round trip. Other commands may be executed
 // between them.
-func (r reader) pipeline(ctx context.Context, fill func(redis.Pipeliner)) error {
-	return r.exec(ctx, r.cmd.Pipeline, fill)
+func (r Reader) Pipeline(ctx context.Context, fill func(redis.Pipeliner)) error {
+	return r.exec(ctx, r.Cmd.Pipeline, fill)
 }
 
 // exec sends the commands, again and again while Redis doesn't answer, up to retryTimeout. Reading
 // twice does no harm.
-func (r reader) exec(ctx context.Context, create func() redis.Pipeliner, fill func(redis.Pipeliner)) error {
+func (r Reader) exec(ctx context.Context, create func() redis.Pipeliner, fill func(redis.Pipeliner)) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
 	for deadline := time.Now().Add(retryTimeout); ; {
 		pipe := create()
@@ -97,54 +107,54 @@ func (r reader) exec(ctx context.Context, create func() redis.Pipeliner, fill fu
 
 // firstError returns the first error of the replies or of the connection. Missing keys and keys of
 // the wrong Redis type are no errors.
-func (r reader) firstError(cmds []redis.Cmder, err error) error {
+func (r Reader) firstError(cmds []redis.Cmder, err error) error {
 	for _, c := range cmds {
 		e := c.Err()
 		switch {
-		case isWrongType(e):
+		case IsWrongType(e):
 			r.noteWrongType(c)
 		case e != nil && !errors.Is(e, redis.Nil):
 			return fmt.Errorf("%s: %w", c.Name(), e)
 		}
 	}
-	if errors.Is(err, redis.Nil) || isWrongType(err) {
+	if errors.Is(err, redis.Nil) || IsWrongType(err) {
 		return nil
 	}
 	return err
 }
 
-// isWrongType reports whether err says that a command or script found a key of the wrong Redis
+// IsWrongType reports whether err says that a command or script found a key of the wrong Redis
 // type.
-func isWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
+func IsWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
 
 // noteWrongType notes the key of a command that found it to be of the wrong Redis type. An HMGET
 // gets a reply of empty fields, so that its caller need not check the length.
-func (r reader) noteWrongType(c redis.Cmder) {
+func (r Reader) noteWrongType(c redis.Cmder) {
 	if fields, ok := c.(*redis.SliceCmd); ok {
 		fields.SetVal(make([]any, len(c.Args())-2))
 	}
 	key := fmt.Sprint(c.Args()[1])
-	if _, known := r.wrongTypes[key]; r.wrongTypes != nil && !known {
-		r.wrongTypes[key] = ""
+	if _, known := r.WrongTypes[key]; r.WrongTypes != nil && !known {
+		r.WrongTypes[key] = ""
 	}
 }
 
-// pageSizer chooses how many elements to read at once, so that a page has about pageBytes.
+// pageSizer chooses how many elements to read at once, so that a page has about PageBytes.
 type pageSizer struct{ n int64 }
 
 // adapt takes the bytes of the last page into account.
 func (s *pageSizer) adapt(bytes int) {
-	s.n = max(1, min(pageSize, 4*s.n, s.n*pageBytes/int64(max(1, bytes))))
+	s.n = max(1, min(PageSize, 4*s.n, s.n*PageBytes/int64(max(1, bytes))))
 }
 
-// readByScore calls fn with the members of a sorted set, by ascending score and in pages. A member
+// ReadByScore calls fn with the members of a sorted set, by ascending score and in pages. A member
 // that keeps its score is yielded exactly once, also if others come and go.
-func (r reader) readByScore(ctx context.Context, key string, fn func([]string) error) error {
+func (r Reader) ReadByScore(ctx context.Context, key string, fn func([]string) error) error {
 	from, seen := "-inf", map[string]bool{} // the last score that was read, and its members so far
 	for {
 		var cmd *redis.ZSliceCmd
-		count := int64(pageSize + len(seen))
-		err := r.pipeline(ctx, func(p redis.Pipeliner) {
+		count := int64(PageSize + len(seen))
+		err := r.Pipeline(ctx, func(p redis.Pipeliner) {
 			cmd = p.ZRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{Min: from, Max: "+inf", Count: count})
 		})
 		if err != nil {
@@ -174,18 +184,18 @@ func (r reader) readByScore(ctx context.Context, key string, fn func([]string) e
 	}
 }
 
-// scan calls fn with the pages that a SCAN command of one key yields. An element that is there the
+// Scan calls fn with the pages that a SCAN command of one key yields. An element that is there the
 // whole time is yielded at least once, perhaps more often.
-func (r reader) scan(
+func (r Reader) Scan(
 	ctx context.Context, command func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd, fn func([]string) error,
 ) error {
 	for cursor := uint64(0); ; {
 		var cmd *redis.ScanCmd
-		if err := r.pipeline(ctx, func(p redis.Pipeliner) { cmd = command(p, cursor) }); err != nil {
+		if err := r.Pipeline(ctx, func(p redis.Pipeliner) { cmd = command(p, cursor) }); err != nil {
 			return err
 		}
 		page, next := cmd.Val()
-		if err := r.pacer.wait(ctx, len(page), bytesOf(page)); err != nil {
+		if err := r.Pacer.Wait(ctx, len(page), bytesOf(page)); err != nil {
 			return err
 		}
 		if err := fn(page); err != nil {
@@ -197,10 +207,10 @@ func (r reader) scan(
 	}
 }
 
-// scanMembers scans the members of a sorted set, without their scores.
-func (r reader) scanMembers(ctx context.Context, key string, fn func([]string) error) error {
-	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd { return p.ZScan(ctx, key, cursor, "", pageSize) }
-	return r.scan(ctx, command, func(page []string) error {
+// ScanMembers scans the members of a sorted set, without their scores.
+func (r Reader) ScanMembers(ctx context.Context, key string, fn func([]string) error) error {
+	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd { return p.ZScan(ctx, key, cursor, "", PageSize) }
+	return r.Scan(ctx, command, func(page []string) error {
 		members := page[:0]
 		for i := 0; i < len(page); i += 2 {
 			members = append(members, page[i])
@@ -209,11 +219,11 @@ func (r reader) scanMembers(ctx context.Context, key string, fn func([]string) e
 	})
 }
 
-// readStream calls fn with the entries that are in a stream when it begins, each once, in pages.
+// ReadStream calls fn with the entries that are in a stream when it begins, each once, in pages.
 // Entries that are added later are left out.
-func (r reader) readStream(ctx context.Context, key string, fn func([]redis.XMessage) error) error {
+func (r Reader) ReadStream(ctx context.Context, key string, fn func([]redis.XMessage) error) error {
 	var newest *redis.XMessageSliceCmd
-	if err := r.pipeline(ctx, func(p redis.Pipeliner) { newest = p.XRevRangeN(ctx, key, "+", "-", 1) }); err != nil {
+	if err := r.Pipeline(ctx, func(p redis.Pipeliner) { newest = p.XRevRangeN(ctx, key, "+", "-", 1) }); err != nil {
 		return err
 	}
 	if len(newest.Val()) == 0 {
@@ -222,7 +232,7 @@ func (r reader) readStream(ctx context.Context, key string, fn func([]redis.XMes
 	size := pageSizer{n: 50}
 	for from, to := "-", newest.Val()[0].ID; ; {
 		var cmd *redis.XMessageSliceCmd
-		if err := r.pipeline(ctx, func(p redis.Pipeliner) { cmd = p.XRangeN(ctx, key, from, to, size.n) }); err != nil {
+		if err := r.Pipeline(ctx, func(p redis.Pipeliner) { cmd = p.XRangeN(ctx, key, from, to, size.n) }); err != nil {
 			return err
 		}
 		page, bytes := cmd.Val(), 0
@@ -235,7 +245,7 @@ func (r reader) readStream(ctx context.Context, key string, fn func([]redis.XMes
 			}
 		}
 		size.adapt(bytes)
-		if err := r.pacer.wait(ctx, len(page), bytes); err != nil {
+		if err := r.Pacer.Wait(ctx, len(page), bytes); err != nil {
 			return err
 		}
 		from = "(" + page[len(page)-1].ID
@@ -245,8 +255,8 @@ func (r reader) readStream(ctx context.Context, key string, fn func([]redis.XMes
 	}
 }
 
-// readList calls fn with the first n elements of a list that only grows at its end.
-func (r reader) readList(ctx context.Context, key string, n int64, fn func(string)) error {
+// ReadList calls fn with the first n elements of a list that only grows at its end.
+func (r Reader) ReadList(ctx context.Context, key string, n int64, fn func(string)) error {
 	size := pageSizer{n: 8}
 	for at := int64(0); at < n; {
 		page, err := r.listRange(ctx, key, at, min(size.n, n-at))
@@ -264,22 +274,22 @@ func (r reader) readList(ctx context.Context, key string, n int64, fn func(strin
 	return nil
 }
 
-// readQueue calls fn with the first n elements of a list, each once, while other clients may take
+// ReadQueue calls fn with the first n elements of a list, each once, while other clients may take
 // elements from its head and add some at its end; elements taken before they were read are left
 // out. To find its position in a list that has moved, it looks for the last element that it has
 // read. It assumes that no two elements are the same.
-func (r reader) readQueue(ctx context.Context, key string, n int64, fn func(string)) error {
+func (r Reader) ReadQueue(ctx context.Context, key string, n int64, fn func(string)) error {
 	last, at := "", int64(0) // the last element that was read, and where it was
 	for first := true; n > 0; first = false {
-		page, err := r.listRange(ctx, key, at, pageSize)
+		page, err := r.listRange(ctx, key, at, PageSize)
 		if err != nil {
 			return err
 		}
 		next := 0
 		if !first {
 			for next = slices.Index(page, last) + 1; next == 0 && at > 0; next = slices.Index(page, last) + 1 {
-				at = max(0, at-pageSize)
-				if page, err = r.listRange(ctx, key, at, pageSize); err != nil {
+				at = max(0, at-PageSize)
+				if page, err = r.listRange(ctx, key, at, PageSize); err != nil {
 					return err
 				}
 			}
@@ -298,11 +308,11 @@ func (r reader) readQueue(ctx context.Context, key string, n int64, fn func(stri
 }
 
 // listRange reads up to n elements of a list from index at on.
-func (r reader) listRange(ctx context.Context, key string, at, n int64) ([]string, error) {
+func (r Reader) listRange(ctx context.Context, key string, at, n int64) ([]string, error) {
 	var cmd *redis.StringSliceCmd
-	err := r.pipeline(ctx, func(p redis.Pipeliner) { cmd = p.LRange(ctx, key, at, at+n-1) })
+	err := r.Pipeline(ctx, func(p redis.Pipeliner) { cmd = p.LRange(ctx, key, at, at+n-1) })
 	if err == nil {
-		err = r.pacer.wait(ctx, len(cmd.Val()), bytesOf(cmd.Val()))
+		err = r.Pacer.Wait(ctx, len(cmd.Val()), bytesOf(cmd.Val()))
 	}
 	return cmd.Val(), err
 }
