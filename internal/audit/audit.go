@@ -64,17 +64,14 @@
 //     waiting jobs of 10 bytes costs Redis 80 ms of CPU and 43 MB; one of 1,000 groups of 5 jobs
 //     costs 40 ms and 1 MB. [Options.Rate] spreads this over time.
 //
-// # Repair
-//
-// [Repair] repairs what can be repaired, and [Lose] ends missing jobs as failed. Each repair is one
-// atomic step in Redis that compares states and versions with what the audit saw: it changes
-// nothing if the data has moved since, and a repeated repair changes nothing either.
+// The audit changes nothing. Package repair acts on what it finds ([Report.Partitions]).
 package audit
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -112,10 +109,10 @@ type Report struct {
 	Jobs       int64       `json:"jobs"`       // accepted jobs of all groups
 	Violations []Violation `json:"violations"` // never nil; ordered by partition, group and ordinal
 	// Missing holds all jobs that are at no location although their state says that they are;
-	// [Lose] ends them. Violations names only some of them if there are many.
+	// package repair ends them. Violations names only some of them if there are many.
 	Missing []Missing `json:"-"`
-
-	plans []repairPlan
+	// Partitions holds the same by partition, with what is wrong for package repair.
+	Partitions []PartitionReport `json:"-"`
 }
 
 // Violation is one violation of a law.
@@ -248,23 +245,22 @@ func (a *auditor) run(ctx context.Context, report *Report) error {
 		}
 		confirmed = now
 		if certain == len(found) || n == maxPasses {
-			plan := repairPlan{partition: a.p, details: found, repairs: ps.repairs}
+			result := PartitionReport{Partition: a.p, Misplaced: ps.misplaced}
 			report.Groups += ps.groups
 			report.Jobs += ps.jobs
-			for f, detail := range found {
+			for _, f := range slices.SortedFunc(maps.Keys(found), compareFindings) {
 				if confirmed[f] >= confirmations {
-					v := f.violation(a.p.Index(), detail)
+					v := f.violation(a.p.Index(), found[f])
 					v.Count = ps.found.summarized[f]
 					report.Violations = append(report.Violations, v)
-					plan.findings = append(plan.findings, f)
+					result.Findings = append(result.Findings, Finding{v, ps.wrong[f]})
 				}
 			}
 			if n >= confirmations {
-				plan.missing = missing.list(a.p.Index())
-				report.Missing = append(report.Missing, plan.missing...)
+				result.Missing = missing.list(a.p.Index())
+				report.Missing = append(report.Missing, result.Missing...)
 			}
-			slices.SortFunc(plan.findings, compareFindings)
-			report.plans = append(report.plans, plan)
+			report.Partitions = append(report.Partitions, result)
 			return nil
 		}
 		if err := redisx.Sleep(ctx, backoff.Next()); err != nil {
@@ -290,9 +286,8 @@ type pass struct {
 	trackedBytes int                      // about how much memory these groups take
 	readKeys     map[string]bool          // keys of shared locations that this pass has read at least once
 
-	repairs           map[finding]repairAction
-	misplaced         misplacedJobs
-	repairedLocations map[location]map[job]bool // the locations that were repaired, and the jobs removed there
+	wrong     map[finding]Wrong
+	misplaced map[Location]map[Job]bool // see PartitionReport
 }
 
 // newPass returns a pass that has read nothing yet.

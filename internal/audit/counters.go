@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
-	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
 // typeTotals are the numbers of waiting and non-ready jobs by type, as the recounts of all tenants
@@ -90,7 +89,7 @@ func (ps *pass) checkTypeCounter(typ, counter string, stored, counted int64) {
 	if stored != counted && !ps.uncertainTypes[typ] {
 		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(typ, counter, stored-counted)}
 		ps.found.add(f, "type %s counts %d jobs as %s, but %d are", typ, stored, counter, counted)
-		ps.addRepair(f, ps.counterRepair(ledger.Counter{Of: typ, Name: counter, Have: stored, Want: counted}))
+		ps.addWrong(f, WrongCounter{Of: typ, Name: counter, Have: stored, Want: counted})
 	}
 }
 
@@ -104,26 +103,26 @@ func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 		if r.stored[i] != r.counted[i] {
 			f := finding{LawCounters, "", noOrdinal, fmt.Sprint(name, counter, r.stored[i]-r.counted[i])}
 			ps.found.add(f, "tenant %s counts %d jobs as %s, but %d are", name, r.stored[i], counter, r.counted[i])
-			ps.addRepair(f, ps.counterRepair(ledger.Counter{
+			ps.addWrong(f, WrongCounter{
 				Tenant: true,
 				Of:     name,
 				Name:   counter,
 				Have:   r.stored[i],
 				Want:   r.counted[i],
-			}))
+			})
 		}
 	}
 	if active := r.stored[1] > 0 && !r.paused; active != r.inActiveSet {
 		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(name, "set", active)}
 		ps.found.add(f, "tenant %s has %d active jobs, but its being in the active set is %t", name, r.stored[1],
 			r.inActiveSet)
-		ps.addRepair(f, ps.counterRepair(ledger.Counter{
+		ps.addWrong(f, WrongCounter{
 			Tenant: true,
 			Of:     name,
 			Name:   counterNames[1],
 			Have:   r.stored[1],
 			Want:   r.stored[1],
-		}))
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -15,19 +16,19 @@ import (
 func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
-	w := newWorld(t, url, prefix, 1)
-	w.create("g", "acme", "T")
-	w.append("g", jobs(20, later))
-	p := w.space.Partition(0)
-	blobs := w.c.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
-	w.addNonReady(p, "acme", blobs[1]+" ")
+	w := audittest.New(t, url, prefix, 1)
+	w.Create("g", "acme", "T")
+	w.Append("g", audittest.Jobs(20, audittest.Later))
+	p := w.Space.Partition(0)
+	blobs := w.C.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
+	w.AddNonReady(p, "acme", blobs[1]+" ")
 
-	a := &auditor{Reader: read.Reader{Cmd: w.c}, space: w.space, p: p, opts: Options{Reducers: w.plans, stateBytes: maxStateBytes}}
+	a := &auditor{Reader: read.Reader{Cmd: w.C}, space: w.Space, p: p, opts: Options{Reducers: w.Plans, stateBytes: maxStateBytes}}
 	ps := a.newPass()
-	w.ok(ps.ReadByScore(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
-	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
-	w.ok(ps.checkTracked(w.Context(), ps.judgedSharedKinds()))
+	w.OK(ps.ReadByScore(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
+	w.OK(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.OK(ps.readNonReady(w.Context(), "acme", p.NonReadyOf("acme")))
+	w.OK(ps.checkTracked(w.Context(), ps.judgedSharedKinds()))
 	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
 	require.Equal(t, map[finding]string{{LawLocation, "g", n, "duplicated1N!"}: "it is non-ready at attempt 0, and more than once in non-ready"}, ps.found.withSummaries())
 }

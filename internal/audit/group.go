@@ -153,7 +153,7 @@ func (ps *pass) readGroups(
 			if present(c.listed) {
 				f := finding{LawRegistry, h.id, noOrdinal, "unknown"}
 				ps.found.add(f, "it is on the list of groups, but there is no such group")
-				ps.addRepair(f, ps.unlistedRepair(h.id, h.tenant))
+				ps.addWrong(f, DeletedGroup{h.id, h.tenant})
 			}
 			continue
 		}
@@ -231,7 +231,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 	for i, g := range groups {
 		if !g.listedForTenant {
 			ps.reportGroup(g, LawRegistry, "list", "it is missing on its tenant's list of groups")
-			ps.addGroupRepair(g, LawRegistry, "list")
+			ps.addWrongGroup(g, LawRegistry, "list")
 		}
 		if at := ps.space.OfTenant(g.tenant).Index(); at != ps.p.Index() {
 			ps.reportGroup(g, LawRegistry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
@@ -252,7 +252,7 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 		if now.Val() == g.tenant {
 			ps.reportGroup(g, LawRegistry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
 				g.tenant, owner)
-			ps.addRepair(finding{LawRegistry, g.id, noOrdinal, "owner " + owner}, ps.ownerRepair(g, owner))
+			ps.addWrong(finding{LawRegistry, g.id, noOrdinal, "owner " + owner}, WrongOwner{g.id, g.tenant, owner})
 		}
 	}
 	return nil
@@ -264,15 +264,15 @@ func (ps *pass) reportGroup(g *group, law, key, format string, args ...any) {
 	ps.found.add(finding{law, g.id, noOrdinal, key}, format, args...)
 	ps.markUncertain(law, g.tenant, g.types...)
 	if law == LawConservation || law == LawStates {
-		ps.addGroupRepair(g, law, key)
+		ps.addWrongGroup(g, law, key)
 	}
 }
 
-// addGroupRepair adds, for a finding about a group as a whole, the repair that sets its counts and
-// puts it on its lists. It adds nothing if the right counts are not certain.
-func (ps *pass) addGroupRepair(g *group, law, key string) {
-	if c, ok := ps.groupRepair(g); ok {
-		ps.addRepair(finding{law, g.id, noOrdinal, key}, c)
+// addWrongGroup adds, to a finding about a group as a whole, that its counts or lists are wrong. It
+// adds nothing if the right counts are not certain.
+func (ps *pass) addWrongGroup(g *group, law, key string) {
+	if w, ok := g.wrongGroup(); ok {
+		ps.addWrong(finding{law, g.id, noOrdinal, key}, w)
 	}
 }
 

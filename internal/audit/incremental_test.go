@@ -10,20 +10,19 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // watch makes an incremental check, and audits the candidates job by job.
-func (w *world) watch(s *IncrementalCheck, alarmed bool) (Candidates, Report) {
+func watch(w *audittest.World, s *IncrementalCheck, alarmed bool) (Candidates, Report) {
 	found, err := s.Run(w.Context(), alarmed)
-	w.ok(err)
+	w.OK(err)
 	if len(found.Groups) == 0 {
 		return found, Report{OK: true}
 	}
-	r, err := RunGroups(w.Context(), w.conn, w.space, s.p, found, Options{})
-	w.ok(err)
+	r, err := RunGroups(w.Context(), w.Conn, w.Space, s.p, found, Options{})
+	w.OK(err)
 	return found, r
 }
 
@@ -34,40 +33,40 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 		"accepted", "two counts whose errors cancel out", "negative count", "no states", "one state too many", "queued job gone", "queue gone", "ready entry gone",
 		"entry of a started job gone", "non-ready job gone", "failure gone", "results entry gone", "queue of many gone", "ready stream gone",
 	}
-	for _, c := range tampers {
-		if !slices.Contains(online, c.name) {
+	for _, c := range audittest.Tampers {
+		if !slices.Contains(online, c.Name) {
 			continue
 		}
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			url, prefix := redistest.Shared(t)
-			w := newWorld(t, url, prefix, 1)
-			inhabited(w)
-			p := w.space.Partition(0)
-			s, calm := NewIncrementalCheck(w.conn, p), NewIncrementalCheck(w.conn, p)
-			found, _ := w.watch(s, false)
+			w := audittest.New(t, url, prefix, 1)
+			audittest.Inhabit(w)
+			p := w.Space.Partition(0)
+			s, calm := NewIncrementalCheck(w.Conn, p), NewIncrementalCheck(w.Conn, p)
+			found, _ := watch(w, s, false)
 			require.Equal(t, Candidates{}, found, "no group is known yet, so none is unchanged")
 			for range 3 {
-				_, r := w.watch(s, false)
+				_, r := watch(w, s, false)
 				require.Empty(t, r.Violations)
 			}
-			want := c.do(w)
+			want := c.Do(w)
 			var r Report
 			for checks := 0; len(r.Violations) == 0; checks++ {
 				require.LessOrEqual(t, checks, maxRecheckGap+1)
-				_, r = w.watch(s, false)
+				_, r = watch(w, s, false)
 			}
-			got := summary(r)
+			got := audittest.Summary(r.Violations)
 			require.Subset(t, want, got)
 			require.NotEmpty(t, got)
-			if missing := strings.Contains(c.name, "gone") && c.name != "failure gone"; missing {
+			if missing := strings.Contains(c.Name, "gone") && c.Name != "failure gone"; missing {
 				require.NotEmpty(t, r.Missing)
-				whole, err := Partition(t.Context(), w.conn, w.space, p, Options{})
+				whole, err := Partition(t.Context(), w.Conn, w.Space, p, Options{})
 				require.NoError(t, err)
 				require.Equal(t, whole.Missing, r.Missing, "as a full audit finds them")
 			}
-			_, again := w.watch(calm, true)
-			require.Equal(t, got, summary(again), "an alarmed check finds it at once")
+			_, again := watch(w, calm, true)
+			require.Equal(t, got, audittest.Summary(again.Violations), "an alarmed check finds it at once")
 		})
 	}
 }
@@ -77,21 +76,21 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
-	w := newWorld(t, url, prefix, 1)
-	p := w.space.Partition(0)
-	w.create("idle", "acme", "T")
-	w.append("idle", jobs(5))
-	w.create("long", "acme", "L")
-	w.append("long", jobs(5))
-	w.start(p, "L", func() []taken { w.admit(p, "L", 5, noLimit); return w.read(p, "L", "c", 5) }())
-	s, candidates := NewIncrementalCheck(w.conn, p), ""
+	w := audittest.New(t, url, prefix, 1)
+	p := w.Space.Partition(0)
+	w.Create("idle", "acme", "T")
+	w.Append("idle", audittest.Jobs(5))
+	w.Create("long", "acme", "L")
+	w.Append("long", audittest.Jobs(5))
+	w.Start(p, "L", func() []audittest.Taken { w.Admit(p, "L", 5, audittest.NoLimit); return w.Read(p, "L", "c", 5) }())
+	s, candidates := NewIncrementalCheck(w.Conn, p), ""
 	for range 24 {
-		found, _ := w.watch(s, false)
+		found, _ := watch(w, s, false)
 		require.NotContains(t, found.Groups, "idle", "its queue is as long as its counts say")
 		candidates += strconv.Itoa(len(found.Groups))
 	}
 	require.Equal(t, "011010001000000010000000", candidates)
-	found, _ := w.watch(s, true)
+	found, _ := watch(w, s, true)
 	require.Equal(t, []string{"long"}, found.Groups)
 }
 
@@ -99,37 +98,37 @@ func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
-	w := newWorld(t, url, prefix, 1)
-	p := w.space.Partition(0)
+	w := audittest.New(t, url, prefix, 1)
+	p := w.Space.Partition(0)
 	for i := range 150 {
 		id := fmt.Sprint("g", i)
-		w.create(id, "acme", "T")
-		w.append(id, jobs(2, later))
+		w.Create(id, "acme", "T")
+		w.Append(id, audittest.Jobs(2, audittest.Later))
 	}
-	s := NewIncrementalCheck(w.conn, p)
+	s := NewIncrementalCheck(w.Conn, p)
 	for range 3 {
-		found, _ := w.watch(s, false)
+		found, _ := watch(w, s, false)
 		require.Empty(t, found)
 	}
-	w.ok(w.c.ZRemRangeByRank(w.Context(), p.NonReadyOf("acme"), 7, 7).Err())
-	found, r := w.watch(s, false)
+	w.OK(w.C.ZRemRangeByRank(w.Context(), p.NonReadyOf("acme"), 7, 7).Err())
+	found, r := watch(w, s, false)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	require.Len(t, r.Missing, 1)
 	require.Len(t, r.Missing[0].Jobs, 1)
 
 	// A group gets its first type between two checks. Then it is deleted, but stays on the list.
-	w.create("new", "acme", "T")
-	found, _ = w.watch(s, false)
+	w.Create("new", "acme", "T")
+	found, _ = watch(w, s, false)
 	require.Equal(t, []string{"acme"}, found.Tenants)
-	w.append("new", jobs(1))
-	found, _ = w.watch(s, false)
+	w.Append("new", audittest.Jobs(1))
+	found, _ = watch(w, s, false)
 	require.Empty(t, found.Tenants, "the check learns the new type of the group first")
-	found, r = w.watch(s, false)
+	found, r = watch(w, s, false)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	require.Len(t, r.Violations, 1, "%v", r.Violations)
-	w.ok(w.c.Del(w.Context(), p.Group("new")).Err())
-	w.watch(s, false)
-	w.watch(s, false)
+	w.OK(w.C.Del(w.Context(), p.Group("new")).Err())
+	watch(w, s, false)
+	watch(w, s, false)
 }
 
 // While all scripts move jobs, incremental checks and the audits of their candidates find no
@@ -137,15 +136,13 @@ func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 func TestIncrementalCheckFindsNothingWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
-	w := newWorld(t, url, prefix, 1)
-	crew := *w
-	crew.tb = hard{t}
-	c := &churn{world: &crew, tenants: []string{"a", "b", "c"}, types: []string{"T", "U"}}
-	stop := c.run(t.Context(), false)
+	w := audittest.New(t, url, prefix, 1)
+	c := audittest.NewChurn(w, []string{"a", "b", "c"}, []string{"T", "U"})
+	stop := c.Run(t.Context(), false)
 	t.Cleanup(func() { _ = stop() })
-	s, candidates := NewIncrementalCheck(w.conn, w.space.Partition(0)), 0
-	for i := 0; i < 100 || c.moves.Load() < 500; i++ {
-		found, r := w.watch(s, i%5 == 0)
+	s, candidates := NewIncrementalCheck(w.Conn, w.Space.Partition(0)), 0
+	for i := 0; i < 100 || c.Moves.Load() < 500; i++ {
+		found, r := watch(w, s, i%5 == 0)
 		require.Empty(t, r.Violations, "%v", found)
 		require.Empty(t, r.Missing)
 		require.Empty(t, found.Tenants)
@@ -160,28 +157,23 @@ func BenchmarkIncrementalCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {
 			url, prefix := redistest.Shared(b)
-			space, err := keyspace.New(prefix, 1)
-			require.NoError(b, err)
-			conn, err := redisx.Connect(b.Context(), redisx.Config{URL: url})
-			require.NoError(b, err)
-			defer conn.Close()
-			w := &world{tb: b, conn: conn, c: conn.Cmd, space: space}
+			w := audittest.New(b, url, prefix, 1)
 			for i := range size.groups {
 				id := fmt.Sprint("g", i)
-				w.create(id, fmt.Sprint("t", i%50), "T")
-				w.append(id, jobs(size.jobs))
+				w.Create(id, fmt.Sprint("t", i%50), "T")
+				w.Append(id, audittest.Jobs(size.jobs))
 			}
-			s := NewIncrementalCheck(conn, space.Partition(0))
-			w.watch(s, false)
+			s := NewIncrementalCheck(w.Conn, w.Space.Partition(0))
+			watch(w, s, false)
 			cpu, out := usage(w)
 			for b.Loop() {
-				w.watch(s, false)
+				watch(w, s, false)
 			}
 			cpuNow, outNow := usage(w)
 			b.ReportMetric((cpuNow-cpu)*1e6/float64(b.N), "redis_us/op")
 			b.ReportMetric((outNow-out)/float64(b.N), "bytes/op")
 			cpu, out = usage(w)
-			_, err = Partition(b.Context(), conn, space, space.Partition(0), Options{})
+			_, err := Partition(b.Context(), w.Conn, w.Space, w.Space.Partition(0), Options{})
 			require.NoError(b, err)
 			cpuNow, outNow = usage(w)
 			b.ReportMetric((cpuNow-cpu)*1e3, "redis_ms_for_full_audit")
@@ -191,11 +183,11 @@ func BenchmarkIncrementalCheck(b *testing.B) {
 }
 
 // usage returns the CPU time in seconds that Redis has used so far, and the bytes that it has sent.
-func usage(w *world) (cpu, out float64) {
-	info := w.c.(*redis.Client).InfoMap(w.Context(), "cpu", "stats").Val()
+func usage(w *audittest.World) (cpu, out float64) {
+	info := w.C.(*redis.Client).InfoMap(w.Context(), "cpu", "stats").Val()
 	number := func(section, field string) float64 {
 		n, err := strconv.ParseFloat(info[section][field], 64)
-		w.ok(err)
+		w.OK(err)
 		return n
 	}
 	return number("CPU", "used_cpu_user") + number("CPU", "used_cpu_sys"), number("Stats", "total_net_output_bytes")

@@ -75,13 +75,13 @@ func (ps *pass) checkCounts(g *group) {
 		coded += n
 		if n < 0 {
 			ps.reportGroup(g, LawLocation, "code "+code, "%d jobs have failed with code %s", n, code)
-			ps.addRepair(finding{LawLocation, g.id, noOrdinal, "code " + code}, ps.codesRepair(g))
+			ps.addWrong(finding{LawLocation, g.id, noOrdinal, "code " + code}, WrongCodes{g.id, g.tenant})
 		}
 	}
 	if failed := g.counts[ledger.Failed]; coded != failed {
 		key := fmt.Sprint("codes ", coded-failed)
 		ps.reportGroup(g, LawLocation, key, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.addRepair(finding{LawLocation, g.id, noOrdinal, key}, ps.codesRepair(g))
+		ps.addWrong(finding{LawLocation, g.id, noOrdinal, key}, WrongCodes{g.id, g.tenant})
 	}
 }
 
@@ -107,7 +107,7 @@ func (ps *pass) checkLifecycle(g *group) {
 	}
 	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
 		ps.reportGroup(g, LawLifecycle, "lists", "it is %s, but %s", status, describeLists(g))
-		ps.addGroupRepair(g, LawLifecycle, "lists")
+		ps.addWrongGroup(g, LawLifecycle, "lists")
 	}
 	unfinished, unreduced := g.unfinished(), g.counts[ledger.Done]
 	switch {
@@ -115,7 +115,7 @@ func (ps *pass) checkLifecycle(g *group) {
 		if !sweeping && unfinished > 0 {
 			ps.reportGroup(g, LawLifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended",
 				unfinished)
-			ps.addGroupRepair(g, LawLifecycle, "unended")
+			ps.addWrongGroup(g, LawLifecycle, "unended")
 		}
 	case rank >= 3 && unfinished > 0:
 		ps.reportGroup(g, LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unfinished)
@@ -135,7 +135,7 @@ func (ps *pass) checkLifecycle(g *group) {
 		ps.reportGroup(g, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
-		ps.addGroupRepair(g, LawLifecycle, "stuck")
+		ps.addWrongGroup(g, LawLifecycle, "stuck")
 	}
 }
 

@@ -82,8 +82,8 @@ func fits(kind locationKind, state ledger.State, attempt int) bool {
 		state.IsOf(attempt+1)
 }
 
-// describeState says a state in words, for example "waiting at attempt 0".
-func describeState(state ledger.State) string {
+// DescribeState says a state in words, for example "waiting at attempt 0".
+func DescribeState(state ledger.State) string {
 	name, ok := stateNames[state.Letter()]
 	if !ok {
 		name = fmt.Sprintf("%q", string(state[:1]))
@@ -186,21 +186,21 @@ func (idx *locationIndex) eachProblem(now string, covers func(locationKind) bool
 func (p problem) detail() string {
 	switch p.fault {
 	case "missing":
-		return fmt.Sprintf("it is %s, but not in %s", describeState(p.state), kindNames[p.kind])
+		return fmt.Sprintf("it is %s, but not in %s", DescribeState(p.state), kindNames[p.kind])
 	case "duplicated":
-		return fmt.Sprintf("it is %s, and more than once in %s", describeState(p.state), kindNames[p.kind])
+		return fmt.Sprintf("it is %s, and more than once in %s", DescribeState(p.state), kindNames[p.kind])
 	}
-	return fmt.Sprintf("it is %s, but something of it lies in %s", describeState(p.state), kindNames[p.kind])
+	return fmt.Sprintf("it is %s, but something of it lies in %s", DescribeState(p.state), kindNames[p.kind])
 }
 
 // reportJob reports a problem of a job. A missing job is also added to the missing ones, and any
-// other problem gets the repair that quarantines what is wrong.
+// other problem also to the misplaced ones.
 func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
 	f := finding{p.kind.law(), group, p.ordinal, fmt.Sprint(p.fault, p.kind, p.state)}
 	ps.found.add(f, "%s", p.detail())
 	if p.fault != "missing" && p.kind != atGroupResults {
 		locations := ps.locationsOf(p.kind, group, tenant, p.ordinal, types)
-		ps.addRepair(f, ps.misplacedRepair(job{group, p.ordinal}, locations...))
+		ps.addMisplaced(f, Job{group, p.ordinal}, locations...)
 	}
 	ps.markUncertain(p.kind.law(), tenant, types...)
 	if p.fault == "missing" && p.kind != atGroupResults && (p.kind != atFailures || ps.opts.only == nil) {

@@ -1,38 +1,19 @@
 package audit
 
 import (
-	"context"
-	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // Missing lists jobs of one group that have not ended and are at no location: Redis has lost them,
-// or somebody has deleted them.
+// or another program has deleted them.
 type Missing struct {
 	Partition     int
 	Group, Tenant string
 	Type          string          // the group's type; "" if it has several
 	Jobs          []ledger.Missed // by ordinal
-}
-
-// Lose ends missing jobs as failed with code LOST, so that their group can end, and returns their
-// ordinals. A job whose state is not the given one any more is left alone. A worker that still runs
-// a job whose entry in the ready stream is gone loses it: its report will be refused as stale.
-func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m Missing) ([]int64, error) {
-	var lost []int64
-	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {
-		ended, err := ledger.Lose(ctx, conn.Cmd, p, m.Group, m.Type, some)
-		if err != nil {
-			return lost, fmt.Errorf("end lost jobs of group %s: %w", m.Group, err)
-		}
-		lost = append(lost, ended...)
-	}
-	return lost, nil
 }
 
 // missingJobs holds all missing jobs of a pass, by group. (The findings name only some of them.)

@@ -73,8 +73,8 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[u.kind])
 			// If the states are too short, the states may be wrong and not the job: repair nothing.
 			if u.kind != atGroupResults && int64(len(now)) == 2*g.intField("accepted") {
-				ps.addRepair(f, ps.misplacedRepair(job{g.id, u.ordinal},
-					ps.locationsOf(u.kind, g.id, g.tenant, u.ordinal, g.types)...))
+				ps.addMisplaced(f, Job{g.id, u.ordinal},
+					ps.locationsOf(u.kind, g.id, g.tenant, u.ordinal, g.types)...)
 			}
 			ps.markUncertain(u.kind.law(), g.tenant, g.types...)
 		}
@@ -89,13 +89,12 @@ func (ps *pass) readOwnLocations(
 ) error {
 	unreadable := func(kind locationKind) {
 		ps.reportGroup(g, kind.law(), fmt.Sprint("unreadable ", kind), "something in %s can't be read", kindNames[kind])
+		f := finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)}
 		switch kind {
 		case atQueue:
-			ps.addRepair(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
-				ps.misplacedRepair(unreadableJob, ps.locationsOf(kind, g.id, g.tenant, 0, g.types)...))
+			ps.addMisplaced(f, Job{}, ps.locationsOf(kind, g.id, g.tenant, 0, g.types)...)
 		case atFailures:
-			ps.addRepair(finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)},
-				ps.misplacedRepair(unreadableJob, location{"failures", g.id, ""}))
+			ps.addMisplaced(f, Job{}, Location{"failures", g.id, ""})
 		}
 	}
 	for i, typ := range g.types {

@@ -20,92 +20,45 @@ import (
 // just being created follows its owner key in much less time.
 const orphanInterval = 500 * time.Millisecond
 
-// ownerKey is an owner key: key says that group belongs to tenant.
-type ownerKey struct{ key, group, tenant string }
+// OwnerKey is an owner key: Key says that Group belongs to Tenant.
+type OwnerKey struct{ Key, Group, Tenant string }
 
 // CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not
 // exist. A crash between the deletion of a group and of its owner key leaves one, and so does a
 // shard that lost the group while another kept the key. Other tenants can't use the group's id
 // until the key is gone. The check goes over the names of all keys in Redis.
 func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
-	orphans, err := findOrphans(ctx, conn, space)
+	orphans, err := FindOwnerKeysWithoutGroup(ctx, conn, space)
 	if err != nil {
 		return fmt.Errorf("look for owner keys without a group: %w", err)
 	}
 	for _, k := range orphans {
-		report.Violations = append(report.Violations, k.violation(space))
+		report.Violations = append(report.Violations, k.Violation(space))
 	}
 	report.finish()
 	return nil
 }
 
-// violation returns the violation of an owner key whose group does not exist.
-func (k ownerKey) violation(space keyspace.Space) Violation {
+// Violation returns the violation of an owner key whose group does not exist.
+func (k OwnerKey) Violation(space keyspace.Space) Violation {
 	return Violation{
-		Law: LawRegistry, Partition: space.OfGroup(k.group).Index(), Group: k.group,
-		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", k.tenant),
+		Law: LawRegistry, Partition: space.OfGroup(k.Group).Index(), Group: k.Group,
+		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", k.Tenant),
 	}
 }
 
-// RepairOwnerKeys deletes the owner keys whose groups do not exist, and calls tell for each of
-// them. If a group is created at the same time, its owner key is written again.
-func RepairOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(RepairResult)) error {
-	orphans, err := findOrphans(ctx, conn, space)
-	if err != nil {
-		return fmt.Errorf("look for owner keys without a group: %w", err)
-	}
-	for _, k := range orphans {
-		if err := conn.Cmd.Del(ctx, k.key).Err(); err != nil {
-			return fmt.Errorf("delete the owner key of group %s: %w", k.group, err)
-		}
-	}
-	// A process that is creating the group may have seen its owner key before it was deleted. Then
-	// the group exists soon, and needs the key again.
-	if len(orphans) > 0 && redisx.Sleep(ctx, 2*orphanInterval) != nil {
-		return ctx.Err()
-	}
-	for _, k := range orphans {
-		exists, err := k.groupExists(ctx, conn, space)
-		if err == nil && exists {
-			err = conn.Cmd.SetNX(ctx, k.key, k.tenant, 0).Err()
-		}
-		if err != nil {
-			return fmt.Errorf("delete the owner key of group %s: %w", k.group, err)
-		}
-		if v := k.violation(space); !exists {
-			tell(RepairResult{
-				Law:       v.Law,
-				Partition: v.Partition,
-				Group:     v.Group,
-				Detail:    v.Detail + "; now the key is gone",
-				Done:      true,
-			})
-		}
-	}
-	return nil
-}
-
-// groupExists reports whether the group exists in its tenant's partition.
-func (k ownerKey) groupExists(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (bool, error) {
-	_, err := conn.Cmd.HGet(ctx, space.OfTenant(k.tenant).Group(k.group), "status").Result()
-	if errors.Is(err, redis.Nil) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// findOrphans scans the keys of every shard and returns the owner keys whose groups did not exist
-// in several looks, ordered by group.
-func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]ownerKey, error) {
+// FindOwnerKeysWithoutGroup scans the keys of every shard and returns the owner keys whose groups
+// did not exist in several looks, ordered by group.
+func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]OwnerKey, error) {
 	var mu sync.Mutex
-	var found []ownerKey
+	var found []OwnerKey
 	scan := func(ctx context.Context, shard redis.UniversalClient) error {
 		for cursor := uint64(0); ; {
 			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), read.PageSize).Result()
 			if err != nil {
 				return err
 			}
-			some, err := ownerKeysWithoutGroup(ctx, conn, space, keys)
+			some, err := withoutGroup(ctx, conn, space, keys)
 			if err != nil {
 				return err
 			}
@@ -122,12 +75,12 @@ func findOrphans(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (
 		if err = redisx.Sleep(ctx, orphanInterval); err == nil {
 			var keys []string
 			for _, k := range found {
-				keys = append(keys, k.key)
+				keys = append(keys, k.Key)
 			}
-			found, err = ownerKeysWithoutGroup(ctx, conn, space, keys)
+			found, err = withoutGroup(ctx, conn, space, keys)
 		}
 	}
-	slices.SortFunc(found, func(a, b ownerKey) int { return strings.Compare(a.group, b.group) })
+	slices.SortFunc(found, func(a, b OwnerKey) int { return strings.Compare(a.Group, b.Group) })
 	return slices.Compact(found), err
 }
 
@@ -139,13 +92,12 @@ func ownerPattern(space keyspace.Space) string {
 	return escaped + "{*}" + after
 }
 
-// ownerKeysWithoutGroup returns those of these keys that are owner keys and whose groups do not
-// exist.
-func ownerKeysWithoutGroup(
+// withoutGroup returns those of these keys that are owner keys and whose groups do not exist.
+func withoutGroup(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
-) ([]ownerKey, error) {
+) ([]OwnerKey, error) {
 	r := read.Reader{Cmd: conn.Cmd}
-	var orphans []ownerKey
+	var orphans []OwnerKey
 	for page := range slices.Chunk(keys, read.PageSize) {
 		tenants := make([]*redis.StringCmd, len(page))
 		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
@@ -155,17 +107,17 @@ func ownerKeysWithoutGroup(
 		}); err != nil {
 			return nil, err
 		}
-		var ownerKeys []ownerKey
+		var ownerKeys []OwnerKey
 		for i, key := range page {
 			group := key[strings.LastIndexByte(key, ':')+1:]
 			if tenants[i].Err() == nil && space.OfGroup(group).Owner(group) == key {
-				ownerKeys = append(ownerKeys, ownerKey{key, group, tenants[i].Val()})
+				ownerKeys = append(ownerKeys, OwnerKey{key, group, tenants[i].Val()})
 			}
 		}
 		states := make([]*redis.StringCmd, len(ownerKeys))
 		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
 			for i, k := range ownerKeys {
-				states[i] = p.HGet(ctx, space.OfTenant(k.tenant).Group(k.group), "status")
+				states[i] = p.HGet(ctx, space.OfTenant(k.Tenant).Group(k.Group), "status")
 			}
 		}); err != nil {
 			return nil, err

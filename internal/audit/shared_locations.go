@@ -206,7 +206,7 @@ func (ps *pass) readResultsStream(ctx context.Context) error {
 // ones. Since a scan may yield a member twice, a second scan decides which jobs really have two.
 func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	defer func() { ps.readKeys[key] = true }()
-	duplicates := map[job]map[string]bool{} // jobs that were yielded more than once, and their members
+	duplicates := map[Job]map[string]bool{} // jobs that were yielded more than once, and their members
 	err := ps.ScanMembers(ctx, key, func(page []string) error {
 		var untracked []foundJob
 		for _, blob := range page {
@@ -230,7 +230,7 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 				untracked = append(untracked, found)
 			}
 			if duplicate {
-				duplicates[job{d.Group, d.Ordinal}] = map[string]bool{}
+				duplicates[Job{d.Group, d.Ordinal}] = map[string]bool{}
 			}
 		}
 		return ps.checkUntracked(ctx, untracked)
@@ -241,7 +241,7 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	err = ps.ScanMembers(ctx, key, func(page []string) error {
 		for _, blob := range page {
 			if d, err := ledger.ParseJob(blob); err == nil {
-				if blobs := duplicates[job{d.Group, d.Ordinal}]; blobs != nil {
+				if blobs := duplicates[Job{d.Group, d.Ordinal}]; blobs != nil {
 					blobs[blob] = true
 				}
 			}
@@ -250,16 +250,10 @@ func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
 	})
 	for j, blobs := range duplicates {
 		if len(blobs) < 2 {
-			ps.tracked[j.group].index.unrecordDuplicate(j.ordinal)
+			ps.tracked[j.Group].index.unrecordDuplicate(j.Ordinal)
 		}
 	}
 	return err
-}
-
-// job identifies a job.
-type job struct {
-	group   string
-	ordinal int64
 }
 
 // reportUnreadable reports an element of a shared location that is no job. It need not be looked at
@@ -270,7 +264,7 @@ func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
 	}
 	f := finding{kind.law(), "", noOrdinal, "unreadable " + key + id}
 	ps.found.add(f, "%s can't be read", strings.TrimSpace("something in "+ps.shortKey(key)+" "+id))
-	ps.addRepair(f, ps.misplacedRepair(unreadableJob, ps.locationOfKey(kind, key)))
+	ps.addMisplaced(f, Job{}, ps.locationOfKey(kind, key))
 }
 
 // shortKey returns a key of the partition without the prefix that all its keys have.

@@ -111,7 +111,7 @@ func (j foundJob) faultBy(replies jobReplies) string {
 	case status == string(api.StatusCancelled) && j.mayRemain(state.Letter(), sweeping):
 		return ""
 	}
-	return "it is " + describeState(state)
+	return "it is " + DescribeState(state)
 }
 
 // mayRemain reports whether a cancelled job may be at this location: in the non-ready set until the
@@ -126,8 +126,7 @@ func (j foundJob) mayRemain(letter ledger.Letter, sweeping bool) bool {
 	return false
 }
 
-// reportMisplaced reports a found job that is wrong at its location, with the repair that
-// quarantines it.
+// reportMisplaced reports a found job that is wrong at its location.
 func (ps *pass) reportMisplaced(j foundJob, fault string) {
 	where := ps.shortKey(j.key)
 	if j.kind != atNonReady { // a member of a sorted set contains the payload: don't report it
@@ -135,6 +134,6 @@ func (ps *pass) reportMisplaced(j foundJob, fault string) {
 	}
 	f := finding{j.kind.law(), j.group, j.ordinal, fmt.Sprint("untracked ", j.key, j.id, fault)}
 	ps.found.add(f, "something of it lies in %s, but %s", where, fault)
-	ps.addRepair(f, ps.misplacedRepair(job{j.group, j.ordinal}, ps.locationOfKey(j.kind, j.key)))
+	ps.addMisplaced(f, Job{j.group, j.ordinal}, ps.locationOfKey(j.kind, j.key))
 	ps.markUncertain(j.kind.law(), j.tenant, j.typ)
 }

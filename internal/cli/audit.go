@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -144,10 +145,10 @@ func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspac
 // nothing and repairs is nil.
 func (a *auditCommand) audit(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
-) (report audit.Report, repairs []audit.RepairResult, err error) {
+) (report audit.Report, repairs []repair.Result, err error) {
 	if a.repair {
-		repairs = []audit.RepairResult{}
-		tell := func(r audit.RepairResult) {
+		repairs = []repair.Result{}
+		tell := func(r repair.Result) {
 			repairs = append(repairs, r)
 			what := "repaired"
 			if !r.Done {
@@ -159,8 +160,8 @@ func (a *auditCommand) audit(
 			}
 			a.root.Notef("%s: partition %d, %s %s: %s", what, r.Partition, r.Law, job, r.Detail)
 		}
-		if report, err = audit.Repair(ctx, conn, space, audit.Options{}, tell); err == nil {
-			err = audit.RepairOwnerKeys(ctx, conn, space, tell)
+		if report, err = repair.Run(ctx, conn, space, audit.Options{}, tell); err == nil {
+			err = repair.OwnerKeys(ctx, conn, space, tell)
 		}
 	} else {
 		report, err = audit.Run(ctx, conn, space, audit.Options{})
@@ -178,7 +179,7 @@ func (a *auditCommand) audit(
 	return report, repairs, err
 }
 
-func (r *Root) showAudit(report audit.Report, repairs []audit.RepairResult, receipts audit.Receipts) error {
+func (r *Root) showAudit(report audit.Report, repairs []repair.Result, receipts audit.Receipts) error {
 	scope, compared := fmt.Sprintf("%s groups, %s jobs", thousands(report.Groups), thousands(report.Jobs)), (*int)(nil)
 	if receipts != nil {
 		n := len(receipts)
@@ -188,8 +189,8 @@ func (r *Root) showAudit(report audit.Report, repairs []audit.RepairResult, rece
 	if r.JSON {
 		if err := r.Print(struct {
 			audit.Report
-			Receipts *int                 `json:"receipts,omitempty"`
-			Repairs  []audit.RepairResult `json:"repairs,omitzero"`
+			Receipts *int            `json:"receipts,omitempty"`
+			Repairs  []repair.Result `json:"repairs,omitzero"`
 		}{report, compared, repairs}); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -49,7 +50,7 @@ func TestAuditRepair(t *testing.T) {
 
 	type answer struct {
 		audit.Report
-		Repairs []audit.RepairResult `json:"repairs"`
+		Repairs []repair.Result `json:"repairs"`
 	}
 	got := console{}.exec(t.Context(), "audit", "--repair", "--json")
 	require.Equal(t, exitError, got.code, "violations that a repair cannot remove remain")
@@ -58,7 +59,7 @@ func TestAuditRepair(t *testing.T) {
 	require.Len(t, report.Violations, 1)
 	require.Equal(t, audit.LawLifecycle, report.Violations[0].Law)
 	zero := int64(0)
-	require.Equal(t, []audit.RepairResult{
+	require.Equal(t, []repair.Result{
 		{Law: "location", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and at no location: it has failed, with code LOST"},
 		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; the right times are not known; this does no harm"},
 		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,

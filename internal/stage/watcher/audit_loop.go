@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -193,7 +194,7 @@ func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) err
 		if len(overdue.Jobs) == 0 {
 			continue
 		}
-		lost, err := audit.Lose(ctx, l.conn, l.p, overdue)
+		lost, err := repair.Lose(ctx, l.conn, l.p, overdue)
 		l.metrics.DeadLettered("LOST", len(lost))
 		if n := len(lost); n > 0 {
 			l.log.Error("jobs vanished from redis and were ended as failed",

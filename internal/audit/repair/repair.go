@@ -1,0 +1,169 @@
+// Package repair sets wrong data in Redis right where the right value is certain: it acts on what
+// package audit finds and proves. [Run] repairs everything that can be repaired, [OwnerKeys]
+// deletes owner keys without a group, and [Lose] ends missing jobs as failed. It hides in which
+// order and with which scripts this is done.
+//
+// Each repair is one atomic step in Redis that compares states and versions with what the audit
+// saw: it changes nothing if the data has moved since, and a repeated repair changes nothing
+// either.
+package repair
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/read"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Result says what was done about a violation, or why nothing was done.
+type Result struct {
+	Law       string `json:"law"`
+	Partition int    `json:"partition"`
+	Group     string `json:"group"`
+	Ordinal   *int64 `json:"ordinal,omitempty"`
+	Detail    string `json:"detail"`
+	Done      bool   `json:"done"`
+}
+
+// maxRuns bounds how often everything is audited and repaired: a repair may reveal another
+// violation.
+const maxRuns = 8
+
+// Run audits all partitions and repairs what it can: it sets counts and counters to the recounted
+// values, quarantines what does not belong at its location, and ends missing jobs as failed with
+// code LOST. It repeats this until no repair succeeds, and returns the report of what is left. It
+// calls tell for each repair at once, and at the end for each violation that it can't repair. The
+// roles may be at work. If they change the data too fast, some violations are left for the next
+// call.
+func Run(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts audit.Options, tell func(Result),
+) (audit.Report, error) {
+	for pass := 1; ; pass++ {
+		report, err := audit.Run(ctx, conn, space, opts)
+		if err != nil {
+			return report, err
+		}
+		repaired := 0
+		var unrepaired []Result
+		for _, found := range report.Partitions {
+			results, err := newPartitionRepair(conn, space, found, opts.Rate).run(ctx)
+			for _, r := range results {
+				if !r.Done {
+					unrepaired = append(unrepaired, r)
+					continue
+				}
+				tell(r)
+				repaired++
+			}
+			if err != nil {
+				return report, fmt.Errorf("repair partition %d: %w", found.Partition.Index(), err)
+			}
+		}
+		if repaired > 0 && pass < maxRuns {
+			continue
+		}
+		for _, r := range unrepaired {
+			tell(r)
+		}
+		if repaired > 0 {
+			return audit.Run(ctx, conn, space, opts)
+		}
+		return report, nil
+	}
+}
+
+// partitionRepair repairs what an audit found in one partition.
+type partitionRepair struct {
+	read.Reader
+	conn    *redisx.Conn
+	space   keyspace.Space
+	p       keyspace.Partition
+	found   audit.PartitionReport
+	removed map[audit.Location]map[audit.Job]bool // the repaired locations, and the jobs removed there
+}
+
+func newPartitionRepair(
+	conn *redisx.Conn, space keyspace.Space, found audit.PartitionReport, rate int,
+) *partitionRepair {
+	return &partitionRepair{
+		Reader:  read.Reader{Cmd: conn.Cmd, Pacer: read.NewPacer(rate)},
+		conn:    conn,
+		space:   space,
+		p:       found.Partition,
+		found:   found,
+		removed: map[audit.Location]map[audit.Job]bool{},
+	}
+}
+
+// run ends the missing jobs and then repairs the findings. It returns a result for each of them.
+func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
+	missing := map[audit.Job]bool{}
+	for _, m := range r.found.Missing {
+		ended, err := Lose(ctx, r.conn, r.p, m)
+		if err != nil && !read.IsWrongType(err) { // a key of the wrong type has a finding of its own
+			return all, err
+		}
+		for _, j := range m.Jobs {
+			missing[audit.Job{Group: m.Group, Ordinal: j.Ordinal}] = true
+			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // ended is sorted
+				continue
+			}
+			law := audit.LawLocation
+			if j.State.Letter() == ledger.Done {
+				law = audit.LawResults
+			}
+			all = append(all, Result{
+				Law: law, Partition: r.p.Index(), Group: m.Group, Ordinal: &j.Ordinal, Done: true,
+				Detail: fmt.Sprintf("it was %s and at no location: it has failed, with code LOST",
+					audit.DescribeState(j.State)),
+			})
+		}
+	}
+	done := map[string]bool{} // whether an action succeeded, by its key
+	for _, f := range r.found.Findings {
+		if f.Wrong == nil && f.Ordinal != nil && missing[audit.Job{Group: f.Group, Ordinal: *f.Ordinal}] {
+			continue
+		}
+		result := Result{Law: f.Law, Partition: f.Partition, Group: f.Group, Ordinal: f.Ordinal, Detail: f.Detail}
+		if f.Wrong == nil {
+			result.Detail += "; " + whyNotRepaired(f.Violation)
+			all = append(all, result)
+			continue
+		}
+		action := r.actionFor(f.Wrong)
+		repaired, known := done[action.key]
+		if !known {
+			if repaired, err = action.run(ctx); err != nil && !read.IsWrongType(err) {
+				return all, err
+			}
+			done[action.key] = repaired
+		}
+		if result.Done = repaired; repaired {
+			result.Detail += "; now " + action.result
+		} else {
+			result.Detail += "; " + whyNotRepaired(audit.Violation{})
+		}
+		all = append(all, result)
+	}
+	return all, nil
+}
+
+// Lose ends missing jobs as failed with code LOST, so that their group can end, and returns their
+// ordinals. A job whose state is not the given one any more is left alone. A worker that still runs
+// a job whose entry in the ready stream is gone loses it: its report will be refused as stale.
+func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m audit.Missing) ([]int64, error) {
+	var lost []int64
+	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {
+		ended, err := ledger.Lose(ctx, conn.Cmd, p, m.Group, m.Type, some)
+		if err != nil {
+			return lost, fmt.Errorf("end lost jobs of group %s: %w", m.Group, err)
+		}
+		lost = append(lost, ended...)
+	}
+	return lost, nil
+}

@@ -1,0 +1,202 @@
+package repair_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/repair"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// run is a full audit of a world.
+func run(w *audittest.World) audit.Report {
+	r, err := audit.Run(w.Context(), w.Conn, w.Space, audit.Options{})
+	w.OK(err)
+	return r
+}
+
+// beyondRepair lists the tampers after which a violation stays: the right results or times are not
+// known.
+var beyondRepair = []string{
+	"one state too many", "no states", "unknown state letter",
+	"reduced to done", "done to reduced", "reduced to waiting in an ended group",
+	"result line gone", "result line twice", "result line of another job", "unreadable result line", "result lines deleted, not expired",
+	"partial aggregate gone", "partial aggregate with a higher count", "aggregate with a higher count", "unreadable partial aggregate",
+	"in the wrong partition", "failed below its threshold", "unknown status", "no time of a state", "time of a later state",
+	"times out of order", "unsealed",
+	// Redis leaves these alone: dequeue and reduce skip the duplicate.
+	"queued job twice", "queued job in two queues, among many", "results entry twice",
+}
+
+// repairAll repairs a world, and returns what is left and what was done.
+func repairAll(w *audittest.World) (audit.Report, []repair.Result) {
+	var all []repair.Result
+	r, err := repair.Run(w.Context(), w.Conn, w.Space, audit.Options{}, func(r repair.Result) { all = append(all, r) })
+	w.OK(err)
+	return r, all
+}
+
+// requireRepaired repairs what a tamper has done. Each violation is repaired or gets a reason why
+// not, and a second repair does nothing.
+func requireRepaired(w *audittest.World, tamper audittest.Tamper, before audit.Report) {
+	r, repairs := repairAll(w)
+	require.NotEmpty(w, repairs)
+	left := slices.Contains(beyondRepair, tamper.Name)
+	require.Equal(w, !left, r.OK, "%v\n%v", r.Violations, repairs)
+	done := 0
+	for _, v := range repairs {
+		if v.Done {
+			done++
+			continue
+		}
+		require.True(w, left, "%v", v)
+		require.Contains(w, v.Detail, "; ", "why")
+	}
+	require.True(w, left || done > 0)
+	require.LessOrEqual(w, len(r.Violations), len(before.Violations))
+	again, repairs := repairAll(w)
+	require.Equal(w, r.Violations, again.Violations)
+	for _, v := range repairs {
+		require.False(w, v.Done, "%v", v)
+	}
+}
+
+// What a tamper has done is repaired.
+func TestRepairOfTampering(t *testing.T) {
+	undo := func(t *testing.T, url, prefix string, tamper audittest.Tamper) {
+		w := audittest.New(t, url, prefix, 3)
+		audittest.Inhabit(w)
+		tamper.Do(w)
+		requireRepaired(w, tamper, run(w))
+	}
+	t.Run("redis", func(t *testing.T) {
+		for _, tamper := range audittest.Tampers {
+			t.Run(tamper.Name, func(t *testing.T) {
+				t.Parallel()
+				url, prefix := redistest.Shared(t)
+				undo(t, url, prefix, tamper)
+			})
+		}
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		for i := 0; i < len(audittest.Tampers); i += 12 { // some are enough to see that miniredis behaves as Redis does
+			t.Run(audittest.Tampers[i].Name, func(t *testing.T) {
+				t.Parallel()
+				_, url := redistest.Mini(t)
+				undo(t, url, "t:", audittest.Tampers[i])
+			})
+		}
+	})
+}
+
+// A repair while the roles are at work ends the jobs that vanished, unless the worker that held one
+// has ended it, and harms no other job.
+func TestRepairOfAMovingWorld(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := audittest.New(t, url, prefix, 2)
+	c := audittest.NewChurn(w, []string{"a", "b", "c", "d", "e"}, []string{"T", "U"})
+	stop := c.Run(t.Context(), false)
+	t.Cleanup(func() { _ = stop() })
+	vanished := map[string]bool{}
+	note := func(group string, ordinal int64) { vanished[fmt.Sprintf("%s.%d", group, ordinal)] = true }
+	for i := range 6 {
+		for _, p := range w.Space.All() {
+			for _, typ := range c.Types {
+				if entries := w.C.XRevRangeN(w.Context(), p.Ready(typ), "+", "-", 1).Val(); len(entries) > 0 {
+					if w.C.XDel(w.Context(), p.Ready(typ), entries[0].ID).Val() == 1 {
+						d, err := ledger.ParseJob(ledger.MessageBlob(entries[0].Values))
+						w.OK(err)
+						note(d.Group, d.Ordinal)
+					}
+				}
+				w.Incr(p.Load(typ), "waiting", 1)
+			}
+			if ids := w.C.ZRange(w.Context(), p.Open(), 0, 0).Val(); len(ids) > 0 {
+				for _, typ := range c.Types {
+					if ordinal, ok := ledger.QueuedOrdinal(w.C.LPop(w.Context(), p.Queue(ids[0], typ)).Val()); ok {
+						note(ids[0], ordinal)
+					}
+				}
+				w.Incr(p.Group(ids[0]), "ready", int64(i+1))
+				if w.C.HLen(w.Context(), p.Group(ids[0])).Val() == 1 { // the group has just expired
+					w.OK(w.C.Del(w.Context(), p.Group(ids[0])).Err())
+				}
+			}
+			w.AddNonReady(p, "a", audittest.Moving("nosuch", "T", 1, 0))
+		}
+		repairAll(w)
+	}
+	require.NoError(t, stop())
+	r, _ := repairAll(w)
+	require.Empty(t, r.Violations)
+	lost := 0
+	for _, p := range w.Space.All() {
+		for _, m := range w.C.XRange(w.Context(), p.DeadLetters(), "-", "+").Val() {
+			if m.Values["code"] == "LOST" {
+				lost++
+				require.Contains(t, vanished, m.Values["job"], "a healthy job was lost")
+			}
+		}
+	}
+	require.Positive(t, lost)
+	t.Logf("%d moves, %d jobs vanished, %d ended as lost", c.Moves.Load(), len(vanished), lost)
+}
+
+// In a cluster, all keys that a transaction of the audit reads are in one hash slot, and so are
+// those that a repair changes.
+func TestAuditAndRepairOfACluster(t *testing.T) {
+	t.Parallel()
+	url, _ := redistest.Cluster(t, 3)
+	w := audittest.New(t, url, "c:", 16)
+	audittest.Inhabit(w)
+	require.Empty(t, run(w).Violations)
+	n := w.JobIn("all", ledger.Ready, 0)
+	w.OK(w.C.XDel(w.Context(), w.All().Ready("T"), w.Entry("T", "all", n).ID).Err())
+	w.OK(w.C.Del(w.Context(), w.Space.OfGroup("many").Owner("many")).Err())
+	require.Equal(t, []string{audittest.Of(audit.LawLocation, "all", n), audittest.Whole(audit.LawRegistry, "many")}, audittest.Summary(run(w).Violations))
+
+	w.OK(w.C.Set(w.Context(), w.Space.OfGroup("empty").Owner("empty"), "nobody", 0).Err())
+	w.OK(w.C.Set(w.Context(), w.Space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
+	r, repairs := repairAll(w)
+	require.Empty(t, r.Violations)
+	require.Len(t, repairs, 3)
+	require.Equal(t, "globex", w.Tenant("empty"))
+	w.OK(audit.CheckOwnerKeys(w.Context(), w.Conn, w.Space, &r))
+	require.Equal(t, []string{audittest.Whole(audit.LawRegistry, "gone")}, audittest.Summary(r.Violations))
+	repairs = nil
+	w.OK(repair.OwnerKeys(w.Context(), w.Conn, w.Space, func(r repair.Result) { repairs = append(repairs, r) }))
+	require.Len(t, repairs, 1)
+	r = run(w)
+	w.OK(audit.CheckOwnerKeys(w.Context(), w.Conn, w.Space, &r))
+	require.Empty(t, r.Violations)
+}
+
+// A key of the wrong Redis type stays, and the other groups are repaired all the same.
+func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {
+	for _, c := range audittest.WrongTypes {
+		t.Run(c.Name, func(t *testing.T) {
+			redistest.Both(t, func(t *testing.T, url, prefix string) {
+				t.Parallel()
+				w := audittest.New(t, url, prefix, 1)
+				c.Do(w)
+				r, repairs := repairAll(w)
+				require.True(t, c.IsReported(w, r.Violations), "%v", r.Violations)
+				require.NotContains(t, audittest.Summary(r.Violations), audittest.Of(audit.LawLocation, "good", 0))
+				require.NotEmpty(t, repairs)
+				if c.Group != "" {
+					require.Equal(t, []string{audittest.Whole(audit.LawLocation, "bad")}, audittest.Summary(r.Violations))
+				}
+			})
+		})
+	}
+}
