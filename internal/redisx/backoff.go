@@ -14,14 +14,14 @@ type Backoff struct {
 	ceiling  time.Duration
 }
 
-// Next returns how long to wait now: a random time in the upper half of the current ceiling, which
-// grows from Min to Max.
+// Next returns how long to wait now: a random time between half the ceiling and the ceiling. The
+// ceiling is twice Min at first and doubles with each call, up to Max.
 func (b *Backoff) Next() time.Duration {
 	b.ceiling = min(max(2*b.ceiling, 2*b.Min), b.Max)
 	return max(b.Min, Jitter(b.ceiling))
 }
 
-// Reset starts again at Min; call it after a success.
+// Reset makes the next wait the shortest one again; call it after a success.
 func (b *Backoff) Reset() { b.ceiling = 0 }
 
 // Jitter returns a random time between d/2 and d.
@@ -32,7 +32,7 @@ func Jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// Sleep waits for d. If ctx ends before, Sleep returns its error.
+// Sleep waits for d. If ctx ends first, Sleep returns the error of ctx at once.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -26,9 +26,9 @@ const MaxBlock = time.Second
 type Config struct {
 	URL         string // in the form of ParseURL
 	PoolMinIdle int    // idle connections that are kept open, for each server
-	// maximum of connections for commands, and the same number for blocking reads, for each server
+	// most connections to one server for commands; blocking reads have as many of their own
 	PoolMaxActive int
-	// how many blocking reads may run at once; there are at least this many connections for them
+	// how many blocking reads may run at once; they have at least this many connections
 	BlockingReads  int
 	DialTimeout    time.Duration // time limit to connect
 	CommandTimeout time.Duration // time limit to send a command, and to receive its reply
@@ -70,7 +70,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 }
 
 // universal returns go-redis's options. The read timeout is the command timeout plus readBeyond,
-// for blocking reads.
+// the time that a blocking read may wait in Redis.
 func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.UniversalOptions {
 	u := &redis.UniversalOptions{
 		Addrs:            o.Addrs,

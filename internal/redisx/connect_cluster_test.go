@@ -117,7 +117,7 @@ func TestClusterComesBack(t *testing.T) {
 	for _, node := range nodes {
 		node.Kill()
 	}
-	for range 3 { // also after it has found out that no node answers
+	for range 3 { // the first call finds out that no node answers; later calls must give the same error
 		err := c.Cmd.Get(ctx, "k").Err()
 		require.True(t, call.IsUnavailable(err), "%v", err)
 		require.True(t, call.IsUnavailable(c.Ping(ctx)))

@@ -24,7 +24,7 @@ func (c *Conn) CheckEviction(ctx context.Context) error {
 			return nil //nolint:nilerr // the server does not know this section of INFO
 		}
 		at := "redis"
-		// with Sentinel, Addr is not an address but a word
+		// behind Sentinel, Addr is no address: go-redis sets it to a name without a port
 		if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") {
 			at += " at " + client.Options().Addr
 		}

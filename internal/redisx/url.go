@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Options is a parsed Redis URL. No way of printing it shows a password.
+// Options is a parsed Redis URL. No printed form of it contains a password.
 type Options struct {
 	Addrs    []string // host:port of the server, of the cluster's seeds, or of the Sentinels
 	Cluster  bool

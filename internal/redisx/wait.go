@@ -17,9 +17,9 @@ const mark = `redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 1)`
 
 // AwaitReplicas writes key on its master and waits until at least `replicas` replicas have this
 // write, and with it all earlier writes of the master. It returns the number of replicas that have
-// it, after timeout at the latest. reads adds commands that the same master answers before: a write
-// that they do not see was lost by a failover. All commands use one connection, because WAIT refers
-// to the writes of its own connection.
+// it, after timeout at the latest. reads adds commands that the same master answers before this
+// write: if they do not see an earlier write, a failover has lost it. All commands use one
+// connection, because WAIT refers to the writes of its own connection.
 func (c *Conn) AwaitReplicas(
 	ctx context.Context, key string, replicas int, timeout time.Duration, reads func(redis.Pipeliner),
 ) (int, error) {

@@ -22,7 +22,7 @@ var unavailable = map[string]bool{
 
 // IsUnavailable reports whether the same call may succeed later: the error is a network error, a
 // timeout, an exhausted pool, or a reply of a server that is loading, failing over or migrating
-// slots. IsAmbiguous reports whether the command may have been executed.
+// slots. It does not say whether the command was executed: see IsAmbiguous.
 func IsUnavailable(err error) bool {
 	if err == nil {
 		return false
@@ -89,7 +89,7 @@ func hasCode(err error, code string) bool {
 }
 
 func isNetwork(err error) bool {
-	var netErr net.Error // matches context.DeadlineExceeded, too
+	var netErr net.Error // context.DeadlineExceeded is a net.Error too
 	return errors.As(err, &netErr) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }

@@ -19,7 +19,7 @@ type Script struct {
 	sha  string
 }
 
-// NewScript returns a script with a name for errors and spans, and its source.
+// NewScript returns the script with the source src. Errors and spans show its name.
 func NewScript(name, src string) *Script {
 	sum := sha1.Sum([]byte(src))
 	return &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}

@@ -77,7 +77,7 @@ func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// Flush sends all ids that were added before. To send an id again changes nothing.
+// Flush sends all ids that were added before. Sending an id twice changes nothing.
 func (a *Acker) Flush(ctx context.Context) error {
 	a.sending.Lock()
 	defer a.sending.Unlock()

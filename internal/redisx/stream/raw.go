@@ -30,7 +30,8 @@ func (w *rawReply) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom is called by [io.CopyN] with a value of known length.
+// ReadFrom reads a string of known length directly into the buffer: go-redis copies the string with
+// [io.CopyN], which calls ReadFrom with an [io.LimitedReader].
 func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 	limited, ok := r.(*io.LimitedReader)
 	if !ok {
@@ -46,7 +47,7 @@ func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // decodeRaw decodes the RESP2 reply of XREADGROUP. Each entry is one string; its id and fields are
-// substrings of it. So a kept part of one entry keeps no other entry in memory.
+// substrings of it. So a caller that keeps a part of one entry keeps no other entry in memory.
 func decodeRaw(reply []byte) ([]Batch, error) {
 	r := resp{rest: reply}
 	streams := r.head('*')

@@ -79,13 +79,14 @@ func (r *Reader) Read(ctx context.Context, streams []string, count int, block ti
 }
 
 // ReadSmall does the same as Read for entries of a few KiB, with a fraction of the CPU time. For a
-// moment it has the reply in memory twice. The Fields slices of the returned entries share memory:
-// the caller may keep the strings, but not the entries.
+// moment it has the reply in memory twice. The Fields slices of the returned entries share one
+// array. So the caller may keep the strings, but a kept entry would keep that array in memory.
 func (r *Reader) ReadSmall(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.raw)
 }
 
-// send sends a command and decodes its reply; Read and ReadSmall differ only in it.
+// send sends a command and decodes its reply. Read and ReadSmall differ only in the send that they
+// use.
 type send func(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error)
 
 func (r *Reader) readOrCreate(
@@ -188,7 +189,7 @@ func (r *Reader) Claim(
 }
 
 // do sends a command and returns the undecoded reply. go-redis decodes entries into maps, which
-// lose the order of fields and repeated names. The cost is the same.
+// lose the order of fields and repeated names. Decoding the reply here costs the same.
 func do(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) (any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(int8(firstKey))

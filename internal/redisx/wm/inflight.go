@@ -16,8 +16,8 @@ type delivery struct {
 
 // Bounds of the messages that handlers have at the same time. A handler needs several times the
 // bytes of its message, and a few KiB for itself, so handlers may have only a part of all bytes in
-// flight. Messages that wait for redelivery count only towards the whole: a message behind them may
-// be the one for which they wait.
+// flight. Messages that wait for redelivery count only towards MaxBytes, not towards the part of
+// the handlers: a handler may be able to handle them only after a later message.
 const (
 	workPart = 4       // handlers may have 1/workPart of MaxBytes
 	workCost = 8 << 10 // bytes that a handler needs beside its message
@@ -135,7 +135,7 @@ func (f *inFlight) dropLost(d *delivery) bool {
 	return lost
 }
 
-// held returns the ids of all deliveries, and as waiting those that no handler has.
+// held returns the ids of all deliveries, and in waiting the ids of those that no handler has.
 func (f *inFlight) held() (all, waiting []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

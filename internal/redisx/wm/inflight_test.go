@@ -17,7 +17,7 @@ func TestInFlightRoom(t *testing.T) {
 	over, end := context.WithCancel(context.Background())
 	end()
 	const size = 8 << 10
-	f := newInFlight(100, 16*size) // handlers may have a quarter: two messages, each counts double
+	f := newInFlight(100, 16*size) // handlers may have a quarter: two messages, each of which counts size + workCost
 	room := func() int { return f.awaitRoom(over, size) }
 	add := func(id string) *delivery {
 		d := f.add(stream.Entry{ID: id, Fields: []string{"data", strings.Repeat("x", size)}})
@@ -30,8 +30,8 @@ func TestInFlightRoom(t *testing.T) {
 	f.remove([]string{"1"})
 	require.Equal(t, 1, room())
 
-	// Waiting messages count only towards all bytes.
-	f.setWorking(first, false) // was removed: changes nothing
+	// Messages that wait for redelivery count only towards maxBytes.
+	f.setWorking(first, false) // changes nothing, because first was removed
 	f.setWorking(second, false)
 	f.setWorking(second, false)
 	require.Equal(t, 2, room())

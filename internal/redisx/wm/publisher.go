@@ -18,11 +18,11 @@ import (
 
 // NewPublisher returns a watermill Publisher that writes flat stream entries, which redis-cli can
 // read and write: the message's UUID is the field id, its payload the field data, and its metadata
-// type (required) and traceparent are fields too; other metadata is left out. maxLen bounds
-// streams, by name, to about this many entries; a stream that carries jobs must not be bounded. The
-// messages of one call are published in order, all or none. Publishing is not retried: after an
-// error for which call.IsAmbiguous is true the caller may publish the same messages again, because
-// consumers recognize them by their ids. Close leaves conn open.
+// type (required) and traceparent are fields too; other metadata is left out. maxLen has the number
+// of entries at which the stream of that name is trimmed, roughly; a stream that carries jobs must
+// not be trimmed. The messages of one call are published in order, all or none. Publishing is not
+// retried: after an error for which call.IsAmbiguous is true the caller may publish the same
+// messages again, because consumers recognize them by their ids. Close leaves conn open.
 func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher, error) {
 	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
 	var err error

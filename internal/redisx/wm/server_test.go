@@ -43,8 +43,8 @@ func add(t testing.TB, c *redisx.Conn, stream string, fields ...string) string {
 	return id
 }
 
-// calls is a hook that counts the client's commands with a given name; if has is not nil, only
-// commands that have this argument.
+// calls is a hook that counts the client's successful commands that begin with the arguments begin.
+// If has is not nil, it counts only those that also have this argument.
 type calls struct {
 	begin []any
 	has   any

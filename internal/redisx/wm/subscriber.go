@@ -36,11 +36,11 @@ type SubscriberConfig struct {
 
 	MaxInFlight int // messages that are not yet acknowledged; 1000
 	// bytes of these messages, as far as sizes are known in advance; handlers have at most a
-	// quarter of them at once; 64 MiB
+	// quarter of these bytes at once; 64 MiB
 	MaxBytes int
 	Block    time.Duration // longest wait of one read; redisx.MaxBlock
 	MinIdle  time.Duration // an entry that was idle for this time is claimed; the owner renews after a third of it; 30s
-	// time until a nacked message is delivered again; doubles up to 32 times this; 250ms
+	// time until a nacked message is delivered again; doubles each time, up to 32 times this; 250ms
 	RedeliverAfter time.Duration
 	CloseTimeout   time.Duration // how long Close waits for handlers; 30s
 	DeleteOnAck    bool          // entries leave the stream when they are acknowledged
@@ -117,8 +117,8 @@ func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *mess
 }
 
 // Close stops reading, waits up to CloseTimeout for the handlers, and acknowledges the messages
-// that they finished. The other messages are delivered again, to this process or another. Each call
-// waits for the end.
+// that they finished. The other messages are delivered again, to this process or another. If Close
+// is called several times, each call waits until the subscriptions have ended.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -161,8 +161,8 @@ func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID 
 	return pending[0].ID, true, nil
 }
 
-// EntryOf returns the stream entry of a received message, as it was written. A copy of the message
-// has it only if it has the message's context.
+// EntryOf returns the stream entry of a received message, as it was written. It returns false for a
+// copy of the message that has another context.
 func EntryOf(msg *message.Message) (stream.Entry, bool) {
 	entry, ok := msg.Context().Value(entryKey{}).(stream.Entry)
 	return entry, ok

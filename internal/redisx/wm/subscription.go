@@ -18,17 +18,18 @@ const (
 	readBatch   = 200      // entries of one read
 	readBytes   = 4 << 20  // target size of one read in bytes, estimated from the largest recent entries
 	firstSize   = 16 << 10 // assumed size of an entry in bytes before the first one was read
-	lastFlush   = 3 * time.Second
+	lastFlush   = 3 * time.Second // time limit for the last acknowledgements when the subscription closes
 	minRetry    = 50 * time.Millisecond
 	maxRetry    = 2 * time.Second
 	deadAfter   = time.Hour // a consumer without pending entries is deleted after this idle time
-	ackTogether = 5 * time.Millisecond
+	ackTogether = 5 * time.Millisecond // how long one goroutine waits for all messages of a read
 	redeliverBy = 32 // the longest wait of a nacked message is this times RedeliverAfter
 )
 
-// subscription reads one stream. Its goroutines: run reads, claims and delivers; one renews the
-// entries in flight; one sends acknowledgements; for each read, one waits for the messages'
-// acknowledgements; and one for each message that is not acknowledged soon.
+// subscription reads one stream. It has these goroutines: run, which reads, claims and delivers;
+// one that renews the entries in flight; one that sends acknowledgements; for each read, one that
+// waits until its messages are acknowledged; and one for each message that is not acknowledged
+// soon.
 type subscription struct {
 	cfg    SubscriberConfig
 	conn   *redisx.Conn
@@ -244,7 +245,7 @@ func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
 	s.acks.Add(acked...)
 }
 
-// emit sends a message to the subscriber's channel. It returns false if ctx ended before.
+// emit sends a message to the subscriber's channel. It returns false if ctx ends first.
 func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Message) bool {
 	s.sending.RLock()
 	defer s.sending.RUnlock()
@@ -262,7 +263,7 @@ func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Messa
 }
 
 // watch waits until a message is acknowledged or nacked. It delivers a nacked message again, after
-// a longer wait each time.
+// a wait that grows each time.
 func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *message.Message) {
 	retry := redisx.Backoff{Min: s.cfg.RedeliverAfter, Max: redeliverBy * s.cfg.RedeliverAfter}
 	for {

@@ -73,7 +73,7 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 		slow.Cmd.AddHook(renewals)
 		other.Cmd.AddHook(claims)
 
-		cfg.Consumer = "slow" // the renew script has it as an argument, the script that deletes dead consumers does not
+		cfg.Consumer = "slow" // an argument of the renew script, but not of the script that deletes dead consumers: see calls.has
 		out := subscribe(t, subscriber(t, slow, cfg), stream)
 		publish(t, slow, stream, 0, 1)
 		msg := receive(t, out)
@@ -92,8 +92,8 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 	})
 }
 
-// Control of the test before: when a process's connection is dead, another consumer claims its
-// messages.
+// The control of TestSlowHandlerKeepsItsMessage: when a process has lost its connection, another
+// consumer claims the messages of this process.
 func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -119,8 +119,8 @@ func TestDeadConsumersMessagesAreTakenOver(t *testing.T) {
 	})
 }
 
-// When a reply of XREADGROUP is lost, its entries are pending and no process knows of them. They
-// are found and delivered.
+// When a reply of XREADGROUP is lost, its entries are pending and no process knows of them. The
+// subscription claims and delivers them.
 func TestLostBatchIsFound(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -149,7 +149,7 @@ func TestLostBatchIsFound(t *testing.T) {
 		for range lost {
 			receive(t, out).Ack()
 		}
-		known.Ack() // was renewed all the time and delivered only once
+		known.Ack() // this message was renewed all the time, and delivered only once
 		awaitEmpty(t, c, name)
 	})
 }
