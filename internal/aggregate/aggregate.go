@@ -1,5 +1,5 @@
-// Package aggregate reads and writes the field of a group that holds the aggregates it asked for.
-// It hides how they are encoded.
+// Package aggregate encodes the aggregates that a group asks for into a field of the group, and
+// compiles them from this field. It hides the encoding.
 package aggregate
 
 import (
@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Encode returns the field for what a group asks for, "" for nothing. It returns an error when the
-// registry can't compute an aggregate.
+// Encode returns the field's value for the aggregates that a group asks for, "" for none. It
+// returns an error when the registry can't compute one of them.
 func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, error) {
 	if len(asked) == 0 {
 		return "", nil
@@ -30,7 +30,7 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 	return string(b), nil
 }
 
-// Plan compiles the aggregates of a group from its field.
+// Plan compiles the aggregates of a group from the field's value.
 func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
 	var specs []reducer.Spec
 	if encoded != "" {

@@ -28,7 +28,7 @@ import (
 // Config holds the settings of the aggregator role.
 type Config struct {
 	Block time.Duration // longest blocking read of the results stream
-	Lease time.Duration // after so long without an acknowledgement, another aggregator claims an entry
+	Lease time.Duration // another aggregator claims an entry that was not acknowledged for this time
 }
 
 const (
@@ -102,8 +102,8 @@ type partitionReducer struct {
 	cache      groupCache
 }
 
-// step reads and reduces one batch of entries. It returns how long the next entries may collect; 0
-// means that more entries are there already.
+// step reads and reduces one batch of entries. It returns how long to wait while the next entries
+// collect; 0 means: read at once.
 func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	entries, more := p.unreduced, false
 	if len(entries) == 0 {
@@ -140,8 +140,8 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	return min(pauseFactor*time.Since(began), maxPause), nil
 }
 
-// readEntries returns the next entries of the results stream, and whether there are more. Now and
-// then it claims entries of dead aggregators first.
+// readEntries returns the next entries of the results stream, and whether there are more. After
+// each half of a lease it claims entries of dead aggregators first.
 func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
@@ -278,8 +278,8 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 }
 
 // quarantine moves an entry that holds no results from the results stream to the partition's list
-// of quarantined entries, with the reason, for an operator. Of several entries, it reduces each
-// alone, so that only unreadable ones are quarantined.
+// of quarantined entries, with the reason, for an operator. If there are several entries, it
+// reduces each of them alone, so that it quarantines only unreadable ones.
 func (p *partitionReducer) quarantine(ctx context.Context, group string, entries []stream.Entry, reason error) error {
 	if len(entries) > 1 {
 		for _, e := range entries {

@@ -37,8 +37,8 @@ func runAggregator(w *stagetest.World, cfg aggregator.Config, id string, reducer
 }
 
 // submitCosts submits a group of n jobs, which asks for the sum of their costs and their number,
-// and makes the jobs done. Each results entry holds the results of each jobs.
-func submitCosts(w *stagetest.World, group string, n, each int) {
+// and makes the jobs done. Each results entry holds the results of up to perEntry jobs.
+func submitCosts(w *stagetest.World, group string, n, perEntry int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{
 		ID: group, Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(n),
@@ -47,7 +47,7 @@ func submitCosts(w *stagetest.World, group string, n, each int) {
 	w.Admit("T")
 	jobs := w.Take("T", "w", n)
 	for len(jobs) > 0 {
-		k := min(each, len(jobs))
+		k := min(perEntry, len(jobs))
 		w.Done(`{"cost":0.1}`, jobs[:k]...)
 		jobs = jobs[k:]
 	}

@@ -83,8 +83,8 @@ func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch)
 	}
 }
 
-// decodeGroup makes a cachedGroup of what Redis has of it; nil when the group no longer exists. It
-// returns an error when this process does not know one of the group's reducers.
+// decodeGroup makes a cachedGroup from read, the group's data in Redis. It returns nil when the
+// group no longer exists, and an error when this process does not know one of the group's reducers.
 func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregate) (*cachedGroup, error) {
 	if read.Err != nil || !read.Exists {
 		return nil, read.Err

@@ -32,9 +32,9 @@ const (
 const prefetchFor = 3 * time.Millisecond
 
 // unreported bounds the finished jobs whose outcomes Redis has not accepted yet, as a multiple of
-// the prefetched jobs. At the bound, the process reads no more jobs. So quick jobs have up to two
-// batches of outcomes to report; with long jobs, of which nothing is prefetched, a process holds no
-// more than it runs.
+// the number of jobs that the process prefetches. At the bound, the process reads no more jobs.
+// While jobs are quick, many outcomes may be on their way to Redis while the next jobs run. While
+// jobs are long, nothing is prefetched, and the process holds only the jobs that it runs.
 const unreported = 2
 
 // partitionFeed reads the ready streams of one partition, starts their jobs, and reports the

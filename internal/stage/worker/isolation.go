@@ -15,8 +15,8 @@ import (
 func (t *task) suspect() bool { return t.Losses > 0 }
 
 // maxSuspects is the largest number of suspects that wait in a process. At most one of them has
-// lost more than one worker process. The others have lost one; most of them only ran beside the job
-// that killed it.
+// lost more than one worker process. Each of the others has lost one; most of these only ran beside
+// the job that killed the process.
 const maxSuspects = 16
 
 // isolation runs suspects one after the other, each while the process holds no other started job:
@@ -88,9 +88,9 @@ func (s *isolation) busy() bool {
 	return s.slotsBlocked.Load() || len(s.suspects) > 0
 }
 
-// nextSearch returns ok when this process should look for more suspects, while those it has wait
-// for running jobs to end, and the pause until it should look again. The pause doubles each time,
-// because other jobs that are read must be released.
+// nextSearch says in ok whether this process should look for more suspects now: it does so while
+// the suspects that it has wait for running jobs to end. pause is the time until it should look
+// again. It doubles each time, because the process must release all other jobs that it finds.
 func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

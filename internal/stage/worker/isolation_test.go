@@ -34,7 +34,7 @@ func loseWorker(w *stagetest.World, typ string, n int) {
 	promote(w, typ, n)
 }
 
-// reclaim takes the n jobs of type typ back that workers hold. They become non-ready.
+// reclaim takes back the n jobs of type typ that workers hold. They become non-ready.
 func reclaim(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
 	r, err := ledger.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)

@@ -8,12 +8,12 @@ import (
 
 // jobContext is the context of a job's processor: it ends at the job's timeout, or when the worker
 // stops the job. It creates a standard context, with a timer and an entry in its parent, only when
-// the processor uses it. Many processors never do, and the standard context would cost more than
-// they.
+// the processor uses it. Many processors never use it, and creating it would cost more CPU time
+// than such a processor.
 type jobContext struct {
 	parent    context.Context //nolint:containedctx // a context is the parent of a context
 	startedAt int64           // time of monotonicNow
-	timeout   time.Duration   // the context ends so long after startedAt
+	timeout   time.Duration   // time from startedAt until the context ends
 
 	mu        sync.Mutex
 	cause     error           // why stop was called, perhaps before begin; or nil
@@ -83,7 +83,7 @@ func (c *jobContext) endCause(now int64) error {
 	return nil
 }
 
-// ensure returns the standard context; it creates it first if need be.
+// ensure returns the standard context, and creates it at the first call.
 func (c *jobContext) ensure() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,8 @@ func (c *jobContext) ensure() context.Context {
 	return c.ctx
 }
 
-// create creates the standard context in its present state. The caller holds the lock.
+// create creates the standard context. It has ended already if stop or finish was called, or the
+// timeout is over. The caller holds the lock.
 func (c *jobContext) create() {
 	timed, release := context.WithDeadline(c.parent, processStart.Add(time.Duration(c.startedAt)+c.timeout))
 	c.ctx, c.cancel = context.WithCancelCause(timed)
@@ -115,6 +116,6 @@ func (c *jobContext) Value(key any) any           { return c.ensure().Value(key)
 
 var processStart = time.Now()
 
-// monotonicNow returns the monotonic time since the process started, in ns; it is never 0. A step
-// of the system clock does not affect it, so it ends no job.
+// monotonicNow returns the monotonic time since the process started, in ns; it is never 0. A change
+// of the system clock does not affect it, so such a change ends no job.
 func monotonicNow() int64 { return int64(time.Since(processStart)) + 1 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// A start rate is the mean over rateSpan, because starts come in bursts. A rate that grows shows in
-// the last risingSpan already: the mean over that span counts as well, reduced by the factor
-// risingWeight so that a burst does not look like growth. A rate is computed over minSpan at least.
-// Starts are counted in buckets of bucketSpan.
+// A start rate is the mean over rateSpan, because starts come in bursts. But a rate that grows
+// shows earlier in the mean over risingSpan. So that mean, multiplied by risingWeight, is used
+// where it is greater; the factor keeps a burst from looking like growth. A rate is computed over
+// minSpan at least. Starts are counted in buckets of bucketSpan.
 const (
 	rateSpan     = 5 * time.Second
 	risingSpan   = 2 * time.Second
@@ -93,8 +93,8 @@ func (s *startRates) perSecond(now time.Time) map[string]float64 {
 // age counts 37% as much as a new one.
 const runAge = 2 * time.Second
 
-// runTimes computes the mean run time of jobs by type. Each call of milliseconds takes the mean
-// since the last call into an exponential moving average over time.
+// runTimes computes the mean run time of jobs by type. Each call of milliseconds adds the mean
+// since the last call to an exponential moving average over time.
 type runTimes struct {
 	mu   sync.Mutex
 	sum  map[string]time.Duration // run times since the last call of milliseconds

@@ -7,7 +7,7 @@ import (
 
 // reportQueue holds the tasks whose outcome is set but not reported to Redis. Adding never blocks,
 // so that neither the watchdog nor a stopping process waits for Redis; the bound on held tasks
-// bounds it. Many goroutines add; only one takes.
+// bounds the queue too. Many goroutines add tasks; only one, the taker, takes them out.
 type reportQueue struct {
 	mu     sync.Mutex
 	tasks  []*task
@@ -45,8 +45,8 @@ func (q *reportQueue) signal() {
 	}
 }
 
-// hasAtLeast reports whether the taker need not wait for n tasks: they are there, or the queue is
-// closed. If it returns false, wake gets a token as soon as one of both is true.
+// hasAtLeast reports whether the queue holds n tasks or is closed, so that the taker need not wait.
+// If it returns false, wake gets a token as soon as one of both is true.
 func (q *reportQueue) hasAtLeast(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -65,8 +65,8 @@ func (q *reportQueue) wait() bool {
 	return len(q.tasks) > 0
 }
 
-// take removes and returns the oldest tasks: at most most tasks, of about bytes bytes together, but
-// at least one.
+// take removes and returns the oldest tasks: up to the number most, and about bytes bytes together,
+// but at least one task if there is any.
 func (q *reportQueue) take(most, bytes int) []*task {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -2,8 +2,8 @@ package worker
 
 import "sync"
 
-// slotQueue holds the started tasks that wait for a free slot, first in, first out. The process's
-// free capacity bounds it: nothing is read while it is full.
+// slotQueue holds the started tasks that wait for a free slot, first in, first out. freeCapacity
+// bounds it: while enough tasks wait, the process reads no jobs.
 type slotQueue struct {
 	mu        sync.Mutex
 	changed   sync.Cond // signalled when a task is added or a slot is closed

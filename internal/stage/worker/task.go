@@ -117,15 +117,16 @@ func (h *heldTasks) unlink(t *task) {
 // markFinished says that n tasks have an outcome now. It notifies the feeds when the number of
 // unfinished tasks reaches resumeAt.
 func (h *heldTasks) markFinished(n int) {
-	// In this order, because setResumeAt writes resumeAt before it reads unfinished.
+	// This writes unfinished before it reads resumeAt; setResumeAt writes resumeAt before it reads
+	// unfinished. So at least one of the two sees what the other has written.
 	unfinished, resumeAt := h.unfinished.Add(-int64(n)), h.resumeAt.Load()
 	if unfinished <= resumeAt && h.resumeAt.CompareAndSwap(resumeAt, -1) {
 		h.notify()
 	}
 }
 
-// setResumeAt asks for one notification as soon as at most n tasks are unfinished, also if that is
-// the case already. A negative n asks for none.
+// setResumeAt asks for one notification as soon as at most n tasks are unfinished; if that is so
+// already, it notifies at once. A negative n asks for none.
 func (h *heldTasks) setResumeAt(n int) {
 	h.resumeAt.Store(int64(n))
 	if h.unfinished.Load() <= int64(n) {
@@ -206,8 +207,8 @@ func byStream(tasks []*task) map[streamKey][]*task {
 	return out
 }
 
-// movingAverage is an exponential moving average of durations, in which each new one counts a
-// sixteenth.
+// movingAverage is an exponential moving average of durations. Each new duration has the weight
+// 1/16.
 type movingAverage struct{ nanoseconds atomic.Int64 }
 
 func (e *movingAverage) add(d time.Duration) {

@@ -14,7 +14,7 @@ import (
 const reportTimeout = 5 * time.Second
 
 // abandonDelay is how long after its timeout a processor that ignores the end of its context is
-// abandoned. A timeout that is shorter than abandonDelay takes its place.
+// abandoned. If the timeout is shorter than abandonDelay, the delay is as long as the timeout.
 const abandonDelay = time.Second
 
 // maxSlotWait is how long a started job may wait for a slot before the worker releases it for other
@@ -47,9 +47,9 @@ func (w *Worker) watchdog(ctx context.Context) {
 	}
 }
 
-// abandon takes a running task from its processor: setOutcome sets the task's outcome, the task is
-// reported, and a new slot replaces the one that the processor blocks. It does nothing when the
-// task has an outcome already.
+// abandon takes a running task from its processor: it sets the task's outcome with the function
+// outcome and reports it. A new slot replaces the one that the processor blocks. It does nothing
+// when the task has an outcome already.
 func (w *Worker) abandon(t *task, outcome func()) {
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
@@ -73,7 +73,7 @@ func (w *Worker) expectedRunTime() time.Duration {
 	return max(d, w.slots.meanRunningTime(monotonicNow()))
 }
 
-// releaseOverdue releases the started tasks among tasks that will not get a slot soon. They were
+// releaseOverdue releases those of tasks that wait for a slot and will not get one soon. They were
 // prefetched because jobs were quick.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizeAndActive()

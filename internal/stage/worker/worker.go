@@ -35,8 +35,8 @@ type Config struct {
 	JobTimeout   time.Duration     // timeout of a job whose group sets none
 	MaxRetries   int               // retries of a job whose group sets none
 	MaxThrottles int               // throttles that a job may have; the next one fails it
-	Lease        time.Duration     // a worker that does not renew a job's lease for so long loses the job
-	Grace        time.Duration     // how long running jobs may finish after the process is told to stop
+	Lease        time.Duration     // a worker that does not renew a job's lease for this time loses the job
+	Grace        time.Duration     // how long running jobs may go on after the process is told to stop
 	Backoff      time.Duration     // wait before the first retry; it doubles with each further retry
 	MaxBackoff   time.Duration     // longest wait before a retry
 	Congestion   ledger.Congestion // its RPS is the rate limit of one partition
@@ -184,8 +184,8 @@ func (w *Worker) Resize(n int) error {
 	return nil
 }
 
-// Status returns what this process shows of itself: its types, its slots and up to 20 of the jobs
-// that run now.
+// Status returns what this process reports of itself: its types, its slots and the ids of up to 20
+// jobs that run now.
 func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
 	return api.WorkerStatus{
