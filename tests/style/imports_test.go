@@ -40,7 +40,8 @@ func TestImportRules(t *testing.T) {
 	require.Empty(t, without, "packages without a rule in .golangci.yml that names what they may import")
 }
 
-// A rule counts for a package when it denies all packages of the module but those that it names.
+// TestImportRulesAreTold shows which rules name the imports of a package: strict ones, and lax ones
+// that deny the whole module except what they name.
 func TestImportRulesAreTold(t *testing.T) {
 	t.Parallel()
 	var all struct{ Rules []importRule }

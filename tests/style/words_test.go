@@ -45,7 +45,7 @@ func TestReplacedWords(t *testing.T) {
 	require.Empty(t, offences, "words that docs/glossary.md has replaced")
 }
 
-// The search finds a replaced word in each of the forms in which it can come back.
+// TestReplacedWordsAreFound shows in which places the search finds a replaced word.
 func TestReplacedWordsAreFound(t *testing.T) {
 	t.Parallel()
 	everywhere := []replacedWord{{word: "keepHouse", parts: []string{"keep", "house"}}, {word: "convoy", parts: []string{"convoy"}}}
@@ -81,7 +81,7 @@ var (
 )
 
 // readGlossary returns the words of the column "replaces". A meaning may contain "|" in backticks,
-// so the first and the last column are what is read of a row.
+// so readGlossary reads only the first and the last column of a row.
 func readGlossary(t *testing.T, file string) []replacedWord {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -139,8 +139,8 @@ func (o wordOffence) String() string {
 	return o.file + ":" + itoa(o.line) + ": " + o.word.word + " (use: " + o.word.use + ")"
 }
 
-// offencesOf finds the replaced words in one file: words without a folder in its whole text, those
-// with one in the names that the file declares.
+// offencesOf finds the replaced words in one file. It searches the whole text for words without a
+// folder, and the names that the file declares for words with a folder.
 func offencesOf(t *testing.T, file string, text []byte, words []replacedWord) []wordOffence {
 	t.Helper()
 	var found []wordOffence
