@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// poisoned is a connection on which Redis refuses scripts that carry a certain payload.
+// poisoned is a connection on which Redis refuses scripts that contain a certain payload.
 type poisoned struct {
 	redis.Cmdable
 	payload string
@@ -35,14 +35,14 @@ func (c poisoned) EvalSha(ctx context.Context, sha string, keys []string, args .
 	return c.Cmdable.EvalSha(ctx, sha, keys, args...)
 }
 
-// open submits a group that takes more jobs.
+// open submits a group that is not sealed.
 func open(w *stagetest.World, g messages.SubmitGroup) {
 	w.T.Helper()
 	_, err := w.Store.Submit(context.WithoutCancel(w.T.Context()), &g, now)
 	require.NoError(w.T, err)
 }
 
-// Whatever comes together, each message is accepted or refused by itself, as a whole, and once.
+// Messages that are stored together are accepted or refused one by one, each as a whole and once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(t.Context())
@@ -65,9 +65,9 @@ func TestAppendsTogether(t *testing.T) {
 			})
 		}
 		for i := range 20 {
-			entry := fmt.Sprintf("1-%d", i) // one message's
+			entry := fmt.Sprintf("1-%d", i) // of one message
 			add("open", "open", entry, "", stagetest.Numbered(2))
-			add("open", "open", entry, "", stagetest.Numbered(2)) // handed out twice
+			add("open", "open", entry, "", stagetest.Numbered(2)) // delivered twice
 			add("named", "open", "2-"+entry[2:], "same", stagetest.Numbered(1))
 			add("announced", "announced", "4-"+entry[2:], "", stagetest.Numbered(3)) // ten of them fit
 			add("unknown", "nobody's", "6-"+entry[2:], "", stagetest.Numbered(1))
@@ -95,8 +95,7 @@ func TestAppendsTogether(t *testing.T) {
 	})
 }
 
-// A group that was forgotten is looked for again, and found where another tenant has one
-// of that name.
+// When a group was deleted and another tenant has used its id again, an append finds the new group.
 func TestAppendFollowsAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(t.Context())

@@ -3,6 +3,7 @@ package groups
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -59,9 +60,12 @@ func (s *Store) command(
 	if err := s.awaitDurable(ctx, p, groupSatisfies(p, group, applied)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	status, err := ledger.GroupStatus(ctx, s.conn.Cmd, p, group)
+	statuses, err := ledger.Statuses(ctx, s.conn.Cmd, p, []string{group})
 	if err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	return api.Accepted{ID: group, Status: status}, nil
+	if statuses[0] == "" {
+		return api.Accepted{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+	}
+	return api.Accepted{ID: group, Status: statuses[0]}, nil
 }

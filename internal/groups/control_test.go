@@ -30,7 +30,7 @@ func TestPauseAGroup(t *testing.T) {
 			require.True(w.T, w.Group("g").Paused)
 		}
 		w.Admit("T")
-		require.Equal(w.T, api.Counts{Accepted: 3, Waiting: 3}, w.Counts("g"), "nothing is handed out")
+		require.Equal(w.T, api.Counts{Accepted: 3, Waiting: 3}, w.Counts("g"), "no job is admitted")
 		for range 2 {
 			_, err := w.Store.Resume(ctx, "g")
 			require.NoError(w.T, err)
@@ -50,7 +50,7 @@ func TestPauseAGroup(t *testing.T) {
 	})
 }
 
-// A type is paused in all partitions, and stats show it, whether it has jobs or not.
+// A type is paused in all partitions. Stats show paused types, also those without jobs.
 func TestPauseAType(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -122,13 +122,13 @@ func TestTenant(t *testing.T) {
 		}
 		set, err := w.Store.SetTenant(ctx, "acme", api.TenantSettings{Weight: ptr(3.0)})
 		require.NoError(w.T, err)
-		require.Nil(w.T, set.RPS, "what is not given is the default again")
+		require.Nil(w.T, set.RPS, "a setting that is not given gets its default")
 		require.Nil(w.T, set.BasePriority)
 		require.Equal(w.T, 3.0, set.Weight)
 		_, err = w.Store.SetTenant(ctx, "nobody", api.TenantSettings{})
 		require.NoError(w.T, err)
 		_, err = w.Store.Tenant(ctx, "nobody")
-		require.ErrorIs(w.T, err, api.ErrNotFound, "default settings are none")
+		require.ErrorIs(w.T, err, api.ErrNotFound, "a tenant with default settings only is unknown")
 
 		for range 2 {
 			require.NoError(w.T, w.Store.PauseTenant(ctx, "acme"))
@@ -190,8 +190,7 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// The time left is that of the group's own jobs and of those that its tenant runs before them, at
-// the tenant's speed.
+// The estimate covers the group's jobs and the tenant's jobs before them, at the tenant's speed.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -202,7 +201,7 @@ func TestETA(t *testing.T) {
 	w.Submit(messages.SubmitGroup{ID: "else", Tenant: "acme", Type: "U", Jobs: stagetest.Numbered(10)})
 	_, err := w.Store.Pause(t.Context(), "paused")
 	require.NoError(t, err)
-	require.Nil(t, w.Group("small").ETASeconds, "nothing is known yet")
+	require.Nil(t, w.Group("small").ETASeconds, "no speed is known yet")
 
 	// The speed is measured from the first jobs that end.
 	w.Submit(messages.SubmitGroup{ID: "done", Tenant: "acme", Type: "V", Jobs: stagetest.Numbered(20)})
@@ -229,10 +228,10 @@ func TestETA(t *testing.T) {
 	for _, id := range []string{"small", "large", "else", "done"} {
 		require.NotNil(t, got[id], id)
 	}
-	require.InDelta(t, (30.0+150)/30, *got["large"] / *got["small"], 1.5, "the small one comes first")
-	require.InDelta(t, 3, *got["small"] / *got["else"], 1, "and has nothing before it")
+	require.InDelta(t, (30.0+150)/30, *got["large"] / *got["small"], 1.5, "the small group is served first")
+	require.InDelta(t, 3, *got["small"] / *got["else"], 1, "no group is before the small one")
 	require.Nil(t, got["paused"])
-	require.Nil(t, got["still"], "its tenant does not move")
+	require.Nil(t, got["still"], "no job of its tenant has ended")
 	require.NoError(t, w.Store.PauseType(t.Context(), "T"))
 	got = etas()
 	require.Nil(t, got["large"])

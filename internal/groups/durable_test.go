@@ -28,7 +28,7 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	master := redistest.Server(t, redistest.Args("--repl-diskless-sync-delay", "0"))
 	replica = redistest.Server(t, redistest.Args("--replicaof", strings.Replace(master.Addr(), ":", " ", 1)))
 	w = stagetest.New(t, master.URL(), "t:", partitions)
-	for range 2 { // one that has just come has all that was there; only then it is sent what comes
+	for range 2 { // a new replica first gets a copy of all data; only after that it gets new writes
 		w.Await("a replica", func() bool {
 			have, err := w.Conn.AwaitReplicas(t.Context(), w.P.Waited(), 1, 2*time.Second, func(redis.Pipeliner) {})
 			return err == nil && have == 1
@@ -38,8 +38,7 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	return w, replica
 }
 
-// Everything that can be accepted is refused while the replica is silent, and goes through when
-// it is repeated.
+// While the replica does not answer, everything is refused. The repeated request succeeds.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -77,20 +76,20 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	for name, call := range calls {
 		require.NoError(t, call(), name)
 	}
-	require.EqualValues(t, 500, w.Counts("g").Accepted, "nothing came twice")
+	require.EqualValues(t, 500, w.Counts("g").Accepted, "no job is stored twice")
 	require.EqualValues(t, 303, w.Counts("open").Accepted)
 	_, err = w.Store.Seal(ctx, "open", nil)
 	require.NoError(t, err)
 	slave := replica.Client()
-	for _, g := range []string{"g", "empty", "open"} { // what was answered for, the replica has
+	for _, g := range []string{"g", "empty", "open"} { // the replica has what was accepted
 		p := w.Space.OfTenant(w.Group(g).Tenant)
 		require.Equal(t, w.Conn.Cmd.HGet(ctx, p.Group(g), "accepted").Val(), slave.HGet(ctx, p.Group(g), "accepted").Val())
 		require.Equal(t, w.Group(g).Tenant, slave.Get(ctx, w.Space.OfGroup(g).Owner(g)).Val())
 	}
 }
 
-// forgetful loses something just before replicas are asked for, as a failover does that comes
-// between a write and its wait.
+// forgetful loses data just before the wait for replicas, like a failover between a write and its
+// wait.
 type forgetful struct {
 	loss atomic.Pointer[func()]
 }
@@ -108,8 +107,8 @@ func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// What a failover has lost before its replica had it is noticed. What can be stored again is; of a
-// command the caller hears.
+// The store detects that a failover has lost a write. It stores submissions and appends again; for a
+// command it returns an error.
 func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -159,13 +158,13 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
 }
 
-// dying answers for scripts without running them, as a master does that dies before its replica
-// has what it did.
+// dying answers scripts without running them, like a master that dies before its replica has the
+// writes.
 type dying struct {
 	redis.Cmdable
 	unheard func(script int) bool
 	scripts int
-	gap     func() // called when a gap was noticed
+	gap     func() // called when a script has replied GAP
 }
 
 func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
@@ -173,7 +172,7 @@ func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...
 	if d.unheard(d.scripts - 1) {
 		cmd := redis.NewCmd(ctx)
 		cmd.SetVal([]any{"OK"})
-		if _, isAppend := args[4].(int); isAppend { // how many requests
+		if _, isAppend := args[4].(int); isAppend { // the number of requests
 			cmd.SetVal([]any{[]any{"OK", int64(0), int64(ledger.MaxAppend)}})
 		}
 		return cmd
@@ -200,8 +199,8 @@ func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), d)
 }
 
-// A failover between two scripts of a submission loses the one before. Without replicas to wait
-// for, only the very last can go unnoticed.
+// A failover between two scripts of a submission loses the writes of the first one. Without replicas
+// to wait for, only the loss of the last script stays undetected.
 func TestSubmitOutlivesALostScript(t *testing.T) {
 	t.Parallel()
 	const n, scripts = 2*ledger.MaxAppend + 50, 4 // the first of them creates the group
@@ -224,8 +223,7 @@ func TestSubmitOutlivesALostScript(t *testing.T) {
 	}
 }
 
-// An append is answered for when each of its pieces is there; what comes again is only
-// what is missing.
+// An append is accepted when all its pieces are stored. Only missing pieces are stored again.
 func TestAppendOutlivesALostPiece(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
@@ -248,13 +246,13 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 			require.NoError(t, add(d.of(w, cfg)))
 			require.EqualValues(t, (j+1)*n, w.Counts(g).Accepted)
 			require.NoError(t, add(w.Store))
-			require.EqualValues(t, (j+1)*n, w.Counts(g).Accepted, "nothing comes twice")
+			require.EqualValues(t, (j+1)*n, w.Counts(g).Accepted, "no job is stored twice")
 		}
 	}
 }
 
-// Where it happens again and again, the caller is told to come back, and what is missing
-// is stored then.
+// When pieces are lost again and again, the caller gets an error. The repeated request stores the
+// missing pieces.
 func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
 	const n = 2*ledger.MaxAppend + 50
@@ -279,7 +277,7 @@ func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	holds(w, "g", n)
 }
 
-// Those who come while others wait share the next wait, and each gets its own answer.
+// Calls that arrive during a wait share the next wait. Each gets its own answer.
 func TestWaitsAreShared(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -22,8 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Groups of several partitions, many of them created in the same millisecond, come once each and in
-// order, whatever the size of a page.
+// Groups of several partitions, many of them created in the same millisecond, are listed once each
+// and in order, with every page size.
 func TestListIsPaged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -35,9 +35,9 @@ func TestListIsPaged(t *testing.T) {
 	}
 	var all []created
 	for i := range n {
-		g := created{int64(1_700_000_000_000 + i/20), fmt.Sprint("g", i)} // twenty a millisecond
+		g := created{int64(1_700_000_000_000 + i/20), fmt.Sprint("g", i)} // twenty in each ms
 		if i%3 == 0 {
-			g.ms += 3 // and a third of them apart, to mix the partitions
+			g.ms += 3 // a third of them later, to mix the partitions
 		}
 		all = append(all, g)
 		tenant := fmt.Sprint("t", i%7)
@@ -88,7 +88,7 @@ func TestListIsPaged(t *testing.T) {
 	require.Equal(t, ids(func(id string) bool { return !cancelled(id) }), list(groups.ListQuery{Limit: 10, Status: api.StatusCreated}))
 	require.Empty(t, list(groups.ListQuery{Limit: 10, Status: api.StatusFailed}))
 
-	// Groups that are gone, or new, disturb no page.
+	// Deleted and new groups disturb no page.
 	page, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10})
 	require.NoError(t, err)
 	gone := all[15].id
@@ -115,7 +115,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 		at := time.Now().Add(time.Duration(i) * time.Second)
 		p := w.Space.Partition(i % 3)
 		values := []any{"job", fmt.Sprint("g.", i), "at", at.UnixMilli(), "payload", `{"n":1}`, "ordinal", i, "attempts", 3}
-		if i%5 == 0 { // others may write the stream too
+		if i%5 == 0 { // other programs may write to the stream
 			values = []any{"job", fmt.Sprint("g.", i), "payload", "no JSON"}
 		}
 		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: p.DeadLetters(), ID: stagetest.EntryID(at), Values: values}).Err())
@@ -220,7 +220,7 @@ func TestResultsAndFailures(t *testing.T) {
 	require.ErrorIs(t, w.Store.Failures(t.Context(), "g", func(api.Failure) error { return stop }), stop)
 }
 
-// A process that does not know a reducer shows the rest of the group.
+// A process without a group's reducer shows the rest of the group.
 func TestViewWithoutItsReducer(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -26,11 +26,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// connection is one that fails, before or after the command has reached Redis.
+// connection fails before or after a command has reached Redis.
 type connection struct {
 	redis.Cmdable
 	mu          sync.Mutex
-	left        int  // scripts that still go through; negative: all
+	left        int  // scripts that still reach Redis; negative: all
 	loseReplies bool // each script's first reply is lost
 	lost        bool
 	scripts     int
@@ -52,7 +52,7 @@ func (c *connection) eval(ctx context.Context, do func() *redis.Cmd) *redis.Cmd 
 	}
 	cmd := do()
 	if call.IsNoScript(cmd.Err()) {
-		return cmd // it is sent again in full
+		return cmd // the caller sends the script again in full
 	}
 	c.scripts++
 	c.left--
@@ -70,7 +70,7 @@ func failed(ctx context.Context, err error) *redis.Cmd {
 	return cmd
 }
 
-// through is a store whose submissions go through a connection that fails.
+// through returns a store whose submissions use the failing connection c.
 func through(w *stagetest.World, c *connection) *groups.Store {
 	c.Cmdable = w.Conn.Cmd
 	return groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), c)
@@ -82,7 +82,7 @@ func large(n int) *messages.SubmitGroup {
 	return &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(n)}
 }
 
-// holds says whether a group's jobs are there, each once and in its place.
+// holds checks that the queue has the group's jobs, each once and in order.
 func holds(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	require.Equal(w.T, api.Counts{Accepted: int64(n), Waiting: int64(n)}, w.Counts(group))
@@ -96,12 +96,12 @@ func holds(w *stagetest.World, group string, n int) {
 	}
 }
 
-// A submission that is larger than a script is stored in pieces. Whoever dies between two of
-// them is repeated.
+// A submission that is too large for one script is stored in pieces. After a crash between two
+// pieces, the repeated submission stores the missing ones.
 func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
-	for died := range 1 + pieces { // after so many scripts, the first of which creates the group
+	for died := range 1 + pieces { // the number of scripts before the crash; the first one creates the group
 		t.Run(fmt.Sprint("after ", died), func(t *testing.T) {
 			t.Parallel()
 			w := stagetest.Shared(t)
@@ -124,11 +124,11 @@ func TestSubmitOutlivesLostReplies(t *testing.T) {
 	c := &connection{left: -1, loseReplies: true}
 	_, err := through(w, c).Submit(t.Context(), large(2*ledger.MaxAppend+50), now)
 	require.NoError(t, err)
-	require.Equal(t, 8, c.scripts) // each of the four twice
+	require.Equal(t, 8, c.scripts) // each of the four scripts twice
 	holds(w, "g", 2*ledger.MaxAppend+50)
 }
 
-// Large payloads are cut into pieces by their size.
+// Jobs with large payloads are divided into pieces by size.
 func TestSubmitCutsBySize(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -160,7 +160,7 @@ func TestSubmitConflicts(t *testing.T) {
 	})
 }
 
-// A group is its own tenant where it names none, and its content is the same with and without.
+// A group without a tenant is its own tenant. Its content is the same with and without that name.
 func TestSubmitWithoutATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -204,13 +204,13 @@ func TestIdempotencyKey(t *testing.T) {
 		ctx := context.WithoutCancel(w.T.Context())
 		submit := func(key, id string, n int) (string, error) {
 			g := large(n)
-			g.ID = id // as the API makes one up
+			g.ID = id // like an id that the API generates
 			o := now
 			o.IdempotencyKey, o.GeneratedID = key, true
 			accepted, err := w.Store.Submit(ctx, g, o)
 			return accepted.ID, err
 		}
-		// Many at once: one of them is the first.
+		// Concurrent requests: one of them is the first.
 		var wg sync.WaitGroup
 		got := make([]string, 10)
 		for i := range got {
@@ -231,7 +231,7 @@ func TestIdempotencyKey(t *testing.T) {
 	})
 }
 
-// What was refused as invalid has used no key.
+// An invalid submission does not use up its idempotency key.
 func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -258,10 +258,10 @@ func TestAppend(t *testing.T) {
 			require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-0", "", now))
 			require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-1", "m", now))
 		}
-		// The message's id counts, not the entry that it came in.
+		// The message's id decides, not the id of its entry.
 		require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-2", "m", now))
 		require.Equal(w.T, api.Counts{Accepted: 750, Waiting: 750}, w.Counts("g"))
-		// Requests of different kinds don't meet.
+		// Equal ids of different kinds of requests do not collide.
 		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(1), "m", now))
 		require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(1), "1700000000000-3", "r", now))
 		require.Equal(w.T, api.Counts{Accepted: 752, Waiting: 752}, w.Counts("g"))
@@ -269,7 +269,7 @@ func TestAppend(t *testing.T) {
 		_, err = w.Store.Seal(ctx, "g", nil)
 		require.NoError(w.T, err)
 		require.ErrorIs(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(1), "late", now), api.ErrSealed)
-		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(250), "r", now)) // it was there before
+		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(250), "r", now)) // its jobs were stored before
 		require.ErrorIs(w.T, w.Store.Append(ctx, "nobody", stagetest.Numbered(1), "r", now), api.ErrNotFound)
 	})
 }
@@ -281,7 +281,7 @@ func TestCommands(t *testing.T) {
 			_, err := command(ctx, "nobody")
 			require.ErrorIs(w.T, err, api.ErrNotFound)
 		}
-		w.Jobs("g", "T", 12_000) // more than one sweep
+		w.Jobs("g", "T", 12_000) // more than one sweep settles
 		w.Admit("T")
 		_, err := w.Store.Retry(ctx, "g")
 		require.ErrorIs(w.T, err, api.ErrConflict)
@@ -305,7 +305,7 @@ func TestCommands(t *testing.T) {
 	})
 }
 
-// While Redis is away everybody hears so, soon.
+// While Redis is away, each caller gets an error soon.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -328,5 +328,5 @@ func TestRedisIsAway(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Less(t, time.Since(began), 20*time.Second) // 3 seconds of one look; each in turn would take 30
+	require.Less(t, time.Since(began), 20*time.Second) // one read takes 3 seconds; one after the other they would take 30
 }

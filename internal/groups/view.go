@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Group shows one group.
+// Group returns one group.
 func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
@@ -29,7 +29,7 @@ func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
 	return views[0], nil
 }
 
-// Views shows groups of one partition; those that are gone are left out.
+// Views returns groups of one partition. It leaves out groups that do not exist.
 func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -41,7 +41,7 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	views := make([]api.Group, 0, len(groups))
 	for i := range groups {
 		v, err := s.View(&groups[i], time.Now())
-		if err != nil { // this process may lack a reducer: the rest still holds
+		if err != nil { // this process may lack a reducer; the rest of the view is right
 			s.tel.Log.WarnContext(ctx, "showed a group without its aggregate", "group", v.ID, "error", err)
 		}
 		views = append(views, v)
@@ -49,7 +49,7 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	return views, s.estimate(ctx, p, views)
 }
 
-// View shows a group as it was at a time. With an error it lacks the aggregate only.
+// View returns a group as it was at a time. After an error, only the aggregate is missing.
 func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
 		ID:             from.ID,
@@ -79,7 +79,7 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	return g, nil
 }
 
-// Merged puts the partial aggregates of a group together.
+// Merged returns the aggregate of a group, merged from its partial aggregates.
 func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) {
 	plan, err := aggregate.Plan(s.reducers, asked)
 	if err != nil {
@@ -98,8 +98,8 @@ func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) 
 	return all, nil
 }
 
-// eta estimates how long the group still needs, in seconds, from its speed since it started. It
-// serves callers that can't ask for the speed of its tenant.
+// eta estimates how many seconds the group still needs, from its speed since it started. It is for
+// callers that can't read the tenant's speed.
 func eta(g *api.Group, started, now time.Time) *float64 {
 	ended := g.Counts.Ended()
 	elapsed := now.Sub(started).Seconds()
@@ -110,7 +110,7 @@ func eta(g *api.Group, started, now time.Time) *float64 {
 	return &seconds
 }
 
-// ListQuery selects groups; zero values select everything.
+// ListQuery selects groups. A zero value selects everything.
 type ListQuery struct {
 	Tenant string
 	Status api.Status
@@ -118,8 +118,8 @@ type ListQuery struct {
 	Limit  int
 }
 
-// Groups lists groups, newest first. Its cursor is the place in the order of creation, so that
-// groups that come meanwhile neither shift nor repeat a page.
+// Groups returns a page of groups, the newest first. The cursor names the last group of the page,
+// so new groups neither shift nor repeat a page.
 func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	parts := s.space.All()
@@ -156,7 +156,7 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 	return list, nil
 }
 
-// viewPage shows the groups of a page, by id; those that are gone are left out.
+// viewPage returns the groups of a page by id. It leaves out groups that do not exist.
 func (s *Store) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
 	byPartition := map[keyspace.Partition][]string{}
 	for _, at := range page {

@@ -31,11 +31,11 @@ type WaitingJob struct {
 
 	HeldUntil        time.Time // the group's run_at; zero: the group may start
 	RateLimitedUntil time.Time // when the tenant returns to the fair queue; zero: it is not rate-limited
-	Place            int64     // waiting jobs of its group and type before it; -1: unknown
+	Place            int64     // jobs of its group before it in the same queue; -1: unknown
 	ByPriority       bool      // groups of all tenants are ordered by priority; otherwise each tenant's by age and size
 	GroupsBefore     int64     // groups before its group in that order, for its type
 	JobsBefore       int64     // waiting jobs of these groups
-	Started          time.Time // when the group's first job started; zero: none has
+	Started          time.Time // when the first job of the group's round started; zero: none has
 
 	// Counts of the group. Ended jobs are done, failed or cancelled.
 	Accepted, NonReady, Ready, InFlight, Ended int64

@@ -1,0 +1,48 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// GroupOwner returns the tenant of a group. p is the partition of the group's id, which need not
+// be the tenant's. Errors: api.ErrNotFound.
+func GroupOwner(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (string, error) {
+	tenant, err := c.Get(ctx, p.Owner(group)).Result()
+	if errors.Is(err, redis.Nil) {
+		return "", fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find group %s: %w", group, err)
+	}
+	return tenant, nil
+}
+
+// RegisterOwner makes tenant the owner of a group that has none, and returns the owner. p is the
+// partition of the group's id. Two tenants can't own the same group.
+func RegisterOwner(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string,
+) (owner string, err error) {
+	key := p.Owner(group)
+	ok, err := c.SetNX(ctx, key, tenant, 0).Result()
+	if err != nil || ok {
+		return tenant, err
+	}
+	owner, err = c.Get(ctx, key).Result()
+	if errors.Is(err, redis.Nil) { // it was deleted in between
+		err = nil
+	}
+	return owner, err
+}
+
+// QueueOwner adds the read of a group's owner to a pipeline. After the pipeline has run, the
+// returned function gives the tenant, "" if there is none.
+func QueueOwner(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, group string) func() string {
+	return pipe.Get(ctx, p.Owner(group)).Val
+}
