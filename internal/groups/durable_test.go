@@ -107,8 +107,8 @@ func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// The store detects that a failover has lost a write. It stores submissions and appends again; for a
-// command it returns an error.
+// The store detects that a failover has lost a write. It stores submissions and appends again; for
+// a command it returns an error.
 func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -199,8 +199,8 @@ func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), d)
 }
 
-// A failover between two scripts of a submission loses the writes of the first one. Without replicas
-// to wait for, only the loss of the last script stays undetected.
+// A failover between two scripts of a submission loses the writes of the first one. Without
+// replicas to wait for, only the loss of the last script stays undetected.
 func TestSubmitOutlivesALostScript(t *testing.T) {
 	t.Parallel()
 	const n, scripts = 2*ledger.MaxAppend + 50, 4 // the first of them creates the group
