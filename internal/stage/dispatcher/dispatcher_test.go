@@ -2,6 +2,7 @@ package dispatcher_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -69,11 +70,15 @@ func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	w.Run(dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d"))
 	began := time.Now()
 	const rounds = 20
-	for i := range rounds {
+	for i, n := 0, 0; n < rounds; i++ {
 		due := time.Now().Add(20 * time.Millisecond)
-		group := "g" + string(rune('a'+i))
+		group := fmt.Sprint("g", i)
 		w.Submit(messages.SubmitGroup{ID: group, Tenant: group, Type: "T", Jobs: []messages.Job{{Payload: []byte(`1`), RunAt: &due}}})
+		if w.Counts(group).Waiting == 1 {
+			continue // it was stored after its due time; nothing admits it in this test
+		}
 		w.AwaitCounts(group, api.Counts{Accepted: 1, Ready: 1})
+		n++
 	}
 	require.Less(t, time.Since(began), rounds*time.Second/2)
 }
