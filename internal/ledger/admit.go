@@ -12,17 +12,17 @@ import (
 var admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
 	"non_ready", "limiters", "shares", "dequeue")
 
-// AdmitArgs asks for the next jobs of a type.
+// AdmitArgs are the arguments of Admit.
 type AdmitArgs struct {
 	Type        string
-	Most        int // jobs
-	Cap         int // jobs that may lie in the ready stream without having been read
-	Slots       int // jobs that the workers run side by side; 0: not known
-	Ahead       int // jobs that may lie in the ready stream beyond those; 0: there are no workers
+	Most        int // most jobs to admit
+	Cap         int // most undelivered jobs in the ready stream
+	Slots       int // jobs that the workers can run at the same time; 0: not known
+	Ahead       int // jobs that the ready stream may hold beyond Slots; 0: there are no workers
 	Limit       Limit
-	Seed        string        // 8 hex digits, from which span ids are minted
+	Seed        string        // 8 hex digits, with which the span ids of traced jobs begin
 	LaneWeights [3]int        // high, normal, low
-	KeepStats   time.Duration // of congestion, after a tenant's last event
+	KeepStats   time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
 // AdmitState says how an admission ended.
@@ -31,34 +31,36 @@ type AdmitState string
 // States of an admission.
 const (
 	AdmitOK      AdmitState = "OK"
-	AdmitFull    AdmitState = "FULL"    // the ready stream holds as much as it may
-	AdmitLimited AdmitState = "LIMITED" // the global limit is reached, or what is left of it is others'
-	AdmitPaused  AdmitState = "PAUSED"  // the type is
-	AdmitEmpty   AdmitState = "EMPTY"   // nothing waits that may run now
+	AdmitFull    AdmitState = "FULL"    // the ready stream holds as many jobs as it may
+	AdmitLimited AdmitState = "LIMITED" // no permit is left, or other tenants may claim those that are
+	AdmitPaused  AdmitState = "PAUSED"  // the type is paused
+	AdmitEmpty   AdmitState = "EMPTY"   // no waiting job may run now
 )
 
-// AdmitReply is what was admitted.
+// AdmitReply says what Admit has done.
 type AdmitReply struct {
 	State    AdmitState
-	Moved    int
-	NonReady int
-	Wait     time.Duration // until it is worth asking again; negative: until woken
-	Permits  []Permit
+	Moved    int           // jobs that are ready now
+	NonReady int           // jobs that became non-ready, as markers
+	Wait     time.Duration // until another call can admit jobs; negative: until the process is woken
+	Permits  []Permit      // that were spent
 	Denials  []Denial
 	Traced   []AdmitTrace
 	AtUS     int64 // Redis time, µs
 }
 
-// AdmitTrace is a sampled job that was admitted; its span's id was minted by the script.
+// AdmitTrace is a sampled job that was admitted. The script has made the id of its span.
 type AdmitTrace struct {
 	Group, Tenant  string
 	Ordinal        int64
 	Parent, SpanID string
 	Accepted, Now  time.Time
-	Fairness, Rate time.Duration // what it waited for
+	Fairness, Rate time.Duration // how long it waited for the fair queue and for the rate limit
 }
 
-// Admit moves jobs from the fair queue to the ready stream.
+// Admit takes the next jobs of a type out of the fair queue and adds them to its ready stream, with
+// one permit each. The first job of a tenant without a permit becomes non-ready, as the tenant's
+// marker. Twice: the second call takes the next jobs.
 func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitArgs) (AdmitReply, error) {
 	args := append([]any{a.Type, a.Most, a.Cap, a.Slots, a.Ahead}, a.Limit.args()...)
 	args = append(args, a.Limit.share(), a.Seed, keepStats(a.KeepStats),

@@ -16,37 +16,38 @@ var (
 	expire  = script("groups/expire", "tenants")
 )
 
-// ErrFenced says that another watcher leads the partition by now.
+// ErrFenced says that another watcher is the partition's leader now.
 var ErrFenced = errors.New("another watcher leads the partition")
 
-// Lead asks to lead a partition for a lease; 0 gives it up. The fencing number is
-// 0 while another leads.
+// Lead makes a watcher the leader of a partition until the lease ends, or extends its lease. A
+// lease of 0 ends it. It returns the fencing number, which grows with each change of leader, or 0
+// while another watcher is the leader. Twice: the leader keeps its number.
 func Lead(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration,
 ) (fence int64, err error) {
-	return takeTheLead(ctx, c, p, watcher, lease, "watch")
+	return acquireLease(ctx, c, p, watcher, lease, "watch")
 }
 
-// LeadRebalancing asks in the same way to rebalance the quotas of all partitions. It is
-// asked for in partition 0.
+// LeadRebalancing does the same for the process that rebalances the quotas of all partitions. Call
+// it on partition 0.
 func LeadRebalancing(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration,
 ) (fence int64, err error) {
-	return takeTheLead(ctx, c, p, process, lease, "rebalance")
+	return acquireLease(ctx, c, p, process, lease, "rebalance")
 }
 
-func takeTheLead(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration, what string,
+func acquireLease(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration, scope string,
 ) (int64, error) {
-	r, err := run(ctx, c, lead, p, process, lease.Milliseconds(), what)
+	r, err := run(ctx, c, lead, p, process, lease.Milliseconds(), scope)
 	if err != nil {
 		return 0, err
 	}
 	return r.num(0), nil
 }
 
-// Advance moves a group through its states as far as it can go and returns the
-// number of transitions.
+// Advance moves a group through its states as far as its counts allow. It returns the number of
+// transitions; each is in the outbox. Twice: the second call makes none. Errors: ErrFenced.
 func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64) (int, error) {
 	r, err := run(ctx, c, advance, p, group, fence)
 	if err != nil {
@@ -58,15 +59,17 @@ func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group s
 	return int(r.num(1)), nil
 }
 
-// Expire forgets an ended group, or with resultsOnly its results.
+// Expire deletes an ended group with all of its data, or with resultsOnly only its result lines. It
+// does nothing to a group that has not ended. Twice: the second call finds nothing. Errors:
+// ErrFenced.
 func Expire(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64, resultsOnly bool,
 ) error {
-	what := "all"
+	scope := "all"
 	if resultsOnly {
-		what = "results"
+		scope = "results"
 	}
-	r, err := run(ctx, c, expire, p, group, fence, what)
+	r, err := run(ctx, c, expire, p, group, fence, scope)
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 
 var appendJobs = script("jobs/append", "blob", "signals", "tenants", "priority", "fair_queue", "non_ready")
 
-// MaxAppend is the most jobs that one call takes, MaxAppendBytes the most bytes of payload.
+// MaxAppend is the most jobs of one call, MaxAppendBytes the most bytes of their payloads.
 const (
 	MaxAppend      = 200
 	MaxAppendBytes = 1 << 20
@@ -23,14 +23,14 @@ const (
 
 // NewJob is a job that enters a group.
 type NewJob struct {
-	Type    string // the group's when empty
-	RunAt   time.Time
-	Trace   string // traceparent, "" when the job is not sampled
-	Payload []byte // JSON
-	Key     string // what the producer calls the job, without control characters; "" for none
+	Type    string    // "": the group's type
+	RunAt   time.Time // zero: at once
+	Trace   string    // its traceparent; "": it is not sampled
+	Payload []byte    // JSON
+	Key     string    // the producer's name of the job, without control characters; "": none
 }
 
-// AppendMode says whether a submission ends with these jobs; such a call needs no request id.
+// AppendMode says whether a submission ends with these jobs. Such a call needs no request id.
 type AppendMode string
 
 // Modes of an Append.
@@ -40,35 +40,44 @@ const (
 	AppendSeal AppendMode = "seal" // and the group takes no more jobs
 )
 
-// SubmissionPrefix begins the request ids of a submission's pieces; their numbers follow, from 0.
+// SubmissionPrefix begins the request id of a piece of a submission. The piece's number follows,
+// counted from 0.
 const SubmissionPrefix = "="
 
-// ErrGap says that a failover has lost earlier pieces of a submission. From the first one on, each
-// that is there is taken for a repetition.
+// ErrGap says that a failover has lost earlier pieces of a submission. The caller repeats the
+// submission from its first piece: the pieces that Redis still has are duplicates.
 var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first",
 	api.ErrUnavailable)
 
 // EntryRequest is the request id of an entry of the ingest stream.
 func EntryRequest(entry string) string { return "@" + entry }
 
-// AppendArgs are jobs of one group. Request makes a repeated call harmless.
+// AppendArgs are the arguments of Append.
 type AppendArgs struct {
 	Group   string
-	Request string
-	Limit   int64 // most jobs of a group
+	Request string // id by which a repeated call is recognized; "": none
+	Limit   int64  // most jobs of a group
 	Mode    AppendMode
-	Next    int64 // ordinal that the group's next job is likely to get; where it is wrong, the script costs more
+	Next    int64 // expected ordinal of the group's next job; if it is wrong, the script costs more
 	Jobs    []NewJob
 }
 
 // AppendReply says which ordinals the jobs got.
 type AppendReply struct {
 	First, N  int64
-	Duplicate bool // the request was applied before; First and N are unknown
+	Duplicate bool // the request was applied before; First and N are not known
 }
 
-// Append stores jobs. Errors: ErrGap, api.ErrNotFound, api.ErrSealed, api.ErrConflict (more jobs
-// than announced or allowed).
+// Append adds jobs to a group, all or none. They are waiting, or non-ready until their RunAt. At
+// most MaxAppend jobs and MaxAppendBytes are allowed.
+//
+// Twice: with a request id or a mode, the second call reports a duplicate; without, it adds the
+// jobs again. Errors:
+//
+//	ErrGap           earlier pieces of the submission are missing
+//	api.ErrNotFound  there is no such group
+//	api.ErrSealed    the group gets no more jobs
+//	api.ErrConflict  the group would have more jobs than announced or allowed
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
 	one := []Request{{ID: a.Request, Jobs: a.Jobs}}
 	results, err := appendAll(ctx, c, p, a, one)
@@ -78,23 +87,22 @@ func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Append
 	return results[0].AppendReply, results[0].Err
 }
 
-// Request is what one message brings to a group: stored whole or not at all. Its id makes a
-// repeated one harmless.
+// Request is the jobs that one message adds to a group, all or none. A repeated request is
+// recognized by its id.
 type Request struct {
 	ID   string // as AppendArgs.Request; no piece of a submission
 	Jobs []NewJob
 }
 
-// AppendResult is what became of one Request; Err as Append's.
+// AppendResult is the result of one Request. Err is one of the errors of Append.
 type AppendResult struct {
 	AppendReply
 	Err error
 }
 
-// AppendMany stores what several requests bring to one group, in order, each as by an Append
-// of its own. Together they have at most MaxAppend jobs and MaxAppendBytes of payload; next
-// is as in AppendArgs. An error is of the call as a whole: it may have been carried out or
-// not, and may be repeated.
+// AppendMany adds the jobs of several requests to one group, in order, each like an Append of its
+// own. The requests together have at most MaxAppend jobs and MaxAppendBytes; next is as in
+// AppendArgs. An error is of the whole call: the jobs may have been added or not. Twice: as Append.
 func AppendMany(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group string, limit, next int64, requests []Request,
@@ -119,8 +127,8 @@ func appendAll(
 	return results, nil
 }
 
-// largePayload is the largest payload that is a part of the blob, append.lua's LARGE. A larger
-// one is stored in the group's payloads.
+// largePayload is the size in bytes of the largest payload that is a part of the blob: LARGE in
+// append.lua. A larger one is stored in payloads:GROUP.
 const largePayload = 4096
 
 func appendArguments(a AppendArgs, requests []Request) []any {
@@ -160,7 +168,7 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 	return args
 }
 
-// appendBlobs composes the queued blobs of all jobs in one buffer of about that many bytes.
+// appendBlobs composes the queued blobs of all jobs, in one buffer of about the given size.
 func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
 	all := make([]byte, 0, bytes)
 	compose := newComposer(time.Now())

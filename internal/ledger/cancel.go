@@ -15,11 +15,12 @@ var (
 	sweep  = script("groups/sweep", "signals", "tenants", "non_ready", "blob")
 )
 
-// SweepJobs is how many jobs one Sweep settles: some milliseconds of Redis's time.
+// SweepJobs is the number of jobs that one Sweep moves: some milliseconds of Redis's time.
 const SweepJobs = 5000
 
-// Cancel ends a group at once. Errors: api.ErrNotFound, api.ErrConflict when
-// it has ended otherwise.
+// Cancel ends a group at once: none of its jobs starts any more, and the outcomes of jobs in flight
+// are stale. Sweep then moves its jobs to cancelled. Twice: the second call changes nothing.
+// Errors: api.ErrNotFound; api.ErrConflict if the group is completed or failed.
 func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
 	r, err := run(ctx, c, cancel, p, group)
 	if err != nil {
@@ -28,18 +29,20 @@ func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group st
 	return r.refused(group, "cancelled")
 }
 
-// refused says why a group can't be what was asked for; nil when it is.
-func (r reply) refused(group, what string) error {
+// refused returns the error of a command on a group that was refused, nil if it was not. done is
+// the command's past participle.
+func (r reply) refused(group, done string) error {
 	switch r.str(0) {
 	case "NOGROUP":
 		return fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	case "ENDED":
-		return fmt.Errorf("group %s is %s and can't be %s any more: %w", group, r.str(1), what, api.ErrConflict)
+		return fmt.Errorf("group %s is %s and can't be %s any more: %w", group, r.str(1), done, api.ErrConflict)
 	}
 	return nil
 }
 
-// Sweep settles a chunk of a cancelled group's ledger; more says that there is more to do.
+// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that others may be left.
+// Twice: the second call moves the next ones.
 func Sweep(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
 	r, err := run(ctx, c, sweep, p, group, SweepJobs)
 	if err != nil {

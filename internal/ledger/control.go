@@ -17,24 +17,25 @@ var (
 	tenantState = script("tenants/tenant_state", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 )
 
-// Pausable is a kind of thing that can be paused.
+// Pausable says what is paused.
 type Pausable string
 
-// What can be paused: a group, a tenant, and a type. A type is paused partition by partition.
+// A group, a tenant or a type can be paused. A type is paused in each partition separately.
 const (
 	PauseGroup  Pausable = "group"
 	PauseTenant Pausable = "tenant"
 	PauseType   Pausable = "type"
 )
 
-// Pause lets nothing of id start any more; running jobs finish. Errors, for groups:
-// api.ErrNotFound, api.ErrConflict when it has ended.
+// Pause stops the jobs of a group, tenant or type from starting; jobs in flight finish. Twice: the
+// second call changes nothing. Errors, for groups: api.ErrNotFound; api.ErrConflict if the group
+// has ended.
 func Pause(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 1)
 }
 
-// Resume undoes Pause. What was suspended meanwhile comes back within moments, with
-// the dispatcher's help.
+// Resume undoes Pause. The dispatcher then moves the suspended jobs back, in batches. Twice and
+// errors: as Pause.
 func Resume(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 0)
 }
@@ -47,14 +48,15 @@ func setPaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what 
 	return r.refused(id, "paused or resumed")
 }
 
-// TenantSettings are what an operator has set for a tenant; nil means the default.
+// TenantSettings are an operator's settings of a tenant; nil means the default.
 type TenantSettings struct {
-	RPS          *float64 // permits a second of its own, above 0; such a tenant never borrows
-	Weight       *float64 // above 0; 1 by default
-	BasePriority *int64   // added to the priority of all its groups, for FAIR_QUEUE_POLICY=priority
+	RPS          *float64 // a rate limit of its own, permits a second, above 0; it never borrows then
+	Weight       *float64 // above 0; the default is 1
+	BasePriority *int64   // added to the priority of all its groups, with FAIR_QUEUE_POLICY=priority
 }
 
-// SetTenant replaces a tenant's settings; the next admission follows them.
+// SetTenant replaces a tenant's settings. The next admission follows them. Twice: the same
+// settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
 	rps, weight, base := "", "", ""
 	if s.RPS != nil {
@@ -70,36 +72,38 @@ func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenan
 	return err
 }
 
-// TenantState is a tenant's part in the flow right now.
+// TenantState is the limits, the usage and the queue of a tenant.
 type TenantState struct {
-	Known      bool // it has groups or settings
-	Settings   TenantSettings
-	Paused     bool
-	Active     bool      // it has jobs that want a permit, and is not paused
-	Wanting    int64     // how many: waiting jobs that are neither scheduled nor of a paused group, and its markers
+	Known    bool // it has groups or settings
+	Settings TenantSettings
+	Paused   bool
+	Active   bool // it has jobs that want a permit, and is not paused
+	// Jobs that want a permit: waiting ones, except for those of scheduled and paused groups, and
+	// markers.
+	Wanting    int64
 	Unfinished int64     // jobs that have not ended
-	NonReady   int64     // non-ready jobs, also suspended ones
-	NextDue    time.Time // when the first of these is due; zero: none
-	PerSecond  float64   // jobs that ended, over the last 5 to 10 s; 0: not known yet
+	NonReady   int64     // non-ready jobs, suspended ones too
+	NextDue    time.Time // when the first non-ready job is due; zero: none
+	PerSecond  float64   // jobs that ended a second, over the last 5 to 10 s; 0: not known yet
 	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
 	// tenant's last group ends.
-	Throttles   int64         // times one of its jobs was sent to non-ready for want of a permit
-	Returns     int64         // times a job came back: a downstream API asked to wait, or a transient error
-	Waits       time.Duration // sum of the waits given to those that came back
+	Throttles   int64         // times that one of its jobs became non-ready because it got no permit
+	Returns     int64         // times that a downstream API or a transient error sent a job back
+	Waits       time.Duration // sum of the waits that these jobs got
 	LongestWait time.Duration
 	LastEvent   time.Time // zero: none
 
-	// permits of the current window: spent, and the tenant's own limit or share; 0: no limit
+	// Permits of the current window: spent ones, and the tenant's own limit or share; 0: no limit.
 	Used, Limit             int64
 	GlobalUsed, GlobalLimit int64     // of the partition
 	ActiveTenants           int64     // of the partition
-	NextPermit              time.Time // the tenant's; Now when it may have one at once
-	GlobalPermit            time.Time // anybody's
+	NextPermit              time.Time // the tenant's next permit; Now if it has one left
+	GlobalPermit            time.Time // the next permit of all tenants; Now if one is left
 	Now                     time.Time // by Redis
-	RateLimitedUntil        time.Time // it waits as a whole for its next permit; zero: it does not
+	RateLimitedUntil        time.Time // zero: it is not rate-limited
 }
 
-// Tenant reads a tenant's state.
+// Tenant reads a tenant's state. It changes nothing.
 func Tenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
 ) (TenantState, error) {
@@ -150,8 +154,8 @@ func Tenant(
 	return s, nil
 }
 
-// pace is the speed since the older of the marks that outcome leaves: "ms count ms count". After a
-// long pause it is since the newer one.
+// pace returns the speed, jobs a second, since the older of the two marks that outcome.lua writes:
+// "ms count ms count". If the older mark is too old, it takes the newer one.
 func pace(marks string, ended int64, now time.Time) float64 {
 	const tooOld, tooYoung = 12 * time.Second, 200 * time.Millisecond
 	var at, n, newer, count int64

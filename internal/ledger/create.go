@@ -12,14 +12,17 @@ import (
 
 var create = script("groups/create", "signals")
 
-// CreateArgs is a group that is to come into being. Fields are further fields of its hash.
+// CreateArgs are the arguments of Create.
 type CreateArgs struct {
-	Group, Tenant, Type, Hash string
-	Fields                    map[string]string
+	Group, Tenant string
+	Type          string            // of jobs that name none
+	Hash          string            // digest of the submission, by which a repetition is recognized
+	Fields        map[string]string // further fields of the group's hash
 }
 
-// Create makes a group, or finds that the same one is there; its status is returned.
-// Another group under the same id is api.ErrConflict.
+// Create creates a group without jobs and returns its status. Twice: the second call returns the
+// status that the group has then. Errors: api.ErrConflict if another submission has created a group
+// with this id.
 func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a CreateArgs) (api.Status, error) {
 	args := []any{a.Group, a.Tenant, a.Type, a.Hash}
 	for k, v := range a.Fields {

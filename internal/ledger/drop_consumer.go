@@ -12,8 +12,8 @@ import (
 
 var dropConsumer = call.NewScript("drop_consumer", lua.Source("processes/drop_consumer"))
 
-// DropConsumer forgets a consumer that holds nothing and was idle for so long; it
-// tells whether it did.
+// DropConsumer deletes a consumer of a stream that holds no entries and was idle for at least the
+// given time. It reports whether it has. Twice: the second call reports false.
 func DropConsumer(
 	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
 ) (bool, error) {

@@ -21,7 +21,7 @@ type Group struct {
 	Status         api.Status
 	Round          int
 	Sealed, Paused bool
-	Entered        map[string]time.Time // when it entered each status of the round, by the status in lower case
+	Entered        map[string]time.Time // status of the round, in lower case → when it was entered
 	Started        time.Time            // when the round's first job started; zero: none has
 
 	Total              *int64 // announced number of jobs; nil: none was announced
@@ -29,11 +29,11 @@ type Group struct {
 	FailuresByCode     map[string]int64
 	Throttles, Retries int64
 
-	Aggregates string   // that were asked for, as JSON; "": none
+	Aggregates string   // the aggregates that were asked for, as JSON; "": none
 	Partials   []string // the partial aggregates, encoded by their reducers
 }
 
-// groupRead is a read of a group that was put into a pipeline.
+// groupRead holds the commands of a pipeline that read a group.
 type groupRead struct{ group, codes, aggregate *redis.MapStringStringCmd }
 
 // ReadGroups reads groups of one partition in one round trip. It leaves out those that do not
@@ -66,12 +66,13 @@ func ReadGroups(ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids 
 	return groups, nil
 }
 
-// readParts reads what the group's own hash does not hold.
+// readParts reads the error codes and partial aggregates of a group, which have hashes of their
+// own.
 func readParts(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, id string) groupRead {
 	return groupRead{codes: pipe.HGetAll(ctx, p.Codes(id)), aggregate: pipe.HGetAll(ctx, p.Aggregate(id))}
 }
 
-// parts begins a group with what the group's own hash does not hold.
+// parts returns a group with its error codes and partial aggregates only.
 func (r groupRead) parts() Group {
 	g := Group{FailuresByCode: map[string]int64{}, Entered: map[string]time.Time{}}
 	for code, value := range r.codes.Val() {
@@ -87,7 +88,7 @@ func (r groupRead) parts() Group {
 	return g
 }
 
-// set takes a field of the group's hash.
+// set stores the value of a field of the group's hash.
 func (g *Group) set(field, value string) {
 	switch field {
 	case layout.GroupID:
@@ -144,13 +145,13 @@ func (g *Group) set(field, value string) {
 	}
 }
 
-// integer reads the number of a field; what is no number is 0.
+// integer parses the number of a field; it returns 0 for other text.
 func integer(value string) int64 {
 	n, _ := strconv.ParseInt(value, 10, 64)
 	return n
 }
 
-// instant reads a time in ms; 0 and what is no number are the zero time.
+// instant parses a time in ms; it returns the zero time for 0 and for other text.
 func instant(value string) time.Time {
 	ms := integer(value)
 	if ms == 0 {

@@ -2,15 +2,15 @@ package ledger
 
 import "strconv"
 
-// jobRanges writes jobs of one group as scripts read them: each range of consecutive ordinals with
-// the same attempt as 'first n attempt', joined by spaces.
+// jobRanges encodes jobs of one group for scripts: each range of consecutive ordinals with the same
+// attempt as 'first n attempt', joined by spaces.
 type jobRanges struct {
 	b       []byte
 	lo, n   int64
 	attempt int
 }
 
-// add takes the next job, by ascending ordinal.
+// add adds a job. Its ordinal is higher than those before.
 func (r *jobRanges) add(ordinal int64, attempt int) {
 	if r.n > 0 && ordinal == r.lo+r.n && attempt == r.attempt {
 		r.n++
@@ -33,7 +33,7 @@ func (r *jobRanges) flush() {
 	r.n = 0
 }
 
-// text ends the last range.
+// text returns the encoded ranges.
 func (r *jobRanges) text() []byte {
 	r.flush()
 	return r.b

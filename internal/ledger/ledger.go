@@ -1,6 +1,10 @@
 // Package ledger owns the layout of jobs, groups, tenants and limits in Redis. Each transition is
 // one Lua script in package lua and one typed function here. A script runs as one step: it reads,
-// decides by Redis's clock, and writes. It may run twice with the same arguments, and notices.
+// decides by Redis's clock, and writes.
+//
+// After an error a caller does not know whether the script ran, so it may repeat any call with the
+// same arguments. The doc comment of each function says under "Twice" what the second call does.
+// Errors that are not listed are those of Redis and of the network.
 package ledger
 
 import (
@@ -16,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// script loads a transition. In front of it stand the part base and the named parts, each after
-// those that it needs.
+// script loads a transition. In front of it stand the part base and the named parts. Name a part
+// behind the parts that it needs.
 func script(file string, parts ...string) *call.Script {
 	files := []string{"parts/base"}
 	for _, part := range parts {
@@ -32,8 +36,8 @@ type Permit struct {
 	N      int64
 }
 
-// Denial is a tenant that was refused a permit: for its own share ("per_group") or for
-// everybody's ("global").
+// Denial is a tenant that was refused a permit. The reason is "per_group" if the tenant has spent
+// its own limit or share, and "global" if all tenants together have spent the limit.
 type Denial struct{ Tenant, Reason string }
 
 // run executes a script on a partition and returns its reply, which is always an array.
@@ -49,7 +53,7 @@ func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partit
 	return list, nil
 }
 
-// reply reads a script's answer; a value that is not there reads as zero.
+// reply is a script's reply. Its methods return zero for a value that is not there.
 type reply []any
 
 func (r reply) str(i int) string {

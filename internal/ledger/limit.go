@@ -6,30 +6,29 @@ import (
 	"time"
 )
 
-// Limiters, by how they count. lua/parts/limiters.lua says what each holds to.
+// The limiters. lua/parts/limiters.lua says what each of them guarantees.
 const (
 	LimiterFixed   = "fixed"
 	LimiterSliding = "sliding"
 	LimiterToken   = "token"
 )
 
-// Shares say what becomes of permits that a tenant leaves.
+// Shares say whether other tenants may borrow the unused part of a tenant's share.
 const (
 	ShareStatic  = "static"
-	ShareElastic = "elastic" // they are lent to others
+	ShareElastic = "elastic" // they may
 )
 
-// Limit is the rate limit that a script holds to. The zero limiter is fixed, the zero share static;
-// 0 permits are no limit.
+// Limit is the global rate limit, as a script of one partition applies it.
 type Limit struct {
-	Limiter string
-	Share   string
+	Limiter string // "": fixed
+	Share   string // "": static
 	Window  time.Duration
-	Permits int64 // a window, of all partitions together
-	// With several partitions, the part of this one until the limit is divided by demand, and the
-	// name of what is divided: "" with one partition.
-	Part int64
-	Tag  string
+	Permits int64 // in a window, of all partitions together; 0: no limit
+	Part    int64 // with several partitions: this one's quota until it is rebalanced
+	// Tag names the limit and the number of partitions: a quota of another tag is not valid. ""
+	// with one partition.
+	Tag string
 }
 
 func (l Limit) args() []any {
@@ -38,8 +37,8 @@ func (l Limit) args() []any {
 
 func (l Limit) share() string { return cmp.Or(l.Share, ShareStatic) }
 
-// Rate is the limit of the whole installation: RPS permits a second, counted in
-// windows. 0 is no limit.
+// Rate is the rate limit of the whole installation: RPS permits a second, counted in windows. An
+// RPS of 0 is no limit.
 type Rate struct {
 	RPS     int64
 	Window  time.Duration
@@ -47,7 +46,8 @@ type Rate struct {
 	Share   string
 }
 
-// PerWindow is the permits of one window of all partitions together, at least 1.
+// PerWindow returns the permits in a window, of all partitions together: at least 1, or 0 without a
+// limit.
 func (r Rate) PerWindow() int64 {
 	if r.RPS <= 0 {
 		return 0
@@ -55,8 +55,8 @@ func (r Rate) PerWindow() int64 {
 	return max(1, r.RPS*r.Window.Milliseconds()/1000)
 }
 
-// Of is the limit as one partition, counted from 0, holds to it. The first parts of
-// all add up to the whole.
+// Of returns the limit for one partition, counted from 0. The Parts of all partitions add up to
+// Permits.
 func (r Rate) Of(partition, partitions int) Limit {
 	n, i := int64(partitions), int64(partition)
 	all := r.PerWindow()
@@ -67,7 +67,7 @@ func (r Rate) Of(partition, partitions int) Limit {
 	return l
 }
 
-// RPSOf is the permits a second of one partition, for estimates.
+// RPSOf returns the permits a second of one partition, for estimates.
 func (r Rate) RPSOf(partitions int) int64 {
 	if r.RPS <= 0 {
 		return 0
@@ -75,5 +75,5 @@ func (r Rate) RPSOf(partitions int) int64 {
 	return max(1, r.RPS/int64(partitions))
 }
 
-// keepStats is how long congestion statistics are kept, in ms; an hour where nobody says.
+// keepStats returns how long congestion statistics are kept, in ms. The default is one hour.
 func keepStats(d time.Duration) int64 { return cmp.Or(d, time.Hour).Milliseconds() }

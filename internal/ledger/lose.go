@@ -11,17 +11,18 @@ import (
 
 var lose = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings")
 
-// MaxLose is how many jobs one Lose takes.
+// MaxLose is the most jobs of one Lose.
 const MaxLose = 200
 
-// Missed is a job that was not found where its state says, and that state.
+// Missed is a job that was at none of its possible locations, and the state that it had then.
 type Missed struct {
 	Ordinal int64
 	State   State
 }
 
-// Lose fails jobs of a group that vanished from Redis, with code LOST; typ is "" where they may be
-// of several types. It returns their ordinals: a job that has moved since is not lost.
+// Lose fails jobs of a group that vanished from Redis, with code LOST. typ is their type, "" if
+// they may be of several types. It returns the ordinals of the jobs that have failed: not those of
+// jobs that have moved since they were missed. Twice: the second call finds that they have failed.
 func Lose(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, typ string, jobs []Missed,
 ) ([]int64, error) {

@@ -32,15 +32,14 @@ type OutboxEntry struct {
 	Round  string
 	Status api.Status
 	At     time.Time
-	// After is the group as it was then. Its error codes and partial aggregates are of now:
-	// until the group has ended they may be newer, and afterwards they no longer change in this
-	// round.
+	// After is the group as it was then. But its error codes and partial aggregates are read now.
+	// They may be newer, until the group has ended; then they no longer change in this round.
 	After  Group
 	Err    error // the entry can't be read, and the fields above mean nothing
 	values map[string]any
 }
 
-// Text is the whole entry, for a person to read.
+// Text returns the whole entry, for a person to read.
 func (e *OutboxEntry) Text() string { return fmt.Sprint(e.values) }
 
 // ReadOutbox reads the oldest entries of the outbox, at most n of them, in two round trips.
@@ -64,7 +63,7 @@ func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n in
 	})
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("read groups of the outbox: %w", err)
-	} // any other error belongs to one group, and is found again with its entry
+	} // any other error is of one group: outboxEntry reports it
 	all := make([]OutboxEntry, len(entries))
 	for i, e := range entries {
 		id, _ := e.Values[outboxGroup].(string)
@@ -90,7 +89,7 @@ func outboxEntry(e redis.XMessage, id string, parts groupRead) OutboxEntry {
 	return out
 }
 
-// errSnapshot says that a text is not the JSON array of strings that a snapshot consists of.
+// errSnapshot says that a snapshot is not a JSON array of strings.
 var errSnapshot = errors.New("want an array of strings")
 
 // readSnapshot parses a group's hash in the form in which the outbox holds it: a JSON array of
@@ -122,7 +121,8 @@ func readSnapshot(text string, set func(field, value string)) error {
 	return nil
 }
 
-// cutString parses the JSON string at the beginning of text and returns it and the text behind it.
+// cutString parses the JSON string at the beginning of text. It returns the string and the text
+// behind it.
 func cutString(text string) (s, rest string, err error) {
 	if !strings.HasPrefix(text, `"`) {
 		return "", "", errSnapshot

@@ -12,63 +12,65 @@ import (
 
 var outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings")
 
-// OutcomeKind says what is to become of a job that is not done.
+// OutcomeKind is the outcome of a job that is not done.
 type OutcomeKind string
 
 // Kinds of outcomes.
 const (
-	OutcomeRetry     OutcomeKind = "r" // a transient error
+	OutcomeRetry     OutcomeKind = "r" // a transient error: another attempt
 	OutcomeThrottled OutcomeKind = "t" // the downstream API asked to wait
-	OutcomeFailed    OutcomeKind = "f" // for good
-	OutcomeReleased  OutcomeKind = "h" // interrupted, without an outcome
-	OutcomeUnstarted OutcomeKind = "u" // read, but never started
+	OutcomeFailed    OutcomeKind = "f" // the job has failed
+	OutcomeReleased  OutcomeKind = "h" // the worker gives it back, it may have started it
+	OutcomeUnstarted OutcomeKind = "u" // the worker gives it back and has not started it
 )
 
-// DoneJob is a job that ran well.
+// DoneJob is a job whose processor succeeded.
 type DoneJob struct {
-	Entry   string
+	Entry   string // in the ready stream
 	Ordinal int64
 	Attempt int
-	Line    []byte // its result, one JSON object without a newline, never empty
-	Trace   string
-	Marked  bool // it has an error on record or a payload of its own, which can go
+	Line    []byte // its result line: one JSON object without a newline, never empty
+	Trace   string // its traceparent; "": it is not sampled
+	Marked  bool   // Redis holds an error or a payload of it, which are deleted
 }
 
-// OtherJob is a job that comes back or has failed.
+// OtherJob is a job that is not done.
 type OtherJob struct {
-	Entry      string
+	Entry      string // in the ready stream
 	Ordinal    int64
 	Attempt    int
 	Kind       OutcomeKind
 	Retries    int
 	Throttles  int
 	Losses     int
-	Waits      string // as in the blob: fair|rate|congestion
-	Queued     []byte // the blob from its ordinal on
-	Delay      time.Duration
-	Code, Text string
+	Waits      string        // ms, as in the moving blob: fair|rate|congestion
+	Queued     []byte        // the queued blob
+	Delay      time.Duration // least wait; of OutcomeThrottled: Retry-After, or -Delay is the least wait
+	Code, Text string        // of the error
 }
 
-// GroupOutcome is one group's part of a batch, each list by ascending ordinal.
+// GroupOutcome is one group's part of a batch. Each list is ordered by ordinal.
 type GroupOutcome struct {
 	Group  string
-	Took   time.Duration // of those that ran, together
-	Ran    int
+	Took   time.Duration // run time of all jobs that ran, added up
+	Ran    int           // how many jobs ran
 	Done   []DoneJob
 	Others []OtherJob
 }
 
-// Congestion are the terms of waiting for jobs that come back.
+// Congestion says how long jobs wait that come back.
 type Congestion struct {
-	Base, Cap time.Duration
-	RPS       int64 // of all tenants of the partition; 0: no limit
-	KeepStats time.Duration
+	Base, Cap time.Duration // the least and the longest wait
+	RPS       int64         // permits a second of all tenants of the partition; 0: no limit
+	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
 // OutcomeReply counts the outcomes that took effect and those that were stale.
 type OutcomeReply struct{ Owned, Stale int64 }
 
-// Outcome reports a batch of one type.
+// Outcome stores the outcomes of a batch of jobs of one type, and removes their entries from the
+// ready stream. An outcome is stale if the job has another attempt by now: it changes nothing.
+// Twice: all outcomes of the second call are stale.
 func Outcome(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	typ string, terms Congestion, groups []GroupOutcome,
@@ -108,7 +110,7 @@ func Outcome(
 	return OutcomeReply{Owned: r.num(0), Stale: r.num(1)}, nil
 }
 
-// appendDone puts done jobs together, so that they are a few arguments, however many they are.
+// appendDone encodes the done jobs of a group as four arguments, however many jobs there are.
 func appendDone(args []any, jobs []DoneJob) []any {
 	size := 0
 	for i := range jobs {

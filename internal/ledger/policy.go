@@ -13,12 +13,14 @@ import (
 
 var policy = script("tenants/policy", "priority")
 
-// rankGroups is how many groups one script ranks, and those of the same ms.
+// rankGroups is the number of groups that one script ranks. It also ranks all groups that were
+// created in the same ms as the last of them.
 const rankGroups = 200
 
-// SetPolicy lets a partition choose the next jobs by the user's formula over all groups,
-// with its ALPHA; nil is by fair turns. What waits is put in order when that is a change.
-// Harmless when repeated.
+// SetPolicy makes a partition choose the next jobs by the priority formula over all groups, with
+// this ALPHA; nil is by the fair queue. If that is a change, it ranks all open groups, in several
+// calls. Twice: the second call begins again if the first one was interrupted; otherwise it does
+// nothing.
 func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha *float64) error {
 	want := ""
 	if alpha != nil {

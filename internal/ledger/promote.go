@@ -12,23 +12,24 @@ import (
 var promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready",
 	"non_ready", "limiters", "shares")
 
-// PromoteArgs asks for due jobs.
+// PromoteArgs are the arguments of Promote.
 type PromoteArgs struct {
-	Most     int
+	Most     int // most jobs to promote
 	Limit    Limit
-	Seed     string
-	FullWait time.Duration // how long a tenant waits for a full ready stream
-	Caps     map[string]int
+	Seed     string         // 8 hex digits, with which the span ids of traced jobs begin
+	FullWait time.Duration  // when to look again at a tenant whose ready stream is full
+	Caps     map[string]int // type → most undelivered jobs in its ready stream
 }
 
-// PromoteReply is what was promoted.
+// PromoteReply says what Promote has done.
 type PromoteReply struct {
-	Moved, Skipped int
-	Wait           time.Duration // until something is due; negative: nothing is non-ready
-	Permits        []Permit
-	Denials        []Denial
-	Traced         []PromoteTrace
-	AtUS           int64 // Redis time, µs
+	Moved   int           // jobs that are ready now
+	Skipped int           // due jobs whose ready stream is full
+	Wait    time.Duration // until another call can promote jobs; negative: no job is non-ready
+	Permits []Permit      // that were spent
+	Denials []Denial
+	Traced  []PromoteTrace
+	AtUS    int64 // Redis time, µs
 }
 
 // PromoteTrace is a sampled job that was promoted.
@@ -38,10 +39,12 @@ type PromoteTrace struct {
 	Parent, SpanID string
 	Since, Now     time.Time
 	Attempt        int
-	Reason         string
+	Reason         string // why it was non-ready, as in the blob
 }
 
-// Promote moves due and permitted jobs from non-ready to the ready streams.
+// Promote moves due non-ready jobs to their ready streams, with one permit each. It suspends due
+// jobs of paused groups, tenants and types, and makes a batch of resumed jobs non-ready again.
+// Twice: the second call takes the next jobs.
 func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
 	args := append([]any{a.Most}, a.Limit.args()...)
 	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()))

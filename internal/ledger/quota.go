@@ -12,12 +12,12 @@ var quota = script("tenants/quota", "signals", "tenants", "pauses", "ready", "li
 
 // Quota is the part of the global limit that is assigned to one partition.
 type Quota struct {
-	Fenced    bool  // another process rebalances by now
-	Effective int64 // permits a window that it may spend now, or has spent within the last (sliding)
-	Freed     int64 // of what it has just lost, others may have so much at once
-	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: nothing is on its way
+	Fenced    bool  // another process rebalances now; the other fields mean nothing
+	Effective int64 // permits a window that it may spend now, or has spent in the last one (sliding)
+	Freed     int64 // the part of its decrease that other partitions may have at once
+	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: they have it
 	Demand    int64 // permits that its jobs could use
-	Active    int64 // tenants with jobs that want a permit
+	Active    int64 // active tenants
 }
 
 // Increase tells when an increase of a quota becomes effective: AtOnce permits now, the whole at
@@ -30,8 +30,9 @@ func ReadQuota(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence
 	return SetQuota(ctx, c, p, fence, limit, -1, Increase{})
 }
 
-// SetQuota changes a partition's quota. The caller gives only what it has taken from other
-// partitions, and not before the time that SetQuota returned for them.
+// SetQuota changes a partition's quota. A decrease is effective at once. The caller increases a
+// quota only by what it has taken from other partitions before: by Freed at once, by the rest from
+// FromUS on. Twice: the second call changes nothing.
 func SetQuota(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64,
 	increase Increase,

@@ -11,13 +11,16 @@ import (
 
 var reclaim = script("jobs/reclaim", "signals", "states", "blob", "ready", "non_ready", "endings")
 
-// ReclaimReply is what was found with dead workers.
+// ReclaimReply says what Reclaim has done.
 type ReclaimReply struct {
-	Taken, Failed, Stale int
-	Missing              []string // entries that somebody deleted while they were held: an incident
+	Taken   int      // jobs that are non-ready now, due at once
+	Failed  int      // jobs that have failed, because they lost more than maxLosses workers
+	Stale   int      // entries that were no jobs, or whose job has another attempt by now
+	Missing []string // pending entries that another program has deleted from the stream: an incident
 }
 
-// Reclaim takes back entries of a type that were idle for a lease, at most most of them.
+// Reclaim takes back the jobs of dead workers: it takes at most `most` pending entries of a type's
+// ready stream that were idle for a lease. Twice: the second call takes the next ones.
 func Reclaim(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	typ string, lease time.Duration, most, maxLosses int,

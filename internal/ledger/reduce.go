@@ -11,36 +11,38 @@ import (
 
 var reduce = script("jobs/reduce", "signals", "states", "ranges")
 
-// ReduceArgs are results of one group that go into one partial aggregate.
+// ReduceArgs are results of one group that are added to one partial aggregate.
 type ReduceArgs struct {
 	Group    string
-	Partial  string // number of the partial aggregate
-	Version  int64  // of the partial aggregate, as it was read
-	State    []byte
-	Lines    []byte
-	Entries  []string
-	Ordinals []int64 // ascending
+	Partial  string   // number of the partial aggregate
+	Version  int64    // of the partial aggregate, as it was read
+	State    []byte   // the new partial aggregate, encoded by its reducers
+	Lines    []byte   // the result lines
+	Entries  []string // of the stream results, which held these results
+	Ordinals []int64  // of the jobs, ascending
 }
 
 // ReduceState says how a reduction ended.
 type ReduceState string
 
-// States of a reduction.
+// States of a ReduceReply.
 const (
 	ReduceOK      ReduceState = "OK"
 	ReduceVersion ReduceState = "VERSION" // the partial aggregate has changed: read it again
-	ReduceBad     ReduceState = "BAD"     // some jobs are not to be reduced: leave them out
-	ReduceGone    ReduceState = "GONE"    // the group is no more
+	ReduceBad     ReduceState = "BAD"     // some jobs are not done, or are reduced: leave them out
+	ReduceGone    ReduceState = "GONE"    // there is no such group: its entries were removed
 )
 
-// ReduceReply is the partial aggregate's version, or the ordinals that are not to be reduced.
+// ReduceReply says whether the results were added.
 type ReduceReply struct {
 	State   ReduceState
-	Version int64
-	Bad     []int64
+	Version int64   // with ReduceOK and ReduceVersion: the partial aggregate's version now
+	Bad     []int64 // with ReduceBad: the ordinals to leave out
 }
 
-// Reduce merges results into an aggregate.
+// Reduce stores a partial aggregate to which the caller has added results, and the result lines. It
+// changes nothing unless all jobs are done and not reduced yet, and the partial aggregate has the
+// given version. So each result counts once. Twice: the second call replies ReduceVersion.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
 	var ranges jobRanges
 	for _, o := range a.Ordinals {

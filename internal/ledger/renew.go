@@ -15,11 +15,12 @@ type Held struct {
 	Entry, Group string
 	Ordinal      int64
 	Attempt      int
-	Known        bool // it has ended, or was told to be lost before: that is not counted
+	Known        bool // the worker knows that it may be lost: it is not counted as a lost lease
 }
 
-// Renew keeps the leases of jobs of one type. It returns the positions, from 0,
-// of those that are lost.
+// Renew extends the leases of a worker's jobs of one type. It returns the positions in jobs, from
+// 0, of those that the worker has lost: they were taken back, cancelled, or have ended. Twice: the
+// second call extends them again.
 func Renew(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ, consumer string, jobs []Held,
 ) ([]int, error) {

@@ -15,9 +15,10 @@ var (
 	requeue = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
 )
 
-// Reopen begins the next round of an ended group and returns its number. Requeue then moves its
-// failed jobs. A call that is repeated under the same request id ("": none) answers the same,
-// however far the round has come. Errors: api.ErrNotFound, api.ErrConflict.
+// Reopen opens the next round of an ended group and returns its number. Requeue then moves the
+// failed jobs. Twice: with the same request id ("": none) the second call returns the same number,
+// whatever has happened since. Errors: api.ErrNotFound; api.ErrConflict if the group has not ended,
+// was cancelled, or has no failed jobs.
 func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string) (int, error) {
 	r, err := run(ctx, c, reopen, p, group, request)
 	if err != nil {
@@ -35,7 +36,8 @@ func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, r
 	return 0, fmt.Errorf("group %s: no job has failed, so there is nothing to retry: %w", group, api.ErrConflict)
 }
 
-// Requeue moves a chunk of a reopened group's failed jobs; more says that there is more to do.
+// Requeue moves a batch of a reopened group's failed jobs into the fair queue; more says that
+// others may be left. Twice: the second call moves the next ones.
 func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
 	r, err := run(ctx, c, requeue, p, group, 100)
 	if err != nil {

@@ -16,9 +16,10 @@ var (
 	repairMisplaced = script("repair/repair_misplaced", "signals", "states", "blob", "non_ready")
 )
 
-// RepairGroup adds to fields of a group's ledger what they differ by from its states (code:X is an
-// error code's), and puts it on the lists where it belongs. It says whether it has: not when
-// somebody else has repaired the group since version was read, the field repaired of its hash.
+// RepairGroup corrects the counts of a group, and the lists that name it. It adds each of the
+// differences to the field of that name; code:X is the count of error code X. The caller has read
+// version, the field repaired of the group, before it recounted. RepairGroup reports false, and
+// changes nothing, if the group was repaired since then. Twice: the second call reports false.
 func RepairGroup(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group, tenant string, version int64, differences map[string]int64,
@@ -31,36 +32,39 @@ func RepairGroup(
 	return err == nil && r.str(0) != "VERSION", err
 }
 
-// Counter is what a tenant, or else a type, counts, and what it should.
+// Counter is a counter of a tenant or type that is wrong.
 type Counter struct {
-	Tenant     bool
-	Of, Name   string
-	Have, Want int64
+	Tenant bool   // of a tenant; otherwise of a type
+	Of     string // the tenant or type
+	Name   string // field of its hash
+	Have   int64  // the counter's value while it was recounted
+	Want   int64  // what was counted
 }
 
-// RepairCounter sets a counter, unless it has moved.
+// RepairCounter sets a counter to what was counted. It reports false, and changes nothing, if the
+// counter has another value than Have. Twice: the second call reports false.
 func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n Counter) (bool, error) {
-	what := "type"
+	scope := "type"
 	if n.Tenant {
-		what = "tenant"
+		scope = "tenant"
 	}
-	r, err := run(ctx, c, repairCounter, p, what, n.Of, n.Name, n.Have, n.Want)
+	r, err := run(ctx, c, repairCounter, p, scope, n.Of, n.Name, n.Have, n.Want)
 	return err == nil && r.num(0) == 1, err
 }
 
-// Misplaced is an element at a location that may be misplaced: a job there, or what is no job.
+// Misplaced is an element at a location: a job that may be misplaced, or something that is no job.
 type Misplaced struct {
 	Location string // queue, non-ready, suspended, ready, results or failures
 	// the group of a queue or of failures, the tenant of non-ready or suspended jobs, the type of a
 	// ready stream
 	Owner string
 	Type  string // of a queue
-	Item  string // an element, an entry's id, or an ordinal
-	Twin  string // another of the same job, of which one is enough; "" for none
+	Item  string // the element, the entry's id, or the ordinal
+	Twin  string // another element of the same job: only one is removed; "": none
 }
 
-// RepairMisplaced quarantines a misplaced job, what is no job, or one of two elements of a job. It
-// reports whether it has.
+// RepairMisplaced quarantines a misplaced job, an element that is no job, or one of two elements of
+// a job. It reports whether it has. Twice: the second call reports false.
 func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
 	r, err := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
 	return err == nil && r.num(0) == 1, err

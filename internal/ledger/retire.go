@@ -13,8 +13,8 @@ import (
 
 var retire = script("processes/retire")
 
-// Retire forgets a type that holds nothing and was not served since latest; it
-// tells whether it did.
+// Retire deletes a type that has no jobs and was not served after latest. It reports whether it
+// has. A new job of the type creates it again. Twice: the second call reports false.
 func Retire(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, latest time.Time) (bool, error) {
 	r, err := run(ctx, c, retire, p, typ, latest.UnixMilli())
 	if err != nil {

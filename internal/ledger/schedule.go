@@ -11,8 +11,9 @@ import (
 
 var schedule = script("groups/schedule", "signals", "tenants", "priority", "fair_queue")
 
-// Schedule lets groups whose run_at has come into the fair queue. It returns how many, and how long
-// it is until the next one (negative: none).
+// Schedule puts groups whose run_at has come into the fair queue, at most `most` of them. It
+// returns how many, and the time until the next one (negative: there is none). Twice: the second
+// call takes the next groups.
 func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
 	r, err := run(ctx, c, schedule, p, most)
 	if err != nil {

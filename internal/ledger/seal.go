@@ -12,8 +12,10 @@ import (
 
 var seal = script("groups/seal", "signals")
 
-// Seal says that no more jobs come to a group; with total, that there will be so many in all.
-// It answers whether the seal has taken effect. Errors: api.ErrNotFound, api.ErrConflict.
+// Seal says that a group gets no more jobs; with total, that it gets no more than total jobs. It
+// reports whether the group is sealed now: with total, the group is sealed as soon as it has that
+// many jobs. Twice: the second call reports the same. Errors: api.ErrNotFound; api.ErrConflict if
+// the group is cancelled, has more than total jobs, or has announced another total.
 func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, total *int64) (bool, error) {
 	arg := any("")
 	if total != nil {

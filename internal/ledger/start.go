@@ -12,35 +12,37 @@ import (
 
 var start = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
 
-// StartGroup is one group's jobs of a batch, by ascending ordinal.
+// StartGroup is one group's part of a batch. Its jobs are ordered by ordinal.
 type StartGroup struct {
 	Group string
 	Jobs  []StartJob
 }
 
-// StartJob is a job as it was read from the ready stream.
+// StartJob is a job that was read from a ready stream.
 type StartJob struct {
 	Entry   string
 	Ordinal int64
 	Attempt int
 }
 
-// GroupTerms is what holds for all jobs of a group; zero values mean the worker's defaults.
+// GroupTerms are the settings of a group that its jobs run with. Zero values mean the worker's
+// defaults.
 type GroupTerms struct {
 	Tenant     string
 	JobTimeout time.Duration
 	MaxRetries int // negative: the worker's default
 }
 
-// StartReply holds for each job, in the order of the call, the attempt to report under, or -1
-// when it is not to be run.
+// StartReply says which jobs were started.
 type StartReply struct {
-	Tokens []int64
-	Groups []GroupTerms
-	AtUS   int64 // Redis time, µs
+	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or -1
+	Groups []GroupTerms // for each group, in the order of the call
+	AtUS   int64        // Redis time, µs
 }
 
-// Start marks jobs as in flight before they are run.
+// Start moves jobs that a worker has read to in flight. The worker must not run a job with token
+// -1: it is stale, or paused and suspended now. Twice: the second call starts a new attempt of each
+// job, so the worker reports under the tokens of its last call.
 func Start(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup,
 ) (StartReply, error) {
