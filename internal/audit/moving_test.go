@@ -12,7 +12,7 @@ import (
 
 // While all scripts move jobs, an audit finds no false violation, and it finds a true one.
 func TestAuditOfAMovingWorld(t *testing.T) {
-	audits, size := map[string]int{"redis": 15, "miniredis": 6}, map[string]int{"redis": 1500, "miniredis": 100}
+	audits, size := map[string]int{"redis": 15, "miniredis": 6}, map[string]int{"redis": 600, "miniredis": 100}
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		_, server, _ := strings.Cut(t.Name(), "/")

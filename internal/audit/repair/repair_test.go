@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
@@ -15,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+func TestMain(m *testing.M) { audittest.Main(m) }
 
 // run is a full audit of a world.
 func run(w *audittest.World) audit.Report {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
 	"strconv"
@@ -17,13 +18,25 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
+
+// Main runs the tests of a package. Six of them run in parallel, on however few processors: most of
+// the time they wait, for Redis and between the passes of an audit.
+func Main(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("6") // a number never fails
+	}
+	goleak.VerifyTestMain(m, redistest.IgnoreServers())
+}
 
 // tb is what the world needs of a test.
 type tb interface {
@@ -438,7 +451,7 @@ func Inhabit(w *World) {
 	w.Work(w.Part("ending"), "ending")
 	w.seal("ending")
 	w.Create("many", "acme", "many")
-	w.Append("many", Jobs(3000))
+	w.Append("many", Jobs(1200)) // more than two pages
 	w.Admit(p, "many", 50, NoLimit)
 
 	w.Admit(p, "T", 3, NoLimit)
