@@ -43,7 +43,7 @@ func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 // ownPermit returns when the tenant's own limit or share allows its next permit; not before the
 // time until which the tenant is rate-limited.
 func (j *job) ownPermit(st ledger.TenantState) time.Time {
-	return latest(j.rate.OwnPermit(st), j.RateLimitedUntil)
+	return latest(j.e.rate.OwnPermit(st), j.RateLimitedUntil)
 }
 
 // sharePermit returns when the share has permits again; the zero time if it has some now or the
@@ -62,10 +62,10 @@ func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
 	own := latest(j.ownPermit(st), j.sharePermit(st))
 	l := &api.WhyLimit{
 		Scope:        scopeShare,
-		RPS:          j.rate.PerSecond(st.Limit),
+		RPS:          j.e.rate.PerSecond(st.Limit),
 		PerWindow:    st.Limit,
 		Used:         st.Used,
-		WindowMS:     j.rate.Window.Milliseconds(),
+		WindowMS:     j.e.rate.Window.Milliseconds(),
 		NextPermitAt: timeIfAfter(own, now),
 	}
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
@@ -73,7 +73,7 @@ func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
 	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
 		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
 		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
-		l.RPS = j.rate.PerSecond(j.rate.PerWindow())
+		l.RPS = j.e.rate.PerSecond(j.e.rate.PerWindow())
 	case st.Settings.RPS != nil:
 		l.Scope, l.RPS = scopeTenant, *st.Settings.RPS
 	}
@@ -83,7 +83,7 @@ func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
 // describeLimit says which limit is used up, as the beginning of a sentence. With several
 // partitions, a tenant shares the partition's quota with the tenants of its partition.
 func (j *job) describeLimit(l *api.WhyLimit, st ledger.TenantState) string {
-	all, partitioned := j.rate.PerWindow(), j.space.Partitions() > 1
+	all, partitioned := j.e.rate.PerWindow(), j.e.space.Partitions() > 1
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
 	switch {
 	case l.Used < l.PerWindow: // there were none when the job became non-ready

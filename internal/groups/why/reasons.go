@@ -63,7 +63,7 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	if j.Type == "" {
 		return nil
 	}
-	workers, err := presence.Workers(ctx, j.conn, j.space)
+	workers, err := presence.Workers(ctx, j.e.conn, j.e.space)
 	if err != nil || slices.ContainsFunc(workers,
 		func(r presence.WorkerReport) bool { return slices.Contains(r.Types, j.Type) }) {
 		return err
@@ -115,7 +115,7 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 // overdue describes a job whose due time has passed. The tenant's jobs that were due earlier come
 // before it.
 func (j *job) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
-	before, err := ledger.DueBefore(ctx, j.conn.Cmd, j.p, j.Tenant, j.due)
+	before, err := ledger.DueBefore(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.due)
 	if err != nil {
 		return "", err
 	}
@@ -192,7 +192,7 @@ func (j *job) setStart(w *api.Why, start time.Time) {
 // setEstimate sets how long the jobs before the job, and the job itself, take at a speed in jobs
 // per second. It sets nothing if the speed is unknown.
 func (j *job) setEstimate(w *api.Why, speed float64, st ledger.TenantState) {
-	if speed = j.rate.Bound(st, speed); speed > 0 {
+	if speed = j.e.rate.Bound(st, speed); speed > 0 {
 		seconds := roundTo(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}

@@ -53,7 +53,7 @@ func (e *Explainer) Job(
 		if err != nil {
 			return 0, api.Why{}, err
 		}
-		j := job{WaitingJob: read, Explainer: e, p: p, group: group, lastErr: lastErr}
+		j := job{WaitingJob: read, e: e, p: p, group: group, lastErr: lastErr}
 		w, err := j.explain(ctx)
 		switch {
 		case err == nil:
@@ -76,7 +76,7 @@ func (e *Explainer) Job(
 // job is the job that is explained.
 type job struct {
 	ledger.WaitingJob
-	*Explainer
+	e       *Explainer
 	p       keyspace.Partition
 	group   string
 	lastErr *ledger.JobError // nil: no attempt has failed
@@ -99,7 +99,7 @@ func (j *job) unchanged(ctx context.Context) (bool, error) {
 	if j.Ordinal < 0 {
 		return true, nil
 	}
-	letter, err := ledger.ReadLetter(ctx, j.conn.Cmd, j.p, j.group, j.Ordinal)
+	letter, err := ledger.ReadLetter(ctx, j.e.conn.Cmd, j.p, j.group, j.Ordinal)
 	return letter == j.State, err
 }
 
@@ -165,7 +165,7 @@ func (j *job) find(ctx context.Context) error {
 	var err error
 	switch {
 	case j.State == ledger.Waiting && j.Place < 0:
-		j.Place, err = ledger.CountWaiting(ctx, j.conn.Cmd, j.p, j.group, j.Ordinal)
+		j.Place, err = ledger.CountWaiting(ctx, j.e.conn.Cmd, j.p, j.group, j.Ordinal)
 		return err
 	case j.State == ledger.Ready, j.State == 0 && j.Ready > 0:
 		err = j.findReady(ctx)
@@ -179,12 +179,12 @@ func (j *job) find(ctx context.Context) error {
 	if err != nil || j.TypePaused || j.Type == "" {
 		return err
 	}
-	j.TypePaused, err = ledger.TypePaused(ctx, j.conn.Cmd, j.p, j.Type)
+	j.TypePaused, err = ledger.TypePaused(ctx, j.e.conn.Cmd, j.p, j.Type)
 	return err
 }
 
 func (j *job) findNonReady(ctx context.Context) error {
-	n, found, err := ledger.FindNonReady(ctx, j.conn.Cmd, j.p, j.Tenant, j.group, j.Ordinal)
+	n, found, err := ledger.FindNonReady(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.group, j.Ordinal)
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (j *job) findReady(ctx context.Context) error {
 	if j.Type != "" {
 		types = []string{j.Type}
 	}
-	r, found, err := ledger.FindReady(ctx, j.conn.Cmd, j.p, types, j.group, j.Ordinal)
+	r, found, err := ledger.FindReady(ctx, j.e.conn.Cmd, j.p, types, j.group, j.Ordinal)
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,8 @@ func (j *job) findReady(ctx context.Context) error {
 
 // tenantState reads the state of the job's tenant.
 func (j *job) tenantState(ctx context.Context) (ledger.TenantState, error) {
-	limit := j.rate.Of(j.p.Index(), j.space.Partitions())
-	st, err := ledger.Tenant(ctx, j.conn.Cmd, j.p, j.Tenant, limit)
+	limit := j.e.rate.Of(j.p.Index(), j.e.space.Partitions())
+	st, err := ledger.Tenant(ctx, j.e.conn.Cmd, j.p, j.Tenant, limit)
 	if err != nil {
 		return st, fmt.Errorf("read tenant %s: %w", j.Tenant, err)
 	}
