@@ -7,15 +7,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // newAuditedGroup stores a group of three jobs and sets the environment so that `bulkaction audit`
@@ -46,7 +49,7 @@ func TestAuditRepair(t *testing.T) {
 	p := space.OfTenant("acme")
 	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
-	require.NoError(t, c.HSet(t.Context(), p.Group("g"), "at:running", 9e12).Err())
+	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.UnixMilli(9e12))
 
 	type answer struct {
 		audit.Report
@@ -69,9 +72,11 @@ func TestAuditRepair(t *testing.T) {
 	require.Contains(t, got.err, "not repaired: partition")
 	require.NotContains(t, got.err, "; repaired", "a line contains the repair once")
 	require.Zero(t, c.Exists(t.Context(), space.OfGroup("gone").Owner("gone")).Val())
-	require.Equal(t, "1", c.HGet(t.Context(), p.Codes("g"), "LOST").Val())
+	repaired, err := ledger.ReadGroups(t.Context(), c, p, []string{"g"})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"LOST": 1}, repaired[0].FailuresByCode)
 
-	require.NoError(t, c.HDel(t.Context(), p.Group("g"), "at:running").Err())
+	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
 	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
 	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
 }

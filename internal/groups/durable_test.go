@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -83,7 +84,9 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	slave := replica.Client()
 	for _, g := range []string{"g", "empty", "open"} { // the replica has what was accepted
 		p := w.Space.OfTenant(w.Group(g).Tenant)
-		require.Equal(t, w.Conn.Cmd.HGet(ctx, p.Group(g), "accepted").Val(), slave.HGet(ctx, p.Group(g), "accepted").Val())
+		replicated, err := ledger.ReadProgress(ctx, slave, []ledger.GroupRef{{Partition: p, ID: g}})
+		require.NoError(t, err)
+		require.Equal(t, w.Counts(g).Accepted, replicated[0].Counts.Accepted)
 		require.Equal(t, w.Group(g).Tenant, slave.Get(ctx, w.Space.OfGroup(g).Owner(g)).Val())
 	}
 }
@@ -133,7 +136,7 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	}
 	drop := func(keys ...string) func() error { return func() error { return c.Del(ctx, keys...).Err() } }
 	unseal := func(group string) func() error {
-		return func() error { return c.HDel(ctx, w.P.Group(group), "sealed").Err() }
+		return func() error { tamper.Unseal(t, c, w.P, group); return nil }
 	}
 	for name, tt := range map[string]struct{ loss, call func() error }{
 		"group":        {drop(w.P.Group("g"), w.P.States("g"), w.P.Queue("g", "T")), submit(large(3))},
@@ -153,7 +156,7 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	require.EqualValues(t, 1, c.ZCard(ctx, w.P.Messages()).Val())
 	require.EqualValues(t, 1, c.ZCard(ctx, w.P.Entries()).Val())
 
-	err := meet(func() error { return c.HDel(ctx, w.P.Group("o"), "paused").Err() }, func() error { _, err := w.Store.Pause(ctx, "o"); return err })
+	err := meet(func() error { tamper.Unpause(t, c, w.P, "o"); return nil }, func() error { _, err := w.Store.Pause(ctx, "o"); return err })
 	require.ErrorIs(t, err, api.ErrUnavailable)
 	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
 }

@@ -23,6 +23,7 @@ type GroupRef struct {
 type Progress struct {
 	Status             api.Status
 	Counts             api.Counts
+	Reduced            int64 // the part of Counts.Done whose results are reduced
 	Throttles, Retries int64
 
 	Created   time.Time
@@ -34,7 +35,7 @@ type Progress struct {
 var progressFields = []string{
 	layout.GroupStatus, layout.GroupAccepted, layout.GroupWaiting, layout.GroupNonReady, layout.GroupReady,
 	layout.GroupInFlight, layout.GroupDone, layout.GroupFailed, layout.GroupCancelled,
-	layout.GroupThrottles, layout.GroupRetries,
+	layout.GroupReduced, layout.GroupThrottles, layout.GroupRetries,
 	layout.GroupAt + "created", layout.GroupStarted, layout.GroupAt + "aggregating", layout.GroupAt + "completed",
 }
 
@@ -63,9 +64,9 @@ func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Pr
 				Accepted: v.num(1), Waiting: v.num(2), NonReady: v.num(3), Ready: v.num(4),
 				InFlight: v.num(5), Done: v.num(6), Failed: v.num(7), Cancelled: v.num(8),
 			},
-			Throttles: v.num(9), Retries: v.num(10),
-			Created: instant(v.str(11)), Started: instant(v.str(12)),
-			JobsEnded: instant(v.str(13)), Completed: instant(v.str(14)),
+			Reduced: v.num(9), Throttles: v.num(10), Retries: v.num(11),
+			Created: instant(v.str(12)), Started: instant(v.str(13)),
+			JobsEnded: instant(v.str(14)), Completed: instant(v.str(15)),
 		}
 	}
 	return out, nil

@@ -37,6 +37,7 @@ func TestReadProgress(t *testing.T) {
 		g := all[0]
 		require.Equal(w, api.Counts{Accepted: 6, Waiting: 2, NonReady: 1, InFlight: 1, Done: 1, Failed: 1}, g.Counts)
 		require.EqualValues(w, 1, g.Retries)
+		require.Zero(w, g.Reduced)
 		require.WithinDuration(w, time.Now(), g.Created, time.Minute)
 		require.False(w, g.Started.Before(g.Created))
 		require.Zero(w, g.JobsEnded)
@@ -63,6 +64,7 @@ func TestReadProgressOfACompletedGroup(t *testing.T) {
 		g := all[0]
 		require.Equal(w, api.StatusCompleted, g.Status)
 		require.Equal(w, api.Counts{Accepted: 3, Done: 3}, g.Counts)
+		require.EqualValues(w, 3, g.Reduced)
 		require.False(w, g.Started.Before(g.Created))
 		require.False(w, g.JobsEnded.Before(g.Started))
 		require.False(w, g.Completed.Before(g.JobsEnded))

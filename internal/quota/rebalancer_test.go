@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
@@ -93,7 +94,7 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 		demand := func(partition int, jobs int64) {
 			p := w.Space.Partition(partition)
 			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Types(), redis.Z{Score: 1, Member: "T"}).Err())
-			require.NoError(t, w.Conn.Cmd.HSet(t.Context(), p.Load("T"), "waiting", jobs).Err())
+			tamper.SetWaiting(t, w.Conn.Cmd, p, "T", jobs)
 			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
 		quotas := func() (out []int64) {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // The lease bounds how long a worker may be silent, not how long a job may run.
@@ -28,15 +30,16 @@ func TestJobsOutliveTheirLeases(t *testing.T) {
 		require.Equal(t, 1, r.Attempts, "runs of job %d", ordinal)
 		require.GreaterOrEqual(t, r.DurationMS, 10_000.0)
 	}
-	require.Zero(t, s.load("NOOP", "stale"))
-	require.Zero(t, s.load("NOOP", "lost"))
+	require.Zero(t, s.load("NOOP").StaleOutcomes)
+	require.Zero(t, s.load("NOOP").LeasesLost)
 }
 
-// load returns one of a type's counters, in the first partition.
-func (s *system) load(typ, field string) int64 {
+// load returns the counters of a type in the first partition.
+func (s *system) load(typ string) api.TypeStats {
 	s.t.Helper()
-	n, _ := s.rdb.HGet(s.ctx(), s.space.Partition(0).Load(typ), field).Int64()
-	return n
+	loads, err := ledger.Loads(s.ctx(), &redisx.Conn{Cmd: s.rdb}, s.space.Partition(0), []string{typ})
+	require.NoError(s.t, err)
+	return loads[0]
 }
 
 // A worker that is stopped (SIGSTOP) for three leases loses its jobs to others. When it continues,
@@ -78,7 +81,7 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 			require.Fail(t, "a job of the worker that came back still runs")
 		}
 	}
-	s.await("leases are counted as lost", func() bool { return s.load("HTTP", "lost") >= 20 })
+	s.await("leases are counted as lost", func() bool { return s.load("HTTP").LeasesLost >= 20 })
 	s.submit(client.Group{ID: "after", Type: "HTTP", Jobs: jobs(10, `{"url":"`+sink.URL+`"}`), Seal: true})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.wait("after").Counts)
 
@@ -105,7 +108,7 @@ func TestLateOutcomesAreRefused(t *testing.T) {
 	s.add("worker")
 	g := s.wait("g")
 	frozen.Signal(syscall.SIGCONT)
-	s.await("late outcomes are refused, or their leases are lost", func() bool { return s.load("NOOP", "stale")+s.load("NOOP", "lost") >= n })
+	s.await("late outcomes are refused, or their leases are lost", func() bool { l := s.load("NOOP"); return l.StaleOutcomes+l.LeasesLost >= n })
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
 	g = s.group("g")
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -51,7 +52,9 @@ func TestAcceptedMeansReplicated(t *testing.T) {
 	s.await("the acknowledgement", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.group("http").Counts)
 	require.NoError(t, replica.Client().Get(s.ctx(), s.space.OfGroup("stream").Owner("stream")).Err())
-	require.NoError(t, replica.Client().HGet(s.ctx(), s.space.OfTenant("stream").Group("stream"), "id").Err())
+	statuses, err := ledger.Statuses(s.ctx(), replica.Client(), s.space.OfTenant("stream"), []string{"stream"})
+	require.NoError(t, err)
+	require.NotEmpty(t, statuses[0])
 }
 
 func TestEmbeddedRedisHasNoReplicas(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
@@ -203,7 +204,7 @@ func TestWhyNonReady(t *testing.T) {
 		require.Equal(w.T, "g.2", why.Job, "the first that is due")
 		require.Equal(w.T, api.WhyRetry, why.Reason)
 
-		require.NoError(w.T, w.Conn.Cmd.HSet(context.WithoutCancel(w.T.Context()), w.P.Errors("g"), "0", `{"code":"BUSY","until":1,"reason":"A"}`).Err())
+		tamper.SetLastError(w.T, w.Conn.Cmd, w.P, "g", 0, `{"code":"BUSY","until":1,"reason":"A"}`)
 		require.Equal(w.T, api.WhyRetry, job(w, "g", 0).Waiting, "an error record whose time has passed says nothing: the job is searched for")
 		served(w)
 		require.Equal(w.T, api.WhyNoProcessor, w.Job("g", 1).Waiting)

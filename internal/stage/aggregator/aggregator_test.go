@@ -59,8 +59,8 @@ func awaitReduced(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())
 	w.Await("all jobs to be reduced", func() bool {
-		got, err := w.Conn.Cmd.HGet(ctx, w.P.Group(group), "reduced").Int()
-		return err == nil && got >= n
+		now, err := ledger.ReadProgress(ctx, w.Conn.Cmd, []ledger.GroupRef{{Partition: w.P, ID: group}})
+		return err == nil && now[0].Reduced >= int64(n)
 	})
 	g := w.Group(group)
 	require.Equal(w.T, map[string]json.RawMessage{

@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // frequentAudit makes incremental checks so frequent that a test can wait for them.
@@ -159,25 +160,24 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	cfg := frequentAudit
 	cfg.Audit.Interval = time.Hour
 	run(w, cfg, "w")
-	w.Await("the first renewal", func() bool {
-		return w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "renewals").Err() == nil
-	})
+	w.Await("the first renewal", func() bool { return tamper.Renewals(t, w.Conn.Cmd, w.P) > 0 })
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
 	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
 	require.NoError(t, err)
 	require.Len(t, r.Missing, 1)
 	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
 	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Failed: 1}, w.Counts("g"))
-	require.False(t, w.Conn.Cmd.HExists(t.Context(), w.P.Watch(), "suspicious").Val())
+	suspicious, err := ledger.TakeSuspicion(t.Context(), w.Conn.Cmd, w.P)
+	require.NoError(t, err)
+	require.False(t, suspicious)
 }
 
 // A violation stays the same while its group moves and the counts in its detail change.
 func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	ctx := context.WithoutCancel(t.Context())
 	w.Jobs("g", "T", 5)
-	require.NoError(t, w.Conn.Cmd.HIncrBy(ctx, w.P.Group("g"), "cancelled", 1).Err())
+	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
 	run(w, frequentAudit, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
@@ -214,7 +214,6 @@ func TestAllViolationsAreCounted(t *testing.T) {
 func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	ctx := context.WithoutCancel(t.Context())
 	w.Jobs("g", "T", 2)
 	run(w, frequentAudit, "w")
 	count := func() (n int) {
@@ -228,7 +227,7 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 		return n
 	}
 	wrong := func(by int64, want int) {
-		require.NoError(t, w.Conn.Cmd.HIncrBy(ctx, w.P.Group("g"), "done", by).Err())
+		tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Done, by)
 		w.Await("the violation", func() bool { return count() == want })
 	}
 	wrong(1, 1)
@@ -246,12 +245,11 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 // the law durability.
 func TestLostRenewalsBreakDurability(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
-		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "renewals", 100).Err())
+		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
 		run(w, frequentAudit, "w")
-		renewals := func() int { n, _ := w.Conn.Cmd.HGet(ctx, w.P.Watch(), "renewals").Int(); return n }
+		renewals := func() int64 { return tamper.Renewals(w.T, w.Conn.Cmd, w.P) }
 		w.Await("some renewals", func() bool { return renewals() > 101 })
-		require.NoError(w.T, w.Conn.Cmd.HSet(ctx, w.P.Watch(), "renewals", 90).Err())
+		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 90)
 		var told []api.AuditEvent
 		w.Await("the violation", func() bool { told = violations(w); return len(told) == 1 })
 		require.Equal(w.T, audit.LawDurability, told[0].Violation.Law)

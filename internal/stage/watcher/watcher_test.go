@@ -22,6 +22,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -185,13 +186,10 @@ func TestOneWatcherLeads(t *testing.T) {
 		}
 	}
 	play(0)
-	leader, err := w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "owner").Result()
-	require.NoError(t, err)
+	leader := tamper.Leader(t, w.Conn.Cmd, w.P)
 	stops[leader[0]-'a']()
 	play(n)
-	next, err := w.Conn.Cmd.HGet(t.Context(), w.P.Watch(), "owner").Result()
-	require.NoError(t, err)
-	require.NotEqual(t, leader, next)
+	require.NotEqual(t, leader, tamper.Leader(t, w.Conn.Cmd, w.P))
 }
 
 // After a leader has died, another watcher takes over when the leader lease ends, and what the old

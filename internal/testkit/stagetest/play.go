@@ -147,10 +147,9 @@ func (w *World) Reduce() {
 		require.NoError(w.T, err)
 		a.State, err = state.Encode()
 		require.NoError(w.T, err)
-		a.Version, err = w.Conn.Cmd.HGet(w.ctx(), w.P.Aggregate(a.Group), "version:0").Int64()
-		if err != nil {
-			require.ErrorIs(w.T, err, redis.Nil)
-		}
+		partial := ledger.ReadPartials(w.ctx(), w.Conn.Cmd, w.P, a.Partial, []string{a.Group})[0]
+		require.NoError(w.T, partial.Err)
+		a.Version = partial.Version
 		r, err := ledger.Reduce(w.ctx(), w.Conn.Cmd, w.P, a)
 		require.NoError(w.T, err)
 		require.Equal(w.T, ledger.ReduceOK, r.State)

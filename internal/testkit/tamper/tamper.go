@@ -1,0 +1,101 @@
+// Package tamper changes data of the ledger past its scripts, as damage in Redis would, and reads
+// fields that nothing but a test reads. It hides the names of the hash fields. A function that
+// fails ends the test.
+package tamper
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// AddToCount changes a group's count of jobs in a state.
+func AddToCount(
+	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, state ledger.Letter, by int64,
+) {
+	t.Helper()
+	require.NoError(t, c.HIncrBy(context.WithoutCancel(t.Context()), p.Group(group), state.Word(), by).Err())
+}
+
+// SetEntered sets the time at which a group entered a status. The zero time removes it.
+func SetEntered(
+	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, status api.Status, at time.Time,
+) {
+	t.Helper()
+	ctx, field := context.WithoutCancel(t.Context()), layout.GroupAt+strings.ToLower(string(status))
+	if at.IsZero() {
+		require.NoError(t, c.HDel(ctx, p.Group(group), field).Err())
+		return
+	}
+	require.NoError(t, c.HSet(ctx, p.Group(group), field, at.UnixMilli()).Err())
+}
+
+// LosePayload removes a payload that is stored apart from its job.
+func LosePayload(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64) {
+	t.Helper()
+	field := strconv.FormatInt(ordinal, 10)
+	removed, err := c.HDel(context.WithoutCancel(t.Context()), p.Payloads(group), field).Result()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, removed)
+}
+
+// SetWaiting sets the counter of a type's waiting jobs.
+func SetWaiting(t testing.TB, c redis.Cmdable, p keyspace.Partition, typ string, jobs int64) {
+	t.Helper()
+	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Load(typ), layout.LoadWaiting, jobs).Err())
+}
+
+// SetRenewals sets the counter of the leader lease's renewals.
+func SetRenewals(t testing.TB, c redis.Cmdable, p keyspace.Partition, n int64) {
+	t.Helper()
+	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchRenewals, n).Err())
+}
+
+// Renewals returns how often the leader lease was renewed.
+func Renewals(t testing.TB, c redis.Cmdable, p keyspace.Partition) int64 {
+	t.Helper()
+	n, err := c.HGet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchRenewals).Int64()
+	if err != nil {
+		require.ErrorIs(t, err, redis.Nil)
+	}
+	return n
+}
+
+// Leader returns the process that leads a partition.
+func Leader(t testing.TB, c redis.Cmdable, p keyspace.Partition) string {
+	t.Helper()
+	leader, err := c.HGet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchOwner).Result()
+	require.NoError(t, err)
+	return leader
+}
+
+// Unseal removes the mark that a group gets no more jobs.
+func Unseal(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) {
+	t.Helper()
+	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupSealed).Err())
+}
+
+// Unpause removes the mark that a group is paused.
+func Unpause(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) {
+	t.Helper()
+	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupPaused).Err())
+}
+
+// SetLastError sets the latest error of a job that is to be retried, as JSON.
+func SetLastError(
+	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, text string,
+) {
+	t.Helper()
+	field := strconv.FormatInt(ordinal, 10)
+	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Errors(group), field, text).Err())
+}
