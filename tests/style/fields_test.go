@@ -1,0 +1,168 @@
+package style_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// fieldCommands are the commands that name a field of a hash, or a part of a string.
+var fieldCommands = []string{
+	"HGet", "HMGet", "HGetAll", "HGetDel", "HGetEX", "HSet", "HMSet", "HSetNX", "HSetEX", "HSetEXWithArgs", "HIncrBy",
+	"HIncrByFloat", "HDel", "HScan", "HScanNoValues", "HExists", "HVals", "HKeys", "HStrLen", "HRandField",
+	"HRandFieldWithValues", "HExpire", "HPersist", "GetRange", "SetRange", "SubStr", "GetBit", "SetBit", "BitField",
+}
+
+// stringCommands read or write a whole string. They are forbidden for the states of jobs alone.
+var stringCommands = []string{"Get", "Set", "SetArgs", "SetEx", "SetNX", "GetSet", "GetDel", "GetEx", "Append", "StrLen", "MGet"}
+
+// openHashes are methods of package keyspace that build the keys of hashes that are not the
+// ledger's.
+var openHashes = []string{
+	"Workers", "Stages", // of package presence
+}
+
+// fieldUsers are the files and folders that may use fieldCommands, and why.
+var fieldUsers = map[string]string{
+	"internal/ledger/":                   "owns the layout",
+	"internal/audit/":                    "recounts for itself, and repairs",
+	"internal/presence/":                 "owns the hashes of processes",
+	"internal/testkit/tamper/":           "damages data for tests",
+	"internal/testkit/audittest/":        "damages data for the tests of the audit",
+	"internal/testkit/stagetest/look.go": "compares the counts of groups with the states of their jobs",
+	"tests/chaos/oracle_test.go":         "is independent of the ledger, which it checks",
+	"bench/ceiling.go":                   "has a hash of its own, to measure Redis alone",
+}
+
+// TestHashFieldsBelongToTheLedger requires that only package ledger, and the users named above,
+// read or write fields of hashes and states of jobs: all others use the views of package ledger.
+func TestHashFieldsBelongToTheLedger(t *testing.T) {
+	t.Parallel()
+	root := moduleRoot(t)
+	var offences []string
+	used := map[string]bool{}
+	for _, file := range trackedFiles(t, root, ".go") {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		found := fieldAccesses(t, file, text)
+		if user := userOf(file); user != "" {
+			used[user] = used[user] || len(found) > 0
+			continue
+		}
+		offences = append(offences, found...)
+	}
+	require.Empty(t, offences, "calls that name fields of hashes or read states of jobs: use a view of package ledger")
+	for user := range fieldUsers {
+		require.True(t, used[user], "%s needs no exception any more", user)
+	}
+}
+
+func userOf(file string) string {
+	for user := range fieldUsers {
+		if file == user || strings.HasSuffix(user, "/") && strings.HasPrefix(file, user) {
+			return user
+		}
+	}
+	return ""
+}
+
+// The search finds the commands on a client and in a pipeline, whichever way the key is given.
+func TestFieldAccessesAreFound(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		code  string
+		found bool
+	}{
+		"a field of a group":       {`conn.Cmd.HGet(ctx, p.Group(id), "status")`, true},
+		"in a pipeline":            {`pipe.HMGet(ctx, p.partition.Load(typ), "waiting", "non_ready")`, true},
+		"a key in a variable":      {`key := p.Tenant(t); c.HSet(ctx, key, "rps", 1)`, true},
+		"all fields":               {`c.HGetAll(ctx, w.P.Aggregate("g"))`, true},
+		"a state":                  {`c.GetRange(ctx, p.States(id), 0, 1)`, true},
+		"all states":               {`c.Get(ctx, p.States(id))`, true},
+		"all states, written":      {`pipe.Set(ctx, w.space.OfTenant("t").States("g"), "W!", 0)`, true},
+		"a command as text":        {`c.Do(ctx, "hset", p.Group("g"), "status", "COMPLETED")`, true},
+		"a command in a slice":     {`c.Do(ctx, append([]any{"HDEL"}, fields...)...)`, true},
+		"the processes":            {`c.HSet(ctx, space.Workers(), id, text)`, false},
+		"another string":           {`c.Get(ctx, space.OfGroup(id).Owner(id))`, false},
+		"the number of fields":     {`c.HLen(ctx, p.Payloads("g"))`, false},
+		"a group that is deleted":  {`c.Del(ctx, p.Group("g"), p.States("g"))`, false},
+		"another command as text":  {`c.Do(ctx, "xadd", p.Ready("T"), "*", "hset", "x")`, false},
+		"a function of the ledger": {`ledger.Statuses(ctx, c, p, ids)`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := fieldAccesses(t, "a/b.go", []byte("package b\n\nfunc f() {\n\t"+c.code+"\n}\n"))
+			require.Equal(t, c.found, len(found) > 0, found)
+			if c.found {
+				require.True(t, strings.HasPrefix(found[0], "a/b.go:4: "), found[0])
+			}
+		})
+	}
+}
+
+// fieldAccesses finds the calls of a Go file that name fields of hashes or touch states of jobs.
+func fieldAccesses(t *testing.T, file string, text []byte) []string {
+	t.Helper()
+	fset := token.NewFileSet()
+	parsed, err := parser.ParseFile(fset, file, text, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	var found []string
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		command, ok := call.Fun.(*ast.SelectorExpr)
+		if ok && accessesFields(command.Sel.Name, call.Args) {
+			found = append(found, file+":"+itoa(fset.Position(call.Pos()).Line)+": "+command.Sel.Name)
+		}
+		return true
+	})
+	return found
+}
+
+// accessesFields says whether a call of a method with this name is one of fieldCommands, or one of
+// stringCommands for states of jobs. The first argument of a command is its context, the second its
+// key.
+func accessesFields(method string, args []ast.Expr) bool {
+	switch {
+	case method == "Do" && len(args) > 1:
+		return slices.ContainsFunc(fieldCommands, func(c string) bool { return strings.EqualFold(c, firstText(args[1])) })
+	case len(args) < 2:
+		return false
+	case slices.Contains(fieldCommands, method):
+		return !slices.Contains(openHashes, methodOf(args[1]))
+	case slices.Contains(stringCommands, method):
+		return slices.ContainsFunc(args[1:], func(key ast.Expr) bool { return methodOf(key) == "States" })
+	}
+	return false
+}
+
+// methodOf returns the name of the method that an expression calls; "" if it is no such call.
+func methodOf(e ast.Expr) string {
+	if call, ok := e.(*ast.CallExpr); ok {
+		if method, ok := call.Fun.(*ast.SelectorExpr); ok {
+			return method.Sel.Name
+		}
+	}
+	return ""
+}
+
+// firstText returns the first string constant in an expression.
+func firstText(e ast.Expr) (text string) {
+	ast.Inspect(e, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && text == "" {
+			text, _ = strconv.Unquote(lit.Value)
+		}
+		return text == ""
+	})
+	return text
+}
