@@ -54,10 +54,10 @@
 //
 // # Three kinds of audit
 //
-//   - [IncrementalCheck] reads the counts of each open group and the lengths of its structures, and
-//     no job. It names candidates. One check of 1,000 groups of 50 tenants costs Redis 5 ms of CPU
-//     and 160 KB, candidates included; one check of a group of 1,000,000 waiting jobs costs 20 µs
-//     and 300 bytes.
+//   - An incremental check, which is package incremental, reads the counts of each open group and
+//     the lengths of its structures, and no job. It names candidates. One check of 1,000 groups of
+//     50 tenants costs Redis 5 ms of CPU and 160 KB, candidates included; one check of a group of
+//     1,000,000 waiting jobs costs 20 µs and 300 bytes.
 //   - [RunGroups] audits candidates job by job. It reads only the queues and shared locations in
 //     which something may be wrong with them.
 //   - [Run], and [Partition] for one partition, are full audits. One of a group of 1,000,000

@@ -143,7 +143,7 @@ func (ps *pass) addNewGroups(ctx context.Context) error {
 				if tenant := read.Text(c.Val()[0]); tenant != "" {
 					ps.tenants[tenant] = true
 				}
-				for _, typ := range splitTypes(read.Text(c.Val()[1])) {
+				for _, typ := range read.SplitTypes(read.Text(c.Val()[1])) {
 					ps.types[typ] = true
 				}
 			}

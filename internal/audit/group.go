@@ -3,7 +3,6 @@ package audit
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -103,7 +102,7 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error 
 }
 
 // commands is the number of commands that read the group.
-func (h groupHeader) commands() int { return 11 + len(splitTypes(h.types)) }
+func (h groupHeader) commands() int { return 11 + len(read.SplitTypes(h.types)) }
 
 // readGroups reads groups in one transaction. Groups that have got another type or tenant since
 // their headers were read are returned as new headers in changed. Groups that don't exist any more
@@ -130,7 +129,7 @@ func (ps *pass) readGroups(
 				open: p.ZScore(ctx, ps.p.Open(), h.id), ended: p.ZScore(ctx, ps.p.Ended(), h.id),
 				dirty: p.SIsMember(ctx, ps.p.Dirty(), h.id),
 			}
-			for _, typ := range splitTypes(h.types) {
+			for _, typ := range read.SplitTypes(h.types) {
 				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, ps.p.Queue(h.id, typ)))
 			}
 		}
@@ -169,7 +168,7 @@ func (ps *pass) readGroups(
 		g := &group{
 			id:              h.id,
 			tenant:          h.tenant,
-			types:           splitTypes(h.types),
+			types:           read.SplitTypes(h.types),
 			hash:            hash,
 			states:          c.states.Val(),
 			failures:        c.failures.Val(),
@@ -297,12 +296,4 @@ func (g *group) status() string { return g.hash["status"] }
 // unfinished returns the number of jobs whose states are not final.
 func (g *group) unfinished() int64 {
 	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
-}
-
-// splitTypes returns the types that a group's hash field types names.
-func splitTypes(types string) []string {
-	if types == "" {
-		return nil
-	}
-	return strings.Split(types, "|")
 }

@@ -25,7 +25,7 @@ type countedTenant struct {
 func (t *countedTenant) commands() int {
 	n := 7
 	for _, g := range t.openGroups {
-		n += 2 + len(splitTypes(g.types))
+		n += 2 + len(read.SplitTypes(g.types))
 	}
 	return n
 }
@@ -202,7 +202,7 @@ func (ps *pass) queries(ctx context.Context, reply *tenantReply) []func(redis.Pi
 					"accepted", "failed", "at:created", "paused"),
 				scheduled: p.ZScore(ctx, ps.p.Scheduled(), g.id),
 			}
-			for _, typ := range splitTypes(g.types) {
+			for _, typ := range read.SplitTypes(g.types) {
 				group.queues = append(group.queues, p.LLen(ctx, ps.p.Queue(g.id, typ)))
 			}
 			reply.groups[i] = group
@@ -232,7 +232,7 @@ func (r *tenantReply) total() tenantRecount {
 			total.counted[0] += read.Int(n)
 		}
 		total.addToFingerprint("%v %v", v, heldBack)
-		for j, typ := range splitTypes(g.types) {
+		for j, typ := range read.SplitTypes(g.types) {
 			n := group.queues[j].Val()
 			total.waiting[typ] += n
 			if !heldBack {

@@ -20,7 +20,7 @@ func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 		}
 	}
 	if wrong {
-		ps.markUncertain(LawLocation, h.tenant, splitTypes(h.types)...)
+		ps.markUncertain(LawLocation, h.tenant, read.SplitTypes(h.types)...)
 	}
 	return wrong
 }

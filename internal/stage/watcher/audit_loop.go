@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/incremental"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -38,7 +39,7 @@ const fullAuditRate = 4 << 20
 // mu and what partitionLoop allows.
 type auditLoop struct {
 	*partitionLoop
-	check *audit.IncrementalCheck
+	check *incremental.Check
 	// leadershipBegan is the start of the leadership in which the fields up to mu were filled.
 	leadershipBegan time.Time
 	nextAt          time.Time // when the next incremental check is due
@@ -70,7 +71,7 @@ func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context)
 	}
 	loops := make([]*auditLoop, len(partitions))
 	for i, p := range partitions {
-		loops[i] = &auditLoop{partitionLoop: p, check: audit.NewIncrementalCheck(w.conn, p.p)}
+		loops[i] = &auditLoop{partitionLoop: p, check: incremental.New(w.conn, p.p)}
 	}
 	step := func(ctx context.Context) (time.Duration, error) {
 		var errs error
@@ -113,7 +114,7 @@ func (l *auditLoop) step(ctx context.Context) error {
 	if since != l.leadershipBegan { // these fields are of an earlier leadership
 		l.leadershipBegan, l.nextAt, l.alarmed = since, time.Time{}, false
 		l.missingSince, l.missing = nil, audit.Candidates{}
-		l.check = audit.NewIncrementalCheck(l.conn, l.p)
+		l.check = incremental.New(l.conn, l.p)
 	}
 	suspicious, err := ledger.TakeSuspicion(ctx, l.conn.Cmd, l.p)
 	if err != nil {

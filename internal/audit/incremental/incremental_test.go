@@ -1,4 +1,4 @@
-package audit
+package incremental
 
 import (
 	"fmt"
@@ -10,25 +10,28 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
+func TestMain(m *testing.M) { audittest.Main(m) }
+
 // watch makes an incremental check, and audits the candidates job by job.
-func watch(w *audittest.World, s *IncrementalCheck, alarmed bool) (Candidates, Report) {
+func watch(w *audittest.World, s *Check, alarmed bool) (audit.Candidates, audit.Report) {
 	found, err := s.Run(w.Context(), alarmed)
 	w.OK(err)
 	if len(found.Groups) == 0 {
-		return found, Report{OK: true}
+		return found, audit.Report{OK: true}
 	}
-	r, err := RunGroups(w.Context(), w.Conn, w.Space, s.p, found, Options{})
+	r, err := audit.RunGroups(w.Context(), w.Conn, w.Space, s.p, found, audit.Options{})
 	w.OK(err)
 	return found, r
 }
 
 // Incremental checks find what keeps a group from ending: within some checks, or in the first one
 // if it is alarmed.
-func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
+func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 	online := []string{
 		"accepted", "two counts whose errors cancel out", "negative count", "no states", "one state too many", "queued job gone", "queue gone", "ready entry gone",
 		"entry of a started job gone", "non-ready job gone", "failure gone", "results entry gone", "queue of many gone", "ready stream gone",
@@ -43,15 +46,15 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 			w := audittest.New(t, url, prefix, 1)
 			audittest.Inhabit(w)
 			p := w.Space.Partition(0)
-			s, calm := NewIncrementalCheck(w.Conn, p), NewIncrementalCheck(w.Conn, p)
+			s, calm := New(w.Conn, p), New(w.Conn, p)
 			found, _ := watch(w, s, false)
-			require.Equal(t, Candidates{}, found, "no group is known yet, so none is unchanged")
+			require.Equal(t, audit.Candidates{}, found, "no group is known yet, so none is unchanged")
 			for range 3 {
 				_, r := watch(w, s, false)
 				require.Empty(t, r.Violations)
 			}
 			want := c.Do(w)
-			var r Report
+			var r audit.Report
 			for checks := 0; len(r.Violations) == 0; checks++ {
 				require.LessOrEqual(t, checks, maxRecheckGap+1)
 				_, r = watch(w, s, false)
@@ -61,7 +64,7 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 			require.NotEmpty(t, got)
 			if missing := strings.Contains(c.Name, "gone") && c.Name != "failure gone"; missing {
 				require.NotEmpty(t, r.Missing)
-				whole, err := Partition(t.Context(), w.Conn, w.Space, p, Options{})
+				whole, err := audit.Partition(t.Context(), w.Conn, w.Space, p, audit.Options{})
 				require.NoError(t, err)
 				require.Equal(t, whole.Missing, r.Missing, "as a full audit finds them")
 			}
@@ -73,7 +76,7 @@ func TestIncrementalCheckFindsWhatStopsAGroup(t *testing.T) {
 
 // Groups that don't change, because their jobs take long or have no worker, become candidates less
 // and less often.
-func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
+func TestCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := audittest.New(t, url, prefix, 1)
@@ -83,7 +86,7 @@ func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 	w.Create("long", "acme", "L")
 	w.Append("long", audittest.Jobs(5))
 	w.Start(p, "L", func() []audittest.Taken { w.Admit(p, "L", 5, audittest.NoLimit); return w.Read(p, "L", "c", 5) }())
-	s, candidates := NewIncrementalCheck(w.Conn, p), ""
+	s, candidates := New(w.Conn, p), ""
 	for range 24 {
 		found, _ := watch(w, s, false)
 		require.NotContains(t, found.Groups, "idle", "its queue is as long as its counts say")
@@ -95,7 +98,7 @@ func TestIncrementalCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
 }
 
 // A tenant with more groups than fit into one transaction is read twice.
-func TestIncrementalCheckOfALargeTenant(t *testing.T) {
+func TestCheckOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := audittest.New(t, url, prefix, 1)
@@ -105,7 +108,7 @@ func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 		w.Create(id, "acme", "T")
 		w.Append(id, audittest.Jobs(2, audittest.Later))
 	}
-	s := NewIncrementalCheck(w.Conn, p)
+	s := New(w.Conn, p)
 	for range 3 {
 		found, _ := watch(w, s, false)
 		require.Empty(t, found)
@@ -133,14 +136,14 @@ func TestIncrementalCheckOfALargeTenant(t *testing.T) {
 
 // While all scripts move jobs, incremental checks and the audits of their candidates find no
 // violation.
-func TestIncrementalCheckFindsNothingWhileJobsMove(t *testing.T) {
+func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := audittest.New(t, url, prefix, 1)
 	c := audittest.NewChurn(w, []string{"a", "b", "c"}, []string{"T", "U"})
 	stop := c.Run(t.Context(), false)
 	t.Cleanup(func() { _ = stop() })
-	s, candidates := NewIncrementalCheck(w.Conn, w.Space.Partition(0)), 0
+	s, candidates := New(w.Conn, w.Space.Partition(0)), 0
 	for i := 0; i < 100 || c.Moves.Load() < 500; i++ {
 		found, r := watch(w, s, i%5 == 0)
 		require.Empty(t, r.Violations, "%v", found)
@@ -152,8 +155,8 @@ func TestIncrementalCheckFindsNothingWhileJobsMove(t *testing.T) {
 	require.Positive(t, candidates)
 }
 
-// BenchmarkIncrementalCheck measures what a check costs Redis, compared with a full audit.
-func BenchmarkIncrementalCheck(b *testing.B) {
+// BenchmarkCheck measures what a check costs Redis, compared with a full audit.
+func BenchmarkCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {
 			url, prefix := redistest.Shared(b)
@@ -163,7 +166,7 @@ func BenchmarkIncrementalCheck(b *testing.B) {
 				w.Create(id, fmt.Sprint("t", i%50), "T")
 				w.Append(id, audittest.Jobs(size.jobs))
 			}
-			s := NewIncrementalCheck(w.Conn, w.Space.Partition(0))
+			s := New(w.Conn, w.Space.Partition(0))
 			watch(w, s, false)
 			cpu, out := usage(w)
 			for b.Loop() {
@@ -173,7 +176,7 @@ func BenchmarkIncrementalCheck(b *testing.B) {
 			b.ReportMetric((cpuNow-cpu)*1e6/float64(b.N), "redis_us/op")
 			b.ReportMetric((outNow-out)/float64(b.N), "bytes/op")
 			cpu, out = usage(w)
-			_, err := Partition(b.Context(), w.Conn, w.Space, w.Space.Partition(0), Options{})
+			_, err := audit.Partition(b.Context(), w.Conn, w.Space, w.Space.Partition(0), audit.Options{})
 			require.NoError(b, err)
 			cpuNow, outNow = usage(w)
 			b.ReportMetric((cpuNow-cpu)*1e3, "redis_ms_for_full_audit")
@@ -191,4 +194,25 @@ func usage(w *audittest.World) (cpu, out float64) {
 		return n
 	}
 	return number("CPU", "used_cpu_user") + number("CPU", "used_cpu_sys"), number("Stats", "total_net_output_bytes")
+}
+
+// A key of the wrong Redis type makes its group a candidate, and the other groups are checked all
+// the same.
+func TestGroupWithKeyOfWrongTypeIsACandidate(t *testing.T) {
+	for _, c := range audittest.WrongTypes {
+		t.Run(c.Name, func(t *testing.T) {
+			redistest.Both(t, func(t *testing.T, url, prefix string) {
+				t.Parallel()
+				w := audittest.New(t, url, prefix, 1)
+				c.Do(w)
+				found, r := watch(w, New(w.Conn, w.Space.Partition(0)), false)
+				require.Contains(t, found.Groups, "good")
+				require.Contains(t, audittest.Summary(r.Violations), audittest.Of(audit.LawLocation, "good", 0))
+				require.Len(t, r.Missing[0].Jobs, 1)
+				if c.Group != "" && c.Name != "codes" && c.Name != "results" && c.Name != "aggregate" { // these are not read
+					require.True(t, c.IsReported(w, r.Violations), "%v", r.Violations)
+				}
+			})
+		})
+	}
 }

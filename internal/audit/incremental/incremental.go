@@ -1,4 +1,7 @@
-package audit
+// Package incremental looks for groups and tenants in which something may be wrong, without reading
+// a job. It hides what it remembers from one check to the next. Package audit then audits its
+// candidates job by job.
+package incremental
 
 import (
 	"context"
@@ -9,19 +12,20 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// IncrementalCheck looks for candidates among a partition's open groups, without reading a job. A
-// group is a candidate if its counts do not add up or do not agree with the lengths of its states,
-// queues and failures. It is one too if it has ready, in-flight or unreduced jobs and nothing about
-// it has changed since the last check: such a job may be missing. A tenant is a candidate if it has
-// fewer non-ready and suspended jobs than its groups count.
+// Check looks for candidates among a partition's open groups. A group is a candidate if its counts
+// do not add up or do not agree with the lengths of its states, queues and failures. It is one too
+// if it has ready, in-flight or unreduced jobs and nothing about it has changed since the last
+// check: such a job may be missing. A tenant is a candidate if it has fewer non-ready and suspended
+// jobs than its groups count.
 //
 // It remembers some bytes per group from one check to the next. It is not safe for concurrent use.
-type IncrementalCheck struct {
+type Check struct {
 	read.Reader
 	p     keyspace.Partition
 	known map[string]*knownGroup // the open groups of the last check, by id
@@ -40,10 +44,10 @@ type knownGroup struct {
 // for long either.
 const maxRecheckGap = 8
 
-// NewIncrementalCheck returns a check of a partition that knows no group yet. Its first run
-// therefore finds no unchanged ones.
-func NewIncrementalCheck(conn *redisx.Conn, p keyspace.Partition) *IncrementalCheck {
-	return &IncrementalCheck{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
+// New returns a check of a partition that knows no group yet. Its first run therefore finds no
+// unchanged ones.
+func New(conn *redisx.Conn, p keyspace.Partition) *Check {
+	return &Check{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
 }
 
 // tenantBatch names the open groups of a tenant. They are read in one transaction if they are few.
@@ -55,18 +59,18 @@ type tenantBatch struct {
 
 // Run makes one check of all open groups and returns the candidates. If alarmed is set, each group
 // with ready, in-flight or unreduced jobs is a candidate.
-func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, error) {
+func (c *Check) Run(ctx context.Context, alarmed bool) (audit.Candidates, error) {
 	var ids []string
 	if err := c.ReadByScore(ctx, c.p.Open(), func(page []string) error {
 		ids = append(ids, page...)
 		return nil
 	}); err != nil {
-		return Candidates{}, fmt.Errorf("list open groups: %w", err)
+		return audit.Candidates{}, fmt.Errorf("list open groups: %w", err)
 	}
 	if err := c.updateKnown(ctx, ids); err != nil {
-		return Candidates{}, fmt.Errorf("read groups: %w", err)
+		return audit.Candidates{}, fmt.Errorf("read groups: %w", err)
 	}
-	var found Candidates
+	var found audit.Candidates
 	for batches := c.batchByTenant(); len(batches) > 0; {
 		n, commands := 0, 0
 		for n < len(batches) && (n == 0 || commands+batches[n].commands <= read.PageSize) {
@@ -74,7 +78,7 @@ func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, e
 			n++
 		}
 		if err := c.checkBatches(ctx, batches[:n], alarmed, &found); err != nil {
-			return Candidates{}, fmt.Errorf("read counts: %w", err)
+			return audit.Candidates{}, fmt.Errorf("read counts: %w", err)
 		}
 		batches = batches[n:]
 	}
@@ -85,7 +89,7 @@ func (c *IncrementalCheck) Run(ctx context.Context, alarmed bool) (Candidates, e
 
 // updateKnown forgets the groups that are not open any more, and reads tenant and types of new
 // ones.
-func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error {
+func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 	known := make(map[string]*knownGroup, len(ids))
 	var unknown []string
 	for _, id := range ids {
@@ -114,7 +118,7 @@ func (c *IncrementalCheck) updateKnown(ctx context.Context, ids []string) error 
 }
 
 // batchByTenant returns the known groups, one batch per tenant.
-func (c *IncrementalCheck) batchByTenant() []tenantBatch {
+func (c *Check) batchByTenant() []tenantBatch {
 	at := map[string]int{}
 	var all []tenantBatch
 	for id, g := range c.known {
@@ -124,7 +128,7 @@ func (c *IncrementalCheck) batchByTenant() []tenantBatch {
 			at[g.tenant], all = i, append(all, tenantBatch{tenant: g.tenant, commands: 2})
 		}
 		all[i].groups = append(all[i].groups, id)
-		all[i].commands += 3 + len(splitTypes(g.types))
+		all[i].commands += 3 + len(read.SplitTypes(g.types))
 	}
 	return all
 }
@@ -144,13 +148,13 @@ type groupNumbers struct {
 }
 
 // query adds the commands that read the numbers of a known group.
-func (c *IncrementalCheck) query(ctx context.Context, p redis.Pipeliner, id string) groupNumbers {
+func (c *Check) query(ctx context.Context, p redis.Pipeliner, id string) groupNumbers {
 	n := groupNumbers{
 		counts:   p.HMGet(ctx, c.p.Group(id), countsFields...),
 		states:   p.StrLen(ctx, c.p.States(id)),
 		failures: p.HLen(ctx, c.p.Failures(id)),
 	}
-	for _, typ := range splitTypes(c.known[id].types) {
+	for _, typ := range read.SplitTypes(c.known[id].types) {
 		n.queues = append(n.queues, p.LLen(ctx, c.p.Queue(id, typ)))
 	}
 	return n
@@ -158,14 +162,15 @@ func (c *IncrementalCheck) query(ctx context.Context, p redis.Pipeliner, id stri
 
 // hasWrongType reports whether a key of the group has the wrong Redis type.
 func (n groupNumbers) hasWrongType() bool {
-	return read.IsWrongType(n.counts.Err()) || read.IsWrongType(n.states.Err()) || read.IsWrongType(n.failures.Err()) ||
+	return read.IsWrongType(n.counts.Err()) || read.IsWrongType(n.states.Err()) ||
+		read.IsWrongType(n.failures.Err()) ||
 		slices.ContainsFunc(n.queues, func(q *redis.IntCmd) bool { return read.IsWrongType(q.Err()) })
 }
 
 // checkBatches checks the groups and the non-ready jobs of some tenants, which are read in one
 // transaction. A single tenant that is too large for that is passed on to checkLargeTenant.
-func (c *IncrementalCheck) checkBatches(
-	ctx context.Context, batches []tenantBatch, alarmed bool, found *Candidates,
+func (c *Check) checkBatches(
+	ctx context.Context, batches []tenantBatch, alarmed bool, found *audit.Candidates,
 ) error {
 	if len(batches) == 1 && batches[0].commands > read.PageSize {
 		return c.checkLargeTenant(ctx, batches[0], alarmed, found)
@@ -201,7 +206,7 @@ func (c *IncrementalCheck) checkBatches(
 
 // checkLargeTenant checks a tenant with many groups. Everything about it is read twice, in several
 // transactions, and its non-ready jobs are judged only if both readings are the same.
-func (c *IncrementalCheck) checkLargeTenant(ctx context.Context, b tenantBatch, alarmed bool, found *Candidates) error {
+func (c *Check) checkLargeTenant(ctx context.Context, b tenantBatch, alarmed bool, found *audit.Candidates) error {
 	var sums [2]nonReadyCounts
 	var lengths [2]int64
 	for reading := range sums {
@@ -264,14 +269,17 @@ func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
 
 // check adds the tenant and these groups to the candidates if the tenant has fewer non-ready and
 // suspended jobs than its groups count. Have is how many it has.
-func (c *nonReadyCounts) check(tenant string, have int64, found *Candidates) {
+func (c *nonReadyCounts) check(tenant string, have int64, found *audit.Candidates) {
 	if have < c.total && !c.unknown {
 		found.Tenants = append(found.Tenants, tenant)
 		found.Groups = append(found.Groups, c.groups...)
 	}
 }
 
-// fingerprintOf returns a hash of these fields, comparable within one process.
+// fingerprintSeed makes fingerprints comparable within one process.
+var fingerprintSeed = maphash.MakeSeed()
+
+// fingerprintOf returns a hash of these fields.
 func fingerprintOf(values []any) uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)
@@ -284,8 +292,8 @@ func fingerprintOf(values []any) uint64 {
 
 // checkGroup adds a group to the candidates if its numbers look wrong, or if they haven't changed
 // although jobs are under way. It adds the group's non-ready jobs to nonReady.
-func (c *IncrementalCheck) checkGroup(
-	id string, numbers groupNumbers, alarmed bool, found *Candidates, nonReady *nonReadyCounts,
+func (c *Check) checkGroup(
+	id string, numbers groupNumbers, alarmed bool, found *audit.Candidates, nonReady *nonReadyCounts,
 ) {
 	v, g := numbers.counts.Val(), c.known[id]
 	if numbers.hasWrongType() {
