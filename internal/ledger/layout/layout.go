@@ -127,7 +127,8 @@ const (
 	RecordSeparator = "\n" // between the two parts of a record of failures:GROUP
 )
 
-// Tenant is the hash tenant:TENANT: settings, counters and what fairness and limits need to know.
+// Tenant is the hash tenant:TENANT: settings, counters, and the state of the fair queue and
+// limiter.
 //
 //	field              unit  written by           meaning
 //	rps                1/s   setting              a limit of its own; absent: it shares the common
@@ -148,7 +149,8 @@ const (
 //	rs, rd             ms    admit                since when, and when last, it was denied a
 //	                                              permit
 //	est:TYPE           ms    outcome              how long one of its jobs of a type takes
-//	owe:TYPE           ms    outcome, admit       run time that it was not charged for yet
+//	owe:TYPE           ms    outcome, admit       run time of ended jobs that its start tag was
+//	                                              not charged for yet; may be negative
 //	tag:TYPE:LANE            admit and others     its start tag when it left a lane, behind the
 //	                                              type's generation
 //	ended              jobs  outcome              how many jobs have ended, ever
@@ -166,13 +168,14 @@ const (
 //	field              unit  written by           meaning
 //	waiting            jobs  the transitions      the type's waiting jobs
 //	non_ready          jobs  the transitions      the type's non-ready jobs
-//	stale                    outcome              reports of attempts that were no longer theirs
+//	stale                    outcome              stale outcomes
 //	lost                     renew                leases that were found lost
 //	full                     admit                when the ready stream is refilled: most
 //	                                              undelivered, most entries, since (ms)
-//	due                      promote              since when (ms) due jobs wait for room, and for
-//	                                              how many
-//	yield              1     admit, promote       the next place that is free is for a due job
+//	due                      promote              when (ms) due jobs last found the ready stream
+//	                                              full, and how many
+//	yield              1     admit, promote       if the ready stream has free capacity for one
+//	                                              job only, the next one is for a due job
 //	est                ms    outcome              how long a job of the type takes
 //	quick, quick_at    ms    outcome              run time of the quickest tenant's jobs, and when
 //	                                              that was
@@ -183,13 +186,13 @@ const (
 	LoadLost     = "lost"
 )
 
-// Rate is the hash rate: the limit of all tenants, and what a partition knows of itself.
+// Rate is the hash rate: the limit of all tenants, the partition's quota, and partition-wide marks.
 //
 //	field              unit  written by           meaning
 //	w, n               ms    admit, promote       limiter fixed: the window and the permits that
 //	                                              were spent in it
-//	s, n               µs    admit, promote       limiter sliding: a log of spendings and their
-//	                                              sum
+//	s, n               µs    admit, promote       limiter sliding: a log of spent permits and
+//	                                              their sum
 //	t                  µs    admit, promote       limiter token: the theoretical arrival time
 //	xw                       activate …           what active tenants weigh beyond 1, in
 //	                                              thousandths

@@ -42,31 +42,34 @@ func New(prefix string, partitions int) (Space, error) {
 // Partitions returns the number of partitions.
 func (s Space) Partitions() int { return s.partitions }
 
-// Ingest is the stream to which producers write messages.
+// Ingest is a stream: submissions, which producers write.
 func (s Space) Ingest() string { return s.prefix + "ingest" }
 
-// Rejected is the stream of messages that ingest has refused, each with the reason.
+// Rejected is a stream: submissions that ingest could not accept, with the reason.
 func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 
-// Events is the stream of events, which any program may read.
+// Events is a stream: the transitions of groups, for any reader. The watcher writes it from the
+// outboxes.
 func (s Space) Events() string { return s.prefix + "events" }
 
-// PartitionCount is a string: the number of partitions of the stored data.
+// PartitionCount is a string: the number of partitions that the data was written with.
 func (s Space) PartitionCount() string { return s.prefix + "partitions" }
 
-// Workers is a hash: worker process → its status as JSON.
+// Workers is a hash: worker process → its status as JSON (heartbeat).
 func (s Space) Workers() string { return s.prefix + "workers" }
 
-// Stages is a hash: process of another role → its status as JSON.
+// Stages is a hash: process of another role → its status as JSON (heartbeat).
 func (s Space) Stages() string { return s.prefix + "stages" }
 
-// Idempotency is the first request with an Idempotency-Key; hash is the hash of that key.
+// Idempotency is a string: the first request with an Idempotency-Key, by the key's hash. Ingest
+// writes it.
 func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }
 
-// OfTenant returns the partition of all keys of a tenant.
+// OfTenant returns the partition that holds all keys of a tenant.
 func (s Space) OfTenant(tenant string) Partition { return s.Partition(s.index(tenant)) }
 
-// OfGroup returns the partition of the key Owner of a group.
+// OfGroup returns the partition that holds a group's Owner key. It is not the partition of the
+// group's other keys.
 func (s Space) OfGroup(group string) Partition { return s.Partition(s.index(group)) }
 
 func (s Space) index(id string) int {
@@ -93,168 +96,191 @@ type Partition struct {
 	base  string
 }
 
-// Index returns the partition's number, from 0.
+// Index returns the number of the partition, counted from 0.
 func (p Partition) Index() int { return p.index }
 
-// Base is the beginning of each key of the partition. Scripts get it as their first key: it selects
-// the partition's slot, and scripts build the other keys from it.
+// Base is the prefix of all keys of the partition. It is the first key of a script: it routes the
+// script to the partition's slot, and the script builds the other keys from it.
 func (p Partition) Base() string { return p.base }
 
 // Keys returns the keys that a script of the partition declares: the base, and a key that never
-// exists. While a slot is being moved, Redis Cluster refuses a command with several keys if one of
-// them is missing, so no script runs on half of its data.
+// exists. While their slot is being moved, Redis Cluster refuses a command that names several keys
+// of which one is missing. So no script runs while some of its data is on another node.
 func (p Partition) Keys() []string { return []string{p.base, p.base + "-"} }
 
-// Waited is written before the process asks the master which of its writes the replicas have.
+// Waited is a string. Ingest writes it before WAIT, so that WAIT has a write to wait for.
 func (p Partition) Waited() string { return p.base + "waited" }
 
-// Owner is a string: the tenant of a group. It is in the partition of the group's id.
+// Owner is a string: the tenant that a group belongs to. It is in the partition of the group's id
+// (OfGroup). Ingest writes it.
 func (p Partition) Owner(group string) string { return p.base + "owner:" + group }
 
-// Group is a hash: the group's request, state and counts.
+// Group is a hash: a group's settings, status and counts (all scripts that move its jobs).
 func (p Partition) Group(group string) string { return p.base + "group:" + group }
 
-// States is a string: two bytes for each job, its state letter and its attempt mark.
+// States is a string: two bytes for each job, its state letter and attempt mark (append, the
+// scripts that move jobs).
 func (p Partition) States(group string) string { return p.base + "states:" + group }
 
-// Queue is a list: the waiting jobs of a group and type, oldest first.
+// Queue is a list: the waiting jobs of a group and type, oldest first (append, admit, requeue,
+// cancel, repairs).
 func (p Partition) Queue(group, typ string) string { return p.base + "queue:" + group + ":" + typ }
 
-// Payloads is a hash: ordinal → a payload that is too large for the job's blob.
+// Payloads is a hash: ordinal → a payload that is too large for the blob (append, outcome, lose,
+// sweep).
 func (p Partition) Payloads(group string) string { return p.base + "payloads:" + group }
 
-// Results is a list: chunks of result lines, in the order in which they were reduced.
+// Results is a list: batches of result lines (reduce).
 func (p Partition) Results(group string) string { return p.base + "results:" + group }
 
-// Aggregate is a hash: the partial aggregates and their versions.
+// Aggregate is a hash: partial aggregates and their versions (reduce).
 func (p Partition) Aggregate(group string) string { return p.base + "aggregate:" + group }
 
-// Failures is a hash: ordinal → the error, and the job itself, so that a later round can run it.
+// Failures is a hash: ordinal → the error, and the job, so that a later round can run it (outcome,
+// reclaim, lose, requeue, repairs).
 func (p Partition) Failures(group string) string { return p.base + "failures:" + group }
 
-// Errors is a hash: ordinal → the latest error of a job that will be retried.
+// Errors is a hash: ordinal → the latest error of a job that is retried (outcome, reclaim, lose,
+// sweep).
 func (p Partition) Errors(group string) string { return p.base + "errors:" + group }
 
-// Codes is a hash: error code → number of failed jobs.
+// Codes is a hash: error code → number of failed jobs (outcome, reclaim, lose, requeue, repairs).
 func (p Partition) Codes(group string) string { return p.base + "codes:" + group }
 
-// Fair is a hash: the virtual times of a type's lanes.
+// Fair is a hash: start tags and virtual times of a type's lanes (admit, retire).
 func (p Partition) Fair(typ string) string { return p.base + "fair:" + typ }
 
-// FairLane is a sorted set: tenants with waiting jobs of a type and lane, by start tag.
+// FairLane is a sorted set: tenants with waiting jobs of a type and lane, by start tag (admit, and
+// the scripts that enqueue or withdraw groups: append, requeue, schedule, pause, cancel, lose).
 func (p Partition) FairLane(typ, lane string) string { return p.base + "fair:" + typ + ":" + lane }
 
-// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane. The group
-// with the least work is first.
+// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane, by age and
+// work left (as FairLane).
 func (p Partition) FairTenant(typ, lane, tenant string) string {
 	return p.base + "fair:" + typ + ":" + lane + ":" + tenant
 }
 
-// RateLimited is a sorted set: rate-limited tenants, by the time (ms) of their next permit.
+// RateLimited is a sorted set: rate-limited tenants, by the time (ms) of their next permit (admit,
+// setting, retire).
 func (p Partition) RateLimited(typ string) string { return p.base + "rate-limited:" + typ }
 
-// Types is a sorted set: job types, by the time (ms) when a live worker last served them.
+// Types is a sorted set: job types, by the time (ms) when a live worker last served them (append,
+// requeue, retire).
 func (p Partition) Types() string { return p.base + "types" }
 
-// Load is a hash: the type counters.
+// Load is a hash: the counters of a type, and what admit has to know of it (the scripts that move
+// jobs, renew, retire, repairs).
 func (p Partition) Load(typ string) string { return p.base + "load:" + typ }
 
-// Tenant is a hash: a tenant's counters and its rate limit window.
+// Tenant is a hash: a tenant's settings, counters and rate limit (setting, pause, the scripts that
+// move jobs, repairs).
 func (p Partition) Tenant(tenant string) string { return p.base + "tenant:" + tenant }
 
-// Tenants is a sorted set: all tenants that have groups or settings. All scores are 0, so the set
-// is ordered by name.
+// Tenants is a sorted set: every tenant that has groups or settings, all with score 0, so that they
+// are ordered by name (create, setting, pause, repairs).
 func (p Partition) Tenants() string { return p.base + "tenants" }
 
-// Pauses is a hash: the paused tenants and types, as t:TENANT or y:TYPE. The hash of a group says
-// whether that group is paused.
+// Pauses is a hash: paused tenants and types, as t:TENANT or y:TYPE (pause). Whether a group is
+// paused is in its own hash.
 func (p Partition) Pauses() string { return p.base + "pauses" }
 
-// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by due time (ms).
+// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by due time (ms)
+// (promote, start, sweep, repairs).
 func (p Partition) SuspendedOf(tenant string) string { return p.base + "suspended:" + tenant }
 
-// Suspended is a set: tenants with jobs in SuspendedOf.
+// Suspended is a set: tenants with jobs in SuspendedOf (promote, start, sweep).
 func (p Partition) Suspended() string { return p.base + "suspended" }
 
-// Resuming is a set: tenants whose suspended jobs are being restored.
+// Resuming is a set: tenants whose suspended jobs promote makes non-ready again (pause, promote,
+// sweep).
 func (p Partition) Resuming() string { return p.base + "resuming" }
 
-// FairOver is a sorted set: tenants of a lane that have used their own share of a window and may
-// borrow, by start tag.
+// FairOver is a sorted set: tenants of a lane that have spent their share and may borrow, by start
+// tag (admit, and the scripts that withdraw groups).
 func (p Partition) FairOver(typ, lane string) string { return p.base + "over:" + typ + ":" + lane }
 
 // FairPriority is a sorted set: groups with waiting jobs of a type by priority, with
-// FAIR_QUEUE_POLICY=priority.
+// FAIR_QUEUE_POLICY=priority (policy, admit, and the scripts that enqueue or withdraw groups).
 func (p Partition) FairPriority(typ string) string { return p.base + "priority:" + typ }
 
-// Congestion is a hash: statistics of how long a tenant's jobs have waited, kept for a limited
-// time.
+// Congestion is a hash: statistics of the waits of a tenant's jobs (outcome, admit). It expires.
 func (p Partition) Congestion(tenant string) string { return p.base + "congestion:" + tenant }
 
-// Policy is a string: ALPHA, while the priority formula chooses the next jobs.
+// Policy is a string: ALPHA, if the priority formula chooses the next jobs; otherwise it does not
+// exist (policy).
 func (p Partition) Policy() string { return p.base + "policy" }
 
 // Rebalance is a hash: the process that rebalances the quotas of all partitions, the end of its
-// lease, and its fencing number. It is in partition 0.
+// lease, and its fencing number (lead). It is in partition 0.
 func (p Partition) Rebalance() string { return p.base + "rebalance" }
 
-// Active is a set: the active tenants.
+// Active is a set: active tenants (append, admit, promote and others that change what wants a
+// permit, repairs).
 func (p Partition) Active() string { return p.base + "active" }
 
-// Rate is a hash: the rate limit window of the partition.
+// Rate is a hash: the limit of all tenants, and the quota of the partition (admit, promote, quota,
+// policy, pause, and the scripts that write Active).
 func (p Partition) Rate() string { return p.base + "rate" }
 
-// NonReady is a sorted set: tenants by the earliest time (ms) at which one of their
-// non-ready jobs is due.
+// NonReady is a sorted set: tenants by the time (ms) when their first non-ready job is due (as
+// NonReadyOf).
 func (p Partition) NonReady() string { return p.base + "non-ready" }
 
-// NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms).
+// NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms) (append, admit, outcome,
+// reclaim, promote, sweep, repairs).
 func (p Partition) NonReadyOf(tenant string) string { return p.base + "non-ready:" + tenant }
 
-// Scheduled is a sorted set: groups that may not start yet, by their start time (ms).
+// Scheduled is a sorted set: groups that may not start yet, by their run_at (ms) (append, schedule,
+// cancel).
 func (p Partition) Scheduled() string { return p.base + "scheduled" }
 
-// Ready is the ready stream of a type.
+// Ready is a stream: the ready jobs of a type, and those in flight (admit, promote, outcome, start,
+// reclaim, renew, retire, repairs).
 func (p Partition) Ready(typ string) string { return p.base + "ready:" + typ }
 
-// ResultStream is the stream of results that are not reduced yet.
+// ResultStream is a stream: results that are not reduced yet (outcome, reduce, repairs).
 func (p Partition) ResultStream() string { return p.base + "results" }
 
-// DeadLetters is the stream of jobs that failed: after their last retry or with a permanent error.
+// DeadLetters is a stream: failed jobs (outcome, reclaim, lose).
 func (p Partition) DeadLetters() string { return p.base + "dead-letters" }
 
-// Dirty is a set: groups that the watcher has to look at, because they may advance.
+// Dirty is a set: groups that the watcher has to look at, because they may advance (advance, and
+// each script that may let a group advance).
 func (p Partition) Dirty() string { return p.base + "dirty" }
 
-// Outbox is the stream of events that are not published yet.
+// Outbox is a stream: transitions of groups that are not in the stream events yet (create, advance,
+// cancel, reopen).
 func (p Partition) Outbox() string { return p.base + "outbox" }
 
-// Messages is a sorted set: ids of messages that were applied, by time (ms).
+// Messages is a sorted set: ids of requests that were applied, by time (ms) (append).
 func (p Partition) Messages() string { return p.base + "messages" }
 
 // Entries is a sorted set: entries of the ingest stream that were applied and may still be pending,
-// by their time (ms).
+// by their time (ms) (append).
 func (p Partition) Entries() string { return p.base + "entries" }
 
-// Groups is a sorted set: every group by its time of creation (ms).
+// Groups is a sorted set: every group by its time of creation (ms) (create, repairs).
 func (p Partition) Groups() string { return p.base + "groups" }
 
-// GroupsOf is a sorted set: a tenant's groups by time of creation (ms).
+// GroupsOf is a sorted set: a tenant's groups by time of creation (ms) (create, repairs).
 func (p Partition) GroupsOf(tenant string) string { return p.base + "groups:" + tenant }
 
-// Open is a sorted set: groups that have not ended, by time of creation (ms).
+// Open is a sorted set: groups that have not ended, by time of creation (ms) (create, reopen,
+// advance, sweep, repairs).
 func (p Partition) Open() string { return p.base + "open" }
 
-// Ended is a sorted set: groups that have ended, by the time of their end (ms).
+// Ended is a sorted set: groups that have ended, by that time (ms) (advance, sweep, reopen,
+// repairs).
 func (p Partition) Ended() string { return p.base + "ended" }
 
-// Watch is a hash: the watcher that leads the partition, the end of its lease, and its fencing
-// number.
+// Watch is a hash: the leader of the partition, the end of its lease, and its fencing number (lead,
+// reclaim).
 func (p Partition) Watch() string { return p.base + "watch" }
 
-// Quarantine is a list: entries that can't be read as a job or message, newest first. Its length is
-// bounded.
+// Quarantine is a list: entries that can't be read as a job or message, newest first, bounded
+// (admit, promote, reclaim, requeue, repairs).
 func (p Partition) Quarantine() string { return p.base + "quarantine" }
 
-// Wake is a list that holds a token while there may be work for an idle role.
+// Wake is a list with a token while there may be work for the idle processes of a role (each script
+// that adds such work).
 func (p Partition) Wake(role string) string { return p.base + "wake:" + role }
