@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	readBatch   = 200      // entries of one read
-	readBytes   = 4 << 20  // target size of one read in bytes, estimated from the largest recent entries
-	firstSize   = 16 << 10 // assumed size of an entry in bytes before the first one was read
+	readBatch   = 200             // entries of one read
+	readBytes   = 4 << 20         // target size of one read in bytes, estimated from the largest recent entries
+	firstSize   = 16 << 10        // assumed size of an entry in bytes before the first one was read
 	lastFlush   = 3 * time.Second // time limit for the last acknowledgements when the subscription closes
 	minRetry    = 50 * time.Millisecond
 	maxRetry    = 2 * time.Second
-	deadAfter   = time.Hour // a consumer without pending entries is deleted after this idle time
+	deadAfter   = time.Hour            // a consumer without pending entries is deleted after this idle time
 	ackTogether = 5 * time.Millisecond // how long one goroutine waits for all messages of a read
-	redeliverBy = 32 // the longest wait of a nacked message is this times RedeliverAfter
+	redeliverBy = 32                   // the longest wait of a nacked message is this times RedeliverAfter
 )
 
 // subscription reads one stream. It has these goroutines: run, which reads, claims and delivers;
