@@ -11,6 +11,13 @@ import (
 
 var reduce = script("jobs/reduce", "signals", "states", "ranges")
 
+// Fields of an entry of the stream results, which holds results of jobs of one group.
+const (
+	ResultsGroup  = "g" // the group's id
+	ResultsLines  = "l" // the result lines, divided by newlines
+	ResultsTraces = "t" // for each sampled job a line "ordinal traceparent"
+)
+
 // ReduceArgs are results of one group that are added to one partial aggregate.
 type ReduceArgs struct {
 	Group    string

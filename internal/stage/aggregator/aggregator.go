@@ -158,7 +158,7 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 	more = len(entries) == p.readCount
 	bytes := 0
 	for _, e := range entries {
-		bytes += len(e.Get("l"))
+		bytes += len(e.Get(ledger.ResultsLines))
 	}
 	if p.readCount = minRead; more && bytes < lightRead {
 		p.readCount = min(2*len(entries), maxRead)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -32,7 +33,7 @@ func groupBatches(entries []stream.Entry) []*batch {
 	var all []*batch
 	open := map[string]*batch{}
 	for _, e := range entries {
-		group, lines := e.Get("g"), e.Get("l")
+		group, lines := e.Get(ledger.ResultsGroup), e.Get(ledger.ResultsLines)
 		b := open[group]
 		if b == nil || b.bytes >= reduceBytes || b.lines >= reduceLines {
 			b = &batch{group: group}
@@ -57,12 +58,12 @@ type jobResult struct {
 func parseEntries(entries []stream.Entry) ([]jobResult, error) {
 	n := 0
 	for _, e := range entries {
-		n += 1 + strings.Count(e.Get("l"), "\n")
+		n += 1 + strings.Count(e.Get(ledger.ResultsLines), "\n")
 	}
 	jobs := make([]jobResult, 0, n)
 	for _, e := range entries {
-		traces := parseTraces(e.Get("t"))
-		text := e.Get("l")
+		traces := parseTraces(e.Get(ledger.ResultsTraces))
+		text := e.Get(ledger.ResultsLines)
 		raw := []byte(text) // one copy of the text, shared by all its results
 		for at := 0; at <= len(text); {
 			end := len(text)
