@@ -291,9 +291,9 @@ func TestAdmitGlobalLimit(t *testing.T) {
 	})
 }
 
-// A tenant without a permit is rate-limited as a whole: the job at its head goes to
-// non-ready as its marker.
-func TestAdmitParksATenant(t *testing.T) {
+// A tenant without a permit is rate-limited in all lanes: its first waiting job becomes non-ready,
+// as its marker.
+func TestAdmitRateLimitsATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.create("high", "acme", "T", "lane", "high")

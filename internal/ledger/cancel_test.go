@@ -122,8 +122,8 @@ func TestSweepManyJobs(t *testing.T) {
 	})
 }
 
-// More non-ready jobs than one chunk: the sweep goes on where it was, also when others
-// promote and add jobs meanwhile.
+// There are more non-ready jobs than one call removes. The next call goes on behind the first one,
+// even if other calls promote and add jobs in the meantime.
 func TestSweepManyNonReadyJobs(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const nonReady = 12_000

@@ -135,8 +135,8 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// A tenant without permits is rate-limited, not polled, and a throttle is counted for one job; what
-// is small goes first when permits come.
+// A tenant without permits is rate-limited, not polled, and a throttle is counted for one job. When
+// permits come, a small group is first.
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000

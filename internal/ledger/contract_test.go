@@ -116,14 +116,15 @@ func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// The Go contracts hand over what the headers list, and every script has a contract and a scene.
+// The Go contracts send the keys and arguments that the headers list. Every script has a contract
+// and a scene.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	c := client(t, url)
 	seen := &calls{of: map[string][]given{}}
 	c.AddHook(seen)
-	for i, s := range slices.Concat(scenes, glances) {
+	for i, s := range slices.Concat(scenes, readOnlyScenes) {
 		require.NoError(t, s.prepare(newWorld(t, c, prefix+fmtInt(int64(i))+":"))(), s.name)
 	}
 	_, err := ledger.DropConsumer(t.Context(), c, prefix+"nothing", "g", "c", 0)

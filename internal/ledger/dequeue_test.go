@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A queue does not always ascend: what was requeued comes in no order. Each job goes under its own
-// ordinal all the same.
+// The ordinals of a queue do not always ascend: requeued jobs are in any order. Each job still
+// becomes ready with its own ordinal.
 func TestDequeueInNoOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -165,8 +165,8 @@ var flowScenes = []scene{
 	}},
 }
 
-// glances are the scenes of scripts that only read.
-var glances = []scene{
+// readOnlyScenes are the scenes of scripts that only read.
+var readOnlyScenes = []scene{
 	{"limit_state", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
 		return func() error {

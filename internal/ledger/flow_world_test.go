@@ -49,7 +49,7 @@ func (w *world) partitionsOf(n int) []*world {
 	return all
 }
 
-// stuck has a type's ready stream be full for long.
+// stuck makes a type's ready stream look as if it was full for a long time.
 func (w *world) stuck(typ string) {
 	w.Helper()
 	require.Equal(w, ledger.AdmitFull, w.admitBelow(0, typ, 1, noLimit).State)

@@ -54,7 +54,7 @@ func TestLayoutListsEveryField(t *testing.T) {
 	all := tables(t)
 	url, prefix := redistest.Shared(t)
 	c := client(t, url)
-	for i, s := range slices.Concat(scenes, glances) {
+	for i, s := range slices.Concat(scenes, readOnlyScenes) {
 		w := newWorld(t, c, prefix+fmtInt(int64(i))+":")
 		require.NoError(t, s.prepare(w)(), s.name)
 		for _, key := range w.keys() {

@@ -124,7 +124,7 @@ func loads(call *goast.CallExpr, inPackage string) sent {
 }
 
 // Lua 5.1 allows 200 locals that are active at one point of a function, and 60 upvalues of a
-// function. Redis refuses a script with more. The bounds leave room for changes.
+// function. Redis refuses a script with more. The bounds leave space for changes.
 const (
 	luaLocals, mostLocals     = 200, 150
 	luaUpvalues, mostUpvalues = 60, 45
@@ -142,7 +142,7 @@ func TestLocalsOfScripts(t *testing.T) {
 				require.LessOrEqual(t, len(f.upvalues), mostUpvalues, "upvalues of the function in line %d", f.line)
 			}
 
-			// Redis counts the same: it accepts exactly as many more locals as there is room for.
+			// Redis counts the same: it accepts exactly as many more locals as fit.
 			pad := func(n int) string {
 				var names strings.Builder
 				for i := range n {
@@ -150,9 +150,9 @@ func TestLocalsOfScripts(t *testing.T) {
 				}
 				return names.String() + s.source()
 			}
-			room := luaLocals - funcs[0].locals
-			require.NoError(t, c.ScriptLoad(t.Context(), pad(room)).Err())
-			require.ErrorContains(t, c.ScriptLoad(t.Context(), pad(room+1)).Err(), "more than 200 local variables")
+			free := luaLocals - funcs[0].locals
+			require.NoError(t, c.ScriptLoad(t.Context(), pad(free)).Err())
+			require.ErrorContains(t, c.ScriptLoad(t.Context(), pad(free+1)).Err(), "more than 200 local variables")
 		})
 	}
 }

@@ -147,7 +147,7 @@ func (m *model) check() {
 	equal(m, extra, number(s.rate.Val()["xw"]), "what active tenants weigh beyond 1")
 }
 
-// Where a job lies by its letter, and where the line of its result.
+// The location of a job by its letter, and the location of its result line.
 var (
 	lies     = map[ledger.Letter]string{ledger.Waiting: "W", ledger.NonReady: "N", ledger.Ready: "R", ledger.InFlight: "R"}
 	recorded = map[ledger.Letter]string{ledger.Done: "stream", ledger.Reduced: "list"}

@@ -34,8 +34,8 @@ type job struct {
 	retries, throttles, losses int
 }
 
-// nobody stands for a job that a batch names a second time: no attempt fits.
-var nobody = job{letter: ledger.Ready, attempt: -1}
+// repeated is the job that a batch names a second time, as a script sees it: no attempt fits.
+var repeated = job{letter: ledger.Ready, attempt: -1}
 
 func (j job) is(letter ledger.Letter, attempt int) bool {
 	return j.letter == letter && j.attempt >= 0 && j.attempt%90 == attempt%90
@@ -76,12 +76,13 @@ func (b *book) counts() (by map[string]int64, reduced int64) {
 	return by, reduced
 }
 
-// batch returns the jobs with these ordinals as a script sees them: a repeated ordinal is nobody.
+// batch returns the jobs with these ordinals as a script sees them: the second one with the
+// same ordinal is repeated.
 func (b *book) batch(n int, ordinal func(i int) int64) []job {
 	seen, named := make([]job, n), map[int64]bool{}
 	for i := range n {
 		if o := ordinal(i); named[o] {
-			seen[i] = nobody
+			seen[i] = repeated
 		} else {
 			seen[i], named[o] = b.jobs[o], true
 		}

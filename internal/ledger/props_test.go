@@ -40,7 +40,7 @@ func (w *world) overdue(tenant string) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: tenant}).Err())
 }
 
-// nonReady makes a group of n jobs that a worker has handed back.
+// nonReady creates a group of n jobs that a worker has given back.
 func (w *world) nonReady(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T")

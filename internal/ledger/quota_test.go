@@ -90,9 +90,9 @@ func TestQuotaDemand(t *testing.T) {
 	})
 }
 
-// Whatever those do who divide a limit, whoever takes over, and whatever is repeated or comes too
-// late: all partitions together never exceed the limit. They take before they give, and change
-// nothing while a change is on its way.
+// All partitions together never exceed the limit, even if another process takes over rebalancing,
+// and if calls are repeated or come too late. A process takes permits before it gives them, and
+// changes nothing until the last change is effective.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {
@@ -139,8 +139,8 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 	w.holds(of(0), log)
 }
 
-// moveAtRandom takes some of a part and gives what nobody has to another one, perhaps
-// twice, or dies in between.
+// moveAtRandom takes permits from one partition and gives the unassigned ones to another partition,
+// perhaps twice, or stops in between.
 func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, to int, random *rand.Rand) bool {
 	free, have := of(0).Permits, make([]int64, len(parts))
 	for i, p := range parts {

@@ -129,8 +129,8 @@ func TestRepairCounter(t *testing.T) {
 	})
 }
 
-// What is a job that lies where it should is never quarantined, nor one of two,
-// unless both are there.
+// RepairMisplaced never quarantines a job at the right location, nor one of two elements of a job
+// unless both exist.
 func TestRepairMisplacedSparesJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
