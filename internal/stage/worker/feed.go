@@ -101,8 +101,8 @@ func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 	for i, typ := range p.types {
 		streams[i] = p.partition.Ready(typ)
 	}
-	// All partitions are read at the same time, and none knows what the others will find. So each
-	// asks for its part of the capacity.
+	// The feeds of all partitions read at the same time, and a feed does not know what the others
+	// will find. So each feed asks for its part of the capacity.
 	count := max(1, min(capacity/len(p.feeds), maxBatch)/len(streams))
 	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
@@ -324,8 +324,8 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 	}
 }
 
-// release gives back tasks that were read but will not run, or not finish, in this process. Tasks
-// that have an outcome already are left alone.
+// release gives back tasks that were read but will not run, or not finish, in this process. It does
+// nothing with tasks that have an outcome already.
 func (p *partitionFeed) release(tasks []*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {

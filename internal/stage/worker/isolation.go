@@ -42,8 +42,8 @@ func newIsolation(w *Worker) *isolation { return &isolation{w: w, changed: make(
 // withReadLimit calls read with the number of entries that it may read at most (0: no limit); read
 // returns whether suspects were among them. Suspects come in groups, because a dead worker leaves
 // many. So after a suspect, withReadLimit lets one partition read one entry at a time, and doubles
-// the limit with each read without a suspect. Few suspects are then read only to be released, which
-// would cost them an attempt.
+// the limit with each read without a suspect. So the process reads few suspects that it must
+// release; each release costs the suspect an attempt.
 func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)) error {
 	most := s.readLimit.Load()
 	if most > 0 {

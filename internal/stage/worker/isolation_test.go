@@ -188,8 +188,8 @@ func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	stop()
 }
 
-// TestManySuspectsNeedFewAttempts: after the first suspect, entries are read one at a time, so that
-// few suspects are read only to be released, which costs an attempt.
+// TestManySuspectsNeedFewAttempts: after the first suspect, the process reads one entry at a time.
+// So it reads few suspects that it must release; each release costs an attempt.
 func TestManySuspectsNeedFewAttempts(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -18,7 +18,7 @@ type slotPool struct {
 	w         *Worker
 	mu        sync.Mutex
 	serveSlot func(*slot)    // the goroutine of a slot; nil until the pool starts
-	closed    bool           // no slot opens any more
+	closed    bool           // the pool opens no more slots
 	slots     []*slot        // the open slots
 	wg        sync.WaitGroup // goroutines of all slots, except abandoned ones
 
@@ -64,7 +64,7 @@ func (s *slotPool) resize(n int) {
 	s.w.held.notify()
 }
 
-// close makes each slot end after its job. No slot opens any more.
+// close makes each slot end after its job. The pool opens no more slots.
 func (s *slotPool) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,8 +135,8 @@ func (s *slotPool) runningIDs(n int) []string {
 	return ids
 }
 
-// meanRunningTime returns for how long the jobs that run now have run on average, over the first
-// 100 slots. It returns 0 while a slot is free. now is a time of monotonicNow.
+// meanRunningTime returns how long the jobs that run now, in the first 100 slots, have run on
+// average. It returns 0 while a slot is free. now is a time of monotonicNow.
 func (s *slotPool) meanRunningTime(now int64) time.Duration {
 	if size, active := s.sizeAndActive(); active < size {
 		return 0
