@@ -16,14 +16,14 @@ import (
 
 const (
 	readBatch   = 200             // entries of one read
-	readBytes   = 4 << 20         // target size of one read in bytes, estimated from the largest recent entries
-	firstSize   = 16 << 10        // assumed size of an entry in bytes before the first one was read
-	lastFlush   = 3 * time.Second // time limit for the last acknowledgements when the subscription closes
+	readBytes   = 4 << 20         // target bytes of one read, estimated from recent entries
+	firstSize   = 16 << 10        // assumed bytes of an entry before the first one is read
+	lastFlush   = 3 * time.Second // time limit for the last acks when the subscription closes
 	minRetry    = 50 * time.Millisecond
 	maxRetry    = 2 * time.Second
-	deadAfter   = time.Hour            // a consumer without pending entries is deleted after this idle time
+	deadAfter   = time.Hour            // idle consumers without pending entries are deleted
 	ackTogether = 5 * time.Millisecond // how long one goroutine waits for all messages of a read
-	redeliverBy = 32                   // the longest wait of a nacked message is this times RedeliverAfter
+	redeliverBy = 32                   // longest wait of a nacked message, in RedeliverAfter
 )
 
 // subscription reads one stream. It has these goroutines: run, which reads, claims and delivers;

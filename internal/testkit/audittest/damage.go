@@ -1,0 +1,97 @@
+package audittest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Whole names a violation that is about a group as a whole.
+func Whole(law, group string) string { return strings.TrimSpace(law + " " + group) }
+
+// Of names a violation that is about a job.
+func Of(law, group string, ordinal int64) string { return fmt.Sprintf("%s %s %d", law, group, ordinal) }
+
+// Summary names the violations, sorted and without repetitions.
+func Summary(violations []api.Violation) []string {
+	var all []string
+	for _, v := range violations {
+		s := Whole(v.Law, v.Group)
+		if v.Ordinal != nil {
+			s = Of(v.Law, v.Group, *v.Ordinal)
+		}
+		all = append(all, s)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// All returns the partition of the group "all".
+func (w *World) All() keyspace.Partition { return w.Part("all") }
+
+// Incr adds n to a field of a hash.
+func (w *World) Incr(key, field string, n int64) { w.OK(w.C.HIncrBy(w.Context(), key, field, n).Err()) }
+
+// setState writes one byte of a job's state: at 0 its letter, at 1 its attempt mark.
+func (w *World) setState(group string, ordinal int64, at int, to byte) {
+	w.OK(w.C.SetRange(w.Context(), w.Part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
+}
+
+// attemptMark returns the second byte of a state.
+func attemptMark(attempt int) byte { return byte(33 + attempt%90) }
+
+// Entry returns the entry of a ready stream that holds a job.
+func (w *World) Entry(typ, group string, ordinal int64) redis.XMessage {
+	for _, m := range w.C.XRange(w.Context(), w.All().Ready(typ), "-", "+").Val() {
+		d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
+		if err == nil && d.Group == group && d.Ordinal == ordinal {
+			return m
+		}
+	}
+	require.Fail(w, "no such entry")
+	return redis.XMessage{}
+}
+
+func (w *World) addEntry(stream string, fields ...any) {
+	w.OK(w.C.XAdd(w.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
+}
+
+// nonReady returns a non-ready job of the group "all", and its member in the tenant's sorted set.
+func (w *World) nonReady() (blob string, ordinal int64) {
+	for _, blob := range w.C.ZRange(w.Context(), w.All().NonReadyOf("acme"), 0, -1).Val() {
+		if d, err := ledger.ParseJob(blob); err == nil && d.Group == "all" && d.Reason == ledger.ReasonError {
+			return blob, d.Ordinal
+		}
+	}
+	require.Fail(w, "no job is non-ready")
+	return "", 0
+}
+
+// AddNonReady adds a member to a tenant's non-ready set.
+func (w *World) AddNonReady(p keyspace.Partition, tenant, blob string) {
+	w.OK(w.C.ZAdd(w.Context(), p.NonReadyOf(tenant), redis.Z{Score: 1e15, Member: blob}).Err())
+}
+
+// Moving returns the moving blob of a job.
+func Moving(group, typ string, attempt, ordinal int) string {
+	return fmt.Sprintf("%s|%s|%d|0|0|0|0|0|0|1|E|%d|1||{}", group, typ, attempt, ordinal)
+}
+
+// chunk returns the lines in the first chunk of a group's results, and a function that replaces
+// them.
+func (w *World) chunk(group string) (lines []string, set func([]string)) {
+	key := w.Part(group).Results(group)
+	return strings.Split(w.C.LIndex(w.Context(), key, 0).Val(), "\n"), func(lines []string) {
+		w.OK(w.C.LSet(w.Context(), key, 0, strings.Join(lines, "\n")).Err())
+	}
+}
+
+// resultLine returns a result line.
+func resultLine(ordinal int64) string { return fmt.Sprintf(`{"ordinal":%d,"data":1}`, ordinal) }
