@@ -115,7 +115,7 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 		require.NoError(w.T, err)
 		cancelled := time.Now()
 		require.ErrorContains(w.T, stagetest.Receive(w.T, causes, "the context's end"), "group was cancelled")
-		require.Less(w.T, time.Since(cancelled), time.Second) // the promised bound
+		require.Less(w.T, time.Since(cancelled), time.Second) // the bound that docs/flow-control.md promises
 		w.Await("empty stream", func() bool { return w.Conn.Cmd.XLen(ctx, w.P.Ready("T")).Val() == 0 })
 		stop()
 		require.Equal(w.T, api.Counts{Accepted: 2, Cancelled: 2}, w.Counts("g"))
