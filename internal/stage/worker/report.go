@@ -15,7 +15,8 @@ import (
 // linger is how long the first outcome of a batch waits for further ones while other jobs run.
 const linger = time.Millisecond
 
-// maxRetryAfter bounds the delay that a downstream API may ask for.
+// maxRetryAfter bounds the delay that a downstream API may ask for. A job waits no longer than this
+// for a longer Retry-After.
 const maxRetryAfter = 24 * time.Hour
 
 // reportOutcomes reports the outcomes in the report queue to Redis until the queue is closed and
