@@ -60,7 +60,7 @@ type GroupOutcome struct {
 
 // Congestion says how long jobs wait that come back.
 type Congestion struct {
-	Base, Cap time.Duration // the least and the longest wait
+	Base, Cap time.Duration // the least and the longest wait; a longer Retry-After is kept
 	RPS       int64         // permits a second of all tenants of the partition; 0: no limit
 	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }

@@ -7,7 +7,7 @@
 -- ARGV
 --   1  typ          -        the type
 --   2  base         ms       least wait of a job that comes back
---   3  cap          ms       longest wait of a job that comes back
+--   3  cap          ms       longest wait of such a job, unless a Retry-After is longer
 --   4  rps          1/s      permits of all tenants; 0 = no limit
 --   5  keep         ms       how long congestion statistics are kept
 --   6  groups       groups   number of groups
