@@ -211,7 +211,8 @@ func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupSta
 // those are computed from timestamps in the groups.
 const pollInterval = 20 * time.Millisecond
 
-// stallTimeout is the time without any progress after which a run is given up.
+// stallTimeout is the time after which a run is given up that makes no progress, or whose last
+// events or messages do not come.
 const stallTimeout = 2 * time.Minute
 
 // await waits until groups are COMPLETED and returns their states. part names the wait in the

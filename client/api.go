@@ -87,8 +87,10 @@ type CallOption func(*callOptions)
 type callOptions struct{ key string }
 
 // WithIdempotencyKey makes a submission or an append repeatable, also by another process: the
-// server repeats its first answer and adds no job twice. key is 1 to 255 bytes of visible ASCII.
-// Without this option each call has a random key of its own.
+// server repeats its first answer and adds no job twice. The content must be the same: a submission
+// with other content fails with status 409; of an append, requests with other content are added.
+// key is 1 to 255 bytes of visible ASCII. Without this option each call has a random key of its
+// own.
 func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }

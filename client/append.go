@@ -31,8 +31,9 @@ const maxListedLines = 1000
 //
 // The jobs are sent in requests of up to 5,000 lines or 4 MiB. Each request is retried as described
 // at API, and its jobs are added once. With an error, AppendNDJSON also returns what was accepted
-// before it. With an idempotency key the caller may repeat the call from the start: no job is added
-// twice. When ctx ends, AppendNDJSON returns without waiting for a Read of r that blocks.
+// before it. With an idempotency key the caller may repeat the call from the start with the same
+// records: no job is added twice. Of changed records, each changed request is added again. When ctx
+// ends, AppendNDJSON returns without waiting for a Read of r that blocks.
 func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, "application/x-ndjson", opts)
 }

@@ -135,8 +135,8 @@ func (n number) withDigits(text []byte, digits int) number {
 	return n
 }
 
-// big returns the mantissa. The caller must not change it.
-func (n number) big() *big.Int {
+// bigMantissa returns the mantissa. The caller must not change it.
+func (n number) bigMantissa() *big.Int {
 	if n.wide != nil {
 		return n.wide
 	}
@@ -173,7 +173,7 @@ func (n number) cmp(o number) int {
 		return s - t // only its sign matters
 	}
 	exp := min(n.exp, o.exp)
-	return scaled(n.big(), n.exp-exp).Cmp(scaled(o.big(), o.exp-exp))
+	return scaled(n.bigMantissa(), n.exp-exp).Cmp(scaled(o.bigMantissa(), o.exp-exp))
 }
 
 // align converts two numbers without wide to the smaller exponent of the two.
@@ -207,7 +207,7 @@ func (n number) float() float64 {
 }
 
 func (n number) rat() *big.Rat {
-	r := new(big.Rat).SetInt(n.big())
+	r := new(big.Rat).SetInt(n.bigMantissa())
 	if n.exp >= 0 {
 		return r.Mul(r, new(big.Rat).SetInt(pow10(n.exp)))
 	}

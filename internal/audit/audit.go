@@ -133,7 +133,8 @@ type Options struct {
 const (
 	// confirmations is in how many consecutive passes a finding must be the same to be reported.
 	confirmations = 3
-	// maxPasses bounds the passes over a partition in which each pass finds something else.
+	// maxPasses is the number of passes over a partition after which findings that are not
+	// confirmed yet are left out of the report.
 	maxPasses = 8
 	// maxStateBytes is how many bytes of states of tracked groups are kept in memory at once.
 	maxStateBytes = 64 << 20
@@ -224,8 +225,8 @@ type auditor struct {
 	opts  Options
 }
 
-// run makes passes over the partition until all findings of a pass are confirmed, and adds the
-// confirmed ones to report.
+// run makes passes over the partition until all findings of a pass are confirmed, or maxPasses
+// passes, and adds the confirmed findings to report.
 func (a *auditor) run(ctx context.Context, report *Report) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	confirmed, missing := map[finding]int{}, missingJobs(nil)

@@ -225,7 +225,7 @@ func TestSubmitHintsHowToContinue(t *testing.T) {
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "bulkaction: append to group g: 409 Conflict: group g: group is sealed: it accepts no more jobs\n")
-	require.Contains(t, got.err, "Run the same command again to continue (and the same input): no job counts twice. Or `bulkaction cancel g`.")
+	require.Contains(t, got.err, "Run the same command again and the same input, to continue: no job counts twice. Or `bulkaction cancel g`.")
 }
 
 func TestSubmitInterruptedWhileSending(t *testing.T) {
@@ -254,7 +254,7 @@ func TestSubmitInterruptedWhileSending(t *testing.T) {
 		require.NoError(t, out.Close())
 		require.Equal(t, exitInterrupted, got.code)
 		require.Contains(t, got.err, "bulkaction: interrupted\nGroup ")
-		require.Regexp(t, "has accepted at least (0|5000) jobs and is not sealed. Run the same command again to continue, with --id ", got.err)
+		require.Regexp(t, "has accepted at least (0|5000) jobs and is not sealed. Run the same command again, with --id ", got.err)
 		require.Empty(t, got.out)
 	}
 }

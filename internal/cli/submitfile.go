@@ -74,7 +74,9 @@ func (s *submission) append(
 	if csv {
 		do = a.AppendCSV
 	}
-	// With this key, no job is stored twice if the command runs again for the same group.
+	// With this key, no job is stored twice if the command runs again with the same file for the
+	// same group while the server remembers the requests (RETENTION_MESSAGE_IDS). Of a changed
+	// file, each changed part is stored again.
 	appended, err := do(ctx, group, m, client.WithIdempotencyKey("bulkaction submit "+group))
 	m.bar.stop()
 	if !s.root.JSON {
@@ -126,12 +128,14 @@ func (s *submission) cancelRefused(ctx context.Context, a *client.API, group str
 
 // withResumeHint adds a hint how to continue after an interrupted submission.
 func (s *submission) withResumeHint(err error, group string, appended api.Appended) error {
-	again := "Run the same command again to continue"
+	again := "Run the same command again"
 	if s.id == "" {
 		again += fmt.Sprintf(", with --id %s", group)
 	}
 	if s.file == fromStdin {
-		again += " (and the same input)"
+		again += " and the same input, to continue"
+	} else {
+		again += " and an unchanged file, to continue"
 	}
 	return withHint(err,
 		"Group %s has accepted at least %d jobs and is not sealed. %s: no job counts twice. Or `bulkaction cancel %s`.",

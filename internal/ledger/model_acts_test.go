@@ -255,7 +255,7 @@ func (m *model) settle(partial string, e results) []int64 {
 
 // goOn advances a group and compares the new states with the reference.
 func (m *model) goOn(group string) {
-	n, err := ledger.Advance(m.Context(), m.c, m.p, group, m.leads)
+	n, err := ledger.Advance(m.Context(), m.c, m.p, group, m.fencing)
 	require.NoError(m, err)
 	require.Equal(m, m.reference.advance(group), n, "transitions of %s", group)
 }

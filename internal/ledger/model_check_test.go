@@ -336,7 +336,7 @@ func (m *model) nothingLeft() {
 		equal(m, int64(len(m.reference.groups[g].jobs)), by["done"]+by["failed"]+by["cancelled"], "ended jobs of %s", g)
 		h := aggregates[i].Val()
 		equal(m, by["done"], number(h["partial:0"])+number(h["partial:1"]), "the aggregate of %s", g)
-		require.NoError(m, ledger.Expire(m.Context(), m.c, m.p, g, m.leads, false))
+		require.NoError(m, ledger.Expire(m.Context(), m.c, m.p, g, m.fencing, false))
 	}
 	for _, key := range m.keys() {
 		require.Contains(m, append(shared, "rate", "messages", "rate-limited:T", "rate-limited:U", "policy"), strings.TrimPrefix(key, m.p.Base()))

@@ -67,7 +67,7 @@ func checkModel(t *testing.T, c *redis.Client) {
 		if rapid.Bool().Draw(rt, "by priority") {
 			m.byPriority(10_000)
 		}
-		m.leads = m.fence()
+		m.fencing = m.fence()
 		for g, tenant := range map[string]string{"a": "x", "b": "x", "c": "y"} {
 			m.reference.groups[g] = &book{tenant: tenant, status: "CREATED", round: 1}
 		}
@@ -130,7 +130,7 @@ type model struct {
 	*world
 	rt        *rapid.T
 	reference reference
-	leads     int64             // the watcher's fencing number
+	fencing   int64             // the watcher's fencing number
 	reading   map[string]bool   // types whose stream has a consumer group
 	torn      bool              // an old entry was put back, so a job may have several entries
 	lanes     map[string]string // by group

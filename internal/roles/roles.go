@@ -187,7 +187,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
-// Worker runs jobs with the given processors.
+// Worker returns the role that runs jobs with the given processors.
 func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config

@@ -147,8 +147,8 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 	return m
 }
 
-// ObservePool sets the function that the pool's gauges call: it returns the number of slots and the
-// number of running jobs. It replaces an earlier function.
+// ObservePool sets the function that the pool's gauges call: it returns how many slots the pool is
+// to have and how many jobs run, which may be more. It replaces an earlier function.
 func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Store(&pool) }
 
 // Started records the time from a job's acceptance to its first start.

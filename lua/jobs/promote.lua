@@ -48,8 +48,8 @@ local moved, skipped, looked, allowed, denied, traced, traces = 0, 0, 0, {}, {},
 local pauses = any_paused()
 local status = {} -- by group: {gone, paused}
 
--- group_of says whether a group is gone (deleted or cancelled) or paused.
-local function group_of(group)
+-- group_status says whether a group is gone (deleted or cancelled) or paused.
+local function group_status(group)
   local s = status[group]
   if s == nil then
     local g = call('HMGET', B .. 'group:' .. group, 'status', 'paused')
@@ -59,7 +59,7 @@ local function group_of(group)
   return s
 end
 -- held_back says whether a job may not start because its group or its type is paused.
-local function held_back(j) return group_of(j.group).paused or (pauses and is_paused('y', j.typ)) end
+local function held_back(j) return group_status(j.group).paused or (pauses and is_paused('y', j.typ)) end
 
 -- bring_back makes a batch of a tenant's suspended jobs non-ready again, as far as they are not
 -- paused.
@@ -178,7 +178,7 @@ local function choose(tenant, t)
       else
         local job = j.group .. '.' .. j.ordinal
         local state = call('GETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, j.ordinal * 2 + 1)
-        if group_of(j.group).gone or named[job] or state ~= 'N' .. mark(j.attempt) then
+        if group_status(j.group).gone or named[job] or state ~= 'N' .. mark(j.attempt) then
           c.dropped[#c.dropped + 1] = { j, blob }
         elseif held_back(j) then
           c.paused[#c.paused + 1] = { j, blob }
@@ -225,8 +225,8 @@ local function to_ready(tenant, j, blob)
   call('SETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, 'R' .. mark(j.attempt))
 end
 
--- promote_of moves the due jobs of a tenant that choose has found.
-local function promote_of(tenant, t)
+-- promote_tenant moves the due jobs of a tenant that choose has found.
+local function promote_tenant(tenant, t)
   local set = B .. 'non-ready:' .. tenant
   precheck('ZCARD', B .. 'suspended:' .. tenant)
   local c, not_before = choose(tenant, t)
@@ -287,7 +287,7 @@ for _, tenant in ipairs(due) do
   if t.paused then
     call('ZADD', B .. 'non-ready', FAR, tenant)
   else
-    promote_of(tenant, t)
+    promote_tenant(tenant, t)
   end
 end
 -- For due jobs that found their stream full, admit leaves a part of the stream free for a while.

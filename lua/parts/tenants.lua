@@ -10,8 +10,8 @@
 --   check_last(tenant)           resets the counters of a tenant without unfinished jobs
 
 -- A tenant is active while it has jobs that want a permit and is not paused. The limit is divided
--- among active tenants by weight: the sum of their weights is their number plus the field xw of the
--- hash rate, which holds the sum of extra_weight in thousandths.
+-- among active tenants by weight: the sum of their weights is their number plus a thousandth of the
+-- field xw of the hash rate, which is the sum of extra_weight.
 local function precheck_activate(tenant)
   precheck('HLEN', B .. 'tenant:' .. tenant, B .. 'rate')
   precheck('SCARD', B .. 'active')

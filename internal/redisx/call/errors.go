@@ -71,7 +71,8 @@ func IsWrongType(err error) bool { return hasCode(err, "WRONGTYPE") }
 // scripts, Redis 6 and miniredis put a text of their own before the code.
 var codePattern = regexp.MustCompile(`^(?:ERR Error [^:]*: .*?\d+: -?)?([A-Z]+)\b`)
 
-// reply returns the code of an error reply; ok is false if err is not a reply of Redis.
+// reply returns the code of an error reply, "" if the reply has none; ok is false if err is not a
+// reply of Redis.
 func reply(err error) (code string, ok bool) {
 	var answer redis.Error
 	if !errors.As(err, &answer) {

@@ -220,16 +220,16 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 // more.
 func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string) error {
 	for _, typ := range types {
-		if err := p.dropIdle(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
+		if err := p.dropIdleConsumers(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
 			return err
 		}
 	}
-	return p.dropIdle(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
+	return p.dropIdleConsumers(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
 }
 
-// dropIdle removes the consumers of one consumer group that have been idle for consumerIdle and
-// hold no entries.
-func (p *partitionDispatcher) dropIdle(ctx context.Context, stream, group string) error {
+// dropIdleConsumers removes the consumers of one consumer group that have been idle for
+// consumerIdle and hold no entries.
+func (p *partitionDispatcher) dropIdleConsumers(ctx context.Context, stream, group string) error {
 	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
 	if call.IsUnavailable(err) {
 		return err

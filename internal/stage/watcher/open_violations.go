@@ -27,7 +27,7 @@ type openViolations struct {
 	// bySource holds the violations that an audit found last, by audit and partition (see
 	// sourceKey), and then by violation id.
 	bySource   map[string]map[string]api.Violation
-	announced  map[string]bool // ids of the published violations
+	announced  map[string]bool // ids of the open violations that are published
 	durability int             // losses that were found; they are past events and stay counted
 }
 
@@ -167,7 +167,8 @@ func (p *partitionLoop) announceViolation(ctx context.Context, id string, v api.
 			e.Group = &shown
 		case call.IsUnavailable(err) || ctx.Err() != nil:
 			return err
-		} // any other error: the group can't be shown
+		default: // the group can't be read, which may be the violation: publish without it
+		}
 	}
 	if err := p.publish(e.Event, e); err != nil {
 		return err

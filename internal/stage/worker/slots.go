@@ -22,7 +22,7 @@ type slotPool struct {
 	slots     []*slot        // the open slots
 	wg        sync.WaitGroup // goroutines of all slots, except abandoned ones
 
-	size, active atomic.Int64         // number of slots, and of jobs that run
+	size, active atomic.Int64         // number of wanted slots; number of jobs that run
 	isolated     atomic.Pointer[task] // the suspect that runs now, outside the slots
 }
 
@@ -38,7 +38,8 @@ func newSlotPool(w *Worker, size int) *slotPool {
 	return s
 }
 
-// sizeAndActive returns the number of slots and the number of jobs that run now.
+// sizeAndActive returns how many slots the pool is to have, and how many jobs run now, an isolated
+// suspect included. After a resize to fewer slots, and while the pool closes, more jobs may run.
 func (s *slotPool) sizeAndActive() (size, active int) {
 	return int(s.size.Load()), int(s.active.Load())
 }

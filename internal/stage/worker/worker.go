@@ -38,7 +38,7 @@ type Config struct {
 	Lease        time.Duration     // a worker that does not renew a job's lease for this time loses the job
 	Grace        time.Duration     // how long running jobs may go on after the process is told to stop
 	Backoff      time.Duration     // wait before the first retry; it doubles with each further retry
-	MaxBackoff   time.Duration     // longest wait before a retry
+	MaxBackoff   time.Duration     // longest wait after an error or a throttle without Retry-After
 	Congestion   ledger.Congestion // its RPS is the rate limit of one partition
 	Journal      *journal.Journal  // log of starts for experiments; nil in normal operation
 }

@@ -19,11 +19,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// hard fails with a panic, because a goroutine other than the test's may not call FailNow.
-type hard struct{ tb }
+// panicTB fails with a panic, because a goroutine other than the test's may not call FailNow.
+type panicTB struct{ tb }
 
-func (hard) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (hard) FailNow()                          { panic("failed") }
+func (panicTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (panicTB) FailNow()                          { panic("failed") }
 
 // Churn moves jobs through a world with all scripts at the same time, until it is stopped.
 type Churn struct {
@@ -35,7 +35,7 @@ type Churn struct {
 // NewChurn returns a churn of a world with these tenants and types.
 func NewChurn(w *World, tenants, types []string) *Churn {
 	moving := *w
-	moving.tb = hard{w.tb}
+	moving.tb = panicTB{w.tb}
 	return &Churn{World: &moving, Tenants: tenants, Types: types}
 }
 
