@@ -163,6 +163,47 @@ var builtins = []string{
 	"ipairs", "next", "pairs", "pcall", "select", "tonumber", "tostring", "type", "unpack",
 }
 
+// foreignFields are the fields by script of tables that the script does not build: it reads them
+// from Redis.
+var foreignFields = map[string][]string{
+	// of a group's hash
+	"groups/advance": {"failure_threshold", "requeue", "round", "sealed", "started", "status", "tenant"},
+	// of an error record
+	"groups/requeue": {"code", "round"},
+	// of an entry of the results stream
+	"repair/repair_misplaced": {"g", "l"},
+}
+
+// A misspelt field is nil for Redis, and a misspelt function is an error only when it is called,
+// perhaps in a rare case. So each field that a script reads must be one that the script sets, and
+// each library function one of Redis's.
+func TestFieldsOfScripts(t *testing.T) {
+	t.Parallel()
+	url, _ := redistest.Shared(t)
+	c := client(t, url)
+	for _, s := range sentScripts(t) {
+		t.Run(s.name(), func(t *testing.T) {
+			chunk := walkLua(t, s.source())
+			for name, line := range chunk.library {
+				kind, err := c.Eval(t.Context(), "return type("+name+")", nil).Result()
+				require.NoError(t, err, "%s, in %s", name, s.fileAt(line))
+				require.Equal(t, "function", kind, "%s, in %s", name, s.fileAt(line))
+			}
+			if chunk.library["redis.pcall"] > 0 {
+				chunk.sets["err"] = true // of an error reply
+			}
+			var unset []string
+			for name := range chunk.reads {
+				if !chunk.sets[name] {
+					unset = append(unset, name)
+				}
+			}
+			slices.Sort(unset)
+			require.Equal(t, foreignFields[s.name()], unset, "fields that the script reads and does not set")
+		})
+	}
+}
+
 // A part's header lists what the part needs, what it offers and what scripts set. A script loads
 // the parts that it uses and the parts that these need, and no others.
 func TestParts(t *testing.T) {

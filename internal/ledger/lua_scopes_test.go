@@ -33,6 +33,9 @@ type luaChunk struct {
 	funcs   []*luaFunc // the chunk itself first
 	outer   []*luaVar
 	globals map[string]int // name and first line
+	library map[string]int // fields of globals that are read, such as string.format, and first line
+	reads   map[string]int // fields of other tables that are read by name, and first line
+	sets    map[string]bool
 	scopes  []map[string]*luaVar
 	f       *luaFunc
 }
@@ -43,7 +46,7 @@ func walkLua(t *testing.T, source string) *luaChunk {
 	t.Helper()
 	stmts, err := parse.Parse(strings.NewReader(source), "chunk")
 	require.NoError(t, err)
-	w := &luaChunk{globals: map[string]int{}}
+	w := &luaChunk{globals: map[string]int{}, library: map[string]int{}, reads: map[string]int{}, sets: map[string]bool{}}
 	w.function(1, nil, 0, stmts)
 	return w
 }
@@ -85,23 +88,49 @@ func (w *luaChunk) declare(line int, names ...string) {
 // use resolves a name. Every function between the one that declares the variable and the one that
 // uses it holds the variable as an upvalue.
 func (w *luaChunk) use(name string, line int, write bool) {
-	for i := len(w.scopes) - 1; i >= 0; i-- {
-		v := w.scopes[i][name]
-		if v == nil {
-			continue
-		}
-		for f := w.f; f != v.function; f = f.parent {
-			f.upvalues[v] = true
-		}
-		if write {
-			v.written = append(v.written, line)
-		} else {
-			v.read = append(v.read, line)
-		}
+	v := w.local(name)
+	if v == nil {
+		noteFirst(w.globals, name, line)
 		return
 	}
-	if w.globals[name] == 0 {
-		w.globals[name] = line
+	for f := w.f; f != v.function; f = f.parent {
+		f.upvalues[v] = true
+	}
+	if write {
+		v.written = append(v.written, line)
+	} else {
+		v.read = append(v.read, line)
+	}
+}
+
+// local returns the local variable that a name means; nil: the name is a global.
+func (w *luaChunk) local(name string) *luaVar {
+	for i := len(w.scopes) - 1; i >= 0; i-- {
+		if v := w.scopes[i][name]; v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// field notes the read or the assignment of a table's field, if its name is in the code.
+func (w *luaChunk) field(e *ast.AttrGetExpr, write bool) {
+	key, ok := e.Key.(*ast.StringExpr)
+	if !ok {
+		return
+	}
+	if object, ok := e.Object.(*ast.IdentExpr); ok && w.local(object.Value) == nil {
+		noteFirst(w.library, object.Value+"."+key.Value, e.Line())
+	} else if write {
+		w.sets[key.Value] = true
+	} else {
+		noteFirst(w.reads, key.Value, e.Line())
+	}
+}
+
+func noteFirst(lines map[string]int, name string, line int) {
+	if lines[name] == 0 {
+		lines[name] = line
 	}
 }
 
@@ -110,11 +139,7 @@ func (w *luaChunk) statement(s ast.Stmt) {
 	case *ast.AssignStmt:
 		w.expressions(s.Rhs...)
 		for _, left := range s.Lhs {
-			if name, ok := left.(*ast.IdentExpr); ok {
-				w.use(name.Value, name.Line(), true)
-			} else {
-				w.expressions(left)
-			}
+			w.assign(left)
 		}
 	case *ast.LocalAssignStmt:
 		if f, ok := singleFunction(s); ok { // it may call itself
@@ -144,14 +169,20 @@ func (w *luaChunk) statement(s ast.Stmt) {
 		w.expressions(s.Exprs...)
 		w.block(s.Line(), s.Names, 3, s.Stmts, nil)
 	case *ast.FuncDefStmt:
-		if name, ok := s.Name.Func.(*ast.IdentExpr); ok {
-			w.use(name.Value, name.Line(), true)
-		} else {
-			w.expressions(s.Name.Func, s.Name.Receiver)
-		}
-		w.expressions(s.Func)
+		w.assign(s.Name.Func)
+		w.expressions(s.Name.Receiver, s.Func)
 	case *ast.ReturnStmt:
 		w.expressions(s.Exprs...)
+	}
+}
+
+func (w *luaChunk) assign(left ast.Expr) {
+	switch left := left.(type) {
+	case *ast.IdentExpr:
+		w.use(left.Value, left.Line(), true)
+	case *ast.AttrGetExpr:
+		w.field(left, true)
+		w.expressions(left.Object, left.Key)
 	}
 }
 
@@ -169,9 +200,13 @@ func (w *luaChunk) expressions(all ...ast.Expr) {
 		case *ast.IdentExpr:
 			w.use(e.Value, e.Line(), false)
 		case *ast.AttrGetExpr:
+			w.field(e, false)
 			w.expressions(e.Object, e.Key)
 		case *ast.TableExpr:
 			for _, f := range e.Fields {
+				if key, ok := f.Key.(*ast.StringExpr); ok {
+					w.sets[key.Value] = true
+				}
 				w.expressions(f.Key, f.Value)
 			}
 		case *ast.FuncCallExpr:
@@ -228,4 +263,16 @@ func TestLocalsOfLua(t *testing.T) {
 			require.Equal(t, test.upvalues, upvalues, "upvalues")
 		})
 	}
+}
+
+func TestFieldsOfLua(t *testing.T) {
+	t.Parallel()
+	chunk := walkLua(t, `
+local t, string = { a = 1, ['b'] = 2, 3, [t] = 4 }, {}
+function t.c() t.d, t[e] = t.x.y, math.abs end
+string.f = t.a(table.concat, t['z'], t[i])
+`)
+	require.Equal(t, map[string]bool{"a": true, "b": true, "c": true, "d": true, "f": true}, chunk.sets)
+	require.Equal(t, map[string]int{"x": 3, "y": 3, "a": 4, "z": 4}, chunk.reads)
+	require.Equal(t, map[string]int{"math.abs": 3, "table.concat": 4}, chunk.library)
 }
