@@ -185,7 +185,7 @@ local function choose(tenant, t)
           named[job] = true
         elseif not capacity[j.typ] then
           skipped, not_before = skipped + 1, now + math.min(NEW_TYPE_MS, full_wait)
-        elseif capacity[j.tpy] <= 0 then
+        elseif capacity[j.typ] <= 0 then
           skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
           -- A tenant that was denied by the global limit only keeps its place in the order of
@@ -292,7 +292,7 @@ for _, tenant in ipairs(due) do
 end
 -- For due jobs that found their stream full, admit leaves a part of the stream free for a while.
 for typ, had in pairs(asked) do
-  if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', string.fromat("%.0f ", now) .. full[typ]) end
+  if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', string.format('%.0f ', now) .. full[typ]) end
   if not full[typ] and had ~= '' then call('HDEL', B .. 'load:' .. typ, 'due') end
 end
 
