@@ -14,6 +14,9 @@ import (
 // resultChunks is how many chunks of results one read returns; a chunk can have several MB.
 const resultChunks = 10
 
+// maxJobs bounds the ordinals of jobs: their states are in one string, of at most 512 MB.
+const maxJobs = 512 << 20 / StateBytes
+
 // Results calls yield with the result line of each reduced job, in the order of reduction.
 func Results(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(line []byte) error,
@@ -51,6 +54,9 @@ func Failures(
 			e, err := parseJobError(text)
 			if err != nil {
 				return fmt.Errorf("failures of group %s: %w", group, err)
+			}
+			if e.Ordinal < 0 || e.Ordinal >= maxJobs {
+				return fmt.Errorf("failures of group %s: no job has the ordinal %d", group, e.Ordinal)
 			}
 			if !seen.add(e.Ordinal) {
 				continue

@@ -39,5 +39,10 @@ func TestResultsAndFailures(t *testing.T) {
 		require.ErrorIs(w, ledger.Failures(w.Context(), w.c, w.p, "f", func(ledger.JobError) error { return stop }), stop)
 		w.c.HSet(w.Context(), w.p.Failures("f"), "0", "no JSON")
 		require.ErrorContains(w, ledger.Failures(w.Context(), w.c, w.p, "f", func(ledger.JobError) error { return nil }), "failures of group f: read error record")
+
+		for _, ordinal := range []string{"-1", "268435456", "9223372036854775807"} { // another program wrote it
+			w.c.HSet(w.Context(), w.p.Failures("f"), "0", `{"ordinal":`+ordinal+`}`)
+			require.ErrorContains(w, ledger.Failures(w.Context(), w.c, w.p, "f", func(ledger.JobError) error { return nil }), "failures of group f: no job has the ordinal "+ordinal)
+		}
 	})
 }
