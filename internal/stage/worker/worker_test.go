@@ -64,12 +64,13 @@ func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 		w.Feed(stagetest.Patience, "T")
 		cfg := config()
 		cfg.Backoff, cfg.MaxBackoff, cfg.MaxRetries = 16*time.Millisecond, 40*time.Millisecond, 4
-		attempts := make(chan int, 100)
+		attempts, retries := make(chan int, 100), make(chan int, 100)
 		waits := make(chan time.Duration, 100)
 		var ended time.Time // end of the previous attempt; attempts of a job never overlap
 		w.Run(newWorker(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
 			defer func() { ended = time.Now() }()
 			attempts <- j.Attempt
+			retries <- j.Retries
 			if j.Attempt > 1 {
 				waits <- time.Since(ended)
 			}
@@ -80,6 +81,7 @@ func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 		require.Len(w.T, attempts, 5)
 		for want := 1; want <= 5; want++ {
 			require.Equal(w.T, want, <-attempts)
+			require.Equal(w.T, want-1, <-retries)
 		}
 		for _, least := range []time.Duration{16, 32, 40, 40} { // less the jitter of a tenth, and less what Redis's clock of milliseconds cuts off
 			require.GreaterOrEqual(w.T, <-waits, least*time.Millisecond*9/10-2*time.Millisecond)
