@@ -220,7 +220,7 @@ func TestPromoteTypeWithoutCapSoonAgain(t *testing.T) {
 		r, err := ledger.Promote(w.Context(), w.c, w.p, args)
 		require.NoError(w, err)
 		require.Zero(w, r.Moved)
-		require.LessOrEqual(w, r.Wait, 10*time.Millisecond)
+		require.LessOrEqual(w, r.Wait, 20*time.Millisecond)
 
 		args.Caps["T"] = 1000
 		w.eventually(func() bool {

@@ -40,7 +40,7 @@ LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 local LOOK = 1000
 -- A type without a cap is new since the caller read the list of types. Its jobs stay due; the
 -- tenant is looked at again after NEW_TYPE_MS.
-local NEW_TYPE_MS = 5
+local NEW_TYPE_MS = 20
 US = now_us()
 local now = floor(US / 1000)
 local limited = total > 0

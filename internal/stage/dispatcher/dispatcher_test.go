@@ -71,6 +71,7 @@ func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	began := time.Now()
 	const rounds = 20
 	for i, n := 0, 0; n < rounds; i++ {
+		require.Less(t, i, 10*rounds, "jobs are stored after their due time")
 		due := time.Now().Add(20 * time.Millisecond)
 		group := fmt.Sprint("g", i)
 		w.Submit(messages.SubmitGroup{ID: group, Tenant: group, Type: "T", Jobs: []messages.Job{{Payload: []byte(`1`), RunAt: &due}}})
