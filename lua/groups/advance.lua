@@ -10,7 +10,9 @@
 -- Reply
 --   {'OK', n}   the group made n transitions
 --   {'FENCED'}  another watcher is the leader
--- Each transition is timestamped. It goes to the outbox with the group's hash as it is then.
+-- Each transition is timestamped. It goes to the outbox with the group's hash as it is then. The
+-- group is not dirty any more. When it ends, it is not paused any more either; when its tenant has
+-- no unfinished jobs then, the tenant's counters are reset (check_last).
 -- Twice: the second call finds no transition to make.
 -- Out of memory: goes through.
 -- Cost: constant.

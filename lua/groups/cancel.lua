@@ -1,5 +1,6 @@
--- cancel: ends a group at once. None of its jobs starts any more. Its waiting jobs leave the fair
--- queue here; sweep moves all jobs that have not ended to cancelled.
+-- cancel: ends a group at once and seals it. None of its jobs starts any more. Its queues are
+-- deleted here; sweep moves all jobs that have not ended to cancelled. A pause or a requeueing of
+-- the group ends.
 -- State: any state that is not final → CANCELLED
 --
 -- KEYS

@@ -1,4 +1,6 @@
--- expire: deletes an ended group with all of its data, or its result lines only.
+-- expire: deletes an ended group with all keys that have its name, or its result lines only. Its
+-- owner key, dead letters and entries of the outbox stay. With the tenant's last group it deletes
+-- the tenant too, unless that has settings, unfinished jobs or a pause.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -8,9 +10,9 @@
 --   2  fence  n  fencing number of the partition's leader
 --   3  scope  -  all, or results: delete the result lines and keep the rest
 -- Reply
---   {'OK'}      the data is deleted
+--   {'OK'}      the data is deleted, by this or an earlier call
 --   {'FENCED'}  another watcher is the leader
---   {'OPEN'}    the group has not ended
+--   {'OPEN'}    the group has not ended, or sweep has not completed its cancellation
 -- Twice: the second call finds nothing to delete.
 -- Out of memory: goes through.
 -- Cost: constant. Redis frees large values in the background.
@@ -42,7 +44,7 @@ if g[1] then
   local unfinished = tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0)
   if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and unfinished <= 0 then
     set_inactive(g[1])
-    forget_tenant(g[1]) -- it keeps tenants that have settings
+    forget_tenant(g[1]) -- it keeps tenants that have settings or are paused
   end
 end
 return { 'OK' }

@@ -12,9 +12,12 @@
 --   {'OK'}             it is paused or resumed, by this or an earlier call
 --   {'NOGROUP'}        there is no such group
 --   {'ENDED', status}  the group has ended
--- The waiting jobs of a paused group leave the fair queue; those of a paused tenant stay there and
--- are not dequeued. Due and ready jobs are suspended when promote or start meets them. After a
--- resumption, promote makes them non-ready again, one batch in each call.
+-- The waiting jobs of a paused group leave the fair queue; those of a paused tenant or type stay
+-- there and are not dequeued. start suspends ready jobs that it meets. promote suspends due jobs of
+-- a paused group or type that it meets; those of a paused tenant stay non-ready. After a
+-- resumption, promote makes suspended jobs non-ready again, one batch in each call.
+-- A group's pause is the field paused of its hash; a type's is in the hash pauses; a tenant's is in
+-- both its own hash and the hash pauses.
 -- Twice: the second call changes nothing.
 -- Out of memory: goes through.
 -- Cost: some commands for each type of the group; for a tenant, for each type; for a type, for each
@@ -31,7 +34,7 @@ local function mark_resumed()
   local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2)))
 end
--- bring_back makes promote look at a tenant's suspended jobs.
+-- bring_back makes promote look at a tenant's suspended jobs, and wakes dispatcher and fetcher.
 local function bring_back(tenant)
   if call('SISMEMBER', B .. 'suspended', tenant) == 1 then
     mark_resumed()

@@ -1,4 +1,5 @@
--- requeue: moves a batch of the failed jobs of a reopened group into the fair queue.
+-- requeue: moves a batch of the failed jobs of a reopened group into the fair queue. Those of a
+-- paused group enter it when the group is resumed.
 -- State: failed → waiting
 --
 -- KEYS
@@ -9,11 +10,11 @@
 --   2  most   jobs  most jobs to move
 -- Reply
 --   {'MORE', n}  n jobs were moved; failed jobs may be left
---   {'DONE', n}  n jobs were moved, and all are done
+--   {'DONE', n}  n jobs were moved, and none is left to move; or the group is not being reopened
 -- The group's field requeue holds the cursor of the scan over its failures. A scan that began again
 -- in each call would pass over the empty buckets of the jobs that have moved, again and again.
 -- Only jobs that failed before this round move: a job that fails again in the meantime stays
--- failed.
+-- failed. The record of a moved job is deleted; one that can't be read is quarantined.
 -- Twice: the jobs that were moved are not among the failures any more.
 -- Out of memory: refused.
 -- Cost: some µs a job.

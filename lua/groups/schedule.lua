@@ -1,10 +1,11 @@
--- schedule: puts groups whose run_at has come into the fair queue.
+-- schedule: puts groups whose run_at has come into the fair queue. A paused group leaves the
+-- schedule too, but enters the fair queue when it is resumed.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
---   1  most  groups  most groups to put there
+--   1  most  groups  most groups to take from the schedule
 -- Reply
 --   {n, wait}  n groups left the schedule; wait is the time until the next one, ms (-1 = none)
 -- Twice: a group that left the schedule is not in it any more.

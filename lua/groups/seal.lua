@@ -1,4 +1,5 @@
--- seal: says that a group gets no more jobs. Its jobs go on as before.
+-- seal: seals a group: it gets no more jobs. With a total that it has not reached, it is sealed as
+-- soon as it has that many jobs. Its jobs go on as before.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -11,7 +12,9 @@
 --   {'PENDING', accepted}       the group is sealed as soon as it has total jobs
 --   {'NOGROUP'}                 there is no such group
 --   {'CANCELLED'}               the group is cancelled
---   {'TOTAL', accepted, total}  total is less than accepted, or another total was announced
+--   {'TOTAL', accepted, total}  total is not what was announced, or the group has more jobs, or it
+--                               is sealed with another number; without total: it has fewer jobs
+--                               than were announced
 -- Twice: the second call answers as the first.
 -- Out of memory: refused.
 -- Cost: constant.

@@ -1,5 +1,6 @@
 -- sweep: moves a batch of the jobs of a cancelled group to cancelled. In the end it removes the
--- group's non-ready and suspended jobs.
+-- group's non-ready and suspended jobs, deletes its payloads and latest errors, and moves it from
+-- the open groups to the ended ones. Entries of a ready stream are left to start and reclaim.
 -- State: waiting, non-ready, ready, in flight → cancelled
 --
 -- KEYS
@@ -10,7 +11,7 @@
 --   2  most   jobs  most jobs to move
 -- Reply
 --   {'MORE', n}  n jobs were moved; more may be left
---   {'DONE', 0}  all are done
+--   {'DONE', 0}  no job is left to move, or the group is not cancelled
 -- Cursors in the group's hash hold where the next call goes on.
 -- Twice: the second call goes on behind the first.
 -- Out of memory: goes through.

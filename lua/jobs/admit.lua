@@ -9,7 +9,7 @@
 --   2   most     jobs     most jobs to admit
 --   3   cap      jobs     most undelivered jobs in the ready stream
 --   4   slots    workers  jobs that the workers can run at the same time; 0 = not known
---   5   ahead    jobs     jobs that the ready stream may hold beyond these; 0 = there are no
+--   5   ahead    jobs     entries that the ready stream may have beyond slots; 0 = there are no
 --                         workers
 --   6   limiter  -        fixed, sliding or token
 --   7   width    ms       length of a window
@@ -18,26 +18,28 @@
 --   10  tag      -        name of the limit and of the number of partitions; '' = one partition
 --   11  share    -        static or elastic
 --   12  seed     -        8 random hex digits, for span ids
---   13  keep     ms       how long congestion statistics are kept
+--   13  keep     ms       how long congestion statistics are kept after a tenant's last event
 --   14  high     n        weight of the lane high
 --   15  normal   n        weight of the lane normal
 --   16  low      n        weight of the lane low
 -- Reply
 --   {state, moved, non_ready, wait, permits, denials, traced, now}
---     state      'OK'       jobs were admitted
---                'FULL'     the ready stream is full
---                'LIMITED'  the global limit has no permit left
+--     state      'OK'       jobs were admitted, or the call has looked at the most tenants it may
+--                'FULL'     the ready stream is full now; jobs may have been admitted before
+--                'LIMITED'  no permit of the global limit is left, or others may claim those that
+--                           are; jobs may have been admitted before
 --                'PAUSED'   the type is paused
---                'EMPTY'    no waiting job may run
+--                'EMPTY'    no waiting job may run now
 --     moved      jobs that are ready now
 --     non_ready  jobs that are non-ready now, as markers
 --     wait       ms until another call can admit jobs; -1 = until the process is woken
---     permits    {tenant, permits, …} that were spent
+--     permits    {tenant, jobs, …}: the admitted jobs; with a limit, each spent a permit
 --     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
 --                up
 --     traced     {group, ordinal, tenant, trace, span id, accepted ms, now ms, ms waited for the
 --                fair queue, ms waited for the rate limit, …}
 --     now        Redis time, µs
+-- Tenants whose next permit has come return to the fair queue first.
 -- A job is never between two locations: the script adds it to the new one, then removes it from the
 -- old one.
 -- Twice: the second call takes the next jobs.
@@ -63,14 +65,15 @@ local entries, undelivered = stream_depth(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
 local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000
--- store_full makes refill wake the fetcher when the ready stream has at most `entries_at` entries.
+-- store_full makes refill wake the fetcher when the ready stream has at most `entries_at` entries,
+-- and at most half of cap undelivered. It writes the field full of load:TYPE.
 local function store_full(entries_at)
   local text = floor(cap / 2) .. ' ' .. entries_at
   if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
   allow_oom()
   call('HSET', load_key, 'full', text .. string.format(' %.0f', now))
 end
-local capacity -- most jobs that this call admits
+local capacity -- most jobs that this call admits; finish may add a few
 do
   -- If due jobs found the stream full (see promote), they get up to half of its free capacity. If
   -- there is space for one job only, the due jobs get it every other time.
@@ -144,8 +147,8 @@ local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
 local any_due = limited and count_due(g, now)
 local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
--- By lane: its start tag, how many tenants are in it with permits of their own, how many are
--- borrowing.
+-- By lane: tag, its start tag; waiting, how many tenants are in fair:TYPE:LANE, with permits of
+-- their own; borrowing, how many are in over:TYPE:LANE.
 local tag, waiting, borrowing = {}, {}, {}
 for i, lane in ipairs(LANES) do
   tag[lane], waiting[lane] = tonumber(lanes[i] or 0), call('ZCARD', fair .. ':' .. lane)
@@ -167,11 +170,12 @@ do
   --   est          mean run time of its jobs of the type, ms; nil = not known
   --   owe          run time that it was not charged for yet, ms
   --   cost         run time of a job divided by the weight: what a job adds to the start tag
-  --   bound        since when permits are denied, ms; nil = they are not
+  --   bound        since when permits are denied to it or to all, ms; nil = they are not
   --   limit        permits that it may spend in a window; nil = no limit
   --   left         permits that are left of them
   --   next_at      time of the next permit, µs
-  --   can          permits that its waiting jobs may spend now; nil = no limit
+  --   can          permits that its waiting jobs may spend now: not more than all tenants have
+  --                left, and without those that its due jobs may claim; nil = no limit
   local F, claims = LIMIT_FIELDS[LIMITER], {}
   function look(tenant)
     local key = B .. 'tenant:' .. tenant
@@ -205,7 +209,7 @@ local function count_left(lane, set)
   if set == 'over' then borrowing[lane] = borrowing[lane] - 1 else waiting[lane] = waiting[lane] - 1 end
 end
 
--- leave_lanes removes a tenant from all lanes of the type.
+-- leave_lanes removes a tenant from all lanes of the type, and stores its start tags.
 local function leave_lanes(tenant)
   for _, l in ipairs(LANES) do
     local own = call('ZSCORE', fair .. ':' .. l, tenant)
@@ -217,8 +221,9 @@ local function leave_lanes(tenant)
   end
 end
 
--- rate_limit_tenant removes a tenant from its lanes until its next permit. Its first waiting job
--- becomes the marker: non-ready, due at that time.
+-- rate_limit_tenant removes a tenant from its lanes until its next permit. The first waiting job of
+-- group becomes its marker (non-ready, due at that time), unless the tenant has one. If the tenant
+-- has permits that its due jobs may claim, it leaves its lanes for 2 ms, without a marker.
 local function rate_limit_tenant(t, lane, group, n)
   if t.left > 0 then
     -- It has permits, but its due jobs may claim them.
@@ -255,7 +260,8 @@ local function rate_limit_tenant(t, lane, group, n)
 end
 
 -- admit_jobs moves up to k jobs of a tenant's group to the ready stream and spends their permits.
--- It returns how many it moved, and whether the tenant has no other group in the lane.
+-- It returns how many it moved, and whether no group of the tenant is left in the lane; the caller
+-- then removes the tenant from the lane.
 local function admit_jobs(t, lane, group, n, k)
   if limited then k = math.min(k, g.left) end
   local of = fair .. ':' .. lane .. ':' .. t.name
@@ -275,7 +281,8 @@ end
 -- charge adds the work of `went` jobs to the start tags of the tenant and the lane: start-time fair
 -- queueing (Goyal, Vin, Cheng 1996), for lanes and for the tenants of a lane. It also charges the
 -- tenant for what it owes: the run time of its earlier jobs that it was not charged for (see
--- outcome). The tenant moves from the set `from` (fair or over) to the set `to`.
+-- outcome). The tenant moves from the set `from` (fair or over) to the set `to`; if it is `empty`,
+-- it leaves the lane.
 local function charge(t, lane, start, went, empty, from, to)
   local cost = went * t.cost + t.owe / t.weight
   if t.owe ~= 0 then call('HSET', t.key, 'owe:' .. typ, math.min(0, cost) * t.weight) end
@@ -329,7 +336,7 @@ local capacity_for, kept
 do
   -- capacity_for returns how many jobs a tenant may get, because a job in flight can't be
   -- interrupted: if other tenants have had quick jobs in the last QUICK_MS, tenants with long jobs
-  -- leave three of ten workers (kept) free for these.
+  -- leave three of ten workers (kept) free for these. For other tenants it returns many.
   local LONG_MS, LONG = 100, 10
   kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
   function capacity_for(t)
@@ -347,7 +354,8 @@ local function next_lane(count)
   return lane
 end
 
--- deny_global stores that the global limit has no permit left, and when the next one comes.
+-- deny_global stores that the global limit has no permit left for a tenant. It sets the reply's
+-- denials, state (LIMITED) and wait (until the next permit).
 local function deny_global(tenant)
   denied[#denied + 1] = tenant
   denied[#denied + 1] = 'global'
@@ -361,10 +369,11 @@ local function deny_global(tenant)
 end
 
 -- by_fairness serves lanes and tenants that have permits of their own. Tenants that have spent
--- theirs move to `over`. It returns whether such tenants may borrow now.
+-- theirs move to `over`, if shares are elastic, or are rate-limited. It returns whether tenants in
+-- `over` may borrow now: no other tenant is left that could be served.
 local function by_fairness()
   -- with_permits returns the first borrowing tenant of a lane and its start tag, if it has permits
-  -- of its own again.
+  -- of its own again or is paused; otherwise nil.
   local function with_permits(lane)
     if borrowing[lane] == 0 then return nil end
     local first = call('ZRANGE', over .. ':' .. lane, 0, 0, 'WITHSCORES')
@@ -453,8 +462,8 @@ local function by_fairness()
   return false
 end
 
--- by_borrowing serves tenants that have spent their share, in the same order. They get the permits
--- that no other tenant may claim.
+-- by_borrowing serves the tenants in `over`, which have spent their share, by start tag. They get
+-- the permits that no other tenant may claim.
 local function by_borrowing()
   local spare = g.left - reserved(g, typ, now) - reserved_due(g, now)
   while moved < capacity do

@@ -7,7 +7,7 @@
 -- ARGV
 --   1  group     -     the group's id
 --   2  limit     jobs  most jobs of a group
---   3  mode      -     last: the submission ends with these jobs; seal: also, no more jobs come;
+--   3  mode      -     last: the submission ends with these jobs; seal: also, the group is sealed;
 --                      '' = neither. Only with a single request
 --   4  form      -     form of the jobs below: ready or ''
 --   5  requests  n     number of requests
@@ -25,14 +25,16 @@
 -- Reply
 --   one of these for each request:
 --   {'OK', first, n}            the jobs have the ordinals from first on
---   {'DUP'}                     this request was applied before
+--   {'DUP'}                     this request was applied before, or with a mode: the submission has
+--                               ended before
 --   {'GAP', pieces}             the pieces between pieces and this one are missing
 --   {'NOGROUP'}                 there is no such group
 --   {'SEALED', status}          the group gets no more jobs
 --   {'TOTAL', total, accepted}  there would be more jobs than were announced
 --   {'LIMIT', accepted}         there would be more jobs than limit
--- Each request is accepted or refused as a whole. All accepted ones are written together.
--- Twice, with a request id: the second call answers DUP.
+-- Each request is accepted or refused as a whole. All accepted ones are written together. A group
+-- that reaches its announced total is sealed.
+-- Twice, with a request id: the second call answers DUP. So it does with a mode.
 -- Out of memory: refused. The first write is RPUSH, HSET or ZADD.
 -- Cost: 1 µs a job and some µs a group.
 local LARGE = 4096 -- bytes; a larger payload is stored in payloads:GROUP
@@ -54,11 +56,12 @@ local group_run_at = tonumber(g[8] or 0)
 local scheduled = group_run_at > 0 and (group_run_at > now or call('ZSCORE', B .. 'scheduled', group) ~= false)
 local held = scheduled or g[12]
 local factor = alpha()
--- By type: queued blobs; due times and moving blobs. order has the types. large: {ordinal, payload,
--- …}.
+-- By type: queues, the queued blobs of waiting jobs; later, {due time, moving blob, …} of non-ready
+-- jobs. order has the types. states are those of all jobs. large: {ordinal, payload, …}.
 local queues, later, order, states, large, waiting = {}, {}, {}, {}, {}, 0
 
--- judge returns the reply to a request of n jobs, and remembers the request if it is accepted.
+-- judge returns the reply to a request of n jobs. It notes the id of an accepted request, which the
+-- script stores at its end.
 local function judge(request, n)
   if not tenant then return { 'NOGROUP' } end
   -- Pieces of the submission come in order. The group's hash counts them as long as the group
@@ -86,7 +89,8 @@ local function judge(request, n)
   return { 'OK', accepted, n }
 end
 
--- queued returns the blob of the next job. It stores a large payload apart.
+-- queued returns the blob of the next job and counts the job in accepted. A large payload goes to
+-- the list large instead of the blob.
 local at_ms = string.format('|%.0f|', now)
 local function queued(trace, payload)
   if #payload > LARGE then
@@ -105,7 +109,7 @@ local function queue_of(typ)
   return queues[typ], later[typ]
 end
 -- as_guessed says whether the caller has guessed right: a blob has the group's next ordinal, and a
--- time that is not more than a second ago.
+-- time that is at most a second ago and at most 0.1 s ahead of Redis's clock.
 local function as_guessed(blob)
   local ordinal, at = string.match(blob, '^(%d+)|(%d+)|')
   at = tonumber(at or nil)

@@ -12,7 +12,8 @@
 --   +1  ordinal  n  the job
 --   +2  state    -  its state (letter and mark) when it was missed
 -- Reply
---   {ordinal, …}  the jobs that have ended. A job that has moved in the meantime is not among them
+--   {ordinal, …}  the jobs that the call has ended. A job that has moved in the meantime is not
+--                 among them
 -- A mark changes with each attempt, so an equal state says that the job has not moved since.
 -- Waiting jobs are lost only as far as the group counts more of them than its queues hold.
 -- If the type of a job is not known, its payload goes into the dead letter only: a retry must not

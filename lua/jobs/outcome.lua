@@ -8,8 +8,8 @@
 --   1  typ          -        the type
 --   2  base         ms       least wait of a job that comes back
 --   3  cap          ms       longest wait of such a job, unless a Retry-After is longer
---   4  rps          1/s      permits of all tenants; 0 = no limit
---   5  keep         ms       how long congestion statistics are kept
+--   4  rps          1/s      permits of all tenants of the partition; 0 = no limit
+--   5  keep         ms       how long congestion statistics are kept after a tenant's last event
 --   6  groups       groups   number of groups
 --   7  all_entries  entries  number of entries
 --   then for each job of each group, the done jobs of a group first:
@@ -18,8 +18,8 @@
 --   +1  group      -     the group's id
 --   +2  n_done     jobs  number of done jobs
 --   +3  n_other    jobs  number of other jobs
---   +4  took       ms    run time of the jobs that ran, together
---   +5  ran        jobs  how many ran
+--   +4  took       ms    run time, added up, of its jobs here that ran and were not released
+--   +5  ran        jobs  how many these are
 --   then, if the group has done jobs:
 --   +1  ranges     -     the done jobs (see parts/ranges.lua)
 --   +2  lines      -     their result lines
@@ -41,8 +41,9 @@
 -- Reply
 --   {owned, stale}  outcomes that took effect, and stale ones
 -- A stale outcome changes nothing but the counter stale of load:TYPE, if its group is not
--- cancelled. Its entry is removed too, unless it may hold the job's present attempt.
--- Each group adds one entry to the stream results.
+-- cancelled. Its entry is removed too, unless it may hold the job's present attempt. All outcomes
+-- of a cancelled or deleted group are stale.
+-- Each group with done jobs adds one entry to the stream results.
 -- Twice: all outcomes of the second call are stale.
 -- Out of memory: goes through.
 -- Cost: 1 µs a done job and some µs a group; 4 µs another job.
@@ -71,14 +72,16 @@ local quickest -- the lowest mean run time of a tenant in this batch, ms
 -- congestion returns the wait (ms) of a job that comes back as number n of its tenant:
 --   base + floor(n / rate) * 1 s
 -- The rest of n / rate spreads the jobs within the second, which keeps their order. The rate is the
--- tenant's own limit, or an equal part of rps. The wait is at least delay and at most cap.
+-- tenant's own limit, or an equal part of rps for each active tenant; without a limit the wait is
+-- base. The wait is at least delay and at most cap.
 local function congestion(n, delay, own)
   local wait, rate = base, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))
   if rps > 0 or own then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
   return math.min(cap, math.max(wait, delay))
 end
 
--- next_entry decides whether the entry of the next job stays. An entry is removed with its outcome.
+-- next_entry decides whether the entry of the next job stays: then it notes the job in kept. It
+-- must be called once for each job, in the order of ARGV. An entry is removed with its outcome.
 -- But the entry of a stale outcome may belong to a later attempt (see start), or to a job whose
 -- start Redis has lost in a failover. So it stays while the job is ready or in flight, and reclaim
 -- decides.
@@ -87,8 +90,9 @@ local function next_entry(live, owned, state)
   if live and not owned and string.find(state, '^[RI]') then kept[job] = true end
 end
 
--- settle_each checks each of the done jobs. It returns the result lines of those that the worker
--- owns, a function that selects their items from a list, and a function that writes their states.
+-- settle_each checks each of the done jobs and writes nothing. It returns the result lines of those
+-- that the worker owns, a function that selects their items from a list, and a function that writes
+-- their states.
 local function settle_each(group, live, ranges, text)
   local ords, attempts = expand(ranges)
   local new, lines, mine_at, i = {}, {}, {}, 0
@@ -110,8 +114,9 @@ local function settle_each(group, live, ranges, text)
   return lines, only_mine, function() store_states(group, ords, new, span) end
 end
 
--- settle_done reads the done jobs of a group from ARGV, and returns how many of them the worker
--- owned.
+-- settle_done reads the done jobs of a group from ARGV. For those that the worker owns it adds one
+-- entry to the stream results, writes their states, and deletes their stored errors and payloads.
+-- It returns how many they are. The caller writes the counts.
 local function settle_done(group, live)
   local ranges, n = parse_ranges(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
@@ -140,8 +145,10 @@ local function settle_done(group, live)
   return n
 end
 
--- settle_others does the same with n jobs that are not done. It returns how many have failed, how
--- many are non-ready, and how many are ready again because no slot had started them.
+-- settle_others reads n jobs that are not done from ARGV, moves those that the worker owns, and
+-- writes their states, errors and the congestion statistics. It returns how many have failed, how
+-- many are non-ready, and how many are ready again because no slot had started them. The caller
+-- writes the counts.
 local function settle_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
@@ -214,10 +221,10 @@ local function settle_others(group, live, tenant, round, n)
   return failed, non_ready, readied
 end
 
--- settle_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs,
--- and owe, the run time that they took beyond what the tenant was charged (it may be negative). A
--- job counts as at least 1 ms. It also stores pace, two marks of time and count of ended jobs: the
--- speed over the last 5 to 10 s.
+-- settle_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs of
+-- the type, and owe, the run time that they took beyond what the tenant was charged (it may be
+-- negative); a job is charged at least 1 ms. It also counts ended jobs and stores pace, two marks
+-- of time and this count: the speed over the last 5 to 10 s. The type's est and quickest follow.
 local PACE_MS = 5000
 local function settle_tenant(tenant, took, ran, ended)
   local key = B .. 'tenant:' .. tenant

@@ -21,22 +21,27 @@
 --   {moved, skipped, wait, permits, denials, traced, now}
 --     moved      jobs that are ready now
 --     skipped    due jobs whose ready stream is full, or whose type has no cap in ARGV
---     wait       ms until another call can promote jobs; -1 = no job is non-ready
---     permits    {tenant, permits, …} that were spent
---     denials    {tenant, reason, …}: per_group or global
---     traced     {group, ordinal, tenant, trace, span id, since ms, now ms, attempt, reason, …}
+--     wait       ms until another call can promote jobs; -1 = only paused tenants, or none, have
+--                non-ready jobs
+--     permits    {tenant, jobs, …}: the promoted jobs; with a limit, each spent a permit
+--     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
+--                up
+--     traced     {group, ordinal, tenant, trace, span id, since ms, now ms, new attempt, reason, …}
 --     now        Redis time, µs
 -- Tenants are served in the order of their longest due job, so a tenant that got its share stands
--- behind those that got none. Due jobs of paused groups, tenants and types are suspended.
+-- behind those that got none. Due jobs of paused groups and types are suspended; those of a paused
+-- tenant stay non-ready. After a resumption, each call first makes a batch of one tenant's
+-- suspended jobs non-ready again.
 -- Twice: the second call does not find the jobs, because they have left non-ready.
 -- Out of memory: goes through.
 -- Cost: some µs a job.
 local most, total, elastic = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic'
 local seed, full_wait = ARGV[8], tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
--- LOOK is the most jobs that one call looks at. If it finds no job that may go, the next call goes
--- on behind them (field look of the tenant). So jobs of a type whose ready stream is full don't
--- hide the tenant's jobs of other types.
+-- LOOK is the most due jobs that one call looks at, of all tenants. If the call ends there and has
+-- found no job of the last tenant that may go, the next call goes on behind that tenant's jobs
+-- (field look of the tenant). So jobs of a type whose ready stream is full don't hide the tenant's
+-- jobs of other types.
 local LOOK = 1000
 -- A type without a cap is new since the caller read the list of types. Its jobs stay due; the
 -- tenant is looked at again after NEW_TYPE_MS.
@@ -48,7 +53,7 @@ local moved, skipped, looked, allowed, denied, traced, traces = 0, 0, 0, {}, {},
 local pauses = any_paused()
 local status = {} -- by group: {gone, paused}
 
--- group_status says whether a group is gone (deleted or cancelled) or paused.
+-- group_status returns two fields of a group: gone (it is deleted or cancelled) and paused.
 local function group_status(group)
   local s = status[group]
   if s == nil then
@@ -58,11 +63,13 @@ local function group_status(group)
   end
   return s
 end
--- held_back says whether a job may not start because its group or its type is paused.
+-- held_back says whether a job may not start because its group or its type is paused. It does not
+-- look at the tenant.
 local function held_back(j) return group_status(j.group).paused or (pauses and is_paused('y', j.typ)) end
 
--- bring_back makes a batch of a tenant's suspended jobs non-ready again, as far as they are not
--- paused.
+-- bring_back makes a batch of a tenant's suspended jobs non-ready again, due at once, unless their
+-- group or type is still paused. The last batch removes the tenant from the set resuming, and from
+-- the set suspended if no job of it is left there.
 local function bring_back(tenant)
   local suspended, key = B .. 'suspended:' .. tenant, B .. 'tenant:' .. tenant
   precheck('ZCARD', suspended, B .. 'non-ready', B .. 'non-ready:' .. tenant)
@@ -105,8 +112,8 @@ if resuming then
 end
 
 local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
--- By type: free capacity of the ready stream; due jobs that found it full; the field due of
--- load:TYPE.
+-- By type: capacity, the free capacity of the ready stream; full, how many due jobs found it full;
+-- asked, the field due of load:TYPE when the call began.
 local capacity, full, asked = {}, {}, {}
 local g
 if #due > 0 then
@@ -127,8 +134,10 @@ if #due > 0 then
   if limited then count_due(g, now) end
 end
 
--- look reads a tenant, as in admit: can is the number of permits that its due jobs may spend. It
--- leaves a part of the permits to the tenant's waiting jobs.
+-- look reads a tenant. Of the result, limit, left and next_at are as in admit. can is how many of
+-- its due jobs may become ready: if waiting jobs of the tenant want permits, they keep up to half
+-- of those that are left. borrows: the permits are of other tenants. offset is the field look.
+-- spare counts the permits that no waiting tenant may claim; look reads it once in a call.
 local F = LIMIT_FIELDS[LIMITER]
 local spare
 local function look(tenant)
@@ -152,12 +161,15 @@ local function look(tenant)
   return t
 end
 
--- choose looks at a tenant's due jobs and changes nothing. It returns a time before which it makes
--- no sense to look again, or nil, and these lists:
---   going       jobs that become ready
---   dropped     elements that are not the job's present state, or whose group is gone
---   paused      jobs that will be suspended
+-- choose decides what becomes of a tenant's due jobs and moves none of them. It counts in looked,
+-- skipped, denied, capacity and full, and it writes or deletes the tenant's field look. It returns
+-- these lists, and a time (ms) before which it makes no sense to look at the tenant again, or nil:
+--   going       {job, blob}: the jobs that become ready
+--   paused      {job, blob}: the jobs that will be suspended
+--   dropped     {job, blob}: elements that are not the job's present state, a second element of a
+--               job in the lists above, jobs whose group is gone
 --   unreadable  elements that are no jobs
+-- Due jobs that are in no list stay where they are.
 local function choose(tenant, t)
   local set, named, not_before = B .. 'non-ready:' .. tenant, {}, nil
   local c = { going = {}, dropped = {}, paused = {}, unreadable = {} }
@@ -207,7 +219,8 @@ local function choose(tenant, t)
   return c, not_before
 end
 
--- to_ready adds one job to its ready stream.
+-- to_ready adds one job to its ready stream under its next attempt, and writes its state. It
+-- reports a sampled job in traced. It changes j.
 local function to_ready(tenant, j, blob)
   local waited = math.max(0, now - j.since)
   if j.reason == 'R' then j.wr = j.wr + waited elseif j.reason == 'A' or j.reason == 'E' then j.wc = j.wc + waited end
@@ -225,7 +238,9 @@ local function to_ready(tenant, j, blob)
   call('SETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, 'R' .. mark(j.attempt))
 end
 
--- promote_tenant moves the due jobs of a tenant that choose has found.
+-- promote_tenant does with a tenant's due jobs what choose has decided: it makes them ready and
+-- spends their permits, suspends them, removes the dropped ones and quarantines the unreadable
+-- ones. Then it writes the counts and the tenant's score in non-ready.
 local function promote_tenant(tenant, t)
   local set = B .. 'non-ready:' .. tenant
   precheck('ZCARD', B .. 'suspended:' .. tenant)

@@ -7,14 +7,15 @@
 -- ARGV
 --   1  typ    -        the type
 --   2  lease  ms       a job whose entry was idle for this long is taken back
---   3  most   entries  most entries to take back
---   4  cap    n        most losses of a job
+--   3  most   entries  most entries to take from the stream
+--   4  cap    n        most losses of a job; with one more it fails
 -- Reply
 --   {taken, failed, {entry, …}, stale}
 --     taken   jobs that are non-ready now; they need another permit
 --     failed  jobs that have failed
 --     entry   a pending entry that does not exist any more: another program deleted it
---     stale   entries that held no job or another attempt
+--     stale   entries that held no job (they are quarantined), another attempt, or a job of a
+--             cancelled or deleted group
 -- The script checks the idle times itself, in the step that moves the jobs. Only a job that was in
 -- flight counts a loss. One loss makes it a suspect, which a worker process runs alone: so each
 -- further loss is its own. For deleted entries, the field suspicious of the hash watch makes the

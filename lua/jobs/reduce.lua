@@ -10,7 +10,8 @@
 --   3  version  n  version of the partial aggregate that the caller has read
 --   4  state    -  the new partial aggregate, with these results
 --   5  lines    -  the result lines
---   6  ranges   -  the jobs (see parts/ranges.lua); their attempts are ignored
+--   6  ranges   -  the jobs (see parts/ranges.lua); their attempts are ignored; '' = no jobs: only
+--                  the entries are removed
 --   then for each entry of the stream results that held them:
 --   +1  entry   -  its id
 -- Reply

@@ -17,8 +17,9 @@
 --             list, with a number for each job: the attempt to report under, or -1 = do not run it
 --     groups  for each group: {tenant, job timeout ms, max retries}, '' = the default
 --     now     Redis time, µs
--- A job with token -1 is stale or paused. Its entry is removed, unless the job is ready or in
--- flight under another attempt: then reclaim decides which entry is right.
+-- A job with token -1 is stale, of a cancelled or deleted group, or paused and suspended now. Its
+-- entry is removed, unless the job is ready or in flight under another attempt: then reclaim
+-- decides which entry is right.
 -- The state's letter and attempt say which worker holds the job. An entry that is delivered again
 -- under its old id (the consumer group was lost and created again) gets a new attempt, so that
 -- reports of the earlier one are stale.
@@ -37,8 +38,9 @@ precheck('LLEN', B .. 'wake:fetcher')
 precheck_mark_dirty()
 allow_oom()
 
--- suspend moves paused jobs from the ready stream to suspended:TENANT. at has their positions. It
--- reads their blobs from the stream, because the worker sends only the ids of their entries.
+-- suspend moves paused jobs from the ready stream to suspended:TENANT, and writes their states and
+-- counts. at has their positions in entries. It reads their blobs from the stream, because the
+-- worker sends only the ids of their entries.
 local function suspend(group, tenant, entries, ords, attempts, at)
   precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'suspended:' .. tenant)
@@ -61,8 +63,8 @@ local function suspend(group, tenant, entries, ords, attempts, at)
   add(B .. 'group:' .. group, 'ready', -n, 'non_ready', n)
 end
 
--- begin starts the jobs of a group one at a time. It returns the tokens and how many jobs it
--- started.
+-- begin starts the jobs of a group one at a time, and suspends those that are paused. It returns
+-- the tokens, and how many jobs went from ready to in flight. Entries to remove it adds to gone.
 local function begin(group, g, held, ranges, ids)
   local ords, attempts = expand(ranges)
   local entries, own = {}, {}

@@ -13,21 +13,22 @@
 --   {'OK', …}    the job:
 --     2   now            ms      Redis time
 --     3   state          -       state letter, '' = no job waits
---     4   ordinal        n       the job
+--     4   ordinal        n       the job, -1 = no job waits
 --     5   tenant         -       its tenant
 --     6   status         -       status of its group
 --     7   typ            -       its type, '' = only its blob says it
 --     8   paused         -       what is paused: g group, t tenant, y type, or several of them
---     9   held           ms      run_at of the group, 0 = the group is not held
+--     9   held           ms      run_at of the group while it is scheduled, 0 = it is not
 --     10  limited_until  ms      until then its tenant is rate-limited, 0 = it is not
 --     11  place          n       its position in its queue, -1 = not known
---     12  before         groups  groups that are served before its own
---     13  jobs           jobs    waiting jobs of these groups
---     14  by_priority    0|1     priority orders the groups
+--     12  before         groups  groups that are served before its own: of its tenant and lane, or
+--                                with by_priority of all tenants
+--     13  jobs           jobs    waiting jobs of these groups, of its type
+--     14  by_priority    0|1     priority orders the groups of all tenants
 --     15  started        ms      when the first job of the round started, 0 = none has
 --     16  ended          jobs    jobs of the group that have ended
---     17  accepted       jobs    jobs of the group
---     18  counts         jobs    {non-ready, ready, in flight}
+--     17  accepted       jobs    all jobs of the group
+--     18  counts         jobs    {non-ready, ready, in flight} of the group
 --     19  types          -       {type, …} of the group
 -- The script finds a waiting job in its queue by bisection, because appends add jobs in the order
 -- of their ordinals. It may not find a job that a later round has put there.
@@ -50,7 +51,8 @@ local function number_at(typ, i)
   return number and tonumber(number)
 end
 
--- find returns the type and the position of a job in the queues of its group, or -1.
+-- find returns the type and the position of a job in the queues of its group. If it is not found,
+-- the position is -1, and the type is '' unless the group has only one.
 local function find()
   for _, typ in ipairs(types) do
     local lo, hi = 0, call('LLEN', B .. 'queue:' .. group .. ':' .. typ) - 1

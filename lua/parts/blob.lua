@@ -6,7 +6,7 @@
 -- A script that doesn't need the payload handles both as one text.
 -- A payload over 4 KiB is stored in payloads:GROUP and is empty in the blob. The reason says why a
 -- job is non-ready: R rate limited, A throttled by the downstream API, E transient error,
--- S scheduled, P paused.
+-- S scheduled, P suspended when it was ready; '' = released by a worker.
 -- NEEDS  base
 -- OFFERS
 --   parse(blob)               the fields of a moving blob, or nil
@@ -15,9 +15,10 @@
 --   entry_blob(fields)        the moving blob of an entry of a ready stream
 --   mint(seed, n)             the n-th span id of a script's run
 --   follow(trace, span)       the trace with span as its parent
---   quarantine(where, what)    stores text that can't be read as a job
+--   quarantine(where, what)    stores text that is no job, or is misplaced
 
--- parse reads a moving blob up to its payload. payload_at is where the payload begins.
+-- parse reads a moving blob up to its payload; nil if it can't be read. payload_at is where the
+-- payload begins. retries and throttles stay text.
 local function parse(blob)
   local group, typ, attempt, retries, throttles, losses, wf, wr, wc, since, reason, ordinal, accepted, trace, at =
     string.match(blob, '^([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%a?)|(%d+)|(%d+)|([^|]*)|()')
@@ -33,7 +34,7 @@ end
 -- entry_blob returns the moving blob of an entry of a ready stream. The entry has one field: either
 -- j, with the moving blob as its value, or the head of the moving blob, with the queued blob as its
 -- value. In the second form a script passes a queued blob on without making a new string, because
--- Lua hashes all of each string that it makes.
+-- Lua hashes all of each string that it makes. Of other fields it returns text that parse refuses.
 local function entry_blob(fields)
   if #fields ~= 2 then return (string.gsub(table.concat(fields, ' '), '|', '¦')) end -- no job
   return fields[1] == 'j' and fields[2] or fields[1] .. fields[2]
@@ -47,7 +48,7 @@ local function compose(j, blob)
     string.sub(blob, j.payload_at)
 end
 
--- payload_and_key divides the part of a blob behind the trace.
+-- payload_and_key divides the part of a blob behind the trace into the payload and the key.
 local function payload_and_key(text)
   if string.byte(text, -1) ~= 31 then return text, '' end
   local payload, key = string.match(text, '^(.*)\31([^\31]+)\31$')
@@ -58,7 +59,8 @@ end
 local function mint(seed, n) return seed .. string.format('%08x', n) end
 local function follow(trace, span) return string.sub(trace, 1, 36) .. span .. string.sub(trace, 53) end
 
--- quarantine stores text that can't be read as a job, in a bounded list that operators read.
+-- quarantine stores the first 1024 bytes of a text, behind the location where it was found, in a
+-- list of the newest 1000 that operators read. The caller removes the text from its location.
 local function quarantine(where, what)
   call('LPUSH', B .. 'quarantine', where .. ' ' .. string.sub(what, 1, 1024))
   call('LTRIM', B .. 'quarantine', 0, 999)

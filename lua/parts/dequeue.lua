@@ -132,9 +132,10 @@ do
     return went
   end
 
-  -- take moves up to k jobs from the head of a group's queue. place adds the jobs of a segment to
-  -- their new location and returns their new state. take returns how many jobs it moved, and how
-  -- many elements it removed from the queue.
+  -- take moves up to k jobs from the head of a group's queue, and writes their states. place adds
+  -- the jobs of a segment to their new location and returns their new state. take quarantines
+  -- elements that can't be read, and drops jobs that do not wait any more. It returns how many jobs
+  -- it moved, and how many elements it removed from the queue.
   function take(group, k, place)
     local queue = B .. 'queue:' .. group .. ':' .. typ
     local popped = call('LRANGE', queue, 0, k - 1)
@@ -156,7 +157,7 @@ do
   end
 
   -- trace_job reports a sampled job in traced. It returns the job's blob with the new span as its
-  -- parent.
+  -- parent; the blob of another job unchanged.
   local function trace_job(group, tenant, blob, s, fairness, rate)
     if s.trace == '' then return blob end
     traces = traces + 1
@@ -199,10 +200,10 @@ do
     end
   end
 
-  -- settle writes counts and the fair queue after a take: went jobs moved to the state that field
-  -- names, gone elements left the queue, which had n. It removes a group without waiting jobs from
-  -- the fair queue (of = the tenant's groups) and says whether the tenant has no other group in the
-  -- lane.
+  -- settle writes the group's and the type's counts and the fair queue after a take: went jobs
+  -- moved to the state that field names, gone elements left the queue, which had n. It removes a
+  -- group without waiting jobs from the fair queue (of = the tenant's groups), but not the tenant
+  -- from its lane. It returns true if no group of the tenant is left in the lane.
   function settle(group, of, field, went, gone, n)
     add(B .. 'group:' .. group, 'waiting', -went, field, went)
     call('HINCRBY', load_key, 'waiting', -gone)

@@ -4,10 +4,11 @@
 --   precheck_fail_job(group)    reads the keys that fail_job writes
 --   fail_job(group, tenant, round, j, blob, code, message, now)
 --                               records a failed job
---   check_end(group)            marks the group dirty when all its jobs have ended
+--   check_end(group)            marks a sealed group dirty if all its jobs have ended
 
 -- fail_job records a job that has failed: its error with the job itself, so that a later round can
--- run it, the error code, and a dead letter. The caller writes state and counts.
+-- run it, the error code, and a dead letter. It deletes the job's latest error in errors:GROUP, and
+-- changes j. The caller writes state and counts, and removes the job from its location.
 local function precheck_fail_job(group)
   precheck('XLEN', B .. 'dead-letters')
   precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group)
@@ -28,7 +29,7 @@ local function fail_job(group, tenant, round, j, blob, code, message, now)
   call('HINCRBY', B .. 'codes:' .. group, code, 1)
 end
 
--- check_end marks the group dirty when the last job of a sealed group has ended. The caller has
+-- check_end marks the group dirty if it is sealed and all its jobs have ended. The caller has
 -- written the counts before.
 local function check_end(group)
   local g = call('HMGET', B .. 'group:' .. group, 'sealed', 'accepted', 'done', 'failed', 'cancelled')

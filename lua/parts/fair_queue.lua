@@ -4,8 +4,8 @@
 --   AGE_MS                                               age that counts as one waiting job, ms
 --   precheck_enqueue(typ, lane, tenant)                  reads the keys that the others write
 --   enter_lane(typ, lane, tenant)                        adds a tenant to a lane
---   leave_lane(typ, lane, tenant, tag)                   removes a tenant from a lane
---   in_lane(typ, lane, tenant)                           the tenant's start tag, or nil
+--   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
+--   in_lane(typ, lane, tenant)                           the tenant's start tag, or false
 --   enqueue(typ, lane, tenant, group, n, now, factor)    adds a group with n waiting jobs
 --   withdraw(typ, lane, tenant, group)                   removes a group
 
@@ -39,13 +39,16 @@ local function leave_lane(typ, lane, tenant, tag)
   call('ZREM', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
 -- in_lane returns a tenant's start tag. It is in fair:TYPE:LANE while the tenant has permits, and
--- in over:TYPE:LANE while the tenant is borrowing.
+-- in over:TYPE:LANE while the tenant is borrowing. in_lane returns false for a tenant that is in
+-- neither: it has no waiting jobs in the lane, or is rate-limited or paused.
 local function in_lane(typ, lane, tenant)
   return call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant)
     or call('ZSCORE', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
 
--- enqueue adds n waiting jobs of a group to its tenant's fair queue, and the tenant to the lane.
+-- enqueue adds n waiting jobs of a group to its tenant's order of groups, and the tenant to the
+-- lane; a rate-limited tenant enters the lane later (see admit). The caller adds the jobs to the
+-- list queue:GROUP:TYPE.
 local function enqueue(typ, lane, tenant, group, n, now, factor)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
@@ -54,8 +57,8 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end
--- withdraw removes a group from the fair queue of a type. Its jobs stay in the list
--- queue:GROUP:TYPE.
+-- withdraw removes a group from the fair queue of a type, and its tenant from the lane if this was
+-- the tenant's last group there. The jobs stay in the list queue:GROUP:TYPE.
 local function withdraw(typ, lane, tenant, group)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
   call('ZREM', B .. 'priority:' .. typ, group)

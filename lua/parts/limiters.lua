@@ -79,8 +79,8 @@ function left.token(key, a, _, permits)
   return floor((US + width - at) / each + 1e-6), at + each - width, { at = at, each = each }
 end
 
--- spend takes n permits. It writes the state that left has returned, and keeps it for another
--- spend.
+-- spend takes n permits, even if fewer are left. s is the state that left has returned: spend adds
+-- the permits to it, so that it serves for another spend, and writes it to the hash.
 local spend = {}
 function spend.fixed(key, s, n)
   s.n = s.n + n

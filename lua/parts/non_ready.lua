@@ -1,18 +1,20 @@
 -- non_ready: non-ready jobs, in the sorted set non-ready:TENANT by due time (ms). The sorted set
--- non-ready orders the tenants by the due time of their first job.
+-- non-ready orders the tenants by the time at which promote looks at them next: the due time of
+-- their first job, or a later one.
 -- NEEDS  base, signals
 -- OFFERS
 --   FAR                                  due time of a paused tenant
 --   precheck_non_ready(tenant, typ)      reads the keys that add_non_ready writes
---   add_non_ready(tenant, typ, blobs)    adds jobs
+--   add_non_ready(tenant, typ, blobs)    adds jobs of one type: {due time, moving blob, …}
 --   reindex(tenant, not_before)          writes the tenant's score in non-ready again
 
--- FAR is the score of a paused tenant in non-ready. It is later than any time, and the largest
--- integer that a score holds exactly.
+-- FAR is the score of a paused tenant in non-ready, once promote has met it. It is later than any
+-- time, and the largest integer that a score holds exactly.
 local FAR = 9007199254740991
 
--- add_non_ready adds moving blobs, each behind its due time, to their tenant's non-ready jobs. It
--- lowers the tenant's score in non-ready if one of them is due earlier.
+-- add_non_ready adds moving blobs, each behind its due time, to their tenant's non-ready jobs, and
+-- counts them in the type's field non_ready. If one of them is due earlier than the tenant's score
+-- in non-ready, it lowers the score and wakes the dispatcher. The caller writes states and counts.
 local function precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck('HLEN', B .. 'load:' .. typ)
@@ -30,7 +32,7 @@ local function add_non_ready(tenant, typ, blobs)
 end
 
 -- reindex sets a tenant's score in non-ready to the earliest due time of its jobs, or to not_before
--- if that is later.
+-- if that is later. It removes a tenant without non-ready jobs from the sorted set.
 local function reindex(tenant, not_before)
   local first = call('ZRANGE', B .. 'non-ready:' .. tenant, 0, 0, 'WITHSCORES')
   if #first == 0 then

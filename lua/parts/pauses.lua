@@ -1,4 +1,6 @@
--- pauses: whether a tenant or a type is paused. Whether a group is paused is in the group's hash.
+-- pauses: whether a tenant or a type is paused. Whether a group is paused is in the group's hash. A
+-- tenant's pause is also the field paused of its hash, which admit and promote read; pause writes
+-- both.
 -- NEEDS  base
 -- OFFERS
 --   any_paused()            whether any tenant or type is paused

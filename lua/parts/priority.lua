@@ -4,13 +4,15 @@
 --   alpha()                           ALPHA, or nil with FAIR_QUEUE_POLICY=fair
 --   rank(group, factor)               the priority of a group; factor is ALPHA
 --   precheck_rerank(types, factor)    reads the keys that rerank writes
---   rerank(group, types, factor)      writes the priority of a group that has waiting jobs
+--   rerank(group, types, factor)      computes the priority of a group again, if it has one
 
 -- With FAIR_QUEUE_POLICY=priority the key policy holds ALPHA, and the sorted set priority:TYPE
 -- orders the groups of all tenants by
 --   priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done))
--- where base_priority is the sum of the group's and its tenant's. Scripts call rerank whenever done
--- or total changes.
+-- The group with the highest priority is next. base_priority is the sum of the group's and its
+-- tenant's. total is the announced number of jobs, or the accepted one if that is higher. Scripts
+-- call rerank whenever done, total or base_priority changes. It writes to the orders of those types
+-- that have the group already, and does nothing without factor.
 local function alpha() return tonumber(call('GET', B .. 'policy') or nil) end
 local function rank(group, factor)
   local g = call('HMGET', B .. 'group:' .. group, 'at:created', 'base_priority', 'total', 'accepted', 'done', 'tenant')

@@ -25,8 +25,9 @@ local function expand(ranges)
 end
 
 -- transition prepares the change of all jobs of the ranges from one state to another. It returns
--- nil unless each job is in the state `from` under its attempt (any: under any attempt). The caller
--- writes the change with apply.
+-- nil unless each job is in the state `from` under its attempt (any: under any attempt), and also
+-- if ranges overlap or their ordinals differ by SPAN or more. The caller writes the change with
+-- apply.
 local function transition(group, ranges, from, to, any)
   local lo, last = ranges[1].lo, ranges[#ranges]
   local hi, at = last.lo + last.n - 1, lo

@@ -2,8 +2,8 @@
 -- NEEDS  base, signals
 -- OFFERS
 --   stream_depth(stream)    entries of a ready stream, and how many are undelivered
---   refill(typ)             wakes the fetcher when the stream that was full has free capacity
---   is_stuck(full, now)     whether the stream has been full for a long time
+--   refill(typ)             wakes the fetcher if the stream was full and has free capacity now
+--   is_stuck(full, now)     whether the stream has been full for more than a second
 --   QUICK_MS                how long the run time of quick jobs is valid
 
 -- stream_depth returns the number of entries of a ready stream, and how many of them are
@@ -16,9 +16,10 @@ local function stream_depth(stream)
   return n, math.max(0, n - p[1])
 end
 
--- refill wakes the fetcher when a ready stream that admit found full has free capacity again. The
--- field full of load:TYPE is 'UNDELIVERED ENTRIES SINCE': the stream has free capacity when it has
--- no more undelivered and no more entries than these. Since (ms) says when it became full.
+-- refill wakes the fetcher, once, if a ready stream that admit found full has free capacity again.
+-- The field full of load:TYPE is 'UNDELIVERED ENTRIES SINCE': the stream has free capacity when it
+-- has no more undelivered and no more entries than these. Since (ms) says when it became full.
+-- refill then deletes the field. It does nothing for a stream without the field.
 local function refill(typ)
   local load_key, stream = B .. 'load:' .. typ, B .. 'ready:' .. typ
   local full = call('HGET', load_key, 'full')
@@ -34,7 +35,7 @@ end
 local QUICK_MS = 10000
 
 -- is_stuck says whether a type's stream has been full for more than STUCK_MS. Then its waiting jobs
--- can't use permits now.
+-- can't use permits now. full is the field full of load:TYPE (see refill).
 local STUCK_MS = 1000
 local function is_stuck(full, now)
   local since = tonumber(string.match(full or '', '(%d+)$') or nil)

@@ -4,14 +4,14 @@
 --   TYPES                           most types that a script looks at
 --   TENANTS                         most due tenants that a script looks at
 --   global(total, part, tag)        the partition's limit, and what is left of it
---   count_due(g, now)               counts tenants with due jobs as active
+--   count_due(g, now)               counts tenants with due jobs as active, in g
 --   share(g, weight)                the share of a tenant, permits a window
 --   own_limit(rps)                  the tenant's own limit, permits a window
 --   permits_of(g, limited, rps, weight, whole)
 --                                   what a tenant may spend, permits a window
---   overdue(tenant, now)            due jobs that got no permit
---   reserved(g, except, now)        permits that waiting tenants may claim
---   reserved_due(g, now, except)    permits that due jobs may claim
+--   overdue(tenant, now)            jobs of a tenant that have been due for 20 ms and longer
+--   reserved(g, except, now)        permits that waiting jobs of types other than except may claim
+--   reserved_due(g, now, except)    permits that due jobs of tenants other than except may claim
 --   half_for_due(n)                 the part of n permits for jobs that are due
 --   rate_bound(key, rs, rd, now)    stores that a permit was denied
 --   rate_since(rs, rd, now)         since when permits are denied, or nil
@@ -19,10 +19,11 @@
 -- Bounds of a script's cost.
 local TYPES, TENANTS = 64, 16
 
--- global reads the hash rate. It returns the partition's permits a window, the permits that are
--- left, when the next one comes, and the other fields. With several partitions the limit is the
--- quota: q permits, and q2 from qf on, if they are of the limit that tag names; otherwise part (see
--- quota).
+-- global reads the hash rate. It returns g: the partition's permits a window (permits), how many of
+-- them are left, when (µs) the next one comes (next_at), the state for spend, the fields xw, rs and
+-- rd, and the number of active tenants. Without a limit, left, next_at and state are nil. With
+-- several partitions the limit is the quota: q permits, and q2 from qf on, if they are of the limit
+-- that tag names; otherwise part (see quota).
 local function global(total, part, tag)
   local f = LIMIT_FIELDS[LIMITER]
   local h = call('HMGET', B .. 'rate', f[1], f[2], 'xw', 'rs', 'rd', 'qt', 'q', 'q2', 'qf')
@@ -46,8 +47,8 @@ local function global(total, part, tag)
   return g
 end
 
--- count_due says whether non-ready jobs are due. Their tenants could use permits now, so it counts
--- them as active, even if they have no waiting jobs.
+-- count_due says whether non-ready jobs are due. Their tenants could use permits now, so it adds
+-- those that are not active to g.active, up to TENANTS of them. The set active stays as it is.
 local function count_due(g, now)
   local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)
   for _, tenant in ipairs(due) do
@@ -66,26 +67,29 @@ end
 -- own_limit returns the permits a window of a tenant that has a rate limit of its own.
 local function own_limit(rps) return math.max(1, floor(tonumber(rps) * WIDTH / 1000)) end
 
--- permits_of returns what a tenant may spend in a window: its own limit; or, if whole is set, the
--- global limit; or its share. It is never more than the global limit.
+-- permits_of returns what a tenant may spend in a window: its own limit; or, if whole is set, all
+-- permits of the partition; or its share. With a global limit (limited) it is never more than the
+-- permits of the partition; without one, the tenant must have a limit of its own.
 local function permits_of(g, limited, rps, weight, whole)
   if not limited then return own_limit(rps) end
   local permits = rps and own_limit(rps) or whole and g.permits or share(g, weight)
   return math.min(permits, math.max(1, g.permits))
 end
 
--- overdue counts a tenant's non-ready jobs that have been due for GRACE_MS and got no permit. A job
--- that became due later normally gets its permit in time. If permits come one at a time, a permit
--- that is kept for it would be lost.
+-- overdue counts a tenant's non-ready jobs that have been due for GRACE_MS or longer: promote has
+-- had the time to make them ready, so they probably lack a permit. Permits are kept for them. A
+-- permit that is kept for a job that became due later could be lost, if permits come one at a time.
 local overdue
 do
   local GRACE_MS = 20
   function overdue(tenant, now) return call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now - GRACE_MS) end
 end
 
--- reserved counts the permits that waiting tenants of other types may claim, because part of their
--- share is unused. reserved_due counts those that due jobs may claim. Other tenants may borrow only
--- the permits beyond these.
+-- reserved estimates how many permits tenants with waiting jobs of types other than except may
+-- claim: a share for each tenant that has not spent its own, but no more than the type's waiting
+-- jobs and the free capacity of its ready stream. Paused and stuck types claim none. reserved_due
+-- counts the permits that due jobs may claim: at most an equal share for each tenant but except.
+-- Other tenants may borrow only the permits beyond these.
 local reserved
 do
   local function shares_of(lane, g, equal)
@@ -123,15 +127,17 @@ local function reserved_due(g, now, except)
   return sum
 end
 
--- half_for_due divides n permits of a tenant between its waiting jobs and its due jobs. If n is
--- odd, the last permit is for one side in one window and for the other side in the next.
+-- half_for_due returns how many of a tenant's n permits are for its due jobs: half of them, the
+-- others are for its waiting jobs. If n is odd, the last permit is for one side in one window and
+-- for the other side in the next.
 local function half_for_due(n)
   local odd = floor(US / 1000 / WIDTH) % 2
   return floor((n + odd) / 2)
 end
 
--- rate_bound stores that a permit was denied. From then on waiting jobs count as waiting for the
--- rate limit, until no permit was denied for two windows.
+-- rate_bound stores in the hash of a limit (key) that a permit was denied now. From the first
+-- denial on (rs), waiting jobs count as waiting for the rate limit, until two windows after the
+-- last one (rd). rate_since returns rs, or nil after that.
 local function rate_bound(key, rs, rd, now)
   if rd and now - rd <= 2 * WIDTH then
     call('HSET', key, 'rd', now)

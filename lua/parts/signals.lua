@@ -11,7 +11,8 @@ local function wake(role)
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
 end
 
--- mark_dirty puts a group on the list of those that the watcher has to look at.
+-- mark_dirty adds a group to the set of those that the watcher has to look at, and wakes the
+-- watcher.
 local function precheck_mark_dirty()
   precheck('SCARD', B .. 'dirty')
   precheck('LLEN', B .. 'wake:watcher')

@@ -13,7 +13,8 @@
 local function mark(attempt) return string.char(33 + attempt % 90) end
 
 -- load_states reads the states of a batch of one group's jobs with one command, if their ordinals
--- ascend and differ by less than SPAN; otherwise with one command for each job.
+-- ascend and differ by less than SPAN; otherwise with one command for each job. It returns the
+-- states in the order of ords, and for store_states the piece that it read, or nil.
 local SPAN = 4096
 local function load_states(group, ords)
   local key, n, got = B .. 'states:' .. group, #ords, {}
@@ -40,6 +41,7 @@ local function load_states(group, ords)
 end
 
 -- store_states writes the states new[i] (nil: unchanged) of the jobs that load_states has read.
+-- span is the piece that load_states has returned: no state in it may have changed since.
 local function store_states(group, ords, new, span)
   local key, n = B .. 'states:' .. group, #ords
   if not span then

@@ -1,12 +1,12 @@
--- tenants: which tenants are active, and when the data of a tenant is deleted.
+-- tenants: which tenants are active, and when the hash of a tenant or parts of it are deleted.
 -- NEEDS  base
 -- OFFERS
---   precheck_activate(tenant)    reads the keys that the others write
+--   precheck_activate(tenant)    reads the keys that activate, set_active and set_inactive write
 --   activate(tenant, n)          counts n more jobs that want a permit
---   set_active(tenant)           adds the tenant to the active ones
+--   set_active(tenant)           adds the tenant to the active ones, unless it is paused
 --   set_inactive(tenant)         removes the tenant from them
---   extra_weight(weight)         the tenant's weight minus 1, in thousandths
---   forget_tenant(tenant)        deletes a tenant without groups and settings
+--   extra_weight(weight)         the weight minus 1, in thousandths; without a weight 0
+--   forget_tenant(tenant)        deletes a tenant without groups, settings, pause, unfinished jobs
 --   check_last(tenant)           resets the counters of a tenant without unfinished jobs
 
 -- A tenant is active while it has jobs that want a permit and is not paused. The limit is divided
@@ -27,7 +27,8 @@ local function set_inactive(tenant)
   add(B .. 'rate', 'xw', -extra_weight(call('HGET', B .. 'tenant:' .. tenant, 'weight')))
 end
 
--- activate adds n, which may be negative, to the jobs of a tenant that want a permit.
+-- activate adds n, which may be negative, to the number of a tenant's jobs that want a permit. The
+-- tenant becomes active with its first such job, and inactive with its last one.
 local function activate(tenant, n)
   if n == 0 then return end
   local left = call('HINCRBY', B .. 'tenant:' .. tenant, 'active', n)
@@ -35,7 +36,8 @@ local function activate(tenant, n)
   if left <= 0 then set_inactive(tenant) end
 end
 
--- forget_tenant deletes the hash of a tenant that has neither groups nor settings.
+-- forget_tenant deletes the hash of a tenant and removes the tenant from the sorted set tenants. It
+-- keeps a tenant that has groups, settings or unfinished jobs, or is paused.
 local function forget_tenant(tenant)
   local key = B .. 'tenant:' .. tenant
   local set = call('HMGET', key, 'rps', 'weight', 'base_priority', 'paused', 'unfinished')
@@ -45,7 +47,8 @@ local function forget_tenant(tenant)
   call('ZREM', B .. 'tenants', tenant)
 end
 
--- check_last makes a tenant without unfinished jobs inactive at once and resets its congestion.
+-- check_last makes a tenant inactive at once, and deletes its counters active and congested and its
+-- congestion statistics. It does nothing while the tenant has unfinished or non-ready jobs.
 local function check_last(tenant)
   local key = B .. 'tenant:' .. tenant
   if tonumber(call('HGET', key, 'unfinished') or 0) > 0 then return end

@@ -1,4 +1,4 @@
--- drop_consumer: deletes a consumer of a stream that holds no entries and was idle for long.
+-- drop_consumer: deletes a stream's consumer, if it holds no entries and was idle for long.
 --
 -- KEYS
 --   1  stream  the stream

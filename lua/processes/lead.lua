@@ -9,8 +9,9 @@
 --   2  lease    ms  length of the lease; 0 = give it up
 --   3  scope    -   watch (lead the partition) or rebalance (the quotas)
 -- Reply
---   {fence, left}  the fencing number, 0 while another process leads; ms until the lease ends
--- Twice: the leader keeps its number.
+--   {fence, left}  the fencing number, 0 while another process leads or after a lease of 0; ms
+--                  until the lease ends
+-- Twice: the leader keeps its number, and its lease is extended.
 -- Out of memory: goes through.
 -- Cost: constant.
 local process, lease = ARGV[1], tonumber(ARGV[2])

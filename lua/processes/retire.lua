@@ -1,5 +1,5 @@
--- retire: deletes a job type that has no jobs and was not served for long. So types that users
--- invent don't accumulate. A new job of the type creates it again.
+-- retire: deletes a job type, if it has no jobs (waiting, non-ready, ready, in flight) and was not
+-- served for long. So types that users invent don't accumulate. A new job creates it again.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition

@@ -1,5 +1,5 @@
 -- repair: corrects the counts of a group by what the audit has recounted, and the lists that name
--- it.
+-- it. It makes the group dirty, and sweep begins again if a cancelled group has jobs left.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -13,7 +13,7 @@
 --   +2  delta   n  what is added to it
 -- Reply
 --   {'OK'}       the counts are corrected
---   {'VERSION'}  the group was repaired in the meantime
+--   {'VERSION'}  the group was repaired in the meantime: nothing was written
 --   {'GONE'}     there is no such group: it was removed from the lists
 -- Each transition changes counts and states alike. So the difference between them stays the same
 -- until it is repaired, however often the group changes in the meantime.

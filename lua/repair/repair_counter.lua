@@ -1,5 +1,6 @@
--- repair_counter: sets a counter of a type or tenant to what the audit has counted. It also adds a
--- tenant to the set of active tenants or removes it.
+-- repair_counter: sets a counter of a type or tenant to what the audit has counted. With the
+-- counter active it also adds the tenant to the set of active tenants or removes it; a paused
+-- tenant is never in it.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -12,7 +13,7 @@
 --   5  want     n  what the audit counted
 -- Reply
 --   {1}  the counter is corrected
---   {0}  the counter has changed since: count again
+--   {0}  the counter has changed since: nothing was written, count again
 -- Twice: the second call finds another value, or sets the same.
 -- Out of memory: goes through.
 -- Cost: constant.

@@ -10,9 +10,11 @@
 --   4  item      -  what lies there: an element, an entry's id or an ordinal
 --   5  twin      -  another element of the same job, '' = none; only one of the two is removed
 -- Reply
---   {1}  it was removed
---   {0}  it belongs there, another script will remove it, or it is not there
--- The states decide, in the same step. repair_counter corrects the counters of types and tenants.
+--   {1}  it was quarantined and removed
+--   {0}  it belongs there, another script will remove it, its state can't be read, or it is not
+--        there
+-- The states decide, in the same step. The script changes no state and no count: repair and
+-- repair_counter correct those of groups, types and tenants.
 -- Twice: the second call does not find it.
 -- Out of memory: goes through.
 -- Cost: constant; in a queue, its length.

@@ -1,18 +1,20 @@
--- policy: sets how the next jobs are chosen: by the fair queue, or by the priority formula over all
--- groups. On a change it ranks the open groups again, a batch in each call.
+-- policy: sets how the next jobs are chosen: by the priority formula over all groups, whose open
+-- groups it ranks, a batch in each call; or by the fair queue, which ends all priorities.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  factor  n       ALPHA of the formula, '' = the fair queue
---   2  from    ms      rank groups that were created at or after this time; 0 = begin
+--   2  from    ms      rank groups that were created at or after this time; 0 = begin: store the
+--                      factor first
 --   3  most    groups  most groups to rank
 -- Reply
 --   {1, from}  more groups are left: call again with this from
---   {0}        all groups are ranked
--- The hash rate has '?' in the field ranked until all groups are ranked: a process that finds it
--- begins again.
+--   {0}        all groups are ranked, or the fair queue is set
+-- Paused and scheduled groups are not ranked: they are when they enter the fair queue. The hash
+-- rate has '?' in the field ranked until all groups are ranked: a process that finds it begins
+-- again.
 -- Twice: the second call ranks the same groups by what they are then.
 -- Out of memory: refused, except for a change to the fair queue.
 -- Cost: some µs a group.

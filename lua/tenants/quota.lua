@@ -1,5 +1,6 @@
--- quota: changes the quota of a partition. One process at a time rebalances quota (see lead). It
--- adds to a partition only what it has taken from another one before.
+-- quota: changes or reads the quota of a partition, and from then on refuses calls with a smaller
+-- fencing number. One process at a time rebalances quota (see lead). It adds to a partition only
+-- what it has taken from another one before.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -11,21 +12,21 @@
 --   4  total       permits  permits in a window, of all partitions together
 --   5  part        permits  this partition's quota until it is rebalanced
 --   6  tag         -        name of the limit and of the number of partitions
---   7  to          permits  the new quota; -1 = only read
+--   7  to          permits  the new quota; -1 = leave it as it is
 --   8  not_before  µs       an increase is not effective in full before this time
 --   9  at_once     permits  part of the increase that is effective at once
 -- Reply
 --   {'OK', held, freed, from, demand, active}
 --               held    permits of the limit that this partition may use or has used
---               freed   permits that other partitions may have at once
+--               freed   permits that this call took, and that other partitions may have at once
 --               from    µs from which on others may have all that it lost; 0 = they have
---               demand  jobs that could use permits
---               active  active tenants
+--               demand  waiting and due jobs that could use permits
+--               active  number of the partition's active tenants
 --   {'FENCED'}  another process rebalances
 -- A decrease is effective at once. Permits that were spent in this window (fixed) count until it
 -- ends. Permits that were spent in the last window (sliding) count less and less. Only the others
 -- can be given away. With the token limiter the permits in the bucket stay, as far as they fit.
--- Twice: the second call changes nothing.
+-- Twice: the second call changes nothing, and answers freed = 0.
 -- Out of memory: goes through.
 -- Cost: some commands for each type and each tenant with due jobs.
 local fence, total, part, tag = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]

@@ -1,4 +1,5 @@
--- setting: replaces an operator's settings of a tenant. The next admission follows them.
+-- setting: replaces all of an operator's settings of a tenant. The next admission follows them. A
+-- tenant without settings is forgotten if nothing else needs it (see parts/tenants.lua).
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition

@@ -11,7 +11,7 @@
 --   5  part     permits  this partition's quota until it is rebalanced
 --   6  tag      -        name of the limit and of the number of partitions
 -- Reply
---   1   known          0|1      the tenant has groups or settings
+--   1   known          0|1      the tenant has groups or settings, or is paused
 --   2   rps            1/s      its own rate limit, '' = none
 --   3   weight         n        its weight, '' = 1
 --   4   base_priority  n        its part of the priority, '' = 0
@@ -21,22 +21,24 @@
 --   8   unfinished     jobs     jobs that have not ended
 --   9   non_ready      jobs     non-ready jobs, suspended ones too
 --   10  due            ms       due time of its first non-ready job, 0 = none
---   11  pace           -        two marks of time (ms) and count of ended jobs
---   12  ended          jobs     jobs that have ended, ever
---   13  throttles      n        times that a job became non-ready because it got no permit
---   14  returns        n        times that a job came back
---   15  waited         ms       sum of the waits that these got
---   16  longest        ms       the longest of them
---   17  last           ms       time of the last of these events
+--   11  pace           -        two marks of time (ms) and ended, for its present speed
+--   12  ended          jobs     jobs that were reported done or failed, ever
+--   13  throttles      n        times that one of its jobs became the marker, for want of a permit
+--   14  returns        n        times that one of its jobs was retried or throttled
+--   15  waited         ms       sum of the waits that these retries and throttles set
+--   16  longest        ms       the longest of these waits
+--   17  last           ms       time of the last event that 13 or 14 counts, 0 = none
 --   18  used           permits  permits that it has spent in this window
---   19  limit          permits  permits that it may spend in a window
---   20  global_used    permits  permits that all tenants have spent
---   21  global_limit   permits  permits that all tenants may spend
---   22  active_tenants n        how many tenants are active
---   23  next_permit    µs       time of the tenant's next permit
---   24  global_permit  µs       time of the next permit of all tenants
+--   19  limit          permits  its own limit or share, in a window; 0 = no limit
+--   20  global_used    permits  permits that all tenants of the partition have spent
+--   21  global_limit   permits  permits that they may spend in a window; 0 = no limit
+--   22  active_tenants n        active tenants; with a limit also this one, and those with due jobs
+--                               (up to 16)
+--   23  next_permit    µs       time of the tenant's next permit; now, if it has one left
+--   24  global_permit  µs       time of the partition's next permit; now, if one is left
 --   25  now            µs       Redis time
---   26  limited_until  ms       until then it is rate-limited, 0 = it is not
+--   26  limited_until  ms       until then it is rate-limited (the latest time of all types), 0 = it
+--                               is not
 -- It changes nothing, except for the state of a limiter whose time is in the future because the
 -- clock was set back.
 -- Twice: the second call answers again.
