@@ -21,8 +21,8 @@ package layout
 //	job_timeout        ms    create               how long a job may run; absent: the worker's
 //	                                              default
 //	run_at             ms    create               no job starts before; absent: at once
-//	failure_threshold        create               share of failed jobs from which on the group is
-//	                                              FAILED; absent: 1
+//	failure_threshold        create               part of the jobs (0 to 1): if as many or more
+//	                                              have failed, the group is FAILED; absent: 1
 //	aggregate                create               the aggregates that were asked for, as JSON;
 //	                                              absent: none
 //	total              jobs  create, seal         announced number of jobs; absent: none was
@@ -32,16 +32,18 @@ package layout
 //	round                    create, reopen       number of the present round, from 1
 //	at:STATUS          ms    create, advance,     when the group entered a status of this round,
 //	                         cancel, reopen       in lower case
-//	started            ms    start                when the round's first job started; absent: none
+//	started            ms    start, reopen        when the round's first job started; absent: none
 //	                                              has
 //	sealed             1     append, seal, cancel no more jobs come; absent: some may
 //	submitted          1     append               the submission's last piece is stored
 //	pieces                   append               how many pieces of the submission are stored
 //	types                    append               the types of its jobs, divided by bars
-//	paused             1     pause                no job starts; absent: jobs may
-//	accepted           jobs  append               all jobs
-//	waiting            jobs  the transitions      jobs in this state, as are the next six; their
-//	                                              sum is accepted
+//	paused             1     pause, advance,      no job starts; absent: jobs may. advance and
+//	                         cancel               cancel delete it when the group ends
+//	accepted           jobs  append               all jobs that the group has got
+//	waiting            jobs  the transitions      its jobs in this state. The next six are alike;
+//	                                              the sum of the seven is accepted. repair
+//	                                              corrects them
 //	non_ready          jobs  the transitions
 //	ready              jobs  the transitions
 //	in_flight          jobs  the transitions
@@ -49,17 +51,20 @@ package layout
 //	failed             jobs  the transitions
 //	cancelled          jobs  the transitions
 //	reduced            jobs  reduce               the part of done that is reduced
-//	throttles                admit                times that a job became non-ready for want of a
-//	                                              permit
-//	retries                  outcome              times that a job was retried
-//	sweep                    cancel, sweep        ordinal from which on a cancelled group is to be
-//	                                              settled; absent: it is
-//	sweep_non_ready          sweep                cursor of its settling among the tenant's
-//	                                              non-ready jobs
-//	requeue                  reopen, requeue      cursor of the requeueing of failed jobs; absent:
-//	                                              it is complete
+//	throttles                admit                times that one of its jobs became a marker, for
+//	                                              want of a permit
+//	retries                  outcome              times that one of its jobs was retried, in all
+//	                                              rounds
+//	sweep                    cancel, sweep,       of a cancelled group: ordinal of the first job
+//	                         repair               that sweep has not looked at; absent: sweep has
+//	                                              completed
+//	sweep_non_ready          sweep                cursor of sweep among the tenant's non-ready and
+//	                                              suspended jobs
+//	requeue                  reopen, requeue,     cursor of requeue among the failed jobs of a
+//	                         cancel               reopened group; absent: requeue has completed
 //	reopened                 reopen               id of the request that opened the round
-//	results_expired    1     expire               the results are past their retention
+//	results_expired    1     expire               the result lines were deleted, past their
+//	                                              retention
 //	repaired                 repair               version of the counts: how often they were
 //	                                              repaired
 const (
@@ -119,10 +124,11 @@ const (
 //	payloads:GROUP   ordinal   append                 the payload, where it is large
 //	failures:GROUP   ordinal   outcome, reclaim,      the error as JSON, a newline, the job's
 //	                           lose                   moving blob
-//	errors:GROUP     ordinal   outcome, reclaim       the latest error of a job that is to be
-//	                                                  retried, as JSON
-//	codes:GROUP      code      outcome, reclaim,      how many jobs have failed with this code
-//	                           lose, requeue
+//	errors:GROUP     ordinal   outcome, reclaim       the latest error of a job that has not
+//	                                                  ended, as JSON
+//	codes:GROUP      code      outcome, reclaim,      how many failed jobs have this code
+//	                           lose, requeue,
+//	                           repair
 const (
 	RecordSeparator = "\n" // between the two parts of a record of failures:GROUP
 )
@@ -136,24 +142,32 @@ const (
 //	weight                   setting              its weight among tenants; absent: 1
 //	base_priority            setting              its part of the priority, with
 //	                                              FAIR_QUEUE_POLICY=priority
-//	paused             1     pause                none of its jobs starts; absent: jobs may
-//	unfinished         jobs  append and the       jobs that have not ended
-//	                         outcomes
-//	active             jobs  append, admit,       jobs that want a permit
-//	                         promote …
-//	congested          jobs  outcome, admit,      non-ready jobs that came back, or that are the
-//	                         promote …            marker
-//	marker                   admit, promote       type of its marker; absent: it has none
-//	look                     promote              where promote continues among its due jobs
+//	paused             1     pause                none of its jobs starts; absent: jobs may. pause
+//	                                              also writes t:TENANT in the hash pauses
+//	unfinished         jobs  append and the       its jobs that have not ended, in all groups
+//	                         scripts that end or
+//	                         requeue jobs
+//	active             jobs  append, admit,       its jobs that want a permit: waiting ones of
+//	                         promote …            groups that are not scheduled or paused, and
+//	                                              markers. The set active names the tenants that
+//	                                              have such jobs and are not paused
+//	congested          jobs  outcome, admit,      its non-ready jobs without the scheduled and the
+//	                         promote …            suspended ones: they were retried, throttled,
+//	                                              released or reclaimed, or are the marker
+//	marker                   admit, promote,      type of its marker, '' after a resumption;
+//	                         sweep, lose          absent: it has none
+//	look                     promote              number of its due jobs that the next promote
+//	                                              skips; absent: none
 //	w, n, s, t               admit, promote       the state of its limiter, as in the hash rate
 //	rs, rd             ms    admit                since when, and when last, it was denied a
-//	                                              permit
-//	est:TYPE           ms    outcome              how long one of its jobs of a type takes
+//	                                              permit of its own limit or share
+//	est:TYPE           ms    outcome              mean run time of its jobs of a type
 //	owe:TYPE           ms    outcome, admit       run time of ended jobs that its start tag was
 //	                                              not charged for yet; may be negative
 //	tag:TYPE:LANE            admit and others     its start tag when it left a lane, behind the
-//	                                              type's generation
-//	ended              jobs  outcome              how many jobs have ended, ever
+//	                                              type's generation and a space
+//	ended              jobs  outcome              how many of its jobs were reported done or
+//	                                              failed, ever
 //	pace                     outcome              two marks of time (ms) and ended, for its
 //	                                              present speed
 const (
@@ -167,18 +181,21 @@ const (
 //
 //	field              unit  written by           meaning
 //	waiting            jobs  the transitions      the type's waiting jobs
-//	non_ready          jobs  the transitions      the type's non-ready jobs
-//	stale                    outcome              stale outcomes
-//	lost                     renew                leases that were found lost
-//	full                     admit                when the ready stream is refilled: most
-//	                                              undelivered, most entries, since (ms)
+//	non_ready          jobs  the transitions      the type's non-ready jobs, suspended ones too
+//	stale                    outcome              stale outcomes of jobs whose group is not
+//	                                              cancelled
+//	lost                     renew                lost leases that the worker did not know of
+//	full                     admit, start,        the stream was full at since (ms), and has free
+//	                         outcome, reclaim     capacity with no more undelivered and no more
+//	                                              entries than 'UNDELIVERED ENTRIES since' says;
+//	                                              absent: it was not full
 //	due                      promote              when (ms) due jobs last found the ready stream
 //	                                              full, and how many
 //	yield              1     admit, promote       if the ready stream has free capacity for one
 //	                                              job only, the next one is for a due job
-//	est                ms    outcome              how long a job of the type takes
-//	quick, quick_at    ms    outcome              run time of the quickest tenant's jobs, and when
-//	                                              that was
+//	est                ms    outcome              mean run time of the type's jobs
+//	quick, quick_at    ms    outcome              mean run time of the jobs of the tenant with the
+//	                                              quickest ones, and when that was
 const (
 	LoadWaiting  = "waiting"
 	LoadNonReady = "non_ready"
@@ -194,14 +211,15 @@ const (
 //	s, n               µs    admit, promote       limiter sliding: a log of spent permits and
 //	                                              their sum
 //	t                  µs    admit, promote       limiter token: the theoretical arrival time
-//	xw                       activate …           what active tenants weigh beyond 1, in
-//	                                              thousandths
+//	xw                       append, admit,       the sum of (weight − 1) over the active tenants,
+//	                         promote …            in thousandths
 //	rs, rd             ms    admit                since when, and when last, a tenant was denied a
-//	                                              permit
+//	                                              permit of the global limit
 //	q, q2, qf, qt, qx        quota                effective quota, the next one, from when (µs),
 //	                                              of which limit, and the fencing number
-//	ranked                   policy               the ALPHA by which groups are ranked; ? while
-//	                                              they are being ranked
+//	ranked                   policy               the ALPHA by which groups are ranked; '' or
+//	                                              absent: the fair queue; ?: policy has not
+//	                                              completed
 //	resumed            ms    pause                when something was resumed last
 const (
 	RateRanked = "ranked"
@@ -210,14 +228,17 @@ const (
 // Congestion is the hash congestion:TENANT: statistics that expire.
 //
 //	field              unit  written by           meaning
-//	throttles                admit                times that a job became non-ready for want of a
-//	                                              permit
-//	returns                  outcome              times that a job came back
+//	throttles                admit                times that one of the tenant's jobs became a
+//	                                              marker, for want of a permit
+//	returns                  outcome              times that one of its jobs was retried or
+//	                                              throttled
 //	waited, longest    ms    outcome              the sum and the largest of the waits that these
-//	                                              were given
-//	last               ms    admit, outcome       time of the last event
+//	                                              retries and throttles set
+//	last               ms    admit, outcome       time of the last of these events
 
-// Pauses is the hash pauses. Its fields are what is paused: a tenant or a type.
+// Pauses is the hash pauses. Its fields are what is paused: a tenant or a type. A tenant's pause is
+// also the field paused of its hash, which admit and promote read; start and why read this hash.
+// The script pause writes both. A group's pause is in its own hash only.
 //
 //	field              unit  written by           meaning
 //	t:TENANT           1     pause                the tenant is paused
@@ -239,13 +260,14 @@ const (
 // the quota rebalancer.
 //
 //	field              unit  written by           meaning
-//	owner                    lead                 the process
+//	owner                    lead                 the process that is the leader, or was last
 //	until              ms    lead                 the end of its lease
 //	fence                    lead                 its fencing number
-//	renewals                 the watcher          how often the lead was renewed, by whichever
+//	renewals                 the watcher          how often the lease was renewed, by whichever
 //	                                              process
-//	suspicious               reclaim              entries that were found deleted; absent: none
-//	                                              since it was last read
+//	suspicious               reclaim, the audit   pending entries that another program has deleted
+//	                         loop                 from ready streams; absent: none since the audit
+//	                                              loop read and deleted the field
 const (
 	WatchOwner      = "owner"
 	WatchRenewals   = "renewals"

@@ -45,7 +45,8 @@ func (s Space) Partitions() int { return s.partitions }
 // Ingest is a stream: submissions, which producers write.
 func (s Space) Ingest() string { return s.prefix + "ingest" }
 
-// Rejected is a stream: submissions that ingest could not accept, with the reason.
+// Rejected is a stream: messages of the ingest stream that ingest could not accept, with the
+// reason.
 func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 
 // Events is a stream: the transitions of groups, for any reader. The watcher writes it from the
@@ -61,8 +62,8 @@ func (s Space) Workers() string { return s.prefix + "workers" }
 // Stages is a hash: process of another role → its status as JSON (heartbeat).
 func (s Space) Stages() string { return s.prefix + "stages" }
 
-// Idempotency is a string: the first request with an Idempotency-Key, by the key's hash. Ingest
-// writes it.
+// Idempotency is a string: what ingest remembers of the first request with an Idempotency-Key, by
+// the hash of that key.
 func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }
 
 // OfTenant returns the partition that holds all keys of a tenant.
@@ -90,7 +91,9 @@ func (s Space) All() []Partition {
 	return all
 }
 
-// Partition is one shard of tenants. Its keys have the same hash tag.
+// Partition is one shard of tenants. Its keys have the same hash tag. The comment of a key names in
+// parentheses the scripts that write it. They leave out expire, which deletes all keys of a group;
+// repairs are the scripts repair, repair_counter and repair_misplaced.
 type Partition struct {
 	index int
 	base  string
@@ -112,7 +115,7 @@ func (p Partition) Keys() []string { return []string{p.base, p.base + "-"} }
 func (p Partition) Waited() string { return p.base + "waited" }
 
 // Owner is a string: the tenant that a group belongs to. It is in the partition of the group's id
-// (OfGroup). Ingest writes it.
+// (OfGroup). Ingest writes it, and the watcher deletes it some time after the group.
 func (p Partition) Owner(group string) string { return p.base + "owner:" + group }
 
 // Group is a hash: a group's settings, status and counts (all scripts that move its jobs).
@@ -150,22 +153,24 @@ func (p Partition) Codes(group string) string { return p.base + "codes:" + group
 // Fair is a hash: start tags and virtual times of a type's lanes (admit, retire).
 func (p Partition) Fair(typ string) string { return p.base + "fair:" + typ }
 
-// FairLane is a sorted set: tenants with waiting jobs of a type and lane, by start tag (admit, and
-// the scripts that enqueue or withdraw groups: append, requeue, schedule, pause, cancel, lose).
+// FairLane is a sorted set: tenants with waiting jobs of a type and lane that are neither borrowing
+// (see FairOver) nor rate-limited, by start tag (admit, retire, and the scripts that enqueue or
+// withdraw groups: append, requeue, schedule, pause, cancel, lose).
 func (p Partition) FairLane(typ, lane string) string { return p.base + "fair:" + typ + ":" + lane }
 
-// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane, by age and
-// work left (as FairLane).
+// FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane, except for
+// scheduled and paused ones, by age and work left (admit, and the scripts that enqueue or withdraw
+// groups).
 func (p Partition) FairTenant(typ, lane, tenant string) string {
 	return p.base + "fair:" + typ + ":" + lane + ":" + tenant
 }
 
-// RateLimited is a sorted set: rate-limited tenants, by the time (ms) of their next permit (admit,
-// setting, retire).
+// RateLimited is a sorted set: tenants that are rate-limited for a type, by the time (ms) at which
+// admit lets them return, normally that of their next permit (admit, setting, retire).
 func (p Partition) RateLimited(typ string) string { return p.base + "rate-limited:" + typ }
 
-// Types is a sorted set: job types, by the time (ms) when a live worker last served them (append,
-// requeue, retire).
+// Types is a sorted set: job types, by the time (ms) when a live worker last served them, or of
+// their first job (append, requeue, retire, and the watcher).
 func (p Partition) Types() string { return p.base + "types" }
 
 // Load is a hash: the counters of a type, and what admit has to know of it (the scripts that move
@@ -176,15 +181,16 @@ func (p Partition) Load(typ string) string { return p.base + "load:" + typ }
 // move jobs, repairs).
 func (p Partition) Tenant(tenant string) string { return p.base + "tenant:" + tenant }
 
-// Tenants is a sorted set: every tenant that has groups or settings, all with score 0, so that they
-// are ordered by name (create, setting, pause, repairs).
+// Tenants is a sorted set: every tenant that has groups or settings or is paused, all with score 0,
+// so that they are ordered by name (create, setting, pause, repairs; expire deletes).
 func (p Partition) Tenants() string { return p.base + "tenants" }
 
-// Pauses is a hash: paused tenants and types, as t:TENANT or y:TYPE (pause). Whether a group is
-// paused is in its own hash.
+// Pauses is a hash: paused tenants and types, as t:TENANT or y:TYPE (pause). A tenant's pause is
+// also in the tenant's hash; a group's pause is in the group's hash only.
 func (p Partition) Pauses() string { return p.base + "pauses" }
 
-// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by due time (ms)
+// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by the time (ms)
+// of their suspension; a job that a resumption leaves suspended gets a time behind the resumption
 // (promote, start, sweep, repairs).
 func (p Partition) SuspendedOf(tenant string) string { return p.base + "suspended:" + tenant }
 
@@ -199,11 +205,14 @@ func (p Partition) Resuming() string { return p.base + "resuming" }
 // tag (admit, and the scripts that withdraw groups).
 func (p Partition) FairOver(typ, lane string) string { return p.base + "over:" + typ + ":" + lane }
 
-// FairPriority is a sorted set: groups with waiting jobs of a type by priority, with
-// FAIR_QUEUE_POLICY=priority (policy, admit, and the scripts that enqueue or withdraw groups).
+// FairPriority is a sorted set: groups with waiting jobs of a type by priority, the highest next,
+// with FAIR_QUEUE_POLICY=priority (policy, admit, retire, the scripts that enqueue or withdraw
+// groups, and those that rank them again: outcome, setting). Groups of rate-limited and paused
+// tenants are not in it, from when admit meets them.
 func (p Partition) FairPriority(typ string) string { return p.base + "priority:" + typ }
 
-// Congestion is a hash: statistics of the waits of a tenant's jobs (outcome, admit). It expires.
+// Congestion is a hash: statistics of the waits of a tenant's jobs (outcome, admit). It expires;
+// advance and sweep delete it when the tenant has no unfinished jobs.
 func (p Partition) Congestion(tenant string) string { return p.base + "congestion:" + tenant }
 
 // Policy is a string: ALPHA, if the priority formula chooses the next jobs; otherwise it does not
@@ -222,8 +231,9 @@ func (p Partition) Active() string { return p.base + "active" }
 // policy, pause, and the scripts that write Active).
 func (p Partition) Rate() string { return p.base + "rate" }
 
-// NonReady is a sorted set: tenants by the time (ms) when their first non-ready job is due (as
-// NonReadyOf).
+// NonReady is a sorted set: tenants with non-ready jobs, by the time (ms) when promote looks at
+// them next: when their first such job is due, or later if promote could not promote it. A paused
+// tenant's time never comes (the scripts of NonReadyOf, pause, lose).
 func (p Partition) NonReady() string { return p.base + "non-ready" }
 
 // NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms) (append, admit, outcome,
@@ -244,12 +254,12 @@ func (p Partition) ResultStream() string { return p.base + "results" }
 // DeadLetters is a stream: failed jobs (outcome, reclaim, lose).
 func (p Partition) DeadLetters() string { return p.base + "dead-letters" }
 
-// Dirty is a set: groups that the watcher has to look at, because they may advance (advance, and
-// each script that may let a group advance).
+// Dirty is a set: groups that the watcher has to look at, because they may advance (each script
+// that may let a group advance; advance removes the group).
 func (p Partition) Dirty() string { return p.base + "dirty" }
 
 // Outbox is a stream: transitions of groups that are not in the stream events yet (create, advance,
-// cancel, reopen).
+// cancel, reopen). The watcher deletes entries that it has published.
 func (p Partition) Outbox() string { return p.base + "outbox" }
 
 // Messages is a sorted set: ids of requests that were applied, by time (ms) (append).
@@ -265,22 +275,24 @@ func (p Partition) Groups() string { return p.base + "groups" }
 // GroupsOf is a sorted set: a tenant's groups by time of creation (ms) (create, repairs).
 func (p Partition) GroupsOf(tenant string) string { return p.base + "groups:" + tenant }
 
-// Open is a sorted set: groups that have not ended, by time of creation (ms) (create, reopen,
-// advance, sweep, repairs).
+// Open is a sorted set: groups that have not ended, and cancelled ones that sweep has not
+// completed, by the time (ms) when they were created or reopened (create, reopen, advance, sweep,
+// repairs).
 func (p Partition) Open() string { return p.base + "open" }
 
-// Ended is a sorted set: groups that have ended, by that time (ms) (advance, sweep, reopen,
-// repairs).
+// Ended is a sorted set: groups that have ended, by the time (ms) of their end; cancelled ones by
+// the time when sweep has completed (advance, sweep, reopen, repairs).
 func (p Partition) Ended() string { return p.base + "ended" }
 
-// Watch is a hash: the leader of the partition, the end of its lease, and its fencing number (lead,
-// reclaim).
+// Watch is a hash: the leader of the partition, the end of its lease, its fencing number, and marks
+// for the watcher (lead, reclaim, and the watcher).
 func (p Partition) Watch() string { return p.base + "watch" }
 
-// Quarantine is a list: entries that can't be read as a job or message, newest first, bounded
-// (admit, promote, reclaim, requeue, repairs).
+// Quarantine is a list: entries that can't be read as a job or message, and misplaced jobs, the
+// newest 1,000, newest first (admit, promote, reclaim, requeue, repairs, and the worker, aggregator
+// and watcher).
 func (p Partition) Quarantine() string { return p.base + "quarantine" }
 
-// Wake is a list with a token while there may be work for the idle processes of a role (each script
-// that adds such work).
+// Wake is a list, with one token while there may be work for the idle processes of a role (each
+// script that adds such work). An idle process takes the token.
 func (p Partition) Wake(role string) string { return p.base + "wake:" + role }
