@@ -18,7 +18,7 @@ type AdmitArgs struct {
 	Most        int // most jobs to admit
 	Cap         int // most undelivered jobs in the ready stream
 	Slots       int // jobs that the workers can run at the same time; 0: not known
-	Ahead       int // jobs that the ready stream may hold beyond Slots; 0: there are no workers
+	Ahead       int // entries that the ready stream may have beyond Slots; 0: there are no workers
 	Limit       Limit
 	Seed        string        // 8 hex digits, with which the span ids of traced jobs begin
 	LaneWeights [3]int        // high, normal, low
@@ -30,11 +30,11 @@ type AdmitState string
 
 // States of an admission.
 const (
-	AdmitOK      AdmitState = "OK"
-	AdmitFull    AdmitState = "FULL"    // the ready stream holds as many jobs as it may
-	AdmitLimited AdmitState = "LIMITED" // no permit is left, or other tenants may claim those that are
-	AdmitPaused  AdmitState = "PAUSED"  // the type is paused
-	AdmitEmpty   AdmitState = "EMPTY"   // no waiting job may run now
+	AdmitOK      AdmitState = "OK"      // jobs were admitted, or the call has looked at enough tenants
+	AdmitFull    AdmitState = "FULL"    // the ready stream holds as many jobs as it may, perhaps by this call
+	AdmitLimited AdmitState = "LIMITED" // no permit is left now, or other tenants may claim those that are
+	AdmitPaused  AdmitState = "PAUSED"  // the type is paused: nothing was admitted
+	AdmitEmpty   AdmitState = "EMPTY"   // no waiting job may run now: nothing was admitted
 )
 
 // AdmitReply says what Admit has done.
@@ -43,18 +43,18 @@ type AdmitReply struct {
 	Moved    int           // jobs that are ready now
 	NonReady int           // jobs that became non-ready, as markers
 	Wait     time.Duration // until another call can admit jobs; negative: until the process is woken
-	Permits  []Permit      // that were spent
-	Denials  []Denial
-	Traced   []AdmitTrace
-	AtUS     int64 // Redis time, µs
+	Permits  []Permit      // that the admitted jobs have spent, by tenant
+	Denials  []Denial      // tenants that were refused a permit
+	Traced   []AdmitTrace  // the sampled jobs among the admitted and non-ready ones
+	AtUS     int64         // Redis time, µs
 }
 
-// AdmitTrace is a sampled job that was admitted. The script has made the id of its span.
+// AdmitTrace is a sampled job that left the fair queue. The script has made the id of its span.
 type AdmitTrace struct {
 	Group, Tenant  string
 	Ordinal        int64
-	Parent, SpanID string
-	Accepted, Now  time.Time
+	Parent, SpanID string        // the job's traceparent before the call; the id of the new span
+	Accepted, Now  time.Time     // when the job was accepted and when it left, by Redis's clock
 	Fairness, Rate time.Duration // how long it waited for the fair queue and for the rate limit
 }
 

@@ -15,7 +15,8 @@ import (
 
 var appendJobs = script("jobs/append", "blob", "signals", "tenants", "priority", "fair_queue", "non_ready")
 
-// MaxAppend is the most jobs of one call, MaxAppendBytes the most bytes of their payloads.
+// MaxAppend is the most jobs of one call of Append or AppendMany, MaxAppendBytes the most bytes of
+// their payloads. The callers keep to them: Append and AppendMany don't check.
 const (
 	MaxAppend      = 200
 	MaxAppendBytes = 1 << 20
@@ -30,14 +31,15 @@ type NewJob struct {
 	Key     string    // the producer's name of the job, without control characters; "": none
 }
 
-// AppendMode says whether a submission ends with these jobs. Such a call needs no request id.
+// AppendMode says whether a submission ends with these jobs. A call that ends it needs no request
+// id: once a submission has ended, the next such call is a duplicate.
 type AppendMode string
 
 // Modes of an Append.
 const (
-	AppendMore AppendMode = ""
-	AppendLast AppendMode = "last"
-	AppendSeal AppendMode = "seal" // and the group takes no more jobs
+	AppendMore AppendMode = ""     // the submission goes on, or the jobs are not a part of one
+	AppendLast AppendMode = "last" // the submission ends with these jobs
+	AppendSeal AppendMode = "seal" // it ends with them, and the group is sealed
 )
 
 // SubmissionPrefix begins the request id of a piece of a submission. The piece's number follows,
@@ -62,14 +64,14 @@ type AppendArgs struct {
 	Jobs    []NewJob
 }
 
-// AppendReply says which ordinals the jobs got.
+// AppendReply says which ordinals the jobs got: First and the N-1 behind it.
 type AppendReply struct {
 	First, N  int64
 	Duplicate bool // the request was applied before; First and N are not known
 }
 
-// Append adds jobs to a group, all or none. They are waiting, or non-ready until their RunAt. At
-// most MaxAppend jobs and MaxAppendBytes are allowed.
+// Append adds jobs to a group, all or none. They are waiting, or non-ready until their RunAt. A
+// group that reaches its announced total is sealed.
 //
 // Twice: with a request id or a mode, the second call reports a duplicate; without, it adds the
 // jobs again. Errors:
@@ -101,8 +103,9 @@ type AppendResult struct {
 }
 
 // AppendMany adds the jobs of several requests to one group, in order, each like an Append of its
-// own. The requests together have at most MaxAppend jobs and MaxAppendBytes; next is as in
-// AppendArgs. An error is of the whole call: the jobs may have been added or not. Twice: as Append.
+// own: some may be refused and others accepted. limit and next are as in AppendArgs. The results
+// are in the order of the requests. An error is of the whole call: the jobs may have been added or
+// not. Twice: as Append.
 func AppendMany(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group string, limit, next int64, requests []Request,

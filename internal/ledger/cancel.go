@@ -18,9 +18,10 @@ var (
 // SweepJobs is the number of jobs that one Sweep moves: some milliseconds of Redis's time.
 const SweepJobs = 5000
 
-// Cancel ends a group at once: none of its jobs starts any more, and the outcomes of jobs in flight
-// are stale. Sweep then moves its jobs to cancelled. Twice: the second call changes nothing.
-// Errors: api.ErrNotFound; api.ErrConflict if the group is completed or failed.
+// Cancel ends a group at once and seals it: none of its jobs starts any more, and the outcomes of
+// jobs in flight are stale. It deletes the group's queues; Sweep then moves the jobs that have not
+// ended to cancelled. Twice: the second call changes nothing. Errors: api.ErrNotFound;
+// api.ErrConflict if the group is completed or failed.
 func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
 	r, err := run(ctx, c, cancel, p, group)
 	if err != nil {
@@ -41,7 +42,9 @@ func (r reply) refused(group, done string) error {
 	return nil
 }
 
-// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that others may be left.
+// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that something may be
+// left to do. The last calls remove its non-ready and suspended jobs, its large payloads and latest
+// errors, and put it among the ended groups. It does nothing to a group that is not cancelled.
 // Twice: the second call moves the next ones.
 func Sweep(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
 	r, err := run(ctx, c, sweep, p, group, SweepJobs)

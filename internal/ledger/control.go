@@ -27,15 +27,15 @@ const (
 	PauseType   Pausable = "type"
 )
 
-// Pause stops the jobs of a group, tenant or type from starting; jobs in flight finish. Twice: the
-// second call changes nothing. Errors, for groups: api.ErrNotFound; api.ErrConflict if the group
-// has ended.
+// Pause stops the jobs of a group, tenant or type from starting; jobs in flight finish. It creates
+// a tenant that is not known. Twice: the second call changes nothing. Errors, for groups:
+// api.ErrNotFound; api.ErrConflict if the group has ended.
 func Pause(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 1)
 }
 
-// Resume undoes Pause. The dispatcher then moves the suspended jobs back, in batches. Twice and
-// errors: as Pause.
+// Resume undoes Pause. Promote then makes the suspended jobs non-ready again, in batches, unless
+// they are paused for another reason. Twice and errors: as Pause.
 func Resume(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string) error {
 	return setPaused(ctx, c, p, what, id, 0)
 }
@@ -55,8 +55,8 @@ type TenantSettings struct {
 	BasePriority *int64   // added to the priority of all its groups, with FAIR_QUEUE_POLICY=priority
 }
 
-// SetTenant replaces a tenant's settings. The next admission follows them. Twice: the same
-// settings.
+// SetTenant replaces all settings of a tenant; a nil field removes one. The next admission follows
+// them. Twice: the same settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
 	rps, weight, base := "", "", ""
 	if s.RPS != nil {
@@ -74,7 +74,7 @@ func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenan
 
 // TenantState is the limits, the usage and the queue of a tenant.
 type TenantState struct {
-	Known    bool // it has groups or settings
+	Known    bool // it has groups or settings, or is paused
 	Settings TenantSettings
 	Paused   bool
 	Active   bool // it has jobs that want a permit, and is not paused
@@ -84,26 +84,27 @@ type TenantState struct {
 	Unfinished int64     // jobs that have not ended
 	NonReady   int64     // non-ready jobs, suspended ones too
 	NextDue    time.Time // when the first non-ready job is due; zero: none
-	PerSecond  float64   // jobs that ended a second, over the last 5 to 10 s; 0: not known yet
+	PerSecond  float64   // jobs a second that were done or failed, over the last 5 to 10 s; 0: none, or not known
 	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
 	// tenant's last group ends.
-	Throttles   int64         // times that one of its jobs became non-ready because it got no permit
-	Returns     int64         // times that a downstream API or a transient error sent a job back
-	Waits       time.Duration // sum of the waits that these jobs got
-	LongestWait time.Duration
-	LastEvent   time.Time // zero: none
+	Throttles   int64         // times that one of its jobs became the marker, because it got no permit
+	Returns     int64         // times that a downstream API or a transient error sent one of its jobs back
+	Waits       time.Duration // sum of the waits that these returns set
+	LongestWait time.Duration // the longest of these waits
+	LastEvent   time.Time     // the last throttle or return; zero: none
 
 	// Permits of the current window: spent ones, and the tenant's own limit or share; 0: no limit.
 	Used, Limit             int64
-	GlobalUsed, GlobalLimit int64     // of the partition
-	ActiveTenants           int64     // of the partition
-	NextPermit              time.Time // the tenant's next permit; Now if it has one left
-	GlobalPermit            time.Time // the next permit of all tenants; Now if one is left
+	GlobalUsed, GlobalLimit int64     // the same of all tenants of the partition, whose limit is its quota
+	ActiveTenants           int64     // among which the partition's limit is divided, this one among them
+	NextPermit              time.Time // next permit of the tenant's own limit or share; Now if one is left
+	GlobalPermit            time.Time // the partition's next permit; Now if one is left
 	Now                     time.Time // by Redis
-	RateLimitedUntil        time.Time // zero: it is not rate-limited
+	RateLimitedUntil        time.Time // the latest of all types; zero: it is not rate-limited
 }
 
-// Tenant reads a tenant's state. It changes nothing.
+// Tenant reads a tenant's state. It changes nothing but a limiter's time that is in the future,
+// because the clock was set back.
 func Tenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
 ) (TenantState, error) {

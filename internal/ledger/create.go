@@ -20,9 +20,9 @@ type CreateArgs struct {
 	Fields        map[string]string // further fields of the group's hash
 }
 
-// Create creates a group without jobs and returns its status. Twice: the second call returns the
-// status that the group has then. Errors: api.ErrConflict if another submission has created a group
-// with this id.
+// Create creates a group without jobs and returns its status. Twice: the second call, with the same
+// Hash, changes nothing and returns the status that the group has then. Errors: api.ErrConflict if
+// a submission with another Hash has created a group with this id.
 func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a CreateArgs) (api.Status, error) {
 	args := []any{a.Group, a.Tenant, a.Type, a.Hash}
 	for k, v := range a.Fields {

@@ -12,8 +12,8 @@ import (
 
 var dropConsumer = call.NewScript("drop_consumer", lua.Source("processes/drop_consumer"))
 
-// DropConsumer deletes a consumer of a stream that holds no entries and was idle for at least the
-// given time. It reports whether it has. Twice: the second call reports false.
+// DropConsumer deletes a stream's consumer, if it holds no entries and was idle for at least the
+// given time. It reports whether it has deleted it. Twice: the second call reports false.
 func DropConsumer(
 	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
 ) (bool, error) {

@@ -15,7 +15,7 @@ import (
 type NonReadyJob struct {
 	Ordinal int64
 	Type    string
-	Due     time.Time
+	Due     time.Time // of a suspended job: when it was suspended, or the latest resumption
 	Reason  Reason
 }
 
@@ -58,18 +58,18 @@ func FindNonReady(
 	return first, found, nil
 }
 
-// DueBefore counts a tenant's non-ready jobs that are due before a time.
+// DueBefore counts a tenant's non-ready jobs that are due before a time, without suspended ones.
 func DueBefore(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, at time.Time,
 ) (int64, error) {
 	return c.ZCount(ctx, p.NonReadyOf(tenant), "-inf", "("+strconv.FormatInt(at.UnixMilli(), 10)).Result()
 }
 
-// ReadyJob is a job in a ready stream.
+// ReadyJob is a job in a ready stream. It may be in flight.
 type ReadyJob struct {
 	Ordinal int64
 	Type    string
-	Before  int64 // entries before it that no worker process has read
+	Before  int64 // entries before it that no worker process has read; 0 if one has read it
 }
 
 // FindReady finds a job of a group in the ready streams of these types; with [NextJob], the group's

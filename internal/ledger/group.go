@@ -27,17 +27,17 @@ type Group struct {
 	Total              *int64 // announced number of jobs; nil: none was announced
 	Counts             api.Counts
 	FailuresByCode     map[string]int64
-	Throttles, Retries int64
+	Throttles, Retries int64 // times that its jobs became markers for want of a permit, and were retried
 
 	Aggregates string   // the aggregates that were asked for, as JSON; "": none
-	Partials   []string // the partial aggregates, encoded by their reducers
+	Partials   []string // the partial aggregates, encoded by their reducers, in no order
 }
 
 // groupRead holds the commands of a pipeline that read a group.
 type groupRead struct{ group, codes, aggregate *redis.MapStringStringCmd }
 
-// ReadGroups reads groups of one partition in one round trip. It leaves out those that do not
-// exist.
+// ReadGroups reads groups of one partition in one round trip, in the order of ids. It leaves out
+// those that do not exist.
 func ReadGroups(ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids []string) ([]Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -66,8 +66,8 @@ func ReadGroups(ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids 
 	return groups, nil
 }
 
-// readParts reads the error codes and partial aggregates of a group, which have hashes of their
-// own.
+// readParts adds to a pipeline the reads of a group's error codes and partial aggregates, which
+// have hashes of their own. The command group stays nil.
 func readParts(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, id string) groupRead {
 	return groupRead{codes: pipe.HGetAll(ctx, p.Codes(id)), aggregate: pipe.HGetAll(ctx, p.Aggregate(id))}
 }
@@ -88,7 +88,7 @@ func (r groupRead) parts() Group {
 	return g
 }
 
-// set stores the value of a field of the group's hash.
+// set stores the value of a field of the group's hash. It ignores fields that Group does not have.
 func (g *Group) set(field, value string) {
 	switch field {
 	case layout.GroupID:

@@ -58,8 +58,8 @@ const (
 	ReasonRate      Reason = 'R' // its tenant has no permit: the job is the tenant's marker
 	ReasonThrottled Reason = 'A' // the downstream API asked to wait
 	ReasonError     Reason = 'E' // its last attempt ended with a transient error
-	ReasonScheduled Reason = 'S' // it was submitted with a time
-	ReasonPaused    Reason = 'P' // it was paused while it was ready
+	ReasonScheduled Reason = 'S' // it was submitted with a RunAt of its own
+	ReasonPaused    Reason = 'P' // it was suspended when it was ready
 )
 
 var errBlob = errors.New(
@@ -162,7 +162,8 @@ func (j *Job) appendHead(to []byte) []byte {
 	return append(to, '|')
 }
 
-// Waited returns how long the job has waited for fairness, rate and congestion.
+// Waited returns how long the job has waited for the fair queue, the rate limit and congestion,
+// without the present wait.
 func (j *Job) Waited() (fair, rate, congestion time.Duration) {
 	a, rest, _ := strings.Cut(j.Waits, "|")
 	b, c, _ := strings.Cut(rest, "|")

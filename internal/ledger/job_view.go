@@ -76,7 +76,7 @@ func ReadJob(
 	return j, nil
 }
 
-// ReadLetter reads where a job is; 0 for an unknown job.
+// ReadLetter reads the state letter of a job; 0 for an unknown job.
 func ReadLetter(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64,
 ) (Letter, error) {

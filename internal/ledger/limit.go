@@ -16,7 +16,7 @@ const (
 // Shares say whether other tenants may borrow the unused part of a tenant's share.
 const (
 	ShareStatic  = "static"
-	ShareElastic = "elastic" // they may
+	ShareElastic = "elastic" // other tenants may borrow it
 )
 
 // Limit is the global rate limit, as a script of one partition applies it.
@@ -25,7 +25,7 @@ type Limit struct {
 	Share   string // "": static
 	Window  time.Duration
 	Permits int64 // in a window, of all partitions together; 0: no limit
-	Part    int64 // with several partitions: this one's quota until it is rebalanced
+	Part    int64 // with several partitions: this one's part of Permits until it is rebalanced
 	// Tag names the limit and the number of partitions: a quota of another tag is not valid. ""
 	// with one partition.
 	Tag string
@@ -55,8 +55,9 @@ func (r Rate) PerWindow() int64 {
 	return max(1, r.RPS*r.Window.Milliseconds()/1000)
 }
 
-// Of returns the limit for one partition, counted from 0. The Parts of all partitions add up to
-// Permits.
+// Of returns the global limit with what one partition, counted from 0, needs to apply it: Permits
+// is the whole limit, Part the partition's quota until the quotas are rebalanced. The Parts of all
+// partitions add up to Permits.
 func (r Rate) Of(partition, partitions int) Limit {
 	n, i := int64(partitions), int64(partition)
 	all := r.PerWindow()
@@ -67,7 +68,8 @@ func (r Rate) Of(partition, partitions int) Limit {
 	return l
 }
 
-// RPSOf returns the permits a second of one partition, for estimates.
+// RPSOf returns an equal part of RPS for one partition, at least 1, for estimates; 0 without a
+// limit.
 func (r Rate) RPSOf(partitions int) int64 {
 	if r.RPS <= 0 {
 		return 0

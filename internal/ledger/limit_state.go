@@ -11,7 +11,7 @@ import (
 var limitState = script("tenants/limit_state", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 
 // PermitsUsed returns how many permits of the global limit a partition has spent: in the current
-// window (fixed), in the last Window (sliding), or since the bucket was last full (token). It is 0
+// window (fixed), in the last Window (sliding), or how many the bucket lacks (token). It is 0
 // without a limit. The numbers of all partitions add up to the number of the installation.
 func PermitsUsed(ctx context.Context, c redis.Cmdable, p keyspace.Partition, limit Limit) (int64, error) {
 	if limit.Permits <= 0 {

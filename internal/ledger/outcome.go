@@ -17,28 +17,29 @@ type OutcomeKind string
 
 // Kinds of outcomes.
 const (
-	OutcomeRetry     OutcomeKind = "r" // a transient error: another attempt
-	OutcomeThrottled OutcomeKind = "t" // the downstream API asked to wait
+	OutcomeRetry     OutcomeKind = "r" // a transient error: the job gets another attempt later
+	OutcomeThrottled OutcomeKind = "t" // the downstream API asked to wait: another attempt later
 	OutcomeFailed    OutcomeKind = "f" // the job has failed
-	OutcomeReleased  OutcomeKind = "h" // the worker gives it back, it may have started it
-	OutcomeUnstarted OutcomeKind = "u" // the worker gives it back and has not started it
+	OutcomeReleased  OutcomeKind = "h" // the worker gives it back and may have started it: due at once
+	OutcomeUnstarted OutcomeKind = "u" // the worker gives it back and has not started it: ready at once
 )
 
 // DoneJob is a job whose processor succeeded.
 type DoneJob struct {
-	Entry   string // in the ready stream
+	Entry   string // id of its entry in the ready stream
 	Ordinal int64
-	Attempt int
+	Attempt int    // the attempt that the worker reports on
 	Line    []byte // its result line: one JSON object without a newline, never empty
 	Trace   string // its traceparent; "": it is not sampled
 	Marked  bool   // Redis holds an error or a payload of it, which are deleted
 }
 
-// OtherJob is a job that is not done.
+// OtherJob is a job that is not done. Retries, Throttles, Losses and Waits are those that its next
+// moving blob gets: they contain this outcome.
 type OtherJob struct {
-	Entry      string // in the ready stream
+	Entry      string // id of its entry in the ready stream
 	Ordinal    int64
-	Attempt    int
+	Attempt    int // the attempt that the worker reports on
 	Kind       OutcomeKind
 	Retries    int
 	Throttles  int
@@ -52,16 +53,16 @@ type OtherJob struct {
 // GroupOutcome is one group's part of a batch. Each list is ordered by ordinal.
 type GroupOutcome struct {
 	Group  string
-	Took   time.Duration // run time of all jobs that ran, added up
-	Ran    int           // how many jobs ran
+	Took   time.Duration // run time, added up, of its jobs in this batch that ran and were not released
+	Ran    int           // how many these jobs are
 	Done   []DoneJob
 	Others []OtherJob
 }
 
-// Congestion says how long jobs wait that come back.
+// Congestion says how long jobs wait that are retried or throttled.
 type Congestion struct {
 	Base, Cap time.Duration // the least and the longest wait; a longer Retry-After is kept
-	RPS       int64         // permits a second of all tenants of the partition; 0: no limit
+	RPS       int64         // permits a second for all tenants of the partition; 0: no limit
 	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
@@ -69,8 +70,10 @@ type Congestion struct {
 type OutcomeReply struct{ Owned, Stale int64 }
 
 // Outcome stores the outcomes of a batch of jobs of one type, and removes their entries from the
-// ready stream. An outcome is stale if the job has another attempt by now: it changes nothing.
-// Twice: all outcomes of the second call are stale.
+// ready stream. An outcome is stale if the job has another attempt by now, has ended, or its group
+// is cancelled: it changes nothing but a counter of the type. The entry of a stale outcome stays if
+// it may hold the job's present attempt; Reclaim then decides. Twice: all outcomes of the second
+// call are stale.
 func Outcome(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	typ string, terms Congestion, groups []GroupOutcome,

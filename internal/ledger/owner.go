@@ -25,7 +25,8 @@ func GroupOwner(ctx context.Context, c redis.Cmdable, p keyspace.Partition, grou
 }
 
 // RegisterOwner makes tenant the owner of a group that has none, and returns the owner. p is the
-// partition of the group's id. Two tenants can't own the same group.
+// partition of the group's id. Two tenants can't own the same group. The owner is "" if the key was
+// deleted during the call. Twice: the second call returns the owner.
 func RegisterOwner(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string,
 ) (owner string, err error) {

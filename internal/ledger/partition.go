@@ -11,8 +11,8 @@ import (
 
 // PartitionStats are numbers of one partition as a whole.
 type PartitionStats struct {
-	Types         []string // the job types that the partition has seen
-	Groups        int64
+	Types         []string // the job types that the partition has seen and that were not retired
+	Groups        int64    // all groups, ended ones too
 	ActiveTenants int64
 	DeadLetters   int64
 }

@@ -18,32 +18,33 @@ type PromoteArgs struct {
 	Limit    Limit
 	Seed     string         // 8 hex digits, with which the span ids of traced jobs begin
 	FullWait time.Duration  // when to look again at a tenant whose ready stream is full
-	Caps     map[string]int // type → most undelivered jobs in its ready stream
+	Caps     map[string]int // type → most undelivered jobs in its ready stream; jobs of other types stay
 }
 
 // PromoteReply says what Promote has done.
 type PromoteReply struct {
-	Moved   int           // jobs that are ready now
-	Skipped int           // due jobs whose ready stream is full
-	Wait    time.Duration // until another call can promote jobs; negative: no job is non-ready
-	Permits []Permit      // that were spent
-	Denials []Denial
-	Traced  []PromoteTrace
-	AtUS    int64 // Redis time, µs
+	Moved   int            // jobs that are ready now
+	Skipped int            // due jobs whose ready stream is full, or whose type is not in Caps
+	Wait    time.Duration  // until another call can promote jobs; negative: no tenant that may run has non-ready ones
+	Permits []Permit       // that the promoted jobs have spent, by tenant
+	Denials []Denial       // tenants that were refused a permit
+	Traced  []PromoteTrace // the sampled jobs among the promoted ones
+	AtUS    int64          // Redis time, µs
 }
 
 // PromoteTrace is a sampled job that was promoted.
 type PromoteTrace struct {
 	Group, Tenant  string
 	Ordinal        int64
-	Parent, SpanID string
-	Since, Now     time.Time
-	Attempt        int
-	Reason         string // why it was non-ready, as in the blob
+	Parent, SpanID string    // the job's traceparent before the call; the id of the new span
+	Since, Now     time.Time // when the job began to wait and when it became ready, by Redis's clock
+	Attempt        int       // the new attempt
+	Reason         string    // why it was non-ready, as in the blob
 }
 
 // Promote moves due non-ready jobs to their ready streams, with one permit each. It suspends due
-// jobs of paused groups, tenants and types, and makes a batch of resumed jobs non-ready again.
+// jobs of paused groups and types; those of a paused tenant stay non-ready. It makes a batch of
+// suspended jobs of one resumed tenant non-ready again, before anything else.
 // Twice: the second call takes the next jobs.
 func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
 	args := append([]any{a.Most}, a.Limit.args()...)

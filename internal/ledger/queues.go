@@ -19,7 +19,7 @@ type QueuedGroups struct {
 	TypePaused bool
 }
 
-// QueuedGroup is a group of a [TenantQueue] and the number of its waiting jobs.
+// QueuedGroup is a group of a [TenantQueue] and the number of its waiting jobs, of all types.
 type QueuedGroup struct {
 	ID      string
 	Waiting int64

@@ -14,10 +14,10 @@ var quota = script("tenants/quota", "signals", "tenants", "pauses", "ready", "li
 type Quota struct {
 	Fenced    bool  // another process rebalances now; the other fields mean nothing
 	Effective int64 // permits a window that it may spend now, or has spent in the last one (sliding)
-	Freed     int64 // the part of its decrease that other partitions may have at once
-	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: they have it
-	Demand    int64 // permits that its jobs could use
-	Active    int64 // active tenants
+	Freed     int64 // the part of this call's decrease that other partitions may have at once
+	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: they may have it now
+	Demand    int64 // permits that its waiting and due jobs could use
+	Active    int64 // number of its active tenants
 }
 
 // Increase tells when an increase of a quota becomes effective: AtOnce permits now, the whole at
@@ -32,7 +32,7 @@ func ReadQuota(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence
 
 // SetQuota changes a partition's quota. A decrease is effective at once. The caller increases a
 // quota only by what it has taken from other partitions before: by Freed at once, by the rest from
-// FromUS on. Twice: the second call changes nothing.
+// FromUS on. Twice: the second call changes nothing and returns Freed 0.
 func SetQuota(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64,
 	increase Increase,

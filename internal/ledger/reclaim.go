@@ -15,7 +15,7 @@ var reclaim = script("jobs/reclaim", "signals", "states", "blob", "ready", "non_
 type ReclaimReply struct {
 	Taken   int      // jobs that are non-ready now, due at once
 	Failed  int      // jobs that have failed, because they lost more than maxLosses workers
-	Stale   int      // entries that were no jobs, or whose job has another attempt by now
+	Stale   int      // entries that were no jobs, or whose job has another attempt or a cancelled group by now
 	Missing []string // pending entries that another program has deleted from the stream: an incident
 }
 

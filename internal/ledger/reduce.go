@@ -24,8 +24,8 @@ type ReduceArgs struct {
 	Partial  string   // number of the partial aggregate
 	Version  int64    // of the partial aggregate, as it was read
 	State    []byte   // the new partial aggregate, encoded by its reducers
-	Lines    []byte   // the result lines
-	Entries  []string // of the stream results, which held these results
+	Lines    []byte   // the result lines of the jobs
+	Entries  []string // ids of the entries of the stream results that held these results
 	Ordinals []int64  // of the jobs, ascending
 }
 
@@ -47,9 +47,11 @@ type ReduceReply struct {
 	Bad     []int64 // with ReduceBad: the ordinals to leave out
 }
 
-// Reduce stores a partial aggregate to which the caller has added results, and the result lines. It
-// changes nothing unless all jobs are done and not reduced yet, and the partial aggregate has the
-// given version. So each result counts once. Twice: the second call replies ReduceVersion.
+// Reduce stores a partial aggregate to which the caller has added results, and the result lines,
+// and removes the Entries from the stream results. It changes nothing unless all jobs are done and
+// not reduced yet, and the partial aggregate has the given version. So each result counts once. If
+// the group does not exist, it only removes the Entries. Twice: the second call replies
+// ReduceVersion.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
 	var ranges jobRanges
 	for _, o := range a.Ordinals {

@@ -37,7 +37,8 @@ func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, r
 }
 
 // Requeue moves a batch of a reopened group's failed jobs into the fair queue; more says that
-// others may be left. Twice: the second call moves the next ones.
+// others may be left. The jobs of a paused group enter the fair queue when it is resumed. Twice:
+// the second call moves the next ones.
 func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
 	r, err := run(ctx, c, requeue, p, group, 100)
 	if err != nil {

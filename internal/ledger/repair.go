@@ -19,7 +19,8 @@ var (
 // RepairGroup corrects the counts of a group, and the lists that name it. It adds each of the
 // differences to the field of that name; code:X is the count of error code X. The caller has read
 // version, the field repaired of the group, before it recounted. RepairGroup reports false, and
-// changes nothing, if the group was repaired since then. Twice: the second call reports false.
+// changes nothing, if the group was repaired since then. If the group does not exist, it removes
+// its id from the lists and reports true. Twice: the second call reports false.
 func RepairGroup(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group, tenant string, version int64, differences map[string]int64,
@@ -41,8 +42,9 @@ type Counter struct {
 	Want   int64  // what was counted
 }
 
-// RepairCounter sets a counter to what was counted. It reports false, and changes nothing, if the
-// counter has another value than Have. Twice: the second call reports false.
+// RepairCounter sets a counter to what was counted. With the counter active it also adds the tenant
+// to the set of active tenants, or removes it. It reports false, and changes nothing, if the
+// counter has another value than Have. Twice: the second call reports false, or sets the same.
 func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n Counter) (bool, error) {
 	scope := "type"
 	if n.Tenant {
@@ -58,8 +60,8 @@ type Misplaced struct {
 	// the group of a queue or of failures, the tenant of non-ready or suspended jobs, the type of a
 	// ready stream
 	Owner string
-	Type  string // of a queue
-	Item  string // the element, the entry's id, or the ordinal
+	Type  string // of a queue; "": another location
+	Item  string // the element, the entry's id in a stream, or the ordinal in failures
 	Twin  string // another element of the same job: only one is removed; "": none
 }
 

@@ -11,7 +11,8 @@ import (
 )
 
 // QueueRequests adds to a pipeline the question whether a partition remembers all these request ids
-// of appends. After the pipeline has run, the returned function gives the answer.
+// of appends. After the pipeline has run, the returned function gives the answer: false also after
+// an error.
 func QueueRequests(
 	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, requests ...string,
 ) (stored func() bool) {

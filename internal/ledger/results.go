@@ -17,7 +17,8 @@ const resultChunks = 10
 // maxJobs bounds the ordinals of jobs: their states are in one string, of at most 512 MB.
 const maxJobs = 512 << 20 / StateBytes
 
-// Results calls yield with the result line of each reduced job, in the order of reduction.
+// Results calls yield with the result line of each reduced job, in the order of reduction. It
+// returns the first error of yield.
 func Results(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(line []byte) error,
 ) error {
@@ -39,7 +40,8 @@ func Results(
 	}
 }
 
-// Failures calls yield once with the record of each failed job, in no order.
+// Failures calls yield once with the record of each failed job, in no order. It returns the first
+// error of yield.
 func Failures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(JobError) error,
 ) error {

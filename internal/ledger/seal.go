@@ -12,10 +12,11 @@ import (
 
 var seal = script("groups/seal", "signals")
 
-// Seal says that a group gets no more jobs; with total, that it gets no more than total jobs. It
-// reports whether the group is sealed now: with total, the group is sealed as soon as it has that
-// many jobs. Twice: the second call reports the same. Errors: api.ErrNotFound; api.ErrConflict if
-// the group is cancelled, has more than total jobs, or has announced another total.
+// Seal seals a group: it gets no more jobs. With total it announces that the group gets exactly
+// total jobs, and the group is sealed as soon as it has them. Seal reports whether the group is
+// sealed now. Twice: the second call reports the same. Errors: api.ErrNotFound; api.ErrConflict if
+// the group is cancelled, has more than total jobs, has announced another total, or without total
+// has fewer jobs than announced.
 func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, total *int64) (bool, error) {
 	arg := any("")
 	if total != nil {

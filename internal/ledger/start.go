@@ -25,12 +25,11 @@ type StartJob struct {
 	Attempt int
 }
 
-// GroupTerms are the settings of a group that its jobs run with. Zero values mean the worker's
-// defaults.
+// GroupTerms are the tenant of a group and the settings that its jobs run with.
 type GroupTerms struct {
-	Tenant     string
-	JobTimeout time.Duration
-	MaxRetries int // negative: the worker's default
+	Tenant     string        // "": the group does not exist
+	JobTimeout time.Duration // 0: the worker's default
+	MaxRetries int           // negative: the worker's default
 }
 
 // StartReply says which jobs were started.
@@ -41,8 +40,9 @@ type StartReply struct {
 }
 
 // Start moves jobs that a worker has read to in flight. The worker must not run a job with token
-// -1: it is stale, or paused and suspended now. Twice: the second call starts a new attempt of each
-// job, so the worker reports under the tokens of its last call.
+// -1: it is stale, its group is cancelled or deleted, or it is paused and suspended now. Start
+// removes the entry of such a job, unless Reclaim has to decide about it. Twice: the second call
+// starts a new attempt of each job, so the worker reports under the tokens of its last call.
 func Start(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup,
 ) (StartReply, error) {

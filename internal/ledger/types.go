@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Types returns the job types that a partition has seen.
+// Types returns the job types that a partition has seen and that were not retired.
 func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]string, error) {
 	types, err := conn.Cmd.ZRange(ctx, p.Types(), 0, -1).Result()
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Unsettled returns which groups of a partition have a cancellation that [Sweep] has not completed,
-// or a reopening that [Requeue] has not completed. It costs one round trip. A group whose hash
-// can't be read is left out: the caller finds the error when it moves the group.
+// Unsettled returns which of these groups of a partition have a cancellation that [Sweep] has not
+// completed, or a reopening that [Requeue] has not completed. It costs one round trip. A group
+// whose hash can't be read is left out: the caller finds the error when it moves the group.
 func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) (map[string]bool, error) {
 	if len(groups) == 0 {
 		return nil, nil

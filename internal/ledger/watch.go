@@ -20,7 +20,8 @@ func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (i
 	return n, nil
 }
 
-// TakeSuspicion returns whether [Reclaim] has found deleted entries since the last call.
+// TakeSuspicion returns whether [Reclaim] has found deleted entries since the last call, and
+// deletes the mark that says so.
 func TakeSuspicion(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (bool, error) {
 	removed, err := c.HDel(ctx, p.Watch(), layout.WatchSuspicious).Result()
 	if err != nil {

@@ -29,8 +29,8 @@ type WaitingJob struct {
 
 	GroupPaused, TenantPaused, TypePaused bool
 
-	HeldUntil        time.Time // the group's run_at; zero: the group may start
-	RateLimitedUntil time.Time // when the tenant returns to the fair queue; zero: it is not rate-limited
+	HeldUntil        time.Time // the group's run_at while it is scheduled; zero: it is not
+	RateLimitedUntil time.Time // when the tenant of a waiting job returns to the fair queue; zero: not rate-limited
 	Place            int64     // jobs of its group before it in the same queue; -1: unknown
 	ByPriority       bool      // groups of all tenants are ordered by priority; otherwise each tenant's by age and size
 	GroupsBefore     int64     // groups before its group in that order, for its type

@@ -32,13 +32,13 @@
 --   19  limit          permits  its own limit or share, in a window; 0 = no limit
 --   20  global_used    permits  permits that all tenants of the partition have spent
 --   21  global_limit   permits  permits that they may spend in a window; 0 = no limit
---   22  active_tenants n        active tenants; with a limit also this one, and those with due jobs
---                               (up to 16)
+--   22  active_tenants n        active tenants; with a limit also this one, and up to 16 that have
+--                               due jobs
 --   23  next_permit    µs       time of the tenant's next permit; now, if it has one left
 --   24  global_permit  µs       time of the partition's next permit; now, if one is left
 --   25  now            µs       Redis time
---   26  limited_until  ms       until then it is rate-limited (the latest time of all types), 0 = it
---                               is not
+--   26  limited_until  ms       until then it is rate-limited (the latest time of all types); 0 =
+--                               it is not
 -- It changes nothing, except for the state of a limiter whose time is in the future because the
 -- clock was set back.
 -- Twice: the second call answers again.

@@ -185,10 +185,10 @@ const (
 //	stale                    outcome              stale outcomes of jobs whose group is not
 //	                                              cancelled
 //	lost                     renew                lost leases that the worker did not know of
-//	full                     admit, start,        the stream was full at since (ms), and has free
-//	                         outcome, reclaim     capacity with no more undelivered and no more
-//	                                              entries than 'UNDELIVERED ENTRIES since' says;
-//	                                              absent: it was not full
+//	full                     admit, start,        UNDELIVERED ENTRIES SINCE: the ready stream is
+//	                         outcome, reclaim     full since then (ms), until it has no more
+//	                                              undelivered and no more entries than these;
+//	                                              absent: it is not full
 //	due                      promote              when (ms) due jobs last found the ready stream
 //	                                              full, and how many
 //	yield              1     admit, promote       if the ready stream has free capacity for one
