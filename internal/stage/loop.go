@@ -1,6 +1,6 @@
 // Package stage holds what the roles share: Loop, which repeats the step of a role and waits for
-// work instead of polling for it, and the check of the number of partitions. The package of a role
-// is in the folder of its name below this one.
+// work instead of polling for it, functions that run several loops or periodic calls, and the check
+// of the number of partitions. The package of a role is in the folder of its name below this one.
 package stage
 
 import (
@@ -18,19 +18,21 @@ import (
 
 // Loop repeats a step until its context ends. It never waits while there is work.
 type Loop struct {
-	Name string // in log messages
+	Name string // name of the loop in log messages
 	Conn *redisx.Conn
 	Wake string // key of the list that gets a wake token when there may be work; "": none
 	Log  *slog.Logger
 }
 
 // Step does some of a role's work. It returns how long to wait before the next step: 0 when there
-// is more work now; a negative time to wait for a wake token. The loop waits for redisx.MaxBlock at
-// most in any case.
+// is more work now; a negative time when only a wake token should end the wait. A wake token ends
+// any wait earlier, and no wait is longer than redisx.MaxBlock.
 type Step func(ctx context.Context) (idle time.Duration, err error)
 
-// Run calls step until ctx ends, and returns nil. When step fails, Run logs the error once, and
-// repeats the step with backoff until it succeeds: a role continues after an outage of Redis.
+// Run calls step until ctx ends, and always returns nil. When step fails, Run repeats it with
+// backoff until it succeeds: a role continues after an outage of Redis. It logs the first error and
+// the success, not the errors between. Before it returns, it waits for its last blocking read,
+// about redisx.MaxBlock at most.
 func (l Loop) Run(ctx context.Context, step Step) error {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
@@ -68,7 +70,7 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 
 // waker waits for a wake token, but no longer than a given time. Redis may end a blocking read up
 // to 100 ms late, so waker measures the time itself, and a read that has not ended serves the next
-// wait. It reads only during a wait, because a token is for an idle process.
+// wait. It begins a read only during a wait, because a token is for an idle process.
 type waker struct {
 	conn      *redisx.Conn
 	key       string
@@ -102,7 +104,7 @@ func (w *waker) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// readToken does one blocking read and signals its result. If Redis does not answer, it signals
+// readToken does one blocking read and signals its result. After an error of Redis it signals
 // nothing, so that wait ends by its timer and no further read is tried at once.
 func (w *waker) readToken(ctx context.Context) {
 	err := w.conn.Block.BLPop(ctx, redisx.MaxBlock, w.key).Err()
@@ -121,7 +123,7 @@ func (w *waker) readToken(ctx context.Context) {
 }
 
 // RunAll calls all functions at the same time and returns when all have returned. The first error
-// ends the context of the others. It returns all errors, joined.
+// ends the context of the others. It returns all errors, joined in the order of runs.
 func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 )
 
 // CheckPartitions returns an error when the configured number of partitions differs from the number
-// stored in Redis. The first process stores the number. A process with another number would look
-// for tenants in the wrong partitions.
+// stored in Redis, or when Redis fails. If Redis has no number, it stores the configured one. A
+// process with another number would look for tenants in the wrong partitions.
 func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
 	want := strconv.Itoa(space.Partitions())
 	have, err := conn.Cmd.Get(ctx, space.PartitionCount()).Result()

@@ -38,8 +38,9 @@ const (
 	// lightRead bytes.
 	minRead, maxRead = 50, 200
 	lightRead        = 1 << 20 // bytes
-	// After a batch, the process waits pauseFactor times as long as the batch took, at most
-	// maxPause, while the next entries collect: it is cheaper to reduce them together.
+	// After a batch behind which there were no more entries, the process waits pauseFactor times as
+	// long as the batch took, at most maxPause, while the next entries collect: it is cheaper to
+	// reduce them together.
 	pauseFactor = 4
 	maxPause    = 20 * time.Millisecond
 )
@@ -67,7 +68,8 @@ func New(
 	}
 }
 
-// Run reduces results until ctx ends.
+// Run reduces results until ctx ends. What it has read then, it still reduces. At the end it
+// removes its consumers that hold no entries.
 func (a *Aggregator) Run(ctx context.Context) error {
 	var runs []func(context.Context) error
 	for _, p := range a.space.All() {
@@ -102,8 +104,9 @@ type partitionReducer struct {
 	cache      groupCache
 }
 
-// step reads and reduces one batch of entries. It returns how long to wait while the next entries
-// collect; 0 means: read at once.
+// step reads and reduces one batch of entries. If Redis is away, it returns the error and keeps the
+// entries that are not reduced, for the next step. It returns how long to wait while the next
+// entries collect; 0 means: read at once.
 func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	entries, more := p.unreduced, false
 	if len(entries) == 0 {
@@ -140,8 +143,10 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	return min(pauseFactor*time.Since(began), maxPause), nil
 }
 
-// readEntries returns the next entries of the results stream, and whether there are more. After
-// each half of a lease it claims entries of dead aggregators first.
+// readEntries returns the next entries of the results stream, and whether there may be more. When
+// half a lease has passed since the last claim, it claims entries of dead aggregators first; if
+// there are any, it returns only these. Otherwise it waits up to Config.Block for new ones, and
+// sets the size of the next read.
 func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
@@ -166,9 +171,9 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 	return entries, more, nil
 }
 
-// claimEntries takes over entries that another aggregator has read but not acknowledged for a
-// lease. That aggregator may still be alive and reduce them as well; the states of the jobs then
-// let only one of both count.
+// claimEntries takes over up to minRead entries that another aggregator has read but not
+// acknowledged for a lease. That aggregator may still be alive and reduce them as well; the states
+// of the jobs then let only one of both count. The next call goes on where this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
 	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
 		Stream:   p.partition.ResultStream(),
@@ -202,8 +207,9 @@ func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, er
 }
 
 // reduceGroup adds the results in a group's entries to this process's partial aggregate, stores it,
-// and acknowledges the entries. It quarantines entries that can't be read, and drops the results of
-// a deleted group.
+// and acknowledges the entries. It repeats that while another process changes the same partial
+// aggregate, and without the results of jobs that are not done or already reduced. It quarantines
+// entries that can't be read, and drops the results of a deleted group.
 func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entries []stream.Entry) error {
 	began := time.Now()
 	jobs, err := parseEntries(entries)
@@ -250,8 +256,9 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 	}
 }
 
-// addResults adds the results of jobs to the cached state, and puts the encoded state, the result
-// lines and the ordinals into args. It leaves out results that a reducer refuses.
+// addResults adds the results of jobs to the cached state, and puts the encoded state, its version,
+// the result lines and the ordinals into args. If a reducer refuses a result, only that reducer's
+// aggregate lacks it: its line and ordinal are in args all the same. The error is one of encoding.
 func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))

@@ -28,7 +28,8 @@ type batch struct {
 	bytes, lines int // size and number of all results in entries
 }
 
-// groupBatches divides entries into batches, in the order of the entries.
+// groupBatches divides entries into batches, ordered by their first entries. The entries of a batch
+// keep their order.
 func groupBatches(entries []stream.Entry) []*batch {
 	var all []*batch
 	open := map[string]*batch{}

@@ -55,7 +55,7 @@ func (m *groupCache) remove(group string) {
 }
 
 // loadGroup returns the reducers and the partial aggregate of a group, from the cache or from
-// Redis. It returns nil when the group no longer exists.
+// Redis. It does not put them into the cache. It returns nil when the group no longer exists.
 func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cachedGroup, error) {
 	if cached := p.cache.groups[group]; cached != nil {
 		return cached, nil
@@ -64,8 +64,9 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	return p.decodeGroup(group, read[0])
 }
 
-// prefetchGroups loads the groups of batches that are not cached, in one round trip. It ignores
-// errors: loadGroup loads such a group again and returns the error.
+// prefetchGroups loads the groups of batches that are not cached into the cache, in one round trip.
+// It does nothing if there is only one such group. It ignores errors: loadGroup loads such a group
+// again and returns the error.
 func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch) {
 	var missing []string
 	for _, b := range batches {

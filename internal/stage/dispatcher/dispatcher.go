@@ -28,7 +28,7 @@ import (
 type Config struct {
 	Interval   time.Duration    // longest pause while jobs are non-ready
 	BatchSize  int              // most jobs that one script call promotes
-	FetchBatch int              // smallest bound of a ready stream
+	FetchBatch int              // least bound of a ready stream whose jobs are quick
 	ReadyCap   int              // largest bound of a ready stream
 	Rate       ledger.Rate      // the global rate limit
 	Lease      time.Duration    // a worker that does not renew a job's lease for this time is dead
@@ -40,7 +40,7 @@ type Config struct {
 // due during the pause are promoted together.
 const batchPause = 10 * time.Millisecond
 
-// maxBatch bounds the jobs that one script call promotes, reclaimBatch those that it reclaims.
+// maxBatch bounds the jobs that one script call promotes, reclaimBatch those that one reclaims.
 // Every consumerInterval, consumers are removed that have been idle for consumerIdle and hold no
 // entries.
 const (
@@ -121,7 +121,8 @@ type partitionDispatcher struct {
 }
 
 // promote lets scheduled groups start and promotes due jobs, one batch of each. It returns how long
-// to wait for the next ones: 0 when there are more now, a negative time when nothing is scheduled.
+// to wait for the next ones, at most Config.Interval: 0 when there may be more now, a negative time
+// when no group is scheduled and no job is non-ready.
 func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	released, next, err := ledger.Schedule(ctx, p.conn.Cmd, p.partition, 100)
@@ -176,9 +177,10 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	return idle, nil
 }
 
-// reclaim takes back jobs whose lease has ended. It returns how long to wait before the next call:
-// at most a quarter of the lease, and 0 if there may be more such jobs now. For one lease after an
-// outage of Redis it reclaims nothing.
+// reclaim takes back jobs whose lease has ended, one batch of each type. Once in consumerInterval
+// it also removes idle consumers. It returns how long to wait before the next call: at most a
+// quarter of the lease, and 0 if there may be more such jobs now. For one lease after an outage of
+// Redis it does nothing.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
 	wait, err := p.outagePause.remaining(ctx, p.conn, p.cfg.Lease)
@@ -216,8 +218,8 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	return pause, nil
 }
 
-// dropConsumers removes the consumers of dead workers and aggregators that hold no entries any
-// more.
+// dropConsumers removes the consumers of workers and aggregators that have been idle for
+// consumerIdle and hold no entries: their processes are dead.
 func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string) error {
 	for _, typ := range types {
 		if err := p.dropIdleConsumers(ctx, p.partition.Ready(typ), keyspace.GroupWorkers); err != nil {
@@ -253,7 +255,7 @@ type outagePause struct {
 	checked bool      // Redis was asked for its uptime since the last outage
 }
 
-// noteOutage returns err. If err says that Redis is away, it begins a pause of one lease.
+// noteOutage returns err. If err says that Redis is away, it first begins a pause of one lease.
 func (q *outagePause) noteOutage(err error, lease time.Duration) error {
 	if call.IsUnavailable(err) {
 		q.mu.Lock()
@@ -265,7 +267,7 @@ func (q *outagePause) noteOutage(err error, lease time.Duration) error {
 
 // remaining returns how long reclaim must pause; zero or less: not at all. After the start of this
 // process and after each outage, it asks Redis for its uptime, because a restart of Redis is an
-// outage too.
+// outage too. If Redis is away, it begins the pause anew and returns the error.
 func (q *outagePause) remaining(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// recordPromoted adds one call of promote to the metrics, and records a span for each sampled job
-// that was promoted. took is how long the call took.
+// recordPromoted adds one call of promote to the metrics. It records a span for each sampled job
+// that was promoted, and one of the batch that links to them. took is how long the call took.
 func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
 	p.metrics.Cycle(r.Moved, r.Skipped, took)
 	for _, a := range r.Permits {

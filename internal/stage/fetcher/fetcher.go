@@ -22,8 +22,10 @@ import (
 
 // Config holds the settings of the fetcher role.
 type Config struct {
-	Interval    time.Duration    // longest pause while there is nothing to admit
-	BatchSize   int              // jobs that one script call admits, at first; it grows under load
+	Interval time.Duration // longest pause while there is nothing to admit
+	// jobs that one script call admits, at first; it grows under load. Also the least bound of a
+	// ready stream whose jobs are quick
+	BatchSize   int
 	ReadyCap    int              // largest number of undelivered jobs in a ready stream
 	Rate        ledger.Rate      // the global rate limit
 	LaneWeights [3]int           // for the lanes high, normal and low
@@ -35,11 +37,13 @@ type Config struct {
 // maxBatch bounds the jobs that one script call admits, so that the call takes a few ms at most.
 const maxBatch = 200
 
-// typesInterval is the shortest time between two reads of the list of types. While jobs of known
-// types are admitted, jobs of a new type may wait for this time.
+// typesInterval is the shortest time between two reads of the list of types. The list is read that
+// often only after an idle step. While jobs of known types are admitted, jobs of a new type may
+// wait for Config.Interval.
 const typesInterval = 20 * time.Millisecond
 
-// quotaRequestInterval is the shortest time between two requests for more quota for a partition.
+// quotaRequestInterval is the shortest time between two requests of this process for more quota for
+// a partition.
 const quotaRequestInterval = 20 * time.Millisecond
 
 // Fetcher is one fetcher process. It admits jobs of all partitions.
@@ -64,8 +68,8 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Tel
 	}
 }
 
-// Run admits jobs until ctx ends. With several partitions and a global rate limit, it also takes
-// part in rebalancing the quotas of the partitions.
+// Run admits jobs, and publishes the process's status, until ctx ends. With several partitions and
+// a global rate limit, it also takes part in rebalancing the quotas of the partitions.
 func (f *Fetcher) Run(ctx context.Context) error {
 	f.running.Store(true)
 	defer f.running.Store(false)
@@ -117,17 +121,18 @@ func (f *Fetcher) Status() api.StageStatus {
 type partitionFetcher struct {
 	*Fetcher
 	partition        keyspace.Partition
-	types            []string // job types of the partition, as they were last read
-	typesListedAt    time.Time
-	wasIdle          bool // the last step admitted all it could
-	policySet        bool // the fair-queue policy is stored in Redis
+	types            []string  // job types of the partition, as they were last read
+	typesListedAt    time.Time // when types was last read
+	wasIdle          bool      // the last step admitted all it could
+	policySet        bool      // the fair-queue policy is stored in Redis
 	quotaRequestedAt time.Time
 	firstType        int            // rotates the type that step begins with
 	batchSizes       map[string]int // by type: jobs that the next script call asks for
 }
 
-// step admits one batch of jobs of each type. It returns how long to wait for more: 0 when there
-// may be more now.
+// step admits one batch of jobs of each type; an error of one type ends the step. The first step
+// also stores the fair-queue policy. It returns how long to wait for more jobs: 0 when there may be
+// more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
 		if err := ledger.SetPolicy(ctx, p.conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
@@ -173,8 +178,9 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
-// admit admits one batch of jobs of type typ. It doubles the size of the next batch when this one
-// was full.
+// admit admits one batch of jobs of type typ, and records it in the counts, metrics and journal.
+// When the batch was full, it doubles the size of the type's next batch, up to maxBatch; when the
+// type has no more waiting jobs, the next batch has the size Config.BatchSize again.
 func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batchSizes[typ], p.cfg.BatchSize), maxBatch)
 	bound := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
@@ -204,7 +210,8 @@ func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitR
 	return r, nil
 }
 
-// requestQuota wakes the quota rebalancer when this partition has used up its quota.
+// requestQuota wakes the quota rebalancer when r says that this partition has used up its quota, at
+// most once in quotaRequestInterval. With one partition it does nothing.
 func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply) {
 	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited {
 		return

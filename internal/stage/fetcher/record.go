@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// recordAdmitted adds one call of admit to the counts, the metrics and the journal, and records a
-// span for each sampled job that was admitted.
+// recordAdmitted adds one call of admit to the counts, the metrics and the journal. It records a
+// span for each sampled job that was admitted, and one of the batch that links to them.
 func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.NonReady))
 	p.admittedReady.Add(int64(r.Moved))

@@ -12,15 +12,17 @@ import (
 )
 
 const (
-	earlyCancelInterval = time.Second
-	earlyCancelBatch    = 50      // entries of one read
-	earlyCancelMaxBytes = 4 << 20 // bytes of one run; the run may exceed this by one batch
+	earlyCancelInterval = time.Second // time between two runs
+	earlyCancelBatch    = 50          // entries of one read
+	earlyCancelMaxBytes = 4 << 20     // bytes of one run; the run may exceed this by one batch
 )
 
 // earlyCancel applies cancellations that are still unread in the ingest stream, while the messages
 // before them wait for the backlog to shrink. A cancellation makes the backlog smaller, so it must
-// not wait behind those messages. When the subscription reads the cancellation later, it applies it
-// again, which changes nothing. If a cancellation fails here, the subscription handles it later.
+// not wait behind those messages. It looks for them only if this process refused a message within
+// the last groupWait. When the subscription reads the cancellation later, it applies it again,
+// which changes nothing. If Redis is away, the next run tries the cancellation again; any other
+// error is left to the subscription.
 type earlyCancel struct{ lastRead string } // id of the last entry that was read
 
 func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {

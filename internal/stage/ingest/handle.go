@@ -21,13 +21,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// groupWait is how long a message waits for its group, whose submission may come later in the
-// stream.
+// groupWait is how long a message waits at least for its group, whose submission may come later in
+// the stream (see waitForGroup).
 const groupWait = 30 * time.Second
 
-// redisErrorRetryTime is how long a message is retried while Redis answers it with an error. The
-// message was accepted and must be stored, and an operator may be able to repair the cause. After
-// that time the message is rejected, so that it does not block others for ever.
+// redisErrorRetryTime is how long a message is retried while Redis answers it with an error,
+// counted from the message's arrival or the start of this process, whichever is later. The message
+// was accepted and must be stored, and an operator may be able to repair the cause. After that time
+// the message is rejected, so that it does not block others for ever.
 const redisErrorRetryTime = 10 * time.Minute
 
 // The limits of the stream of rejected entries: bytes of one field, and number of entries.
@@ -57,7 +58,8 @@ var errRetryLater = errors.New("not yet")
 
 // decideOutcome chooses, by the handler's error, what happens to a message: it is accepted,
 // rejected with the reason, or delivered again later. No message is dropped, and none is delivered
-// again at once.
+// again at once; one that can't be rejected is delivered again. decideOutcome also notes when the
+// backlog refused a message, for earlyCancel.
 func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		_, err := next(msg)
@@ -86,7 +88,8 @@ func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
-// reject adds a message to the stream ingest:rejected, with the reason.
+// reject adds a message to the stream ingest:rejected, with the reason. It cuts fields that are
+// larger than maxRejectedField.
 func (in *Ingest) reject(msg *message.Message, reason error) error {
 	e, _ := wm.EntryOf(msg)
 	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}
@@ -106,7 +109,7 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 	return nil
 }
 
-// handleMessage carries out one message of the ingest stream.
+// handleMessage carries out one message of the ingest stream. decideOutcome handles its error.
 func (in *Ingest) handleMessage(msg *message.Message) error {
 	e, ok := wm.EntryOf(msg)
 	if !ok {
@@ -158,8 +161,8 @@ func (in *Ingest) handleAppend(ctx context.Context, env messages.Envelope, entry
 }
 
 // handleSeal seals a group. With a total the seal takes effect when the group has total jobs.
-// Without one it waits until no older message is pending: an older append may be for this group and
-// may be handled by another process.
+// Without one handleSeal returns errRetryLater until no older message is pending: an older append
+// may be for this group and may be handled by another process.
 func (in *Ingest) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
 	s, err := in.decoder.DecodeSeal(env.Data)
 	if err != nil {
@@ -187,8 +190,9 @@ func (in *Ingest) handleCancel(ctx context.Context, env messages.Envelope, entry
 	return in.waitForGroup(ctx, entry, err)
 }
 
-// waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come: while older
-// messages are pending, and for groupWait. The messages of a group may arrive in any order.
+// waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come: for
+// groupWait after the message's arrival, and then while older messages are pending or Redis can't
+// tell. The messages of a group may arrive in any order. Any other err is returned as it is.
 func (in *Ingest) waitForGroup(ctx context.Context, entry string, err error) error {
 	if !errors.Is(err, api.ErrNotFound) {
 		return err

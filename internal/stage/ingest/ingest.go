@@ -108,7 +108,8 @@ func New(
 func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
 // Run accepts submissions until ctx ends. It then finishes the requests and messages that it has
-// begun.
+// begun, for at most drainTimeout. If the API or the ingest stream fails for good, it stops and
+// returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
 	defer presence.Withdraw(ctx, in.conn, in.space, in.id)
@@ -160,7 +161,8 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	return nil
 }
 
-// consumeStream reads the ingest stream until ctx ends.
+// consumeStream handles the messages of the ingest stream until ctx ends. It returns an error if
+// reading ends before.
 func (in *Ingest) consumeStream(ctx context.Context) error {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.tel.Log))
 	if err != nil {

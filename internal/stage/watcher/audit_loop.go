@@ -35,8 +35,8 @@ const fullAuditRate = 4 << 20
 // among the open groups, which are then read job by job; from time to time a full audit reads
 // everything. A job that stays missing long enough is ended as failed with code LOST.
 //
-// Two goroutines use it: one runs step, the other runs fullAudit. They share only the fields below
-// mu and what partitionLoop allows.
+// Two goroutines use it: one runs step, the other runs fullAudit. They share only fromFullAudit and
+// what partitionLoop allows.
 type auditLoop struct {
 	*partitionLoop
 	check *incremental.Check
@@ -50,10 +50,10 @@ type auditLoop struct {
 	missingSince map[missingJob]time.Time
 	missing      audit.Candidates // the groups and tenants of these jobs
 
-	mu            sync.Mutex
+	mu            sync.Mutex       // guards fromFullAudit
 	fromFullAudit audit.Candidates // groups and tenants of jobs that the full audit found missing
 
-	fullAuditAt time.Time // when the last full audit ended
+	fullAuditAt time.Time // when the last full audit ended; only fullAudit uses it
 }
 
 // missingJob identifies a job that is missing in a certain state and attempt. If the job moves, it
@@ -64,7 +64,8 @@ type missingJob struct {
 }
 
 // auditRuns returns the loops that audit the partitions: one for incremental checks and one for
-// full audits. Each loop goes through the partitions one after the other, which bounds its load.
+// full audits, if the configuration wants them. Each loop goes through the partitions one after the
+// other, which bounds its load.
 func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context) error {
 	if w.cfg.Audit.Interval <= 0 {
 		return nil
@@ -103,7 +104,8 @@ func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context)
 }
 
 // step runs an incremental check if one is due, or if reclaim has reported a lease without its job.
-// If another process leads, it drops the partition's open violations.
+// The next one is due after Interval, or earlier, after half a job lease, while jobs are missing.
+// If this process does not lead, step drops the partition's open violations.
 func (l *auditLoop) step(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads {

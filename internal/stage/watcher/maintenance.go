@@ -18,7 +18,8 @@ import (
 
 // maintain runs all maintenance tasks every maintenanceInterval, or every NoProcessorTimeout if
 // that is shorter. If a task has more to do, they run again in the next step; maintain then returns
-// true. The error of a task is logged and doesn't stop the others.
+// true. The error of a task is logged and doesn't stop the others; but if the leadership or the
+// connection is lost, or ctx has ended, maintain returns at once.
 func (p *partitionLoop) maintain(ctx context.Context) (bool, error) {
 	every := maintenanceInterval
 	if timeout := p.cfg.NoProcessorTimeout; timeout > 0 {
@@ -93,8 +94,9 @@ func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
 	return nil
 }
 
-// expireResults deletes the result lines of groups whose results expire before the group does. Each
-// group is processed once per leadership. It returns whether there may be more.
+// expireResults deletes the result lines of groups whose results expire before the group does, of
+// about groupBatch groups at once. Each process handles a group once, however often it becomes the
+// leader. It returns whether there may be more.
 func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 	keep := p.cfg.Retention.Results
 	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
@@ -138,8 +140,8 @@ func millisAgo(keep time.Duration) float64 { return float64(time.Now().Add(-keep
 // formatMillis formats a time in ms as Redis reads it.
 func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) }
 
-// trim deletes what is older than its retention: ids of applied messages, dead letters, events and
-// rejected messages. It never has more to do.
+// trim deletes what is older than its retention: ids of applied messages and dead letters of this
+// partition, and, in partition 0 only, events and rejected messages. It never has more to do.
 func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 	r := p.cfg.Retention
 	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -168,9 +170,9 @@ func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// recheckSetup repeats checks of the process's start: that Redis evicts no keys, and that the
-// number of partitions in Redis is the configured one. A lost number is written again, so that no
-// process with another number can start.
+// recheckSetup repeats checks of the process's start, in partition 0 only: that Redis evicts no
+// keys, and that the number of partitions in Redis is the configured one. A lost number is written
+// again, so that no process with another number can start.
 func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil
@@ -183,7 +185,7 @@ func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 const maxIngestFreeze = 5 * time.Minute
 
 // trimEntryIDs deletes the ids of applied ingest entries that can't be delivered again: those that
-// are older than each pending entry and each undelivered one.
+// are older than maxIngestFreeze, than each pending entry and than each undelivered one.
 func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
 	if call.IsUnavailable(err) {

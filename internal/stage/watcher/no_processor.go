@@ -48,8 +48,9 @@ func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
 }
 
 // unserved returns the types that have jobs and no live worker, and since when this process has
-// seen that. On the way it records, for each served type, that it is served now, and lets Redis
-// forget types that have neither jobs nor workers for typeRetention.
+// seen that; it remembers them for the next call. On the way it records, for each served type, that
+// it is served now, and lets Redis forget types that have neither jobs nor workers for
+// typeRetention.
 func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, error) {
 	workers, err := presence.Workers(ctx, p.conn, p.space)
 	if err != nil {
@@ -126,7 +127,7 @@ func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, er
 }
 
 // failEntries starts the jobs of these entries and reports them as failed; it returns how many
-// failed. An entry that is no job stays pending: reclaim quarantines it.
+// failed. It leaves out stale jobs. An entry that is no job stays pending: reclaim quarantines it.
 func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job

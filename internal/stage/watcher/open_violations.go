@@ -19,8 +19,8 @@ import (
 )
 
 // openViolations holds the violations that were found and are still there. Each is logged and
-// published once, by the audit that found it first, and again only if it was gone in between. The
-// metric audit_violations counts them by law.
+// published once, by the audit that found it first; it is published again if it was gone in
+// between, or if another process leads. The metric audit_violations counts them by law.
 type openViolations struct {
 	metrics *telemetry.WatcherMetrics
 	mu      sync.Mutex
@@ -41,9 +41,10 @@ func newOpenViolations(metrics *telemetry.WatcherMetrics) *openViolations {
 // sourceKey identifies what one kind of audit ("incremental" or "full") found in a partition.
 func sourceKey(source string, partition int) string { return fmt.Sprint(partition, " ", source) }
 
-// replace replaces the violations that an audit found in a partition and publishes new ones. Groups
-// names the groups that the audit has read job by job: violations of them that an earlier full
-// audit found and this audit did not are closed. Publishing happens without the lock, because the
+// replace replaces the violations that an audit found in a partition and publishes new ones. One
+// that can't be published stays open, and the next audit that finds it publishes it. groups names
+// the groups that the audit has read job by job: violations of them that an earlier full audit
+// found and this audit did not are closed. Publishing happens without the lock, because the
 // goroutine that renews the leader lease takes this lock too.
 func (v *openViolations) replace(
 	ctx context.Context, p *partitionLoop, source string, groups []string, violations []api.Violation,

@@ -46,13 +46,15 @@ type Retention struct {
 	Results     time.Duration // the lines of results, from the group's end
 	MessageIDs  time.Duration // ids of applied messages, from their arrival
 	DeadLetters time.Duration // dead letters, and rejected messages of the ingest stream
-	Events      time.Duration
+	Events      time.Duration // events in the stream events, from their publication
 }
 
 const (
-	// leaderLease is how long a partition has no leader at most after its leader has died.
+	// leaderLease is the length of a leader lease. After a leader has died, another process leads
+	// within leaderLease + leaderRenew.
 	leaderLease = 5 * time.Second
-	// leaderRenew is the time between two renewals of the leader lease.
+	// leaderRenew is the time between two renewals of the leader lease. A process that does not
+	// lead asks for the lease as often.
 	leaderRenew = time.Second
 	// idle is the longest wait when there is nothing to do. A wake token ends it earlier.
 	idle = time.Second
@@ -96,7 +98,7 @@ func New(
 }
 
 // Run works until ctx ends, then gives up the leader leases, so that another process can lead at
-// once. It returns an error only if one of its loops fails for good.
+// once. It logs the errors of its loops and goes on after them; so it returns nil.
 func (w *Watcher) Run(ctx context.Context) error {
 	runs := []func(context.Context) error{func(ctx context.Context) error {
 		return stage.Every(ctx, w.tel.Log, "queue gauges", measureEvery, w.measure)
@@ -118,7 +120,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return err
 }
 
-// measure updates the gauges of ready, non-ready and waiting jobs.
+// measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type.
 func (w *Watcher) measure(ctx context.Context) error {
 	st, err := w.store.Stats(ctx)
 	if err != nil {
@@ -136,27 +138,27 @@ func (w *Watcher) measure(ctx context.Context) error {
 }
 
 // partitionLoop is the work on one partition and what it remembers between steps. Only its own
-// goroutine uses it, except for leadSinceNanos, which the audit reads.
+// goroutine uses the fields that change, except for leadSinceNanos, which the audit reads.
 type partitionLoop struct {
 	*Watcher
 	p     keyspace.Partition
 	log   *slog.Logger
-	fence int64 // the fencing number of our leader lease; 0: another process leads
+	fence int64 // the fencing number of our leader lease; 0: this process does not lead
 	// ledSince is when the current leadership began.
 	ledSince  time.Time
 	renewedAt time.Time
-	// leadSinceNanos is ledSince in Unix nanoseconds for the audit's goroutine; 0: another process
-	// leads.
+	// leadSinceNanos is ledSince in Unix nanoseconds for the audit's goroutines; 0: this process
+	// does not lead. publishLead sets it.
 	leadSinceNanos atomic.Int64
 	// unservedSince holds the types that have jobs and no live worker, and since when this process
 	// has seen that.
 	unservedSince map[string]time.Time
 	// cursor is where the pass over all open groups goes on (a ZSCAN cursor); 0: no pass has begun.
 	cursor       uint64
-	reconciledAt time.Time
-	maintainedAt time.Time
-	// resultsExpiredTo is an end time (Unix ms): the results of groups that ended up to then are
-	// deleted.
+	reconciledAt time.Time // when the last page of open groups was advanced
+	maintainedAt time.Time // when the maintenance tasks last ran and left nothing to do
+	// resultsExpiredTo is an end time (Unix ms): this process has deleted the results of groups
+	// that ended up to then.
 	resultsExpiredTo float64
 	oomLoggedAt      time.Time // when the log last said that Redis has no memory left
 	// renewals is the last known value of the counter of renewals in Redis; 0: not read yet.
@@ -166,7 +168,9 @@ type partitionLoop struct {
 }
 
 // step renews or asks for the leadership and, if this process leads, does one piece of each kind of
-// work. It returns how long to wait before the next step; 0 means that there is more work.
+// work. It returns how long to wait before the next step; 0 means that there is more work. If
+// another process leads, step itself waits for leaderRenew and returns 0. That Redis has no memory
+// left is no error: step logs it, and returns the longest wait.
 func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 	if err := p.keepLead(ctx); err != nil {
 		return 0, err
@@ -199,9 +203,9 @@ func (p *partitionLoop) logOOM(err error) {
 	}
 }
 
-// keepLead renews the leader lease, or asks for it if another process held it. It sends no command
-// if the last renewal is less than leaderRenew ago. Afterwards p.fence says whether this process
-// leads.
+// keepLead renews the leader lease, or asks for it if this process does not lead. It sends no
+// command if the last renewal is less than leaderRenew ago. Afterwards p.fence says whether this
+// process leads. Each renewal is also counted in Redis (see countRenewal).
 func (p *partitionLoop) keepLead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
 		return nil
@@ -222,9 +226,10 @@ func (p *partitionLoop) keepLead(ctx context.Context) error {
 }
 
 // work does one piece of each kind of work, so that a large amount of one kind can't delay the
-// others. It returns whether any piece has done something. Errors of single pieces are joined,
-// because a piece that fails while Redis has no memory left must not stop one that frees memory. If
-// the leadership or the connection is lost, work returns at once.
+// others. It returns whether any piece has found work, or has more to do. Errors of single pieces
+// are joined, because a piece that fails while Redis has no memory left must not stop one that
+// frees memory. If the leadership or the connection is lost, or ctx has ended, work returns at
+// once.
 func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.maintain} {
@@ -333,9 +338,9 @@ func (p *partitionLoop) skipGroup(ctx context.Context, id string, err error) err
 	return p.conn.Cmd.SRem(ctx, p.p.Dirty(), id).Err()
 }
 
-// reconcile advances a page of the open groups. A pass over all of them begins every Interval: it
-// finds groups that could advance and are missing in the set of dirty groups. It returns whether
-// more pages of this pass follow.
+// reconcile advances a page of the open groups. A pass over all of them begins Interval after the
+// end of the last one: it finds groups that could advance and are missing in the set of dirty
+// groups. reconcile returns whether more pages of this pass follow.
 func (p *partitionLoop) reconcile(ctx context.Context) (bool, error) {
 	if p.cursor == 0 && time.Since(p.reconciledAt) <= p.cfg.Interval {
 		return false, nil

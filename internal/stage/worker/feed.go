@@ -17,8 +17,8 @@ import (
 )
 
 // maxPrefetch is how many jobs a process prefetches at most for each partition; partitions beyond
-// maxPrefetchPartitions don't raise the number. maxBatch (jobs) and maxBatchBytes bound one script
-// call.
+// maxPrefetchPartitions don't raise the number. maxBatch bounds the jobs of one script call.
+// maxBatchBytes bounds the outcomes that one call reports; one task may exceed it.
 const (
 	maxPrefetch           = 2 * maxBatch // two batches: one is read while the other one waits for slots
 	maxPrefetchPartitions = 8
@@ -31,10 +31,10 @@ const (
 // them.
 const prefetchFor = 3 * time.Millisecond
 
-// unreported bounds the finished jobs whose outcomes Redis has not accepted yet, as a multiple of
-// the number of jobs that the process prefetches. At the bound, the process reads no more jobs.
-// While jobs are quick, many outcomes may be on their way to Redis while the next jobs run. While
-// jobs are long, nothing is prefetched, and the process holds only the jobs that it runs.
+// unreported bounds the finished jobs whose outcomes Redis has not accepted yet: a process that
+// prefetches p jobs may hold about unreported·p of them (see freeCapacity). So many outcomes of
+// quick jobs may be on their way to Redis while the next jobs run. While jobs are long, p is 0: the
+// process then holds no more jobs than it has slots.
 const unreported = 2
 
 // partitionFeed reads the ready streams of one partition, starts their jobs, and reports the
@@ -46,11 +46,15 @@ type partitionFeed struct {
 	reports   *reportQueue // outcomes of this partition's jobs
 }
 
-// freeCapacity returns how many more jobs this process may read. It returns 0 while enough
-// prefetched jobs wait for a slot, so that the next read fetches a full batch; resumeAt is then the
-// number of unfinished jobs at which reading resumes (-1: after any report). Finished jobs whose
-// outcome is not reported yet have a bound of their own (see unreported), because no other process
-// could run them.
+// freeCapacity returns how many more jobs this process may read; n ≤ 0: none. There are two bounds:
+// unfinished jobs ≤ slots + prefetch, and held jobs (unfinished or not yet reported) ≤ slots +
+// (1+unreported)·prefetch. The second one is looser, because a finished job whose report is held
+// back takes no work from other processes.
+//
+// So that a read fetches many jobs, n is 0 while more than resumeAt jobs are unfinished, although
+// the bounds would allow a few more. resumeAt says when the caller should look again if n ≤ 0: when
+// at most resumeAt jobs are unfinished; -1: after any report. During isolation n is 0 and resumeAt
+// -1.
 func (w *Worker) freeCapacity() (n, resumeAt int) {
 	if w.isolation.busy() {
 		return 0, -1
@@ -68,9 +72,10 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	return min(size+prefetch-unfinished, size+prefetch+unreported*prefetch-held), -1
 }
 
-// step reads and starts one batch of jobs. While the process has no free capacity, it waits until
-// there may be some. While suspects wait for isolation, it looks for more suspects only. It always
-// returns 0 as the time to wait.
+// step reads one batch of entries and starts their jobs. While the process has no free capacity, it
+// reads nothing and waits until there may be some, or until ctx ends. While suspects wait for
+// isolation, it looks for more suspects only, with pauses, and releases other jobs that it finds.
+// It always returns 0 as the time to wait.
 func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := p.held.nextChange()
 	capacity, resumeAt := p.freeCapacity()
@@ -94,8 +99,9 @@ func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	return 0, p.readEntries(ctx, capacity)
 }
 
-// readEntries reads up to about capacity entries from the ready streams of this partition, and
-// starts their jobs.
+// readEntries reads entries from the ready streams of this partition, and starts their jobs. It
+// asks for this partition's part of capacity, at most maxBatch entries, but at least one of each
+// stream. It waits up to Config.Block for the first entry.
 func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 	streams := make([]string, len(p.types))
 	for i, typ := range p.types {
@@ -124,9 +130,10 @@ func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 }
 
 // startEntries starts the jobs of entries, which are of type typ, and gives them to the slots. It
-// hands suspects to isolation, and reports whether there were any. Jobs that it can't start are
-// released; if Redis does not accept that either, their entries stay pending until the dispatcher
-// reclaims them.
+// hands suspects to isolation, and reports whether there were any. It quarantines unreadable
+// entries and drops stale ones. It releases jobs that it can't start or whose payload it can't
+// load, and all jobs if ctx has ended; while isolation is busy, it releases all but the suspects.
+// If Redis does not accept a release, the entry stays pending until the dispatcher reclaims it.
 func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
 	tasks, suspects := p.parseEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
@@ -158,9 +165,9 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 	return suspects
 }
 
-// parseEntries returns a task for each entry of type typ, ordered by group and ordinal. It
-// quarantines entries that can't be read. The flag suspects says that at least one task is a
-// suspect.
+// parseEntries returns a task for each entry, once even if entries has it twice, ordered by group
+// and ordinal. It quarantines entries that can't be read or whose type is not typ. The flag
+// suspects says that at least one task is a suspect.
 func (p *partitionFeed) parseEntries(
 	ctx context.Context, typ string, entries []stream.Entry,
 ) (tasks []*task, suspects bool) {
@@ -208,9 +215,10 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 }
 
 // startTasks marks the jobs of tasks as in flight in Redis, and returns those that this process
-// must run now. It drops stale ones. It repeats the call until Redis answers. If the answer to a
-// call that took effect is lost, the next call gives the jobs a new attempt: currentAttempt is then
-// above the Attempt of the entry.
+// must run now. tasks must be ordered by group. startTasks drops the stale ones and stops holding
+// them. It repeats the call as retryStep does; after an error no task is started here, and the
+// caller releases all of them. If the answer to a call that took effect is lost, the next call
+// gives the jobs a new attempt: currentAttempt is then above the Attempt of the entry.
 func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
@@ -258,7 +266,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 }
 
 // logStarts writes the started jobs to the experiment's journal, if there is one. at is the time of
-// Redis in µs.
+// the start, in µs by Redis's clock.
 func (p *partitionFeed) logStarts(at int64, typ string, started []*task) {
 	if p.cfg.Journal == nil {
 		return
@@ -270,9 +278,9 @@ func (p *partitionFeed) logStarts(at int64, typ string, started []*task) {
 	p.cfg.Journal.Starts(at, p.partition.Index(), typ, starts)
 }
 
-// loadPayloads sets the loadedPayload of each task. It fetches large payloads, which the entries
-// don't contain, from Redis. Without an error, an empty loadedPayload means that the payload is
-// lost.
+// loadPayloads sets loadedPayload and separatePayload of each task. It fetches large payloads,
+// which the entries don't contain, from Redis, and repeats that as retryStep does. Without an
+// error, an empty loadedPayload means that the payload is lost.
 func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	var large []*task
 	for _, t := range tasks {
@@ -298,9 +306,10 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	})
 }
 
-// retryStep calls step, which must be idempotent, until it works or ctx ends, with backoff. It
-// returns the error of a fifth failure that is not an outage of Redis, because a further try would
-// fail as well. what names the step in the log.
+// retryStep calls step, which must be safe to repeat, until it works, with backoff. It returns the
+// last error when ctx ends. It also returns the error of a fifth failure that is not an outage of
+// Redis, because a further try would fail as well; outages don't count. It logs the first failure
+// only, with the name what.
 func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
 	warned := false
@@ -324,8 +333,9 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 	}
 }
 
-// release gives back tasks that were read but will not run, or not finish, in this process. It does
-// nothing with tasks that have an outcome already.
+// release gives back tasks that were read but will not run, or not finish, in this process. It sets
+// their outcome and queues its report; it does not wait for Redis. It does nothing with tasks that
+// have an outcome already.
 func (p *partitionFeed) release(tasks []*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {
@@ -335,15 +345,17 @@ func (p *partitionFeed) release(tasks []*task) {
 	}
 }
 
-// queueReport passes a task whose outcome is set to the goroutine that reports outcomes.
+// queueReport passes a task whose outcome is set to the goroutine that reports outcomes, and counts
+// the task as finished, so that feeds may read more jobs.
 func (p *partitionFeed) queueReport(t *task) {
 	p.reports.add(t)
 	p.held.markFinished(1)
 }
 
 // quarantine moves an entry that can't be read as a job of type typ from the ready stream to the
-// partition's list of quarantined entries, with the reason, for an operator. If Redis fails, the
-// entry stays pending, and the dispatcher quarantines it when it reclaims it.
+// partition's list of quarantined entries, with the reason, for an operator. The list keeps the
+// newest 1,000 entries, and of each about the first 1,024 characters. If Redis fails, the entry
+// stays pending, and the dispatcher quarantines it when it reclaims it.
 func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
 	p.tel.Log.Warn("quarantined an unreadable entry",
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)

@@ -41,9 +41,10 @@ func newIsolation(w *Worker) *isolation { return &isolation{w: w, changed: make(
 
 // withReadLimit calls read with the number of entries that it may read at most (0: no limit); read
 // returns whether suspects were among them. Suspects come in groups, because a dead worker leaves
-// many. So after a suspect, withReadLimit lets one partition read one entry at a time, and doubles
-// the limit with each read without a suspect. So the process reads few suspects that it must
-// release; each release costs the suspect an attempt.
+// many. So a read with a suspect sets the limit to 1, and each limited read without one doubles it,
+// until it reaches maxBatch and ends. While there is a limit, the partitions read one after the
+// other: others wait. So the process reads few suspects that it must release; each release costs
+// the suspect an attempt. An error of read changes no limit and is returned.
 func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)) error {
 	most := s.readLimit.Load()
 	if most > 0 {
@@ -90,7 +91,8 @@ func (s *isolation) busy() bool {
 
 // nextSearch says in ok whether this process should look for more suspects now: it does so while
 // the suspects that it has wait for running jobs to end. pause is the time until it should look
-// again. It doubles each time, because the process must release all other jobs that it finds.
+// again. Each call that returns true doubles the pause, because the process must release all other
+// jobs that it finds.
 func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,8 +133,8 @@ func (s *isolation) waitUnblocked(quit <-chan struct{}) bool {
 	return !s.slotsBlocked.Load() || s.waitFor(quit, func() bool { return !s.slotsBlocked.Load() })
 }
 
-// run runs suspects as they come, until ctx ends. Their processors run under workCtx, which
-// outlives ctx.
+// run runs suspects as they come, until ctx ends; it leaves suspects that still wait then to drain.
+// Their processors run under workCtx, which outlives ctx.
 func (s *isolation) run(ctx, workCtx context.Context) {
 	blockSlots := func() bool { s.slotsBlocked.Store(len(s.suspects) > 0); return s.slotsBlocked.Load() }
 	for ctx.Err() == nil && s.waitFor(ctx.Done(), blockSlots) {
@@ -145,7 +147,7 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 	}
 }
 
-// unblock lets slots begin jobs, and lets the process read jobs, again.
+// unblock lets slots begin jobs, isolation accept suspects, and the feeds read jobs again.
 func (s *isolation) unblock() {
 	s.mu.Lock()
 	s.slotsBlocked.Store(false)
@@ -168,7 +170,8 @@ func (s *isolation) nextSuspect() *task {
 }
 
 // emptyProcess releases the tasks that no slot has begun, and waits until all outcomes are reported
-// and the process holds only waiting suspects. It returns false when ctx ends first.
+// and the process holds only waiting suspects. Then it sets running, so that isolation accepts no
+// further suspects, and returns true. It returns false when ctx ends first.
 func (s *isolation) emptyProcess(ctx context.Context) bool {
 	for _, t := range s.w.held.tasks() {
 		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
@@ -192,9 +195,10 @@ func (s *isolation) emptyProcess(ctx context.Context) bool {
 	}
 }
 
-// runAlone starts and runs the suspect t, and returns when its outcome is reported. It starts the
-// suspect only now, not earlier, so that a suspect that is in flight at a crash has certainly run
-// alone.
+// runAlone starts and runs the suspect t, and returns when its outcome is reported, or when workCtx
+// ends. It releases the suspect, and returns at once, if ctx has ended, if its group was cancelled,
+// if its lease was lost, or if it can't be started. It starts the suspect only now, not earlier, so
+// that a suspect that is in flight at a crash has certainly run alone.
 func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 	p := t.feed
 	p.held.untrack(t)

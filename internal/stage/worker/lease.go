@@ -16,7 +16,7 @@ import (
 const cancelInterval = 400 * time.Millisecond
 
 // renewLeases renews the leases of all tracked tasks. It ends the context of a job whose lease was
-// lost.
+// lost. It returns at the first error; the leases that it has not reached wait for the next call.
 func (w *Worker) renewLeases(ctx context.Context) error {
 	for key, tasks := range byStream(w.held.tasks()) {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
@@ -47,7 +47,8 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 	return nil
 }
 
-// stopCancelled ends the contexts of jobs whose group was cancelled or no longer exists.
+// stopCancelled ends the contexts of tracked jobs whose group was cancelled or no longer exists. It
+// returns at the first error; the next call looks at all jobs again.
 func (w *Worker) stopCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
 	for _, t := range w.held.tasks() {

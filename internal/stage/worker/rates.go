@@ -66,7 +66,7 @@ func (s *startRates) dropOld(now time.Time) {
 }
 
 // perSecond returns the start rate of each type of which a job was started within rateSpan, in jobs
-// per second.
+// per second. It drops older starts.
 func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +89,8 @@ func (s *startRates) perSecond(now time.Time) map[string]float64 {
 	return rates
 }
 
-// runAge is the time constant of the moving average of run times: a run time of that
-// age counts 37% as much as a new one.
+// runAge is the time constant of the moving average of run times: a run time of that age counts 37%
+// as much as a new one.
 const runAge = 2 * time.Second
 
 // runTimes computes the mean run time of jobs by type. Each call of milliseconds adds the mean
@@ -118,8 +118,9 @@ func (r *runTimes) add(typ string, n int, took time.Duration) {
 	r.n[typ] += n
 }
 
-// milliseconds returns the mean run time of each type of which a job has ended, in ms. A type
-// without new jobs keeps its mean.
+// milliseconds adds the run times since its last call to the moving average, and returns the
+// average of each type of which a job has ever ended, in ms. A type without new jobs keeps its
+// average.
 func (r *runTimes) milliseconds(now time.Time) map[string]float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,8 +19,9 @@ const linger = time.Millisecond
 // for a longer Retry-After.
 const maxRetryAfter = 24 * time.Hour
 
-// reportOutcomes reports the outcomes in the report queue to Redis until the queue is closed and
-// empty. While one batch is sent, the next one collects, so batches grow with the load.
+// reportOutcomes reports the outcomes in the report queue to Redis, and adds them to the metrics,
+// until the queue is closed and empty. It reports the outcomes of each type in a call of its own.
+// While one batch is sent, the next one collects, so batches grow with the load.
 func (p *partitionFeed) reportOutcomes(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
@@ -55,8 +56,9 @@ func byJob(a, b *task) int {
 	return cmp.Compare(a.Ordinal, b.Ordinal)
 }
 
-// recordMetrics adds the finished attempts of batch, which are all of one type, to the metrics and
-// to the mean run times. It leaves out attempts that never ran.
+// recordMetrics adds the attempts of batch, which are all of one type, to the metrics and to the
+// mean run times. A released attempt counts only for the wait times and the mean run time. An
+// attempt that never ran counts for nothing.
 func (p *partitionFeed) recordMetrics(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
@@ -84,9 +86,9 @@ func (p *partitionFeed) recordMetrics(batch []*task) {
 }
 
 // reportBatch reports the outcomes of batch, which are of one type and ordered by byJob, and stops
-// holding its tasks. It repeats the call until Redis answers; repeated outcomes are stale and
-// change nothing. If Redis refuses the batch, it reports each task on its own; the job of a task
-// that is refused again runs again after its lease has ended.
+// holding its tasks, whether that works or not. It repeats the call as retryStep does; repeated
+// outcomes are stale and change nothing. If Redis refuses the batch, it reports each task on its
+// own. A job whose outcome can't be reported runs again after its lease has ended.
 func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.groupOutcomes(batch)
 	var r ledger.OutcomeReply
@@ -110,7 +112,8 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 }
 
-// groupOutcomes returns the outcomes of batch by group. batch is ordered by byJob.
+// groupOutcomes returns the outcomes of batch, which is ordered by byJob, by group. It also counts
+// retries and dead letters in the metrics (see otherOutcome).
 func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
@@ -146,7 +149,7 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 }
 
 // otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled, to
-// be retried, or failed.
+// be retried, or failed. It also counts a throttle, a retry or a dead letter in the metrics.
 func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,

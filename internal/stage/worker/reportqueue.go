@@ -11,7 +11,7 @@ import (
 type reportQueue struct {
 	mu     sync.Mutex
 	tasks  []*task
-	wakeAt int // number of tasks at which add sends a token on wake
+	wakeAt int // number of tasks that the taker waits for; add then sends a token on wake
 	closed bool
 	wake   chan struct{} // gets a token when wakeAt tasks are there, or when the queue is closed
 }

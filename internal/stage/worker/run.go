@@ -17,17 +17,17 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Causes for which the worker ends a job's context before the job ends. A processor gets them from
-// context.Cause.
+// Causes for which the worker ends a job's context before the job ends, and then releases the job.
+// A processor gets them from context.Cause.
 var (
 	errCancelled = errors.New("the group was cancelled")
 	errLeaseLost = errors.New("the job's lease was lost")
 	errShutdown  = errors.New("the worker is shutting down")
 )
 
-// runTask runs a task's processor under ctx and sets its outcome. It returns false when the
-// watchdog has abandoned the task meanwhile: then another slot has replaced the caller's, which
-// must end.
+// runTask runs a task's processor under ctx, sets the task's outcome and queues its report. It
+// returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
+// caller's slot is not in the pool any more, and the caller must end.
 func (w *Worker) runTask(ctx context.Context, t *task) bool {
 	began, limit := monotonicNow(), t.timeout(w.cfg.JobTimeout)
 	t.runStart.Store(began)
@@ -48,7 +48,8 @@ func (w *Worker) runTask(ctx context.Context, t *task) bool {
 }
 
 // callProcessor runs the task's processor and returns its result as JSON. A panic, also in the
-// result's JSON methods, becomes an error that is retried.
+// result's JSON methods, becomes an error that is retried. If the payload is lost, callProcessor
+// calls no processor and returns a permanent error.
 func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, err error) {
 	if t.loadedPayload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
@@ -73,8 +74,9 @@ func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, er
 }
 
 // setOutcome sets the task's outcome from what the processor returned: result (JSON) or err. now is
-// the time of its return (see monotonicNow), limit the job's timeout. It ends the span, if there is
-// one.
+// the time of its return (see monotonicNow), limit the job's timeout. A job that the worker has
+// stopped is released only if err is not nil. setOutcome also adds the run time to the process's
+// mean, and ends the span, if there is one.
 func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
 	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
 	w.meanRunTime.add(t.runTime)
@@ -110,8 +112,9 @@ func timeoutError(limit time.Duration) error {
 
 var noResult = []byte("null") // callers must not change it
 
-// encodeResult returns a processor's result as JSON without line breaks. Its errors are permanent:
-// a result that is not JSON, or that is larger than processor.MaxResultBytes.
+// encodeResult returns a processor's result as JSON without line breaks; nil and an empty
+// json.RawMessage become null. Its errors are permanent: for a result that is not JSON, or that is
+// larger than processor.MaxResultBytes.
 func encodeResult(result any) ([]byte, error) {
 	var b []byte
 	switch v := result.(type) {
@@ -143,8 +146,8 @@ func encodeResult(result any) ([]byte, error) {
 	return b, nil
 }
 
-// startSpan starts the span of the attempt and returns its context. For a job that is not sampled
-// it returns ctx and a nil span.
+// startSpan starts the span of the attempt and returns its context. For a job without a trace
+// context it returns ctx and a nil span.
 func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace.Span) {
 	if t.Trace == "" {
 		return ctx, nil

@@ -19,10 +19,11 @@ type slotPool struct {
 	mu        sync.Mutex
 	serveSlot func(*slot)    // the goroutine of a slot; nil until the pool starts
 	closed    bool           // the pool opens no more slots
-	slots     []*slot        // the open slots
-	wg        sync.WaitGroup // goroutines of all slots, except abandoned ones
+	slots     []*slot        // the open slots; a closed one is not here, even if a job runs in it
+	wg        sync.WaitGroup // goroutines of all slots, also closed ones, but not of abandoned ones
 
-	size, active atomic.Int64         // number of wanted slots; number of jobs that run
+	// number of wanted slots; number of jobs that run, an isolated suspect included
+	size, active atomic.Int64
 	isolated     atomic.Pointer[task] // the suspect that runs now, outside the slots
 }
 
@@ -52,8 +53,8 @@ func (s *slotPool) start(ctx context.Context) {
 	s.adjust()
 }
 
-// resize sets the number of slots to n. It opens new slots at once; a surplus slot closes when its
-// job ends.
+// resize sets the number of slots to n, and wakes the feeds. New slots open at once, or at start; a
+// surplus slot closes when its job ends. After close, resize does nothing.
 func (s *slotPool) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +66,8 @@ func (s *slotPool) resize(n int) {
 	s.w.held.notify()
 }
 
-// close makes each slot end after its job. The pool opens no more slots.
+// close makes each slot end after its job, and does not wait for that. The pool opens no more
+// slots, and its wanted size is 0.
 func (s *slotPool) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +76,8 @@ func (s *slotPool) close() {
 	s.adjust()
 }
 
-// adjust opens or closes slots until there are as many as size says. The caller holds the lock.
+// adjust opens or closes slots until there are as many as size says. Before start it does nothing.
+// The caller holds the lock.
 func (s *slotPool) adjust() {
 	if s.serveSlot == nil {
 		return
@@ -96,8 +99,9 @@ func (s *slotPool) adjust() {
 }
 
 // serve runs tasks from the slot queue in slot sl until the slot is closed or abandoned. Jobs run
-// under ctx. It releases a task whose group was cancelled, or whose lease was lost, before it
-// began.
+// under ctx. While isolation blocks the slots, serve waits with its next task; if the slot is
+// closed meanwhile, it releases the task. It also releases a task whose group was cancelled, or
+// whose lease was lost, before it began.
 func (s *slotPool) serve(ctx context.Context, sl *slot) {
 	for t := s.w.slotQueue.next(sl); t != nil; t = s.w.slotQueue.next(sl) {
 		passed := s.w.isolation.waitUnblocked(sl.quit)
@@ -119,7 +123,8 @@ func (s *slotPool) serve(ctx context.Context, sl *slot) {
 	s.wg.Done()
 }
 
-// runningIDs returns the ids of at most n jobs that run now.
+// runningIDs returns the ids of at most n jobs that run now, the isolated suspect first. It leaves
+// out the last jobs of closed slots.
 func (s *slotPool) runningIDs(n int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +161,9 @@ func (s *slotPool) meanRunningTime(now int64) time.Duration {
 	return time.Duration(sum / max(1, n))
 }
 
-// replaceSlot removes the slot of a task that was abandoned, and opens a new slot. The old slot's
-// goroutine ends when the processor returns.
+// replaceSlot removes the slot of a task that was abandoned, and opens a new slot if the pool has
+// too few then. The old slot's goroutine ends when the processor returns. replaceSlot does nothing
+// for a suspect, which runs in no slot.
 func (s *slotPool) replaceSlot(t *task) {
 	if t.suspect() {
 		return // a suspect runs outside the slots

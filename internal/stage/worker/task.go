@@ -22,9 +22,9 @@ type task struct {
 	loadedPayload   string        // what the processor gets: Job.Payload or the one from its own key
 	separatePayload bool          // the payload is stored in a key of its own
 	inFlight        bool          // Redis has marked the job as in flight
-	startedAt       time.Time     // when Redis marked it, by this process's clock
+	startedAt       time.Time     // when Redis marked the job as in flight, by this process's clock
 	startOrder      int64         // position among all jobs that this process started
-	taken           atomic.Bool   // set by the slot that runs the task, or by the goroutine that releases it
+	taken           atomic.Bool   // set by the slot that runs the task, or by what releases it
 	removed         chan struct{} // of a suspect: closed when the task is not held any more
 
 	prev, next *task // neighbours in the list of held tasks
@@ -32,10 +32,10 @@ type task struct {
 
 	// Set while the job runs.
 	runStart   atomic.Int64 // time of monotonicNow; 0 before the processor is called
-	outcomeSet atomic.Bool  // the goroutine that changes it to true reports the outcome
+	outcomeSet atomic.Bool  // who changes it to true sets the outcome and queues the report
 	ctx        jobContext   // the processor's context
 
-	// Set when the job ends.
+	// Set when the job ends or is released.
 	verdict      processor.Verdict
 	result       []byte        // JSON of what the processor returned
 	runTime      time.Duration // how long the processor ran
@@ -59,11 +59,12 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 // that wait.
 type heldTasks struct {
 	mu         sync.Mutex
-	head       *task         // first of the tracked tasks, a doubly linked list
-	count      atomic.Int64  // number of held tasks
-	unfinished atomic.Int64  // held tasks without an outcome: they run or will run
-	resumeAt   atomic.Int64  // value of unfinished at which feeds are notified; -1: none
-	changed    chan struct{} // closed and replaced by notify
+	head       *task        // first of the tracked tasks, a doubly linked list
+	count      atomic.Int64 // number of held tasks
+	unfinished atomic.Int64 // held tasks without an outcome: they run or will run
+	// feeds are notified once when unfinished falls to resumeAt or below; -1: not
+	resumeAt atomic.Int64
+	changed  chan struct{} // closed and replaced by notify
 }
 
 func newHeldTasks() *heldTasks {
@@ -114,8 +115,8 @@ func (h *heldTasks) unlink(t *task) {
 	t.tracked, t.prev, t.next = false, nil, nil
 }
 
-// markFinished says that n tasks have an outcome now. It notifies the feeds when the number of
-// unfinished tasks reaches resumeAt.
+// markFinished says that n tasks have an outcome now. When at most resumeAt tasks are unfinished,
+// it notifies the feeds, once for each setResumeAt.
 func (h *heldTasks) markFinished(n int) {
 	// This writes unfinished before it reads resumeAt; setResumeAt writes resumeAt before it reads
 	// unfinished. So at least one of the two sees what the other has written.
@@ -126,7 +127,8 @@ func (h *heldTasks) markFinished(n int) {
 }
 
 // setResumeAt asks for one notification as soon as at most n tasks are unfinished; if that is so
-// already, it notifies at once. A negative n asks for none.
+// already, it notifies at once. A negative n asks for none. The n of the last call counts, also if
+// another feed has made it; a notification wakes all feeds.
 func (h *heldTasks) setResumeAt(n int) {
 	h.resumeAt.Store(int64(n))
 	if h.unfinished.Load() <= int64(n) {
@@ -134,7 +136,8 @@ func (h *heldTasks) setResumeAt(n int) {
 	}
 }
 
-// remove stops holding tasks whose outcome was reported, and notifies the feeds.
+// remove stops holding tasks: their outcome was reported or can't be reported, or they were stale.
+// It notifies the feeds, and those who wait for the end of a suspect among the tasks.
 func (h *heldTasks) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
@@ -156,7 +159,8 @@ func (h *heldTasks) nextChange() <-chan struct{} {
 	return h.changed
 }
 
-// notify wakes the feeds of all partitions, because it is not known which of them has work.
+// notify wakes the feeds of all partitions, because it is not known which of them has work, and all
+// others who wait for nextChange.
 func (h *heldTasks) notify() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -17,8 +17,8 @@ const reportTimeout = 5 * time.Second
 // abandoned. If the timeout is shorter than abandonDelay, the delay is as long as the timeout.
 const abandonDelay = time.Second
 
-// maxSlotWait is how long a started job may wait for a slot before the worker releases it for other
-// processes.
+// maxSlotWait is how long a started job waits for a slot before the worker may release it for other
+// processes. It releases the job only if the job would wait as long again (see overdue).
 const maxSlotWait = 200 * time.Millisecond
 
 // watchdog works until ctx ends. It abandons jobs whose processor ignores the end of its context,
@@ -48,8 +48,8 @@ func (w *Worker) watchdog(ctx context.Context) {
 }
 
 // abandon takes a running task from its processor: it sets the task's outcome with the function
-// outcome and reports it. A new slot replaces the one that the processor blocks. It does nothing
-// when the task has an outcome already.
+// outcome and queues its report. A new slot replaces the one that the processor blocks, unless the
+// pool is to have fewer. It does nothing when the task has an outcome already.
 func (w *Worker) abandon(t *task, outcome func()) {
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
@@ -73,8 +73,9 @@ func (w *Worker) expectedRunTime() time.Duration {
 	return max(d, w.slots.meanRunningTime(monotonicNow()))
 }
 
-// releaseOverdue releases those of tasks that wait for a slot and will not get one soon. They were
-// prefetched because jobs were quick.
+// releaseOverdue releases those of tasks that wait for a slot and will not get one soon (see
+// overdue). They were prefetched because jobs were quick. It releases no suspects, and nothing
+// while slots are free.
 func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
 	size, active := w.slots.sizeAndActive()
 	runTime := max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
@@ -106,9 +107,10 @@ func overdue(waiting []*task, size int, runTime time.Duration, now time.Time) []
 	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < maxSlotWait })
 }
 
-// drain lets running jobs finish within Config.Grace. It releases the waiting jobs at once and the
-// running ones after that time. When outcomes can't be reported within reportTimeout, it calls
-// stopReporting, which ends all calls to Redis.
+// drain empties the process. It releases the waiting jobs at once and lets running jobs finish
+// within Config.Grace. Then it ends their contexts, and after abandonDelay abandons and releases
+// those that still run. It waits until all outcomes are reported. If that takes longer than
+// reportTimeout, it calls stopReporting, which ends all calls to Redis.
 func (w *Worker) drain(stopReporting func()) {
 	w.slots.close()
 	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {

@@ -67,9 +67,10 @@ type Worker struct {
 	feeds       []*partitionFeed // one for each partition
 }
 
-// New returns a worker named id that runs jobs with the processors procs. It starts no goroutine.
-// It returns an error when two processors have the same type, when the name of a type is invalid,
-// when cfg.Types names a type that has no processor, or when procs is empty.
+// New returns a worker named id that runs jobs with the processors procs. It starts no goroutine,
+// but makes the metrics show the worker's slots. It returns an error when two processors have the
+// same type, when the name of a type is invalid, when cfg.Types names a type that has no processor,
+// or when procs is empty.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, id string, procs ...processor.Processor,
@@ -117,9 +118,11 @@ func New(
 	return w, nil
 }
 
-// Run reads and runs jobs until ctx ends. Then it waits up to Config.Grace for running jobs,
-// cancels the rest, and releases every job that did not finish. It returns nil after its goroutines
-// have ended, except those whose processor ignores the end of its context.
+// Run reads and runs jobs until ctx ends. Then it releases the jobs that wait, waits up to
+// Config.Grace for running jobs, cancels the rest, and releases every job that did not finish. It
+// withdraws the process's heartbeat and consumers, and returns nil after its goroutines have ended,
+// except those whose processor ignores the end of its context. While Redis is away, it tries for a
+// few seconds more to report outcomes; the dispatcher then reclaims the jobs.
 func (w *Worker) Run(ctx context.Context) error {
 	// Running jobs, lease renewal and reports must outlive ctx.
 	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -175,7 +178,8 @@ func (w *Worker) dropConsumers(ctx context.Context) {
 }
 
 // Resize sets the number of slots to n, from 1 to MaxCount. New slots open at once. A surplus slot
-// closes when its job ends. The error says that n is out of range.
+// closes when its job ends; Resize does not wait for that. Once Run is stopping, Resize does
+// nothing. The error says that n is out of range.
 func (w *Worker) Resize(n int) error {
 	if n < 1 || n > MaxCount {
 		return fmt.Errorf("worker count %d: must be 1 to %d", n, MaxCount)
@@ -194,7 +198,8 @@ func (w *Worker) Status() api.WorkerStatus {
 	}
 }
 
-// runMS returns the recent mean run time of each job type, in milliseconds.
+// runMS returns the recent mean run time of each job type, in milliseconds. Each call begins a new
+// measurement (see runTimes), so only publishStatus calls it.
 func (w *Worker) runMS() map[string]float64 { return w.runTimes.milliseconds(time.Now()) }
 
 // publishStatus publishes this process's status and capacity. A worker that is stopping reports no
