@@ -24,7 +24,8 @@ type Child struct {
 
 // Start starts cmd, which must not have been started, and waits for it in a goroutine. On Linux the
 // kernel kills the child when this process ends for any reason, and the child gets no signals of
-// the terminal: the caller decides when it stops. For other systems see [DiesWithParent].
+// the terminal: the caller decides when it stops. For other systems see [DiesWithParent]. Start
+// sets cmd.SysProcAttr and, if it is 0, cmd.WaitDelay.
 func Start(cmd *exec.Cmd) (*Child, error) {
 	cmd.SysProcAttr = tie(cmd.SysProcAttr)
 	if cmd.WaitDelay == 0 {
@@ -60,7 +61,7 @@ func (c *Child) PID() int { return c.cmd.Process.Pid }
 // Done is closed when the process has ended and all of its output is read.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Running says whether the process has not ended yet.
+// Running says whether the process has not ended yet, or its output is still being read.
 func (c *Child) Running() bool {
 	select {
 	case <-c.done:

@@ -39,7 +39,8 @@ func freePort() int {
 }
 
 // awaitReady asks the address until the child itself answers. Another process may answer instead,
-// if it took the port first.
+// if it took the port first; that does not count. awaitReady returns an error if the child or ctx
+// ends first.
 func awaitReady(ctx context.Context, addr string, child *childproc.Child) error {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
@@ -58,8 +59,9 @@ func awaitReady(ctx context.Context, addr string, child *childproc.Child) error 
 	}
 }
 
-// probe returns nil if the server at addr is process pid and has loaded its data. It writes the
-// Redis protocol itself, so that a failed try leaves no connection pool and no log line.
+// probe returns nil if the server at addr is process pid and has loaded its data, or if it asks for
+// a password. It writes the Redis protocol itself, so that a failed try leaves no connection pool
+// and no log line.
 func probe(ctx context.Context, addr string, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

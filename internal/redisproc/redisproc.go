@@ -24,7 +24,7 @@ import (
 const EnvBinary = "BULKACTION_REDIS_SERVER"
 
 const (
-	startTimeout = 30 * time.Second // if the caller's context has no deadline
+	startTimeout = 30 * time.Second // for each port attempt, even if ctx has a later deadline
 	portAttempts = 20               // an attempt fails if another process has taken the port first
 )
 
@@ -60,8 +60,10 @@ type Server struct {
 	child *childproc.Child
 }
 
-// Start starts a server on a free port of 127.0.0.1 and waits until it answers, at most until ctx
-// ends or 30 seconds. The error is ErrNoBinary if there is no redis-server.
+// Start starts a server on a free port of 127.0.0.1 and waits until it answers. If another process
+// takes the port first, Start tries another port. It waits until ctx ends, and at most 30 seconds
+// for each port. ctx bounds only the start: the server runs until Close. After an error no server
+// runs; the error wraps ErrNoBinary if there is no redis-server.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	s, err := start(ctx, opts)
 	if err != nil {
@@ -117,7 +119,8 @@ func findBinary() (string, error) {
 	return path, nil
 }
 
-// launch starts the process on s.port and waits until it answers.
+// launch starts the process on s.port and waits until it answers, for startTimeout at most. If it
+// does not answer, launch kills it; the error wraps errPortTaken if another process has the port.
 func (s *Server) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -187,7 +190,8 @@ func (s *Server) Kill() {
 }
 
 // Restart starts the server again at the same address with its persisted data, and waits until it
-// answers. A running server is killed first.
+// answers, for 30 seconds at most. A running server is killed first. After an error no server runs.
+// After Close, the error wraps os.ErrClosed.
 func (s *Server) Restart(ctx context.Context) error {
 	s.lifecycle.Lock()
 	defer s.lifecycle.Unlock()
@@ -201,8 +205,8 @@ func (s *Server) Restart(ctx context.Context) error {
 	return nil
 }
 
-// Close kills the process and removes the folder, unless it was given in Options. Closing again
-// does nothing.
+// Close kills the process, waits for its end, and removes the folder, unless it was given in
+// Options. Closing again does nothing and returns nil.
 func (s *Server) Close() error {
 	s.lifecycle.Lock()
 	defer s.lifecycle.Unlock()

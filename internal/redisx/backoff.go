@@ -32,7 +32,7 @@ func Jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// Sleep waits for d. If ctx ends first, Sleep returns the error of ctx at once.
+// Sleep waits for d and returns nil. If ctx ends first, Sleep returns the error of ctx at once.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

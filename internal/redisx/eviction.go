@@ -10,8 +10,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// CheckEviction returns an error if a master may evict keys when its memory is full: it would lose
-// jobs. A server that does not report its policy, such as an embedded one, evicts nothing.
+// CheckEviction returns an error if a master may evict keys when its memory is full, because it
+// would lose jobs, or if a master does not answer. A server that does not report its policy, such
+// as an embedded one, evicts nothing.
 func (c *Conn) CheckEviction(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()

@@ -17,9 +17,10 @@ const mark = `redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 1)`
 
 // AwaitReplicas writes key on its master and waits until at least `replicas` replicas have this
 // write, and with it all earlier writes of the master. It returns the number of replicas that have
-// it, after timeout at the latest. reads adds commands that the same master answers before this
-// write: if they do not see an earlier write, a failover has lost it. All commands use one
-// connection, because WAIT refers to the writes of its own connection.
+// it, after timeout at the latest; too few is no error. reads adds commands that the same master
+// answers before this write: if they do not see an earlier write, a failover has lost it. Their
+// errors are the caller's to check. All commands use one connection, because WAIT refers to the
+// writes of its own connection.
 func (c *Conn) AwaitReplicas(
 	ctx context.Context, key string, replicas int, timeout time.Duration, reads func(redis.Pipeliner),
 ) (int, error) {
@@ -52,7 +53,8 @@ func (c *Conn) master(ctx context.Context, key string) (redis.UniversalClient, e
 	return c.Cmd, nil
 }
 
-// CheckReplicas returns an error if the server can't have replicas, such as an embedded one.
+// CheckReplicas returns an error if a server can't have replicas, such as an embedded one, or does
+// not answer. It does not check that there are any replicas.
 func (c *Conn) CheckReplicas(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "replication").Result()

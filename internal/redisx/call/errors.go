@@ -21,8 +21,9 @@ var unavailable = map[string]bool{
 }
 
 // IsUnavailable reports whether the same call may succeed later: the error is a network error, a
-// timeout, an exhausted pool, or a reply of a server that is loading, failing over or migrating
-// slots. It does not say whether the command was executed: see IsAmbiguous.
+// timeout (also of the caller's context), an exhausted pool, or a reply of a server that is
+// loading, failing over or migrating slots. It does not say whether the command was executed: see
+// IsAmbiguous.
 func IsUnavailable(err error) bool {
 	if err == nil {
 		return false

@@ -25,7 +25,8 @@ func NewScript(name, src string) *Script {
 	return &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// Name returns the script's file name without folder and ending.
+// Name returns the name that NewScript got: for a script of package lua, its file name without
+// folder and ending.
 func (s *Script) Name() string { return s.name }
 
 // Source returns the script's text.
@@ -33,8 +34,8 @@ func (s *Script) Source() string { return s.src }
 
 // Run executes the script with keys, which choose the hash slot, and args. Redis loses its script
 // cache on restart and failover: Run sends the full text of a script that Redis does not know. It
-// retries nothing else, because only the caller knows what a lost reply means. If ctx has a
-// recording span, Run adds a child span.
+// retries nothing else, because only the caller knows what a lost reply means. A nil reply is no
+// error: Run returns nil for it. If ctx has a recording span, Run adds a child span.
 func (s *Script) Run(ctx context.Context, c redis.Cmdable, keys []string, args []any) (any, error) {
 	parent := trace.SpanFromContext(ctx)
 	if parent.IsRecording() {

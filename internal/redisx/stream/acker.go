@@ -33,8 +33,8 @@ type Acker struct {
 	sending sync.Mutex
 }
 
-// NewAcker returns an Acker for the entries of one stream and group. If del is set it also deletes
-// the entries. It calls confirmed with the ids that Redis has confirmed.
+// NewAcker returns an Acker for the entries of one stream and group. If del is set, Flush also
+// deletes the entries. Flush calls confirmed with the ids that Redis has confirmed, batch by batch.
 func NewAcker(conn *redisx.Conn, stream, group string, del bool, confirmed func(ids []string)) *Acker {
 	return &Acker{
 		conn: conn, stream: stream, group: group, del: del, confirmed: confirmed,
@@ -57,8 +57,8 @@ func (a *Acker) Add(ids ...string) {
 	}
 }
 
-// AwaitBatch waits until a batch is full, or until 3 ms after its first id. It returns false if ctx
-// has ended.
+// AwaitBatch waits until there is an id, and then until a batch is full, but for 3 ms at most. It
+// sends nothing. It returns false if ctx has ended.
 func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	if len(a.first()) == 0 {
 		select {
@@ -77,7 +77,9 @@ func (a *Acker) AwaitBatch(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// Flush sends all ids that were added before. Sending an id twice changes nothing.
+// Flush sends all ids that were added before, in batches; concurrent calls wait for each other.
+// After an error it keeps the ids that Redis has not confirmed, for the next Flush. Sending an id
+// twice changes nothing.
 func (a *Acker) Flush(ctx context.Context) error {
 	a.sending.Lock()
 	defer a.sending.Unlock()
@@ -102,8 +104,8 @@ func (a *Acker) first() []string {
 	return slices.Clone(a.ids[:min(len(a.ids), ackBatch)])
 }
 
-// send acknowledges and deletes the entries in one transaction. An entry that was acknowledged but
-// not deleted would stay in the stream forever.
+// send acknowledges the entries and, if del is set, deletes them, in one transaction. An entry that
+// was acknowledged but not deleted would stay in the stream forever.
 func (a *Acker) send(ctx context.Context, ids []string) error {
 	_, err := a.conn.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
 		tx.XAck(ctx, a.stream, a.group, ids...)

@@ -52,8 +52,9 @@ return #dead
 
 const renewBatch = 200
 
-// Renew sets the idle time of this consumer's entries. It returns the ids that another
-// consumer owns now.
+// Renew sets the idle time of those of the entries ids that this consumer still owns. It returns
+// the ids that another consumer owns now. It ignores ids that are not pending any more, and a
+// missing group.
 func (r *Reader) Renew(
 	ctx context.Context, stream string, ids []string, idle time.Duration,
 ) (lost []string, err error) {
@@ -81,7 +82,7 @@ func (r *Reader) Renew(
 }
 
 // ForgetDead deletes the group's consumers that have no pending entries and were idle for longer
-// than age. It returns their number.
+// than age. It returns their number; 0 if the group is missing.
 func (r *Reader) ForgetDead(ctx context.Context, stream string, age time.Duration) (int64, error) {
 	reply, err := forgetScript.Run(ctx, r.conn.Cmd, []string{stream}, []any{r.group, age.Milliseconds()})
 	if err != nil && !call.IsNoGroup(err) {

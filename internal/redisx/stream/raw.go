@@ -46,8 +46,9 @@ func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 	return int64(read), err
 }
 
-// decodeRaw decodes the RESP2 reply of XREADGROUP. Each entry is one string; its id and fields are
-// substrings of it. So a caller that keeps a part of one entry keeps no other entry in memory.
+// decodeRaw decodes the RESP2 reply of XREADGROUP; a nil reply is the error redis.Nil. The id and
+// the fields of an entry are substrings of one string. So a caller that keeps a string of one entry
+// keeps no other entry in memory. But the Fields slices of all entries of a stream share one array.
 func decodeRaw(reply []byte) ([]Batch, error) {
 	r := resp{rest: reply}
 	streams := r.head('*')

@@ -69,11 +69,11 @@ func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 	return nil
 }
 
-// Read returns up to count new entries of each stream, or nil if there are none. The streams must
-// have the same hash tag. Read waits for the first entry up to block (at most redisx.MaxBlock);
-// with 0 it does not wait. The end of ctx does not interrupt the wait. After an error for which
-// call.IsAmbiguous is true, Redis may have delivered entries whose reply was lost: only a claim of
-// idle entries finds them.
+// Read returns up to count new entries of each stream that has any, or nil if there are none. It
+// creates missing groups. The streams must have the same hash tag. Read waits for the first entry
+// up to block (at most redisx.MaxBlock); with 0 it does not wait. The end of ctx does not interrupt
+// the wait. After an error for which call.IsAmbiguous is true, Redis may have delivered entries
+// whose reply was lost: only a claim of idle entries finds them.
 func (r *Reader) Read(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.decoded)
 }
@@ -161,8 +161,9 @@ func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey
 }
 
 // Claim claims up to count entries that were idle for at least minIdle, beginning at the id start.
-// It returns the entries, the id at which the next call continues ("0-0" at the end), and the ids
-// of pending entries that no longer exist in the stream.
+// It returns the entries, the id at which the next call continues ("0-0" at the end), and how many
+// pending entries no longer exist in the stream (always 0 before Redis 7). A missing group is an
+// error.
 func (r *Reader) Claim(
 	ctx context.Context, stream string, minIdle time.Duration, start string, count int,
 ) (entries []Entry, next string, deleted int, err error) {

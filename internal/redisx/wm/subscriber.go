@@ -29,13 +29,13 @@ const (
 const MetadataEntryID = "entry_id"
 
 // SubscriberConfig names the consumer and sets the bounds of a Subscriber. Zero values mean the
-// defaults, which the comments give after the semicolon.
+// defaults, which the comments give after their last semicolon.
 type SubscriberConfig struct {
-	Group    string
-	Consumer string // unique for each process
+	Group    string // name of the consumer group; required
+	Consumer string // name of the consumer, unique for each process; required
 
-	MaxInFlight int // messages that are not yet acknowledged; 1000
-	// bytes of these messages, as far as sizes are known in advance; handlers have at most a
+	MaxInFlight int // most messages that are delivered and not yet acknowledged; 1000
+	// most bytes of these messages, as far as sizes are known in advance; handlers have at most a
 	// quarter of these bytes at once; 64 MiB
 	MaxBytes int
 	Block    time.Duration // longest wait of one read; redisx.MaxBlock
@@ -98,8 +98,9 @@ func NewSubscriber(conn *redisx.Conn, cfg SubscriberConfig) (*Subscriber, error)
 }
 
 // Subscribe returns a channel with the stream's messages. The channel is closed when ctx ends or
-// the Subscriber is closed. A stream can have one subscription at a time. A message's context ends
-// when its handler is done, or CloseTimeout after ctx: a shutdown does not interrupt handlers.
+// the Subscriber is closed. A stream can have one subscription at a time. A shutdown does not
+// interrupt handlers: after ctx has ended, the messages' contexts end when all handlers are done,
+// or after CloseTimeout.
 func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *message.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +139,9 @@ func (s *Subscriber) Close() error {
 }
 
 // OldestPending returns the id of the oldest pending entry of the stream's group, of any consumer;
-// ok is false if there is none. A handler's own entry is pending while the handler runs: if
-// OldestPending returns this id, no older entry is pending.
+// ok is false if there is none. It first sends the acknowledgements that this process holds back. A
+// handler's own entry is pending while the handler runs: if OldestPending returns this id, no older
+// entry is pending.
 func (s *Subscriber) OldestPending(ctx context.Context, stream string) (entryID string, ok bool, err error) {
 	s.mu.Lock()
 	sub := s.subs[stream]
@@ -171,7 +173,7 @@ func EntryOf(msg *message.Message) (stream.Entry, bool) {
 type entryKey struct{}
 
 // newMessage builds a message from an entry. It never fails: only the handler can reject an invalid
-// message.
+// message. The payload shares the entry's memory, so handlers may only read it.
 func newMessage(ctx context.Context, e stream.Entry) *message.Message {
 	id := e.Get(fieldID)
 	if id == "" {

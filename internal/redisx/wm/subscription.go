@@ -21,9 +21,9 @@ const (
 	lastFlush   = 3 * time.Second // time limit for the last acks when the subscription closes
 	minRetry    = 50 * time.Millisecond
 	maxRetry    = 2 * time.Second
-	deadAfter   = time.Hour            // idle consumers without pending entries are deleted
+	deadAfter   = time.Hour            // consumers idle for so long, with nothing pending, are deleted
 	ackTogether = 5 * time.Millisecond // how long one goroutine waits for all messages of a read
-	redeliverBy = 32                   // longest wait of a nacked message, in RedeliverAfter
+	redeliverBy = 32                   // longest wait of a nacked message, in units of RedeliverAfter
 )
 
 // subscription reads one stream. It has these goroutines: run, which reads, claims and delivers;
@@ -72,8 +72,9 @@ func (s *subscription) ended() bool {
 	}
 }
 
-// run reads until ctx ends. Then it waits up to CloseTimeout for the handlers, and acknowledges the
-// messages that they finished.
+// run reads until ctx ends. Then it closes the channel, waits up to CloseTimeout for the handlers,
+// and acknowledges the messages that they finished. It hands back the entries that no handler has,
+// so that another consumer can claim them at once.
 func (s *subscription) run(ctx context.Context) {
 	defer close(s.done)
 	defer s.stop()
@@ -160,7 +161,8 @@ type claimCycle struct {
 	next string    // id at which the search continues
 }
 
-// nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries.
+// nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries,
+// for which it waits up to Block. At the beginning of a search it also deletes dead consumers.
 func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int) ([]stream.Entry, error) {
 	if time.Now().Before(c.due) {
 		batches, err := s.reader.Read(ctx, []string{s.stream}, count, s.cfg.Block)
@@ -191,8 +193,8 @@ func (s *subscription) nextEntries(ctx context.Context, c *claimCycle, count int
 	return entries, nil
 }
 
-// deliver sends entries to handlers for the first time. It skips entries that are in
-// flight already.
+// deliver sends entries to handlers for the first time, until ctx ends. It skips entries that are
+// in flight already. It does not wait for acknowledgements: watchAll does.
 func (s *subscription) deliver(ctx, work context.Context, entries []stream.Entry) {
 	out := make([]handedOut, 0, len(entries))
 	for _, e := range entries {
@@ -218,7 +220,8 @@ type handedOut struct {
 }
 
 // watchAll waits until the messages of one read are acknowledged or nacked. Most of them are
-// acknowledged quickly; for each of the others it starts a goroutine that waits.
+// acknowledged quickly; for each of the others it starts a goroutine that waits. Then it passes on
+// the acknowledgements that it saw itself.
 func (s *subscription) watchAll(ctx, work context.Context, all []handedOut) {
 	patience := time.NewTimer(ackTogether)
 	defer patience.Stop()
@@ -262,8 +265,9 @@ func (s *subscription) emit(ctx context.Context, d *delivery, msg *message.Messa
 	}
 }
 
-// watch waits until a message is acknowledged or nacked. It delivers a nacked message again, after
-// a wait that grows each time.
+// watch waits until a message is acknowledged, and passes the acknowledgement on. It delivers a
+// nacked message again, after a wait that grows each time, unless another consumer has claimed the
+// entry or ctx has ended.
 func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *message.Message) {
 	retry := redisx.Backoff{Min: s.cfg.RedeliverAfter, Max: redeliverBy * s.cfg.RedeliverAfter}
 	for {
@@ -294,7 +298,8 @@ func (s *subscription) watch(ctx, work context.Context, d *delivery, msg *messag
 	}
 }
 
-// keepLoop renews the idle time of the entries in flight, so that no other consumer claims them.
+// keepLoop renews the idle time of the entries in flight, so that no other consumer claims them. It
+// marks those that another consumer has claimed nevertheless.
 func (s *subscription) keepLoop(work context.Context) {
 	every := s.cfg.MinIdle / 3
 	retry := redisx.Backoff{Min: min(minRetry, every), Max: min(maxRetry, every)}
