@@ -23,8 +23,8 @@ import (
 
 // Exit codes of a process.
 const (
-	ExitOK    = 0 // stopped after a signal, without an error
-	ExitError = 1
+	ExitOK    = 0 // stopped without an error, healthy, or only printed what a flag asks for
+	ExitError = 1 // the role failed, or the process is not healthy
 	ExitUsage = 2 // wrong flags or configuration
 )
 
@@ -49,9 +49,11 @@ func Main(role string, run func(context.Context, *Process) error) {
 	os.Exit(code)
 }
 
-// Run runs a role until run returns, and returns the exit code. run should return when ctx ends;
-// that is not an error. Afterwards the functions registered with [Process.OnStop] run, also when
-// the process failed to start.
+// Run runs a role until run returns, and returns the exit code. It ends run's context when ctx
+// ends, or when a server of the process fails. run should then return; the end of ctx is not an
+// error. Afterwards the functions registered with [Process.OnStop] run, also when the process
+// failed to start. Run does not start the role if a flag asks for something else, or if flags or
+// configuration are wrong.
 func Run(ctx context.Context, o Options, run func(context.Context, *Process) error) int {
 	if o.Stdout == nil {
 		o.Stdout = io.Discard

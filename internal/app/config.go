@@ -106,7 +106,8 @@ type AuditConfig struct {
 	DeepInterval time.Duration `env:"DEEP_INTERVAL" envDefault:"1h" check:"seldom"`
 }
 
-// TelemetryConfig sets the admin address and the logs. The standard OTEL_* variables set traces.
+// TelemetryConfig sets the admin address and the logs. The standard OTEL_* variables set traces and
+// pushed metrics.
 type TelemetryConfig struct {
 	AdminAddr string `env:"ADMIN_ADDR" envDefault:"127.0.0.1:0" check:"addr"`
 	LogLevel  string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error"`

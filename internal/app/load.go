@@ -70,8 +70,9 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	return mistakes
 }
 
-// processors calls the Validate methods of the processors' sections. Their errors begin with the
-// variable's name inside the section; processors adds the prefix.
+// processors calls the Validate methods of the processors' sections, but not of a section in which
+// a variable is wrong already. Their errors begin with the variable's name inside the section;
+// processors adds the prefix.
 func (c *Config) processors(bad map[string]bool) []error {
 	var mistakes []error
 	sections := reflect.ValueOf(c).Elem()

@@ -55,7 +55,7 @@ func newProcess(cfg Config, role string, fail context.CancelCauseFunc) *Process 
 }
 
 // As returns the same process for another role, for a process that runs several roles. They share
-// everything except the instance name.
+// everything except the role and the instance name.
 func (p *Process) As(role string) *Process {
 	q := *p
 	q.Role, q.Instance = role, newInstance(role)
@@ -73,8 +73,9 @@ func (p *Process) OnStop(name string, f func(context.Context) error) {
 	p.cleanups = append(p.cleanups, cleanup{name, f})
 }
 
-// stop runs the clean-ups and joins their errors. It does not wait for a clean-up that ignores the
-// end of its context.
+// stop makes the process not ready, runs the clean-ups, the last registered one first, and joins
+// their errors. After timeout it still calls the remaining clean-ups, but does not wait for a
+// clean-up that ignores the end of its context.
 func (p *Process) stop(timeout time.Duration) error {
 	p.Ready.SetDraining()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

@@ -57,7 +57,8 @@ type ReadyReport struct {
 	Failing map[string]string `json:"failing,omitempty"` // the error of each failing check, by its name
 }
 
-// Report runs all checks concurrently and returns the result.
+// Report runs all checks concurrently and returns the result. It runs none while the process is
+// draining.
 func (r *Readiness) Report(ctx context.Context) ReadyReport {
 	r.mu.Lock()
 	checks, draining := r.checks, r.draining

@@ -15,8 +15,8 @@ import (
 // than twice this time is left, it waits half of the rest, so that later clean-ups have time too.
 const drainTimeout = 5 * time.Second
 
-// Serve starts an HTTP server that stops with the process, and returns its address. If the server
-// fails later, the process ends with an error.
+// Serve starts an HTTP server that stops with the process, and returns its address. It returns an
+// error if it can't listen on addr. If the server fails later, the process ends with an error.
 func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Handler) (net.Addr, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {

@@ -64,8 +64,9 @@ func (c *Config) variables() []Variable {
 	return all
 }
 
-// parse sets the field from the environment. The errors of the env library name only the field, and
-// field names are not unique; so each variable is parsed as a struct of its own.
+// parse sets the field from the environment. It returns an error if the value breaks the variable's
+// rule. The errors of the env library name only the field, and field names are not unique; so each
+// variable is parsed as a struct of its own.
 func (v Variable) parse(environ map[string]string) error {
 	alone := reflect.New(reflect.StructOf([]reflect.StructField{v.field}))
 	if err := env.ParseWithOptions(alone.Interface(), env.Options{Environment: environ, Prefix: v.prefix}); err != nil {

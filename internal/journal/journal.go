@@ -108,7 +108,7 @@ func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant stri
 }
 
 // Close writes the rest and closes the file. It returns the first error of any write. A second call
-// does nothing.
+// does nothing and returns nil. What is logged after Close is lost.
 func (j *Journal) Close() error {
 	if j == nil {
 		return nil

@@ -18,13 +18,13 @@ type Capacity struct {
 	space keyspace.Space
 
 	mu         sync.Mutex
-	slots      map[string]int           // slots of live workers, by type, as all maps here
+	slots      map[string]int           // slots of live workers, by type, as the maps below
 	startRate  map[string]float64       // jobs started per second
 	runTime    map[string]time.Duration // mean run time of a job
 	unserved   map[string]int           // jobs held by workers that no longer serve the type
 	drainRates map[string]*drainRate    // how fast workers take the jobs that this process admits
 
-	serving    map[string]bool // ids of the workers that served a type at the last Refresh
+	serving    map[string]bool // by id: the workers that served a type at the last Refresh
 	checkUntil time.Time       // until then, Refresh counts the unserved jobs
 }
 
@@ -36,9 +36,11 @@ func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 // drainRate measures how fast workers take the jobs of one type that this process admits. It reacts
 // within milliseconds; the reports of workers come only every half second.
 type drainRate struct {
-	since     time.Time // begin of the current measurement
-	entries   int       // drained since then; negative while the stream fills
-	perSecond float64   // result of the last measurement
+	since time.Time // begin of the current measurement
+	// jobs admitted since then, less the streams' bounds, so the jobs drained; negative while the
+	// stream fills
+	entries   int
+	perSecond float64 // result of the last measurement
 }
 
 const (
@@ -75,7 +77,8 @@ func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	}
 }
 
-// Refresh reads the reports of all live workers.
+// Refresh reads the reports of all live workers, and counts the jobs of workers that have left (see
+// countUnserved). After an error the old numbers stay.
 func (c *Capacity) Refresh(ctx context.Context) error {
 	workers, err := Workers(ctx, c.conn, c.space)
 	if err != nil {
@@ -152,7 +155,8 @@ func (c *Capacity) countUnserved(
 	return unserved, nil
 }
 
-// unservedCheck is how long after the departure of a worker its jobs are counted.
+// unservedCheck is how long after the departure of a worker its jobs are counted; longer while
+// there are such jobs. The first Refresh begins such a time as well.
 const unservedCheck = 10 * time.Second
 
 // readyWork is how much work, in run time of all slots, waits in the ready streams. It is enough
@@ -163,15 +167,20 @@ const readyWork = 5 * time.Millisecond
 
 // ReadyBound is the bound of the jobs of one type in one partition's ready stream.
 type ReadyBound struct {
-	Cap   int // largest number of undelivered jobs
-	Slots int // jobs that all workers run or hold at the same time; 0: not known
+	Cap int // largest number of undelivered jobs
+	// slots of the workers that serve the type, plus the jobs held by workers that no longer do; 0:
+	// not known
+	Slots int
 	Ahead int // if Slots is not 0: jobs beyond those that run, so that the stream holds Slots + Ahead jobs at most
 }
 
-// ReadyBound returns how many jobs of type typ may be ready in one partition: as many as the
-// workers take in 100 ms, but not fewer than least or than the number of slots, and not more than
-// most. Long jobs need fewer: as many as all slots run in readyWork. Without reports of workers,
-// Cap is still least or more, so that some jobs become ready and show that workers are needed.
+// ReadyBound returns the bound of the ready stream of type typ in one partition. Ahead is what the
+// workers take in 100 ms, but not less than least and than the number of slots; it is never more
+// than all slots run in readyWork, so it is small while jobs are long. Cap is Ahead, but with one
+// partition not less than least and than the number of slots. With several partitions, the work is
+// divided among them, and Slots is not known. Neither Cap nor Ahead is more than most. Without
+// reports of workers, only Cap is set: it is least or more, so that some jobs become ready and show
+// that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
 	slots, startRate, runTime, unserved := c.slots[typ], c.startRate[typ], c.runTime[typ], c.unserved[typ]

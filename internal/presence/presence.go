@@ -29,8 +29,9 @@ const (
 // WorkerReport is the heartbeat of a worker process: its status, and its capacity by job type.
 type WorkerReport struct {
 	api.WorkerStatus
-	StartedPerSecond map[string]float64 `json:"started_per_second"` // by type
-	RunMS            map[string]float64 `json:"run_ms"`             // by type: mean run time of recent jobs, ms
+	// jobs started in a second, and the mean run time of recent jobs in ms; both by type
+	StartedPerSecond map[string]float64 `json:"started_per_second"`
+	RunMS            map[string]float64 `json:"run_ms"`
 }
 
 // PublishWorker stores the heartbeat of a worker process.
@@ -71,18 +72,19 @@ var (
 	heartbeats = call.NewScript("heartbeats", lua.Source("processes/heartbeats"))
 )
 
-// Workers returns the reports of live workers, ordered by id.
+// Workers returns the reports of live workers, ordered by id. It deletes old reports, as read does.
 func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
 	return read[WorkerReport](ctx, conn, space.Workers())
 }
 
-// Stages returns the statuses of live processes of the other roles, ordered by id.
+// Stages returns the statuses of live processes of the other roles, ordered by id. It deletes old
+// statuses, as read does.
 func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
 	return read[api.StageStatus](ctx, conn, space.Stages())
 }
 
-// read returns the statuses of live processes in the hash key. It deletes those that are very old
-// or can't be read.
+// read returns the statuses of live processes in the hash key, ordered by id. It deletes statuses
+// that are older than 20 times TTL or can't be read.
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
 	reply, err := heartbeats.Run(ctx, conn.Cmd, []string{key}, nil)
 	if err != nil {

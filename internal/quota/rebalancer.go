@@ -32,7 +32,7 @@ func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id
 
 const (
 	leaderLease = 3 * time.Second // after this time without a step, another process replaces the leader
-	idlePause   = time.Second     // pause between two steps while there is no demand
+	idlePause   = time.Second     // pause without demand, or while another process leads
 )
 
 // Wake returns the key of the list whose tokens end the rebalancer's pause.
@@ -43,9 +43,10 @@ func (r *Rebalancer) pause() time.Duration {
 	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
 }
 
-// Step reads the quotas and the demand of all partitions, and moves quota if that is worthwhile.
-// While an earlier increase is not effective yet, it moves nothing. It returns the pause until the
-// next step. It does nothing in a process that is not the leader.
+// Step asks for or renews the leadership; while another process is the leader, it does nothing
+// else. It reads the quotas and the demand of all partitions, and moves quota if that is
+// worthwhile. While an earlier increase is not effective yet, it moves nothing. It returns the
+// pause until the next step.
 func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
 	if err != nil || fence == 0 { // another process is the leader
@@ -101,7 +102,7 @@ type demandPeak struct {
 // It does nothing when no partition would gain at least a fiftieth of the limit, unless one has no
 // quota at all. Permits that a partition has spent can't be given away before the end of the window
 // (fixed), or only as their time passes (sliding); so an increase may become effective later, or in
-// several steps.
+// several steps. If this process is not the leader any more, moveQuotas stops and returns nil.
 func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worthwhile, increases, spare := false, int64(0), all

@@ -44,9 +44,8 @@ type Base struct {
 // partitions.
 const fewPartitions = 16
 
-// Connect opens the Redis connection of a process. It waits until Redis answers, and checks that
-// Redis evicts no keys and that its data has this layout and number of partitions. The process
-// closes the connection when it stops.
+// Connect opens the Redis connection of a process, adds it to the process's readiness, and waits as
+// awaitFit does. The process closes the connection when it stops.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
@@ -74,8 +73,9 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	return Base{Conn: conn, Space: space}, awaitFit(ctx, p, conn, space)
 }
 
-// awaitFit waits until Redis answers, and checks that this process may use it: its eviction policy
-// and the number of partitions.
+// awaitFit waits until Redis answers, and checks that this process may use it: that Redis evicts no
+// keys, that it can have replicas if the process has to wait for some, and that its data has this
+// number of partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {
@@ -115,8 +115,9 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 	}, b.Conn, b.Space, p.Tel, reducers, appender)
 }
 
-// Ingest accepts submissions over HTTP and from the ingest stream. It needs the reducers written in
-// Go to validate a group's aggregates.
+// Ingest returns the role that accepts submissions over HTTP and from the ingest stream. It needs
+// the reducers written in Go to validate a group's aggregates. Unless listening is nil, the role
+// calls it with the API's address before it accepts submissions.
 func Ingest(reducers *reducer.Registry, listening func(addr string)) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
@@ -187,7 +188,8 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
-// Worker returns the role that runs jobs with the given processors.
+// Worker returns the role that runs jobs with the given processors. Its admin server shows the
+// slots (GET /pool) and changes their number (PUT /pool).
 func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config
@@ -282,7 +284,8 @@ func Aggregator(reducers *reducer.Registry) func(context.Context, *app.Process, 
 	}
 }
 
-// Alone returns a role that connects to Redis by itself, for a process with one role.
+// Alone returns a role that connects to Redis by itself, for a process with one role. If ctx ends
+// before Redis answers, it does not call run.
 func Alone(run func(context.Context, *app.Process, Base) error) Role {
 	return func(ctx context.Context, p *app.Process) error {
 		b, err := Connect(ctx, p)

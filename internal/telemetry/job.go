@@ -71,8 +71,8 @@ func (t *Telemetry) NewJobTrace(
 
 // ContinueJobTrace continues the trace of a job's producer with a span that starts at the given
 // time and ends now, and returns the job's traceparent. The job has its parent's sampling decision:
-// the result is "" if the parent is not sampled. If the parent can't be parsed, the job begins a
-// trace of its own.
+// the result is "" if the parent is not sampled, or if tracing is off. If the parent can't be
+// parsed, the job begins a trace of its own (see NewJobTrace).
 func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs func() []attribute.KeyValue) string {
 	sc := ParseTraceParent(parent)
 	if !sc.IsValid() {

@@ -45,7 +45,8 @@ func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 	m.admittedNonReady.add(nonReady)
 }
 
-// EmptyPoll counts a call that found no job to admit.
+// EmptyPoll counts a look at the fair queue of one partition that found no job to admit, of any
+// type.
 func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 
 // Rejected counts an admission that was refused because the ready stream was full.
@@ -90,7 +91,7 @@ func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
 // DeadLettered counts jobs that failed because too many workers died while running them.
 func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 
-// TakenBack counts jobs that were reclaimed from dead workers.
+// TakenBack counts jobs that were reclaimed from dead workers, including those that then failed.
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
 
 // waits are the histogram buckets for wait times, in ms: from less than a millisecond to an hour.
@@ -154,18 +155,20 @@ func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Sto
 // Started records the time from a job's acceptance to its first start.
 func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
 
-// Waited records, when an attempt starts, how long the job has waited so far for fairness, rate and
-// congestion.
+// Waited records how long a job had waited for fairness, rate and congestion when its attempt
+// started.
 func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 	m.fairness.record(fairness)
 	m.rate.record(rate)
 	m.congestion.record(congestion)
 }
 
-// Ran records how long the processor ran in an attempt, whether it succeeded or failed.
+// Ran records how long the processor ran in an attempt, whether it succeeded or failed. Released
+// attempts are not recorded.
 func (m *WorkerMetrics) Ran(took time.Duration) { m.duration.record(took) }
 
-// Ended counts attempts that succeeded, attempts that failed, and failed attempts that timed out.
+// Ended counts attempts that succeeded, attempts that failed, and, of the failed ones, those that
+// timed out.
 func (m *WorkerMetrics) Ended(succeeded, failed, timedOut int) {
 	m.succeeded.add(succeeded)
 	m.failed.add(failed)

@@ -26,10 +26,11 @@ const (
 const settleTime = 10 * time.Minute
 
 // rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels
-// tenants have a series each, all other tenants share Other. A sweep runs every settleTime. A
-// tenant without any permit since the last sweep loses its series to a new tenant; if it returns,
-// its series starts at 0, like that of a restarted process. The counts are kept here because the
-// SDK never removes a series.
+// tenants have a series each, all other tenants share Other. When all series are taken and another
+// tenant comes, a sweep runs, at most once in settleTime. It takes the series from each tenant that
+// was given or denied no permit since the last sweep. If such a tenant returns, its series starts
+// at 0, like that of a restarted process. The counts are kept here because the SDK never removes a
+// series.
 type rateLimits struct {
 	now func() time.Time
 
@@ -43,7 +44,7 @@ type tenantPermits struct {
 	allowed, global, perGroup                   atomic.Int64
 	allowedSeries, globalSeries, perGroupSeries metric.ObserveOption
 
-	seen int64 // the sum of both counters at the last sweep
+	seen int64 // the sum of the three counters at the last sweep
 }
 
 func newRateLimits(i instruments, now func() time.Time) *rateLimits {
@@ -113,7 +114,8 @@ func (r *rateLimits) admit(tenant string) *tenantPermits {
 	return p
 }
 
-// sweep removes the tenants whose counters have not changed since the last sweep.
+// sweep removes the tenants whose counters have not changed since the last sweep. The caller holds
+// the lock.
 func (r *rateLimits) sweep() {
 	r.sweepAt = r.now().Add(settleTime)
 	for tenant, p := range r.byTenant {

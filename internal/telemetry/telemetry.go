@@ -57,9 +57,9 @@ type Options struct {
 	LogWriter io.Writer // os.Stderr when nil
 }
 
-// Setup starts the telemetry of a process. Traces and pushed metrics are off, and
-// nothing connects to a collector, unless OTEL_* variables name an exporter or an
-// endpoint. [Telemetry.MetricsHandler] always serves the metrics. An error names the
+// Setup starts the telemetry of a process, and sets OpenTelemetry's global error handler. Traces
+// and pushed metrics are off, and nothing connects to a collector, unless OTEL_* variables name an
+// exporter or an endpoint. [Telemetry.MetricsHandler] always serves the metrics. An error names the
 // wrong option or variable.
 func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	log, err := newLogger(o)
@@ -79,7 +79,7 @@ func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	return t, nil
 }
 
-// Nop returns telemetry that discards everything, for tests.
+// Nop returns telemetry that discards everything, for tests and for a process before Setup.
 func Nop() *Telemetry {
 	tracers := nooptrace.NewTracerProvider()
 	return &Telemetry{
