@@ -16,16 +16,16 @@ const (
 
 // Why says why a job is not running. Asked for a group, it is about the group's next job.
 type Why struct {
-	// Job is the id of the job that the answer is about. It is absent when the group has no waiting
-	// job.
+	// Job is the id of the job that the answer is about. It is absent when no job of the group
+	// waits to run (waiting, non-ready or ready).
 	Job      string     `json:"job,omitempty"`
 	Reason   string     `json:"reason,omitempty"`    // one of the constants Why…; absent when the job waits for nothing
 	Detail   string     `json:"detail"`              // the reason as a sentence, for people
 	Until    *time.Time `json:"until,omitempty"`     // the job does not start before this time
 	PausedBy []string   `json:"paused_by,omitempty"` // those of "group", "tenant" and "type" that are paused
-	Position *int64     `json:"position,omitempty"`  // number of jobs that are to start before it
-	// EstimateSeconds is the estimated time until the job starts, at the rate at which jobs of its
-	// tenant end now.
+	Position *int64     `json:"position,omitempty"`  // known number of jobs that are to start before it
+	// EstimateSeconds estimates the time until the job starts: until a known start, or else for the
+	// jobs before it, at the rate at which its tenant's jobs end now. It is absent when unknown.
 	EstimateSeconds *float64  `json:"estimate_seconds,omitempty"`
 	Limit           *WhyLimit `json:"limit,omitempty"` // the rate limit without a permit; only with WhyRate
 }
@@ -71,10 +71,10 @@ type Tenant struct {
 	Weight        float64      `json:"weight"`
 	BasePriority  *int64       `json:"base_priority"`
 	Paused        bool         `json:"paused"`
-	Active        bool         `json:"active"`     // the tenant is not paused and has jobs that want a permit
-	Unfinished    int64        `json:"unfinished"` // jobs that have not ended
-	NonReady      int64        `json:"non_ready"`  // jobs of these that are non-ready or suspended
-	JobsPerSecond float64      `json:"jobs_per_second"`
+	Active        bool         `json:"active"`          // the tenant is not paused and has jobs that want a permit
+	Unfinished    int64        `json:"unfinished"`      // jobs that have not ended
+	NonReady      int64        `json:"non_ready"`       // jobs of these that are non-ready or suspended
+	JobsPerSecond float64      `json:"jobs_per_second"` // how many of its jobs end per second now
 	Window        TenantWindow `json:"window"`
 	// ActiveTenants counts the active tenants of the same partition, which divide its limit.
 	ActiveTenants int64            `json:"active_tenants"`
@@ -88,9 +88,9 @@ type TenantWindow struct {
 	Share        string     `json:"share"`
 	WindowMS     int64      `json:"window_ms"`
 	Used         int64      `json:"used"`         // permits that the tenant has spent
-	Limit        int64      `json:"limit"`        // the tenant's own limit or its share of the global limit; 0: none
+	Limit        int64      `json:"limit"`        // permits per window of its own limit or its share of the global limit; 0: no limit
 	GlobalUsed   int64      `json:"global_used"`  // permits that all tenants of the partition have spent
-	GlobalLimit  int64      `json:"global_limit"` // permits that these tenants may spend; 0: no limit
+	GlobalLimit  int64      `json:"global_limit"` // permits per window that these tenants may spend; 0: no limit
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`
 }
 

@@ -19,7 +19,8 @@ var (
 	// cursor.
 	ErrInvalid     = errors.New("invalid")
 	ErrUnavailable = errors.New("store is unavailable: try again in a moment") // status 503: Redis does not answer
-	// ErrReplicas (status 503): see REDIS_WAIT_REPLICAS.
+	// ErrReplicas (status 503): fewer than REDIS_WAIT_REPLICAS replicas confirmed the write in
+	// time. The write may exist; it is safe to repeat the request.
 	ErrReplicas     = fmt.Errorf("too few replicas have the write: %w", ErrUnavailable)
 	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
 )

@@ -23,8 +23,9 @@ import (
 //
 // An answer that is not a success is returned as an *Error. A call that may be repeated without
 // harm is retried a few times: after status 429 and 503 (the client waits as long as Retry-After
-// says), after 502 and 504, and after a broken connection. Submissions and appends may be repeated
-// because each carries an idempotency key.
+// says), after 502 and 504, and after a broken connection. While no server has ever answered at the
+// address, a call that can't connect fails at once. Submissions and appends may be repeated because
+// each carries an idempotency key.
 type API struct {
 	base           string
 	unary          *http.Client
@@ -144,9 +145,9 @@ func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "cancel", nil, retryAlways)
 }
 
-// Retry opens the next round of an ended group, with its failed jobs only. When it is unknown
-// whether an attempt had its effect, Retry returns the error and does not try again: a second
-// attempt could open two rounds.
+// Retry opens the next round of an ended group, with its failed jobs only. It is attempted again
+// only after status 429. When it is unknown whether an attempt had its effect, Retry returns the
+// error and does not try again: a second attempt could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "retry", nil, retryIfRefused)
 }
@@ -189,7 +190,7 @@ func (a *API) Stats(ctx context.Context) (api.Stats, error) {
 	return doJSON[api.Stats](ctx, a, apiCall{action: "get stats", path: "/v1/stats", retry: retryAlways})
 }
 
-// GroupFilter selects groups. An empty field selects all.
+// GroupFilter selects the groups that match both fields. An empty field matches every group.
 type GroupFilter struct {
 	Tenant string
 	Status api.Status
@@ -221,13 +222,14 @@ func (a *API) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] 
 	return pages(ctx, a, c, func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
 }
 
-// Results iterates over the results of the group's done jobs as the server sends them. An error
-// ends the iteration; a stream that breaks off is an error too.
+// Results iterates over the results of the group's reduced jobs, in the order in which they were
+// reduced. Jobs that are done but not reduced yet are left out. An error ends the iteration; a
+// stream that breaks off is an error too.
 func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, error] {
 	return streamLines[api.Result](ctx, a, group, "results")
 }
 
-// Failures iterates over the group's failed jobs as the server sends them. An error ends the
+// Failures iterates over the group's failed jobs, each once and in no order. An error ends the
 // iteration; a stream that breaks off is an error too.
 func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
 	return streamLines[api.Failure](ctx, a, group, "failures")

@@ -22,7 +22,8 @@ const (
 	maxPartBytes = 4 << 20
 )
 
-// maxListedLines is how many rejected lines an answer lists.
+// maxListedLines is the highest number of rejected lines that an answer lists; it counts all of
+// them.
 const maxListedLines = 1000
 
 // AppendNDJSON adds the jobs that r holds, as one JSON object per line: {"payload": …, "type"?,
@@ -45,7 +46,7 @@ func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...
 }
 
 // Append is like AppendNDJSON for jobs. It stops with an error at a job that can't be encoded as
-// JSON.
+// JSON; jobs before it that were not sent yet are dropped.
 func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts ...CallOption) (api.Appended, error) {
 	u, err := a.newUpload(group, "application/x-ndjson", opts)
 	if err != nil {
@@ -132,7 +133,8 @@ func (a *API) newUpload(group, contentType string, opts []CallOption) (*upload, 
 	return &upload{api: a, group: group, path: path, contentType: contentType, key: keyOf(opts)}, nil
 }
 
-// add adds a record to the current part. When the part is full, add sends it first.
+// add adds a record to the current part. If the record does not fit, add first sends the part and
+// begins another. It sends the part at once behind a truncated record.
 func (u *upload) add(ctx context.Context, rec record) error {
 	if u.partLines > 0 && (u.partLines >= maxPartLines || u.part.Len()+len(rec.data) > maxPartBytes) {
 		if err := u.send(ctx); err != nil {
@@ -158,6 +160,8 @@ func (u *upload) finish(ctx context.Context) error {
 	return u.send(ctx)
 }
 
+// send sends the current part and begins the next one, also after an error. The answer then counts
+// what the server had stored before the error.
 func (u *upload) send(ctx context.Context) error {
 	body := append(bytes.Clone(u.header), u.part.Bytes()...)
 	header := http.Header{}
@@ -183,7 +187,7 @@ func (u *upload) send(ctx context.Context) error {
 }
 
 // addAnswer adds the answer to one part. It converts line numbers of the part to those of the
-// input.
+// input, and lists at most maxListedLines rejected lines.
 func (u *upload) addAnswer(got api.Appended) {
 	u.answer.Accepted += got.Accepted
 	u.answer.RejectedTotal += got.RejectedTotal

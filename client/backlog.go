@@ -17,7 +17,7 @@ var ErrBacklogFull = errors.New("ingest backlog full")
 
 // BacklogError says how long the ingest stream is and when the caller should try again.
 type BacklogError struct {
-	Length, Max int64 // in messages
+	Length, Max int64 // messages in the stream (approximately), and their limit
 	Wait        time.Duration
 }
 
@@ -35,8 +35,9 @@ const (
 	backlogMaxWait    = time.Minute
 )
 
-// backlog limits the length of the ingest stream. It reads the length at most once in
-// backlogMaxAge.
+// backlog refuses messages with a *BacklogError while the ingest stream is too long. It never
+// waits. The limit is approximate: the length is read again only after backlogMaxAge, and in
+// between only the messages of this producer are counted.
 type backlog struct {
 	client redis.Cmdable
 	stream string
@@ -46,16 +47,17 @@ type backlog struct {
 	mu     sync.Mutex
 	length int64 // length at the last read, plus the messages accepted since then
 	readAt time.Time
-	// drainRate is by how many messages per second the stream gets shorter, smoothed over several
-	// reads.
+	// drainRate estimates how many messages per second the server takes from the stream, smoothed
+	// over several reads. It is too low while other producers add messages.
 	drainRate float64
-	// freeAt is when the stream will have space for all messages that were refused so far.
+	// freeAt is when the stream will have space for all messages that were refused so far, at most
+	// backlogMaxWait ahead.
 	freeAt time.Time
 }
 
 // accept counts n messages as published, or returns a *BacklogError when the stream has no space
-// for them. More messages than the limit are accepted only into an empty stream: waiting longer
-// would not help them.
+// for them. A message that is then not published stays counted until the next read. More messages
+// than the limit are accepted only into an empty stream: waiting longer would not help them.
 func (b *backlog) accept(ctx context.Context, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,8 +78,9 @@ func (b *backlog) accept(ctx context.Context, n int64) error {
 	return nil
 }
 
-// retryAfter returns how long a caller with n refused messages should wait. Each refused caller
-// gets a later time than the caller before it, so that not all callers come back at once.
+// retryAfter returns how long a caller with n refused messages should wait. It moves freeAt, so
+// each refused caller gets a later time than the caller before it, up to backlogMaxWait: not all
+// come back at once. While the stream does not drain, all get backlogMinWait.
 func (b *backlog) retryAfter(n int64) time.Duration {
 	if b.drainRate < 1 {
 		return backlogMinWait

@@ -6,9 +6,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// validateAll returns an error if the server would refuse one of the messages. The server itself
-// can't answer a message on a stream. If one message of a group is invalid, the producer publishes
-// none of them.
+// validateAll returns an error if the server would refuse one of the messages for its content. The
+// server itself can't answer a message on a stream. If one message of a group is invalid, the
+// producer publishes none of them.
 func validateAll(outgoing []outgoingMessage) error {
 	jobs := 0
 	for _, p := range outgoing {

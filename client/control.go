@@ -80,8 +80,8 @@ func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	return doJSON[api.Tenant](ctx, a, apiCall{action: "get tenant " + tenant, path: path, retry: retryAlways})
 }
 
-// SetTenant replaces all settings of a tenant: a field of set that is nil gets its default. The
-// next admission uses the new settings.
+// SetTenant replaces all settings of a tenant: a field of set that is nil gets its default. Pausing
+// is not a setting, and stays. The next admission uses the new settings.
 func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	path, err := pathOf("tenant", tenant, "")
 	if err != nil {

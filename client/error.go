@@ -17,14 +17,15 @@ import (
 // Error is an answer of the API that is not a success. Use errors.As to find it in an error.
 type Error struct {
 	Status     int           // HTTP status code
-	Problem    api.Problem   // its Fields name every bad field
-	RetryAfter time.Duration // when the server asks the client to try again; 0 when it does not say
+	Problem    api.Problem   // the error document, whose Fields name the bad fields; zero when there was none
+	RetryAfter time.Duration // how long the server asks the client to wait; 0 when it does not say
 	RequestID  string        // finds the request in the server's log
 
 	appended api.Appended // after a refused append: the part that the server had stored before the refusal
 }
 
-// Error returns the answer's status, detail and bad fields, on one line.
+// Error returns the answer's status, detail and bad fields on one line, with the request id (after
+// status 500) and the wait that the server asks for.
 func (e *Error) Error() string {
 	var b strings.Builder
 	title := e.Problem.Title
@@ -51,7 +52,8 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// detailRepeatsFields reports whether the problem's detail only repeats what its fields say.
+// detailRepeatsFields reports whether the detail contains the problem of the first bad field, so
+// that it can be left out.
 func (e *Error) detailRepeatsFields() bool {
 	return len(e.Problem.Fields) > 0 && strings.Contains(e.Problem.Detail, e.Problem.Fields[0].Problem)
 }

@@ -14,12 +14,12 @@ import (
 )
 
 // Events iterates over the group's progress and state changes. The iteration ends when the round
-// has ended, with an error, or when ctx ends.
+// has ended, or after it has yielded an error, also when ctx ends.
 //
 // With after, the id of an event, the iteration continues behind that event (Last-Event-ID). With
 // an empty after, it begins with the states that the round has been through. Events resumes a
-// connection that breaks or is silent for a minute. After a minute without success it yields the
-// error. An event may come more than once, with the same id.
+// connection that breaks or is silent for a minute. After a minute without success, or if the first
+// connection fails, it yields the error. An event may come more than once, with the same id.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
 		f := follower{api: a, group: group, lastEventID: after, lastReadAt: time.Now()}
@@ -74,14 +74,14 @@ type follower struct {
 	api         *API
 	group       string
 	lastEventID string        // id of the last event that the caller got
-	lastReadAt  time.Time     // when the server last sent anything
+	lastReadAt  time.Time     // when a connection last succeeded or brought a byte
 	retry       time.Duration // wait before the next connection, as the server asks
 	connected   bool          // at least one connection succeeded
 	received    bool          // the latest connection brought at least one byte
 }
 
 // resumable reports whether the caller should connect again after a connection that ended with err.
-// err is nil when the server closed the connection in order.
+// err is nil when the server closed the connection in order or was silent for too long.
 func (f *follower) resumable(err error) bool {
 	if err == nil {
 		return true
@@ -92,8 +92,8 @@ func (f *follower) resumable(err error) bool {
 }
 
 // read yields the events of one connection. It returns errEndOfEvents after the last event of the
-// round or when the caller stops, nil when the server closed the connection, and an error
-// otherwise.
+// round or when the caller stops, nil when the server closed the connection or was silent for too
+// long, and an error otherwise.
 func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -17,7 +17,7 @@ const (
 
 // Group is a bulk action to be submitted. Only Type is required.
 type Group struct {
-	ID           string // matches ^[A-Za-z0-9._-]{1,128}$; empty: Submit chooses a random id
+	ID           string // matches ^[A-Za-z0-9._-]{1,128}$; empty: Producer.Submit or the server chooses one
 	Tenant       string // tenant whose share and limits the group uses; empty: the group is its own tenant
 	Name         string // a name for people, up to 256 bytes
 	Type         string // job type: names the processor that runs the jobs
@@ -26,13 +26,13 @@ type Group struct {
 	MaxRetries   *int          // number of retries; nil: the workers' default
 	JobTimeout   time.Duration // timeout of one attempt; 0: the workers' default
 	RunAt        *time.Time    // the group's jobs do not start before this time
-	// FailureThreshold is the part of failed jobs, above 0 to 1, at which the group ends as FAILED;
-	// nil is 1.
+	// FailureThreshold is the part of the group's jobs, above 0 to 1, that must fail for the group
+	// to end as FAILED; nil is 1.
 	FailureThreshold *float64
 	Aggregate        []Aggregate // the values to compute from the jobs' results
 	Total            *int64      // number of jobs of the whole group; the group is sealed when it has them
 	Jobs             []Job
-	Seal             bool // the group has no jobs besides Jobs
+	Seal             bool // the group gets no jobs besides Jobs
 }
 
 // Aggregate asks for one value that is computed from the results of the group's done jobs.

@@ -67,8 +67,9 @@ func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	return v, nil
 }
 
-// do makes a call and retries it by its policy, up to API.attempts times. The caller must close the
-// answer's body.
+// do makes a call and retries it by its policy; it makes at most API.attempts attempts. It returns
+// the last error without waiting when the wait would exceed API.maxWait or ctx's deadline, or when
+// neverReached. A status other than 2xx is an *Error. The caller must close the answer's body.
 func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	for attempt := 1; ; attempt++ {
 		resp, err := a.sendOnce(ctx, c)

@@ -48,8 +48,8 @@ func WithPrefix(prefix string) ProducerOption {
 	return func(o *producerOptions) { o.prefix = prefix }
 }
 
-// WithMaxBacklog sets how many messages (default 100,000) may wait in the ingest stream. Beyond
-// that the Producer returns ErrBacklogFull instead of adding to them.
+// WithMaxBacklog sets how many messages (default 100,000) may wait in the ingest stream,
+// approximately. Beyond that the Producer returns ErrBacklogFull instead of adding to them.
 func WithMaxBacklog(messages int64) ProducerOption {
 	return func(o *producerOptions) { o.maxBacklog = messages }
 }
@@ -190,8 +190,9 @@ func (p *Producer) command(ctx context.Context, typ, group string, body any) err
 	return err
 }
 
-// send publishes messages in order and returns how many jobs those have that were published. It
-// derives the message ids from key.
+// send publishes messages in order, up to the first error, and returns how many jobs those have
+// that were published. It publishes none if one is invalid or the backlog is full. It derives the
+// message ids from key.
 func (p *Producer) send(ctx context.Context, key string, outgoing []outgoingMessage) (jobs int, err error) {
 	if err := validateAll(outgoing); err != nil || len(outgoing) == 0 {
 		return 0, err

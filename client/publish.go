@@ -95,7 +95,8 @@ func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) er
 	return err
 }
 
-// publishWithRetry calls publish until it succeeds, fails for good, or has used its attempts.
+// publishWithRetry calls publish, with waits in between, until it succeeds, fails for good, or has
+// used its attempts. It turns out-of-memory into ErrBacklogFull.
 func (p *Producer) publishWithRetry(ctx context.Context, publish func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := publish()

@@ -19,14 +19,16 @@ const MaxResultBytes = 64 << 10
 
 // Job is one attempt that is handed to a processor.
 type Job struct {
-	Tenant     string          // the customer whose job it is
-	Group      string          // the bulk action that the job is part of
-	Ordinal    int64           // the job's place in its group, from 0
-	Type       string          // names the processor, such as SEND_EMAIL
-	Payload    json.RawMessage // as the producer sent it, at most 256 KiB; do not change it
-	Attempt    int             // 1 on the first delivery, one higher on each later delivery
-	Retries    int             // retries after errors in this round; other deliveries don't count
-	AcceptedAt time.Time       // when ingest accepted the job
+	Tenant  string          // the customer whose job it is
+	Group   string          // the bulk action that the job is part of
+	Ordinal int64           // the job's place in its group, from 0
+	Type    string          // names the processor, such as SEND_EMAIL
+	Payload json.RawMessage // as the producer sent it, at most 256 KiB; do not change it
+	Attempt int             // from 1; grows each time the job becomes ready, also if no worker starts it
+	Retries int             // retries after errors in this round; other deliveries don't count
+	// AcceptedAt is when the job entered the fair queue in this round: when ingest accepted it or,
+	// after the command retry, when it was requeued.
+	AcceptedAt time.Time
 }
 
 // ID returns the job's id, "group.ordinal". It is unique and the same in every attempt: use it as

@@ -28,7 +28,7 @@ type Kind int
 // These are the kinds of verdicts.
 const (
 	Done       Kind = iota // the job is done
-	RetryLater             // it runs again after a wait, and one of its retries is used
+	RetryLater             // it runs again after a wait and uses a retry; it fails if none is left
 	Throttle               // it runs again after the time that the downstream API asked for; no retry is used
 	Fail                   // it failed for good
 )
@@ -94,7 +94,8 @@ func (a *answer) Unwrap() error { return a.cause }
 
 // Classify turns the error that Process returned into a verdict. It unwraps errors; the outermost
 // [Retry], [Throttled] or [Permanent] decides. If there is none, [context.DeadlineExceeded] is a
-// retry with [CodeTimeout], any other error is a retry with [CodeError], and nil is done.
+// retry with [CodeTimeout], any other error is a retry with [CodeError], and nil is done. An
+// invalid code is replaced by [CodeError].
 func Classify(err error) Verdict {
 	if err == nil {
 		return Verdict{Kind: Done}

@@ -127,8 +127,8 @@ func (f *collectFold) UnmarshalJSON(b []byte) error {
 func (f *collectFold) check() error { return nil }
 
 // canonical returns a copy of a value in the form that json.Marshal would write, so that storing
-// the value doesn't change its size. It refuses a value that is invalid or exceeds the bounds
-// alone.
+// the value doesn't change its size. It replaces invalid UTF-8, and refuses a value that is invalid
+// JSON or exceeds the bounds alone.
 func canonical(raw []byte) ([]byte, bool) {
 	if depth(raw) > MaxValueDepth {
 		return nil, false

@@ -18,7 +18,8 @@ const (
 
 // countByFold keeps the first MaxKeys of all keys that it has seen, in the order of keyOrder.
 // Merging is exact: a key that is among the first of all is among the first of each partial state,
-// so no partial state ever drops its count. Until prune runs, it holds up to twice as many keys.
+// so no partial state ever drops its count. Until prune runs, also in value and MarshalJSON, it
+// holds up to twice as many keys.
 type countByFold struct {
 	Counts map[string]*int64 `json:"counts"`
 	Other  int64             `json:"other"`

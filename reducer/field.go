@@ -9,8 +9,8 @@ import (
 
 // fold is what a built-in op does with the values of its field. Its JSON is the op's partial state.
 type fold interface {
-	// add adds one value, which is neither missing nor null. It returns false if the value is of
-	// the wrong type. It copies what it keeps.
+	// add adds one value, which is neither missing nor null; v is nil if the op has no field. It
+	// returns false if the value is of the wrong type. It copies what it keeps.
 	add(ordinal int64, v *value) bool
 	// merge adds another partial state of the same type.
 	merge(other fold)

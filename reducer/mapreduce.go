@@ -17,11 +17,11 @@ func Finish[T any](finish func(T) (any, error)) Option[T] {
 }
 
 // MapReduce makes a reducer for [Registry.Register] from two functions. mapper turns a result into
-// a T. If mapper returns an error or panics, the result is left out and counted as skipped; Add
-// returns the error, except [ErrSkip]. reduce combines two Ts into one. It must be associative and
-// commutative; it may change and return its first argument, and must not change the second. T must
-// survive a round trip through JSON unchanged, because partial states are stored as JSON. Without
-// any result the value is null. The reducer's aggregates take no field.
+// a T. If mapper returns an error, or mapper or reduce panics, the result is left out and counted
+// as skipped; Add returns the error, except [ErrSkip]. reduce combines two Ts into one. It must be
+// associative and commutative; it may change and return its first argument, and must not change the
+// second. T must survive a round trip through JSON unchanged, because partial states are stored as
+// JSON. Without any result the value is null. The reducer's aggregates take no field.
 func MapReduce[T any](mapper func(Result) (T, error), reduce func(a, b T) T, options ...Option[T]) Factory {
 	return func(spec Spec) (Accumulator, error) {
 		if spec.Field != "" {

@@ -32,7 +32,8 @@ type number struct {
 }
 
 // parseNumber parses a number of a job's result. It refuses text that is not a JSON number, and
-// numbers that are too large. It rounds digits below 10^minExponent away.
+// numbers that are too large. A number with digits below 10^minExponent is rounded to the nearest
+// float64.
 func parseNumber(text []byte) (number, bool) {
 	n, digits, ok := readNumber(text)
 	switch {
@@ -176,7 +177,8 @@ func (n number) cmp(o number) int {
 	return scaled(n.bigMantissa(), n.exp-exp).Cmp(scaled(o.bigMantissa(), o.exp-exp))
 }
 
-// align converts two numbers without wide to the smaller exponent of the two.
+// align converts two numbers without wide to the smaller exponent of the two. ok is false if one of
+// them then doesn't fit an int64.
 func align(n, o number) (a, b int64, ok bool) {
 	if n.exp == o.exp {
 		return n.m, o.m, true

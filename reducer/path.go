@@ -88,8 +88,8 @@ func newNode() *node { return &node{slot: noSlot, maxIndex: -1} }
 
 func newExtractor() *extractor { return &extractor{duration: noSlot} }
 
-// slot returns the position in values where find stores the value of a path. Equal paths share one
-// slot.
+// slot returns the position in values where find stores the value of a path, and reserves one for a
+// new path. It returns noSlot for an empty path. Equal paths share one slot.
 func (x *extractor) slot(path []string) int {
 	if len(path) == 0 {
 		return noSlot

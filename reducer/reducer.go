@@ -32,7 +32,7 @@
 //
 // A number is a JSON number with a magnitude below 1e300; a string that contains a number is not
 // one. Numbers are added as decimals: ten times 0.1 is 1, and integers above 2^53 keep their
-// digits. Digits below 1e-400 are rounded away first.
+// digits. A number with digits below 1e-400 is rounded to the nearest float64 first.
 //
 // count_by shows at most [MaxKeys] keys: short keys first, and alphabetically among keys of one
 // length. The choice must not depend on the order of arrival, and short values are more often

@@ -170,7 +170,8 @@ func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, e
 	return false, nil
 }
 
-// judge marks the connection as broken unless err is the server's refusal of a mail.
+// judge sets whether the connection is broken, and returns it. It is not broken if err is a 4xx or
+// 5xx reply other than 421, after which the server closes the connection.
 func (c *conn) judge(err error) (broken bool) {
 	var reply *textproto.Error
 	refused := errors.As(err, &reply) && reply.Code >= 400 && reply.Code < 600
@@ -178,8 +179,8 @@ func (c *conn) judge(err error) (broken bool) {
 	return c.broken
 }
 
-// abort prepares the connection for the next mail after the server has refused a command of this
-// one.
+// abort prepares the connection for the next mail after a command of this one has failed with err.
+// It returns err.
 func (c *conn) abort(err error) error {
 	if !c.judge(err) && c.session.Reset() != nil {
 		c.broken = true

@@ -62,8 +62,9 @@ func New(config Config) (*Processor, error) {
 // Type is SEND_EMAIL.
 func (p *Processor) Type() string { return Type }
 
-// Close closes the idle connections at once, and each other connection when its mail is sent. A job
-// that starts later gets an error that means "retry".
+// Close closes the idle connections and waits until they are closed. It does not wait for the
+// others: each is closed when its mail is sent. A job that starts later gets an error that means
+// "retry".
 func (p *Processor) Close() error {
 	p.pool.close()
 	return nil

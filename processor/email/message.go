@@ -27,9 +27,10 @@ type message struct {
 	content *mail.Msg
 }
 
-// compose makes the job's mail. If the payload makes no mail, the error says why and contains no
-// part of the payload. Nothing in a payload can add a header: the address is parsed and formatted
-// again, a subject with control characters is refused, and the body is encoded.
+// compose makes the job's mail. An empty subject or body gets a default text. If the payload makes
+// no mail, the error says why and contains no part of the payload. Nothing in a payload can add a
+// header: the address is parsed and formatted again, a subject with control characters is refused,
+// and the body is encoded.
 func (p *Processor) compose(job processor.Job) (*message, error) {
 	var payload struct {
 		To      string `json:"to"`
@@ -79,8 +80,8 @@ func (p *Processor) senderName() string {
 
 // messageID returns the job's id at the sender's domain. An id may not begin with a dot or have two
 // dots in a row, and a job that was not created by this system may have any byte in its group: such
-// bytes become ~ and two hex digits. Ids of jobs contain no ~, so different jobs never share a
-// Message-ID.
+// dots and bytes become ~ and two hex digits. Ids of jobs contain no ~, so different jobs never
+// share a Message-ID.
 func messageID(job processor.Job, sender string) string {
 	id := job.ID()
 	var b strings.Builder

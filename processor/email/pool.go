@@ -15,7 +15,7 @@ var errClosed = errors.New("the processor is closed")
 type pool struct {
 	dial    func(context.Context) (*conn, error)
 	idleFor time.Duration
-	slots   chan struct{} // one element for each connection in use
+	slots   chan struct{} // one element for each connection that is in use or being opened
 
 	mu      sync.Mutex
 	closed  bool
@@ -24,8 +24,9 @@ type pool struct {
 }
 
 // get returns an idle connection, or opens a new one if there is none; it waits while
-// MaxConnections are in use. reused is true for an idle one: the server may have closed it in the
-// meantime. The caller must return each connection with put.
+// MaxConnections are in use, until ctx ends. It fails if the pool is closed. reused is true for an
+// idle one: the server may have closed it in the meantime. The caller must return each connection
+// with put.
 func (p *pool) get(ctx context.Context) (c *conn, reused bool, err error) {
 	select {
 	case p.slots <- struct{}{}:
@@ -62,8 +63,8 @@ func (p *pool) takeIdle() (*conn, error) {
 	return c, nil
 }
 
-// put takes a connection back. It closes one that is broken or has sent MaxMessagesPerConnection
-// mails, and keeps any other for the next mail.
+// put takes a connection back and keeps it for the next mail. It closes one that is broken or has
+// sent MaxMessagesPerConnection mails, and any after the pool is closed.
 func (p *pool) put(c *conn) {
 	defer func() { <-p.slots }()
 	switch {
@@ -104,7 +105,8 @@ func (p *pool) expire(c *conn) {
 	c.quit()
 }
 
-// close closes the idle connections. Connections in use are closed when put takes them back.
+// close closes the idle connections and waits until they are closed. Connections in use are closed
+// when put takes them back.
 func (p *pool) close() {
 	p.mu.Lock()
 	p.closed = true

@@ -77,7 +77,7 @@ func New(config Config) (*Processor, error) {
 // Type is HTTP.
 func (p *Processor) Type() string { return Type }
 
-// Close ends the idle connections.
+// Close closes the idle connections. Calls that run go on.
 func (p *Processor) Close() error {
 	p.client.CloseIdleConnections()
 	return nil
@@ -153,7 +153,8 @@ func refusal(request *http.Request, response *http.Response) error {
 	return processor.Permanent(code, err)
 }
 
-// retryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3).
+// retryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3). after is at most
+// maxRetryAfter. given is false if the header is absent or malformed.
 func retryAfter(header string, now time.Time) (after time.Duration, given bool) {
 	if seconds, err := strconv.ParseUint(header, 10, 64); err == nil {
 		return time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second, true

@@ -35,7 +35,8 @@ type Options struct {
 	// OnMail is called with each accepted mail, concurrently, before the client gets its answer.
 	OnMail func(Mail)
 	// MaxTracked is how many Message-IDs and how many recipients are counted one by one; 0 means
-	// 1,048,576. A mail with any further recipient or Message-ID is counted only in Received.
+	// 1,048,576. A further recipient or Message-ID is not counted: its number stays 0, and
+	// duplicates of it are not noticed.
 	MaxTracked int
 	// TLS offers STARTTLS. With ImplicitTLS, connections are encrypted from the first byte on.
 	TLS         *tls.Config
@@ -109,7 +110,8 @@ func (s *Sink) Connections() int64 { return s.connections.Load() }
 // Duplicates returns how many accepted mails had the Message-ID of an earlier mail.
 func (s *Sink) Duplicates() int64 { return s.duplicates.Load() }
 
-// ReceivedByRecipient returns the number of accepted mails to one envelope address.
+// ReceivedByRecipient returns the number of accepted mails whose first envelope recipient is
+// address.
 func (s *Sink) ReceivedByRecipient(address string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
