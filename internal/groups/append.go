@@ -16,6 +16,7 @@ import (
 )
 
 // Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
+// While too many jobs wait, each call returns an *api.BackpressureError, a repeated one too.
 func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	return s.appendToGroup(ctx, &pendingAppend{
 		group:         group,
@@ -26,7 +27,8 @@ func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, r
 }
 
 // AppendEntry adds the jobs of an entry of the ingest stream. entry is the entry's id. message is
-// the id that the producer gave the message; "" when it gave none.
+// the id that the producer gave the message; "" when it gave none. An entry or message that was
+// added before adds nothing and succeeds. Backpressure is as for Append.
 func (s *Store) AppendEntry(
 	ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin,
 ) error {
@@ -173,7 +175,8 @@ func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	return calls
 }
 
-// storeCall stores the appends of one script call and sets the error of each.
+// storeCall stores the appends of one script call and sets the error of each. If Redis refuses the
+// call, it makes one call for each append.
 func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
 	err := s.storeRequests(ctx, p, appends)
 	var refused redis.Error
@@ -191,8 +194,9 @@ func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*
 	}
 }
 
-// storeRequests makes one script call for appends of one group. It sets the error of each append,
-// or returns an error when the call failed as a whole.
+// storeRequests makes one script call for appends of one group. It waits for the group's lock, and
+// repeats the call while Redis does not answer. It sets the error of each append, or returns an
+// error when the call failed as a whole.
 func (s *Store) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
 	requests := make([]ledger.Request, len(appends))
 	for i, a := range appends {
@@ -231,9 +235,11 @@ const (
 type tenantCache struct {
 	mu      sync.Mutex
 	byGroup map[string]string // group id to tenant id
-	since   time.Time
+	since   time.Time         // when byGroup was last emptied
 }
 
+// get returns the tenant of a group, if it is known. It first empties a cache that is too old or
+// full.
 func (o *tenantCache) get(group string) (tenant string, known bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -18,8 +18,8 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 	}, func(g ledger.GroupState) bool { return g.Sealed || total != nil && g.Announced })
 }
 
-// Cancel ends a group at once. It also moves the group's unfinished jobs to cancelled. If this
-// process dies before that is done, the watcher does it.
+// Cancel ends a group at once. Before it returns, it also moves the group's unfinished jobs to
+// cancelled. If it fails or this process dies before that is done, the watcher does it.
 func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		if err := ledger.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
@@ -44,7 +44,8 @@ func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 }
 
 // command applies a command to a group. applied reports whether a group's state shows the command's
-// effect; it is used to check that the effect is still there after a failover.
+// effect; with WaitReplicas, command checks by it that no failover has lost the effect. do is
+// repeated while Redis does not answer.
 func (s *Store) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,

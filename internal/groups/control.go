@@ -47,7 +47,8 @@ func (s *Store) PauseType(ctx context.Context, typ string) error {
 	return s.setPaused(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
 }
 
-// ResumeType undoes PauseType.
+// ResumeType undoes PauseType, in one partition after the other. After an error the caller can
+// repeat it.
 func (s *Store) ResumeType(ctx context.Context, typ string) error {
 	return s.setPaused(ctx, ledger.Resume, ledger.PauseType, typ, s.space.All()...)
 }
@@ -67,8 +68,8 @@ func (s *Store) setPaused(
 	return nil
 }
 
-// SetTenant replaces a tenant's settings and returns the tenant. An unknown tenant becomes known,
-// unless all settings are the defaults.
+// SetTenant replaces a tenant's settings and returns the tenant. Pausing is not a setting, and
+// stays. An unknown tenant becomes known, unless all settings are the defaults.
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
 	err := retryUnavailable(ctx, func(ctx context.Context) error {
@@ -81,7 +82,8 @@ func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSett
 	return s.tenantView(tenant, st), apiError(err)
 }
 
-// Tenant returns a tenant that has groups or settings.
+// Tenant returns a tenant that has groups or settings or is paused, and api.ErrNotFound for any
+// other.
 func (s *Store) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	st, err := s.tenantState(ctx, s.space.OfTenant(tenant), tenant)
 	if err != nil {

@@ -81,7 +81,8 @@ func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition
 }
 
 // awaitDurable waits until enough replicas of a partition have what was written to it. It returns
-// errWriteLost when check finds that the write is gone from the master.
+// api.ErrReplicas when too few have it within WaitTimeout, and errWriteLost when check finds that
+// the write is gone from the master. With WaitReplicas 0 it does nothing.
 func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check writeCheck) error {
 	if s.cfg.WaitReplicas == 0 {
 		return nil
@@ -105,7 +106,7 @@ type replicaWaiter struct {
 	batcher *batcher[*replicaWait]
 
 	mu      sync.Mutex
-	lagging bool // a warning was logged because too few replicas had the writes
+	lagging bool // the warning that too few replicas have the writes was logged, and they still have not
 }
 
 // replicaWait is one caller's part of a shared wait.

@@ -16,9 +16,9 @@ import (
 // behind more of them is too low.
 const etaGroups = 100
 
-// estimate sets when groups of one partition will have ended: the jobs that are left, and those of
-// their tenant's groups that are served first, at the speed at which the tenant's jobs end now. A
-// group of which no job can end gets no estimate.
+// estimate replaces the ETAs of groups of one partition. An ETA is the time that the jobs that are
+// left, and those of their tenant's groups that are served first, take at the speed at which the
+// tenant's jobs end now. A group of which no job can end gets no estimate.
 func (s *Store) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
 	speeds := map[string]float64{}
 	known := map[ledger.TenantQueue]bool{}

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// Job returns one job. For a job that waits, it says why.
+// Job returns one job. For a waiting, non-ready or ready job it says why the job is not running.
 func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {

@@ -16,13 +16,13 @@ type keyedMutex struct {
 type groupLock struct {
 	free        chan struct{} // holds a token while the lock is free
 	nextOrdinal int64         // ordinal of the group's next job, as far as this process knows
-	users       int
+	users       int           // goroutines that hold the lock or wait for it
 }
 
 // maxUnusedLocks is the number of locks at which unused ones are removed.
 const maxUnusedLocks = 10_000
 
-// lock waits for the group's lock. The caller must call unlock.
+// lock waits for the group's lock until ctx ends. Without an error, the caller must call unlock.
 func (l *keyedMutex) lock(ctx context.Context, group string) (*groupLock, error) {
 	l.mu.Lock()
 	if l.locks == nil {

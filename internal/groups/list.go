@@ -44,7 +44,8 @@ func badCursor() error {
 	}}}
 }
 
-// newest returns the limit newest groups of all partitions that are older than before.
+// newest returns the limit newest groups of these partitions that are older than before, newest
+// first; only those of tenant, unless it is "".
 func (s *Store) newest(
 	ctx context.Context, parts []keyspace.Partition, tenant string, before ledger.CreatedGroup, limit int,
 ) ([]listedGroup, error) {
@@ -64,7 +65,8 @@ func (s *Store) newest(
 	return page[:min(len(page), limit)], nil
 }
 
-// Results calls yield with the result of each done job, in the order in which they were reduced.
+// Results calls yield with the result of each reduced job, in the order in which they were reduced.
+// It stops at an error of yield and returns it.
 func (s *Store) Results(ctx context.Context, id string, yield func(result []byte) error) error {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
@@ -81,7 +83,8 @@ func (s *Store) Results(ctx context.Context, id string, yield func(result []byte
 	return apiError(err)
 }
 
-// Failures calls yield once with each failed job.
+// Failures calls yield once with each failed job, in no order. It stops at an error of yield and
+// returns it.
 func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {

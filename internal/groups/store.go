@@ -46,7 +46,7 @@ type Store struct {
 	explainer      *why.Explainer
 	tenants        tenantCache
 	groupLocks     keyedMutex
-	appender       redis.Cmdable              // runs the commands of submissions and appends
+	appender       redis.Cmdable              // runs most commands of submissions and appends
 	appendBatchers []*batcher[*pendingAppend] // by partition
 	replicaWaiters []*replicaWaiter           // by partition
 }
@@ -79,7 +79,8 @@ func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partiti
 	return s.space.OfTenant(tenant), tenant, nil
 }
 
-// apiError converts an error of Redis to one of package api.
+// apiError converts Redis's errors "out of memory" and "does not answer" to those of package api.
+// It returns other errors unchanged.
 func apiError(err error) error {
 	switch {
 	case err == nil:
@@ -95,13 +96,14 @@ func apiError(err error) error {
 // retryTime is for how long a step of a request is retried.
 const retryTime = 5 * time.Second
 
-// retryUnavailable retries step while Redis does not answer. step must be harmless when repeated.
+// retryUnavailable retries step while Redis does not answer, for retryTime, and returns its last
+// error. step must be harmless when repeated.
 func retryUnavailable(ctx context.Context, step func(context.Context) error) error {
 	return retryWhile(ctx, call.IsUnavailable, step)
 }
 
-// retryLost retries all steps from the first one when a failover has lost the effect of a step.
-// Steps whose effect still exists must change nothing.
+// retryLost retries all steps from the first one when a failover has lost the effect of a step, for
+// retryTime. Steps whose effect still exists must change nothing.
 func retryLost(ctx context.Context, steps func(context.Context) error) error {
 	return retryWhile(ctx, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
 }

@@ -34,7 +34,9 @@ type Origin struct {
 }
 
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
-// or the same idempotency key is stored once. Errors are those of package api.
+// or the same idempotency key is stored once. It sets g.ID to the group of the first request with
+// the key, and an empty g.Tenant to g.ID. Errors are those of package api, or a
+// *messages.ValidationError.
 func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, apiError(err)
@@ -85,7 +87,8 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
 }
 
-// endsWithoutJobs reports whether a submission has no jobs and is sealed.
+// endsWithoutJobs reports whether a submission has no jobs and gets none: it is sealed, or its
+// total is 0.
 func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
@@ -113,6 +116,7 @@ func (s *Store) storeSubmission(
 }
 
 // splitPieces divides jobs into pieces that the script can take. Each piece has its own request id.
+// It also starts the jobs' traces, and so records spans.
 func (s *Store) splitPieces(
 	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
 ) []ledger.AppendArgs {
@@ -239,8 +243,9 @@ type idempotencyRecord struct {
 }
 
 // resolveIdempotencyKey returns the group of the first request that used the idempotency key, in
-// any process. So two equal requests at the same time store one group. It returns api.ErrConflict
-// when the first request had other content.
+// any process. If there was none, it records this request as the first. So two equal requests at
+// the same time store one group. It returns api.ErrConflict when the first request had other
+// content.
 func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
 	sum := sha256.Sum256([]byte(key))
 	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))

@@ -29,7 +29,8 @@ func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
 	return views[0], nil
 }
 
-// Views returns groups of one partition. It leaves out groups that do not exist.
+// Views returns groups of one partition. If an aggregate can't be computed, it logs that, and the
+// group lacks it. It leaves out groups that do not exist.
 func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -49,7 +50,8 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	return views, s.estimate(ctx, p, views)
 }
 
-// View returns a group as it was at a time. After an error, only the aggregate is missing.
+// View returns the view of a group that was read at a time. It estimates the ETA from the group's
+// own speed. After an error, only the aggregate is missing.
 func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
 		ID:             from.ID,
@@ -98,8 +100,8 @@ func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) 
 	return all, nil
 }
 
-// eta estimates how many seconds the group still needs, from its speed since it started. It is for
-// callers that can't read the tenant's speed.
+// eta estimates how many seconds the group still needs, from its speed since it started; nil if
+// that is unknown. It is for callers that can't read the tenant's speed.
 func eta(g *api.Group, started, now time.Time) *float64 {
 	ended := g.Counts.Ended()
 	elapsed := now.Sub(started).Seconds()
@@ -110,7 +112,7 @@ func eta(g *api.Group, started, now time.Time) *float64 {
 	return &seconds
 }
 
-// ListQuery selects groups. A zero value selects everything.
+// ListQuery selects a page of groups. An empty Tenant, Status or Cursor sets no condition.
 type ListQuery struct {
 	Tenant string
 	Status api.Status
@@ -119,7 +121,8 @@ type ListQuery struct {
 }
 
 // Groups returns a page of groups, the newest first. The cursor names the last group of the page,
-// so new groups neither shift nor repeat a page.
+// so new groups neither shift nor repeat a page. With Status, Groups reads on until Limit groups
+// match.
 func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	parts := s.space.All()

@@ -35,8 +35,8 @@ const (
 
 // jobSource reads the jobs of a body. next returns a job and the line at which it begins. A
 // *lineError rejects one line, io.EOF is the end of the body, and any other error means that the
-// body can't be read further. size is what the line adds to the size of its batch; it depends on
-// the line alone.
+// body can't be read further. With io.EOF, line is the one behind the last. size is what the line
+// adds to the size of its batch; it depends on the line alone.
 type jobSource interface {
 	next() (job messages.Job, line int64, size int, err error)
 }
@@ -129,7 +129,8 @@ type bodyAppender struct {
 	nextLine int64        // first line of the current batch
 }
 
-// run appends all jobs of src. After an error, a.answer counts what is stored.
+// run appends all jobs of src, batch by batch. Between two batches it stops with errShutdown when
+// closing is closed. After an error, a.answer counts what is stored.
 func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan struct{}) error {
 	for {
 		job, line, size, err := src.next()
@@ -161,7 +162,8 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan st
 	}
 }
 
-// storeBatch stores the current batch. next is the line behind it.
+// storeBatch stores the current batch, also if the client has disconnected, and begins the next
+// one. next is the line behind it. After an error the batch stays.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)

@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// mediaType checks that the body has one of the media types in want, is UTF-8 and is not
-// compressed.
+// mediaType returns the body's media type. By the headers, it refuses types that are not in want,
+// other charsets than UTF-8, and compression.
 func mediaType(r *http.Request, want ...string) (string, error) {
 	typ, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
@@ -89,8 +89,8 @@ func (b *bodyReader) closeAfterAnswer(h http.Header) {
 }
 
 // readBody reads a body of at most limit bytes into memory. It reserves memory for a large body, of
-// at most maxBodyMemory for all requests together, until the caller calls release. release may be
-// called after an error too.
+// at most maxBodyMemory for all requests together, until the caller calls release. It waits up to
+// bodyMemoryWait for the memory, then refuses with 429. release may be called after an error too.
 func (s *server) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	release = func() {}
 	if r.ContentLength > limit {

@@ -59,7 +59,8 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// checkOrigin refuses requests that a web page of another site could have sent.
+// checkOrigin refuses requests that change something and come from a web page of another origin. A
+// server on loopback refuses all requests with another Host.
 func (s *server) checkOrigin(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
 		return newProblem(http.StatusMisdirectedRequest,
@@ -94,7 +95,7 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 }
 
 // fail ends a request that could not be served. It answers with a problem. If a part of the answer
-// is already sent, it breaks the connection.
+// is already sent, or the client has left, it panics to break the connection.
 func (s *server) fail(w *responseWriter, r *http.Request, err error) {
 	if w.status != 0 || errors.Is(err, context.Canceled) {
 		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer aborted",

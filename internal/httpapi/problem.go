@@ -95,6 +95,7 @@ func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, err error)
 }
 
 // problem returns the problem of err, sets the headers of its answer, and logs an unexpected error.
+// If the body is not read to its end, the server then closes the connection.
 func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *problemError {
 	p, known := problemOf(err)
 	if !known {

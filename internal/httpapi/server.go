@@ -58,9 +58,9 @@ type Backend interface {
 	ResumeType(ctx context.Context, typ string) error
 	// Tenants returns a page of tenants, ordered by id.
 	Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error)
-	// Tenant returns a tenant that has groups or settings.
+	// Tenant returns a tenant that has groups or settings or is paused.
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
-	// SetTenant replaces a tenant's settings.
+	// SetTenant replaces a tenant's settings. Pausing is not a setting, and stays.
 	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
@@ -68,10 +68,11 @@ type Backend interface {
 	Group(ctx context.Context, id string) (api.Group, error)
 	// Groups returns a page of groups, newest first.
 	Groups(ctx context.Context, q ListQuery) (api.GroupList, error)
-	// Results calls yield with each result, a JSON object without line breaks. It stops at an error
-	// of yield and returns it. For an unknown group it returns an error without calling yield.
+	// Results calls yield with the result of each reduced job, a JSON object without line breaks,
+	// in the order of reduction. It stops at an error of yield and returns it. For an unknown group
+	// it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
-	// Failures calls yield with each failed job. Errors are as those of Results.
+	// Failures calls yield with each failed job, in no order. Errors are as those of Results.
 	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
 	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
@@ -96,7 +97,8 @@ type AppendOptions struct {
 	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// ListQuery selects a page of groups. An empty field selects all.
+// ListQuery selects a page of groups. An empty Tenant or Status matches every group; an empty
+// Cursor means the first page.
 type ListQuery struct {
 	Tenant string
 	Status api.Status

@@ -105,8 +105,8 @@ func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// readGroupAfter waits and reads the group. While the store is unavailable it waits and tries
-// again.
+// readGroupAfter waits and reads the group. While the store is unavailable it sends keep-alives and
+// tries again, without end. It returns errShutdown when the server shuts down.
 func (s *server) readGroupAfter(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
 	for {
 		select {
@@ -152,8 +152,8 @@ func (f *feed) startRound(round int) {
 	}
 }
 
-// sendChanges sends the states that are new. If there are none, it sends progress when anything
-// else has changed.
+// sendChanges sends the states that are new, and moves the position. If there are none, it sends
+// progress when anything else but the ETA has changed, or else a keep-alive if one is due.
 func (f *feed) sendChanges(g api.Group) (sent bool, err error) {
 	f.startRound(g.Round)
 	view := comparableView(g)

@@ -189,8 +189,8 @@ func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 	return g
 }
 
-// readJobs decodes an array of jobs and counts its elements, bad ones included. jobs is nil only
-// when the array is absent.
+// readJobs decodes an array of jobs and counts its elements, bad ones included. After the body's
+// first bad field it adds no more jobs. jobs is nil only when the array is absent.
 func (r *bodyDecoder) readJobs(list string, v []byte) (jobs []Job, n int) {
 	if !r.hasType('[', "an array of jobs", fieldParent{}, list, v) {
 		return nil, 0

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// maxListedFields is how many bad fields a ValidationError lists.
+// maxListedFields is how many bad fields a ValidationError lists at most.
 const maxListedFields = 100
 
 // FieldError names a bad field, such as jobs[3].payload, and says what is wrong with it and which
@@ -82,7 +82,8 @@ type problems struct {
 }
 
 // add records a problem of a field. It ignores a second problem of the same field, which may only
-// follow from the first. The arguments of format are limits, never values from the body.
+// follow from the first. Behind maxListedFields it only counts. The arguments of format are limits,
+// never values from the body.
 func (p *problems) add(at fieldParent, field, format string, args ...any) {
 	if len(p.fields) == maxListedFields {
 		p.unlisted++

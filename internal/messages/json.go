@@ -248,7 +248,7 @@ func lastMember(broken []byte) (key, value []byte) {
 }
 
 // fieldName returns a key as error messages write it: as it is when it is a valid id, otherwise in
-// quotes, and always shortened to 64 bytes.
+// quotes, and shortened to its first 64 bytes.
 func fieldName(key []byte) string {
 	const limit = 64
 	name := string(key)

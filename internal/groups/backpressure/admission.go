@@ -42,8 +42,9 @@ func (a *admission) exceedsShare(jobs int64) bool {
 	return a.processes > 1 && a.limit > 0 && jobs > a.limit/(2*a.processes)
 }
 
-// accept accepts jobs, or returns how long the client has to wait. While blocked is above 0, no
-// jobs are accepted, and it is the expected time until that changes.
+// accept accepts jobs and counts them, or makes a reservation and returns how long the client has
+// to wait. While blocked is above 0, no jobs are accepted, and it is the expected time until that
+// changes.
 func (a *admission) accept(now time.Time, cl client, jobs int64, blocked time.Duration) (wait time.Duration, ok bool) {
 	d := demand{
 		client:    cl,

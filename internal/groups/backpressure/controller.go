@@ -72,9 +72,10 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space) *Controller {
 	return &Controller{cfg: cfg, conn: conn, space: space, admission: newAdmission(cfg.MaxBacklog)}
 }
 
-// Check returns an *api.BackpressureError when n more jobs can't be accepted now. Without an error
-// the jobs count as accepted from now on. It returns api.ErrInvalid for more jobs than the backlog
-// may ever hold.
+// Check returns an *api.BackpressureError when n more jobs can't be accepted now. Unless the client
+// retries by itself, it then has a reservation. Without an error the jobs count as accepted from
+// now on. Check may read the view first; it returns the error of a failed read. It returns
+// api.ErrInvalid for more jobs than the backlog may ever hold.
 func (c *Controller) Check(ctx context.Context, n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

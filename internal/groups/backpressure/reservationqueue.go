@@ -10,7 +10,7 @@ const (
 	bucketWidth     = 100 * time.Millisecond // reservations that fall due within this time are one bucket
 	earlyTolerance  = 100 * time.Millisecond // how much too early a client may return, because clocks and timers differ
 	holdTime        = 150 * time.Millisecond // for how long after its due time a reservation keeps space free
-	expiryTime      = time.Second            // after this a reservation is removed
+	expiryTime      = time.Second            // this long after its due time a reservation is removed
 	dueMargin       = 800 * time.Millisecond // a reservation falls due this long after its space should be free
 	maxReservedWait = 10 * time.Minute       // no reservation is made further ahead
 	noDrainWait     = 10 * time.Second       // the wait while no worker starts jobs
@@ -59,8 +59,9 @@ func newReservationQueue() *reservationQueue {
 	return &reservationQueue{byKey: map[string][]*reservation{}, drainFactor: maxDrainFactor}
 }
 
-// accept accepts a demand, or returns the wait in whole seconds after which the client should
-// return. The caller counts the accepted jobs: accept does not change the free space.
+// accept accepts a demand, or reserves space and returns the wait in whole seconds after which the
+// client should return (see reserve). An accepted demand uses up the client's reservation. The
+// caller counts the accepted jobs: accept does not change the free space.
 func (q *reservationQueue) accept(now time.Time, d demand) (wait time.Duration, ok bool) {
 	q.removeExpired(now)
 	drain := d.drainRate * q.drainFactor

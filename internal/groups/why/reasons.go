@@ -112,8 +112,8 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// overdue describes a job whose due time has passed. The tenant's jobs that were due earlier come
-// before it.
+// overdue describes a job whose due time has passed, and sets its position and the estimate. The
+// tenant's jobs that were due earlier come before it.
 func (j *job) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
 	before, err := ledger.DueBefore(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.due)
 	if err != nil {
@@ -198,7 +198,7 @@ func (j *job) setEstimate(w *api.Why, speed float64, st ledger.TenantState) {
 	}
 }
 
-// lastCode returns the error code of the last attempt in brackets; "" if there is none.
+// lastCode returns the error code of the latest failed attempt in brackets; "" if there is none.
 func (j *job) lastCode() string {
 	if j.lastErr == nil || j.lastErr.Code == "" {
 		return ""

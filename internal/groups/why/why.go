@@ -160,7 +160,8 @@ func (j *job) noneToStart() string {
 }
 
 // find reads what ledger.Why leaves open: the ordinal and type of a group's next job, the due time
-// of a non-ready job, and the jobs before a ready one.
+// and reason of a non-ready job, the number of jobs before a waiting or ready one, and whether the
+// type is paused. It returns errMoved if the job is not at its location.
 func (j *job) find(ctx context.Context) error {
 	var err error
 	switch {
