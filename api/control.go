@@ -88,7 +88,7 @@ type TenantWindow struct {
 	Share        string     `json:"share"`
 	WindowMS     int64      `json:"window_ms"`
 	Used         int64      `json:"used"`         // permits that the tenant has spent
-	Limit        int64      `json:"limit"`        // permits per window of its own limit or its share of the global limit; 0: no limit
+	Limit        int64      `json:"limit"`        // permits of its own limit or its share; 0: no limit
 	GlobalUsed   int64      `json:"global_used"`  // permits that all tenants of the partition have spent
 	GlobalLimit  int64      `json:"global_limit"` // permits per window that these tenants may spend; 0: no limit
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`

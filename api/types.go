@@ -65,7 +65,7 @@ type Group struct {
 	// Timestamps says when the group entered each state of this round. The keys are the states in
 	// lower case.
 	Timestamps map[string]time.Time `json:"timestamps"`
-	ETASeconds *float64             `json:"eta_seconds"` // null: there is no estimate
+	ETASeconds *float64             `json:"eta_seconds"` // until the group ends; null: there is no estimate
 }
 
 // GroupList is a page of groups, newest first.
@@ -173,7 +173,8 @@ type TypeStats struct {
 	LeasesLost int64 `json:"leases_lost"`
 }
 
-// WorkerStatus describes one live worker process. Workers is its number of slots.
+// WorkerStatus describes one live worker process. Workers is its number of slots: Active of them
+// run a job, Idle do not. CurrentJobs has the ids of up to 20 of these jobs.
 type WorkerStatus struct {
 	ID           string    `json:"id"`
 	Types        []string  `json:"types"`

@@ -140,7 +140,8 @@ func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepte
 	return a.command(ctx, group, "seal", body, retryAlways)
 }
 
-// Cancel ends the group at once: none of its jobs starts any more.
+// Cancel ends the group at once: none of its jobs starts any more, and all unfinished ones, also
+// those in flight, become cancelled.
 func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return a.command(ctx, group, "cancel", nil, retryAlways)
 }

@@ -176,7 +176,8 @@ func (p *Producer) Seal(ctx context.Context, group string, total *int64) error {
 	return p.command(ctx, messages.TypeGroupSeal, group, messages.SealGroup{Group: group, Total: total})
 }
 
-// Cancel ends the group at once: none of its jobs starts any more.
+// Cancel ends the group at once: none of its jobs starts any more, and all unfinished ones, also
+// those in flight, become cancelled.
 func (p *Producer) Cancel(ctx context.Context, group string) error {
 	return p.command(ctx, messages.TypeGroupCancel, group, messages.CancelGroup{Group: group})
 }

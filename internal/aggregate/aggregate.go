@@ -11,7 +11,7 @@ import (
 )
 
 // Encode returns the field's value for the aggregates that a group asks for, "" for none. It
-// returns an error when the registry can't compute one of them.
+// returns an error when the registry refuses one of them.
 func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, error) {
 	if len(asked) == 0 {
 		return "", nil
@@ -30,7 +30,8 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 	return string(b), nil
 }
 
-// Plan compiles the aggregates of a group from the field's value.
+// Plan compiles the aggregates of a group from the field's value; "" has none. It returns an error
+// when the registry refuses one, for example because this process lacks its reducer.
 func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
 	var specs []reducer.Spec
 	if encoded != "" {

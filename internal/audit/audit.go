@@ -291,7 +291,7 @@ type pass struct {
 	misplaced map[Location]map[Job]bool // see PartitionReport
 }
 
-// newPass returns a pass that has read nothing yet.
+// newPass returns a pass that has read nothing yet. It empties a.WrongTypes.
 func (a *auditor) newPass() *pass {
 	a.WrongTypes = map[string]string{}
 	return &pass{
@@ -302,7 +302,7 @@ func (a *auditor) newPass() *pass {
 }
 
 // run makes the pass: groups first, then the locations that groups share, then the counters of
-// tenants and types.
+// tenants and types. A pass over candidates reads no counters (see runGroups).
 func (ps *pass) run(ctx context.Context) error {
 	defer ps.reportWrongTypes()
 	if ps.opts.only != nil {

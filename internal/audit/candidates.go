@@ -58,7 +58,8 @@ func (ps *pass) judgedOwnKinds(g *group) (own [locationKinds]bool) {
 }
 
 // judgedSharedKinds returns which of the locations that groups share this pass reads and judges. A
-// pass over candidates reads only those in which a tracked group has a job.
+// pass over candidates reads the ready streams and the results stream only if a tracked group has a
+// job there, and the non-ready sets only if the candidates name tenants.
 func (ps *pass) judgedSharedKinds() (shared [locationKinds]bool) {
 	if ps.opts.only == nil {
 		return [locationKinds]bool{atNonReady: true, atReady: true, atResultsStream: true}

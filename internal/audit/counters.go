@@ -70,7 +70,8 @@ func (ps *pass) checkCounters(ctx context.Context) error {
 	return nil
 }
 
-// add adds a tenant's recount to the totals.
+// add adds a tenant's recount to the totals. It leaves out a tenant without open groups and
+// non-ready jobs.
 func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
 	if len(t.openGroups) == 0 && len(r.nonReady) == 0 {
 		return
@@ -84,7 +85,8 @@ func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
 	}
 }
 
-// checkTypeCounter reports a type's counter that differs from the recount.
+// checkTypeCounter reports a type's counter that differs from the recount, unless the type is
+// uncertain.
 func (ps *pass) checkTypeCounter(typ, counter string, stored, counted int64) {
 	if stored != counted && !ps.uncertainTypes[typ] {
 		f := finding{LawCounters, "", noOrdinal, fmt.Sprint(typ, counter, stored-counted)}
@@ -94,7 +96,8 @@ func (ps *pass) checkTypeCounter(typ, counter string, stored, counted int64) {
 }
 
 // checkTenantCounters reports a tenant's counters that differ from the recount, and a tenant that
-// is wrongly in the set of active tenants or missing in it.
+// is wrongly in the set of active tenants or missing in it. It reports nothing if the recount is
+// not consistent or the tenant is uncertain.
 func (ps *pass) checkTenantCounters(name string, r tenantRecount) {
 	if !r.consistent || ps.uncertainTenants[name] {
 		return

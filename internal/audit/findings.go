@@ -48,7 +48,8 @@ type findings struct {
 	summarized map[finding]int64   // by summary: how many findings it stands for
 }
 
-// add adds a finding with a sentence about it. It does nothing if the finding is there already.
+// add adds a finding with a sentence about it. It does nothing if the finding is there already, and
+// only counts one that exceeds the bounds.
 func (fs *findings) add(f finding, format string, args ...any) {
 	if fs.details == nil {
 		fs.details, fs.counts = map[finding]string{}, map[lawAndGroup]int{}

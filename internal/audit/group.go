@@ -35,8 +35,8 @@ type groupHeader struct {
 	states            int64  // the expected length of its states in bytes
 }
 
-// checkGroups reads groups by id and checks each one by itself. A group that doesn't exist any more
-// is left out.
+// checkGroups reads groups by id and checks each one by itself. A group that doesn't exist is left
+// out, and reported if it is on the list of groups.
 func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 	for len(ids) > 0 {
 		n := min(len(ids), read.PageSize)
@@ -105,8 +105,9 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error 
 func (h groupHeader) commands() int { return 11 + len(read.SplitTypes(h.types)) }
 
 // readGroups reads groups in one transaction. Groups that have got another type or tenant since
-// their headers were read are returned as new headers in changed. Groups that don't exist any more
-// and groups with a key of the wrong type are left out.
+// their headers were read are returned as new headers in changed. Groups that don't exist and
+// groups with a key of the wrong Redis type are left out; of the former, those on the list of
+// groups are reported.
 func (ps *pass) readGroups(
 	ctx context.Context, headers []groupHeader,
 ) (groups []*group, changed []groupHeader, err error) {
@@ -258,7 +259,8 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 }
 
 // reportGroup reports something about a group as a whole. Key tells it apart from other findings
-// about this law and group.
+// about this law and group. The counters of its tenant and types may become uncertain (see
+// markUncertain). A finding about its counts or states also says how to repair them.
 func (ps *pass) reportGroup(g *group, law, key, format string, args ...any) {
 	ps.found.add(finding{law, g.id, noOrdinal, key}, format, args...)
 	ps.markUncertain(law, g.tenant, g.types...)

@@ -194,7 +194,8 @@ func (p problem) detail() string {
 }
 
 // reportJob reports a problem of a job. A missing job is also added to the missing ones, and any
-// other problem also to the misplaced ones.
+// other job to the misplaced ones, unless the location is the group's result lines. The counters of
+// its tenant and types may become uncertain.
 func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
 	f := finding{p.kind.law(), group, p.ordinal, fmt.Sprint(p.fault, p.kind, p.state)}
 	ps.found.add(f, "%s", p.detail())

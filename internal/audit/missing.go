@@ -7,8 +7,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Missing lists jobs of one group that have not ended and are at no location: Redis has lost them,
-// or another program has deleted them.
+// Missing lists jobs of one group that are not at the location of their state: Redis has lost them,
+// or another program has deleted them. Reduced jobs are not listed.
 type Missing struct {
 	Partition     int
 	Group, Tenant string
@@ -32,8 +32,9 @@ func (mj missingJobs) add(group, tenant string, types []string, p problem) {
 	g.Jobs = append(g.Jobs, ledger.Missed{Ordinal: p.ordinal, State: p.state})
 }
 
-// intersect returns the jobs that are missing in a later pass too, with the same state. A nil mj
-// stands for no earlier pass: then all jobs of the later one are returned.
+// intersect returns the jobs that are missing in a later pass too, with the same state. It removes
+// the other jobs from later. A nil mj stands for no earlier pass: then all jobs of the later one
+// are returned.
 func (mj missingJobs) intersect(later missingJobs) missingJobs {
 	if mj == nil {
 		return later

@@ -27,7 +27,7 @@ type foundJob struct {
 // checkUntracked checks found jobs whose states the pass does not keep: it asks Redis about each of
 // them. If one seems wrong, it is asked about again, in one transaction with whether it is still
 // there, so that the job and its location belong to one instant. What is then still wrong is
-// reported.
+// reported. A pass over candidates checks none.
 func (ps *pass) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	if ps.opts.only != nil {
 		return nil // a pass over candidates doesn't judge other groups

@@ -75,7 +75,8 @@ type Location struct {
 	Type  string // the type of a queue; for failures the ordinal, "" for all unreadable ones
 }
 
-// addWrong adds to a finding of this pass what is wrong.
+// addWrong adds to a finding of this pass what is wrong. It does nothing if the finding was left
+// out.
 func (ps *pass) addWrong(f finding, w Wrong) {
 	if _, kept := ps.found.details[f]; !kept {
 		return // the finding was left out because of the bounds
@@ -120,7 +121,8 @@ func (g *group) jobsIn(letters string) (n int64) {
 }
 
 // addMisplaced adds to a finding that a job, or what can't be read as one, is misplaced or
-// duplicated at one of these locations.
+// duplicated at one of these locations. The locations remember the job also if the finding was left
+// out.
 func (ps *pass) addMisplaced(f finding, j Job, locations ...Location) {
 	if ps.misplaced == nil {
 		ps.misplaced = map[Location]map[Job]bool{}

@@ -10,7 +10,8 @@ import (
 )
 
 // hasWrongType reports whether one of a group's own keys, whose replies are given, has the wrong
-// Redis type. Such a group is not judged, and the counters that it adds to are not judged either.
+// Redis type, and notes these keys for the report. Such a group is not judged, and the counters
+// that it adds to are not judged either.
 func (ps *pass) hasWrongType(h groupHeader, own []redis.Cmder) bool {
 	wrong := false
 	for _, c := range own {

@@ -150,7 +150,8 @@ func (r *Root) Print(v any) error {
 // Notef writes a line to Err.
 func (r *Root) Notef(format string, args ...any) { _, _ = fmt.Fprintf(r.Err, format+"\n", args...) }
 
-// exitCode prints err with a hint on Err, and returns the exit code for it.
+// exitCode prints err with a hint on Err, and returns the exit code for it. If the reader of Out
+// has closed it, that is no error.
 func (r *Root) exitCode(ctx context.Context, err error) int {
 	var failed *failedJobsError
 	var usage *usageError

@@ -21,7 +21,7 @@ func (e *usageError) Error() string { return e.text }
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
 // flagError replaces the flag library's error about an invalid value by one that says what values
-// are valid.
+// are valid. It returns other errors unchanged.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {

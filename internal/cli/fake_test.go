@@ -25,7 +25,7 @@ import (
 var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // fakeAPI is an HTTP server with the calls of the API, without Redis. A group ends as soon as it is
-// sealed; jobs whose payload contains "fail" fail.
+// sealed, unless keepOpen is set; jobs whose payload contains "fail" fail.
 type fakeAPI struct {
 	*httptest.Server
 	mu              sync.Mutex

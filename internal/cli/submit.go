@@ -110,7 +110,8 @@ func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
 	return submitted{ID: accepted.ID, Status: accepted.Status, Links: accepted.Links}, err
 }
 
-// await waits until the group has ended and shows its progress.
+// await waits until the group has ended, shows its progress, and sets the final state in out.
+// Without --json it prints the group.
 func (s *submission) await(ctx context.Context, a *client.API, out *submitted) error {
 	g, err := s.root.follow(ctx, a, out.ID, func(api.Event) error { return nil })
 	if err != nil {
@@ -123,8 +124,8 @@ func (s *submission) await(ctx context.Context, a *client.API, out *submitted) e
 	return groupTable(s.root.Out, g)
 }
 
-// checkOutcome returns an error if jobs failed, if the group was cancelled, or if lines were
-// rejected.
+// checkOutcome returns an error if lines were rejected or, with --wait, if jobs failed or the group
+// was cancelled.
 func (s *submission) checkOutcome(out submitted) error {
 	if g := out.Group; g != nil {
 		if err := failedJobs(*g); err != nil {

@@ -91,6 +91,7 @@ func (s *submission) append(
 }
 
 // requireContent returns an error if a CSV file is empty, so that no group is created for it.
+// Otherwise it returns a reader of the whole file.
 func (s *submission) requireContent(in io.Reader) (io.Reader, error) {
 	const enough = 64 << 10 // bytes of white space; after that the server decides
 	r := bufio.NewReader(in)
@@ -111,7 +112,8 @@ func (s *submission) requireContent(in io.Reader) (io.Reader, error) {
 }
 
 // cancelRefused cancels the group if the server refused all of its jobs for good, for example
-// because of a bad header row. Otherwise it returns nil and changes nothing.
+// because of a bad header row. It then returns an error with a hint. In any other case, also if the
+// cancellation fails, it returns nil.
 func (s *submission) cancelRefused(ctx context.Context, a *client.API, group string, err error) error {
 	if e, ok := errors.AsType[*client.Error](err); !ok || e.Status != http.StatusUnprocessableEntity {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// printable replaces characters that could control the terminal. Texts from outside, for example
-// the error message of a downstream API, may contain such characters.
+// printable replaces characters that could control the terminal by spaces. Texts from outside, for
+// example the error message of a downstream API, may contain such characters.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -25,7 +25,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// truncate cuts a text after this number of characters.
+// truncate shortens a longer text to this number of characters, the last of which is "…".
 func truncate(s string, runes int) string {
 	r := []rune(s)
 	if len(r) <= runes {

@@ -31,10 +31,10 @@ type Options struct {
 	Addr          string // address of the API; "": a free port on loopback
 	Environ       []string
 	Log           io.Writer
-	// Progress is called a few times a second with the states of all groups; it may be nil.
+	// Progress is called about ten times a second with all groups of the demo; it may be nil.
 	Progress func([]api.Group)
 	// Stay, if it is not nil, is called with the result and the URL of the API before the roles are
-	// stopped.
+	// stopped; they run until it returns.
 	Stay func(Result, string)
 }
 
@@ -76,8 +76,8 @@ func tenant(i int) string {
 	return "tenant-" + strconv.Itoa(i+1)
 }
 
-// Run runs the demo to its end. It returns an error if the demo could not run; failed jobs are part
-// of the result.
+// Run runs the demo to its end: it waits until all groups have ended and the data is audited. It
+// returns an error if the demo could not run; failed jobs are part of the result.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
@@ -174,7 +174,8 @@ func mails(tenant string, n int) iter.Seq[client.Job] {
 	}
 }
 
-// follow reads the groups ten times a second until all have ended.
+// follow reads the groups about ten times a second until all have ended, and returns them. It fails
+// if a read fails.
 func follow(ctx context.Context, c *client.API, ids []string, progress func([]api.Group)) ([]api.Group, error) {
 	for {
 		groups := make([]api.Group, len(ids))

@@ -26,7 +26,8 @@ type Options struct {
 	Started func(api, redisURL string)
 }
 
-// Run runs all roles until ctx ends, and returns the exit code of the process. It logs errors.
+// Run runs all roles until ctx ends, and returns the exit code of the process. It logs errors to
+// o.Log.
 func Run(ctx context.Context, o Options) int {
 	environ := append([]string{"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"}, o.Environ...)
 	if o.RedisURL == "" {

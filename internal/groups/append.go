@@ -16,7 +16,7 @@ import (
 )
 
 // Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
-// While too many jobs wait, each call returns an *api.BackpressureError, a repeated one too.
+// While too many jobs wait, Append returns an *api.BackpressureError, for a repeated call too.
 func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	return s.appendToGroup(ctx, &pendingAppend{
 		group:         group,

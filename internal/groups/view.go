@@ -122,7 +122,7 @@ type ListQuery struct {
 
 // Groups returns a page of groups, the newest first. The cursor names the last group of the page,
 // so new groups neither shift nor repeat a page. With Status, Groups reads on until Limit groups
-// match.
+// match or there are no more.
 func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	parts := s.space.All()

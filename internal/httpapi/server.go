@@ -42,7 +42,7 @@ type Backend interface {
 	// Seal says that the group gets no more jobs. With total, it may still get jobs until it has
 	// total jobs.
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
-	// Cancel ends a group at once.
+	// Cancel ends a group at once. Its unfinished jobs, also those in flight, become cancelled.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
 	// Retry opens the next round of an ended group.
 	Retry(ctx context.Context, group string) (api.Accepted, error)

@@ -87,7 +87,7 @@ func isHex(s string) bool {
 }
 
 // Each method below reads the value of one field. It returns the zero value for null. For a bad
-// value it records the problem; what it then returns is not used.
+// value it records the problem; what it then returns is dropped with the body.
 
 // hasType reports whether v is of the JSON type whose values begin with the byte first. want names
 // this type in the problem that hasType records otherwise; null is no problem.

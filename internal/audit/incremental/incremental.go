@@ -291,7 +291,9 @@ func fingerprintOf(values []any) uint64 {
 }
 
 // checkGroup adds a group to the candidates if its numbers look wrong, or if they haven't changed
-// although jobs are under way. It adds the group's non-ready jobs to nonReady.
+// although jobs are under way. It adds the group's non-ready jobs to nonReady, and remembers the
+// numbers for the next check. It forgets a group that was deleted or has other types or another
+// tenant.
 func (c *Check) checkGroup(
 	id string, numbers groupNumbers, alarmed bool, found *audit.Candidates, nonReady *nonReadyCounts,
 ) {

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// PageSize is how many elements or commands are read at once.
+	// PageSize is about the highest number of elements or commands that are read at once.
 	PageSize = 500
 	// PageBytes is about how many bytes are read at once.
 	PageBytes = 1 << 20
@@ -40,7 +40,7 @@ type Reader struct {
 }
 
 // Pacer limits how fast the audit reads, so that a large audit doesn't disturb the roles. A nil
-// Pacer doesn't wait.
+// Pacer doesn't wait. It is not safe for concurrent use.
 type Pacer struct {
 	rate int           // bytes per second; 0: no limit
 	owed time.Duration // how long the next wait has to be for what was read since the last one
@@ -67,7 +67,7 @@ func (p *Pacer) Wait(ctx context.Context, elements, bytes int) error {
 	return redisx.Sleep(ctx, owed)
 }
 
-// bytesOf returns the length of these elements in all.
+// bytesOf returns the sum of the lengths of these elements.
 func bytesOf(page []string) (bytes int) {
 	for _, e := range page {
 		bytes += len(e)

@@ -53,7 +53,8 @@ func (r *partitionRepair) actionFor(wrong audit.Wrong) action {
 	panic(fmt.Sprintf("no repair of %T", wrong))
 }
 
-// quarantine quarantines what the locations hold of a job and should not hold.
+// quarantine repairs the locations, and returns whether something of this job was quarantined
+// there, by this or an earlier repair (see repairLocation).
 func (r *partitionRepair) quarantine(ctx context.Context, w audit.MisplacedJob) (some bool, err error) {
 	for _, at := range w.Locations {
 		removed, err := r.repairLocation(ctx, at)
@@ -66,7 +67,8 @@ func (r *partitionRepair) quarantine(ctx context.Context, w audit.MisplacedJob) 
 }
 
 // setOwner sets the owner key of a group to its tenant. It does nothing if the tenant that the key
-// names has a group of the same id: then nothing says which of the two is right.
+// names has a group of the same id: then nothing says which of the two is right. It does nothing
+// either if the key has changed.
 func (r *partitionRepair) setOwner(ctx context.Context, w audit.WrongOwner) (bool, error) {
 	key := r.space.OfGroup(w.Group).Owner(w.Group)
 	if w.Owner == "" {

@@ -17,8 +17,8 @@ import (
 // group.
 const creationTime = time.Second
 
-// OwnerKeys deletes the owner keys whose groups do not exist, and calls tell for each of them. If a
-// group is created at the same time, its owner key is written again.
+// OwnerKeys deletes the owner keys whose groups do not exist, waits for creationTime, and calls
+// tell for each of them. If a group was created meanwhile, its owner key is written again instead.
 func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(Result)) error {
 	orphans, err := audit.FindOwnerKeysWithoutGroup(ctx, conn, space)
 	if err != nil {

@@ -100,7 +100,8 @@ func newPartitionRepair(
 	}
 }
 
-// run ends the missing jobs and then repairs the findings. It returns a result for each of them.
+// run ends the missing jobs and then repairs the findings. It returns a result for each job that it
+// ended and for each finding, except those about missing jobs that have no repair of their own.
 func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 	missing := map[audit.Job]bool{}
 	for _, m := range r.found.Missing {
@@ -153,9 +154,10 @@ func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 	return all, nil
 }
 
-// Lose ends missing jobs as failed with code LOST, so that their group can end, and returns their
-// ordinals. A job whose state is not the given one any more is left alone. A worker that still runs
-// a job whose entry in the ready stream is gone loses it: its report will be refused as stale.
+// Lose ends missing jobs as failed with code LOST, so that their group can end, and returns the
+// ordinals of those that it ended. A job whose state is not the given one any more is left alone. A
+// worker that still runs a job whose entry in the ready stream is gone loses it: its report will be
+// refused as stale.
 func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m audit.Missing) ([]int64, error) {
 	var lost []int64
 	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {
