@@ -20,7 +20,7 @@ import (
 // waiting jobs.
 type AdmitCost struct {
 	AdmitCost []TenantsCost `json:"admit_cost"`
-	// cost with the most tenants / cost with the fewest
+	// Redis's CPU time for a job with the most tenants / that with the fewest
 	AdmitCostRatio float64 `json:"admit_cost_ratio"`
 	// the most jobs that one call of the script admits
 	AdmitBatch int `json:"admit_batch"`
@@ -30,10 +30,11 @@ type AdmitCost struct {
 type TenantsCost struct {
 	Tenants int `json:"tenants"`
 	Waiting int `json:"jobs_per_tenant"`
-	Jobs    int `json:"jobs"` // admitted while the cost was measured
-	// CPU time of the redis-server, with everything it does
+	Jobs    int `json:"jobs"` // jobs that were admitted while the cost was measured
+	// CPU time of the redis-server for a job, with everything it does
 	RedisUSJob float64 `json:"redis_cpu_us_per_job"`
-	// duration of the script by Redis's commandstats; includes time in which the server had no CPU
+	// duration of the script for a job by Redis's commandstats; includes time in which the server
+	// had no CPU
 	ScriptUS float64 `json:"script_us_per_job"`
 }
 
@@ -41,8 +42,8 @@ const (
 	// waiting jobs of each tenant, at least; a few tenants get more, so that none runs out of jobs
 	costJobs    = 20
 	costAdmits  = 10_000 // jobs that are admitted while the cost is measured
-	costWarm    = 1000   // jobs that are admitted before
-	costBatch   = 50     // jobs a call: the default of FETCH_BATCH_SIZE
+	costWarm    = 1000   // jobs that are admitted before the cost is measured
+	costBatch   = 50     // the most jobs that a call admits: the default of FETCH_BATCH_SIZE
 	costClients = 16     // goroutines that fill the queues
 )
 
@@ -175,8 +176,8 @@ func (q *tenantQueues) admit(ctx context.Context) (int, error) {
 // redisUse is time that Redis has spent: CPU time of the server, and the duration of scripts.
 type redisUse struct{ cpu, script time.Duration }
 
-// measureAdmits admits at least most jobs. It returns how many it admitted and what Redis spent on
-// them. It is an error if the queues run empty.
+// measureAdmits admits at least most jobs. It returns what Redis spent on them and how many they
+// are. It is an error if a call admits no job.
 func (q *tenantQueues) measureAdmits(ctx context.Context, most int) (spent redisUse, jobs int, err error) {
 	before, err := q.redisUse(ctx)
 	if err != nil {
@@ -214,8 +215,9 @@ func (q *tenantQueues) redisUse(ctx context.Context) (redisUse, error) {
 	}, nil
 }
 
-// commandTime returns the total µs of a command from the text of INFO commandstats. The line of a
-// command looks like this: cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
+// commandTime returns the total µs of a command from the text of INFO commandstats; 0 if no line
+// names it. The line of a command looks like this:
+// cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
 func commandTime(info, command string) int64 {
 	for line := range strings.Lines(info) {
 		fields, ok := strings.CutPrefix(strings.TrimSpace(line), "cmdstat_"+command+":")

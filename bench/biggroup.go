@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// BigGroupOptions say how large the group is.
+// BigGroupOptions say how large the group is and on which fleet it runs.
 type BigGroupOptions struct {
 	FleetOptions
 	Jobs     int
@@ -32,15 +32,16 @@ type BigGroup struct {
 	// from the first request to COMPLETED
 	ElapsedSeconds float64 `json:"elapsed_seconds"`
 	JobsPerSecond  float64 `json:"jobs_per_second"`
-	// while the first tenth of the jobs ran
+	// jobs a second, from the first job done until a tenth of the jobs is done; then for the last
+	// tenth. Both are 0 if the group was not seen often enough
 	FirstTenth float64 `json:"first_tenth_jobs_per_second"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second"`
 	// speed of the last tenth / speed of the first
 	SteadyRatio  float64            `json:"steady_ratio"`
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
-	// of the largest process, this one included, redis-server not
+	// peak of the largest process: of a role or the producer, not of redis-server
 	PeakMB         float64 `json:"peak_rss_mb"`
-	Results        int     `json:"results"` // lines that were read back
+	Results        int     `json:"results"` // results that were read back with the value that their jobs returned
 	ResultsSeconds float64 `json:"results_seconds"`
 	// all processes, the producer included
 	ProcessCPU float64           `json:"process_cpu_us_per_job"`
@@ -48,7 +49,7 @@ type BigGroup struct {
 	Overrides  map[string]string `json:"overrides"`
 }
 
-// RunBigGroup uploads, runs and reads back one group of o.Jobs jobs.
+// RunBigGroup uploads, runs and reads back one group of o.Jobs jobs, on a fleet of its own.
 func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
 	out := BigGroup{Jobs: o.Jobs, PayloadBytes: o.Payload}
 	dir, err := os.MkdirTemp("", "bulkaction-big-")
@@ -119,8 +120,8 @@ func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 	return round2(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
 }
 
-// runBigGroup uploads the file, while the jobs that were already uploaded run, and waits until the
-// group is completed. It fills in the speeds of out.
+// runBigGroup creates the group, uploads the file name into it while uploaded jobs already run,
+// seals it, and waits until it is COMPLETED. It fills in the durations and speeds of out.
 func (r *fleetRun) runBigGroup(
 	ctx context.Context, c *client.API, name string, out *BigGroup, progress func(int),
 ) error {

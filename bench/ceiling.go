@@ -79,8 +79,8 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 	return measureCeiling(ctx, conn, o.Jobs, o.Payload)
 }
 
-// measureCeiling uses keys of its own and deletes them, so it can run on a Redis that holds other
-// data.
+// measureCeiling runs on a Redis that may hold other data: it uses keys of its own. It deletes them
+// at the end, but not after an error.
 func measureCeiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling, error) {
 	f := &Fleet{Conn: conn}
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
@@ -127,7 +127,8 @@ func measureCeiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (
 }
 
 // ceilingLoop runs jobs through one list and one stream, in batches. One round trip reports the
-// outcome of a batch and pushes, moves and reads the next one.
+// outcome of a batch and pushes, moves and reads the next one. At the end it checks that each job
+// was counted, and deletes the keys.
 func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs, payload int) error {
 	list, stream, ledger := base+"queue", base+"ready", base+"ledger"
 	if err := c.XGroupCreateMkStream(ctx, stream, "workers", "0").Err(); err != nil {
@@ -170,7 +171,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 	return errors.Join(err, c.Unlink(context.WithoutCancel(ctx), list, stream, ledger).Err())
 }
 
-// mean returns the mean of two measurements.
+// mean returns c with the means of both measurements' times and speeds.
 func (c Ceiling) mean(d Ceiling) *Ceiling {
 	half := func(a, b float64) float64 { return round4((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)

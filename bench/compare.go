@@ -23,7 +23,7 @@ type CompareOptions struct {
 	Jobs     int      // jobs of a run that measures throughput
 	HTTPJobs int      // the same for the variant in which each job is a request
 	Rate     int      // jobs a second while latency is measured
-	Seconds  int      // how long latency is measured
+	Seconds  int      // how many seconds latency is measured
 }
 
 // Comparison shows what two programs cost under the same workload, which one load generator makes.
@@ -50,8 +50,8 @@ type ComparedFigure struct {
 	Name     string    `json:"name"`
 	Base     float64   `json:"base"`
 	Head     float64   `json:"head"`
-	Ratio    float64   `json:"ratio"` // head / base
-	BaseRuns []float64 `json:"base_runs"`
+	Ratio    float64   `json:"ratio"`     // head / base
+	BaseRuns []float64 `json:"base_runs"` // one value a round; HeadRuns too
 	HeadRuns []float64 `json:"head_runs"`
 }
 
@@ -122,8 +122,9 @@ func CompareVariants() []string {
 // roundFigures maps the names of figures to what one program measured in one round.
 type roundFigures map[string]float64
 
-// RunCompare runs each variant with both programs in turn, and all variants in each round. With an
-// error it returns the figures of the complete rounds.
+// RunCompare runs each variant with both programs in turn, and all chosen variants in each round.
+// The first error ends it. Then it returns the figures of those rounds of a variant that both
+// programs completed: the last variants may have a round less, or be missing.
 func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	chosen := slices.DeleteFunc(slices.Clone(compareVariants), func(v compareVariant) bool {
 		return len(o.Only) > 0 && !slices.Contains(o.Only, v.name)
@@ -199,8 +200,8 @@ func median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// measure runs a variant once with one program. Latency is measured on a fleet of its own, because
-// the journal that it needs costs CPU.
+// measure runs a variant once with one program. Latency and memory are measured on a second fleet,
+// because the journals that latency needs cost CPU.
 func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (roundFigures, error) {
 	out := roundFigures{}
 	if err := o.measureThroughput(ctx, role, v, out); err != nil {
@@ -245,7 +246,8 @@ func (o *CompareOptions) measureThroughput(
 	return c.fleet.Stop()
 }
 
-// lastCompleted returns the time at which the last of the groups was completed, by Redis's clock.
+// lastCompleted returns the time at which the last of the groups was completed, by Redis's clock;
+// the zero time if none was.
 func lastCompleted(ends []groupEnd) time.Time {
 	var last time.Time
 	for _, e := range ends {

@@ -36,7 +36,8 @@ trap cleanup EXIT
 trap 'exit 130' INT TERM
 git worktree add --quiet --detach "$tmp/base" "$rev"
 
-# benchmarks SIDE DIR runs each benchmark once, so that both sides can take turns.
+# benchmarks SIDE DIR runs each benchmark of the tree DIR once, so that both sides can take turns,
+# and adds the output to SIDE.txt.
 benchmarks() {
 	local packages=() p
 	for p in $PKGS; do

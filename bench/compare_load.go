@@ -33,7 +33,8 @@ const (
 	eventsPause = 50 * time.Millisecond
 )
 
-// start starts a fleet with the program that role names, and warms it up.
+// start starts a fleet with the program that role names, sets the tenants' limits if v has them,
+// listens to events, and warms the fleet up.
 func (o *CompareOptions) start(
 	ctx context.Context, role []string, v compareVariant, journals string,
 ) (*compareRun, error) {
@@ -85,7 +86,8 @@ func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions
 	return err
 }
 
-// send submits jobs as fast as possible and waits until their groups are completed.
+// send submits jobs as fast as possible, waits until their groups are completed, and checks them;
+// see await.
 func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
 	var groups []group
 	var err error
@@ -110,8 +112,8 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]group
 	return c.await(ctx, groups, jobs)
 }
 
-// sendPaced submits jobs at a steady rate, each in a group of its own, and waits until all are
-// completed.
+// sendPaced submits jobs at a steady rate, each in a group of its own, waits until all are
+// completed, and checks them; see await.
 func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd, error) {
 	groups := c.singles("-paced", jobs)
 	err := pace(ctx, rate, jobs, func(ctx context.Context, i int, _ time.Time) error {
@@ -246,9 +248,10 @@ func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 	return nil
 }
 
-// accepted returns the number of accepted jobs of a group; 0 if the group does not exist yet.
+// accepted returns the number of accepted jobs of a group; 0 if the group can't be read, for
+// example because it does not exist yet.
 func (c *compareRun) accepted(ctx context.Context, g group) int {
-	// the group may not exist yet; the next call returns other errors again
+	// The caller asks again until the number is right, and gives up in the end.
 	shown, _ := c.api.Group(ctx, g.id)
 	return int(shown.Counts.Accepted)
 }

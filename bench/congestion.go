@@ -21,26 +21,28 @@ type Congestion struct {
 	Tenants      int     `json:"tenants"`
 	RPS          int     `json:"rps"`
 	IdealSeconds float64 `json:"ideal_seconds"`
-	// from the first job accepted to the last job ended
+	// from the acceptance of the first group to the end of the last job
 	MakespanSeconds  float64 `json:"makespan_seconds"`
-	MakespanRatio    float64 `json:"makespan_ratio"`
+	MakespanRatio    float64 `json:"makespan_ratio"` // makespan / ideal time
 	ThrottlesPerJob  float64 `json:"throttles_per_job"`
 	Windows          int     `json:"windows"` // aligned windows from the first permit to the last
 	WindowsOverLimit int     `json:"windows_over_limit"`
 	MaxOver          float64 `json:"max_over"` // the largest number of permits beyond the limit
-	LimitUsedRatio   float64 `json:"limit_used_ratio"`
-	Permits          int64   `json:"permits"`
+	// permits spent / permits of the limit, from the first permit to the last
+	LimitUsedRatio float64 `json:"limit_used_ratio"`
+	Permits        int64   `json:"permits"`
 	// windows in which more jobs started than a window has permits. It is no error: jobs start some
 	// time after their permit
 	StartWindowsOver int `json:"start_windows_over"`
-	// for each tenant: from the first job accepted to its last job ended
+	// for each tenant: from the acceptance of the first group of all tenants to the end of the
+	// tenant's last job
 	TenantSeconds []float64         `json:"tenant_seconds"`
 	PerSecond     []SecondOfTenants `json:"per_second,omitempty"`
 	Overrides     map[string]string `json:"overrides"`
 }
 
-// SecondOfTenants has the permits that all tenants spent in one second of the run, and the jobs
-// that started in it.
+// SecondOfTenants has the permits that all tenants together spent in one second of the run, and the
+// number of their jobs that started in it.
 type SecondOfTenants struct {
 	Second  int   `json:"second"`
 	Permits int64 `json:"permits"`
@@ -48,7 +50,7 @@ type SecondOfTenants struct {
 }
 
 // RunCongestion submits one group for each of o.Tenants tenants, which share the small global
-// limit, and waits for their end.
+// limit, waits for their end, and audits the data.
 func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error) {
 	out := Congestion{
 		Jobs:         o.Jobs,
@@ -112,7 +114,8 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	return out, nil
 }
 
-// perSecond divides a run into aligned seconds, for plots.
+// perSecond divides a run into aligned seconds, for plots: from the second of the first permit to
+// that of the last permit or start. There must be a permit.
 func perSecond(permits, starts []event) []SecondOfTenants {
 	const second = int64(time.Second / time.Microsecond)
 	begin := permits[0].at / second

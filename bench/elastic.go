@@ -14,11 +14,11 @@ import (
 // and how soon the others have their shares again when they return with a backlog.
 type Elastic struct {
 	Partitions int `json:"partitions"`
-	// permits of the busy tenant / permits of the global limit
+	// permits of the busy tenant / permits of the global limit, while the others were nearly idle
 	BusyShareOfLimit float64 `json:"busy_share_of_limit"`
-	BusyWindows      int     `json:"busy_windows"`
-	// windows between the one in which a tenant returned and the first in which it had its full
-	// share, for the slowest tenant
+	BusyWindows      int     `json:"busy_windows"` // whole windows in this time
+	// how many windows after the one in which it returned a tenant had its full share; 0: in the
+	// same one. Of the slowest tenant
 	ReturnWindows    int               `json:"return_windows"`
 	WindowsOverLimit int               `json:"windows_over_limit"`
 	LimitUsedRatio   float64           `json:"limit_used_ratio"`
@@ -38,7 +38,7 @@ const (
 	elasticTenants       = 10
 	elasticAloneTime     = 10 * time.Second // how long the busy tenant is nearly alone
 	trickleInterval      = 250 * time.Millisecond
-	returnBacklogWindows = 5 // windows: the backlog of a returning tenant at its share
+	returnBacklogWindows = 5 // a returning tenant's backlog, in windows of its share
 )
 
 func idleTenant(i int) string { return fmt.Sprintf("idle-%d", i) }
@@ -114,8 +114,10 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	return out, nil
 }
 
-// count computes the figures from the journals. returned has the time (µs) at which each tenant
-// returned with a backlog of returnBacklogWindows shares.
+// count computes the figures from the journals, in which there must be a permit. The busy tenant
+// was nearly alone from busyFrom to busyTo (µs). returned has the time (µs) at which each other
+// tenant returned with a backlog of returnBacklogWindows shares; a share is a number of permits a
+// window.
 func (e *Elastic) count(
 	limit limitRule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64,
 ) {

@@ -63,7 +63,8 @@ type group struct {
 	payload              func(i int) json.RawMessage // of the i-th job; nil: {}
 }
 
-// startExperiment starts a fleet with the settings of s and o.
+// startExperiment starts a fleet with the settings of s and o; those of o win. On a Redis that is
+// not private, its keys get a prefix of their own.
 func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, err error) {
 	x := &experiment{name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36), progress: o.progress}
 	prefix := "bulk-action:"
@@ -97,7 +98,8 @@ func startExperiment(ctx context.Context, o Options, s setup) (_ *experiment, er
 	return x, nil
 }
 
-// close stops the fleet and deletes what the experiment stored.
+// close stops the fleet, and the private Redis with it. It deletes the journals and, on a Redis
+// that is not private, the keys.
 func (x *experiment) close() {
 	_ = x.fleet.Stop() // the figures are computed, or an error was returned
 	if x.cleanupPrefix != "" {
@@ -110,8 +112,9 @@ func (x *experiment) close() {
 // perMessage is the largest number of jobs in one message.
 const perMessage = 500
 
-// submit publishes groups. A small group is one message; the jobs of large groups are published in
-// several messages, in turn among the groups.
+// submit publishes groups and adds them to x.groups, whose end finish awaits. A small group is one
+// message; the jobs of large groups are published in several messages, in turn among the groups.
+// It does not wait until ingest has read the messages.
 func (x *experiment) submit(ctx context.Context, groups ...group) error {
 	x.groups = append(x.groups, groups...)
 	pipe := x.fleet.Conn.Cmd.Pipeline()
@@ -194,7 +197,8 @@ func readProgress(ctx context.Context, f *Fleet, space keyspace.Space, groups []
 	return ledger.ReadProgress(ctx, f.Conn.Cmd, refs)
 }
 
-// readGroups reads the current states of groups. A group that does not exist has no progress.
+// readGroups reads the current states of groups. The progress of a
+// group that does not exist is zero.
 func (x *experiment) readGroups(ctx context.Context, groups []group) ([]groupState, error) {
 	now, err := readProgress(ctx, x.fleet, x.space, groups)
 	if err != nil {
@@ -215,8 +219,9 @@ const pollInterval = 20 * time.Millisecond
 // events or messages do not come.
 const stallTimeout = 2 * time.Minute
 
-// await waits until groups are COMPLETED and returns their states. part names the wait in the
-// progress.
+// await waits until groups are COMPLETED with all of their jobs done, and returns their states in
+// the order of groups. part names the wait in the progress. It is an error if a group ends in
+// another way, a process has ended, or no job becomes done for stallTimeout.
 func (x *experiment) await(ctx context.Context, part string, groups []group) ([]groupState, error) {
 	open, all := slices.Clone(groups), map[string]groupState{}
 	var total, last int64
@@ -274,7 +279,8 @@ func (x *experiment) await(ctx context.Context, part string, groups []group) ([]
 }
 
 // finish waits until all submitted groups are COMPLETED, runs a full audit, stops the processes and
-// reads their journals. It is an error if the audit finds a violation.
+// reads their journals. It returns the groups in the order in which they were submitted. It is an
+// error if the audit finds a violation or if no start was logged.
 func (x *experiment) finish(ctx context.Context, part string) ([]groupState, journal.Log, error) {
 	groups, err := x.await(ctx, part, x.groups)
 	if err != nil {

@@ -50,8 +50,8 @@ func FairnessParts() []string {
 	return names
 }
 
-// RunFairness runs the parts one after the other, each on a fleet of its own. With an error it
-// returns the figures of the parts that succeeded.
+// RunFairness runs the chosen parts one after the other, each on a fleet of its own. A part that
+// fails does not stop the others: the figures of those that succeeded are returned with the error.
 func RunFairness(ctx context.Context, o FairnessOptions) (Fairness, error) {
 	out := Fairness{Overrides: map[string]map[string]string{}}
 	var errs []error
@@ -101,7 +101,7 @@ func (x *experiment) smallGroup(kind string, i int, tenant string) group {
 }
 
 // runOneByOne submits each group when the previous one is completed. It returns the seconds that
-// each took.
+// each took from accepted to COMPLETED, in the order of groups.
 func (x *experiment) runOneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
 	took := make([]float64, 0, len(groups))
 	for _, g := range groups {

@@ -1,6 +1,6 @@
 // Package bench measures the system as it is deployed: real processes on a private redis-server.
-// All figures are computed from what Redis, the operating system and the processes' journals
-// recorded, not from metrics that the processes show about themselves.
+// Its figures come from Redis, the operating system, the processes' journals and the load
+// generator's clock, not from metrics that the processes show about themselves.
 package bench
 
 import (
@@ -52,17 +52,17 @@ type FleetOptions struct {
 	Profile  string         // folder in which processes write CPU profiles; "": none
 }
 
-// defaultEnv has the settings of each fleet: an API address that is always free, and the NOOP
-// processor.
+// defaultEnv has the settings of each fleet, unless others win: an API address that is always free,
+// logs from warnings up, and the NOOP processor.
 var defaultEnv = map[string]string{
 	"BULKACTION_API_ADDR":     "127.0.0.1:0",
 	"BULKACTION_LOG_LEVEL":    "warn",
 	"BULKACTION_WORKER_TYPES": "NOOP",
 }
 
-// Overrides returns the settings of the fleet that differ from the defaults. The fleet does not
-// inherit variables of this process that begin with BULKACTION_ or OTEL_, so they are not among
-// them.
+// Overrides returns the settings that the fleet gives to its processes: those of defaultEnv and
+// o.Env, without the URL of Redis. The processes inherit no variable of this process that begins
+// with BULKACTION_ or OTEL_, so all other settings have their defaults.
 func (o FleetOptions) Overrides() map[string]string {
 	all := maps.Clone(defaultEnv)
 	for _, kv := range o.Env {
@@ -75,7 +75,8 @@ func (o FleetOptions) Overrides() map[string]string {
 // roles has the names of the roles, in the order in which they start.
 var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"}
 
-// StartFleet starts Redis and the processes. With an error nothing keeps running.
+// StartFleet starts Redis, unless the options name one, and then the processes. It waits for Redis,
+// but not until the processes are ready. With an error nothing keeps running that it started.
 func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
 	f := &Fleet{URL: o.RedisURL}
 	if f.URL == "" {
@@ -136,12 +137,12 @@ func (f *Fleet) Check() error {
 	return nil
 }
 
-// stopGrace is the time that a process has to stop.
+// stopGrace is the time that a process has to stop before it is killed.
 const stopGrace = 15 * time.Second
 
-// Stop signals all processes at once and waits for them; Redis keeps running. It returns an error
-// if a process did not end with success. It sends one signal to each process, since a second one
-// would end the process without a drain.
+// Stop signals all processes at once, kills those that still run after stopGrace, and waits for
+// their end; Redis keeps running. It returns an error if a process did not end with success. It
+// sends one signal to each process, since a second one would end the process without a drain.
 func (f *Fleet) Stop() error {
 	var wg sync.WaitGroup
 	for _, p := range f.procs {
@@ -158,7 +159,7 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
-// removeKeys deletes all keys with a prefix.
+// removeKeys deletes all keys with a prefix. It gives up after a minute.
 func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -173,7 +174,7 @@ func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
 	})
 }
 
-// Close stops the processes and then the private redis-servers.
+// Close stops the processes, closes Conn, and stops the private redis-servers.
 func (f *Fleet) Close() error {
 	errs := []error{f.Stop()}
 	if f.Conn != nil {

@@ -23,18 +23,19 @@ const producerRole = "producer"
 // redisRole stands for the redis-servers in figures by role.
 const redisRole = "redis"
 
-// fleetUse is what the fleet's processes and Redis have used since they started.
+// fleetUse is what the fleet's processes, this process and Redis have used since they started, or
+// between two measurements; see since.
 type fleetUse struct {
-	roles   map[string]time.Duration // CPU time of all processes of a role
+	roles   map[string]time.Duration // CPU time of all processes of each role; this one is producerRole
 	masters []masterUse              // ordered by address
 }
 
-// masterUse is what one redis-server has used since it started.
+// masterUse is what one redis-server has used since it started, or between two measurements.
 type masterUse struct {
 	addr     string
 	cpu      time.Duration
 	commands int64 // commands that scripts call are included
-	memory   int64 // bytes
+	memory   int64 // bytes in use; between two measurements: bytes added
 	byName   map[string]commandUse
 }
 
@@ -133,7 +134,8 @@ func (u fleetUse) since(before fleetUse) fleetUse {
 	return out
 }
 
-// processCPU returns the CPU time of all processes together.
+// processCPU returns the CPU time of all processes together: those of the roles and this one, but
+// not redis-server.
 func (u fleetUse) processCPU() (sum time.Duration) {
 	for _, cpu := range u.roles {
 		sum += cpu
@@ -153,8 +155,8 @@ func (u fleetUse) redisTotal() (sum masterUse) {
 	return sum
 }
 
-// table lists what each command took, the costliest first. A command that a script calls is counted
-// twice: by itself and in the time of the script.
+// table lists what each command took in all and for each of so many jobs, the costliest first. A
+// command that a script calls is counted twice: by itself and in the time of the script.
 func (m masterUse) table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")
@@ -178,7 +180,8 @@ func perJob(d time.Duration, jobs int) float64 {
 	return round2(float64(d.Nanoseconds()) / 1e3 / float64(jobs))
 }
 
-// seconds returns the value of a field in the text of INFO that is a number of seconds.
+// seconds returns the value of a field in the text of INFO that is a number of seconds; 0 if it is
+// missing.
 func seconds(info, name string) time.Duration {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -203,8 +206,8 @@ func processCPU(pid int) (time.Duration, error) {
 	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
 }
 
-// peaks returns for each role the peak of resident memory of its largest process so far, in MB
-// (2^20 bytes).
+// peaks returns for each role, and for producerRole and redisRole, the peak of resident memory of
+// its largest process so far, in MB (2^20 bytes). A Redis that is not private is left out.
 func (f *Fleet) peaks() (map[string]float64, error) {
 	out := map[string]float64{}
 	for role, pids := range f.pids() {

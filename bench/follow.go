@@ -15,7 +15,7 @@ const (
 	followInterval = 50 * time.Millisecond
 	// followGroups is the number of groups that are read at a time. Reading a thousand groups each
 	// time would distort the measurement. When more than half of those that were read have ended,
-	// twice as many are read next time, up to followMostGroups.
+	// twice as many are read next time, up to followMostGroups; otherwise followGroups again.
 	followGroups     = 64
 	followMostGroups = 64 * followGroups
 )
@@ -28,12 +28,12 @@ type groupFollower struct {
 	progress func(done int)
 
 	open     []group
-	pollsAll bool // all open groups are read each time
-	pollNext int  // number of groups that the next poll reads
-	done     map[string]int
-	total    int // sum of done
-	end      int64
-	movedAt  time.Time
+	pollsAll bool           // all open groups are read each time
+	pollNext int            // number of groups that the next poll reads
+	done     map[string]int // jobs done, by group id
+	total    int            // sum of done
+	end      int64          // latest time at which a group was COMPLETED, in ms by Redis's clock
+	movedAt  time.Time      // when total grew last
 	began    time.Time
 	samples  []sample // taken only if pollsAll
 }
@@ -61,7 +61,9 @@ func follow(f *Fleet, space keyspace.Space, groups []group, progress func(int)) 
 	}
 }
 
-// wait returns when all groups are COMPLETED, or with an error from producing, which may be nil.
+// wait waits until all groups are COMPLETED and, unless the channel producing is nil, until it has
+// received the producer's result. It is an error if the producer fails, a group ends in another
+// way, a process has ended, or no job becomes done for stallTimeout.
 func (f *groupFollower) wait(ctx context.Context, producing <-chan error) error {
 	for n := 1; len(f.open) > 0; n++ {
 		select {
@@ -138,8 +140,8 @@ func (f *groupFollower) poll(ctx context.Context) error {
 	return nil
 }
 
-// tenthSpeeds returns the jobs a second of the first and the last tenth of all jobs. It counts from
-// the first sample with a job that was done. It returns 0 if the samples do not cover all jobs.
+// tenthSpeeds returns the jobs a second of the first and the last tenth of all jobs. The first
+// tenth begins when the first job is done. Both speeds are 0 if the samples do not cover all jobs.
 func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10),
 		reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)

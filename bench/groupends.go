@@ -19,7 +19,7 @@ import (
 type endListener struct {
 	run    *fleetRun
 	offset time.Duration // Redis's clock minus this process's clock
-	pause  time.Duration // after each read
+	pause  time.Duration // how long it waits after each read
 	last   string        // id of the last event that was read
 	stop   context.CancelFunc
 	done   chan struct{}
@@ -40,8 +40,8 @@ func (e groupEnd) msUntil(started int64) float64 {
 	return float64(started-e.group.Timestamps["created"].UnixMicro()) / 1000
 }
 
-// listenForEnds starts to read the events that are published from now on. A pause after each read
-// saves CPU; groupEnd.readAt is later by it.
+// listenForEnds starts to read the events that are published from now on, until close is called. A
+// pause after each read saves CPU; groupEnd.readAt is up to this time later.
 func (r *fleetRun) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
 	e := &endListener{run: r, pause: pause, last: "0", done: make(chan struct{}), ends: map[string]groupEnd{}}
 	var err error
@@ -86,7 +86,8 @@ func (e *endListener) readEvents(ctx context.Context) {
 	}
 }
 
-// record keeps the groups whose end is among the events. The caller holds mu.
+// record keeps the groups whose end is among the events; of a group that ends twice, the first end.
+// It moves e.last on. The caller holds mu.
 func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	for _, m := range messages {
 		e.last = m.ID
@@ -112,7 +113,8 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 }
 
 // awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of
-// ids. It is an error if a group failed or was cancelled, or if the groups do not end in time.
+// ids. It is an error if a group fails or is cancelled, a process or the listener has ended, or the
+// groups do not end within stallTimeout.
 func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]groupEnd, error) {
 	for began, n := time.Now(), 1; ; n++ {
 		out, err := e.completed(ids)
@@ -135,7 +137,7 @@ func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]group
 }
 
 // completed returns the ends of the groups, in the order of ids, up to the first group that has not
-// ended.
+// ended. It is an error if one of these groups is not COMPLETED, or if the listener has failed.
 func (e *endListener) completed(ids []string) ([]groupEnd, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

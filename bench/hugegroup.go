@@ -11,7 +11,7 @@ import (
 // submitted before them.
 type BehindHugeGroup struct {
 	BehindHugeJobs int     `json:"behind_huge_jobs"`
-	BehindP50      float64 `json:"behind_p50_seconds"` // from accepted to COMPLETED
+	BehindP50      float64 `json:"behind_p50_seconds"` // of small groups, from accepted to COMPLETED
 	BehindMax      float64 `json:"behind_max_seconds"`
 	BehindAloneMax float64 `json:"behind_solo_max_seconds"`
 	// slowest behind the huge group / slowest alone
@@ -20,7 +20,7 @@ type BehindHugeGroup struct {
 	BehindFirst bool `json:"behind_finished_first"`
 	// jobs of the huge group that were not done when the last small group ended
 	BehindHugeLeft int64     `json:"behind_huge_jobs_left"`
-	BehindSeconds  []float64 `json:"behind_seconds"` // of each small group
+	BehindSeconds  []float64 `json:"behind_seconds"` // of each small group behind the huge one
 	// of each small group that ran alone
 	BehindAloneSeconds []float64 `json:"behind_solo_seconds_each"`
 }

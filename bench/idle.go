@@ -17,10 +17,10 @@ import (
 
 // Idle has the rate at which idle processes send commands to Redis.
 type Idle struct {
-	// of the process that sends the most
+	// commands a second of the process that sends the most
 	IdleCommands float64            `json:"idle_commands_per_second"`
 	IdleByRole   map[string]float64 `json:"idle_commands_per_second_by_role"`
-	// by role and by the command's name
+	// commands a second, by role and by the command's name
 	IdleByName  map[string]map[string]float64 `json:"idle_commands_by_name"`
 	IdleSeconds float64                       `json:"idle_seconds"` // duration of the measurement
 }
@@ -53,7 +53,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	if err != nil {
 		return nil, fmt.Errorf("count commands: %w", err)
 	}
-	// connections that were opened meanwhile
+	// connections that were opened while the commands were counted
 	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
 		return nil, err
 	}
@@ -115,8 +115,8 @@ func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string
 // clientCommand is a command by its name, and the address of the client that sent it.
 type clientCommand struct{ addr, name string }
 
-// countCommands counts the commands that clients send within a time. It does not count commands
-// that scripts call. It returns how long it counted.
+// countCommands counts for this time the commands that clients send. It does not count commands
+// that scripts call. It returns how long it counted. The URL must name a single Redis.
 func countCommands(ctx context.Context, url string, lasts time.Duration) (map[clientCommand]int, time.Duration, error) {
 	opt, err := redis.ParseURL(url)
 	if err != nil {
@@ -170,7 +170,7 @@ func defaultUser(name string) string {
 //
 //	+1700000000.123456 [0 127.0.0.1:54321] "ping"
 //
-// The address is empty if a script called the command.
+// The address is empty if a script called the command, and for other lines.
 func parseMonitorLine(line string) clientCommand {
 	_, rest, ok := strings.Cut(line, " [")
 	source, text, closed := strings.Cut(rest, "] ")

@@ -16,8 +16,8 @@ import (
 // LatencyOptions say how many single jobs are sent at which rate.
 type LatencyOptions struct {
 	FleetOptions
-	Rate     int // jobs a second
-	Seconds  int
+	Rate     int            // jobs a second
+	Seconds  int            // how long they are sent
 	Progress func(done int) // called with the number of jobs sent; may be nil
 }
 
@@ -25,7 +25,7 @@ type LatencyOptions struct {
 // A group is accepted when the script creates it. Redis stores this time in ms and rounds it down,
 // so the real wait is up to 1 ms shorter. All other times are in µs.
 type Latency struct {
-	P50MS    float64 `json:"p50_ms"` // from accepted to started
+	P50MS    float64 `json:"p50_ms"` // from accepted to started; P99MS and MaxMS too
 	P99MS    float64 `json:"p99_ms"`
 	MaxMS    float64 `json:"max_ms"`
 	Rate     int     `json:"rate"`
@@ -62,7 +62,7 @@ type singleJob struct {
 }
 
 // RunLatency sends single jobs at a steady rate, which does not fall when earlier jobs are slow,
-// and waits for their end.
+// waits for their end, and stops the fleet.
 func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	out := Latency{Rate: o.Rate, Workload: "groups of one job, a message each, of one tenant"}
 	journals, err := os.MkdirTemp("", "bulkaction-journals-")
@@ -148,7 +148,8 @@ func (r *fleetRun) sendSingles(ctx context.Context, rate, n int) ([]singleJob, e
 // paceSenders is the number of goroutines that send, so that a slow reply delays no other job.
 const paceSenders = 8
 
-// sendSinglesFrom does the same as sendSingles for groups that are numbered from first on.
+// sendSinglesFrom does the same as sendSingles for groups that are numbered from first on. It calls
+// progress, which may be nil, for some jobs, with the number of jobs sent.
 func (r *fleetRun) sendSinglesFrom(ctx context.Context, rate, n, first int, progress func(int)) ([]singleJob, error) {
 	offset, err := r.clockOffset(ctx)
 	if err != nil {
@@ -172,8 +173,9 @@ func (r *fleetRun) sendSinglesFrom(ctx context.Context, rate, n, first int, prog
 	return sent, follow(r.fleet, r.space, groups, nil).wait(ctx, nil)
 }
 
-// pace calls send for 0 to n-1 at a steady rate, each at the time at which it is due. It stops at
-// the first error.
+// pace calls send for 0 to n-1 at a steady rate, each at the time at which it is due or, if its
+// goroutine still waits for an earlier call, later. paceSenders goroutines call it. The first error
+// cancels the other calls; pace waits for them.
 func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int, due time.Time) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -226,7 +228,8 @@ func (r *fleetRun) clockOffset(ctx context.Context) (time.Duration, error) {
 	return t.Sub(before.Add(time.Since(before) / 2)), nil
 }
 
-// acceptedToStarted returns the waiting time of each job in ms, from the timestamps of its group.
+// acceptedToStarted returns the waiting time of each job in whole ms, from the timestamps of its
+// group, in the order of sent.
 func (r *fleetRun) acceptedToStarted(ctx context.Context, sent []singleJob) ([]float64, error) {
 	groups := make([]group, len(sent))
 	for i, s := range sent {

@@ -59,7 +59,7 @@ func (r limitRule) excess(events []event) []float64 {
 	level := 0.0
 	for i, e := range events {
 		switch r.limiter {
-		case "token": // a leaky bucket; equivalent to a check of all spans, see the test
+		case "token": // a leaky bucket: TestTokenLooksAtEverySpan shows that it checks all spans
 			if i > 0 {
 				level = max(0, level-float64(r.perWindow)*float64(e.at-events[i-1].at)/float64(width))
 			}
@@ -84,8 +84,8 @@ func (r limitRule) excess(events []event) []float64 {
 }
 
 // usedRatio returns the permits that were spent / the permits of the limit, in the whole windows
-// between the times from and to (µs), and the number of these windows. They are aligned to the
-// epoch; with the sliding limiter they begin at from.
+// between the times from and to (µs), and the number of these windows; 0, 0 if there is none. They
+// are aligned to the epoch; with the sliding limiter they begin at from.
 func (r limitRule) usedRatio(events []event, from, to int64) (ratio float64, windows int) {
 	width := r.window.Microseconds()
 	begin, end := (from/width+1)*width, to/width*width

@@ -25,7 +25,8 @@ type LimitsOptions struct {
 	Limiters   []string
 	Windows    []time.Duration
 	Partitions []int
-	// size of each run's backlog, in seconds of the limit; 0: 10. It is at least five windows
+	// size of each run: the seconds that the limit needs for its jobs; 0: 10. Runs with long
+	// windows get at least five windows of jobs
 	Seconds   float64
 	RPS       int
 	Parallel  int // number of runs at the same time
@@ -50,14 +51,14 @@ type LimitRun struct {
 	WindowsOverLimit int `json:"windows_over_limit"`
 	// the largest number of permits beyond the limit
 	MaxOver float64 `json:"max_over"`
-	// in the whole windows in which jobs waited
+	// permits spent / permits of the limit, in the whole windows in which jobs waited
 	LimitUsedRatio  float64           `json:"limit_used_ratio"`
 	UsedWindows     int               `json:"used_windows"` // the number of these windows
 	Jobs            int64             `json:"jobs"`
 	Permits         int64             `json:"permits"`
 	Promoted        int64             `json:"promoted"` // permits that promotions spent
 	Starts          int64             `json:"starts"`
-	Unpermitted     int64             `json:"starts_without_permit"`
+	Unpermitted     int64             `json:"starts_without_permit"` // starts beyond the number of permits
 	Retries         int64             `json:"retries"`
 	ThrottlesPerJob float64           `json:"throttles_per_job"`
 	Overrides       map[string]string `json:"overrides"`
@@ -75,7 +76,8 @@ const (
 	limitSeed      = 3
 )
 
-// RunLimits measures all combinations, and then how tenants borrow and get back their shares.
+// RunLimits measures all combinations, and then, unless o.NoElastic is set, how tenants borrow and
+// get back their shares. The first error cancels all other runs; the figures so far are returned.
 func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	out := Limits{RPS: o.RPS}
 	for _, limiter := range o.Limiters {
@@ -140,8 +142,8 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	return out, ctx.Err()
 }
 
-// firstCause returns the first error that is not a cancellation. A failed run cancels the others,
-// whose errors say nothing.
+// firstCause returns the first error that is not a cancellation: a failed run cancels the others,
+// whose errors say nothing. Without such an error it returns all errors; nil if there is none.
 func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -303,7 +305,8 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	return nil
 }
 
-// awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs).
+// awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs, by
+// Redis's clock). It is an error if a process has ended; there is no time limit.
 func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
 	for {
 		now, err := x.readGroups(ctx, groups)
@@ -327,7 +330,8 @@ func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, 
 	}
 }
 
-// submitWhenDue submits each group at its time after now. Groups are ordered by time.
+// submitWhenDue submits each group at its time after the call, and returns after the last one.
+// Groups are ordered by time.
 func (x *experiment) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 	began := time.Now()
 	for _, g := range groups {

@@ -21,9 +21,9 @@ type NoisyNeighbour struct {
 	SmallAloneP99 float64 `json:"small_solo_p99_seconds"`
 	SmallRatio    float64 `json:"small_ratio"` // p99 beside the noisy tenant / p99 alone
 	JobsPerSecond float64 `json:"jobs_per_second"`
-	// the same number of jobs in one group of one tenant
+	// speed of the same number of jobs in one group of one tenant
 	OneGroupPerSecond float64   `json:"unfair_jobs_per_second"`
-	ThroughputRatio   float64   `json:"throughput_ratio"`
+	ThroughputRatio   float64   `json:"throughput_ratio"` // JobsPerSecond / OneGroupPerSecond
 	SmallSeconds      []float64 `json:"small_seconds"`
 	SmallAloneSeconds []float64 `json:"small_solo_seconds"`
 }
@@ -36,7 +36,7 @@ type NoisyLongJobs struct {
 	LongP50         float64 `json:"long_small_p50_seconds"`
 	LongP99         float64 `json:"long_small_p99_seconds"`
 	LongAloneP99    float64 `json:"long_small_solo_p99_seconds"`
-	LongRatio       float64 `json:"long_ratio"`
+	LongRatio       float64 `json:"long_ratio"` // p99 beside the noisy tenant / p99 alone
 	// the same ratio with one worker process and a quarter of the noisy jobs
 	LongRatioOne     float64   `json:"long_ratio_one_process"`
 	LongSmall        []float64 `json:"long_small_seconds"`
@@ -158,7 +158,8 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	return f.overrides, nil
 }
 
-// oneGroupSpeed returns the jobs a second of one group with this number of jobs, alone.
+// oneGroupSpeed returns the jobs a second of one group with this number of jobs, alone on a fleet
+// of its own.
 func oneGroupSpeed(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
 	x, err := startExperiment(ctx, o.Options, unlimited())
 	if err != nil {

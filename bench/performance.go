@@ -11,9 +11,9 @@ import (
 // PerformanceOptions say how thorough the measurement is.
 type PerformanceOptions struct {
 	Options
-	Quick  bool // fewer jobs
-	Rounds int  // measurements of the base and of each variant
-	Only   []string
+	Quick  bool     // fewer jobs, and a shorter measurement of latency
+	Rounds int      // measurements of the base and of each variant
+	Only   []string // names of parts, see PerformanceParts; empty: all
 }
 
 // Performance has the throughput of one machine and what each feature costs.
@@ -21,7 +21,7 @@ type Performance struct {
 	Quick    bool                       `json:"quick"`
 	Rounds   int                        `json:"rounds"`
 	CPUs     int                        `json:"cpus"`
-	Base     *Throughput                `json:"base,omitempty"` // the round with the median speed
+	Base     *Throughput                `json:"base,omitempty"` // round of median speed; CeilingRatio: median of all
 	Variants map[string]MeasuredVariant `json:"variants,omitempty"`
 	Latency  *Latency                   `json:"latency,omitempty"`
 	Big      *BigGroup                  `json:"big,omitempty"`
@@ -32,10 +32,10 @@ type Performance struct {
 type MeasuredVariant struct {
 	// speed of the variant / speed of the base; median of the rounds
 	Ratio float64 `json:"ratio"`
-	// the same for the CPU time of a job, Redis and processes together
+	// the same for the CPU time of a job, of Redis and all processes together
 	CPURatio float64    `json:"cpu_ratio"`
-	Run      Throughput `json:"run"` // the round with the median speed
-	Base     Throughput `json:"base"`
+	Run      Throughput `json:"run"`    // the round with the median speed
+	Base     Throughput `json:"base"`   // the base's round with the median speed
 	Ratios   []float64  `json:"ratios"` // ratio of the speeds in each round
 }
 
@@ -65,8 +65,8 @@ func PerformanceParts() []string {
 	return append(parts, "latency", "big")
 }
 
-// RunPerformance measures one part after the other. With an error it returns the parts that were
-// measured before.
+// RunPerformance measures the chosen parts one after the other, each on fleets of its own. The
+// first error ends it; the parts that were measured before are returned.
 func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
 	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]MeasuredVariant{}}
 	wants := func(part string) bool { return len(o.Only) == 0 || slices.Contains(o.Only, part) }
@@ -91,7 +91,7 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 		for i, r := range runs {
 			ratios[i] = r.CeilingRatio
 		}
-		// median of the rounds: a round measures both at the same time
+		// Each round's ratio compares a run with the ceiling just before and after it.
 		out.Base.CeilingRatio = percentile(ratios, 50)
 	}
 	base.Brief = true
@@ -167,7 +167,7 @@ func (o PerformanceOptions) runInTurn(
 // totalCPU returns the CPU time of a job, of Redis and all processes together, in µs.
 func (t *Throughput) totalCPU() float64 { return t.RedisCPUPerJob + t.ProcessCPUPerJob }
 
-// medianBySpeed returns the run with the median speed.
+// medianBySpeed returns the run with the median speed; of two in the middle, the faster.
 func medianBySpeed(runs []Throughput) *Throughput {
 	sorted := slices.SortedFunc(slices.Values(runs), func(a, b Throughput) int {
 		return int(a.JobsPerSecond - b.JobsPerSecond)

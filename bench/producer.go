@@ -17,10 +17,10 @@ import (
 type producer struct {
 	conn  *redisx.Conn
 	space keyspace.Space
-	batch int // jobs of a message
+	batch int // the most jobs of a message
 
 	job  func(i int) []byte // returns the i-th job, encoded
-	sent int                // number of jobs so far
+	sent int                // number of jobs encoded so far; the next one is job(sent)
 }
 
 func newProducer(conn *redisx.Conn, space keyspace.Space, o ThroughputOptions) *producer {
@@ -58,7 +58,8 @@ const (
 	pipeBytes    = 2 << 20
 )
 
-// create submits groups without jobs. Each expects as many jobs as its group says.
+// create submits groups without jobs, each with these fields. Each group is sealed when it has as
+// many jobs as g.jobs says.
 func (p *producer) create(ctx context.Context, groups []group, fields map[string]any) error {
 	pipe := p.conn.Cmd.Pipeline()
 	for i, g := range groups {
@@ -124,7 +125,7 @@ func (p *producer) fill(ctx context.Context, groups []group) error {
 	return flush()
 }
 
-// message appends the message with the next n jobs, for one group, to b.
+// message appends the message with the next n jobs, for one group, to b. It counts them in p.sent.
 func (p *producer) message(b []byte, group string, n int) []byte {
 	b = append(append(append(b, `{"group":"`...), group...), `","jobs":[`...)
 	for i := range n {
@@ -150,7 +151,7 @@ type jobBody struct {
 	Payload json.RawMessage `json:"payload"`
 }
 
-// divideJobs divides jobs evenly among groups. Each tenant has this number of groups.
+// divideJobs divides jobs evenly among groups. Each tenant has `each` groups; tenants alternate.
 func divideJobs(name string, jobs, tenants, each int) []group {
 	groups := make([]group, tenants*each)
 	for i := range groups {

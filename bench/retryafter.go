@@ -21,11 +21,11 @@ import (
 // RetryAfter shows whether a client that is refused with 429, and waits exactly as long as
 // Retry-After says, is accepted on its next try.
 type RetryAfter struct {
-	RetryAccepted     float64 `json:"retry_after_accepted_ratio"` // of the tries after such a wait
+	RetryAccepted     float64 `json:"retry_after_accepted_ratio"` // accepted tries / all tries after such a wait
 	RetryTries        int     `json:"retry_after_tries"`
 	RetryFirstRefused int     `json:"retry_after_first_tries_refused"`
 	RetryFirstTries   int     `json:"retry_after_first_tries"`
-	RetryWaitP50      float64 `json:"retry_after_p50_seconds"`
+	RetryWaitP50      float64 `json:"retry_after_p50_seconds"` // of all waits that were asked for
 	RetryWaitMax      float64 `json:"retry_after_max_seconds"`
 	RetryMaxBacklog   int     `json:"retry_after_max_backlog"`
 	// jobs a second of the workers: waits that are too long would leave them idle
@@ -233,7 +233,8 @@ func freeAddr(ctx context.Context) (string, error) {
 	return listener.Addr().String(), nil
 }
 
-// awaitAPI waits until the API of ingest answers.
+// awaitAPI waits until the API of ingest answers, with any status. It is an error if a process of
+// the fleet has ended.
 func (f *Fleet) awaitAPI(ctx context.Context, addr string) error {
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)

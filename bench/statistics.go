@@ -16,7 +16,7 @@ func percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// ratio returns a/b, rounded to four digits; 0 if b is 0.
+// ratio returns a/b, rounded to four decimals; 0 if b is 0.
 func ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0
@@ -40,7 +40,7 @@ func sharesOf(counts []int64) []float64 {
 }
 
 // worstDeviation compares each count with its part of the sum by weight. It returns the largest
-// relative deviation.
+// deviation / this part.
 func worstDeviation(counts []int64, weights []float64) float64 {
 	var sum, weight float64
 	for i := range counts {

@@ -26,11 +26,11 @@ type ThroughputOptions struct {
 	Payload     int // bytes of each job's payload
 	Partitions  int
 	Limits      bool    // each tenant has a limit of its own; it is counted but never reached
-	FailPercent float64 // of the jobs fail once and are retried
+	FailPercent float64 // this percentage of the jobs fails once and is retried
 	// part of the jobs that is traced; traces are sent to this process; 0: no tracing
 	Sampling float64
 	Ceiling  bool // also measure the least-work ceiling, before and after
-	Brief    bool // measure neither latency nor memory
+	Brief    bool // measure neither latency nor the memory of a queued job
 }
 
 // Throughput has the figures of one run, in which jobs are produced and processed at the same time.
@@ -43,21 +43,22 @@ type Throughput struct {
 	RedisCPUPerJob    float64 `json:"redis_cpu_us_per_job"`
 	ProcessCPUPerJob  float64 `json:"process_cpu_us_per_job"` // all processes, this one included
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
-	// from accepted to started at 100 jobs a second, in whole ms; `bench latency` measures it in µs
+	// from accepted to started at 100 jobs a second, in whole ms; P99MS too. `bench latency`
+	// measures it in µs
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
-	// commands that scripts call are included
+	// with the commands that scripts call
 	CommandsPerJob   float64            `json:"redis_commands_per_job"`
 	ProcessCPUByRole map[string]float64 `json:"process_cpu_us_per_job_by_role"`
-	// of the largest process of each role
+	// peak of the largest process of each role, of this process and of a private Redis
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
-	// missing if there are many groups
+	// speeds of the first and the last tenth of the jobs; missing if there are many groups
 	FirstTenth float64 `json:"first_tenth_jobs_per_second,omitempty"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second,omitempty"`
-	// only of a cluster
+	// share of the commands, and CPU time, of each master by address; only of a cluster
 	MasterCommands []float64 `json:"commands_share_by_master,omitempty"`
 	MasterCPU      []float64 `json:"redis_cpu_us_per_job_by_master,omitempty"`
-	// mean of the measurements before and after
+	// mean of the measurements before and after the run
 	Ceiling *Ceiling `json:"ceiling,omitempty"`
 	// our speed / the ceiling's speed
 	CeilingRatio float64           `json:"ceiling_ratio,omitempty"`
@@ -92,8 +93,8 @@ var quickRetries = []string{
 
 func round2(x float64) float64 { return math.Round(x*100) / 100 }
 
-// RunThroughput runs NOOP jobs through all roles. It calls progress, which may be nil, with the
-// number of jobs done.
+// RunThroughput runs NOOP jobs through all roles, on a fleet of its own. It calls progress, which
+// may be nil, with the number of jobs done.
 func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
 	o.Groups, o.Partitions = max(1, o.Groups), max(1, o.Partitions)
 	out := Throughput{
@@ -160,8 +161,9 @@ type fleetRun struct {
 	cleanupPrefix string
 }
 
-// startFleetRun starts a fleet with the settings env; those of the options win. It adds env to the
-// options.
+// startFleetRun starts a fleet with the settings env; those of o.Env win. It stores all settings in
+// o.Env, also the key prefix on a Redis that is not private and the number of partitions. It resets
+// this process's peak memory.
 func startFleetRun(ctx context.Context, o *FleetOptions, env []string, partitions int) (*fleetRun, error) {
 	r := &fleetRun{name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
 	prefix := "bulk-action:"
@@ -192,7 +194,7 @@ func (r *fleetRun) close() {
 }
 
 // measureThroughput warms up, runs the load, and fills in the figures of out that need no further
-// run.
+// run. It writes commandstats.txt if o.Profile is set.
 func (r *fleetRun) measureThroughput(
 	ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int),
 ) error {
@@ -265,7 +267,8 @@ func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	}
 }
 
-// produceAndAwait publishes the jobs of the groups and waits until all are done.
+// produceAndAwait creates the groups, publishes their jobs, and waits until all groups are
+// COMPLETED and the producer has ended. With an error it stops the producer.
 func (r *fleetRun) produceAndAwait(ctx context.Context, groups []group, progress func(int)) (*groupFollower, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	produced, stopped := make(chan error, 1), make(chan struct{})
@@ -284,7 +287,7 @@ func (r *fleetRun) produceAndAwait(ctx context.Context, groups []group, progress
 	return f, err
 }
 
-// limitTenants gives each tenant a limit of its own.
+// limitTenants gives each tenant a limit of its own, which no run reaches.
 func (r *fleetRun) limitTenants(ctx context.Context, tenants int) error {
 	rps := float64(unreachedLimit)
 	for i := range tenants {
@@ -297,7 +300,8 @@ func (r *fleetRun) limitTenants(ctx context.Context, tenants int) error {
 	return nil
 }
 
-// measureIdleFleet measures latency and memory on the fleet, which is idle otherwise.
+// measureIdleFleet measures latency and the memory of a queued job on the fleet, which is idle
+// otherwise. It leaves queued jobs behind.
 func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error {
 	const rate, singles = 100, 300
 	paced, err := r.sendSingles(ctx, rate, singles)
@@ -313,7 +317,8 @@ func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error 
 	return err
 }
 
-// accepted returns the number of accepted jobs of a group; 0 if the group does not exist yet.
+// accepted returns the number of accepted jobs of a group; 0 if it does not exist yet or can't be
+// read.
 func (r *fleetRun) accepted(ctx context.Context, g group) int {
 	now, err := readProgress(ctx, r.fleet, r.space, []group{g})
 	if err != nil {
@@ -323,7 +328,7 @@ func (r *fleetRun) accepted(ctx context.Context, g group) int {
 }
 
 // queuedBytes returns the bytes of Redis memory that a queued job needs. It submits jobs that may
-// start in an hour, and waits with accepted until all are stored.
+// start in an hour, asks accepted until all are stored, and leaves them there.
 func (r *fleetRun) queuedBytes(ctx context.Context, accepted func(context.Context, group) int) (float64, error) {
 	const jobs = 20_000
 	before, err := r.fleet.measureUse(ctx)

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// traceSink receives the traces that processes export by OTLP over HTTP, counts their bytes and
-// drops them.
+// traceSink receives the traces that processes export by OTLP over HTTP, counts the bytes of the
+// requests and drops them.
 type traceSink struct {
 	server *http.Server
 	url    string

@@ -15,16 +15,17 @@ import (
 type Weights struct {
 	// the largest relative deviation of a tenant's share from the share that its weight gives
 	WeightError  float64   `json:"weight_error"`
-	WeightShares []float64 `json:"weight_shares"` // shares of the starts
+	WeightShares []float64 `json:"weight_shares"` // shares of the starts, by weight: 1, 2, 4
 	WeightStarts int64     `json:"weight_starts"` // number of starts that were counted
 }
 
 // Lanes has the shares of the three lanes while all of them have work.
 type Lanes struct {
+	// the largest relative deviation of a lane's share from the share that its weight gives
 	LaneError  float64   `json:"lane_error"`
 	LaneShares []float64 `json:"lane_shares"` // high, normal, low
 	LaneStarts int64     `json:"lane_starts"`
-	// the longest time in which no job of the low lane started
+	// the longest time in which no job of the low lane started while all lanes had work
 	LowMaxGap     float64 `json:"low_lane_max_gap_seconds"`
 	LowLaneStarts int64   `json:"low_lane_starts"`
 }
@@ -35,8 +36,8 @@ const (
 	spanMargin = time.Second
 )
 
-// runCompeting submits groups that compete for the workers, and waits for their end. It returns how
-// many jobs of each started while all had work.
+// runCompeting submits groups that compete for the workers, waits for their end, and stops the
+// processes. It returns their journals, and the starts of each group while all had work.
 func runCompeting(ctx context.Context, x *experiment, part string, groups []group) (journal.Log, busySpan, error) {
 	if err := x.submit(ctx, groups...); err != nil {
 		return journal.Log{}, busySpan{}, err
@@ -151,7 +152,8 @@ func sumCounts(counts []int64) int64 {
 	return n
 }
 
-// longestGap returns the longest time within [from, to) without an event.
+// longestGap returns the longest time within [from, to) without an event. Events are ordered by
+// time.
 func longestGap(events []event, from, to int64) int64 {
 	last, longest := from, int64(0)
 	for _, e := range events {

@@ -29,16 +29,16 @@ type childTask struct {
 	ReportAt []int // consumer: numbers of jobs after which it reports
 	Jobs     int   // producer: number of jobs
 	Payload  int   // producer: bytes of each job
-	Paced    bool  // one job each pacedInterval; times are reported
+	Paced    bool  // producer: one job each pacedInterval; both report the jobs' times
 }
 
 // childReport is a line that a child writes to its standard output: first when it is ready, then
-// with what it has done so far.
+// with what it has done so far: a producer at its end, a consumer at each number of ReportAt.
 type childReport struct {
 	Jobs  int
 	At    time.Time
 	CPU   time.Duration // CPU time of the process so far
-	Times []time.Time   // for paced jobs, by job number: when it was sent, or started
+	Times []time.Time   // of paced jobs by number: producer: when send was called; consumer: the start
 }
 
 // pacedInterval is the time between two jobs while latency is measured: 100 jobs a second.

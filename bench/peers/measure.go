@@ -19,21 +19,26 @@ import (
 )
 
 const (
-	warmJobs   = 2_000  // run before each measurement
+	// warmJobs are run before speed is measured, and are queued before memory is measured.
+	warmJobs   = 2_000
 	queuedJobs = 20_000 // jobs that wait in the queue while its memory is measured
 	stopGrace  = 20 * time.Second
 )
 
-// figures has the figures of one run, or medians of several. Their names are those of `bulkaction
-// bench throughput --json`.
+// figures has the figures of one run, or medians or ratios of several. The JSON names of speed, CPU
+// and memory are those of `bulkaction bench throughput --json`, whose output is decoded into it.
+// That command's p50_ms and p99_ms are other figures, and measureOurs replaces them. The tuned
+// figures are those of a peer alone.
 type figures struct {
 	JobsPerSecond float64 `json:"jobs_per_second"`
 	RedisCPU      float64 `json:"redis_cpu_us_per_job"`
 	ProcessCPU    float64 `json:"process_cpu_us_per_job"` // all processes, the producer included
 	QueuedBytes   float64 `json:"redis_bytes_per_queued_job"`
-	// from the producer's call to the start, at 100 jobs a second
-	P50MS      float64  `json:"p50_ms"`
-	P99MS      float64  `json:"p99_ms"`
+	// from the producer's call to the start at 100 jobs a second; of our program:
+	// published_to_started of `bulkaction bench latency --json`
+	P50MS float64 `json:"p50_ms"`
+	P99MS float64 `json:"p99_ms"`
+	// the same for a peer whose settings are tuned for latency; nil for others
 	TunedP50MS *float64 `json:"tuned_p50_ms,omitempty"`
 	TunedP99MS *float64 `json:"tuned_p99_ms,omitempty"`
 }
@@ -45,7 +50,8 @@ type runner struct {
 	redis      *redis.Client
 }
 
-// measureOurs runs our own benchmarks on the same Redis.
+// measureOurs runs our own benchmarks on the same Redis: first throughput, then latency, from which
+// P50MS and P99MS come.
 func (r *runner) measureOurs(ctx context.Context) (out figures, err error) {
 	err = r.runOurs(ctx, &out, "throughput", "--jobs", strconv.Itoa(r.Jobs), "--tenants", strconv.Itoa(r.Tenants),
 		"--batch", strconv.Itoa(r.Batch), "--payload", strconv.Itoa(r.Payload))
@@ -67,7 +73,8 @@ func (r *runner) measureOurs(ctx context.Context) (out figures, err error) {
 // pacedRate is the number of jobs a second while latency is measured.
 const pacedRate = int(time.Second / pacedInterval)
 
-// runOurs runs `bulkaction bench` and decodes its JSON into out.
+// runOurs runs a benchmark of our program, waits for its end, and decodes its JSON into out. If ctx
+// ends first, it stops the program.
 func (r *runner) runOurs(ctx context.Context, out any, what string, args ...string) error {
 	text, log := &bytes.Buffer{}, &childproc.Tail{}
 	// #nosec G204: the program is a flag
@@ -93,7 +100,8 @@ func (r *runner) runOurs(ctx context.Context, out any, what string, args ...stri
 	return nil
 }
 
-// measurePeer measures all figures of a peer. It empties Redis before each.
+// measurePeer measures all figures of a peer: memory, then speed with CPU, then latency. It empties
+// Redis before each of these measurements.
 func (r *runner) measurePeer(ctx context.Context, name string) (out figures, err error) {
 	if out.QueuedBytes, err = r.queuedBytes(ctx, name); err != nil {
 		return out, fmt.Errorf("measure memory: %w", err)
@@ -178,7 +186,8 @@ func (r *runner) throughput(ctx context.Context, name string, out *figures) erro
 	return nil
 }
 
-// latency returns quantiles of the ms from the producer's call to the start of the handler.
+// latency empties Redis and returns quantiles of the ms from the producer's call to the start of
+// the handler, at pacedRate jobs a second. check is asynq's check interval; 0: its default.
 func (r *runner) latency(ctx context.Context, name string, check time.Duration) (p50, p99 float64, err error) {
 	if err := r.redis.FlushAll(ctx).Err(); err != nil {
 		return 0, 0, err
@@ -235,7 +244,7 @@ func (r *runner) info(ctx context.Context, section, name string) (float64, error
 // producerReports has the reports of a producer before its first job and after its last.
 type producerReports struct{ began, ended childReport }
 
-// produce runs a producer until it has sent all jobs.
+// produce runs a producer process until it has sent all jobs, and kills it then.
 func (r *runner) produce(ctx context.Context, o childTask) (out producerReports, err error) {
 	p, err := r.start(ctx, o)
 	if err != nil {
@@ -290,7 +299,7 @@ func (r *runner) start(ctx context.Context, o childTask) (*child, error) {
 	return c, nil
 }
 
-// next waits for the next report of the child.
+// next waits for the next report of the child. It is an error if the child ends before it.
 func (c *child) next(ctx context.Context) (childReport, error) {
 	select {
 	case r, ok := <-c.reports:

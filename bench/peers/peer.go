@@ -21,7 +21,8 @@ const defaultCheckInterval = 10 * time.Millisecond
 type settings struct {
 	Senders     int `json:"senders"` // 0: the number with which the peer is fastest
 	Concurrency int `json:"asynq_concurrency"`
-	// for the tuned figures; 0: asynq's default
+	// how often asynq looks for jobs, while speed and the tuned figures are measured; the other
+	// latencies have asynq's default
 	CheckInterval time.Duration `json:"asynq_task_check_interval_ns"`
 }
 
@@ -32,8 +33,8 @@ type peer struct {
 	// sender connects a producer. send returns when Redis has stored the job. Several goroutines
 	// may call it.
 	sender func(addr string) (send func(ctx context.Context, payload []byte) error, err error)
-	// serve starts a consumer that calls handle for each job until the process ends. Several
-	// goroutines may call handle.
+	// serve starts a consumer and returns when it runs. The consumer calls handle for each job
+	// until the process ends; several goroutines may call it.
 	serve func(addr string, s settings, handle func(payload []byte)) error
 }
 

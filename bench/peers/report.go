@@ -28,10 +28,11 @@ type comparison struct {
 	CPUs     int                  `json:"cpus"`
 	Runs     map[string][]figures `json:"runs"`
 	Medians  map[string]figures   `json:"medians"`
-	Ratios   map[string]figures   `json:"ratios"` // ours / the peer's; median of the rounds' ratios
+	Ratios   map[string]figures   `json:"ratios"` // by peer: ours / the peer's, medians of the rounds' ratios
 }
 
-// compare measures all projects in turn, o.Rounds times. It calls progress after each run.
+// compare measures our program and the peers in turn on one private redis-server, o.Rounds times.
+// It calls progress after each run. The first error ends it without figures.
 func compare(ctx context.Context, o options, progress func(string)) (*comparison, error) {
 	binary, err := exec.LookPath(o.program)
 	if err != nil {
@@ -83,7 +84,8 @@ func compare(ctx context.Context, o options, progress func(string)) (*comparison
 	return out, nil
 }
 
-// versions returns the versions of the peers and of Go with which this program was built.
+// versions returns the versions of the peers and of Go with which this program was built, by name.
+// A program without build information knows that of Go alone.
 func versions(names []string) map[string]string {
 	out := map[string]string{"go": runtime.Version()}
 	info, ok := debug.ReadBuildInfo()
@@ -114,7 +116,8 @@ func (c *comparison) summarize() {
 	}
 }
 
-// fields returns pointers to the figures, in the order of the table's columns.
+// fields returns pointers to the figures without the tuned ones, in the order of the table's
+// columns.
 func (f *figures) fields() []*float64 {
 	return []*float64{&f.JobsPerSecond, &f.RedisCPU, &f.ProcessCPU, &f.QueuedBytes, &f.P50MS, &f.P99MS}
 }
@@ -131,7 +134,7 @@ func mediansOf(runs []figures) (out figures) {
 	return out
 }
 
-// ratiosOf divides our figures by a peer's.
+// ratiosOf divides our figures by a peer's. Its tuned figures are ours / the peer's tuned ones.
 func ratiosOf(ours, peers figures) (out figures) {
 	for i, field := range out.fields() {
 		*field = ratio(*ours.fields()[i], *peers.fields()[i])
@@ -150,7 +153,8 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// median returns the median of the values that get returns for the runs, rounded to four digits.
+// median returns the median of the values that get returns for the runs, rounded to four
+// decimals.
 func median(runs []figures, get func(figures) float64) float64 {
 	values := make([]float64, len(runs))
 	for i, f := range runs {

@@ -122,7 +122,7 @@ const (
 )
 
 // insertTable replaces the text between the line begin and the line tableEnd of a document. It
-// returns false if the document does not have these lines.
+// returns the document as it is, and false, if it does not have these lines.
 func insertTable(document, begin, table string) (string, bool) {
 	before, rest, ok := strings.Cut(document, begin)
 	_, after, closed := strings.Cut(rest, tableEnd)
@@ -132,7 +132,8 @@ func insertTable(document, begin, table string) (string, bool) {
 	return before + begin + table + tableEnd + after, true
 }
 
-// updateDocument writes the current tables into a document.
+// updateDocument replaces the tables in a document for which there are figures and marks. It writes
+// the file only if a table has changed.
 func (r results) updateDocument(file string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
