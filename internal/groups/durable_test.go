@@ -39,7 +39,8 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	return w, replica
 }
 
-// While the replica does not answer, everything is refused. The repeated request succeeds.
+// While the replica does not answer, every submission, append and command gets an error, although
+// Redis has stored it. The repeated request succeeds and stores nothing twice.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -161,8 +162,8 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
 }
 
-// dying answers scripts without running them, like a master that dies before its replica has the
-// writes.
+// dying answers OK to some scripts without running them, like a master that dies before its replica
+// has the writes. unheard chooses them by number, from 0.
 type dying struct {
 	redis.Cmdable
 	unheard func(script int) bool
@@ -254,8 +255,8 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 	}
 }
 
-// When pieces are lost again and again, the caller gets an error. The repeated request stores the
-// missing pieces.
+// When pieces are lost again and again, the submission is repeated until its context ends; then the
+// caller gets an error. The repeated request stores the missing pieces.
 func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
 	const n = 2*ledger.MaxAppend + 50

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// connection fails before or after a command has reached Redis.
+// connection fails before a script has reached Redis, or loses its reply.
 type connection struct {
 	redis.Cmdable
 	mu          sync.Mutex
@@ -82,7 +82,7 @@ func large(n int) *messages.SubmitGroup {
 	return &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(n)}
 }
 
-// holds checks that the queue has the group's jobs, each once and in order.
+// holds checks that all n jobs of a group are waiting: the queue has each once and in order.
 func holds(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	require.Equal(w.T, api.Counts{Accepted: int64(n), Waiting: int64(n)}, w.Counts(group))

@@ -49,7 +49,8 @@ func (w *world) atSomeTime(r ledger.AdmitReply) ledger.AdmitReply {
 	return r
 }
 
-// admitted returns the admitted jobs of a type in order, as the tenant or group of each job.
+// admitted reads the jobs of a type that nobody has read from the ready stream. It returns by(job)
+// of each, for example its group, in the order of the stream.
 func (w *world) admitted(typ string, by func(taken) string) string {
 	w.Helper()
 	var order []string
@@ -199,8 +200,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 	})
 }
 
-// With any number of concurrent callers the limit holds in every aligned window. The time of each
-// admission is Redis's.
+// With concurrent callers of admit and promote the limit holds in every aligned window. The time of
+// each admission is Redis's.
 func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 	both(t, func(w *world) {
 		const permits, window = 7, 100 * time.Millisecond

@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// many appends the jobs of several requests in one call.
+// many appends the jobs of several requests in one call. It returns one result for each request, in
+// their order.
 func (w *world) many(group string, limit int64, requests ...ledger.Request) []ledger.AppendResult {
 	w.Helper()
 	results, err := ledger.AppendMany(w.Context(), w.c, w.p, group, limit, 0, requests)

@@ -39,7 +39,8 @@ func TestAppend(t *testing.T) {
 	})
 }
 
-// queue returns the waiting jobs of a group and type, without their acceptance times.
+// queue returns the queued blobs of a group and type in order, without the acceptance times, which
+// it checks.
 func (w *world) queue(group, typ string) []string {
 	w.Helper()
 	blobs := w.c.LRange(w.Context(), w.p.Queue(group, typ), 0, -1).Val()

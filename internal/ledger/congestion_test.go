@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// waitsOf are the waits (ms) of a tenant's non-ready jobs in the order in which they are due,
-// by group and ordinal.
+// waitsOf returns a tenant's non-ready jobs as GROUP.ORDINAL, and how long each waits in ms, both
+// in the order in which they are due.
 func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	w.Helper()
 	for _, z := range w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
@@ -25,7 +25,8 @@ func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	return jobs, waits
 }
 
-// sendBack lets n jobs of the group with the tenant's name be throttled by a downstream API.
+// sendBack creates a group of n jobs with the tenant's name, and lets a downstream API throttle
+// each of them once.
 func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.Helper()
 	w.create(tenant, tenant, "T")

@@ -60,7 +60,8 @@ type event struct {
 	round         int64
 }
 
-// events returns all events of the outbox; each contains the group as it was then.
+// events returns all events of the outbox in order. It checks that the snapshot in each has the
+// event's group, status and round.
 func (w *world) events() []event {
 	w.Helper()
 	var all []event

@@ -46,7 +46,7 @@ func (w *world) states(group string) string {
 	return letters(s)
 }
 
-// ledger reads the counters that are not 0 and checks promise 4.
+// ledger returns a group's counts that are not 0, by state. It checks them like balance.
 func (w *world) ledger(group string) map[string]int64 {
 	w.Helper()
 	h, err := w.c.HGetAll(w.Context(), w.p.Group(group)).Result()
@@ -54,7 +54,8 @@ func (w *world) ledger(group string) map[string]int64 {
 	return w.balance(h, w.states(group))
 }
 
-// balance checks promise 4: accepted is the sum of the places, and these agree with the states.
+// balance returns the counts in a group's hash that are not 0. It checks that they agree with the
+// states, that accepted is their sum, and that reduced counts the reduced jobs.
 func (w *world) balance(h map[string]string, states string) map[string]int64 {
 	w.Helper()
 	counts, count, sum := map[string]int64{}, map[string]int64{}, int64(0)
@@ -73,8 +74,8 @@ func (w *world) balance(h map[string]string, states string) map[string]int64 {
 	return counts
 }
 
-// dump returns everything in the partition, for comparisons: for each key its Redis type and
-// content, including the consumers' pending entries.
+// dump returns the partition's data for comparisons: for each key its Redis type and content, with
+// the consumers' pending entries, but without the counters stale and lost.
 func (w *world) dump() map[string]string {
 	w.Helper()
 	all := map[string]string{}
@@ -126,7 +127,8 @@ func (w *world) content(key string) string {
 	return fmt.Sprintf("%s %v", what, v)
 }
 
-// pending returns the pending entries of a stream, with their consumers.
+// pending returns the pending entries of a stream in the ledger's consumer groups, each as
+// "CONSUMER ENTRY".
 func (w *world) pending(stream string) []string {
 	w.Helper()
 	var held []string
@@ -143,7 +145,8 @@ func (w *world) pending(stream string) []string {
 	return held
 }
 
-// unchanged runs a step and checks that it changes nothing in Redis.
+// unchanged runs a step and checks that it changes nothing in the partition but the counters stale
+// and lost.
 func (w *world) unchanged(step func()) {
 	w.Helper()
 	before := w.dump()

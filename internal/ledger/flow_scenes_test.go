@@ -211,7 +211,8 @@ func (w *world) choosing(alpha float64) act {
 	return func() error { return ledger.SetPolicy(w.Context(), w.c, w.p, &alpha) }
 }
 
-// dividing sets a partition's quota; the global limit is 40 permits and the first quota was 10.
+// dividing returns a call that sets the partition's quota; the global limit is 40 permits and the
+// partition's first quota is 10.
 func (w *world) dividing(limiter string, to int64) act {
 	l := within(limiter, time.Hour, 40)
 	l.Part, l.Tag = 10, "40/4"

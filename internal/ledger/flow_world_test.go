@@ -58,7 +58,8 @@ func (w *world) stuck(typ string) {
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Load(typ), "full", full[0]+" "+full[1]+" 1").Err())
 }
 
-// newWindow begins the next window of fixed limits whose window is longer than any test.
+// newWindow begins the next window of the global limit and of these tenants' counts, for the fixed
+// limiter and a window that is longer than any test. All rate-limited tenants may return.
 func (w *world) newWindow(tenants ...string) {
 	w.Helper()
 	keys := []string{w.p.Rate()}
@@ -111,7 +112,7 @@ func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {
 	return s
 }
 
-// spentOf returns the permits that a fixed limit has counted in its window.
+// spentOf returns the permits that the fixed limiter has counted in the hash key, in its window.
 func (w *world) spentOf(key string) int64 {
 	w.Helper()
 	return number(w.c.HGet(w.Context(), key, "n").Val())
@@ -128,7 +129,8 @@ func permitsOf(all ...[]ledger.Permit) map[string]int64 {
 	return sum
 }
 
-// exhaust admits jobs of a type until none is admitted, and returns the number for each tenant.
+// exhaust admits jobs of a type until none is admitted, and reads them, so that the ready stream
+// never fills up. It returns the number of permits that each tenant spent.
 func (w *world) exhaust(typ string, most int, l ledger.Limit) map[string]int64 {
 	w.Helper()
 	var all [][]ledger.Permit

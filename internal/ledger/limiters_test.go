@@ -66,8 +66,8 @@ func TestExceeded(t *testing.T) {
 	}
 }
 
-// With admissions and promotions at random times the limit is never exceeded, and the next permit
-// comes at the time that the script has announced.
+// With admissions at random times the limit is never exceeded, and the next permit comes at the
+// time that the script has announced.
 func TestLimiters(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
@@ -97,8 +97,9 @@ func TestLimiters(t *testing.T) {
 	})
 }
 
-// After the clock was set back, by little or by much, the stored state is in the future. No spent
-// permit is given more than once again, and no tenant is blocked for longer than two windows.
+// After the clock was set back, by little or by much, the stored state is in the future. As long as
+// the spent permits count, only the others are given, and no tenant is blocked for longer than two
+// windows.
 func TestLimitersWhenTheClockJumps(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 40*time.Millisecond, 6)
@@ -151,7 +152,7 @@ func TestLimitersWhenTheClockJumps(t *testing.T) {
 }
 
 // countsUntil returns until when (µs) a spending that is recorded at a future time counts, if it is
-// first seen at the time first.
+// first seen at the time first; 0 with the token limiter, for which the test does not check it.
 func countsUntil(l ledger.Limit, at, first int64) int64 {
 	width := l.Window.Microseconds()
 	switch l.Limiter {

@@ -50,7 +50,9 @@ func (w *world) stateOf(group string, ordinal int64) ledger.Missed {
 	return ledger.Missed{Ordinal: ordinal, State: ledger.State(state)}
 }
 
-// vanish deletes all locations of a group's unfinished jobs, and returns these jobs.
+// vanish deletes the group's queue of a type, the type's ready stream, the tenant's non-ready jobs
+// and the results stream. It returns the group's jobs that must be there: those that have not
+// ended, and done ones that are not reduced.
 func (w *world) vanish(group, typ string) []ledger.Missed {
 	w.Helper()
 	tenant := w.c.HGet(w.Context(), w.p.Group(group), "tenant").Val()

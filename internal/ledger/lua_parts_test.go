@@ -42,7 +42,8 @@ func (s sent) fileAt(line int) string {
 }
 
 // sentScripts returns the scripts that this module loads: the calls of lua.Source and, in this
-// package, of script.
+// package, of script. It checks that none is loaded twice and that they use every file of package
+// lua.
 func sentScripts(t *testing.T) []sent {
 	t.Helper()
 	var all []sent

@@ -15,14 +15,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// actWork makes a worker read jobs and start them.
+// actWork admits jobs and makes a worker read and start some.
 func (m *model) actWork() {
 	typ := m.typ()
 	m.admitJobs(6, typ, 5, noLimit)
 	m.work(typ)
 }
 
-// actWorkAgain reclaims jobs whose workers are only slow, and starts them on another worker.
+// actWorkAgain reclaims jobs whose workers are only slow and promotes them; a worker then reads and
+// starts some.
 func (m *model) actWorkAgain() {
 	typ := m.typ()
 	m.takeBack(typ, 3)
@@ -46,7 +47,7 @@ func (m *model) consumer() string {
 }
 
 // receive reads jobs and checks the values of each blob (retries, throttles, losses) against the
-// reference.
+// reference, which notes the entries as read.
 func (m *model) receive(typ, consumer string, most int64) []taken {
 	m.readers(typ)
 	all := m.take(typ, consumer, most)
@@ -115,7 +116,7 @@ func (m *model) actStart() {
 	}
 }
 
-// launch starts jobs of one type.
+// launch starts jobs of one type, in Redis and in the reference, and compares the tokens.
 func (m *model) launch(typ string, batch []taken) {
 	if len(batch) == 0 {
 		return
@@ -128,7 +129,7 @@ func (m *model) launch(typ string, batch []taken) {
 	require.Equal(m, m.reference.start(typ, batch), got, "tokens of %v", batch)
 }
 
-// drop removes an entry from the held jobs.
+// drop moves an entry from the held jobs to the past ones, of which the latest eight are kept.
 func (m *model) drop(j taken) {
 	m.held = slices.DeleteFunc(m.held, func(h taken) bool {
 		if h.entry != j.entry || h.Type != j.Type {
@@ -140,7 +141,8 @@ func (m *model) drop(j taken) {
 	m.past = m.past[max(0, len(m.past)-8):]
 }
 
-// actRenew renews leases of held jobs, and of jobs that were held before.
+// actRenew renews leases of held jobs, and of jobs that were held before, and compares which of
+// them are lost.
 func (m *model) actRenew() {
 	picked, consumer := some(m, slices.Concat(m.held, m.past), 4), m.consumer()
 	for _, typ := range types {
@@ -167,7 +169,8 @@ func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past)
 func (m *model) actReportLate() { m.report(some(m, m.past, 5), anything) }
 func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{"d"}) }
 
-// report reports outcomes of random kinds, per type in one batch.
+// report reports outcomes of random kinds, per type in one batch and some batches twice, and
+// compares the replies with the reference. The reported jobs are not held any more.
 func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	for _, typ := range types {
 		byGroup := map[string]*ledger.GroupOutcome{}
@@ -209,14 +212,15 @@ func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	}
 }
 
-// actCrash makes all workers crash: they forget the jobs that they hold.
+// actCrash makes workers forget up to four of the jobs that they hold, as in a crash.
 func (m *model) actCrash() {
 	for _, j := range some(m, m.held, 4) {
 		m.drop(j)
 	}
 }
 
-// takeBack reclaims what any worker holds.
+// takeBack reclaims all entries of a type that were read, in Redis and in the reference, and
+// compares the replies. A job with more losses than most fails.
 func (m *model) takeBack(typ string, most int) {
 	require.Equal(m, m.reference.reclaim(typ, most), m.reclaim(typ, most), "what workers held of %s", typ)
 }
@@ -246,14 +250,15 @@ func (m *model) actReduce() {
 	}
 }
 
-// settle reduces results. If some may not be reduced, it reduces none and returns these.
+// settle reduces results, in Redis and in the reference. If some may not be reduced, it reduces
+// none and returns the ordinals of these.
 func (m *model) settle(partial string, e results) []int64 {
 	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(partial, e)
 	require.Equal(m, bad, r.Bad, "results %+v", e)
 	return bad
 }
 
-// goOn advances a group and compares the new states with the reference.
+// goOn advances a group, in Redis and in the reference, and compares the numbers of transitions.
 func (m *model) goOn(group string) {
 	n, err := ledger.Advance(m.Context(), m.c, m.p, group, m.fencing)
 	require.NoError(m, err)
@@ -302,12 +307,13 @@ func (m *model) actRetry() {
 	}
 	require.Equal(m, b.round, round)
 	if !m.chance("stop there") {
-		m.waitAgain(g)
+		m.requeueAll(g)
 	}
 }
 
-// waitAgain requeues the jobs that failed in earlier rounds.
-func (m *model) waitAgain(group string) {
+// requeueAll runs requeue to its end, in Redis and in the reference: the failed jobs of earlier
+// rounds are waiting again.
+func (m *model) requeueAll(group string) {
 	m.requeue(group)
 	if b := m.reference.groups[group]; b.requeue {
 		b.requeue = false
@@ -315,7 +321,7 @@ func (m *model) waitAgain(group string) {
 	}
 }
 
-// actPause pauses or resumes a group, a tenant or a type.
+// actPause pauses (on) or resumes a random group, tenant or type, or does nothing.
 func (m *model) actPause(on bool) {
 	if m.chance("really") {
 		switch rapid.SampledFrom([]ledger.Pausable{ledger.PauseGroup, ledger.PauseTenant, ledger.PauseType}).Draw(m.rt, "what") {
@@ -329,7 +335,8 @@ func (m *model) actPause(on bool) {
 	}
 }
 
-// halt pauses or resumes. A group that has ended is refused.
+// halt pauses (on) or resumes, in Redis and in the reference. It checks that a group is refused if,
+// and only if, it has ended.
 func (m *model) halt(on bool, what ledger.Pausable, id string) {
 	do := ledger.Resume
 	if on {
@@ -348,7 +355,7 @@ func (m *model) halt(on bool, what ledger.Pausable, id string) {
 	}
 }
 
-// actSet changes a tenant's settings or clears them.
+// actSet replaces a random tenant's settings, perhaps by none, or does nothing.
 func (m *model) actSet() {
 	if !m.chance("really") {
 		return
@@ -367,7 +374,7 @@ func (m *model) actSet() {
 	m.set(rapid.SampledFrom(owners).Draw(m.rt, "tenant"), s)
 }
 
-// freely resumes everything that is paused and clears all settings.
+// freely resumes everything that is paused and clears the settings of all tenants.
 func (m *model) freely() {
 	for _, g := range groups {
 		m.halt(false, ledger.PauseGroup, g)

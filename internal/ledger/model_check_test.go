@@ -28,7 +28,7 @@ type sight struct {
 	resultStream                                                  *redis.XMessageSliceCmd
 }
 
-// look reads it all in one round trip.
+// look reads everything that check compares, in one round trip.
 func (m *model) look() *sight {
 	ctx, pipe := m.Context(), m.c.Pipeline()
 	s := &sight{
@@ -76,7 +76,8 @@ func equal[T comparable](m *model, want, got T, format string, args ...any) {
 // totals counts the jobs that check has found, by tenant or type.
 type totals struct{ active, unfinished, congested, waiting, nonReady map[string]int64 }
 
-// check compares everything that is written down, and that twice, with the ledger.
+// check compares Redis with the reference: states, counts, results, and all redundant data, such as
+// indexes and counters. Each job must be at the location that fits its state.
 func (m *model) check() {
 	s := m.look()
 	n := totals{map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}}
@@ -238,7 +239,8 @@ func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	return lines
 }
 
-// finish brings every job and group to its end, like the roles.
+// finish brings every job and group to its end, like the roles, and checks the data before and
+// after.
 func (m *model) finish() {
 	m.check()
 	m.held = nil // every worker crashes
@@ -269,7 +271,7 @@ func (m *model) finish() {
 				m.swept(g)
 			}
 			if b.requeue {
-				m.waitAgain(g)
+				m.requeueAll(g)
 			}
 			m.goOn(g)
 			open = open || !b.ended()
@@ -304,8 +306,8 @@ func (m *model) reduceRest() {
 	m.results = nil
 }
 
-// nothingLeft checks that every job is counted once and that, after the groups have expired, only
-// shared keys remain, and these are empty.
+// nothingLeft lets workers remove the remaining entries, and expires the groups. It checks that
+// every job is counted once, that the streams are empty, and that only shared keys remain.
 func (m *model) nothingLeft() {
 	for _, typ := range types {
 		m.takeBack(typ, 0)                          // entries of cancelled groups that a consumer holds

@@ -95,8 +95,8 @@ func (l *reference) held(b *book, typ string) bool {
 	return b.paused || l.paused["type "+typ] || l.paused["tenant "+b.tenant]
 }
 
-// start returns the attempts under which the jobs of a batch start (negative: refused),
-// sorted by job.
+// start returns the attempts under which the jobs of a batch start (negative: refused), in the
+// order of the batch, which is sorted by job. It updates the reference.
 func (l *reference) start(typ string, batch []taken) []int64 {
 	var tokens []int64
 	for len(batch) > 0 {
@@ -185,7 +185,8 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 	return r
 }
 
-// reclaim takes back all entries that were read and are still in the stream.
+// reclaim returns the expected reply of the script reclaim, for all entries that were read and are
+// still in the stream, and updates the reference. A job with more losses than most fails.
 func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 	var r ledger.ReclaimReply
 	entries := make([]taken, 0, len(l.unacked[typ]))
@@ -221,7 +222,7 @@ func compareIDs(a, b string) int {
 	return cmp.Or(cmp.Compare(number(ams), number(bms)), cmp.Compare(number(an), number(bn)))
 }
 
-// renew returns the indexes of jobs whose lease is lost.
+// renew returns the indexes of jobs whose lease is lost, and counts them in l.lost.
 func (l *reference) renew(typ string, jobs []ledger.Held) []int {
 	lost := []int{}
 	for i, h := range jobs {
@@ -249,7 +250,7 @@ func (l *reference) reduce(group string, ordinals []int64) (bad []int64) {
 	return bad
 }
 
-// advance returns the number of transitions.
+// advance moves a group to its next states and returns the number of transitions.
 func (l *reference) advance(group string) (n int) {
 	b := l.groups[group]
 	by, reduced := b.counts()

@@ -207,7 +207,7 @@ func (m *model) actSeal() {
 	}
 }
 
-// end seals a group, unless it was cancelled.
+// end seals a group, and checks that this is refused if, and only if, the group was cancelled.
 func (m *model) end(group string) {
 	b := m.reference.groups[group]
 	_, err := ledger.Seal(m.Context(), m.c, m.p, group, nil)
@@ -242,7 +242,7 @@ func (m *model) actPromote() {
 	m.bringBack(caps, m.limit())
 }
 
-// admitJobs admits jobs.
+// admitJobs admits jobs, and copies into the reference which ones; see moved.
 func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
 	r := m.admitBelow(limitOfReady, typ, most, l)
 	if r.Moved+r.NonReady > 0 {
@@ -251,15 +251,16 @@ func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit
 	return r
 }
 
-// bringBack promotes due jobs.
+// bringBack promotes due jobs, and copies into the reference which ones; see moved.
 func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	if r := m.promoteBelow(caps, l); r.Moved > 0 {
 		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: 0}, m.moved(ledger.NonReady, types...))
 	}
 }
 
-// moved takes over which jobs were admitted or made non-ready, and counts them. Each must have been
-// where the transition takes from, of a type that was asked for, and nothing of it paused.
+// moved copies into the reference which jobs have become ready or non-ready, and counts them by
+// their new state. Each must have been in the state from, of a type that was asked for, and not
+// paused.
 func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	n, pipe := map[ledger.Letter]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
 	var got []*redis.StringCmd
@@ -287,7 +288,8 @@ func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	return n
 }
 
-// later brings the time of everything that is non-ready or held, and a new window.
+// later makes everything due that is non-ready, scheduled or rate-limited, and gives the spent
+// permits back.
 var later = redis.NewScript(`
 for i, key in ipairs(KEYS) do
   local what = string.match(key, ':([a-z-]+)[^{}]*$')

@@ -74,8 +74,8 @@ func TestOutcomeKinds(t *testing.T) {
 	})
 }
 
-// A stale outcome of any kind changes nothing: after a reclaim, of an older start, of a group that
-// was cancelled or is gone.
+// A stale outcome of any kind changes nothing but the entry in the ready stream and the counter of
+// stale reports: after a reclaim, of an older start, of a group that was cancelled or is gone.
 func TestOutcomeStale(t *testing.T) {
 	stale := map[string]func(w *world, j *taken){
 		"taken back": func(w *world, _ *taken) {
@@ -236,8 +236,9 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	})
 }
 
-// base + floor(n / rate) * 1 s, where n jobs of the tenant are non-ready before, spread within the
-// second, in order and capped.
+// A throttled job waits for base + floor(n / rate) seconds, where n of the tenant's jobs are
+// non-ready before it and rate is the tenant's share. Within a second the jobs are spread in their
+// order. A cap bounds the wait.
 func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 10

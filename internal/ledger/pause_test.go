@@ -24,7 +24,8 @@ func eachPausable(t *testing.T, story func(w *world, what ledger.Pausable, id st
 	}
 }
 
-// settle runs all roles without rate limits until no job moves any more.
+// settle acts as fetcher, dispatcher and worker of a type, without rate limits, until no job moves
+// any more. All jobs that start become done.
 func (w *world) settle(typ string) {
 	w.Helper()
 	for quiet := 0; quiet < 2; {
@@ -156,7 +157,7 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// A held group that is paused and resumed before its time is unchanged.
+// A held group that is paused and resumed before its time is unchanged; only wake tokens are added.
 func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "run_at", inAnHour())

@@ -15,7 +15,8 @@ var large = []byte(`"` + strings.Repeat("x", 5000) + `"`)
 
 func inAnHour() string { return timestamp(time.Now().Add(time.Hour)) }
 
-// hold creates a group of n jobs with a run_at that has already passed.
+// hold creates a group of n jobs with a run_at in an hour, and makes it due at once in the sorted
+// set of scheduled groups. Its hash keeps the later run_at.
 func (w *world) hold(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T", "run_at", inAnHour())
@@ -23,7 +24,8 @@ func (w *world) hold(group string, n int) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
 }
 
-// spent creates a group of a tenant that has used a huge number of the window's permits.
+// spent creates the group g with three jobs of a tenant, and makes the tenant have spent more
+// permits of the window than any limit has.
 func (w *world) spent(tenant string) {
 	w.Helper()
 	w.create("g", tenant, "T")
@@ -40,7 +42,8 @@ func (w *world) overdue(tenant string) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: tenant}).Err())
 }
 
-// nonReady creates a group of n jobs that a worker has given back.
+// nonReady creates a group of n non-ready jobs of tenant acme and type T: a worker has released
+// them, so they are due at once.
 func (w *world) nonReady(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T")
@@ -50,7 +53,7 @@ func (w *world) nonReady(group string, n int) {
 	}
 }
 
-// failed creates an ended group of n jobs that all failed in their second attempt.
+// failed creates a group of n jobs that all failed in their second attempt; its status is FAILED.
 func (w *world) failed(group string, n int) {
 	w.Helper()
 	w.nonReady(group, n)

@@ -13,13 +13,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// quota changes a partition's quota at once, or with -1 only looks.
+// quota sets a partition's quota at once, or with -1 leaves it as it is, and returns it.
 func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
 	w.Helper()
 	return w.increase(fence, l, permits, ledger.Increase{})
 }
 
-// increase changes it on terms.
+// increase sets a partition's quota on these terms, and returns it.
 func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledger.Increase) ledger.Quota {
 	w.Helper()
 	p, err := ledger.SetQuota(w.Context(), w.c, w.p, fence, l, permits, terms)
@@ -140,7 +140,8 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 }
 
 // moveAtRandom takes permits from one partition and gives the unassigned ones to another partition,
-// perhaps twice, or stops in between.
+// perhaps twice, or stops in between. It does nothing and returns false if an earlier change is not
+// effective yet.
 func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, to int, random *rand.Rand) bool {
 	free, have := of(0).Permits, make([]int64, len(parts))
 	for i, p := range parts {

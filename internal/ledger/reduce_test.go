@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// reported creates a sealed group of n done jobs, reported one by one, and reads their results.
+// reported creates a sealed group of n done jobs, reported one by one, and reads their results: one
+// entry a job.
 func (w *world) reported(group string, n int) []results {
 	w.Helper()
 	w.create(group, "acme", "T")
@@ -142,7 +143,7 @@ func (w *world) ordinalOf(line string) int64 {
 	return n
 }
 
-// reduceInto reduces an entry into a partial aggregate. Its state is the number of its jobs.
+// reduceInto reduces an entry into a partial aggregate, whose state is the number of jobs in it.
 func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	w.Helper()
 	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+partial, "partial:"+partial).Val()
@@ -154,7 +155,8 @@ func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	return r
 }
 
-// reduceAll reduces all entries of the results stream, like an aggregator.
+// reduceAll reduces all entries of the results stream that nobody has read, like an aggregator,
+// into one partial aggregate.
 func (w *world) reduceAll() {
 	w.Helper()
 	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {

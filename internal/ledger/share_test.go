@@ -48,8 +48,9 @@ func TestShareComesBackInTheNextWindow(t *testing.T) {
 	})
 }
 
-// served exhausts a limit and returns the number for each tenant. Any tenant may get the remainder
-// of the division; served subtracts it.
+// served exhausts a limit, which these tenants must use up, and returns the permits of each. Any
+// tenant may get the remainder of the division: if the second one has it, served counts it for the
+// first.
 func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
 	w.Helper()
 	got := w.exhaust("T", 100, l)

@@ -198,7 +198,8 @@ func (w *world) promoteAll(typ string, n int) {
 	require.Equal(w, n, moved)
 }
 
-// eventually calls ok until it returns true. It waits for time to pass on Redis's clock.
+// eventually calls ok until it returns true, because time must pass on Redis's clock. The test
+// fails after 20 seconds.
 func (w *world) eventually(ok func() bool) {
 	w.Helper()
 	late := time.After(20 * time.Second)
@@ -213,8 +214,8 @@ func (w *world) eventually(ok func() bool) {
 	}
 }
 
-// taken is a job that a worker has read. A token is set if the worker has started it: the attempt
-// under which it reports.
+// taken is a job that a worker has read. The token is the attempt under which the worker reports
+// it; -1 if it was not started, or the start was refused.
 type taken struct {
 	entry string
 	ledger.Job
@@ -260,7 +261,7 @@ func (w *world) consumerGroup(stream, group string) {
 	}
 }
 
-// start starts jobs of one type in one call, and stores their tokens.
+// start starts jobs of one type in one call, and stores their tokens and terms. It sorts jobs.
 func (w *world) start(typ string, jobs []taken) {
 	w.Helper()
 	slices.SortFunc(jobs, byJob)
@@ -287,7 +288,8 @@ func byJob(a, b taken) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal), cmp.Compare(a.Attempt, b.Attempt))
 }
 
-// begin admits n jobs of a type; a worker then reads and starts them.
+// begin admits n jobs of a type; a worker then reads and starts them. Nothing else may be unread in
+// the ready stream.
 func (w *world) begin(typ, consumer string, n int) []taken {
 	w.Helper()
 	require.Equal(w, n, w.admit(typ, n, noLimit).Moved)
@@ -346,7 +348,8 @@ func (w *world) outcomeIn(terms ledger.Congestion, typ string, groups []ledger.G
 	return r
 }
 
-// reclaim reclaims pending entries with an idle time of at least 0.
+// reclaim reclaims pending entries, however short they were idle. A job with more losses than
+// maxLosses fails.
 func (w *world) reclaim(typ string, maxLosses int) ledger.ReclaimReply {
 	w.Helper()
 	r, err := ledger.Reclaim(w.Context(), w.c, w.p, typ, 0, 1000, maxLosses)

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// hourly sets a limit of 3,600 permits per hour. It returns a function that spends all permits that
-// jobs of type T may spend.
+// hourly gives w a store with a global limit of 3,600 permits an hour. It returns a function that
+// admits jobs of type T until no permit is left for them, in the partition w.P.
 func hourly(w *stagetest.World, share string, partitions int) func() {
 	w.T.Helper()
 	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}
