@@ -23,9 +23,9 @@ const (
 	places
 )
 
-// directed makes faults against which the guards protect, with one guard switched off, or with all
-// of them: replies to ingest and to the aggregator are lost, one worker is cut off until its jobs
-// have run elsewhere, and another is killed while it runs jobs.
+// directed makes faults against which the guards protect. control names the guard that is switched
+// off; with "" all guards are on. The faults: replies to ingest and to the aggregator are lost, one
+// worker is cut off until its jobs have run elsewhere, and another is killed while it runs jobs.
 func directed(t *testing.T, control string) *phase {
 	one := map[string]int{"aggregator": 1, "watcher": 1, "worker": 2, "dispatcher": 1, "fetcher": 1, "ingest": 1}
 	lease := time.Second
@@ -55,7 +55,7 @@ func directed(t *testing.T, control string) *phase {
 	return w.settle(groups, patience)
 }
 
-// awaitRunning waits until a worker has n jobs in flight.
+// awaitRunning waits until the worker at this place runs n jobs, by its own file.
 func (w *world) awaitRunning(place, n int) {
 	w.t.Helper()
 	p := w.fleet.slots[place].running(w.t.Context())

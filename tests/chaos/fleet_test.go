@@ -106,7 +106,7 @@ func freeAddr(t testing.TB) string {
 	return ""
 }
 
-// await calls ready repeatedly until it returns nil.
+// await calls ready repeatedly until it returns nil. The test fails after patience.
 func (f *fleet) await(t testing.TB, what string, patience time.Duration, ready func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -169,7 +169,8 @@ func (s *slot) start() error {
 	return nil
 }
 
-// supervise replaces processes that were killed or have crashed.
+// supervise starts a new process each time the slot's process has ended, until rolling replaces it
+// or the fleet closes.
 func (s *slot) supervise(p *process) {
 	for {
 		<-p.Done()
@@ -214,7 +215,8 @@ func (f *fleet) crashed(name string) bool {
 	return err == nil && (strings.HasPrefix(string(b), "crash ") || strings.Contains(string(b), "\ncrash "))
 }
 
-// running returns the slot's process; it waits while a new one is being started.
+// running returns the slot's process; it waits while a new one is being started. It returns nil if
+// ctx ends first.
 func (s *slot) running(ctx context.Context) *process {
 	for {
 		s.mu.Lock()
@@ -231,7 +233,7 @@ func (s *slot) running(ctx context.Context) *process {
 	}
 }
 
-// kill ends the slot's process with SIGKILL.
+// kill ends the slot's process with SIGKILL, and notes that as a fault; supervise replaces it.
 func (s *slot) kill(ctx context.Context) error {
 	p := s.running(ctx)
 	if p == nil {
@@ -245,7 +247,7 @@ func (s *slot) kill(ctx context.Context) error {
 	return nil
 }
 
-// stop stops the slot's process with SIGSTOP for the time d.
+// stop stops the slot's process with SIGSTOP for the time d, continues it, and notes the time.
 func (s *slot) stop(ctx context.Context, d time.Duration) error {
 	p := s.running(ctx)
 	if p == nil {
@@ -311,7 +313,7 @@ func (f *fleet) shutDown() {
 	f.watching.Wait()
 }
 
-// kill kills all processes that still run.
+// kill kills all processes that still run, and waits until supervise has ended for each slot.
 func (f *fleet) kill() {
 	f.mu.Lock()
 	f.closing = true

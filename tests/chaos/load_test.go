@@ -42,12 +42,12 @@ func (p payload) done() bool { return !p.Permanent && !p.Crash }
 // mix describes a workload.
 type mix struct {
 	jobs, crashes, tenants int
-	least, most            int // number of jobs of a group
-	during                 time.Duration
-	quick                  bool // no job takes time, and none fails
-	ignoreCancel           bool // jobs ignore the end of their context
-	pieces                 bool // all groups are submitted in pieces, through the stream
-	ms                     int  // how long each job takes; 0: random, up to seconds
+	least, most            int           // number of jobs of a group
+	during                 time.Duration // the time over which the groups are submitted
+	quick                  bool          // no job takes time, and none fails
+	ignoreCancel           bool          // jobs ignore the end of their context
+	pieces                 bool          // all groups are submitted in pieces, through the stream
+	ms                     int           // how long each job takes; 0: random, up to seconds
 }
 
 // plan makes random groups from a seed.
@@ -153,7 +153,8 @@ func (p *producers) submit(ctx context.Context, groups []*group) error {
 	return errors.Join(all...)
 }
 
-// until repeats a submission until it is acknowledged.
+// until repeats a submission until it is acknowledged, and stores the receipt. It gives up when
+// ingest refuses the group for good, or ctx ends.
 func (p *producers) until(ctx context.Context, g *group) error {
 	for i := 0; ; i++ {
 		err := p.once(ctx, g, p.fleet.apis[i%len(p.fleet.apis)])

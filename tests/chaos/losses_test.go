@@ -24,7 +24,8 @@ import (
 const receiptLaw = "receipt"
 
 // settleLosses is settle for faults in which Redis can lose data that it has acknowledged. The
-// audit must report each loss, and submitting the same groups again must restore the jobs.
+// audit must report each loss. Then it submits the groups with losses again, which must restore the
+// jobs.
 func (w *world) settleLosses(groups []*group) *phase {
 	t, ctx := w.t, w.t.Context()
 	t.Helper()
@@ -57,7 +58,8 @@ func (w *world) awaitIngested() {
 	})
 }
 
-// short returns, by group, how many acknowledged jobs are missing.
+// short returns, by group, how many acknowledged jobs are missing, and adds them to the phase's
+// RedisLost.
 func (w *world) short(groups []*group) map[string]int {
 	w.t.Helper()
 	missing := map[string]int{}
@@ -82,7 +84,8 @@ func (w *world) receipts() (path string) {
 	return path
 }
 
-// named requires that the audit reports exactly the jobs that are missing.
+// named checks that the audit reports exactly the jobs that are missing: it adds those that it
+// reports to the phase's RedisLostNamed, and a violation for each difference.
 func (w *world) named(short map[string]int) {
 	w.t.Helper()
 	report, err := w.oracle.audit(w.t.Context(), w.receipts())
@@ -109,8 +112,8 @@ func (w *world) named(short map[string]int) {
 	}
 }
 
-// aofCut kills the server under load and cuts off the end of its append-only file, as a lost disk
-// cache would.
+// aofCut several times kills the server under load, cuts off the end of its append-only file, as a
+// lost disk cache would, and starts it again.
 func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	w := newWorld(t, s)
 	groups := plan(rng, "aof-cut", m)

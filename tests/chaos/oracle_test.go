@@ -43,8 +43,8 @@ func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*orac
 	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0]}, nil
 }
 
-// awaitEnded waits until groups have ended, and returns those that have not. With missing, groups
-// that do not exist are ignored: Redis may have lost them.
+// awaitEnded waits until groups have ended, and returns those that have not after patience. With
+// missing, groups that do not exist are ignored: Redis may have lost them.
 func (o *oracle) awaitEnded(ctx context.Context, groups []*group, patience time.Duration, missing bool) (open []*group) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -66,7 +66,7 @@ func isMissing(err error) bool {
 	return ok && e.Status == 404
 }
 
-// judge adds the outcome of groups to r.
+// judge adds the outcome of groups to r, and moves the fleet's violations there.
 func (o *oracle) judge(ctx context.Context, r *phase, groups []*group) error {
 	runs, err := readRuns(o.fleet.files)
 	if err != nil {
@@ -154,8 +154,8 @@ func newEnds(g *group) *ends {
 	return e
 }
 
-// nextCrash returns the index of a job that kills its workers. Failures of such jobs do not say
-// which job it was.
+// nextCrash returns the index of the next job that kills its workers; -1 if there is none left.
+// Failures of such jobs do not say which job it was.
 func (e *ends) nextCrash() int {
 	if len(e.crashes) == 0 {
 		return -1
@@ -294,8 +294,8 @@ func (o *oracle) stale(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// audit runs `bulkaction audit` as an operator does. With receipts, it also reports acknowledged
-// jobs that are missing.
+// audit runs `bulkaction audit` as an operator does. receipts is a file: the audit also reports
+// acknowledged jobs that are missing.
 func (o *oracle) audit(ctx context.Context, receipts string) (audit.Report, error) {
 	cmd := exec.CommandContext(ctx, o.fleet.bins.bulkaction, "audit", "--json", "--redis-url", o.url, "--receipts", receipts)
 	var stdout, stderr bytes.Buffer

@@ -54,7 +54,7 @@ func (p *phase) violate(format string, args ...any) {
 // red returns true if a promise was broken.
 func (p *phase) red() bool { return p.Lost > 0 || p.DuplicateEffects > 0 || len(p.Violations) > 0 }
 
-// add adds a phase to the report.
+// add adds a phase to the report: to its list and to its sums.
 func (r *report) add(p *phase) {
 	r.Phases = append(r.Phases, p)
 	r.Jobs += p.Jobs

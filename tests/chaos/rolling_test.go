@@ -65,7 +65,9 @@ func (w *world) replaceAll(round int) {
 	under.Wait()
 }
 
-// replace stops the slot's process, starts another, and returns how long the stop took.
+// replace stops the slot's process with SIGTERM, starts another, and returns how long the stop
+// took. It kills a process that still runs after grace; then, or if the exit code is not 0, it
+// starts none.
 func (s *slot) replace(ctx context.Context) (time.Duration, error) {
 	p := s.running(ctx)
 	if p == nil {

@@ -19,7 +19,7 @@ type execution struct {
 	ended   time.Time
 }
 
-// readRuns reads the workers' own files: the evidence outside of Redis.
+// readRuns reads the workers' own files, the evidence outside of Redis. It returns the runs by job.
 func readRuns(folder string) (map[string][]execution, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {
@@ -106,7 +106,8 @@ func interrupted(r execution, spans []span) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// percentile returns the value that the given share of all values does not exceed.
+// percentile returns the value that the given share of all values does not exceed; 0 without
+// values. It sorts them.
 func percentile(all []time.Duration, share float64) time.Duration {
 	if len(all) == 0 {
 		return 0

@@ -103,7 +103,9 @@ func (w *world) produce(ctx context.Context, groups []*group) (wait func() error
 	return func() error { return <-done }
 }
 
-// settle waits after the end of the faults until all groups have ended, and judges them.
+// settle waits after the end of the faults, up to patience, until all groups have ended. It then
+// runs the audit, judges the groups, and stops the fleet. All that is wrong is a violation of the
+// phase.
 func (w *world) settle(groups []*group, patience time.Duration) *phase {
 	w.t.Helper()
 	healed := time.Now()
@@ -120,8 +122,8 @@ func (w *world) settle(groups []*group, patience time.Duration) *phase {
 	return w.phase
 }
 
-// fleetEnds judges the groups and then stops the processes, because violations can also occur while
-// they stop.
+// fleetEnds judges the groups, stops the processes, and then takes over the violations that
+// occurred while they stopped. It completes the phase's faults and duration.
 func (w *world) fleetEnds(groups []*group) {
 	w.t.Helper()
 	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))

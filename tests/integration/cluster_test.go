@@ -82,7 +82,8 @@ func (s *system) produce(tenants, jobs int) *producers {
 }
 
 // awaitEnd waits until a group has ended, or for the time limit: groups are also submitted during
-// an outage, but on a slow machine no backlog builds up that the test would have to wait for.
+// an outage, but on a slow machine no backlog builds up that the test would have to wait for. It
+// returns an error only if ctx has ended.
 func (p *producers) awaitEnd(ctx context.Context, group string, limit time.Duration) error {
 	look := client.NewAPI(p.s.url(0), client.WithRetry(1, limit))
 	for start := time.Now(); time.Since(start) < limit; {
@@ -96,7 +97,9 @@ func (p *producers) awaitEnd(ctx context.Context, group string, limit time.Durat
 	return ctx.Err()
 }
 
-// check stops the producers and waits until all accepted groups have ended.
+// check stops the producers, waits until all accepted groups have ended, and compares counts,
+// aggregates and results with the plan. It submits a group again that Redis has lost with the
+// ingest stream's entry.
 func (p *producers) check(t *testing.T) {
 	t.Helper()
 	p.stop()

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// atOnce sends n requests concurrently.
+// atOnce sends n requests concurrently, and returns their responses in the order of i.
 func atOnce(n int, request func(i int) response) []response {
 	var at sync.WaitGroup
 	all := make([]response, n)

@@ -250,7 +250,8 @@ func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	return found
 }
 
-// follow calls done with the entries of a stream from its beginning until it returns true.
+// follow calls done with the entries of a stream from its beginning until it returns true. The test
+// fails after patience.
 func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx(), patience)
@@ -275,7 +276,8 @@ func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	}
 }
 
-// await checks ok repeatedly until it is true. Use it where no event tells the time.
+// await checks ok repeatedly until it is true; the test fails after patience. Use it where no event
+// tells the time.
 func (s *system) await(what string, ok func() bool) {
 	s.t.Helper()
 	expired := time.After(patience)
@@ -290,7 +292,7 @@ func (s *system) await(what string, ok func() bool) {
 	}
 }
 
-// awaitCounts waits until the counts of a group are as wanted.
+// awaitCounts waits until the counts of a group are as wanted, and returns them.
 func (s *system) awaitCounts(group, what string, ok func(api.Counts) bool) api.Counts {
 	s.t.Helper()
 	var c api.Counts

@@ -63,7 +63,7 @@ func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []ot
 	return path
 }
 
-// names returns the names of spans, each with its attempt if the span has one.
+// names returns the names of spans, in their order.
 func names(spans []oteltest.Span) []string {
 	all := make([]string, len(spans))
 	for i, s := range spans {
@@ -105,7 +105,7 @@ func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group stri
 	}
 }
 
-// silent requires that no span contains any part of a payload.
+// silent requires that no span contains the secret that payloads and results contain.
 func silent(t *testing.T, spans []oteltest.Span) {
 	t.Helper()
 	for _, s := range spans {

@@ -104,7 +104,8 @@ func readGlossary(t *testing.T, file string) []replacedWord {
 	return all
 }
 
-// trackedFiles lists the project's files with one of the endings, relative to root.
+// trackedFiles lists the files below root with one of the endings, relative to root. It leaves out
+// hidden folders, bin and node_modules.
 func trackedFiles(t *testing.T, root string, endings ...string) []string {
 	t.Helper()
 	var files []string

@@ -63,7 +63,8 @@ func (w *World) addEntry(stream string, fields ...any) {
 	w.OK(w.C.XAdd(w.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 }
 
-// nonReady returns a non-ready job of the group "all", and its member in the tenant's sorted set.
+// nonReady returns the member in the tenant's sorted set, and the ordinal, of a job of the group
+// "all" that is non-ready for a retry.
 func (w *World) nonReady() (blob string, ordinal int64) {
 	for _, blob := range w.C.ZRange(w.Context(), w.All().NonReadyOf("acme"), 0, -1).Val() {
 		if d, err := ledger.ParseJob(blob); err == nil && d.Group == "all" && d.Reason == ledger.ReasonError {

@@ -29,8 +29,8 @@ const (
 // others.
 const maxReported = 100
 
-// Tampers lists one tamper or more for everything that a law says. They are made in the inhabited
-// world.
+// Tampers lists one tamper or more for everything that a law says. Each is made in a world that
+// Inhabit has filled.
 var Tampers = slices.Concat(
 	tampersOfCounts(), tampersOfStates, tampersOfLocations, tampersOfGroups,
 )
@@ -173,7 +173,7 @@ var tampersOfStates = []Tamper{
 	}},
 }
 
-// tampersOfCounts add 1 to each count of a group.
+// tampersOfCounts returns one tamper for each count of a group: it adds 1 to this count.
 func tampersOfCounts() (all []Tamper) {
 	for _, name := range []string{"waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled"} {
 		all = append(all, Tamper{"count " + name, func(w *World) []string {

@@ -28,8 +28,9 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Main runs the tests of a package. Six of them run in parallel, on however few processors: most of
-// the time they wait, for Redis and between the passes of an audit.
+// Main runs the tests of a package, checks that no goroutine is left, and exits. Six tests run in
+// parallel, on however few processors, unless -parallel is given: most of the time they wait, for
+// Redis and between the passes of an audit.
 func Main(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
@@ -80,7 +81,7 @@ func (w *World) Tenant(group string) string {
 	return tenant
 }
 
-// NoLimit is a limit that allows everything.
+// NoLimit allows everything.
 var NoLimit = ledger.Limit{Window: time.Second}
 
 // limited returns a limit of this many permits that are never renewed.
@@ -88,7 +89,8 @@ func limited(permits int64) ledger.Limit {
 	return ledger.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
 }
 
-// Create creates a group. Fields are names and values of its hash.
+// Create creates a group and, if it has none, its owner key. Fields are names and values of its
+// hash.
 func (w *World) Create(group, tenant, typ string, fields ...string) {
 	f := map[string]string{"lane": "normal"}
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -191,7 +193,7 @@ func (w *World) fresh(stream, group, consumer string, most int64) []redis.XMessa
 	return r[0].Messages
 }
 
-// Start starts jobs as a worker does, and returns those that may run.
+// Start starts jobs as a worker does, and returns those that may run. It sorts jobs.
 func (w *World) Start(p keyspace.Partition, typ string, jobs []Taken) []Taken {
 	slices.SortFunc(jobs, func(a, b Taken) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
@@ -239,7 +241,8 @@ func (w *World) reportOutcome(p keyspace.Partition, typ string, g ledger.GroupOu
 	w.OK(err)
 }
 
-// Reduce reads entries of the results stream and reduces them, as an aggregator does.
+// Reduce reads up to most entries of the results stream and reduces them into a partial aggregate,
+// as an aggregator does.
 func (w *World) Reduce(p keyspace.Partition, partial string, most int64) {
 	w.consumers(p.ResultStream(), keyspace.GroupAggregator)
 	for _, m := range w.fresh(p.ResultStream(), keyspace.GroupAggregator, partial, most) {
@@ -278,7 +281,8 @@ func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 	}
 }
 
-// Work runs all jobs of a type that may run, and reduces their results.
+// Work runs up to 200 waiting jobs of a type, and all ready ones, as done, and reduces their
+// results.
 func (w *World) Work(p keyspace.Partition, typ string) {
 	w.Admit(p, typ, 200, NoLimit)
 	w.Done(p, typ, w.Start(p, typ, w.Read(p, typ, "c", 500))...)
@@ -313,7 +317,7 @@ func (w *World) statesOf(group string) string {
 	return w.C.Get(w.Context(), w.Part(group).States(group)).Val()
 }
 
-// JobIn returns the ordinal of a group's n-th job with a state letter.
+// JobIn returns the ordinal of a group's n-th job, counted from 0, with a state letter.
 func (w *World) JobIn(group string, letter ledger.Letter, n int) int64 {
 	states := w.statesOf(group)
 	for at := 0; at < len(states); at += 2 {

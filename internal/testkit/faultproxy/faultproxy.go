@@ -54,7 +54,8 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.delay = d
 }
 
-// HalfOpen accepts connections and data of clients, but drops all data in both directions.
+// HalfOpen accepts connections and data of clients, but drops all data in both directions, until
+// Heal is called.
 func (p *Proxy) HalfOpen() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,8 +179,8 @@ func (p *Proxy) pump(l *link, dst, src net.Conn, replies bool) {
 	}
 }
 
-// fate decides about a piece of data: whether the proxy delays it, drops it, or resets the
-// connection after it.
+// fate decides about a piece of data: how long the proxy delays it, whether it passes it on, and
+// whether the connection stays open. It marks the link if it drops data of an open connection.
 func (p *Proxy) fate(l *link, reply bool) (delay time.Duration, pass, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

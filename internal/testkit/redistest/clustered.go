@@ -235,7 +235,7 @@ func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 	})
 }
 
-// moveSome moves a few keys, and reports whether there were any.
+// moveSome moves up to ten keys of a slot, and reports whether there were any.
 func (c *Clustered) moveSome(slot int, from, to *Redis) bool {
 	c.t.Helper()
 	keys, err := from.admin.ClusterGetKeysInSlot(c.t.Context(), slot, 10).Result()

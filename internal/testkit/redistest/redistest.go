@@ -128,7 +128,7 @@ func (r *Redis) signal(sig os.Signal) {
 // readyTimeout is the time within which a Cluster or Sentinel must be ready.
 const readyTimeout = 60 * time.Second
 
-// await calls ready until it returns nil.
+// await calls ready until it returns nil. The test fails after readyTimeout.
 func await(t testing.TB, what string, ready func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)

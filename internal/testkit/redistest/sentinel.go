@@ -14,7 +14,6 @@ import (
 
 // acked matches the line in a master's INFO about a replica that has acknowledged some of the
 // replication stream.
-// replication stream.
 var acked = regexp.MustCompile(`slave\d+:.*state=online,offset=[1-9]`)
 
 // masterName is the name of the master in Sentinel.

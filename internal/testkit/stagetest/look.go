@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Group returns a group. The test fails if the group's counts do not agree with its jobs' states.
+// Group returns a group. The test fails if the group's counts do not agree with its jobs' states,
+// unless the group is being swept.
 func (w *World) Group(id string) api.Group {
 	w.T.Helper()
 	p := w.partition(id)
@@ -113,7 +114,8 @@ func (w *World) Pending(stream, group string) int64 {
 	return p.Count
 }
 
-// Results returns the result lines that wait to be reduced, in the order of the stream.
+// Results returns the results in the first partition's results stream, which are not reduced yet,
+// in the order of the stream.
 func (w *World) Results() []api.Result {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(w.ctx(), w.P.ResultStream(), "-", "+").Result()
@@ -127,7 +129,7 @@ func (w *World) Results() []api.Result {
 	return all
 }
 
-// DeadLetters returns the newest dead letters.
+// DeadLetters returns up to 1,000 dead letters, the newest first.
 func (w *World) DeadLetters() []api.DeadLetter {
 	w.T.Helper()
 	l, err := w.Store.DeadLetters(w.ctx(), "", 1000)
@@ -135,7 +137,7 @@ func (w *World) DeadLetters() []api.DeadLetter {
 	return l.DeadLetters
 }
 
-// Quarantined returns the entries that were quarantined, newest first.
+// Quarantined returns the entries of the first partition that were quarantined, newest first.
 func (w *World) Quarantined() []string {
 	w.T.Helper()
 	list, err := w.Conn.Cmd.LRange(w.ctx(), w.P.Quarantine(), 0, -1).Result()

@@ -21,7 +21,8 @@ type Held struct {
 	At    time.Time // when it was started
 }
 
-// Take reads and starts n jobs of a type, like a worker that then reports nothing.
+// Take waits until it has read and started n jobs of a type in the first partition, like a worker
+// that then reports nothing.
 func (w *World) Take(typ, consumer string, n int) []Held {
 	w.T.Helper()
 	if n == 0 {
@@ -65,7 +66,8 @@ func (w *World) ensure(stream, group string) {
 	}
 }
 
-// Done reports jobs as done, each with data as its result, in one entry of the results stream.
+// Done reports jobs of one type as done, each with data as its result. Consecutive jobs of a group
+// share an entry of the results stream.
 func (w *World) Done(data string, jobs ...Held) {
 	w.T.Helper()
 	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
@@ -77,7 +79,7 @@ func (w *World) Done(data string, jobs ...Held) {
 	})
 }
 
-// Fail reports jobs as failed, with a permanent error.
+// Fail reports jobs of one type as failed, with a permanent error.
 func (w *World) Fail(code string, jobs ...Held) {
 	w.T.Helper()
 	w.report(jobs, func(g *ledger.GroupOutcome, j Held) {
@@ -130,7 +132,8 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 	return got[0].Messages
 }
 
-// Reduce reduces all results of groups without aggregates, like an aggregator.
+// Reduce reduces all results that nobody has read, like an aggregator. The groups must not have
+// aggregates.
 func (w *World) Reduce() {
 	w.T.Helper()
 	for _, m := range w.ReadResults("test") {
@@ -156,7 +159,8 @@ func (w *World) Reduce() {
 	}
 }
 
-// Finish runs all waiting jobs of a type, like the other roles: the jobs become done and reduced.
+// Finish runs all waiting and ready jobs of a type, like the other roles: the jobs become done and
+// reduced.
 func (w *World) Finish(typ string) {
 	w.T.Helper()
 	w.Admit(typ)

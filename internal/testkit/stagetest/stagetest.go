@@ -115,7 +115,8 @@ func (w *World) Run(role interface{ Run(context.Context) error }) (stop func()) 
 	return stop
 }
 
-// Await calls ok repeatedly until it returns true, for states that no event announces.
+// Await calls ok repeatedly until it returns true, for states that no event announces. The test
+// fails after Patience.
 func (w *World) Await(what string, ok func() bool) {
 	w.T.Helper()
 	expired := time.After(Patience)
@@ -130,7 +131,7 @@ func (w *World) Await(what string, ok func() bool) {
 	}
 }
 
-// Receive waits for a value from a channel.
+// Receive waits for a value from a channel. The test fails after Patience.
 func Receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
