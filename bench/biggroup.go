@@ -29,7 +29,7 @@ type BigGroup struct {
 	PayloadBytes  int     `json:"payload_bytes"`
 	FileMB        float64 `json:"file_mb"`
 	UploadSeconds float64 `json:"upload_seconds"`
-	// from the first request to COMPLETED
+	// from the first request until the group was COMPLETED, by Redis's clock
 	ElapsedSeconds float64 `json:"elapsed_seconds"`
 	JobsPerSecond  float64 `json:"jobs_per_second"`
 	// jobs a second, from the first job done until a tenth of the jobs is done; then for the last
@@ -37,7 +37,8 @@ type BigGroup struct {
 	FirstTenth float64 `json:"first_tenth_jobs_per_second"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second"`
 	// speed of the last tenth / speed of the first
-	SteadyRatio  float64            `json:"steady_ratio"`
+	SteadyRatio float64 `json:"steady_ratio"`
+	// peak of the largest process of each role, of the producer and of redis-server
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
 	// peak of the largest process: of a role or the producer, not of redis-server
 	PeakMB         float64 `json:"peak_rss_mb"`

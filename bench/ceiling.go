@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// CeilingOptions say how many jobs are run, and on which Redis.
+// CeilingOptions say how many jobs of which size are run, and on which Redis.
 type CeilingOptions struct {
 	RedisURL string // "": a private redis-server
 	AOF      bool   // the private redis-server writes an append-only file
@@ -36,7 +36,7 @@ type Ceiling struct {
 	ElapsedSeconds   float64 `json:"elapsed_seconds"`
 	JobsPerSecond    float64 `json:"jobs_per_second"`
 	RedisCPUPerJob   float64 `json:"redis_cpu_us_per_job"`
-	ProcessCPUPerJob float64 `json:"process_cpu_us_per_job"`
+	ProcessCPUPerJob float64 `json:"process_cpu_us_per_job"` // of this process, which does it all
 }
 
 const (

@@ -33,7 +33,7 @@ type Comparison struct {
 	CPUs     int               `json:"cpus"`
 	Rounds   int               `json:"rounds"`
 	Rate     int               `json:"latency_rate"`
-	Seconds  int               `json:"latency_seconds"`
+	Seconds  int               `json:"latency_seconds"` // how long latency is measured in a round
 	Variants []ComparedVariant `json:"variants"`
 }
 
@@ -41,7 +41,7 @@ type Comparison struct {
 type ComparedVariant struct {
 	Name    string           `json:"name"`
 	What    string           `json:"what"`
-	Jobs    int              `json:"jobs"`
+	Jobs    int              `json:"jobs"` // of a run that measures throughput
 	Figures []ComparedFigure `json:"figures"`
 }
 

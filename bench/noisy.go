@@ -22,8 +22,9 @@ type NoisyNeighbour struct {
 	SmallRatio    float64 `json:"small_ratio"` // p99 beside the noisy tenant / p99 alone
 	JobsPerSecond float64 `json:"jobs_per_second"`
 	// speed of the same number of jobs in one group of one tenant
-	OneGroupPerSecond float64   `json:"unfair_jobs_per_second"`
-	ThroughputRatio   float64   `json:"throughput_ratio"` // JobsPerSecond / OneGroupPerSecond
+	OneGroupPerSecond float64 `json:"unfair_jobs_per_second"`
+	ThroughputRatio   float64 `json:"throughput_ratio"` // JobsPerSecond / OneGroupPerSecond
+	// of each small group beside the noisy tenant, and of each one alone, in ascending order
 	SmallSeconds      []float64 `json:"small_seconds"`
 	SmallAloneSeconds []float64 `json:"small_solo_seconds"`
 }
@@ -31,14 +32,15 @@ type NoisyNeighbour struct {
 // NoisyLongJobs shows the same with a noisy tenant whose jobs take 50 times as long as the other
 // jobs.
 type NoisyLongJobs struct {
-	WorkerProcesses int     `json:"long_worker_processes"` // each with the default number of slots
+	WorkerProcesses int     `json:"long_worker_processes"` // each has the default number of slots
 	LongNoisyJobs   int     `json:"long_noisy_jobs"`
-	LongP50         float64 `json:"long_small_p50_seconds"`
+	LongP50         float64 `json:"long_small_p50_seconds"` // of small groups beside it; LongP99 too
 	LongP99         float64 `json:"long_small_p99_seconds"`
 	LongAloneP99    float64 `json:"long_small_solo_p99_seconds"`
 	LongRatio       float64 `json:"long_ratio"` // p99 beside the noisy tenant / p99 alone
 	// the same ratio with one worker process and a quarter of the noisy jobs
-	LongRatioOne     float64   `json:"long_ratio_one_process"`
+	LongRatioOne float64 `json:"long_ratio_one_process"`
+	// of each small group beside the noisy tenant, and of each one alone, in ascending order
 	LongSmall        []float64 `json:"long_small_seconds"`
 	LongAloneSeconds []float64 `json:"long_small_solo_seconds"`
 }

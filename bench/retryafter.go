@@ -27,7 +27,7 @@ type RetryAfter struct {
 	RetryFirstTries   int     `json:"retry_after_first_tries"`
 	RetryWaitP50      float64 `json:"retry_after_p50_seconds"` // of all waits that were asked for
 	RetryWaitMax      float64 `json:"retry_after_max_seconds"`
-	RetryMaxBacklog   int     `json:"retry_after_max_backlog"`
+	RetryMaxBacklog   int     `json:"retry_after_max_backlog"` // the limit of the backlog, in jobs
 	// jobs a second of the workers: waits that are too long would leave them idle
 	RetryPerSecond float64 `json:"retry_after_jobs_per_second"`
 }

@@ -40,7 +40,7 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 }
 
 // While the replica does not answer, every submission, append and command gets an error, although
-// Redis has stored it. The repeated request succeeds and stores nothing twice.
+// Redis may have stored it. The repeated request succeeds and stores nothing twice.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -255,8 +255,9 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 	}
 }
 
-// When pieces are lost again and again, the submission is repeated until its context ends; then the
-// caller gets an error. The repeated request stores the missing pieces.
+// When pieces are lost again and again, the submission is repeated until retryTime is over or, as
+// here, its context ends; then the caller gets an error. The repeated request stores the missing
+// pieces.
 func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
 	const n = 2*ledger.MaxAppend + 50

@@ -170,7 +170,7 @@ func (m *model) actReportLate() { m.report(some(m, m.past, 5), anything) }
 func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{"d"}) }
 
 // report reports outcomes of random kinds, per type in one batch and some batches twice, and
-// compares the replies with the reference. The reported jobs are not held any more.
+// compares the replies with the reference. The picked jobs are not held any more.
 func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	for _, typ := range types {
 		byGroup := map[string]*ledger.GroupOutcome{}

@@ -83,9 +83,9 @@ type breaker struct {
 	onProxy []sync.Mutex
 
 	mu     sync.Mutex
-	done   counts
+	done   counts // faults that were made without an error
 	failed []error
-	log    []string // each fault with its time
+	log    []string // each fault with its time, in the order of their ends
 }
 
 // newBreaker starts n proxies in front of the server.
@@ -115,7 +115,8 @@ func (b *breaker) url(i int) string {
 	return "redis://" + b.proxies[i%len(b.proxies)].Addr() + "/0"
 }
 
-// run makes all faults of a schedule, some at the same time, and returns when all have ended.
+// run makes all faults of a schedule, some at the same time, and returns when all have ended. If
+// ctx ends, it starts no more of them. It returns the first error of a fault.
 func (b *breaker) run(ctx context.Context, faults []fault) error {
 	began := time.Now()
 	var under sync.WaitGroup

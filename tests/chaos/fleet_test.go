@@ -33,7 +33,7 @@ type fleet struct {
 	files string // folder with the workers' own records
 	env   map[string]string
 	slots []*slot
-	apis  []*client.API
+	apis  []*client.API // one for each ingest slot
 
 	mu         sync.Mutex
 	violations []string

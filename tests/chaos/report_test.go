@@ -22,16 +22,16 @@ type phase struct {
 	Name                string         `json:"name,omitempty"`
 	Jobs                int            `json:"jobs"`
 	Faults              map[string]int `json:"faults"`
-	Lost                int            `json:"lost"`
-	DuplicateExecutions int            `json:"duplicate_executions"`
-	DuplicateEffects    int            `json:"duplicate_effects"`
-	StaleRefused        int            `json:"stale_refused"`
-	RecoveryP99         float64        `json:"recovery_p99_seconds"`
+	Lost                int            `json:"lost"`                 // planned jobs without a result or a failure in the end
+	DuplicateExecutions int            `json:"duplicate_executions"` // runs beyond the planned ones, without jobs that crash workers
+	DuplicateEffects    int            `json:"duplicate_effects"`    // results, failures and counts beyond the planned ones
+	StaleRefused        int            `json:"stale_refused"`        // outcomes of stale attempts
+	RecoveryP99         float64        `json:"recovery_p99_seconds"` // from the loss of a job's process to its next start
 	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis itself lost, before they were submitted again
 	RedisLostNamed      int            `json:"redis_lost_named"`     // how many of these `bulkaction audit --receipts` reported
 	EndedWithin         float64        `json:"ended_within_seconds"` // time from the end of the faults until all groups had ended
 	SlowestStop         float64        `json:"slowest_stop_seconds,omitempty"`
-	Executions          int            `json:"executions"`
+	Executions          int            `json:"executions"` // runs of jobs, by the workers' files
 	Seconds             float64        `json:"seconds"`
 	Violations          []string       `json:"violations"`
 

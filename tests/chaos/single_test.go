@@ -46,7 +46,8 @@ var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 6, "dispatche
 // endWithin is the longest time from the end of the faults until all groups have ended.
 const endWithin = 60 * time.Second
 
-// world is a fleet on one redis-server behind proxies.
+// world is a fleet on a Redis. breaker is nil, and there are no proxies, if that is a Cluster or
+// has a Sentinel; see elsewhere.
 type world struct {
 	t         testing.TB
 	breaker   *breaker
@@ -62,9 +63,9 @@ type scene struct {
 	name     string
 	bins     binaries
 	lease    time.Duration
-	proxies  int
-	replicas map[string]int
-	env      map[string]string
+	proxies  int               // proxies in front of Redis
+	replicas map[string]int    // processes of each role
+	env      map[string]string // settings of all processes, beside those of setting
 }
 
 // newWorld starts a world on a redis-server with an append-only file.

@@ -27,8 +27,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// twice runs every script twice and returns the second run's reply. A Cluster client may do this at
-// any time.
+// twice runs every script that has succeeded a second time, and returns the second run's reply. A
+// Cluster client may do this at any time.
 type twice struct{ runs atomic.Int64 }
 
 func (h *twice) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -13,27 +13,27 @@ import (
 
 // simulation is a backlog with many producers and some ingest processes. It has its own clock.
 type simulation struct {
-	limit          int64
+	limit          int64   // of the backlog, in jobs
 	drainRate      float64 // mean, in jobs per second
 	drainVariation float64 // part of the mean by which the drain rate varies
-	processes      int
+	processes      int     // ingest processes
 	sameProcess    bool    // a producer returns to the process that refused it
 	atStart        int     // producers that come in the first two seconds
 	newcomers      float64 // rate of the jobs of later producers, as a multiple of the drain rate
-	smallest       int
-	largest        int
-	sameKey        bool // all producers have the same key
+	smallest       int     // jobs of the smallest request
+	largest        int     // jobs of the largest request
+	sameKey        bool    // all producers have the same key
 	duration       time.Duration
 }
 
-// arrival is one try of a producer to add its jobs.
+// arrival is one try of a producer to add its jobs, at an ingest process.
 type arrival struct {
 	at       time.Time
 	client   client
 	jobs     int64
 	process  int
-	tries    int
-	newcomer bool
+	tries    int  // earlier tries
+	newcomer bool // it is not one of those at the start
 }
 
 type arrivals []arrival
@@ -57,7 +57,7 @@ type simulationResult struct {
 	longest             time.Duration // longest wait that a producer was told
 }
 
-// keptRatio is the part of refused producers that were accepted at their second try.
+// keptRatio is the part of second tries that were accepted.
 func (o simulationResult) keptRatio() float64 { return float64(o.kept) / float64(o.kept+o.notKept) }
 
 func (m simulation) run(seed uint64) simulationResult {
