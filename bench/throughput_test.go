@@ -17,7 +17,7 @@ func smallThroughput(t *testing.T) bench.ThroughputOptions {
 
 func TestThroughputMeasuresTheCostOfAJob(t *testing.T) {
 	o := smallThroughput(t)
-	o.Jobs, o.Ceiling, o.Groups = 20_000, true, 2 // CPU time is counted in ticks of 10 ms
+	o.Jobs, o.Ceiling, o.Groups = 20_000, true, 2 // many jobs: processes' CPU time comes in ticks of 10 ms
 	o.Replicas = map[string]int{"worker": 2}
 	r, err := bench.RunThroughput(t.Context(), o, nil)
 	require.NoError(t, err)

@@ -284,7 +284,7 @@ type pass struct {
 	uncertainTenants, uncertainTypes map[string]bool
 
 	tracked      map[string]*trackedGroup // by id; cleared after each reading of the shared locations
-	trackedBytes int                      // about how much memory these groups take
+	trackedBytes int                      // about how many bytes the states of the tracked groups take
 	readKeys     map[string]bool          // keys of shared locations that this pass has read at least once
 
 	wrong     map[finding]Wrong

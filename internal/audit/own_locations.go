@@ -83,8 +83,8 @@ func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
 }
 
 // readOwnLocations reads those of the group's own locations that own selects, and calls find for
-// each job in them. A full audit always reads the result lines, a pass over candidates never. An
-// unreadable element is reported.
+// each job in them. A full audit always reads the result lines (in results:GROUP), even if own does
+// not select them; a pass over candidates never does. An unreadable element is reported.
 func (ps *pass) readOwnLocations(
 	ctx context.Context, g *group, own [locationKinds]bool, find func(kind locationKind, ordinal int64, attempt int),
 ) error {

@@ -118,8 +118,9 @@ func QueuedOrdinal(blob string) (int64, bool) {
 	return n, !c.bad
 }
 
-// EntryBlob puts the moving blob of a ready entry together from the entry's fields. Text that is no
-// job's entry can't be read as a job.
+// EntryBlob puts the moving blob of a ready entry together from the entry's fields. Any single
+// field other than BlobField counts as a head, whatever it holds; of an entry with more fields,
+// EntryBlob returns text that can't be read as a job.
 func EntryBlob(fields []string) string {
 	switch {
 	case len(fields) != 2:

@@ -34,7 +34,9 @@ end
 -- entry_blob returns the moving blob of an entry of a ready stream. The entry has one field: either
 -- j, with the moving blob as its value, or the head of the moving blob, with the queued blob as its
 -- value. In the second form a script passes a queued blob on without making a new string, because
--- Lua hashes all of each string that it makes. Of other fields it returns text that parse refuses.
+-- Lua hashes all of each string that it makes. Any single field other than j counts as a head,
+-- whatever it holds: parse and the job's state must refuse it. Of an entry with more fields
+-- entry_blob returns text that parse refuses.
 local function entry_blob(fields)
   if #fields ~= 2 then return (string.gsub(table.concat(fields, ' '), '|', '¦')) end -- no job
   return fields[1] == 'j' and fields[2] or fields[1] .. fields[2]

@@ -247,7 +247,8 @@ func (s *slot) kill(ctx context.Context) error {
 	return nil
 }
 
-// stop stops the slot's process with SIGSTOP for the time d, continues it, and notes the time.
+// stop stops the slot's process with SIGSTOP for the time d, adds that time to the fleet's spans,
+// and continues it. A process that has already ended is no error.
 func (s *slot) stop(ctx context.Context, d time.Duration) error {
 	p := s.running(ctx)
 	if p == nil {

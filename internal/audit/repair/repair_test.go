@@ -127,7 +127,7 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 					}
 				}
 				w.Incr(p.Group(ids[0]), "ready", int64(i+1))
-				if w.C.HLen(w.Context(), p.Group(ids[0])).Val() == 1 { // the group has just expired
+				if w.C.HLen(w.Context(), p.Group(ids[0])).Val() == 1 { // the group had expired; Incr created it again
 					w.OK(w.C.Del(w.Context(), p.Group(ids[0])).Err())
 				}
 			}
