@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -109,6 +110,8 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 	vanished := map[string]bool{}
 	note := func(group string, ordinal int64) { vanished[fmt.Sprintf("%s.%d", group, ordinal)] = true }
 	for i := range 6 {
+		// At the beginning there is nothing that could vanish.
+		require.Eventually(t, func() bool { return c.Moves.Load() > int64(500*(i+1)) }, time.Minute, time.Millisecond)
 		for _, p := range w.Space.All() {
 			for _, typ := range c.Types {
 				if entries := w.C.XRevRangeN(w.Context(), p.Ready(typ), "+", "-", 1).Val(); len(entries) > 0 {
