@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -29,7 +30,8 @@ type unreliableAPI struct {
 }
 
 // ServeHTTP answers most jobs at once with 200. Of 1000 jobs, one gets 429 with Retry-After at its
-// first call, one 429 without, one an error 500, one a hanging response, and one 404 at every call.
+// first call, one 429 without, one an error 500, and one 404 at every call. The first call of job 5
+// of each group gets no answer.
 func (p *unreliableAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	job := r.Header.Get("Idempotency-Key")
@@ -56,7 +58,7 @@ func (p *unreliableAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case kind == 4:
 		w.WriteHeader(http.StatusNotFound)
 		return
-	case kind == 5 && first:
+	case ordinal == 5 && first:
 		p.hung.Add(1)
 		defer p.hung.Done()
 		select {
@@ -89,7 +91,7 @@ func TestHTTPJobs(t *testing.T) {
 	groups := make([]string, tenants)
 	for i := range groups {
 		groups[i] = s.submit(client.Group{
-			ID: fmt.Sprintf("http-%d", i), Tenant: fmt.Sprintf("tenant-%d", i), Type: "HTTP", JobTimeout: 2 * time.Second,
+			ID: fmt.Sprintf("http-%d", i), Tenant: fmt.Sprintf("tenant-%d", i), Type: "HTTP", JobTimeout: 15 * time.Second,
 			Aggregate: []client.Aggregate{{As: "cost", Op: "sum", Field: "data.body.cost"}, {As: "n", Op: "count"}},
 		})
 		job := client.Job{Payload: map[string]any{"url": server.URL, "body": map[string]int{"tenant": i}}}
@@ -104,19 +106,20 @@ func TestHTTPJobs(t *testing.T) {
 		var g api.Group
 		require.Eventually(t, func() bool { g = s.group(id); return g.Status.Ended() }, 5*time.Minute, 50*time.Millisecond, "%s ends", id)
 		refused, cost, done := 0, 0, 0
-		p.mu.Lock()
+		p.mu.Lock() // not held while the test may fail: the server's end would wait for it
+		calls, ok := maps.Clone(p.calls), maps.Clone(p.ok)
+		p.mu.Unlock()
 		for ordinal := range each {
 			job := fmt.Sprintf("%s.%d", id, ordinal)
 			if ordinal%1000 == 4 {
 				refused++
-				require.Equal(t, 1, p.calls[job], "a permanent error of %s is not retried", job)
+				require.Equal(t, 1, calls[job], "a permanent error of %s is not retried", job)
 				continue
 			}
 			done++
 			cost += ordinal % 7
-			require.Equal(t, 1, p.ok[job], "the downstream API executed %s once", job)
+			require.Equal(t, 1, ok[job], "the downstream API executed %s once", job)
 		}
-		p.mu.Unlock()
 		require.Equal(t, api.StatusCompleted, g.Status)
 		require.Equal(t, api.Counts{Accepted: int64(each), Done: int64(done), Failed: int64(refused)}, g.Counts)
 		require.Equal(t, map[string]int64{"HTTP_404": int64(refused)}, g.FailuresByCode)
