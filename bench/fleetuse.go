@@ -155,8 +155,9 @@ func (u fleetUse) redisTotal() (sum masterUse) {
 	return sum
 }
 
-// table lists what each command took in all and for each of so many jobs, the costliest first. A
-// command that a script calls is counted twice: by itself and in the time of the script.
+// table lists the calls and the CPU time of each command, and its time divided by calls and by
+// jobs. The command with the most time comes first. A command that a script calls is counted twice:
+// by itself and in the time of the script.
 func (m masterUse) table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")

@@ -84,8 +84,9 @@ func (r limitRule) excess(events []event) []float64 {
 }
 
 // usedRatio returns the permits that were spent / the permits of the limit, in the whole windows
-// between the times from and to (µs), and the number of these windows; 0, 0 if there is none. They
-// are aligned to the epoch; with the sliding limiter they begin at from.
+// between the times from and to (µs), and the number of these windows. Without a whole window it
+// returns 0 and 0. The windows are aligned to the epoch; with the sliding limiter the first window
+// begins at from.
 func (r limitRule) usedRatio(events []event, from, to int64) (ratio float64, windows int) {
 	width := r.window.Microseconds()
 	begin, end := (from/width+1)*width, to/width*width

@@ -142,8 +142,9 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	return out, ctx.Err()
 }
 
-// firstCause returns the first error that is not a cancellation: a failed run cancels the others,
-// whose errors say nothing. Without such an error it returns all errors; nil if there is none.
+// firstCause returns the first error that is not a cancellation: a failed run cancels the other
+// runs, and a cancellation does not tell why. If all errors are cancellations, firstCause returns
+// them joined. Without errors it returns nil.
 func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {

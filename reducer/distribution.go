@@ -92,8 +92,11 @@ func (f *distributionFold) value() json.RawMessage {
 	return b
 }
 
-// deviation returns the population's standard deviation, √(n·Σx² - (Σx)²) / n. It uses exact sums,
-// so no digits are lost by the subtraction.
+// deviation returns the standard deviation of the population:
+//
+//	√(n·Σx² - (Σx)²) / n
+//
+// The sums are exact, so the subtraction loses no digits.
 func (f *distributionFold) deviation() float64 {
 	n := new(big.Rat).SetInt64(f.Count)
 	sum := f.Sum.number().rat()

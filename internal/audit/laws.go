@@ -52,10 +52,7 @@ func (ps *pass) checkCounts(g *group) {
 	known := "A"
 	reduced := struct{ name, letters string }{"reduced", string(ledger.Reduced)}
 	for _, f := range append(slices.Clone(countFields), reduced) {
-		have, n := int64(0), g.intField(f.name)
-		for _, letter := range []byte(f.letters) {
-			have += g.counts[letter]
-		}
+		have, n := g.jobsIn(f.letters), g.intField(f.name)
 		known += f.letters
 		if have != n {
 			ps.reportGroup(g, LawStates, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",

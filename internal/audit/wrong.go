@@ -103,8 +103,8 @@ func (g *group) wrongGroup() (w WrongGroup, ok bool) {
 	}
 	add("reduced", g.counts[ledger.Reduced]-g.intField("reduced"))
 	accepted, jobs := g.intField("accepted"), int64(len(g.states)/2)
-	// The states are trusted if each has a known letter, and if they are as many as the accepted
-	// jobs or as the other counts add up to.
+	// The states are trusted on two conditions: each state has a known letter, and the number of
+	// states is the count accepted or the sum of the other counts.
 	if counted != jobs || accepted != jobs && sum != jobs {
 		return WrongGroup{}, false
 	}

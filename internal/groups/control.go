@@ -3,7 +3,6 @@ package groups
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -159,44 +159,25 @@ func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 		Active:        st.Active,
 		Unfinished:    st.Unfinished,
 		NonReady:      st.NonReady,
-		JobsPerSecond: roundTo(st.PerSecond, 10),
+		JobsPerSecond: apivalue.Round(st.PerSecond, 10),
 		ActiveTenants: st.ActiveTenants,
 		Window: api.TenantWindow{
 			Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, WindowMS: s.cfg.Rate.Window.Milliseconds(),
 			Used: st.Used, Limit: st.Limit, GlobalUsed: st.GlobalUsed, GlobalLimit: st.GlobalLimit,
-			NextPermitAt: timeIfAfter(latest(s.cfg.Rate.OwnPermit(st), st.GlobalPermit), st.Now),
+			NextPermitAt: apivalue.TimeIfAfter(apivalue.Latest(s.cfg.Rate.OwnPermit(st), st.GlobalPermit), st.Now),
 		},
 		Congestion: api.TenantCongestion{
 			Throttles:     st.Throttles,
 			Returns:       st.Returns,
 			LongestWaitMS: st.LongestWait.Milliseconds(),
-			LastAt:        timeIfAfter(st.LastEvent, time.Time{}),
+			LastAt:        apivalue.TimeIfAfter(st.LastEvent, time.Time{}),
 		},
 	}
 	if st.Settings.Weight != nil {
 		t.Weight = *st.Settings.Weight
 	}
 	if st.Returns > 0 {
-		t.Congestion.MeanWaitMS = roundTo(float64(st.Waits.Milliseconds())/float64(st.Returns), 10)
+		t.Congestion.MeanWaitMS = apivalue.Round(float64(st.Waits.Milliseconds())/float64(st.Returns), 10)
 	}
 	return t
 }
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// timeIfAfter returns at if it is after now, otherwise nil.
-func timeIfAfter(at, now time.Time) *time.Time {
-	if !at.After(now) {
-		return nil
-	}
-	at = at.Truncate(time.Millisecond).UTC()
-	return &at
-}
-
-// roundTo rounds v to a multiple of 1/parts.
-func roundTo(v, parts float64) float64 { return math.Round(v*parts) / parts }

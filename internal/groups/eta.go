@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -55,7 +56,7 @@ func (s *Store) estimate(ctx context.Context, p keyspace.Partition, views []api.
 				left += other.Waiting
 			}
 		}
-		seconds := roundTo(float64(left)/speed, 10)
+		seconds := apivalue.Round(float64(left)/speed, 10)
 		g.ETASeconds = &seconds
 	}
 	return nil

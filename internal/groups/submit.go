@@ -24,9 +24,9 @@ import (
 
 // Origin says where a submission comes from.
 type Origin struct {
-	IdempotencyKey string    // "" when there is none
+	IdempotencyKey string    // of the HTTP request; "": the client has sent no key
 	GeneratedID    bool      // the client gave no id; the API has generated one
-	TraceParent    string    // traceparent of the producer; "" when there is none
+	TraceParent    string    // traceparent of the producer; "": the producer has sent none
 	At             time.Time // when the submission arrived
 	// Published says that the submission is a message that the producer has published. Then the
 	// producer's own span covers the sending.

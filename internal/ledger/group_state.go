@@ -28,14 +28,13 @@ func QueueGroupState(
 	read := pipe.HMGet(ctx, p.Group(group), layout.GroupStatus, layout.GroupRound, layout.GroupSealed,
 		layout.GroupTotal, layout.GroupPaused, layout.GroupSubmitted)
 	return func() (GroupState, bool) {
-		v := read.Val()
+		v := reply(read.Val())
 		if read.Err() != nil || v[0] == nil {
 			return GroupState{}, false
 		}
-		status, _ := v[0].(string)
 		return GroupState{
-			Status:    api.Status(status),
-			Round:     int(count(v[1])),
+			Status:    api.Status(v.str(0)),
+			Round:     int(v.num(1)),
 			Sealed:    v[2] != nil,
 			Announced: v[3] != nil,
 			Paused:    v[4] != nil,

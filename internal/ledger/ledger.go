@@ -77,8 +77,7 @@ func (r reply) num(i int) int64 {
 	case int64:
 		return v
 	case string:
-		n, _ := strconv.ParseInt(v, 10, 64)
-		return n
+		return integer(v)
 	}
 	return 0
 }

@@ -62,7 +62,7 @@ func ReadQueues(
 		ids := order.Val()
 		groups := make([]QueuedGroup, len(ids))
 		for i, id := range ids {
-			groups[i] = QueuedGroup{id, max(0, count(waiting[id].Val()[0]))}
+			groups[i] = QueuedGroup{id, max(0, reply(waiting[id].Val()).num(0))}
 		}
 		read[q] = QueuedGroups{groups, paused[q.Type].Val()}
 	}

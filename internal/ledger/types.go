@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -64,9 +63,10 @@ func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
 		}
 		ready := max(0, cmds[i].length.Val()-inFlight)
+		numbers := reply(load)
 		s := api.TypeStats{
-			Type: typ, Waiting: count(load[0]), NonReady: count(load[1]), Ready: ready, InFlight: inFlight,
-			StaleOutcomes: count(load[2]), LeasesLost: count(load[3]),
+			Type: typ, Waiting: numbers.num(0), NonReady: numbers.num(1), Ready: ready, InFlight: inFlight,
+			StaleOutcomes: numbers.num(2), LeasesLost: numbers.num(3),
 		}
 		s.Backlog = s.Waiting + s.NonReady + s.Ready
 		out[i] = s
@@ -95,11 +95,4 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]
 // TypePaused reports whether a type is paused.
 func TypePaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string) (bool, error) {
 	return c.HExists(ctx, p.Pauses(), layout.PauseOfType+typ).Result()
-}
-
-// count returns the value of a hash field as a number; 0 for a missing field.
-func count(v any) int64 {
-	s, _ := v.(string)
-	n, _ := strconv.ParseInt(s, 10, 64)
-	return n
 }

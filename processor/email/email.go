@@ -31,8 +31,11 @@ type Result struct {
 	MessageID string `json:"message_id"`
 }
 
-// Processor runs SEND_EMAIL jobs. The payload is {"to": …, "subject"?: …, "body"?: …}: one address,
-// a subject without line breaks and a plain text.
+// Processor runs SEND_EMAIL jobs. The payload is a JSON object with these members:
+//
+//	to       one address
+//	subject  text without line breaks; optional
+//	body     plain text; optional
 type Processor struct {
 	from   *stdmail.Address
 	sender string // the sender's address as the MAIL command needs it

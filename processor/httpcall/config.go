@@ -19,8 +19,8 @@ type Config struct {
 	MaxResponseBytes int `env:"MAX_RESPONSE_BYTES" envDefault:"65536"`
 	// MaxIdleConnsPerHost is how many connections to one host are kept open for reuse.
 	MaxIdleConnsPerHost int `env:"MAX_IDLE_CONNS_PER_HOST" envDefault:"64"`
-	// AllowPrivate lets jobs call every address, also private and loopback ones. Then anyone who
-	// may submit jobs can reach whatever this process can reach.
+	// AllowPrivate lets jobs call every address, also private and loopback addresses. Each producer
+	// can then reach every service that this process can reach.
 	AllowPrivate bool `env:"ALLOW_PRIVATE" envDefault:"false"`
 	// AllowedCIDRs are networks that jobs may call although they are not public, for example
 	// 10.1.0.0/16.

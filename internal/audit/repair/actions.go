@@ -74,8 +74,8 @@ func (r *partitionRepair) setOwner(ctx context.Context, w audit.WrongOwner) (boo
 	if w.Owner == "" {
 		return r.Cmd.SetNX(ctx, key, w.Tenant, 0).Result()
 	}
-	has, err := r.Cmd.HGet(ctx, r.space.OfTenant(w.Owner).Group(w.Group), "tenant").Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	has, err := ledger.TenantOf(ctx, r.Cmd, r.space.OfTenant(w.Owner), w.Group)
+	if err != nil {
 		return false, err
 	}
 	if has == w.Owner {

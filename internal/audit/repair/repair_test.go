@@ -72,29 +72,9 @@ func requireRepaired(w *audittest.World, tamper audittest.Tamper, before audit.R
 
 // What a tamper has done is repaired.
 func TestRepairOfTampering(t *testing.T) {
-	undo := func(t *testing.T, url, prefix string, tamper audittest.Tamper) {
-		w := audittest.New(t, url, prefix, 3)
-		audittest.Inhabit(w)
+	audittest.EachTamper(t, func(w *audittest.World, tamper audittest.Tamper) {
 		tamper.Do(w)
 		requireRepaired(w, tamper, run(w))
-	}
-	t.Run("redis", func(t *testing.T) {
-		for _, tamper := range audittest.Tampers {
-			t.Run(tamper.Name, func(t *testing.T) {
-				t.Parallel()
-				url, prefix := redistest.Shared(t)
-				undo(t, url, prefix, tamper)
-			})
-		}
-	})
-	t.Run("miniredis", func(t *testing.T) {
-		for i := 0; i < len(audittest.Tampers); i += 12 { // some are enough to see that miniredis behaves as Redis does
-			t.Run(audittest.Tampers[i].Name, func(t *testing.T) {
-				t.Parallel()
-				_, url := redistest.Mini(t)
-				undo(t, url, "t:", audittest.Tampers[i])
-			})
-		}
 	})
 }
 

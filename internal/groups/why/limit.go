@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -26,15 +27,15 @@ func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 	if err != nil {
 		return err
 	}
-	next := latest(latest(j.ownPermit(st), j.sharePermit(st)), st.GlobalPermit)
-	w.Until = timeIfAfter(next, latest(j.Now, st.Now))
+	next := apivalue.Latest(j.ownPermit(st), j.sharePermit(st), st.GlobalPermit)
+	w.Until = apivalue.TimeIfAfter(next, apivalue.Latest(j.Now, st.Now))
 	if w.Until == nil {
 		return nil
 	}
 	w.Reason, w.Limit = api.WhyRate, j.usedUpLimit(st)
 	w.Detail = j.describeLimit(w.Limit, st) + ": the next permit comes at " + formatTime(*w.Until) +
 		j.describePlace(w, st) + "."
-	if least := roundTo(w.Until.Sub(j.Now).Seconds(), 10); w.EstimateSeconds != nil {
+	if least := apivalue.Round(w.Until.Sub(j.Now).Seconds(), 10); w.EstimateSeconds != nil {
 		*w.EstimateSeconds = max(*w.EstimateSeconds, least)
 	}
 	return nil
@@ -43,7 +44,7 @@ func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 // ownPermit returns when the tenant's own limit or share allows its next permit; not before the
 // time until which the tenant is rate-limited.
 func (j *job) ownPermit(st ledger.TenantState) time.Time {
-	return latest(j.e.rate.OwnPermit(st), j.RateLimitedUntil)
+	return apivalue.Latest(j.e.rate.OwnPermit(st), j.RateLimitedUntil)
 }
 
 // sharePermit returns when the share has permits again; the zero time if it has some now or the
@@ -58,21 +59,21 @@ func (j *job) sharePermit(st ledger.TenantState) time.Time {
 // usedUpLimit returns the limit that the tenant waits for: its own limit or its share; the global
 // limit if only that is used up, or if the tenant is the only active one and so has all of it.
 func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
-	now := latest(j.Now, st.Now)
-	own := latest(j.ownPermit(st), j.sharePermit(st))
+	now := apivalue.Latest(j.Now, st.Now)
+	own := apivalue.Latest(j.ownPermit(st), j.sharePermit(st))
 	l := &api.WhyLimit{
 		Scope:        scopeShare,
 		RPS:          j.e.rate.PerSecond(st.Limit),
 		PerWindow:    st.Limit,
 		Used:         st.Used,
 		WindowMS:     j.e.rate.Window.Milliseconds(),
-		NextPermitAt: timeIfAfter(own, now),
+		NextPermitAt: apivalue.TimeIfAfter(own, now),
 	}
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
 	switch {
 	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
 		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
-		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
+		l.NextPermitAt = apivalue.TimeIfAfter(st.GlobalPermit, now)
 		l.RPS = j.e.rate.PerSecond(j.e.rate.PerWindow())
 	case st.Settings.RPS != nil:
 		l.Scope, l.RPS = scopeTenant, *st.Settings.RPS

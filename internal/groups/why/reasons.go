@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 )
@@ -75,7 +76,7 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	}
 	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
 	if j.State == ledger.NonReady {
-		w.Until = timeIfAfter(j.due, j.Now)
+		w.Until = apivalue.TimeIfAfter(j.due, j.Now)
 	}
 	return nil
 }
@@ -184,8 +185,8 @@ func (j *job) describePlace(w *api.Why, st ledger.TenantState) string {
 
 // setStart sets a start at a known time.
 func (j *job) setStart(w *api.Why, start time.Time) {
-	w.Until = timeIfAfter(start, time.Time{})
-	seconds := roundTo(max(0, start.Sub(j.Now).Seconds()), 10)
+	w.Until = apivalue.TimeIfAfter(start, time.Time{})
+	seconds := apivalue.Round(max(0, start.Sub(j.Now).Seconds()), 10)
 	w.EstimateSeconds = &seconds
 }
 
@@ -193,12 +194,13 @@ func (j *job) setStart(w *api.Why, start time.Time) {
 // per second. It sets nothing if the speed is unknown.
 func (j *job) setEstimate(w *api.Why, speed float64, st ledger.TenantState) {
 	if speed = j.e.rate.Bound(st, speed); speed > 0 {
-		seconds := roundTo(float64(*w.Position+1)/speed, 10)
+		seconds := apivalue.Round(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}
 }
 
-// lastCode returns the error code of the latest failed attempt in brackets; "" if there is none.
+// lastCode returns the error code of the latest failed attempt in brackets. It returns "" if no
+// attempt has failed or the failure has no code.
 func (j *job) lastCode() string {
 	if j.lastErr == nil || j.lastErr.Code == "" {
 		return ""

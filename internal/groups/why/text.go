@@ -1,7 +1,6 @@
 package why
 
 import (
-	"math"
 	"strconv"
 	"time"
 )
@@ -16,22 +15,3 @@ func plural(n int64, what string) string {
 	}
 	return strconv.FormatInt(n, 10) + " " + what + "s"
 }
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// timeIfAfter returns at if it is after now, otherwise nil.
-func timeIfAfter(at, now time.Time) *time.Time {
-	if !at.After(now) {
-		return nil
-	}
-	at = at.Truncate(time.Millisecond).UTC()
-	return &at
-}
-
-// roundTo rounds v to a multiple of 1/parts.
-func roundTo(v, parts float64) float64 { return math.Round(v*parts) / parts }

@@ -82,11 +82,14 @@ func TestMessagesOfTheStreamAreHandled(t *testing.T) {
 		addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":3},{"payload":4},{"payload":5}]}`)
 		unnamed := addEntry(w, "group.submit", `{"type":"T","seal":true,"jobs":[{"payload":1}]}`)
 		addEntry(w, "group.submit", `{"id":"c","type":"T","jobs":[{"payload":1}]}`)
-		addEntry(w, "group.cancel", `{"group":"c"}`)
 		startIngest(w, stagetest.Patience)
 		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
 		require.Equal(w.T, api.Counts{Accepted: 5, Waiting: 5}, w.Counts("g"))
 		awaitGroup(w, unnamed, func(g api.Group) bool { return g.Sealed && g.Counts.Waiting == 1 })
+		// Messages are handled at the same time. A cancellation that came before the job was stored
+		// would make the group refuse the job.
+		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Waiting == 1 })
+		addEntry(w, "group.cancel", `{"group":"c"}`)
 		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Cancelled == 1 })
 		awaitEmptyStream(w)
 		require.Empty(w.T, waitForRejected(w, 0))

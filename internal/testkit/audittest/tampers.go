@@ -3,8 +3,10 @@ package audittest
 import (
 	"fmt"
 	"slices"
+	"testing"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // Tamper is a change that no script makes. Do makes it, and returns the violations that an audit
@@ -34,6 +36,31 @@ const maxReported = 100
 var Tampers = slices.Concat(
 	tampersOfCounts(), tampersOfStates, tampersOfLocations, tampersOfGroups,
 )
+
+// EachTamper runs check for each tamper, in a world of three partitions that Inhabit has filled.
+// The worlds are in Redis; some are in miniredis too, enough to see that it behaves as Redis does.
+func EachTamper(t *testing.T, check func(*World, Tamper)) {
+	inhabited := func(t *testing.T, url, prefix string) *World {
+		w := New(t, url, prefix, 3)
+		Inhabit(w)
+		return w
+	}
+	for i, tamper := range Tampers {
+		t.Run("redis/"+tamper.Name, func(t *testing.T) {
+			t.Parallel()
+			url, prefix := redistest.Shared(t)
+			check(inhabited(t, url, prefix), tamper)
+		})
+		if i%12 != 0 {
+			continue
+		}
+		t.Run("miniredis/"+tamper.Name, func(t *testing.T) {
+			t.Parallel()
+			_, url := redistest.Mini(t)
+			check(inhabited(t, url, "t:"), tamper)
+		})
+	}
+}
 
 // tampersOfStates change counts, states and queued jobs.
 var tampersOfStates = []Tamper{
