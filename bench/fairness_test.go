@@ -14,7 +14,7 @@ import (
 func starts(group string, every time.Duration, from, to time.Duration) []journal.StartEvent {
 	var out []journal.StartEvent
 	for at := from; at <= to; at += every {
-		out = append(out, journal.StartEvent{At: at.Microseconds(), Start: journal.Start{Group: group}})
+		out = append(out, journal.StartEvent{At: at.Microseconds(), Group: group})
 	}
 	return out
 }

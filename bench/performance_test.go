@@ -110,7 +110,7 @@ func TestFleetUseSince(t *testing.T) {
 func TestLatencyIsComputedFromTheJournal(t *testing.T) {
 	sent := []singleJob{{"a", 1_000_100}, {"b", 1_010_000}}
 	log := journal.Log{Starts: []journal.StartEvent{
-		{At: 1_003_500, Start: journal.Start{Group: "a"}}, {At: 1_012_000, Start: journal.Start{Group: "b"}}, {At: 2_000_000, Start: journal.Start{Group: "b", Attempt: 1}},
+		{At: 1_003_500, Group: "a"}, {At: 1_012_000, Group: "b"}, {At: 2_000_000, Group: "b", Attempt: 1},
 	}}
 	var l Latency
 	end := func(heard, created int64) groupEnd {

@@ -15,6 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
 func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
@@ -83,7 +84,11 @@ func TestSetPassesSettingsToTheProcesses(t *testing.T) {
 func TestRoleWritesItsJournal(t *testing.T) {
 	dir := t.TempDir()
 	role := func(ctx context.Context, _ *app.Process) error {
-		journal.FromContext(ctx).Permits(7, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
+		if h := roles.HooksOf(ctx); h.Admitted != nil {
+			h.Admitted(7, 0, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
+			h.Promoted(8, 0, []ledger.Permit{{Tenant: "acme", N: 1}})
+			h.Started(9, 0, "T", "acme", "g", 5, 1)
+		}
 		return nil
 	}
 	var log strings.Builder
@@ -93,7 +98,10 @@ func TestRoleWritesItsJournal(t *testing.T) {
 	require.Equal(t, app.ExitOK, run(dir), log.String())
 	got, err := journal.Read(dir)
 	require.NoError(t, err)
-	require.Equal(t, []journal.PermitEvent{{At: 7, By: journal.Admit, Type: "T", Tenant: "acme", N: 3}}, got.Permits)
+	require.Equal(t, journal.Log{
+		Permits: []journal.PermitEvent{{At: 7, By: journal.Admit, Type: "T", Tenant: "acme", N: 3}, {At: 8, By: journal.Promote, Tenant: "acme", N: 1}},
+		Starts:  []journal.StartEvent{{At: 9, Type: "T", Tenant: "acme", Group: "g", Ordinal: 5, Attempt: 1}},
+	}, got)
 
 	require.Equal(t, app.ExitOK, run(""), "without a folder there is no journal")
 	require.Equal(t, app.ExitError, run(filepath.Join(dir, "nowhere")))

@@ -46,7 +46,9 @@ func withJournal(dir string, run roles.Role) roles.Role {
 			return err
 		}
 		p.OnStop("journal", func(context.Context) error { return j.Close() })
-		return run(journal.NewContext(ctx, j), p)
+		return run(roles.WithHooks(ctx, roles.Hooks{
+			Admitted: j.Admitted, Promoted: j.Promoted, Started: j.Started,
+		}), p)
 	}
 }
 

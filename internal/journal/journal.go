@@ -1,11 +1,10 @@
 // Package journal is the raw log of an experiment: each process logs the permits that it spends and
 // the jobs that it starts, with the time of Redis. Figures can so be recomputed from what happened.
-// Outside experiments there is no journal: a nil *Journal logs nothing and costs nothing. The
-// package hides the format of the files.
+// Outside experiments there is no journal. The package hides the format of the files.
 package journal
 
 import (
-	"context"
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -25,17 +24,9 @@ const (
 
 const (
 	flushInterval = 100 * time.Millisecond
-	// flushAt is the size of the buffer, in bytes, at which it is flushed before flushInterval is
-	// over.
-	flushAt = 1 << 20
+	// bufferSize is the number of bytes at which the buffer is written ahead of flushInterval.
+	bufferSize = 1 << 20
 )
-
-// Start is the start of a job by a worker.
-type Start struct {
-	Tenant, Group string
-	Ordinal       int64
-	Attempt       int
-}
 
 // Journal is the log of one process. It is safe for concurrent use.
 type Journal struct {
@@ -44,8 +35,7 @@ type Journal struct {
 	done chan struct{} // closed when flushRegularly has ended
 
 	mu     sync.Mutex
-	buffer []byte
-	err    error // first write error
+	buffer *bufio.Writer // remembers the first write error
 	closed bool
 }
 
@@ -60,72 +50,67 @@ func Open(dir, instance string) (*Journal, error) {
 		return nil, fmt.Errorf("open journal of %s: %w: give each process a name of its own and a folder that is there",
 			instance, err)
 	}
-	j := &Journal{file: file, stop: make(chan struct{}), done: make(chan struct{})}
+	j := &Journal{
+		file: file, buffer: bufio.NewWriterSize(file, bufferSize),
+		stop: make(chan struct{}), done: make(chan struct{}),
+	}
 	go j.flushRegularly()
 	return j, nil
 }
 
-// Permits logs permits that were spent at the time at (µs, by Redis's clock). by is [Admit] or
-// [Promote].
-func (j *Journal) Permits(at int64, partition int, by, typ string, permits []ledger.Permit) {
-	if j == nil || len(permits) == 0 {
-		return
-	}
+// Admitted logs permits that a fetcher spent at the time at (µs, by Redis's clock).
+func (j *Journal) Admitted(at int64, partition int, typ string, permits []ledger.Permit) {
+	j.permits(at, partition, Admit, typ, permits)
+}
+
+// Promoted logs permits that a dispatcher spent at the time at (µs, by Redis's clock).
+func (j *Journal) Promoted(at int64, partition int, permits []ledger.Permit) {
+	j.permits(at, partition, Promote, "", permits)
+}
+
+func (j *Journal) permits(at int64, partition int, by, typ string, permits []ledger.Permit) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, p := range permits {
-		j.beginLine('P', at, partition, typ, p.Tenant)
-		j.buffer = append(append(j.buffer, by...), '\t')
-		j.buffer = append(strconv.AppendInt(j.buffer, p.N, 10), '\n')
+		line := append(append(j.beginLine('P', at, partition, typ, p.Tenant), by...), '\t')
+		_, _ = j.buffer.Write(append(strconv.AppendInt(line, p.N, 10), '\n')) // Close returns the error
 	}
-	j.flushIfFull()
 }
 
-// Starts logs jobs that were started at the time at (µs, by Redis's clock).
-func (j *Journal) Starts(at int64, partition int, typ string, starts []Start) {
-	if j == nil || len(starts) == 0 {
-		return
-	}
+// Started logs a job that a worker started at the time at (µs, by Redis's clock).
+func (j *Journal) Started(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for i := range starts {
-		s := &starts[i]
-		j.beginLine('S', at, partition, typ, s.Tenant)
-		j.buffer = append(append(j.buffer, s.Group...), '\t')
-		j.buffer = append(strconv.AppendInt(j.buffer, s.Ordinal, 10), '\t')
-		j.buffer = append(strconv.AppendInt(j.buffer, int64(s.Attempt), 10), '\n')
-	}
-	j.flushIfFull()
+	line := append(append(j.beginLine('S', at, partition, typ, tenant), group...), '\t')
+	line = append(strconv.AppendInt(line, ordinal, 10), '\t')
+	_, _ = j.buffer.Write(append(strconv.AppendInt(line, int64(attempt), 10), '\n')) // Close returns the error
 }
 
-// beginLine appends the first fields of a line to the buffer. The caller holds the lock.
-func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant string) {
-	b := append(j.buffer, kind, '\t')
+// beginLine returns the first fields of a line, in free space of the buffer. The caller holds the
+// lock.
+func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant string) []byte {
+	b := append(j.buffer.AvailableBuffer(), kind, '\t')
 	b = append(strconv.AppendInt(b, at, 10), '\t')
 	b = append(strconv.AppendInt(b, int64(partition), 10), '\t')
 	b = append(append(b, typ...), '\t')
-	j.buffer = append(append(b, tenant...), '\t')
+	return append(append(b, tenant...), '\t')
 }
 
 // Close writes the rest and closes the file. It returns the first error of any write. A second call
 // does nothing and returns nil. What is logged after Close is lost.
 func (j *Journal) Close() error {
-	if j == nil {
-		return nil
-	}
 	j.mu.Lock()
-	if j.closed {
-		j.mu.Unlock()
-		return nil
-	}
+	again := j.closed
 	j.closed = true
 	j.mu.Unlock()
+	if again {
+		return nil
+	}
 	close(j.stop)
 	<-j.done
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.flush()
-	if err := errors.Join(j.err, j.file.Close()); err != nil {
+	if err := errors.Join(j.buffer.Flush(), j.file.Close()); err != nil {
 		return fmt.Errorf("write journal %s: %w: the experiment's figures would be wrong", j.file.Name(), err)
 	}
 	return nil
@@ -142,39 +127,8 @@ func (j *Journal) flushRegularly() {
 			return
 		case <-tick.C:
 			j.mu.Lock()
-			j.flush()
+			_ = j.buffer.Flush() // Close returns the error
 			j.mu.Unlock()
 		}
 	}
-}
-
-// flushIfFull flushes a buffer that has reached flushAt. The caller holds the lock.
-func (j *Journal) flushIfFull() {
-	if len(j.buffer) >= flushAt {
-		j.flush()
-	}
-}
-
-// flush writes the buffer to the file and remembers the first error. The caller holds the lock.
-func (j *Journal) flush() {
-	if len(j.buffer) == 0 {
-		return
-	}
-	if _, err := j.file.Write(j.buffer); err != nil && j.err == nil {
-		j.err = err
-	}
-	j.buffer = j.buffer[:0]
-}
-
-type contextKey struct{}
-
-// NewContext returns a context that carries j to the roles of a process.
-func NewContext(ctx context.Context, j *Journal) context.Context {
-	return context.WithValue(ctx, contextKey{}, j)
-}
-
-// FromContext returns the journal that ctx carries, or nil.
-func FromContext(ctx context.Context) *Journal {
-	j, _ := ctx.Value(contextKey{}).(*Journal)
-	return j
 }

@@ -27,11 +27,11 @@ func open(t *testing.T, dir, instance string) *journal.Journal {
 func TestReadReturnsTheLogsOfAllProcesses(t *testing.T) {
 	dir := t.TempDir()
 	a, b := open(t, dir, "fetcher-a"), open(t, dir, "worker-b")
-	a.Permits(30, 1, journal.Promote, "T", []ledger.Permit{{Tenant: "x", N: 2}, {Tenant: "y", N: 1}})
-	a.Permits(10, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "x", N: 50}})
-	b.Starts(40, 1, "T", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 2}})
-	b.Starts(20, 0, "U", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 0, Attempt: 1}})
-	b.Permits(50, 0, journal.Admit, "T", nil)
+	a.Promoted(30, 1, []ledger.Permit{{Tenant: "x", N: 2}, {Tenant: "y", N: 1}})
+	a.Admitted(10, 0, "T", []ledger.Permit{{Tenant: "x", N: 50}})
+	b.Started(40, 1, "T", "x", "g", 7, 2)
+	b.Started(20, 0, "U", "x", "g", 0, 1)
+	b.Admitted(50, 0, "T", nil)
 	require.NoError(t, a.Close())
 	require.NoError(t, a.Close(), "closing again")
 	require.NoError(t, b.Close())
@@ -41,12 +41,12 @@ func TestReadReturnsTheLogsOfAllProcesses(t *testing.T) {
 	require.Equal(t, journal.Log{
 		Permits: []journal.PermitEvent{
 			{At: 10, Partition: 0, By: journal.Admit, Type: "T", Tenant: "x", N: 50},
-			{At: 30, Partition: 1, By: journal.Promote, Type: "T", Tenant: "x", N: 2},
-			{At: 30, Partition: 1, By: journal.Promote, Type: "T", Tenant: "y", N: 1},
+			{At: 30, Partition: 1, By: journal.Promote, Tenant: "x", N: 2},
+			{At: 30, Partition: 1, By: journal.Promote, Tenant: "y", N: 1},
 		},
 		Starts: []journal.StartEvent{
-			{At: 20, Partition: 0, Type: "U", Start: journal.Start{Tenant: "x", Group: "g", Ordinal: 0, Attempt: 1}},
-			{At: 40, Partition: 1, Type: "T", Start: journal.Start{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 2}},
+			{At: 20, Partition: 0, Type: "U", Tenant: "x", Group: "g", Ordinal: 0, Attempt: 1},
+			{At: 40, Partition: 1, Type: "T", Tenant: "x", Group: "g", Ordinal: 7, Attempt: 2},
 		},
 	}, log)
 }
@@ -56,12 +56,13 @@ func TestReadReturnsTheLogsOfAllProcesses(t *testing.T) {
 func TestFormatIsStable(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, "worker-a")
-	j.Permits(10, 1, journal.Promote, "T", []ledger.Permit{{Tenant: "x", N: 2}})
-	j.Starts(20, 0, "U", []journal.Start{{Tenant: "x", Group: "g", Ordinal: 7, Attempt: 3}})
+	j.Promoted(10, 1, []ledger.Permit{{Tenant: "x", N: 2}})
+	j.Admitted(15, 1, "T", []ledger.Permit{{Tenant: "x", N: 2}})
+	j.Started(20, 0, "U", "x", "g", 7, 3)
 	require.NoError(t, j.Close())
 	got, err := os.ReadFile(filepath.Join(dir, "worker-a.journal.tsv"))
 	require.NoError(t, err)
-	require.Equal(t, "P\t10\t1\tT\tx\tpromote\t2\nS\t20\t0\tU\tx\tg\t7\t3\n", string(got))
+	require.Equal(t, "P\t10\t1\t\tx\tpromote\t2\nP\t15\t1\tT\tx\tadmit\t2\nS\t20\t0\tU\tx\tg\t7\t3\n", string(got))
 }
 
 func TestConcurrentWritersLoseNothing(t *testing.T) {
@@ -71,7 +72,7 @@ func TestConcurrentWritersLoseNothing(t *testing.T) {
 	for g := range 8 {
 		wg.Go(func() {
 			for i := range 5000 {
-				j.Starts(int64(i), 0, "T", []journal.Start{{Tenant: "x", Group: strconv.Itoa(g), Ordinal: int64(i), Attempt: 1}})
+				j.Started(int64(i), 0, "T", "x", strconv.Itoa(g), int64(i), 1)
 			}
 		})
 	}
@@ -79,25 +80,12 @@ func TestConcurrentWritersLoseNothing(t *testing.T) {
 	require.NoError(t, j.Close())
 	log, err := journal.Read(dir)
 	require.NoError(t, err)
-	seen := map[journal.Start]bool{}
+	seen := map[journal.StartEvent]bool{}
 	for _, s := range log.Starts {
-		seen[s.Start] = true
+		seen[s] = true
 	}
 	require.Len(t, log.Starts, 40000)
 	require.Len(t, seen, 40000)
-}
-
-func TestNilJournalWritesNothing(t *testing.T) {
-	j := journal.FromContext(t.Context())
-	require.Nil(t, j)
-	j.Permits(1, 0, journal.Admit, "T", []ledger.Permit{{Tenant: "x", N: 1}})
-	j.Starts(1, 0, "T", []journal.Start{{}})
-	require.NoError(t, j.Close())
-}
-
-func TestContextCarriesTheJournal(t *testing.T) {
-	j := open(t, t.TempDir(), "i")
-	require.Same(t, j, journal.FromContext(journal.NewContext(t.Context(), j)))
 }
 
 func TestEachProcessHasItsOwnFile(t *testing.T) {
@@ -137,12 +125,10 @@ func BenchmarkStarts(b *testing.B) {
 	j, err := journal.Open(b.TempDir(), "bench")
 	require.NoError(b, err)
 	defer j.Close()
-	batch := make([]journal.Start, 100)
-	for i := range batch {
-		batch[i] = journal.Start{Tenant: "tenant-1", Group: "group-1", Ordinal: int64(i), Attempt: 1}
-	}
 	b.ReportAllocs()
 	for b.Loop() {
-		j.Starts(1_700_000_000_000_000, 0, "NOOP", batch)
+		for i := range int64(100) {
+			j.Started(1_700_000_000_000_000, 0, "NOOP", "tenant-1", "group-1", i, 1)
+		}
 	}
 }

@@ -28,7 +28,10 @@ type StartEvent struct {
 	At        int64 // time of Redis, µs
 	Partition int
 	Type      string
-	Start
+	Tenant    string
+	Group     string
+	Ordinal   int64
+	Attempt   int
 }
 
 // Log is what all processes have logged. Each list is ordered by time.
@@ -59,7 +62,6 @@ func Read(dir string) (Log, error) {
 type reader struct {
 	log      Log
 	interned map[string]string // one copy of each name, so that the log does not keep whole lines in memory
-	numbers  [4]int64          // result of the last parseNumbers
 }
 
 // readFile adds the lines of the file name to the log.
@@ -85,47 +87,27 @@ func (r *reader) readFile(name string) error {
 }
 
 // readLine adds the line with the fields f to the log.
-func (r *reader) readLine(f []string) error {
+func (r *reader) readLine(f []string) (err error) {
+	number := func(i int) int64 {
+		n, bad := strconv.ParseInt(f[i], 10, 64)
+		err = cmp.Or(err, bad)
+		return n
+	}
 	switch {
 	case f[0] == "P" && len(f) == 7:
-		if err := r.parseNumbers(f[1], f[2], f[6]); err != nil {
-			return err
-		}
 		r.log.Permits = append(r.log.Permits, PermitEvent{
-			At:        r.numbers[0],
-			Partition: int(r.numbers[1]),
-			Type:      r.intern(f[3]),
-			Tenant:    r.intern(f[4]),
-			By:        r.intern(f[5]),
-			N:         r.numbers[2],
+			At: number(1), Partition: int(number(2)), Type: r.intern(f[3]),
+			Tenant: r.intern(f[4]), By: r.intern(f[5]), N: number(6),
 		})
 	case f[0] == "S" && len(f) == 8:
-		if err := r.parseNumbers(f[1], f[2], f[6], f[7]); err != nil {
-			return err
-		}
 		r.log.Starts = append(r.log.Starts, StartEvent{
-			At: r.numbers[0], Partition: int(r.numbers[1]), Type: r.intern(f[3]),
-			Start: Start{
-				Tenant: r.intern(f[4]), Group: r.intern(f[5]),
-				Ordinal: r.numbers[2], Attempt: int(r.numbers[3]),
-			},
+			At: number(1), Partition: int(number(2)), Type: r.intern(f[3]),
+			Tenant: r.intern(f[4]), Group: r.intern(f[5]), Ordinal: number(6), Attempt: int(number(7)),
 		})
 	default:
 		return fmt.Errorf("%d fields beginning with %q: neither a permit nor a start", len(f), f[0])
 	}
-	return nil
-}
-
-// parseNumbers parses decimal fields into numbers.
-func (r *reader) parseNumbers(fields ...string) error {
-	for i, f := range fields {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return err
-		}
-		r.numbers[i] = n
-	}
-	return nil
+	return err
 }
 
 // intern returns the one copy of s that the log keeps.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/groups"
-	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -169,7 +168,7 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 		LaneWeights: weights,
 		Alpha:       alpha,
 		KeepStats:   c.Congestion.StatsRetention,
-		Journal:     journal.FromContext(ctx),
+		OnPermits:   HooksOf(ctx).Admitted,
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -184,7 +183,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 		Rate:       rate(c),
 		Lease:      c.Worker.Lease,
 		MaxLosses:  c.Worker.MaxDeliveries,
-		Journal:    journal.FromContext(ctx),
+		OnPermits:  HooksOf(ctx).Promoted,
 	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
 }
 
@@ -218,7 +217,7 @@ func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Ba
 			Backoff:      c.Backpressure.DefaultBackoff,
 			MaxBackoff:   c.Backpressure.MaxBackoff,
 			Congestion:   congestion,
-			Journal:      journal.FromContext(ctx),
+			OnStart:      HooksOf(ctx).Started,
 		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
 		if err != nil {
 			return err

@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -26,14 +25,15 @@ import (
 
 // Config holds the settings of the dispatcher role.
 type Config struct {
-	Interval   time.Duration    // longest pause while jobs are non-ready
-	BatchSize  int              // most jobs that one script call promotes
-	FetchBatch int              // least bound of a ready stream whose jobs are quick
-	ReadyCap   int              // largest bound of a ready stream
-	Rate       ledger.Rate      // the global rate limit
-	Lease      time.Duration    // a worker that does not renew a job's lease for this time is dead
-	MaxLosses  int              // a job that has lost more workers than this fails
-	Journal    *journal.Journal // log of permits for experiments; nil in normal operation
+	Interval   time.Duration // longest pause while jobs are non-ready
+	BatchSize  int           // most jobs that one script call promotes
+	FetchBatch int           // least bound of a ready stream whose jobs are quick
+	ReadyCap   int           // largest bound of a ready stream
+	Rate       ledger.Rate   // the global rate limit
+	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead
+	MaxLosses  int           // a job that has lost more workers than this fails
+	// called with permits that were spent, and the time (µs of Redis); nil outside experiments
+	OnPermits func(at int64, partition int, permits []ledger.Permit)
 }
 
 // batchPause is the shortest pause while jobs become due one after the other. The jobs that become
@@ -156,7 +156,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	p.moved.Add(int64(r.Moved))
 	p.skipped.Add(int64(r.Skipped))
 	p.cycles.Add(1)
-	p.cfg.Journal.Permits(r.AtUS, p.partition.Index(), journal.Promote, "", r.Permits)
+	if p.cfg.OnPermits != nil {
+		p.cfg.OnPermits(r.AtUS, p.partition.Index(), r.Permits)
+	}
 	p.recordPromoted(ctx, r, time.Since(began))
 	if released > 0 || r.Moved > 0 && r.Wait == 0 {
 		return 0, nil

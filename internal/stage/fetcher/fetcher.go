@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/quota"
@@ -26,12 +25,13 @@ type Config struct {
 	// jobs that one script call admits, at first; it grows under load. Also the least bound of a
 	// ready stream whose jobs are quick
 	BatchSize   int
-	ReadyCap    int              // largest number of undelivered jobs in a ready stream
-	Rate        ledger.Rate      // the global rate limit
-	LaneWeights [3]int           // for the lanes high, normal and low
-	Alpha       *float64         // factor of the priority formula, which orders all groups; nil: fair shares
-	KeepStats   time.Duration    // retention of congestion statistics
-	Journal     *journal.Journal // log of permits for experiments; nil in normal operation
+	ReadyCap    int           // largest number of undelivered jobs in a ready stream
+	Rate        ledger.Rate   // the global rate limit
+	LaneWeights [3]int        // for the lanes high, normal and low
+	Alpha       *float64      // factor of the priority formula, which orders all groups; nil: fair shares
+	KeepStats   time.Duration // retention of congestion statistics
+	// called with permits that were spent, and the time (µs of Redis); nil outside experiments
+	OnPermits func(at int64, partition int, typ string, permits []ledger.Permit)
 }
 
 // maxBatch bounds the jobs that one script call admits, so that the call takes a few ms at most.
@@ -178,7 +178,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
-// admit admits one batch of jobs of type typ, and records it in the counts, metrics and journal.
+// admit admits one batch of jobs of type typ, and records it in the counts and metrics.
 // When the batch was full, it doubles the size of the type's next batch, up to maxBatch; when the
 // type has no more waiting jobs, the next batch has the size Config.BatchSize again.
 func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {

@@ -6,13 +6,12 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// recordAdmitted adds one call of admit to the counts, the metrics and the journal. It records a
-// span for each sampled job that was admitted, and one of the batch that links to them.
+// recordAdmitted adds one call of admit to the counts and the metrics. It records a span for each
+// sampled job that was admitted, and one of the batch that links to them.
 func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.NonReady))
 	p.admittedReady.Add(int64(r.Moved))
@@ -21,7 +20,9 @@ func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r led
 	if r.State == ledger.AdmitFull {
 		p.metrics.Rejected()
 	}
-	p.cfg.Journal.Permits(r.AtUS, p.partition.Index(), journal.Admit, typ, r.Permits)
+	if p.cfg.OnPermits != nil {
+		p.cfg.OnPermits(r.AtUS, p.partition.Index(), typ, r.Permits)
+	}
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -261,21 +260,12 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 		p.held.remove(dropped)
 	}
 	p.startRates.add(typ, len(started))
-	p.logStarts(r.AtUS, typ, started)
+	if p.cfg.OnStart != nil {
+		for _, t := range started {
+			p.cfg.OnStart(r.AtUS, p.partition.Index(), typ, t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)
+		}
+	}
 	return started, nil
-}
-
-// logStarts writes the started jobs to the experiment's journal, if there is one. at is the time of
-// the start, in µs by Redis's clock.
-func (p *partitionFeed) logStarts(at int64, typ string, started []*task) {
-	if p.cfg.Journal == nil {
-		return
-	}
-	starts := make([]journal.Start, len(started))
-	for i, t := range started {
-		starts[i] = journal.Start{Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Attempt: t.currentAttempt}
-	}
-	p.cfg.Journal.Starts(at, p.partition.Index(), typ, starts)
 }
 
 // loadPayloads sets loadedPayload and separatePayload of each task. It fetches large payloads,

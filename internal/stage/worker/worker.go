@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
@@ -40,7 +39,8 @@ type Config struct {
 	Backoff      time.Duration     // wait before the first retry; it doubles with each further retry
 	MaxBackoff   time.Duration     // longest wait after an error or a throttle without Retry-After
 	Congestion   ledger.Congestion // its RPS is the rate limit of one partition
-	Journal      *journal.Journal  // log of starts for experiments; nil in normal operation
+	// called for each job that starts, with the time (µs of Redis); nil outside experiments
+	OnStart func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
 }
 
 // Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.

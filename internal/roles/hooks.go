@@ -1,0 +1,30 @@
+package roles
+
+import (
+	"context"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+)
+
+// Hooks are called with what a role does, so that an experiment can log it. A nil function is not
+// called. Times are in µs by Redis's clock.
+type Hooks struct {
+	// permits that the fetcher spent, and that the dispatcher spent
+	Admitted func(at int64, partition int, typ string, permits []ledger.Permit)
+	Promoted func(at int64, partition int, permits []ledger.Permit)
+	// a job that a worker has started
+	Started func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
+}
+
+type hooksKey struct{}
+
+// WithHooks returns a context with which a role calls the hooks.
+func WithHooks(ctx context.Context, h Hooks) context.Context {
+	return context.WithValue(ctx, hooksKey{}, h)
+}
+
+// HooksOf returns the hooks of ctx.
+func HooksOf(ctx context.Context) Hooks {
+	h, _ := ctx.Value(hooksKey{}).(Hooks)
+	return h
+}
