@@ -36,8 +36,8 @@ type Config struct {
 }
 
 // Conn holds connection pools to one Redis server, Cluster or master behind Sentinel, for any
-// number of goroutines. No command is retried: a lost reply is an error for which call.IsAmbiguous
-// returns true. (A cluster client may still repeat a command while it follows redirects.)
+// number of goroutines. No command is retried: a lost reply is an error, although the command may
+// have been executed. (A cluster client may still repeat a command while it follows redirects.)
 type Conn struct {
 	Cmd   redis.UniversalClient // for commands
 	Block redis.UniversalClient // for blocking reads, so that they do not occupy the connections for commands

@@ -49,7 +49,6 @@ return found`)
 		_, err := count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
 		require.ErrorContains(t, err, "TRYAGAIN")
 		require.True(t, call.IsUnavailable(err))
-		require.False(t, call.IsAmbiguous(err))
 
 		found, err := count.Run(ctx, c.Cmd, []string{p.Base()}, nil)
 		require.NoError(t, err)

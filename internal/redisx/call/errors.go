@@ -22,8 +22,8 @@ var unavailable = map[string]bool{
 
 // IsUnavailable reports whether the same call may succeed later: the error is a network error, a
 // timeout (also of the caller's context), an exhausted pool, or a reply of a server that is
-// loading, failing over or migrating slots. It does not say whether the command was executed: see
-// IsAmbiguous.
+// loading, failing over or migrating slots. The command may have been executed all the same, if
+// only its reply was lost: repeat only idempotent commands.
 func IsUnavailable(err error) bool {
 	if err == nil {
 		return false
@@ -31,22 +31,11 @@ func IsUnavailable(err error) bool {
 	if code, ok := reply(err); ok {
 		return unavailable[code] || strings.Contains(err.Error(), "max number of clients reached")
 	}
-	return isNetwork(err) ||
+	var netErr net.Error // context.DeadlineExceeded is a net.Error too
+	return errors.As(err, &netErr) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
 		strings.Contains(err.Error(), "redis: cluster has no nodes")
-}
-
-// IsAmbiguous reports whether the command may have been executed although it failed: its reply was
-// lost or did not arrive in time. Then only an idempotent command may be repeated.
-func IsAmbiguous(err error) bool {
-	if _, ok := reply(err); ok || err == nil {
-		return false
-	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return false
-	}
-	return isNetwork(err)
 }
 
 // IsOOM reports whether Redis refused a write because its memory is full.
@@ -64,9 +53,6 @@ func IsNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
 
 // IsMoved reports whether a cluster node redirected the caller to another node.
 func IsMoved(err error) bool { return hasCode(err, "MOVED") }
-
-// IsWrongType reports whether a key has another Redis type than the command expects.
-func IsWrongType(err error) bool { return hasCode(err, "WRONGTYPE") }
 
 // codePattern finds the code at the beginning of an error reply. For errors of commands inside
 // scripts, Redis 6 and miniredis put a text of their own before the code.
@@ -88,10 +74,4 @@ func reply(err error) (code string, ok bool) {
 func hasCode(err error, code string) bool {
 	got, ok := reply(err)
 	return ok && got == code
-}
-
-func isNetwork(err error) bool {
-	var netErr net.Error // context.DeadlineExceeded is a net.Error too
-	return errors.As(err, &netErr) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }

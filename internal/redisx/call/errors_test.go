@@ -27,21 +27,21 @@ func (answer) RedisError()     {}
 func TestErrorClasses(t *testing.T) {
 	opError := func(op string, err error) error { return &net.OpError{Op: op, Net: "tcp", Err: err} }
 	for name, test := range map[string]struct {
-		err                    error
-		unavailable, ambiguous bool
+		err         error
+		unavailable bool
 	}{
 		"nil":                       {},
 		"nil reply":                 {err: redis.Nil},
 		"cancelled":                 {err: context.Canceled},
 		"closed client":             {err: redis.ErrClosed},
 		"plain":                     {err: errors.New("LOADING by a stranger")},
-		"deadline":                  {err: context.DeadlineExceeded, unavailable: true, ambiguous: true},
-		"read timeout":              {err: opError("read", os.ErrDeadlineExceeded), unavailable: true, ambiguous: true},
-		"reset":                     {err: opError("read", syscall.ECONNRESET), unavailable: true, ambiguous: true},
-		"broken pipe":               {err: opError("write", syscall.EPIPE), unavailable: true, ambiguous: true},
-		"eof":                       {err: io.EOF, unavailable: true, ambiguous: true},
-		"unexpected eof":            {err: io.ErrUnexpectedEOF, unavailable: true, ambiguous: true},
-		"closed under us":           {err: net.ErrClosed, unavailable: true, ambiguous: true},
+		"deadline":                  {err: context.DeadlineExceeded, unavailable: true},
+		"read timeout":              {err: opError("read", os.ErrDeadlineExceeded), unavailable: true},
+		"reset":                     {err: opError("read", syscall.ECONNRESET), unavailable: true},
+		"broken pipe":               {err: opError("write", syscall.EPIPE), unavailable: true},
+		"eof":                       {err: io.EOF, unavailable: true},
+		"unexpected eof":            {err: io.ErrUnexpectedEOF, unavailable: true},
+		"closed under us":           {err: net.ErrClosed, unavailable: true},
 		"refused":                   {err: opError("dial", syscall.ECONNREFUSED), unavailable: true},
 		"unknown host":              {err: opError("dial", &net.DNSError{}), unavailable: true},
 		"pool timeout":              {err: redis.ErrPoolTimeout, unavailable: true},
@@ -63,8 +63,7 @@ func TestErrorClasses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, err := range []error{test.err, wrap(test.err)} {
-				require.Equal(t, test.unavailable, call.IsUnavailable(err), "unavailable")
-				require.Equal(t, test.ambiguous, call.IsAmbiguous(err), "ambiguous")
+				require.Equal(t, test.unavailable, call.IsUnavailable(err))
 			}
 		})
 	}
@@ -81,7 +80,7 @@ func TestErrorCodes(t *testing.T) {
 	require.True(t, call.IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
 	codes := map[string]func(error) bool{
 		"OOM command not allowed": call.IsOOM, "NOGROUP No such key": call.IsNoGroup,
-		"NOSCRIPT No matching script": call.IsNoScript, "WRONGTYPE Operation against": call.IsWrongType,
+		"NOSCRIPT No matching script": call.IsNoScript, "BUSYGROUP Consumer Group name": call.IsBusyGroup,
 	}
 	for text := range codes {
 		for other, is := range codes {
@@ -98,7 +97,6 @@ func TestErrorCodesOfServers(t *testing.T) {
 		c := connect(t, url)
 		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
 
-		require.True(t, call.IsWrongType(c.Cmd.XLen(ctx, "string").Err()))
 		require.True(t, call.IsNoScript(c.Cmd.EvalSha(ctx, "0000000000000000000000000000000000000000", nil).Err()))
 		require.True(t, call.IsNoGroup(c.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
 			Group: "g", Consumer: "c", Streams: []string{"none", ">"}, Block: -1,
@@ -108,7 +106,6 @@ func TestErrorCodesOfServers(t *testing.T) {
 			_, err := call.NewScript("test", src).Run(ctx, c.Cmd, []string{"string"}, nil)
 			return err
 		}
-		require.True(t, call.IsWrongType(script(`return redis.call('XLEN', KEYS[1])`)))
 		require.True(t, call.IsNoGroup(script(`return redis.call('XPENDING', 'none', 'g', '-', '+', 1)`)))
 	})
 }

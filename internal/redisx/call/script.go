@@ -29,9 +29,6 @@ func NewScript(name, src string) *Script {
 // folder and ending.
 func (s *Script) Name() string { return s.name }
 
-// Source returns the script's text.
-func (s *Script) Source() string { return s.src }
-
 // Run executes the script with keys, which choose the hash slot, and args. Redis loses its script
 // cache on restart and failover: Run sends the full text of a script that Redis does not know. It
 // retries nothing else, because only the caller knows what a lost reply means. A nil reply is no

@@ -88,8 +88,8 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 
 		require.NoError(t, c.Cmd.Set(ctx, "string", "x", 0).Err())
 		_, err = read(r, ctx, []string{"string"}, 10, 0)
-		require.True(t, call.IsWrongType(err), "%v", err)
-		require.True(t, call.IsWrongType(r.EnsureGroup(ctx, "string")))
+		require.ErrorContains(t, err, "WRONGTYPE")
+		require.ErrorContains(t, r.EnsureGroup(ctx, "string"), "WRONGTYPE")
 	})
 }
 

@@ -21,8 +21,8 @@ import (
 // type (required) and traceparent are fields too; other metadata is left out. maxLen has the number
 // of entries at which the stream of that name is trimmed, roughly; a stream that carries jobs must
 // not be trimmed. The messages of one call are published in order, all or none. Publishing is not
-// retried: after an error for which call.IsAmbiguous is true the caller may publish the same
-// messages again, because consumers recognize them by their ids. Close leaves conn open.
+// retried: after an error the caller may publish the same messages again, because consumers
+// recognize them by their ids. Close leaves conn open.
 func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher, error) {
 	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
 	var err error

@@ -24,12 +24,23 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
+// newIngest returns an ingest of the given settings, or of the default ones.
+func newIngest(w *stagetest.World, cfg ...ingest.Config) *ingest.Ingest {
+	w.T.Helper()
+	c := ingest.Config{Lease: stagetest.Patience}
+	if len(cfg) > 0 {
+		c = cfg[0]
+	}
+	c.APIAddr = "127.0.0.1:0"
+	in, err := ingest.New(context.WithoutCancel(w.T.Context()), c, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
+	require.NoError(w.T, err)
+	return in
+}
+
 // startIngest runs an ingest and returns the base URL of its API.
 func startIngest(w *stagetest.World, lease time.Duration) (url string) {
 	w.T.Helper()
-	in, err := ingest.New(context.WithoutCancel(w.T.Context()), ingest.Config{APIAddr: "127.0.0.1:0", Lease: lease},
-		w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
-	require.NoError(w.T, err)
+	in := newIngest(w, ingest.Config{Lease: lease})
 	w.Run(in)
 	return "http://" + in.APIAddr()
 }
@@ -213,9 +224,7 @@ func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 		addEntry(w, "group.submit", fmt.Sprintf(`{"id":"g%d","tenant":"acme","type":"T","seal":true,"jobs":[{"payload":1}]}`, i))
 	}
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
-	in, err := ingest.New(ctx, ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, MaxInFlight: 100}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
-	require.NoError(t, err)
-	w.Run(in)
+	w.Run(newIngest(w, ingest.Config{Lease: stagetest.Patience, MaxInFlight: 100}))
 	w.Await("MaxInFlight messages to wait", func() bool { return w.Pending(w.Space.Ingest(), keyspace.GroupIngest) == 100 })
 	addEntry(w, "group.cancel", `{"group":"full"}`)
 	addEntry(w, "group.cancel", `{"group":`) // an invalid cancellation must not stop the search
@@ -261,9 +270,7 @@ func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 func TestStatusIsPublished(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	in, err := ingest.New(t.Context(), ingest.Config{APIAddr: "127.0.0.1:0", Lease: stagetest.Patience}, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
-	require.NoError(t, err)
-	stop := w.Run(in)
+	stop := w.Run(newIngest(w))
 	shown := func() []api.StageStatus {
 		all, err := presence.Stages(t.Context(), w.Conn, w.Space)
 		require.NoError(t, err)
