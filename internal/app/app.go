@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	_ "embed" // for help.txt
 	"errors"
 	"flag"
 	"fmt"
@@ -27,6 +28,10 @@ const (
 	ExitError = 1 // the role failed, or the process is not healthy
 	ExitUsage = 2 // wrong flags or configuration
 )
+
+// ErrConfig marks an error of a role that comes from wrong configuration, so that the process exits
+// with ExitUsage.
+var ErrConfig = errors.New("wrong configuration")
 
 // Options are the environment of a process.
 type Options struct {
@@ -101,6 +106,9 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 	err = errors.Join(p.run(ctx, run), p.stop(stopTimeout))
 	if err != nil {
 		p.Tel.Log.Error("failed", "error", err)
+		if errors.Is(err, ErrConfig) {
+			return ExitUsage
+		}
 		return ExitError
 	}
 	p.Tel.Log.Info("stopped")
@@ -190,22 +198,15 @@ func report(w io.Writer, name string, err error) int {
 	return ExitError
 }
 
+// variablesHelp lists the environment variables with their defaults, meanings and rules.
+//
+//go:embed help.txt
+var variablesHelp string
+
 func usage(flags *flag.FlagSet) {
-	w := flags.Output()
-	fmt.Fprintf(w, "%s is configured by environment variables alone. Flags:\n", flags.Name())
+	fmt.Fprintf(flags.Output(), "%s is configured by environment variables alone. Flags:\n", flags.Name())
 	flags.PrintDefaults()
-	section := ""
-	for _, v := range Variables() {
-		if v.Section != section {
-			section = v.Section
-			fmt.Fprintf(w, "\n%s\n", section)
-		}
-		fmt.Fprintf(w, "  %s=%s\n", v.Name, v.Default)
-		if v.Meaning != "" {
-			fmt.Fprintf(w, "        %s\n", v.Meaning)
-		}
-		fmt.Fprintf(w, "        %s\n", v.Rule)
-	}
+	fmt.Fprint(flags.Output(), variablesHelp)
 }
 
 // version is set by the linker:

@@ -1,21 +1,84 @@
 package app
 
 import (
+	"math"
 	"net"
 	"net/netip"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// checks are the rules that are more than a minimum and a maximum, by the name in a field's tag.
-var checks = map[string]struct {
-	rule  string
+// rule says which values of a variable are valid.
+type rule struct {
+	text  string // in words, after "must be"
 	holds func(reflect.Value) bool
-}{
+}
+
+// ruleOf returns the rule in the tags of a field: a check, a list of options, or limits.
+func ruleOf(f reflect.StructField) rule {
+	tag := f.Tag
+	if check := tag.Get("check"); check != "" {
+		return checks[check]
+	}
+	if options := tag.Get("oneof"); options != "" {
+		names := strings.Split(options, ",")
+		last := len(names) - 1
+		return rule{
+			strings.Join(names[:last], ", ") + " or " + names[last],
+			func(v reflect.Value) bool { return slices.Contains(names, v.String()) },
+		}
+	}
+	text := map[reflect.Kind]string{
+		reflect.Bool:    "true or false",
+		reflect.Int:     "a whole number",
+		reflect.Int64:   "a whole number",
+		reflect.Float64: "a number",
+		reflect.String:  "text",
+		reflect.Slice:   "a comma list",
+	}[f.Type.Kind()]
+	if f.Type == durationType {
+		text = "a duration"
+	}
+	if unit := tag.Get("unit"); unit != "" {
+		text += " of " + unit
+	}
+	if tag.Get("min") != "" {
+		low, high := number(f.Type, tag.Get("min")), number(f.Type, tag.Get("max"))
+		return rule{text + " from " + tag.Get("min") + " to " + tag.Get("max"), func(v reflect.Value) bool {
+			is := v.Convert(reflect.TypeFor[float64]()).Float()
+			return is >= low && is <= high // false for NaN
+		}}
+	}
+	if f.Type == durationType {
+		text += " such as 1m30s"
+	}
+	return rule{text, func(reflect.Value) bool { return true }}
+}
+
+var durationType = reflect.TypeFor[time.Duration]()
+
+// number parses a limit in a tag; a duration becomes nanoseconds. A limit that is no number becomes
+// NaN, so that no value is valid.
+func number(t reflect.Type, s string) float64 {
+	if t == durationType {
+		d, err := time.ParseDuration(s)
+		if err == nil {
+			return float64(d)
+		}
+	} else if n, err := strconv.ParseFloat(s, 64); err == nil {
+		return n
+	}
+	return math.NaN()
+}
+
+// checks are the rules that are more than a minimum and a maximum, by the name in a field's tag.
+var checks = map[string]rule{
 	"redis": {
 		"redis://[user:password@]host:port/db, rediss:// for TLS, a comma list of hosts, or " +
 			"redis-sentinel://host:port,…/master",

@@ -7,11 +7,11 @@ import (
 	"github.com/bulkaction/bulkaction/processor/httpcall"
 )
 
-//go:generate go run ./gendocs
+//go:generate go run ./gendocs ../..
 
 // Config is the configuration of a process, with a section for each part. [Load] reads it from the
-// environment. The tags hold each variable's name, default and limits; the map meanings holds the
-// description that -help and docs/configuration.md show.
+// environment. The tags hold each variable's name, default and limits; the field's comment is the
+// description in -help and docs/configuration.md (`go generate` copies it).
 type Config struct {
 	Redis        RedisConfig        `section:"Redis"`
 	FairQueue    FairQueueConfig    `section:"Fair queue" envPrefix:"FAIR_QUEUE_"`
@@ -28,88 +28,151 @@ type Config struct {
 
 // RedisConfig is the address of Redis and the settings of its connections.
 type RedisConfig struct {
-	URL            string        `env:"REDIS_URL" envDefault:"redis://127.0.0.1:6379/0" secret:"url" check:"redis"`
-	PoolMinIdle    int           `env:"REDIS_POOL_MIN_IDLE" envDefault:"10" min:"0" max:"10000" unit:"connections"`
-	PoolMaxActive  int           `env:"REDIS_POOL_MAX_ACTIVE" envDefault:"50" min:"1" max:"10000" unit:"connections"`
-	DialTimeout    time.Duration `env:"REDIS_DIAL_TIMEOUT" envDefault:"5s" min:"1ms" max:"5m"`
+	// Address of Redis. A list of hosts, with commas between them, is a cluster.
+	URL string `env:"REDIS_URL" envDefault:"redis://127.0.0.1:6379/0" secret:"url" check:"redis"`
+	// Idle connections that are kept open.
+	PoolMinIdle int `env:"REDIS_POOL_MIN_IDLE" envDefault:"10" min:"0" max:"10000" unit:"connections"`
+	// Most connections that the process opens, without those of blocking reads.
+	PoolMaxActive int `env:"REDIS_POOL_MAX_ACTIVE" envDefault:"50" min:"1" max:"10000" unit:"connections"`
+	// Longest time to connect.
+	DialTimeout time.Duration `env:"REDIS_DIAL_TIMEOUT" envDefault:"5s" min:"1ms" max:"5m"`
+	// Longest time to wait for a reply.
 	CommandTimeout time.Duration `env:"REDIS_COMMAND_TIMEOUT" envDefault:"3s" min:"1ms" max:"5m"`
-	WaitReplicas   int           `env:"REDIS_WAIT_REPLICAS" envDefault:"0" min:"0" max:"16" unit:"replicas"`
-	KeyPrefix      string        `env:"KEY_PREFIX" envDefault:"bulk-action:" check:"prefix"`
-	Partitions     int           `env:"PARTITIONS" envDefault:"1" min:"1" max:"4096" unit:"partitions"`
+	// Replicas that must have a write before its producer gets the answer "accepted". While fewer
+	// have it, producers get 503 and may repeat the request.
+	WaitReplicas int `env:"REDIS_WAIT_REPLICAS" envDefault:"0" min:"0" max:"16" unit:"replicas"`
+	// Prefix of all keys. Installations that share one Redis need different prefixes.
+	KeyPrefix string `env:"KEY_PREFIX" envDefault:"bulk-action:" check:"prefix"`
+	// Number of partitions, among which tenants are divided; on a cluster at least 16. The first
+	// process stores it in Redis; a process with another number refuses to start.
+	Partitions int `env:"PARTITIONS" envDefault:"1" min:"1" max:"4096" unit:"partitions"`
 }
 
 // FairQueueConfig sets the order in which waiting jobs are admitted.
 type FairQueueConfig struct {
-	Alpha       float64 `env:"ALPHA" envDefault:"10000" min:"0" max:"1e15"`
-	Policy      string  `env:"POLICY" envDefault:"fair" oneof:"fair,priority"`
-	LaneWeights []int   `env:"LANE_WEIGHTS" envDefault:"6,3,1" check:"weights"`
+	// Weight of a group's progress in the priority formula.
+	Alpha float64 `env:"ALPHA" envDefault:"10000" min:"0" max:"1e15"`
+	// How the next jobs are chosen: fair shares of the tenants, or the priority formula over all
+	// groups.
+	Policy string `env:"POLICY" envDefault:"fair" oneof:"fair,priority"`
+	// Shares of the lanes high, normal and low while all three have waiting jobs.
+	LaneWeights []int `env:"LANE_WEIGHTS" envDefault:"6,3,1" check:"weights"`
 }
 
 // BackpressureConfig sets the rate limit and the bounds of the ready streams.
 type BackpressureConfig struct {
-	GlobalRPS         int           `env:"GLOBAL_RPS" envDefault:"10000" min:"0" max:"1000000000" unit:"jobs a second"`
-	Share             string        `env:"SHARE" envDefault:"elastic" oneof:"elastic,static"`
-	Limiter           string        `env:"LIMITER" envDefault:"fixed" oneof:"fixed,sliding,token"`
-	RateLimitWindow   time.Duration `env:"RATE_LIMIT_WINDOW" envDefault:"1s" min:"10ms" max:"1h"`
-	ReadyQueueMaxSize int           `env:"READY_QUEUE_MAX_SIZE" envDefault:"10000" min:"1" max:"10000000" unit:"jobs"`
-	DispatchInterval  time.Duration `env:"DISPATCH_INTERVAL" envDefault:"100ms" min:"1ms" max:"1m"`
-	DispatchBatchSize int           `env:"DISPATCH_BATCH_SIZE" envDefault:"100" min:"1" max:"10000" unit:"jobs"`
-	DefaultBackoff    time.Duration `env:"DEFAULT_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
-	MaxBackoff        time.Duration `env:"MAX_BACKOFF" envDefault:"60s" min:"1ms" max:"24h"`
+	// Global rate limit, in permits per second for all tenants together; 0: no limit.
+	GlobalRPS int `env:"GLOBAL_RPS" envDefault:"10000" min:"0" max:"1000000000" unit:"jobs a second"`
+	// How active tenants share the global limit, by their weights. elastic: other tenants may
+	// borrow the unused part of a share; static: they may not.
+	Share string `env:"SHARE" envDefault:"elastic" oneof:"elastic,static"`
+	// How permits are counted. fixed: the limit holds in each aligned window; sliding: it holds in
+	// every time span of a window's length; token: permits come at a steady rate, and at most those
+	// of one window can be saved.
+	Limiter string `env:"LIMITER" envDefault:"fixed" oneof:"fixed,sliding,token"`
+	// Length of a window, in whole milliseconds. A window has the permits per second times its
+	// length, at least 1.
+	RateLimitWindow time.Duration `env:"RATE_LIMIT_WINDOW" envDefault:"1s" min:"10ms" max:"1h"`
+	// Largest number of jobs in a ready stream, without started jobs.
+	ReadyQueueMaxSize int `env:"READY_QUEUE_MAX_SIZE" envDefault:"10000" min:"1" max:"10000000" unit:"jobs"`
+	// Longest pause of the dispatcher while jobs are non-ready.
+	DispatchInterval time.Duration `env:"DISPATCH_INTERVAL" envDefault:"100ms" min:"1ms" max:"1m"`
+	// Jobs that one script call promotes, at first; the number grows under load, to 200 at most.
+	DispatchBatchSize int `env:"DISPATCH_BATCH_SIZE" envDefault:"100" min:"1" max:"10000" unit:"jobs"`
+	// Wait before the first retry; the wait doubles with each retry.
+	DefaultBackoff time.Duration `env:"DEFAULT_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
+	// Longest wait before a retry.
+	MaxBackoff time.Duration `env:"MAX_BACKOFF" envDefault:"60s" min:"1ms" max:"24h"`
 }
 
 // CongestionConfig sets how long a job waits after a failed or throttled attempt.
 type CongestionConfig struct {
-	Enabled        bool          `env:"ENABLED" envDefault:"true"`
-	BaseBackoff    time.Duration `env:"BASE_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
-	MaxBackoff     time.Duration `env:"MAX_BACKOFF" envDefault:"120s" min:"1ms" max:"24h"`
+	// Lets the wait after a failed or throttled attempt grow with the number of non-ready jobs of
+	// the tenant.
+	Enabled bool `env:"ENABLED" envDefault:"true"`
+	// Shortest wait after such an attempt, unless the downstream API has named a time.
+	BaseBackoff time.Duration `env:"BASE_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
+	// Longest wait after such an attempt, unless the downstream API has named a time.
+	MaxBackoff time.Duration `env:"MAX_BACKOFF" envDefault:"120s" min:"1ms" max:"24h"`
+	// How long a tenant's congestion statistics are kept.
 	StatsRetention time.Duration `env:"STATS_RETENTION" envDefault:"1h" min:"1s" max:"720h"`
 }
 
 // WorkerConfig sets how jobs are fetched and run.
 type WorkerConfig struct {
-	Count               int           `env:"WORKER_COUNT" envDefault:"10" min:"1" max:"10000" unit:"jobs"`
-	Types               []string      `env:"WORKER_TYPES" check:"ids"`
-	Timeout             time.Duration `env:"WORKER_TIMEOUT" envDefault:"1s" min:"1ms" max:"1s"`
-	JobTimeout          time.Duration `env:"JOB_TIMEOUT" envDefault:"30s" min:"1ms" max:"24h"`
-	MaxRetryCount       int           `env:"MAX_RETRY_COUNT" envDefault:"3" min:"0" max:"1000" unit:"retries"`
-	MaxThrottles        int           `env:"MAX_THROTTLES" envDefault:"100" min:"0" max:"1000000" unit:"throttles"`
-	MaxDeliveries       int           `env:"MAX_DELIVERIES" envDefault:"5" min:"1" max:"1000" unit:"workers"`
-	Lease               time.Duration `env:"LEASE" envDefault:"30s" min:"100ms" max:"1h"`
+	// Jobs that one worker process runs at once: its slots. The number can be changed at run time.
+	Count int `env:"WORKER_COUNT" envDefault:"10" min:"1" max:"10000" unit:"jobs"`
+	// Job types that the worker serves; empty: all types for which it has a processor, except NOOP.
+	Types []string `env:"WORKER_TYPES" check:"ids"`
+	// Longest blocking read. A process that stops may have to wait for its end.
+	Timeout time.Duration `env:"WORKER_TIMEOUT" envDefault:"1s" min:"1ms" max:"1s"`
+	// Longest run of an attempt, if the group sets no timeout.
+	JobTimeout time.Duration `env:"JOB_TIMEOUT" envDefault:"30s" min:"1ms" max:"24h"`
+	// Retries after the first attempt, if the group sets no number.
+	MaxRetryCount int `env:"MAX_RETRY_COUNT" envDefault:"3" min:"0" max:"1000" unit:"retries"`
+	// Throttles of a job by downstream APIs before it fails; they use no retry.
+	MaxThrottles int `env:"MAX_THROTTLES" envDefault:"100" min:"0" max:"1000000" unit:"throttles"`
+	// Workers that may die while they run a job alone before the job fails; these deaths use no
+	// retry.
+	MaxDeliveries int `env:"MAX_DELIVERIES" envDefault:"5" min:"1" max:"1000" unit:"workers"`
+	// Length of a job lease: a worker that is silent for so long loses its jobs.
+	Lease time.Duration `env:"LEASE" envDefault:"30s" min:"100ms" max:"1h"`
+	// How long running jobs may continue after the process was told to stop.
 	ShutdownGracePeriod time.Duration `env:"SHUTDOWN_GRACE_PERIOD" envDefault:"30s" min:"0s" max:"1h"`
-	FetchInterval       time.Duration `env:"FETCH_INTERVAL" envDefault:"200ms" min:"1ms" max:"1m"`
-	FetchBatchSize      int           `env:"FETCH_BATCH_SIZE" envDefault:"50" min:"1" max:"10000" unit:"jobs"`
-	NoProcessorTimeout  time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"15m" min:"1s" max:"720h"`
+	// Longest pause of the fetcher while no jobs wait.
+	FetchInterval time.Duration `env:"FETCH_INTERVAL" envDefault:"200ms" min:"1ms" max:"1m"`
+	// Jobs that one script call admits, at first; the number grows under load, to 200 at most.
+	FetchBatchSize int `env:"FETCH_BATCH_SIZE" envDefault:"50" min:"1" max:"10000" unit:"jobs"`
+	// How long jobs wait for a worker of their type before they fail with NO_PROCESSOR.
+	NoProcessorTimeout time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"15m" min:"1s" max:"720h"`
 }
 
 // IngestConfig sets the HTTP API's address and the bounds of backpressure.
 type IngestConfig struct {
-	APIAddr              string  `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
-	AllowUnauthenticated bool    `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`
-	MaxBacklog           int     `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
-	MaxMemoryRatio       float64 `env:"INGEST_MAX_MEMORY_RATIO" envDefault:"0.9" min:"0.01" max:"1"`
+	// Address of the HTTP API. Port 0 chooses a free port.
+	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
+	// Allows an API_ADDR that is not loopback, although the API has no authentication, and allows
+	// changes from other hosts on the admin address.
+	AllowUnauthenticated bool `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`
+	// Number of unfinished jobs from which on submissions are refused with 429.
+	MaxBacklog int `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
+	// Part of Redis's maxmemory from which on submissions are refused with 429.
+	MaxMemoryRatio float64 `env:"INGEST_MAX_MEMORY_RATIO" envDefault:"0.9" min:"0.01" max:"1"`
 }
 
 // RetentionConfig sets how long data of ended groups and messages is kept.
 type RetentionConfig struct {
-	Groups          time.Duration `env:"GROUPS" envDefault:"168h" min:"1s" max:"87600h"`
-	Results         time.Duration `env:"RESULTS" envDefault:"168h" min:"1s" max:"87600h"`
-	MessageIDs      time.Duration `env:"MESSAGE_IDS" envDefault:"24h" min:"1s" max:"87600h"`
+	// Ended groups, with their counts and aggregates.
+	Groups time.Duration `env:"GROUPS" envDefault:"168h" min:"1s" max:"87600h"`
+	// The results and failures of an ended group's jobs.
+	Results time.Duration `env:"RESULTS" envDefault:"168h" min:"1s" max:"87600h"`
+	// Message ids, by which repeated messages are recognized.
+	MessageIDs time.Duration `env:"MESSAGE_IDS" envDefault:"24h" min:"1s" max:"87600h"`
+	// Answers that are given again to a request with the same Idempotency-Key.
 	IdempotencyKeys time.Duration `env:"IDEMPOTENCY_KEYS" envDefault:"24h" min:"1s" max:"87600h"`
-	DeadLetters     time.Duration `env:"DEAD_LETTERS" envDefault:"720h" min:"1s" max:"87600h"`
-	Events          time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h"`
+	// Dead letters.
+	DeadLetters time.Duration `env:"DEAD_LETTERS" envDefault:"720h" min:"1s" max:"87600h"`
+	// The events on the stream events.
+	Events time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h"`
 }
 
 // AuditConfig sets how often watchers check the data by the laws of the audit.
 type AuditConfig struct {
-	Interval     time.Duration `env:"INTERVAL" envDefault:"1m" check:"seldom"`
+	// Time between incremental checks of open groups; it is shorter while a job seems to be
+	// missing. A job that stays missing ends as LOST. 0: no audits at all.
+	Interval time.Duration `env:"INTERVAL" envDefault:"1m" check:"seldom"`
+	// Time between full audits, which read at most 4 MB/s. 0: no full audits.
 	DeepInterval time.Duration `env:"DEEP_INTERVAL" envDefault:"1h" check:"seldom"`
 }
 
 // TelemetryConfig sets the admin address and the logs. The standard OTEL_* variables set traces and
 // pushed metrics.
 type TelemetryConfig struct {
+	// Address of /healthz, /readyz and /metrics. Port 0 chooses a free port and logs it, so that
+	// several roles can run on one host.
 	AdminAddr string `env:"ADMIN_ADDR" envDefault:"127.0.0.1:0" check:"addr"`
-	LogLevel  string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error"`
+	// Lowest level of log lines that are written.
+	LogLevel string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error"`
+	// Format of log lines on standard error.
 	LogFormat string `env:"LOG_FORMAT" envDefault:"json" oneof:"json,text"`
 }

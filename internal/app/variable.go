@@ -2,13 +2,9 @@ package app
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/caarlos0/env/v10"
 )
@@ -20,11 +16,10 @@ type Variable struct {
 	Section string
 	Name    string // with the prefix BULKACTION_
 	Default string // "" for none
-	Meaning string // "" in a processor's section, whose fields have doc comments instead
 	Rule    string // the rule for valid values, in words
 
 	Owner reflect.Type // the struct that has the field
-	Field string       // the field's name there
+	Field string       // the field's name there; its comment describes the variable
 
 	prefix string
 	field  reflect.StructField
@@ -51,8 +46,7 @@ func (c *Config) variables() []Variable {
 				Section: field.Tag.Get("section"),
 				Name:    prefix + name,
 				Default: f.Tag.Get("envDefault"),
-				Meaning: meanings[strings.TrimPrefix(prefix+name, envPrefix)],
-				Rule:    rule(f),
+				Rule:    ruleOf(f).text,
 				Owner:   section.Type(),
 				Field:   f.Name,
 				prefix:  prefix,
@@ -73,7 +67,7 @@ func (v Variable) parse(environ map[string]string) error {
 		return v.mistake(environ[v.Name], "must be "+v.Rule)
 	}
 	v.value.Set(alone.Elem().Field(0))
-	if !v.valid() {
+	if !ruleOf(v.field).holds(v.value) {
 		return v.mistake(environ[v.Name], "must be "+v.Rule)
 	}
 	return nil
@@ -81,82 +75,6 @@ func (v Variable) parse(environ map[string]string) error {
 
 func (v Variable) mistake(value, problem string) error {
 	return fmt.Errorf("%s=%q: %s", v.Name, v.redact(value), problem)
-}
-
-// valid reports whether the value keeps the limits in the field's tags.
-func (v Variable) valid() bool {
-	tag := v.field.Tag
-	if check := tag.Get("check"); check != "" {
-		return checks[check].holds(v.value)
-	}
-	if options := tag.Get("oneof"); options != "" {
-		return slices.Contains(strings.Split(options, ","), v.value.String())
-	}
-	if tag.Get("min") == "" {
-		return true
-	}
-	low, high := number(v.field.Type, tag.Get("min")), number(v.field.Type, tag.Get("max"))
-	var is float64
-	if v.value.CanInt() {
-		is = float64(v.value.Int())
-	} else {
-		is = v.value.Float()
-	}
-	return is >= low && is <= high // false for NaN
-}
-
-var durationType = reflect.TypeFor[time.Duration]()
-
-// number parses a limit in a tag; a duration becomes nanoseconds.
-func number(t reflect.Type, s string) float64 {
-	if t == durationType {
-		d, err := time.ParseDuration(s)
-		if err != nil {
-			return math.NaN()
-		}
-		return float64(d)
-	}
-	n, err := strconv.ParseFloat(s, 64)
-	if err != nil {
-		return math.NaN()
-	}
-	return n
-}
-
-// rule describes in words the rule that valid checks.
-func rule(f reflect.StructField) string {
-	tag := f.Tag
-	if check := tag.Get("check"); check != "" {
-		return checks[check].rule
-	}
-	if options := tag.Get("oneof"); options != "" {
-		text := strings.ReplaceAll(options, ",", ", ")
-		if at := strings.LastIndex(text, ", "); at >= 0 {
-			text = text[:at] + " or" + text[at+1:]
-		}
-		return text
-	}
-	text := map[reflect.Kind]string{
-		reflect.Bool:    "true or false",
-		reflect.Int:     "a whole number",
-		reflect.Int64:   "a whole number",
-		reflect.Float64: "a number",
-		reflect.String:  "text",
-		reflect.Slice:   "a comma list",
-	}[f.Type.Kind()]
-	if f.Type == durationType {
-		text = "a duration"
-	}
-	if unit := tag.Get("unit"); unit != "" {
-		text += " of " + unit
-	}
-	if low := tag.Get("min"); low != "" {
-		return text + " from " + low + " to " + tag.Get("max")
-	}
-	if f.Type == durationType {
-		text += " such as 1m30s"
-	}
-	return text
 }
 
 // secretNames matches the names of variables that hold a secret, by their endings.
