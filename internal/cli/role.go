@@ -26,7 +26,8 @@ func newRole(*Root) *cobra.Command {
 		ValidArgs: roles.Names,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main parses the arguments after the program's name
-			app.Main(args[0], withProfile(profile, withJournal(dir, roles.ByName(args[0]))))
+			role := roles.Alone(roles.All(nil)[args[0]])
+			app.Main(args[0], withProfile(profile, withJournal(dir, role)))
 			return nil
 		},
 	}

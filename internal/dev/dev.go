@@ -1,5 +1,5 @@
 // Package dev runs all six roles in one process, on an embedded or a real Redis. It hides how the
-// roles share the process and in which order they stop.
+// roles share the process.
 package dev
 
 import (
@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/roles"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // Options configure Run. Environ has the settings of the process; RedisURL and Addr override it.
@@ -64,22 +63,17 @@ func Embedded() (*miniredis.Miniredis, error) {
 	return m, nil
 }
 
-// run starts the roles. When it stops them, workers end after the roles that give them work, as in
-// a deployment that is stopped in order.
+// run runs all roles until ctx ends or one of them fails.
 func run(ctx context.Context, p *app.Process, started func(addr string)) error {
 	b, err := roles.Connect(ctx, p)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	reducers := reducer.NewRegistry()
-	err = stage.RunAll(ctx,
-		func(ctx context.Context) error { return roles.Ingest(reducers, started)(ctx, p.As("ingest"), b) },
-		func(ctx context.Context) error { return roles.Fetcher(ctx, p.As("fetcher"), b) },
-		func(ctx context.Context) error { return roles.Dispatcher(ctx, p.As("dispatcher"), b) },
-		func(ctx context.Context) error { return roles.BuiltIn(ctx, p.As("worker"), b) },
-		func(ctx context.Context) error { return roles.Watcher(reducers)(ctx, p.As("watcher"), b) },
-		func(ctx context.Context) error { return roles.Aggregator(reducers)(ctx, p.As("aggregator"), b) },
-	)
+	var all []func(context.Context) error
+	for name, role := range roles.All(started) {
+		all = append(all, func(ctx context.Context) error { return role(ctx, p.As(name), b) })
+	}
+	err = stage.RunAll(ctx, all...)
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}

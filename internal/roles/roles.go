@@ -30,7 +30,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Role is a function that runs a role in a process until its context ends.
+// Role runs a role in a process until its context ends.
 type Role func(context.Context, *app.Process) error
 
 // Base holds what every role of a process needs: the Redis connection and the key space.
@@ -38,6 +38,9 @@ type Base struct {
 	Conn  *redisx.Conn
 	Space keyspace.Space
 }
+
+// BasedRole is a role on a connection that it may share with other roles of the process.
+type BasedRole func(context.Context, *app.Process, Base) error
 
 // fewPartitions is a number of partitions below which a Cluster's masters get unequal numbers of
 // partitions.
@@ -117,7 +120,7 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 // Ingest returns the role that accepts submissions over HTTP and from the ingest stream. It needs
 // the reducers written in Go to validate a group's aggregates. Unless listening is nil, the role
 // calls it with the API's address before it accepts submissions.
-func Ingest(reducers *reducer.Registry, listening func(addr string)) func(context.Context, *app.Process, Base) error {
+func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
 			AutoPipelineWithOptions(*redis.AutoPipelineOptions) (*redis.AutoPipeliner, error)
@@ -189,7 +192,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 
 // Worker returns the role that runs jobs with the given processors. Its admin server shows the
 // slots (GET /pool) and changes their number (PUT /pool).
-func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Base) error {
+func Worker(procs ...processor.Processor) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config
 		congestion := ledger.Congestion{
@@ -219,8 +222,8 @@ func Worker(procs ...processor.Processor) func(context.Context, *app.Process, Ba
 			Congestion:   congestion,
 			OnStart:      HooksOf(ctx).Started,
 		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
-		if err != nil {
-			return err
+		if err != nil { // WORKER_TYPES and the processors do not fit together
+			return fmt.Errorf("%w: %w", app.ErrConfig, err)
 		}
 		p.HandleAdmin("GET /pool", http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			writeJSON(rw, w.Status())
@@ -250,7 +253,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 }
 
 // Watcher moves groups through their states, publishes events, cleans up and audits.
-func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
+func Watcher(reducers *reducer.Registry) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		events, err := wm.NewPublisher(b.Conn, nil)
 		if err != nil {
@@ -276,7 +279,7 @@ func Watcher(reducers *reducer.Registry) func(context.Context, *app.Process, Bas
 }
 
 // Aggregator reduces results, also with reducers written in Go.
-func Aggregator(reducers *reducer.Registry) func(context.Context, *app.Process, Base) error {
+func Aggregator(reducers *reducer.Registry) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		return aggregator.New(aggregator.Config{Block: p.Config.Worker.Timeout, Lease: p.Config.Worker.Lease},
 			b.Conn, b.Space, p.Tel, p.Instance, reducers).Run(ctx)
@@ -285,7 +288,7 @@ func Aggregator(reducers *reducer.Registry) func(context.Context, *app.Process, 
 
 // Alone returns a role that connects to Redis by itself, for a process with one role. If ctx ends
 // before Redis answers, it does not call run.
-func Alone(run func(context.Context, *app.Process, Base) error) Role {
+func Alone(run BasedRole) Role {
 	return func(ctx context.Context, p *app.Process) error {
 		b, err := Connect(ctx, p)
 		if err != nil || ctx.Err() != nil {
