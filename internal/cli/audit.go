@@ -186,19 +186,16 @@ func (r *Root) showAudit(report audit.Report, repairs []repair.Result, receipts 
 		compared = &n
 		scope += fmt.Sprintf(", %s receipts", thousands(int64(n)))
 	}
-	if r.JSON {
-		if err := r.Print(struct {
-			audit.Report
-			Receipts *int            `json:"receipts,omitempty"`
-			Repairs  []repair.Result `json:"repairs,omitzero"`
-		}{report, compared, repairs}); err != nil {
-			return err
+	shown := struct {
+		audit.Report
+		Receipts *int            `json:"receipts,omitempty"`
+		Repairs  []repair.Result `json:"repairs,omitzero"`
+	}{report, compared, repairs}
+	err := r.show(shown, func(t table) {
+		if report.OK {
+			t.row("ok: " + scope)
+			return
 		}
-	} else if report.OK {
-		_, err := fmt.Fprintf(r.Out, "ok: %s\n", scope)
-		return err
-	} else {
-		t := newTable(r.Out)
 		t.row("LAW", "PARTITION", "GROUP", "JOB", "DETAIL")
 		for _, v := range report.Violations {
 			job := ""
@@ -207,9 +204,9 @@ func (r *Root) showAudit(report audit.Report, repairs []repair.Result, receipts 
 			}
 			t.row(v.Law, v.Partition, v.Group, job, v.Detail)
 		}
-		if err := t.flush(); err != nil {
-			return err
-		}
+	})
+	if err != nil {
+		return err
 	}
 	if !report.OK {
 		return fmt.Errorf("the audit of %s found violations: %s", scope, thousands(report.Total()))

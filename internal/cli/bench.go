@@ -5,7 +5,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -99,13 +98,7 @@ func (r *Root) prepareExperiment(o *bench.Options, set *variables) (done func(),
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	o.Role = []string{self, "role"}
-	bar := r.newBar("bench", 1)
-	var mu sync.Mutex // several runs may report at the same time
-	o.Progress = func(part string, done, total int64) {
-		mu.Lock()
-		defer mu.Unlock()
-		bar.setText(part, "")
-		bar.setProgress(done, max(total, 1))
-	}
+	bar := r.newProgress()
+	o.Progress = func(part string, done, total int64) { bar.show("bench", part, "", done, max(total, 1)) }
 	return bar.stop, nil
 }

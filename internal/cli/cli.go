@@ -10,7 +10,7 @@ import (
 	"io"
 	"net/url"
 	"os"
-	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/app"
 )
 
 // Exit codes of the process; they are a contract.
@@ -52,7 +53,6 @@ type Root struct {
 	JSON    bool // --json
 	address string
 	started bool // the command runs, so its flags and arguments are valid
-	area    *barArea
 }
 
 // Command creates a command. RunE of the command returns errors and does not print them.
@@ -60,15 +60,15 @@ type Command func(*Root) *cobra.Command
 
 // commands are the commands of this package.
 var commands = []Command{
-	newSubmit, newStatus, newWatch, newResults, newFailures, newCancel, newPause, newResume, newRetry, newWhy,
-	newTenant, newType, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole,
+	newSubmit, newStatus, newWatch, newResults, newFailures, newWhy, newTenant, newType, newDeadLetters, newStats,
+	newAudit, newDev, newDemo, newBench, newRole,
 }
 
 // Main runs the command line args and returns its exit code. more adds commands to those of this
 // package.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
-	cmd := r.command(append(append([]Command{}, commands...), more...))
+	cmd := r.command(slices.Concat(commands, groupActions(), more))
 	cmd.SetArgs(args)
 	return r.exitCode(ctx, cmd.ExecuteContext(ctx))
 }
@@ -79,12 +79,14 @@ func (r *Root) command(all []Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "bulkaction",
 		Short:         "Run bulk actions: submit groups of jobs, follow them, see their results",
-		Version:       version(),
+		Version:       app.Version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Long: "Run bulk actions: submit groups of jobs, follow them, see their results.\n\n" +
 			"Data goes to standard output, progress to standard error and only on a terminal.\n" +
 			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group ended with failed jobs, 130 interrupted.",
+		// runs when the flags and arguments of a command are found valid
+		PersistentPreRun: func(*cobra.Command, []string) { r.started = true },
 	}
 	root.SetIn(r.In)
 	root.SetOut(r.Out)
@@ -99,32 +101,9 @@ func (r *Root) command(all []Command) *cobra.Command {
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
 	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item")
 	for _, c := range all {
-		cmd := c(r)
-		r.recordStart(cmd)
-		root.AddCommand(cmd)
+		root.AddCommand(c(r))
 	}
 	return root
-}
-
-// recordStart sets r.started when the command or one of its subcommands runs. An error before that
-// is a mistake in flags or arguments.
-func (r *Root) recordStart(cmd *cobra.Command) {
-	for _, sub := range cmd.Commands() {
-		r.recordStart(sub)
-	}
-	if run := cmd.RunE; run != nil {
-		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			r.started = true
-			return run(cmd, args)
-		}
-	}
-}
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "(devel)"
 }
 
 // API returns a client for the address of --api.
@@ -145,6 +124,51 @@ func (r *Root) Print(v any) error {
 	e := json.NewEncoder(r.Out)
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
+}
+
+// show prints v: with --json as JSON, otherwise as the rows that rows adds to a table.
+func (r *Root) show(v any, rows func(table)) error {
+	if r.JSON {
+		return r.Print(v)
+	}
+	t := newTable(r.Out)
+	rows(t)
+	return t.flush()
+}
+
+// ask returns the RunE of a command that makes one call of the API and shows the answer.
+func ask[T any](
+	r *Root, call func(ctx context.Context, a *client.API, args []string) (T, error), rows func(table, T),
+) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		a, err := r.API()
+		if err != nil {
+			return err
+		}
+		answer, err := call(cmd.Context(), a, args)
+		if err != nil {
+			return err
+		}
+		return r.show(answer, func(t table) { rows(t, answer) })
+	}
+}
+
+// parentCommand returns a command that only has subcommands.
+func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Command {
+	names := make([]string, len(subcommands))
+	for i, m := range subcommands {
+		names[i] = m.Name()
+	}
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: short,
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return usagef("%s needs a subcommand: %s", name, strings.Join(names, ", "))
+		},
+	}
+	cmd.AddCommand(subcommands...)
+	return cmd
 }
 
 // Notef writes a line to Err.

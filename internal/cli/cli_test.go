@@ -210,4 +210,8 @@ func TestExitCodeOfAnEndedGroup(t *testing.T) {
 	require.ErrorAs(t, failedJobs(api.Group{Status: api.StatusCancelled, Counts: api.Counts{Failed: 1}}), &failed)
 	require.ErrorAs(t, failedJobs(api.Group{Status: api.StatusFailed}), &failed)
 	require.Empty(t, advice(errors.New("something else")))
+	require.Equal(t, "See them with `bulkaction failures g`, run them again with `bulkaction retry g`.",
+		advice(failedJobs(api.Group{ID: "g", Status: api.StatusFailed, FailuresByCode: map[string]int64{"SMTP_550": 2}})))
+	require.Contains(t, advice(failedJobs(api.Group{ID: "g", Status: api.StatusFailed, FailuresByCode: map[string]int64{"SMTP_550": 2, "LOST": 3}})),
+		"3 of them vanished from Redis: their errors say which must be submitted again in a new group.")
 }

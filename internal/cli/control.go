@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -12,116 +14,106 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-func newPause(r *Root) *cobra.Command {
-	return &cobra.Command{
-		Use:   "pause GROUP",
-		Short: "Pause a group: none of its jobs starts until it is resumed; running jobs finish",
-		Args:  requireGroup,
-		RunE:  r.groupCommand((*client.API).Pause, statePaused),
-	}
-}
-
-func newResume(r *Root) *cobra.Command {
-	return &cobra.Command{
-		Use:   "resume GROUP",
-		Short: "Resume a paused group",
-		Args:  requireGroup,
-		RunE:  r.groupCommand((*client.API).Resume, stateResumed),
-	}
-}
-
-func newType(r *Root) *cobra.Command {
-	return parentCommand("type", "Pause and resume job types; `stats` shows those that are paused",
-		&cobra.Command{
-			Use:   "pause TYPE",
-			Short: "Pause a type: none of its jobs starts until it is resumed; running jobs finish",
-			Args:  requireID("type"),
-			RunE: r.pauseOrResume(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
-				r.warnUnknownType(ctx, a, id)
-				return a.PauseType(ctx, id)
-			}),
-		},
-		&cobra.Command{
-			Use:   "resume TYPE",
-			Short: "Resume a paused type",
-			Args:  requireID("type"),
-			RunE:  r.pauseOrResume((*client.API).ResumeType),
-		})
-}
-
 // States that a command prints.
 const (
 	statePaused  = "paused"
 	stateResumed = "resumed"
 )
 
-// warnUnknownType warns before a type is paused that has neither jobs nor workers. The name may
-// have a typing error, or its jobs may come later.
-func (r *Root) warnUnknownType(ctx context.Context, a *client.API, typ string) {
-	stats, err := a.Stats(ctx)
-	if err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ }) {
-		return // the call itself returns the same error
+// groupActions returns the commands that change one group.
+func groupActions() []Command {
+	var all []Command
+	for _, action := range []struct {
+		name, short string
+		do          func(*client.API, context.Context, string) (api.Accepted, error)
+		pauseState  string // "" for an action whose effect the status shows
+	}{
+		{"cancel", "Cancel a group at once: none of its jobs starts any more", (*client.API).Cancel, ""},
+		{"pause", "Pause a group: none of its jobs starts until it is resumed; running jobs finish",
+			(*client.API).Pause, statePaused},
+		{"resume", "Resume a paused group", (*client.API).Resume, stateResumed},
+		{"retry", "Run the failed jobs of an ended group again", (*client.API).Retry, ""},
+	} {
+		all = append(all, func(r *Root) *cobra.Command {
+			return &cobra.Command{
+				Use:   action.name + " GROUP",
+				Short: action.short,
+				Args:  requireID("group"),
+				RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (actionAnswer, error) {
+					accepted, err := action.do(a, ctx, args[0])
+					answer := actionAnswer{Accepted: accepted}
+					if action.pauseState != "" {
+						paused := action.pauseState == statePaused
+						answer.Paused = &paused
+					}
+					return answer, err
+				}, func(t table, answer actionAnswer) {
+					cells := []any{answer.ID, answer.Status}
+					if action.pauseState != "" {
+						cells = append(cells, action.pauseState)
+					}
+					t.row(cells...)
+				}),
+			}
+		})
 	}
-	r.Notef(
-		"Type %s is unknown: it has neither jobs nor workers. It stays paused until `bulkaction type resume %s`.",
-		typ, typ,
-	)
+	return all
 }
 
-// warnUnknownTenant warns before a tenant is paused that has neither groups nor settings.
-func (r *Root) warnUnknownTenant(ctx context.Context, a *client.API, tenant string) {
-	if _, err := a.Tenant(ctx, tenant); isNotFound(err) {
-		r.Notef(
-			"Tenant %s is unknown: it has neither groups nor settings. It stays paused until "+
-				"`bulkaction tenant resume %s`.",
-			tenant, tenant,
-		)
+// actionAnswer is the answer to a change of a group.
+type actionAnswer struct {
+	api.Accepted
+	Paused *bool `json:"paused,omitempty"` // nil for an action that neither pauses nor resumes
+}
+
+func newType(r *Root) *cobra.Command {
+	known := func(ctx context.Context, a *client.API, typ string) bool {
+		stats, err := a.Stats(ctx)
+		return err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ })
+	}
+	return parentCommand("type", "Pause and resume job types; `stats` shows those that are paused",
+		newPause(r, "type", (*client.API).PauseType, known, "Type %s is unknown: it has neither jobs nor workers."),
+		newResume(r, "type", (*client.API).ResumeType))
+}
+
+// pauseCall pauses or resumes a tenant or type.
+type pauseCall func(*client.API, context.Context, string) (api.Paused, error)
+
+// newPause returns the command that pauses a tenant or type. The command warns first if known
+// returns false, because the name may have a typing error; but jobs of this name may come later.
+func newPause(
+	r *Root, kind string, pause pauseCall, known func(context.Context, *client.API, string) bool, warning string,
+) *cobra.Command {
+	return &cobra.Command{
+		Use:   "pause " + strings.ToUpper(kind),
+		Short: "Pause a " + kind + ": none of its jobs starts until it is resumed; running jobs finish",
+		Args:  requireID(kind),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Paused, error) {
+			if !known(ctx, a, args[0]) {
+				r.Notef(warning+" It stays paused until `bulkaction %s resume %s`.", args[0], kind, args[0])
+			}
+			return pause(a, ctx, args[0])
+		}, pauseRow),
 	}
 }
 
-// pauseOrResume returns a command that calls do, which pauses or resumes a tenant or type, and
-// prints the new state.
-func (r *Root) pauseOrResume(
-	do func(*client.API, context.Context, string) (api.Paused, error),
-) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		a, err := r.API()
-		if err != nil {
-			return err
-		}
-		p, err := do(a, cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		if r.JSON {
-			return r.Print(p)
-		}
-		state := stateResumed
-		if p.Paused {
-			state = statePaused
-		}
-		t := newTable(r.Out)
-		t.row(p.ID, state)
-		return t.flush()
+func newResume(r *Root, kind string, resume pauseCall) *cobra.Command {
+	return &cobra.Command{
+		Use:   "resume " + strings.ToUpper(kind),
+		Short: "Resume a paused " + kind,
+		Args:  requireID(kind),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Paused, error) {
+			return resume(a, ctx, args[0])
+		}, pauseRow),
 	}
 }
 
-// parentCommand returns a command that only has subcommands.
-func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Command {
-	names := make([]string, len(subcommands))
-	for i, m := range subcommands {
-		names[i] = m.Name()
+func pauseRow(t table, p api.Paused) {
+	state := stateResumed
+	if p.Paused {
+		state = statePaused
 	}
-	cmd := &cobra.Command{
-		Use:   name,
-		Short: short,
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return usagef("%s needs a subcommand: %s", name, strings.Join(names, ", "))
-		},
-	}
-	cmd.AddCommand(subcommands...)
-	return cmd
+	t.row(p.ID, state)
 }
 
 // requireID accepts exactly one argument: a valid id. kind names it in errors, for example
@@ -141,4 +133,9 @@ func checkID(kind, id string) error {
 		return usagef("%s id %q: must match ^[A-Za-z0-9._-]{1,128}$", kind, id)
 	}
 	return nil
+}
+
+func isNotFound(err error) bool {
+	e, ok := errors.AsType[*client.Error](err)
+	return ok && e.Status == http.StatusNotFound
 }

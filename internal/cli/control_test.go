@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -95,6 +96,10 @@ func (f *fakeAPI) job(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer unlock()
+	if n, err := strconv.Atoi(r.PathValue("ordinal")); err != nil || n >= len(g.jobs) {
+		problem(w, http.StatusNotFound, "job "+g.ID+"."+r.PathValue("ordinal")+": not found")
+		return
+	}
 	j := api.Job{ID: g.ID + "." + r.PathValue("ordinal"), Group: g.ID, State: "in_flight", Attempts: 1}
 	if r.PathValue("ordinal") != "0" {
 		why := fakeWhy(j.ID)
@@ -150,6 +155,21 @@ func TestTenantSet(t *testing.T) {
 	}
 }
 
+func TestTenantSetSaysWhatAFractionOfAPermitBecomes(t *testing.T) {
+	f := newFakeAPI(t)
+	for rps, says := range map[string]string{
+		"1.5": "A window has whole permits, at least 1: --rps 1.5 allows 1 in each window of 1000 ms, which is 1 a second. " +
+			"A longer BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW is more exact.\n",
+		"0.25": "A window has whole permits, at least 1: --rps 0.25 allows 1 in each window of 1000 ms, which is 1 a second. " +
+			"A longer BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW is more exact.\n",
+		"50": "",
+	} {
+		got := f.exec(t.Context(), console{}, "tenant", "set", "acme", "--rps", rps)
+		require.Equal(t, exitOK, got.code)
+		require.Equal(t, says, got.err)
+	}
+}
+
 func TestTenantShow(t *testing.T) {
 	f := newFakeAPI(t)
 	f.tenants["acme"] = api.TenantSettings{Weight: ptr(2.5), BasePriority: ptr(int64(-1234))}
@@ -185,7 +205,7 @@ last           2030-01-02 03:04:05Z
 func TestLimitsOfSeveralPartitions(t *testing.T) {
 	var out strings.Builder
 	tenant := api.Tenant{ID: "acme", Window: api.TenantWindow{WindowMS: 1000, Used: 1, Limit: 1, GlobalUsed: 3, GlobalLimit: 3}}
-	require.NoError(t, tenantTable(&out, tenant, 6))
+	require.NoError(t, (&Root{IO: IO{Out: &out}}).show(nil, func(t table) { tenantRows(t, tenant, 6) }))
 	require.Contains(t, out.String(), "its partition       3      3, its part of 6 for all tenants\n")
 	require.NotContains(t, out.String(), "\nall tenants")
 
@@ -216,6 +236,12 @@ func TestDevRefusesWrongSettings(t *testing.T) {
 	require.Equal(t, exitUsage, got.code)
 	require.Contains(t, got.err, `BULKACTION_WORKER_COUNT="none": must be`)
 	require.Contains(t, got.err, "bulkaction: some settings are wrong: the lines above say which\n")
+
+	t.Setenv("BULKACTION_WORKER_COUNT", "")
+	t.Setenv("BULKACTION_WORKER_TYPES", "SEND_MAIL")
+	got = console{}.exec(t.Context(), "dev", "--addr", "127.0.0.1:0")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, `BULKACTION_WORKER_TYPES: there is no processor for type \"SEND_MAIL\"`)
 }
 
 func TestSubmitWarnsOfARunAtInThePast(t *testing.T) {
@@ -258,6 +284,12 @@ Limit             12.5 a second for its tenant; 12 of 12 used in this window of 
 		"Last error        SMTP_451: later  [31m (2030-01-02 03:04:05Z)\n", ""}, f.exec(t.Context(), console{}, "why", "g", "1"))
 	require.Equal(t, run{exitOK, "Job     g.0\nState   in flight\n", ""}, f.exec(t.Context(), console{}, "why", "g", "0"))
 
+	got := f.exec(t.Context(), console{}, "why", "g", "2")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "404 Not Found: job g.2: not found\nGroup g exists; the ordinals of its jobs are 0 to 1.\n")
+	got = f.exec(t.Context(), console{}, "why", "nosuch", "0")
+	require.Contains(t, got.err, "\nCheck the group's id")
+
 	var why api.Why
 	require.NoError(t, json.Unmarshal([]byte(f.exec(t.Context(), console{}, "why", "g", "--json").out), &why))
 	require.Equal(t, fakeWhy("g.0"), why)
@@ -268,7 +300,7 @@ Limit             12.5 a second for its tenant; 12 of 12 used in this window of 
 
 func TestStatsShowsPausedTypes(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, statsTable(&out, api.Stats{Types: []api.TypeStats{{Type: "A", Paused: true}, {Type: "B"}}}))
+	require.NoError(t, (&Root{IO: IO{Out: &out}}).show(nil, func(t table) { statsRows(t, api.Stats{Types: []api.TypeStats{{Type: "A", Paused: true}, {Type: "B"}}}) }))
 	require.Contains(t, out.String(), "A (paused)   0")
 	require.NotContains(t, out.String(), "B (paused)")
 }

@@ -1,9 +1,6 @@
 package cli
 
 import (
-	"fmt"
-	"iter"
-
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -25,15 +22,24 @@ func newDeadLetters(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			more := false
-			wanted := func(d api.DeadLetter) bool {
-				return (code == "" || d.Code == code) && (group == "" || d.Group == group)
+			seen, more := 0, false
+			letters := func(yield func(api.DeadLetter, error) bool) {
+				for d, err := range a.DeadLetters(cmd.Context()) {
+					if err == nil && (code != "" && d.Code != code || group != "" && d.Group != group) {
+						continue
+					}
+					if more = err == nil && limit > 0 && seen == limit; more || !yield(d, err) {
+						return
+					}
+					seen++
+				}
 			}
-			letters := firstN(limit, filter(wanted, a.DeadLetters(cmd.Context())), &more)
-			const format = "%-20v %-24v %-16v %-16v %-20v %v"
-			head := fmt.Sprintf(format, "AT", "JOB", "TENANT", "TYPE", "CODE", "ERROR")
-			err = printLines(r, letters, head, func(d api.DeadLetter) string {
-				return fmt.Sprintf(format, formatTime(d.At), d.Job, d.Tenant, d.Type, d.Code, d.Error)
+			err = printLines(r, letters, &columns[api.DeadLetter]{
+				format: "%-20v %-24v %-16v %-16v %-20v %v",
+				head:   []any{"AT", "JOB", "TENANT", "TYPE", "CODE", "ERROR"},
+				cells: func(d api.DeadLetter) []any {
+					return []any{formatTime(d.At), d.Job, d.Tenant, d.Type, d.Code, d.Error}
+				},
 			})
 			if more {
 				r.Notef("Only the newest %d are printed; --limit 0 prints all.", limit)
@@ -45,32 +51,4 @@ func newDeadLetters(r *Root) *cobra.Command {
 	cmd.Flags().StringVar(&code, "code", "", "only jobs that failed with this code, such as LOST")
 	cmd.Flags().StringVar(&group, "group", "", "only jobs of this group")
 	return cmd
-}
-
-// filter returns the items for which wanted is true, and all errors.
-func filter[T any](wanted func(T) bool, items iter.Seq2[T, error]) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		for item, err := range items {
-			if (err != nil || wanted(item)) && !yield(item, err) {
-				return
-			}
-		}
-	}
-}
-
-// firstN returns the first n items; all if n is 0. It sets *more if there are more.
-func firstN[T any](n int, items iter.Seq2[T, error], more *bool) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		seen := 0
-		for item, err := range items {
-			if n > 0 && seen == n {
-				*more = err == nil
-				return
-			}
-			if !yield(item, err) {
-				return
-			}
-			seen++
-		}
-	}
 }

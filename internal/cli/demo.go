@@ -33,8 +33,12 @@ func newDemo(r *Root) *cobra.Command {
 				r.Notef("Sending %s e-mails of %d tenants by SMTP to a sink on this machine, on %s.",
 					thousands(int64(o.Jobs)), o.Tenants, redis)
 			}
-			bars := r.newBars()
-			o.Progress = bars.show
+			bars := r.newProgress()
+			o.Progress = func(groups []api.Group) {
+				for _, g := range groups {
+					bars.showGroup(g.Tenant, g)
+				}
+			}
 			shown := false
 			if stay {
 				o.Stay = func(result demo.Result, address string) {
@@ -98,27 +102,4 @@ func (r *Root) showDemo(d demo.Result) error {
 		thousands(d.Done), thousands(d.Jobs), d.ElapsedSeconds, thousands(int64(d.JobsPerSecond)),
 		thousands(d.SinkReceived), d.ThrottlesPerJob, audit)
 	return err
-}
-
-// bars has one progress bar for each group.
-type bars struct {
-	r       *Root
-	byGroup map[string]*bar
-}
-
-func (r *Root) newBars() *bars { return &bars{r: r, byGroup: map[string]*bar{}} }
-
-func (b *bars) show(groups []api.Group) {
-	for _, g := range groups {
-		if b.byGroup[g.ID] == nil {
-			b.byGroup[g.ID] = b.r.newBar(g.Tenant, g.Counts.Accepted)
-		}
-		b.byGroup[g.ID].showGroup(g)
-	}
-}
-
-func (b *bars) stop() {
-	for _, bar := range b.byGroup {
-		bar.stop()
-	}
 }

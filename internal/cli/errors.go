@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -57,6 +56,7 @@ func withHint(err error, format string, args ...any) error {
 type failedJobsError struct {
 	group      string // "" if the jobs are of several groups
 	failed, of int64
+	lost       int64 // how many of them vanished from Redis
 }
 
 func (e *failedJobsError) Error() string {
@@ -71,7 +71,10 @@ func failedJobs(g api.Group) error {
 	if !g.Status.Ended() || (g.Counts.Failed == 0 && g.Status != api.StatusFailed) {
 		return nil
 	}
-	return &failedJobsError{group: g.ID, failed: g.Counts.Failed, of: g.Counts.Accepted}
+	return &failedJobsError{
+		group: g.ID, failed: g.Counts.Failed, of: g.Counts.Accepted,
+		lost: g.FailuresByCode["LOST"] + g.FailuresByCode["PAYLOAD_LOST"],
+	}
 }
 
 // printError prints an error and the hint for it.
@@ -92,6 +95,12 @@ func advice(err error) string {
 		return e.hint
 	}
 	if e, ok := errors.AsType[*failedJobsError](err); ok && e.group != "" {
+		if e.lost > 0 {
+			return fmt.Sprintf("See them with `bulkaction failures %[1]s`. %[2]d of them vanished from Redis: their "+
+				"errors say which must be submitted again in a new group. "+
+				"`bulkaction retry %[1]s` runs the others again.",
+				e.group, e.lost)
+		}
 		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.",
 			e.group)
 	}
@@ -113,12 +122,4 @@ func advice(err error) string {
 		return "The server's log says more."
 	}
 	return ""
-}
-
-// requireGroup accepts exactly one argument: the id of a group.
-func requireGroup(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return usagef("%s needs the id of one group, got %d arguments", cmd.Name(), len(args))
-	}
-	return checkID("group", args[0])
 }

@@ -4,24 +4,35 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 )
 
-// printLines prints items as they come: a line of JSON each, or on a terminal, if row is not nil, a
-// table with head as its first line.
-func printLines[T any](r *Root, items iter.Seq2[T, error], head string, row func(T) string) error {
-	table := row != nil && r.OutIsTerminal && !r.JSON
+// columns describes the table of a list that is printed item by item. Its columns have fixed
+// widths, because the later items are not known when the first one is printed.
+type columns[T any] struct {
+	format string // of a row
+	head   []any
+	cells  func(T) []any
+}
+
+// printLines prints items as they come: a line of JSON each, or on a terminal, if c is not nil, as
+// the rows of a table.
+func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error {
 	out := bufio.NewWriterSize(r.Out, 64<<10)
 	e := json.NewEncoder(out)
 	e.SetEscapeHTML(false)
-	if table {
-		_, _ = out.WriteString(head + "\n") // Flush returns its error
+	write := func(item T) error { return e.Encode(item) }
+	if c != nil && r.OutIsTerminal && !r.JSON {
+		_, _ = fmt.Fprintf(out, c.format+"\n", c.head...) // Flush returns its error
+		write = func(item T) error {
+			_, err := out.WriteString(printable(fmt.Sprintf(c.format, c.cells(item)...)) + "\n")
+			return err
+		}
 	}
 	for item, err := range items {
-		if err == nil && table {
-			_, err = out.WriteString(printable(row(item)) + "\n")
-		} else if err == nil {
-			err = e.Encode(item)
+		if err == nil {
+			err = write(item)
 		}
 		if err == nil && r.OutIsTerminal {
 			err = out.Flush()

@@ -3,6 +3,7 @@ package cli
 import (
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"github.com/vbauerster/mpb/v8"
@@ -12,41 +13,29 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bar is a progress bar on Err. If Err is no terminal, the bar is nil and its methods do nothing.
-// Several bars can be shown at the same time, each on a line of its own. setText and setProgress
-// may be called by any goroutine, the other methods only by the one that runs the command.
-type bar struct {
-	root    *Root
-	name    string
-	bar     *mpb.Bar
-	label   atomic.Pointer[string]
-	note    atomic.Pointer[string]
+// progress shows progress bars on Err, each with a name and on a line of its own. If Err is no
+// terminal, it is nil and its methods do nothing. Any goroutine may call its methods.
+type progress struct {
+	out io.Writer
+
+	mu      sync.Mutex
+	area    *mpb.Progress // nil until the first bar is shown: errors come without a bar
+	bars    map[string]*bar
 	stopped bool
 }
 
-// barArea is the part of Err in which bars are drawn. It exists as long as there is a bar.
-type barArea struct {
-	container *mpb.Progress
-	bars      int
+type bar struct {
+	*mpb.Bar
+	label, note atomic.Pointer[string]
 }
 
-// newBar shows a new bar. Nothing else may write to Err until all bars are stopped.
-func (r *Root) newBar(name string, total int64) *bar {
+// newProgress returns a progress without bars. Nothing else may write to Err between the first call
+// of show and stop.
+func (r *Root) newProgress() *progress {
 	if !r.IsTerminal {
 		return nil
 	}
-	if r.area == nil {
-		r.area = &barArea{container: mpb.New(mpb.WithOutput(barOutput(r.Err, term.GetSize)), mpb.WithAutoRefresh())}
-	}
-	r.area.bars++
-	b := &bar{root: r, name: name}
-	b.setText("", "")
-	b.bar = r.area.container.AddBar(total,
-		mpb.BarWidth(24),
-		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string { return *b.label.Load() }, decor.WCSyncSpaceR)),
-		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return *b.note.Load() })),
-	)
-	return b
+	return &progress{out: barOutput(r.Err, term.GetSize), bars: map[string]*bar{}}
 }
 
 // barOutput returns the writer for bars. The library draws nothing on a terminal that reports a
@@ -63,53 +52,70 @@ func barOutput(out io.Writer, size func(fd int) (width, height int, err error)) 
 	return out
 }
 
-// setText sets the text between the bar's name and the bar, and the text behind the bar.
-func (b *bar) setText(state, note string) {
-	if b == nil {
+// show sets the bar of this name: the text between the name and the bar, the text behind the bar,
+// and how full the bar is. It does nothing after stop.
+func (p *progress) show(name, state, note string, current, total int64) {
+	if p == nil {
 		return
 	}
-	label := b.name
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		return
+	}
+	label := name
 	if label != "" && state != "" {
 		label += " "
 	}
 	label, note = label+state+" ", "  "+note
+	b := p.bars[name]
+	if b == nil {
+		b = &bar{}
+		p.bars[name] = b
+	}
 	b.label.Store(&label)
 	b.note.Store(&note)
+	if b.Bar == nil {
+		b.Bar = p.add(b, total)
+	}
+	b.SetTotal(total, false)
+	b.SetCurrent(current)
 }
 
-// setProgress sets how full the bar is.
-func (b *bar) setProgress(current, total int64) {
-	if b == nil {
-		return
+func (p *progress) add(b *bar, total int64) *mpb.Bar {
+	if p.area == nil {
+		p.area = mpb.New(mpb.WithOutput(p.out), mpb.WithAutoRefresh())
 	}
-	b.bar.SetTotal(total, false)
-	b.bar.SetCurrent(current)
+	return p.area.AddBar(total,
+		mpb.BarWidth(24),
+		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string { return *b.label.Load() }, decor.WCSyncSpaceR)),
+		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return *b.note.Load() })),
+	)
 }
 
-// showGroup shows the state and the progress of a group.
-func (b *bar) showGroup(g api.Group) {
-	if b == nil {
-		return
-	}
+// showGroup shows the state and the progress of a group on the bar of this name.
+func (p *progress) showGroup(name string, g api.Group) {
 	note := progressText(g)
 	if g.Counts.Failed > 0 {
 		note += ", " + thousands(g.Counts.Failed) + " failed"
 	}
-	b.setText(groupState(g), note)
-	b.setProgress(g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
+	p.show(name, groupState(g), note, g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
-// stop stops updating this bar; its last state stays on the terminal. After the last bar has
-// stopped, other code may write to Err again. A second call does nothing.
-func (b *bar) stop() {
-	if b == nil || b.stopped {
+// stop leaves the last state of the bars on the terminal. Afterwards other code may write to Err. A
+// second call does nothing.
+func (p *progress) stop() {
+	if p == nil {
 		return
 	}
-	b.stopped = true
-	b.bar.Abort(false)
-	area := b.root.area
-	if area.bars--; area.bars == 0 {
-		area.container.Wait()
-		b.root.area = nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped = true; p.area == nil {
+		return
 	}
+	for _, b := range p.bars {
+		b.Abort(false)
+	}
+	p.area.Wait()
+	p.area = nil
 }

@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"io"
+	"context"
 	"maps"
 	"slices"
 	"strconv"
@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
 )
 
 func newStats(r *Root) *cobra.Command {
@@ -17,25 +18,12 @@ func newStats(r *Root) *cobra.Command {
 		Use:   "stats",
 		Short: "Show waiting and running jobs by type, and the processes of all roles",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			s, err := a.Stats(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if r.JSON {
-				return r.Print(s)
-			}
-			return statsTable(r.Out, s)
-		},
+		RunE: ask(r, func(ctx context.Context, a *client.API, _ []string) (api.Stats, error) { return a.Stats(ctx) },
+			statsRows),
 	}
 }
 
-func statsTable(out io.Writer, s api.Stats) error {
-	t := newTable(out)
+func statsRows(t table, s api.Stats) {
 	t.row("Groups", thousands(s.Groups))
 	t.row("Active tenants", thousands(s.ActiveTenants))
 	t.row("Started per second", strconv.FormatFloat(s.StartedPerSec, 'f', 1, 64))
@@ -69,7 +57,6 @@ func statsTable(out io.Writer, s api.Stats) error {
 		}
 		t.row(st.ID, role, countsText(st.Counts), formatTime(st.SeenAt))
 	}
-	return t.flush()
 }
 
 func limitText(l api.RateLimit) string {

@@ -121,7 +121,7 @@ func (s *submission) await(ctx context.Context, a *client.API, out *submitted) e
 	if s.root.JSON {
 		return nil
 	}
-	return groupTable(s.root.Out, g)
+	return s.root.show(g, func(t table) { groupRows(t, g) })
 }
 
 // checkOutcome returns an error if lines were rejected or, with --wait, if jobs failed or the group

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"net/http"
 	"strings"
-	"sync/atomic"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
@@ -50,9 +49,12 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Gro
 		return submitted{}, s.withResumeHint(err, accepted.ID, appended)
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
-		_, err := a.Cancel(ctx, accepted.ID)
-		return submitted{}, joinReason(fmt.Errorf("none of %d lines was accepted, so group %s is cancelled",
-			appended.RejectedTotal, accepted.ID), err)
+		if _, err := a.Cancel(ctx, accepted.ID); err != nil {
+			return submitted{}, fmt.Errorf("none of %d lines was accepted, and group %s could not be cancelled: %w",
+				appended.RejectedTotal, accepted.ID, err)
+		}
+		return submitted{}, fmt.Errorf("none of %d lines was accepted, so group %s is cancelled",
+			appended.RejectedTotal, accepted.ID)
 	}
 	if !s.noSeal {
 		if accepted, err = a.Seal(ctx, accepted.ID, nil); err != nil {
@@ -68,8 +70,7 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Gro
 func (s *submission) append(
 	ctx context.Context, a *client.API, group string, m *progressReader, csv bool,
 ) (api.Appended, error) {
-	m.bar = s.root.newBar("sending", m.size)
-	defer m.bar.stop()
+	m.bar = s.root.newProgress()
 	do := a.AppendNDJSON
 	if csv {
 		do = a.AppendCSV
@@ -144,14 +145,6 @@ func (s *submission) withResumeHint(err error, group string, appended api.Append
 		group, appended.Accepted, again, group)
 }
 
-// joinReason adds a second error, which happened while err was handled.
-func joinReason(err, reason error) error {
-	if reason == nil {
-		return err
-	}
-	return fmt.Errorf("%w (%w)", err, reason)
-}
-
 // size returns the size of a regular file in bytes; 0 if it is unknown.
 func size(in io.Reader) int64 {
 	f, ok := in.(interface{ Stat() (fs.FileInfo, error) })
@@ -168,21 +161,18 @@ func size(in io.Reader) int64 {
 // progressReader shows on a bar how much was read.
 type progressReader struct {
 	io.Reader
-	size  int64
-	bytes atomic.Int64
-	lines atomic.Int64
-	bar   *bar
+	size, bytes, lines int64
+	bar                *progress
 }
 
 func (m *progressReader) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
-	lines := m.lines.Add(int64(bytes.Count(p[:n], []byte("\n"))))
-	read := m.bytes.Add(int64(n))
-	note := thousands(lines) + " lines"
+	m.lines += int64(bytes.Count(p[:n], []byte("\n")))
+	m.bytes += int64(n)
+	note := thousands(m.lines) + " lines"
 	if m.size > 0 {
-		note += fmt.Sprintf(" (%d%%)", 100*read/m.size)
+		note += fmt.Sprintf(" (%d%%)", 100*m.bytes/m.size)
 	}
-	m.bar.setText("", note)
-	m.bar.setProgress(read, m.size)
+	m.bar.show("sending", "", note, m.bytes, m.size)
 	return n, err
 }

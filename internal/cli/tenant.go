@@ -2,11 +2,8 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net/http"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -16,23 +13,15 @@ import (
 )
 
 func newTenant(r *Root) *cobra.Command {
+	known := func(ctx context.Context, a *client.API, tenant string) bool {
+		_, err := a.Tenant(ctx, tenant)
+		return !isNotFound(err)
+	}
 	return parentCommand("tenant", "List, show, configure, pause and resume tenants",
 		newTenantLs(r), newTenantShow(r), newTenantSet(r),
-		&cobra.Command{
-			Use:   "pause TENANT",
-			Short: "Pause a tenant: none of its jobs starts until it is resumed; running jobs finish",
-			Args:  requireID("tenant"),
-			RunE: r.pauseOrResume(func(a *client.API, ctx context.Context, id string) (api.Paused, error) {
-				r.warnUnknownTenant(ctx, a, id)
-				return a.PauseTenant(ctx, id)
-			}),
-		},
-		&cobra.Command{
-			Use:   "resume TENANT",
-			Short: "Resume a paused tenant",
-			Args:  requireID("tenant"),
-			RunE:  r.pauseOrResume((*client.API).ResumeTenant),
-		})
+		newPause(r, "tenant", (*client.API).PauseTenant, known,
+			"Tenant %s is unknown: it has neither groups nor settings."),
+		newResume(r, "tenant", (*client.API).ResumeTenant))
 }
 
 func newTenantLs(r *Root) *cobra.Command {
@@ -45,11 +34,15 @@ func newTenantLs(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			const format = "%-24v %-8v %10v %8v %12v %12v %8v"
-			head := fmt.Sprintf(format, "TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC")
-			return printLines(r, a.Tenants(cmd.Context()), head, func(t api.Tenant) string {
-				return fmt.Sprintf(format, t.ID, tenantState(t), orShare(t.RPS), t.Weight, thousands(t.Unfinished),
-					thousands(t.NonReady), t.JobsPerSecond)
+			return printLines(r, a.Tenants(cmd.Context()), &columns[api.Tenant]{
+				format: "%-24v %-8v %10v %8v %12v %12v %8v",
+				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
+				cells: func(t api.Tenant) []any {
+					return []any{
+						t.ID, tenantState(t), orShare(t.RPS), t.Weight, thousands(t.Unfinished), thousands(t.NonReady),
+						t.JobsPerSecond,
+					}
+				},
 			})
 		},
 	}
@@ -120,11 +113,15 @@ func newTenantSet(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("rps") {
+				r.noteWholePermits(s.rps, t.Window.WindowMS)
+			}
 			return r.showTenant(cmd.Context(), a, t)
 		},
 	}
 	f := cmd.Flags()
-	f.Float64Var(&s.rps, "rps", 0, "limit of its own, jobs a second (default: a share of the global limit)")
+	f.Float64Var(&s.rps, "rps", 0, "limit of its own, jobs a second (default: a share of the global limit); a window\n"+
+		"of BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW has whole permits, at least 1")
 	f.Float64Var(&s.weight, "weight", 1, "weight of its share, 0.001 to 1000")
 	f.Int64Var(&s.basePriority, "base-priority", 0,
 		"added to the base priority of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
@@ -163,21 +160,27 @@ func (s *tenantFlags) apply(cmd *cobra.Command, set *api.TenantSettings) {
 	}
 }
 
-func isNotFound(err error) bool {
-	e, ok := errors.AsType[*client.Error](err)
-	return ok && e.Status == http.StatusNotFound
+// noteWholePermits says what the limit of a tenant really is if it is not a whole number of permits
+// a window.
+func (r *Root) noteWholePermits(rps float64, windowMS int64) {
+	permits := perWindow(rps, windowMS)
+	if exact := rps * float64(windowMS) / 1000; windowMS == 0 || math.Abs(exact-float64(permits)) < 1e-6 {
+		return
+	}
+	r.Notef("A window has whole permits, at least 1: --rps %v allows %s in each window of %d ms, "+
+		"which is %.4g a second. A longer BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW is more exact.",
+		rps, thousands(permits), windowMS, float64(permits)*1000/float64(windowMS))
 }
 
-func (r *Root) showTenant(ctx context.Context, a *client.API, t api.Tenant) error {
-	if r.JSON {
-		return r.Print(t)
-	}
-	globalLimit := t.Window.GlobalLimit
-	// if this call fails, only the partition's part is shown
-	if stats, err := a.Stats(ctx); err == nil && globalLimit > 0 && stats.Partitions > 1 {
-		globalLimit = perWindow(float64(stats.RateLimit.RPS), t.Window.WindowMS)
-	}
-	return tenantTable(r.Out, t, globalLimit)
+func (r *Root) showTenant(ctx context.Context, a *client.API, tenant api.Tenant) error {
+	return r.show(tenant, func(t table) {
+		globalLimit := tenant.Window.GlobalLimit
+		// if this call fails, only the partition's part is shown
+		if stats, err := a.Stats(ctx); err == nil && globalLimit > 0 && stats.Partitions > 1 {
+			globalLimit = perWindow(float64(stats.RateLimit.RPS), tenant.Window.WindowMS)
+		}
+		tenantRows(t, tenant, globalLimit)
+	})
 }
 
 // perWindow returns the permits of a window for a limit in permits a second.
@@ -185,10 +188,8 @@ func perWindow(rps float64, windowMS int64) int64 {
 	return max(1, int64(rps*float64(windowMS)/1000+1e-6))
 }
 
-// tenantTable prints all data of a tenant. globalLimit has the permits of all partitions in a
-// window.
-func tenantTable(out io.Writer, n api.Tenant, globalLimit int64) error {
-	t := newTable(out)
+// tenantRows adds all data of a tenant. globalLimit has the permits of all partitions in a window.
+func tenantRows(t table, n api.Tenant, globalLimit int64) {
 	t.row("Tenant", n.ID)
 	t.row("State", tenantState(n))
 	t.row("Limit a second", orShare(n.RPS))
@@ -225,7 +226,6 @@ func tenantTable(out io.Writer, n api.Tenant, globalLimit int64) error {
 	if c.LastAt != nil {
 		t.row("last", formatTime(*c.LastAt))
 	}
-	return t.flush()
 }
 
 func tenantState(t api.Tenant) string {

@@ -68,9 +68,8 @@ func (t table) section(cells ...any) {
 
 func (t table) flush() error { return t.w.Flush() }
 
-// groupTable prints all data of a group.
-func groupTable(out io.Writer, g api.Group) error {
-	t := newTable(out)
+// groupRows adds all data of a group.
+func groupRows(t table, g api.Group) {
 	t.row("Group", g.ID)
 	if g.Name != "" {
 		t.row("Name", g.Name)
@@ -117,7 +116,6 @@ func groupTable(out io.Writer, g api.Group) error {
 			t.row(s, formatTime(g.Timestamps[s]))
 		}
 	}
-	return t.flush()
 }
 
 // lifecycle orders states that a group reached in the same millisecond.

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"context"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -10,10 +10,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
 )
 
 func newWhy(r *Root) *cobra.Command {
-	var ordinal int64 = -1
+	var ordinal int64
 	return &cobra.Command{
 		Use:   "why GROUP [ORDINAL]",
 		Short: "Say why a job, or the next job of a group, is not running",
@@ -37,36 +38,46 @@ func newWhy(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if ordinal < 0 {
+			if len(args) == 1 {
 				why, err := a.Why(cmd.Context(), args[0])
 				if err != nil {
 					return err
 				}
-				if r.JSON {
-					return r.Print(why)
-				}
-				return whyTable(r.Out, why, nil)
+				return r.show(why, func(t table) { whyRows(t, why, nil) })
 			}
 			j, err := a.Job(cmd.Context(), args[0], ordinal)
+			if isNotFound(err) {
+				return hintUnknownJob(cmd.Context(), a, args[0], err)
+			}
 			if err != nil {
 				return err
-			}
-			if r.JSON {
-				return r.Print(j)
 			}
 			why := api.Why{Job: j.ID}
 			if j.Why != nil {
 				why = *j.Why
 			}
-			return whyTable(r.Out, why, &j)
+			return r.show(j, func(t table) { whyRows(t, why, &j) })
 		},
 	}
 }
 
-// whyTable prints the reason why a job waits. j is nil if only the reason of a group's next job is
+// hintUnknownJob adds to the error "job not found" which jobs the group has. An unknown group keeps
+// the general hint.
+func hintUnknownJob(ctx context.Context, a *client.API, group string, err error) error {
+	g, lost := a.Group(ctx, group)
+	switch n := g.Counts.Accepted; {
+	case lost != nil:
+		return err
+	case n == 0:
+		return withHint(err, "Group %s exists and has no jobs yet.", group)
+	default:
+		return withHint(err, "Group %s exists; the ordinals of its jobs are 0 to %d.", group, n-1)
+	}
+}
+
+// whyRows adds the reason why a job waits. j is nil if only the reason of a group's next job is
 // known.
-func whyTable(out io.Writer, w api.Why, j *api.Job) error {
-	t := newTable(out)
+func whyRows(t table, w api.Why, j *api.Job) {
 	if w.Job != "" {
 		t.row("Job", w.Job)
 	}
@@ -94,7 +105,6 @@ func whyTable(out io.Writer, w api.Why, j *api.Job) error {
 	if j != nil && j.LastError != nil {
 		t.row("Last error", fmt.Sprintf("%s: %s (%s)", j.LastError.Code, j.LastError.Error, formatTime(j.LastError.At)))
 	}
-	return t.flush()
 }
 
 func whyLimitText(l api.WhyLimit) string {

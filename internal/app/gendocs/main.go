@@ -1,5 +1,5 @@
-// Command gendocs writes docs/configuration.md and internal/app/help.txt from the structs of package
-// app and the comments of their fields. `go generate ./internal/app` runs it.
+// Command gendocs writes docs/configuration.md and internal/app/help.txt from the structs of
+// package app and the comments of their fields. `go generate ./internal/app` runs it.
 package main
 
 import (
@@ -109,8 +109,9 @@ func comments(dir string) (map[string]string, error) {
 			}
 			if s, ok := spec.Type.(*ast.StructType); ok {
 				for _, f := range s.Fields.List {
+					words := strings.Fields(f.Doc.Text() + f.Comment.Text())
 					for _, field := range f.Names {
-						texts[spec.Name.Name+"."+field.Name] = strings.Join(strings.Fields(f.Doc.Text()+f.Comment.Text()), " ")
+						texts[spec.Name.Name+"."+field.Name] = strings.Join(words, " ")
 					}
 				}
 			}

@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+func newStatus(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status GROUP",
+		Short: "Show a group: counts, failures by code, aggregate, timestamps",
+		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 if it " +
+			"has ended with failed jobs.",
+		Args: requireID("group"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			g, err := a.Group(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if err := r.show(g, func(t table) { groupRows(t, g) }); err != nil {
+				return err
+			}
+			return failedJobs(g)
+		},
+	}
+}
+
+func newResults(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "results GROUP",
+		Short: "Print the results of a group's done jobs, one line of JSON each",
+		Args:  requireID("group"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			return printLines(r, a.Results(cmd.Context(), args[0]), nil)
+		},
+	}
+}
+
+func newFailures(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "failures GROUP",
+		Short: "Print a group's failed jobs: a table on a terminal, otherwise one line of JSON each",
+		Args:  requireID("group"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			return printLines(r, a.Failures(cmd.Context(), args[0]), &columns[api.Failure]{
+				format: "%-10v %-20v %-8v %-20v %v",
+				head:   []any{"JOB", "CODE", "ATTEMPTS", "AT", "ERROR"},
+				cells: func(f api.Failure) []any {
+					return []any{f.Ordinal, f.Code, f.Attempts, formatTime(f.At), f.Error}
+				},
+			})
+		},
+	}
+}
+
+func newWatch(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "watch GROUP",
+		Short: "Follow a group to its end",
+		Long: "Follow a group to its end. It prints a line for each change of the group's state, or with --json for\n" +
+			"each event, and then a summary. The exit code is 3 if the group ends with failed jobs.",
+		Args: requireID("group"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := r.API()
+			if err != nil {
+				return err
+			}
+			g, err := r.follow(cmd.Context(), a, args[0], r.printEvent)
+			if err != nil {
+				return err
+			}
+			if !r.JSON {
+				if err := r.show(g, func(t table) { groupRows(t, g) }); err != nil {
+					return err
+				}
+			}
+			return failedJobs(g)
+		},
+	}
+}
+
+// follow shows the progress of a group until the group has ended, and returns its final state. It
+// calls emit with each event.
+func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(api.Event) error) (api.Group, error) {
+	bar := r.newProgress()
+	defer bar.stop()
+	for e, err := range a.Events(ctx, id, "") {
+		if err != nil && ctx.Err() != nil {
+			return api.Group{}, withHint(err,
+				"The group still runs: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` "+
+					"cancels it.", id)
+		}
+		if err != nil {
+			return api.Group{}, err
+		}
+		if err := emit(e); err != nil {
+			return api.Group{}, err
+		}
+		if e.Group == nil {
+			continue
+		}
+		bar.showGroup("", *e.Group)
+		if e.Group.Status.Ended() {
+			return *e.Group, nil
+		}
+	}
+	return a.Group(ctx, id)
+}
+
+const typeProgress = "group.progress"
+
+// printEvent prints an event as JSON, or a line for a change of state, unless a bar on the same
+// terminal shows it.
+func (r *Root) printEvent(e api.Event) error {
+	if r.JSON {
+		return r.Print(e)
+	}
+	if e.Group == nil || e.Type == typeProgress || (r.IsTerminal && r.OutIsTerminal) {
+		return nil
+	}
+	line := fmt.Sprintf("%s %-11s %s, %s failed\n", formatTime(e.At), e.Group.Status, progressText(*e.Group),
+		thousands(e.Group.Counts.Failed))
+	_, err := io.WriteString(r.Out, line)
+	return err
+}
