@@ -111,12 +111,22 @@ type Report struct {
 	// Missing holds all jobs that are at no location although their state says that they are;
 	// package repair ends them. Violations names only some of them if there are many.
 	Missing []Missing `json:"-"`
-	// Partitions holds the same by partition, with what is wrong for package repair.
+	// Partitions holds the same by partition, with what package repair needs.
 	Partitions []PartitionReport `json:"-"`
 }
 
 // Violation is one violation of a law.
 type Violation = api.Violation
+
+// PartitionReport is what an audit found in one partition, as package repair needs it.
+type PartitionReport struct {
+	Partition keyspace.Partition
+	Findings  []Finding // ordered by group and ordinal
+	Missing   []Missing // the part of [Report.Missing] that is in this partition
+	// Misplaced holds, by location, the jobs that may be misplaced or duplicated there. It also has
+	// those that Findings leaves out because they are too many.
+	Misplaced map[read.Location]map[read.Job]bool
+}
 
 // Options configure an audit.
 type Options struct {
@@ -143,41 +153,50 @@ const (
 // Run is a full audit of all partitions. It changes nothing, and the roles may be at work. An error
 // means that the audit could not be finished, so the report is incomplete.
 func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
-	report := Report{Violations: []Violation{}}
-	for _, p := range space.All() {
-		if err := auditPartition(ctx, conn, space, p, opts, &report); err != nil {
-			return report, err
-		}
-	}
-	report.finish()
-	return report, nil
+	return runPartitions(ctx, conn, space, space.All(), opts)
 }
 
 // Partition is a full audit of one partition; see [Run].
 func Partition(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options,
 ) (Report, error) {
-	report := Report{Violations: []Violation{}}
-	err := auditPartition(ctx, conn, space, p, opts, &report)
-	report.finish()
-	return report, err
+	return runPartitions(ctx, conn, space, []keyspace.Partition{p}, opts)
 }
 
-// auditPartition audits a partition and adds the result to report. The report's violations are not
-// sorted yet.
-func auditPartition(
-	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
-	p keyspace.Partition, opts Options, report *Report,
-) error {
+// Candidates name groups and tenants of one partition in which something looks wrong.
+type Candidates struct {
+	Groups  []string
+	Tenants []string // the non-ready and suspended jobs of these tenants are read too
+}
+
+// RunGroups audits some groups of a partition. It reads their own keys, and their jobs in the
+// locations that groups share, but only where one of them may be missing or misplaced: a queue with
+// the right length is not read. Only a full audit ([Partition]) finds jobs of groups that don't
+// exist, unreadable entries, and wrong counters of tenants and types.
+func RunGroups(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, candidates Candidates,
+	opts Options,
+) (Report, error) {
+	opts.only = &candidates
+	return Partition(ctx, conn, space, p, opts)
+}
+
+func runPartitions(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, partitions []keyspace.Partition, opts Options,
+) (Report, error) {
 	if opts.Reducers == nil {
 		opts.Reducers = reducer.NewRegistry()
 	}
 	opts.stateBytes = cmp.Or(opts.stateBytes, maxStateBytes)
-	a := auditor{Reader: read.Reader{Cmd: conn.Cmd, Pacer: read.NewPacer(opts.Rate)}, space: space, p: p, opts: opts}
-	if err := a.run(ctx, report); err != nil {
-		return fmt.Errorf("audit partition %d: %w", p.Index(), err)
+	report := Report{Violations: []Violation{}}
+	for _, p := range partitions {
+		s := scope{Reader: read.Reader{Cmd: conn.Cmd, Pacer: read.NewPacer(opts.Rate)}, space: space, p: p, opts: opts}
+		if err := report.addPartition(ctx, s); err != nil {
+			return report, fmt.Errorf("audit partition %d: %w", p.Index(), err)
+		}
 	}
-	return nil
+	report.finish()
+	return report, nil
 }
 
 // Total returns the number of violations, including those that are only counted in a summary.
@@ -217,106 +236,47 @@ func compareViolations(a, b Violation) int {
 		cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
 }
 
-// auditor audits one partition in one or more passes.
-type auditor struct {
-	read.Reader
-	space keyspace.Space
-	p     keyspace.Partition
-	opts  Options
-}
-
-// run makes passes over the partition until all findings of a pass are confirmed, or maxPasses
-// passes, and adds the confirmed findings to report.
-func (a *auditor) run(ctx context.Context, report *Report) error {
+// addPartition makes passes over a partition until all findings of a pass are confirmed, or
+// maxPasses passes, and adds the confirmed findings to the report.
+func (r *Report) addPartition(ctx context.Context, s scope) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond}
-	confirmed, missing := map[finding]int{}, missingJobs(nil)
+	confirmed, missing := map[identity]int{}, missingJobs(nil)
 	for n := 1; ; n++ {
-		ps := a.newPass()
+		ps := newPass(s)
 		if err := ps.run(ctx); err != nil {
 			return err
 		}
-		missing = missing.intersect(ps.missing)
+		if n > 1 {
+			ps.found.missing.keep(missing)
+		}
+		missing = ps.found.missing
 		found := ps.found.withSummaries()
-		certain, now := 0, make(map[finding]int, len(found))
-		for f := range found {
-			now[f] = confirmed[f] + 1
-			if now[f] >= confirmations {
+		certain, now := 0, make(map[identity]int, len(found))
+		for id := range found {
+			now[id] = confirmed[id] + 1
+			if now[id] >= confirmations {
 				certain++
 			}
 		}
 		confirmed = now
 		if certain == len(found) || n == maxPasses {
-			result := PartitionReport{Partition: a.p, Misplaced: ps.misplaced}
-			report.Groups += ps.groups
-			report.Jobs += ps.jobs
-			for _, f := range slices.SortedFunc(maps.Keys(found), compareFindings) {
-				if confirmed[f] >= confirmations {
-					v := f.violation(a.p.Index(), found[f])
-					v.Count = ps.found.summarized[f]
-					report.Violations = append(report.Violations, v)
-					result.Findings = append(result.Findings, Finding{v, ps.wrong[f]})
+			result := PartitionReport{Partition: s.p, Misplaced: ps.found.misplaced}
+			for _, id := range slices.SortedFunc(maps.Keys(found), compareIdentities) {
+				if f := found[id]; confirmed[id] >= confirmations {
+					f.Partition = s.p.Index()
+					r.Violations = append(r.Violations, f.Violation)
+					result.Findings = append(result.Findings, f)
 				}
 			}
 			if n >= confirmations {
-				result.Missing = missing.list(a.p.Index())
-				report.Missing = append(report.Missing, result.Missing...)
+				result.Missing = missing.list(s.p.Index())
 			}
-			report.Partitions = append(report.Partitions, result)
+			r.Groups, r.Jobs = r.Groups+ps.groups, r.Jobs+ps.jobs
+			r.Missing, r.Partitions = append(r.Missing, result.Missing...), append(r.Partitions, result)
 			return nil
 		}
 		if err := redisx.Sleep(ctx, backoff.Next()); err != nil {
 			return err
 		}
 	}
-}
-
-// pass is one reading of a partition (or of the candidates in it) and what it has found so far.
-type pass struct {
-	*auditor
-	found        findings
-	missing      missingJobs
-	groups, jobs int64 // how many groups and accepted jobs were read
-
-	// tenants and types are those that this pass knows of. Types names the ready streams to read.
-	tenants, types map[string]bool
-	// uncertainTenants and uncertainTypes have a job, group or key that breaks another law: their
-	// counters are not judged.
-	uncertainTenants, uncertainTypes map[string]bool
-
-	tracked      map[string]*trackedGroup // by id; cleared after each reading of the shared locations
-	trackedBytes int                      // about how many bytes the states of the tracked groups take
-	readKeys     map[string]bool          // keys of shared locations that this pass has read at least once
-
-	wrong     map[finding]Wrong
-	misplaced map[Location]map[Job]bool // see PartitionReport
-}
-
-// newPass returns a pass that has read nothing yet. It empties a.WrongTypes.
-func (a *auditor) newPass() *pass {
-	a.WrongTypes = map[string]string{}
-	return &pass{
-		auditor: a, tenants: map[string]bool{}, types: map[string]bool{}, uncertainTenants: map[string]bool{},
-		uncertainTypes: map[string]bool{}, tracked: map[string]*trackedGroup{}, readKeys: map[string]bool{},
-		missing: missingJobs{},
-	}
-}
-
-// run makes the pass: groups first, then the locations that groups share, then the counters of
-// tenants and types. A pass over candidates reads no counters (see runGroups).
-func (ps *pass) run(ctx context.Context) error {
-	defer ps.reportWrongTypes()
-	if ps.opts.only != nil {
-		return ps.runGroups(ctx)
-	}
-	err := ps.ReadByScore(ctx, ps.p.Groups(), func(ids []string) error { return ps.checkGroups(ctx, ids) })
-	if err != nil {
-		return fmt.Errorf("read groups: %w", err)
-	}
-	if err := ps.checkSharedLocations(ctx, true); err != nil {
-		return fmt.Errorf("read what groups share: %w", err)
-	}
-	if err := ps.checkCounters(ctx); err != nil {
-		return fmt.Errorf("read counters: %w", err)
-	}
-	return nil
 }

@@ -3,32 +3,103 @@ package audit
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/internal/audit/read"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 )
+
+// Finding is a violation of a law: what breaks it, at which locations, and how that is repaired.
+type Finding struct {
+	Violation
+	Tenant    string          // of the group; "" where it is not known
+	Locations []read.Location // hold a job, or an element that is no job, that does not belong there
+	Repair    Repair
+}
+
+// RepairKind is a kind of repair.
+type RepairKind int
+
+// The kinds of repair.
+const (
+	NoRepair      RepairKind = iota // the right value is not certain
+	RepairGroup                     // the group's counts differ from its states, or it is on wrong lists
+	RepairDeleted                   // the group does not exist, but it is on the list of groups
+	RepairCodes                     // the group's error codes don't agree with its failures
+	RepairCounter                   // a counter of a tenant or type differs from the recounted value
+	RepairOwner                     // the group's owner key doesn't name its tenant
+	Quarantine                      // what does not belong at Locations is to be quarantined
+)
+
+// Repair says how a finding is repaired. Package repair has the table of kinds.
+type Repair struct {
+	Kind        RepairKind
+	Differences map[string]int64 // RepairGroup: by field of the group's hash, what must be added to it
+	Version     int64            // RepairGroup: the version of the group's repairs when it was read
+	Counter     ledger.Counter   // RepairCounter
+	Owner       string           // RepairOwner: whom the key names; "" if there is no such key
+}
 
 // noOrdinal is the ordinal of a finding that is not about a single job.
 const noOrdinal = int64(-1)
 
-// finding identifies something that breaks a law, so that it can be recognized in the next pass. If
-// its job moves or its counter changes, it is another finding.
-type finding struct {
+// identity recognizes a finding in the next pass. If its job moves or its counter changes, it is
+// another finding.
+type identity struct {
 	law, group string // group is "" if the finding is not about a group
 	ordinal    int64
 	key        string // what is wrong, with the job's state and attempt or the size of the error
 }
 
-// compareFindings orders findings by group and ordinal.
-func compareFindings(a, b finding) int {
+// compareIdentities orders findings by group and ordinal.
+func compareIdentities(a, b identity) int {
 	return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.ordinal, b.ordinal), cmp.Compare(a.law, b.law),
 		cmp.Compare(a.key, b.key))
 }
 
-// violation returns the finding as a violation.
-func (f finding) violation(partition int, detail string) Violation {
-	v := Violation{Law: f.law, Partition: partition, Group: f.group, Detail: detail, Key: f.key}
-	if f.ordinal != noOrdinal {
-		v.Ordinal = &f.ordinal
+func (f *Finding) identity() identity {
+	id := identity{f.Law, f.Group, noOrdinal, f.Key}
+	if f.Ordinal != nil {
+		id.ordinal = *f.Ordinal
 	}
-	return v
+	return id
+}
+
+// Job returns the job that the finding is about; the zero Job if it is about no single job.
+func (f *Finding) Job() read.Job {
+	if f.Ordinal == nil {
+		return read.Job{}
+	}
+	return read.Job{Group: f.Group, Ordinal: *f.Ordinal}
+}
+
+// newFinding returns a finding about a group ("": none). Key tells it apart from other findings
+// about this law and group.
+func newFinding(law, group, tenant, key, format string, args ...any) Finding {
+	return Finding{
+		Violation: Violation{Law: law, Group: group, Key: key, Detail: fmt.Sprintf(format, args...)}, Tenant: tenant,
+	}
+}
+
+// of returns the finding as one about a job of its group.
+func (f Finding) of(ordinal int64) Finding {
+	f.Ordinal = &ordinal
+	return f
+}
+
+// at returns the finding as one about a job, or an element that is no job, that is to be
+// quarantined at these locations.
+func (f Finding) at(locations ...read.Location) Finding {
+	f.Locations, f.Repair.Kind = locations, Quarantine
+	return f
+}
+
+// repairedBy returns the finding with its repair.
+func (f Finding) repairedBy(r Repair) Finding {
+	f.Repair = r
+	return f
 }
 
 // The bounds of what is reported of one partition. What is left out is summarized.
@@ -40,52 +111,139 @@ const (
 // lawAndGroup identifies the findings that break one law in one group.
 type lawAndGroup struct{ law, group string }
 
-// findings collects the findings of one pass, up to the bounds. The zero value is ready for use.
+// findings collects what one pass finds: the findings up to the bounds, all missing and misplaced
+// jobs, and whose counters can't be judged. The zero value is ready for use.
 type findings struct {
-	details    map[finding]string  // a sentence about each finding
-	counts     map[lawAndGroup]int // how many were added, including those over maxPerGroupAndLaw
-	omitted    int                 // how many were left out because of maxFindings
-	summarized map[finding]int64   // by summary: how many findings it stands for
+	all     map[identity]Finding
+	counts  map[lawAndGroup]int // how many were added, including those over maxPerGroupAndLaw
+	omitted int                 // how many were left out because of maxFindings
+
+	missing   missingJobs
+	misplaced map[read.Location]map[read.Job]bool // see PartitionReport
+	// uncertainTenants and uncertainTypes have a job, group or key that breaks another law: their
+	// counters are not judged.
+	uncertainTenants, uncertainTypes map[string]bool
 }
 
-// add adds a finding with a sentence about it. It does nothing if the finding is there already, and
-// only counts one that exceeds the bounds.
-func (fs *findings) add(f finding, format string, args ...any) {
-	if fs.details == nil {
-		fs.details, fs.counts = map[finding]string{}, map[lawAndGroup]int{}
+// add adds a finding. It only counts one that exceeds the bounds, but remembers its job as
+// misplaced. Types are those of the group or job: their counters may become uncertain.
+func (fs *findings) add(f Finding, types ...string) {
+	fs.markUncertain(f.Law, f.Tenant, types...)
+	for _, at := range f.Locations {
+		if fs.misplaced[at] == nil {
+			put(&fs.misplaced, at, map[read.Job]bool{})
+		}
+		fs.misplaced[at][f.Job()] = true
 	}
-	if _, ok := fs.details[f]; ok {
+	id, key := f.identity(), lawAndGroup{f.Law, f.Group}
+	if _, ok := fs.all[id]; ok {
 		return
 	}
-	key := lawAndGroup{f.law, f.group}
 	switch {
-	case fs.counts[key] == 0 && len(fs.details) >= maxFindings:
+	case fs.counts[key] == 0 && len(fs.all) >= maxFindings:
 		fs.omitted++
 		return
 	case fs.counts[key] < maxPerGroupAndLaw:
-		fs.details[f] = fmt.Sprintf(format, args...)
+		put(&fs.all, id, f)
 	}
-	fs.counts[key]++
+	put(&fs.counts, key, fs.counts[key]+1)
 }
 
-// withSummaries returns the findings, each with its sentence, and adds a summary of those that were
-// left out because of the bounds.
-func (fs *findings) withSummaries() map[finding]string {
+// put sets an element of a map that may be nil.
+func put[K comparable, V any](m *map[K]V, key K, value V) {
+	if *m == nil {
+		*m = map[K]V{}
+	}
+	(*m)[key] = value
+}
+
+// markUncertain makes this pass not judge the counters of a tenant and of types, after a finding
+// that may explain their errors.
+func (fs *findings) markUncertain(law, tenant string, types ...string) {
+	if law != LawConservation && law != LawStates && law != LawLocation {
+		return
+	}
+	put(&fs.uncertainTenants, tenant, true)
+	for _, typ := range types {
+		put(&fs.uncertainTypes, typ, true)
+	}
+}
+
+// addWrongTypes adds the keys of a partition that have the wrong Redis type; each with its group.
+func (fs *findings) addWrongTypes(keys map[string]string, base string) {
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		fs.add(newFinding(LawLocation, keys[key], "", "key "+key,
+			"the key %s is of another type than it must be", strings.TrimPrefix(key, base)))
+	}
+}
+
+// withSummaries returns the findings. It adds a summary of those that were left out because of the
+// bounds.
+func (fs *findings) withSummaries() map[identity]Finding {
+	summarize := func(law, group, key string, n int, format string) {
+		f := newFinding(law, group, "", key, format, n)
+		f.Count = int64(n)
+		fs.all[f.identity()] = f
+	}
 	for key, n := range fs.counts {
 		if n > maxPerGroupAndLaw {
-			fs.summarize(finding{key.law, key.group, noOrdinal, "more"}, n-maxPerGroupAndLaw, "and %d more like these")
+			summarize(key.law, key.group, "more", n-maxPerGroupAndLaw, "and %d more like these")
 		}
 	}
 	if fs.omitted > 0 {
-		fs.summarize(finding{LawLocation, "", noOrdinal, "omitted"}, fs.omitted, "and %d findings about more groups")
+		summarize(LawLocation, "", "omitted", fs.omitted, "and %d findings about more groups")
 	}
-	return fs.details
+	return fs.all
 }
 
-// summarize adds a summary that stands for n findings.
-func (fs *findings) summarize(f finding, n int, format string) {
-	if fs.summarized == nil {
-		fs.summarized = map[finding]int64{}
+// Missing lists jobs of one group that are not at the location of their state: Redis has lost them,
+// or another program has deleted them. Reduced jobs are not listed.
+type Missing struct {
+	Partition     int
+	Group, Tenant string
+	Type          string          // the group's type; "" if it has several
+	Jobs          []ledger.Missed // by ordinal
+}
+
+// missingJobs holds all missing jobs of a pass, by group. (The findings name only some of them.)
+type missingJobs map[string]*Missing
+
+// add adds a job of a group.
+func (mj *missingJobs) add(h read.Header, p problem) {
+	g := (*mj)[h.ID]
+	if g == nil {
+		g = &Missing{Group: h.ID, Tenant: h.Tenant}
+		if types := h.TypeList(); len(types) == 1 {
+			g.Type = types[0]
+		}
+		put((*map[string]*Missing)(mj), h.ID, g)
 	}
-	fs.details[f], fs.summarized[f] = fmt.Sprintf(format, n), int64(n)
+	g.Jobs = append(g.Jobs, ledger.Missed{Ordinal: p.ordinal, State: p.state})
+}
+
+// keep removes the jobs that are not missing in the same state in an earlier pass too.
+func (mj missingJobs) keep(earlier missingJobs) {
+	for id, g := range mj {
+		was := map[ledger.Missed]bool{}
+		if earlier[id] != nil {
+			for _, j := range earlier[id].Jobs {
+				was[j] = true
+			}
+		}
+		if g.Jobs = slices.DeleteFunc(g.Jobs, func(j ledger.Missed) bool { return !was[j] }); len(g.Jobs) == 0 {
+			delete(mj, id)
+		}
+	}
+}
+
+// list returns the missing jobs ordered by group and ordinal.
+func (mj missingJobs) list(partition int) []Missing {
+	var all []Missing
+	for _, id := range slices.Sorted(maps.Keys(mj)) {
+		g := mj[id]
+		g.Partition = partition
+		slices.SortFunc(g.Jobs, func(a, b ledger.Missed) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
+		all = append(all, *g)
+	}
+	return all
 }

@@ -6,88 +6,121 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// group is what Redis holds for one group beside its jobs, as of one instant.
-type group struct {
-	id, tenant   string
-	types        []string
-	hash         map[string]string
-	states       string
-	queues       []int64 // the lengths of its queues, in the order of types
-	failures     int64   // how many failures it has
-	resultChunks int64   // how many chunks its result lines are stored in
-	codes        map[string]string
-	partials     map[string]string // the hash of its partial aggregates
-
-	// Whether it is on the partition's lists of open, ended, dirty and all groups, and on its
-	// tenant's list.
-	open, ended, dirty, listed, listedForTenant bool
-
-	counts [256]int64 // the number of jobs by state letter, counted in states
+// scope is what the parts of a pass share: where it reads, and what it knows and has found so far.
+type scope struct {
+	read.Reader
+	space keyspace.Space
+	p     keyspace.Partition
+	opts  Options
+	found findings
+	// tenants and types are those that this pass knows of. Types names the ready streams to read.
+	tenants, types map[string]bool
 }
 
-// groupHeader is what a pass must know of a group before it can read the rest in one transaction.
-type groupHeader struct {
-	id, tenant, types string // types is the hash field: the group's types with "|" between them
-	states            int64  // the expected length of its states in bytes
+// full reports whether the pass is over everything, not only over candidates.
+func (s *scope) full() bool { return s.opts.only == nil }
+
+// pass is one reading of a partition, or of the candidates in it. It reads the groups and passes
+// each one on: to [groupLaws], to [ownLocations], and to [sharedLocations], which keeps those that
+// have jobs in locations that groups share. At the end, [counters] checks tenants and types.
+type pass struct {
+	*scope
+	shared       *sharedLocations
+	groups, jobs int64 // how many groups and accepted jobs were read
+}
+
+// newPass returns a pass that has read and found nothing yet.
+func newPass(s scope) *pass {
+	s.WrongTypes, s.found = map[string]string{}, findings{}
+	s.tenants, s.types = map[string]bool{}, map[string]bool{}
+	shared := &sharedLocations{
+		scope: &s, tracked: map[string]*trackedGroup{}, wasRead: map[read.Location]bool{},
+	}
+	return &pass{scope: &s, shared: shared}
+}
+
+// run makes the pass: groups first, then the locations that groups share, then the counters of
+// tenants and types. A pass over candidates reads no counters.
+func (ps *pass) run(ctx context.Context) error {
+	defer func() { ps.found.addWrongTypes(ps.WrongTypes, ps.p.Base()) }()
+	check := func(ids []string) error { return ps.checkGroups(ctx, ids) }
+	err := error(nil)
+	if ps.full() {
+		err = ps.ReadByScore(ctx, ps.p.Groups(), check)
+	} else {
+		err = check(ps.opts.only.Groups)
+	}
+	if err != nil {
+		return fmt.Errorf("read groups: %w", err)
+	}
+	if err := ps.shared.check(ctx, true); err != nil {
+		return fmt.Errorf("read what groups share: %w", err)
+	}
+	if !ps.full() {
+		return nil
+	}
+	if err := (counters{ps.scope}).check(ctx); err != nil {
+		return fmt.Errorf("read counters: %w", err)
+	}
+	return nil
 }
 
 // checkGroups reads groups by id and checks each one by itself. A group that doesn't exist is left
 // out, and reported if it is on the list of groups.
 func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
-	for len(ids) > 0 {
-		n := min(len(ids), read.PageSize)
-		cmds := make([]*redis.SliceCmd, n)
-		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, id := range ids[:n] {
-				cmds[i] = p.HMGet(ctx, ps.p.Group(id), "tenant", "types", "accepted")
-			}
-		})
-		if err != nil {
-			return err
-		}
-		headers := make([]groupHeader, n)
-		for i, cmd := range cmds {
-			v := cmd.Val()
-			headers[i] = groupHeader{
-				id:     ids[i],
-				tenant: read.Text(v[0]),
-				types:  read.Text(v[1]),
-				states: 2 * read.Int(v[2]),
-			}
-		}
-		if err := ps.checkByHeader(ctx, headers); err != nil {
-			return err
-		}
-		ids = ids[n:]
+	headers, err := ps.Headers(ctx, ps.p, ids)
+	if err != nil {
+		return err
 	}
-	return nil
+	return ps.checkByHeader(ctx, headers)
 }
 
-// checkByHeader reads the groups with these headers, as many at once as make a page, and checks
-// them. If a group has got another type since its header was read, it is read again.
-func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error {
-	for len(headers) > 0 {
-		n, commands, bytes := 0, 0, int64(0)
-		for n < len(headers) && (n == 0 ||
-			commands+headers[n].commands() <= read.PageSize && bytes+headers[n].states <= read.PageBytes) {
-			commands += headers[n].commands()
-			bytes += headers[n].states
-			n++
-		}
-		groups, changed, err := ps.readGroups(ctx, headers[:n])
+// checkByHeader reads the groups with these headers, as many in one transaction as make a page, and
+// checks them. If a group has got another type since its header was read, it is read again. A group
+// with a key of the wrong Redis type is not judged, and neither are the counters that it adds to.
+func (ps *pass) checkByHeader(ctx context.Context, headers []read.Header) error {
+	cost := func(h read.Header) (int, int64) { return read.Whole.Commands(h), ledger.StateBytes * h.Accepted }
+	for batch := range read.Batches(headers, cost) {
+		replies, err := read.Ask(ctx, ps.Transaction, len(batch), batch,
+			func(p redis.Pipeliner, h read.Header) func() *read.Group { return read.Whole.Queue(ctx, p, ps.p, h) })
 		if err != nil {
 			return err
 		}
+		var groups []*group
+		var changed []read.Header
+		for _, reply := range replies {
+			g := newGroup(reply())
+			now := read.Header{
+				ID: g.ID, Tenant: g.Fields["tenant"], Types: g.Fields["types"], Accepted: g.size(),
+			}
+			switch {
+			case len(g.WrongTypes) > 0:
+				for _, key := range g.WrongTypes {
+					ps.WrongTypes[key] = g.ID
+				}
+				ps.found.markUncertain(LawLocation, g.Tenant, g.TypeList()...)
+			case g.status() == "" && g.Listed:
+				ps.found.add(newFinding(LawRegistry, g.ID, g.Tenant, "unknown",
+					"it is on the list of groups, but there is no such group").repairedBy(Repair{Kind: RepairDeleted}))
+			case g.status() == "":
+			case now.Types != g.Types || now.Tenant != g.Tenant:
+				changed = append(changed, now)
+			default:
+				groups = append(groups, g)
+			}
+		}
 		for _, g := range groups {
-			if err := ps.Pacer.Wait(ctx, 20, len(g.states)); err != nil {
+			if err := ps.Pacer.Wait(ctx, 20, len(g.States)); err != nil {
 				return err
 			}
 			if err := ps.checkGroup(ctx, g); err != nil {
-				return fmt.Errorf("group %s: %w", g.id, err)
+				return fmt.Errorf("group %s: %w", g.ID, err)
 			}
 		}
 		if err := ps.checkOwners(ctx, groups); err != nil {
@@ -96,206 +129,144 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []groupHeader) error 
 		if err := ps.checkByHeader(ctx, changed); err != nil {
 			return err
 		}
-		headers = headers[n:]
 	}
 	return nil
 }
 
-// commands is the number of commands that read the group.
-func (h groupHeader) commands() int { return 11 + len(read.SplitTypes(h.types)) }
-
-// readGroups reads groups in one transaction. Groups that have got another type or tenant since
-// their headers were read are returned as new headers in changed. Groups that don't exist and
-// groups with a key of the wrong Redis type are left out; of the former, those on the list of
-// groups are reported.
-func (ps *pass) readGroups(
-	ctx context.Context, headers []groupHeader,
-) (groups []*group, changed []groupHeader, err error) {
-	type replies struct {
-		hash, codes, partials         *redis.MapStringStringCmd
-		states                        *redis.StringCmd
-		failures, resultChunks        *redis.IntCmd
-		queues                        []*redis.IntCmd
-		listed, ofTenant, open, ended *redis.FloatCmd
-		dirty                         *redis.BoolCmd
-	}
-	cmds := make([]replies, len(headers))
-	err = ps.Transaction(ctx, func(p redis.Pipeliner) {
-		for i, h := range headers {
-			cmds[i] = replies{
-				hash: p.HGetAll(ctx, ps.p.Group(h.id)), states: p.Get(ctx, ps.p.States(h.id)),
-				failures: p.HLen(ctx, ps.p.Failures(h.id)), codes: p.HGetAll(ctx, ps.p.Codes(h.id)),
-				resultChunks: p.LLen(ctx, ps.p.Results(h.id)), partials: p.HGetAll(ctx, ps.p.Aggregate(h.id)),
-				listed: p.ZScore(ctx, ps.p.Groups(), h.id), ofTenant: p.ZScore(ctx, ps.p.GroupsOf(h.tenant), h.id),
-				open: p.ZScore(ctx, ps.p.Open(), h.id), ended: p.ZScore(ctx, ps.p.Ended(), h.id),
-				dirty: p.SIsMember(ctx, ps.p.Dirty(), h.id),
-			}
-			for _, typ := range read.SplitTypes(h.types) {
-				cmds[i].queues = append(cmds[i].queues, p.LLen(ctx, ps.p.Queue(h.id, typ)))
-			}
-		}
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	present := func(c *redis.FloatCmd) bool { return c.Err() == nil }
-	for i, h := range headers {
-		c := cmds[i]
-		own := []redis.Cmder{c.hash, c.states, c.failures, c.codes, c.resultChunks, c.partials}
-		for _, q := range c.queues {
-			own = append(own, q)
-		}
-		if ps.hasWrongType(h, own) {
-			continue
-		}
-		hash := c.hash.Val()
-		if hash["status"] == "" {
-			if present(c.listed) {
-				f := finding{LawRegistry, h.id, noOrdinal, "unknown"}
-				ps.found.add(f, "it is on the list of groups, but there is no such group")
-				ps.addWrong(f, DeletedGroup{h.id, h.tenant})
-			}
-			continue
-		}
-		if hash["types"] != h.types || hash["tenant"] != h.tenant {
-			changed = append(changed, groupHeader{
-				id:     h.id,
-				tenant: hash["tenant"],
-				types:  hash["types"],
-				states: int64(len(c.states.Val())),
-			})
-			continue
-		}
-		g := &group{
-			id:              h.id,
-			tenant:          h.tenant,
-			types:           read.SplitTypes(h.types),
-			hash:            hash,
-			states:          c.states.Val(),
-			failures:        c.failures.Val(),
-			resultChunks:    c.resultChunks.Val(),
-			codes:           c.codes.Val(),
-			partials:        c.partials.Val(),
-			open:            present(c.open),
-			ended:           present(c.ended),
-			dirty:           c.dirty.Val(),
-			listed:          present(c.listed),
-			listedForTenant: present(c.ofTenant),
-		}
-		for _, q := range c.queues {
-			g.queues = append(g.queues, q.Val())
-		}
-		for at := 0; at+1 < len(g.states); at += 2 {
-			g.counts[g.states[at]]++
-		}
-		groups = append(groups, g)
-	}
-	return groups, changed, nil
-}
-
 // checkGroup checks one group against the laws, and tracks it if it has jobs in locations that
-// groups share. When the tracked groups take too much memory, it checks these locations for them at
-// once.
+// groups share.
 func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 	ps.groups++
-	ps.jobs += g.intField("accepted")
-	ps.tenants[g.tenant] = true
-	for _, typ := range g.types {
+	ps.jobs += g.Int("accepted")
+	ps.tenants[g.Tenant] = true
+	for _, typ := range g.TypeList() {
 		ps.types[typ] = true
 	}
-	ps.checkCounts(g)
-	ps.checkLifecycle(g)
-	ps.checkAggregate(g)
-	if err := ps.checkOwnLocations(ctx, g); err != nil {
+	laws := groupLaws{group: g, found: &ps.found, counts: g.repair()}
+	laws.checkCounts()
+	laws.checkCodes()
+	laws.checkLifecycle()
+	laws.checkAggregate(ps.opts.Reducers)
+	if err := newOwnLocations(ps.scope, g).check(ctx); err != nil {
 		return err
 	}
-	ps.track(g)
-	if ps.trackedBytes < ps.opts.stateBytes {
-		return nil
-	}
-	return ps.checkSharedLocations(ctx, false)
+	return ps.shared.track(ctx, g)
 }
 
 // checkOwners checks groups against the law registry. Owner keys are in the partition of the group
 // id, which may be another one.
 func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
-	cmds := make([]*redis.StringCmd, len(groups))
-	err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
-		for i, g := range groups {
-			cmds[i] = p.Get(ctx, ps.space.OfGroup(g.id).Owner(g.id))
-		}
-	})
+	owners, err := read.Ask(ctx, ps.Pipeline, read.PageSize, groups,
+		func(p redis.Pipeliner, g *group) *redis.StringCmd {
+			return p.Get(ctx, ps.space.OfGroup(g.ID).Owner(g.ID))
+		})
 	if err != nil {
 		return err
 	}
 	for i, g := range groups {
-		if !g.listedForTenant {
-			ps.reportGroup(g, LawRegistry, "list", "it is missing on its tenant's list of groups")
-			ps.addWrongGroup(g, LawRegistry, "list")
+		report := func(r Repair, key, format string, args ...any) {
+			ps.found.add(newFinding(LawRegistry, g.ID, g.Tenant, key, format, args...).repairedBy(r))
 		}
-		if at := ps.space.OfTenant(g.tenant).Index(); at != ps.p.Index() {
-			ps.reportGroup(g, LawRegistry, "partition", "its tenant %s belongs to partition %d", g.tenant, at)
+		if !g.ListedForTenant {
+			report(g.repair(), "list", "it is missing on its tenant's list of groups")
 		}
-		if id := g.hash["id"]; id != g.id {
-			ps.reportGroup(g, LawRegistry, "id", "it says that its id is %q", id)
+		if at := ps.space.OfTenant(g.Tenant).Index(); at != ps.p.Index() {
+			report(Repair{}, "partition", "its tenant %s belongs to partition %d", g.Tenant, at)
 		}
-		owner := cmds[i].Val()
-		if owner == g.tenant {
+		if id := g.Fields["id"]; id != g.ID {
+			report(Repair{}, "id", "it says that its id is %q", id)
+		}
+		owner := owners[i].Val()
+		if owner == g.Tenant {
 			continue
 		}
 		var now *redis.StringCmd // a group is deleted before its owner key: it must still be there
 		if err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
-			now = p.HGet(ctx, ps.p.Group(g.id), "tenant")
+			now = p.HGet(ctx, ps.p.Group(g.ID), "tenant")
 		}); err != nil {
 			return err
 		}
-		if now.Val() == g.tenant {
-			ps.reportGroup(g, LawRegistry, "owner "+owner, "it is a group of tenant %s, but its owner key says %q",
-				g.tenant, owner)
-			ps.addWrong(finding{LawRegistry, g.id, noOrdinal, "owner " + owner}, WrongOwner{g.id, g.tenant, owner})
+		if now.Val() == g.Tenant {
+			report(Repair{Kind: RepairOwner, Owner: owner}, "owner "+owner,
+				"it is a group of tenant %s, but its owner key says %q", g.Tenant, owner)
 		}
 	}
 	return nil
 }
 
-// reportGroup reports something about a group as a whole. Key tells it apart from other findings
-// about this law and group. The counters of its tenant and types may become uncertain (see
-// markUncertain). A finding about its counts or states also says how to repair them.
-func (ps *pass) reportGroup(g *group, law, key, format string, args ...any) {
-	ps.found.add(finding{law, g.id, noOrdinal, key}, format, args...)
-	ps.markUncertain(law, g.tenant, g.types...)
-	if law == LawConservation || law == LawStates {
-		ps.addWrongGroup(g, law, key)
-	}
+// group is a group as of one instant, with the number of its jobs by state letter, counted in its
+// states.
+type group struct {
+	*read.Group
+	jobs [256]int64
 }
 
-// addWrongGroup adds, to a finding about a group as a whole, that its counts or lists are wrong. It
-// adds nothing if the right counts are not certain.
-func (ps *pass) addWrongGroup(g *group, law, key string) {
-	if w, ok := g.wrongGroup(); ok {
-		ps.addWrong(finding{law, g.id, noOrdinal, key}, w)
+func newGroup(g *read.Group) *group {
+	counted := &group{Group: g}
+	for i := range counted.size() {
+		counted.jobs[ledger.StateAt(g.States, i).Letter()]++
 	}
+	return counted
 }
 
-// markUncertain makes this pass not judge the counters of a tenant and of types, after a finding
-// that may explain their errors.
-func (ps *pass) markUncertain(law, tenant string, types ...string) {
-	if law != LawConservation && law != LawStates && law != LawLocation {
-		return
+// size returns the number of jobs that have a state.
+func (g *group) size() int64 { return int64(len(g.States) / ledger.StateBytes) }
+
+// status returns the group's status; "" if the group does not exist.
+func (g *group) status() string { return g.Fields["status"] }
+
+// jobsIn returns the number of jobs with one of these state letters.
+func (g *group) jobsIn(letters string) (n int64) {
+	for _, letter := range []byte(letters) {
+		n += g.jobs[letter]
 	}
-	ps.uncertainTenants[tenant] = true
-	for _, typ := range types {
-		ps.uncertainTypes[typ] = true
-	}
+	return n
 }
 
-// intField returns a field of the group's hash as a number; 0 if it is missing.
-func (g *group) intField(field string) int64 { return read.Int(g.hash[field]) }
+// repair returns what sets the group's counts and lists right: the differences between its states
+// and its counts. There is none if the states themselves may be wrong.
+func (g *group) repair() Repair {
+	differences, sum, counted := map[string]int64{}, int64(0), int64(0)
+	add := func(name string, n int64) {
+		if n != 0 {
+			differences[name] = n
+		}
+	}
+	for _, f := range countFields {
+		stored, jobs := g.Int(f.name), g.jobsIn(f.letters)
+		sum, counted = sum+stored, counted+jobs
+		add(f.name, jobs-stored)
+	}
+	add("reduced", g.jobs[ledger.Reduced]-g.Int("reduced"))
+	accepted, jobs := g.Int("accepted"), g.size()
+	// The states are trusted on two conditions: each state has a known letter, and the number of
+	// states is the count accepted or the sum of the other counts.
+	if counted != jobs || accepted != jobs && sum != jobs {
+		return Repair{}
+	}
+	add("accepted", jobs-accepted)
+	return Repair{Kind: RepairGroup, Differences: differences, Version: g.Int("repaired")}
+}
 
-// status returns the group's status; "" if it is missing.
-func (g *group) status() string { return g.hash["status"] }
+// reading is what tells later whether a group is still the same, and which of its jobs have moved.
+type reading struct {
+	created            string // the field at:created, which identifies the group and its round
+	cancelled, expired bool   // expired: its result lines were deleted, past their retention
+	states             string
+}
 
-// unfinished returns the number of jobs whose states are not final.
-func (g *group) unfinished() int64 {
-	return g.counts[ledger.Waiting] + g.counts[ledger.NonReady] + g.counts[ledger.Ready] + g.counts[ledger.InFlight]
+// queueReading adds the commands that read a group again, with its states from one job to another
+// (-1: the last one).
+func (s *scope) queueReading(ctx context.Context, p redis.Pipeliner, id string, from, to int64) func() reading {
+	hash := p.HMGet(ctx, s.p.Group(id), "at:created", "status", "results_expired")
+	last := int64(-1)
+	if to >= 0 {
+		last = ledger.StateBytes*(to+1) - 1
+	}
+	states := p.GetRange(ctx, s.p.States(id), ledger.StateBytes*from, last)
+	return func() reading {
+		v := hash.Val()
+		return reading{read.Text(v[0]), read.Text(v[1]) == string(api.StatusCancelled), read.Text(v[2]) != "",
+			states.Val()}
+	}
 }

@@ -16,69 +16,91 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// countFields lists the fields of a group's hash that count jobs, each with the state letters that
-// it counts.
-var countFields = []struct{ name, letters string }{
+// countField is a field of a group's hash that counts jobs, with the state letters that it counts.
+type countField struct{ name, letters string }
+
+// countFields lists those fields whose sum is the field accepted.
+var countFields = []countField{
 	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)},
 	{"in_flight", string(ledger.InFlight)},
 	{"done", string(ledger.Done) + string(ledger.Reduced)}, {"failed", string(ledger.Failed)},
 	{"cancelled", string(ledger.Cancelled)},
 }
 
-// checkCounts compares a group's counts with each other, with its states, and its error codes with
-// its failed jobs.
-func (ps *pass) checkCounts(g *group) {
-	accepted, sum := g.intField("accepted"), int64(0)
+// unfinishedLetters are the letters of states that are not final.
+const unfinishedLetters = string(ledger.Waiting) + string(ledger.NonReady) + string(ledger.Ready) +
+	string(ledger.InFlight)
+
+// groupLaws checks one group, as of one instant, against the laws about its counts, states, codes,
+// lifecycle and aggregate.
+type groupLaws struct {
+	*group
+	found  *findings
+	counts Repair // of the group's counts and lists
+}
+
+// report reports something about the group that has no repair.
+func (l *groupLaws) report(law, key, format string, args ...any) {
+	l.reportRepairable(Repair{}, law, key, format, args...)
+}
+
+// reportRepairable reports something about the group as a whole.
+func (l *groupLaws) reportRepairable(r Repair, law, key, format string, args ...any) {
+	l.found.add(newFinding(law, l.ID, l.Tenant, key, format, args...).repairedBy(r), l.TypeList()...)
+}
+
+// checkCounts compares the group's counts with each other and with its states.
+func (l *groupLaws) checkCounts() {
+	accepted, sum := l.Int("accepted"), int64(0)
 	var parts []string
 	for _, f := range countFields {
-		n := g.intField(f.name)
+		n := l.Int(f.name)
 		sum += n
 		if n != 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", f.name, n))
 		}
 		if n < 0 {
-			ps.reportGroup(g, LawConservation, f.name, "%s is %d", f.name, n)
+			l.reportRepairable(l.counts, LawConservation, f.name, "%s is %d", f.name, n)
 		}
 	}
 	if sum != accepted {
-		ps.reportGroup(g, LawConservation, fmt.Sprint("sum ", sum-accepted),
-			"accepted is %d, the other counts add up to %d: %s",
-			accepted, sum, strings.Join(parts, ", "))
+		l.reportRepairable(l.counts, LawConservation, fmt.Sprint("sum ", sum-accepted),
+			"accepted is %d, the other counts add up to %d: %s", accepted, sum, strings.Join(parts, ", "))
 	}
-	if len(g.states) != int(2*accepted) {
-		ps.reportGroup(g, LawStates, fmt.Sprint("length ", int64(len(g.states))-2*accepted),
-			"accepted is %d, but there are %d bytes of states, two a job", accepted, len(g.states))
+	if surplus := l.StateBytes - ledger.StateBytes*accepted; surplus != 0 {
+		l.reportRepairable(l.counts, LawStates, fmt.Sprint("length ", surplus),
+			"accepted is %d, but there are %d bytes of states, two a job", accepted, l.StateBytes)
 	}
-	known := "A"
-	reduced := struct{ name, letters string }{"reduced", string(ledger.Reduced)}
-	for _, f := range append(slices.Clone(countFields), reduced) {
-		have, n := g.jobsIn(f.letters), g.intField(f.name)
+	known := ""
+	for _, f := range append(slices.Clone(countFields), countField{"reduced", string(ledger.Reduced)}) {
 		known += f.letters
-		if have != n {
-			ps.reportGroup(g, LawStates, fmt.Sprint(f.name, " ", n-have), "%s is %d, but %d jobs are in such a state",
-				f.name, n, have)
+		if jobs, n := l.jobsIn(f.letters), l.Int(f.name); jobs != n {
+			l.reportRepairable(l.counts, LawStates, fmt.Sprint(f.name, " ", n-jobs),
+				"%s is %d, but %d jobs are in such a state", f.name, n, jobs)
 		}
 	}
-	for at := 0; at+1 < len(g.states); at += 2 {
-		if letter := g.states[at]; strings.IndexByte(known, letter) < 0 {
-			ps.found.add(finding{LawStates, g.id, int64(at / 2), string(letter)}, "its state is %q, which is none",
-				letter)
-			ps.markUncertain(LawStates, g.tenant, g.types...)
+	for i := range l.size() {
+		if letter := ledger.StateAt(l.States, i)[0]; strings.IndexByte(known, letter) < 0 {
+			l.found.add(newFinding(LawStates, l.ID, l.Tenant, string(letter), "its state is %q, which is none",
+				letter).of(i), l.TypeList()...)
 		}
 	}
+}
+
+// checkCodes compares the group's error codes with its failed jobs.
+func (l *groupLaws) checkCodes() {
 	var coded int64
-	for _, code := range slices.Sorted(maps.Keys(g.codes)) {
-		n := read.Int(g.codes[code])
+	for _, code := range slices.Sorted(maps.Keys(l.Codes)) {
+		n := read.Int(l.Codes[code])
 		coded += n
 		if n < 0 {
-			ps.reportGroup(g, LawLocation, "code "+code, "%d jobs have failed with code %s", n, code)
-			ps.addWrong(finding{LawLocation, g.id, noOrdinal, "code " + code}, WrongCodes{g.id, g.tenant})
+			l.reportRepairable(Repair{Kind: RepairCodes}, LawLocation, "code "+code,
+				"%d jobs have failed with code %s", n, code)
 		}
 	}
-	if failed := g.counts[ledger.Failed]; coded != failed {
-		key := fmt.Sprint("codes ", coded-failed)
-		ps.reportGroup(g, LawLocation, key, "%d jobs have failed, but by their codes %d", failed, coded)
-		ps.addWrong(finding{LawLocation, g.id, noOrdinal, key}, WrongCodes{g.id, g.tenant})
+	if failed := l.jobs[ledger.Failed]; coded != failed {
+		l.reportRepairable(Repair{Kind: RepairCodes}, LawLocation, fmt.Sprint("codes ", coded-failed),
+			"%d jobs have failed, but by their codes %d", failed, coded)
 	}
 }
 
@@ -86,142 +108,137 @@ func (ps *pass) checkCounts(g *group) {
 // the final one.
 var statusOrder = []api.Status{api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating}
 
-// checkLifecycle compares a group's status with its timestamps, its jobs and the lists that it is
+// checkLifecycle compares the group's status with its timestamps, its jobs and the lists that it is
 // on.
-func (ps *pass) checkLifecycle(g *group) {
-	status := api.Status(g.status())
-	cancelled, sweeping := status == api.StatusCancelled, g.hash["sweep"] != ""
+func (l *groupLaws) checkLifecycle() {
+	status, sealed, sweeping := api.Status(l.status()), l.Fields["sealed"] != "", l.Fields["sweep"] != ""
 	rank := slices.Index(statusOrder, status)
 	if status.Ended() {
 		rank = len(statusOrder)
 	} else if rank < 0 {
-		ps.reportGroup(g, LawLifecycle, "status", "its status is %q, which is none", status)
+		l.report(LawLifecycle, "status", "its status is %q, which is none", status)
 		return
 	}
-	ps.checkTimestamps(g, status, rank)
-	if g.hash["sealed"] == "" && rank > 0 {
-		ps.reportGroup(g, LawLifecycle, "sealed", "it is %s without being sealed", status)
+	l.checkTimestamps(status, rank)
+	if !sealed && rank > 0 {
+		l.report(LawLifecycle, "sealed", "it is %s without being sealed", status)
 	}
-	if open := !status.Ended() || sweeping; open != g.open || open == g.ended {
-		ps.reportGroup(g, LawLifecycle, "lists", "it is %s, but %s", status, describeLists(g))
-		ps.addWrongGroup(g, LawLifecycle, "lists")
+	if open := !status.Ended() || sweeping; open != l.Open || open == l.Ended {
+		l.reportRepairable(l.counts, LawLifecycle, "lists", "it is %s, but %s", status, l.describeLists())
 	}
-	unfinished, unreduced := g.unfinished(), g.counts[ledger.Done]
+	unfinished, unreduced := l.jobsIn(unfinishedLetters), l.jobs[ledger.Done]
 	switch {
-	case cancelled:
+	case status == api.StatusCancelled:
 		if !sweeping && unfinished > 0 {
-			ps.reportGroup(g, LawLifecycle, "unended", "it was cancelled and settled, but %d jobs have not ended",
-				unfinished)
-			ps.addWrongGroup(g, LawLifecycle, "unended")
+			l.reportRepairable(l.counts, LawLifecycle, "unended",
+				"it was cancelled and settled, but %d jobs have not ended", unfinished)
 		}
 	case rank >= 3 && unfinished > 0:
-		ps.reportGroup(g, LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unfinished)
+		l.report(LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unfinished)
 	case rank == len(statusOrder) && unreduced > 0:
-		ps.reportGroup(g, LawLifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
+		l.report(LawLifecycle, "unreduced", "it is %s, but %d results are not reduced", status, unreduced)
 	case rank == len(statusOrder):
-		threshold, err := strconv.ParseFloat(g.hash["failure_threshold"], 64)
+		threshold, err := strconv.ParseFloat(l.Fields["failure_threshold"], 64)
 		if err != nil {
 			threshold = 1
 		}
-		failed, all := g.counts[ledger.Failed], len(g.states)/2
+		failed, all := l.jobs[ledger.Failed], l.size()
 		if tooMany := failed > 0 && float64(failed)/float64(all) >= threshold; tooMany != (status == api.StatusFailed) {
-			ps.reportGroup(g, LawLifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
+			l.report(LawLifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
-	case g.hash["sealed"] != "" && g.hash["requeue"] == "" && unfinished+unreduced == 0 && !g.dirty:
-		ps.reportGroup(g, LawLifecycle, "stuck",
+	case sealed && l.Fields["requeue"] == "" && unfinished+unreduced == 0 && !l.Dirty:
+		l.reportRepairable(l.counts, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
-		ps.addWrongGroup(g, LawLifecycle, "stuck")
 	}
 }
 
-// describeLists says in words on which of the lists of open and of ended groups a group is.
-func describeLists(g *group) string {
+// describeLists says in words on which of the lists of open and of ended groups the group is.
+func (l *groupLaws) describeLists() string {
 	switch {
-	case g.open && g.ended:
+	case l.Open && l.Ended:
 		return "on the lists of open and of ended groups"
-	case g.open:
+	case l.Open:
 		return "on the list of open groups"
-	case g.ended:
+	case l.Ended:
 		return "on the list of ended groups"
 	}
 	return "neither on the list of open nor on that of ended groups"
 }
 
-// checkTimestamps checks the times at which a group entered its states in this round. There must be
-// one for each state on its way, in this order, and none for any other. Rank is the index of the
+// checkTimestamps checks the times at which the group entered its states in this round. There must
+// be one for each state on its way, in this order, and none for any other. Rank is the index of the
 // group's status in statusOrder; len(statusOrder) for a final one.
-func (ps *pass) checkTimestamps(g *group, status api.Status, rank int) {
-	at := func(s api.Status) string { return g.hash["at:"+strings.ToLower(string(s))] }
+func (l *groupLaws) checkTimestamps(status api.Status, rank int) {
+	at := func(s api.Status) string { return l.Fields["at:"+strings.ToLower(string(s))] }
 	var last int64
 	passed := true // all states before s have a time
 	for i, s := range statusOrder {
 		has := at(s) != ""
 		switch {
 		case status == api.StatusCancelled && has && !passed, has && i > rank:
-			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
+			l.report(LawLifecycle, "time of "+string(s), "it is %s, but has a time of %s", status, s)
 		case !has && (i == 0 || i <= rank && status != api.StatusCancelled):
-			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
+			l.report(LawLifecycle, "time of "+string(s), "it is %s, but has no time of %s", status, s)
 		}
 		passed = passed && has
 		if has {
-			last = ps.checkTimeOrder(g, s, last, read.Int(at(s)))
+			last = l.checkTimeOrder(s, last, read.Int(at(s)))
 		}
 	}
 	for _, s := range []api.Status{api.StatusCompleted, api.StatusFailed, api.StatusCancelled} {
 		if has := at(s) != ""; has != (s == status) {
-			ps.reportGroup(g, LawLifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s,
-				at(s))
+			l.report(LawLifecycle, "time of "+string(s), "it is %s, but its time of %s is %q", status, s, at(s))
 		} else if has {
-			ps.checkTimeOrder(g, s, last, read.Int(at(s)))
+			l.checkTimeOrder(s, last, read.Int(at(s)))
 		}
 	}
 }
 
 // checkTimeOrder reports a time of the state s that is before last, the time of the state before
 // it. Both are Unix ms. It returns at.
-func (ps *pass) checkTimeOrder(g *group, s api.Status, last, at int64) int64 {
+func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 	if at < last {
-		ps.reportGroup(g, LawLifecycle, "order of "+string(s), "it became %s %d ms before the state that comes first",
-			s, last-at)
+		l.report(LawLifecycle, "order of "+string(s),
+			"it became %s %d ms before the state that comes first", s, last-at)
 	}
 	return at
 }
 
 // checkAggregate compares the number of reduced jobs with what the group's partial aggregates hold,
 // and with the aggregates that count results.
-func (ps *pass) checkAggregate(g *group) {
+func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 	var all *reducer.State
-	plan, err := aggregate.Plan(ps.opts.Reducers, g.hash["aggregate"])
+	plan, err := aggregate.Plan(reducers, l.Fields["aggregate"])
 	if err == nil {
 		all = plan.New()
 	} // else a reducer is unknown to this program: only the numbers of results are checked
 	var counted int64
-	for _, field := range slices.Sorted(maps.Keys(g.partials)) {
+	for _, field := range slices.Sorted(maps.Keys(l.Partials)) {
 		if !strings.HasPrefix(field, "partial:") {
 			continue
 		}
-		n, err := mergePartial(plan, all, []byte(g.partials[field]))
+		n, err := mergePartial(plan, all, []byte(l.Partials[field]))
 		if err != nil {
-			ps.reportGroup(g, LawResults, field, "%s of its aggregate can't be read", field)
+			l.report(LawResults, field, "%s of its aggregate can't be read", field)
 			return
 		}
 		counted += n
 	}
-	reduced := g.counts[ledger.Reduced]
+	reduced := l.jobs[ledger.Reduced]
 	if counted != reduced {
-		ps.reportGroup(g, LawResults, fmt.Sprint("aggregate ", counted-reduced),
+		l.report(LawResults, fmt.Sprint("aggregate ", counted-reduced),
 			"%d jobs are reduced, but its aggregate holds %d", reduced, counted)
 	}
 	if all == nil {
 		return
 	}
 	values, _ := all.Values() // an aggregate that can't be computed is not compared
-	for _, as := range countAggregates(g.hash["aggregate"]) {
+	for _, as := range countAggregates(l.Fields["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
-			ps.reportGroup(g, LawResults, "count "+as+" "+n, "%d jobs are reduced, but its aggregate %q counts %s",
-				reduced, as, n)
+			l.report(LawResults, "count "+as+" "+n,
+				"%d jobs are reduced, but its aggregate %q counts %s", reduced, as, n)
 		}
 	}
 }

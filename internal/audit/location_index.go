@@ -2,7 +2,12 @@ package audit
 
 import (
 	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strconv"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -26,6 +31,12 @@ var kindNames = [locationKinds]string{
 	"the group's failures", "the results stream", "the group's results",
 }
 
+// kindOf is the kind of each location that package read knows by name.
+var kindOf = map[string]locationKind{
+	read.Queue: atQueue, read.NonReady: atNonReady, read.Suspended: atNonReady, read.Ready: atReady,
+	read.Failures: atFailures, read.Results: atResultsStream, read.ResultLines: atGroupResults,
+}
+
 // law returns the law that a job at a wrong location of this kind breaks.
 func (kind locationKind) law() string {
 	if kind == atResultsStream || kind == atGroupResults {
@@ -34,58 +45,39 @@ func (kind locationKind) law() string {
 	return LawLocation
 }
 
-// stateNames says in words what each state letter means.
-var stateNames = map[ledger.Letter]string{
-	ledger.Waiting:   "waiting",
-	ledger.NonReady:  "non-ready",
-	ledger.Ready:     "ready",
-	ledger.InFlight:  "in flight",
-	ledger.Done:      "done and not reduced",
-	ledger.Reduced:   "done and reduced",
-	ledger.Failed:    "failed",
-	ledger.Cancelled: "cancelled",
+// letters says of each state letter what it means in words, and at which kind of location a job in
+// this state must be; placed is false if it is at none.
+var letters = [256]struct {
+	name   string
+	placed bool
+	home   locationKind
+}{
+	ledger.Waiting:   {"waiting", true, atQueue},
+	ledger.NonReady:  {"non-ready", true, atNonReady},
+	ledger.Ready:     {"ready", true, atReady},
+	ledger.InFlight:  {"in flight", true, atReady},
+	ledger.Done:      {"done and not reduced", true, atResultsStream},
+	ledger.Reduced:   {"done and reduced", true, atGroupResults},
+	ledger.Failed:    {"failed", true, atFailures},
+	ledger.Cancelled: {"cancelled", false, 0},
 }
-
-// kindOf returns the kind of location at which a job with this state letter must be; ok is false if
-// it is at none.
-func kindOf(letter ledger.Letter) (locationKind, bool) {
-	switch letter {
-	case ledger.Waiting:
-		return atQueue, true
-	case ledger.NonReady:
-		return atNonReady, true
-	case ledger.Ready, ledger.InFlight:
-		return atReady, true
-	case ledger.Failed:
-		return atFailures, true
-	case ledger.Done:
-		return atResultsStream, true
-	case ledger.Reduced:
-		return atGroupResults, true
-	}
-	return 0, false
-}
-
-// unknownAttempt stands for the attempt of a job at a location that doesn't record it.
-const unknownAttempt = -1
 
 // fits reports whether a job at a location of this kind, recorded with this attempt, is where its
 // state says.
 func fits(kind locationKind, state ledger.State, attempt int) bool {
-	home, ok := kindOf(state.Letter())
-	if !ok || home != kind {
+	if l := letters[state.Letter()]; !l.placed || l.home != kind {
 		return false
 	}
 	// If a worker starts the same entry twice, the second start increases the attempt, and the
 	// entry keeps the first one.
-	return attempt == unknownAttempt || state.IsOf(attempt) || state.Letter() == ledger.InFlight &&
-		state.IsOf(attempt+1)
+	return attempt == read.UnknownAttempt || state.IsOf(attempt) ||
+		state.Letter() == ledger.InFlight && state.IsOf(attempt+1)
 }
 
 // DescribeState says a state in words, for example "waiting at attempt 0".
 func DescribeState(state ledger.State) string {
-	name, ok := stateNames[state.Letter()]
-	if !ok {
+	name := letters[state.Letter()].name
+	if name == "" {
 		name = fmt.Sprintf("%q", string(state[:1]))
 	}
 	return fmt.Sprintf("%s at attempt %d", name, state.Attempt())
@@ -104,6 +96,9 @@ func (b *bitset) set(i, size int64) {
 	}
 	(*b)[i/64] |= 1 << (i % 64)
 }
+
+// kindSet is a set of kinds of location.
+type kindSet [locationKinds]bool
 
 // locationIndex records where an audit has found the jobs of a group, so that missing, duplicated
 // and misplaced jobs can be told apart. It holds a range of ordinals; a bit per job is enough,
@@ -149,34 +144,47 @@ func (idx *locationIndex) unrecordDuplicate(ordinal int64) {
 	idx.duplicated[(ordinal-idx.first)/64] &^= 1 << ((ordinal - idx.first) % 64)
 }
 
+// fault is what can be wrong with the location of a job.
+type fault string
+
+const (
+	missing    fault = "missing"    // not at the right location
+	duplicated fault = "duplicated" // at the right location more than once
+	misplaced  fault = "misplaced"  // at another location
+	unknown    fault = "unknown "   // at a location, but its group has no such job
+)
+
 // problem is something that is wrong with the location of a job.
 type problem struct {
 	ordinal int64
 	kind    locationKind
-	fault   string       // missing (not at the right location), duplicated (there more than once) or misplaced
-	state   ledger.State // unchanged while its locations were read
+	fault   fault
+	state   ledger.State // unchanged while its locations were read; "" for an unknown job
 }
 
-// eachProblem yields the problems of the jobs that have not moved: now holds the states of the
-// range after the locations were read, and a job whose state has changed is not judged. Covers says
-// which kinds of location were read; a job can be missing only there.
-func (idx *locationIndex) eachProblem(now string, covers func(locationKind) bool, yield func(problem) (more bool)) {
-	for i := range min(idx.size(), int64(len(now)/ledger.StateBytes)) {
-		state := ledger.StateAt(idx.states, i)
-		if ledger.StateAt(now, i) != state {
-			continue
-		}
-		if kind, ok := kindOf(state.Letter()); ok && covers(kind) {
-			if !idx.found.has(i) && !yield(problem{idx.first + i, kind, "missing", state}) {
-				return
+// problems yields the problems of the jobs that have not moved: now holds the states of the range
+// after the locations were read, and a job whose state has changed is not judged. Judged says which
+// kinds of location were read; a job can be missing only there.
+func (idx *locationIndex) problems(now string, judged kindSet) iter.Seq[problem] {
+	return func(yield func(problem) bool) {
+		for i := range min(idx.size(), int64(len(now)/ledger.StateBytes)) {
+			state := ledger.StateAt(idx.states, i)
+			if ledger.StateAt(now, i) != state {
+				continue
 			}
-			if idx.duplicated.has(i) && !yield(problem{idx.first + i, kind, "duplicated", state}) {
-				return
+			at := func(kind locationKind, f fault) problem { return problem{idx.first + i, kind, f, state} }
+			if l := letters[state.Letter()]; l.placed && judged[l.home] {
+				if !idx.found.has(i) && !yield(at(l.home, missing)) {
+					return
+				}
+				if idx.duplicated.has(i) && !yield(at(l.home, duplicated)) {
+					return
+				}
 			}
-		}
-		for kind := range locationKinds {
-			if idx.misplaced[kind].has(i) && !yield(problem{idx.first + i, kind, "misplaced", state}) {
-				return
+			for kind := range locationKinds {
+				if idx.misplaced[kind].has(i) && !yield(at(kind, misplaced)) {
+					return
+				}
 			}
 		}
 	}
@@ -184,27 +192,51 @@ func (idx *locationIndex) eachProblem(now string, covers func(locationKind) bool
 
 // detail describes the problem in a sentence.
 func (p problem) detail() string {
+	where := kindNames[p.kind]
 	switch p.fault {
-	case "missing":
-		return fmt.Sprintf("it is %s, but not in %s", DescribeState(p.state), kindNames[p.kind])
-	case "duplicated":
-		return fmt.Sprintf("it is %s, and more than once in %s", DescribeState(p.state), kindNames[p.kind])
+	case missing:
+		return fmt.Sprintf("it is %s, but not in %s", DescribeState(p.state), where)
+	case duplicated:
+		return fmt.Sprintf("it is %s, and more than once in %s", DescribeState(p.state), where)
+	case misplaced:
+		return fmt.Sprintf("it is %s, but something of it lies in %s", DescribeState(p.state), where)
 	}
-	return fmt.Sprintf("it is %s, but something of it lies in %s", DescribeState(p.state), kindNames[p.kind])
+	return fmt.Sprintf("something of it lies in %s, but the group has no such job", where)
 }
 
-// reportJob reports a problem of a job. A missing job is also added to the missing ones, and any
-// other job to the misplaced ones, unless the location is the group's result lines. The counters of
-// its tenant and types may become uncertain.
-func (ps *pass) reportJob(group, tenant string, types []string, p problem) {
-	f := finding{p.kind.law(), group, p.ordinal, fmt.Sprint(p.fault, p.kind, p.state)}
-	ps.found.add(f, "%s", p.detail())
-	if p.fault != "missing" && p.kind != atGroupResults {
-		locations := ps.locationsOf(p.kind, group, tenant, p.ordinal, types)
-		ps.addMisplaced(f, Job{group, p.ordinal}, locations...)
+// reportJob reports a problem of a job of a group. A missing job is also added to the missing ones.
+// Any other job is to be quarantined, unless the location is the group's result lines, or the job
+// is unknown and the states may be wrong instead (statesAreWrong).
+func (s *scope) reportJob(h read.Header, p problem, statesAreWrong bool) {
+	f := newFinding(p.kind.law(), h.ID, h.Tenant, fmt.Sprint(p.fault, p.kind, p.state), "%s", p.detail()).of(p.ordinal)
+	if p.fault != missing && p.kind != atGroupResults && !statesAreWrong {
+		f = f.at(s.locationsOf(p.kind, h, strconv.FormatInt(p.ordinal, 10))...)
 	}
-	ps.markUncertain(p.kind.law(), tenant, types...)
-	if p.fault == "missing" && p.kind != atGroupResults && (p.kind != atFailures || ps.opts.only == nil) {
-		ps.missing.add(group, tenant, types, p)
+	s.found.add(f, h.TypeList()...)
+	if p.fault == missing && p.kind != atGroupResults && (p.kind != atFailures || s.full()) {
+		s.found.missing.add(h, p)
 	}
+}
+
+// locationsOf returns the locations of this kind at which a job of a group can be. For its failures
+// it is the record of the job with this ordinal.
+func (s *scope) locationsOf(kind locationKind, h read.Header, ordinal string) (all []read.Location) {
+	switch kind {
+	case atQueue:
+		for _, typ := range h.TypeList() {
+			all = append(all, read.Location{Name: read.Queue, Owner: h.ID, Type: typ})
+		}
+	case atNonReady:
+		nonReady := read.NonReadyOf(h.Tenant)
+		all = nonReady[:]
+	case atReady:
+		for _, typ := range slices.Sorted(maps.Keys(s.types)) {
+			all = append(all, read.Location{Name: read.Ready, Owner: typ})
+		}
+	case atResultsStream:
+		all = []read.Location{{Name: read.Results}}
+	case atFailures:
+		all = []read.Location{{Name: read.Failures, Owner: h.ID, Type: ordinal}}
+	}
+	return all
 }

@@ -3,7 +3,6 @@ package audit
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -12,141 +11,110 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// unknownJob is an ordinal at a location of a group whose states, as first read, don't contain it.
-type unknownJob struct {
-	kind    locationKind
-	ordinal int64
+// ownLocations compares the locations that belong to one group (queues, failures, result lines)
+// with its states.
+type ownLocations struct {
+	*scope
+	*group
+	judged  kindSet
+	index   locationIndex
+	unknown []problem // jobs that the states, as first read, don't contain
 }
 
-// checkOwnLocations compares the locations that belong to one group (queues, failures, result
-// lines) with its states. If something looks wrong, the states are read again, and only jobs that
-// have not moved and ordinals that still don't exist are reported.
-func (ps *pass) checkOwnLocations(ctx context.Context, g *group) error {
-	index := &locationIndex{states: g.states, cancelled: g.status() == string(api.StatusCancelled)}
-	var unknown []unknownJob
-	own := ps.judgedOwnKinds(g)
-	err := ps.readOwnLocations(ctx, g, own, func(kind locationKind, ordinal int64, attempt int) {
-		if index.state(ordinal) != "" {
-			index.record(kind, ordinal, attempt)
-		} else if len(unknown) < maxPerGroupAndLaw {
-			unknown = append(unknown, unknownJob{kind, ordinal})
-		}
-	})
-	if err != nil {
+// newOwnLocations returns the check of a group's own locations. A pass over candidates judges the
+// queues and failures only if their length is wrong.
+func newOwnLocations(s *scope, g *group) *ownLocations {
+	cancelled := g.status() == string(api.StatusCancelled)
+	o := &ownLocations{scope: s, group: g, index: locationIndex{states: g.States, cancelled: cancelled}}
+	full := s.full()
+	o.judged[atQueue] = full || g.Queued() != g.jobs[ledger.Waiting]
+	o.judged[atFailures] = full || g.Failures != g.jobs[ledger.Failed]
+	o.judged[atGroupResults] = full && g.Fields["results_expired"] == ""
+	return o
+}
+
+// check reads the group's own locations. If something looks wrong, it reads the states again, and
+// reports only jobs that have not moved and ordinals that still don't exist.
+func (o *ownLocations) check(ctx context.Context) error {
+	if err := o.readAll(ctx); err != nil {
 		return err
 	}
-	covers := func(kind locationKind) bool { return own[kind] }
-	suspicious := len(unknown) > 0
-	index.eachProblem(index.states, covers, func(problem) bool {
+	suspicious := len(o.unknown) > 0
+	for range o.index.problems(o.States, o.judged) {
 		suspicious = true
-		return false
-	})
+		break
+	}
 	if !suspicious {
 		return nil
 	}
-
-	var hash *redis.SliceCmd
-	var states *redis.StringCmd
-	err = ps.Transaction(ctx, func(p redis.Pipeliner) {
-		hash, states = p.HMGet(ctx, ps.p.Group(g.id), "at:created", "status", "results_expired"),
-			p.Get(ctx, ps.p.States(g.id))
-	})
+	var again func() reading
+	err := o.Transaction(ctx, func(p redis.Pipeliner) { again = o.queueReading(ctx, p, o.ID, 0, -1) })
 	if err != nil {
 		return err
 	}
-	v, now := hash.Val(), states.Val()
-	if read.Text(v[0]) != g.hash["at:created"] {
+	now := again()
+	if now.created != o.Fields["at:created"] {
 		return nil // the group was deleted, or created again
 	}
-	own[atGroupResults] = own[atGroupResults] && read.Text(v[2]) == ""
-	index.cancelled = index.cancelled || read.Text(v[1]) == string(api.StatusCancelled)
-	index.eachProblem(now, covers, func(p problem) bool {
-		// Cancelling a group deletes its queues at once.
-		if p.kind != atQueue || p.fault != "missing" || !index.cancelled {
-			ps.reportJob(g.id, g.tenant, g.types, p)
+	o.judged[atGroupResults] = o.judged[atGroupResults] && !now.expired
+	cancelled := o.index.cancelled || now.cancelled
+	for p := range o.index.problems(now.states, o.judged) {
+		if p.kind != atQueue || p.fault != missing || !cancelled { // cancelling a group deletes its queues at once
+			o.reportJob(o.Header, p, false)
 		}
-		return true
-	})
-	for _, u := range unknown {
-		if u.ordinal >= int64(len(now)/2) {
-			f := finding{u.kind.law(), g.id, u.ordinal, fmt.Sprint("unknown ", u.kind)}
-			ps.found.add(f, "something of it lies in %s, but the group has no such job", kindNames[u.kind])
-			// If the states are too short, the states may be wrong and not the job: repair nothing.
-			if u.kind != atGroupResults && int64(len(now)) == 2*g.intField("accepted") {
-				ps.addMisplaced(f, Job{g.id, u.ordinal},
-					ps.locationsOf(u.kind, g.id, g.tenant, u.ordinal, g.types)...)
-			}
-			ps.markUncertain(u.kind.law(), g.tenant, g.types...)
+	}
+	for _, p := range o.unknown {
+		if size := int64(len(now.states) / ledger.StateBytes); p.ordinal >= size {
+			o.reportJob(o.Header, p, int64(len(now.states)) != ledger.StateBytes*o.Int("accepted"))
 		}
 	}
 	return nil
 }
 
-// readOwnLocations reads those of the group's own locations that own selects, and calls find for
-// each job in them. A full audit always reads the result lines (in results:GROUP), even if own does
-// not select them; a pass over candidates never does. An unreadable element is reported.
-func (ps *pass) readOwnLocations(
-	ctx context.Context, g *group, own [locationKinds]bool, find func(kind locationKind, ordinal int64, attempt int),
-) error {
-	unreadable := func(kind locationKind) {
-		ps.reportGroup(g, kind.law(), fmt.Sprint("unreadable ", kind), "something in %s can't be read", kindNames[kind])
-		f := finding{kind.law(), g.id, noOrdinal, fmt.Sprint("unreadable ", kind)}
-		switch kind {
-		case atQueue:
-			ps.addMisplaced(f, Job{}, ps.locationsOf(kind, g.id, g.tenant, 0, g.types)...)
-		case atFailures:
-			ps.addMisplaced(f, Job{}, Location{"failures", g.id, ""})
+// readAll reads the judged locations. A full audit always reads the result lines, even if they are
+// not judged; a pass over candidates never does.
+func (o *ownLocations) readAll(ctx context.Context) error {
+	if o.judged[atQueue] {
+		for i, at := range o.locationsOf(atQueue, o.Header, "") {
+			if err := o.read(ctx, at, o.Queues[i]); err != nil {
+				return err
+			}
 		}
 	}
-	for i, typ := range g.types {
-		if !own[atQueue] {
-			break
-		}
-		err := ps.ReadQueue(ctx, ps.p.Queue(g.id, typ), g.queues[i], func(blob string) {
-			if ordinal, ok := ledger.QueuedOrdinal(blob); ok {
-				find(atQueue, ordinal, unknownAttempt)
-			} else {
-				unreadable(atQueue)
-			}
-		})
-		if err != nil {
+	if o.judged[atFailures] && o.Failures > 0 {
+		if err := o.read(ctx, read.Location{Name: read.Failures, Owner: o.ID}, 0); err != nil {
 			return err
 		}
 	}
-	if own[atFailures] && g.failures > 0 {
-		command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-			return p.HScan(ctx, ps.p.Failures(g.id), cursor, "", read.PageSize)
-		}
-		seen := bitset(nil) // a scan may yield the same field of a hash twice
-		err := ps.Scan(ctx, command, func(page []string) error {
-			for i := 0; i+1 < len(page); i += 2 {
-				ordinal, attempt, ok := read.ParseFailure(g.id, page[i], page[i+1])
-				switch {
-				case !ok:
-					unreadable(atFailures)
-				case ordinal >= int64(len(g.states)/2):
-					find(atFailures, ordinal, attempt)
-				case !seen.has(ordinal):
-					seen.set(ordinal, int64(len(g.states)/2))
-					find(atFailures, ordinal, attempt)
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if ps.opts.only != nil {
+	if !o.full() {
 		return nil
 	}
-	return ps.ReadList(ctx, ps.p.Results(g.id), g.resultChunks, func(chunk string) {
-		for line := range strings.SplitSeq(chunk, "\n") {
-			if ordinal, ok := read.ParseResultLine(line); ok {
-				find(atGroupResults, ordinal, unknownAttempt)
-			} else {
-				unreadable(atGroupResults)
+	return o.read(ctx, read.Location{Name: read.ResultLines, Owner: o.ID}, o.ResultChunks)
+}
+
+// read records the jobs at a location, n of them if it is a list. It reports an unreadable element.
+func (o *ownLocations) read(ctx context.Context, at read.Location, n int64) error {
+	kind := kindOf[at.Name]
+	seen := bitset(nil) // a scan may yield the same field of a hash twice
+	return o.Elements(ctx, o.p, at, n, func(e read.Element) error {
+		switch {
+		case !e.Readable:
+			f := newFinding(kind.law(), o.ID, o.Tenant, fmt.Sprint("unreadable ", kind),
+				"something in %s can't be read", kindNames[kind])
+			if kind != atGroupResults {
+				f = f.at(o.locationsOf(kind, o.Header, "")...)
 			}
+			o.found.add(f, o.TypeList()...)
+		case o.index.state(e.Ordinal) == "":
+			if len(o.unknown) < maxPerGroupAndLaw {
+				o.unknown = append(o.unknown, problem{ordinal: e.Ordinal, kind: kind, fault: unknown})
+			}
+		case kind != atFailures:
+			o.index.record(kind, e.Ordinal, e.Attempt)
+		case !seen.has(e.Ordinal):
+			seen.set(e.Ordinal, o.size())
+			o.index.record(kind, e.Ordinal, e.Attempt)
 		}
+		return nil
 	})
 }

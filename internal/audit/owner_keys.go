@@ -21,7 +21,10 @@ import (
 const orphanInterval = 500 * time.Millisecond
 
 // OwnerKey is an owner key: Key says that Group belongs to Tenant.
-type OwnerKey struct{ Key, Group, Tenant string }
+type OwnerKey struct {
+	Key, Group, Tenant string
+	exists             bool // false for a key that is not there
+}
 
 // CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not
 // exist. A crash between the deletion of a group and of its owner key leaves one, and so does a
@@ -97,36 +100,40 @@ func withoutGroup(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
 ) ([]OwnerKey, error) {
 	r := read.Reader{Cmd: conn.Cmd}
+	found, err := readOwnerKeys(ctx, r, keys)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(k OwnerKey) bool {
+		return !k.exists || space.OfGroup(k.Group).Owner(k.Group) != k.Key
+	})
+	statuses, err := readGroupField(ctx, r, space, found, "status")
 	var orphans []OwnerKey
-	for page := range slices.Chunk(keys, read.PageSize) {
-		tenants := make([]*redis.StringCmd, len(page))
-		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, key := range page {
-				tenants[i] = p.Get(ctx, key)
-			}
-		}); err != nil {
-			return nil, err
-		}
-		var ownerKeys []OwnerKey
-		for i, key := range page {
-			group := key[strings.LastIndexByte(key, ':')+1:]
-			if tenants[i].Err() == nil && space.OfGroup(group).Owner(group) == key {
-				ownerKeys = append(ownerKeys, OwnerKey{key, group, tenants[i].Val()})
-			}
-		}
-		states := make([]*redis.StringCmd, len(ownerKeys))
-		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, k := range ownerKeys {
-				states[i] = p.HGet(ctx, space.OfTenant(k.Tenant).Group(k.Group), "status")
-			}
-		}); err != nil {
-			return nil, err
-		}
-		for i, k := range ownerKeys {
-			if errors.Is(states[i].Err(), redis.Nil) {
-				orphans = append(orphans, k)
-			}
+	for i, status := range statuses {
+		if errors.Is(status.Err(), redis.Nil) {
+			orphans = append(orphans, found[i])
 		}
 	}
-	return orphans, nil
+	return orphans, err
+}
+
+// readOwnerKeys reads keys that may be owner keys. The last part of a key is the group.
+func readOwnerKeys(ctx context.Context, r read.Reader, keys []string) ([]OwnerKey, error) {
+	tenants, err := read.Ask(ctx, r.Pipeline, read.PageSize, keys,
+		func(p redis.Pipeliner, key string) *redis.StringCmd { return p.Get(ctx, key) })
+	all := make([]OwnerKey, len(tenants))
+	for i, tenant := range tenants {
+		group := keys[i][strings.LastIndexByte(keys[i], ':')+1:]
+		all[i] = OwnerKey{Key: keys[i], Group: group, Tenant: tenant.Val(), exists: tenant.Err() == nil}
+	}
+	return all, err
+}
+
+// readGroupField reads a field of the groups that these owner keys name.
+func readGroupField(
+	ctx context.Context, r read.Reader, space keyspace.Space, keys []OwnerKey, field string,
+) ([]*redis.StringCmd, error) {
+	return read.Ask(ctx, r.Pipeline, read.PageSize, keys, func(p redis.Pipeliner, k OwnerKey) *redis.StringCmd {
+		return p.HGet(ctx, space.OfTenant(k.Tenant).Group(k.Group), field)
+	})
 }

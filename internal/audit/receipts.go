@@ -10,8 +10,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -53,37 +51,32 @@ func ReadReceipts(from io.Reader) (Receipts, error) {
 // lagging replica became master. A group that has expired in between looks the same.
 func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	r := read.Reader{Cmd: conn.Cmd}
-	for page := range slices.Chunk(slices.Sorted(maps.Keys(all)), read.PageSize) {
-		owners, held := make([]*redis.StringCmd, len(page)), make([]*redis.StringCmd, len(page))
-		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, id := range page {
-				owners[i] = p.Get(ctx, space.OfGroup(id).Owner(id))
-			}
-		}); err != nil {
-			return fmt.Errorf("check receipts: %w", err)
+	var keys []string
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		keys = append(keys, space.OfGroup(id).Owner(id))
+	}
+	owners, err := readOwnerKeys(ctx, r, keys)
+	if err != nil {
+		return fmt.Errorf("check receipts: %w", err)
+	}
+	held, err := readGroupField(ctx, r, space, owners, "accepted")
+	if err != nil {
+		return fmt.Errorf("check receipts: %w", err)
+	}
+	for i, k := range owners {
+		v := Violation{Law: LawReceipt, Partition: space.OfGroup(k.Group).Index(), Group: k.Group}
+		told, have := all[k.Group], read.Int(held[i].Val())
+		switch {
+		case !k.exists:
+			v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)
+		case have < told:
+			v.Partition = space.OfTenant(k.Tenant).Index()
+			v.Detail = fmt.Sprintf("%d jobs are missing: it holds %d of the %d that its producer was told",
+				told-have, have, told)
+		default:
+			continue
 		}
-		if err := r.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, id := range page {
-				held[i] = p.HGet(ctx, space.OfTenant(owners[i].Val()).Group(id), "accepted")
-			}
-		}); err != nil {
-			return fmt.Errorf("check receipts: %w", err)
-		}
-		for i, id := range page {
-			v := Violation{Law: LawReceipt, Partition: space.OfGroup(id).Index(), Group: id}
-			told, have := all[id], read.Int(held[i].Val())
-			switch {
-			case errors.Is(owners[i].Err(), redis.Nil):
-				v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)
-			case have < told:
-				v.Partition = space.OfTenant(owners[i].Val()).Index()
-				v.Detail = fmt.Sprintf("%d jobs are missing: it holds %d of the %d that its producer was told",
-					told-have, have, told)
-			default:
-				continue
-			}
-			report.Violations = append(report.Violations, v)
-		}
+		report.Violations = append(report.Violations, v)
 	}
 	report.finish()
 	return nil

@@ -8,325 +8,270 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// trackedGroup is a group with jobs in locations that groups share (non-ready sets, ready streams,
-// the results stream). Its states are kept until these locations have been read.
-type trackedGroup struct {
-	id, tenant, created string // created is the field at:created, which identifies this group and round
-	types               []string
-	index               locationIndex // from its first such job to the last
+// sharedLocations compares the locations that groups share (non-ready sets, ready streams, the
+// results stream) with the states of groups.
+type sharedLocations struct {
+	*scope
+	tracked map[string]*trackedGroup // by id; cleared after each reading of the locations
+	bytes   int                      // about how many bytes the states of the tracked groups take
+	wasRead map[read.Location]bool   // locations that this pass has read at least once
 }
 
-// isShared reports whether a job with this state letter is in a location that groups share.
-func isShared(letter ledger.Letter) bool {
-	return letter == ledger.NonReady || letter == ledger.Ready || letter == ledger.InFlight || letter == ledger.Done
+// trackedGroup is a group with jobs in locations that groups share. Its states are kept until these
+// locations have been read.
+type trackedGroup struct {
+	read.Header
+	created string        // the field at:created, which identifies this group and round
+	index   locationIndex // from its first such job to the last
+}
+
+// isShared reports whether the i-th of these states is of a job in a location that groups share.
+func isShared(states string, i int64) bool {
+	l := letters[ledger.StateAt(states, i).Letter()]
+	return l.placed && (l.home == atNonReady || l.home == atReady || l.home == atResultsStream)
 }
 
 // track keeps the states of a group that has jobs in shared locations, from the first such job to
-// the last one.
-func (ps *pass) track(g *group) {
-	jobs := len(g.states) / 2
-	from, to := 0, jobs
-	for from < jobs && !isShared(ledger.StateAt(g.states, int64(from)).Letter()) {
+// the last one. When the tracked groups take too much memory, it checks the locations at once.
+func (sl *sharedLocations) track(ctx context.Context, g *group) error {
+	from, to := int64(0), g.size()
+	for from < to && !isShared(g.States, from) {
 		from++
 	}
-	for to > from && !isShared(ledger.StateAt(g.states, int64(to-1)).Letter()) {
+	for to > from && !isShared(g.States, to-1) {
 		to--
 	}
-	if from == to {
-		return
+	if from < to {
+		states := strings.Clone(g.States[ledger.StateBytes*from : ledger.StateBytes*to])
+		sl.tracked[g.ID] = &trackedGroup{
+			Header: g.Header, created: g.Fields["at:created"], index: locationIndex{first: from, states: states},
+		}
+		sl.bytes += len(states) + 256
 	}
-	ps.tracked[g.id] = &trackedGroup{
-		id: g.id, tenant: g.tenant, created: g.hash["at:created"], types: g.types,
-		index: locationIndex{first: int64(from), states: strings.Clone(g.states[2*from : 2*to])},
+	if sl.bytes < sl.opts.stateBytes {
+		return nil
 	}
-	ps.trackedBytes += 2*(to-from) + 256
+	return sl.check(ctx, false)
 }
 
-// checkSharedLocations reads the shared locations, compares what they hold with the states of the
-// tracked groups, and stops tracking these. The call with last set also reads those shared
-// locations in which no known group has a job.
-func (ps *pass) checkSharedLocations(ctx context.Context, last bool) error {
+// judgedKinds returns which kinds of location this pass reads and judges. A pass over candidates
+// reads the ready streams and the results stream only if a tracked group has a job there, and the
+// non-ready sets only if the candidates name tenants.
+func (sl *sharedLocations) judgedKinds() (judged kindSet) {
+	if sl.full() {
+		return kindSet{atNonReady: true, atReady: true, atResultsStream: true}
+	}
+	for _, g := range sl.tracked {
+		for i := range g.index.size() {
+			if l := letters[ledger.StateAt(g.index.states, i).Letter()]; l.placed {
+				judged[l.home] = true
+			}
+		}
+	}
+	return kindSet{
+		atNonReady: len(sl.opts.only.Tenants) > 0, atReady: judged[atReady], atResultsStream: judged[atResultsStream],
+	}
+}
+
+// readsNonReadyOf reports whether this pass reads the non-ready and suspended jobs of a tenant.
+func (sl *sharedLocations) readsNonReadyOf(tenant string) bool {
+	return sl.full() || slices.Contains(sl.opts.only.Tenants, tenant)
+}
+
+// check reads the shared locations, compares what they hold with the states of the tracked groups,
+// and stops tracking these. The call with last set also reads those shared locations in which no
+// known group has a job.
+func (sl *sharedLocations) check(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
-	for _, g := range ps.tracked {
-		tenants[g.tenant] = true
+	for _, g := range sl.tracked {
+		tenants[g.Tenant] = sl.readsNonReadyOf(g.Tenant)
 	}
-	reads := ps.judgedSharedKinds()
-	if last && ps.opts.only == nil {
-		if err := ps.addUnlisted(ctx, tenants); err != nil {
+	judged := sl.judgedKinds()
+	if last && sl.full() {
+		if err := sl.addUnlisted(ctx, tenants); err != nil {
 			return err
 		}
 	}
-	for _, typ := range slices.Sorted(maps.Keys(ps.types)) {
-		if !reads[atReady] {
-			break
-		}
-		if err := ps.readReadyStream(ctx, typ); err != nil {
-			return err
+	maps.DeleteFunc(tenants, func(_ string, reads bool) bool { return !reads })
+	var locations []read.Location
+	for _, kind := range []locationKind{atReady, atResultsStream} {
+		if judged[kind] {
+			locations = append(locations, sl.locationsOf(kind, read.Header{}, "")...)
 		}
 	}
-	if reads[atResultsStream] {
-		if err := ps.readResultsStream(ctx); err != nil {
+	for _, at := range locations {
+		if err := sl.read(ctx, at); err != nil {
 			return err
 		}
 	}
 	for page := range slices.Chunk(slices.Sorted(maps.Keys(tenants)), read.PageSize) {
-		nonReady, suspended := make([]*redis.IntCmd, len(page)), make([]*redis.IntCmd, len(page))
-		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, t := range page {
-				nonReady[i], suspended[i] = p.ZCard(ctx, ps.p.NonReadyOf(t)), p.ZCard(ctx, ps.p.SuspendedOf(t))
-			}
-		})
+		lengths, err := read.Ask(ctx, sl.Pipeline, len(page), page,
+			func(p redis.Pipeliner, tenant string) func() [2]int64 {
+				return read.QueueNonReady(ctx, p, sl.p, tenant)
+			})
 		if err != nil {
 			return err
 		}
-		for i, t := range page {
-			if !ps.readsNonReadyOf(t) {
-				continue
-			}
-			if nonReady[i].Val() > 0 {
-				if err := ps.readNonReady(ctx, t, ps.p.NonReadyOf(t)); err != nil {
-					return err
+		for i, tenant := range page {
+			for j, at := range read.NonReadyOf(tenant) {
+				if lengths[i]()[j] == 0 {
+					continue
 				}
-			}
-			if suspended[i].Val() > 0 {
-				if err := ps.readNonReady(ctx, t, ps.p.SuspendedOf(t)); err != nil {
+				if err := sl.read(ctx, at); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	err := ps.checkTracked(ctx, reads)
-	clear(ps.tracked)
-	ps.trackedBytes = 0
+	err := sl.checkTracked(ctx, judged)
+	clear(sl.tracked)
+	sl.bytes = 0
 	return err
 }
 
 // addUnlisted adds the tenants and types that no group of this pass has named, but which have keys.
 // To tenants, whose non-ready and suspended jobs are to be read next, it adds those whose jobs this
 // pass has not read yet.
-func (ps *pass) addUnlisted(ctx context.Context, tenants map[string]bool) error {
-	addTo := func(set map[string]bool) func([]string) error {
-		return func(names []string) error {
-			for _, name := range names {
-				set[name] = true
-			}
+func (sl *sharedLocations) addUnlisted(ctx context.Context, tenants map[string]bool) error {
+	for _, list := range []struct {
+		key   string
+		scan  func(context.Context, string, func(string) error) error
+		names map[string]bool
+	}{
+		{sl.p.Types(), sl.ScanMembers, sl.types},
+		{sl.p.NonReady(), sl.ScanMembers, sl.tenants},
+		{sl.p.Active(), sl.ScanSet, sl.tenants},
+		{sl.p.Suspended(), sl.ScanSet, sl.tenants},
+	} {
+		err := list.scan(ctx, list.key, func(name string) error {
+			list.names[name] = true
 			return nil
+		})
+		if err != nil {
+			return err
 		}
 	}
-	if err := ps.ScanMembers(ctx, ps.p.Types(), addTo(ps.types)); err != nil {
-		return err
-	}
-	if err := ps.ScanMembers(ctx, ps.p.NonReady(), addTo(ps.tenants)); err != nil {
-		return err
-	}
-	active := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.SScan(ctx, ps.p.Active(), cursor, "", read.PageSize)
-	}
-	if err := ps.Scan(ctx, active, addTo(ps.tenants)); err != nil {
-		return err
-	}
-	suspended := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.SScan(ctx, ps.p.Suspended(), cursor, "", read.PageSize)
-	}
-	if err := ps.Scan(ctx, suspended, addTo(ps.tenants)); err != nil {
-		return err
-	}
-	for t := range ps.tenants {
-		if !ps.readKeys[ps.p.NonReadyOf(t)] {
+	for t := range sl.tenants {
+		if !sl.wasRead[read.NonReadyOf(t)[0]] {
 			tenants[t] = true
 		}
 	}
 	return nil
 }
 
-// readReadyStream records the jobs in the ready stream of a type.
-func (ps *pass) readReadyStream(ctx context.Context, typ string) error {
-	key := ps.p.Ready(typ)
-	defer func() { ps.readKeys[key] = true }()
-	return ps.ReadStream(ctx, key, func(page []redis.XMessage) error {
-		var untracked []foundJob
-		for _, e := range page {
-			blob := ledger.MessageBlob(e.Values)
-			d, err := ledger.ParseJob(blob)
-			if err != nil {
-				ps.reportUnreadable(atReady, key, e.ID)
-				continue
-			}
-			j := foundJob{
-				kind:    atReady,
-				key:     key,
-				id:      e.ID,
-				group:   d.Group,
-				ordinal: d.Ordinal,
-				attempt: d.Attempt,
-				typ:     d.Type,
-			}
-			if d.Type != typ {
-				j.fault = "of type " + d.Type
-			}
-			if known, _ := ps.recordFound(j); !known {
-				untracked = append(untracked, j)
-			}
+// read records the jobs at a location. Those whose states the pass does not keep it checks one by
+// one. Since a scan may yield the member of a sorted set twice, a second scan decides which jobs
+// really have two.
+func (sl *sharedLocations) read(ctx context.Context, at read.Location) error {
+	defer func() { sl.wasRead[at] = true }()
+	var untracked []foundJob
+	repeated := map[read.Job]map[string]bool{} // jobs that were yielded more than once, and their members
+	err := sl.Elements(ctx, sl.p, at, 0, func(e read.Element) error {
+		j := foundJob{e, at}
+		if !e.Readable {
+			sl.reportUnreadable(j)
+			return nil
 		}
-		return ps.checkUntracked(ctx, untracked)
-	})
-}
-
-// readResultsStream records the jobs whose results are in the results stream.
-func (ps *pass) readResultsStream(ctx context.Context) error {
-	key := ps.p.ResultStream()
-	defer func() { ps.readKeys[key] = true }()
-	return ps.ReadStream(ctx, key, func(page []redis.XMessage) error {
-		var untracked []foundJob
-		for _, e := range page {
-			group, lines := read.Text(e.Values["g"]), read.Text(e.Values["l"])
-			for line := range strings.SplitSeq(lines, "\n") {
-				ordinal, ok := read.ParseResultLine(line)
-				if !ok {
-					ps.reportUnreadable(atResultsStream, key, e.ID)
-					continue
-				}
-				j := foundJob{kind: atResultsStream, key: key, id: e.ID, group: group, ordinal: ordinal,
-					attempt: unknownAttempt}
-				if known, _ := ps.recordFound(j); !known {
-					untracked = append(untracked, j)
-				}
-			}
+		known, duplicate := sl.record(j)
+		if duplicate && j.kind() == atNonReady {
+			repeated[e.Job] = map[string]bool{}
 		}
-		return ps.checkUntracked(ctx, untracked)
-	})
-}
-
-// readNonReady records the jobs in a sorted set of a tenant: its non-ready jobs or its suspended
-// ones. Since a scan may yield a member twice, a second scan decides which jobs really have two.
-func (ps *pass) readNonReady(ctx context.Context, tenant, key string) error {
-	defer func() { ps.readKeys[key] = true }()
-	duplicates := map[Job]map[string]bool{} // jobs that were yielded more than once, and their members
-	err := ps.ScanMembers(ctx, key, func(page []string) error {
-		var untracked []foundJob
-		for _, blob := range page {
-			d, err := ledger.ParseJob(blob)
-			if err != nil {
-				ps.reportUnreadable(atNonReady, key, "")
-				continue
-			}
-			found := foundJob{
-				kind:    atNonReady,
-				key:     key,
-				id:      blob,
-				group:   d.Group,
-				ordinal: d.Ordinal,
-				attempt: d.Attempt,
-				typ:     d.Type,
-				tenant:  tenant,
-			}
-			known, duplicate := ps.recordFound(found)
-			if !known {
-				untracked = append(untracked, found)
-			}
-			if duplicate {
-				duplicates[Job{d.Group, d.Ordinal}] = map[string]bool{}
-			}
+		if !known {
+			untracked = append(untracked, j)
 		}
-		return ps.checkUntracked(ctx, untracked)
+		if len(untracked) < read.PageSize/2 {
+			return nil
+		}
+		page := untracked
+		untracked = nil
+		return sl.checkUntracked(ctx, page)
 	})
-	if err != nil || len(duplicates) == 0 {
+	if err == nil {
+		err = sl.checkUntracked(ctx, untracked)
+	}
+	if err != nil || len(repeated) == 0 {
 		return err
 	}
-	err = ps.ScanMembers(ctx, key, func(page []string) error {
-		for _, blob := range page {
-			if d, err := ledger.ParseJob(blob); err == nil {
-				if blobs := duplicates[Job{d.Group, d.Ordinal}]; blobs != nil {
-					blobs[blob] = true
-				}
-			}
+	err = sl.Elements(ctx, sl.p, at, 0, func(e read.Element) error {
+		if members := repeated[e.Job]; members != nil {
+			members[e.ID] = true
 		}
 		return nil
 	})
-	for j, blobs := range duplicates {
-		if len(blobs) < 2 {
-			ps.tracked[j.Group].index.unrecordDuplicate(j.Ordinal)
+	for j, members := range repeated {
+		if len(members) < 2 {
+			sl.tracked[j.Group].index.unrecordDuplicate(j.Ordinal)
 		}
 	}
 	return err
 }
 
-// reportUnreadable reports an element of a shared location that is no job. It need not be looked at
-// again, since only a role that reports it removes it.
-func (ps *pass) reportUnreadable(kind locationKind, key, id string) {
-	if ps.opts.only != nil {
-		return
+// reportUnreadable reports an element that is no job. It need not be looked at again, since only a
+// role that reports it removes it.
+func (sl *sharedLocations) reportUnreadable(j foundJob) {
+	if sl.full() {
+		key := j.at.Key(sl.p)
+		sl.found.add(newFinding(j.kind().law(), "", "", "unreadable "+key+j.entry(), "%s can't be read",
+			strings.TrimSpace("something in "+sl.shortKey(key)+" "+j.entry())).at(j.at))
 	}
-	f := finding{kind.law(), "", noOrdinal, "unreadable " + key + id}
-	ps.found.add(f, "%s can't be read", strings.TrimSpace("something in "+ps.shortKey(key)+" "+id))
-	ps.addMisplaced(f, Job{}, ps.locationOfKey(kind, key))
 }
 
 // shortKey returns a key of the partition without the prefix that all its keys have.
-func (ps *pass) shortKey(key string) string { return strings.TrimPrefix(key, ps.p.Base()) }
+func (sl *sharedLocations) shortKey(key string) string { return strings.TrimPrefix(key, sl.p.Base()) }
 
-// recordFound records a found job in the index of its group. Known is false if the job can't be
-// judged by the states that are kept: the caller then asks Redis about it (see checkUntracked).
-// Duplicate is true if the job was found at its right location before.
-func (ps *pass) recordFound(j foundJob) (known, duplicate bool) {
-	g := ps.tracked[j.group]
+// record records a found job in the index of its group. Known is false if the job can't be judged
+// by the states that are kept: the caller then asks Redis about it (see checkUntracked). Duplicate
+// is true if the job was found at its right location before.
+func (sl *sharedLocations) record(j foundJob) (known, duplicate bool) {
+	g := sl.tracked[j.Group]
 	if g == nil {
-		// The group is not tracked now. If this key was read before, its jobs were judged then, or
-		// are judged when a later reading tracks the group.
-		return ps.readKeys[j.key], false
+		// The group is not tracked now. If this location was read before, its jobs were judged
+		// then, or are judged when a later reading tracks the group.
+		return sl.wasRead[j.at], false
 	}
 	// A cancelled job may stay at some locations for a while, so it needs more than its state.
-	state := g.index.state(j.ordinal)
-	if state == "" || state.Letter() == ledger.Cancelled || j.fault != "" || j.tenant != "" && j.tenant != g.tenant {
+	state, ofAnother := g.index.state(j.Ordinal), j.tenant() != "" && j.tenant() != g.Tenant
+	if state == "" || state.Letter() == ledger.Cancelled || j.fault() != "" || ofAnother {
 		return false, false
 	}
-	return true, g.index.record(j.kind, j.ordinal, j.attempt)
+	return true, g.index.record(j.kind(), j.Ordinal, j.Attempt)
 }
 
 // checkTracked reads the states of the tracked groups again, and reports the problems of those jobs
-// that have not moved. Reads says which kinds of location were read.
-func (ps *pass) checkTracked(ctx context.Context, reads [locationKinds]bool) error {
-	ids := slices.Sorted(maps.Keys(ps.tracked))
-	for len(ids) > 0 {
-		n, bytes := 0, 0
-		for n < len(ids) && n < read.PageSize/2 && (n == 0 || bytes < read.PageBytes) {
-			bytes += len(ps.tracked[ids[n]].index.states)
-			n++
-		}
-		hashes, states := make([]*redis.SliceCmd, n), make([]*redis.StringCmd, n)
-		err := ps.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, id := range ids[:n] {
-				index := &ps.tracked[id].index
-				hashes[i] = p.HMGet(ctx, ps.p.Group(id), "at:created", "status")
-				states[i] = p.GetRange(ctx, ps.p.States(id), 2*index.first, 2*(index.first+index.size())-1)
-			}
-		})
+// that have not moved. Judged says which kinds of location were read.
+func (sl *sharedLocations) checkTracked(ctx context.Context, judged kindSet) error {
+	var groups []*trackedGroup
+	for _, id := range slices.Sorted(maps.Keys(sl.tracked)) {
+		groups = append(groups, sl.tracked[id])
+	}
+	// Counted by jobs, of two bytes each, a batch has up to twice PageBytes.
+	cost := func(g *trackedGroup) (int, int64) { return 2, g.index.size() }
+	for batch := range read.Batches(groups, cost) {
+		readings, err := read.Ask(ctx, sl.Pipeline, len(batch), batch,
+			func(p redis.Pipeliner, g *trackedGroup) func() reading {
+				return sl.queueReading(ctx, p, g.ID, g.index.first, g.index.first+g.index.size()-1)
+			})
 		if err != nil {
 			return err
 		}
-		for i, id := range ids[:n] {
-			g, v := ps.tracked[id], hashes[i].Val()
-			if read.Text(v[0]) != g.created {
+		for i, g := range batch {
+			now := readings[i]()
+			if now.created != g.created {
 				continue // the group was deleted, or created again
 			}
-			cancelled := read.Text(v[1]) == string(api.StatusCancelled)
-			covers := func(kind locationKind) bool {
-				return reads[kind] && (kind != atNonReady || ps.readsNonReadyOf(g.tenant))
-			}
-			g.index.eachProblem(states[i].Val(), covers, func(p problem) bool {
+			ofGroup := judged
+			ofGroup[atNonReady] = judged[atNonReady] && sl.readsNonReadyOf(g.Tenant)
+			for p := range g.index.problems(now.states, ofGroup) {
 				// A role that reads a job of a cancelled group removes it, so it may be missing.
-				if p.fault != "missing" || p.kind == atResultsStream || !cancelled {
-					ps.reportJob(g.id, g.tenant, g.types, p)
+				if p.fault != missing || p.kind == atResultsStream || !now.cancelled {
+					sl.reportJob(g.Header, p, false)
 				}
-				return true
-			})
+			}
 		}
-		ids = ids[n:]
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ package incremental
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
+	"maps"
 	"slices"
 
 	"github.com/redis/go-redis/v9"
@@ -33,10 +33,10 @@ type Check struct {
 
 // knownGroup is what a check remembers of an open group.
 type knownGroup struct {
-	tenant, types string
-	fingerprint   uint64 // of the group's counts and the lengths of its queues
-	unchanged     int    // in how many checks in a row the fingerprint has been the same
-	recheckAt     int    // the value of unchanged at which the group becomes a candidate again
+	read.Header
+	fingerprint uint64 // of the group's counts and the lengths of its queues
+	unchanged   int    // in how many checks in a row the fingerprint has been the same
+	recheckAt   int    // the value of unchanged at which the group becomes a candidate again
 }
 
 // maxRecheckGap is the largest number of checks between two in which an unchanged group is a
@@ -50,10 +50,10 @@ func New(conn *redisx.Conn, p keyspace.Partition) *Check {
 	return &Check{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
 }
 
-// tenantBatch names the open groups of a tenant. They are read in one transaction if they are few.
-type tenantBatch struct {
+// tenantGroups names the open groups of a tenant. They are read in one transaction if they are few.
+type tenantGroups struct {
 	tenant   string
-	groups   []string
+	groups   []*knownGroup
 	commands int // how many commands read them
 }
 
@@ -70,25 +70,23 @@ func (c *Check) Run(ctx context.Context, alarmed bool) (audit.Candidates, error)
 	if err := c.updateKnown(ctx, ids); err != nil {
 		return audit.Candidates{}, fmt.Errorf("read groups: %w", err)
 	}
-	var found audit.Candidates
-	for batches := c.batchByTenant(); len(batches) > 0; {
-		n, commands := 0, 0
-		for n < len(batches) && (n == 0 || commands+batches[n].commands <= read.PageSize) {
-			commands += batches[n].commands
-			n++
+	r := run{Check: c, alarmed: alarmed}
+	cost := func(t *tenantGroups) (int, int64) { return t.commands, 0 }
+	for batch := range read.Batches(c.groupsByTenant(), cost) {
+		check := r.checkTenants
+		if batch[0].commands > read.PageSize {
+			check = r.checkLargeTenant
 		}
-		if err := c.checkBatches(ctx, batches[:n], alarmed, &found); err != nil {
+		if err := check(ctx, batch); err != nil {
 			return audit.Candidates{}, fmt.Errorf("read counts: %w", err)
 		}
-		batches = batches[n:]
 	}
-	slices.Sort(found.Groups)
-	found.Groups = slices.Compact(found.Groups)
-	return found, nil
+	slices.Sort(r.found.Groups)
+	r.found.Groups = slices.Compact(r.found.Groups)
+	return r.found, nil
 }
 
-// updateKnown forgets the groups that are not open any more, and reads tenant and types of new
-// ones.
+// updateKnown forgets the groups that are not open any more, and reads the headers of new ones.
 func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 	known := make(map[string]*knownGroup, len(ids))
 	var unknown []string
@@ -100,146 +98,100 @@ func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 		}
 	}
 	c.known = known
-	for page := range slices.Chunk(unknown, read.PageSize) {
-		cmds := make([]*redis.SliceCmd, len(page))
-		if err := c.Pipeline(ctx, func(p redis.Pipeliner) {
-			for i, id := range page {
-				cmds[i] = p.HMGet(ctx, c.p.Group(id), "tenant", "types")
-			}
-		}); err != nil {
-			return err
+	headers, err := c.Headers(ctx, c.p, unknown)
+	for _, h := range headers {
+		known[h.ID] = &knownGroup{Header: h}
+	}
+	return err
+}
+
+// groupsByTenant returns the known groups.
+func (c *Check) groupsByTenant() []*tenantGroups {
+	byTenant := map[string]*tenantGroups{}
+	for _, g := range c.known {
+		t := byTenant[g.Tenant]
+		if t == nil {
+			t = &tenantGroups{tenant: g.Tenant, commands: 2}
+			byTenant[g.Tenant] = t
 		}
-		for i, id := range page {
-			v := cmds[i].Val()
-			known[id] = &knownGroup{tenant: read.Text(v[0]), types: read.Text(v[1])}
-		}
+		t.groups = append(t.groups, g)
+		t.commands += read.Numbers.Commands(g.Header)
 	}
-	return nil
+	return slices.Collect(maps.Values(byTenant))
 }
 
-// batchByTenant returns the known groups, one batch per tenant.
-func (c *Check) batchByTenant() []tenantBatch {
-	at := map[string]int{}
-	var all []tenantBatch
-	for id, g := range c.known {
-		i, ok := at[g.tenant]
-		if !ok {
-			i = len(all)
-			at[g.tenant], all = i, append(all, tenantBatch{tenant: g.tenant, commands: 2})
-		}
-		all[i].groups = append(all[i].groups, id)
-		all[i].commands += 3 + len(read.SplitTypes(g.types))
-	}
-	return all
+// run is one run of a check.
+type run struct {
+	*Check
+	alarmed bool
+	found   audit.Candidates
 }
 
-// countsFields lists the fields that are read of a group's hash. The code below uses their
-// positions.
-var countsFields = []string{
-	"accepted", "waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled", "reduced",
-	"status", "types", "tenant",
+// queue adds the commands that read the numbers of a known group.
+func (r *run) queue(ctx context.Context, p redis.Pipeliner, g *knownGroup) func() *read.Group {
+	return read.Numbers.Queue(ctx, p, r.p, g.Header)
 }
 
-// groupNumbers holds Redis's replies about a group: fields of its hash, and lengths.
-type groupNumbers struct {
-	counts           *redis.SliceCmd
-	states, failures *redis.IntCmd
-	queues           []*redis.IntCmd
-}
-
-// query adds the commands that read the numbers of a known group.
-func (c *Check) query(ctx context.Context, p redis.Pipeliner, id string) groupNumbers {
-	n := groupNumbers{
-		counts:   p.HMGet(ctx, c.p.Group(id), countsFields...),
-		states:   p.StrLen(ctx, c.p.States(id)),
-		failures: p.HLen(ctx, c.p.Failures(id)),
-	}
-	for _, typ := range read.SplitTypes(c.known[id].types) {
-		n.queues = append(n.queues, p.LLen(ctx, c.p.Queue(id, typ)))
-	}
-	return n
-}
-
-// hasWrongType reports whether a key of the group has the wrong Redis type.
-func (n groupNumbers) hasWrongType() bool {
-	return read.IsWrongType(n.counts.Err()) || read.IsWrongType(n.states.Err()) ||
-		read.IsWrongType(n.failures.Err()) ||
-		slices.ContainsFunc(n.queues, func(q *redis.IntCmd) bool { return read.IsWrongType(q.Err()) })
-}
-
-// checkBatches checks the groups and the non-ready jobs of some tenants, which are read in one
-// transaction. A single tenant that is too large for that is passed on to checkLargeTenant.
-func (c *Check) checkBatches(
-	ctx context.Context, batches []tenantBatch, alarmed bool, found *audit.Candidates,
-) error {
-	if len(batches) == 1 && batches[0].commands > read.PageSize {
-		return c.checkLargeTenant(ctx, batches[0], alarmed, found)
-	}
+// checkTenants checks the groups and the non-ready jobs of some tenants, which are read in one
+// transaction.
+func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 	type reply struct {
-		nonReady, suspended *redis.IntCmd
-		groups              []groupNumbers
+		nonReady func() [2]int64
+		groups   []func() *read.Group
 	}
-	replies := make([]reply, len(batches))
-	if err := c.Transaction(ctx, func(p redis.Pipeliner) {
-		for i, b := range batches {
-			replies[i] = reply{
-				nonReady:  p.ZCard(ctx, c.p.NonReadyOf(b.tenant)),
-				suspended: p.ZCard(ctx, c.p.SuspendedOf(b.tenant)),
+	replies, err := read.Ask(ctx, r.Transaction, len(tenants), tenants,
+		func(p redis.Pipeliner, t *tenantGroups) (all reply) {
+			all.nonReady = read.QueueNonReady(ctx, p, r.p, t.tenant)
+			for _, g := range t.groups {
+				all.groups = append(all.groups, r.queue(ctx, p, g))
 			}
-			for _, id := range b.groups {
-				replies[i].groups = append(replies[i].groups, c.query(ctx, p, id))
-			}
-		}
-	}); err != nil {
-		return err
-	}
-	for i, b := range batches {
-		r := replies[i]
+			return all
+		})
+	for i, reply := range replies {
 		var sum nonReadyCounts
-		for j, id := range b.groups {
-			c.checkGroup(id, r.groups[j], alarmed, found, &sum)
+		for j, group := range reply.groups {
+			r.checkGroup(tenants[i].groups[j], group(), &sum)
 		}
-		sum.check(b.tenant, r.nonReady.Val()+r.suspended.Val(), found)
+		r.compareNonReady(tenants[i].tenant, sum, reply.nonReady())
 	}
-	return nil
+	return err
 }
 
-// checkLargeTenant checks a tenant with many groups. Everything about it is read twice, in several
-// transactions, and its non-ready jobs are judged only if both readings are the same.
-func (c *Check) checkLargeTenant(ctx context.Context, b tenantBatch, alarmed bool, found *audit.Candidates) error {
+// checkLargeTenant checks the first of these tenants, which has many groups. Everything about it is
+// read twice, in several transactions, and its non-ready jobs are judged only if both readings are
+// the same.
+func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) error {
+	t := tenants[0]
 	var sums [2]nonReadyCounts
-	var lengths [2]int64
+	var lengths [2][2]int64
 	for reading := range sums {
-		for page := range slices.Chunk(b.groups, read.PageSize/10) {
-			numbers := make([]groupNumbers, len(page))
-			if err := c.Transaction(ctx, func(p redis.Pipeliner) {
-				for i, id := range page {
-					numbers[i] = c.query(ctx, p, id)
-				}
-			}); err != nil {
+		for page := range slices.Chunk(t.groups, read.PageSize/10) {
+			groups, err := read.Ask(ctx, r.Transaction, len(page), page,
+				func(p redis.Pipeliner, g *knownGroup) func() *read.Group { return r.queue(ctx, p, g) })
+			if err != nil {
 				return err
 			}
-			for i, id := range page {
+			for i, group := range groups {
 				if reading == 0 {
-					c.checkGroup(id, numbers[i], alarmed, found, &sums[0])
+					r.checkGroup(page[i], group(), &sums[0])
 				} else {
-					sums[1].add(id, numbers[i])
+					sums[1].add(group())
 				}
 			}
 		}
-		var nonReady, suspended *redis.IntCmd
-		if err := c.Transaction(ctx, func(p redis.Pipeliner) {
-			nonReady, suspended = p.ZCard(ctx, c.p.NonReadyOf(b.tenant)), p.ZCard(ctx, c.p.SuspendedOf(b.tenant))
+		var nonReady func() [2]int64
+		if err := r.Transaction(ctx, func(p redis.Pipeliner) {
+			nonReady = read.QueueNonReady(ctx, p, r.p, t.tenant)
 		}); err != nil {
 			return err
 		}
-		lengths[reading] = nonReady.Val() + suspended.Val()
+		lengths[reading] = nonReady()
 		if sums[0].unknown { // the non-ready jobs can't be judged, and a group may not be known any more
 			return nil
 		}
 	}
 	if sums[0].total == sums[1].total && sums[0].fingerprint == sums[1].fingerprint && lengths[0] == lengths[1] {
-		sums[1].check(b.tenant, lengths[1], found)
+		r.compareNonReady(t.tenant, sums[1], lengths[1])
 	}
 	return nil
 }
@@ -256,86 +208,60 @@ type nonReadyCounts struct {
 }
 
 // add adds the counts of a group.
-func (c *nonReadyCounts) add(id string, numbers groupNumbers) {
-	v := numbers.counts.Val()
-	nonReady := read.Int(v[2])
+func (c *nonReadyCounts) add(g *read.Group) {
+	nonReady := g.Int("non_ready")
 	c.total += nonReady
-	c.fingerprint = 31*c.fingerprint + fingerprintOf(v)
-	c.unknown = c.unknown || read.Text(v[9]) == string(api.StatusCancelled)
+	c.fingerprint = 31*c.fingerprint + g.Fingerprint()
+	c.unknown = c.unknown || g.Fields["status"] == string(api.StatusCancelled)
 	if nonReady > 0 {
-		c.groups = append(c.groups, id)
+		c.groups = append(c.groups, g.ID)
 	}
 }
 
-// check adds the tenant and these groups to the candidates if the tenant has fewer non-ready and
-// suspended jobs than its groups count. Have is how many it has.
-func (c *nonReadyCounts) check(tenant string, have int64, found *audit.Candidates) {
-	if have < c.total && !c.unknown {
-		found.Tenants = append(found.Tenants, tenant)
-		found.Groups = append(found.Groups, c.groups...)
+// compareNonReady adds a tenant and its groups with non-ready jobs to the candidates if the tenant
+// has fewer non-ready and suspended jobs than its groups count. Lengths says how many it has.
+func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]int64) {
+	if lengths[0]+lengths[1] < counted.total && !counted.unknown {
+		r.found.Tenants = append(r.found.Tenants, tenant)
+		r.found.Groups = append(r.found.Groups, counted.groups...)
 	}
-}
-
-// fingerprintSeed makes fingerprints comparable within one process.
-var fingerprintSeed = maphash.MakeSeed()
-
-// fingerprintOf returns a hash of these fields.
-func fingerprintOf(values []any) uint64 {
-	var h maphash.Hash
-	h.SetSeed(fingerprintSeed)
-	for _, v := range values {
-		_, _ = h.WriteString(read.Text(v)) // never fails
-		_ = h.WriteByte('|')
-	}
-	return h.Sum64()
 }
 
 // checkGroup adds a group to the candidates if its numbers look wrong, or if they haven't changed
 // although jobs are under way. It adds the group's non-ready jobs to nonReady, and remembers the
-// numbers for the next check. It forgets a group that was deleted or has other types or another
-// tenant.
-func (c *Check) checkGroup(
-	id string, numbers groupNumbers, alarmed bool, found *audit.Candidates, nonReady *nonReadyCounts,
-) {
-	v, g := numbers.counts.Val(), c.known[id]
-	if numbers.hasWrongType() {
-		found.Groups = append(found.Groups, id)
+// numbers in known for the next check. It forgets a group that was deleted or has other types or
+// another tenant.
+func (r *run) checkGroup(known *knownGroup, g *read.Group, nonReady *nonReadyCounts) {
+	if len(g.WrongTypes) > 0 {
+		r.found.Groups = append(r.found.Groups, g.ID)
 		nonReady.unknown = true
 		return
 	}
-	status := read.Text(v[9])
-	if status == "" || read.Text(v[10]) != g.types || read.Text(v[11]) != g.tenant {
-		delete(c.known, id) // it was deleted, or the next check learns its new tenant or types
+	status := g.Fields["status"]
+	if status == "" || g.Fields["types"] != g.Types || g.Fields["tenant"] != g.Tenant {
+		delete(r.known, g.ID) // it was deleted, or the next check learns its new tenant or types
 		nonReady.unknown = true
 		return
 	}
-	nonReady.add(id, numbers)
-	all, queued := int64(0), int64(0)
-	for _, n := range v[1:8] {
-		all += read.Int(n)
+	nonReady.add(g)
+	all := int64(0)
+	for _, field := range []string{"waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled"} {
+		all += g.Int(field)
 	}
-	now := fingerprintOf(v)
-	for _, q := range numbers.queues {
-		queued += q.Val()
-		now = 31*now + uint64(q.Val())
-	}
-	accepted, waiting, ready, inFlight := read.Int(v[0]), read.Int(v[1]), read.Int(v[3]), read.Int(v[4])
-	done, failed, reduced := read.Int(v[5]), read.Int(v[6]), read.Int(v[8])
-	underWay := ready+inFlight > 0 || done > reduced
-	cancelled := status == string(api.StatusCancelled)
-	wrong := all != accepted || numbers.states.Val() != 2*accepted || numbers.failures.Val() != failed ||
-		reduced > done ||
-		!cancelled && queued != waiting
-	if now != g.fingerprint {
-		g.fingerprint, g.unchanged, g.recheckAt = now, 0, 1
+	accepted, done, reduced := g.Int("accepted"), g.Int("done"), g.Int("reduced")
+	underWay := g.Int("ready")+g.Int("in_flight") > 0 || done > reduced
+	wrong := all != accepted || g.StateBytes != 2*accepted || g.Failures != g.Int("failed") || reduced > done ||
+		status != string(api.StatusCancelled) && g.Queued() != g.Int("waiting")
+	if now := g.Fingerprint(); now != known.fingerprint {
+		known.fingerprint, known.unchanged, known.recheckAt = now, 0, 1
 	} else {
-		g.unchanged++
+		known.unchanged++
 	}
-	recheck := (wrong || underWay) && g.unchanged >= g.recheckAt
-	if recheck || wrong && g.unchanged == 0 || underWay && alarmed {
-		found.Groups = append(found.Groups, id)
+	recheck := (wrong || underWay) && known.unchanged >= known.recheckAt
+	if recheck || wrong && known.unchanged == 0 || underWay && r.alarmed {
+		r.found.Groups = append(r.found.Groups, g.ID)
 	}
 	if recheck {
-		g.recheckAt = g.unchanged + min(g.unchanged, maxRecheckGap)
+		known.recheckAt = known.unchanged + min(known.unchanged, maxRecheckGap)
 	}
 }

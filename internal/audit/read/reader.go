@@ -1,13 +1,14 @@
-// Package read reads the data of the audit from Redis: large structures page by page, and the
-// records that they hold. It hides paging, repeated reads after a lost connection, the rate limit,
-// and keys of the wrong Redis type. It uses no view of the ledger, because the audit recounts for
-// itself.
+// Package read reads the data of the audit from Redis: a group as of one instant ([Group]), and the
+// elements of each location of jobs ([Reader.Elements]). It hides paging, the form of records,
+// repeated reads after a lost connection, the rate limit, and keys of the wrong Redis type. It uses
+// no view of the ledger, because the audit recounts for itself.
 package read
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,6 +106,48 @@ func (r Reader) exec(ctx context.Context, create func() redis.Pipeliner, fill fu
 	}
 }
 
+// Ask asks Redis about items, up to n of them with one call of send, and returns the replies in the
+// order of the items. Send is [Reader.Pipeline] or [Reader.Transaction].
+func Ask[T, R any](
+	ctx context.Context, send func(context.Context, func(redis.Pipeliner)) error, n int, items []T,
+	ask func(redis.Pipeliner, T) R,
+) ([]R, error) {
+	replies := make([]R, 0, len(items))
+	for page := range slices.Chunk(items, n) {
+		before := replies
+		err := send(ctx, func(p redis.Pipeliner) {
+			replies = before // send may call this again
+			for _, item := range page {
+				replies = append(replies, ask(p, item))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return replies, nil
+}
+
+// Batches divides items into batches that need up to PageSize commands and read up to PageBytes,
+// but have at least one item.
+func Batches[T any](items []T, cost func(T) (commands int, bytes int64)) iter.Seq[[]T] {
+	return func(yield func([]T) bool) {
+		for len(items) > 0 {
+			n, commands, bytes := 1, 0, int64(0)
+			for commands, bytes = cost(items[0]); n < len(items); n++ {
+				c, b := cost(items[n])
+				if commands, bytes = commands+c, bytes+b; commands > PageSize || bytes > PageBytes {
+					break
+				}
+			}
+			if !yield(items[:n]) {
+				return
+			}
+			items = items[n:]
+		}
+	}
+}
+
 // firstError returns the first error of the replies or of the connection. Missing keys and keys of
 // the wrong Redis type are no errors.
 func (r Reader) firstError(cmds []redis.Cmder, err error) error {
@@ -184,22 +227,27 @@ func (r Reader) ReadByScore(ctx context.Context, key string, fn func([]string) e
 	}
 }
 
-// Scan calls fn with the pages that a SCAN command of one key yields. An element that is there the
-// whole time is yielded at least once, perhaps more often.
-func (r Reader) Scan(
-	ctx context.Context, command func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd, fn func([]string) error,
+// scan calls fn with what a SCAN command of one key yields: elements of this many texts each. An
+// element that is there the whole time is yielded at least once, perhaps more often.
+func (r Reader) scan(
+	ctx context.Context, key string, texts int,
+	command func(redis.Pipeliner, context.Context, string, uint64, string, int64) *redis.ScanCmd,
+	fn func(element []string) error,
 ) error {
 	for cursor := uint64(0); ; {
 		var cmd *redis.ScanCmd
-		if err := r.Pipeline(ctx, func(p redis.Pipeliner) { cmd = command(p, cursor) }); err != nil {
+		err := r.Pipeline(ctx, func(p redis.Pipeliner) { cmd = command(p, ctx, key, cursor, "", PageSize) })
+		if err != nil {
 			return err
 		}
 		page, next := cmd.Val()
 		if err := r.Pacer.Wait(ctx, len(page), bytesOf(page)); err != nil {
 			return err
 		}
-		if err := fn(page); err != nil {
-			return err
+		for element := range slices.Chunk(page, texts) {
+			if err := fn(element); err != nil {
+				return err
+			}
 		}
 		if cursor = next; cursor == 0 {
 			return nil
@@ -207,21 +255,24 @@ func (r Reader) Scan(
 	}
 }
 
-// ScanMembers scans the members of a sorted set, without their scores.
-func (r Reader) ScanMembers(ctx context.Context, key string, fn func([]string) error) error {
-	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd { return p.ZScan(ctx, key, cursor, "", PageSize) }
-	return r.Scan(ctx, command, func(page []string) error {
-		members := page[:0]
-		for i := 0; i < len(page); i += 2 {
-			members = append(members, page[i])
-		}
-		return fn(members)
-	})
+// ScanMembers scans the members of a sorted set, without their scores (see scan).
+func (r Reader) ScanMembers(ctx context.Context, key string, fn func(member string) error) error {
+	return r.scan(ctx, key, 2, redis.Pipeliner.ZScan, func(e []string) error { return fn(e[0]) })
 }
 
-// ReadStream calls fn with the entries that are in a stream when it begins, each once, in pages.
-// Entries that are added later are left out.
-func (r Reader) ReadStream(ctx context.Context, key string, fn func([]redis.XMessage) error) error {
+// ScanSet scans the members of a set (see scan).
+func (r Reader) ScanSet(ctx context.Context, key string, fn func(member string) error) error {
+	return r.scan(ctx, key, 1, redis.Pipeliner.SScan, func(e []string) error { return fn(e[0]) })
+}
+
+// ScanHash scans the fields of a hash (see scan).
+func (r Reader) ScanHash(ctx context.Context, key string, fn func(field, value string) error) error {
+	return r.scan(ctx, key, 2, redis.Pipeliner.HScan, func(e []string) error { return fn(e[0], e[1]) })
+}
+
+// ReadStream calls fn with the entries that are in a stream when it begins, each once. Entries that
+// are added later are left out.
+func (r Reader) ReadStream(ctx context.Context, key string, fn func(redis.XMessage) error) error {
 	var newest *redis.XMessageSliceCmd
 	if err := r.Pipeline(ctx, func(p redis.Pipeliner) { newest = p.XRevRangeN(ctx, key, "+", "-", 1) }); err != nil {
 		return err
@@ -249,14 +300,16 @@ func (r Reader) ReadStream(ctx context.Context, key string, fn func([]redis.XMes
 			return err
 		}
 		from = "(" + page[len(page)-1].ID
-		if err := fn(page); err != nil {
-			return err
+		for _, e := range page {
+			if err := fn(e); err != nil {
+				return err
+			}
 		}
 	}
 }
 
 // ReadList calls fn with the first n elements of a list that only grows at its end.
-func (r Reader) ReadList(ctx context.Context, key string, n int64, fn func(string)) error {
+func (r Reader) ReadList(ctx context.Context, key string, n int64, fn func(string) error) error {
 	size := pageSizer{n: 8}
 	for at := int64(0); at < n; {
 		page, err := r.listRange(ctx, key, at, min(size.n, n-at))
@@ -266,7 +319,9 @@ func (r Reader) ReadList(ctx context.Context, key string, n int64, fn func(strin
 		bytes := 0
 		for _, e := range page {
 			bytes += len(e)
-			fn(e)
+			if err := fn(e); err != nil {
+				return err
+			}
 		}
 		at += int64(len(page))
 		size.adapt(bytes)
@@ -278,7 +333,7 @@ func (r Reader) ReadList(ctx context.Context, key string, n int64, fn func(strin
 // elements from its head and add some at its end; elements taken before they were read are left
 // out. To find its position in a list that has moved, it looks for the last element that it has
 // read. It assumes that no two elements are the same.
-func (r Reader) ReadQueue(ctx context.Context, key string, n int64, fn func(string)) error {
+func (r Reader) ReadQueue(ctx context.Context, key string, n int64, fn func(string) error) error {
 	last, at := "", int64(0) // the last element that was read, and where it was
 	for first := true; n > 0; first = false {
 		page, err := r.listRange(ctx, key, at, PageSize)
@@ -299,7 +354,9 @@ func (r Reader) ReadQueue(ctx context.Context, key string, n int64, fn func(stri
 			return nil
 		}
 		for _, e := range fresh {
-			fn(e)
+			if err := fn(e); err != nil {
+				return err
+			}
 		}
 		n -= int64(len(fresh))
 		last, at = fresh[len(fresh)-1], at+int64(len(page))-1

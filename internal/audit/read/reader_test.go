@@ -61,10 +61,10 @@ func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 			key := prefix + "list"
 			require.NoError(t, c.RPush(t.Context(), key, numbers(0, all)...).Err())
 			seen := map[string]int{}
-			err := read.Reader{Cmd: c}.ReadQueue(t.Context(), key, all, func(e string) {
+			err := read.Reader{Cmd: c}.ReadQueue(t.Context(), key, all, func(e string) error {
 				seen[e]++
 				if len(seen) != tt.after {
-					return
+					return nil
 				}
 				if tt.taken > 0 {
 					require.NoError(t, c.LPopCount(t.Context(), key, tt.taken).Err())
@@ -72,6 +72,7 @@ func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 				if tt.added > 0 {
 					require.NoError(t, c.RPush(t.Context(), key, numbers(all, all+tt.added)...).Err())
 				}
+				return nil
 			})
 			require.NoError(t, err)
 			for i := tt.taken; i < all; i++ {

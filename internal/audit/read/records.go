@@ -51,11 +51,3 @@ func Int(v any) int64 {
 	n, _ := strconv.ParseInt(Text(v), 10, 64)
 	return n
 }
-
-// SplitTypes returns the types that a group's hash field types names.
-func SplitTypes(types string) []string {
-	if types == "" {
-		return nil
-	}
-	return strings.Split(types, "|")
-}

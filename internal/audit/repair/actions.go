@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -13,55 +15,54 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// action repairs a finding. Actions with the same key do the same, so one of them is enough.
-type action struct {
-	key    string
-	result string // what is true after the repair, for the result's detail
-	// run returns false if it changed nothing because the data has moved. It compares the data with
-	// what the audit saw in the same atomic step that changes them.
-	run func(context.Context) (bool, error)
+// repairs says for each kind of repair what is true after it, and how it is done. Run returns false
+// if it changed nothing because the data has moved: it compares the data with what the audit saw in
+// the same atomic step that changes them.
+var repairs = map[audit.RepairKind]struct {
+	result func(audit.Finding) string
+	run    func(*partitionRepair, context.Context, audit.Finding) (bool, error)
+}{
+	audit.RepairGroup: {
+		says("its counts agree with its states, and it is on its lists"), (*partitionRepair).setGroup,
+	},
+	audit.RepairDeleted: {says("it is off the list of groups"), (*partitionRepair).setGroup},
+	audit.RepairCodes:   {says("its error codes count its failures"), (*partitionRepair).recountCodes},
+	audit.Quarantine:    {says("what was there is quarantined"), (*partitionRepair).quarantine},
+	audit.RepairOwner: {
+		func(f audit.Finding) string { return "its owner key says " + f.Tenant }, (*partitionRepair).setOwner,
+	},
+	audit.RepairCounter: {
+		func(f audit.Finding) string {
+			return fmt.Sprintf("%s of %s is %d", f.Repair.Counter.Name, f.Repair.Counter.Of, f.Repair.Counter.Want)
+		},
+		(*partitionRepair).setCounter,
+	},
 }
 
-// actionFor returns the action that sets right what is wrong.
-func (r *partitionRepair) actionFor(wrong audit.Wrong) action {
-	switch w := wrong.(type) {
-	case audit.WrongGroup:
-		return action{"group " + w.Group, "its counts agree with its states, and it is on its lists",
-			func(ctx context.Context) (bool, error) {
-				return ledger.RepairGroup(ctx, r.Cmd, r.p, w.Group, w.Tenant, w.Repaired, w.Differences)
-			}}
-	case audit.DeletedGroup:
-		return action{"group " + w.Group, "it is off the list of groups",
-			func(ctx context.Context) (bool, error) {
-				return ledger.RepairGroup(ctx, r.Cmd, r.p, w.Group, w.Tenant, 0, nil)
-			}}
-	case audit.WrongCounter:
-		return action{fmt.Sprint("counter ", w), fmt.Sprintf("%s of %s is %d", w.Name, w.Of, w.Want),
-			func(ctx context.Context) (bool, error) {
-				return ledger.RepairCounter(ctx, r.Cmd, r.p, ledger.Counter(w))
-			}}
-	case audit.WrongOwner:
-		return action{"owner " + w.Group, "its owner key says " + w.Tenant,
-			func(ctx context.Context) (bool, error) { return r.setOwner(ctx, w) }}
-	case audit.WrongCodes:
-		return action{"codes " + w.Group, "its error codes count its failures",
-			func(ctx context.Context) (bool, error) { return r.recountCodes(ctx, w) }}
-	case audit.MisplacedJob:
-		return action{fmt.Sprint("misplaced ", w.Job, w.Locations), "what was there is quarantined",
-			func(ctx context.Context) (bool, error) { return r.quarantine(ctx, w) }}
-	}
-	panic(fmt.Sprintf("no repair of %T", wrong))
+// says returns a result that is the same for all findings.
+func says(result string) func(audit.Finding) string {
+	return func(audit.Finding) string { return result }
 }
 
-// quarantine repairs the locations, and returns whether something of this job was quarantined
-// there, by this or an earlier repair (see repairLocation).
-func (r *partitionRepair) quarantine(ctx context.Context, w audit.MisplacedJob) (some bool, err error) {
-	for _, at := range w.Locations {
+// setGroup adds the differences to the counts of a group and sets the lists that name it right.
+func (r *partitionRepair) setGroup(ctx context.Context, f audit.Finding) (bool, error) {
+	return ledger.RepairGroup(ctx, r.Cmd, r.p, f.Group, f.Tenant, f.Repair.Version, f.Repair.Differences)
+}
+
+// setCounter sets a counter of a tenant or type to the recounted value.
+func (r *partitionRepair) setCounter(ctx context.Context, f audit.Finding) (bool, error) {
+	return ledger.RepairCounter(ctx, r.Cmd, r.p, f.Repair.Counter)
+}
+
+// quarantine repairs the finding's locations, and returns whether something of its job was
+// quarantined there, by this or an earlier repair (see repairLocation).
+func (r *partitionRepair) quarantine(ctx context.Context, f audit.Finding) (some bool, err error) {
+	for _, at := range f.Locations {
 		removed, err := r.repairLocation(ctx, at)
 		if err != nil {
 			return some, fmt.Errorf("repair %s %s: %w", at.Name, at.Owner, err)
 		}
-		some = some || removed[w.Job]
+		some = some || removed[f.Job()]
 	}
 	return some, nil
 }
@@ -69,74 +70,64 @@ func (r *partitionRepair) quarantine(ctx context.Context, w audit.MisplacedJob) 
 // setOwner sets the owner key of a group to its tenant. It does nothing if the tenant that the key
 // names has a group of the same id: then nothing says which of the two is right. It does nothing
 // either if the key has changed.
-func (r *partitionRepair) setOwner(ctx context.Context, w audit.WrongOwner) (bool, error) {
-	key := r.space.OfGroup(w.Group).Owner(w.Group)
-	if w.Owner == "" {
-		return r.Cmd.SetNX(ctx, key, w.Tenant, 0).Result()
+func (r *partitionRepair) setOwner(ctx context.Context, f audit.Finding) (bool, error) {
+	key, owner := r.space.OfGroup(f.Group).Owner(f.Group), f.Repair.Owner
+	if owner == "" {
+		return r.Cmd.SetNX(ctx, key, f.Tenant, 0).Result()
 	}
-	has, err := ledger.TenantOf(ctx, r.Cmd, r.space.OfTenant(w.Owner), w.Group)
+	has, err := ledger.TenantOf(ctx, r.Cmd, r.space.OfTenant(owner), f.Group)
 	if err != nil {
 		return false, err
 	}
-	if has == w.Owner {
+	if has == owner {
 		return false, nil // two tenants have a group of this id
 	}
 	err = r.Cmd.Watch(ctx, func(tx *redis.Tx) error {
-		if now, err := tx.Get(ctx, key).Result(); err != nil || now != w.Owner {
+		if now, err := tx.Get(ctx, key).Result(); err != nil || now != owner {
 			return redis.TxFailedErr
 		}
-		_, err := tx.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Set(ctx, key, w.Tenant, 0).Err() })
+		_, err := tx.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Set(ctx, key, f.Tenant, 0).Err() })
 		return err
 	}, key)
-	return err == nil, ignoreConflict(err)
-}
-
-// ignoreConflict returns err, or nil if err says that a watched key has changed.
-func ignoreConflict(err error) error {
 	if errors.Is(err, redis.TxFailedErr) {
-		return nil
+		return false, nil // the key has changed
 	}
-	return err
+	return err == nil, err
 }
 
 // recountCodes sets a group's error codes to those of its failures. It does nothing if a job fails
 // or is retried in between.
-func (r *partitionRepair) recountCodes(ctx context.Context, w audit.WrongCodes) (bool, error) {
-	before, err := r.readCodes(ctx, w.Group)
+func (r *partitionRepair) recountCodes(ctx context.Context, f audit.Finding) (bool, error) {
+	before, err := r.readCodes(ctx, f.Group)
 	if err != nil {
 		return false, err
 	}
 	differences := map[string]int64{}
-	command := func(p redis.Pipeliner, cursor uint64) *redis.ScanCmd {
-		return p.HScan(ctx, r.p.Failures(w.Group), cursor, "", read.PageSize)
-	}
 	seen := map[string]bool{} // a scan may yield the same field twice
-	if err := r.Scan(ctx, command, func(page []string) error {
-		for i := 0; i+1 < len(page); i += 2 {
-			if code := read.ErrorCode(page[i+1]); code != "" && !seen[page[i]] {
-				differences["code:"+code]++
-			}
-			seen[page[i]] = true
+	err = r.ScanHash(ctx, r.p.Failures(f.Group), func(field, record string) error {
+		if code := read.ErrorCode(record); code != "" && !seen[field] {
+			differences["code:"+code]++
 		}
+		seen[field] = true
 		return nil
-	}); err != nil {
+	})
+	if err != nil {
 		return false, err
 	}
-	after, err := r.readCodes(ctx, w.Group)
-	if err != nil || fmt.Sprint(before) != fmt.Sprint(after) {
+	after, err := r.readCodes(ctx, f.Group)
+	if err != nil || !reflect.DeepEqual(before, after) {
 		return false, err
 	}
 	for code, n := range before.codes {
-		if differences["code:"+code] -= read.Int(n); differences["code:"+code] == 0 {
-			delete(differences, "code:"+code)
-		}
+		differences["code:"+code] -= read.Int(n)
 	}
-	return ledger.RepairGroup(ctx, r.Cmd, r.p, w.Group, w.Tenant, read.Int(before.repaired), differences)
+	maps.DeleteFunc(differences, func(_ string, n int64) bool { return n == 0 })
+	return ledger.RepairGroup(ctx, r.Cmd, r.p, f.Group, f.Tenant, before.version, differences)
 }
 
 // codesReading holds a group's error codes as of one instant, and what changes whenever they do.
 type codesReading struct {
-	repaired any // the version of the group's repairs
+	version  int64 // of the group's repairs
 	codes    map[string]string
 	failures int64
 }
@@ -153,7 +144,7 @@ func (r *partitionRepair) readCodes(ctx context.Context, id string) (codesReadin
 	if err != nil {
 		return codesReading{}, err
 	}
-	return codesReading{hash.Val()[0], all.Val(), n.Val()}, nil
+	return codesReading{read.Int(hash.Val()[0]), all.Val(), n.Val()}, nil
 }
 
 // whyNotRepaired says why a violation can't be repaired, and what the operator can do.

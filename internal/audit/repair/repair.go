@@ -51,7 +51,11 @@ func Run(
 		repaired := 0
 		var unrepaired []Result
 		for _, found := range report.Partitions {
-			results, err := newPartitionRepair(conn, space, found, opts.Rate).run(ctx)
+			r := partitionRepair{
+				Reader: read.Reader{Cmd: conn.Cmd, Pacer: read.NewPacer(opts.Rate)}, conn: conn, space: space,
+				p: found.Partition, found: found, removed: map[read.Location]map[read.Job]bool{},
+			}
+			results, err := r.run(ctx)
 			for _, r := range results {
 				if !r.Done {
 					unrepaired = append(unrepaired, r)
@@ -84,33 +88,20 @@ type partitionRepair struct {
 	space   keyspace.Space
 	p       keyspace.Partition
 	found   audit.PartitionReport
-	removed map[audit.Location]map[audit.Job]bool // the repaired locations, and the jobs removed there
-}
-
-func newPartitionRepair(
-	conn *redisx.Conn, space keyspace.Space, found audit.PartitionReport, rate int,
-) *partitionRepair {
-	return &partitionRepair{
-		Reader:  read.Reader{Cmd: conn.Cmd, Pacer: read.NewPacer(rate)},
-		conn:    conn,
-		space:   space,
-		p:       found.Partition,
-		found:   found,
-		removed: map[audit.Location]map[audit.Job]bool{},
-	}
+	removed map[read.Location]map[read.Job]bool // the repaired locations, and the jobs removed there
 }
 
 // run ends the missing jobs and then repairs the findings. It returns a result for each job that it
 // ended and for each finding, except those about missing jobs that have no repair of their own.
 func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
-	missing := map[audit.Job]bool{}
+	missing := map[read.Job]bool{}
 	for _, m := range r.found.Missing {
 		ended, err := Lose(ctx, r.conn, r.p, m)
 		if err != nil && !read.IsWrongType(err) { // a key of the wrong type has a finding of its own
 			return all, err
 		}
 		for _, j := range m.Jobs {
-			missing[audit.Job{Group: m.Group, Ordinal: j.Ordinal}] = true
+			missing[read.Job{Group: m.Group, Ordinal: j.Ordinal}] = true
 			if _, done := slices.BinarySearch(ended, j.Ordinal); !done { // ended is sorted
 				continue
 			}
@@ -125,27 +116,31 @@ func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 			})
 		}
 	}
-	done := map[string]bool{} // whether an action succeeded, by its key
+	repaired := map[string]bool{} // whether a repair succeeded; several findings may have the same one
 	for _, f := range r.found.Findings {
-		if f.Wrong == nil && f.Ordinal != nil && missing[audit.Job{Group: f.Group, Ordinal: *f.Ordinal}] {
-			continue
-		}
 		result := Result{Law: f.Law, Partition: f.Partition, Group: f.Group, Ordinal: f.Ordinal, Detail: f.Detail}
-		if f.Wrong == nil {
+		repair, ok := repairs[f.Repair.Kind]
+		switch {
+		case !ok && f.Ordinal != nil && missing[f.Job()]:
+			continue
+		case !ok:
 			result.Detail += "; " + whyNotRepaired(f.Violation)
 			all = append(all, result)
 			continue
 		}
-		action := r.actionFor(f.Wrong)
-		repaired, known := done[action.key]
+		key := fmt.Sprint(f.Group, f.Job(), f.Locations, f.Repair)
+		if f.Repair.Kind != audit.Quarantine {
+			key = fmt.Sprint(f.Group, f.Repair)
+		}
+		done, known := repaired[key]
 		if !known {
-			if repaired, err = action.run(ctx); err != nil && !read.IsWrongType(err) {
+			if done, err = repair.run(r, ctx, f); err != nil && !read.IsWrongType(err) {
 				return all, err
 			}
-			done[action.key] = repaired
+			repaired[key] = done
 		}
-		if result.Done = repaired; repaired {
-			result.Detail += "; now " + action.result
+		if result.Done = done; done {
+			result.Detail += "; now " + repair.result(f)
 		} else {
 			result.Detail += "; " + whyNotRepaired(audit.Violation{})
 		}

@@ -1,0 +1,201 @@
+package read
+
+import (
+	"context"
+	"encoding/binary"
+	"hash/maphash"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Header is what must be known of a group before the rest can be read in one transaction.
+type Header struct {
+	ID, Tenant string
+	Types      string // the field types of its hash: its types with "|" between them
+	Accepted   int64  // how many jobs it has
+}
+
+// TypeList returns the group's types.
+func (h Header) TypeList() []string {
+	if h.Types == "" {
+		return nil
+	}
+	return strings.Split(h.Types, "|")
+}
+
+// Headers reads the headers of groups. Of a group that doesn't exist only the ID is set.
+func (r Reader) Headers(ctx context.Context, p keyspace.Partition, ids []string) ([]Header, error) {
+	replies, err := Ask(ctx, r.Pipeline, PageSize, ids, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Group(id), "tenant", "types", "accepted")
+	})
+	headers := make([]Header, len(replies))
+	for i, reply := range replies {
+		v := reply.Val()
+		headers[i] = Header{ID: ids[i], Tenant: Text(v[0]), Types: Text(v[1]), Accepted: Int(v[2])}
+	}
+	return headers, err
+}
+
+// Detail says how much is read of a group, besides the lengths of its queues.
+type Detail int
+
+const (
+	// Numbers are the group's counts and status, and the lengths of its states and failures.
+	Numbers Detail = iota
+	// Unfinished are the counts of its unfinished jobs, and whether these may start.
+	Unfinished
+	// Whole is all that Redis holds for the group beside its jobs.
+	Whole
+)
+
+// details lists, for each Detail, how many commands it needs and which fields of the group's hash
+// it reads; nil: all.
+var details = [...]struct {
+	commands int
+	fields   []string
+}{
+	Numbers: {3, []string{
+		"accepted", "waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled", "reduced",
+		"status", "types", "tenant",
+	}},
+	Unfinished: {2, []string{
+		"types", "waiting", "non_ready", "ready", "in_flight", "accepted", "failed", "at:created", "paused",
+	}},
+	Whole: {11, nil},
+}
+
+// Commands returns how many commands read this much of a group.
+func (d Detail) Commands(h Header) int { return details[d].commands + len(h.TypeList()) }
+
+// Group is what Redis holds for one group beside its jobs, as of one instant. What the Detail does
+// not contain is empty.
+type Group struct {
+	Header
+	Detail
+	Fields map[string]string // of its hash; Types and Tenant in it may differ from the header's
+	Queues []int64           // the lengths of its queues, in the order of the header's types
+
+	States           string
+	StateBytes       int64 // the length of its states
+	Failures         int64 // how many failures it has
+	ResultChunks     int64 // how many chunks its result lines are stored in
+	Codes            map[string]string
+	Partials         map[string]string // the hash of its partial aggregates
+	Scheduled, Dirty bool              // on the partition's lists of scheduled and of dirty groups
+	Open, Ended      bool              // on the partition's lists of open and of ended groups
+	Listed           bool              // on the partition's list of all groups
+	ListedForTenant  bool              // on its tenant's list of groups
+
+	WrongTypes []string // those of its own keys that have the wrong Redis type
+}
+
+// Queue adds the commands that read a group to a pipeline. The function that it returns returns the
+// group, after the pipeline was executed. If it is executed as a transaction, what was read belongs
+// to one instant.
+func (d Detail) Queue(
+	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, h Header,
+) func() *Group {
+	g := &Group{Header: h, Detail: d, Queues: make([]int64, len(h.TypeList()))}
+	var own []redis.Cmder // the replies about its own keys
+	var fill []func()     // fill g from the replies
+	length := func(c *redis.IntCmd, to *int64) {
+		own, fill = append(own, c), append(fill, func() { *to = c.Val() })
+	}
+	hash := func(c *redis.MapStringStringCmd, to *map[string]string) {
+		own, fill = append(own, c), append(fill, func() { *to = c.Val() })
+	}
+	has := func(c *redis.FloatCmd, to *bool) { fill = append(fill, func() { *to = c.Err() == nil }) }
+
+	if names := details[d].fields; names != nil {
+		c := pipe.HMGet(ctx, p.Group(h.ID), names...)
+		own, fill = append(own, c), append(fill, func() { g.Fields = fieldsOf(names, c.Val()) })
+	}
+	switch d {
+	case Numbers:
+		length(pipe.StrLen(ctx, p.States(h.ID)), &g.StateBytes)
+		length(pipe.HLen(ctx, p.Failures(h.ID)), &g.Failures)
+	case Unfinished:
+		has(pipe.ZScore(ctx, p.Scheduled(), h.ID), &g.Scheduled)
+	case Whole:
+		hash(pipe.HGetAll(ctx, p.Group(h.ID)), &g.Fields)
+		states := pipe.Get(ctx, p.States(h.ID))
+		own, fill = append(own, states), append(fill, func() { g.States = states.Val() })
+		length(pipe.HLen(ctx, p.Failures(h.ID)), &g.Failures)
+		hash(pipe.HGetAll(ctx, p.Codes(h.ID)), &g.Codes)
+		length(pipe.LLen(ctx, p.Results(h.ID)), &g.ResultChunks)
+		hash(pipe.HGetAll(ctx, p.Aggregate(h.ID)), &g.Partials)
+		has(pipe.ZScore(ctx, p.Groups(), h.ID), &g.Listed)
+		has(pipe.ZScore(ctx, p.GroupsOf(h.Tenant), h.ID), &g.ListedForTenant)
+		has(pipe.ZScore(ctx, p.Open(), h.ID), &g.Open)
+		has(pipe.ZScore(ctx, p.Ended(), h.ID), &g.Ended)
+		dirty := pipe.SIsMember(ctx, p.Dirty(), h.ID)
+		fill = append(fill, func() { g.Dirty, g.StateBytes = dirty.Val(), int64(len(g.States)) })
+	}
+	for i, typ := range h.TypeList() {
+		length(pipe.LLen(ctx, p.Queue(h.ID, typ)), &g.Queues[i])
+	}
+	return func() *Group {
+		for _, f := range fill {
+			f()
+		}
+		for _, c := range own {
+			if IsWrongType(c.Err()) {
+				g.WrongTypes = append(g.WrongTypes, c.Args()[1].(string))
+			}
+		}
+		return g
+	}
+}
+
+// fieldsOf returns the fields of a hash from an HMGET's reply.
+func fieldsOf(names []string, values []any) map[string]string {
+	fields := make(map[string]string, len(names))
+	for i, name := range names {
+		fields[name] = Text(values[i])
+	}
+	return fields
+}
+
+// Int returns a field of the group's hash as a number; 0 if it is missing.
+func (g *Group) Int(field string) int64 { return Int(g.Fields[field]) }
+
+// Queued returns the number of jobs in its queues.
+func (g *Group) Queued() (n int64) {
+	for _, length := range g.Queues {
+		n += length
+	}
+	return n
+}
+
+// fingerprintSeed makes fingerprints comparable within one process.
+var fingerprintSeed = maphash.MakeSeed()
+
+// Fingerprint returns a number that changes whenever a field that the Detail names or the length of
+// a queue changes, or whether the group is scheduled.
+func (g *Group) Fingerprint() uint64 {
+	var h maphash.Hash
+	h.SetSeed(fingerprintSeed)
+	for _, name := range details[g.Detail].fields {
+		_, _ = h.WriteString(g.Fields[name]) // never fails
+		_ = h.WriteByte('|')
+	}
+	for _, n := range g.Queues {
+		_, _ = h.Write(binary.AppendVarint(nil, n))
+	}
+	if g.Scheduled {
+		_ = h.WriteByte('s')
+	}
+	return h.Sum64()
+}
+
+// QueueNonReady adds the commands that read the lengths of a tenant's non-ready and suspended sets
+// to a pipeline. The function that it returns returns them, after the pipeline was executed.
+func QueueNonReady(
+	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, tenant string,
+) func() [2]int64 {
+	nonReady, suspended := pipe.ZCard(ctx, p.NonReadyOf(tenant)), pipe.ZCard(ctx, p.SuspendedOf(tenant))
+	return func() [2]int64 { return [2]int64{nonReady.Val(), suspended.Val()} }
+}
