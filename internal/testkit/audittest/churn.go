@@ -152,8 +152,7 @@ func (c *Churn) dispatcher(p keyspace.Partition) func(*rand.Rand) {
 		c.promote(p, c.Types...)
 		if r.IntN(5) == 0 {
 			typ, lease := c.Types[r.IntN(len(c.Types))], time.Duration(r.IntN(5))*time.Millisecond
-			_, err := ledger.Reclaim(c.Context(), c.C, p, typ, lease, 20, 3)
-			c.OK(err)
+			c.did(ledger.Reclaim(c.Context(), c.C, p, typ, lease, 20, 3))
 		}
 	}
 }
@@ -197,9 +196,8 @@ func (c *Churn) aggregator(p keyspace.Partition, partial string) func(*rand.Rand
 				c.reduceEntry(p, partial, m)
 				continue
 			}
-			_, err := ledger.Reduce(c.Context(), c.C, p,
-				ledger.ReduceArgs{Group: id, Partial: partial, Entries: []string{m.ID}})
-			c.OK(err)
+			c.did(ledger.Reduce(c.Context(), c.C, p,
+				ledger.ReduceArgs{Group: id, Partial: partial, Entries: []string{m.ID}}))
 		}
 	}
 }
@@ -207,29 +205,21 @@ func (c *Churn) aggregator(p keyspace.Partition, partial string) func(*rand.Rand
 // watcher also cancels and reopens groups, as operators do, while its scripts work on them.
 func (c *Churn) watcher(p keyspace.Partition) func(*rand.Rand) {
 	return func(r *rand.Rand) {
-		fence, err := ledger.Lead(c.Context(), c.C, p, "w", time.Hour)
-		c.OK(err)
-		id := c.some(p, r)
+		fence, id := c.lead(p), c.some(p, r)
 		if id == "" {
 			return
 		}
 		if r.IntN(10) == 0 {
-			if err = ledger.Cancel(c.Context(), c.C, p, id); r.IntN(2) == 0 {
+			err := ledger.Cancel(c.Context(), c.C, p, id)
+			if r.IntN(2) == 0 {
 				_, err = ledger.Reopen(c.Context(), c.C, p, id, "")
 			}
 			c.may(err)
 		}
 		for _, id := range append(c.C.SMembers(c.Context(), p.Dirty()).Val(), id) {
-			for more := true; more; {
-				more, err = ledger.Sweep(c.Context(), c.C, p, id)
-				c.OK(err)
-			}
-			for more := true; more; {
-				more, err = ledger.Requeue(c.Context(), c.C, p, id)
-				c.OK(err)
-			}
-			_, err = ledger.Advance(c.Context(), c.C, p, id, fence)
-			c.OK(err)
+			c.complete(ledger.Sweep, p, id)
+			c.complete(ledger.Requeue, p, id)
+			c.did(ledger.Advance(c.Context(), c.C, p, id, fence))
 		}
 		if old := c.C.ZRange(c.Context(), p.Ended(), 0, -20).Val(); len(old) > 0 && c.idle(p, old[0]) {
 			c.OK(ledger.Expire(c.Context(), c.C, p, old[0], fence, r.IntN(2) == 0))

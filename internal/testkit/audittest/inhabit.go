@@ -62,11 +62,8 @@ func Inhabit(w *World) {
 	require.Equal(w, "COMPLETED", w.status("completed"))
 	require.Equal(w, "FAILED", w.status("failed"))
 	require.Equal(w, "COMPLETED", w.status("partly"))
-	fence, err := ledger.Lead(w.Context(), w.C, w.Part("expired"), "w", time.Hour)
-	w.OK(err)
-	w.OK(ledger.Expire(w.Context(), w.C, w.Part("expired"), "expired", fence, true))
-	_, err = ledger.Reopen(w.Context(), w.C, p, "retried", "")
-	w.OK(err)
+	w.OK(ledger.Expire(w.Context(), w.C, w.Part("expired"), "expired", w.lead(w.Part("expired")), true))
+	w.did(ledger.Reopen(w.Context(), w.C, p, "retried", ""))
 	w.Create("moved", "acme", "moved")
 	w.Append("moved", Jobs(8))
 	w.seal("moved")
@@ -75,12 +72,8 @@ func Inhabit(w *World) {
 	w.Done(p, "moved", w.Start(p, "moved", w.Read(p, "moved", "c", 5))...)
 	w.Reduce(p, "3", 100)
 	w.advance("moved")
-	_, err = ledger.Reopen(w.Context(), w.C, p, "moved", "")
-	w.OK(err)
-	for more := true; more; {
-		more, err = ledger.Requeue(w.Context(), w.C, p, "moved")
-		w.OK(err)
-	}
+	w.did(ledger.Reopen(w.Context(), w.C, p, "moved", ""))
+	w.complete(ledger.Requeue, p, "moved")
 
 	// Cancelled groups, one swept and one not yet.
 	for _, id := range []string{"cancelled", "sweeping"} {

@@ -3,9 +3,12 @@ package audittest
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -16,15 +19,10 @@ type Tamper struct {
 	Do   func(w *World) []string
 }
 
-// The laws, as the audit names them.
+// The laws that tampers of single jobs break, as the audit names them.
 const (
-	lawConservation = "conservation"
-	lawStates       = "states"
-	lawLocation     = "location"
-	lawResults      = "results"
-	lawLifecycle    = "lifecycle"
-	lawCounters     = "counters"
-	lawRegistry     = "registry"
+	lawLocation = "location"
+	lawResults  = "results"
 )
 
 // maxReported is how many jobs of one group the audit reports for one law; a summary stands for the
@@ -34,7 +32,7 @@ const maxReported = 100
 // Tampers lists one tamper or more for everything that a law says. Each is made in a world that
 // Inhabit has filled.
 var Tampers = slices.Concat(
-	tampersOfCounts(), tampersOfStates, tampersOfLocations, tampersOfGroups,
+	tampersByCommand(), tampersOfStates(), tampersOfQueues, tampersOfLocations, tampersOfResults, tampersOfGroups,
 )
 
 // EachTamper runs check for each tamper, in a world of three partitions that Inhabit has filled.
@@ -62,103 +60,161 @@ func EachTamper(t *testing.T, check func(*World, Tamper)) {
 	}
 }
 
-// tampersOfStates change counts, states and queued jobs.
-var tampersOfStates = []Tamper{
-	{"accepted", func(w *World) []string {
-		w.Incr(w.All().Group("all"), "accepted", 1)
-		return []string{Whole(lawConservation, "all"), Whole(lawStates, "all")}
-	}},
-	{"reduced", func(w *World) []string {
-		w.Incr(w.All().Group("all"), "reduced", -1)
-		return []string{Whole(lawStates, "all")}
-	}},
-	{"two counts whose errors cancel out", func(w *World) []string {
-		w.Incr(w.All().Group("all"), "ready", 1)
-		w.Incr(w.All().Group("all"), "done", -1)
-		return []string{Whole(lawStates, "all")}
-	}},
+// part has the keys of a partition.
+type part = keyspace.Partition
+
+// listOf makes a key that belongs to no group, tenant or type usable in commandTampers.
+func listOf(key func(part) string) func(part, string) string {
+	return func(p part, _ string) string { return key(p) }
+}
+
+// queueOfT and queueOfU are the queues of a group.
+func queueOfT(p part, group string) string { return p.Queue(group, "T") }
+func queueOfU(p part, group string) string { return p.Queue(group, "U") }
+
+// commandTampers are made by Redis commands on one key, in the partition of a tenant. Of is the
+// group, tenant or type that the key belongs to. The key comes behind the name of each command.
+// Want names the violations as Whole and Of do.
+var commandTampers = []struct {
+	name, tenant  string
+	key           func(p part, of string) string
+	of            string
+	command, want string
+}{
+	{"count waiting", "acme", part.Group, "all", "HINCRBY waiting 1", "conservation all, states all"},
+	{"count non_ready", "acme", part.Group, "all", "HINCRBY non_ready 1", "conservation all, states all"},
+	{"count ready", "acme", part.Group, "all", "HINCRBY ready 1", "conservation all, states all"},
+	{"count in_flight", "acme", part.Group, "all", "HINCRBY in_flight 1", "conservation all, states all"},
+	{"count done", "acme", part.Group, "all", "HINCRBY done 1", "conservation all, states all"},
+	{"count failed", "acme", part.Group, "all", "HINCRBY failed 1", "conservation all, states all"},
+	{"count cancelled", "acme", part.Group, "all", "HINCRBY cancelled 1", "conservation all, states all"},
+	{"accepted", "acme", part.Group, "all", "HINCRBY accepted 1", "conservation all, states all"},
+	{"reduced", "acme", part.Group, "all", "HINCRBY reduced -1", "states all"},
+	{"two counts whose errors cancel out", "acme", part.Group, "all", "HINCRBY ready 1; HINCRBY done -1",
+		"states all"},
+	{"count of an ended group", "globex", part.Group, "completed", "HINCRBY done -1",
+		"conservation completed, states completed"},
+	{"no states", "globex", part.States, "scheduled", "DEL",
+		"states scheduled, location scheduled 0, location scheduled 1, location scheduled 2, location scheduled 3, " +
+			"location scheduled 4"},
+	{"queue gone", "globex", queueOfT, "scheduled", "DEL",
+		"location scheduled 0, location scheduled 1, location scheduled 2, location scheduled 3, location scheduled 4"},
+	{"unknown job queued", "acme", queueOfU, "all", "RPUSH 99999|1||{}", "location all 99999"},
+
+	{"unreadable ready entry", "acme", part.Ready, "T", "XADD * k v", "location"},
+	{"unreadable non-ready job", "acme", part.NonReadyOf, "acme", "ZADD 1e15 rubbish", "location"},
+	{"code", "acme", part.Codes, "all", "HINCRBY BOOM 1", "location all"},
+	{"unreadable results entry", "acme", listOf(part.ResultStream), "", "XADD * g all l rubbish", "results"},
+	{"result lines deleted, not expired", "globex", part.Results, "completed", "DEL",
+		"results completed 0, results completed 1, results completed 2, results completed 3, results completed 4, " +
+			"results completed 5, results completed 6, results completed 7, results completed 8, results completed 9"},
+	{"partial aggregate gone", "acme", part.Aggregate, "all", "HDEL partial:7", "results all"},
+	{"unreadable partial aggregate", "acme", part.Aggregate, "all", "HSET partial:7 rubbish", "results all"},
+
+	{"waiting counter of a type", "acme", part.Load, "T", "HINCRBY waiting -1", "counters"},
+	{"non-ready counter of a type", "acme", part.Load, "T", "HINCRBY non_ready 1", "counters"},
+	{"unfinished", "acme", part.Tenant, "acme", "HINCRBY unfinished 1", "counters"},
+	{"congested", "acme", part.Tenant, "acme", "HINCRBY congested 1", "counters"},
+	{"active", "umbrella", part.Tenant, "umbrella", "HINCRBY active 1", "counters"},
+	{"counter of a tenant whose groups have ended", "initech", part.Tenant, "initech", "HINCRBY unfinished -1",
+		"counters"},
+	{"active tenant not in the active set", "acme", listOf(part.Active), "", "SREM acme", "counters"},
+	{"unknown tenant in the active set", "acme", listOf(part.Active), "", "SADD unknown", "counters"},
+	{"not on its tenant's list", "globex", part.GroupsOf, "globex", "ZREM completed", "registry completed"},
+	{"listed, but deleted", "globex", part.Group, "completed", "DEL", "registry completed"},
+
+	{"failed below its threshold", "initech", part.Group, "partly",
+		"HSET status FAILED at:failed 9999999999999; HDEL at:completed", "lifecycle partly"},
+	{"unknown status", "globex", part.Group, "empty", "HSET status ODD", "lifecycle empty"},
+	{"no time of a state", "initech", part.Group, "partly", "HDEL at:running", "lifecycle partly"},
+	{"time of a later state", "globex", part.Group, "empty", "HSET at:running 9000000000000", "lifecycle empty"},
+	{"times out of order", "initech", part.Group, "partly", "HSET at:running 1", "lifecycle partly"},
+	{"ended and not on the list", "initech", listOf(part.Ended), "", "ZREM partly", "lifecycle partly"},
+	{"ended and open", "initech", listOf(part.Open), "", "ZADD 1 partly", "lifecycle partly"},
+	{"unsealed", "initech", part.Group, "partly", "HDEL sealed", "lifecycle partly"},
+	{"swept, but not completely", "hooli", part.Group, "sweeping", "HDEL sweep", "lifecycle sweeping"},
+	{"ready to end, but not dirty", "globex", listOf(part.Dirty), "", "SREM ending", "lifecycle ending"},
+}
+
+func tampersByCommand() (all []Tamper) {
+	for _, c := range commandTampers {
+		all = append(all, Tamper{c.name, func(w *World) []string {
+			p := w.Space.OfTenant(c.tenant)
+			for command := range strings.SplitSeq(c.command, "; ") {
+				args := []any{}
+				for _, word := range strings.Fields(command) {
+					args = append(args, word)
+				}
+				w.OK(w.C.Do(w.Context(), slices.Insert(args, 1, any(c.key(p, c.of)))...).Err())
+			}
+			return strings.Split(c.want, ", ")
+		}})
+	}
+	return all
+}
+
+// stateTampers write one byte of a job's state. The job is the n-th of its group, counted from 0,
+// with a state letter. In want, # stands for its ordinal.
+var stateTampers = []struct {
+	name, group string
+	letter      ledger.Letter
+	n, at       int // at is 0 for the letter, 1 for the attempt mark
+	to          byte
+	want        string
+}{
+	{"unknown state letter", "all", 'W', 0, 0, 'x', "states all, states all #, location all #"},
+	{"waiting to non-ready", "all", 'W', 1, 0, 'N', "states all, location all #"},
+	{"reduced to done", "all", 'A', 1, 0, 'D', "states all, results all, results all #"},
+	{"done to reduced", "all", 'D', 0, 0, 'A', "states all, results all, results all #"},
+	{"failed to cancelled", "all", 'F', 0, 0, 'C', "states all, location all, location all #"},
+	{"reduced to waiting in an ended group", "completed", 'A', 3, 0, 'W',
+		"states completed, lifecycle completed, results completed, results completed #, location completed #"},
+	{"attempt of a ready job", "all", 'R', 0, 1, attemptMark(40), "location all #"},
+	{"attempt of a failed job", "all", 'F', 0, 1, attemptMark(40), "location all #"},
+}
+
+func tampersOfStates() (all []Tamper) {
+	for _, c := range stateTampers {
+		all = append(all, Tamper{c.name, func(w *World) []string {
+			n := w.JobIn(c.group, c.letter, c.n)
+			w.setState(c.group, n, c.at, c.to)
+			return strings.Split(strings.ReplaceAll(c.want, "#", strconv.FormatInt(n, 10)), ", ")
+		}})
+	}
+	return all
+}
+
+// ofJob returns a tamper of the n-th job of the group "all", counted from 0, with a state letter.
+// The violation is about this job.
+func ofJob(name string, letter ledger.Letter, n int, law string, do func(w *World, ordinal int64)) Tamper {
+	return Tamper{name, func(w *World) []string {
+		ordinal := w.JobIn("all", letter, n)
+		do(w, ordinal)
+		return []string{Of(law, "all", ordinal)}
+	}}
+}
+
+// tampersOfQueues change counts, states and queued jobs.
+var tampersOfQueues = []Tamper{
 	{"negative count", func(w *World) []string {
 		w.OK(w.C.HSet(w.Context(), w.All().Group("all"), "cancelled", -1, "waiting", w.count("all", 'W')+1).Err())
-		return []string{Whole(lawConservation, "all"), Whole(lawStates, "all")}
-	}},
-	{"count of an ended group", func(w *World) []string {
-		w.Incr(w.Part("completed").Group("completed"), "done", -1)
-		return []string{Whole(lawConservation, "completed"), Whole(lawStates, "completed")}
+		return []string{"conservation all", "states all"}
 	}},
 	{"one state too many", func(w *World) []string {
 		n := int64(len(w.statesOf("all")) / 2)
 		w.OK(w.C.Append(w.Context(), w.All().States("all"), "W!").Err())
-		return []string{Whole(lawStates, "all"), Of(lawLocation, "all", n)}
-	}},
-	{"no states", func(w *World) []string {
-		w.OK(w.C.Del(w.Context(), w.Part("scheduled").States("scheduled")).Err())
-		want := []string{Whole(lawStates, "scheduled")}
-		for i := range int64(5) {
-			want = append(want, Of(lawLocation, "scheduled", i))
-		}
-		return want
-	}},
-	{"unknown state letter", func(w *World) []string {
-		n := w.JobIn("all", 'W', 0)
-		w.setState("all", n, 0, 'x')
-		return []string{Whole(lawStates, "all"), Of(lawStates, "all", n), Of(lawLocation, "all", n)}
-	}},
-	{"waiting to non-ready", func(w *World) []string {
-		n := w.JobIn("all", 'W', 1)
-		w.setState("all", n, 0, 'N')
-		return []string{Whole(lawStates, "all"), Of(lawLocation, "all", n)}
-	}},
-	{"reduced to done", func(w *World) []string {
-		n := w.JobIn("all", 'A', 1)
-		w.setState("all", n, 0, 'D')
-		return []string{Whole(lawStates, "all"), Whole(lawResults, "all"), Of(lawResults, "all", n)}
-	}},
-	{"done to reduced", func(w *World) []string {
-		n := w.JobIn("all", 'D', 0)
-		w.setState("all", n, 0, 'A')
-		return []string{Whole(lawStates, "all"), Whole(lawResults, "all"), Of(lawResults, "all", n)}
-	}},
-	{"failed to cancelled", func(w *World) []string {
-		n := w.JobIn("all", 'F', 0)
-		w.setState("all", n, 0, 'C')
-		return []string{Whole(lawStates, "all"), Whole(lawLocation, "all"), Of(lawLocation, "all", n)}
-	}},
-	{"reduced to waiting in an ended group", func(w *World) []string {
-		w.setState("completed", 3, 0, 'W')
-		return []string{
-			Whole(lawStates, "completed"), Whole(lawLifecycle, "completed"), Whole(lawResults, "completed"),
-			Of(lawResults, "completed", 3), Of(lawLocation, "completed", 3),
-		}
+		return []string{"states all", Of(lawLocation, "all", n)}
 	}},
 	{"attempt of a non-ready job", func(w *World) []string {
 		_, n := w.nonReady()
 		w.setState("all", n, 1, attemptMark(40))
 		return []string{Of(lawLocation, "all", n)}
 	}},
-	{"attempt of a ready job", func(w *World) []string {
-		n := w.JobIn("all", 'R', 0)
-		w.setState("all", n, 1, attemptMark(40))
-		return []string{Of(lawLocation, "all", n)}
-	}},
-	{"attempt of a failed job", func(w *World) []string {
-		n := w.JobIn("all", 'F', 0)
-		w.setState("all", n, 1, attemptMark(40))
-		return []string{Of(lawLocation, "all", n)}
-	}},
-
 	{"queued job gone", func(w *World) []string {
 		blob, err := w.C.LPop(w.Context(), w.All().Queue("all", "T")).Result()
 		w.OK(err)
 		n, _ := ledger.QueuedOrdinal(blob)
 		return []string{Of(lawLocation, "all", n)}
-	}},
-	{"queue gone", func(w *World) []string {
-		w.OK(w.C.Del(w.Context(), w.Part("scheduled").Queue("scheduled", "T")).Err())
-		var want []string
-		for i := range int64(5) {
-			want = append(want, Of(lawLocation, "scheduled", i))
-		}
-		return want
 	}},
 	{"queue of many gone", func(w *World) []string {
 		w.OK(w.C.Del(w.Context(), w.Part("many").Queue("many", "many")).Err())
@@ -180,33 +236,16 @@ var tampersOfStates = []Tamper{
 		w.OK(w.C.RPush(w.Context(), w.Part("many").Queue("many", "other"), blob).Err())
 		return []string{Of(lawLocation, "many", 1050)}
 	}},
-	{"unknown job queued", func(w *World) []string {
-		w.OK(w.C.RPush(w.Context(), w.All().Queue("all", "U"), "99999|1||{}").Err())
-		return []string{Of(lawLocation, "all", 99999)}
-	}},
 	{"unreadable queued job", func(w *World) []string {
 		w.OK(w.C.RPush(w.Context(), w.All().Queue("all", "U"), "rubbish", "").Err())
-		return []string{Whole(lawLocation, "all")}
+		return []string{"location all"}
 	}},
-	{"ready job queued too", func(w *World) []string {
-		n := w.JobIn("all", 'R', 0)
+	ofJob("ready job queued too", 'R', 0, lawLocation, func(w *World, n int64) {
 		w.OK(w.C.RPush(w.Context(), w.All().Queue("all", "T"), fmt.Sprintf("%d|1||{}", n)).Err())
-		return []string{Of(lawLocation, "all", n)}
-	}},
+	}),
 	{"queue of a cancelled group", func(w *World) []string {
 		n := w.JobIn("sweeping", 'W', 0)
 		w.OK(w.C.RPush(w.Context(), w.Part("sweeping").Queue("sweeping", "sweeping"), fmt.Sprintf("%d|1||{}", n)).Err())
 		return []string{Of(lawLocation, "sweeping", n)}
 	}},
-}
-
-// tampersOfCounts returns one tamper for each count of a group: it adds 1 to this count.
-func tampersOfCounts() (all []Tamper) {
-	for _, name := range []string{"waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled"} {
-		all = append(all, Tamper{"count " + name, func(w *World) []string {
-			w.Incr(w.All().Group("all"), name, 1)
-			return []string{Whole(lawConservation, "all"), Whole(lawStates, "all")}
-		}})
-	}
-	return all
 }

@@ -71,6 +71,9 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 // OK fails the test on an error.
 func (w *World) OK(err error) { require.NoError(w, err) }
 
+// did fails the test if a call that also returns something else returns an error.
+func (w *World) did(_ any, err error) { w.OK(err) }
+
 // Part returns the partition of a group.
 func (w *World) Part(group string) keyspace.Partition { return w.Space.OfTenant(w.Tenant(group)) }
 
@@ -97,9 +100,8 @@ func (w *World) Create(group, tenant, typ string, fields ...string) {
 		f[fields[i]] = fields[i+1]
 	}
 	w.OK(w.C.SetNX(w.Context(), w.Space.OfGroup(group).Owner(group), tenant, 0).Err())
-	_, err := ledger.Create(w.Context(), w.C, w.Space.OfTenant(tenant),
-		ledger.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f})
-	w.OK(err)
+	w.did(ledger.Create(w.Context(), w.C, w.Space.OfTenant(tenant),
+		ledger.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f}))
 }
 
 // Jobs returns n small jobs, after the changes have been applied to each of them.
@@ -126,15 +128,12 @@ func Later(j *ledger.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
 // Append adds jobs to a group.
 func (w *World) Append(group string, all []ledger.NewJob) {
 	for some := range slices.Chunk(all, ledger.MaxAppend) {
-		_, err := ledger.Append(w.Context(), w.C, w.Part(group),
-			ledger.AppendArgs{Group: group, Limit: 1e7, Jobs: some})
-		w.OK(err)
+		w.did(ledger.Append(w.Context(), w.C, w.Part(group), ledger.AppendArgs{Group: group, Limit: 1e7, Jobs: some}))
 	}
 }
 
 func (w *World) seal(group string) {
-	_, err := ledger.Seal(w.Context(), w.C, w.Part(group), group, nil)
-	w.OK(err)
+	w.did(ledger.Seal(w.Context(), w.C, w.Part(group), group, nil))
 }
 
 // Admit makes up to most waiting jobs of a type ready.
@@ -151,10 +150,9 @@ func (w *World) promote(p keyspace.Partition, types ...string) {
 	for _, typ := range types {
 		caps[typ] = 100_000
 	}
-	_, err := ledger.Promote(w.Context(), w.C, p, ledger.PromoteArgs{
+	w.did(ledger.Promote(w.Context(), w.C, p, ledger.PromoteArgs{
 		Most: 100, Limit: NoLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps,
-	})
-	w.OK(err)
+	}))
 }
 
 // Taken is a job that a worker has read; Start sets its token.
@@ -237,8 +235,7 @@ func (w *World) back(p keyspace.Partition, typ string, kind ledger.OutcomeKind, 
 }
 
 func (w *World) reportOutcome(p keyspace.Partition, typ string, g ledger.GroupOutcome) {
-	_, err := ledger.Outcome(w.Context(), w.C, p, typ, ledger.Congestion{Cap: time.Hour}, []ledger.GroupOutcome{g})
-	w.OK(err)
+	w.did(ledger.Outcome(w.Context(), w.C, p, typ, ledger.Congestion{Cap: time.Hour}, []ledger.GroupOutcome{g}))
 }
 
 // Reduce reads up to most entries of the results stream and reduces them into a partial aggregate,
@@ -291,20 +288,30 @@ func (w *World) Work(p keyspace.Partition, typ string) {
 
 func (w *World) advance(group string) {
 	p := w.Part(group)
+	w.did(ledger.Advance(w.Context(), w.C, p, group, w.lead(p)))
+}
+
+// lead makes the watcher "w" the leader of a partition, and returns its fencing number.
+func (w *World) lead(p keyspace.Partition) int64 {
 	fence, err := ledger.Lead(w.Context(), w.C, p, "w", time.Hour)
 	w.OK(err)
-	_, err = ledger.Advance(w.Context(), w.C, p, group, fence)
-	w.OK(err)
+	return fence
 }
 
 // Cancel cancels a group.
 func (w *World) Cancel(group string) { w.OK(ledger.Cancel(w.Context(), w.C, w.Part(group), group)) }
 
 // Sweep completes the cancellation of a group.
-func (w *World) Sweep(group string) {
+func (w *World) Sweep(group string) { w.complete(ledger.Sweep, w.Part(group), group) }
+
+// complete repeats a step until nothing is left to do.
+func (w *World) complete(
+	step func(context.Context, redis.Cmdable, keyspace.Partition, string) (bool, error),
+	p keyspace.Partition, group string,
+) {
 	for more := true; more; {
 		var err error
-		more, err = ledger.Sweep(w.Context(), w.C, w.Part(group), group)
+		more, err = step(w.Context(), w.C, p, group)
 		w.OK(err)
 	}
 }
