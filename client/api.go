@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,17 +25,7 @@ import (
 // says), after 502 and 504, and after a broken connection. While no server has ever answered at the
 // address, a call that can't connect fails at once. Submissions and appends may be repeated because
 // each carries an idempotency key.
-type API struct {
-	base           string
-	unary          *http.Client
-	stream         *http.Client
-	attempts       int
-	maxWait        time.Duration
-	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
-	outageTimeout  time.Duration // for how long a broken stream of events is resumed
-	sleep          func(context.Context, time.Duration) error
-	answered       atomic.Bool // some server has answered at base
-}
+type API struct{ operatorAPI }
 
 // Option changes a setting of an API from its default.
 type Option func(*API)
@@ -69,12 +58,14 @@ func NewAPI(baseURL string, opts ...Option) *API {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = callTimeout
 
-	a := &API{
-		base:     strings.TrimRight(baseURL, "/"),
-		attempts: 4, maxWait: 30 * time.Second,
-		silenceTimeout: time.Minute, outageTimeout: time.Minute,
-		sleep: redisx.Sleep,
-	}
+	a := &API{operatorAPI{&transport{
+		base:           strings.TrimRight(baseURL, "/"),
+		attempts:       4,
+		maxWait:        30 * time.Second,
+		silenceTimeout: time.Minute,
+		outageTimeout:  time.Minute,
+		sleep:          redisx.Sleep,
+	}}}
 	WithHTTPClient(&http.Client{Transport: t})(a)
 	for _, o := range opts {
 		o(a)
@@ -120,75 +111,70 @@ func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Acce
 func (a *API) SubmitJSON(ctx context.Context, body []byte, opts ...CallOption) (api.Accepted, error) {
 	header := http.Header{}
 	header.Set(headerIdempotency, keyOf(opts))
-	return doJSON[api.Accepted](ctx, a, apiCall{
+	return doJSON[api.Accepted](ctx, a.transport, apiCall{
 		action: "submit group",
 		method: http.MethodPost,
 		path:   "/v1/groups",
 		header: header,
 		body:   body,
-		retry:  retryAlways,
 	})
 }
 
 // Seal tells the server that no more jobs come to the group. With total, the group takes jobs until
 // it has total jobs.
 func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
-	var body []byte
+	c := command("seal", group)
 	if total != nil {
-		body = []byte(`{"total":` + strconv.FormatInt(*total, 10) + `}`)
+		c.body = []byte(`{"total":` + strconv.FormatInt(*total, 10) + `}`)
 	}
-	return a.command(ctx, group, "seal", body, retryAlways)
+	return doJSON[api.Accepted](ctx, a.transport, c)
 }
 
 // Cancel ends the group at once: none of its jobs starts any more, and all unfinished ones, also
 // those in flight, become cancelled.
 func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
-	return a.command(ctx, group, "cancel", nil, retryAlways)
+	return doJSON[api.Accepted](ctx, a.transport, command("cancel", group))
 }
 
 // Retry opens the next round of an ended group, with its failed jobs only. It is attempted again
 // only after status 429. When it is unknown whether an attempt had its effect, Retry returns the
 // error and does not try again: a second attempt could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
-	return a.command(ctx, group, "retry", nil, retryIfRefused)
+	c := command("retry", group)
+	c.onlyIfRefused = true
+	return doJSON[api.Accepted](ctx, a.transport, c)
 }
 
-func (a *API) command(ctx context.Context, group, verb string, body []byte, retry retryPolicy) (api.Accepted, error) {
-	path, err := groupPath(group, "/"+verb)
-	if err != nil {
-		return api.Accepted{}, err
-	}
-	return doJSON[api.Accepted](ctx, a, apiCall{
-		action: verb + " group " + group,
-		method: http.MethodPost,
-		path:   path,
-		body:   body,
-		retry:  retry,
-	})
+// Pause stops the group: none of its jobs starts any more, and its running jobs finish.
+func (a *API) Pause(ctx context.Context, group string) (api.Accepted, error) {
+	return doJSON[api.Accepted](ctx, a.transport, command("pause", group))
+}
+
+// Resume undoes Pause.
+func (a *API) Resume(ctx context.Context, group string) (api.Accepted, error) {
+	return doJSON[api.Accepted](ctx, a.transport, command("resume", group))
+}
+
+func command(verb, group string) apiCall {
+	return callOn(verb, http.MethodPost, "group", group, "/"+verb)
 }
 
 // Group returns the group's current state.
 func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
-	path, err := groupPath(group, "")
-	if err != nil {
-		return api.Group{}, err
-	}
-	return doJSON[api.Group](ctx, a, apiCall{action: "get group " + group, path: path, retry: retryAlways})
+	return doJSON[api.Group](ctx, a.transport, callOn("get", http.MethodGet, "group", group, ""))
+}
+
+// Why says what the group's next job waits for. Job says it for any job of the group.
+func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
+	return doJSON[api.Why](ctx, a.transport, callOn("explain", http.MethodGet, "group", group, "/why"))
 }
 
 // Job returns one job of the group: its state, and why it is waiting.
 func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
 	n := strconv.FormatInt(ordinal, 10)
-	path, err := groupPath(group, "/jobs/"+n)
-	if err != nil {
-		return api.Job{}, err
-	}
-	return doJSON[api.Job](ctx, a, apiCall{action: "get job " + group + "." + n, path: path, retry: retryAlways})
-}
-
-// Stats returns queue sizes, rates, and the live processes.
-func (a *API) Stats(ctx context.Context) (api.Stats, error) {
-	return doJSON[api.Stats](ctx, a, apiCall{action: "get stats", path: "/v1/stats", retry: retryAlways})
+	c := callOn("", http.MethodGet, "group", group, "/jobs/"+n)
+	c.action = "get job " + group + "." + n
+	return doJSON[api.Job](ctx, a.transport, c)
 }
 
 // GroupFilter selects the groups that match both fields. An empty field matches every group.
@@ -207,31 +193,19 @@ func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, er
 	if f.Status != "" {
 		query.Set("status", string(f.Status))
 	}
-	c := apiCall{action: "list groups", path: "/v1/groups", query: query, retry: retryAlways}
-	return pages(ctx, a, c, func(l api.GroupList) ([]api.Group, string) { return l.Groups, l.Cursor })
-}
-
-// DeadLetters iterates over dead letters, newest first, and fetches one page after the other. An
-// error ends the iteration.
-func (a *API) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] {
-	c := apiCall{
-		action: "list dead letters",
-		path:   "/v1/dead-letters",
-		query:  url.Values{"limit": {"200"}},
-		retry:  retryAlways,
-	}
-	return pages(ctx, a, c, func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
+	return pages(ctx, a.transport, "groups", query,
+		func(l api.GroupList) ([]api.Group, string) { return l.Groups, l.Cursor })
 }
 
 // Results iterates over the results of the group's reduced jobs, in the order in which they were
 // reduced. Jobs that are done but not reduced yet are left out. An error ends the iteration; a
 // stream that breaks off is an error too.
 func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, error] {
-	return streamLines[api.Result](ctx, a, group, "results")
+	return streamLines[api.Result](ctx, a.transport, group, "results")
 }
 
 // Failures iterates over the group's failed jobs, each once and in no order. An error ends the
 // iteration; a stream that breaks off is an error too.
 func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
-	return streamLines[api.Failure](ctx, a, group, "failures")
+	return streamLines[api.Failure](ctx, a.transport, group, "failures")
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/records"
 )
 
 // An append is sent in parts, one request each. These are the limits of a part: it is held in
@@ -26,6 +28,10 @@ const (
 // them.
 const maxListedLines = 1000
 
+// maxRecordBytes is more than the server accepts in one record. A longer record is cut off at this
+// size, and the server then rejects it.
+const maxRecordBytes = 1 << 20
+
 // AppendNDJSON adds the jobs that r holds, as one JSON object per line: {"payload": …, "type"?,
 // "run_at"?}. There may be any number of lines; memory use does not grow with it. The answer lists
 // the rejected lines by their number in r; all other lines are accepted.
@@ -36,19 +42,19 @@ const maxListedLines = 1000
 // records: no job is added twice. Of changed records, each changed request is added again. When ctx
 // ends, AppendNDJSON returns without waiting for a Read of r that blocks.
 func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
-	return a.appendRecords(ctx, group, r, "application/x-ndjson", opts)
+	return a.appendRecords(ctx, group, r, records.NDJSON, opts)
 }
 
 // AppendCSV is like AppendNDJSON for CSV (RFC 4180). The header row names the fields of the
 // payloads.
 func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
-	return a.appendRecords(ctx, group, r, "text/csv", opts)
+	return a.appendRecords(ctx, group, r, records.CSV, opts)
 }
 
 // Append is like AppendNDJSON for jobs. It stops with an error at a job that can't be encoded as
 // JSON; jobs before it that were not sent yet are dropped.
 func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts ...CallOption) (api.Appended, error) {
-	u, err := a.newUpload(group, "application/x-ndjson", opts)
+	u, err := a.newUpload(group, records.NDJSON, opts)
 	if err != nil {
 		return api.Appended{}, err
 	}
@@ -59,39 +65,11 @@ func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts
 			return u.answer, fmt.Errorf("append to group %s: encode job %d: %w", group, n, err)
 		}
 		n++
-		if err := u.add(ctx, record{data: append(line, '\n'), lines: 1}); err != nil {
+		if err := u.add(ctx, records.Record{Data: line, Lines: 1}); err != nil {
 			return u.answer, err
 		}
 	}
 	return u.answer, u.finish(ctx)
-}
-
-func (a *API) appendRecords(
-	ctx context.Context, group string, r io.Reader, contentType string, opts []CallOption,
-) (api.Appended, error) {
-	u, err := a.newUpload(group, contentType, opts)
-	if err != nil {
-		return api.Appended{}, err
-	}
-	in, stop := interruptible(ctx, r)
-	defer stop()
-	records := newRecordReader(in, contentType == "text/csv")
-	if u.header, err = records.header(); err != nil && !errors.Is(err, io.EOF) {
-		return u.answer, fmt.Errorf("append to group %s: read: %w", group, err)
-	}
-	u.linesBefore = records.linesRead
-	for {
-		rec, err := records.next()
-		if errors.Is(err, io.EOF) {
-			return u.answer, u.finish(ctx)
-		}
-		if err != nil {
-			return u.answer, fmt.Errorf("append to group %s: read line %d: %w", group, records.linesRead+1, err)
-		}
-		if err := u.add(ctx, rec); err != nil {
-			return u.answer, err
-		}
-	}
 }
 
 // interruptible wraps r. A read from the returned reader ends when ctx ends; a Read of r that
@@ -111,11 +89,11 @@ func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func())
 
 // upload sends the records of one append to the server, in parts.
 type upload struct {
-	api         *API
-	group, path string
+	api         *transport
+	call        apiCall // of each part, without its header and body
 	contentType string
 	key         string
-	header      []byte // CSV only: the bytes that each part begins with
+	header      []byte // CSV only: the rows that each part begins with
 
 	part        bytes.Buffer
 	partLines   int64 // lines in the current part
@@ -125,25 +103,59 @@ type upload struct {
 	answer api.Appended
 }
 
-func (a *API) newUpload(group, contentType string, opts []CallOption) (*upload, error) {
-	path, err := groupPath(group, "/jobs")
+var contentTypes = map[records.Format]string{records.NDJSON: "application/x-ndjson", records.CSV: "text/csv"}
+
+func (t *transport) newUpload(group string, format records.Format, opts []CallOption) (*upload, error) {
+	c := callOn("append to", http.MethodPost, "group", group, "/jobs")
+	return &upload{api: t, call: c, contentType: contentTypes[format], key: keyOf(opts)}, c.invalid
+}
+
+func (t *transport) appendRecords(
+	ctx context.Context, group string, r io.Reader, format records.Format, opts []CallOption,
+) (api.Appended, error) {
+	u, err := t.newUpload(group, format, opts)
 	if err != nil {
-		return nil, err
+		return api.Appended{}, err
 	}
-	return &upload{api: a, group: group, path: path, contentType: contentType, key: keyOf(opts)}, nil
+	in, stop := interruptible(ctx, r)
+	defer stop()
+	all := records.NewReader(bufio.NewReaderSize(in, 64<<10), format, maxRecordBytes)
+	headerRead := format == records.NDJSON // NDJSON has no header
+	for {
+		rec, err := all.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return u.answer, u.finish(ctx)
+		case err != nil && !headerRead:
+			return u.answer, fmt.Errorf("%s: read: %w", u.call.action, err)
+		case err != nil:
+			return u.answer, fmt.Errorf("%s: read line %d: %w", u.call.action, rec.Line, err)
+		case headerRead:
+			err = u.add(ctx, rec)
+		default: // the header is the first row that is not empty
+			u.linesBefore = rec.Line + rec.Lines - 1
+			if headerRead = len(bytes.TrimSpace(rec.Data)) > 0; headerRead {
+				u.header = append(bytes.Clone(rec.Data), '\n')
+			}
+		}
+		if err != nil {
+			return u.answer, err
+		}
+	}
 }
 
 // add adds a record to the current part. If the record does not fit, add first sends the part and
 // begins another. It sends the part at once behind a truncated record.
-func (u *upload) add(ctx context.Context, rec record) error {
-	if u.partLines > 0 && (u.partLines >= maxPartLines || u.part.Len()+len(rec.data) > maxPartBytes) {
+func (u *upload) add(ctx context.Context, rec records.Record) error {
+	if u.partLines > 0 && (u.partLines >= maxPartLines || u.part.Len()+len(rec.Data)+1 > maxPartBytes) {
 		if err := u.send(ctx); err != nil {
 			return err
 		}
 	}
-	u.part.Write(rec.data)
-	u.partLines += rec.lines
-	if rec.truncated {
+	u.part.Write(rec.Data)
+	u.part.WriteByte('\n')
+	u.partLines += rec.Lines
+	if rec.Truncated {
 		// The record is truncated, so later lines of the same part would get wrong numbers: send
 		// the part now.
 		return u.send(ctx)
@@ -167,14 +179,9 @@ func (u *upload) send(ctx context.Context) error {
 	header := http.Header{}
 	header.Set("Content-Type", u.contentType)
 	header.Set(headerIdempotency, messageID(u.key+"/"+strconv.Itoa(u.partsSent), body))
-	got, err := doJSON[api.Appended](ctx, u.api, apiCall{
-		action: "append to group " + u.group,
-		method: http.MethodPost,
-		path:   u.path,
-		header: header,
-		body:   body,
-		retry:  retryAlways,
-	})
+	c := u.call
+	c.header, c.body = header, body
+	got, err := doJSON[api.Appended](ctx, u.api, c)
 	if err != nil {
 		got = appendedBefore(err)
 	}

@@ -22,14 +22,16 @@ import (
 // connection fails, it yields the error. An event may come more than once, with the same id.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
-		f := follower{api: a, group: group, lastEventID: after, lastReadAt: time.Now()}
+		c := callOn("follow", http.MethodGet, "group", group, "/events")
+		c.stream = true
+		f := follower{transport: a.transport, call: c, lastEventID: after, lastReadAt: time.Now()}
 		for failed := 0; ; failed++ {
 			err := f.read(ctx, func(e api.Event) bool { return yield(e, nil) })
 			if errors.Is(err, errEndOfEvents) {
 				return
 			}
 			if ctx.Err() != nil {
-				yield(api.Event{}, fmt.Errorf("follow group %s: %w", group, context.Cause(ctx)))
+				yield(api.Event{}, fmt.Errorf("%s: %w", c.action, context.Cause(ctx)))
 				return
 			}
 			if f.received {
@@ -40,7 +42,7 @@ func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Eve
 				return
 			}
 			if err := a.sleep(ctx, min(max(f.retry, backoff(err, failed+1)), a.maxWait)); err != nil {
-				yield(api.Event{}, fmt.Errorf("follow group %s: %w", group, err))
+				yield(api.Event{}, fmt.Errorf("%s: %w", c.action, err))
 				return
 			}
 		}
@@ -71,8 +73,8 @@ var (
 
 // follower reads the events of a group for one caller, over any number of connections.
 type follower struct {
-	api         *API
-	group       string
+	transport   *transport
+	call        apiCall       // makes a connection; its header is set for each
 	lastEventID string        // id of the last event that the caller got
 	lastReadAt  time.Time     // when a connection last succeeded or brought a byte
 	retry       time.Duration // wait before the next connection, as the server asks
@@ -86,9 +88,9 @@ func (f *follower) resumable(err error) bool {
 	if err == nil {
 		return true
 	}
-	// API.do has retried the first connection already.
-	return f.connected && retryAlways(err) && !errors.Is(err, errFormat) &&
-		time.Since(f.lastReadAt) < f.api.outageTimeout
+	// transport.do has retried the first connection already.
+	return f.connected && f.call.mayRepeat(err) && !errors.Is(err, errFormat) &&
+		time.Since(f.lastReadAt) < f.transport.outageTimeout
 }
 
 // read yields the events of one connection. It returns errEndOfEvents after the last event of the
@@ -99,29 +101,24 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	defer cancel(nil)
 	f.received = false
 
-	path, err := groupPath(f.group, "/events")
-	if err != nil {
-		return err
-	}
-	c := apiCall{action: "follow group " + f.group, path: path, stream: true, retry: retryAlways, header: http.Header{}}
-	c.header.Set("Accept", "text/event-stream")
+	f.call.header = http.Header{"Accept": {"text/event-stream"}}
 	if f.lastEventID != "" {
-		c.header.Set("Last-Event-ID", f.lastEventID)
+		f.call.header.Set("Last-Event-ID", f.lastEventID)
 	}
-	resp, err := f.api.do(ctx, c)
+	resp, err := f.transport.do(ctx, f.call)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	f.connected, f.lastReadAt = true, time.Now()
-	watchdog := time.AfterFunc(f.api.silenceTimeout, func() { cancel(errSilent) })
+	watchdog := time.AfterFunc(f.transport.silenceTimeout, func() { cancel(errSilent) })
 	defer watchdog.Stop()
 
 	if resp.StatusCode == http.StatusNoContent {
 		return errEndOfEvents // the round ended with the event after which we asked to continue
 	}
 	messages := newMessageReader(activityReader{resp.Body, func() {
-		watchdog.Reset(f.api.silenceTimeout)
+		watchdog.Reset(f.transport.silenceTimeout)
 		f.received, f.lastReadAt = true, time.Now()
 	}})
 	for {
@@ -131,7 +128,7 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("follow group %s: %w", f.group, err)
+			return fmt.Errorf("%s: %w", f.call.action, err)
 		}
 		if err := f.deliver(m, yield); err != nil {
 			return err
@@ -144,7 +141,7 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 func (f *follower) deliver(m sseMessage, yield func(api.Event) bool) error {
 	var e api.Event
 	if err := json.Unmarshal(m.data, &e); err != nil {
-		return fmt.Errorf("follow group %s: event %q: %w: %w", f.group, m.id, errFormat, err)
+		return fmt.Errorf("%s: event %q: %w: %w", f.call.action, m.id, errFormat, err)
 	}
 	if m.id != "" {
 		e.ID = m.id // the id with which the stream can be resumed

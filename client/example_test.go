@@ -33,7 +33,6 @@ func ExampleGroup() {
 	//   "tenant": "acme",
 	//   "type": "SEND_EMAIL",
 	//   "max_retries": 3,
-	//   "job_timeout": "30s",
 	//   "aggregate": [
 	//     {
 	//       "as": "cost",
@@ -42,6 +41,7 @@ func ExampleGroup() {
 	//     }
 	//   ],
 	//   "seal": true,
+	//   "job_timeout": "30s",
 	//   "jobs": [
 	//     {
 	//       "payload": {

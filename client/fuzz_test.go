@@ -2,7 +2,6 @@ package client
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -40,33 +39,6 @@ func FuzzMessages(f *testing.F) {
 		for _, m := range whole {
 			require.False(t, strings.ContainsAny(m.id, "\n\x00"), "%q", m.id)
 		}
-	})
-}
-
-// FuzzRecords checks that the records of any input, put together again, are the input.
-func FuzzRecords(f *testing.F) {
-	f.Add([]byte("{}\n\n{\"a\":1}"), false)
-	f.Add([]byte("a,b\n\"x\ny\",\"\"\"\"\r\n\n1"), true)
-	f.Add([]byte("\"\n\n"), true)
-	f.Fuzz(func(t *testing.T, body []byte, csv bool) {
-		r, lines := newRecordReader(bytes.NewReader(body), csv), int64(0)
-		var back []byte
-		for {
-			rec, err := r.next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			require.NoError(t, err)
-			require.Positive(t, rec.lines)
-			require.False(t, !csv && rec.lines != 1, "each line of NDJSON is a record")
-			back, lines = append(back, rec.data...), lines+rec.lines
-		}
-		if len(body) > 0 && !bytes.HasSuffix(body, []byte("\n")) || len(back) > len(body) {
-			body = append(bytes.Clone(body), '\n')
-		}
-		require.Equal(t, string(body), string(back))
-		require.Equal(t, int64(bytes.Count(body, []byte("\n"))), lines)
-		require.Equal(t, lines, r.linesRead)
 	})
 }
 

@@ -17,22 +17,29 @@ const (
 
 // Group is a bulk action to be submitted. Only Type is required.
 type Group struct {
-	ID           string // matches ^[A-Za-z0-9._-]{1,128}$; empty: Producer.Submit or the server chooses one
-	Tenant       string // tenant whose share and limits the group uses; empty: the group is its own tenant
-	Name         string // a name for people, up to 256 bytes
-	Type         string // job type: names the processor that runs the jobs
-	Priority     string // PriorityHigh, PriorityNormal (when empty) or PriorityLow
-	BasePriority float64
-	MaxRetries   *int          // number of retries; nil: the workers' default
-	JobTimeout   time.Duration // timeout of one attempt; 0: the workers' default
-	RunAt        *time.Time    // the group's jobs do not start before this time
+	// ID matches ^[A-Za-z0-9._-]{1,128}$. Producer.Submit or the server generates one for an empty
+	// ID.
+	ID string `json:"id,omitempty"`
+	// Tenant is the tenant whose share and limits the group uses. If it is empty, the group is its
+	// own tenant.
+	Tenant       string  `json:"tenant,omitempty"`
+	Name         string  `json:"name,omitempty"`     // a name for people, up to 256 bytes
+	Type         string  `json:"type"`               // job type: names the processor that runs the jobs
+	Priority     string  `json:"priority,omitempty"` // PriorityHigh, PriorityNormal (when empty) or PriorityLow
+	BasePriority float64 `json:"base_priority,omitempty"`
+	MaxRetries   *int    `json:"max_retries,omitempty"` // number of retries; nil: the workers' default
+	// JobTimeout is the timeout of one attempt; 0: the workers' default.
+	JobTimeout time.Duration `json:"-"`
+	RunAt      *time.Time    `json:"run_at,omitempty"` // the group's jobs do not start before this time
 	// FailureThreshold is the part of the group's jobs, above 0 to 1, that must fail for the group
 	// to end as FAILED; nil is 1.
-	FailureThreshold *float64
-	Aggregate        []Aggregate // the values to compute from the jobs' results
-	Total            *int64      // number of jobs of the whole group; the group is sealed when it has them
-	Jobs             []Job
-	Seal             bool // the group gets no jobs besides Jobs
+	FailureThreshold *float64 `json:"failure_threshold,omitempty"`
+	// Aggregate lists the values to compute from the jobs' results.
+	Aggregate []Aggregate `json:"aggregate,omitempty"`
+	// Total is the number of jobs of the whole group; the group is sealed when it has them.
+	Total *int64 `json:"total,omitempty"`
+	Jobs  []Job  `json:"-"`
+	Seal  bool   `json:"seal,omitempty"` // the group gets no jobs besides Jobs
 }
 
 // Aggregate asks for one value that is computed from the results of the group's done jobs.
@@ -59,30 +66,13 @@ func (g Group) MarshalJSON() ([]byte, error) {
 	return g.marshal(jobs)
 }
 
-// groupHead is the JSON of a group without its jobs.
-type groupHead struct {
-	ID               string      `json:"id,omitempty"`
-	Tenant           string      `json:"tenant,omitempty"`
-	Name             string      `json:"name,omitempty"`
-	Type             string      `json:"type"`
-	Priority         string      `json:"priority,omitempty"`
-	BasePriority     float64     `json:"base_priority,omitempty"`
-	MaxRetries       *int        `json:"max_retries,omitempty"`
-	JobTimeout       string      `json:"job_timeout,omitempty"`
-	RunAt            *time.Time  `json:"run_at,omitempty"`
-	FailureThreshold *float64    `json:"failure_threshold,omitempty"`
-	Aggregate        []Aggregate `json:"aggregate,omitempty"`
-	Total            *int64      `json:"total,omitempty"`
-	Seal             bool        `json:"seal,omitempty"`
-}
-
 // marshal encodes the group with jobs that are JSON already, so that no job is encoded twice.
 func (g Group) marshal(jobs [][]byte) ([]byte, error) {
-	head := groupHead{
-		ID: g.ID, Tenant: g.Tenant, Name: g.Name, Type: g.Type, Priority: g.Priority, BasePriority: g.BasePriority,
-		MaxRetries: g.MaxRetries, RunAt: g.RunAt, FailureThreshold: g.FailureThreshold, Aggregate: g.Aggregate,
-		Total: g.Total, Seal: g.Seal,
-	}
+	type withoutJobs Group // it has no method MarshalJSON
+	head := struct {
+		withoutJobs
+		JobTimeout string `json:"job_timeout,omitempty"`
+	}{withoutJobs: withoutJobs(g)}
 	if g.JobTimeout != 0 {
 		head.JobTimeout = g.JobTimeout.String()
 	}

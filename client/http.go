@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
@@ -20,42 +21,62 @@ import (
 // apiCall is one call of the API, with the rule for its retries.
 type apiCall struct {
 	action string // text for error messages, for example "get group g"
-	method string // GET when empty
+	method string
 	path   string // escaped
 	query  url.Values
 	header http.Header
 	body   []byte
 	stream bool // the answer is read while it arrives, without a timeout for the whole answer
-	retry  retryPolicy
+	// onlyIfRefused says that two calls may have more effect than one: the call may be attempted
+	// again only when the first attempt certainly had no effect.
+	onlyIfRefused bool
+	invalid       error // says why the call can't be made; nil if it can
 }
 
-// retryPolicy reports whether a call that failed with err may be attempted again.
-type retryPolicy func(err error) bool
+// callOn returns a call on one group, tenant or type. rest follows the id in the path. An invalid
+// id, which could change the URL, makes the call invalid.
+func callOn(verb, method, kind, id, rest string) apiCall {
+	c := apiCall{action: verb + " " + kind + " " + id, method: method, path: "/v1/" + kind + "s/" + id + rest}
+	if !validID.MatchString(id) || id == "." || id == ".." {
+		c.invalid = fmt.Errorf("%s id %q: must match %s", kind, id, validID)
+	}
+	return c
+}
 
-// retryAlways is the policy of calls that have the same effect when they are made twice.
-func retryAlways(err error) bool {
+var validID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+
+// mayRepeat reports whether a call that failed with err may be attempted again.
+func (c *apiCall) mayRepeat(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
-		return true // the connection failed or broke
+		return !c.onlyIfRefused // the connection failed or broke
 	}
 	switch e.Status {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case http.StatusTooManyRequests:
 		return true
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return !c.onlyIfRefused
 	}
 	return false
 }
 
-// retryIfRefused is the policy of calls that may only be attempted again when the first attempt
-// certainly had no effect.
-func retryIfRefused(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Status == http.StatusTooManyRequests
+// transport makes calls. It holds the connections and the rules for retries.
+type transport struct {
+	base           string
+	unary          *http.Client
+	stream         *http.Client
+	attempts       int
+	maxWait        time.Duration
+	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
+	outageTimeout  time.Duration // for how long a broken stream of events is resumed
+	sleep          func(context.Context, time.Duration) error
+	answered       atomic.Bool // some server has answered at base
 }
 
 // doJSON makes a call and decodes its JSON answer.
-func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
+func doJSON[T any](ctx context.Context, t *transport, c apiCall) (T, error) {
 	var v T
-	resp, err := a.do(ctx, c)
+	resp, err := t.do(ctx, c)
 	if err != nil {
 		return v, err
 	}
@@ -67,24 +88,28 @@ func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	return v, nil
 }
 
-// do makes a call and retries it by its policy; it makes at most API.attempts attempts. It returns
-// the last error without waiting when the wait would exceed API.maxWait or ctx's deadline, or when
-// neverReached. A status other than 2xx is an *Error. The caller must close the answer's body.
-func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
+// do makes a call and retries it as its rule allows; it makes at most transport.attempts attempts.
+// It returns the last error without waiting when the wait would exceed transport.maxWait or ctx's
+// deadline, or when neverReached. A status other than 2xx is an *Error. The caller must close the
+// answer's body.
+func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
+	if c.invalid != nil {
+		return nil, c.invalid
+	}
 	for attempt := 1; ; attempt++ {
-		resp, err := a.sendOnce(ctx, c)
+		resp, err := t.sendOnce(ctx, c)
 		if err == nil {
 			return resp, nil
 		}
 		err = fmt.Errorf("%s: %w", c.action, err)
-		if ctx.Err() != nil || attempt >= a.attempts || !c.retry(err) || a.neverReached(err) {
+		if ctx.Err() != nil || attempt >= t.attempts || !c.mayRepeat(err) || t.neverReached(err) {
 			return nil, err
 		}
 		wait := backoff(err, attempt)
-		if wait > a.maxWait || deadlineWithin(ctx, wait) {
+		if wait > t.maxWait || deadlineWithin(ctx, wait) {
 			return nil, err
 		}
-		if stopped := a.sleep(ctx, wait); stopped != nil {
+		if stopped := t.sleep(ctx, wait); stopped != nil {
 			return nil, fmt.Errorf("%w; then %w", err, stopped)
 		}
 	}
@@ -93,21 +118,17 @@ func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 // neverReached reports whether err means that no connection could be made to a server that has
 // never answered. do waits for a server that restarts, but not for a server whose address is
 // probably wrong.
-func (a *API) neverReached(err error) bool {
+func (t *transport) neverReached(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial" && !a.answered.Load()
+	return ok && op.Op == "dial" && !t.answered.Load()
 }
 
-func (a *API) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
-	method := c.method
-	if method == "" {
-		method = http.MethodGet
-	}
-	target := a.base + c.path
+func (t *transport) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
+	target := t.base + c.path
 	if len(c.query) > 0 {
 		target += "?" + c.query.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(c.body))
+	req, err := http.NewRequestWithContext(ctx, c.method, target, bytes.NewReader(c.body))
 	if err != nil {
 		return nil, err
 	}
@@ -119,15 +140,15 @@ func (a *API) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
 	}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
 
-	client := a.unary
+	client := t.unary
 	if c.stream {
-		client = a.stream
+		client = t.stream
 	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	a.answered.Store(true)
+	t.answered.Store(true)
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
 	}
@@ -160,14 +181,4 @@ func backoff(err error, attempt int) time.Duration {
 func deadlineWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
-}
-
-var validID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-
-// groupPath returns the path of a group. It refuses an invalid id, which could change the URL.
-func groupPath(group, rest string) (string, error) {
-	if !validID.MatchString(group) || group == "." || group == ".." {
-		return "", fmt.Errorf("group id %q: must match %s", group, validID)
-	}
-	return "/v1/groups/" + group + rest, nil
 }

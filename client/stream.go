@@ -8,18 +8,26 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"net/http"
+	"net/url"
+	"strings"
 )
 
-// pages iterates over the items of a list that the server returns in pages.
+// pages iterates over the items of a list that the server returns in pages. what names the list;
+// its path has - for spaces.
 func pages[P, T any](
-	ctx context.Context, a *API, c apiCall, split func(P) (items []T, cursor string),
+	ctx context.Context, t *transport, what string, query url.Values, split func(P) (items []T, cursor string),
 ) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
-		c := c
-		c.query = maps.Clone(c.query)
+		c := apiCall{
+			action: "list " + what,
+			method: http.MethodGet,
+			path:   "/v1/" + strings.ReplaceAll(what, " ", "-"),
+			query:  maps.Clone(query),
+		}
 		for {
-			page, err := doJSON[P](ctx, a, c)
+			page, err := doJSON[P](ctx, t, c)
 			if err != nil {
 				yield(none, err)
 				return
@@ -39,16 +47,12 @@ func pages[P, T any](
 }
 
 // streamLines iterates over the NDJSON lines of a group's results or failures.
-func streamLines[T any](ctx context.Context, a *API, group, list string) iter.Seq2[T, error] {
+func streamLines[T any](ctx context.Context, t *transport, group, list string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
-		path, err := groupPath(group, "/"+list)
-		if err != nil {
-			yield(none, err)
-			return
-		}
-		c := apiCall{action: "get " + list + " of group " + group, path: path, stream: true, retry: retryAlways}
-		resp, err := a.do(ctx, c)
+		c := callOn("get "+list+" of", http.MethodGet, "group", group, "/"+list)
+		c.stream = true
+		resp, err := t.do(ctx, c)
 		if err != nil {
 			yield(none, err)
 			return

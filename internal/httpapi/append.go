@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/records"
 )
 
 // These are the limits of a batch. A batch ends when its lines, valid and invalid ones, reach a
@@ -30,7 +32,8 @@ const (
 	readBuffer      = 64 << 10
 	maxLineOverhead = 64 << 10 // bytes of a line beside its payload: field names, white space, other fields
 	maxLine         = messages.MaxPayloadBytes + maxLineOverhead
-	maxListedLines  = 1000 // rejected lines beyond these are counted but not listed
+	maxRecord       = maxLine + 2 // 2 is the length of a line break
+	maxListedLines  = 1000        // rejected lines beyond these are counted but not listed
 )
 
 // jobSource reads the jobs of a body. next returns a job and the line at which it begins. A
@@ -66,12 +69,13 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	}
 	bodyOf(r).idleTimeout = idleTimeout
 	in := bufio.NewReaderSize(r.Body, readBuffer)
-	skipBOM(in)
-	var src jobSource = &ndjsonSource{lines: newLineReader(in, maxLine), decoder: s.decoder}
+	var src jobSource
 	if typ == "text/csv" {
 		if src, err = newCSVSource(in); err != nil {
 			return err
 		}
+	} else {
+		src = &ndjsonSource{lines: records.NewReader(in, records.NDJSON, maxRecord), decoder: s.decoder}
 	}
 	a := &bodyAppender{
 		backend: s.backend, group: id, trace: traceParent(r), requestIDPrefix: newRequestIDPrefix(id, key),
@@ -202,16 +206,20 @@ func (a *bodyAppender) storeLastBatch(ctx context.Context, end int64) error {
 
 // ndjsonSource reads NDJSON, one job per line: {"payload": …}.
 type ndjsonSource struct {
-	lines   *lineReader
+	lines   *records.Reader
 	decoder messages.Decoder
 }
 
 func (s *ndjsonSource) next() (messages.Job, int64, int, error) {
 	for {
-		text, err := s.lines.next()
+		rec, err := s.lines.Next()
 		if err != nil {
-			return messages.Job{}, s.lines.line, 0, err
+			return messages.Job{}, rec.Line, 0, err
 		}
+		if rec.Truncated {
+			return messages.Job{}, rec.Line, 0, errLongLine
+		}
+		text := bytes.TrimSpace(rec.Data)
 		if len(text) == 0 {
 			continue
 		}
@@ -219,6 +227,6 @@ func (s *ndjsonSource) next() (messages.Job, int64, int, error) {
 		if err != nil {
 			err = &lineError{err.Error()}
 		}
-		return job, s.lines.line, len(text), err
+		return job, rec.Line, len(text), err
 	}
 }

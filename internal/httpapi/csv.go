@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,19 +12,22 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/records"
 )
 
 // csvSource turns each row of a table (RFC 4180) into a job. The payload is an object: its keys are
-// the columns' names in the header, and its values are strings.
+// the columns' names in the header, and its values are strings. Unlike encoding/csv, it continues
+// behind a malformed row.
 type csvSource struct {
-	rows  *csvReader
+	rows  *records.Reader
+	row   csvRow
 	names []string // as they are written in the payload: `{"a":`, `,"b":`, …
 }
 
 // newCSVSource reads the header row and returns a source of the rows behind it.
 func newCSVSource(in *bufio.Reader) (*csvSource, error) {
-	s := &csvSource{rows: &csvReader{in: in, limit: maxLine, line: 1}}
-	_, err := s.rows.next()
+	s := &csvSource{rows: records.NewReader(in, records.CSV, maxRecord)}
+	_, err := s.nextRow()
 	var bad *lineError
 	switch {
 	case errors.Is(err, io.EOF):
@@ -34,8 +38,8 @@ func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 		return nil, brokenBody(err)
 	}
 	seen := make(map[string]bool)
-	for i := range s.rows.fields() {
-		name := s.rows.field(i)
+	for i := range s.row.fields() {
+		name := s.row.field(i)
 		if len(name) == 0 || seen[string(name)] {
 			return nil, newProblem(http.StatusUnprocessableEntity, "each column of the header needs a name of its own",
 				api.FieldError{Field: fmt.Sprintf("header[%d]", i), Problem: "is empty or repeated"})
@@ -51,16 +55,16 @@ func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 }
 
 func (s *csvSource) next() (messages.Job, int64, int, error) {
-	line, err := s.rows.next()
+	line, err := s.nextRow()
 	if err != nil {
 		return messages.Job{}, line, 0, err
 	}
-	if got, want := s.rows.fields(), len(s.names); got != want {
+	if got, want := s.row.fields(), len(s.names); got != want {
 		return messages.Job{}, line, 0, &lineError{fmt.Sprintf("has %d columns where the header has %d", got, want)}
 	}
-	payload := make([]byte, 0, len(s.rows.record)+16*len(s.names))
+	payload := make([]byte, 0, len(s.row.text)+16*len(s.names))
 	for i, name := range s.names {
-		payload = appendJSONString(append(payload, name...), s.rows.field(i))
+		payload = appendJSONString(append(payload, name...), s.row.field(i))
 	}
 	payload = append(payload, '}')
 	if len(payload) > messages.MaxPayloadBytes {
@@ -69,121 +73,71 @@ func (s *csvSource) next() (messages.Job, int64, int, error) {
 	return messages.Job{Payload: payload}, line, len(payload), nil
 }
 
-// csvReader splits a table into records and keeps at most limit bytes of one. Unlike encoding/csv
-// it continues behind a malformed record, and it skips a record of any length without using more
-// memory.
-type csvReader struct {
-	in          *bufio.Reader
-	limit       int
-	line        int64  // line at which the next record begins
-	record      []byte // the fields of the current record, without separators
-	ends        []int
-	recordBytes int // bytes of the record before its quotes were removed
+// nextRow reads the next row that is not empty, and returns the line at which it begins. It returns
+// a *lineError for a malformed row.
+func (s *csvSource) nextRow() (line int64, err error) {
+	for {
+		rec, err := s.rows.Next()
+		if err != nil {
+			return rec.Line, err
+		}
+		text := bytes.TrimSuffix(rec.Data, []byte("\r"))
+		switch {
+		case rec.Open:
+			return rec.Line, &lineError{"opens a quote that is never closed"}
+		case rec.Truncated, len(text) > maxLine:
+			return rec.Line, errLongLine
+		case len(text) > 0:
+			return rec.Line, s.row.split(text)
+		}
+	}
 }
 
-func (c *csvReader) fields() int { return len(c.ends) }
+// csvRow holds the fields of a row, one behind the other, without quotes and commas.
+type csvRow struct {
+	text []byte
+	ends []int // where each field ends in text
+}
 
-func (c *csvReader) field(i int) []byte {
+func (c *csvRow) fields() int { return len(c.ends) }
+
+func (c *csvRow) field(i int) []byte {
 	if i == 0 {
-		return c.record[:c.ends[0]]
+		return c.text[:c.ends[0]]
 	}
-	return c.record[c.ends[i-1]:c.ends[i]]
+	return c.text[c.ends[i-1]:c.ends[i]]
 }
 
-// csvState says where in a record the reader is.
-type csvState int
-
-const (
-	fieldStart csvState = iota
-	inField
-	inQuotes
-	afterQuote // after a closing quote, or after the first of two quotes that stand for one
-)
-
-// next reads a record and skips empty lines before it. It returns the line at which the record
-// began. A malformed record is read to its end; next then returns a *lineError.
-func (c *csvReader) next() (line int64, err error) {
-	line, err = c.readRecord()
-	for err == nil && c.recordBytes == 0 {
-		line, err = c.readRecord()
-	}
-	for i := 0; err == nil && i < c.fields(); i++ {
-		if !utf8.Valid(c.field(i)) {
-			err = &lineError{"is not UTF-8"}
-		}
-	}
-	return line, err
-}
-
-// readRecord reads to the end of a record, which may be empty.
-func (c *csvReader) readRecord() (line int64, fault error) {
-	line, c.record, c.ends, c.recordBytes = c.line, c.record[:0], c.ends[:0], 0
-	for state := fieldStart; ; c.recordBytes++ {
-		b, err := c.in.ReadByte()
-		switch {
-		case errors.Is(err, io.EOF) && c.recordBytes == 0:
-			return line, io.EOF
-		case errors.Is(err, io.EOF) && state == inQuotes:
-			return line, &lineError{"opens a quote that is never closed"}
-		case errors.Is(err, io.EOF):
-			b = '\n'
-		case err != nil:
-			return line, err
-		}
-		if b == '\n' {
-			c.line++
-		}
-		switch {
-		case state == inQuotes && b == '"':
-			state = afterQuote
-			continue
-		case state == inQuotes:
-		case b == '\r' && c.lineEnds():
-			c.recordBytes-- // the carriage return is part of the line break
-			continue
-		case b == '\n':
-			c.ends = append(c.ends, len(c.record))
-			if c.recordBytes > c.limit {
-				fault = errLongLine
+// split divides a row into fields. Each quoted field of the row must be closed.
+func (c *csvRow) split(row []byte) error {
+	c.text, c.ends = c.text[:0], c.ends[:0]
+	for rest, more := row, true; more; {
+		quoted := bytes.HasPrefix(rest, quote)
+		for bytes.HasPrefix(rest, quote) {
+			var text []byte
+			text, rest, _ = bytes.Cut(rest[1:], quote)
+			if c.text = append(c.text, text...); bytes.HasPrefix(rest, quote) {
+				c.text = append(c.text, '"') // two quotes stand for one
 			}
-			return line, fault
-		case b == ',':
-			state = fieldStart
-			if c.recordBytes < c.limit {
-				c.ends = append(c.ends, len(c.record))
-			}
-			continue
-		case b == '"' && state == fieldStart:
-			state = inQuotes
-			continue
-		case b == '"' && state == afterQuote:
-			state = inQuotes
-		case b == '"':
-			fault = firstFault(fault, "has a quote inside a field that is not quoted")
-		case state == afterQuote:
-			fault = firstFault(fault, "goes on after a closing quote")
-			state = inField
-		default:
-			state = inField
 		}
-		if c.recordBytes < c.limit {
-			c.record = append(c.record, b)
+		var text []byte
+		text, rest, more = bytes.Cut(rest, comma)
+		switch {
+		case quoted && len(text) > 0:
+			return &lineError{"goes on after a closing quote"}
+		case bytes.Contains(text, quote):
+			return &lineError{"has a quote inside a field that is not quoted"}
 		}
+		c.text = append(c.text, text...)
+		c.ends = append(c.ends, len(c.text))
 	}
+	if !utf8.Valid(row) {
+		return &lineError{"is not UTF-8"}
+	}
+	return nil
 }
 
-// lineEnds reports whether a line break or the end of the body is next.
-func (c *csvReader) lineEnds() bool {
-	next, _ := c.in.Peek(1)
-	return len(next) == 0 || next[0] == '\n'
-}
-
-func firstFault(fault error, problem string) error {
-	if fault != nil {
-		return fault
-	}
-	return &lineError{problem}
-}
+var quote, comma = []byte{'"'}, []byte{','}
 
 const hexDigits = "0123456789abcdef"
 

@@ -1,0 +1,73 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// operatorAPI holds the calls on tenants, on types and on the whole installation.
+type operatorAPI struct{ *transport }
+
+// PauseTenant stops a tenant: none of its jobs starts any more, and its running jobs finish. The
+// tenant need not exist yet.
+func (a *operatorAPI) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a.transport, callOn("pause", http.MethodPost, "tenant", tenant, "/pause"))
+}
+
+// ResumeTenant undoes PauseTenant.
+func (a *operatorAPI) ResumeTenant(ctx context.Context, tenant string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a.transport, callOn("resume", http.MethodPost, "tenant", tenant, "/resume"))
+}
+
+// PauseType stops a job type: none of its jobs starts any more, and its running jobs finish. The
+// type need not be known yet.
+func (a *operatorAPI) PauseType(ctx context.Context, typ string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a.transport, callOn("pause", http.MethodPost, "type", typ, "/pause"))
+}
+
+// ResumeType undoes PauseType.
+func (a *operatorAPI) ResumeType(ctx context.Context, typ string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a.transport, callOn("resume", http.MethodPost, "type", typ, "/resume"))
+}
+
+// Tenants iterates over the tenants that have groups or settings, ordered by id, and fetches one
+// page after the other. An error ends the iteration.
+func (a *operatorAPI) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
+	return pages(ctx, a.transport, "tenants", url.Values{"limit": {"200"}},
+		func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
+}
+
+// Tenant returns a tenant's settings, and its queue and limits as they are now.
+func (a *operatorAPI) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
+	return doJSON[api.Tenant](ctx, a.transport, callOn("get", http.MethodGet, "tenant", tenant, ""))
+}
+
+// SetTenant replaces all settings of a tenant: a field of set that is nil gets its default. Pausing
+// is not a setting, and stays. The next admission uses the new settings.
+func (a *operatorAPI) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
+	c := callOn("set", http.MethodPut, "tenant", tenant, "")
+	body, err := marshal(set)
+	if err != nil && c.invalid == nil {
+		c.invalid = fmt.Errorf("%s: %w", c.action, err)
+	}
+	c.body = body
+	return doJSON[api.Tenant](ctx, a.transport, c)
+}
+
+// Stats returns queue sizes, rates, and the live processes.
+func (a *operatorAPI) Stats(ctx context.Context) (api.Stats, error) {
+	return doJSON[api.Stats](ctx, a.transport,
+		apiCall{action: "get stats", method: http.MethodGet, path: "/v1/stats"})
+}
+
+// DeadLetters iterates over dead letters, newest first, and fetches one page after the other. An
+// error ends the iteration.
+func (a *operatorAPI) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] {
+	return pages(ctx, a.transport, "dead letters", url.Values{"limit": {"200"}},
+		func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
+}
