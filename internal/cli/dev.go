@@ -35,12 +35,13 @@ func unreachableMailServer(ctx context.Context) string {
 }
 
 func newDev(r *Root) *cobra.Command {
-	var o dev.Options
+	o := dev.Options{RedisAddr: "127.0.0.1:6379"} // the default of BULKACTION_REDIS_URL
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run all roles in one process, on an embedded Redis or on --redis-url",
 		Long: "Run all roles in one process, for development. Without --redis-url they use an embedded Redis, which\n" +
-			"keeps nothing: its data is lost at the end. All other settings come from the environment.",
+			"keeps nothing: its data is lost at the end. It listens at 127.0.0.1:6379, or at a free port if that\n" +
+			"is taken. All other settings come from the environment.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Environ, o.Log = os.Environ(), r.Err

@@ -18,9 +18,11 @@ import (
 // Options configure Run. Environ has the settings of the process; RedisURL and Addr override it.
 type Options struct {
 	RedisURL string // "": an embedded Redis, whose data is lost at the end
-	Addr     string // address of the API; "": the address in Environ
-	Environ  []string
-	Log      io.Writer
+	// RedisAddr is the address of the embedded Redis; if it is taken or "", a free port on loopback.
+	RedisAddr string
+	Addr      string // address of the API; "": the address in Environ
+	Environ   []string
+	Log       io.Writer
 	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.
 	Started func(api, redisURL string)
 }
@@ -30,13 +32,13 @@ type Options struct {
 func Run(ctx context.Context, o Options) int {
 	environ := append([]string{"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"}, o.Environ...)
 	if o.RedisURL == "" {
-		embedded, err := Embedded()
+		server, err := embedded(o.RedisAddr)
 		if err != nil {
 			fmt.Fprintf(o.Log, "bulkaction: %v\n", err)
 			return app.ExitError
 		}
-		defer embedded.Close()
-		o.RedisURL = "redis://" + embedded.Addr() + "/0"
+		defer server.Close()
+		o.RedisURL = "redis://" + server.Addr() + "/0"
 	}
 	environ = append(environ, "BULKACTION_REDIS_URL="+o.RedisURL)
 	if o.Addr != "" {
@@ -52,14 +54,17 @@ func Run(ctx context.Context, o Options) int {
 		})
 }
 
-// Embedded starts a Redis inside this process (miniredis). Its data is lost when the process ends.
-// Keys expire by the system's clock.
-func Embedded() (*miniredis.Miniredis, error) {
+// embedded starts a Redis inside this process (miniredis), at addr or at a free port. Its data is
+// lost when the process ends. Keys expire by the system's clock.
+func embedded(addr string) (*miniredis.Miniredis, error) {
 	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	if addr != "" && m.StartAddr(addr) == nil {
+		return m, nil
+	}
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {
 		return nil, fmt.Errorf("start embedded redis: %w", err)
 	}
-	m.ClockTTL(true)
 	return m, nil
 }
 
