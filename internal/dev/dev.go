@@ -18,7 +18,8 @@ import (
 // Options configure Run. Environ has the settings of the process; RedisURL and Addr override it.
 type Options struct {
 	RedisURL string // "": an embedded Redis, whose data is lost at the end
-	// RedisAddr is the address of the embedded Redis; if it is taken or "", a free port on loopback.
+	// RedisAddr is the address of the embedded Redis. If it is taken or "", a free port on loopback
+	// is used.
 	RedisAddr string
 	Addr      string // address of the API; "": the address in Environ
 	Environ   []string
