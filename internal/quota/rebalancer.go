@@ -153,11 +153,9 @@ func (r *Rebalancer) setQuota(
 		r.rate.Of(partition, r.space.Partitions()), permits, increase)
 }
 
-// Resign gives up the leadership, so that another process can lead at once. It works also after ctx
-// has ended.
+// Resign gives up the leadership, so that another process can lead at once. After an error, the
+// leader lease ends by itself.
 func (r *Rebalancer) Resign(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
 	_, _ = ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
 }
 

@@ -42,6 +42,11 @@ type Base struct {
 // BasedRole is a role on a connection that it may share with other roles of the process.
 type BasedRole func(context.Context, *app.Process, Base) error
 
+// of returns what the role of p gets.
+func (b Base) of(p *app.Process) stage.Process {
+	return stage.Process{ID: p.Instance, Conn: b.Conn, Space: b.Space, Tel: p.Tel}
+}
+
 // fewPartitions is a number of partitions below which a Cluster's masters get unequal numbers of
 // partitions.
 const fewPartitions = 16
@@ -139,12 +144,11 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 		for _, op := range reducers.Ops() {
 			ops[op] = true
 		}
-		in, err := ingest.New(ctx, ingest.Config{
+		in, err := ingest.New(ctx, b.of(p), ingest.Config{
 			APIAddr: p.Config.Ingest.APIAddr,
 			Version: app.Version(),
 			Lease:   p.Config.Worker.Lease,
-		},
-			b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
+		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err
 		}
@@ -163,7 +167,7 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 	if c.FairQueue.Policy == "priority" {
 		alpha = &c.FairQueue.Alpha
 	}
-	return fetcher.New(fetcher.Config{
+	return fetcher.New(b.of(p), fetcher.Config{
 		Interval:    c.Worker.FetchInterval,
 		BatchSize:   c.Worker.FetchBatchSize,
 		ReadyCap:    c.Backpressure.ReadyQueueMaxSize,
@@ -172,13 +176,13 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 		Alpha:       alpha,
 		KeepStats:   c.Congestion.StatsRetention,
 		OnPermits:   HooksOf(ctx).Admitted,
-	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
+	}).Run(ctx)
 }
 
 // Dispatcher promotes due non-ready jobs and reclaims the jobs of dead workers.
 func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
-	return dispatcher.New(dispatcher.Config{
+	return dispatcher.New(b.of(p), dispatcher.Config{
 		Interval:   c.Backpressure.DispatchInterval,
 		BatchSize:  c.Backpressure.DispatchBatchSize,
 		FetchBatch: c.Worker.FetchBatchSize,
@@ -187,7 +191,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 		Lease:      c.Worker.Lease,
 		MaxLosses:  c.Worker.MaxDeliveries,
 		OnPermits:  HooksOf(ctx).Promoted,
-	}, b.Conn, b.Space, p.Tel, p.Instance).Run(ctx)
+	}).Run(ctx)
 }
 
 // Worker returns the role that runs jobs with the given processors. Its admin server shows the
@@ -208,7 +212,7 @@ func Worker(procs ...processor.Processor) BasedRole {
 				KeepStats: c.Congestion.StatsRetention,
 			}
 		}
-		w, err := worker.New(worker.Config{
+		w, err := worker.New(b.of(p), worker.Config{
 			Count:        c.Worker.Count,
 			Types:        c.Worker.Types,
 			Block:        c.Worker.Timeout,
@@ -221,7 +225,7 @@ func Worker(procs ...processor.Processor) BasedRole {
 			MaxBackoff:   c.Backpressure.MaxBackoff,
 			Congestion:   congestion,
 			OnStart:      HooksOf(ctx).Started,
-		}, b.Conn, b.Space, p.Tel, p.Instance, procs...)
+		}, procs...)
 		if err != nil { // WORKER_TYPES and the processors do not fit together
 			return fmt.Errorf("%w: %w", app.ErrConfig, err)
 		}
@@ -260,7 +264,7 @@ func Watcher(reducers *reducer.Registry) BasedRole {
 			return err
 		}
 		r := p.Config.Retention
-		return watcher.New(watcher.Config{
+		return watcher.New(b.of(p), watcher.Config{
 			Interval: 30 * time.Second, NoProcessorTimeout: p.Config.Worker.NoProcessorTimeout,
 			Retention: watcher.Retention{
 				Groups:      r.Groups,
@@ -274,15 +278,15 @@ func Watcher(reducers *reducer.Registry) BasedRole {
 				FullInterval: p.Config.Audit.DeepInterval,
 				Lease:        p.Config.Worker.Lease,
 			},
-		}, b.Conn, b.Space, p.Tel, p.Instance, store(p, b, reducers, nil), events).Run(ctx)
+		}, store(p, b, reducers, nil), events).Run(ctx)
 	}
 }
 
 // Aggregator reduces results, also with reducers written in Go.
 func Aggregator(reducers *reducer.Registry) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
-		return aggregator.New(aggregator.Config{Block: p.Config.Worker.Timeout, Lease: p.Config.Worker.Lease},
-			b.Conn, b.Space, p.Tel, p.Instance, reducers).Run(ctx)
+		cfg := aggregator.Config{Block: p.Config.Worker.Timeout, Lease: p.Config.Worker.Lease}
+		return aggregator.New(b.of(p), cfg, reducers).Run(ctx)
 	}
 }
 

@@ -1,6 +1,7 @@
-// Package stage holds what the roles share: Loop, which repeats the step of a role and waits for
-// work instead of polling for it, functions that run several loops or periodic calls, and the check
-// of the number of partitions. The package of a role is in the folder of its name below this one.
+// Package stage holds what the roles share: Process, what a role gets from its process; Runner,
+// which runs the loops of a role, waits for work instead of polling for it, and stops them in
+// order; and the check of the number of partitions. The package of a role is in the folder of its
+// name below this one.
 package stage
 
 import (
@@ -16,44 +17,37 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Loop repeats a step until its context ends. It never waits while there is work.
-type Loop struct {
-	Name string // name of the loop in log messages
-	Conn *redisx.Conn
-	Wake string // key of the list that gets a wake token when there may be work; "": none
-	Log  *slog.Logger
-}
-
 // Step does some of a role's work. It returns how long to wait before the next step: 0 when there
 // is more work now; a negative time when only a wake token should end the wait. A wake token ends
 // any wait earlier, and no wait is longer than redisx.MaxBlock.
 type Step func(ctx context.Context) (idle time.Duration, err error)
 
-// Run calls step until ctx ends, and always returns nil. When step fails, Run repeats it with
-// backoff until it succeeds: a role continues after an outage of Redis. It logs the first error and
-// the success, not the errors between. Before it returns, it waits for its last blocking read,
-// about redisx.MaxBlock at most.
-func (l Loop) Run(ctx context.Context, step Step) error {
+// loop repeats a step until its context ends (see Runner.Loop).
+type loop struct {
+	name  string
+	waker *waker
+	log   *slog.Logger
+}
+
+// run calls step until ctx ends. Before it returns, it waits for its last blocking read.
+func (l loop) run(ctx context.Context, step Step) {
 	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 	failing := false
-	w := newWaker(l.Conn, l.Wake)
-	defer w.reads.Wait()
+	defer l.waker.reads.Wait()
 	for ctx.Err() == nil {
 		idle, err := step(ctx)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return nil
+			return
 		case err != nil:
 			if !failing {
-				l.Log.Error("step failed, trying again until it works", "loop", l.Name, "error", err)
+				l.log.Error("step failed, trying again until it works", "loop", l.name, "error", err)
 			}
 			failing = true
-			if redisx.Sleep(ctx, backoff.Next()) != nil {
-				return nil
-			}
+			_ = redisx.Sleep(ctx, backoff.Next())
 			continue
 		case failing:
-			l.Log.Info("step works again", "loop", l.Name)
+			l.log.Info("step works again", "loop", l.name)
 			failing = false
 		}
 		backoff.Reset()
@@ -63,9 +57,8 @@ func (l Loop) Run(ctx context.Context, step Step) error {
 		if idle < 0 {
 			idle = redisx.MaxBlock
 		}
-		w.wait(ctx, min(idle, redisx.MaxBlock))
+		l.waker.wait(ctx, min(idle, redisx.MaxBlock))
 	}
-	return nil
 }
 
 // waker waits for a wake token, but no longer than a given time. Redis may end a blocking read up
@@ -119,39 +112,5 @@ func (w *waker) readToken(ctx context.Context) {
 	select {
 	case signal <- struct{}{}:
 	default:
-	}
-}
-
-// RunAll calls all functions at the same time and returns when all have returned. The first error
-// ends the context of the others. It returns all errors, joined in the order of runs.
-func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make([]error, len(runs))
-	var wg sync.WaitGroup
-	for i, run := range runs {
-		wg.Go(func() {
-			if errs[i] = run(ctx); errs[i] != nil {
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// Every calls f at once and then again after each interval, until ctx ends; then it returns nil. It
-// logs errors of f at debug level only, so it is meant for an f that may fail sometimes. name is
-// for the log.
-func Every(
-	ctx context.Context, log *slog.Logger, name string, interval time.Duration, f func(context.Context) error,
-) error {
-	for {
-		if err := f(ctx); err != nil && ctx.Err() == nil {
-			log.Debug("periodic call failed", "call", name, "error", err)
-		}
-		if redisx.Sleep(ctx, interval) != nil {
-			return nil
-		}
 	}
 }

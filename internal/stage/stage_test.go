@@ -18,24 +18,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// testLoop is a loop and its step, which a test can run like a role.
-type testLoop struct {
-	stage.Loop
-	step stage.Step
+// runLoop runs a loop that waits for tokens of wake, like a role, until stop is called.
+func runLoop(w *stagetest.World, wake string, step stage.Step) (stop func()) {
+	w.T.Helper()
+	r := stagetest.Process(w, "p").Runner()
+	r.Loop("l", wake, step)
+	return w.Run(r)
 }
-
-func (l testLoop) Run(ctx context.Context) error { return l.Loop.Run(ctx, l.step) }
 
 func TestLoopIsWoken(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		steps := make(chan struct{})
-		w.Run(testLoop{stage.Loop{Name: "l", Conn: w.Connect(), Wake: w.P.Wake("l"), Log: w.Tel.Log}, func(ctx context.Context) (time.Duration, error) {
+		runLoop(w, w.P.Wake("l"), func(ctx context.Context) (time.Duration, error) {
 			select {
 			case steps <- struct{}{}:
 			case <-ctx.Done():
 			}
 			return -1, nil
-		}})
+		})
 		<-steps
 		began := time.Now()
 		for range 10 {
@@ -53,13 +53,13 @@ func TestLoopNeverSleepsWithWork(t *testing.T) {
 	const n = 1000
 	done := make(chan struct{})
 	var steps atomic.Int64
-	w.Run(testLoop{stage.Loop{Name: "l", Conn: w.Connect(), Log: w.Tel.Log}, func(context.Context) (time.Duration, error) {
+	runLoop(w, "", func(context.Context) (time.Duration, error) {
 		if steps.Add(1) == n {
 			close(done)
 			return -1, nil
 		}
 		return 0, nil
-	}})
+	})
 	stagetest.Receive(t, done, "all steps")
 }
 
@@ -68,7 +68,7 @@ func TestLoopGoesOnAfterErrors(t *testing.T) {
 	w := stagetest.Shared(t)
 	worked := make(chan struct{})
 	var steps atomic.Int64
-	stop := w.Run(testLoop{stage.Loop{Name: "l", Conn: w.Connect(), Log: w.Tel.Log}, func(context.Context) (time.Duration, error) {
+	stop := runLoop(w, "", func(context.Context) (time.Duration, error) {
 		if steps.Add(1) < 3 {
 			return 0, errors.New("boom")
 		}
@@ -76,9 +76,33 @@ func TestLoopGoesOnAfterErrors(t *testing.T) {
 			close(worked)
 		}
 		return -1, nil
-	}})
+	})
 	stagetest.Receive(t, worked, "a step that works")
 	stop() // fails the test if Run returns an error
+}
+
+// TestRunnerCleansUp: the functions of OnStop run after all loops, in their order, although the
+// role's context has ended.
+func TestRunnerCleansUp(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	var order []string
+	boom := errors.New("boom")
+	r := stage.Process{}.Runner()
+	r.Add(func(ctx context.Context) error {
+		stop()
+		<-ctx.Done()
+		order = append(order, "loop")
+		return boom
+	})
+	for _, name := range []string{"first", "second"} {
+		r.OnStop(func(ctx context.Context) {
+			require.NoError(t, ctx.Err())
+			order = append(order, name)
+		})
+	}
+	require.ErrorIs(t, r.Run(ctx), boom)
+	require.Equal(t, []string{"loop", "first", "second"}, order)
 }
 
 func TestRunAllEndsWithTheFirstError(t *testing.T) {

@@ -16,12 +16,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -47,49 +45,40 @@ const (
 
 // Aggregator is one aggregator process. It reduces the results of all partitions.
 type Aggregator struct {
+	stage.Process
 	cfg      Config
-	conn     *redisx.Conn
-	space    keyspace.Space
-	tel      *telemetry.Telemetry
-	id       string
 	reducers *reducer.Registry
 	partial  string // name of the partial aggregate that this process adds results to
 }
 
-// New returns an aggregator named id, which must be unique to each start of a process. It starts no
-// goroutine.
-func New(
-	cfg Config, conn *redisx.Conn, space keyspace.Space,
-	tel *telemetry.Telemetry, id string, reducers *reducer.Registry,
-) *Aggregator {
+// New returns the aggregator of a process. It starts no goroutine.
+func New(p stage.Process, cfg Config, reducers *reducer.Registry) *Aggregator {
 	return &Aggregator{
-		cfg: cfg, conn: conn, space: space, tel: tel, id: id, reducers: reducers,
-		partial: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(id)) % partialCount)),
+		Process: p, cfg: cfg, reducers: reducers,
+		partial: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(p.ID)) % partialCount)),
 	}
 }
 
 // Run reduces results until ctx ends. What it has read then, it still reduces. At the end it
 // removes its consumers that hold no entries.
 func (a *Aggregator) Run(ctx context.Context) error {
-	var runs []func(context.Context) error
-	for _, p := range a.space.All() {
+	r := a.Runner()
+	for _, p := range a.Space.All() {
 		part := &partitionReducer{
 			Aggregator: a,
 			partition:  p,
-			reader:     stream.NewReader(a.conn, keyspace.GroupAggregator, a.id),
+			reader:     stream.NewReader(a.Conn, keyspace.GroupAggregator, a.ID),
 			readCount:  minRead,
 			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
-		loop := stage.Loop{Name: "reduce", Conn: a.conn, Log: a.tel.Log}
-		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
+		r.Loop("reduce", "", part.step)
 	}
-	err := stage.RunAll(ctx, runs...)
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	for _, p := range a.space.All() {
-		_, _ = ledger.DropConsumer(end, a.conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.id, 0)
-	}
-	return err
+	r.OnStop(func(ctx context.Context) {
+		for _, p := range a.Space.All() {
+			_, _ = ledger.DropConsumer(ctx, a.Conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.ID, 0)
+		}
+	})
+	return r.Run(ctx)
 }
 
 // partitionReducer reduces the results of one partition.
@@ -134,7 +123,7 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		// The other groups go on; the entries of this group stay pending and are claimed later.
-		p.tel.Log.Error("reduce failed, trying again later",
+		p.Tel.Log.Error("reduce failed, trying again later",
 			"partition", p.partition.Index(), "group", b.group, "error", err)
 	}
 	if more {
@@ -175,10 +164,10 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 // acknowledged for a lease. That aggregator may still be alive and reduce them as well; the states
 // of the jobs then let only one of both count. The next call goes on where this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
-	msgs, next, err := p.conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
+	msgs, next, err := p.Conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
 		Stream:   p.partition.ResultStream(),
 		Group:    keyspace.GroupAggregator,
-		Consumer: p.id,
+		Consumer: p.ID,
 		MinIdle:  p.cfg.Lease,
 		Start:    cmp.Or(p.claimStart, "0-0"),
 		Count:    minRead,
@@ -200,7 +189,7 @@ func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, er
 		entries = append(entries, e)
 	}
 	if len(entries) > 0 {
-		p.tel.Log.Warn("claimed results of a lost aggregator",
+		p.Tel.Log.Warn("claimed results of a lost aggregator",
 			"partition", p.partition.Index(), "entries", len(entries))
 	}
 	return entries, nil
@@ -233,7 +222,7 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 				return err
 			}
 		}
-		r, err := ledger.Reduce(ctx, p.conn.Cmd, p.partition, args)
+		r, err := ledger.Reduce(ctx, p.Conn.Cmd, p.partition, args)
 		if err != nil {
 			return err
 		}
@@ -249,7 +238,7 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 			return nil
 		case ledger.ReduceVersion: // another process with the same partial aggregate was faster: load it again
 		case ledger.ReduceBad:
-			p.tel.Log.Warn("left out results of jobs that are not done or already reduced",
+			p.Tel.Log.Warn("left out results of jobs that are not done or already reduced",
 				"group", group, "ordinals", r.Bad)
 			jobs = slices.DeleteFunc(jobs, func(d jobResult) bool { return slices.Contains(r.Bad, d.Ordinal) })
 		}
@@ -270,7 +259,7 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 		size += len(jobs[i].line) + 1
 	}
 	if leftOut > 0 {
-		p.tel.Log.Warn("a reducer refused results", "group", args.Group, "results", leftOut, "last_error", reason)
+		p.Tel.Log.Warn("a reducer refused results", "group", args.Group, "results", leftOut, "last_error", reason)
 	}
 	args.Lines = make([]byte, 0, size)
 	for i := range jobs {
@@ -297,10 +286,10 @@ func (p *partitionReducer) quarantine(ctx context.Context, group string, entries
 		return nil
 	}
 	e := entries[0]
-	p.tel.Log.Warn("quarantined an unreadable results entry",
+	p.Tel.Log.Warn("quarantined an unreadable results entry",
 		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields))
-	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := p.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		pipe.LPush(ctx, p.partition.Quarantine(), text)
 		pipe.LTrim(ctx, p.partition.Quarantine(), 0, 999)
 		pipe.XAck(ctx, p.partition.ResultStream(), keyspace.GroupAggregator, e.ID)

@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
@@ -33,7 +34,7 @@ func config() aggregator.Config {
 
 func runAggregator(w *stagetest.World, cfg aggregator.Config, id string, reducers *reducer.Registry) (stop func()) {
 	w.T.Helper()
-	return w.Run(aggregator.New(cfg, w.Connect(), w.Space, w.Tel, id, reducers))
+	return w.Run(aggregator.New(stagetest.Process(w, id), cfg, reducers))
 }
 
 // submitCosts submits a group of n jobs, which asks for the sum of their costs and their number,
@@ -128,7 +129,7 @@ func TestStopReducesWhatWasRead(t *testing.T) {
 		defer stop()
 		conn := w.Connect()
 		conn.Block.AddHook(stopAfterRead{stop})
-		require.NoError(w.T, aggregator.New(config(), conn, w.Space, w.Tel, "a", reducer.NewRegistry()).Run(ctx))
+		require.NoError(w.T, aggregator.New(stage.Process{ID: "a", Conn: conn, Space: w.Space, Tel: w.Tel}, config(), reducer.NewRegistry()).Run(ctx))
 		require.Zero(w.T, w.Pending(w.P.ResultStream(), keyspace.GroupAggregator))
 		awaitReduced(w, "g", 20)
 	})

@@ -60,7 +60,7 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	if cached := p.cache.groups[group]; cached != nil {
 		return cached, nil
 	}
-	read := ledger.ReadPartials(ctx, p.conn.Cmd, p.partition, p.partial, []string{group})
+	read := ledger.ReadPartials(ctx, p.Conn.Cmd, p.partition, p.partial, []string{group})
 	return p.decodeGroup(group, read[0])
 }
 
@@ -77,7 +77,7 @@ func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch)
 	if len(missing) < 2 {
 		return
 	}
-	for i, read := range ledger.ReadPartials(ctx, p.conn.Cmd, p.partition, p.partial, missing) {
+	for i, read := range ledger.ReadPartials(ctx, p.Conn.Cmd, p.partition, p.partial, missing) {
 		if cached, err := p.decodeGroup(missing[i], read); err == nil && cached != nil {
 			p.cache.put(missing[i], cached)
 		}

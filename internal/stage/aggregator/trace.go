@@ -19,7 +19,7 @@ func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string
 		if j.trace == "" {
 			continue
 		}
-		_, span := p.tel.StartJob(ctx,
+		_, span := p.Tel.StartJob(ctx,
 			telemetry.JobSpan{Parent: j.trace, Name: "reduce", Kind: trace.SpanKindConsumer, Start: began},
 			func() []attribute.KeyValue {
 				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.partition.ResultStream())
@@ -33,7 +33,7 @@ func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string
 	}
 	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.partition.ResultStream()),
 		telemetry.MessageCount(len(jobs)))
-	_, batch := p.tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began),
+	_, batch := p.Tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began),
 		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 	batch.End()
 }

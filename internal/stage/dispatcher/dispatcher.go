@@ -52,24 +52,23 @@ const (
 
 // Dispatcher is one dispatcher process. It serves all partitions.
 type Dispatcher struct {
+	stage.Process
 	cfg      Config
-	conn     *redisx.Conn
-	space    keyspace.Space
-	tel      *telemetry.Telemetry
 	metrics  *telemetry.DispatcherMetrics
 	capacity *presence.Capacity
-	id       string
 
 	running                                        atomic.Bool
 	cycles, moved, skipped, reclaimed, workersLost atomic.Int64 // counts since the start of the process
 	outagePause                                    outagePause
 }
 
-// New returns a dispatcher named id. It starts no goroutine.
-func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Dispatcher {
+// New returns the dispatcher of a process. It starts no goroutine.
+func New(p stage.Process, cfg Config) *Dispatcher {
 	return &Dispatcher{
-		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewDispatcherMetrics(tel.Meter), id: id,
-		capacity: presence.NewCapacity(conn, space),
+		Process:  p,
+		cfg:      cfg,
+		metrics:  telemetry.NewDispatcherMetrics(p.Tel.Meter),
+		capacity: presence.NewCapacity(p.Conn, p.Space),
 	}
 }
 
@@ -78,34 +77,21 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	d.running.Store(true)
 	defer d.running.Store(false)
 	_ = d.capacity.Refresh(ctx)
-	runs := []func(context.Context) error{
-		func(ctx context.Context) error {
-			return stage.Every(ctx, d.tel.Log, "capacity", presence.Interval, d.capacity.Refresh)
-		},
-		func(ctx context.Context) error {
-			return stage.Every(ctx, d.tel.Log, "status", presence.Interval, func(ctx context.Context) error {
-				return presence.PublishStage(ctx, d.conn, d.space, d.Status())
-			})
-		},
-	}
-	for _, p := range d.space.All() {
+	r := d.Runner()
+	r.Every("capacity", presence.Interval, d.capacity.Refresh)
+	r.Report(d.Status)
+	for _, p := range d.Space.All() {
 		part := &partitionDispatcher{Dispatcher: d, partition: p}
-		promote := stage.Loop{Name: "promote", Conn: d.conn, Wake: p.Wake("dispatcher"), Log: d.tel.Log}
-		reclaim := stage.Loop{Name: "reclaim", Conn: d.conn, Log: d.tel.Log}
-		runs = append(runs,
-			func(ctx context.Context) error { return promote.Run(ctx, part.promote) },
-			func(ctx context.Context) error { return reclaim.Run(ctx, part.reclaim) },
-		)
+		r.Loop("promote", p.Wake("dispatcher"), part.promote)
+		r.Loop("reclaim", "", part.reclaim)
 	}
-	err := stage.RunAll(ctx, runs...)
-	presence.Withdraw(ctx, d.conn, d.space, d.id)
-	return err
+	return r.Run(ctx)
 }
 
 // Status returns this process's report of itself: its counts since it started.
 func (d *Dispatcher) Status() api.StageStatus {
 	return api.StageStatus{
-		ID: d.id, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
+		ID: d.ID, Role: "dispatcher", Running: d.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
 			"total_cycles": d.cycles.Load(), "total_moved": d.moved.Load(), "total_skipped": d.skipped.Load(),
 			"taken_back": d.reclaimed.Load(), "worker_lost": d.workersLost.Load(),
@@ -125,11 +111,11 @@ type partitionDispatcher struct {
 // when no group is scheduled and no job is non-ready.
 func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
-	released, next, err := ledger.Schedule(ctx, p.conn.Cmd, p.partition, 100)
+	released, next, err := ledger.Schedule(ctx, p.Conn.Cmd, p.partition, 100)
 	if err != nil {
 		return 0, err
 	}
-	types, err := ledger.Types(ctx, p.conn, p.partition)
+	types, err := ledger.Types(ctx, p.Conn, p.partition)
 	if err != nil {
 		return 0, err
 	}
@@ -143,9 +129,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 			caps[typ] = min(bound.Cap, max(1, bound.Ahead))
 		}
 	}
-	r, err := ledger.Promote(ctx, p.conn.Cmd, p.partition, ledger.PromoteArgs{
+	r, err := ledger.Promote(ctx, p.Conn.Cmd, p.partition, ledger.PromoteArgs{
 		Most:     min(p.cfg.BatchSize, maxBatch),
-		Limit:    p.cfg.Rate.Of(p.partition.Index(), p.space.Partitions()),
+		Limit:    p.cfg.Rate.Of(p.partition.Index(), p.Space.Partitions()),
 		Seed:     stage.SpanSeed(),
 		FullWait: p.cfg.Interval / 4,
 		Caps:     caps,
@@ -185,16 +171,16 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 // Redis it does nothing.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
-	wait, err := p.outagePause.remaining(ctx, p.conn, p.cfg.Lease)
+	wait, err := p.outagePause.remaining(ctx, p.Conn, p.cfg.Lease)
 	if err != nil || wait > 0 {
 		return min(max(wait, time.Millisecond), pause), err
 	}
-	types, err := ledger.Types(ctx, p.conn, p.partition)
+	types, err := ledger.Types(ctx, p.Conn, p.partition)
 	if err != nil {
 		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 	}
 	for _, typ := range types {
-		r, err := ledger.Reclaim(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
+		r, err := ledger.Reclaim(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
 		if err != nil {
 			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 		}
@@ -203,11 +189,11 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		p.reclaimed.Add(int64(r.Taken))
 		p.workersLost.Add(int64(r.Failed))
 		if len(r.Missing) > 0 {
-			p.tel.Log.Error("entries of a ready stream were deleted while workers held them",
+			p.Tel.Log.Error("entries of a ready stream were deleted while workers held them",
 				"partition", p.partition.Index(), "type", typ, "entries", r.Missing)
 		}
 		if r.Taken+r.Failed+r.Stale > 0 {
-			p.tel.Log.Warn("reclaimed jobs of dead workers",
+			p.Tel.Log.Warn("reclaimed jobs of dead workers",
 				"partition", p.partition.Index(), "type", typ,
 				"reclaimed", r.Taken, "failed", r.Failed, "stale", r.Stale)
 			pause = 0
@@ -234,7 +220,7 @@ func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string)
 // dropIdleConsumers removes the consumers of one consumer group that have been idle for
 // consumerIdle and hold no entries.
 func (p *partitionDispatcher) dropIdleConsumers(ctx context.Context, stream, group string) error {
-	consumers, err := p.conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
+	consumers, err := p.Conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
 	if call.IsUnavailable(err) {
 		return err
 	}
@@ -242,7 +228,7 @@ func (p *partitionDispatcher) dropIdleConsumers(ctx context.Context, stream, gro
 		if c.Pending > 0 || c.Idle < consumerIdle {
 			continue
 		}
-		if _, err := ledger.DropConsumer(ctx, p.conn.Cmd, stream, group, c.Name, consumerIdle); err != nil {
+		if _, err := ledger.DropConsumer(ctx, p.Conn.Cmd, stream, group, c.Name, consumerIdle); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,7 @@ func TestDueJobsArePromoted(t *testing.T) {
 			jobs[i].RunAt = &due
 		}
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
-		d := dispatcher.New(config(), w.Connect(), w.Space, w.Tel, "d")
+		d := dispatcher.New(stagetest.Process(w, "d"), config())
 		stop := w.Run(d)
 		w.AwaitCounts("g", api.Counts{Accepted: 25, Ready: 25})
 		ctx := context.WithoutCancel(w.T.Context())
@@ -67,7 +67,7 @@ func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	w := stagetest.Shared(t)
 	cfg := config()
 	cfg.Interval = time.Minute
-	w.Run(dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d"))
+	w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
 	began := time.Now()
 	const rounds = 20
 	for i, n := 0, 0; n < rounds; i++ {
@@ -88,7 +88,7 @@ func TestScheduledGroupStartsAtItsTime(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		at := time.Now().Add(300 * time.Millisecond)
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", RunAt: &at, Jobs: stagetest.Numbered(3)})
-		w.Run(dispatcher.New(config(), w.Connect(), w.Space, w.Tel, "d"))
+		w.Run(dispatcher.New(stagetest.Process(w, "d"), config()))
 		w.Await("the jobs to be ready", func() bool { w.Admit("T"); return w.Counts("g").Ready == 3 })
 		require.False(w.T, time.Now().Before(at))
 	})
@@ -107,7 +107,7 @@ func TestFullReadyStreamIsSkipped(t *testing.T) {
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
 	cfg := config()
 	cfg.ReadyCap = 3
-	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	d := dispatcher.New(stagetest.Process(w, "d"), cfg)
 	w.Run(d)
 	w.AwaitCounts("g", api.Counts{Accepted: 8, Ready: 3, NonReady: 5})
 	w.Await("a job to be skipped", func() bool { return d.Status().Counts["total_skipped"] > 0 })
@@ -125,7 +125,7 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 	alive := w.Take("T", "alive", 2)
 	cfg := config()
 	cfg.Lease = lease
-	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	d := dispatcher.New(stagetest.Process(w, "d"), cfg)
 	w.Run(d)
 	// One worker renews its leases, the other one is dead.
 	w.Await("the jobs to be reclaimed", func() bool {
@@ -157,7 +157,7 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.Lease, cfg.MaxLosses = 100*time.Millisecond, 2
-	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	d := dispatcher.New(stagetest.Process(w, "d"), cfg)
 	w.Run(d)
 	for range 3 {
 		w.Take("T", "dead", 1)
@@ -180,7 +180,7 @@ func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	j := w.Take("T", "alive", 1)[0]
 	cfg := config()
 	cfg.Lease = lease
-	d := dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d")
+	d := dispatcher.New(stagetest.Process(w, "d"), cfg)
 	w.Run(d)
 	server.Kill()
 	<-time.After(lease + lease/4)
@@ -219,7 +219,7 @@ func TestDeadConsumersAreDropped(t *testing.T) {
 
 	cfg := config()
 	cfg.Lease = 100 * time.Hour
-	w.Run(dispatcher.New(cfg, w.Connect(), w.Space, w.Tel, "d"))
+	w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
 	consumers := func(stream, group string) (names []string) {
 		all, err := w.Conn.Cmd.XInfoConsumers(t.Context(), stream, group).Result()
 		require.NoError(t, err)

@@ -28,7 +28,7 @@ func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.Promo
 	links := make([]trace.Link, 0, len(r.Traced))
 	for i := range r.Traced {
 		t := &r.Traced[i]
-		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{
+		_, span := p.Tel.StartJob(ctx, telemetry.JobSpan{
 			Parent: t.Parent, ID: t.SpanID, Name: "promote", Start: t.Now}, func() []attribute.KeyValue {
 			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination)
 			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt)...)
@@ -40,7 +40,7 @@ func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.Promo
 	}
 	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination),
 		telemetry.MessageCount(r.Moved))
-	_, batch := p.tel.Tracer.Start(ctx, "promote batch", trace.WithTimestamp(r.Traced[0].Now),
+	_, batch := p.Tel.Tracer.Start(ctx, "promote batch", trace.WithTimestamp(r.Traced[0].Now),
 		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 	batch.End()
 }

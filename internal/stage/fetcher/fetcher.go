@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/quota"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -48,23 +47,22 @@ const quotaRequestInterval = 20 * time.Millisecond
 
 // Fetcher is one fetcher process. It admits jobs of all partitions.
 type Fetcher struct {
+	stage.Process
 	cfg      Config
-	conn     *redisx.Conn
-	space    keyspace.Space
-	tel      *telemetry.Telemetry
 	metrics  *telemetry.FetcherMetrics
 	capacity *presence.Capacity
-	id       string
 
 	running                                              atomic.Bool
 	fetched, admittedReady, admittedNonReady, emptyPolls atomic.Int64 // counts since the start of the process
 }
 
-// New returns a fetcher named id. It starts no goroutine.
-func New(cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry, id string) *Fetcher {
+// New returns the fetcher of a process. It starts no goroutine.
+func New(p stage.Process, cfg Config) *Fetcher {
 	return &Fetcher{
-		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewFetcherMetrics(tel.Meter), id: id,
-		capacity: presence.NewCapacity(conn, space),
+		Process:  p,
+		cfg:      cfg,
+		metrics:  telemetry.NewFetcherMetrics(p.Tel.Meter),
+		capacity: presence.NewCapacity(p.Conn, p.Space),
 	}
 }
 
@@ -74,42 +72,25 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	f.running.Store(true)
 	defer f.running.Store(false)
 	_ = f.capacity.Refresh(ctx)
-	runs := []func(context.Context) error{
-		func(ctx context.Context) error {
-			return stage.Every(ctx, f.tel.Log, "capacity", presence.Interval, f.capacity.Refresh)
-		},
-		func(ctx context.Context) error {
-			return stage.Every(ctx, f.tel.Log, "status", presence.Interval, func(ctx context.Context) error {
-				return presence.PublishStage(ctx, f.conn, f.space, f.Status())
-			})
-		},
+	r := f.Runner()
+	r.Every("capacity", presence.Interval, f.capacity.Refresh)
+	r.Report(f.Status)
+	if f.Space.Partitions() > 1 && f.cfg.Rate.RPS > 0 {
+		rebalancer := quota.NewRebalancer(f.cfg.Rate, f.Conn, f.Space, f.ID)
+		r.Loop("rebalance quota", quota.Wake(f.Space), rebalancer.Step)
+		r.OnStop(rebalancer.Resign)
 	}
-	if f.space.Partitions() > 1 && f.cfg.Rate.RPS > 0 {
-		rebalancer := quota.NewRebalancer(f.cfg.Rate, f.conn, f.space, f.id)
-		runs = append(runs, func(ctx context.Context) error {
-			defer rebalancer.Resign(ctx)
-			return stage.Loop{
-				Name: "rebalance quota",
-				Conn: f.conn,
-				Wake: quota.Wake(f.space),
-				Log:  f.tel.Log,
-			}.Run(ctx, rebalancer.Step)
-		})
-	}
-	for _, p := range f.space.All() {
-		loop := stage.Loop{Name: "fetch", Conn: f.conn, Wake: p.Wake("fetcher"), Log: f.tel.Log}
+	for _, p := range f.Space.All() {
 		part := &partitionFetcher{Fetcher: f, partition: p, batchSizes: map[string]int{}}
-		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, part.step) })
+		r.Loop("fetch", p.Wake("fetcher"), part.step)
 	}
-	err := stage.RunAll(ctx, runs...)
-	presence.Withdraw(ctx, f.conn, f.space, f.id)
-	return err
+	return r.Run(ctx)
 }
 
 // Status returns this process's report of itself: its counts since it started.
 func (f *Fetcher) Status() api.StageStatus {
 	return api.StageStatus{
-		ID: f.id, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
+		ID: f.ID, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
 			"total_fetched": f.fetched.Load(), "admitted_ready": f.admittedReady.Load(),
 			"admitted_non_ready": f.admittedNonReady.Load(), "empty_polls": f.emptyPolls.Load(),
@@ -135,7 +116,7 @@ type partitionFetcher struct {
 // more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
-		if err := ledger.SetPolicy(ctx, p.conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
+		if err := ledger.SetPolicy(ctx, p.Conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
 			return 0, err
 		}
 		p.policySet = true
@@ -144,7 +125,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	age := time.Since(p.typesListedAt)
 	if age > p.cfg.Interval || p.wasIdle && age > typesInterval {
 		age = 0
-		types, err := ledger.Types(ctx, p.conn, p.partition)
+		types, err := ledger.Types(ctx, p.Conn, p.partition)
 		if err != nil {
 			return 0, err
 		}
@@ -184,13 +165,13 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batchSizes[typ], p.cfg.BatchSize), maxBatch)
 	bound := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)
-	r, err := ledger.Admit(ctx, p.conn.Cmd, p.partition, ledger.AdmitArgs{
+	r, err := ledger.Admit(ctx, p.Conn.Cmd, p.partition, ledger.AdmitArgs{
 		Type:        typ,
 		Most:        batch,
 		Cap:         bound.Cap,
 		Slots:       bound.Slots,
 		Ahead:       bound.Ahead,
-		Limit:       p.cfg.Rate.Of(p.partition.Index(), p.space.Partitions()),
+		Limit:       p.cfg.Rate.Of(p.partition.Index(), p.Space.Partitions()),
 		Seed:        stage.SpanSeed(),
 		LaneWeights: p.cfg.LaneWeights,
 		KeepStats:   p.cfg.KeepStats,
@@ -213,15 +194,15 @@ func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitR
 // requestQuota wakes the quota rebalancer when r says that this partition has used up its quota, at
 // most once in quotaRequestInterval. With one partition it does nothing.
 func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply) {
-	if p.space.Partitions() == 1 || r.State != ledger.AdmitLimited {
+	if p.Space.Partitions() == 1 || r.State != ledger.AdmitLimited {
 		return
 	}
 	if time.Since(p.quotaRequestedAt) < quotaRequestInterval {
 		return
 	}
 	p.quotaRequestedAt = time.Now()
-	wake := quota.Wake(p.space)
-	if n, err := p.conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
-		_ = p.conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer acts at its next interval
+	wake := quota.Wake(p.Space)
+	if n, err := p.Conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
+		_ = p.Conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer acts at its next interval
 	}
 }

@@ -35,7 +35,7 @@ func config() fetcher.Config {
 func TestWaitingJobsBecomeReady(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 5)
-		f := fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f")
+		f := fetcher.New(stagetest.Process(w, "f"), config())
 		require.False(w.T, f.Status().Running)
 		stop := w.Run(f)
 		w.AwaitCounts("g", api.Counts{Accepted: 5, Ready: 5})
@@ -66,7 +66,7 @@ func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 		w.Jobs("g", "T", 20)
 		cfg := config()
 		cfg.ReadyCap = 10
-		f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
+		f := fetcher.New(stagetest.Process(w, "f"), cfg)
 		w.Run(f)
 		w.AwaitCounts("g", api.Counts{Accepted: 20, Ready: 10, Waiting: 10})
 		w.Await("the count of admitted jobs", func() bool { return f.Status().Counts["total_fetched"] == 10 })
@@ -84,7 +84,7 @@ func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 // a new type.
 func TestNewJobsWakeTheFetcher(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		w.Run(fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f"))
+		w.Run(fetcher.New(stagetest.Process(w, "f"), config()))
 		began := time.Now()
 		const rounds = 20
 		for i := range rounds {
@@ -106,7 +106,7 @@ func TestIdleFetcherSendsFewCommands(t *testing.T) {
 			w.Jobs("g", "T", jobs)
 			cfg := config()
 			cfg.Interval, cfg.ReadyCap = 200*time.Millisecond, 10
-			w.Run(fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f"))
+			w.Run(fetcher.New(stagetest.Process(w, "f"), cfg))
 			w.AwaitCounts("g", api.Counts{Accepted: int64(jobs), Ready: 10, Waiting: int64(jobs) - 10})
 			before := commands(t, w)
 			<-time.After(time.Second)
@@ -140,7 +140,7 @@ func TestRateLimitIsKept(t *testing.T) {
 	}
 	cfg := config()
 	cfg.Rate = ledger.Rate{RPS: 100, Window: 100 * time.Millisecond}
-	f := fetcher.New(cfg, w.Connect(), w.Space, w.Tel, "f")
+	f := fetcher.New(stagetest.Process(w, "f"), cfg)
 	w.Run(f)
 	w.Await("all jobs to be admitted or rate-limited", func() bool { return f.Status().Counts["total_fetched"] == 48 })
 	st, a, b, c := f.Status().Counts, w.Counts("a"), w.Counts("b"), w.Counts("c")
@@ -166,7 +166,7 @@ func TestFetcherGoesOnAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
 	w := stagetest.New(t, server.URL(), "t:", 1)
-	w.Run(fetcher.New(config(), w.Connect(), w.Space, w.Tel, "f"))
+	w.Run(fetcher.New(stagetest.Process(w, "f"), config()))
 	w.Jobs("a", "T", 1)
 	w.AwaitCounts("a", api.Counts{Accepted: 1, Ready: 1})
 	server.Kill()

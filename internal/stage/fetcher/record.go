@@ -36,7 +36,7 @@ func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r led
 	links := make([]trace.Link, 0, len(r.Traced))
 	for i := range r.Traced {
 		t := &r.Traced[i]
-		_, span := p.tel.StartJob(ctx, telemetry.JobSpan{
+		_, span := p.Tel.StartJob(ctx, telemetry.JobSpan{
 			Parent: t.Parent, ID: t.SpanID, Name: "admit", Start: t.Now}, func() []attribute.KeyValue {
 			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination)
 			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)...)
@@ -47,7 +47,7 @@ func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r led
 	}
 	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination),
 		telemetry.MessageCount(r.Moved))
-	_, batch := p.tel.Tracer.Start(ctx, "admit batch", trace.WithTimestamp(r.Traced[0].Now),
+	_, batch := p.Tel.Tracer.Start(ctx, "admit batch", trace.WithTimestamp(r.Traced[0].Now),
 		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 	batch.End()
 }

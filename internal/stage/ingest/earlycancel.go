@@ -35,7 +35,7 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 			if a.lastRead != "" {
 				from = "(" + a.lastRead
 			}
-			entries, err := in.conn.Cmd.XRangeN(ctx, in.space.Ingest(), from, "+", earlyCancelBatch).Result()
+			entries, err := in.Conn.Cmd.XRangeN(ctx, in.Space.Ingest(), from, "+", earlyCancelBatch).Result()
 			if err != nil {
 				return fmt.Errorf("read the ingest stream for cancellations: %w", err)
 			}

@@ -72,13 +72,13 @@ func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
 		}
 		if errors.Is(err, errRetryLater) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
 			msg.Context().Err() != nil {
-			in.tel.Log.Debug("message postponed", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
+			in.Tel.Log.Debug("message postponed", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
 			return nil, err
 		}
 		var refused redis.Error
 		if entry := msg.Metadata.Get(wm.MetadataEntryID); errors.As(err, &refused) &&
 			min(entryAge(entry), time.Since(in.created)) < redisErrorRetryTime {
-			in.tel.Log.Warn("redis answered a message with an error, trying again", "entry", entry, "error", err)
+			in.Tel.Log.Warn("redis answered a message with an error, trying again", "entry", entry, "error", err)
 			return nil, err
 		}
 		if err := in.reject(msg, err); err != nil {
@@ -100,9 +100,9 @@ func (in *Ingest) reject(msg *message.Message, reason error) error {
 		}
 		values = append(values, e.Fields[i], v)
 	}
-	in.tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(wm.FieldType)))
-	err := in.conn.Cmd.XAdd(msg.Context(),
-		&redis.XAddArgs{Stream: in.space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
+	in.Tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(wm.FieldType)))
+	err := in.Conn.Cmd.XAdd(msg.Context(),
+		&redis.XAddArgs{Stream: in.Space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
 	if err != nil {
 		return fmt.Errorf("reject entry %s: %w", e.ID, err)
 	}
@@ -228,7 +228,7 @@ func (in *Ingest) hasOlderPending(ctx context.Context, entry string) (bool, erro
 	if time.Since(o.readAt) < 5*time.Millisecond && !entryBefore(o.id, entry) {
 		return false, nil // entry was the oldest at the last read, and no older one can become pending
 	}
-	id, ok, err := in.sub.OldestPending(ctx, in.space.Ingest())
+	id, ok, err := in.sub.OldestPending(ctx, in.Space.Ingest())
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
 	}

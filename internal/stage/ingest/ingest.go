@@ -21,12 +21,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/presence"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // Config configures the role.
@@ -42,11 +39,8 @@ type Config struct {
 
 // Ingest is the ingest of one process.
 type Ingest struct {
+	stage.Process
 	cfg     Config
-	conn    *redisx.Conn
-	space   keyspace.Space
-	tel     *telemetry.Telemetry
-	id      string
 	store   *groups.Store
 	decoder messages.Decoder
 
@@ -66,21 +60,20 @@ const (
 	inFlightBytes   = 32 << 20
 )
 
-// New returns an ingest. id must be unique for each start of a process. New opens the API's
-// listener, so that an address that is in use is an error of New.
+// New returns the ingest of a process. It opens the API's listener, so that an address that is in
+// use is an error of New.
 func New(
-	ctx context.Context, cfg Config, conn *redisx.Conn, space keyspace.Space,
-	tel *telemetry.Telemetry, id string, store *groups.Store, decoder messages.Decoder,
+	ctx context.Context, p stage.Process, cfg Config, store *groups.Store, decoder messages.Decoder,
 ) (*Ingest, error) {
-	sub, err := wm.NewSubscriber(conn, wm.SubscriberConfig{
+	sub, err := wm.NewSubscriber(p.Conn, wm.SubscriberConfig{
 		Group:        keyspace.GroupIngest,
-		Consumer:     id,
+		Consumer:     p.ID,
 		MinIdle:      cfg.Lease,
 		MaxInFlight:  cmp.Or(cfg.MaxInFlight, defaultInFlight),
 		MaxBytes:     inFlightBytes,
 		DeleteOnAck:  true,
 		CloseTimeout: drainTimeout,
-		Logger:       tel.Log,
+		Logger:       p.Tel.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -89,13 +82,10 @@ func New(
 	if err != nil {
 		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
 	}
-	tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
+	p.Tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
 	return &Ingest{
+		Process:  p,
 		cfg:      cfg,
-		conn:     conn,
-		space:    space,
-		tel:      tel,
-		id:       id,
 		store:    store,
 		decoder:  decoder,
 		sub:      sub,
@@ -112,25 +102,18 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 // returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
-	defer presence.Withdraw(ctx, in.conn, in.space, in.id)
-	return stage.RunAll(ctx, in.serveAPI, in.consumeStream,
-		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "status", presence.Interval, in.publishStatus)
-		},
-		func(ctx context.Context) error {
-			return stage.Every(ctx, in.tel.Log, "apply cancellations early", earlyCancelInterval,
-				new(earlyCancel).runOnce(in))
-		})
+	r := in.Runner()
+	r.Add(in.serveAPI)
+	r.Add(in.consumeStream)
+	r.Report(in.Status)
+	r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
+	return r.Run(ctx)
 }
 
 // Status returns what the process publishes about itself. Other ingest processes count these
 // reports to know by how many processes the free backlog is divided.
 func (in *Ingest) Status() api.StageStatus {
-	return api.StageStatus{ID: in.id, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
-}
-
-func (in *Ingest) publishStatus(ctx context.Context) error {
-	return presence.PublishStage(ctx, in.conn, in.space, in.Status())
+	return api.StageStatus{ID: in.ID, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
 }
 
 // drainTimeout is how long open requests and messages may take after ctx has ended.
@@ -139,7 +122,7 @@ const drainTimeout = 5 * time.Second
 func (in *Ingest) serveAPI(ctx context.Context) error {
 	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
 		Backend: backend{in.store},
-		Log:     in.tel.Log,
+		Log:     in.Tel.Log,
 		Decoder: in.decoder,
 		Version: in.cfg.Version,
 	})
@@ -164,12 +147,12 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 // consumeStream handles the messages of the ingest stream until ctx ends. It returns an error if
 // reading ends before.
 func (in *Ingest) consumeStream(ctx context.Context) error {
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.tel.Log))
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.Tel.Log))
 	if err != nil {
 		return fmt.Errorf("create router: %w", err)
 	}
 	router.AddMiddleware(in.decideOutcome, middleware.Recoverer)
-	router.AddConsumerHandler("ingest", in.space.Ingest(), in.sub, in.handleMessage)
+	router.AddConsumerHandler("ingest", in.Space.Ingest(), in.sub, in.handleMessage)
 	err = router.Run(ctx)
 	if ctx.Err() == nil { // the router also returns when its subscription has ended
 		return fmt.Errorf("read the ingest stream: %w",

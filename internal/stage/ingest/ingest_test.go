@@ -32,7 +32,7 @@ func newIngest(w *stagetest.World, cfg ...ingest.Config) *ingest.Ingest {
 		c = cfg[0]
 	}
 	c.APIAddr = "127.0.0.1:0"
-	in, err := ingest.New(context.WithoutCancel(w.T.Context()), c, w.Connect(), w.Space, w.Tel, "in", w.Store, messages.Decoder{})
+	in, err := ingest.New(context.WithoutCancel(w.T.Context()), stagetest.Process(w, "in"), c, w.Store, messages.Decoder{})
 	require.NoError(w.T, err)
 	return in
 }
@@ -190,7 +190,7 @@ func TestAddressInUseIsAnError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	url := startIngest(w, stagetest.Patience)
-	_, err := ingest.New(t.Context(), ingest.Config{APIAddr: strings.TrimPrefix(url, "http://"), Lease: time.Second}, w.Conn, w.Space, w.Tel, "other", w.Store, messages.Decoder{})
+	_, err := ingest.New(t.Context(), stagetest.Process(w, "other"), ingest.Config{APIAddr: strings.TrimPrefix(url, "http://"), Lease: time.Second}, w.Store, messages.Decoder{})
 	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
 }
 

@@ -27,7 +27,7 @@ const (
 // ids.
 func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
 	for range maxEventBatches {
-		entries, err := ledger.ReadOutbox(ctx, p.conn.Cmd, p.p, eventBatch)
+		entries, err := ledger.ReadOutbox(ctx, p.Conn.Cmd, p.p, eventBatch)
 		if err != nil {
 			return false, err
 		}
@@ -60,11 +60,11 @@ func (p *partitionLoop) announceBatch(ctx context.Context, entries []ledger.Outb
 		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, e.Text()))
 	}
 	if len(msgs) > 0 {
-		if err := p.events.Publish(p.space.Events(), msgs...); err != nil {
+		if err := p.events.Publish(p.Space.Events(), msgs...); err != nil {
 			return fmt.Errorf("publish events from %s on: %w", msgs[0].UUID, err)
 		}
 	}
-	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := p.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		if len(unreadable) > 0 {
 			pipe.LPush(ctx, p.p.Quarantine(), unreadable...)
 			pipe.LTrim(ctx, p.p.Quarantine(), 0, 999)
@@ -85,7 +85,7 @@ func (p *partitionLoop) publish(e api.Event, data any) error {
 	if err != nil {
 		return err
 	}
-	if err := p.events.Publish(p.space.Events(), msg); err != nil {
+	if err := p.events.Publish(p.Space.Events(), msg); err != nil {
 		return fmt.Errorf("publish event %s: %w", e.ID, err)
 	}
 	return nil

@@ -12,7 +12,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit/incremental"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
@@ -63,44 +62,32 @@ type missingJob struct {
 	ledger.Missed
 }
 
-// auditRuns returns the loops that audit the partitions: one for incremental checks and one for
+// addAudits adds the loops that audit the partitions to r: one for incremental checks and one for
 // full audits, if the configuration wants them. Each loop goes through the partitions one after the
 // other, which bounds its load.
-func (w *Watcher) auditRuns(partitions []*partitionLoop) []func(context.Context) error {
+func (w *Watcher) addAudits(r *stage.Runner, partitions []*partitionLoop) {
 	if w.cfg.Audit.Interval <= 0 {
-		return nil
+		return
 	}
 	loops := make([]*auditLoop, len(partitions))
 	for i, p := range partitions {
-		loops[i] = &auditLoop{partitionLoop: p, check: incremental.New(w.conn, p.p)}
+		loops[i] = &auditLoop{partitionLoop: p, check: incremental.New(w.Conn, p.p)}
 	}
-	step := func(ctx context.Context) (time.Duration, error) {
-		var errs error
-		for _, l := range loops {
-			if err := l.step(ctx); err != nil {
-				errs = errors.Join(errs, fmt.Errorf("partition %d: %w", l.p.Index(), err))
+	each := func(idle time.Duration, audit func(*auditLoop, context.Context) error) stage.Step {
+		return func(ctx context.Context) (time.Duration, error) {
+			var errs error
+			for _, l := range loops {
+				if err := audit(l, ctx); err != nil {
+					errs = errors.Join(errs, fmt.Errorf("partition %d: %w", l.p.Index(), err))
+				}
 			}
+			return idle, errs
 		}
-		return min(redisx.MaxBlock, w.cfg.Audit.Interval), errs
 	}
-	full := func(ctx context.Context) (time.Duration, error) {
-		var errs error
-		for _, l := range loops {
-			if err := l.fullAudit(ctx); err != nil {
-				errs = errors.Join(errs, fmt.Errorf("partition %d: %w", l.p.Index(), err))
-			}
-		}
-		return redisx.MaxBlock, errs
-	}
-	runs := []func(context.Context) error{func(ctx context.Context) error {
-		return stage.Loop{Name: "audit", Log: w.tel.Log}.Run(ctx, step)
-	}}
+	r.Loop("audit", "", each(w.cfg.Audit.Interval, (*auditLoop).step))
 	if w.cfg.Audit.FullInterval > 0 {
-		runs = append(runs, func(ctx context.Context) error {
-			return stage.Loop{Name: "full audit", Log: w.tel.Log}.Run(ctx, full)
-		})
+		r.Loop("full audit", "", each(-1, (*auditLoop).fullAudit))
 	}
-	return runs
 }
 
 // step runs an incremental check if one is due, or if reclaim has reported a lease without its job.
@@ -116,9 +103,9 @@ func (l *auditLoop) step(ctx context.Context) error {
 	if since != l.leadershipBegan { // these fields are of an earlier leadership
 		l.leadershipBegan, l.nextAt, l.alarmed = since, time.Time{}, false
 		l.missingSince, l.missing = nil, audit.Candidates{}
-		l.check = incremental.New(l.conn, l.p)
+		l.check = incremental.New(l.Conn, l.p)
 	}
-	suspicious, err := ledger.TakeSuspicion(ctx, l.conn.Cmd, l.p)
+	suspicious, err := ledger.TakeSuspicion(ctx, l.Conn.Cmd, l.p)
 	if err != nil {
 		return err
 	}
@@ -162,7 +149,7 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	candidates.Tenants = unique(candidates.Tenants)
 	report := audit.Report{}
 	if len(candidates.Groups) > 0 {
-		report, err = audit.RunGroups(ctx, l.conn, l.space, l.p, candidates, audit.Options{Rate: 10 * fullAuditRate})
+		report, err = audit.RunGroups(ctx, l.Conn, l.Space, l.p, candidates, audit.Options{Rate: 10 * fullAuditRate})
 		if err != nil {
 			return err
 		}
@@ -197,7 +184,7 @@ func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) err
 		if len(overdue.Jobs) == 0 {
 			continue
 		}
-		lost, err := repair.Lose(ctx, l.conn, l.p, overdue)
+		lost, err := repair.Lose(ctx, l.Conn, l.p, overdue)
 		l.metrics.DeadLettered("LOST", len(lost))
 		if n := len(lost); n > 0 {
 			l.log.Error("jobs vanished from redis and were ended as failed",
@@ -223,7 +210,7 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	report, err := audit.Partition(ctx, l.conn, l.space, l.p, audit.Options{Rate: fullAuditRate})
+	report, err := audit.Partition(ctx, l.Conn, l.Space, l.p, audit.Options{Rate: fullAuditRate})
 	if err != nil && !call.IsOOM(err) {
 		return err
 	}

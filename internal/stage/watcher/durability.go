@@ -18,7 +18,7 @@ import (
 // append-only file was cut, or a lagging replica became master. Each loss is a violation of the law
 // durability, which is published until that succeeds.
 func (p *partitionLoop) countRenewal(ctx context.Context) error {
-	n, err := ledger.CountRenewal(ctx, p.conn.Cmd, p.p)
+	n, err := ledger.CountRenewal(ctx, p.Conn.Cmd, p.p)
 	switch {
 	case call.IsOOM(err):
 		return nil // the next renewal is counted when Redis has memory again

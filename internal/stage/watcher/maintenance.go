@@ -72,19 +72,19 @@ func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 // expireGroup deletes a group and then its owner key, so that its id can be used again. If the
 // group was created again in between, the owner key stays or is written again.
 func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
-	tenant, err := ledger.TenantOf(ctx, p.conn.Cmd, p.p, id)
+	tenant, err := ledger.TenantOf(ctx, p.Conn.Cmd, p.p, id)
 	if err != nil {
 		return fmt.Errorf("expire group %s: %w", id, err)
 	}
-	if err := ledger.Expire(ctx, p.conn.Cmd, p.p, id, p.fence, false); err != nil {
+	if err := ledger.Expire(ctx, p.Conn.Cmd, p.p, id, p.fence, false); err != nil {
 		return err
 	}
-	left, err := p.conn.Cmd.Exists(ctx, p.p.Group(id)).Result()
+	left, err := p.Conn.Cmd.Exists(ctx, p.p.Group(id)).Result()
 	if err == nil && left == 0 {
-		name := p.space.OfGroup(id).Owner(id)
-		if err = p.conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
-			if left, err = p.conn.Cmd.Exists(ctx, p.p.Group(id)).Result(); left > 0 {
-				err = p.conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
+		name := p.Space.OfGroup(id).Owner(id)
+		if err = p.Conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
+			if left, err = p.Conn.Cmd.Exists(ctx, p.p.Group(id)).Result(); left > 0 {
+				err = p.Conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
 			}
 		}
 	}
@@ -114,7 +114,7 @@ func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	for _, z := range append(ended, same...) {
-		if err := ledger.Expire(ctx, p.conn.Cmd, p.p, z.Member.(string), p.fence, true); err != nil {
+		if err := ledger.Expire(ctx, p.Conn.Cmd, p.p, z.Member.(string), p.fence, true); err != nil {
 			return false, err
 		}
 	}
@@ -126,7 +126,7 @@ func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
 // first. From is a score range bound ("(" excludes it) and until a time, both in Unix ms; limit
 // bounds the number of groups (0: all).
 func (p *partitionLoop) endedGroups(ctx context.Context, from string, until float64, limit int64) ([]redis.Z, error) {
-	ended, err := p.conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
+	ended, err := p.Conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
 		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: limit}).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read ended groups: %w", err)
@@ -144,7 +144,7 @@ func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) 
 // partition, and, in partition 0 only, events and rejected messages. It never has more to do.
 func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 	r := p.cfg.Retention
-	_, err := p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := p.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		if r.MessageIDs > 0 {
 			pipe.ZRemRangeByScore(ctx, p.p.Messages(), "-inf", formatMillis(millisAgo(r.MessageIDs)))
 		}
@@ -154,12 +154,12 @@ func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 		return nil
 	})
 	if err == nil && p.p.Index() == 0 {
-		_, err = p.conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		_, err = p.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			if r.Events > 0 {
-				pipe.XTrimMinID(ctx, p.space.Events(), formatMillis(millisAgo(r.Events)))
+				pipe.XTrimMinID(ctx, p.Space.Events(), formatMillis(millisAgo(r.Events)))
 			}
 			if r.DeadLetters > 0 {
-				pipe.XTrimMinID(ctx, p.space.Rejected(), formatMillis(millisAgo(r.DeadLetters)))
+				pipe.XTrimMinID(ctx, p.Space.Rejected(), formatMillis(millisAgo(r.DeadLetters)))
 			}
 			return nil
 		})
@@ -177,7 +177,7 @@ func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
 	if p.p.Index() > 0 {
 		return false, nil
 	}
-	return false, errors.Join(stage.CheckPartitions(ctx, p.conn, p.space), p.conn.CheckEviction(ctx))
+	return false, errors.Join(stage.CheckPartitions(ctx, p.Conn, p.Space), p.Conn.CheckEviction(ctx))
 }
 
 // maxIngestFreeze is how long an ingest process may be frozen and still continue safely with an
@@ -187,7 +187,7 @@ const maxIngestFreeze = 5 * time.Minute
 // trimEntryIDs deletes the ids of applied ingest entries that can't be delivered again: those that
 // are older than maxIngestFreeze, than each pending entry and than each undelivered one.
 func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
-	groups, err := p.conn.Cmd.XInfoGroups(ctx, p.space.Ingest()).Result()
+	groups, err := p.Conn.Cmd.XInfoGroups(ctx, p.Space.Ingest()).Result()
 	if call.IsUnavailable(err) {
 		return false, err
 	}
@@ -196,8 +196,8 @@ func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 			continue
 		}
 		oldest := g.LastDeliveredID
-		pending, err := p.conn.Cmd.XPendingExt(ctx,
-			&redis.XPendingExtArgs{Stream: p.space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
+		pending, err := p.Conn.Cmd.XPendingExt(ctx,
+			&redis.XPendingExtArgs{Stream: p.Space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
 		if err != nil {
 			return false, fmt.Errorf("read pending messages: %w", err)
 		}
@@ -209,7 +209,7 @@ func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 		// An ingest process that was frozen while it held an entry may apply it when it continues,
 		// although another process has applied and acknowledged it: keep younger ids.
 		ms = min(ms, time.Now().Add(-maxIngestFreeze).UnixMilli())
-		if err := p.conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf",
+		if err := p.Conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf",
 			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {
 			return false, fmt.Errorf("trim entry ids: %w", err)
 		}

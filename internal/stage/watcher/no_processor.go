@@ -52,7 +52,7 @@ func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
 // it is served now, and lets Redis forget types that have neither jobs nor workers for
 // typeRetention.
 func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, error) {
-	workers, err := presence.Workers(ctx, p.conn, p.space)
+	workers, err := presence.Workers(ctx, p.Conn, p.Space)
 	if err != nil {
 		return nil, err
 	}
@@ -62,11 +62,11 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 			served[typ] = true
 		}
 	}
-	types, err := ledger.Types(ctx, p.conn, p.p)
+	types, err := ledger.Types(ctx, p.Conn, p.p)
 	if err != nil || len(types) == 0 {
 		return nil, err
 	}
-	haveJobs, err := ledger.HaveJobs(ctx, p.conn.Cmd, p.p, types)
+	haveJobs, err := ledger.HaveJobs(ctx, p.Conn.Cmd, p.p, types)
 	if err != nil {
 		return nil, err
 	}
@@ -89,13 +89,13 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 		}
 	}
 	if len(servedTypes) > 0 {
-		if err := p.conn.Cmd.ZAddXX(ctx, p.p.Types(), servedTypes...).Err(); err != nil {
+		if err := p.Conn.Cmd.ZAddXX(ctx, p.p.Types(), servedTypes...).Err(); err != nil {
 			return nil, fmt.Errorf("record served types: %w", err)
 		}
 	}
 	p.unservedSince = unserved
 	for _, typ := range idle {
-		if _, err := ledger.Retire(ctx, p.conn.Cmd, p.p, typ, time.Now().Add(-typeRetention)); err != nil {
+		if _, err := ledger.Retire(ctx, p.Conn.Cmd, p.p, typ, time.Now().Add(-typeRetention)); err != nil {
 			return nil, err
 		}
 	}
@@ -107,9 +107,9 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 // makes the type's waiting jobs ready as the stream empties.
 func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, error) {
 	key := p.p.Ready(typ)
-	reader := stream.NewReader(p.conn, keyspace.GroupWorkers, p.id)
+	reader := stream.NewReader(p.Conn, keyspace.GroupWorkers, p.ID)
 	defer func() {
-		_, _ = ledger.DropConsumer(ctx, p.conn.Cmd, key, keyspace.GroupWorkers, p.id, 0)
+		_, _ = ledger.DropConsumer(ctx, p.Conn.Cmd, key, keyspace.GroupWorkers, p.ID, 0)
 	}()
 	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
 		batches, err := reader.Read(ctx, []string{key}, failBatch, readBlock)
@@ -153,7 +153,7 @@ func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []s
 		g := &starts[len(starts)-1]
 		g.Jobs = append(g.Jobs, ledger.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
 	}
-	started, err := ledger.Start(ctx, p.conn.Cmd, p.p, typ, starts)
+	started, err := ledger.Start(ctx, p.Conn.Cmd, p.p, typ, starts)
 	if err != nil {
 		return 0, err
 	}
@@ -176,6 +176,6 @@ func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []s
 			Waits: j.Waits, Queued: []byte(j.Queued), Code: "NO_PROCESSOR", Text: reason,
 		})
 	}
-	r, err := ledger.Outcome(ctx, p.conn.Cmd, p.p, typ, ledger.Congestion{}, outcomes)
+	r, err := ledger.Outcome(ctx, p.Conn.Cmd, p.p, typ, ledger.Congestion{}, outcomes)
 	return r.Owned, err
 }

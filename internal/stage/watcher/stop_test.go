@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
@@ -43,7 +44,7 @@ func TestStopBetweenReadAndEvent(t *testing.T) {
 	conn.Cmd.AddHook(afterReading{cancel})
 	events, err := wm.NewPublisher(conn, nil)
 	require.NoError(t, err)
-	require.NoError(t, watcher.New(watcher.Config{Interval: time.Hour}, conn, w.Space, w.Tel, "stopped", w.Store, events).Run(ctx))
+	require.NoError(t, watcher.New(stage.Process{ID: "stopped", Conn: conn, Space: w.Space, Tel: w.Tel}, watcher.Config{Interval: time.Hour}, w.Store, events).Run(ctx))
 	require.Error(t, ctx.Err(), "the watcher must have been stopped by the hook")
 	defer run(w, watcher.Config{}, "next")()
 	w.Await("the event", func() bool { return len(ids(w, "g")) > 0 })

@@ -66,31 +66,21 @@ const (
 
 // Watcher runs the role in one process, for all partitions.
 type Watcher struct {
+	stage.Process
 	cfg     Config
-	conn    *redisx.Conn
-	space   keyspace.Space
-	tel     *telemetry.Telemetry
 	metrics *telemetry.WatcherMetrics
-	id      string
 	store   *groups.Store
 	events  message.Publisher
 	open    *openViolations
 }
 
-// New returns a watcher whose leader leases are held under the name id. It publishes events through
-// events.
-func New(
-	cfg Config, conn *redisx.Conn, space keyspace.Space, tel *telemetry.Telemetry,
-	id string, store *groups.Store, events message.Publisher,
-) *Watcher {
-	metrics := telemetry.NewWatcherMetrics(tel.Meter)
+// New returns the watcher of a process. It publishes events through events.
+func New(p stage.Process, cfg Config, store *groups.Store, events message.Publisher) *Watcher {
+	metrics := telemetry.NewWatcherMetrics(p.Tel.Meter)
 	return &Watcher{
+		Process: p,
 		cfg:     cfg,
-		conn:    conn,
-		space:   space,
-		tel:     tel,
 		metrics: metrics,
-		id:      id,
 		store:   store,
 		events:  events,
 		open:    newOpenViolations(metrics),
@@ -100,24 +90,21 @@ func New(
 // Run works until ctx ends, then gives up the leader leases, so that another process can lead at
 // once. It logs the errors of its loops and goes on after them; so it returns nil.
 func (w *Watcher) Run(ctx context.Context) error {
-	runs := []func(context.Context) error{func(ctx context.Context) error {
-		return stage.Every(ctx, w.tel.Log, "queue gauges", measureEvery, w.measure)
-	}}
+	r := w.Runner()
+	r.Every("queue gauges", measureEvery, w.measure)
 	var partitions []*partitionLoop
-	for _, p := range w.space.All() {
-		pl := &partitionLoop{Watcher: w, p: p, log: w.tel.Log.With("partition", p.Index())}
+	for _, p := range w.Space.All() {
+		pl := &partitionLoop{Watcher: w, p: p, log: w.Tel.Log.With("partition", p.Index())}
 		partitions = append(partitions, pl)
-		loop := stage.Loop{Name: "watch", Conn: w.conn, Wake: p.Wake("watcher"), Log: w.tel.Log}
-		runs = append(runs, func(ctx context.Context) error { return loop.Run(ctx, pl.step) })
+		r.Loop("watch", p.Wake("watcher"), pl.step)
 	}
-	err := stage.RunAll(ctx, append(runs, w.auditRuns(partitions)...)...)
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	// An error does not matter: the lease ends by itself.
-	for _, p := range w.space.All() {
-		_, _ = ledger.Lead(end, w.conn.Cmd, p, w.id, 0)
-	}
-	return err
+	w.addAudits(r, partitions)
+	r.OnStop(func(ctx context.Context) {
+		for _, p := range w.Space.All() {
+			_, _ = ledger.Lead(ctx, w.Conn.Cmd, p, w.ID, 0) // after an error, the lease ends by itself
+		}
+	})
+	return r.Run(ctx)
 }
 
 // measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type.
@@ -210,7 +197,7 @@ func (p *partitionLoop) keepLead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
 		return nil
 	}
-	fence, err := ledger.Lead(ctx, p.conn.Cmd, p.p, p.id, leaderLease)
+	fence, err := ledger.Lead(ctx, p.Conn.Cmd, p.p, p.ID, leaderLease)
 	if err != nil {
 		return err
 	}
@@ -247,7 +234,7 @@ const groupBatch = 100
 
 // advanceDirty advances some dirty groups, chosen by chance. It returns whether there were any.
 func (p *partitionLoop) advanceDirty(ctx context.Context) (bool, error) {
-	ids, err := p.conn.Cmd.SRandMemberN(ctx, p.p.Dirty(), groupBatch).Result()
+	ids, err := p.Conn.Cmd.SRandMemberN(ctx, p.p.Dirty(), groupBatch).Result()
 	if err != nil {
 		return false, fmt.Errorf("read dirty groups: %w", err)
 	}
@@ -258,7 +245,7 @@ func (p *partitionLoop) advanceDirty(ctx context.Context) (bool, error) {
 // unfinished. A group that needs more memory than Redis has stays dirty, and the others advance all
 // the same; the returned error then says that memory was missing.
 func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
-	unsettled, err := ledger.Unsettled(ctx, p.conn.Cmd, p.p, ids)
+	unsettled, err := ledger.Unsettled(ctx, p.Conn.Cmd, p.p, ids)
 	if err != nil {
 		return err
 	}
@@ -277,7 +264,7 @@ func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
 	}
 	// A group that was cancelled or reopened since the first reading may no longer be dirty:
 	// complete it now, since nobody else may do it.
-	unsettledNow, err := ledger.Unsettled(ctx, p.conn.Cmd, p.p, ids)
+	unsettledNow, err := ledger.Unsettled(ctx, p.Conn.Cmd, p.p, ids)
 	if err != nil {
 		return err
 	}
@@ -301,7 +288,7 @@ func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled b
 			return err
 		}
 	}
-	if _, err := ledger.Advance(ctx, p.conn.Cmd, p.p, id, p.fence); err != nil {
+	if _, err := ledger.Advance(ctx, p.Conn.Cmd, p.p, id, p.fence); err != nil {
 		return p.skipGroup(ctx, id, err)
 	}
 	return nil
@@ -311,8 +298,8 @@ func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled b
 // jobs wait again) in chunks, and renews the leader lease between chunks.
 func (p *partitionLoop) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
-		func() (bool, error) { return ledger.Sweep(ctx, p.conn.Cmd, p.p, id) },
-		func() (bool, error) { return ledger.Requeue(ctx, p.conn.Cmd, p.p, id) },
+		func() (bool, error) { return ledger.Sweep(ctx, p.Conn.Cmd, p.p, id) },
+		func() (bool, error) { return ledger.Requeue(ctx, p.Conn.Cmd, p.p, id) },
 	} {
 		for more := true; more; {
 			var err error
@@ -335,7 +322,7 @@ func (p *partitionLoop) skipGroup(ctx context.Context, id string, err error) err
 		return err
 	}
 	p.log.Warn("group can't be advanced, trying again in the next pass over open groups", "group", id, "error", err)
-	return p.conn.Cmd.SRem(ctx, p.p.Dirty(), id).Err()
+	return p.Conn.Cmd.SRem(ctx, p.p.Dirty(), id).Err()
 }
 
 // reconcile advances a page of the open groups. A pass over all of them begins Interval after the
@@ -345,7 +332,7 @@ func (p *partitionLoop) reconcile(ctx context.Context) (bool, error) {
 	if p.cursor == 0 && time.Since(p.reconciledAt) <= p.cfg.Interval {
 		return false, nil
 	}
-	page, next, err := p.conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", groupBatch).Result()
+	page, next, err := p.Conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", groupBatch).Result()
 	if err != nil {
 		return false, fmt.Errorf("read open groups: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
@@ -37,7 +38,7 @@ func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	if cfg.Interval == 0 {
 		cfg.Interval = time.Hour
 	}
-	return w.Run(watcher.New(cfg, conn, w.Space, w.Tel, id, w.Store, events))
+	return w.Run(watcher.New(stage.Process{ID: id, Conn: conn, Space: w.Space, Tel: w.Tel}, cfg, w.Store, events))
 }
 
 // events returns the published events of groups, oldest first.
@@ -285,7 +286,7 @@ func TestPublishesUntilItWorks(t *testing.T) {
 	publisher, err := wm.NewPublisher(w.Conn, nil)
 	require.NoError(t, err)
 	w.Jobs("g", "T", 1)
-	w.Run(watcher.New(watcher.Config{Interval: time.Hour}, w.Connect(), w.Space, w.Tel, "w", w.Store, &failing{publisher, 3}))
+	w.Run(watcher.New(stagetest.Process(w, "w"), watcher.Config{Interval: time.Hour}, w.Store, &failing{publisher, 3}))
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
@@ -18,9 +19,9 @@ import (
 func BenchmarkBatch(b *testing.B) {
 	space, err := keyspace.New("b:", 1)
 	require.NoError(b, err)
-	w, err := New(Config{Count: 10, JobTimeout: 1e9}, nil, space, telemetry.Nop(), "w", noop.Processor{})
+	w, err := New(stage.Process{ID: "w", Space: space, Tel: telemetry.Nop()}, Config{Count: 10, JobTimeout: 1e9}, noop.Processor{})
 	require.NoError(b, err)
-	w.slots.start(b.Context())
+	w.slots.start(func(sl *slot) { w.serve(b.Context(), sl) })
 	p := w.feeds[0]
 	entries := make([]stream.Entry, maxBatch)
 	for i := range entries {
@@ -34,8 +35,8 @@ func BenchmarkBatch(b *testing.B) {
 		for _, t := range tasks {
 			t.inFlight, t.loadedPayload = true, t.Payload
 		}
-		p.held.track(tasks)
-		p.slotQueue.add(tasks)
+		p.held.track(tasks...)
+		p.slots.add(tasks)
 		for !p.reports.hasAtLeast(len(tasks)) {
 			<-p.reports.wake
 		}
@@ -47,5 +48,5 @@ func BenchmarkBatch(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*maxBatch), "ns/job")
 	w.slots.close()
-	w.slots.wg.Wait()
+	w.slots.goroutines.Wait()
 }

@@ -60,9 +60,9 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	}
 	size, _ := w.slots.sizeAndActive()
 	prefetch := 0
-	if d := w.expectedRunTime(); d > 0 {
+	if w.meanRunTime.value() > 0 { // a job has ended
 		bound := maxPrefetch * min(len(w.feeds), maxPrefetchPartitions)
-		prefetch = min(bound, int(int64(size)*int64(prefetchFor)/int64(d)))
+		prefetch = min(bound, int(int64(size)*int64(prefetchFor)/int64(w.expectedRunTime())))
 	}
 	unfinished, held := int(w.held.unfinished.Load()), int(w.held.count.Load())
 	if resumeAt = size + prefetch - max(1, prefetch/2); unfinished > resumeAt {
@@ -139,28 +139,22 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 		return suspects
 	}
 	p.held.reserve(len(tasks))
-	if ctx.Err() != nil {
-		p.release(tasks)
-		return suspects
+	if ctx.Err() == nil {
+		tasks = p.isolateSuspects(tasks)
 	}
-	if tasks = p.isolateSuspects(tasks); len(tasks) == 0 {
-		return suspects
-	}
-	if p.isolation.busy() {
-		p.release(tasks)
+	if len(tasks) == 0 || ctx.Err() != nil || p.isolation.busy() {
+		p.release(tasks...)
 		return suspects
 	}
 	started, err := p.startTasks(ctx, typ, tasks)
 	if err != nil {
-		p.release(tasks)
+		p.release(tasks...)
 		return suspects
 	}
-	p.held.track(started)
-	if p.loadPayloads(ctx, started) != nil {
-		p.release(started)
-		return suspects
+	p.held.track(started...)
+	if p.loadPayloads(ctx, started) != nil || !p.slots.add(started) {
+		p.release(started...)
 	}
-	p.slotQueue.add(started)
 	return suspects
 }
 
@@ -204,10 +198,10 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 		if !t.suspect() {
 			return false
 		}
-		p.held.track([]*task{t}) // before add: once added, the task belongs to isolation
+		p.held.track(t) // before add: once added, the task belongs to isolation
 		if !p.isolation.add(t) {
 			p.held.untrack(t)
-			p.release([]*task{t})
+			p.release(t)
 		}
 		return true
 	})
@@ -230,13 +224,13 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	}
 	var r ledger.StartReply
 	err := p.retryStep(ctx, "start jobs", func(ctx context.Context) (err error) {
-		r, err = ledger.Start(ctx, p.conn.Cmd, p.partition, typ, groups)
+		r, err = ledger.Start(ctx, p.Conn.Cmd, p.partition, typ, groups)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	now, order, i := time.Now(), p.startCount.Add(int64(len(tasks)))-int64(len(tasks)), 0
+	now, i := time.Now(), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
 	for g := range groups {
 		for range groups[g].Jobs {
@@ -245,7 +239,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
 			} else {
-				t.currentAttempt, t.inFlight, t.startedAt, t.startOrder = int(r.Tokens[i]), true, now, order+int64(i)
+				t.currentAttempt, t.inFlight, t.startedAt = int(r.Tokens[i]), true, now
 				started = append(started, t)
 				if t.Attempt == 1 {
 					p.metrics.Started(now.Sub(t.Accepted))
@@ -255,11 +249,11 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 		}
 	}
 	if len(dropped) > 0 {
-		p.tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
+		p.Tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
 		p.held.markFinished(len(dropped))
 		p.held.remove(dropped)
 	}
-	p.startRates.add(typ, len(started))
+	p.rates.started(now, typ, len(started))
 	if p.cfg.OnStart != nil {
 		for _, t := range started {
 			p.cfg.OnStart(r.AtUS, p.partition.Index(), typ, t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)
@@ -288,7 +282,7 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 		jobs[i] = ledger.JobRef{Group: t.Group, Ordinal: t.Ordinal}
 	}
 	return p.retryStep(ctx, "load payloads", func(ctx context.Context) error {
-		payloads, err := ledger.Payloads(ctx, p.conn.Cmd, p.partition, jobs)
+		payloads, err := ledger.Payloads(ctx, p.Conn.Cmd, p.partition, jobs)
 		for i := range payloads {
 			large[i].loadedPayload = payloads[i] // "" when the payload is lost; callProcessor reports that
 		}
@@ -315,7 +309,7 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 		}
 		if !warned {
 			warned = true
-			p.tel.Log.Warn("redis step failed, trying again", "step", what, "error", err)
+			p.Tel.Log.Warn("redis step failed, trying again", "step", what, "error", err)
 		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return err
@@ -326,12 +320,19 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 // release gives back tasks that were read but will not run, or not finish, in this process. It sets
 // their outcome and queues its report; it does not wait for Redis. It does nothing with tasks that
 // have an outcome already.
-func (p *partitionFeed) release(tasks []*task) {
+func (p *partitionFeed) release(tasks ...*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {
 			t.released = true
 			p.queueReport(t)
 		}
+	}
+}
+
+// releaseAll releases tasks of any partition.
+func releaseAll(tasks []*task) {
+	for _, t := range tasks {
+		t.feed.release(t)
 	}
 }
 
@@ -347,10 +348,10 @@ func (p *partitionFeed) queueReport(t *task) {
 // newest 1,000 entries, and of each about the first 1,024 characters. If Redis fails, the entry
 // stays pending, and the dispatcher quarantines it when it reclaims it.
 func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
-	p.tel.Log.Warn("quarantined an unreadable entry",
+	p.Tel.Log.Warn("quarantined an unreadable entry",
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
 	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
-	_, err := p.conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := p.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		pipe.LPush(ctx, p.partition.Quarantine(), text)
 		pipe.LTrim(ctx, p.partition.Quarantine(), 0, 999)
 		pipe.XAck(ctx, p.partition.Ready(typ), keyspace.GroupWorkers, e.ID)
@@ -358,6 +359,6 @@ func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Ent
 		return nil
 	})
 	if err != nil {
-		p.tel.Log.Error("quarantine failed, the entry stays pending", "entry", e.ID, "error", err)
+		p.Tel.Log.Error("quarantine failed, the entry stays pending", "entry", e.ID, "error", err)
 	}
 }

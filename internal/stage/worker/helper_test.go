@@ -34,7 +34,7 @@ var workerCount atomic.Int64
 func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
 	w.T.Helper()
 	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
-	wk, err := worker.New(cfg, w.Connect(), w.Space, w.Tel, id, procs...)
+	wk, err := worker.New(stagetest.Process(w, id), cfg, procs...)
 	require.NoError(w.T, err)
 	return wk
 }

@@ -24,20 +24,19 @@ const maxSuspects = 16
 // lost the fewest worker processes run first, so that a job that kills again does not delay the
 // others.
 type isolation struct {
-	w *Worker
+	w       *Worker
+	arrived chan struct{} // gets a token when a suspect is added
 
-	mu           sync.Mutex
-	suspects     []*task       // suspects that wait, not started yet; fewest losses first
-	running      bool          // suspects run now; isolation accepts no further ones
-	slotsBlocked atomic.Bool   // slots may begin no job; written under mu
-	changed      chan struct{} // closed and replaced at each change of the fields above
-	searchPause  time.Duration // until the next read that looks for more suspects
+	mu          sync.Mutex    // guards the next three fields
+	suspects    []*task       // suspects that wait, not started yet; fewest losses first
+	running     bool          // suspects run now; isolation accepts no further ones
+	searchPause time.Duration // until the next read that looks for more suspects
 
 	readLimit   atomic.Int64 // entries that one read may deliver; 0: no limit
 	limitedRead sync.Mutex   // held by a read while readLimit is set
 }
 
-func newIsolation(w *Worker) *isolation { return &isolation{w: w, changed: make(chan struct{})} }
+func newIsolation(w *Worker) *isolation { return &isolation{w: w, arrived: make(chan struct{}, 1)} }
 
 // withReadLimit calls read with the number of entries that it may read at most (0: no limit); read
 // returns whether suspects were among them. Suspects come in groups, because a dead worker leaves
@@ -76,8 +75,11 @@ func (s *isolation) add(t *task) bool {
 	}
 	at, _ := slices.BinarySearchFunc(s.suspects, t, func(a, b *task) int { return cmp.Compare(a.Losses, b.Losses) })
 	s.suspects = slices.Insert(s.suspects, at, t)
-	s.notify()
 	s.mu.Unlock()
+	select {
+	case s.arrived <- struct{}{}:
+	default:
+	}
 	s.w.held.notify() // feeds wait for capacity; they must look for more suspects now
 	return true
 }
@@ -86,7 +88,7 @@ func (s *isolation) add(t *task) bool {
 func (s *isolation) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.slotsBlocked.Load() || len(s.suspects) > 0
+	return s.running || len(s.suspects) > 0
 }
 
 // nextSearch says in ok whether this process should look for more suspects now: it does so while
@@ -103,58 +105,31 @@ func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
 	return s.searchPause, true
 }
 
-// notify wakes the goroutines in waitFor. The caller holds the lock.
-func (s *isolation) notify() {
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-// waitFor waits until condition, which it calls under the lock, returns true; then it returns true.
-// It returns false when quit is closed first.
-func (s *isolation) waitFor(quit <-chan struct{}, condition func() bool) bool {
-	for {
-		s.mu.Lock()
-		met, changed := condition(), s.changed
-		s.mu.Unlock()
-		if met {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-quit:
-			return false
-		}
-	}
-}
-
-// waitUnblocked waits until slots may begin jobs and returns true. It returns false when quit is
-// closed first.
-func (s *isolation) waitUnblocked(quit <-chan struct{}) bool {
-	return !s.slotsBlocked.Load() || s.waitFor(quit, func() bool { return !s.slotsBlocked.Load() })
-}
-
 // run runs suspects as they come, until ctx ends; it leaves suspects that still wait then to drain.
 // Their processors run under workCtx, which outlives ctx.
 func (s *isolation) run(ctx, workCtx context.Context) {
-	blockSlots := func() bool { s.slotsBlocked.Store(len(s.suspects) > 0); return s.slotsBlocked.Load() }
-	for ctx.Err() == nil && s.waitFor(ctx.Done(), blockSlots) {
-		if s.emptyProcess(ctx) {
-			for t := s.nextSuspect(); t != nil && ctx.Err() == nil; t = s.nextSuspect() {
+	for {
+		select {
+		case <-s.arrived:
+		case <-ctx.Done():
+			return
+		}
+		if !s.busy() {
+			continue // an earlier round has run the suspect
+		}
+		// The tasks that no slot has begun go back.
+		releaseAll(s.w.slots.block())
+		if s.awaitEmptyProcess(ctx) {
+			for t := s.nextSuspect(); t != nil; t = s.nextSuspect() {
 				s.runAlone(ctx, workCtx, t)
 			}
 		}
-		s.unblock()
+		s.w.slots.unblock()
+		s.mu.Lock()
+		s.running, s.searchPause = false, 0
+		s.mu.Unlock()
+		s.w.held.notify() // feeds may have free capacity again
 	}
-}
-
-// unblock lets slots begin jobs, isolation accept suspects, and the feeds read jobs again.
-func (s *isolation) unblock() {
-	s.mu.Lock()
-	s.slotsBlocked.Store(false)
-	s.running, s.searchPause = false, 0
-	s.notify()
-	s.mu.Unlock()
-	s.w.held.notify() // feeds may have free capacity again
 }
 
 // nextSuspect removes and returns the suspect with the fewest losses, or nil if none waits.
@@ -169,15 +144,10 @@ func (s *isolation) nextSuspect() *task {
 	return t
 }
 
-// emptyProcess releases the tasks that no slot has begun, and waits until all outcomes are reported
-// and the process holds only waiting suspects. Then it sets running, so that isolation accepts no
-// further suspects, and returns true. It returns false when ctx ends first.
-func (s *isolation) emptyProcess(ctx context.Context) bool {
-	for _, t := range s.w.held.tasks() {
-		if !t.suspect() && t.taken.CompareAndSwap(false, true) {
-			t.feed.release([]*task{t})
-		}
-	}
+// awaitEmptyProcess waits until all outcomes are reported and the process holds only waiting
+// suspects. Then it sets running, so that isolation accepts no further suspects, and returns true.
+// It returns false when ctx ends first.
+func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 	for {
 		changed := s.w.held.nextChange()
 		s.mu.Lock()
@@ -203,32 +173,29 @@ func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 	p := t.feed
 	p.held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopCause() != nil {
-		p.release([]*task{t})
+		p.release(t)
 		return
 	}
 	// The lease renewal or the watchdog may still read the old task, so a new one takes its place.
 	t = &task{Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: p, proc: t.proc, removed: t.removed}
 	started, err := p.startTasks(ctx, t.Type, []*task{t})
 	if err != nil {
-		p.release([]*task{t})
+		p.release(t)
 		return
 	}
 	if len(started) == 0 {
 		return // the job was stale; startTasks has dropped it
 	}
-	p.held.track(started)
+	p.held.track(started...)
 	if p.loadPayloads(ctx, started) != nil {
-		p.release(started)
+		p.release(started...)
 		return
 	}
-	slots := s.w.slots
-	slots.isolated.Store(t)
-	slots.active.Add(1)
+	s.w.slots.setIsolated(t)
 	go s.w.runTask(workCtx, t)
 	select {
 	case <-t.removed:
 	case <-workCtx.Done():
 	}
-	slots.active.Add(-1)
-	slots.isolated.Store(nil)
+	s.w.slots.setIsolated(nil)
 }

@@ -80,28 +80,50 @@ func TestJobContextBehavesLikeAContext(t *testing.T) {
 	require.Equal(t, context.Canceled, context.Cause(c))
 }
 
-func TestSlotQueue(t *testing.T) {
+func TestSlotPoolGivesTasks(t *testing.T) {
 	t.Parallel()
-	l := newSlotQueue()
-	open, shut := &slot{}, &slot{}
-	shut.closed.Store(true)
+	s := newSlotPool(0)
+	open, shut := &slot{}, &slot{closed: true}
 	first, second := &task{}, &task{}
-	l.add([]*task{first, second})
-	require.Nil(t, l.next(shut), "a closed slot takes no more")
-	require.Same(t, first, l.next(open))
-	require.Equal(t, []*task{second}, l.clear())
+	require.True(t, s.add([]*task{first, second}))
+	require.Nil(t, s.next(shut), "a closed slot takes no more")
+	require.Same(t, first, s.next(open))
+	_, active := s.sizeAndActive()
+	require.Equal(t, 1, active)
+	require.Equal(t, []*task{second}, s.block())
+	s.unblock()
 
 	// Two slots wait and one of them is closed: the other one gets the next task, no matter which
 	// one was woken.
 	got := make(chan *task, 2)
 	leaving := &slot{}
-	go func() { got <- l.next(open) }()
-	go func() { got <- l.next(leaving) }()
-	leaving.closed.Store(true)
-	l.wake()
+	go func() { got <- s.next(open) }()
+	go func() { got <- s.next(leaving) }()
+	s.mu.Lock()
+	leaving.closed = true
+	s.mu.Unlock()
+	s.unblock() // wakes all
 	require.Nil(t, <-got)
-	l.add([]*task{first})
+	require.True(t, s.add([]*task{first}))
 	require.Same(t, first, <-got)
+}
+
+// TestBlockedSlotsBeginNoTask: a slot that waits while the pool is blocked gets the task that comes
+// after unblock.
+func TestBlockedSlotsBeginNoTask(t *testing.T) {
+	t.Parallel()
+	s := newSlotPool(0)
+	s.block()
+	s.waiting = []*task{{}}
+	got := make(chan *task, 1)
+	go func() { got <- s.next(&slot{}) }()
+	select {
+	case <-got:
+		require.Fail(t, "the pool is blocked")
+	case <-time.After(20 * time.Millisecond):
+	}
+	s.unblock()
+	require.NotNil(t, <-got)
 }
 
 // TestHeldTasksNotifyAtResumeAt: a notification follows when at most resumeAt tasks are unfinished,
@@ -132,7 +154,7 @@ func TestHeldTasksNotifyAtResumeAt(t *testing.T) {
 	default:
 	}
 	all := []*task{{}, {}, {}}
-	h.track(all)
+	h.track(all...)
 	h.untrack(all[1])
 	require.ElementsMatch(t, []*task{all[0], all[2]}, h.tasks())
 	h.remove(all)

@@ -18,7 +18,16 @@ const cancelInterval = 400 * time.Millisecond
 // renewLeases renews the leases of all tracked tasks. It ends the context of a job whose lease was
 // lost. It returns at the first error; the leases that it has not reached wait for the next call.
 func (w *Worker) renewLeases(ctx context.Context) error {
-	for key, tasks := range byStream(w.held.tasks()) {
+	type readyStream struct {
+		partition keyspace.Partition
+		typ       string
+	}
+	byStream := map[readyStream][]*task{}
+	for _, t := range w.held.tasks() {
+		key := readyStream{t.feed.partition, t.Type}
+		byStream[key] = append(byStream[key], t)
+	}
+	for key, tasks := range byStream {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]ledger.Held, len(chunk))
 			for i, t := range chunk {
@@ -30,7 +39,7 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 					Known:   t.outcomeSet.Load() || t.ctx.stopCause() != nil,
 				}
 			}
-			lost, err := ledger.Renew(ctx, w.conn.Cmd, key.partition, key.typ, w.id, jobs)
+			lost, err := ledger.Renew(ctx, w.Conn.Cmd, key.partition, key.typ, w.ID, jobs)
 			if err != nil {
 				return err
 			}
@@ -61,7 +70,7 @@ func (w *Worker) stopCancelled(ctx context.Context) error {
 	}
 	for p, groups := range byGroup {
 		ids := slices.Collect(maps.Keys(groups))
-		statuses, err := ledger.Statuses(ctx, w.conn.Cmd, p, ids)
+		statuses, err := ledger.Statuses(ctx, w.Conn.Cmd, p, ids)
 		if err != nil {
 			return err
 		}

@@ -1,9 +1,10 @@
 package worker
 
 import (
-	"maps"
 	"math"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,121 +20,134 @@ const (
 	bucketSpan   = 250 * time.Millisecond
 )
 
-// startRates counts the jobs that this process starts and computes their rate, by type. It is safe
-// for concurrent use.
-type startRates struct {
-	mu      sync.Mutex
-	first   map[string]time.Time // time of a type's first start
-	buckets []startBucket        // oldest first, none older than rateSpan
-}
-
-// startBucket counts the starts by type from one time until the next bucket begins.
-type startBucket struct {
-	from time.Time      // when the bucket begins
-	n    map[string]int // starts by type
-}
-
-// add counts n starts of jobs of type typ, now.
-func (s *startRates) add(typ string, n int) { s.addAt(time.Now(), typ, n) }
-
-// addAt is add at the time now, for tests.
-func (s *startRates) addAt(now time.Time, typ string, n int) {
-	if n <= 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.first == nil {
-		s.first = map[string]time.Time{}
-	}
-	if s.first[typ].IsZero() {
-		s.first[typ] = now
-	}
-	if last := len(s.buckets) - 1; last < 0 || now.Sub(s.buckets[last].from) >= bucketSpan {
-		s.dropOld(now)
-		s.buckets = append(s.buckets, startBucket{from: now, n: map[string]int{}})
-	}
-	s.buckets[len(s.buckets)-1].n[typ] += n
-}
-
-// dropOld removes the buckets that are older than rateSpan. The caller holds the lock.
-func (s *startRates) dropOld(now time.Time) {
-	old := 0
-	for old < len(s.buckets) && now.Sub(s.buckets[old].from) > rateSpan {
-		old++
-	}
-	s.buckets = append(s.buckets[:0], s.buckets[old:]...)
-}
-
-// perSecond returns the start rate of each type of which a job was started within rateSpan, in jobs
-// per second. It drops older starts.
-func (s *startRates) perSecond(now time.Time) map[string]float64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.dropOld(now)
-	all, rising := map[string]int{}, map[string]int{}
-	for _, b := range s.buckets {
-		for typ, n := range b.n {
-			all[typ] += n
-			if now.Sub(b.from) <= risingSpan {
-				rising[typ] += n
-			}
-		}
-	}
-	rates := make(map[string]float64, len(all))
-	for typ, n := range all {
-		ran := max(minSpan, now.Sub(s.first[typ]))
-		mean := float64(n) / min(rateSpan, ran).Seconds()
-		rates[typ] = max(mean, risingWeight*float64(rising[typ])/min(risingSpan, ran).Seconds())
-	}
-	return rates
-}
-
 // runAge is the time constant of the moving average of run times: a run time of that age counts 37%
 // as much as a new one.
 const runAge = 2 * time.Second
 
-// runTimes computes the mean run time of jobs by type. Each call of milliseconds adds the mean
-// since the last call to an exponential moving average over time.
-type runTimes struct {
-	mu   sync.Mutex
-	sum  map[string]time.Duration // run times since the last call of milliseconds
-	n    map[string]int           // jobs since the last call of milliseconds
-	mean map[string]float64       // moving average, ms
-	last time.Time                // last call of milliseconds
+// rates measures, by type, how fast this process starts jobs and how long they run.
+type rates struct {
+	mu         sync.Mutex // guards the fields below, and all typeRates
+	types      map[string]*typeRates
+	reportedAt time.Time // last call of report
 }
 
-func newRunTimes() *runTimes {
-	return &runTimes{sum: map[string]time.Duration{}, n: map[string]int{}, mean: map[string]float64{}}
+// typeRates are the measurements of one type.
+type typeRates struct {
+	firstStart time.Time
+	starts     []startBucket // oldest first, none older than rateSpan
+	runTime    time.Duration // sum of the run times since the last report
+	ran        int           // jobs that ran since the last report
+	meanRun    float64       // moving average of run times, ms; 0: no job has ended yet
 }
 
-// add counts n jobs of type typ that ran for the time took together.
-func (r *runTimes) add(typ string, n int, took time.Duration) {
+// startBucket counts the starts from one time until the next bucket begins.
+type startBucket struct {
+	from time.Time
+	n    int
+}
+
+func newRates() *rates { return &rates{types: map[string]*typeRates{}} }
+
+// of returns the measurements of a type. The caller holds the lock.
+func (r *rates) of(typ string) *typeRates {
+	t := r.types[typ]
+	if t == nil {
+		t = &typeRates{}
+		r.types[typ] = t
+	}
+	return t
+}
+
+// started counts n starts of jobs of type typ.
+func (r *rates) started(now time.Time, typ string, n int) {
 	if n == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sum[typ] += took
-	r.n[typ] += n
+	t := r.of(typ)
+	if t.firstStart.IsZero() {
+		t.firstStart = now
+	}
+	if last := len(t.starts) - 1; last < 0 || now.Sub(t.starts[last].from) >= bucketSpan {
+		t.dropOld(now)
+		t.starts = append(t.starts, startBucket{from: now})
+	}
+	t.starts[len(t.starts)-1].n += n
 }
 
-// milliseconds adds the run times since its last call to the moving average, and returns the
-// average of each type of which a job has ever ended, in ms. A type without new jobs keeps its
-// average.
-func (r *runTimes) milliseconds(now time.Time) map[string]float64 {
+// ran counts n jobs of type typ that ran for the time took together.
+func (r *rates) ran(typ string, n int, took time.Duration) {
+	if n == 0 {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	weight := 1 - math.Exp(-now.Sub(r.last).Seconds()/runAge.Seconds())
-	r.last = now
-	for typ, n := range r.n {
-		mean := float64(r.sum[typ]) / float64(n) / float64(time.Millisecond)
-		if old, known := r.mean[typ]; known {
-			mean = old + (mean-old)*weight
-		}
-		r.mean[typ] = mean
-	}
-	clear(r.sum)
-	clear(r.n)
-	return maps.Clone(r.mean)
+	t := r.of(typ)
+	t.ran += n
+	t.runTime += took
 }
+
+// report returns the start rate of each type of which a job was started within rateSpan, in jobs
+// per second, and the mean run time of each type of which a job has ever ended, in ms. That mean is
+// a moving average: each report adds the mean since the last one. A type without new jobs keeps its
+// average.
+func (r *rates) report(now time.Time) (startedPerSecond, runMS map[string]float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	weight := 1 - math.Exp(-now.Sub(r.reportedAt).Seconds()/runAge.Seconds())
+	r.reportedAt = now
+	startedPerSecond, runMS = map[string]float64{}, map[string]float64{}
+	for typ, t := range r.types {
+		if rate := t.startRate(now); rate > 0 {
+			startedPerSecond[typ] = rate
+		}
+		if t.ran > 0 {
+			mean := float64(t.runTime) / float64(t.ran) / float64(time.Millisecond)
+			if t.meanRun > 0 {
+				mean = t.meanRun + (mean-t.meanRun)*weight
+			}
+			t.ran, t.runTime, t.meanRun = 0, 0, mean
+		}
+		if t.meanRun > 0 {
+			runMS[typ] = t.meanRun
+		}
+	}
+	return startedPerSecond, runMS
+}
+
+// startRate returns the jobs started per second; 0: none within rateSpan.
+func (t *typeRates) startRate(now time.Time) float64 {
+	t.dropOld(now)
+	all, rising := 0, 0
+	for _, b := range t.starts {
+		all += b.n
+		if now.Sub(b.from) <= risingSpan {
+			rising += b.n
+		}
+	}
+	age := max(minSpan, now.Sub(t.firstStart))
+	mean := float64(all) / min(rateSpan, age).Seconds()
+	return max(mean, risingWeight*float64(rising)/min(risingSpan, age).Seconds())
+}
+
+// dropOld removes the buckets that are older than rateSpan.
+func (t *typeRates) dropOld(now time.Time) {
+	t.starts = slices.DeleteFunc(t.starts, func(b startBucket) bool { return now.Sub(b.from) > rateSpan })
+}
+
+// movingAverage is an exponential moving average of durations. Each new duration has the weight
+// 1/16. It has no lock, because every job adds to it: of two additions at the same time, one may be
+// lost.
+type movingAverage struct{ nanoseconds atomic.Int64 }
+
+func (e *movingAverage) add(d time.Duration) {
+	old := e.nanoseconds.Load()
+	if old == 0 {
+		old = int64(d)
+	}
+	e.nanoseconds.Store(max(1, old+(int64(d)-old)/16))
+}
+
+// value returns the average, 0 before the first duration.
+func (e *movingAverage) value() time.Duration { return time.Duration(e.nanoseconds.Load()) }

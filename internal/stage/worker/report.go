@@ -81,7 +81,7 @@ func (p *partitionFeed) recordMetrics(batch []*task) {
 		}
 		p.metrics.Ran(t.runTime)
 	}
-	p.runTimes.add(batch[0].Type, ran, took)
+	p.rates.ran(batch[0].Type, ran, took)
 	p.metrics.Ended(succeeded, failed, timedOut)
 }
 
@@ -93,7 +93,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, p.groupOutcomes(batch)
 	var r ledger.OutcomeReply
 	err := p.retryStep(ctx, "report outcomes", func(ctx context.Context) (err error) {
-		r, err = ledger.Outcome(ctx, p.conn.Cmd, p.partition, typ, p.cfg.Congestion, groups)
+		r, err = ledger.Outcome(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Congestion, groups)
 		return err
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
@@ -104,11 +104,11 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 	p.held.remove(batch)
 	if err != nil {
-		p.tel.Log.Error("outcomes could not be reported, the jobs will run again",
+		p.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
 			"type", typ, "jobs", len(batch), "error", err)
 	} else if r.Stale > 0 {
 		p.metrics.Stale(int(r.Stale))
-		p.tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
+		p.Tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
 	}
 }
 

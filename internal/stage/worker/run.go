@@ -25,6 +25,19 @@ var (
 	errShutdown  = errors.New("the worker is shutting down")
 )
 
+// serve runs tasks in slot sl until the slot is closed or abandoned. Jobs run under ctx. It
+// releases a task whose group was cancelled, or whose lease was lost, before it began.
+func (w *Worker) serve(ctx context.Context, sl *slot) {
+	for t := w.slots.next(sl); t != nil; t = w.slots.next(sl) {
+		if t.ctx.stopCause() != nil {
+			t.feed.release(t)
+		} else if !w.runTask(ctx, t) {
+			return // replaceSlot has removed this slot from the pool
+		}
+	}
+	w.slots.goroutines.Done()
+}
+
 // runTask runs a task's processor under ctx, sets the task's outcome and queues its report. It
 // returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
 // caller's slot is not in the pool any more, and the caller must end.
@@ -56,7 +69,7 @@ func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, er
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			w.tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
+			w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 				"attempt", t.currentAttempt, "type", t.Type,
 				"panic", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
 			err = processor.Retry("PANIC", errors.New("the processor panicked"))
@@ -152,7 +165,7 @@ func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace
 	if t.Trace == "" {
 		return ctx, nil
 	}
-	return w.tel.StartJob(ctx, telemetry.JobSpan{
+	return w.Tel.StartJob(ctx, telemetry.JobSpan{
 		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer}, func() []attribute.KeyValue {
 		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.feed.partition.Ready(t.Type))
 		attrs = append(attrs, telemetry.MessageID(t.entryID))

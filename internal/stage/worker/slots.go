@@ -1,126 +1,216 @@
 package worker
 
 import (
-	"context"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
 // MaxCount is the largest number of slots of one worker process.
 const MaxCount = 10000
 
-// slotPool is the set of slots of a worker process. A slot is a goroutine that runs one job at a
-// time.
+// slotPool holds the slots of a worker process, and the started tasks that wait for one. A slot is
+// a goroutine that runs one task at a time. freeCapacity bounds the waiting tasks: while enough of
+// them wait, the process reads no jobs.
 type slotPool struct {
-	w         *Worker
-	mu        sync.Mutex
-	serveSlot func(*slot)    // the goroutine of a slot; nil until the pool starts
-	closed    bool           // the pool opens no more slots
-	slots     []*slot        // the open slots; a closed one is not here, even if a job runs in it
-	wg        sync.WaitGroup // goroutines of all slots, also closed ones, but not of abandoned ones
+	goroutines sync.WaitGroup // of all slots, also closed ones, but not of abandoned ones
 
-	// number of wanted slots; number of jobs that run, an isolated suspect included
-	size, active atomic.Int64
-	isolated     atomic.Pointer[task] // the suspect that runs now, outside the slots
+	mu       sync.Mutex  // guards the fields below, and those of all slots
+	change   sync.Cond   // signalled when an idle slot should look again
+	serve    func(*slot) // the goroutine of a slot; nil until the pool starts
+	size     int         // number of wanted slots
+	closed   bool        // the pool opens no more slots and accepts no tasks
+	blocked  bool        // isolation wants the process for itself: slots begin no task
+	slots    []*slot     // the open slots; a closed one is not here, even if a task runs in it
+	idle     int         // slots that wait in next
+	waiting  []*task     // oldest first
+	active   int         // tasks that run in slots
+	isolated *task       // the suspect that runs now, outside the slots
 }
 
+// slot is guarded by the mutex of its pool.
 type slot struct {
-	quit   chan struct{}        // closed when the slot is to end
-	closed atomic.Bool          // quit is closed
-	task   atomic.Pointer[task] // the task that runs in the slot, or nil
+	closed bool
+	task   *task // the task that runs in the slot, or nil
 }
 
-func newSlotPool(w *Worker, size int) *slotPool {
-	s := &slotPool{w: w}
-	s.size.Store(int64(size))
+func newSlotPool(size int) *slotPool {
+	s := &slotPool{size: size}
+	s.change.L = &s.mu
 	return s
 }
 
 // sizeAndActive returns how many slots the pool is to have, and how many jobs run now, an isolated
 // suspect included. After a resize to fewer slots, and while the pool closes, more jobs may run.
 func (s *slotPool) sizeAndActive() (size, active int) {
-	return int(s.size.Load()), int(s.active.Load())
-}
-
-// start opens the slots. Their jobs run under ctx.
-func (s *slotPool) start(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.serveSlot = func(sl *slot) { s.serve(ctx, sl) }
+	if s.isolated != nil {
+		return s.size, s.active + 1
+	}
+	return s.size, s.active
+}
+
+// start opens the slots. Each calls serve in a goroutine; serve runs what next returns, until that
+// is nil, and then calls goroutines.Done.
+func (s *slotPool) start(serve func(*slot)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serve = serve
 	s.adjust()
 }
 
-// resize sets the number of slots to n, and wakes the feeds. New slots open at once, or at start; a
-// surplus slot closes when its job ends. After close, resize does nothing.
+// resize sets the number of slots to n. New slots open at once, or at start; a surplus slot closes
+// when its job ends. After close, resize does nothing.
 func (s *slotPool) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return
+	if !s.closed {
+		s.size = n
+		s.adjust()
 	}
-	s.size.Store(int64(n))
-	s.adjust()
-	s.w.held.notify()
 }
 
-// close makes each slot end after its job, and does not wait for that. The pool opens no more
-// slots, and its wanted size is 0.
-func (s *slotPool) close() {
+// close makes each slot end after its job, and does not wait for that. It returns the waiting
+// tasks, which the caller must release.
+func (s *slotPool) close() []*task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = true
-	s.size.Store(0)
+	s.closed, s.size = true, 0
 	s.adjust()
+	return s.takeWaiting()
 }
 
 // adjust opens or closes slots until there are as many as size says. Before start it does nothing.
 // The caller holds the lock.
 func (s *slotPool) adjust() {
-	if s.serveSlot == nil {
+	if s.serve == nil {
 		return
 	}
-	n := int(s.size.Load())
-	for len(s.slots) < n {
-		sl := &slot{quit: make(chan struct{})}
+	for len(s.slots) < s.size {
+		sl := &slot{}
 		s.slots = append(s.slots, sl)
-		s.wg.Add(1)
-		go s.serveSlot(sl)
+		s.goroutines.Add(1)
+		go s.serve(sl)
 	}
-	for len(s.slots) > n {
-		last := s.slots[len(s.slots)-1]
-		s.slots = s.slots[:len(s.slots)-1]
-		last.closed.Store(true)
-		close(last.quit)
+	for _, surplus := range s.slots[s.size:] {
+		surplus.closed = true
 	}
-	s.w.slotQueue.wake()
+	s.slots = slices.Delete(s.slots, s.size, len(s.slots))
+	s.change.Broadcast()
 }
 
-// serve runs tasks from the slot queue in slot sl until the slot is closed or abandoned. Jobs run
-// under ctx. While isolation blocks the slots, serve waits with its next task; if the slot is
-// closed meanwhile, it releases the task. It also releases a task whose group was cancelled, or
-// whose lease was lost, before it began.
-func (s *slotPool) serve(ctx context.Context, sl *slot) {
-	for t := s.w.slotQueue.next(sl); t != nil; t = s.w.slotQueue.next(sl) {
-		passed := s.w.isolation.waitUnblocked(sl.quit)
-		if !t.taken.CompareAndSwap(false, true) {
-			continue // the watchdog has released it, because it waited too long
-		}
-		if !passed || t.ctx.stopCause() != nil {
-			t.feed.release([]*task{t})
-			continue
-		}
-		sl.task.Store(t)
-		s.active.Add(1)
-		if !s.w.runTask(ctx, t) {
-			return // replaceSlot has removed this slot from the pool
-		}
-		s.active.Add(-1)
-		sl.task.Store(nil)
+// block makes the slots begin no further task until unblock. It returns the waiting tasks, which
+// the caller must release.
+func (s *slotPool) block() []*task {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.blocked = true
+	return s.takeWaiting()
+}
+
+// unblock lets the slots begin tasks again.
+func (s *slotPool) unblock() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.blocked = false
+	s.change.Broadcast()
+}
+
+// takeWaiting removes and returns the waiting tasks. The caller holds the lock.
+func (s *slotPool) takeWaiting() []*task {
+	tasks := s.waiting
+	s.waiting = nil
+	return tasks
+}
+
+// add appends tasks to the waiting ones, and wakes one idle slot for each of them. It returns false
+// while the pool is blocked or closed: then the caller must release the tasks.
+func (s *slotPool) add(tasks []*task) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.blocked || s.closed {
+		return false
 	}
-	s.wg.Done()
+	s.waiting = append(s.waiting, tasks...)
+	for range min(s.idle, len(tasks)) {
+		s.change.Signal()
+	}
+	return true
+}
+
+// next says that slot sl has ended its task, and returns its next one, the oldest that waits; it
+// waits until there is one. It returns nil as soon as the slot is closed, even if tasks wait.
+func (s *slotPool) next(sl *slot) *task {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sl.task != nil {
+		sl.task = nil
+		s.active--
+	}
+	for !sl.closed && (s.blocked || len(s.waiting) == 0) {
+		s.idle++
+		s.change.Wait()
+		s.idle--
+	}
+	if sl.closed {
+		if len(s.waiting) > 0 {
+			s.change.Signal() // this slot may have consumed the signal of another one
+		}
+		return nil
+	}
+	sl.task = s.waiting[0]
+	s.waiting[0] = nil
+	s.waiting = s.waiting[1:]
+	s.active++
+	return sl.task
+}
+
+// replaceSlot removes the slot of a task that was abandoned, and opens a new slot if the pool has
+// too few then. The old slot's goroutine ends when the processor returns. replaceSlot does nothing
+// for a suspect, which runs in no slot.
+func (s *slotPool) replaceSlot(t *task) {
+	if t.suspect() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active--
+	s.goroutines.Done()
+	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool { return sl.task == t })
+	s.adjust()
+}
+
+// setIsolated says which suspect runs now, outside the slots; nil: none.
+func (s *slotPool) setIsolated(t *task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isolated = t
+}
+
+// takeOverdue removes and returns the tasks that have waited for maxSlotWait or longer, and that
+// will wait as long again if a job needs runTime. While slots are free, it returns none: then the
+// waiting tasks run soon.
+func (s *slotPool) takeOverdue(runTime time.Duration, now time.Time) (overdue []*task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active < s.size {
+		return nil
+	}
+	soon := int64(s.size) * int64(maxSlotWait) / int64(max(runTime, time.Microsecond))
+	soon = min(soon, int64(len(s.waiting)))
+	stay := s.waiting[:soon]
+	for _, t := range s.waiting[soon:] {
+		if now.Sub(t.startedAt) < maxSlotWait {
+			stay = append(stay, t)
+		} else {
+			overdue = append(overdue, t)
+		}
+	}
+	clear(s.waiting[len(stay):])
+	s.waiting = stay
+	return overdue
 }
 
 // runningIDs returns the ids of at most n jobs that run now, the isolated suspect first. It leaves
@@ -134,9 +224,9 @@ func (s *slotPool) runningIDs(n int) []string {
 			ids = append(ids, t.Group+"."+strconv.FormatInt(t.Ordinal, 10))
 		}
 	}
-	add(s.isolated.Load())
+	add(s.isolated)
 	for _, sl := range s.slots {
-		add(sl.task.Load())
+		add(sl.task)
 	}
 	return ids
 }
@@ -144,34 +234,20 @@ func (s *slotPool) runningIDs(n int) []string {
 // meanRunningTime returns how long the jobs that run now, in the first 100 slots, have run on
 // average. It returns 0 while a slot is free. now is a time of monotonicNow.
 func (s *slotPool) meanRunningTime(now int64) time.Duration {
-	if size, active := s.sizeAndActive(); active < size {
-		return 0
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.active < s.size {
+		return 0
+	}
 	sum, n := int64(0), int64(0)
 	for _, sl := range s.slots[:min(len(s.slots), 100)] {
-		if t := sl.task.Load(); t != nil {
-			if began := t.runStart.Load(); began != 0 {
-				sum += now - began
-				n++
-			}
+		if sl.task == nil {
+			continue
+		}
+		if began := sl.task.runStart.Load(); began != 0 {
+			sum += now - began
+			n++
 		}
 	}
 	return time.Duration(sum / max(1, n))
-}
-
-// replaceSlot removes the slot of a task that was abandoned, and opens a new slot if the pool has
-// too few then. The old slot's goroutine ends when the processor returns. replaceSlot does nothing
-// for a suspect, which runs in no slot.
-func (s *slotPool) replaceSlot(t *task) {
-	if t.suspect() {
-		return // a suspect runs outside the slots
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.active.Add(-1)
-	s.wg.Done()
-	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool { return sl.task.Load() == t })
-	s.adjust()
 }

@@ -1,17 +1,23 @@
 package worker
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
 // task is one attempt of a job in this process, from its read to its reported outcome. The embedded
 // Job is what the ready entry says; the other fields are this process's own.
+//
+// A task has one owner at a time, which alone may touch the fields without a note: the feed that
+// reads it, the slot (or isolation) that runs it, and the goroutine that reports it. The feed and
+// isolation give it away with add; the goroutine that changes outcomeSet to true becomes its owner,
+// sets the outcome and gives it to the reporter. The lease renewal, the watchdog and drain see all
+// tracked tasks; they read the fields that are set before track, and those with a note.
 type task struct {
 	ledger.Job
 	entryID         string            // id of the job's entry in the ready stream
@@ -23,17 +29,14 @@ type task struct {
 	separatePayload bool          // the payload is stored in a key of its own
 	inFlight        bool          // Redis has marked the job as in flight
 	startedAt       time.Time     // when Redis marked the job as in flight, by this process's clock
-	startOrder      int64         // position among all jobs that this process started
-	taken           atomic.Bool   // set by the slot that runs the task, or by what releases it
 	removed         chan struct{} // of a suspect: closed when the task is not held any more
 
-	prev, next *task // neighbours in the list of held tasks
-	tracked    bool  // the task is in that list
+	place int // 1 + index in the list of tracked tasks; 0: not there. Guarded by heldTasks.mu
 
-	// Set while the job runs.
+	// Set while the job runs; any goroutine may use these.
 	runStart   atomic.Int64 // time of monotonicNow; 0 before the processor is called
-	outcomeSet atomic.Bool  // who changes it to true sets the outcome and queues the report
-	ctx        jobContext   // the processor's context
+	outcomeSet atomic.Bool
+	ctx        jobContext // the processor's context
 
 	// Set when the job ends or is released.
 	verdict      processor.Verdict
@@ -58,13 +61,16 @@ func (t *task) timeout(fallback time.Duration) time.Duration {
 // are renewed for the tracked ones among them, which are those that were started and the suspects
 // that wait.
 type heldTasks struct {
-	mu         sync.Mutex
-	head       *task        // first of the tracked tasks, a doubly linked list
+	// Any goroutine may use the counters. They are not guarded by mu, because they change with each
+	// job.
 	count      atomic.Int64 // number of held tasks
 	unfinished atomic.Int64 // held tasks without an outcome: they run or will run
 	// feeds are notified once when unfinished falls to resumeAt or below; -1: not
 	resumeAt atomic.Int64
-	changed  chan struct{} // closed and replaced by notify
+
+	mu      sync.Mutex // guards the fields below
+	tracked []*task
+	changed chan struct{} // closed and replaced by notify
 }
 
 func newHeldTasks() *heldTasks {
@@ -79,40 +85,33 @@ func (h *heldTasks) reserve(n int) {
 	h.unfinished.Add(int64(n))
 }
 
-// track adds tasks to the list, so that their leases are renewed.
-func (h *heldTasks) track(tasks []*task) {
+// track adds tasks to the tracked ones, so that their leases are renewed.
+func (h *heldTasks) track(tasks ...*task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range tasks {
-		t.tracked, t.prev, t.next = true, nil, h.head
-		if h.head != nil {
-			h.head.prev = t
-		}
-		h.head = t
+		h.tracked = append(h.tracked, t)
+		t.place = len(h.tracked)
 	}
 }
 
-// untrack removes a task from the list. It stays counted as held.
+// untrack removes a task from the tracked ones. It stays counted as held.
 func (h *heldTasks) untrack(t *task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.unlink(t)
+	h.drop(t)
 }
 
-// unlink removes a task from the list, if it is there. The caller holds the lock.
-func (h *heldTasks) unlink(t *task) {
-	if !t.tracked {
+// drop removes a task from the tracked ones, if it is there. The caller holds the lock.
+func (h *heldTasks) drop(t *task) {
+	if t.place == 0 {
 		return
 	}
-	if t.prev != nil {
-		t.prev.next = t.next
-	} else {
-		h.head = t.next
-	}
-	if t.next != nil {
-		t.next.prev = t.prev
-	}
-	t.tracked, t.prev, t.next = false, nil, nil
+	last := len(h.tracked) - 1
+	moved := h.tracked[last]
+	h.tracked[t.place-1], moved.place = moved, t.place
+	h.tracked[last] = nil
+	h.tracked, t.place = h.tracked[:last], 0
 }
 
 // markFinished says that n tasks have an outcome now. When at most resumeAt tasks are unfinished,
@@ -141,7 +140,7 @@ func (h *heldTasks) setResumeAt(n int) {
 func (h *heldTasks) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
-		h.unlink(t)
+		h.drop(t)
 		if t.removed != nil {
 			close(t.removed)
 		}
@@ -188,41 +187,5 @@ func (h *heldTasks) waitEmpty(within time.Duration) bool {
 func (h *heldTasks) tasks() []*task {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var out []*task
-	for t := h.head; t != nil; t = t.next {
-		out = append(out, t)
-	}
-	return out
+	return slices.Clone(h.tracked)
 }
-
-// streamKey names the ready stream of a partition and a type.
-type streamKey struct {
-	partition keyspace.Partition
-	typ       string
-}
-
-// byStream sorts tasks into their ready streams.
-func byStream(tasks []*task) map[streamKey][]*task {
-	out := map[streamKey][]*task{}
-	for _, t := range tasks {
-		k := streamKey{t.feed.partition, t.Type}
-		out[k] = append(out[k], t)
-	}
-	return out
-}
-
-// movingAverage is an exponential moving average of durations. Each new duration has the weight
-// 1/16.
-type movingAverage struct{ nanoseconds atomic.Int64 }
-
-func (e *movingAverage) add(d time.Duration) {
-	old := e.nanoseconds.Load()
-	if old == 0 {
-		e.nanoseconds.Store(max(1, int64(d)))
-		return
-	}
-	e.nanoseconds.Store(max(1, old+(int64(d)-old)/16))
-}
-
-// value returns the average, 0 before the first duration.
-func (e *movingAverage) value() time.Duration { return time.Duration(e.nanoseconds.Load()) }

@@ -1,10 +1,7 @@
 package worker
 
 import (
-	"cmp"
 	"context"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/processor"
@@ -18,33 +15,29 @@ const reportTimeout = 5 * time.Second
 const abandonDelay = time.Second
 
 // maxSlotWait is how long a started job waits for a slot before the worker may release it for other
-// processes. It releases the job only if the job would wait as long again (see overdue).
+// processes. It releases the job only if the job would wait as long again (see takeOverdue): such
+// jobs were prefetched because jobs were quick.
 const maxSlotWait = 200 * time.Millisecond
 
-// watchdog works until ctx ends. It abandons jobs whose processor ignores the end of its context,
-// so that they don't block a slot. It releases jobs that wait too long for a slot.
-func (w *Worker) watchdog(ctx context.Context) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case at := <-tick.C:
-			tasks, now := w.held.tasks(), monotonicNow()
-			w.releaseOverdue(tasks, at)
-			for _, t := range tasks {
-				began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
-				if began == 0 || time.Duration(now-began) < limit+min(abandonDelay, limit) {
-					continue
-				}
-				w.abandon(t, func() {
-					t.verdict = processor.Classify(timeoutError(limit))
-					t.processTrace = t.Trace
-				})
-			}
+// watchdogInterval is the time between two calls of watch.
+const watchdogInterval = 100 * time.Millisecond
+
+// watch abandons jobs whose processor ignores the end of its context, so that they don't block a
+// slot. It releases jobs that wait too long for a slot. It always returns nil.
+func (w *Worker) watch(context.Context) error {
+	releaseAll(w.slots.takeOverdue(w.expectedRunTime(), time.Now()))
+	now := monotonicNow()
+	for _, t := range w.held.tasks() {
+		began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
+		if began == 0 || time.Duration(now-began) < limit+min(abandonDelay, limit) {
+			continue
 		}
+		w.abandon(t, func() {
+			t.verdict = processor.Classify(timeoutError(limit))
+			t.processTrace = t.Trace
+		})
 	}
+	return nil
 }
 
 // abandon takes a running task from its processor: it sets the task's outcome with the function
@@ -56,7 +49,7 @@ func (w *Worker) abandon(t *task, outcome func()) {
 	}
 	t.runTime = time.Duration(monotonicNow() - t.runStart.Load())
 	outcome()
-	w.tel.Log.Warn("abandoned a processor that ignores the end of its context",
+	w.Tel.Log.Warn("abandoned a processor that ignores the end of its context",
 		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
 	w.slots.replaceSlot(t)
 	t.feed.queueReport(t)
@@ -64,47 +57,9 @@ func (w *Worker) abandon(t *task, outcome func()) {
 
 // expectedRunTime returns how long a job is expected to run: the mean of recent jobs, or the mean
 // of the jobs that run now where that is longer. So when jobs turn slow, the process soon
-// prefetches fewer of them. It returns 0 before the first job has ended.
+// prefetches fewer of them.
 func (w *Worker) expectedRunTime() time.Duration {
-	d := w.meanRunTime.value()
-	if d == 0 {
-		return 0
-	}
-	return max(d, w.slots.meanRunningTime(monotonicNow()))
-}
-
-// releaseOverdue releases those of tasks that wait for a slot and will not get one soon (see
-// overdue). They were prefetched because jobs were quick. It releases no suspects, and nothing
-// while slots are free.
-func (w *Worker) releaseOverdue(tasks []*task, now time.Time) {
-	size, active := w.slots.sizeAndActive()
-	runTime := max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
-	switch {
-	case w.isolation.busy():
-		runTime = math.MaxInt64 // how long a suspect will run is not known
-	case active < size:
-		return // slots are free, so the waiting tasks run soon
-	}
-	waiting := make([]*task, 0, len(tasks))
-	for _, t := range tasks {
-		if !t.taken.Load() && !t.outcomeSet.Load() && !t.suspect() {
-			waiting = append(waiting, t)
-		}
-	}
-	for _, t := range overdue(waiting, size, runTime, now) {
-		if t.taken.CompareAndSwap(false, true) {
-			t.feed.release([]*task{t})
-		}
-	}
-}
-
-// overdue returns those of the waiting tasks that have waited for maxSlotWait or longer, and that
-// will wait as long again if each of the size slots needs runTime for a job. It reorders waiting.
-func overdue(waiting []*task, size int, runTime time.Duration, now time.Time) []*task {
-	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.startOrder, b.startOrder) })
-	startable := int64(size) * int64(maxSlotWait) / int64(max(runTime, time.Microsecond))
-	rest := waiting[min(startable, int64(len(waiting))):]
-	return slices.DeleteFunc(rest, func(t *task) bool { return now.Sub(t.startedAt) < maxSlotWait })
+	return max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
 }
 
 // drain empties the process. It releases the waiting jobs at once and lets running jobs finish
@@ -112,17 +67,15 @@ func overdue(waiting []*task, size int, runTime time.Duration, now time.Time) []
 // those that still run. It waits until all outcomes are reported. If that takes longer than
 // reportTimeout, it calls stopReporting, which ends all calls to Redis.
 func (w *Worker) drain(stopReporting func()) {
-	w.slots.close()
+	releaseAll(w.slots.close())
 	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
-		t.feed.release([]*task{t})
-	}
-	for _, t := range w.slotQueue.clear() {
-		t.feed.release([]*task{t})
+		t.feed.release(t)
 	}
 	if w.held.waitEmpty(w.cfg.Grace) {
 		return
 	}
-	w.tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", w.slots.active.Load())
+	_, running := w.slots.sizeAndActive()
+	w.Tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", running)
 	for _, t := range w.held.tasks() {
 		t.ctx.stop(errShutdown)
 	}

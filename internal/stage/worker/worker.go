@@ -18,7 +18,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
@@ -45,40 +44,37 @@ type Config struct {
 
 // Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.
 // Create it with New, run it with Run.
+//
+// For each partition, one goroutine reads and starts jobs and one reports outcomes. Each slot is a
+// goroutine, and another one runs suspects alone. One goroutine each renews leases, looks for
+// cancelled groups, publishes the status, and looks for overdue jobs (watch). They share only what
+// the fields below hold; each of these has a lock of its own.
 type Worker struct {
+	// Not changed after New.
+	stage.Process
 	cfg     Config
-	conn    *redisx.Conn
-	space   keyspace.Space
-	tel     *telemetry.Telemetry
 	metrics *telemetry.WorkerMetrics
-	id      string // consumer name in the ready streams; unique to each start of a process
 	procs   map[string]processor.Processor
 	types   []string
+	feeds   []*partitionFeed // one for each partition
 
-	slotQueue   *slotQueue // started jobs that wait for a slot
-	held        *heldTasks // jobs that were read and whose outcome is not reported yet
-	slots       *slotPool
-	isolation   *isolation
+	held        *heldTasks    // the tasks that were read and whose outcome is not reported yet
+	slots       *slotPool     // the started tasks that wait or run
+	isolation   *isolation    // the suspects
+	rates       *rates        // by type, for the capacity report
 	meanRunTime movingAverage // mean run time of jobs of all types
-	startRates  startRates
-	runTimes    *runTimes        // mean run time by type, for the capacity report
-	startCount  atomic.Int64     // jobs started so far; gives each task its startOrder
-	stopping    atomic.Bool      // Run's ctx has ended
-	feeds       []*partitionFeed // one for each partition
+	stopping    atomic.Bool   // Run's ctx has ended
 }
 
-// New returns a worker named id that runs jobs with the processors procs. It starts no goroutine,
-// but makes the metrics show the worker's slots. It returns an error when two processors have the
-// same type, when the name of a type is invalid, when cfg.Types names a type that has no processor,
-// or when procs is empty.
-func New(
-	cfg Config, conn *redisx.Conn, space keyspace.Space,
-	tel *telemetry.Telemetry, id string, procs ...processor.Processor,
-) (*Worker, error) {
+// New returns the worker of a process; it runs jobs with the processors procs. It starts no
+// goroutine, but makes the metrics show the worker's slots. It returns an error when two processors
+// have the same type, when the name of a type is invalid, when cfg.Types names a type that has no
+// processor, or when procs is empty.
+func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, error) {
 	w := &Worker{
-		cfg: cfg, conn: conn, space: space, tel: tel, metrics: telemetry.NewWorkerMetrics(tel.Meter), id: id,
-		procs: map[string]processor.Processor{}, slotQueue: newSlotQueue(), held: newHeldTasks(),
-		runTimes: newRunTimes(),
+		Process: p, cfg: cfg, metrics: telemetry.NewWorkerMetrics(p.Tel.Meter),
+		procs: map[string]processor.Processor{}, held: newHeldTasks(), slots: newSlotPool(cfg.Count),
+		rates: newRates(),
 	}
 	for _, p := range procs {
 		if !messages.ValidID(p.Type()) {
@@ -106,11 +102,11 @@ func New(
 		return nil, errors.New("worker without a processor: give it at least one")
 	}
 	slices.Sort(w.types)
-	w.slots, w.isolation = newSlotPool(w, cfg.Count), newIsolation(w)
-	for _, p := range space.All() {
+	w.isolation = newIsolation(w)
+	for _, p := range p.Space.All() {
 		w.feeds = append(w.feeds, &partitionFeed{
 			Worker: w, partition: p,
-			reader:  stream.NewReader(conn, keyspace.GroupWorkers, id),
+			reader:  stream.NewReader(w.Conn, keyspace.GroupWorkers, w.ID),
 			reports: newReportQueue(),
 		})
 	}
@@ -127,26 +123,21 @@ func (w *Worker) Run(ctx context.Context) error {
 	// Running jobs, lease renewal and reports must outlive ctx.
 	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWork()
-	w.slots.start(workCtx)
+	w.slots.start(func(sl *slot) { w.serve(workCtx, sl) })
 
-	var reporting, feeding, background sync.WaitGroup
+	feeds, periodic := w.Runner(), w.Runner()
+	var feeding, reporting, background sync.WaitGroup
 	for _, p := range w.feeds {
+		feeds.Loop("read ready stream", "", p.step)
 		reporting.Go(func() { p.reportOutcomes(workCtx) })
-		feeding.Go(func() {
-			loop := stage.Loop{Name: "read ready stream", Conn: w.conn, Log: w.tel.Log}
-			_ = loop.Run(ctx, p.step)
-		})
 	}
-	var isolating sync.WaitGroup
-	isolating.Go(func() { w.isolation.run(ctx, workCtx) })
-	background.Go(func() {
-		_ = stage.Every(workCtx, w.tel.Log, "renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
-	})
-	background.Go(func() {
-		_ = stage.Every(workCtx, w.tel.Log, "look for cancelled groups", cancelInterval, w.stopCancelled)
-	})
-	background.Go(func() { _ = stage.Every(workCtx, w.tel.Log, "status", presence.Interval, w.publishStatus) })
-	background.Go(func() { w.watchdog(workCtx) })
+	periodic.Every("renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
+	periodic.Every("look for cancelled groups", cancelInterval, w.stopCancelled)
+	periodic.Every("status", presence.Interval, w.publishStatus)
+	periodic.Every("watchdog", watchdogInterval, w.watch)
+	feeding.Go(func() { _ = feeds.Run(ctx) })
+	background.Go(func() { _ = periodic.Run(workCtx) })
+	background.Go(func() { w.isolation.run(ctx, workCtx) })
 
 	<-ctx.Done()
 	w.stopping.Store(true)
@@ -156,11 +147,10 @@ func (w *Worker) Run(ctx context.Context) error {
 		p.reports.close()
 	}
 	reporting.Wait()
-	w.slots.wg.Wait()
+	w.slots.goroutines.Wait()
 	endWork()
-	isolating.Wait()
 	background.Wait()
-	presence.Withdraw(ctx, w.conn, w.space, w.id)
+	presence.Withdraw(ctx, w.Conn, w.Space, w.ID)
 	endCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	w.dropConsumers(endCtx)
@@ -172,7 +162,7 @@ func (w *Worker) Run(ctx context.Context) error {
 func (w *Worker) dropConsumers(ctx context.Context) {
 	for _, p := range w.feeds {
 		for _, typ := range w.types {
-			_, _ = ledger.DropConsumer(ctx, w.conn.Cmd, p.partition.Ready(typ), keyspace.GroupWorkers, w.id, 0)
+			_, _ = ledger.DropConsumer(ctx, w.Conn.Cmd, p.partition.Ready(typ), keyspace.GroupWorkers, w.ID, 0)
 		}
 	}
 }
@@ -185,6 +175,7 @@ func (w *Worker) Resize(n int) error {
 		return fmt.Errorf("worker count %d: must be 1 to %d", n, MaxCount)
 	}
 	w.slots.resize(n)
+	w.held.notify() // the feeds may have free capacity
 	return nil
 }
 
@@ -193,25 +184,18 @@ func (w *Worker) Resize(n int) error {
 func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
 	return api.WorkerStatus{
-		ID: w.id, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
+		ID: w.ID, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
 		CurrentJobs: w.slots.runningIDs(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
 	}
 }
 
-// runMS returns the recent mean run time of each job type, in milliseconds. Each call begins a new
-// measurement (see runTimes), so only publishStatus calls it.
-func (w *Worker) runMS() map[string]float64 { return w.runTimes.milliseconds(time.Now()) }
-
 // publishStatus publishes this process's status and capacity. A worker that is stopping reports no
 // types, so that fetchers stop making jobs ready for its slots.
 func (w *Worker) publishStatus(ctx context.Context) error {
-	r := presence.WorkerReport{
-		WorkerStatus:     w.Status(),
-		StartedPerSecond: w.startRates.perSecond(time.Now()),
-		RunMS:            w.runMS(),
-	}
+	r := presence.WorkerReport{WorkerStatus: w.Status()}
+	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
 	if r.ShuttingDown {
 		r.Types = []string{}
 	}
-	return presence.PublishWorker(ctx, w.conn, w.space, r)
+	return presence.PublishWorker(ctx, w.Conn, w.Space, r)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -365,7 +366,7 @@ func TestNewRefuses(t *testing.T) {
 		cfg.Types = tt.types
 		space, err := keyspace.New("x:", 1)
 		require.NoError(t, err)
-		_, err = worker.New(cfg, nil, space, telemetry.Nop(), "id", tt.procs...)
+		_, err = worker.New(stage.Process{ID: "id", Space: space, Tel: telemetry.Nop()}, cfg, tt.procs...)
 		require.ErrorContains(t, err, tt.want, name)
 	}
 }

@@ -1,0 +1,108 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/presence"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// Process is what a role gets from the process that runs it.
+type Process struct {
+	// ID names the process's consumers, leader leases and heartbeat. It is unique to each start of
+	// a process.
+	ID    string
+	Conn  *redisx.Conn
+	Space keyspace.Space
+	Tel   *telemetry.Telemetry
+}
+
+// Runner runs the loops of a role. The role adds its loops with the methods below, and then calls
+// Run once.
+type Runner struct {
+	process  Process
+	loops    []func(context.Context) error
+	cleanups []func(context.Context)
+}
+
+// Runner returns a Runner without loops.
+func (p Process) Runner() *Runner { return &Runner{process: p} }
+
+// Add adds a function that works until its context ends. If it returns an error, all loops end.
+func (r *Runner) Add(run func(context.Context) error) { r.loops = append(r.loops, run) }
+
+// Loop adds a loop that repeats step and never waits while there is work. name is for the log, wake
+// is the key of the list that gets a wake token when there may be work ("": none).
+//
+// When step fails, the loop repeats it with backoff until it succeeds: a role continues after an
+// outage of Redis. The first error and the success are logged, not the errors between.
+func (r *Runner) Loop(name, wake string, step Step) {
+	l := loop{name: name, waker: newWaker(r.process.Conn, wake), log: r.process.Tel.Log}
+	r.Add(func(ctx context.Context) error { l.run(ctx, step); return nil })
+}
+
+// Every adds a loop that calls f at once and then again after each interval. name is for the log.
+// Errors of f are logged at debug level only, so it is meant for an f that may fail sometimes.
+func (r *Runner) Every(name string, interval time.Duration, f func(context.Context) error) {
+	r.Add(func(ctx context.Context) error {
+		for {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				r.process.Tel.Log.Debug("periodic call failed", "call", name, "error", err)
+			}
+			if redisx.Sleep(ctx, interval) != nil {
+				return nil
+			}
+		}
+	})
+}
+
+// Report adds the heartbeat of the process: it publishes what status returns, and withdraws it at
+// the end.
+func (r *Runner) Report(status func() api.StageStatus) {
+	p := r.process
+	r.Every("status", presence.Interval, func(ctx context.Context) error {
+		return presence.PublishStage(ctx, p.Conn, p.Space, status())
+	})
+	r.OnStop(func(ctx context.Context) { presence.Withdraw(ctx, p.Conn, p.Space, p.ID) })
+}
+
+// OnStop adds a function that gives up what the role holds in Redis. It is called after all loops
+// have ended, with a context that ends after a second: what remains then is given up by its age.
+func (r *Runner) OnStop(f func(context.Context)) { r.cleanups = append(r.cleanups, f) }
+
+// Run runs all loops until ctx ends, and then the functions of OnStop. Before it returns, it waits
+// for the last blocking reads, about redisx.MaxBlock at most. It returns the errors of functions
+// that were added with Add.
+func (r *Runner) Run(ctx context.Context) error {
+	err := RunAll(ctx, r.loops...)
+	for _, cleanup := range r.cleanups {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		cleanup(end)
+		cancel()
+	}
+	return err
+}
+
+// RunAll calls all functions at the same time and returns when all have returned. The first error
+// ends the context of the others. It returns all errors, joined in the order of runs.
+func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(runs))
+	var wg sync.WaitGroup
+	for i, run := range runs {
+		wg.Go(func() {
+			if errs[i] = run(ctx); errs[i] != nil {
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
