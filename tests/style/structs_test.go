@@ -26,7 +26,6 @@ const (
 // got small must be taken out. No type has too many mutexes.
 var largeTypes = map[string]int{
 	"client.API":                           34,
-	"internal/audit.pass":                  53,
 	"internal/cli.Root":                    28,
 	"internal/groups.Store":                56,
 	"internal/groups/why.job":              23,
