@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisproc"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -66,30 +63,22 @@ func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 // tenantQueues fills and admits from the fair queue of a private redis-server on which no role
 // runs. Each tenant has one group of waiting jobs.
 type tenantQueues struct {
-	conn      *redisx.Conn
+	*fleet
 	partition keyspace.Partition
 	tenants   int
 	limit     ledger.Limit
 }
 
 func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (TenantsCost, error) {
-	server, err := redisproc.Start(ctx, redisproc.Options{})
+	out := TenantsCost{Tenants: tenants, Waiting: max(costJobs, 2*(costWarm+costAdmits)/tenants)}
+	f, err := startRedis(ctx, Options{}, 2*costClients)
 	if err != nil {
-		return TenantsCost{}, err
+		return out, err
 	}
-	defer server.Close() //nolint:errcheck // it holds nothing to keep
-	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL:            server.URL(),
-		PoolMaxActive:  2 * costClients,
-		CommandTimeout: 10 * time.Second,
-	})
-	if err != nil {
-		return TenantsCost{}, err
-	}
-	defer conn.Close() //nolint:errcheck // it holds nothing to keep
+	defer f.close() //nolint:errcheck // it holds nothing to keep
 	space, err := keyspace.New("bulk-action:", 1)
 	if err != nil {
-		return TenantsCost{}, err
+		return out, err
 	}
 	// The limit is never reached. It is counted all the same, as in an installation with defaults.
 	rate := ledger.Rate{
@@ -98,52 +87,44 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 		Limiter: ledger.LimiterFixed,
 		Share:   ledger.ShareElastic,
 	}
-	q := &tenantQueues{conn, space.Partition(0), tenants, rate.Of(0, 1)}
+	q := &tenantQueues{f, space.Partition(0), tenants, rate.Of(0, 1)}
 	part := fmt.Sprintf("cost, %d tenants", tenants)
-	progress := func(done int) { o.progress(part, int64(done), int64(tenants)) }
-	out := TenantsCost{Tenants: tenants, Waiting: max(costJobs, 2*(costWarm+costAdmits)/tenants)}
-	if err := q.fill(ctx, out.Waiting, progress); err != nil {
+	if err := q.fill(ctx, out.Waiting, func(done int) { o.progress(part, done, tenants) }); err != nil {
+		return out, fmt.Errorf("fill the queues: %w", err)
+	}
+	if _, err := q.admitJobs(ctx, costWarm); err != nil { // also loads the script into Redis
 		return out, err
 	}
-	if _, _, err := q.measureAdmits(ctx, costWarm); err != nil { // also loads the script into Redis
-		return out, err
-	}
-	spent, jobs, err := q.measureAdmits(ctx, costAdmits)
+	u, err := q.measure(ctx, func() (err error) {
+		out.Jobs, err = q.admitJobs(ctx, costAdmits)
+		return err
+	})
 	if err != nil {
 		return out, err
 	}
-	out.Jobs = jobs
-	out.RedisUSJob = round2(float64(spent.cpu.Microseconds()) / float64(jobs))
-	out.ScriptUS = round2(float64(spent.script.Microseconds()) / float64(jobs))
+	spent := u.redisTotal()
+	out.RedisUSJob = perJob(spent.cpu, out.Jobs)
+	out.ScriptUS = round2(float64(spent.byName["evalsha"].us) / float64(out.Jobs))
 	return out, nil
 }
 
 // fill gives each tenant one group with this number of waiting jobs.
 func (q *tenantQueues) fill(ctx context.Context, jobs int, progress func(int)) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, costClients)
-	for c := range errs {
-		wg.Go(func() {
-			for i := int(next.Add(1) - 1); i < q.tenants && ctx.Err() == nil; i = int(next.Add(1) - 1) {
+	clients, ctx := errgroup.WithContext(ctx)
+	for c := range costClients {
+		clients.Go(func() error {
+			for i := c; i < q.tenants; i += costClients {
 				if err := q.addTenant(ctx, strconv.Itoa(i), jobs); err != nil {
-					errs[c] = err
-					cancel()
-					return
+					return err
 				}
 				if i%1000 == 0 {
 					progress(i)
 				}
 			}
+			return nil
 		})
 	}
-	wg.Wait()
-	if err := firstCause(errs); err != nil {
-		return fmt.Errorf("fill the queues: %w", err)
-	}
-	return ctx.Err()
+	return clients.Wait()
 }
 
 func (q *tenantQueues) addTenant(ctx context.Context, name string, jobs int) error {
@@ -166,70 +147,20 @@ func (q *tenantQueues) addTenant(ctx context.Context, name string, jobs int) err
 	return err
 }
 
-func (q *tenantQueues) admit(ctx context.Context) (int, error) {
-	r, err := ledger.Admit(ctx, q.conn.Cmd, q.partition, ledger.AdmitArgs{
-		Type: "NOOP", Most: costBatch, Cap: 1 << 30, Limit: q.limit, Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
-	})
-	return r.Moved, err
-}
-
-// redisUse is time that Redis has spent: CPU time of the server, and the duration of scripts.
-type redisUse struct{ cpu, script time.Duration }
-
-// measureAdmits admits at least most jobs. It returns what Redis spent on them and how many they
-// are. It is an error if a call admits no job.
-func (q *tenantQueues) measureAdmits(ctx context.Context, most int) (spent redisUse, jobs int, err error) {
-	before, err := q.redisUse(ctx)
-	if err != nil {
-		return redisUse{}, 0, err
-	}
-	for jobs < most {
-		n, err := q.admit(ctx)
+// admitJobs admits at least this number of jobs, and returns how many they are. It is an error if a
+// call admits no job.
+func (q *tenantQueues) admitJobs(ctx context.Context, least int) (jobs int, err error) {
+	for jobs < least {
+		r, err := ledger.Admit(ctx, q.conn.Cmd, q.partition, ledger.AdmitArgs{
+			Type: "NOOP", Most: costBatch, Cap: 1 << 30, Limit: q.limit, Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
+		})
 		if err != nil {
-			return redisUse{}, 0, err
+			return jobs, err
 		}
-		if n == 0 {
-			return redisUse{}, 0, fmt.Errorf("admit: no job was admitted from full queues after %d jobs", jobs)
+		if r.Moved == 0 {
+			return jobs, fmt.Errorf("admit: no job was admitted from full queues after %d jobs", jobs)
 		}
-		jobs += n
+		jobs += r.Moved
 	}
-	after, err := q.redisUse(ctx)
-	if err != nil {
-		return redisUse{}, 0, err
-	}
-	return redisUse{after.cpu - before.cpu, after.script - before.script}, jobs, nil
-}
-
-func (q *tenantQueues) redisUse(ctx context.Context) (redisUse, error) {
-	stats, err := q.conn.Cmd.Info(ctx, "commandstats").Result()
-	if err != nil {
-		return redisUse{}, fmt.Errorf("read Redis's statistics: %w", err)
-	}
-	cpu, err := q.conn.Cmd.Info(ctx, "cpu").Result()
-	if err != nil {
-		return redisUse{}, fmt.Errorf("read Redis's statistics: %w", err)
-	}
-	return redisUse{
-		cpu:    seconds(cpu, "used_cpu_user") + seconds(cpu, "used_cpu_sys"),
-		script: time.Duration(commandTime(stats, "evalsha")) * time.Microsecond,
-	}, nil
-}
-
-// commandTime returns the total µs of a command from the text of INFO commandstats; 0 if no line
-// names it. The line of a command looks like this:
-// cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
-func commandTime(info, command string) int64 {
-	for line := range strings.Lines(info) {
-		fields, ok := strings.CutPrefix(strings.TrimSpace(line), "cmdstat_"+command+":")
-		if !ok {
-			continue
-		}
-		for field := range strings.SplitSeq(fields, ",") {
-			if v, ok := strings.CutPrefix(field, "usec="); ok {
-				n, _ := strconv.ParseInt(v, 10, 64)
-				return n
-			}
-		}
-	}
-	return 0
+	return jobs, nil
 }

@@ -8,20 +8,17 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"golang.org/x/sync/errgroup"
 )
 
 // CeilingOptions say how many jobs of which size are run, and on which Redis.
 type CeilingOptions struct {
-	RedisURL string // "": a private redis-server
-	AOF      bool   // the private redis-server writes an append-only file
-	Jobs     int
-	Payload  int // bytes of each job
+	Options
+	Jobs    int
+	Payload int // bytes of each job
 }
 
 // Ceiling is the speed of the simplest queue that uses one stream entry a job: the least-work
@@ -58,63 +55,42 @@ return redis.call('HINCRBY', KEYS[2], 'done', #ARGV)`)
 
 // RunCeiling measures the least-work ceiling; see [Ceiling].
 func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
-	url := o.RedisURL
-	if url == "" {
-		servers, private, err := startRedis(ctx, 1, o.AOF)
-		if err != nil {
-			return Ceiling{}, err
-		}
-		defer closeAll(servers) //nolint:errcheck // it holds nothing to keep
-		url = private
-	}
-	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL:            url,
-		PoolMaxActive:  2 * ceilingLoops,
-		CommandTimeout: 10 * time.Second,
-	})
+	f, err := startRedis(ctx, o.Options, 2*ceilingLoops)
 	if err != nil {
 		return Ceiling{}, err
 	}
-	defer conn.Close() //nolint:errcheck // it holds nothing to keep
-	return measureCeiling(ctx, conn, o.Jobs, o.Payload)
+	defer f.close() //nolint:errcheck // it holds nothing to keep
+	return f.measureCeiling(ctx, o.Jobs, o.Payload)
 }
 
 // measureCeiling runs on a Redis that may hold other data: it uses keys of its own. It deletes them
-// at the end, but not after an error.
-func measureCeiling(ctx context.Context, conn *redisx.Conn, jobs, payload int) (Ceiling, error) {
-	f := &Fleet{Conn: conn}
+// at the end, but not after an error. The processes of f must be idle.
+func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling, error) {
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
 	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
-		err := conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+		err := f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
 			return s.Load(ctx, c).Err()
 		})
 		if err != nil {
 			return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
 		}
 	}
-	before, err := f.measureUse(ctx)
+	alone := &fleet{conn: f.conn} // without the roles
+	var elapsed time.Duration
+	u, err := alone.measure(ctx, func() error {
+		began := time.Now()
+		loops, ctx := errgroup.WithContext(ctx)
+		for i := range ceilingLoops {
+			n := jobs*(i+1)/ceilingLoops - jobs*i/ceilingLoops
+			loops.Go(func() error { return ceilingLoop(ctx, f.conn.Cmd, fmt.Sprintf("%s{%d}:", base, i), n, payload) })
+		}
+		err := loops.Wait()
+		elapsed = time.Since(began)
+		return err
+	})
 	if err != nil {
-		return Ceiling{}, err
-	}
-	began := time.Now()
-	errs := make([]error, ceilingLoops)
-	var wg sync.WaitGroup
-	for i := range errs {
-		wg.Go(func() {
-			errs[i] = ceilingLoop(ctx, conn.Cmd, fmt.Sprintf("%s{%d}:", base, i),
-				jobs*(i+1)/ceilingLoops-jobs*i/ceilingLoops, payload)
-		})
-	}
-	wg.Wait()
-	elapsed := time.Since(began)
-	if err := errors.Join(errs...); err != nil {
 		return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
 	}
-	after, err := f.measureUse(ctx)
-	if err != nil {
-		return Ceiling{}, err
-	}
-	u := after.since(before)
 	return Ceiling{
 		Jobs:             jobs,
 		Batch:            ceilingBatch,

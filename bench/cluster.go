@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -20,33 +19,26 @@ const (
 	formTimeout  = 30 * time.Second
 )
 
-// startRedis starts private redis-servers: one, or a cluster of masters without replicas if masters
-// is above 1. It returns the URL under which the roles reach them.
-func startRedis(ctx context.Context, masters int, aof bool) (servers []*redisproc.Server, url string, err error) {
-	o := redisproc.Options{AOF: aof, Cluster: masters > 1}
+// startServers starts private redis-servers: one, or a cluster of masters without replicas if
+// masters is above 1. It sets the URL under which the roles reach them.
+func (f *fleet) startServers(ctx context.Context, masters int, aof bool) error {
 	var addrs []string
-	for range max(1, masters) {
-		s, err := redisproc.Start(ctx, o)
+	for range masters {
+		s, err := redisproc.Start(ctx, redisproc.Options{AOF: aof, Cluster: masters > 1})
 		if err != nil {
-			return nil, "", errors.Join(err, closeAll(servers))
+			return err
 		}
-		servers, addrs = append(servers, s), append(addrs, s.Addr())
+		f.servers, addrs = append(f.servers, s), append(addrs, s.Addr())
 	}
-	if masters <= 1 {
-		return servers, servers[0].URL(), nil
+	f.url = "redis://" + strings.Join(addrs, ",")
+	if masters == 1 {
+		f.url = f.servers[0].URL()
+		return nil
 	}
 	if err := formCluster(ctx, addrs); err != nil {
-		return nil, "", errors.Join(fmt.Errorf("form a cluster: %w", err), closeAll(servers))
+		return fmt.Errorf("form a cluster: %w", err)
 	}
-	return servers, "redis://" + strings.Join(addrs, ","), nil
-}
-
-func closeAll(servers []*redisproc.Server) error {
-	var errs []error
-	for _, s := range servers {
-		errs = append(errs, s.Close())
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // formCluster divides the hash slots evenly among the nodes at addrs, connects the nodes to each
@@ -55,16 +47,12 @@ func formCluster(ctx context.Context, addrs []string) error {
 	ctx, cancel := context.WithTimeout(ctx, formTimeout)
 	defer cancel()
 	var nodes []*redis.Client
-	defer func() {
-		for _, c := range nodes {
-			_ = c.Close()
-		}
-	}()
 	for i, addr := range addrs {
 		c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
+		defer c.Close() //nolint:errcheck // nothing can be lost
 		nodes = append(nodes, c)
-		if err := c.Do(ctx, "cluster", "addslotsrange", clusterSlots*i/len(addrs),
-			clusterSlots*(i+1)/len(addrs)-1).Err(); err != nil {
+		from, to := clusterSlots*i/len(addrs), clusterSlots*(i+1)/len(addrs)-1
+		if err := c.ClusterAddSlotsRange(ctx, from, to).Err(); err != nil {
 			return err
 		}
 		if err := c.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {

@@ -3,21 +3,19 @@ package bench
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
 // CompareOptions say which two programs are compared and how thoroughly. Options.Role starts the
 // program called "head", Base the one called "base".
 type CompareOptions struct {
 	Options
-	Base     []string // command that starts a role of the base program; see FleetOptions.Role
+	Base     []string // command that starts a role of the base program; see Options.Role
 	Only     []string // names of variants; empty: all
 	Rounds   int      // measurements of each variant with each program
 	Jobs     int      // jobs of a run that measures throughput
@@ -140,7 +138,7 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 			for turn := range programs {
 				side := (round + turn) % 2 // the programs take turns in being the first
 				part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.Rounds, chosen[i].name, names[side])
-				o.progress(part, int64(done), int64(2*o.Rounds*len(chosen)))
+				o.progress(part, done, 2*o.Rounds*len(chosen))
 				if both[side], err = o.measure(ctx, programs[side], chosen[i]); err != nil {
 					err = fmt.Errorf("%s: %w", part, err)
 					break
@@ -193,13 +191,6 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 	return out
 }
 
-// median returns the middle value, or the mean of the two middle values.
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
-}
-
 // measure runs a variant once with one program. Latency and memory are measured on a second fleet,
 // because the journals that latency needs cost CPU.
 func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (roundFigures, error) {
@@ -216,34 +207,29 @@ func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVa
 func (o *CompareOptions) measureThroughput(
 	ctx context.Context, role []string, v compareVariant, out roundFigures,
 ) error {
-	c, err := o.start(ctx, role, v, "")
+	c, err := o.start(ctx, role, v, false)
 	if err != nil {
 		return err
 	}
 	defer c.close()
 	jobs := o.jobs(v)
-	before, err := c.fleet.measureUse(ctx)
+	var began time.Time
+	var ends []groupEnd
+	u, err := c.measure(ctx, func() error {
+		if began, err = c.now(ctx); err != nil {
+			return err
+		}
+		ends, err = c.send(ctx, "", jobs)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	began, err := c.fleet.Conn.Cmd.Time(ctx).Result()
-	if err != nil {
-		return fmt.Errorf("ask for Redis's time: %w", err)
-	}
-	ends, err := c.send(ctx, "", jobs)
-	if err != nil {
-		return err
-	}
-	after, err := c.fleet.measureUse(ctx)
-	if err != nil {
-		return err
-	}
-	u := after.since(before)
 	delete(u.roles, producerRole)
 	out[figureSpeed] = round2(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
 	out[figureRedisCPU], out[figureRoleCPU] = perJob(u.redisTotal().cpu, jobs), perJob(u.processCPU(), jobs)
 	out[figureCommands] = round4(float64(u.redisTotal().commands) / float64(jobs))
-	return c.fleet.Stop()
+	return c.stop()
 }
 
 // lastCompleted returns the time at which the last of the groups was completed, by Redis's clock;
@@ -261,12 +247,7 @@ func lastCompleted(ends []groupEnd) time.Time {
 func (o *CompareOptions) measureLatency(
 	ctx context.Context, role []string, v compareVariant, out roundFigures,
 ) error {
-	journals, err := os.MkdirTemp("", "bulkaction-journals-")
-	if err != nil {
-		return fmt.Errorf("make a folder for journals: %w", err)
-	}
-	defer os.RemoveAll(journals) //nolint:errcheck // a temporary folder
-	c, err := o.start(ctx, role, v, journals)
+	c, err := o.start(ctx, role, v, true)
 	if err != nil {
 		return err
 	}
@@ -276,18 +257,14 @@ func (o *CompareOptions) measureLatency(
 		return err
 	}
 	if v.memory {
-		if out[figureMemory], err = c.queuedBytes(ctx, c.accepted); err != nil {
+		if out[figureMemory], err = c.queuedBytes(ctx, c.job, perMessage, c.accepted); err != nil {
 			return err
 		}
 	}
-	if err := c.fleet.Stop(); err != nil {
+	if err := c.readJournals(); err != nil {
 		return err
 	}
-	log, err := journal.Read(journals)
-	if err != nil {
-		return err
-	}
-	started := firstStarts(log)
+	started := firstStarts(c.log)
 	waits := make([]float64, len(ends))
 	for i, e := range ends {
 		at, ok := started[e.group.ID]

@@ -14,16 +14,16 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// compareRun is a fleet of one of the compared programs, under one variant. The program may be of
+// compareRun is a run of one of the compared programs, under one variant. The program may be of
 // another revision, with other keys and scripts, so this code relies on contracts: the ingest
 // stream, the HTTP API, the events stream and Redis's INFO. It also needs two things that are not
 // contracts: the hidden command that runs a role, and the format of the journal.
 type compareRun struct {
-	*fleetRun
+	*run
 	v    compareVariant
 	api  *client.API
 	ends *endListener
-	jobs [][]byte // encoded jobs that are sent again and again, comparePeriod of them
+	job  func(i int) []byte // the jobs of the variant
 }
 
 const (
@@ -36,20 +36,22 @@ const (
 // start starts a fleet with the program that role names, sets the tenants' limits if v has them,
 // listens to events, and warms the fleet up.
 func (o *CompareOptions) start(
-	ctx context.Context, role []string, v compareVariant, journals string,
+	ctx context.Context, role []string, v compareVariant, journals bool,
 ) (*compareRun, error) {
 	addr, err := freeAddr(ctx)
 	if err != nil {
 		return nil, err
 	}
+	program := o.Options
+	program.Role = role
 	env := append([]string{noGlobalLimit, "BULKACTION_API_ADDR=" + addr}, quickRetries...)
-	r, err := startFleetRun(ctx, &FleetOptions{Role: role, Env: o.Env, Journal: journals}, env, 1)
+	r, err := start(ctx, program, journals, env...)
 	if err != nil {
 		return nil, err
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
 	c := &compareRun{
-		fleetRun: r, v: v, jobs: v.encodeJobs(),
+		run: r, v: v, job: v.encodeJobs(),
 		api: client.NewAPI("http://"+addr, client.WithHTTPClient(&http.Client{Transport: transport})),
 	}
 	if err := c.prepare(ctx, addr, o); err != nil {
@@ -64,17 +66,17 @@ func (c *compareRun) close() {
 	if c.ends != nil {
 		c.ends.close()
 	}
-	c.fleetRun.close()
+	c.run.close()
 }
 
 func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions) (err error) {
-	if err := c.fleet.awaitAPI(ctx, addr); err != nil {
+	if err := c.awaitAPI(ctx, addr); err != nil {
 		return err
 	}
 	if c.v.limits {
 		rps := float64(unreachedLimit)
-		for _, g := range divideJobs("", 0, c.v.tenants, 1) {
-			if _, err := c.api.SetTenant(ctx, g.tenant, api.TenantSettings{RPS: &rps}); err != nil {
+		for i := range c.v.tenants {
+			if _, err := c.api.SetTenant(ctx, c.v.tenant(i), api.TenantSettings{RPS: &rps}); err != nil {
 				return err
 			}
 		}
@@ -86,91 +88,74 @@ func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions
 	return err
 }
 
-// send submits jobs as fast as possible, waits until their groups are completed, and checks them;
-// see await.
-func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
-	var groups []group
-	var err error
-	if c.v.http {
-		groups = c.singles(suffix, jobs)
-		all, ctx := errgroup.WithContext(ctx)
-		all.SetLimit(compareClients)
-		for i := range groups {
-			all.Go(func() error { return c.submit(ctx, groups[i], i) })
-		}
-		err = all.Wait()
-	} else {
-		groups = divideJobs(c.name+suffix, jobs, c.v.tenants, 1)
-		c.producer = c.newProducer()
-		if err = c.producer.create(ctx, groups, c.groupFields()); err == nil {
-			err = c.producer.fill(ctx, groups)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return c.await(ctx, groups, jobs)
-}
+// tenant names the tenant of the i-th group.
+func (v compareVariant) tenant(i int) string { return fmt.Sprintf("tenant-%d", i%v.tenants) }
 
-// sendPaced submits jobs at a steady rate, each in a group of its own, waits until all are
-// completed, and checks them; see await.
-func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd, error) {
-	groups := c.singles("-paced", jobs)
-	err := pace(ctx, rate, jobs, func(ctx context.Context, i int, _ time.Time) error {
-		return c.submit(ctx, groups[i], i)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return c.await(ctx, groups, jobs)
-}
-
-// singles returns n groups of one job each. They belong to all tenants in turn.
-func (c *compareRun) singles(suffix string, n int) []group {
-	groups := make([]group, n)
+// withFields adds the fields of the variant to groups.
+func (v compareVariant) withFields(groups []group) []group {
 	for i := range groups {
-		id, tenant := fmt.Sprintf("%s%s-%d", c.name, suffix, i), fmt.Sprintf("tenant-%d", i%c.v.tenants)
-		groups[i] = group{id: id, tenant: tenant, jobs: 1}
+		if v.aggregate != nil {
+			groups[i].fields = map[string]any{"aggregate": v.aggregate}
+		}
 	}
 	return groups
 }
 
-// submit submits a group with one job, the i-th of this run: over HTTP or as a message, as the
-// variant says.
-func (c *compareRun) submit(ctx context.Context, g group, i int) error {
-	data := map[string]any{
-		"id": g.id, "tenant": g.tenant, "type": "NOOP", "seal": true, "jobs": []json.RawMessage{c.jobs[i%len(c.jobs)]},
-	}
-	for field, value := range c.groupFields() {
-		data[field] = value
-	}
+// send submits jobs as fast as possible, waits until their groups are completed, and checks them;
+// see await.
+func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
 	if c.v.http {
-		body, err := json.Marshal(data)
-		if err != nil {
-			return err
+		groups := c.singles(suffix, jobs)
+		all, sending := errgroup.WithContext(ctx)
+		all.SetLimit(compareClients)
+		for i := range groups {
+			all.Go(func() error { return c.submitSingle(sending, groups[i], i) })
 		}
-		_, err = c.api.SubmitJSON(ctx, body)
+		if err := all.Wait(); err != nil {
+			return nil, err
+		}
+		return c.awaitChecked(ctx, groups, jobs)
+	}
+	groups := c.v.withFields(divideJobs(c.name+suffix, jobs, c.v.tenants, 1, c.job))
+	if err := c.create(ctx, groups); err != nil {
+		return nil, err
+	}
+	if err := c.fill(ctx, groups, perMessage); err != nil {
+		return nil, err
+	}
+	return c.awaitChecked(ctx, groups, jobs)
+}
+
+// sendPaced submits jobs at a steady rate, each in a group of its own, waits until all are
+// completed, and checks them; see awaitChecked.
+func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd, error) {
+	groups := c.singles("-paced", jobs)
+	err := pace(ctx, rate, jobs, func(ctx context.Context, i int, _ time.Time) error {
+		return c.submitSingle(ctx, groups[i], i)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.awaitChecked(ctx, groups, jobs)
+}
+
+// singles returns n groups of one job each. They belong to all tenants in turn.
+func (c *compareRun) singles(suffix string, n int) []group {
+	return c.v.withFields(singleJobs(c.name+suffix, n, c.v.tenant, c.job))
+}
+
+// submitSingle submits a group with one job, the i-th of its load: over HTTP or as a message, as
+// the variant says.
+func (c *compareRun) submitSingle(ctx context.Context, g group, i int) error {
+	if !c.v.http {
+		return c.publishSingle(ctx, g, i)
+	}
+	body, err := g.complete(i)
+	if err != nil {
 		return err
 	}
-	pipe := c.fleet.Conn.Cmd.Pipeline()
-	if err := publish(ctx, pipe, c.space, "group.submit", data); err != nil {
-		return err
-	}
-	_, err := pipe.Exec(ctx)
+	_, err = c.api.SubmitJSON(ctx, body)
 	return err
-}
-
-// groupFields returns the fields that the variant adds to each group.
-func (c *compareRun) groupFields() map[string]any {
-	if c.v.aggregate == nil {
-		return nil
-	}
-	return map[string]any{"aggregate": c.v.aggregate}
-}
-
-func (c *compareRun) newProducer() *producer {
-	job := func(i int) []byte { return c.jobs[i%len(c.jobs)] }
-	return &producer{conn: c.fleet.Conn, space: c.space, batch: perMessage, job: job}
 }
 
 const (
@@ -179,8 +164,8 @@ const (
 	aggregateSpread = "spread"
 )
 
-// encodeJobs returns the jobs of one period, encoded.
-func (v compareVariant) encodeJobs() [][]byte {
+// encodeJobs returns the jobs of the variant. They repeat after one period.
+func (v compareVariant) encodeJobs() func(int) []byte {
 	jobs := make([][]byte, comparePeriod)
 	for i := range jobs {
 		fields := ""
@@ -192,16 +177,13 @@ func (v compareVariant) encodeJobs() [][]byte {
 		}
 		jobs[i] = encodeJob(comparePayload, fields)
 	}
-	return jobs
+	return func(i int) []byte { return jobs[i%comparePeriod] }
 }
 
-// await waits until the groups are completed, and checks that their jobs did what the variant says.
-func (c *compareRun) await(ctx context.Context, groups []group, jobs int) ([]groupEnd, error) {
-	var ids []string
-	for _, g := range groups {
-		ids = append(ids, g.id)
-	}
-	ends, err := c.ends.awaitCompleted(ctx, ids)
+// awaitChecked waits until the groups are completed, and checks that their jobs did what the
+// variant says.
+func (c *compareRun) awaitChecked(ctx context.Context, groups []group, jobs int) ([]groupEnd, error) {
+	ends, err := c.ends.awaitCompleted(ctx, groups)
 	if err != nil {
 		return nil, err
 	}

@@ -127,12 +127,12 @@ func TestCompareComputesMediansAndRatios(t *testing.T) {
 
 func TestEndListenerReportsGroupsThatAreNotCompleted(t *testing.T) {
 	e := &endListener{ends: map[string]groupEnd{
-		"a": {group: &api.Group{Status: api.StatusCompleted}}, "b": {group: &api.Group{Status: api.StatusFailed, Counts: api.Counts{Failed: 3}}},
+		"a": {group: &api.Group{Status: api.StatusCompleted}}, "b": {group: &api.Group{ID: "b", Status: api.StatusFailed, Counts: api.Counts{Failed: 3}}},
 	}}
-	got, err := e.completed([]string{"a", "c"})
+	got, err := e.completed([]group{{id: "a"}, {id: "c"}})
 	require.NoError(t, err)
 	require.Len(t, got, 1)
-	_, err = e.completed([]string{"a", "b"})
+	_, err = e.completed([]group{{id: "a"}, {id: "b"}})
 	require.ErrorContains(t, err, "await group b: it is FAILED with 3 failed jobs")
 }
 

@@ -2,8 +2,7 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"strconv"
+	"slices"
 	"time"
 )
 
@@ -58,51 +57,28 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		RPS:          o.RPS,
 		IdealSeconds: round4(float64(o.Jobs) / float64(o.RPS)),
 	}
-	x, err := startExperiment(ctx, o.Options, setup{
-		env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
-	})
+	x, err := o.experiment(ctx, "congestion", func(x *run) error {
+		return x.submit(ctx, divideJobs(x.name, o.Jobs, o.Tenants, 1, nil)...)
+	}, globalLimit(o.RPS))
 	if err != nil {
 		return out, err
 	}
-	defer x.close()
 	out.Overrides = x.overrides
-	groups := make([]group, o.Tenants)
-	for i := range groups {
-		groups[i] = group{
-			id:     fmt.Sprintf("%s-%d", x.name, i),
-			tenant: fmt.Sprintf("tenant-%d", i),
-			jobs:   o.Jobs*(i+1)/o.Tenants - o.Jobs*i/o.Tenants,
-		}
-	}
-	if err := x.submit(ctx, groups...); err != nil {
-		return out, err
-	}
-	ended, log, err := x.finish(ctx, "congestion")
-	if err != nil {
-		return out, err
-	}
-	permits, starts := permitEvents(log, nil), startEvents(log, nil)
-	if len(permits) == 0 {
-		return out, errNoPermits
-	}
-	out.MakespanSeconds = makespan(ended)
-	out.MakespanRatio = ratio(out.MakespanSeconds, out.IdealSeconds)
-	var throttles int64
-	first := ended[0].Created
-	for _, g := range ended {
-		throttles += g.Throttles
-		if g.Created.Before(first) {
-			first = g.Created
-		}
-	}
-	for _, g := range ended {
-		out.TenantSeconds = append(out.TenantSeconds, g.JobsEnded.Sub(first).Seconds())
-	}
-	out.ThrottlesPerJob = ratio(float64(throttles), float64(o.Jobs))
 	limit, err := x.limitRule(o.RPS)
 	if err != nil {
 		return out, err
 	}
+	permits, starts := permitEvents(x.log, nil), startEvents(x.log, nil)
+	if len(permits) == 0 {
+		return out, errNoPermits
+	}
+	out.MakespanSeconds = makespan(x.ended)
+	out.MakespanRatio = ratio(out.MakespanSeconds, out.IdealSeconds)
+	first := slices.MinFunc(x.ended, func(a, b groupState) int { return a.Created.Compare(b.Created) })
+	for _, g := range x.ended {
+		out.TenantSeconds = append(out.TenantSeconds, g.JobsEnded.Sub(first.Created).Seconds())
+	}
+	out.ThrottlesPerJob = ratio(float64(sumThrottles(x.ended)), float64(o.Jobs))
 	out.Windows, out.Permits = limit.windowCount(permits), sumEvents(permits)
 	out.WindowsOverLimit, out.MaxOver = limit.windowsOver(permits)
 	// All jobs were accepted before the first permit, and some waited until the last permit, so all

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/journal"
@@ -45,72 +44,59 @@ func idleTenant(i int) string { return fmt.Sprintf("idle-%d", i) }
 
 func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, error) {
 	out := Elastic{Partitions: partitions}
-	x, err := startExperiment(ctx, o.Options, setup{
-		partitions: partitions,
-		env:        map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)},
-	})
-	if err != nil {
-		return out, err
-	}
-	defer x.close()
-	out.Overrides = x.overrides
-	limit, err := x.limitRule(o.RPS)
-	if err != nil {
-		return out, err
-	}
-	share := limit.perWindow / elasticTenants
-	busy := group{
-		id:     x.name + "-busy",
-		tenant: "busy",
-		jobs: int(float64(limit.perWindow) * (elasticAloneTime.Seconds()/limit.window.Seconds() +
-			returnBacklogWindows)),
-	}
-	if err := x.submit(ctx, busy); err != nil {
-		return out, err
-	}
-	busyFrom, err := x.awaitAccepted(ctx, []group{busy})
-	if err != nil {
-		return out, err
-	}
+	o.Partitions = partitions
+	var limit limitRule
+	var busyFrom, busyTo int64
+	var returning []group
 	part := fmt.Sprintf("elastic, %d partitions", partitions)
-	for began, n := time.Now(), 0; time.Since(began) < elasticAloneTime; n++ {
-		g := group{id: fmt.Sprintf("%s-trickle-%d", x.name, n), tenant: idleTenant(n % (elasticTenants - 1)), jobs: 1}
-		if err := x.submit(ctx, g); err != nil {
-			return out, err
+	x, err := o.experiment(ctx, part, func(x *run) (err error) {
+		if limit, err = x.limitRule(o.RPS); err != nil {
+			return err
 		}
-		x.progress(part, int64(time.Since(began)), int64(2*elasticAloneTime))
-		if err := redisx.Sleep(ctx, trickleInterval); err != nil {
-			return out, err
+		windows := elasticAloneTime.Seconds()/limit.window.Seconds() + returnBacklogWindows
+		busy := group{id: x.name + "-busy", tenant: "busy", jobs: int(float64(limit.perWindow) * windows)}
+		if err := x.submit(ctx, busy); err != nil {
+			return err
 		}
-	}
-	busyTo, err := x.redisClock(ctx)
+		if busyFrom, err = x.awaitAccepted(ctx, busy); err != nil {
+			return err
+		}
+		for began, n := time.Now(), 0; time.Since(began) < elasticAloneTime; n++ {
+			id, tenant := fmt.Sprintf("%s-trickle-%d", x.name, n), idleTenant(n%(elasticTenants-1))
+			if err := x.submit(ctx, group{id: id, tenant: tenant, jobs: 1}); err != nil {
+				return err
+			}
+			o.progress(part, int(time.Since(began)), int(2*elasticAloneTime))
+			if err := redisx.Sleep(ctx, trickleInterval); err != nil {
+				return err
+			}
+		}
+		now, err := x.now(ctx)
+		if err != nil {
+			return err
+		}
+		busyTo = now.UnixMicro()
+		for i := range elasticTenants - 1 {
+			returning = append(returning, group{
+				id:     fmt.Sprintf("%s-return-%d", x.name, i),
+				tenant: idleTenant(i),
+				jobs:   int(limit.perWindow/elasticTenants) * returnBacklogWindows,
+			})
+		}
+		return x.submit(ctx, returning...)
+	}, globalLimit(o.RPS))
 	if err != nil {
 		return out, err
 	}
-	returning := make([]group, elasticTenants-1)
-	for i := range returning {
-		returning[i] = group{
-			id:     fmt.Sprintf("%s-return-%d", x.name, i),
-			tenant: idleTenant(i),
-			jobs:   int(share) * returnBacklogWindows,
-		}
-	}
-	if err := x.submit(ctx, returning...); err != nil {
-		return out, err
-	}
-	ended, log, err := x.finish(ctx, part)
-	if err != nil {
-		return out, err
-	}
-	permits := permitEvents(log, nil)
-	if len(permits) == 0 {
+	if len(x.log.Permits) == 0 {
 		return out, errNoPermits
 	}
 	returned := map[string]int64{}
-	for _, g := range ended[len(ended)-len(returning):] {
+	for _, g := range x.ended[len(x.ended)-len(returning):] {
 		returned[g.tenant] = g.Created.UnixMicro()
 	}
-	out.count(limit, log, busyFrom, busyTo, returned, share)
+	out.Overrides = x.overrides
+	out.count(limit, x.log, busyFrom, busyTo, returned, limit.perWindow/elasticTenants)
 	return out, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 )
 
 // FairnessOptions say which parts are run and how large they are.
@@ -26,7 +25,7 @@ type Fairness struct {
 	*AdmitCost
 	*Idle
 	*RetryAfter
-	Overrides map[string]map[string]string `json:"overrides"` // by part; see FleetOptions.Overrides
+	Overrides map[string]map[string]string `json:"overrides"` // by part; see Options.overrides
 }
 
 // fairnessPart is one experiment of [RunFairness]. run fills in its figures and returns the
@@ -72,43 +71,27 @@ func RunFairness(ctx context.Context, o FairnessOptions) (Fairness, error) {
 	return out, errors.Join(errs...)
 }
 
-// unlimited returns a setup without a global limit, in which the number of slots limits the speed.
-func unlimited() setup {
-	return setup{env: map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": "0"}}
-}
-
-// workerSlots returns the number of slots of one worker process.
-func (x *experiment) workerSlots() int {
-	if n, err := strconv.Atoi(x.overrides["BULKACTION_WORKER_COUNT"]); err == nil && n > 0 {
-		return n
-	}
-	return 10
-}
-
 // Size of the small groups, which is the same in all parts.
 const (
 	smallJobs    = 20
 	smallSleepMS = 10
 )
 
-func (x *experiment) smallGroup(kind string, i int, tenant string) group {
+func (r *run) smallGroup(kind string, i int, tenant string) group {
 	return group{
-		id:      fmt.Sprintf("%s-%s-%d", x.name, kind, i),
-		tenant:  tenant,
-		jobs:    smallJobs,
-		payload: sleeping(smallSleepMS),
+		id: fmt.Sprintf("%s-%s-%d", r.name, kind, i), tenant: tenant, jobs: smallJobs, job: sleeping(smallSleepMS),
 	}
 }
 
 // runOneByOne submits each group when the previous one is completed. It returns the seconds that
 // each took from accepted to COMPLETED, in the order of groups.
-func (x *experiment) runOneByOne(ctx context.Context, part string, groups []group) ([]float64, error) {
+func (r *run) runOneByOne(ctx context.Context, part string, groups ...group) ([]float64, error) {
 	took := make([]float64, 0, len(groups))
 	for _, g := range groups {
-		if err := x.submit(ctx, g); err != nil {
+		if err := r.submit(ctx, g); err != nil {
 			return nil, err
 		}
-		ended, err := x.await(ctx, part, []group{g})
+		ended, err := r.await(ctx, part, []group{g})
 		if err != nil {
 			return nil, err
 		}
@@ -119,15 +102,15 @@ func (x *experiment) runOneByOne(ctx context.Context, part string, groups []grou
 
 // runAlone returns the seconds that n small groups take when they run one by one and nothing else
 // runs. It runs a few more groups first, to warm up. kind becomes part of the groups' ids.
-func (x *experiment) runAlone(
+func (r *run) runAlone(
 	ctx context.Context, part, kind string, n int, tenant func(i int) string,
 ) ([]float64, error) {
 	const warm = 3
 	groups := make([]group, warm+n)
 	for i := range groups {
-		groups[i] = x.smallGroup(kind, i, tenant(i))
+		groups[i] = r.smallGroup(kind, i, tenant(i))
 	}
-	took, err := x.runOneByOne(ctx, part+", alone", groups)
+	took, err := r.runOneByOne(ctx, part+", alone", groups...)
 	if err != nil {
 		return nil, err
 	}

@@ -51,9 +51,10 @@ func TestParseMonitorLineIgnoresCommandsOfScripts(t *testing.T) {
 
 func TestCommandTime(t *testing.T) {
 	info := "# Commandstats\r\ncmdstat_eval:calls=1,usec=9,usec_per_call=9.00\r\ncmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,rejected_calls=0\r\n"
-	require.EqualValues(t, 120, commandTime(info, "evalsha"))
-	require.EqualValues(t, 9, commandTime(info, "eval"))
-	require.Zero(t, commandTime(info, "get"))
+	byName := readInfo(info).byName
+	require.Equal(t, commandUse{calls: 3, us: 120}, byName["evalsha"])
+	require.Equal(t, commandUse{calls: 1, us: 9}, byName["eval"])
+	require.Zero(t, byName["get"])
 }
 
 func TestCountTries(t *testing.T) {
@@ -90,12 +91,12 @@ func TestMakespanIsFromTheFirstAcceptedToTheLastEnded(t *testing.T) {
 func TestOverridesAreWhatTheProcessesAreGiven(t *testing.T) {
 	// a variable of this process: the fleet does not inherit it
 	t.Setenv("BULKACTION_WORKER_COUNT", "77")
-	o := FleetOptions{Env: []string{"BULKACTION_LEASE=1s", "BULKACTION_LOG_LEVEL=info", "BULKACTION_LEASE=2s"}}
+	o := Options{Env: []string{"BULKACTION_LEASE=1s", "BULKACTION_LOG_LEVEL=info", "BULKACTION_LEASE=2s"}}
 	require.Equal(t, map[string]string{
 		"BULKACTION_API_ADDR": "127.0.0.1:0", "BULKACTION_LOG_LEVEL": "info", "BULKACTION_WORKER_TYPES": "NOOP", "BULKACTION_LEASE": "2s",
-	}, o.Overrides())
+	}, o.overrides("BULKACTION_LEASE=7s"))
 
-	x := experiment{overrides: map[string]string{}}
+	x := run{overrides: map[string]string{}}
 	r, err := x.limitRule(30)
 	require.NoError(t, err)
 	require.Equal(t, limitRule{"fixed", time.Second, 30}, r)

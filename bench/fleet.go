@@ -1,6 +1,10 @@
 // Package bench measures the system as it is deployed: real processes on a private redis-server.
 // Its figures come from Redis, the operating system, the processes' journals and the load
 // generator's clock, not from metrics that the processes show about themselves.
+//
+// One harness starts Redis and the roles (fleet), publishes a load and waits for it (run), and
+// measures what was used meanwhile (fleetUse). Each experiment is a file with its load, its figures
+// and its result.
 package bench
 
 import (
@@ -9,6 +13,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,32 +30,25 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Fleet runs the processes of all six roles and the Redis that they use.
-type Fleet struct {
-	Conn *redisx.Conn
-	URL  string
-
-	servers []*redisproc.Server // private ones; empty when FleetOptions.RedisURL was given
-	procs   []process
-}
-
-type process struct {
-	*childproc.Child
-	role string
-	log  *childproc.Tail
-}
-
-// FleetOptions say what to start. Role is the command that starts a role, for example
+// Options say on what an experiment runs. Role is the command that starts a role, for example
 // {"bulkaction", "role"}; the name of the role is appended.
-type FleetOptions struct {
-	Role     []string
-	RedisURL string         // "": private redis-servers
-	AOF      bool           // the private redis-server writes an append-only file
-	Masters  int            // of a private cluster; up to 1: a single server
-	Env      []string       // NAME=value for the roles; wins over all other settings
-	Replicas map[string]int // processes of each role; 1 for a role that is missing
-	Journal  string         // folder in which processes log permits and starts; "": no logs
-	Profile  string         // folder in which processes write CPU profiles; "": none
+type Options struct {
+	Role       []string
+	RedisURL   string         // "": private redis-servers for each run
+	AOF        bool           // the private redis-server writes an append-only file
+	Masters    int            // of a private cluster; up to 1: a single server
+	Partitions int            // 0: 1
+	Replicas   map[string]int // processes of each role; 1 for a role that is missing
+	Env        []string       // NAME=value for the roles; wins over the experiment's own settings
+	Profile    string         // folder in which processes write CPU profiles; "": none
+	// Progress is called with the progress of each part of an experiment; it may be nil.
+	Progress func(part string, done, total int64)
+}
+
+func (o *Options) progress(part string, done, total int) {
+	if o.Progress != nil && part != "" {
+		o.Progress(part, int64(done), int64(total))
+	}
 }
 
 // defaultEnv has the settings of each fleet, unless others win: an API address that is always free,
@@ -60,12 +59,12 @@ var defaultEnv = map[string]string{
 	"BULKACTION_WORKER_TYPES": "NOOP",
 }
 
-// Overrides returns the settings that the fleet gives to its processes: those of defaultEnv and
-// o.Env, without the URL of Redis. The processes inherit no variable of this process that begins
-// with BULKACTION_ or OTEL_, so all other settings have their defaults.
-func (o FleetOptions) Overrides() map[string]string {
+// overrides returns the settings that a fleet gives to its processes: those of defaultEnv, env and
+// o.Env, without the URL of Redis. The last one of a name wins. The processes inherit no variable
+// of this process that begins with BULKACTION_ or OTEL_, so all other settings have their defaults.
+func (o *Options) overrides(env ...string) map[string]string {
 	all := maps.Clone(defaultEnv)
-	for _, kv := range o.Env {
+	for _, kv := range slices.Concat(env, o.Env) {
 		name, value, _ := strings.Cut(kv, "=")
 		all[name] = value
 	}
@@ -75,60 +74,75 @@ func (o FleetOptions) Overrides() map[string]string {
 // roles has the names of the roles, in the order in which they start.
 var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"}
 
-// StartFleet starts Redis, unless the options name one, and then the processes. It waits for Redis,
-// but not until the processes are ready. With an error nothing keeps running that it started.
-func StartFleet(ctx context.Context, o FleetOptions) (*Fleet, error) {
-	f := &Fleet{URL: o.RedisURL}
-	if f.URL == "" {
-		var err error
-		if f.servers, f.URL, err = startRedis(ctx, o.Masters, o.AOF); err != nil {
-			return nil, err
+// Roles returns the names of the roles, each of which may have several processes.
+func Roles() []string { return slices.Clone(roles) }
+
+// fleet is a Redis, and the processes of the roles that run on it.
+type fleet struct {
+	conn    *redisx.Conn
+	url     string
+	servers []*redisproc.Server // private ones
+	procs   []process
+}
+
+type process struct {
+	*childproc.Child
+	role string
+	log  *childproc.Tail
+}
+
+// startRedis returns a fleet without processes: a private Redis, or the one that o names. pool is
+// the largest number of connections.
+func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
+	f := &fleet{url: o.RedisURL}
+	if f.url == "" {
+		if err := f.startServers(ctx, max(1, o.Masters), o.AOF); err != nil {
+			return nil, errors.Join(err, f.close())
 		}
 	}
-	conn, err := redisx.Connect(ctx, redisx.Config{URL: f.URL, PoolMaxActive: 20, CommandTimeout: 10 * time.Second})
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	f.Conn = conn
-	for _, role := range roles {
-		for i := range max(1, o.Replicas[role]) {
-			if err := f.start(o, role, i); err != nil {
-				return nil, errors.Join(err, f.Close())
-			}
-		}
+	var err error
+	config := redisx.Config{URL: f.url, PoolMaxActive: pool, CommandTimeout: 10 * time.Second}
+	if f.conn, err = redisx.Connect(ctx, config); err != nil {
+		return nil, errors.Join(err, f.close())
 	}
 	return f, nil
 }
 
-func (f *Fleet) start(o FleetOptions, role string, i int) error {
-	args := append(slices.Clone(o.Role[1:]), role)
-	if o.Journal != "" {
-		args = append(args, "--journal", o.Journal)
+// startRoles starts the processes of all roles with these settings. It does not wait until they are
+// ready. journals is the folder in which they log permits and starts; "": no logs.
+func (f *fleet) startRoles(o Options, overrides map[string]string, journals string) error {
+	for _, role := range roles {
+		for i := range max(1, o.Replicas[role]) {
+			args := append(slices.Clone(o.Role[1:]), role)
+			if journals != "" {
+				args = append(args, "--journal", journals)
+			}
+			if o.Profile != "" {
+				args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
+			}
+			cmd := exec.Command(o.Role[0], args...) // #nosec G204: the command comes from our own options
+			cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+				return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
+			})
+			cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.url)
+			for name, value := range overrides {
+				cmd.Env = append(cmd.Env, name+"="+value)
+			}
+			log := &childproc.Tail{}
+			cmd.Stderr, cmd.Stdout = log, io.Discard
+			child, err := childproc.Start(cmd)
+			if err != nil {
+				return fmt.Errorf("start %s: %w", role, err)
+			}
+			f.procs = append(f.procs, process{child, role, log})
+		}
 	}
-	if o.Profile != "" {
-		args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
-	}
-	cmd := exec.Command(o.Role[0], args...) // #nosec G204: the command comes from our own options
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
-	})
-	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.URL)
-	for name, value := range o.Overrides() {
-		cmd.Env = append(cmd.Env, name+"="+value)
-	}
-	log := &childproc.Tail{}
-	cmd.Stderr, cmd.Stdout = log, io.Discard
-	child, err := childproc.Start(cmd)
-	if err != nil {
-		return fmt.Errorf("start %s: %w", role, err)
-	}
-	f.procs = append(f.procs, process{child, role, log})
 	return nil
 }
 
-// Check returns an error with the last output of a process that has ended; nil if all processes
+// check returns an error with the last output of a process that has ended; nil if all processes
 // run.
-func (f *Fleet) Check() error {
+func (f *fleet) check() error {
 	for _, p := range f.procs {
 		if !p.Running() {
 			return fmt.Errorf("the %s has ended: %s", p.role, p.log)
@@ -140,10 +154,10 @@ func (f *Fleet) Check() error {
 // stopGrace is the time that a process has to stop before it is killed.
 const stopGrace = 15 * time.Second
 
-// Stop signals all processes at once, kills those that still run after stopGrace, and waits for
+// stop signals all processes at once, kills those that still run after stopGrace, and waits for
 // their end; Redis keeps running. It returns an error if a process did not end with success. It
 // sends one signal to each process, since a second one would end the process without a drain.
-func (f *Fleet) Stop() error {
+func (f *fleet) stop() error {
 	var wg sync.WaitGroup
 	for _, p := range f.procs {
 		wg.Go(func() { p.Stop(stopGrace) })
@@ -159,11 +173,23 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
+// close stops the processes, closes the connection, and stops the private redis-servers.
+func (f *fleet) close() error {
+	errs := []error{f.stop()}
+	if f.conn != nil {
+		errs = append(errs, f.conn.Close())
+	}
+	for _, s := range f.servers {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
 // removeKeys deletes all keys with a prefix. It gives up after a minute.
-func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
+func (f *fleet) removeKeys(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return f.Conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+	return f.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		keys := shard.Scan(ctx, 0, prefix+"*", 1000).Iterator()
 		for keys.Next(ctx) {
 			if err := shard.Unlink(ctx, keys.Val()).Err(); err != nil {
@@ -174,12 +200,49 @@ func (f *Fleet) removeKeys(ctx context.Context, prefix string) error {
 	})
 }
 
-// Close stops the processes, closes Conn, and stops the private redis-servers.
-func (f *Fleet) Close() error {
-	errs := []error{f.Stop()}
-	if f.Conn != nil {
-		errs = append(errs, f.Conn.Close())
+// now returns the time of Redis's clock.
+func (f *fleet) now(ctx context.Context) (time.Time, error) {
+	t, err := f.conn.Cmd.Time(ctx).Result()
+	if err != nil {
+		return t, fmt.Errorf("ask for Redis's time: %w", err)
 	}
-	errs = append(errs, closeAll(f.servers))
-	return errors.Join(errs...)
+	return t, nil
+}
+
+// clockOffset returns Redis's clock minus the clock of this process.
+func (f *fleet) clockOffset(ctx context.Context) (time.Duration, error) {
+	before := time.Now()
+	t, err := f.now(ctx)
+	return t.Sub(before.Add(time.Since(before) / 2)), err
+}
+
+// freeAddr returns a loopback address on which no process listens now.
+func freeAddr(ctx context.Context) (string, error) {
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	defer listener.Close()
+	return listener.Addr().String(), nil
+}
+
+// awaitAPI waits until the API of ingest answers, with any status. It is an error if a process of
+// the fleet has ended.
+func (f *fleet) awaitAPI(ctx context.Context, addr string) error {
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
+		if err != nil {
+			return err
+		}
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			return resp.Body.Close()
+		}
+		if err := f.check(); err != nil {
+			return err
+		}
+		if err := redisx.Sleep(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
 }

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -32,40 +31,37 @@ const (
 )
 
 func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	x, err := startExperiment(ctx, o.Options, unlimited())
-	if err != nil {
-		return nil, err
-	}
-	defer x.close()
 	b := &BehindHugeGroup{BehindHugeJobs: hugeJobs}
-	tenant := func(int) string { return "one" }
-	if b.BehindAloneSeconds, err = x.runAlone(ctx, "behind", "alone", behindSmallGroups, tenant); err != nil {
-		return nil, err
-	}
-	huge := group{id: x.name + "-huge", tenant: tenant(0), jobs: hugeJobs, payload: sleeping(hugeSleepMS)}
-	if err := x.submit(ctx, huge); err != nil {
-		return nil, err
-	}
-	if _, err := x.awaitAccepted(ctx, []group{huge}); err != nil {
-		return nil, err
-	}
-	small := make([]group, behindSmallGroups)
-	for i := range small {
-		small[i] = x.smallGroup("behind", i, tenant(i))
-	}
-	if b.BehindSeconds, err = x.runOneByOne(ctx, "behind", small); err != nil {
-		return nil, err
-	}
-	now, err := x.readGroups(ctx, []group{huge})
+	tenant := named("one")
+	x, err := o.experiment(ctx, "behind, rest of the huge group", func(x *run) (err error) {
+		if b.BehindAloneSeconds, err = x.runAlone(ctx, "behind", "alone", behindSmallGroups, tenant); err != nil {
+			return err
+		}
+		huge := group{id: x.name + "-huge", tenant: tenant(0), jobs: hugeJobs, job: sleeping(hugeSleepMS)}
+		if err := x.submit(ctx, huge); err != nil {
+			return err
+		}
+		if _, err := x.awaitAccepted(ctx, huge); err != nil {
+			return err
+		}
+		small := make([]group, behindSmallGroups)
+		for i := range small {
+			small[i] = x.smallGroup("behind", i, tenant(i))
+		}
+		if b.BehindSeconds, err = x.runOneByOne(ctx, "behind", small...); err != nil {
+			return err
+		}
+		now, err := x.states(ctx, []group{huge})
+		if err != nil {
+			return err
+		}
+		if b.BehindHugeLeft = now[0].Counts.Accepted - now[0].Counts.Done; b.BehindHugeLeft == 0 {
+			return errors.New("the huge group ended before the small groups, so they did not run behind it")
+		}
+		return nil
+	}, noGlobalLimit)
 	if err != nil {
 		return nil, err
-	}
-	b.BehindHugeLeft = now[0].Counts.Accepted - now[0].Counts.Done
-	if b.BehindHugeLeft == 0 {
-		return nil, errors.New("the huge group ended before the small groups, so they did not run behind it")
-	}
-	if _, _, err := x.finish(ctx, "behind, rest of the huge group"); err != nil {
-		return nil, fmt.Errorf("after the small groups: %w", err)
 	}
 	b.BehindFirst = true
 	b.BehindP50, b.BehindMax, b.BehindAloneMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,58 +32,53 @@ const (
 )
 
 func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	x, err := startExperiment(ctx, o.Options, setup{})
-	if err != nil {
-		return nil, err
-	}
-	defer x.close()
-	// A worker that has run jobs behaves differently while idle than one that never has, so some
-	// jobs run first.
-	if _, err := x.runOneByOne(ctx, "idle", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
-		return nil, err
-	}
-	if err := redisx.Sleep(ctx, idleSettle); err != nil {
-		return nil, err
-	}
-	x.progress("idle", 1, 2)
-	names := map[string]string{}
-	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
-		return nil, err
-	}
-	counts, took, err := countCommands(ctx, x.fleet.URL, idleFor)
-	if err != nil {
-		return nil, fmt.Errorf("count commands: %w", err)
-	}
-	// connections that were opened while the commands were counted
-	if err := clientNames(ctx, x.fleet.Conn, names); err != nil {
-		return nil, err
-	}
-	out.Idle = &Idle{
-		IdleByRole:  map[string]float64{},
-		IdleByName:  map[string]map[string]float64{},
-		IdleSeconds: round2(took.Seconds()),
-	}
-	for _, p := range x.fleet.procs { // one process of each role
-		n, byName := 0, map[string]int{}
-		for c, count := range counts {
-			if strings.Contains(names[c.addr], fmt.Sprintf("-%d-", p.PID())) {
-				n += count
-				byName[c.name] += count
+	idle := &Idle{IdleByRole: map[string]float64{}, IdleByName: map[string]map[string]float64{}}
+	x, err := o.experiment(ctx, "idle", func(x *run) error {
+		// A worker that has run jobs behaves differently while idle than one that never has, so
+		// some jobs run first.
+		if _, err := x.runOneByOne(ctx, "idle", x.smallGroup("warm", 0, "warm")); err != nil {
+			return err
+		}
+		if err := redisx.Sleep(ctx, idleSettle); err != nil {
+			return err
+		}
+		o.progress("idle", 1, 2)
+		names := map[string]string{}
+		if err := clientNames(ctx, x.conn, names); err != nil {
+			return err
+		}
+		counts, took, err := countCommands(ctx, x.url, idleFor)
+		if err != nil {
+			return fmt.Errorf("count commands: %w", err)
+		}
+		// connections that were opened while the commands were counted
+		if err := clientNames(ctx, x.conn, names); err != nil {
+			return err
+		}
+		idle.IdleSeconds = round2(took.Seconds())
+		for _, p := range x.procs { // one process of each role
+			n, byName := 0, map[string]float64{}
+			for c, count := range counts {
+				if strings.Contains(names[c.addr], fmt.Sprintf("-%d-", p.PID())) {
+					n += count
+					byName[c.name] += float64(count)
+				}
 			}
+			for name, count := range byName {
+				byName[name] = round2(count / took.Seconds())
+			}
+			idle.IdleByName[p.role], idle.IdleByRole[p.role] = byName, round2(float64(n)/took.Seconds())
+			idle.IdleCommands = max(idle.IdleCommands, idle.IdleByRole[p.role])
 		}
-		out.IdleByName[p.role] = map[string]float64{}
-		for name, count := range byName {
-			out.IdleByName[p.role][name] = round2(float64(count) / took.Seconds())
+		if idle.IdleCommands == 0 {
+			return errors.New("count commands: no process sent any")
 		}
-		out.IdleByRole[p.role] = round2(float64(n) / took.Seconds())
-		out.IdleCommands = max(out.IdleCommands, out.IdleByRole[p.role])
-	}
-	if out.IdleCommands == 0 {
-		return nil, errors.New("count commands: no process sent any")
-	}
-	if _, _, err := x.finish(ctx, "idle"); err != nil {
+		return nil
+	})
+	if err != nil {
 		return nil, err
 	}
+	out.Idle = idle
 	return x.overrides, nil
 }
 
@@ -128,7 +124,7 @@ func countCommands(ctx context.Context, url string, lasts time.Duration) (map[cl
 	}
 	defer conn.Close()
 	if opt.Password != "" {
-		if _, err := fmt.Fprintf(conn, "AUTH %s %s\r\n", defaultUser(opt.Username), opt.Password); err != nil {
+		if _, err := fmt.Fprintf(conn, "AUTH %s %s\r\n", cmp.Or(opt.Username, "default"), opt.Password); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -157,13 +153,6 @@ func countCommands(ctx context.Context, url string, lasts time.Duration) (map[cl
 			counts[c]++
 		}
 	}
-}
-
-func defaultUser(name string) string {
-	if name == "" {
-		return "default"
-	}
-	return name
 }
 
 // parseMonitorLine reads a line that Redis's MONITOR prints for a command, such as

@@ -93,8 +93,11 @@ func TestStatistics(t *testing.T) {
 	require.Zero(t, percentile(nil, 99))
 	require.Equal(t, []float64{5, 1, 4, 2, 3}, values, "percentile must not sort its argument")
 
-	require.Equal(t, []float64{0.25, 0.75}, sharesOf([]int64{1, 3}))
-	require.Equal(t, []float64{0, 0}, sharesOf([]int64{0, 0}))
+	shares, sum := sharesOf([]int64{1, 3})
+	require.Equal(t, []float64{0.25, 0.75}, shares)
+	require.EqualValues(t, 4, sum)
+	shares, _ = sharesOf([]int64{0, 0})
+	require.Equal(t, []float64{0, 0}, shares)
 	require.InDelta(t, 0.0, worstDeviation([]int64{100, 200, 400}, []float64{1, 2, 4}), 0)
 	require.InDelta(t, 0.4, worstDeviation([]int64{60, 200, 440}, []float64{1, 2, 4}), 0, "the largest deviation, relative to the due part")
 	require.InDelta(t, 1.0, worstDeviation([]int64{0, 300}, []float64{1, 2}), 0, "a count of 0 deviates by 100%")

@@ -2,18 +2,15 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // Limiters has the names of all limiters.
@@ -22,9 +19,9 @@ var Limiters = []string{"fixed", "sliding", "token"}
 // LimitsOptions say which combinations of limiter, window and partitions are tried.
 type LimitsOptions struct {
 	Options
-	Limiters   []string
-	Windows    []time.Duration
-	Partitions []int
+	Limiters        []string
+	Windows         []time.Duration
+	PartitionCounts []int
 	// size of each run: the seconds that the limit needs for its jobs; 0: 10. Runs with long
 	// windows get at least five windows of jobs
 	Seconds   float64
@@ -50,17 +47,17 @@ type LimitRun struct {
 	Windows          int `json:"windows"`
 	WindowsOverLimit int `json:"windows_over_limit"`
 	// the largest number of permits beyond the limit
-	MaxOver float64 `json:"max_over"`
+	MaxOver float64 `json:"max_over" text:"-"`
 	// permits spent / permits of the limit, in the whole windows in which jobs waited
 	LimitUsedRatio  float64           `json:"limit_used_ratio"`
-	UsedWindows     int               `json:"used_windows"` // the number of these windows
-	Jobs            int64             `json:"jobs"`
-	Permits         int64             `json:"permits"`
-	Promoted        int64             `json:"promoted"` // permits that promotions spent
-	Starts          int64             `json:"starts"`
+	UsedWindows     int               `json:"used_windows" text:"-"` // the number of these windows
+	Jobs            int64             `json:"jobs" text:"-"`
+	Permits         int64             `json:"permits" text:"-"`
+	Promoted        int64             `json:"promoted" text:"-"` // permits that promotions spent
+	Starts          int64             `json:"starts" text:"-"`
 	Unpermitted     int64             `json:"starts_without_permit"` // starts beyond the number of permits
 	Retries         int64             `json:"retries"`
-	ThrottlesPerJob float64           `json:"throttles_per_job"`
+	ThrottlesPerJob float64           `json:"throttles_per_job" text:"-"`
 	Overrides       map[string]string `json:"overrides"`
 }
 
@@ -82,7 +79,7 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	out := Limits{RPS: o.RPS}
 	for _, limiter := range o.Limiters {
 		for _, window := range o.Windows {
-			for _, partitions := range o.Partitions {
+			for _, partitions := range o.PartitionCounts {
 				out.Runs = append(out.Runs, LimitRun{
 					Limiter:    limiter,
 					WindowMS:   window.Milliseconds(),
@@ -98,30 +95,20 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return int(out.Runs[b].WindowMS - out.Runs[a].WindowMS) })
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	next := make(chan int, len(order))
+	runs, running := errgroup.WithContext(ctx)
+	runs.SetLimit(o.Parallel)
 	for _, i := range order {
-		next <- i
-	}
-	close(next)
-	var wg sync.WaitGroup
-	errs := make([]error, len(order))
-	for range o.Parallel {
-		wg.Go(func() {
-			for i := range next {
-				if ctx.Err() != nil {
-					return
-				}
-				if err := o.runCombination(ctx, &out.Runs[i]); err != nil {
-					errs[i] = fmt.Errorf("%s: %w", out.Runs[i].name(), err)
-					cancel()
-				}
+		runs.Go(func() error {
+			if running.Err() != nil {
+				return running.Err()
 			}
+			if err := o.runCombination(running, &out.Runs[i]); err != nil {
+				return fmt.Errorf("%s: %w", out.Runs[i].name(), err)
+			}
+			return nil
 		})
 	}
-	wg.Wait()
-	if err := firstCause(errs); err != nil {
+	if err := runs.Wait(); err != nil {
 		return out, err
 	}
 	all := []map[string]string{}
@@ -129,7 +116,7 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 		all = append(all, out.Runs[i].Overrides)
 	}
 	if !o.NoElastic {
-		for _, partitions := range o.Partitions {
+		for _, partitions := range o.PartitionCounts {
 			e, err := runElastic(ctx, o, partitions)
 			if err != nil {
 				return out, fmt.Errorf("elastic with %d partitions: %w", partitions, err)
@@ -140,18 +127,6 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	}
 	out.Overrides = unionOverrides(all...)
 	return out, ctx.Err()
-}
-
-// firstCause returns the first error that is not a cancellation: a failed run cancels the other
-// runs, and a cancellation does not tell why. If all errors are cancellations, firstCause returns
-// them joined. Without errors it returns nil.
-func firstCause(errs []error) error {
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, context.Canceled) {
-			return err
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // unionOverrides returns the overrides of several runs together. A variable with different values
@@ -178,22 +153,15 @@ func (r *LimitRun) name() string {
 		time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
 }
 
-// someFailOnce is a payload function. 5% of its jobs fail once with a transient error, 2% are
-// throttled once.
-func someFailOnce(i int) json.RawMessage {
+// someFailOnce returns jobs. 5% of them fail once with a transient error, 2% are throttled once.
+func someFailOnce(i int) []byte {
 	switch {
 	case i%20 == 7:
-		return json.RawMessage(`{"fail":"retry","fail_times":1}`)
+		return []byte(`{"payload":{"fail":"retry","fail_times":1}}`)
 	case i%50 == 13:
-		return json.RawMessage(`{"fail":"throttle","fail_times":1}`)
+		return []byte(`{"payload":{"fail":"throttle","fail_times":1}}`)
 	}
-	return json.RawMessage(`{}`)
-}
-
-// delayedGroup is a group that is submitted some time after the start of a run.
-type delayedGroup struct {
-	after time.Duration
-	group
+	return []byte(`{"payload":{}}`)
 }
 
 // limitLoad returns the load of a run: groups that are submitted at the start, and occasional
@@ -201,15 +169,9 @@ type delayedGroup struct {
 // the same load.
 func limitLoad(name string, jobs int, seconds float64, seed uint64) (backlog []group, occasional []delayedGroup) {
 	occasionalJobs := int(float64(jobs) * occasionalPart)
-	left := jobs - occasionalJobs
-	for i := range backlogTenants {
-		n := left*(i+1)/backlogTenants - left*i/backlogTenants
-		backlog = append(backlog, group{
-			id:      fmt.Sprintf("%s-backlog-%d", name, i),
-			tenant:  fmt.Sprintf("backlog-%d", i),
-			jobs:    n,
-			payload: someFailOnce,
-		})
+	for i, g := range divideJobs(name+"-backlog", jobs-occasionalJobs, backlogTenants, 1, someFailOnce) {
+		g.tenant = fmt.Sprintf("backlog-%d", i)
+		backlog = append(backlog, g)
 	}
 	return backlog, occasionalGroups(name, occasionalJobs, seconds, rand.New(rand.NewPCG(seed, seed)))
 }
@@ -223,10 +185,10 @@ func occasionalGroups(name string, jobs int, seconds float64, random *rand.Rand)
 	out := make([]delayedGroup, occasionalCount)
 	for i := range out {
 		out[i] = delayedGroup{time.Duration(0.7 * seconds * random.Float64() * float64(time.Second)), group{
-			id:      fmt.Sprintf("%s-occasional-%d", name, i),
-			tenant:  fmt.Sprintf("occasional-%d", random.IntN(occasionalTenants)),
-			jobs:    max(1, int(float64(jobs)*weights[i]/sum)),
-			payload: someFailOnce,
+			id:     fmt.Sprintf("%s-occasional-%d", name, i),
+			tenant: fmt.Sprintf("occasional-%d", random.IntN(occasionalTenants)),
+			jobs:   max(1, int(float64(jobs)*weights[i]/sum)),
+			job:    someFailOnce,
 		}}
 	}
 	slices.SortFunc(out, func(a, b delayedGroup) int { return int(a.after - b.after) })
@@ -243,39 +205,31 @@ func (o LimitsOptions) runCombination(ctx context.Context, r *LimitRun) error {
 	seconds = max(seconds, limitWindows*window.Seconds())
 	limit := newLimitRule(r.Limiter, o.RPS, window)
 	jobs := int(seconds * float64(limit.perWindow) / window.Seconds())
-	env := map[string]string{"BULKACTION_BACKPRESSURE_GLOBAL_RPS": strconv.Itoa(o.RPS)}
+	env := []string{globalLimit(o.RPS)}
 	if r.Limiter != "fixed" {
-		env["BULKACTION_BACKPRESSURE_LIMITER"] = r.Limiter
+		env = append(env, "BULKACTION_BACKPRESSURE_LIMITER="+r.Limiter)
 	}
 	if window != time.Second {
-		env["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"] = window.String()
+		env = append(env, "BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="+window.String())
 	}
-	x, err := startExperiment(ctx, o.Options, setup{
-		r.Partitions,
-		env,
-		map[string]int{"fetcher": limitFetchers, "dispatcher": limitDispatchers},
-	})
+	o.Partitions = r.Partitions
+	o.Replicas = map[string]int{"fetcher": limitFetchers, "dispatcher": limitDispatchers}
+	var waitsFrom int64
+	x, err := o.experiment(ctx, r.name(), func(x *run) (err error) {
+		backlog, occasional := limitLoad(x.name, jobs, seconds, limitSeed)
+		if err := x.submit(ctx, backlog...); err != nil {
+			return err
+		}
+		if waitsFrom, err = x.awaitAccepted(ctx, backlog...); err != nil {
+			return err
+		}
+		return x.submitWhenDue(ctx, occasional)
+	}, env...)
 	if err != nil {
 		return err
 	}
-	defer x.close()
 	r.Overrides = x.overrides
-	backlog, occasional := limitLoad(x.name, jobs, seconds, limitSeed)
-	if err := x.submit(ctx, backlog...); err != nil {
-		return err
-	}
-	waitsFrom, err := x.awaitAccepted(ctx, backlog)
-	if err != nil {
-		return err
-	}
-	if err := x.submitWhenDue(ctx, occasional); err != nil {
-		return err
-	}
-	ended, log, err := x.finish(ctx, r.name())
-	if err != nil {
-		return err
-	}
-	return r.count(limit, ended, log, waitsFrom)
+	return r.count(limit, x.ended, x.log, waitsFrom)
 }
 
 // count computes the figures from the final groups and the journals. waitsFrom is the time (µs)
@@ -296,54 +250,10 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	// Until the last job of the backlogs is admitted there are always jobs that wait.
 	used, windows := limit.usedRatio(permits, max(waitsFrom, permits[0].at), admittedBacklog[len(admittedBacklog)-1].at)
 	r.LimitUsedRatio, r.UsedWindows = round4(used), windows
-	var throttles int64
 	for _, g := range ended {
 		r.Jobs += g.Counts.Accepted
 		r.Retries += g.Retries
-		throttles += g.Throttles
 	}
-	r.ThrottlesPerJob = ratio(float64(throttles), float64(r.Jobs))
-	return nil
-}
-
-// awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs, by
-// Redis's clock). It is an error if a process has ended; there is no time limit.
-func (x *experiment) awaitAccepted(ctx context.Context, groups []group) (int64, error) {
-	for {
-		now, err := x.readGroups(ctx, groups)
-		if err != nil {
-			return 0, err
-		}
-		missing := slices.ContainsFunc(groups, func(g group) bool {
-			return !slices.ContainsFunc(now, func(n groupState) bool {
-				return n.id == g.id && n.Counts.Accepted == int64(g.jobs)
-			})
-		})
-		if !missing {
-			return x.redisClock(ctx)
-		}
-		if err := x.fleet.Check(); err != nil {
-			return 0, err
-		}
-		if err := redisx.Sleep(ctx, pollInterval/4); err != nil {
-			return 0, err
-		}
-	}
-}
-
-// submitWhenDue submits each group at its time after the call, and returns after the last one.
-// Groups are ordered by time.
-func (x *experiment) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
-	began := time.Now()
-	for _, g := range groups {
-		if wait := g.after - time.Since(began); wait > 0 {
-			if err := redisx.Sleep(ctx, wait); err != nil {
-				return err
-			}
-		}
-		if err := x.submit(ctx, g.group); err != nil {
-			return err
-		}
-	}
+	r.ThrottlesPerJob = ratio(float64(sumThrottles(ended)), float64(r.Jobs))
 	return nil
 }

@@ -64,48 +64,38 @@ type noisyRun struct {
 func runBesideNoisy(
 	ctx context.Context, o FairnessOptions, part string, noisyJobs, sleepMS, processes int,
 ) (noisyRun, error) {
-	s := unlimited()
-	s.replicas = map[string]int{"worker": processes}
-	x, err := startExperiment(ctx, o.Options, s)
-	if err != nil {
-		return noisyRun{}, err
-	}
-	defer x.close()
-	out := noisyRun{overrides: x.overrides}
-	measureAlone := func(kind string) ([]float64, error) {
-		return x.runAlone(ctx, part, kind, smallTenants, func(i int) string { return fmt.Sprintf("alone-%d", i) })
-	}
-	first, err := measureAlone("alone")
-	if err != nil {
-		return out, err
-	}
-	earlier := len(x.groups)
-	if err := x.submit(
-		ctx, group{id: x.name + "-noisy", tenant: "noisy", jobs: noisyJobs, payload: sleeping(sleepMS)},
-	); err != nil {
-		return out, err
-	}
-	lasts := time.Duration(noisyJobs*sleepMS/x.workerSlots()/processes) * time.Millisecond
-	if err := x.submitWhenDue(ctx, x.smallGroupsAtRandom(lasts, o.Seed)); err != nil {
-		return out, err
-	}
-	ended, err := x.await(ctx, part, x.groups[earlier:])
-	if err != nil {
-		return out, err
-	}
-	second, err := measureAlone("again")
+	o.Replicas = map[string]int{"worker": processes}
+	var out noisyRun
+	var ended []groupState
+	x, err := o.experiment(ctx, part, func(x *run) error {
+		first, err := x.runAlone(ctx, part, "alone", smallTenants, aloneTenant)
+		if err != nil {
+			return err
+		}
+		earlier := len(x.groups)
+		noisy := group{id: x.name + "-noisy", tenant: "noisy", jobs: noisyJobs, job: sleeping(sleepMS)}
+		if err := x.submit(ctx, noisy); err != nil {
+			return err
+		}
+		lasts := time.Duration(noisyJobs*sleepMS/x.workerSlots()/processes) * time.Millisecond
+		if err := x.submitWhenDue(ctx, x.smallGroupsAtRandom(lasts, o.Seed)); err != nil {
+			return err
+		}
+		if ended, err = x.await(ctx, part, x.groups[earlier:]); err != nil {
+			return err
+		}
+		second, err := x.runAlone(ctx, part, "again", smallTenants, aloneTenant)
+		// Other work on the machine makes small groups that run alone slower, which would make the
+		// ratio better than it is. The faster of the two measurements counts.
+		out.alone = slices.MinFunc([][]float64{first, second}, func(a, b []float64) int {
+			return cmp.Compare(percentile(a, 99), percentile(b, 99))
+		})
+		return err
+	}, noGlobalLimit)
 	if err != nil {
 		return out, err
 	}
-	if _, _, err := x.finish(ctx, part); err != nil {
-		return out, err
-	}
-	// Other work on the machine makes small groups that run alone slower, which would make the
-	// ratio better than it is. The faster of the two measurements counts.
-	out.alone = first
-	if percentile(second, 99) < percentile(first, 99) {
-		out.alone = second
-	}
+	out.overrides = x.overrides
 	last := slices.MaxFunc(ended, func(a, b groupState) int { return a.JobsEnded.Compare(b.JobsEnded) })
 	if last.tenant != "noisy" {
 		return out, fmt.Errorf("group %s ended after the noisy group, so it did not run beside it all the "+
@@ -121,14 +111,16 @@ func runBesideNoisy(
 	return out, nil
 }
 
+func aloneTenant(i int) string { return fmt.Sprintf("alone-%d", i) }
+
 // smallGroupsAtRandom returns the groups of the small tenants. They are submitted at random times
 // within the time that the noisy tenant needs at least. The same seed gives the same times.
-func (x *experiment) smallGroupsAtRandom(lasts time.Duration, seed uint64) []delayedGroup {
+func (r *run) smallGroupsAtRandom(lasts time.Duration, seed uint64) []delayedGroup {
 	random := rand.New(rand.NewPCG(seed, seed))
 	out := make([]delayedGroup, smallTenants)
 	for i := range out {
 		after := time.Duration((0.05 + 0.85*random.Float64()) * float64(lasts))
-		out[i] = delayedGroup{after, x.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
+		out[i] = delayedGroup{after, r.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
 	}
 	slices.SortFunc(out, func(a, b delayedGroup) int { return cmp.Compare(a.after, b.after) })
 	return out
@@ -163,25 +155,16 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 // oneGroupSpeed returns the jobs a second of one group with this number of jobs, alone on a fleet
 // of its own.
 func oneGroupSpeed(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
-	x, err := startExperiment(ctx, o.Options, unlimited())
+	x, err := o.experiment(ctx, "unfair", func(x *run) error {
+		if _, err := x.runAlone(ctx, "unfair", "alone", 1, named("warm")); err != nil {
+			return err
+		}
+		return x.submit(ctx, group{id: x.name + "-alone", tenant: "alone", jobs: jobs, job: sleeping(smallSleepMS)})
+	}, noGlobalLimit)
 	if err != nil {
 		return 0, err
 	}
-	defer x.close()
-	if _, err := x.runAlone(ctx, "unfair", "alone", 1, func(int) string { return "warm" }); err != nil {
-		return 0, err
-	}
-	earlier := len(x.groups)
-	if err := x.submit(
-		ctx, group{id: x.name + "-alone", tenant: "alone", jobs: jobs, payload: sleeping(smallSleepMS)},
-	); err != nil {
-		return 0, err
-	}
-	ended, _, err := x.finish(ctx, "unfair")
-	if err != nil {
-		return 0, err
-	}
-	return float64(jobs) / makespan(ended[earlier:]), nil
+	return float64(jobs) / makespan(x.ended[len(x.ended)-1:]), nil
 }
 
 func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {

@@ -11,8 +11,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
+
+type jobBody struct {
+	Payload json.RawMessage `json:"payload"`
+}
 
 func TestJobsAreAsLongAsAskedFor(t *testing.T) {
 	for _, fields := range []string{"", `"fail":"retry","fail_times":1,`, `"result":{"cost":2},`} {
@@ -29,14 +32,14 @@ func TestJobsAreAsLongAsAskedFor(t *testing.T) {
 
 func TestFailingJobsAreSpreadEvenly(t *testing.T) {
 	for _, percent := range []float64{0, 1, 2.5, 100} {
-		p := newProducer(nil, keyspace.Space{}, ThroughputOptions{Batch: 100, Payload: 60, FailPercent: percent})
+		g := group{id: "g", job: failingJobs(60, percent)}
 		failing := 0
-		for range 20 {
+		for i := range 20 {
 			var m struct {
 				Group string    `json:"group"`
 				Jobs  []jobBody `json:"jobs"`
 			}
-			require.NoError(t, json.Unmarshal(p.message(nil, "g", 100), &m))
+			require.NoError(t, json.Unmarshal(g.appendMessage(nil, 100*i, 100), &m))
 			require.Equal(t, "g", m.Group)
 			require.Len(t, m.Jobs, 100)
 			inMessage := 0
@@ -53,7 +56,7 @@ func TestFailingJobsAreSpreadEvenly(t *testing.T) {
 }
 
 func TestDivideJobsGivesEachJobToAGroup(t *testing.T) {
-	groups, jobs := divideJobs("b", 1003, 10, 3), 0
+	groups, jobs := divideJobs("b", 1003, 10, 3, nil), 0
 	require.Len(t, groups, 30)
 	byTenant := map[string]int{}
 	for _, g := range groups {
@@ -108,7 +111,7 @@ func TestFleetUseSince(t *testing.T) {
 }
 
 func TestLatencyIsComputedFromTheJournal(t *testing.T) {
-	sent := []singleJob{{"a", 1_000_100}, {"b", 1_010_000}}
+	sent, due := []group{{id: "a"}, {id: "b"}}, []int64{1_000_100, 1_010_000}
 	log := journal.Log{Starts: []journal.StartEvent{
 		{At: 1_003_500, Group: "a"}, {At: 1_012_000, Group: "b"}, {At: 2_000_000, Group: "b", Attempt: 1},
 	}}
@@ -116,30 +119,13 @@ func TestLatencyIsComputedFromTheJournal(t *testing.T) {
 	end := func(heard, created int64) groupEnd {
 		return groupEnd{heard, &api.Group{Timestamps: map[string]time.Time{"created": time.UnixMilli(created)}}}
 	}
-	l.compute(sent, []groupEnd{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
+	l.compute(sent, due, []groupEnd{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
 	require.Equal(t, []float64{2, 2.5, 2.5}, []float64{l.P50MS, l.P99MS, l.MaxMS})
 	require.Equal(t, Quantiles{2, 3.4, 3.4}, l.PublishedStarted)
 	require.Equal(t, Quantiles{3.4, 5, 5}, l.PublishedFinished, "only the first start of a job counts")
 }
 
-func TestPerformanceFigures(t *testing.T) {
-	require.Empty(t, Performance{}.Figures())
-	p := Performance{
-		Base: &Throughput{
-			Jobs: 1000, Tenants: 10, MessagesJobs: 500, PayloadBytes: 200, JobsPerSecond: 80_000, RedisCPUPerJob: 9, ProcessCPUPerJob: 15, BytesPerQueuedJob: 240,
-			Ceiling: &Ceiling{JobsPerSecond: 150_000}, CeilingRatio: 0.53,
-		},
-		Variants: map[string]MeasuredVariant{"aof": {Ratio: 0.6, CPURatio: 1.1}, "singles": {Run: Throughput{JobsPerSecond: 16_000}}},
-		Latency:  &Latency{P50MS: 1, P99MS: 9}, Big: &BigGroup{Jobs: 10, Results: 10, SteadyRatio: 0.95, PeakMB: 151},
-	}
-	var missed []string
-	for _, f := range p.Figures() {
-		if !f.Reached {
-			missed = append(missed, f.Measured)
-		}
-	}
-	require.Equal(t, []string{"9.0 µs", "0.60 ×, at 1.10 × the CPU", "p50 1.0 ms, p99 9.0 ms", "151 MB"}, missed)
-	require.Contains(t, Markdown(p.Figures()), "| AOF everysec | ≥ 0.7 × the base beside it | 0.60 ×, at 1.10 × the CPU | **no** |\n")
+func TestMedianBySpeed(t *testing.T) {
 	require.InDelta(t, 2, medianBySpeed([]Throughput{{JobsPerSecond: 3}, {JobsPerSecond: 1}, {JobsPerSecond: 2}}).JobsPerSecond, 0)
 	require.True(t, slices.Contains(PerformanceParts(), "retries"))
 }

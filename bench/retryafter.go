@@ -3,17 +3,16 @@ package bench
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -50,26 +49,22 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	if err != nil {
 		return nil, err
 	}
-	x, err := startExperiment(ctx, o.Options, setup{env: map[string]string{
-		"BULKACTION_API_ADDR":           addr,
-		"BULKACTION_INGEST_MAX_BACKLOG": strconv.Itoa(retryBacklog),
-	}})
-	if err != nil {
-		return nil, err
-	}
-	defer x.close()
-	if err := x.fleet.awaitAPI(ctx, addr); err != nil {
-		return nil, err
-	}
-	// Ingest learns how fast the workers are only when they have run jobs.
-	if _, err := x.runOneByOne(ctx, "retry-after", []group{x.smallGroup("warm", 0, "warm")}); err != nil {
-		return nil, err
-	}
-	c := &retryingClients{x: x, url: "http://" + addr + "/v1/groups"}
-	if err := c.run(ctx, o.Seed); err != nil {
-		return nil, err
-	}
-	ended, _, err := x.finish(ctx, "retry-after")
+	var c *retryingClients
+	x, err := o.experiment(ctx, "retry-after", func(x *run) error {
+		if err := x.awaitAPI(ctx, addr); err != nil {
+			return err
+		}
+		// Ingest learns how fast the workers are only when they have run jobs.
+		if _, err := x.runOneByOne(ctx, "retry-after", x.smallGroup("warm", 0, "warm")); err != nil {
+			return err
+		}
+		c = &retryingClients{x: x, url: "http://" + addr + "/v1/groups"}
+		clients, ctx := errgroup.WithContext(ctx)
+		for i := range retryClientCount {
+			clients.Go(func() error { return c.runClient(ctx, i, rand.New(rand.NewPCG(o.Seed, uint64(i)))) })
+		}
+		return clients.Wait()
+	}, "BULKACTION_API_ADDR="+addr, "BULKACTION_INGEST_MAX_BACKLOG="+strconv.Itoa(retryBacklog))
 	if err != nil {
 		return nil, err
 	}
@@ -79,10 +74,10 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	}
 	r.RetryMaxBacklog = retryBacklog
 	jobs := 0
-	for _, g := range c.groups {
+	for _, g := range x.groups[1:] {
 		jobs += g.jobs
 	}
-	r.RetryPerSecond = round2(float64(jobs) / makespan(ended[1:]))
+	r.RetryPerSecond = round2(float64(jobs) / makespan(x.ended[1:]))
 	out.RetryAfter = &r
 	return x.overrides, nil
 }
@@ -90,29 +85,11 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 // retryingClients submit groups over HTTP. When a client is refused, it waits as long as
 // Retry-After says and tries again.
 type retryingClients struct {
-	x   *experiment
+	x   *run
 	url string
 
-	mu     sync.Mutex
-	tries  []tryResult
-	groups []group
-}
-
-func (c *retryingClients) run(ctx context.Context, seed uint64) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var wg sync.WaitGroup
-	errs := make([]error, retryClientCount)
-	for i := range errs {
-		wg.Go(func() {
-			if errs[i] = c.runClient(ctx, i, rand.New(rand.NewPCG(seed, uint64(i)))); errs[i] != nil {
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
-	c.x.groups = append(c.x.groups, c.groups...)
-	return firstCause(errs)
+	mu    sync.Mutex // of tries and x.groups
+	tries []tryResult
 }
 
 func (c *retryingClients) runClient(ctx context.Context, i int, random *rand.Rand) error {
@@ -121,15 +98,15 @@ func (c *retryingClients) runClient(ctx context.Context, i int, random *rand.Ran
 			return err
 		}
 		g := group{
-			id:      fmt.Sprintf("%s-client-%d-%d", c.x.name, i, b),
-			tenant:  fmt.Sprintf("client-%d", i),
-			jobs:    50 + random.IntN(100),
-			payload: sleeping(smallSleepMS),
+			id:     fmt.Sprintf("%s-client-%d-%d", c.x.name, i, b),
+			tenant: fmt.Sprintf("client-%d", i),
+			jobs:   50 + random.IntN(100),
+			job:    sleeping(smallSleepMS),
 		}
 		for after := false; ; after = true {
 			p, err := c.post(ctx, g)
 			if err != nil {
-				return err
+				return fmt.Errorf("post group %s: %w", g.id, err)
 			}
 			p.afterWait = after
 			c.record(p, g)
@@ -149,19 +126,15 @@ func (c *retryingClients) record(p tryResult, g group) {
 	defer c.mu.Unlock()
 	c.tries = append(c.tries, p)
 	if p.accepted {
-		c.groups = append(c.groups, g)
+		c.x.groups = append(c.x.groups, g)
 	}
-	c.x.progress("retry-after", int64(len(c.groups)), retryClientCount*retryBatches)
+	c.x.options.progress("retry-after", len(c.x.groups)-1, retryClientCount*retryBatches)
 }
 
+// post sends a request without an idempotency key, so that ingest recognizes the client as it does
+// most clients.
 func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) {
-	body, err := json.Marshal(map[string]any{
-		"id":     g.id,
-		"tenant": g.tenant,
-		"type":   "NOOP",
-		"jobs":   g.jobsOfMessage(0),
-		"seal":   true,
-	})
+	body, err := g.complete(0)
 	if err != nil {
 		return tryResult{}, err
 	}
@@ -172,26 +145,22 @@ func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) 
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return tryResult{}, fmt.Errorf("post group %s: %w", g.id, err)
+		return tryResult{}, err
 	}
 	defer resp.Body.Close()
 	said, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
-	if err != nil {
-		return tryResult{}, fmt.Errorf("post group %s: %w", g.id, err)
+	if err != nil || resp.StatusCode == http.StatusAccepted {
+		return tryResult{accepted: true}, err
 	}
-	switch resp.StatusCode {
-	case http.StatusAccepted:
-		return tryResult{accepted: true}, nil
-	case http.StatusTooManyRequests:
-		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-		if err != nil || seconds < 1 {
-			return tryResult{}, fmt.Errorf("post group %s: refused with Retry-After %q, which is not a "+
-				"number of seconds",
-				g.id, resp.Header.Get("Retry-After"))
-		}
-		return tryResult{retryAfter: time.Duration(seconds) * time.Second}, nil
+	if resp.StatusCode != http.StatusTooManyRequests {
+		return tryResult{}, fmt.Errorf("%s: %s", resp.Status, said)
 	}
-	return tryResult{}, fmt.Errorf("post group %s: %s: %s", g.id, resp.Status, said)
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || seconds < 1 {
+		return tryResult{}, fmt.Errorf("refused with Retry-After %q, which is not a number of seconds",
+			resp.Header.Get("Retry-After"))
+	}
+	return tryResult{retryAfter: time.Duration(seconds) * time.Second}, nil
 }
 
 func countTries(posts []tryResult) RetryAfter {
@@ -203,11 +172,11 @@ func countTries(posts []tryResult) RetryAfter {
 			waits = append(waits, p.retryAfter.Seconds())
 		}
 		switch {
+		case p.afterWait && p.accepted:
+			r.RetryTries++
+			accepted++
 		case p.afterWait:
 			r.RetryTries++
-			if p.accepted {
-				accepted++
-			}
 		default:
 			r.RetryFirstTries++
 			if !p.accepted {
@@ -215,42 +184,7 @@ func countTries(posts []tryResult) RetryAfter {
 			}
 		}
 	}
-	r.RetryAccepted, r.RetryWaitP50 = ratio(float64(accepted), float64(r.RetryTries)), percentile(waits, 50)
-	if len(waits) > 0 {
-		r.RetryWaitMax = slices.Max(waits)
-	}
+	r.RetryAccepted = ratio(float64(accepted), float64(r.RetryTries))
+	r.RetryWaitP50, r.RetryWaitMax = percentile(waits, 50), percentile(waits, 100)
 	return r
-}
-
-// freeAddr returns a loopback address on which no process listens now.
-func freeAddr(ctx context.Context) (string, error) {
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	defer listener.Close()
-	return listener.Addr().String(), nil
-}
-
-// awaitAPI waits until the API of ingest answers, with any status. It is an error if a process of
-// the fleet has ended.
-func (f *Fleet) awaitAPI(ctx context.Context, addr string) error {
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
-		if err != nil {
-			return err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err == nil {
-			resp.Body.Close()
-			return nil
-		}
-		if err := f.Check(); err != nil {
-			return err
-		}
-		if err := redisx.Sleep(ctx, pollInterval); err != nil {
-			return err
-		}
-	}
 }

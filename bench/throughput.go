@@ -7,24 +7,20 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // ThroughputOptions say which load is run on which fleet.
 type ThroughputOptions struct {
-	FleetOptions
+	Options
 	Jobs        int
 	Tenants     int
-	Groups      int // groups of each tenant
-	Batch       int // jobs of a message
-	Payload     int // bytes of each job's payload
-	Partitions  int
+	Groups      int     // groups of each tenant
+	Batch       int     // jobs of a message
+	Payload     int     // bytes of each job's payload
 	Limits      bool    // each tenant has a limit of its own; it is counted but never reached
 	FailPercent float64 // this percentage of the jobs fails once and is retried
 	// part of the jobs that is traced; traces are sent to this process; 0: no tracing
@@ -38,10 +34,12 @@ type Throughput struct {
 	Jobs    int `json:"jobs"`
 	Tenants int `json:"tenants"`
 	// from the first message until the last group is COMPLETED, by Redis's clock
-	ElapsedSeconds    float64 `json:"elapsed_seconds"`
-	JobsPerSecond     float64 `json:"jobs_per_second"`
-	RedisCPUPerJob    float64 `json:"redis_cpu_us_per_job"`
-	ProcessCPUPerJob  float64 `json:"process_cpu_us_per_job"` // all processes, this one included
+	ElapsedSeconds   float64 `json:"elapsed_seconds"`
+	JobsPerSecond    float64 `json:"jobs_per_second"`
+	RedisCPUPerJob   float64 `json:"redis_cpu_us_per_job"`
+	ProcessCPUPerJob float64 `json:"process_cpu_us_per_job"` // all processes, this one included
+	// of Redis and all processes together
+	CPUPerJob         float64 `json:"cpu_us_per_job"`
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
 	// from accepted to started at 100 jobs a second, in whole ms; P99MS too. `bench latency`
 	// measures it in µs
@@ -71,18 +69,13 @@ type Throughput struct {
 	AOF          bool              `json:"aof"`
 	Limits       bool              `json:"limits"`
 	FailPercent  float64           `json:"fail_percent"`
-	Sampling     float64           `json:"sampling"`
+	Sampling     float64           `json:"trace_sampling"`
 	Replicas     map[string]int    `json:"replicas,omitempty"`
 	Overrides    map[string]string `json:"overrides"`
 }
 
-const (
-	// noGlobalLimit switches the global limit off, so that the machine limits the speed.
-	noGlobalLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
-	// unreachedLimit is a tenant's own limit (permits a second) that no run reaches.
-	unreachedLimit = 100_000_000
-	warmJobs       = 2000
-)
+// unreachedLimit is a tenant's own limit (permits a second) that no run reaches.
+const unreachedLimit = 100_000_000
 
 // quickRetries makes failed jobs ready after 1 ms, because the work of a retry is measured and not
 // the wait.
@@ -91,11 +84,22 @@ var quickRetries = []string{
 	"BULKACTION_CONGESTION_BASE_BACKOFF=1ms", "BULKACTION_CONGESTION_MAX_BACKOFF=1ms",
 }
 
-func round2(x float64) float64 { return math.Round(x*100) / 100 }
+// failOnce has the payload fields of a NOOP job that fails once and is retried.
+const failOnce = `"fail":"retry","fail_times":1,`
 
-// RunThroughput runs NOOP jobs through all roles, on a fleet of its own. It calls progress, which
-// may be nil, with the number of jobs done.
-func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done int)) (Throughput, error) {
+// failingJobs returns jobs of which this percentage fails once, spread evenly.
+func failingJobs(payload int, percent float64) func(int) []byte {
+	normal, failing := encodeJob(payload, ""), encodeJob(payload, failOnce)
+	return func(i int) []byte {
+		if int(float64(i+1)*percent/100) > int(float64(i)*percent/100) {
+			return failing
+		}
+		return normal
+	}
+}
+
+// RunThroughput runs NOOP jobs through all roles, on a fleet of its own.
+func RunThroughput(ctx context.Context, o ThroughputOptions) (Throughput, error) {
 	o.Groups, o.Partitions = max(1, o.Groups), max(1, o.Partitions)
 	out := Throughput{
 		Jobs:         o.Jobs,
@@ -124,25 +128,24 @@ func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done 
 		defer traces.close()
 		env = append(env, traces.env(o.Sampling)...)
 	}
-	r, err := startFleetRun(ctx, &o.FleetOptions, env, o.Partitions)
+	r, err := start(ctx, o.Options, false, env...)
 	if err != nil {
 		return out, err
 	}
 	defer r.close()
-	out.Overrides = o.Overrides()
-	r.producer = newProducer(r.fleet.Conn, r.space, o)
-	if err := r.measureThroughput(ctx, o, &out, progress); err != nil {
+	out.Overrides = r.overrides
+	if err := r.measureThroughput(ctx, o, &out); err != nil {
 		return out, err
 	}
-	if out.PeakMBByRole, err = r.fleet.peaks(); err != nil {
+	if out.PeakMBByRole, err = r.peaks(); err != nil {
 		return out, err
 	}
 	if !o.Brief {
-		if err := r.measureIdleFleet(ctx, &out); err != nil {
+		if err := r.measureIdleFleet(ctx, o, &out); err != nil {
 			return out, err
 		}
 	}
-	if err := r.fleet.Stop(); err != nil { // profiles and traces are complete then
+	if err := r.stop(); err != nil { // profiles and traces are complete then
 		return out, err
 	}
 	if traces != nil {
@@ -151,95 +154,50 @@ func RunThroughput(ctx context.Context, o ThroughputOptions, progress func(done 
 	return out, nil
 }
 
-// fleetRun is a fleet with a producer and without a global limit, for measurements of speed.
-type fleetRun struct {
-	fleet    *Fleet
-	space    keyspace.Space
-	producer *producer
-	name     string
-	// keys with this prefix are deleted at the end; set on a Redis that is not private
-	cleanupPrefix string
-}
-
-// startFleetRun starts a fleet with the settings env; those of o.Env win. It stores all settings in
-// o.Env, also the key prefix on a Redis that is not private and the number of partitions. It resets
-// this process's peak memory.
-func startFleetRun(ctx context.Context, o *FleetOptions, env []string, partitions int) (*fleetRun, error) {
-	r := &fleetRun{name: "bench" + strconv.FormatInt(time.Now().UnixNano(), 36)}
-	prefix := "bulk-action:"
-	if o.RedisURL != "" { // other data may be there
-		r.cleanupPrefix = "bulk-action-bench-" + r.name + ":"
-		prefix = r.cleanupPrefix
-		env = append(env, "BULKACTION_KEY_PREFIX="+prefix)
-	}
-	if partitions > 1 {
-		env = append(env, "BULKACTION_PARTITIONS="+strconv.Itoa(partitions))
-	}
-	o.Env = append(env, o.Env...)
-	var err error
-	if r.space, err = keyspace.New(prefix, partitions); err != nil {
-		return nil, err
-	}
-	resetPeakMemory()
-	r.fleet, err = StartFleet(ctx, *o)
-	return r, err
-}
-
-func (r *fleetRun) close() {
-	_ = r.fleet.Stop() // the figures are computed, or an error was returned
-	if r.cleanupPrefix != "" {
-		_ = r.fleet.removeKeys(context.Background(), r.cleanupPrefix)
-	}
-	_ = r.fleet.Close()
-}
-
 // measureThroughput warms up, runs the load, and fills in the figures of out that need no further
 // run. It writes commandstats.txt if o.Profile is set.
-func (r *fleetRun) measureThroughput(
-	ctx context.Context, o ThroughputOptions, out *Throughput, progress func(int),
-) error {
-	groups := divideJobs(r.name, o.Jobs, o.Tenants, o.Groups)
+func (r *run) measureThroughput(ctx context.Context, o ThroughputOptions, out *Throughput) error {
+	groups := divideJobs(r.name, o.Jobs, o.Tenants, o.Groups, failingJobs(o.Payload, o.FailPercent))
 	if o.Limits {
-		if err := r.limitTenants(ctx, o.Tenants); err != nil {
-			return err
+		rps := float64(unreachedLimit)
+		for _, g := range groups[:o.Tenants] {
+			if err := r.setTenant(ctx, g.tenant, ledger.TenantSettings{RPS: &rps}); err != nil {
+				return err
+			}
 		}
 	}
-	if _, err := r.produceAndAwait(ctx, divideJobs(r.name+"-warm", warmJobs, 1, 1), nil); err != nil {
-		return fmt.Errorf("warm up: %w", err)
+	if err := r.warmUp(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch); err != nil {
+		return err
 	}
 	var before Ceiling
 	var err error
 	if o.Ceiling {
-		if before, err = measureCeiling(ctx, r.fleet.Conn, o.Jobs, o.Payload); err != nil {
+		if before, err = r.measureCeiling(ctx, o.Jobs, o.Payload); err != nil {
 			return err
 		}
 	}
-	start, err := r.fleet.measureUse(ctx)
+	var began time.Time
+	var f *follower
+	u, err := r.measure(ctx, func() (err error) {
+		if began, err = r.now(ctx); err != nil {
+			return err
+		}
+		f, err = r.produceAndAwait(ctx, "jobs", groups, o.Batch)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	began, err := r.fleet.Conn.Cmd.Time(ctx).Result()
-	if err != nil {
-		return fmt.Errorf("ask for Redis's time: %w", err)
-	}
-	f, err := r.produceAndAwait(ctx, groups, progress)
-	if err != nil {
-		return err
-	}
-	end, err := r.fleet.measureUse(ctx)
-	if err != nil {
-		return err
-	}
-	out.computePerJob(end.since(start), time.UnixMilli(f.end).Sub(began))
+	out.computePerJob(u, f.end.Sub(began))
 	out.FirstTenth, out.LastTenth = tenthSpeeds(f.samples, o.Jobs)
 	if o.Profile != "" {
-		if err := os.WriteFile(filepath.Join(o.Profile, "commandstats.txt"),
-			[]byte(end.since(start).redisTotal().table(o.Jobs)), 0o644); err != nil {
+		file, table := filepath.Join(o.Profile, "commandstats.txt"), u.redisTotal().table(o.Jobs)
+		if err := os.WriteFile(file, []byte(table), 0o644); err != nil {
 			return err
 		}
 	}
 	if o.Ceiling {
-		after, err := measureCeiling(ctx, r.fleet.Conn, o.Jobs, o.Payload)
+		after, err := r.measureCeiling(ctx, o.Jobs, o.Payload)
 		if err != nil {
 			return err
 		}
@@ -254,6 +212,7 @@ func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	t.ElapsedSeconds, t.JobsPerSecond = round4(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
 	all := u.redisTotal()
 	t.RedisCPUPerJob, t.ProcessCPUPerJob = perJob(all.cpu, t.Jobs), perJob(u.processCPU(), t.Jobs)
+	t.CPUPerJob = round2(t.RedisCPUPerJob + t.ProcessCPUPerJob)
 	t.CommandsPerJob = round2(float64(all.commands) / float64(t.Jobs))
 	t.ProcessCPUByRole = map[string]float64{}
 	for role, cpu := range u.roles {
@@ -267,105 +226,85 @@ func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	}
 }
 
-// produceAndAwait creates the groups, publishes their jobs, and waits until all groups are
-// COMPLETED and the producer has ended. With an error it stops the producer.
-func (r *fleetRun) produceAndAwait(ctx context.Context, groups []group, progress func(int)) (*groupFollower, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	produced, stopped := make(chan error, 1), make(chan struct{})
-	f := follow(r.fleet, r.space, groups, progress)
-	go func() {
-		defer close(stopped)
-		err := r.producer.create(ctx, groups, nil)
-		if err == nil {
-			err = r.producer.fill(ctx, groups)
-		}
-		produced <- err
-	}()
-	err := f.wait(ctx, produced)
-	cancel()
-	<-stopped
-	return f, err
-}
-
-// limitTenants gives each tenant a limit of its own, which no run reaches.
-func (r *fleetRun) limitTenants(ctx context.Context, tenants int) error {
-	rps := float64(unreachedLimit)
-	for i := range tenants {
-		name := fmt.Sprintf("tenant-%d", i)
-		if err := ledger.SetTenant(ctx, r.fleet.Conn.Cmd, r.space.OfTenant(name), name,
-			ledger.TenantSettings{RPS: &rps}); err != nil {
-			return fmt.Errorf("set limit of tenant %s: %w", name, err)
-		}
+// warmUp runs some jobs, so that connections, scripts and caches exist when the load comes.
+func (r *run) warmUp(ctx context.Context, job func(int) []byte, batch int) error {
+	if _, err := r.produceAndAwait(ctx, "", divideJobs(r.name+"-warm", warmJobs, 1, 1, job), batch); err != nil {
+		return fmt.Errorf("warm up: %w", err)
 	}
 	return nil
 }
 
-// measureIdleFleet measures latency and the memory of a queued job on the fleet, which is idle
-// otherwise. It leaves queued jobs behind.
-func (r *fleetRun) measureIdleFleet(ctx context.Context, out *Throughput) error {
-	const rate, singles = 100, 300
-	paced, err := r.sendSingles(ctx, rate, singles)
-	if err != nil {
-		return err
-	}
-	waits, err := r.acceptedToStarted(ctx, paced)
-	if err != nil {
-		return err
-	}
-	out.P50MS, out.P99MS = percentile(waits, 50), percentile(waits, 99)
-	out.BytesPerQueuedJob, err = r.queuedBytes(ctx, r.accepted)
-	return err
+// produceAndAwait creates the groups, publishes their jobs, and waits until all groups are
+// COMPLETED and the producer has ended.
+func (r *run) produceAndAwait(ctx context.Context, part string, groups []group, batch int) (*follower, error) {
+	f := r.follow(part, groups)
+	return f, f.waitBeside(ctx, func(ctx context.Context) error {
+		if err := r.create(ctx, groups); err != nil {
+			return err
+		}
+		return r.fill(ctx, groups, batch)
+	})
 }
 
-// accepted returns the number of accepted jobs of a group; 0 if it does not exist yet or can't be
-// read.
-func (r *fleetRun) accepted(ctx context.Context, g group) int {
-	now, err := readProgress(ctx, r.fleet, r.space, []group{g})
+// measureIdleFleet measures latency and the memory of a queued job on the fleet, which is idle
+// otherwise. It leaves queued jobs behind.
+func (r *run) measureIdleFleet(ctx context.Context, o ThroughputOptions, out *Throughput) error {
+	const rate, singles = 100, 300
+	groups, _, err := r.sendSingles(ctx, "", "-single", rate, singles)
 	if err != nil {
+		return err
+	}
+	now, err := r.states(ctx, groups)
+	if err != nil {
+		return err
+	}
+	waits := make([]float64, len(now))
+	for i, g := range now {
+		waits[i] = float64(g.Started.Sub(g.Created).Milliseconds())
+	}
+	out.P50MS, out.P99MS = percentile(waits, 50), percentile(waits, 99)
+	accepted := func(ctx context.Context, g group) int {
+		if now, err := r.states(ctx, []group{g}); err == nil {
+			return int(now[0].Counts.Accepted)
+		}
 		return 0 // the next command returns the error again
 	}
-	return int(now[0].Counts.Accepted)
+	out.BytesPerQueuedJob, err = r.queuedBytes(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch, accepted)
+	return err
 }
 
 // queuedBytes returns the bytes of Redis memory that a queued job needs. It submits jobs that may
 // start in an hour, asks accepted until all are stored, and leaves them there.
-func (r *fleetRun) queuedBytes(ctx context.Context, accepted func(context.Context, group) int) (float64, error) {
+func (r *run) queuedBytes(
+	ctx context.Context, job func(int) []byte, batch int, accepted func(context.Context, group) int,
+) (float64, error) {
 	const jobs = 20_000
-	before, err := r.fleet.measureUse(ctx)
-	if err != nil {
-		return 0, err
-	}
-	groups := []group{{id: r.name + "-queued", tenant: "queued", jobs: jobs}}
-	if err := r.producer.create(
-		ctx, groups, map[string]any{"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)},
-	); err != nil {
-		return 0, err
-	}
-	if err := r.producer.fill(ctx, groups); err != nil {
-		return 0, err
-	}
-	for giveUp := time.Now().Add(stallTimeout); ; {
-		n := accepted(ctx, groups[0])
-		left, err := r.fleet.Conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
-		if err != nil {
-			return 0, fmt.Errorf("measure memory: %w", err)
+	g := group{id: r.name + "-queued", tenant: "queued", jobs: jobs, job: job, fields: map[string]any{
+		"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339),
+	}}
+	u, err := r.measure(ctx, func() error {
+		if err := r.create(ctx, []group{g}); err != nil {
+			return err
 		}
-		if n == jobs && left == 0 {
-			break
+		if err := r.fill(ctx, []group{g}, batch); err != nil {
+			return err
 		}
-		if time.Now().After(giveUp) {
-			return 0, errors.New("measure memory: the jobs were not accepted")
+		for giveUp := time.Now().Add(stallTimeout); ; {
+			n := accepted(ctx, g)
+			left, err := r.conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
+			if err != nil {
+				return fmt.Errorf("measure memory: %w", err)
+			}
+			if n == jobs && left == 0 {
+				return nil
+			}
+			if time.Now().After(giveUp) {
+				return errors.New("measure memory: the jobs were not accepted")
+			}
+			if err := redisx.Sleep(ctx, pollInterval); err != nil {
+				return err
+			}
 		}
-		if err := redisx.Sleep(ctx, pollInterval); err != nil {
-			return 0, err
-		}
-	}
-	after, err := r.fleet.measureUse(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return round2(float64(after.since(before).redisTotal().memory) / jobs), nil
+	})
+	return round2(float64(u.redisTotal().memory) / jobs), err
 }
-
-// Roles returns the names of the roles, each of which may have several processes.
-func Roles() []string { return slices.Clone(roles) }

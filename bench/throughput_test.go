@@ -12,14 +12,14 @@ import (
 )
 
 func smallThroughput(t *testing.T) bench.ThroughputOptions {
-	return bench.ThroughputOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Jobs: 600, Tenants: 3, Batch: 50, Payload: 100}
+	return bench.ThroughputOptions{Options: options(t, ""), Jobs: 600, Tenants: 3, Batch: 50, Payload: 100}
 }
 
 func TestThroughputMeasuresTheCostOfAJob(t *testing.T) {
 	o := smallThroughput(t)
 	o.Jobs, o.Ceiling, o.Groups = 20_000, true, 2 // many jobs: processes' CPU time comes in ticks of 10 ms
 	o.Replicas = map[string]int{"worker": 2}
-	r, err := bench.RunThroughput(t.Context(), o, nil)
+	r, err := bench.RunThroughput(t.Context(), o)
 	require.NoError(t, err)
 	require.Positive(t, r.JobsPerSecond)
 	require.InEpsilon(t, float64(o.Jobs)/r.ElapsedSeconds, r.JobsPerSecond, 0.01)
@@ -39,7 +39,7 @@ func TestThroughputMeasuresTheCostOfAJob(t *testing.T) {
 func TestThroughputOfVariants(t *testing.T) {
 	o := smallThroughput(t)
 	o.Brief, o.Limits, o.FailPercent, o.Sampling, o.AOF, o.Profile = true, true, 10, 0.5, true, t.TempDir()
-	r, err := bench.RunThroughput(t.Context(), o, nil)
+	r, err := bench.RunThroughput(t.Context(), o)
 	require.NoError(t, err)
 	require.Positive(t, r.TraceBytes)
 	require.Zero(t, r.BytesPerQueuedJob)
@@ -54,7 +54,7 @@ func TestThroughputOfVariants(t *testing.T) {
 func TestThroughputOnACluster(t *testing.T) {
 	o := smallThroughput(t)
 	o.Brief, o.Masters, o.Partitions, o.Tenants, o.Batch = true, 3, 16, 40, 1
-	r, err := bench.RunThroughput(t.Context(), o, nil)
+	r, err := bench.RunThroughput(t.Context(), o)
 	require.NoError(t, err)
 	require.Len(t, r.MasterCommands, 3)
 	sum := 0.0
@@ -71,16 +71,16 @@ func TestThroughputAndCeilingLeaveNothingOnASharedRedis(t *testing.T) {
 	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", "7", 0).Err(), "the key of another installation, whose number of partitions differs")
 	o := smallThroughput(t)
 	o.RedisURL, o.Brief = server.URL(), true
-	_, err := bench.RunThroughput(t.Context(), o, nil)
+	_, err := bench.RunThroughput(t.Context(), o)
 	require.NoError(t, err)
-	ceiling, err := bench.RunCeiling(t.Context(), bench.CeilingOptions{RedisURL: server.URL(), Jobs: 1050, Payload: 10})
+	ceiling, err := bench.RunCeiling(t.Context(), bench.CeilingOptions{Options: bench.Options{RedisURL: server.URL()}, Jobs: 1050, Payload: 10})
 	require.NoError(t, err)
 	require.Positive(t, ceiling.JobsPerSecond)
 	require.Equal(t, []string{"bulk-action:partitions"}, c.Keys(t.Context(), "*").Val())
 }
 
 func TestLatencyOfSingleJobs(t *testing.T) {
-	r, err := bench.RunLatency(t.Context(), bench.LatencyOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Rate: 50, Seconds: 1})
+	r, err := bench.RunLatency(t.Context(), bench.LatencyOptions{Options: options(t, ""), Rate: 50, Seconds: 1})
 	require.NoError(t, err)
 	require.Equal(t, 50, r.Jobs)
 	require.Positive(t, r.P50MS)
@@ -91,9 +91,10 @@ func TestLatencyOfSingleJobs(t *testing.T) {
 }
 
 func TestBigGroupReturnsAllResults(t *testing.T) {
-	r, err := bench.RunBigGroup(t.Context(), bench.BigGroupOptions{FleetOptions: bench.FleetOptions{Role: options(t, "").Role}, Jobs: 6000, Payload: 100})
+	r, err := bench.RunBigGroup(t.Context(), bench.BigGroupOptions{Options: options(t, ""), Jobs: 6000, Payload: 100})
 	require.NoError(t, err)
 	require.Equal(t, 6000, r.Results)
+	require.Zero(t, r.MissingResults)
 	require.Positive(t, r.PeakMB)
 	require.Positive(t, r.JobsPerSecond)
 	require.Positive(t, r.UploadSeconds)

@@ -36,18 +36,23 @@ const (
 	spanMargin = time.Second
 )
 
-// runCompeting submits groups that compete for the workers, waits for their end, and stops the
-// processes. It returns their journals, and the starts of each group while all had work.
-func runCompeting(ctx context.Context, x *experiment, part string, groups []group) (journal.Log, busySpan, error) {
-	if err := x.submit(ctx, groups...); err != nil {
-		return journal.Log{}, busySpan{}, err
-	}
-	_, log, err := x.finish(ctx, part)
+// runCompeting runs groups that compete for the workers. competitors returns them, when the fleet
+// has started. It returns the run, and the starts of each group while all had work.
+func runCompeting(
+	ctx context.Context, o FairnessOptions, part string, competitors func(*run) ([]group, error),
+) (*run, busySpan, error) {
+	x, err := o.experiment(ctx, part, func(x *run) error {
+		groups, err := competitors(x)
+		if err != nil {
+			return err
+		}
+		return x.submit(ctx, groups...)
+	}, noGlobalLimit)
 	if err != nil {
-		return log, busySpan{}, err
+		return nil, busySpan{}, err
 	}
-	s, err := findBusySpan(log, groups)
-	return log, s, err
+	s, err := findBusySpan(x.log, x.groups)
+	return x, s, err
 }
 
 // busySpan is the time (µs) in which all groups have work, and the number of starts of each group
@@ -80,76 +85,48 @@ func findBusySpan(log journal.Log, groups []group) (busySpan, error) {
 }
 
 func runWeights(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	x, err := startExperiment(ctx, o.Options, unlimited())
-	if err != nil {
-		return nil, err
-	}
-	defer x.close()
 	weights := []float64{1, 2, 4}
-	groups := make([]group, len(weights))
-	for i, w := range weights {
-		tenant := fmt.Sprintf("weight-%g", w)
-		groups[i] = group{
-			id:      x.name + "-" + tenant,
-			tenant:  tenant,
-			jobs:    competingJobs,
-			payload: sleeping(smallSleepMS),
+	x, s, err := runCompeting(ctx, o, "weights", func(x *run) (groups []group, err error) {
+		for _, w := range weights {
+			tenant := fmt.Sprintf("weight-%g", w)
+			if err := x.setTenant(ctx, tenant, ledger.TenantSettings{Weight: &w}); err != nil {
+				return nil, err
+			}
+			groups = append(groups, group{
+				id: x.name + "-" + tenant, tenant: tenant, jobs: competingJobs, job: sleeping(smallSleepMS),
+			})
 		}
-		if err := ledger.SetTenant(ctx, x.fleet.Conn.Cmd, x.space.OfTenant(tenant), tenant,
-			ledger.TenantSettings{Weight: &w}); err != nil {
-			return nil, fmt.Errorf("set weight of tenant %s: %w", tenant, err)
-		}
-	}
-	_, s, err := runCompeting(ctx, x, "weights", groups)
+		return groups, nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	out.Weights = &Weights{
-		WeightError:  worstDeviation(s.counts, weights),
-		WeightShares: sharesOf(s.counts),
-		WeightStarts: sumCounts(s.counts),
-	}
+	out.Weights = &Weights{WeightError: worstDeviation(s.counts, weights)}
+	out.WeightShares, out.WeightStarts = sharesOf(s.counts)
 	return x.overrides, nil
 }
 
 func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	x, err := startExperiment(ctx, o.Options, unlimited())
-	if err != nil {
-		return nil, err
-	}
-	defer x.close()
-	lanes := []string{"high", "normal", "low"}
-	groups := make([]group, len(lanes))
-	for i, lane := range lanes {
-		groups[i] = group{
-			id:       x.name + "-" + lane,
-			tenant:   "lane-" + lane,
-			priority: lane,
-			jobs:     competingJobs,
-			payload:  sleeping(smallSleepMS),
+	x, s, err := runCompeting(ctx, o, "lanes", func(x *run) (groups []group, err error) {
+		for _, lane := range []string{"high", "normal", "low"} {
+			groups = append(groups, group{
+				id: x.name + "-" + lane, tenant: "lane-" + lane, jobs: competingJobs, job: sleeping(smallSleepMS),
+				fields: map[string]any{"priority": lane},
+			})
 		}
-	}
-	log, s, err := runCompeting(ctx, x, "lanes", groups)
+		return groups, nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	low := startEvents(log, func(s journal.StartEvent) bool { return s.Group == groups[2].id })
+	low := startEvents(x.log, func(s journal.StartEvent) bool { return s.Group == x.groups[2].id })
 	out.Lanes = &Lanes{
 		LaneError:     worstDeviation(s.counts, []float64{6, 3, 1}),
-		LaneShares:    sharesOf(s.counts),
-		LaneStarts:    sumCounts(s.counts),
 		LowMaxGap:     round4(float64(longestGap(low, s.from, s.to)) / 1e6),
 		LowLaneStarts: s.counts[2],
 	}
+	out.LaneShares, out.LaneStarts = sharesOf(s.counts)
 	return x.overrides, nil
-}
-
-func sumCounts(counts []int64) int64 {
-	var n int64
-	for _, c := range counts {
-		n += c
-	}
-	return n
 }
 
 // longestGap returns the longest time within [from, to) without an event. Events are ordered by

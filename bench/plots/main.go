@@ -3,8 +3,8 @@
 //	plots docs/plots docs/flow-control.md …
 //
 // It reads congestion.json, limits.json, fairness.json and performance.json in the folder, writes
-// SVG pictures into the same folder, and writes the tables of figures into the documents. It leaves
-// out the pictures and figures of a file or part that is missing.
+// SVG pictures into the same folder, and writes measured values beside the goals in the documents.
+// It leaves out the pictures and figures of a file or part that is missing.
 package main
 
 import (
@@ -12,10 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
+
+	"github.com/bulkaction/bulkaction/bench"
 )
 
 func main() {
@@ -30,47 +30,47 @@ func main() {
 }
 
 func run(dir string, documents ...string) error {
-	var r results
+	var congestion bench.Congestion
+	var limits bench.Limits
+	var fairness bench.Fairness
+	results := map[string]any{} // the documents by name, for the tables of goals
 	for name, into := range map[string]any{
-		"congestion.json":  &r.congestion,
-		"limits.json":      &r.limits,
-		"fairness.json":    &r.fairness,
-		"performance.json": &r.performance,
+		"congestion": &congestion, "limits": &limits, "fairness": &fairness, "performance": nil,
 	} {
-		b, err := os.ReadFile(filepath.Join(dir, name))
+		b, err := os.ReadFile(filepath.Join(dir, name+".json"))
 		if errors.Is(err, fs.ErrNotExist) {
 			fmt.Fprintf(os.Stderr,
-				"plots: there is no %s: `make bench-flow` or `make bench-performance` measures it\n", name)
+				"plots: there is no %s.json: `make bench-flow` or `make bench-performance` measures it\n", name)
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if err := json.Unmarshal(b, into); err != nil {
-			return fmt.Errorf("read %s: %w", name, err)
+		var all any
+		err = json.Unmarshal(b, &all)
+		if err == nil && into != nil {
+			err = json.Unmarshal(b, into)
 		}
+		if err != nil {
+			return fmt.Errorf("read %s.json: %w", name, err)
+		}
+		results[name] = all
 	}
-	charts := r.charts()
-	for _, name := range slices.Sorted(maps.Keys(charts)) {
-		if err := os.WriteFile(filepath.Join(dir, name+".svg"), []byte(charts[name].svg()), 0o644); err != nil {
+	charts := map[string]chart{}
+	if congestion.Jobs > 0 {
+		addCongestionCharts(congestion, charts)
+	}
+	addLimitCharts(limits, charts)
+	addFairnessCharts(fairness, charts)
+	for name, c := range charts {
+		if err := os.WriteFile(filepath.Join(dir, name+".svg"), []byte(c.svg()), 0o644); err != nil {
 			return err
 		}
 	}
 	for _, file := range documents {
-		if err := r.updateDocument(file); err != nil {
+		if err := updateDocument(file, results); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// charts returns all charts that can be drawn from the results, by file name without ending.
-func (r results) charts() map[string]chart {
-	out := map[string]chart{}
-	if r.congestion.Jobs > 0 {
-		addCongestionCharts(r.congestion, out)
-	}
-	addLimitCharts(r.limits, out)
-	addFairnessCharts(r.fairness, out)
-	return out
 }

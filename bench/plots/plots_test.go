@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
@@ -73,29 +74,72 @@ func TestRunDrawsThePartsThatWereMeasured(t *testing.T) {
 	require.ErrorContains(t, run(dir), "limits.json")
 }
 
-func TestTableMarksGoalsThatWereNotReached(t *testing.T) {
-	var r results
-	require.Empty(t, r.figures(), "without measurements there are no figures")
-	r.congestion = bench.Congestion{Jobs: 15000, Tenants: 3, RPS: 30, MakespanSeconds: 510, MakespanRatio: 1.02, ThrottlesPerJob: 0.2, Windows: 511}
-	r.limits = bench.Limits{
-		Runs:    []bench.LimitRun{{Limiter: "sliding", LimitUsedRatio: 0.96}, {Limiter: "sliding", LimitUsedRatio: 0.94, Windows: 10, WindowsOverLimit: 1}},
-		Elastic: []bench.Elastic{{Partitions: 4, BusyShareOfLimit: 0.96, ReturnWindows: 2}},
+func TestTablesMarkGoalsThatWereNotReached(t *testing.T) {
+	var congestion, limits any
+	require.NoError(t, json.Unmarshal([]byte(`{"makespan_ratio":1.02,"throttles_per_job":0.2}`), &congestion))
+	require.NoError(t, json.Unmarshal([]byte(`{"runs":[{"limiter":"sliding","limit_used_ratio":0.96},{"limiter":"sliding","limit_used_ratio":0.94,"windows_over_limit":1},
+		{"limiter":"fixed","limit_used_ratio":1,"windows_over_limit":0}],"elastic":[{"partitions":4,"return_windows":2}]}`), &limits))
+	row := func(figure, goal, rest string) string {
+		return "| `" + figure + "` | what | " + goal + " | " + rest + " |\n"
 	}
-	require.Equal(t, []bool{true, false, true, false, false, true, false}, reached(r.figures()))
-
-	text, ok := insertTable("a\n"+figuresBegin+"old\n"+tableEnd+"z\n", figuresBegin, bench.Markdown(r.figures()[:2]))
-	require.True(t, ok)
-	require.Equal(t, "a\n"+figuresBegin+"| experiment | goal | measured | reached |\n|---|---|---|---|\n"+
-		"| congestion, 15000 jobs of 3 tenants, 30/s: makespan | ≤ 1.03 × ideal | 510.00 s, 1.020 × | yes |\n"+
-		"| congestion, 15000 jobs of 3 tenants, 30/s: throttles a job | ≤ 0.1 | 0.2000 | **no** |\n"+tableEnd+"z\n", text)
-	_, ok = insertTable("no table here\n", figuresBegin, "")
-	require.False(t, ok)
+	got := fillTables("a\n"+
+		row("congestion.makespan_ratio", "≤ 1.03 × ideal", "? | ?")+
+		row("congestion.throttles_per_job", "≤ 0.1", "0 | yes")+
+		row("congestion.missing", "≤ 0.1", "old | kept")+
+		row("fairness.small_ratio", "≤ 2", "old | kept")+
+		row("limits.runs.windows_over_limit", "= 0", "? | ?")+
+		row("limits.runs.limiter=sliding.limit_used_ratio", "≥ 0.95", "? | ?")+
+		row("limits.runs.limiter=fixed.limit_used_ratio", "≥ 0.95", "? | ?")+
+		row("limits.elastic.partitions=4.return_windows", "< 1,000 windows", "? | ?")+
+		"| `x` | other table |\nz\n", map[string]any{"congestion": congestion, "limits": limits})
+	require.Equal(t, "a\n"+
+		row("congestion.makespan_ratio", "≤ 1.03 × ideal", "1.02 | yes")+
+		row("congestion.throttles_per_job", "≤ 0.1", "0.2 | **no**")+
+		row("congestion.missing", "≤ 0.1", "old | kept")+
+		row("fairness.small_ratio", "≤ 2", "old | kept")+
+		row("limits.runs.windows_over_limit", "= 0", "1 | **no**")+
+		row("limits.runs.limiter=sliding.limit_used_ratio", "≥ 0.95", "0.94 | **no**")+
+		row("limits.runs.limiter=fixed.limit_used_ratio", "≥ 0.95", "1 | yes")+
+		row("limits.elastic.partitions=4.return_windows", "< 1,000 windows", "2 | yes")+
+		"| `x` | other table |\nz\n", got)
 }
 
-func reached(figures []bench.Figure) []bool {
-	var out []bool
-	for _, f := range figures {
-		out = append(out, f.Reached)
+// TestTheDocumentsNameFiguresThatExist: each row of the tables of goals names a figure of the
+// benchmarks' results.
+func TestTheDocumentsNameFiguresThatExist(t *testing.T) {
+	document := func(result any) any {
+		b, err := json.Marshal(result)
+		require.NoError(t, err)
+		var out any
+		require.NoError(t, json.Unmarshal(b, &out))
+		return out
 	}
-	return out
+	var runs []bench.LimitRun
+	for _, limiter := range bench.Limiters {
+		runs = append(runs, bench.LimitRun{Limiter: limiter})
+	}
+	variants := map[string]bench.MeasuredVariant{}
+	for _, part := range bench.PerformanceParts() {
+		variants[part] = bench.MeasuredVariant{}
+	}
+	results := map[string]any{
+		"congestion": document(bench.Congestion{}),
+		"limits":     document(bench.Limits{Runs: runs, Elastic: []bench.Elastic{{Partitions: 1}, {Partitions: 4}}}),
+		"fairness": document(bench.Fairness{
+			NoisyNeighbour: &bench.NoisyNeighbour{}, NoisyLongJobs: &bench.NoisyLongJobs{}, Weights: &bench.Weights{}, Lanes: &bench.Lanes{},
+			BehindHugeGroup: &bench.BehindHugeGroup{}, AdmitCost: &bench.AdmitCost{}, Idle: &bench.Idle{}, RetryAfter: &bench.RetryAfter{},
+		}),
+		"performance": document(bench.Performance{
+			Base: &bench.Throughput{CeilingRatio: 1}, Variants: variants, Latency: &bench.Latency{}, Big: &bench.BigGroup{},
+		}),
+	}
+	for file, want := range map[string]int{"flow-control.md": 21, "performance.md": 15} {
+		b, err := os.ReadFile(filepath.Join("../../docs", file))
+		require.NoError(t, err)
+		rows := goalRow.FindAllStringSubmatch(string(b), -1)
+		require.Len(t, rows, want, file)
+		for _, m := range rows {
+			require.NotEmpty(t, lookUp(results[m[1]], strings.Split(m[2], ".")), "%s: there is no figure %s.%s", file, m[1], m[2])
+		}
+	}
 }

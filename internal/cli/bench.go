@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -20,7 +22,7 @@ func newBench(r *Root) *cobra.Command {
 		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set))
 	cmd.Long = "Measure the system: real processes on a private redis-server, with default settings. The JSON lists\n" +
 		"settings that differ as overrides. BULKACTION_ variables of the environment do not reach the\n" +
-		"processes; settings of --set do."
+		"processes; settings of --set do. Without --json, the figures have the same names as in the JSON."
 	cmd.PersistentFlags().StringArrayVar((*[]string)(set), "set", nil,
 		"setting of the processes, NAME=VALUE with or without BULKACTION_ (repeatable)")
 	return cmd
@@ -64,17 +66,69 @@ func (s *variables) env() ([]string, error) {
 	return env, nil
 }
 
-// prepareFleet does the same as prepareExperiment for a benchmark that runs one fleet with a known
-// number of jobs.
-func (r *Root) prepareFleet(
-	f *bench.FleetOptions, set *variables, jobs int,
-) (progress func(done int), done func(), err error) {
-	var o bench.Options
-	if done, err = r.prepareExperiment(&o, set); err != nil {
-		return nil, nil, err
+// benchmark is a command that checks its flags, runs a benchmark and prints its result.
+type benchmark struct {
+	use, short string
+	options    *bench.Options // of the benchmark; the command sets what all benchmarks have in common
+	check      func(cmd *cobra.Command, args []string) error
+	// run returns what was measured, which is printed also if a later part failed. It returns nil
+	// where nothing was measured
+	run func(ctx context.Context) (any, error)
+}
+
+func (b benchmark) command(r *Root, set *variables) *cobra.Command {
+	return &cobra.Command{
+		Use: b.use, Short: b.short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := b.check(cmd, args); err != nil {
+				return err
+			}
+			done, err := r.prepareBench(b.options, set)
+			if err != nil {
+				return err
+			}
+			result, err := b.run(cmd.Context())
+			done()
+			if result == nil {
+				return err
+			}
+			return errors.Join(err, r.showBench(result))
+		},
 	}
-	f.Role, f.Env = o.Role, o.Env
-	return func(n int) { o.Progress("jobs", int64(n), int64(jobs)) }, done, nil
+}
+
+// whole returns the result of a benchmark that is printed only if all of it succeeded.
+func whole[T any](result T, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// prepareBench fills in the options that all benchmarks have in common: the command that starts a
+// role, the values of --set, and a progress bar. The caller must call done at the end.
+func (r *Root) prepareBench(o *bench.Options, set *variables) (done func(), err error) {
+	if o.Env, err = set.env(); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	o.Role = []string{self, "role"}
+	bar := r.newProgress()
+	o.Progress = func(part string, done, total int64) { bar.show("bench", part, "", done, max(total, 1)) }
+	return bar.stop, nil
+}
+
+// redisFlag adds the flag --redis-url to a benchmark.
+func redisFlag(cmd *cobra.Command, o *bench.Options) {
+	cmd.Flags().StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of private redis-servers")
+}
+
+func aofFlag(cmd *cobra.Command, o *bench.Options) {
+	cmd.Flags().BoolVar(&o.AOF, "aof", false,
+		"the private redis-server writes an append-only file, synced every second")
 }
 
 // checkParts refuses values of --only that are not parts of the benchmark.
@@ -87,18 +141,17 @@ func checkParts(only, parts []string) error {
 	return nil
 }
 
-// prepareExperiment fills in the options that all benchmarks have in common: the command that
-// starts a role, the values of --set, and a progress bar. The caller must call done at the end.
-func (r *Root) prepareExperiment(o *bench.Options, set *variables) (done func(), err error) {
-	if o.Env, err = set.env(); err != nil {
-		return nil, err
+// atLeast is the smallest value that a flag may have.
+type atLeast struct {
+	flag     string
+	n, least int
+}
+
+func checkLeast(flags ...atLeast) error {
+	for _, f := range flags {
+		if f.n < f.least {
+			return usagef("--%s %d: must be at least %d", f.flag, f.n, f.least)
+		}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find this program: %w", err)
-	}
-	o.Role = []string{self, "role"}
-	bar := r.newProgress()
-	o.Progress = func(part string, done, total int64) { bar.show("bench", part, "", done, max(total, 1)) }
-	return bar.stop, nil
+	return nil
 }

@@ -134,42 +134,50 @@ func TestBenchPrintsOneObject(t *testing.T) {
 }
 
 func TestBenchTablesShowWhatWasRun(t *testing.T) {
-	var out strings.Builder
-	r := &Root{IO: IO{Out: &out}}
-	require.NoError(t, r.showThroughput(bench.Throughput{
+	show := func(result any) string {
+		var out strings.Builder
+		r := &Root{IO: IO{Out: &out}}
+		require.NoError(t, r.showBench(result))
+		return out.String()
+	}
+	got := show(bench.Throughput{
 		Jobs: 1000, JobsPerSecond: 12345, Ceiling: &bench.Ceiling{JobsPerSecond: 24690}, CeilingRatio: 0.5, MasterCommands: []float64{0.75, 0.25}, MasterCPU: []float64{1, 2},
-		ProcessCPUByRole: map[string]float64{"worker": 9.5}, PeakMBByRole: map[string]float64{"worker": 40},
-	}))
-	require.Contains(t, out.String(), "12,345")
-	require.Contains(t, out.String(), "24,690 jobs a second; the speed is 0.50 of it")
-	require.Contains(t, out.String(), "9.5 µs a job, 40 MB")
-	require.Contains(t, out.String(), "commands [0.75 0.25], CPU [1.0 2.0] µs a job")
-	require.NotContains(t, out.String(), "Redis memory")
+		ProcessCPUByRole: map[string]float64{"worker": 9.5}, PeakMBByRole: map[string]float64{"worker": 40}, Overrides: map[string]string{"A": "1"},
+	})
+	require.Regexp(t, `(?m)^jobs_per_second +12,345$`, got)
+	require.Regexp(t, `(?m)^ceiling\.jobs_per_second +24,690$`, got)
+	require.Regexp(t, `(?m)^ceiling_ratio +0\.5$`, got)
+	require.Regexp(t, `(?m)^process_cpu_us_per_job_by_role\.worker +9\.5$`, got)
+	require.Regexp(t, `(?m)^peak_rss_mb_by_role\.worker +40$`, got)
+	require.Regexp(t, `(?m)^commands_share_by_master +\[0\.75 0\.25\]$`, got)
+	require.Regexp(t, `(?m)^redis_cpu_us_per_job_by_master +\[1 2\]$`, got)
+	require.NotContains(t, got, "overrides")
 
-	out.Reset()
-	require.NoError(t, r.showFigures(bench.Performance{Big: &bench.BigGroup{Jobs: 10, Results: 9, SteadyRatio: 1}}.Figures()))
-	require.Regexp(t, `its results, read back as NDJSON +all +9 in 0\.0 s +NO`, out.String())
+	got = show(bench.Performance{Big: &bench.BigGroup{Jobs: 10, Results: 9, MissingResults: 1}, Variants: map[string]bench.MeasuredVariant{"aof": {Ratio: 0.7, Ratios: []float64{0.7}}}})
+	require.Regexp(t, `(?m)^big\.missing_results +1$`, got)
+	require.Regexp(t, `(?m)^variants\.aof\.ratio +0\.7$`, got)
+	require.NotContains(t, got, "variants.aof.run")
+	require.NotContains(t, got, "latency")
 
-	out.Reset()
-	require.NoError(t, r.showFairness(bench.Fairness{Idle: &bench.Idle{IdleCommands: 12.5}, Weights: &bench.Weights{WeightShares: []float64{0.14, 0.29, 0.57}, WeightError: 0.02}}))
-	require.Contains(t, out.String(), "12.5 commands a second")
-	require.Contains(t, out.String(), "[0.14 0.29 0.57], off by 2.0%")
-	require.NotContains(t, out.String(), "noisy")
+	got = show(bench.Fairness{Idle: &bench.Idle{IdleCommands: 12.5}, Weights: &bench.Weights{WeightShares: []float64{0.14, 0.29, 0.57}, WeightError: 0.02}})
+	require.Regexp(t, `(?m)^idle_commands_per_second +12\.5$`, got)
+	require.Regexp(t, `(?m)^weight_shares +\[0\.14 0\.29 0\.57\]$`, got)
+	require.Regexp(t, `(?m)^weight_error +0\.02$`, got)
+	require.NotContains(t, got, "noisy")
 
-	out.Reset()
-	require.NoError(t, r.showLimits(bench.Limits{
+	got = show(bench.Limits{
 		Runs:    []bench.LimitRun{{Limiter: "token", WindowMS: 100, Partitions: 4, Windows: 90, WindowsOverLimit: 2, LimitUsedRatio: 0.991, Retries: 8}},
 		Elastic: []bench.Elastic{{Partitions: 4, BusyShareOfLimit: 0.97, ReturnWindows: 1}},
-	}))
-	require.Regexp(t, `token +100ms +4 +90 +2 +99\.10% +8`, out.String())
-	require.Regexp(t, `4 +97\.00% +1`, out.String())
+	})
+	require.Regexp(t, `(?m)^limiter +window_ms +partitions +windows +windows_over_limit +limit_used_ratio +starts_without_permit +retries$`, got)
+	require.Regexp(t, `(?m)^token +100 +4 +90 +2 +0\.991 +0 +8$`, got)
+	require.Regexp(t, `(?m)^partitions +busy_share_of_limit +busy_windows +return_windows +windows_over_limit +limit_used_ratio$`, got)
+	require.Regexp(t, `(?m)^4 +0\.97 +0 +1 +0 +0$`, got)
 
-	out.Reset()
 	compared := bench.Comparison{Base: "c2a01d7", Head: "head", Variants: []bench.ComparedVariant{{Name: "retries", Figures: []bench.ComparedFigure{
 		{Name: "p50_ms", Base: 1.6, Head: 1.68, Ratio: 1.05, BaseRuns: []float64{1.6, 2}, HeadRuns: []float64{1.44, 2.4}},
 	}}}}
-	require.NoError(t, r.showComparison(compared))
-	require.Regexp(t, `^variant +figure +c2a01d7 +head +ratio +ratios of rounds\nretries +p50_ms +1\.60 +1\.68 +1\.050 +0\.900 to 1\.200\n$`, out.String())
+	require.Regexp(t, `^variant +figure +c2a01d7 +head +ratio +ratios of rounds\nretries +p50_ms +1\.60 +1\.68 +1\.050 +0\.900 to 1\.200\n$`, show(compared))
 }
 
 func TestBenchCompareWritesAFile(t *testing.T) {

@@ -5,19 +5,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // endListener reads the events stream, as any producer can, and keeps the events of groups that
 // have ended.
 type endListener struct {
-	run    *fleetRun
+	run    *run
 	offset time.Duration // Redis's clock minus this process's clock
 	pause  time.Duration // how long it waits after each read
 	last   string        // id of the last event that was read
@@ -42,13 +45,13 @@ func (e groupEnd) msUntil(started int64) float64 {
 
 // listenForEnds starts to read the events that are published from now on, until close is called. A
 // pause after each read saves CPU; groupEnd.readAt is up to this time later.
-func (r *fleetRun) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
+func (r *run) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
 	e := &endListener{run: r, pause: pause, last: "0", done: make(chan struct{}), ends: map[string]groupEnd{}}
 	var err error
 	if e.offset, err = r.clockOffset(ctx); err != nil {
 		return nil, err
 	}
-	newest, err := r.fleet.Conn.Cmd.XRevRangeN(ctx, r.space.Events(), "+", "-", 1).Result()
+	newest, err := r.conn.Cmd.XRevRangeN(ctx, r.space.Events(), "+", "-", 1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}
@@ -69,7 +72,7 @@ func (e *endListener) readEvents(ctx context.Context) {
 	defer close(e.done)
 	for ctx.Err() == nil {
 		args := &redis.XReadArgs{Streams: []string{e.run.space.Events(), e.last}, Block: redisx.MaxBlock, Count: 1000}
-		read, err := e.run.fleet.Conn.Block.XRead(ctx, args).Result()
+		read, err := e.run.conn.Block.XRead(ctx, args).Result()
 		readAt := time.Now().Add(e.offset).UnixMicro()
 		if errors.Is(err, redis.Nil) {
 			continue
@@ -91,9 +94,7 @@ func (e *endListener) readEvents(ctx context.Context) {
 func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	for _, m := range messages {
 		e.last = m.ID
-		switch m.Values["type"] {
-		case "group.completed", "group.failed", "group.cancelled":
-		default:
+		if !slices.Contains([]any{"group.completed", "group.failed", "group.cancelled"}, m.Values["type"]) {
 			continue
 		}
 		var event api.Event
@@ -113,20 +114,20 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 }
 
 // awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of
-// ids. It is an error if a group fails or is cancelled, a process or the listener has ended, or the
-// groups do not end within stallTimeout.
-func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]groupEnd, error) {
+// groups. It is an error if a group fails or is cancelled, a process or the listener has ended, or
+// the groups do not end within stallTimeout.
+func (e *endListener) awaitCompleted(ctx context.Context, groups []group) ([]groupEnd, error) {
 	for began, n := time.Now(), 1; ; n++ {
-		out, err := e.completed(ids)
-		if err != nil || len(out) == len(ids) {
+		out, err := e.completed(groups)
+		if err != nil || len(out) == len(groups) {
 			return out, err
 		}
 		if time.Since(began) > stallTimeout {
 			return nil, fmt.Errorf("await events: %d of %d groups have ended after %s",
-				len(out), len(ids), stallTimeout)
+				len(out), len(groups), stallTimeout)
 		}
 		if n%50 == 0 {
-			if err := e.run.fleet.Check(); err != nil {
+			if err := e.run.check(); err != nil {
 				return nil, err
 			}
 		}
@@ -136,24 +137,87 @@ func (e *endListener) awaitCompleted(ctx context.Context, ids []string) ([]group
 	}
 }
 
-// completed returns the ends of the groups, in the order of ids, up to the first group that has not
+// completed returns the ends of the groups, in this order, up to the first group that has not
 // ended. It is an error if one of these groups is not COMPLETED, or if the listener has failed.
-func (e *endListener) completed(ids []string) ([]groupEnd, error) {
+func (e *endListener) completed(groups []group) ([]groupEnd, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err != nil {
 		return nil, fmt.Errorf("read events: %w", e.err)
 	}
-	out := make([]groupEnd, 0, len(ids))
-	for _, id := range ids {
-		end, ok := e.ends[id]
+	out := make([]groupEnd, 0, len(groups))
+	for _, want := range groups {
+		end, ok := e.ends[want.id]
 		if !ok {
 			break
 		}
 		if g := end.group; g.Status != api.StatusCompleted {
-			return nil, fmt.Errorf("await group %s: it is %s with %d failed jobs", id, g.Status, g.Counts.Failed)
+			return nil, fmt.Errorf("await group %s: it is %s with %d failed jobs", g.ID, g.Status, g.Counts.Failed)
 		}
 		out = append(out, end)
 	}
 	return out, nil
+}
+
+// singleJobs returns n groups of one job each. tenant names the tenant of the i-th group.
+func singleJobs(name string, n int, tenant func(i int) string, job func(int) []byte) []group {
+	groups := divideJobs(name, n, n, 1, job)
+	for i := range groups {
+		groups[i].tenant = tenant(i)
+	}
+	return groups
+}
+
+// named returns a function that returns the name alone.
+func named(name string) func(int) string { return func(int) string { return name } }
+
+// publishSingle publishes a group with all of its jobs, of which from is the first.
+func (r *run) publishSingle(ctx context.Context, g group, from int) error {
+	data, err := g.complete(from)
+	if err != nil {
+		return err
+	}
+	pipe := r.pipeline()
+	if err := pipe.add(ctx, "group.submit", data); err != nil {
+		return err
+	}
+	return pipe.flush(ctx)
+}
+
+// paceSenders is the number of goroutines that send, so that a slow reply delays no other job.
+const paceSenders = 8
+
+// pace calls send for 0 to n-1 at a steady rate (a second), each at the time at which it is due or,
+// if its goroutine still waits for an earlier call, later. paceSenders goroutines call it. The
+// first error cancels the other calls; pace waits for them.
+func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int, due time.Time) error) error {
+	senders, ctx := errgroup.WithContext(ctx)
+	began := time.Now()
+	for p := range paceSenders {
+		senders.Go(func() error {
+			for i := p; i < n; i += paceSenders {
+				due := began.Add(time.Duration(i) * time.Second / time.Duration(rate))
+				if err := redisx.Sleep(ctx, time.Until(due)); err != nil {
+					return err
+				}
+				if err := send(ctx, i, due); err != nil {
+					return fmt.Errorf("send single jobs: %w", err)
+				}
+			}
+			return nil
+		})
+	}
+	return senders.Wait()
+}
+
+// firstStarts returns the time at which the first job of each group started, in µs by Redis's
+// clock.
+func firstStarts(log journal.Log) map[string]int64 {
+	started := map[string]int64{}
+	for _, s := range log.Starts { // ordered by time
+		if _, again := started[s.Group]; !again {
+			started[s.Group] = s.At
+		}
+	}
+	return started
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,11 +18,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// producerRole stands for this process in figures by role.
-const producerRole = "producer"
-
-// redisRole stands for the redis-servers in figures by role.
-const redisRole = "redis"
+const (
+	producerRole = "producer" // stands for this process in figures by role
+	redisRole    = "redis"    // stands for the redis-servers in figures by role
+)
 
 // fleetUse is what the fleet's processes, this process and Redis have used since they started, or
 // between two measurements; see since.
@@ -41,9 +41,22 @@ type masterUse struct {
 
 type commandUse struct{ calls, us int64 }
 
-// measureUse reads the CPU time of the processes from the operating system, and statistics from
-// each redis-server.
-func (f *Fleet) measureUse(ctx context.Context) (fleetUse, error) {
+// measure calls do, and returns what the fleet has used meanwhile.
+func (f *fleet) measure(ctx context.Context, do func() error) (fleetUse, error) {
+	before, err := f.use(ctx)
+	if err != nil {
+		return fleetUse{}, err
+	}
+	if err := do(); err != nil {
+		return fleetUse{}, err
+	}
+	after, err := f.use(ctx)
+	return after.since(before), err
+}
+
+// use reads the CPU time of the processes from the operating system, and statistics from each
+// redis-server.
+func (f *fleet) use(ctx context.Context) (fleetUse, error) {
 	out := fleetUse{roles: map[string]time.Duration{}}
 	for role, pids := range f.pids() {
 		for _, pid := range pids {
@@ -55,10 +68,14 @@ func (f *Fleet) measureUse(ctx context.Context) (fleetUse, error) {
 		}
 	}
 	var mu sync.Mutex
-	err := f.Conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
-		m, err := readMasterUse(ctx, c)
+	err := f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+		info, err := c.Info(ctx, "all").Result()
 		if err != nil {
 			return fmt.Errorf("read Redis's statistics: %w", err)
+		}
+		m := readInfo(info)
+		if single, ok := c.(*redis.Client); ok {
+			m.addr = single.Options().Addr
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -70,7 +87,7 @@ func (f *Fleet) measureUse(ctx context.Context) (fleetUse, error) {
 }
 
 // pids returns the ids of the processes by role. This process has the role producerRole.
-func (f *Fleet) pids() map[string][]int {
+func (f *fleet) pids() map[string][]int {
 	out := map[string][]int{producerRole: {os.Getpid()}}
 	for _, p := range f.procs {
 		out[p.role] = append(out[p.role], p.PID())
@@ -78,15 +95,10 @@ func (f *Fleet) pids() map[string][]int {
 	return out
 }
 
-func readMasterUse(ctx context.Context, c redis.UniversalClient) (masterUse, error) {
+// readInfo reads the text of INFO. The line of a command looks like this:
+// cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
+func readInfo(info string) masterUse {
 	m := masterUse{byName: map[string]commandUse{}}
-	if single, ok := c.(*redis.Client); ok {
-		m.addr = single.Options().Addr
-	}
-	info, err := c.Info(ctx, "all").Result()
-	if err != nil {
-		return m, err
-	}
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		switch {
@@ -103,7 +115,25 @@ func readMasterUse(ctx context.Context, c redis.UniversalClient) (masterUse, err
 			m.byName[strings.TrimPrefix(name, "cmdstat_")] = k
 		}
 	}
-	return m, nil
+	return m
+}
+
+// add returns m plus sign times n. Commands with the same number of calls in both are left out of a
+// difference.
+func (m masterUse) add(n masterUse, sign int64) masterUse {
+	m.cpu += time.Duration(sign) * n.cpu
+	m.commands, m.memory = m.commands+sign*n.commands, m.memory+sign*n.memory
+	byName := map[string]commandUse{}
+	for _, names := range []map[string]commandUse{m.byName, n.byName} {
+		for name := range names {
+			a, b := m.byName[name], n.byName[name]
+			if calls := a.calls + sign*b.calls; calls > 0 {
+				byName[name] = commandUse{calls, a.us + sign*b.us}
+			}
+		}
+	}
+	m.byName = byName
+	return m
 }
 
 // since returns the difference of two measurements.
@@ -112,24 +142,8 @@ func (u fleetUse) since(before fleetUse) fleetUse {
 	for role, cpu := range u.roles {
 		out.roles[role] = cpu - before.roles[role]
 	}
-	for i, m := range u.masters {
-		if i >= len(before.masters) {
-			break
-		}
-		was := before.masters[i]
-		d := masterUse{
-			addr:     m.addr,
-			cpu:      m.cpu - was.cpu,
-			commands: m.commands - was.commands,
-			memory:   m.memory - was.memory,
-			byName:   map[string]commandUse{},
-		}
-		for name, k := range m.byName {
-			if n := k.calls - was.byName[name].calls; n > 0 {
-				d.byName[name] = commandUse{n, k.us - was.byName[name].us}
-			}
-		}
-		out.masters = append(out.masters, d)
+	for i := range min(len(u.masters), len(before.masters)) {
+		out.masters = append(out.masters, u.masters[i].add(before.masters[i], -1))
 	}
 	return out
 }
@@ -145,12 +159,8 @@ func (u fleetUse) processCPU() (sum time.Duration) {
 
 // redisTotal returns the sum over all redis-servers.
 func (u fleetUse) redisTotal() (sum masterUse) {
-	sum.byName = map[string]commandUse{}
 	for _, m := range u.masters {
-		sum.cpu, sum.commands, sum.memory = sum.cpu+m.cpu, sum.commands+m.commands, sum.memory+m.memory
-		for name, k := range m.byName {
-			sum.byName[name] = commandUse{sum.byName[name].calls + k.calls, sum.byName[name].us + k.us}
-		}
+		sum = sum.add(m, 1)
 	}
 	return sum
 }
@@ -161,11 +171,7 @@ func (u fleetUse) redisTotal() (sum masterUse) {
 func (m masterUse) table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")
-	names := make([]string, 0, len(m.byName))
-	for name := range m.byName {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, c string) int {
+	names := slices.SortedFunc(maps.Keys(m.byName), func(a, c string) int {
 		return cmp.Or(-cmp.Compare(m.byName[a].us, m.byName[c].us), cmp.Compare(a, c))
 	})
 	for _, name := range names {
@@ -175,22 +181,6 @@ func (m masterUse) table(jobs int) string {
 	}
 	fmt.Fprintf(&b, "CPU of Redis in all: %.2f µs/job\n", perJob(m.cpu, jobs))
 	return b.String()
-}
-
-func perJob(d time.Duration, jobs int) float64 {
-	return round2(float64(d.Nanoseconds()) / 1e3 / float64(jobs))
-}
-
-// seconds returns the value of a field in the text of INFO that is a number of seconds; 0 if it is
-// missing.
-func seconds(info, name string) time.Duration {
-	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(line, name+":"); ok {
-			s, _ := strconv.ParseFloat(strings.TrimSpace(v), 64)
-			return time.Duration(s * float64(time.Second))
-		}
-	}
-	return 0
 }
 
 // clockTick is the unit of CPU times in /proc. It is 10 ms on each Linux that Go supports.
@@ -209,9 +199,13 @@ func processCPU(pid int) (time.Duration, error) {
 
 // peaks returns for each role, and for producerRole and redisRole, the peak of resident memory of
 // its largest process so far, in MB (2^20 bytes). A Redis that is not private is left out.
-func (f *Fleet) peaks() (map[string]float64, error) {
+func (f *fleet) peaks() (map[string]float64, error) {
+	all := f.pids()
+	for _, s := range f.servers {
+		all[redisRole] = append(all[redisRole], s.PID())
+	}
 	out := map[string]float64{}
-	for role, pids := range f.pids() {
+	for role, pids := range all {
 		for _, pid := range pids {
 			mb, err := peakMB(pid)
 			if err != nil {
@@ -219,13 +213,6 @@ func (f *Fleet) peaks() (map[string]float64, error) {
 			}
 			out[role] = max(out[role], mb)
 		}
-	}
-	for _, s := range f.servers {
-		mb, err := peakMB(s.PID())
-		if err != nil {
-			return nil, err
-		}
-		out[redisRole] = max(out[redisRole], mb)
 	}
 	return out, nil
 }

@@ -1,0 +1,244 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+const (
+	// pollInterval and followInterval are the time between two reads of groups. They do not limit
+	// the accuracy of figures: those are computed from timestamps in the groups. Reading often
+	// would distort measurements of speed.
+	pollInterval   = 20 * time.Millisecond
+	followInterval = 50 * time.Millisecond
+	// followGroups is the number of groups that are read at a time. Reading a thousand groups each
+	// time would distort the measurement. When more than half of those that were read have ended,
+	// twice as many are read next time, up to followMostGroups; otherwise followGroups again.
+	followGroups     = 64
+	followMostGroups = 64 * followGroups
+	// stallTimeout is the time after which a run is given up that makes no progress, or whose last
+	// events or messages do not come.
+	stallTimeout = 2 * time.Minute
+)
+
+// groupState is how far a group is. The progress of a group that does not exist is zero.
+type groupState struct {
+	group
+	ledger.Progress
+}
+
+// seconds returns the time from the group's acceptance to COMPLETED.
+func (g groupState) seconds() float64 { return g.Completed.Sub(g.Created).Seconds() }
+
+// states reads how far groups are, in one round trip.
+func (r *run) states(ctx context.Context, groups []group) ([]groupState, error) {
+	refs := make([]ledger.GroupRef, len(groups))
+	for i, g := range groups {
+		refs[i] = ledger.GroupRef{Partition: r.space.OfTenant(g.tenant), ID: g.id}
+	}
+	all, err := ledger.ReadProgress(ctx, r.conn.Cmd, refs)
+	out := make([]groupState, len(all))
+	for i, p := range all {
+		out[i] = groupState{groups[i], p}
+	}
+	return out, err
+}
+
+// awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs, by
+// Redis's clock). It is an error if a process has ended; there is no time limit.
+func (r *run) awaitAccepted(ctx context.Context, groups ...group) (int64, error) {
+	for {
+		now, err := r.states(ctx, groups)
+		if err != nil {
+			return 0, err
+		}
+		if !slices.ContainsFunc(now, func(g groupState) bool { return g.Counts.Accepted != int64(g.jobs) }) {
+			t, err := r.now(ctx)
+			return t.UnixMicro(), err
+		}
+		if err := r.check(); err != nil {
+			return 0, err
+		}
+		if err := redisx.Sleep(ctx, pollInterval/4); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// await waits until groups are COMPLETED with all of their jobs done, and returns their states in
+// the order of groups. part names the wait in the progress; "": no progress. For errors see
+// [follower.wait].
+func (r *run) await(ctx context.Context, part string, groups []group) ([]groupState, error) {
+	f := r.follow(part, groups)
+	f.interval = pollInterval
+	if err := f.wait(ctx, nil); err != nil {
+		return nil, err
+	}
+	out := make([]groupState, len(groups))
+	for i, g := range groups {
+		out[i] = f.seen[g.id]
+	}
+	return out, nil
+}
+
+// follower waits for the end of groups with few reads, so that waiting does not distort the
+// measurement. The time of the end is taken from the groups.
+type follower struct {
+	run      *run
+	part     string
+	interval time.Duration
+
+	jobs     int // of all groups
+	open     []group
+	pollsAll bool                  // all open groups are read each time
+	pollNext int                   // number of groups that the next poll reads
+	seen     map[string]groupState // last state of each group, by id
+	done     int                   // jobs done
+	end      time.Time             // latest time at which a group was COMPLETED, by Redis's clock
+	began    time.Time
+	movedAt  time.Time // when done grew last
+	samples  []sample  // taken only if pollsAll
+}
+
+// sample is the number of jobs that were done at a time after the start.
+type sample struct {
+	at   time.Duration
+	done int
+}
+
+func (r *run) follow(part string, groups []group) *follower {
+	f := &follower{
+		run: r, part: part, interval: followInterval, open: slices.Clone(groups), pollNext: followGroups,
+		pollsAll: len(groups) <= followGroups, seen: map[string]groupState{},
+		began: time.Now(), movedAt: time.Now(), samples: []sample{{}},
+	}
+	for _, g := range groups {
+		f.jobs += g.jobs
+	}
+	f.open = slices.DeleteFunc(f.open, func(g group) bool { return g.jobs == 0 })
+	return f
+}
+
+// wait waits until all groups are COMPLETED and, unless the channel producing is nil, until it has
+// received the producer's result. It is an error if the producer fails, a group ends in another
+// way, a process has ended, or no job becomes done for stallTimeout.
+func (f *follower) wait(ctx context.Context, producing <-chan error) error {
+	for n := 1; len(f.open) > 0; n++ {
+		select {
+		case err := <-producing:
+			if err != nil {
+				return err
+			}
+			producing = nil
+		default:
+		}
+		if err := redisx.Sleep(ctx, f.interval); err != nil {
+			return err
+		}
+		if err := f.poll(ctx); err != nil {
+			return err
+		}
+		if time.Since(f.movedAt) > stallTimeout {
+			return fmt.Errorf("await %d groups, %s among them: %d of %d jobs done, no progress for %s",
+				len(f.open), f.open[0].id, f.done, f.jobs, stallTimeout)
+		}
+		if n%20 == 0 {
+			if err := f.run.check(); err != nil {
+				return err
+			}
+		}
+	}
+	if producing != nil {
+		return <-producing
+	}
+	return nil
+}
+
+// waitBeside waits while produce runs, which publishes the groups' jobs. With an error it stops
+// produce.
+func (f *follower) waitBeside(ctx context.Context, produce func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	produced, stopped := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		produced <- produce(ctx)
+	}()
+	err := f.wait(ctx, produced)
+	cancel()
+	<-stopped
+	return err
+}
+
+// poll reads some of the open groups. Those that have not ended go to the end of the list.
+func (f *follower) poll(ctx context.Context) error {
+	n := min(len(f.open), f.pollNext)
+	at := time.Since(f.began)
+	now, err := f.run.states(ctx, f.open[:n])
+	if err != nil {
+		return fmt.Errorf("await the end: %w", err)
+	}
+	before := f.done
+	left := slices.Clone(f.open[n:])
+	for _, g := range now {
+		done := int(g.Counts.Done)
+		f.done += done - int(f.seen[g.id].Counts.Done)
+		f.seen[g.id] = g
+		switch {
+		case g.Status == api.StatusCompleted && done == g.jobs:
+			if g.Completed.After(f.end) {
+				f.end = g.Completed
+			}
+		case g.Status.Ended():
+			return fmt.Errorf("await group %s: it is %s with %d jobs done of %d, %d failed",
+				g.id, g.Status, done, g.jobs, g.Counts.Failed)
+		default:
+			left = append(left, g.group)
+		}
+	}
+	if ended := len(f.open) - len(left); ended > n/2 {
+		f.pollNext = min(2*f.pollNext, followMostGroups)
+	} else {
+		f.pollNext = followGroups
+	}
+	f.open = left
+	if f.done != before {
+		f.movedAt = time.Now()
+	}
+	if f.pollsAll {
+		f.samples = append(f.samples, sample{at, f.done})
+	}
+	f.run.options.progress(f.part, f.done, f.jobs)
+	return nil
+}
+
+// tenthSpeeds returns the jobs a second of the first and the last tenth of all jobs. The first
+// tenth begins when the first job is done. Both speeds are 0 if the samples do not cover all jobs.
+func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
+	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10),
+		reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)
+	if a < 0 || b <= a || d <= c {
+		return 0, 0
+	}
+	tenth := float64(jobs / 10)
+	return round2((tenth - 1) / (b - a).Seconds()), round2(tenth / (d - c).Seconds())
+}
+
+// reachedAt returns the time at which this number of jobs was done, by linear interpolation between
+// samples; -1 if it was never reached.
+func reachedAt(samples []sample, done int) time.Duration {
+	for i := 1; i < len(samples); i++ {
+		before, after := samples[i-1], samples[i]
+		if after.done < done {
+			continue
+		}
+		part := float64(done-before.done) / float64(after.done-before.done)
+		return before.at + time.Duration(part*float64(after.at-before.at))
+	}
+	return -1
+}
