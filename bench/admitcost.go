@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -55,7 +56,7 @@ func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		}
 		cost.AdmitCost = append(cost.AdmitCost, c)
 	}
-	cost.AdmitCostRatio = ratio(cost.AdmitCost[len(cost.AdmitCost)-1].RedisUSJob, cost.AdmitCost[0].RedisUSJob)
+	cost.AdmitCostRatio = measure.Ratio(cost.AdmitCost[len(cost.AdmitCost)-1].RedisUSJob, cost.AdmitCost[0].RedisUSJob)
 	out.AdmitCost = cost
 	return map[string]string{}, nil
 }
@@ -103,8 +104,8 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 		return out, err
 	}
 	spent := u.redisTotal()
-	out.RedisUSJob = perJob(spent.cpu, out.Jobs)
-	out.ScriptUS = round2(float64(spent.byName["evalsha"].us) / float64(out.Jobs))
+	out.RedisUSJob = measure.PerJob(spent.CPU, out.Jobs)
+	out.ScriptUS = measure.Round2(float64(spent.ByName["evalsha"].US) / float64(out.Jobs))
 	return out, nil
 }
 

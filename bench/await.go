@@ -6,9 +6,11 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 const (
@@ -22,9 +24,6 @@ const (
 	// twice as many are read next time, up to followMostGroups; otherwise followGroups again.
 	followGroups     = 64
 	followMostGroups = 64 * followGroups
-	// stallTimeout is the time after which a run is given up that makes no progress, or whose last
-	// events or messages do not come.
-	stallTimeout = 2 * time.Minute
 )
 
 // groupState is how far a group is. The progress of a group that does not exist is zero.
@@ -51,33 +50,29 @@ func (r *run) states(ctx context.Context, groups []group) ([]groupState, error) 
 }
 
 // awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs, by
-// Redis's clock). It is an error if a process has ended; there is no time limit.
+// Redis's clock).
 func (r *run) awaitAccepted(ctx context.Context, groups ...group) (int64, error) {
-	for {
+	err := r.await(ctx, "jobs to be accepted", pollInterval/4, func() (left int, err error) {
 		now, err := r.states(ctx, groups)
-		if err != nil {
-			return 0, err
+		for _, g := range now {
+			left += g.jobs - int(g.Counts.Accepted)
 		}
-		if !slices.ContainsFunc(now, func(g groupState) bool { return g.Counts.Accepted != int64(g.jobs) }) {
-			t, err := r.now(ctx)
-			return t.UnixMicro(), err
-		}
-		if err := r.check(); err != nil {
-			return 0, err
-		}
-		if err := redisx.Sleep(ctx, pollInterval/4); err != nil {
-			return 0, err
-		}
+		return left, err
+	})
+	if err != nil {
+		return 0, err
 	}
+	t, err := r.now(ctx)
+	return t.UnixMicro(), err
 }
 
-// await waits until groups are COMPLETED with all of their jobs done, and returns their states in
-// the order of groups. part names the wait in the progress; "": no progress. For errors see
+// awaitDone waits until groups are COMPLETED with all of their jobs done, and returns their states
+// in the order of groups. part names the wait in the progress; "": no progress. For errors see
 // [follower.wait].
-func (r *run) await(ctx context.Context, part string, groups []group) ([]groupState, error) {
+func (r *run) awaitDone(ctx context.Context, part string, groups []group) ([]groupState, error) {
 	f := r.follow(part, groups)
 	f.interval = pollInterval
-	if err := f.wait(ctx, nil); err != nil {
+	if err := f.wait(ctx); err != nil {
 		return nil, err
 	}
 	out := make([]groupState, len(groups))
@@ -102,8 +97,7 @@ type follower struct {
 	done     int                   // jobs done
 	end      time.Time             // latest time at which a group was COMPLETED, by Redis's clock
 	began    time.Time
-	movedAt  time.Time // when done grew last
-	samples  []sample  // taken only if pollsAll
+	samples  []sample // taken only if pollsAll
 }
 
 // sample is the number of jobs that were done at a time after the start.
@@ -116,7 +110,7 @@ func (r *run) follow(part string, groups []group) *follower {
 	f := &follower{
 		run: r, part: part, interval: followInterval, open: slices.Clone(groups), pollNext: followGroups,
 		pollsAll: len(groups) <= followGroups, seen: map[string]groupState{},
-		began: time.Now(), movedAt: time.Now(), samples: []sample{{}},
+		began: time.Now(), samples: []sample{{}},
 	}
 	for _, g := range groups {
 		f.jobs += g.jobs
@@ -125,54 +119,26 @@ func (r *run) follow(part string, groups []group) *follower {
 	return f
 }
 
-// wait waits until all groups are COMPLETED and, unless the channel producing is nil, until it has
-// received the producer's result. It is an error if the producer fails, a group ends in another
-// way, a process has ended, or no job becomes done for stallTimeout.
-func (f *follower) wait(ctx context.Context, producing <-chan error) error {
-	for n := 1; len(f.open) > 0; n++ {
-		select {
-		case err := <-producing:
-			if err != nil {
-				return err
-			}
-			producing = nil
-		default:
-		}
-		if err := redisx.Sleep(ctx, f.interval); err != nil {
-			return err
-		}
-		if err := f.poll(ctx); err != nil {
-			return err
-		}
-		if time.Since(f.movedAt) > stallTimeout {
-			return fmt.Errorf("await %d groups, %s among them: %d of %d jobs done, no progress for %s",
-				len(f.open), f.open[0].id, f.done, f.jobs, stallTimeout)
-		}
-		if n%20 == 0 {
-			if err := f.run.check(); err != nil {
-				return err
-			}
-		}
+// wait waits until all groups are COMPLETED with all of their jobs done. It is an error if a group
+// ends in another way, a process has ended, or no job becomes done for stallTimeout.
+func (f *follower) wait(ctx context.Context) error {
+	if len(f.open) == 0 {
+		return nil
 	}
-	if producing != nil {
-		return <-producing
-	}
-	return nil
+	what := fmt.Sprintf("%d groups, %s the first of them", len(f.open), f.open[0].id)
+	return f.run.await(ctx, what, f.interval, func() (int, error) {
+		err := f.poll(ctx)
+		return len(f.open) + f.jobs - f.done, err
+	})
 }
 
-// waitBeside waits while produce runs, which publishes the groups' jobs. With an error it stops
-// produce.
+// waitBeside waits while produce runs, which publishes the groups' jobs. The first error of both
+// ends both.
 func (f *follower) waitBeside(ctx context.Context, produce func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	produced, stopped := make(chan error, 1), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		produced <- produce(ctx)
-	}()
-	err := f.wait(ctx, produced)
-	cancel()
-	<-stopped
-	return err
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() error { return produce(ctx) })
+	both.Go(func() error { return f.wait(ctx) })
+	return both.Wait()
 }
 
 // poll reads some of the open groups. Those that have not ended go to the end of the list.
@@ -183,7 +149,6 @@ func (f *follower) poll(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("await the end: %w", err)
 	}
-	before := f.done
 	left := slices.Clone(f.open[n:])
 	for _, g := range now {
 		done := int(g.Counts.Done)
@@ -207,9 +172,6 @@ func (f *follower) poll(ctx context.Context) error {
 		f.pollNext = followGroups
 	}
 	f.open = left
-	if f.done != before {
-		f.movedAt = time.Now()
-	}
 	if f.pollsAll {
 		f.samples = append(f.samples, sample{at, f.done})
 	}
@@ -226,7 +188,7 @@ func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 		return 0, 0
 	}
 	tenth := float64(jobs / 10)
-	return round2((tenth - 1) / (b - a).Seconds()), round2(tenth / (d - c).Seconds())
+	return measure.Round2((tenth - 1) / (b - a).Seconds()), measure.Round2(tenth / (d - c).Seconds())
 }
 
 // reachedAt returns the time at which this number of jobs was done, by linear interpolation between

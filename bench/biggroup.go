@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/client"
 )
 
@@ -78,11 +79,11 @@ func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
 		return out, err
 	}
 	c := client.NewAPI("http://" + addr)
-	u, err := r.measure(ctx, func() error { return r.runBigGroup(ctx, c, file, &out) })
+	u, err := r.measure(ctx, func() error { return out.measure(ctx, r, c, file) })
 	if err != nil {
 		return out, err
 	}
-	out.ProcessCPU, out.RedisCPU = perJob(u.processCPU(), o.Jobs), perJob(u.redisTotal().cpu, o.Jobs)
+	out.ProcessCPU, out.RedisCPU = measure.PerJob(u.processCPU(), o.Jobs), measure.PerJob(u.redisTotal().CPU, o.Jobs)
 	began := time.Now()
 	for result, err := range c.Results(ctx, r.name) {
 		if err != nil {
@@ -92,7 +93,7 @@ func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
 			out.Results++
 		}
 	}
-	out.MissingResults, out.ResultsSeconds = out.Jobs-out.Results, round4(time.Since(began).Seconds())
+	out.MissingResults, out.ResultsSeconds = out.Jobs-out.Results, measure.Round4(time.Since(began).Seconds())
 	if out.PeakMBByRole, err = r.peaks(); err != nil {
 		return out, err
 	}
@@ -119,12 +120,12 @@ func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 	for range jobs {
 		_, _ = w.Write(line) // Flush returns its error
 	}
-	return round2(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
+	return measure.Round2(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
 }
 
-// runBigGroup creates the group, uploads the file name into it while uploaded jobs already run,
-// seals it, and waits until it is COMPLETED. It fills in the durations and speeds of out.
-func (r *run) runBigGroup(ctx context.Context, c *client.API, name string, out *BigGroup) error {
+// measure creates the group, uploads the file name into it while uploaded jobs already run,
+// seals it, and waits until it is COMPLETED. It fills in the durations and speeds of b.
+func (b *BigGroup) measure(ctx context.Context, r *run, c *client.API, name string) error {
 	file, err := os.Open(name)
 	if err != nil {
 		return err
@@ -134,7 +135,7 @@ func (r *run) runBigGroup(ctx context.Context, c *client.API, name string, out *
 	if err != nil {
 		return err
 	}
-	f := r.follow("jobs", []group{{id: r.name, tenant: "big", jobs: out.Jobs}})
+	f := r.follow("jobs", []group{{id: r.name, tenant: "big", jobs: b.Jobs}})
 	cost := client.Aggregate{As: "cost", Op: "sum", Field: "data.cost"}
 	if _, err := c.Submit(
 		ctx, client.Group{ID: r.name, Tenant: "big", Type: "NOOP", Aggregate: []client.Aggregate{cost}},
@@ -147,9 +148,9 @@ func (r *run) runBigGroup(ctx context.Context, c *client.API, name string, out *
 		if err != nil {
 			return err
 		}
-		out.UploadSeconds = round4(time.Since(began).Seconds())
-		if int(appended.Accepted) != out.Jobs {
-			return fmt.Errorf("upload the file: %d jobs were accepted of %d", appended.Accepted, out.Jobs)
+		b.UploadSeconds = measure.Round4(time.Since(began).Seconds())
+		if int(appended.Accepted) != b.Jobs {
+			return fmt.Errorf("upload the file: %d jobs were accepted of %d", appended.Accepted, b.Jobs)
 		}
 		_, err = c.Seal(ctx, r.name, nil)
 		return err
@@ -157,8 +158,9 @@ func (r *run) runBigGroup(ctx context.Context, c *client.API, name string, out *
 		return err
 	}
 	elapsed := f.end.Sub(began)
-	out.ElapsedSeconds, out.JobsPerSecond = round4(elapsed.Seconds()), math.Round(float64(out.Jobs)/elapsed.Seconds())
-	out.FirstTenth, out.LastTenth = tenthSpeeds(f.samples, out.Jobs)
-	out.SteadyRatio = ratio(out.LastTenth, out.FirstTenth)
+	b.ElapsedSeconds = measure.Round4(elapsed.Seconds())
+	b.JobsPerSecond = math.Round(float64(b.Jobs) / elapsed.Seconds())
+	b.FirstTenth, b.LastTenth = tenthSpeeds(f.samples, b.Jobs)
+	b.SteadyRatio = measure.Ratio(b.LastTenth, b.FirstTenth)
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // CeilingOptions say how many jobs of which size are run, and on which Redis.
@@ -95,10 +97,10 @@ func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling,
 		Jobs:             jobs,
 		Batch:            ceilingBatch,
 		PayloadBytes:     payload,
-		ElapsedSeconds:   round4(elapsed.Seconds()),
+		ElapsedSeconds:   measure.Round4(elapsed.Seconds()),
 		JobsPerSecond:    math.Round(float64(jobs) / elapsed.Seconds()),
-		RedisCPUPerJob:   perJob(u.redisTotal().cpu, jobs),
-		ProcessCPUPerJob: perJob(u.processCPU(), jobs),
+		RedisCPUPerJob:   measure.PerJob(u.redisTotal().CPU, jobs),
+		ProcessCPUPerJob: measure.PerJob(u.processCPU(), jobs),
 	}, nil
 }
 
@@ -149,7 +151,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 
 // mean returns c with the means of both measurements' times and speeds.
 func (c Ceiling) mean(d Ceiling) *Ceiling {
-	half := func(a, b float64) float64 { return round4((a + b) / 2) }
+	half := func(a, b float64) float64 { return measure.Round4((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)
 	c.RedisCPUPerJob, c.ProcessCPUPerJob = half(c.RedisCPUPerJob, d.RedisCPUPerJob),
 		half(c.ProcessCPUPerJob, d.ProcessCPUPerJob)

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisproc"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 const (
@@ -35,7 +34,7 @@ func (f *fleet) startServers(ctx context.Context, masters int, aof bool) error {
 		f.url = f.servers[0].URL()
 		return nil
 	}
-	if err := formCluster(ctx, addrs); err != nil {
+	if err := f.formCluster(ctx, addrs); err != nil {
 		return fmt.Errorf("form a cluster: %w", err)
 	}
 	return nil
@@ -43,7 +42,7 @@ func (f *fleet) startServers(ctx context.Context, masters int, aof bool) error {
 
 // formCluster divides the hash slots evenly among the nodes at addrs, connects the nodes to each
 // other, and waits until each of them reports that the cluster is complete.
-func formCluster(ctx context.Context, addrs []string) error {
+func (f *fleet) formCluster(ctx context.Context, addrs []string) error {
 	ctx, cancel := context.WithTimeout(ctx, formTimeout)
 	defer cancel()
 	var nodes []*redis.Client
@@ -72,20 +71,17 @@ func formCluster(ctx context.Context, addrs []string) error {
 			return err
 		}
 	}
-	for _, c := range nodes {
-		for {
+	return f.await(ctx, "masters", pollInterval, func() (left int, err error) {
+		for _, c := range nodes {
 			info, err := c.ClusterInfo(ctx).Result()
 			if err != nil {
-				return err
+				return 0, err
 			}
-			if strings.Contains(info, "cluster_state:ok\r\n") &&
-				strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(len(nodes))+"\r\n") {
-				break
-			}
-			if err := redisx.Sleep(ctx, pollInterval); err != nil {
-				return err
+			if !strings.Contains(info, "cluster_state:ok\r\n") ||
+				!strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(len(nodes))+"\r\n") {
+				left++
 			}
 		}
-	}
-	return nil
+		return left, nil
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/client"
 )
 
@@ -57,7 +58,7 @@ type ComparedFigure struct {
 func (f ComparedFigure) Range() (least, most float64) {
 	ratios := make([]float64, len(f.BaseRuns))
 	for i := range ratios {
-		ratios[i] = ratio(f.HeadRuns[i], f.BaseRuns[i])
+		ratios[i] = measure.Ratio(f.HeadRuns[i], f.BaseRuns[i])
 	}
 	return slices.Min(ratios), slices.Max(ratios)
 }
@@ -184,8 +185,8 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 			f.BaseRuns = append(f.BaseRuns, rounds[0][i][name])
 			f.HeadRuns = append(f.HeadRuns, rounds[1][i][name])
 		}
-		f.Base, f.Head = median(f.BaseRuns), median(f.HeadRuns)
-		f.Ratio = ratio(f.Head, f.Base)
+		f.Base, f.Head = measure.Median(f.BaseRuns), measure.Median(f.HeadRuns)
+		f.Ratio = measure.Ratio(f.Head, f.Base)
 		out = append(out, f)
 	}
 	return out
@@ -226,9 +227,10 @@ func (o *CompareOptions) measureThroughput(
 		return err
 	}
 	delete(u.roles, producerRole)
-	out[figureSpeed] = round2(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
-	out[figureRedisCPU], out[figureRoleCPU] = perJob(u.redisTotal().cpu, jobs), perJob(u.processCPU(), jobs)
-	out[figureCommands] = round4(float64(u.redisTotal().commands) / float64(jobs))
+	out[figureSpeed] = measure.Round2(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
+	out[figureRedisCPU] = measure.PerJob(u.redisTotal().CPU, jobs)
+	out[figureRoleCPU] = measure.PerJob(u.processCPU(), jobs)
+	out[figureCommands] = measure.Round4(float64(u.redisTotal().Commands) / float64(jobs))
 	return c.stop()
 }
 

@@ -117,7 +117,7 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]group
 		return c.awaitChecked(ctx, groups, jobs)
 	}
 	groups := c.v.withFields(divideJobs(c.name+suffix, jobs, c.v.tenants, 1, c.job))
-	if err := c.create(ctx, groups); err != nil {
+	if err := c.create(ctx, groups, 0); err != nil {
 		return nil, err
 	}
 	if err := c.fill(ctx, groups, perMessage); err != nil {

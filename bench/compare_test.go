@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // smallCompare returns options that compare this test binary with a copy of itself, with few jobs.
@@ -122,7 +123,7 @@ func TestCompareComputesMediansAndRatios(t *testing.T) {
 	}}, got, "figures that were not measured are left out")
 	least, most := got[0].Range()
 	require.Equal(t, []float64{0.9, 1.25}, []float64{least, most})
-	require.InDelta(t, 2.5, median([]float64{4, 1, 2, 3}), 0)
+	require.InDelta(t, 2.5, measure.Median([]float64{4, 1, 2, 3}), 0)
 }
 
 func TestEndListenerReportsGroupsThatAreNotCompleted(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // CongestionOptions say how many jobs of how many tenants compete for which limit.
@@ -55,7 +57,7 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		Jobs:         o.Jobs,
 		Tenants:      o.Tenants,
 		RPS:          o.RPS,
-		IdealSeconds: round4(float64(o.Jobs) / float64(o.RPS)),
+		IdealSeconds: measure.Round4(float64(o.Jobs) / float64(o.RPS)),
 	}
 	x, err := o.experiment(ctx, "congestion", func(x *run) error {
 		return x.submit(ctx, divideJobs(x.name, o.Jobs, o.Tenants, 1, nil)...)
@@ -73,18 +75,18 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 		return out, errNoPermits
 	}
 	out.MakespanSeconds = makespan(x.ended)
-	out.MakespanRatio = ratio(out.MakespanSeconds, out.IdealSeconds)
+	out.MakespanRatio = measure.Ratio(out.MakespanSeconds, out.IdealSeconds)
 	first := slices.MinFunc(x.ended, func(a, b groupState) int { return a.Created.Compare(b.Created) })
 	for _, g := range x.ended {
 		out.TenantSeconds = append(out.TenantSeconds, g.JobsEnded.Sub(first.Created).Seconds())
 	}
-	out.ThrottlesPerJob = ratio(float64(sumThrottles(x.ended)), float64(o.Jobs))
+	out.ThrottlesPerJob = measure.Ratio(float64(sumThrottles(x.ended)), float64(o.Jobs))
 	out.Windows, out.Permits = limit.windowCount(permits), sumEvents(permits)
 	out.WindowsOverLimit, out.MaxOver = limit.windowsOver(permits)
 	// All jobs were accepted before the first permit, and some waited until the last permit, so all
 	// windows between them count.
 	used, _ := limit.usedRatio(permits, permits[0].at, permits[len(permits)-1].at)
-	out.LimitUsedRatio = round4(used)
+	out.LimitUsedRatio = measure.Round4(used)
 	out.StartWindowsOver, _ = limit.windowsOver(starts)
 	out.PerSecond = perSecond(permits, starts)
 	return out, nil

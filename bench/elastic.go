@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -110,10 +111,10 @@ func (e *Elastic) count(
 	permits := permitEvents(log, nil)
 	busy := permitEvents(log, func(p journal.PermitEvent) bool { return p.Tenant == "busy" })
 	used, windows := limit.usedRatio(busy, busyFrom, busyTo)
-	e.BusyShareOfLimit, e.BusyWindows = round4(used), windows
+	e.BusyShareOfLimit, e.BusyWindows = measure.Round4(used), windows
 	e.WindowsOverLimit, _ = limit.windowsOver(permits)
 	used, _ = limit.usedRatio(permits, busyFrom, permits[len(permits)-1].at)
-	e.LimitUsedRatio = round4(used)
+	e.LimitUsedRatio = measure.Round4(used)
 
 	width := limit.window.Microseconds()
 	first, last := permits[0].at/width, permits[len(permits)-1].at/width

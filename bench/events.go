@@ -115,26 +115,13 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 
 // awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of
 // groups. It is an error if a group fails or is cancelled, a process or the listener has ended, or
-// the groups do not end within stallTimeout.
-func (e *endListener) awaitCompleted(ctx context.Context, groups []group) ([]groupEnd, error) {
-	for began, n := time.Now(), 1; ; n++ {
-		out, err := e.completed(groups)
-		if err != nil || len(out) == len(groups) {
-			return out, err
-		}
-		if time.Since(began) > stallTimeout {
-			return nil, fmt.Errorf("await events: %d of %d groups have ended after %s",
-				len(out), len(groups), stallTimeout)
-		}
-		if n%50 == 0 {
-			if err := e.run.check(); err != nil {
-				return nil, err
-			}
-		}
-		if err := redisx.Sleep(ctx, pollInterval); err != nil {
-			return nil, err
-		}
-	}
+// no group ends for stallTimeout.
+func (e *endListener) awaitCompleted(ctx context.Context, groups []group) (ends []groupEnd, err error) {
+	err = e.run.await(ctx, fmt.Sprintf("events of %d groups", len(groups)), pollInterval, func() (int, error) {
+		ends, err = e.completed(groups)
+		return len(groups) - len(ends), err
+	})
+	return ends, err
 }
 
 // completed returns the ends of the groups, in this order, up to the first group that has not
@@ -172,12 +159,12 @@ func singleJobs(name string, n int, tenant func(i int) string, job func(int) []b
 func named(name string) func(int) string { return func(int) string { return name } }
 
 // publishSingle publishes a group with all of its jobs, of which from is the first.
-func (r *run) publishSingle(ctx context.Context, g group, from int) error {
+func (p publisher) publishSingle(ctx context.Context, g group, from int) error {
 	data, err := g.complete(from)
 	if err != nil {
 		return err
 	}
-	pipe := r.pipeline()
+	pipe := p.pipeline()
 	if err := pipe.add(ctx, "group.submit", data); err != nil {
 		return err
 	}

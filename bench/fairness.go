@@ -91,7 +91,7 @@ func (r *run) runOneByOne(ctx context.Context, part string, groups ...group) ([]
 		if err := r.submit(ctx, g); err != nil {
 			return nil, err
 		}
-		ended, err := r.await(ctx, part, []group{g})
+		ended, err := r.awaitDone(ctx, part, []group{g})
 		if err != nil {
 			return nil, err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
@@ -51,9 +52,9 @@ func TestParseMonitorLineIgnoresCommandsOfScripts(t *testing.T) {
 
 func TestCommandTime(t *testing.T) {
 	info := "# Commandstats\r\ncmdstat_eval:calls=1,usec=9,usec_per_call=9.00\r\ncmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,rejected_calls=0\r\n"
-	byName := readInfo(info).byName
-	require.Equal(t, commandUse{calls: 3, us: 120}, byName["evalsha"])
-	require.Equal(t, commandUse{calls: 1, us: 9}, byName["eval"])
+	byName := measure.ReadInfo(info).ByName
+	require.Equal(t, measure.Command{Calls: 3, US: 120}, byName["evalsha"])
+	require.Equal(t, measure.Command{Calls: 1, US: 9}, byName["eval"])
 	require.Zero(t, byName["get"])
 }
 

@@ -227,22 +227,47 @@ func freeAddr(ctx context.Context) (string, error) {
 	return listener.Addr().String(), nil
 }
 
-// awaitAPI waits until the API of ingest answers, with any status. It is an error if a process of
-// the fleet has ended.
-func (f *fleet) awaitAPI(ctx context.Context, addr string) error {
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
-		if err != nil {
+// stallTimeout is the time after which a wait is given up that makes no progress.
+const stallTimeout = 2 * time.Minute
+
+// await calls left every interval until it returns 0: the number of things for which the caller
+// waits, which what names. It is an error if left fails, a process of the fleet has ended, or the
+// number does not change for stallTimeout.
+func (f *fleet) await(ctx context.Context, what string, interval time.Duration, left func() (int, error)) error {
+	last, movedAt := -1, time.Now()
+	for n := 1; ; n++ {
+		now, err := left()
+		if err != nil || now == 0 {
 			return err
 		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			return resp.Body.Close()
+		if now != last {
+			last, movedAt = now, time.Now()
 		}
-		if err := f.check(); err != nil {
-			return err
+		if time.Since(movedAt) > stallTimeout {
+			return fmt.Errorf("await %s: %d left, no progress for %s", what, now, stallTimeout)
 		}
-		if err := redisx.Sleep(ctx, pollInterval); err != nil {
+		if n%20 == 0 {
+			if err := f.check(); err != nil {
+				return err
+			}
+		}
+		if err := redisx.Sleep(ctx, interval); err != nil {
 			return err
 		}
 	}
+}
+
+// awaitAPI waits until the API of ingest answers, with any status.
+func (f *fleet) awaitAPI(ctx context.Context, addr string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
+	if err != nil {
+		return err
+	}
+	return f.await(ctx, "the API", pollInterval, func() (int, error) {
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return 1, nil //nolint:nilerr // ingest has not started to listen
+		}
+		return 0, resp.Body.Close()
+	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // BehindHugeGroup shows how long small groups take when a huge group of the same tenant was
@@ -64,9 +66,9 @@ func runBehind(ctx context.Context, o FairnessOptions, out *Fairness) (map[strin
 		return nil, err
 	}
 	b.BehindFirst = true
-	b.BehindP50, b.BehindMax, b.BehindAloneMax = percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),
+	b.BehindP50, b.BehindMax, b.BehindAloneMax = measure.Percentile(b.BehindSeconds, 50), slices.Max(b.BehindSeconds),
 		slices.Max(b.BehindAloneSeconds)
-	b.BehindRatio = ratio(b.BehindMax, b.BehindAloneMax)
+	b.BehindRatio = measure.Ratio(b.BehindMax, b.BehindAloneMax)
 	out.BehindHugeGroup = b
 	return x.overrides, nil
 }

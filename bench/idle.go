@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -55,7 +56,7 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		if err := clientNames(ctx, x.conn, names); err != nil {
 			return err
 		}
-		idle.IdleSeconds = round2(took.Seconds())
+		idle.IdleSeconds = measure.Round2(took.Seconds())
 		for _, p := range x.procs { // one process of each role
 			n, byName := 0, map[string]float64{}
 			for c, count := range counts {
@@ -65,9 +66,9 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 				}
 			}
 			for name, count := range byName {
-				byName[name] = round2(count / took.Seconds())
+				byName[name] = measure.Round2(count / took.Seconds())
 			}
-			idle.IdleByName[p.role], idle.IdleByRole[p.role] = byName, round2(float64(n)/took.Seconds())
+			idle.IdleByName[p.role], idle.IdleByRole[p.role] = byName, measure.Round2(float64(n)/took.Seconds())
 			idle.IdleCommands = max(idle.IdleCommands, idle.IdleByRole[p.role])
 		}
 		if idle.IdleCommands == 0 {

@@ -104,5 +104,5 @@ func (r *run) sendSingles(ctx context.Context, part, suffix string, rate, n int)
 	if err != nil {
 		return nil, nil, err
 	}
-	return groups, dues, r.follow("", groups).wait(ctx, nil)
+	return groups, dues, r.follow("", groups).wait(ctx)
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // at returns events from pairs of numbers: a time in ms and a number of permits.
@@ -87,10 +89,10 @@ func TestUsedRatio(t *testing.T) {
 
 func TestStatistics(t *testing.T) {
 	values := []float64{5, 1, 4, 2, 3}
-	require.InDelta(t, 3.0, percentile(values, 50), 0)
-	require.InDelta(t, 5.0, percentile(values, 99), 0)
-	require.InDelta(t, 1.0, percentile(values, 0), 0)
-	require.Zero(t, percentile(nil, 99))
+	require.InDelta(t, 3.0, measure.Percentile(values, 50), 0)
+	require.InDelta(t, 5.0, measure.Percentile(values, 99), 0)
+	require.InDelta(t, 1.0, measure.Percentile(values, 0), 0)
+	require.Zero(t, measure.Percentile(nil, 99))
 	require.Equal(t, []float64{5, 1, 4, 2, 3}, values, "percentile must not sort its argument")
 
 	shares, sum := sharesOf([]int64{1, 3})
@@ -101,6 +103,6 @@ func TestStatistics(t *testing.T) {
 	require.InDelta(t, 0.0, worstDeviation([]int64{100, 200, 400}, []float64{1, 2, 4}), 0)
 	require.InDelta(t, 0.4, worstDeviation([]int64{60, 200, 440}, []float64{1, 2, 4}), 0, "the largest deviation, relative to the due part")
 	require.InDelta(t, 1.0, worstDeviation([]int64{0, 300}, []float64{1, 2}), 0, "a count of 0 deviates by 100%")
-	require.InDelta(t, 2.0, ratio(4, 2), 0)
-	require.Zero(t, ratio(4, 0))
+	require.InDelta(t, 2.0, measure.Ratio(4, 2), 0)
+	require.Zero(t, measure.Ratio(4, 0))
 }

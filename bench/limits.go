@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
@@ -90,20 +91,17 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	}
 	// Runs with long windows take the longest. They begin first, so that at the end no run is left
 	// alone.
-	order := make([]int, len(out.Runs))
+	order := make([]*LimitRun, len(out.Runs))
 	for i := range order {
-		order[i] = i
+		order[i] = &out.Runs[i]
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return int(out.Runs[b].WindowMS - out.Runs[a].WindowMS) })
+	slices.SortStableFunc(order, func(a, b *LimitRun) int { return int(b.WindowMS - a.WindowMS) })
 	runs, running := errgroup.WithContext(ctx)
 	runs.SetLimit(o.Parallel)
-	for _, i := range order {
+	for _, r := range order {
 		runs.Go(func() error {
-			if running.Err() != nil {
-				return running.Err()
-			}
-			if err := o.runCombination(running, &out.Runs[i]); err != nil {
-				return fmt.Errorf("%s: %w", out.Runs[i].name(), err)
+			if err := o.runCombination(running, r); err != nil {
+				return fmt.Errorf("%s: %w", r.name(), err)
 			}
 			return nil
 		})
@@ -246,14 +244,14 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	r.Unpermitted = max(0, r.Starts-r.Permits) // each start needs a permit
 	r.Promoted = sumEvents(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
 	r.WindowsOverLimit, r.MaxOver = limit.windowsOver(permits)
-	r.MaxOver = round4(r.MaxOver)
+	r.MaxOver = measure.Round4(r.MaxOver)
 	// Until the last job of the backlogs is admitted there are always jobs that wait.
 	used, windows := limit.usedRatio(permits, max(waitsFrom, permits[0].at), admittedBacklog[len(admittedBacklog)-1].at)
-	r.LimitUsedRatio, r.UsedWindows = round4(used), windows
+	r.LimitUsedRatio, r.UsedWindows = measure.Round4(used), windows
 	for _, g := range ended {
 		r.Jobs += g.Counts.Accepted
 		r.Retries += g.Retries
 	}
-	r.ThrottlesPerJob = ratio(float64(sumThrottles(ended)), float64(r.Jobs))
+	r.ThrottlesPerJob = measure.Ratio(float64(sumThrottles(ended)), float64(r.Jobs))
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // NoisyNeighbour shows how long groups of small tenants take while one noisy tenant has enough jobs
@@ -78,17 +80,17 @@ func runBesideNoisy(
 			return err
 		}
 		lasts := time.Duration(noisyJobs*sleepMS/x.workerSlots()/processes) * time.Millisecond
-		if err := x.submitWhenDue(ctx, x.smallGroupsAtRandom(lasts, o.Seed)); err != nil {
+		if err := x.submitWhenDue(ctx, smallGroupsAtRandom(x, lasts, o.Seed)); err != nil {
 			return err
 		}
-		if ended, err = x.await(ctx, part, x.groups[earlier:]); err != nil {
+		if ended, err = x.awaitDone(ctx, part, x.groups[earlier:]); err != nil {
 			return err
 		}
 		second, err := x.runAlone(ctx, part, "again", smallTenants, aloneTenant)
 		// Other work on the machine makes small groups that run alone slower, which would make the
 		// ratio better than it is. The faster of the two measurements counts.
 		out.alone = slices.MinFunc([][]float64{first, second}, func(a, b []float64) int {
-			return cmp.Compare(percentile(a, 99), percentile(b, 99))
+			return cmp.Compare(measure.Percentile(a, 99), measure.Percentile(b, 99))
 		})
 		return err
 	}, noGlobalLimit)
@@ -115,12 +117,12 @@ func aloneTenant(i int) string { return fmt.Sprintf("alone-%d", i) }
 
 // smallGroupsAtRandom returns the groups of the small tenants. They are submitted at random times
 // within the time that the noisy tenant needs at least. The same seed gives the same times.
-func (r *run) smallGroupsAtRandom(lasts time.Duration, seed uint64) []delayedGroup {
+func smallGroupsAtRandom(x *run, lasts time.Duration, seed uint64) []delayedGroup {
 	random := rand.New(rand.NewPCG(seed, seed))
 	out := make([]delayedGroup, smallTenants)
 	for i := range out {
 		after := time.Duration((0.05 + 0.85*random.Float64()) * float64(lasts))
-		out[i] = delayedGroup{after, r.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
+		out[i] = delayedGroup{after, x.smallGroup("small", i, fmt.Sprintf("small-%d", i))}
 	}
 	slices.SortFunc(out, func(a, b delayedGroup) int { return cmp.Compare(a.after, b.after) })
 	return out
@@ -138,16 +140,17 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	n := &NoisyNeighbour{
 		NoisyJobs:         o.NoisyJobs,
 		SmallTenants:      smallTenants,
-		SmallP50:          percentile(f.beside, 50),
-		SmallP99:          percentile(f.beside, 99),
-		SmallAloneP50:     percentile(f.alone, 50),
-		SmallAloneP99:     percentile(f.alone, 99),
-		JobsPerSecond:     round2(f.jobsPerSecond),
-		OneGroupPerSecond: round2(oneGroup),
+		SmallP50:          measure.Percentile(f.beside, 50),
+		SmallP99:          measure.Percentile(f.beside, 99),
+		SmallAloneP50:     measure.Percentile(f.alone, 50),
+		SmallAloneP99:     measure.Percentile(f.alone, 99),
+		JobsPerSecond:     measure.Round2(f.jobsPerSecond),
+		OneGroupPerSecond: measure.Round2(oneGroup),
 		SmallSeconds:      f.beside,
 		SmallAloneSeconds: f.alone,
 	}
-	n.SmallRatio, n.ThroughputRatio = ratio(n.SmallP99, n.SmallAloneP99), ratio(f.jobsPerSecond, oneGroup)
+	n.SmallRatio = measure.Ratio(n.SmallP99, n.SmallAloneP99)
+	n.ThroughputRatio = measure.Ratio(f.jobsPerSecond, oneGroup)
 	out.NoisyNeighbour = n
 	return f.overrides, nil
 }
@@ -179,14 +182,14 @@ func runLong(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	n := &NoisyLongJobs{
 		WorkerProcesses:  longProcesses,
 		LongNoisyJobs:    longJobs * longProcesses,
-		LongP50:          percentile(f.beside, 50),
-		LongP99:          percentile(f.beside, 99),
-		LongAloneP99:     percentile(f.alone, 99),
+		LongP50:          measure.Percentile(f.beside, 50),
+		LongP99:          measure.Percentile(f.beside, 99),
+		LongAloneP99:     measure.Percentile(f.alone, 99),
 		LongSmall:        f.beside,
 		LongAloneSeconds: f.alone,
 	}
-	n.LongRatio = ratio(n.LongP99, n.LongAloneP99)
-	n.LongRatioOne = ratio(percentile(one.beside, 99), percentile(one.alone, 99))
+	n.LongRatio = measure.Ratio(n.LongP99, n.LongAloneP99)
+	n.LongRatioOne = measure.Ratio(measure.Percentile(one.beside, 99), measure.Percentile(one.alone, 99))
 	out.NoisyLongJobs = n
 	return f.overrides, nil
 }

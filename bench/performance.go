@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
 // PerformanceOptions say how thorough the measurement is.
@@ -122,7 +124,7 @@ func (o PerformanceOptions) measureBase(ctx context.Context, base ThroughputOpti
 	}
 	out := medianBySpeed(runs)
 	// Each round's ratio compares a run with the ceiling just before and after it.
-	out.CeilingRatio = percentile(ratios, 50)
+	out.CeilingRatio = measure.Percentile(ratios, 50)
 	return out, nil
 }
 
@@ -151,10 +153,10 @@ func (o PerformanceOptions) runInTurn(
 			return err
 		}
 		bases, runs = append(bases, b), append(runs, r)
-		out.Ratios = append(out.Ratios, ratio(r.JobsPerSecond, b.JobsPerSecond))
-		cpu = append(cpu, ratio(r.CPUPerJob, b.CPUPerJob))
+		out.Ratios = append(out.Ratios, measure.Ratio(r.JobsPerSecond, b.JobsPerSecond))
+		cpu = append(cpu, measure.Ratio(r.CPUPerJob, b.CPUPerJob))
 	}
-	out.Ratio, out.CPURatio = percentile(out.Ratios, 50), percentile(cpu, 50)
+	out.Ratio, out.CPURatio = measure.Percentile(out.Ratios, 50), measure.Percentile(cpu, 50)
 	out.Run, out.Base = *medianBySpeed(runs), *medianBySpeed(bases)
 	out.JobsPerSecond = out.Run.JobsPerSecond
 	variants[name] = out

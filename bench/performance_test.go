@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
@@ -88,19 +89,19 @@ func TestTenthSpeeds(t *testing.T) {
 }
 
 func TestFleetUseSince(t *testing.T) {
-	before := fleetUse{roles: map[string]time.Duration{"worker": time.Second}, masters: []masterUse{
-		{addr: "a", cpu: time.Second, commands: 10, byName: map[string]commandUse{"xadd": {5, 50}, "get": {1, 1}}}, {addr: "b"},
+	before := fleetUse{roles: map[string]time.Duration{"worker": time.Second}, masters: []measure.Redis{
+		{Addr: "a", CPU: time.Second, Commands: 10, ByName: map[string]measure.Command{"xadd": {Calls: 5, US: 50}, "get": {Calls: 1, US: 1}}}, {Addr: "b"},
 	}}
-	after := fleetUse{roles: map[string]time.Duration{"worker": 3 * time.Second, "ingest": time.Second}, masters: []masterUse{
-		{addr: "a", cpu: 2 * time.Second, commands: 40, byName: map[string]commandUse{"xadd": {15, 250}, "get": {1, 1}}},
-		{addr: "b", cpu: time.Second, commands: 10, byName: map[string]commandUse{"xadd": {10, 100}}},
+	after := fleetUse{roles: map[string]time.Duration{"worker": 3 * time.Second, "ingest": time.Second}, masters: []measure.Redis{
+		{Addr: "a", CPU: 2 * time.Second, Commands: 40, ByName: map[string]measure.Command{"xadd": {Calls: 15, US: 250}, "get": {Calls: 1, US: 1}}},
+		{Addr: "b", CPU: time.Second, Commands: 10, ByName: map[string]measure.Command{"xadd": {Calls: 10, US: 100}}},
 	}}
 	u := after.since(before)
 	require.Equal(t, 3*time.Second, u.processCPU())
 	all := u.redisTotal()
-	require.Equal(t, masterUse{cpu: 2 * time.Second, commands: 40, byName: map[string]commandUse{"xadd": {20, 300}}}, all)
-	require.Contains(t, all.table(100), "xadd")
-	require.NotContains(t, all.table(100), "get")
+	require.Equal(t, measure.Redis{CPU: 2 * time.Second, Commands: 40, ByName: map[string]measure.Command{"xadd": {Calls: 20, US: 300}}}, all)
+	require.Contains(t, all.Table(100), "xadd")
+	require.NotContains(t, all.Table(100), "get")
 
 	out := Throughput{Jobs: 1_000_000}
 	out.computePerJob(u, 10*time.Second)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -77,7 +78,7 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 	for _, g := range x.groups[1:] {
 		jobs += g.jobs
 	}
-	r.RetryPerSecond = round2(float64(jobs) / makespan(x.ended[1:]))
+	r.RetryPerSecond = measure.Round2(float64(jobs) / makespan(x.ended[1:]))
 	out.RetryAfter = &r
 	return x.overrides, nil
 }
@@ -184,7 +185,7 @@ func countTries(posts []tryResult) RetryAfter {
 			}
 		}
 	}
-	r.RetryAccepted = ratio(float64(accepted), float64(r.RetryTries))
-	r.RetryWaitP50, r.RetryWaitMax = percentile(waits, 50), percentile(waits, 100)
+	r.RetryAccepted = measure.Ratio(float64(accepted), float64(r.RetryTries))
+	r.RetryWaitP50, r.RetryWaitMax = measure.Percentile(waits, 50), measure.Percentile(waits, 100)
 	return r
 }

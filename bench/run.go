@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -25,6 +26,7 @@ import (
 // run is one measured run: a fleet, and the groups that were submitted to it.
 type run struct {
 	*fleet
+	publisher
 	options   Options
 	space     keyspace.Space
 	name      string // prefix of the ids of groups
@@ -74,10 +76,11 @@ func start(ctx context.Context, o Options, journals bool, env ...string) (_ *run
 	if r.space, err = keyspace.New(prefix, partitions); err != nil {
 		return nil, err
 	}
-	resetPeakMemory()
+	measure.ResetPeak()
 	if r.fleet, err = startRedis(ctx, o, 20); err != nil {
 		return nil, err
 	}
+	r.publisher = publisher{r.conn.Cmd, r.space.Ingest()}
 	if journals {
 		if r.journals, err = os.MkdirTemp("", "bulkaction-journals-"); err != nil {
 			return nil, errors.Join(fmt.Errorf("make a folder for journals: %w", err), r.fleet.close())
@@ -112,6 +115,12 @@ const (
 	pipeBytes    = 2 << 20
 )
 
+// publisher publishes groups and their jobs to the ingest stream.
+type publisher struct {
+	cmd    redis.UniversalClient
+	ingest string // name of the stream
+}
+
 // pipeline publishes messages to the ingest stream, many in one round trip.
 type pipeline struct {
 	redis.Pipeliner
@@ -119,8 +128,8 @@ type pipeline struct {
 	bytes  int
 }
 
-func (r *run) pipeline() *pipeline {
-	return &pipeline{Pipeliner: r.conn.Cmd.Pipeline(), stream: r.space.Ingest()}
+func (p publisher) pipeline() *pipeline {
+	return &pipeline{Pipeliner: p.cmd.Pipeline(), stream: p.ingest}
 }
 
 // add adds a message, and sends the pipeline if it is full. data must not change until then.
@@ -172,43 +181,29 @@ func (g group) appendJobs(b []byte, from, n int) []byte {
 	return append(b, ']')
 }
 
-// submit publishes groups, whose end finish awaits. A small group is one message; the jobs of large
-// groups are published in several messages, in turn among the groups. It does not wait until ingest
-// has read the messages.
+// submit publishes groups, whose end [Options.experiment] awaits. A small group is one message; the
+// jobs of large groups are published in several messages, in turn among the groups. It does not
+// wait until ingest has read the messages.
 func (r *run) submit(ctx context.Context, groups ...group) error {
 	r.groups = append(r.groups, groups...)
-	var large []group
-	pipe, n := r.pipeline(), 0
-	for _, g := range groups {
-		if g.jobs > perMessage {
-			large = append(large, g)
-			continue
-		}
-		jobs := json.RawMessage(g.appendJobs(nil, n, g.jobs))
-		n += g.jobs
-		data, err := g.submission(map[string]any{"total": g.jobs, "jobs": jobs})
-		if err != nil {
-			return err
-		}
-		if err := pipe.add(ctx, "group.submit", data); err != nil {
-			return err
-		}
-	}
-	if err := pipe.flush(ctx); err != nil {
+	if err := r.create(ctx, groups, perMessage); err != nil {
 		return err
 	}
-	if err := r.create(ctx, large); err != nil {
-		return err
-	}
+	large := slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.jobs <= perMessage })
 	return r.fill(ctx, large, perMessage)
 }
 
-// create publishes groups without jobs. Each group is sealed when it has as many jobs as g.jobs
-// says.
-func (r *run) create(ctx context.Context, groups []group) error {
-	pipe := r.pipeline()
+// create publishes groups: with their jobs where these are no more than inline, the others without
+// jobs. Each group is sealed when it has as many jobs as g.jobs says.
+func (p publisher) create(ctx context.Context, groups []group, inline int) error {
+	pipe, sent := p.pipeline(), 0
 	for _, g := range groups {
-		data, err := g.submission(map[string]any{"total": g.jobs})
+		fields := map[string]any{"total": g.jobs}
+		if g.jobs <= inline {
+			fields["jobs"] = json.RawMessage(g.appendJobs(nil, sent, g.jobs))
+			sent += g.jobs
+		}
+		data, err := g.submission(fields)
 		if err != nil {
 			return err
 		}
@@ -221,8 +216,8 @@ func (r *run) create(ctx context.Context, groups []group) error {
 
 // fill publishes the jobs of the groups, one message of up to batch jobs of each group in turn. It
 // reuses its buffers, so that the load generator uses little CPU on the machine that it measures.
-func (r *run) fill(ctx context.Context, groups []group, batch int) error {
-	pipe, sent := r.pipeline(), 0
+func (p publisher) fill(ctx context.Context, groups []group, batch int) error {
+	pipe, sent := p.pipeline(), 0
 	var buffers [pipeMessages][]byte // one for each message of the pipeline
 	left := make([]int, len(groups))
 	for i, g := range groups {
@@ -318,7 +313,7 @@ func (o *Options) experiment(
 	if err := load(r); err != nil {
 		return nil, err
 	}
-	if r.ended, err = r.await(ctx, part, r.groups); err != nil {
+	if r.ended, err = r.awaitDone(ctx, part, r.groups); err != nil {
 		return nil, err
 	}
 	report, err := audit.Run(ctx, r.conn, r.space, audit.Options{})

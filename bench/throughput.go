@@ -2,15 +2,14 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // ThroughputOptions say which load is run on which fleet.
@@ -134,14 +133,14 @@ func RunThroughput(ctx context.Context, o ThroughputOptions) (Throughput, error)
 	}
 	defer r.close()
 	out.Overrides = r.overrides
-	if err := r.measureThroughput(ctx, o, &out); err != nil {
+	if err := out.measureLoad(ctx, r, o); err != nil {
 		return out, err
 	}
 	if out.PeakMBByRole, err = r.peaks(); err != nil {
 		return out, err
 	}
 	if !o.Brief {
-		if err := r.measureIdleFleet(ctx, o, &out); err != nil {
+		if err := out.measureIdleFleet(ctx, r, o); err != nil {
 			return out, err
 		}
 	}
@@ -154,9 +153,9 @@ func RunThroughput(ctx context.Context, o ThroughputOptions) (Throughput, error)
 	return out, nil
 }
 
-// measureThroughput warms up, runs the load, and fills in the figures of out that need no further
+// measureLoad warms up, runs the load, and fills in the figures that need no further
 // run. It writes commandstats.txt if o.Profile is set.
-func (r *run) measureThroughput(ctx context.Context, o ThroughputOptions, out *Throughput) error {
+func (t *Throughput) measureLoad(ctx context.Context, r *run, o ThroughputOptions) error {
 	groups := divideJobs(r.name, o.Jobs, o.Tenants, o.Groups, failingJobs(o.Payload, o.FailPercent))
 	if o.Limits {
 		rps := float64(unreachedLimit)
@@ -188,10 +187,10 @@ func (r *run) measureThroughput(ctx context.Context, o ThroughputOptions, out *T
 	if err != nil {
 		return err
 	}
-	out.computePerJob(u, f.end.Sub(began))
-	out.FirstTenth, out.LastTenth = tenthSpeeds(f.samples, o.Jobs)
+	t.computePerJob(u, f.end.Sub(began))
+	t.FirstTenth, t.LastTenth = tenthSpeeds(f.samples, o.Jobs)
 	if o.Profile != "" {
-		file, table := filepath.Join(o.Profile, "commandstats.txt"), u.redisTotal().table(o.Jobs)
+		file, table := filepath.Join(o.Profile, "commandstats.txt"), u.redisTotal().Table(o.Jobs)
 		if err := os.WriteFile(file, []byte(table), 0o644); err != nil {
 			return err
 		}
@@ -201,27 +200,27 @@ func (r *run) measureThroughput(ctx context.Context, o ThroughputOptions, out *T
 		if err != nil {
 			return err
 		}
-		out.Ceiling = before.mean(after)
-		out.CeilingRatio = ratio(out.JobsPerSecond, out.Ceiling.JobsPerSecond)
+		t.Ceiling = before.mean(after)
+		t.CeilingRatio = measure.Ratio(t.JobsPerSecond, t.Ceiling.JobsPerSecond)
 	}
 	return nil
 }
 
 // computePerJob fills in the figures from what a run used in its time.
 func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
-	t.ElapsedSeconds, t.JobsPerSecond = round4(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
+	t.ElapsedSeconds, t.JobsPerSecond = measure.Round4(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
 	all := u.redisTotal()
-	t.RedisCPUPerJob, t.ProcessCPUPerJob = perJob(all.cpu, t.Jobs), perJob(u.processCPU(), t.Jobs)
-	t.CPUPerJob = round2(t.RedisCPUPerJob + t.ProcessCPUPerJob)
-	t.CommandsPerJob = round2(float64(all.commands) / float64(t.Jobs))
+	t.RedisCPUPerJob, t.ProcessCPUPerJob = measure.PerJob(all.CPU, t.Jobs), measure.PerJob(u.processCPU(), t.Jobs)
+	t.CPUPerJob = measure.Round2(t.RedisCPUPerJob + t.ProcessCPUPerJob)
+	t.CommandsPerJob = measure.Round2(float64(all.Commands) / float64(t.Jobs))
 	t.ProcessCPUByRole = map[string]float64{}
 	for role, cpu := range u.roles {
-		t.ProcessCPUByRole[role] = perJob(cpu, t.Jobs)
+		t.ProcessCPUByRole[role] = measure.PerJob(cpu, t.Jobs)
 	}
 	if len(u.masters) > 1 {
 		for _, m := range u.masters {
-			t.MasterCommands = append(t.MasterCommands, ratio(float64(m.commands), float64(all.commands)))
-			t.MasterCPU = append(t.MasterCPU, perJob(m.cpu, t.Jobs))
+			t.MasterCommands = append(t.MasterCommands, measure.Ratio(float64(m.Commands), float64(all.Commands)))
+			t.MasterCPU = append(t.MasterCPU, measure.PerJob(m.CPU, t.Jobs))
 		}
 	}
 }
@@ -239,7 +238,7 @@ func (r *run) warmUp(ctx context.Context, job func(int) []byte, batch int) error
 func (r *run) produceAndAwait(ctx context.Context, part string, groups []group, batch int) (*follower, error) {
 	f := r.follow(part, groups)
 	return f, f.waitBeside(ctx, func(ctx context.Context) error {
-		if err := r.create(ctx, groups); err != nil {
+		if err := r.create(ctx, groups, 0); err != nil {
 			return err
 		}
 		return r.fill(ctx, groups, batch)
@@ -248,7 +247,7 @@ func (r *run) produceAndAwait(ctx context.Context, part string, groups []group, 
 
 // measureIdleFleet measures latency and the memory of a queued job on the fleet, which is idle
 // otherwise. It leaves queued jobs behind.
-func (r *run) measureIdleFleet(ctx context.Context, o ThroughputOptions, out *Throughput) error {
+func (t *Throughput) measureIdleFleet(ctx context.Context, r *run, o ThroughputOptions) error {
 	const rate, singles = 100, 300
 	groups, _, err := r.sendSingles(ctx, "", "-single", rate, singles)
 	if err != nil {
@@ -262,14 +261,14 @@ func (r *run) measureIdleFleet(ctx context.Context, o ThroughputOptions, out *Th
 	for i, g := range now {
 		waits[i] = float64(g.Started.Sub(g.Created).Milliseconds())
 	}
-	out.P50MS, out.P99MS = percentile(waits, 50), percentile(waits, 99)
+	t.P50MS, t.P99MS = measure.Percentile(waits, 50), measure.Percentile(waits, 99)
 	accepted := func(ctx context.Context, g group) int {
 		if now, err := r.states(ctx, []group{g}); err == nil {
 			return int(now[0].Counts.Accepted)
 		}
 		return 0 // the next command returns the error again
 	}
-	out.BytesPerQueuedJob, err = r.queuedBytes(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch, accepted)
+	t.BytesPerQueuedJob, err = r.queuedBytes(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch, accepted)
 	return err
 }
 
@@ -283,28 +282,16 @@ func (r *run) queuedBytes(
 		"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339),
 	}}
 	u, err := r.measure(ctx, func() error {
-		if err := r.create(ctx, []group{g}); err != nil {
+		if err := r.create(ctx, []group{g}, 0); err != nil {
 			return err
 		}
 		if err := r.fill(ctx, []group{g}, batch); err != nil {
 			return err
 		}
-		for giveUp := time.Now().Add(stallTimeout); ; {
-			n := accepted(ctx, g)
-			left, err := r.conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
-			if err != nil {
-				return fmt.Errorf("measure memory: %w", err)
-			}
-			if n == jobs && left == 0 {
-				return nil
-			}
-			if time.Now().After(giveUp) {
-				return errors.New("measure memory: the jobs were not accepted")
-			}
-			if err := redisx.Sleep(ctx, pollInterval); err != nil {
-				return err
-			}
-		}
+		return r.await(ctx, "queued jobs", pollInterval, func() (int, error) {
+			unread, err := r.conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
+			return jobs - accepted(ctx, g) + int(unread), err
+		})
 	})
-	return round2(float64(u.redisTotal().memory) / jobs), err
+	return measure.Round2(float64(u.redisTotal().Memory) / jobs), err
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/journal"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
@@ -122,7 +123,7 @@ func runLanes(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	low := startEvents(x.log, func(s journal.StartEvent) bool { return s.Group == x.groups[2].id })
 	out.Lanes = &Lanes{
 		LaneError:     worstDeviation(s.counts, []float64{6, 3, 1}),
-		LowMaxGap:     round4(float64(longestGap(low, s.from, s.to)) / 1e6),
+		LowMaxGap:     measure.Round4(float64(longestGap(low, s.from, s.to)) / 1e6),
 		LowLaneStarts: s.counts[2],
 	}
 	out.LaneShares, out.LaneStarts = sharesOf(s.counts)

@@ -41,13 +41,13 @@ func TestCompare(t *testing.T) {
 	for _, name := range peerNames() {
 		require.Len(t, c.Runs[name], 2)
 		f := c.Medians[name]
-		for i, field := range f.fields() {
+		for i, field := range f.fields()[:6] {
 			require.Positive(t, *field, "%s: figure %d", name, i)
 		}
 		require.Greater(t, f.QueuedBytes, float64(o.Payload), name)
 		require.Positive(t, c.Ratios[name].JobsPerSecond, name)
 	}
-	require.NotNil(t, c.Ratios[nameAsynq].TunedP50MS)
+	require.Positive(t, c.Ratios[nameAsynq].TunedP50MS)
 
 	var table bytes.Buffer
 	require.NoError(t, c.writeTable(&table))

@@ -8,13 +8,12 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
@@ -38,9 +37,9 @@ type figures struct {
 	// published_to_started of `bulkaction bench latency --json`
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
-	// the same for a peer whose settings are tuned for latency; nil for others
-	TunedP50MS *float64 `json:"tuned_p50_ms,omitempty"`
-	TunedP99MS *float64 `json:"tuned_p99_ms,omitempty"`
+	// the same for a peer whose settings are tuned for latency; 0 for others
+	TunedP50MS float64 `json:"tuned_p50_ms,omitempty"`
+	TunedP99MS float64 `json:"tuned_p99_ms,omitempty"`
 }
 
 type runner struct {
@@ -103,48 +102,49 @@ func (r *runner) runOurs(ctx context.Context, out any, what string, args ...stri
 // measurePeer measures all figures of a peer: memory, then speed with CPU, then latency. It empties
 // Redis before each of these measurements.
 func (r *runner) measurePeer(ctx context.Context, name string) (out figures, err error) {
-	if out.QueuedBytes, err = r.queuedBytes(ctx, name); err != nil {
-		return out, fmt.Errorf("measure memory: %w", err)
-	}
-	if err := r.throughput(ctx, name, &out); err != nil {
-		return out, fmt.Errorf("measure throughput: %w", err)
-	}
-	if out.P50MS, out.P99MS, err = r.latency(ctx, name, 0); err != nil {
-		return out, fmt.Errorf("measure latency: %w", err)
-	}
-	if name == nameAsynq { // the other peers block in Redis and need no tuning
-		p50, p99, err := r.latency(ctx, name, r.Settings.CheckInterval)
-		if err != nil {
-			return out, fmt.Errorf("measure latency, tuned: %w", err)
+	for _, m := range []struct {
+		what    string
+		measure func() error
+	}{
+		{"memory", func() (err error) {
+			out.QueuedBytes, err = r.queuedBytes(ctx, name)
+			return err
+		}},
+		{"throughput", func() error { return r.throughput(ctx, name, &out) }},
+		{"latency", func() (err error) {
+			out.P50MS, out.P99MS, err = r.latency(ctx, name, 0)
+			return err
+		}},
+		{"latency, tuned", func() (err error) {
+			if name == nameAsynq { // the other peers block in Redis and need no tuning
+				out.TunedP50MS, out.TunedP99MS, err = r.latency(ctx, name, r.Settings.CheckInterval)
+			}
+			return err
+		}},
+	} {
+		if err = r.redis.FlushAll(ctx).Err(); err == nil {
+			err = m.measure()
 		}
-		out.TunedP50MS, out.TunedP99MS = &p50, &p99
+		if err != nil {
+			return out, fmt.Errorf("measure %s: %w", m.what, err)
+		}
 	}
 	return out, nil
 }
 
 func (r *runner) queuedBytes(ctx context.Context, name string) (float64, error) {
-	if err := r.redis.FlushAll(ctx).Err(); err != nil {
-		return 0, err
-	}
 	// The first jobs create what all jobs share, for example a script or connections.
 	if _, err := r.produce(ctx, childTask{Peer: name, Jobs: warmJobs}); err != nil {
 		return 0, err
 	}
-	before, err := r.info(ctx, "memory", "used_memory")
-	if err != nil {
-		return 0, err
-	}
-	if _, err := r.produce(ctx, childTask{Peer: name, Jobs: queuedJobs}); err != nil {
-		return 0, err
-	}
-	after, err := r.info(ctx, "memory", "used_memory")
-	return (after - before) / queuedJobs, err
+	u, err := r.use(ctx, func() error {
+		_, err := r.produce(ctx, childTask{Peer: name, Jobs: queuedJobs})
+		return err
+	})
+	return float64(u.Memory) / queuedJobs, err
 }
 
 func (r *runner) throughput(ctx context.Context, name string, out *figures) error {
-	if err := r.redis.FlushAll(ctx).Err(); err != nil {
-		return err
-	}
 	// With asynq's default interval its server would sleep through the first second of the run.
 	server, err := r.start(ctx, childTask{
 		Peer:     name,
@@ -163,35 +163,26 @@ func (r *runner) throughput(ctx context.Context, name string, out *figures) erro
 	if err != nil {
 		return err
 	}
-	redisBefore, err := r.redisCPU(ctx)
+	var sent producerReports
+	var done childReport
+	u, err := r.use(ctx, func() (err error) {
+		if sent, err = r.produce(ctx, childTask{Peer: name, Jobs: r.Jobs}); err == nil {
+			done, err = server.next(ctx)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	sent, err := r.produce(ctx, childTask{Peer: name, Jobs: r.Jobs})
-	if err != nil {
-		return err
-	}
-	done, err := server.next(ctx)
-	if err != nil {
-		return err
-	}
-	redisAfter, err := r.redisCPU(ctx)
-	if err != nil {
-		return err
-	}
-	jobs := float64(r.Jobs)
-	out.JobsPerSecond = jobs / done.At.Sub(sent.began.At).Seconds()
-	out.RedisCPU = (redisAfter - redisBefore) * 1e6 / jobs
-	out.ProcessCPU = float64((done.CPU - warm.CPU + sent.ended.CPU - sent.began.CPU).Microseconds()) / jobs
+	out.JobsPerSecond = float64(r.Jobs) / done.At.Sub(sent.began.At).Seconds()
+	out.RedisCPU = measure.PerJob(u.CPU, r.Jobs)
+	out.ProcessCPU = measure.PerJob(done.CPU-warm.CPU+sent.ended.CPU-sent.began.CPU, r.Jobs)
 	return nil
 }
 
-// latency empties Redis and returns quantiles of the ms from the producer's call to the start of
+// latency returns quantiles of the ms from the producer's call to the start of
 // the handler, at pacedRate jobs a second. check is asynq's check interval; 0: its default.
 func (r *runner) latency(ctx context.Context, name string, check time.Duration) (p50, p99 float64, err error) {
-	if err := r.redis.FlushAll(ctx).Err(); err != nil {
-		return 0, 0, err
-	}
 	server, err := r.start(ctx, childTask{
 		Peer:     name,
 		Serve:    true,
@@ -215,30 +206,20 @@ func (r *runner) latency(ctx context.Context, name string, check time.Duration) 
 	for i := range waits {
 		waits[i] = float64(done.Times[i].Sub(sent.ended.Times[i]).Microseconds()) / 1000
 	}
-	slices.Sort(waits)
-	return waits[len(waits)/2], waits[len(waits)*99/100], nil
+	return measure.Percentile(waits, 50), measure.Percentile(waits, 99), nil
 }
 
-func (r *runner) redisCPU(ctx context.Context) (float64, error) {
-	user, err := r.info(ctx, "cpu", "used_cpu_user")
+// use calls do, and returns what Redis has used meanwhile.
+func (r *runner) use(ctx context.Context, do func() error) (measure.Redis, error) {
+	before, err := r.redis.Info(ctx, "all").Result()
 	if err != nil {
-		return 0, err
+		return measure.Redis{}, err
 	}
-	sys, err := r.info(ctx, "cpu", "used_cpu_sys")
-	return user + sys, err
-}
-
-func (r *runner) info(ctx context.Context, section, name string) (float64, error) {
-	text, err := r.redis.Info(ctx, section).Result()
-	if err != nil {
-		return 0, err
+	if err := do(); err != nil {
+		return measure.Redis{}, err
 	}
-	for line := range strings.Lines(text) {
-		if v, ok := strings.CutPrefix(line, name+":"); ok {
-			return strconv.ParseFloat(strings.TrimSpace(v), 64)
-		}
-	}
-	return 0, fmt.Errorf("INFO %s has no %s", section, name)
+	after, err := r.redis.Info(ctx, "all").Result()
+	return measure.ReadInfo(after).Add(measure.ReadInfo(before), -1), err
 }
 
 // producerReports has the reports of a producer before its first job and after its last.

@@ -1,21 +1,19 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
@@ -116,53 +114,31 @@ func (c *comparison) summarize() {
 	}
 }
 
-// fields returns pointers to the figures without the tuned ones, in the order of the table's
-// columns.
+// fields returns pointers to all figures. The first six are the columns of the table.
 func (f *figures) fields() []*float64 {
-	return []*float64{&f.JobsPerSecond, &f.RedisCPU, &f.ProcessCPU, &f.QueuedBytes, &f.P50MS, &f.P99MS}
+	return []*float64{
+		&f.JobsPerSecond, &f.RedisCPU, &f.ProcessCPU, &f.QueuedBytes, &f.P50MS, &f.P99MS, &f.TunedP50MS, &f.TunedP99MS,
+	}
 }
 
 func mediansOf(runs []figures) (out figures) {
 	for i, field := range out.fields() {
-		*field = median(runs, func(f figures) float64 { return *f.fields()[i] })
-	}
-	if runs[0].TunedP50MS != nil {
-		p50 := median(runs, func(f figures) float64 { return *f.TunedP50MS })
-		p99 := median(runs, func(f figures) float64 { return *f.TunedP99MS })
-		out.TunedP50MS, out.TunedP99MS = &p50, &p99
+		values := make([]float64, len(runs))
+		for k := range runs {
+			values[k] = *runs[k].fields()[i]
+		}
+		*field = measure.Round4(measure.Median(values))
 	}
 	return out
 }
 
 // ratiosOf divides our figures by a peer's. Its tuned figures are ours / the peer's tuned ones.
 func ratiosOf(ours, peers figures) (out figures) {
+	ours.TunedP50MS, ours.TunedP99MS = ours.P50MS, ours.P99MS
 	for i, field := range out.fields() {
-		*field = ratio(*ours.fields()[i], *peers.fields()[i])
-	}
-	if peers.TunedP50MS != nil {
-		p50, p99 := ratio(ours.P50MS, *peers.TunedP50MS), ratio(ours.P99MS, *peers.TunedP99MS)
-		out.TunedP50MS, out.TunedP99MS = &p50, &p99
+		*field = measure.Ratio(*ours.fields()[i], *peers.fields()[i])
 	}
 	return out
-}
-
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
-}
-
-// median returns the median of the values that get returns for the runs, rounded to four
-// decimals.
-func median(runs []figures, get func(figures) float64) float64 {
-	values := make([]float64, len(runs))
-	for i, f := range runs {
-		values[i] = get(f)
-	}
-	slices.SortFunc(values, cmp.Compare)
-	n := len(values)
-	return math.Round((values[(n-1)/2]+values[n/2])/2*1e4) / 1e4
 }
 
 func (c *comparison) writeTable(w io.Writer) error {
@@ -177,16 +153,16 @@ func (c *comparison) writeTable(w io.Writer) error {
 		f := c.Medians[name]
 		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.1f\t%.0f\t%.2f\t%.2f\t\n", strings.TrimSpace(name+" "+c.Versions[name]),
 			f.JobsPerSecond, f.RedisCPU, f.ProcessCPU, f.QueuedBytes, f.P50MS, f.P99MS)
-		if f.TunedP50MS != nil {
-			fmt.Fprintf(t, "tuned\t\t\t\t\t%.2f\t%.2f\t\n", *f.TunedP50MS, *f.TunedP99MS)
+		if f.TunedP50MS > 0 {
+			fmt.Fprintf(t, "tuned\t\t\t\t\t%.2f\t%.2f\t\n", f.TunedP50MS, f.TunedP99MS)
 		}
 	}
 	for _, name := range c.Peers {
 		f := c.Ratios[name]
 		fmt.Fprintf(t, "ours / %s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t\n", name,
 			f.JobsPerSecond, f.RedisCPU, f.ProcessCPU, f.QueuedBytes, f.P50MS, f.P99MS)
-		if f.TunedP50MS != nil {
-			fmt.Fprintf(t, "tuned\t\t\t\t\t%.2f\t%.2f\t\n", *f.TunedP50MS, *f.TunedP99MS)
+		if f.TunedP50MS > 0 {
+			fmt.Fprintf(t, "tuned\t\t\t\t\t%.2f\t%.2f\t\n", f.TunedP50MS, f.TunedP99MS)
 		}
 	}
 	return t.Flush()

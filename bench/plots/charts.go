@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,10 +18,8 @@ const (
 
 func addCongestionCharts(c bench.Congestion, charts map[string]chart) {
 	if len(c.PerSecond) > 0 {
-		permits, starts := make([]float64, len(c.PerSecond)), make([]float64, len(c.PerSecond))
-		for i, s := range c.PerSecond {
-			permits[i], starts[i] = float64(s.Permits), float64(s.Starts)
-		}
+		permits := pick(c.PerSecond, func(s bench.SecondOfTenants) float64 { return float64(s.Permits) })
+		starts := pick(c.PerSecond, func(s bench.SecondOfTenants) float64 { return float64(s.Starts) })
 		charts["congestion-rate"] = chart{
 			title:    "Congestion: permits in each second",
 			subtitle: fmt.Sprintf("%d jobs of %d tenants, %d permits a second in all", c.Jobs, c.Tenants, c.RPS),
@@ -50,50 +50,46 @@ func ticks(n int) []string {
 	return out
 }
 
+// pick returns a value of each element.
+func pick[T any](list []T, value func(T) float64) []float64 {
+	out := make([]float64, len(list))
+	for i, element := range list {
+		out[i] = value(element)
+	}
+	return out
+}
+
 func addLimitCharts(l bench.Limits, charts map[string]chart) {
 	var labels []string
-	byPartitions := map[int]*series{}
-	var order []int
-	row := map[string]int{}
+	var all []series
+	over := 0
 	for _, r := range l.Runs {
 		label := r.Limiter + "\n" + (time.Duration(r.WindowMS) * time.Millisecond).String()
-		if _, ok := row[label]; !ok {
-			row[label] = len(labels)
+		if !slices.Contains(labels, label) {
 			labels = append(labels, label)
 		}
-		if byPartitions[r.Partitions] == nil {
-			byPartitions[r.Partitions] = &series{name: fmt.Sprintf("%d partitions", r.Partitions)}
-			order = append(order, r.Partitions)
+		name := fmt.Sprintf("%d partitions", r.Partitions)
+		k := slices.IndexFunc(all, func(s series) bool { return s.name == name })
+		if k < 0 {
+			k, all = len(all), append(all, series{name: name})
 		}
-	}
-	over := 0
-	for _, s := range byPartitions {
-		s.values = make([]float64, len(labels))
-	}
-	for _, r := range l.Runs {
-		label := r.Limiter + "\n" + (time.Duration(r.WindowMS) * time.Millisecond).String()
-		byPartitions[r.Partitions].values[row[label]] = 100 * r.LimitUsedRatio
+		for len(all[k].values) <= slices.Index(labels, label) {
+			all[k].values = append(all[k].values, math.NaN())
+		}
+		all[k].values[slices.Index(labels, label)] = 100 * r.LimitUsedRatio
 		over += r.WindowsOverLimit
 	}
 	if len(labels) > 0 {
-		c := chart{
+		charts["limits"] = chart{
 			title: "Limits: how much of the limit is used while jobs wait",
 			subtitle: fmt.Sprintf(
 				"4 fetchers and 2 dispatchers, %d permits a second; windows over the limit in all runs: %d",
 				l.RPS, over,
 			),
-			x: "limiter and window", y: "% of the permits", labels: labels, goals: []goal{{"99%", 99}},
+			x: "limiter and window", y: "% of the permits", labels: labels, goals: []goal{{"99%", 99}}, series: all,
 		}
-		for _, p := range order {
-			c.series = append(c.series, *byPartitions[p])
-		}
-		charts["limits"] = c
 	}
 	for _, e := range l.Elastic {
-		busy, others := make([]float64, len(e.PerWindow)), make([]float64, len(e.PerWindow))
-		for i, w := range e.PerWindow {
-			busy[i], others[i] = float64(w.Busy), float64(w.Others)
-		}
 		charts[fmt.Sprintf("elastic-%d", e.Partitions)] = chart{
 			title: fmt.Sprintf("Elastic shares, partitions: %d", e.Partitions),
 			subtitle: fmt.Sprintf(
@@ -101,13 +97,12 @@ func addLimitCharts(l bench.Limits, charts map[string]chart) {
 					"shares back: %d",
 				100*e.BusyShareOfLimit, e.ReturnWindows,
 			),
-			x:      "window",
-			y:      "permits",
-			lines:  true,
-			steps:  true,
-			labels: ticks(len(busy)),
-			goals:  []goal{{"limit", float64(l.RPS)}},
-			series: []series{{"busy tenant", busy}, {"nine others", others}},
+			x: "window", y: "permits", lines: true, steps: true, labels: ticks(len(e.PerWindow)),
+			goals: []goal{{"limit", float64(l.RPS)}},
+			series: []series{
+				{"busy tenant", pick(e.PerWindow, func(w bench.ElasticWindow) float64 { return float64(w.Busy) })},
+				{"nine others", pick(e.PerWindow, func(w bench.ElasticWindow) float64 { return float64(w.Others) })},
+			},
 		}
 	}
 }
@@ -126,14 +121,14 @@ func addFairnessCharts(f bench.Fairness, charts map[string]chart) {
 	if b := f.BehindHugeGroup; b != nil {
 		charts["behind"] = distribution("Small groups behind a huge one of their own tenant",
 			fmt.Sprintf("%d jobs before them; the slowest takes %.2f × as long as alone",
-				b.BehindHugeJobs, b.BehindRatio), sorted(b.BehindAloneSeconds), sorted(b.BehindSeconds))
+				b.BehindHugeJobs, b.BehindRatio),
+			slices.Sorted(slices.Values(b.BehindAloneSeconds)), slices.Sorted(slices.Values(b.BehindSeconds)))
 	}
 	if c := f.AdmitCost; c != nil {
-		s := series{name: "Redis CPU"}
+		cost := pick(c.AdmitCost, func(n bench.TenantsCost) float64 { return n.RedisUSJob })
 		var labels []string
 		for _, n := range c.AdmitCost {
 			labels = append(labels, strconv.Itoa(n.Tenants))
-			s.values = append(s.values, n.RedisUSJob)
 		}
 		charts["admit-cost"] = chart{
 			title: "The cost of admitting a job",
@@ -142,25 +137,14 @@ func addFairnessCharts(f bench.Fairness, charts map[string]chart) {
 			x:      "tenants with waiting jobs",
 			y:      "µs of Redis CPU a job",
 			labels: labels,
-			series: []series{s},
+			series: []series{{"Redis CPU", cost}},
 			format: "%.1f",
 		}
 	}
-	addShareCharts(f, charts)
-}
-
-func addShareCharts(f bench.Fairness, charts map[string]chart) {
 	if f.Weights == nil || f.Lanes == nil {
 		return
 	}
-	expected := []float64{1. / 7, 2. / 7, 4. / 7, .6, .3, .1}
-	measured := append(append([]float64{}, f.WeightShares...), f.LaneShares...)
-	for i := range expected {
-		expected[i] *= 100
-	}
-	for i := range measured {
-		measured[i] *= 100
-	}
+	percent := func(share float64) float64 { return 100 * share }
 	charts["shares"] = chart{
 		title: "Shares under saturation",
 		subtitle: fmt.Sprintf("largest deviation from the expected share: weights %.1f%%, lanes %.1f%%",
@@ -168,6 +152,33 @@ func addShareCharts(f bench.Fairness, charts map[string]chart) {
 		y:      "% of the starts",
 		labels: []string{"weight 1", "weight 2", "weight 4", "high", "normal", "low"},
 		format: "%.1f",
-		series: []series{{"measured", measured}, {"expected", expected}},
+		series: []series{
+			{"measured", pick(slices.Concat(f.WeightShares, f.LaneShares), percent)},
+			{"expected", pick([]float64{1. / 7, 2. / 7, 4. / 7, .6, .3, .1}, percent)},
+		},
+	}
+}
+
+// distribution draws for each percentile of the groups how long they took, once alone and once
+// beside other work. The values (seconds) are in ascending order.
+func distribution(title, subtitle string, alone, beside []float64) chart {
+	const points = 101
+	quantile := func(seconds []float64) []float64 {
+		out := make([]float64, points)
+		for i := range out {
+			if n := len(seconds); n > 0 {
+				out[i] = 1000 * seconds[min(n-1, i*n/(points-1))]
+			}
+		}
+		return out
+	}
+	return chart{
+		title:    title,
+		subtitle: subtitle,
+		x:        "percentile of groups",
+		y:        "ms from accepted to COMPLETED",
+		lines:    true,
+		labels:   ticks(points),
+		series:   []series{{"alone", quantile(alone)}, {"beside it", quantile(beside)}},
 	}
 }

@@ -25,7 +25,6 @@ const (
 // largeTypes are the types that have more methods than mostMethods, with their bounds. A type that
 // got small must be taken out. No type has too many mutexes.
 var largeTypes = map[string]int{
-	"internal/cli.Root":                    28,
 	"internal/groups.Store":                56,
 	"internal/groups/why.job":              23,
 	"internal/httpapi.server":              30,

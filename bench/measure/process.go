@@ -1,0 +1,46 @@
+package measure
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// clockTick is the unit of CPU times in /proc. It is 10 ms on each Linux that Go supports.
+const clockTick = 10 * time.Millisecond
+
+// CPU returns the CPU time that a process has used so far.
+func CPU(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time of process %d: %w: the bench needs Linux", pid, err)
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	user, err1 := strconv.ParseInt(fields[11], 10, 64)
+	sys, err2 := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
+}
+
+// ResetPeak resets the peak of this process's resident memory, so that a new run measures its
+// own. If the system forbids it, the peak includes earlier runs.
+func ResetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
+
+// PeakMB returns the peak of a process's resident memory so far, in MB (2^20 bytes).
+func PeakMB(pid int) (float64, error) {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, fmt.Errorf("read memory of process %d: %w: the bench needs Linux", pid, err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 64)
+			return Round2(kb / 1024), nil
+		}
+	}
+	return 0, fmt.Errorf("read memory of process %d: no VmHWM", pid)
+}
