@@ -152,6 +152,7 @@ func TestBenchTablesShowWhatWasRun(t *testing.T) {
 	require.Regexp(t, `(?m)^commands_share_by_master +\[0\.75 0\.25\]$`, got)
 	require.Regexp(t, `(?m)^redis_cpu_us_per_job_by_master +\[1 2\]$`, got)
 	require.NotContains(t, got, "overrides")
+	require.NotContains(t, got, "trace_bytes", "it was not measured")
 
 	got = show(bench.Performance{Big: &bench.BigGroup{Jobs: 10, Results: 9, MissingResults: 1}, Variants: map[string]bench.MeasuredVariant{"aof": {Ratio: 0.7, Ratios: []float64{0.7}}}})
 	require.Regexp(t, `(?m)^big\.missing_results +1$`, got)

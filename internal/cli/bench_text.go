@@ -90,13 +90,14 @@ func showRows(t table, list reflect.Value) {
 }
 
 // shownFields yields the fields of a struct that are shown, under their names in the JSON, with the
-// fields of embedded structs.
+// fields of embedded structs. It leaves out what the JSON leaves out.
 func shownFields(v reflect.Value) iter.Seq2[string, reflect.Value] {
 	return func(yield func(string, reflect.Value) bool) {
 		for _, field := range reflect.VisibleFields(v.Type()) {
-			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			name, option, _ := strings.Cut(field.Tag.Get("json"), ",")
 			value, err := v.FieldByIndexErr(field.Index) // an error if an embedded pointer is nil
-			if err != nil || field.Anonymous || field.Tag.Get("text") == "-" || name == "overrides" {
+			if err != nil || field.Anonymous || field.Tag.Get("text") == "-" || name == "overrides" ||
+				option == "omitempty" && value.IsZero() {
 				continue
 			}
 			if !yield(name, value) {
