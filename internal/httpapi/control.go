@@ -23,94 +23,43 @@ const (
 	maxBasePriority = 1_000_000_000_000_000
 )
 
-// pauseHandler serves pause and resume of a tenant or a type. root is the path of its collection;
-// name is the path parameter with its id.
-func (s *server) pauseHandler(root, name string, paused bool, do func(context.Context, string) error) handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		id, err := pathValue(r, name)
-		if err != nil {
-			return err
-		}
-		if err := s.decodeOptionalBody(r, &struct{}{}); err != nil {
-			return err
-		}
-		ctx, cancel := detachedContext(r)
-		defer cancel()
-		if err := do(ctx, id); err != nil {
-			return err
-		}
-		writeJSON(w, http.StatusAccepted, "application/json", api.Paused{
-			ID:     id,
-			Paused: paused,
-			Links: map[string]string{
-				"pause": root + id + "/pause", "resume": root + id + "/resume",
-			},
-		})
-		return nil
-	}
+// pauseTenantOrType serves pause and resume of a tenant or a type. root is the path of its
+// collection; param is the path parameter with its id.
+func (s *server) pauseTenantOrType(
+	root, param string, paused bool, do func(context.Context, string) error,
+) handler {
+	return commandOn(s, param, func(ctx context.Context, id string, _ struct{}) (any, error) {
+		links := map[string]string{"pause": root + id + "/pause", "resume": root + id + "/resume"}
+		return api.Paused{ID: id, Paused: paused, Links: links}, do(ctx, id)
+	})
 }
 
-func (s *server) whyGroup(w http.ResponseWriter, r *http.Request) error {
-	return answerByID(w, r, s.backend.Why)
-}
-
-// answerByID answers with what get returns for the id in the path.
-func answerByID[T any](w http.ResponseWriter, r *http.Request, get func(context.Context, string) (T, error)) error {
-	id, err := pathID(r)
-	if err != nil {
-		return err
-	}
-	v, err := get(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, "application/json", v)
-	return nil
-}
-
-func (s *server) listTenants(w http.ResponseWriter, r *http.Request) error {
-	cursor, limit, err := pageParams(r)
-	if err != nil {
-		return err
-	}
-	l, err := s.backend.Tenants(r.Context(), cursor, limit)
-	if err != nil {
-		return err
-	}
+func (s *server) listTenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
+	l, err := s.backend.Tenants(ctx, cursor, limit)
 	l.Tenants = orEmpty(l.Tenants)
-	writeJSON(w, http.StatusOK, "application/json", l)
-	return nil
+	return l, err
 }
 
-func (s *server) getTenant(w http.ResponseWriter, r *http.Request) error {
-	return answerByID(w, r, s.backend.Tenant)
-}
-
-func (s *server) setTenant(w http.ResponseWriter, r *http.Request) error {
+func (s *server) setTenant(r *http.Request) (t api.Tenant, err error) {
 	id, err := pathID(r)
 	if err != nil {
-		return err
+		return t, err
 	}
 	if _, err := mediaType(r, "application/json"); err != nil {
-		return err
+		return t, err
 	}
 	body, release, err := s.readBody(r, smallBody)
 	defer release()
 	if err != nil {
-		return err
+		return t, err
 	}
 	set, err := decodeSettings(body)
 	if err != nil {
-		return err
+		return t, err
 	}
 	ctx, cancel := detachedContext(r)
 	defer cancel()
-	t, err := s.backend.SetTenant(ctx, id, set)
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, "application/json", t)
-	return nil
+	return s.backend.SetTenant(ctx, id, set)
 }
 
 // decodeSettings decodes the body of PUT /v1/tenants/{id}. A field that is null counts as absent.
@@ -124,51 +73,43 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return set, invalidField("body", "is not JSON: "+truncate(err.Error()))
 	}
-	bad := &messages.ValidationError{}
-	addProblem := func(field, format string, args ...any) {
-		const listed = 100
-		if len(bad.Fields) == listed {
-			bad.More++
-			return
+	problems := map[string]string{} // by field
+	number := func(field, problem string, allowed func(float64) bool) *float64 {
+		v, given := fields[field]
+		delete(fields, field)
+		if !given || string(v) == "null" {
+			return nil
 		}
-		bad.Fields = append(bad.Fields, messages.FieldError{
-			Field:   truncate(field),
-			Problem: fmt.Sprintf(format, args...),
-		})
-	}
-	for _, field := range slices.Sorted(maps.Keys(fields)) {
-		v := string(fields[field])
-		if v == "null" && knownSetting[field] {
-			continue
+		n := parseNumber(string(v))
+		if n == nil || !allowed(*n) {
+			problems[field] = "must be a " + problem
+			return nil
 		}
-		switch field {
-		case "rps":
-			if set.RPS = parseNumber(v); set.RPS == nil || *set.RPS <= 0 || *set.RPS > maxTenantRPS {
-				addProblem(field, "must be a number above 0, to %d", int64(maxTenantRPS))
-			}
-		case "weight":
-			if set.Weight = parseNumber(v); set.Weight == nil || *set.Weight < minTenantWeight ||
-				*set.Weight > maxTenantWeight {
-				addProblem(field, "must be a number from %g to %d", minTenantWeight, maxTenantWeight)
-			}
-		case "base_priority":
-			if n := parseNumber(v); n != nil && *n == math.Trunc(*n) && math.Abs(*n) <= maxBasePriority {
-				whole := int64(*n)
-				set.BasePriority = &whole
-			} else {
-				addProblem(field, "must be a whole number from -%d to %[1]d", int64(maxBasePriority))
-			}
-		default:
-			addProblem(field, "not a known field; known are base_priority, rps and weight")
-		}
+		return n
 	}
-	if len(bad.Fields) > 0 {
-		return api.TenantSettings{}, bad
+	set.RPS = number("rps", fmt.Sprintf("number above 0, to %d", int64(maxTenantRPS)),
+		func(n float64) bool { return n > 0 && n <= maxTenantRPS })
+	set.Weight = number("weight", fmt.Sprintf("number from %g to %d", minTenantWeight, maxTenantWeight),
+		func(n float64) bool { return n >= minTenantWeight && n <= maxTenantWeight })
+	base := number("base_priority", fmt.Sprintf("whole number from -%d to %[1]d", int64(maxBasePriority)),
+		func(n float64) bool { return n == math.Trunc(n) && math.Abs(n) <= maxBasePriority })
+	if base != nil {
+		whole := int64(*base)
+		set.BasePriority = &whole
 	}
-	return set, nil
+	for field := range fields {
+		problems[field] = "not a known field; known are base_priority, rps and weight"
+	}
+	if len(problems) == 0 {
+		return set, nil
+	}
+	const listed = 100
+	bad := &messages.ValidationError{More: max(0, len(problems)-listed)}
+	for _, field := range slices.Sorted(maps.Keys(problems))[:len(problems)-bad.More] {
+		bad.Fields = append(bad.Fields, messages.FieldError{Field: truncate(field), Problem: problems[field]})
+	}
+	return api.TenantSettings{}, bad
 }
-
-var knownSetting = map[string]bool{"rps": true, "weight": true, "base_priority": true}
 
 // parseNumber parses a JSON number. It returns nil for anything else.
 func parseNumber(v string) *float64 {

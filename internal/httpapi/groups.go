@@ -51,7 +51,7 @@ func (s *server) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeAccepted(w, a)
+	accept(w, withLinks(a))
 	return nil
 }
 
@@ -61,22 +61,24 @@ func detachedContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), storeTimeout)
 }
 
-// writeAccepted answers a submission or a command on a group with status 202.
-func writeAccepted(w http.ResponseWriter, a api.Accepted) {
-	a.Links = groupLinks(a.ID)
-	w.Header().Set("Location", a.Links["self"])
-	writeJSON(w, http.StatusAccepted, "application/json", a)
+// accept answers a submission or a command with status 202.
+func accept(w http.ResponseWriter, answer any) {
+	if a, ok := answer.(api.Accepted); ok {
+		w.Header().Set("Location", a.Links["self"])
+	}
+	writeJSON(w, http.StatusAccepted, "application/json", answer)
 }
 
-func groupLinks(id string) map[string]string {
-	self := "/v1/groups/" + id
-	links := map[string]string{"self": self}
+// withLinks adds the links to all calls on the group.
+func withLinks(a api.Accepted) api.Accepted {
+	self := "/v1/groups/" + a.ID
+	a.Links = map[string]string{"self": self}
 	for _, name := range []string{
 		"jobs", "seal", "cancel", "pause", "resume", "retry", "why", "results", "failures", "events",
 	} {
-		links[name] = self + "/" + name
+		a.Links[name] = self + "/" + name
 	}
-	return links
+	return a
 }
 
 // pathID returns the id in the path, or an error when it is not a valid id.
@@ -90,82 +92,109 @@ func pathValue(r *http.Request, name string) (string, error) {
 	return id, nil
 }
 
-func (s *server) sealGroup(w http.ResponseWriter, r *http.Request) error {
-	id, err := pathID(r)
-	if err != nil {
-		return err
-	}
-	var body struct {
-		Total *int64 `json:"total"`
-	}
-	if err := s.decodeOptionalBody(r, &body); err != nil {
-		return err
-	}
-	if t := body.Total; t != nil && (*t < 0 || *t > messages.MaxTotal) {
-		return invalidField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
-	}
-	ctx, cancel := detachedContext(r)
-	defer cancel()
-	a, err := s.backend.Seal(ctx, id, body.Total)
-	if err != nil {
-		return err
-	}
-	writeAccepted(w, a)
-	return nil
-}
-
-// commandHandler serves a command on a group that takes no arguments.
-func (s *server) commandHandler(do func(context.Context, string) (api.Accepted, error)) handler {
+// commandOn serves a command on what the path parameter param names, with an optional JSON body of
+// type B. do runs to its end even if the client disconnects.
+func commandOn[B any](
+	s *server, param string, do func(ctx context.Context, id string, body B) (answer any, err error),
+) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		id, err := pathID(r)
+		id, err := pathValue(r, param)
 		if err != nil {
 			return err
 		}
-		if err := s.decodeOptionalBody(r, &struct{}{}); err != nil {
+		var body B
+		if err := s.decodeOptionalBody(r, &body); err != nil {
 			return err
 		}
 		ctx, cancel := detachedContext(r)
 		defer cancel()
-		a, err := do(ctx, id)
+		answer, err := do(ctx, id, body)
 		if err != nil {
 			return err
 		}
-		writeAccepted(w, a)
+		accept(w, answer)
 		return nil
 	}
 }
 
-func (s *server) getGroup(w http.ResponseWriter, r *http.Request) error {
-	return answerByID(w, r, func(ctx context.Context, id string) (api.Group, error) {
-		g, err := s.backend.Group(ctx, id)
-		return withEmptyMaps(g), err
+// groupCommand serves a command on a group that takes no arguments.
+func (s *server) groupCommand(do func(context.Context, string) (api.Accepted, error)) handler {
+	return commandOn(s, "id", func(ctx context.Context, id string, _ struct{}) (any, error) {
+		a, err := do(ctx, id)
+		return withLinks(a), err
 	})
 }
 
-func (s *server) listGroups(w http.ResponseWriter, r *http.Request) error {
+type sealBody struct {
+	Total *int64 `json:"total"`
+}
+
+func (s *server) sealGroup(ctx context.Context, id string, body sealBody) (any, error) {
+	if t := body.Total; t != nil && (*t < 0 || *t > messages.MaxTotal) {
+		return nil, invalidField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
+	}
+	a, err := s.backend.Seal(ctx, id, body.Total)
+	return withLinks(a), err
+}
+
+// show answers with what get returns.
+func show[T any](get func(r *http.Request) (T, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		v, err := get(r)
+		if err != nil {
+			return err
+		}
+		writeJSON(w, http.StatusOK, "application/json", v)
+		return nil
+	}
+}
+
+// showByID answers with what get returns for the id in the path.
+func showByID[T any](get func(ctx context.Context, id string) (T, error)) handler {
+	return show(func(r *http.Request) (v T, err error) {
+		id, err := pathID(r)
+		if err != nil {
+			return v, err
+		}
+		return get(r.Context(), id)
+	})
+}
+
+// showPage answers with a page of a list. The query has its cursor and its limit.
+func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T, error)) handler {
+	return show(func(r *http.Request) (page T, err error) {
+		cursor, limit, err := pageParams(r)
+		if err != nil {
+			return page, err
+		}
+		return list(r.Context(), cursor, limit)
+	})
+}
+
+func (s *server) getGroup(ctx context.Context, id string) (api.Group, error) {
+	g, err := s.backend.Group(ctx, id)
+	return withEmptyMaps(g), err
+}
+
+func (s *server) listGroups(r *http.Request) (l api.GroupList, err error) {
 	q := r.URL.Query()
 	query := ListQuery{Tenant: q.Get("tenant"), Status: api.Status(strings.ToUpper(q.Get("status")))}
-	var err error
 	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
-		return err
+		return l, err
 	}
 	if query.Tenant != "" && !messages.ValidID(query.Tenant) {
-		return invalidField("tenant", idProblem)
+		return l, invalidField("tenant", idProblem)
 	}
 	if query.Status != "" && rank(query.Status) == 0 {
-		return invalidField("status",
+		return l, invalidField("status",
 			"must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
 	}
-	l, err := s.backend.Groups(r.Context(), query)
-	if err != nil {
-		return err
-	}
+	l, err = s.backend.Groups(r.Context(), query)
 	l.Groups = orEmpty(l.Groups)
 	for i, g := range l.Groups {
 		l.Groups[i] = withEmptyMaps(g)
 	}
-	writeJSON(w, http.StatusOK, "application/json", l)
-	return nil
+	return l, err
 }
 
 // pageParams returns the query parameters of a list: cursor and limit.
@@ -183,42 +212,26 @@ func pageParams(r *http.Request) (cursor string, limit int, err error) {
 	return cursor, limit, nil
 }
 
-func (s *server) getJob(w http.ResponseWriter, r *http.Request) error {
+func (s *server) getJob(r *http.Request) (j api.Job, err error) {
 	id, err := pathID(r)
 	if err != nil {
-		return err
+		return j, err
 	}
 	ordinal, err := strconv.ParseUint(r.PathValue("ordinal"), 10, 63)
 	if err != nil {
-		return invalidField("ordinal", "must be a whole number from 0")
+		return j, invalidField("ordinal", "must be a whole number from 0")
 	}
-	j, err := s.backend.Job(r.Context(), id, int64(ordinal))
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, "application/json", j)
-	return nil
+	return s.backend.Job(r.Context(), id, int64(ordinal))
 }
 
-func (s *server) listDeadLetters(w http.ResponseWriter, r *http.Request) error {
-	cursor, limit, err := pageParams(r)
-	if err != nil {
-		return err
-	}
-	l, err := s.backend.DeadLetters(r.Context(), cursor, limit)
-	if err != nil {
-		return err
-	}
+func (s *server) listDeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+	l, err := s.backend.DeadLetters(ctx, cursor, limit)
 	l.DeadLetters = orEmpty(l.DeadLetters)
-	writeJSON(w, http.StatusOK, "application/json", l)
-	return nil
+	return l, err
 }
 
-func (s *server) getStats(w http.ResponseWriter, r *http.Request) error {
+func (s *server) getStats(r *http.Request) (api.Stats, error) {
 	st, err := s.backend.Stats(r.Context())
-	if err != nil {
-		return err
-	}
 	st.Types, st.Workers, st.Stages = orEmpty(st.Types), orEmpty(st.Workers), orEmpty(st.Stages)
 	for i := range st.Workers {
 		st.Workers[i].Types = orEmpty(st.Workers[i].Types)
@@ -227,13 +240,12 @@ func (s *server) getStats(w http.ResponseWriter, r *http.Request) error {
 	for i := range st.Stages {
 		st.Stages[i].Counts = orEmptyMap(st.Stages[i].Counts)
 	}
-	writeJSON(w, http.StatusOK, "application/json", st)
-	return nil
+	return st, err
 }
 
 // getIndex answers with links to the API's collections.
-func (s *server) getIndex(w http.ResponseWriter, _ *http.Request) error {
-	writeJSON(w, http.StatusOK, "application/json", map[string]any{
+func (s *server) getIndex(*http.Request) (map[string]any, error) {
+	return map[string]any{
 		"name":    "bulkaction",
 		"version": s.version,
 		"links": map[string]string{
@@ -243,8 +255,7 @@ func (s *server) getIndex(w http.ResponseWriter, _ *http.Request) error {
 			"stats":        "/v1/stats",
 			"openapi":      "/openapi.yaml",
 		},
-	})
-	return nil
+	}, nil
 }
 
 // withEmptyMaps replaces nil maps by empty ones, so that the JSON has {} instead of null.

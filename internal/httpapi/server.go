@@ -193,49 +193,43 @@ type route struct {
 
 func (s *server) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
-	return []route{
-		{method: get, path: "/{$}", serve: s.getIndex},
+	all := []route{
+		{method: get, path: "/{$}", serve: show(s.getIndex)},
 		{method: get, path: "/openapi.yaml", serve: s.getOpenAPI},
 		{method: post, path: "/v1/groups", serve: s.submitGroup},
-		{method: get, path: "/v1/groups", serve: s.listGroups},
-		{method: get, path: "/v1/groups/{id}", serve: s.getGroup},
+		{method: get, path: "/v1/groups", serve: show(s.listGroups)},
+		{method: get, path: "/v1/groups/{id}", serve: showByID(s.getGroup)},
 		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs},
-		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: s.getJob},
-		{method: post, path: "/v1/groups/{id}/seal", serve: s.sealGroup},
-		{method: post, path: "/v1/groups/{id}/cancel", serve: s.commandHandler(s.backend.Cancel)},
-		{method: post, path: "/v1/groups/{id}/retry", serve: s.commandHandler(s.backend.Retry)},
-		{method: post, path: "/v1/groups/{id}/pause", serve: s.commandHandler(s.backend.Pause)},
-		{method: post, path: "/v1/groups/{id}/resume", serve: s.commandHandler(s.backend.Resume)},
-		{method: get, path: "/v1/groups/{id}/why", serve: s.whyGroup},
+		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: show(s.getJob)},
+		{method: post, path: "/v1/groups/{id}/seal", serve: commandOn(s, "id", s.sealGroup)},
+		{method: post, path: "/v1/groups/{id}/cancel", serve: s.groupCommand(s.backend.Cancel)},
+		{method: post, path: "/v1/groups/{id}/retry", serve: s.groupCommand(s.backend.Retry)},
+		{method: post, path: "/v1/groups/{id}/pause", serve: s.groupCommand(s.backend.Pause)},
+		{method: post, path: "/v1/groups/{id}/resume", serve: s.groupCommand(s.backend.Resume)},
+		{method: get, path: "/v1/groups/{id}/why", serve: showByID(s.backend.Why)},
 		{method: get, path: "/v1/groups/{id}/results", serve: s.streamResults, stream: true},
 		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true},
 		{method: get, path: "/v1/groups/{id}/events", serve: s.watchGroup, stream: true},
-		{method: get, path: "/v1/tenants", serve: s.listTenants},
-		{method: get, path: "/v1/tenants/{id}", serve: s.getTenant},
-		{method: put, path: "/v1/tenants/{id}", serve: s.setTenant},
-		{
-			method: post,
-			path:   "/v1/tenants/{id}/pause",
-			serve:  s.pauseHandler("/v1/tenants/", "id", true, s.backend.PauseTenant),
-		},
-		{
-			method: post,
-			path:   "/v1/tenants/{id}/resume",
-			serve:  s.pauseHandler("/v1/tenants/", "id", false, s.backend.ResumeTenant),
-		},
-		{
-			method: post,
-			path:   "/v1/types/{type}/pause",
-			serve:  s.pauseHandler("/v1/types/", "type", true, s.backend.PauseType),
-		},
-		{
-			method: post,
-			path:   "/v1/types/{type}/resume",
-			serve:  s.pauseHandler("/v1/types/", "type", false, s.backend.ResumeType),
-		},
-		{method: get, path: "/v1/dead-letters", serve: s.listDeadLetters},
-		{method: get, path: "/v1/stats", serve: s.getStats},
+		{method: get, path: "/v1/tenants", serve: showPage(s.listTenants)},
+		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
+		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
+		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters)},
+		{method: get, path: "/v1/stats", serve: show(s.getStats)},
 	}
+	for _, kind := range []struct {
+		root, param   string
+		pause, resume func(context.Context, string) error
+	}{
+		{"/v1/tenants/", "id", s.backend.PauseTenant, s.backend.ResumeTenant},
+		{"/v1/types/", "type", s.backend.PauseType, s.backend.ResumeType},
+	} {
+		path := kind.root + "{" + kind.param + "}"
+		pause := s.pauseTenantOrType(kind.root, kind.param, true, kind.pause)
+		resume := s.pauseTenantOrType(kind.root, kind.param, false, kind.resume)
+		all = append(all, route{method: post, path: path + "/pause", serve: pause},
+			route{method: post, path: path + "/resume", serve: resume})
+	}
+	return all
 }
 
 // isLoopback reports whether addr can be reached only from its own machine.
