@@ -23,51 +23,48 @@ func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 	if j.State == ledger.Ready { // it has spent its permit
 		return nil
 	}
-	st, err := j.tenantState(ctx)
-	if err != nil {
+	if err := j.readTenant(ctx); err != nil {
 		return err
 	}
-	next := apivalue.Latest(j.ownPermit(st), j.sharePermit(st), st.GlobalPermit)
-	w.Until = apivalue.TimeIfAfter(next, apivalue.Latest(j.Now, st.Now))
+	w.Until = apivalue.TimeIfAfter(apivalue.Latest(j.nextPermit(), j.tenantState.GlobalPermit), j.now())
 	if w.Until == nil {
 		return nil
 	}
-	w.Reason, w.Limit = api.WhyRate, j.usedUpLimit(st)
-	w.Detail = j.describeLimit(w.Limit, st) + ": the next permit comes at " + formatTime(*w.Until) +
-		j.describePlace(w, st) + "."
+	w.Reason, w.Limit = api.WhyRate, j.usedUpLimit()
+	w.Detail = j.describeLimit(w.Limit) + ": the next permit comes at " + formatTime(*w.Until) +
+		j.describePlace(w) + "."
 	if least := apivalue.Round(w.Until.Sub(j.Now).Seconds(), 10); w.EstimateSeconds != nil {
 		*w.EstimateSeconds = max(*w.EstimateSeconds, least)
 	}
 	return nil
 }
 
-// ownPermit returns when the tenant's own limit or share allows its next permit; not before the
-// time until which the tenant is rate-limited.
-func (j *job) ownPermit(st ledger.TenantState) time.Time {
-	return apivalue.Latest(j.e.rate.OwnPermit(st), j.RateLimitedUntil)
-}
+// now returns the latest time at which the job or its tenant was read.
+func (j *job) now() time.Time { return apivalue.Latest(j.Now, j.tenantState.Now) }
 
-// sharePermit returns when the share has permits again; the zero time if it has some now or the
-// tenant has no share. A tenant may borrow meanwhile, but what is left can be reserved for others.
-func (j *job) sharePermit(st ledger.TenantState) time.Time {
-	if st.Settings.RPS != nil || st.Limit <= 0 || st.Used < st.Limit {
-		return time.Time{}
+// nextPermit returns when the tenant's own limit or share has a permit for the job again; not
+// before the time until which the tenant is rate-limited. A tenant whose share is used up may
+// borrow, but what is left can be reserved for others.
+func (j *job) nextPermit() time.Time {
+	st := j.tenantState
+	next := apivalue.Latest(j.e.rate.OwnPermit(*st), j.RateLimitedUntil)
+	if st.Settings.RPS == nil && st.Limit > 0 && st.Used >= st.Limit {
+		next = apivalue.Latest(next, st.NextPermit)
 	}
-	return st.NextPermit
+	return next
 }
 
 // usedUpLimit returns the limit that the tenant waits for: its own limit or its share; the global
 // limit if only that is used up, or if the tenant is the only active one and so has all of it.
-func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
-	now := apivalue.Latest(j.Now, st.Now)
-	own := apivalue.Latest(j.ownPermit(st), j.sharePermit(st))
+func (j *job) usedUpLimit() *api.WhyLimit {
+	st, now := j.tenantState, j.now()
 	l := &api.WhyLimit{
 		Scope:        scopeShare,
 		RPS:          j.e.rate.PerSecond(st.Limit),
 		PerWindow:    st.Limit,
 		Used:         st.Used,
 		WindowMS:     j.e.rate.Window.Milliseconds(),
-		NextPermitAt: apivalue.TimeIfAfter(own, now),
+		NextPermitAt: apivalue.TimeIfAfter(j.nextPermit(), now),
 	}
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
 	switch {
@@ -83,7 +80,7 @@ func (j *job) usedUpLimit(st ledger.TenantState) *api.WhyLimit {
 
 // describeLimit says which limit is used up, as the beginning of a sentence. With several
 // partitions, a tenant shares the partition's quota with the tenants of its partition.
-func (j *job) describeLimit(l *api.WhyLimit, st ledger.TenantState) string {
+func (j *job) describeLimit(l *api.WhyLimit) string {
 	all, partitioned := j.e.rate.PerWindow(), j.e.space.Partitions() > 1
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
 	switch {
@@ -98,9 +95,9 @@ func (j *job) describeLimit(l *api.WhyLimit, st ledger.TenantState) string {
 		return "Its tenant " + j.Tenant + " has used up its own limit of " + rps + " a second"
 	}
 	detail := fmt.Sprintf("Its tenant %s has used up its share of %s a second among %s",
-		j.Tenant, rps, plural(st.ActiveTenants, "active tenant"))
+		j.Tenant, rps, plural(j.tenantState.ActiveTenants, "active tenant"))
 	if partitioned {
-		detail += fmt.Sprintf(" of its partition, which has %d of a window's %d", st.GlobalLimit, all)
+		detail += fmt.Sprintf(" of its partition, which has %d of a window's %d", j.tenantState.GlobalLimit, all)
 	}
 	return detail
 }

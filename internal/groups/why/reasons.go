@@ -86,42 +86,42 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
 		return nil
 	}
-	st, err := j.tenantState(ctx)
-	if err != nil {
+	if err := j.readTenant(ctx); err != nil {
 		return err
 	}
 	when, start := "its next attempt is at "+formatTime(j.due), "its reserved start is at "+formatTime(j.due)
 	if j.due.After(j.Now) {
 		j.setStart(w, j.due)
 	} else {
-		if when, err = j.overdue(ctx, w, st); err != nil {
+		late, err := j.overdue(ctx, w)
+		if err != nil {
 			return err
 		}
-		start = when
+		when, start = late, late
 	}
 	switch j.reason {
 	case ledger.ReasonRate:
-		w.Reason, w.Limit = api.WhyRate, j.usedUpLimit(st)
-		w.Detail = j.describeLimit(w.Limit, st) + ": " + start + "."
+		w.Reason, w.Limit = api.WhyRate, j.usedUpLimit()
+		w.Detail = j.describeLimit(w.Limit) + ": " + start + "."
 	case ledger.ReasonThrottled:
 		w.Reason = api.WhyCongestion
-		w.Detail = "A downstream API asked to wait" + j.lastCode() + ": " + when + "."
+		w.Detail = "A downstream API asked to wait" + codeOf(j.lastErr) + ": " + when + "."
 	default:
 		w.Reason = api.WhyRetry
-		w.Detail = "Its last attempt did not succeed" + j.lastCode() + ": " + when + "."
+		w.Detail = "Its last attempt did not succeed" + codeOf(j.lastErr) + ": " + when + "."
 	}
 	return nil
 }
 
 // overdue describes a job whose due time has passed, and sets its position and the estimate. The
 // tenant's jobs that were due earlier come before it.
-func (j *job) overdue(ctx context.Context, w *api.Why, st ledger.TenantState) (string, error) {
+func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
 	before, err := ledger.DueBefore(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.due)
 	if err != nil {
 		return "", err
 	}
 	w.Position = &before
-	j.setEstimate(w, st.PerSecond, st)
+	j.setEstimate(w, j.tenantState.PerSecond)
 	detail := "it is due and waits for a permit and for free capacity in the ready stream"
 	if before > 0 {
 		detail += ", behind " + plural(before, "due job") + " of its tenant"
@@ -146,18 +146,17 @@ func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 			w.Detail = "It was paused and has been resumed: it becomes ready with the next permits."
 		}
 	default:
-		st, err := j.tenantState(ctx)
-		if err != nil {
+		if err := j.readTenant(ctx); err != nil {
 			return err
 		}
-		w.Detail = "It waits for its turn among the tenants" + j.describePlace(w, st) + "."
+		w.Detail = "It waits for its turn among the tenants" + j.describePlace(w) + "."
 	}
 	return nil
 }
 
 // describePlace describes the jobs that are dequeued before a waiting job, and sets its position
 // and the estimate.
-func (j *job) describePlace(w *api.Why, st ledger.TenantState) string {
+func (j *job) describePlace(w *api.Why) string {
 	if j.State != ledger.Waiting {
 		return ""
 	}
@@ -175,11 +174,11 @@ func (j *job) describePlace(w *api.Why, st ledger.TenantState) string {
 	if j.GroupsBefore > 0 {
 		detail += ", of " + plural(j.GroupsBefore, "group") + " beside its own"
 	}
-	speed := st.PerSecond
+	speed := j.tenantState.PerSecond
 	if running := j.Now.Sub(j.Started).Seconds(); speed <= 0 && !j.Started.IsZero() && running > 0 {
 		speed = float64(j.Ended) / running
 	}
-	j.setEstimate(w, speed, st)
+	j.setEstimate(w, speed)
 	return detail
 }
 
@@ -192,18 +191,18 @@ func (j *job) setStart(w *api.Why, start time.Time) {
 
 // setEstimate sets how long the jobs before the job, and the job itself, take at a speed in jobs
 // per second. It sets nothing if the speed is unknown.
-func (j *job) setEstimate(w *api.Why, speed float64, st ledger.TenantState) {
-	if speed = j.e.rate.Bound(st, speed); speed > 0 {
+func (j *job) setEstimate(w *api.Why, speed float64) {
+	if speed = j.e.rate.Bound(*j.tenantState, speed); speed > 0 {
 		seconds := apivalue.Round(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}
 }
 
-// lastCode returns the error code of the latest failed attempt in brackets. It returns "" if no
-// attempt has failed or the failure has no code.
-func (j *job) lastCode() string {
-	if j.lastErr == nil || j.lastErr.Code == "" {
+// codeOf returns the error code of a failed attempt in brackets. It returns "" if there was no such
+// attempt or its failure has no code.
+func codeOf(e *ledger.JobError) string {
+	if e == nil || e.Code == "" {
 		return ""
 	}
-	return " (" + j.lastErr.Code + ")"
+	return " (" + e.Code + ")"
 }

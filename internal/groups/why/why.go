@@ -57,8 +57,11 @@ func (e *Explainer) Job(
 		w, err := j.explain(ctx)
 		switch {
 		case err == nil:
-			same, err := j.unchanged(ctx)
-			if err != nil || same || try == maxTries {
+			now := j.State
+			if j.Ordinal >= 0 {
+				now, err = ledger.ReadLetter(ctx, e.conn.Cmd, p, group, j.Ordinal)
+			}
+			if err != nil || now == j.State || try == maxTries {
 				return j.State, w, err
 			}
 		case !errors.Is(err, errMoved):
@@ -84,6 +87,9 @@ type job struct {
 	due    time.Time     // of a non-ready job
 	reason ledger.Reason // of a non-ready job
 	before int64         // undelivered entries before a ready job
+
+	// tenantState is the state of the job's tenant, once readTenant has read it.
+	tenantState *ledger.TenantState
 }
 
 // id returns the job's id; "" when the group has no next job.
@@ -92,15 +98,6 @@ func (j *job) id() string {
 		return ""
 	}
 	return j.group + "." + strconv.FormatInt(j.Ordinal, 10)
-}
-
-// unchanged reports whether the job is still in the state that was explained.
-func (j *job) unchanged(ctx context.Context) (bool, error) {
-	if j.Ordinal < 0 {
-		return true, nil
-	}
-	letter, err := ledger.ReadLetter(ctx, j.e.conn.Cmd, j.p, j.group, j.Ordinal)
-	return letter == j.State, err
 }
 
 // explain returns the first reason that applies. It returns errMoved when the job was not found.
@@ -212,12 +209,16 @@ func (j *job) findReady(ctx context.Context) error {
 	return nil
 }
 
-// tenantState reads the state of the job's tenant.
-func (j *job) tenantState(ctx context.Context) (ledger.TenantState, error) {
+// readTenant reads the state of the job's tenant, once.
+func (j *job) readTenant(ctx context.Context) error {
+	if j.tenantState != nil {
+		return nil
+	}
 	limit := j.e.rate.Of(j.p.Index(), j.e.space.Partitions())
 	st, err := ledger.Tenant(ctx, j.e.conn.Cmd, j.p, j.Tenant, limit)
 	if err != nil {
-		return st, fmt.Errorf("read tenant %s: %w", j.Tenant, err)
+		return fmt.Errorf("read tenant %s: %w", j.Tenant, err)
 	}
-	return st, nil
+	j.tenantState = &st
+	return nil
 }
