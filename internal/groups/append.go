@@ -9,39 +9,41 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
+// appends adds jobs to groups that exist.
+type appends struct {
+	*access
+	backpressure *backpressure.Controller
+	pieces       *pieces
+	durability   *durability
+	owners       tenantCache
+	batchers     []*batcher[*pendingAppend] // by partition
+}
+
 // Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
 // While too many jobs wait, Append returns an *api.BackpressureError, for a repeated call too.
-func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
-	return s.appendToGroup(ctx, &pendingAppend{
-		group:         group,
-		jobs:          jobs,
-		requestPrefix: "a#" + group + "#" + request + "#",
-		origin:        o,
-	})
+func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
+	prefix := "a#" + group + "#" + request + "#"
+	return s.appendToGroup(ctx, &pendingAppend{group: group, jobs: jobs, requestPrefix: prefix, origin: o})
 }
 
 // AppendEntry adds the jobs of an entry of the ingest stream. entry is the entry's id. message is
 // the id that the producer gave the message; "" when it gave none. An entry or message that was
 // added before adds nothing and succeeds. Backpressure is as for Append.
-func (s *Store) AppendEntry(
+func (s *appends) AppendEntry(
 	ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin,
 ) error {
-	request := "m#" + message + "#" // another prefix than that of HTTP requests, because producers choose both ids
+	prefix := "m#" + message + "#" // another prefix than that of HTTP requests, because producers choose both ids
 	if message == "" {
-		request = ledger.EntryRequest(entry) + "#"
+		prefix = ledger.EntryRequest(entry) + "#"
 	}
-	return s.appendToGroup(ctx, &pendingAppend{
-		group:         group,
-		jobs:          jobs,
-		requestPrefix: request,
-		origin:        o,
-	})
+	return s.appendToGroup(ctx, &pendingAppend{group: group, jobs: jobs, requestPrefix: prefix, origin: o})
 }
 
 // pendingAppend holds jobs that are to be added to a group.
@@ -70,11 +72,11 @@ func (a *pendingAppend) fitsOnePiece() bool {
 // firstRequest returns the request id of the first piece.
 func (a *pendingAppend) firstRequest() string { return a.requestPrefix + "0" }
 
-func (s *Store) appendToGroup(ctx context.Context, a *pendingAppend) error {
+func (s *appends) appendToGroup(ctx context.Context, a *pendingAppend) error {
 	if err := s.backpressure.Check(ctx, len(a.jobs)); err != nil {
 		return apiError(err)
 	}
-	tenant, known := s.tenants.get(a.group)
+	tenant, known := s.owners.get(a.group)
 	if known {
 		a.tenant = tenant
 		if err := s.appendToPartition(ctx, s.space.OfTenant(tenant), a); !errors.Is(err, api.ErrNotFound) {
@@ -85,12 +87,12 @@ func (s *Store) appendToGroup(ctx context.Context, a *pendingAppend) error {
 	if err != nil {
 		return err
 	}
-	s.tenants.put(a.group, tenant)
+	s.owners.put(a.group, tenant)
 	a.tenant = tenant
 	return s.appendToPartition(ctx, p, a)
 }
 
-func (s *Store) appendToPartition(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
+func (s *appends) appendToPartition(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
 	switch {
 	case !a.fitsOnePiece():
 		return apiError(s.appendPieces(ctx, p, a))
@@ -103,21 +105,21 @@ func (s *Store) appendToPartition(ctx context.Context, p keyspace.Partition, a *
 		if err := s.appendInBatch(ctx, p, a); err != nil {
 			return err
 		}
-		return s.awaitDurable(ctx, p, requestsStored(p, a.firstRequest()))
+		return s.durability.await(ctx, p, requestsStored(p, a.firstRequest()))
 	}))
 }
 
-func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
-	pieces := s.splitPieces(ctx, a.tenant, a.group, a.jobs, a.requestPrefix, a.origin)
+func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
+	pieces := s.pieces.split(ctx, a.tenant, a.group, a.jobs, a.requestPrefix, a.origin)
 	requests := make([]string, len(pieces))
 	for i := range pieces {
 		requests[i] = pieces[i].Request
 	}
 	return retryLost(ctx, func(ctx context.Context) error {
-		if err := s.storePieces(ctx, p, pieces); err != nil {
+		if err := s.pieces.store(ctx, p, pieces); err != nil {
 			return err
 		}
-		return s.awaitDurable(ctx, p, requestsStored(p, requests...))
+		return s.durability.await(ctx, p, requestsStored(p, requests...))
 	})
 }
 
@@ -126,11 +128,11 @@ func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendi
 
 // appendInBatch stores a together with other appends. The trace contexts of a published message are
 // made by the goroutine that runs the batch.
-func (s *Store) appendInBatch(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
+func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
 	if !a.origin.Published {
 		a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
 	}
-	err := s.appendBatchers[p.Index()].do(ctx, a, func(ctx context.Context, all []*pendingAppend) {
+	err := s.batchers[p.Index()].do(ctx, a, func(ctx context.Context, all []*pendingAppend) {
 		s.storeAppends(ctx, p, all)
 	})
 	if err != nil {
@@ -140,7 +142,7 @@ func (s *Store) appendInBatch(ctx context.Context, p keyspace.Partition, a *pend
 }
 
 // storeAppends stores appends in as few script calls as possible. The calls run concurrently.
-func (s *Store) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
+func (s *appends) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
 	for _, a := range all {
 		if a.newJobs == nil {
 			a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
@@ -177,7 +179,7 @@ func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 
 // storeCall stores the appends of one script call and sets the error of each. If Redis refuses the
 // call, it makes one call for each append.
-func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
+func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
 	err := s.storeRequests(ctx, p, appends)
 	var refused redis.Error
 	switch {
@@ -197,16 +199,16 @@ func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*
 // storeRequests makes one script call for appends of one group. It waits for the group's lock, and
 // repeats the call while Redis does not answer. It sets the error of each append, or returns an
 // error when the call failed as a whole.
-func (s *Store) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
+func (s *appends) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
 	requests := make([]ledger.Request, len(appends))
 	for i, a := range appends {
 		requests[i] = ledger.Request{ID: a.firstRequest(), Jobs: a.newJobs}
 	}
-	lock, err := s.groupLocks.lock(ctx, appends[0].group)
+	lock, err := s.pieces.groupLocks.lock(ctx, appends[0].group)
 	if err != nil {
 		return err
 	}
-	defer s.groupLocks.unlock(lock)
+	defer s.pieces.groupLocks.unlock(lock)
 	return retryUnavailable(ctx, func(ctx context.Context) error {
 		results, err := ledger.AppendMany(ctx, s.appender, p, appends[0].group, messages.MaxTotal,
 			lock.nextOrdinal, requests)

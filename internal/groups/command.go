@@ -5,13 +5,21 @@ import (
 	"crypto/rand"
 	"fmt"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
+// commands changes what groups, tenants and types may do.
+type commands struct {
+	*access
+	durability *durability
+}
+
 // Seal says that no more jobs come to a group or, with total, none after that many.
-func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
+func (s *commands) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		_, err := ledger.Seal(ctx, s.conn.Cmd, p, group, total)
 		return err
@@ -20,7 +28,7 @@ func (s *Store) Seal(ctx context.Context, group string, total *int64) (api.Accep
 
 // Cancel ends a group at once. Before it returns, it also moves the group's unfinished jobs to
 // cancelled. If it fails or this process dies before that is done, the watcher does it.
-func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) {
+func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		if err := ledger.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
 			return err
@@ -35,7 +43,7 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 
 // Retry opens the next round of an ended group: its failed jobs run again. The watcher moves the
 // jobs.
-func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
+func (s *commands) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	round, request := 0, rand.Text() // the random request id lets the script recognize a repeated call
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
 		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request)
@@ -43,10 +51,24 @@ func (s *Store) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	}, func(g ledger.GroupState) bool { return g.Round >= round })
 }
 
+// Pause stops a group: none of its jobs starts any more, and its running jobs finish.
+func (s *commands) Pause(ctx context.Context, group string) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
+	}, func(g ledger.GroupState) bool { return g.Paused })
+}
+
+// Resume undoes Pause.
+func (s *commands) Resume(ctx context.Context, group string) (api.Accepted, error) {
+	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
+		return ledger.Resume(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
+	}, func(g ledger.GroupState) bool { return !g.Paused })
+}
+
 // command applies a command to a group. applied reports whether a group's state shows the command's
 // effect; with WaitReplicas, command checks by it that no failover has lost the effect. do is
 // repeated while Redis does not answer.
-func (s *Store) command(
+func (s *commands) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,
 	applied func(ledger.GroupState) bool,
@@ -58,7 +80,7 @@ func (s *Store) command(
 	if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	if err := s.awaitDurable(ctx, p, groupSatisfies(p, group, applied)); err != nil {
+	if err := s.durability.await(ctx, p, groupSatisfies(p, group, applied)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
 	statuses, err := ledger.Statuses(ctx, s.conn.Cmd, p, []string{group})
@@ -69,4 +91,41 @@ func (s *Store) command(
 		return api.Accepted{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	}
 	return api.Accepted{ID: group, Status: statuses[0]}, nil
+}
+
+// PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.
+func (s *commands) PauseTenant(ctx context.Context, tenant string) error {
+	return s.setPaused(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
+}
+
+// ResumeTenant undoes PauseTenant.
+func (s *commands) ResumeTenant(ctx context.Context, tenant string) error {
+	return s.setPaused(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
+}
+
+// PauseType stops a job type: none of its jobs starts any more. It does so in one partition after
+// the other. After an error the caller can repeat it.
+func (s *commands) PauseType(ctx context.Context, typ string) error {
+	return s.setPaused(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
+}
+
+// ResumeType undoes PauseType, in one partition after the other. After an error the caller can
+// repeat it.
+func (s *commands) ResumeType(ctx context.Context, typ string) error {
+	return s.setPaused(ctx, ledger.Resume, ledger.PauseType, typ, s.space.All()...)
+}
+
+type pauseOrResume func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
+
+func (s *commands) setPaused(
+	ctx context.Context, do pauseOrResume, what ledger.Pausable, id string, parts ...keyspace.Partition,
+) error {
+	for _, p := range parts {
+		if err := retryUnavailable(ctx, func(ctx context.Context) error {
+			return do(ctx, s.conn.Cmd, p, what, id)
+		}); err != nil {
+			return apiError(err)
+		}
+	}
+	return nil
 }

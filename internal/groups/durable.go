@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -63,34 +63,40 @@ func groupSatisfies(p keyspace.Partition, group string, holds func(ledger.GroupS
 	}
 }
 
-// awaitDurableSubmission waits until the replicas have a submitted group and its registry key,
+// durability waits until replicas have what was written.
+type durability struct {
+	*access
+	waiters []*replicaWaiter // by partition
+}
+
+// awaitSubmission waits until the replicas have a submitted group and its registry key,
 // which may be on another master.
-func (s *Store) awaitDurableSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
+func (s *durability) awaitSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
 	owner := groupBelongsTo(registry, g.ID, g.Tenant)
 	stored := groupSatisfies(p, g.ID, func(now ledger.GroupState) bool {
 		return now.Submitted || len(g.Jobs) == 0 && (now.Sealed || !endsWithoutJobs(g))
 	})
 	if registry.Index() == p.Index() {
-		return s.awaitDurable(ctx, p, bothChecks(owner, stored))
+		return s.await(ctx, p, bothChecks(owner, stored))
 	}
-	if err := s.awaitDurable(ctx, registry, owner); err != nil {
+	if err := s.await(ctx, registry, owner); err != nil {
 		return err
 	}
-	return s.awaitDurable(ctx, p, stored)
+	return s.await(ctx, p, stored)
 }
 
-// awaitDurable waits until enough replicas of a partition have what was written to it. It returns
+// await waits until enough replicas of a partition have what was written to it. It returns
 // api.ErrReplicas when too few have it within WaitTimeout, and errWriteLost when check finds that
 // the write is gone from the master. With WaitReplicas 0 it does nothing.
-func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check writeCheck) error {
+func (s *durability) await(ctx context.Context, p keyspace.Partition, check writeCheck) error {
 	if s.cfg.WaitReplicas == 0 {
 		return nil
 	}
-	c := s.replicaWaiters[p.Index()]
+	c := s.waiters[p.Index()]
 	w := &replicaWait{check: check}
 	if err := c.batcher.do(ctx, w, func(ctx context.Context, all []*replicaWait) {
-		c.waitForReplicas(ctx, s, p, all)
+		c.waitForReplicas(ctx, s.access, p, all)
 	}); err != nil {
 		return err
 	}
@@ -104,9 +110,7 @@ func (s *Store) awaitDurable(ctx context.Context, p keyspace.Partition, check wr
 // next.
 type replicaWaiter struct {
 	batcher *batcher[*replicaWait]
-
-	mu      sync.Mutex
-	lagging bool // the warning that too few replicas have the writes was logged, and they still have not
+	lagging atomic.Bool // it was logged that too few replicas have the writes, and they still have not
 }
 
 // replicaWait is one caller's part of a shared wait.
@@ -124,7 +128,7 @@ func newReplicaWaiters(space keyspace.Space) []*replicaWaiter {
 	return all
 }
 
-func (c *replicaWaiter) waitForReplicas(ctx context.Context, s *Store, p keyspace.Partition, all []*replicaWait) {
+func (c *replicaWaiter) waitForReplicas(ctx context.Context, s *access, p keyspace.Partition, all []*replicaWait) {
 	var replicas int
 	err := retryUnavailable(ctx, func(ctx context.Context) (err error) {
 		replicas, err = s.conn.AwaitReplicas(ctx, p.Waited(), s.cfg.WaitReplicas, s.cfg.WaitTimeout,
@@ -147,18 +151,11 @@ func (c *replicaWaiter) waitForReplicas(ctx context.Context, s *Store, p keyspac
 
 // logLag logs a warning when too few replicas have the writes, and a message when they have caught
 // up. Each is logged once.
-func (c *replicaWaiter) logLag(s *Store, err error) {
-	lag := errors.Is(err, api.ErrUnavailable)
-	c.mu.Lock()
-	changed := lag != c.lagging && (lag || err == nil)
-	if changed {
-		c.lagging = lag
-	}
-	c.mu.Unlock()
+func (c *replicaWaiter) logLag(s *access, err error) {
 	switch {
-	case changed && lag:
+	case errors.Is(err, api.ErrUnavailable) && !c.lagging.Swap(true):
 		s.tel.Log.Warn("replicas lag: nothing is accepted until they have what was written", "error", err)
-	case changed:
+	case err == nil && c.lagging.Swap(false):
 		s.tel.Log.Info("replicas have what was written again")
 	}
 }

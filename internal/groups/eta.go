@@ -20,7 +20,7 @@ const etaGroups = 100
 // estimate replaces the ETAs of groups of one partition. An ETA is the time that the jobs that are
 // left, and those of their tenant's groups that are served first, take at the speed at which the
 // tenant's jobs end now. A group of which no job can end gets no estimate.
-func (s *Store) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
+func (s *views) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
 	speeds := map[string]float64{}
 	known := map[ledger.TenantQueue]bool{}
 	for i := range views {
@@ -74,7 +74,7 @@ func moving(g *api.Group) bool {
 
 // speeds sets how many jobs of each tenant end per second, at most what its limits allow. It leaves
 // 0 for a paused tenant.
-func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
+func (s *views) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
 	tenants := make([]string, 0, len(of))
 	for t := range of {
 		tenants = append(tenants, t)
@@ -84,7 +84,7 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 	reads.SetLimit(maxConcurrentReads)
 	for i, t := range tenants {
 		reads.Go(func() (err error) {
-			states[i], err = s.tenantState(ctx, p, t)
+			states[i], err = s.tenants.state(ctx, p, t)
 			return err
 		})
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // Job returns one job. For a waiting, non-ready or ready job it says why the job is not running.
-func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
+func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Job{}, err
@@ -57,7 +57,7 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 }
 
 // Why says what the next job of a group waits for.
-func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
+func (s *views) Why(ctx context.Context, group string) (api.Why, error) {
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Why{}, err

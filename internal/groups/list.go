@@ -46,7 +46,7 @@ func badCursor() error {
 
 // newest returns the limit newest groups of these partitions that are older than before, newest
 // first; only those of tenant, unless it is "".
-func (s *Store) newest(
+func (s *views) newest(
 	ctx context.Context, parts []keyspace.Partition, tenant string, before ledger.CreatedGroup, limit int,
 ) ([]listedGroup, error) {
 	var page []listedGroup
@@ -67,7 +67,7 @@ func (s *Store) newest(
 
 // Results calls yield with the result of each reduced job, in the order in which they were reduced.
 // It stops at an error of yield and returns it.
-func (s *Store) Results(ctx context.Context, id string, yield func(result []byte) error) error {
+func (s *views) Results(ctx context.Context, id string, yield func(result []byte) error) error {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func (s *Store) Results(ctx context.Context, id string, yield func(result []byte
 
 // Failures calls yield once with each failed job, in no order. It stops at an error of yield and
 // returns it.
-func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
+func (s *views) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (s *Store) Failures(ctx context.Context, id string, yield func(api.Failure)
 
 // DeadLetters returns dead letters of all partitions, the newest first. The cursor holds the last
 // entry of each partition.
-func (s *Store) DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+func (s *views) DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	parts := s.space.All()
 	before := make([]string, len(parts))

@@ -12,14 +12,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
+// stats counts what is in the installation.
+type stats struct{ *access }
+
 // Stats returns the numbers of the installation: jobs by type in all partitions, used permits, and
 // the live processes.
-func (s *Store) Stats(ctx context.Context) (api.Stats, error) {
-	st, err := s.stats(ctx)
+func (s *stats) Stats(ctx context.Context) (api.Stats, error) {
+	st, err := s.read(ctx)
 	return st, apiError(err)
 }
 
-func (s *Store) stats(ctx context.Context) (api.Stats, error) {
+func (s *stats) read(ctx context.Context) (api.Stats, error) {
 	st := api.Stats{
 		Partitions: s.space.Partitions(),
 		Types:      []api.TypeStats{},
@@ -34,7 +37,7 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 	}
 	byType := map[string]*api.TypeStats{}
 	for _, p := range s.space.All() {
-		if err := s.partitionStats(ctx, p, &st, byType); err != nil {
+		if err := s.addPartition(ctx, p, &st, byType); err != nil {
 			return st, err
 		}
 	}
@@ -70,8 +73,8 @@ func (s *Store) stats(ctx context.Context) (api.Stats, error) {
 	return st, nil
 }
 
-// partitionStats adds the numbers of one partition.
-func (s *Store) partitionStats(
+// addPartition adds the numbers of one partition.
+func (s *stats) addPartition(
 	ctx context.Context, p keyspace.Partition, st *api.Stats, byType map[string]*api.TypeStats,
 ) error {
 	part, err := ledger.ReadPartition(ctx, s.conn.Cmd, p)

@@ -35,20 +35,14 @@ type Config struct {
 	WaitTimeout  time.Duration // the longest wait for the replicas
 }
 
-// Store gives access to all groups of an installation.
+// Store gives access to all groups of an installation. Each part has one duty.
 type Store struct {
-	cfg            Config
-	conn           *redisx.Conn
-	space          keyspace.Space
-	tel            *telemetry.Telemetry
-	reducers       *reducer.Registry
-	backpressure   *backpressure.Controller
-	explainer      *why.Explainer
-	tenants        tenantCache
-	groupLocks     keyedMutex
-	appender       redis.Cmdable              // runs most commands of submissions and appends
-	appendBatchers []*batcher[*pendingAppend] // by partition
-	replicaWaiters []*replicaWaiter           // by partition
+	*submissions
+	*appends
+	*commands
+	*tenants
+	*views
+	*stats
 }
 
 // New returns a store. Submissions and appends use appender, which may combine concurrent calls;
@@ -60,18 +54,43 @@ func New(
 	if appender == nil {
 		appender = conn.Cmd
 	}
+	all := &access{cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender}
+	limits := backpressure.Config{MaxBacklog: cfg.MaxBacklog, MaxMemoryRatio: cfg.MaxMemoryRatio}
+	controller := backpressure.New(limits, conn, space)
+	durable := &durability{access: all, waiters: newReplicaWaiters(space)}
+	store := &pieces{access: all}
+	tenants := &tenants{all}
 	return &Store{
-		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
-		backpressure: backpressure.New(
-			backpressure.Config{MaxBacklog: cfg.MaxBacklog, MaxMemoryRatio: cfg.MaxMemoryRatio}, conn, space),
-		explainer:      why.New(conn, space, cfg.Rate),
-		appendBatchers: newBatchers[*pendingAppend](space), replicaWaiters: newReplicaWaiters(space),
+		submissions: &submissions{access: all, backpressure: controller, pieces: store, durability: durable},
+		appends: &appends{
+			access: all, backpressure: controller, pieces: store, durability: durable,
+			batchers: newBatchers[*pendingAppend](space),
+		},
+		commands: &commands{access: all, durability: durable},
+		tenants:  tenants,
+		views:    &views{access: all, tenants: tenants, explainer: why.New(conn, space, cfg.Rate)},
+		stats:    &stats{all},
 	}
+}
+
+// access is what all parts of the store share: the connection to Redis, and where a group is.
+type access struct {
+	cfg      Config
+	conn     *redisx.Conn
+	space    keyspace.Space
+	tel      *telemetry.Telemetry
+	reducers *reducer.Registry
+	appender redis.Cmdable // runs most commands of submissions and appends
+}
+
+// partitionLimit returns the part of the global rate limit that a partition has.
+func (s *access) partitionLimit(p keyspace.Partition) ledger.Limit {
+	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
 
 // locateGroup returns the partition and the tenant of a group. It returns api.ErrNotFound for an
 // unknown group.
-func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
+func (s *access) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
 	tenant, err := ledger.GroupOwner(ctx, s.appender, s.space.OfGroup(group), group)
 	if err != nil {
 		return keyspace.Partition{}, "", apiError(err)

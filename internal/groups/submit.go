@@ -8,18 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
-
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // Origin says where a submission comes from.
@@ -33,11 +29,19 @@ type Origin struct {
 	Published bool
 }
 
+// submissions stores new groups with their jobs.
+type submissions struct {
+	*access
+	backpressure *backpressure.Controller
+	pieces       *pieces
+	durability   *durability
+}
+
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
 // or the same idempotency key is stored once. It sets g.ID to the group of the first request with
 // the key, and an empty g.Tenant to g.ID. Errors are those of package api, or a
 // *messages.ValidationError.
-func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
+func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
@@ -61,7 +65,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		g.Tenant = g.ID
 	}
 	p := s.space.OfTenant(g.Tenant)
-	pieces := s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
+	pieces := s.pieces.split(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
 	if n := len(pieces); n > 0 {
 		pieces[n-1].Mode = ledger.AppendLast
 		// Otherwise the group is sealed when it has total jobs.
@@ -79,7 +83,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		if err != nil {
 			return err
 		}
-		return s.awaitDurableSubmission(ctx, p, g)
+		return s.durability.awaitSubmission(ctx, p, g)
 	})
 	if err != nil {
 		return api.Accepted{}, apiError(err)
@@ -93,7 +97,7 @@ func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
 
-func (s *Store) storeSubmission(
+func (s *submissions) storeSubmission(
 	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
 ) error {
 	err := retryUnavailable(ctx, func(ctx context.Context) error {
@@ -112,120 +116,12 @@ func (s *Store) storeSubmission(
 			return err
 		})
 	}
-	return s.storePieces(ctx, p, pieces)
-}
-
-// splitPieces divides jobs into pieces that the script can take. Each piece has its own request id.
-// It also starts the jobs' traces, and so records spans.
-func (s *Store) splitPieces(
-	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
-) []ledger.AppendArgs {
-	if len(jobs) == 0 {
-		return nil
-	}
-	var pieces []ledger.AppendArgs
-	for fresh := s.traceJobs(ctx, tenant, group, jobs, o); len(fresh) > 0; {
-		n, bytes := 0, 0
-		for n < len(fresh) && n < ledger.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= ledger.MaxAppendBytes) {
-			bytes += len(fresh[n].Payload)
-			n++
-		}
-		pieces = append(pieces, ledger.AppendArgs{
-			Group:   group,
-			Limit:   messages.MaxTotal,
-			Jobs:    fresh[:n],
-			Request: request + strconv.Itoa(len(pieces)),
-		})
-		fresh = fresh[n:]
-	}
-	return pieces
-}
-
-func (s *Store) storePieces(ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs) error {
-	for _, a := range pieces {
-		if err := s.storePiece(ctx, p, a); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Store) storePiece(ctx context.Context, p keyspace.Partition, a ledger.AppendArgs) error {
-	lock, err := s.groupLocks.lock(ctx, a.Group)
-	if err != nil {
-		return err
-	}
-	defer s.groupLocks.unlock(lock)
-	return retryUnavailable(ctx, func(ctx context.Context) error {
-		a.Next = lock.nextOrdinal
-		r, err := ledger.Append(ctx, s.appender, p, a)
-		if err == nil && !r.Duplicate {
-			lock.nextOrdinal = r.First + r.N
-		}
-		return err
-	})
-}
-
-// traceJobs gives each job its trace context. A job with its own traceparent, or alone in its
-// message, continues the producer's trace. Every other job starts a trace that is linked to the
-// message's.
-func (s *Store) traceJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
-	message := o.TraceParent
-	var link trace.SpanContext
-	if !o.Published {
-		message = s.startSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
-	}
-	link = telemetry.ParseTraceParent(message)
-	fresh := make([]ledger.NewJob, len(jobs))
-	for i := range jobs {
-		j := &jobs[i]
-		fresh[i] = ledger.NewJob{Type: j.Type, Payload: j.Payload}
-		if j.RunAt != nil {
-			fresh[i].RunAt = *j.RunAt
-		}
-		attrs := func() []attribute.KeyValue {
-			a := telemetry.MessagingAttributes(telemetry.OpReceive, "ingest", s.space.Ingest())
-			return append(a, telemetry.JobAttributes(tenant, group, -1, 0)...)
-		}
-		switch {
-		case j.TraceParent != "" && !o.Published:
-			fresh[i].Trace = s.tel.ContinueJobTrace(s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1),
-				"ingest",
-				o.At, attrs)
-		case j.TraceParent != "":
-			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
-		case len(jobs) == 1 && message != "":
-			fresh[i].Trace = s.tel.ContinueJobTrace(message, "ingest", o.At, attrs)
-		default:
-			fresh[i].Trace = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
-		}
-	}
-	return fresh
-}
-
-// startSendSpan records the span of sending, for a request over HTTP, whose producer has none. It
-// returns the traceparent that the jobs continue.
-func (s *Store) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
-	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
-		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
-	}
-	attributes := append(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest()),
-		telemetry.JobAttributes(tenant, group, -1, 0)...)
-	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer),
-		trace.WithTimestamp(at), trace.WithAttributes(attributes...))
-	if jobs > 1 {
-		span.SetAttributes(telemetry.MessageCount(jobs))
-	}
-	span.End()
-	if next := telemetry.FormatTraceParent(span.SpanContext()); next != "" {
-		return next
-	}
-	return parent
+	return s.pieces.store(ctx, p, pieces)
 }
 
 // registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when another
 // tenant has the id.
-func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
+func (s *submissions) registerOwner(ctx context.Context, group, tenant string) error {
 	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
 	if err != nil {
 		return err
@@ -246,7 +142,7 @@ type idempotencyRecord struct {
 // any process. If there was none, it records this request as the first. So two equal requests at
 // the same time store one group. It returns api.ErrConflict when the first request had other
 // content.
-func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
+func (s *submissions) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
 	sum := sha256.Sum256([]byte(key))
 	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))
 	mine, err := json.Marshal(idempotencyRecord{Hash: hash, Group: group})
@@ -274,7 +170,7 @@ func (s *Store) resolveIdempotencyKey(ctx context.Context, key, hash, group stri
 }
 
 // groupFields returns the fields of the group's hash that come from its submission.
-func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
+func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
 	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
 	if err != nil {
 		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}

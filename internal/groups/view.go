@@ -8,13 +8,21 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/groups/why"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
+// views returns groups and their jobs as the API shows them.
+type views struct {
+	*access
+	tenants   *tenants
+	explainer *why.Explainer
+}
+
 // Group returns one group.
-func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
+func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return api.Group{}, err
@@ -31,7 +39,7 @@ func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
 
 // Views returns groups of one partition. If an aggregate can't be computed, it logs that, and the
 // group lacks it. It leaves out groups that do not exist.
-func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
+func (s *views) Views(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -52,7 +60,7 @@ func (s *Store) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 
 // View returns the view of a group that was read at a time. It estimates the ETA from the group's
 // own speed. After an error, only the aggregate is missing.
-func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
+func (s *views) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
 		ID:             from.ID,
 		Tenant:         from.Tenant,
@@ -82,7 +90,7 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 }
 
 // Merged returns the aggregate of a group, merged from its partial aggregates.
-func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) {
+func (s *views) Merged(asked string, partials []string) (*reducer.State, error) {
 	plan, err := aggregate.Plan(s.reducers, asked)
 	if err != nil {
 		return nil, err
@@ -123,7 +131,7 @@ type ListQuery struct {
 // Groups returns a page of groups, the newest first. The cursor names the last group of the page,
 // so new groups neither shift nor repeat a page. With Status, Groups reads on until Limit groups
 // match or there are no more.
-func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
+func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	parts := s.space.All()
 	if q.Tenant != "" {
@@ -160,7 +168,7 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 }
 
 // viewPage returns the groups of a page by id. It leaves out groups that do not exist.
-func (s *Store) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
+func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
 	byPartition := map[keyspace.Partition][]string{}
 	for _, at := range page {
 		byPartition[at.p] = append(byPartition[at.p], at.ID)

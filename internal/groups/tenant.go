@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -17,60 +16,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Pause stops a group: none of its jobs starts any more, and its running jobs finish.
-func (s *Store) Pause(ctx context.Context, group string) (api.Accepted, error) {
-	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
-	}, func(g ledger.GroupState) bool { return g.Paused })
-}
-
-// Resume undoes Pause.
-func (s *Store) Resume(ctx context.Context, group string) (api.Accepted, error) {
-	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
-		return ledger.Resume(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
-	}, func(g ledger.GroupState) bool { return !g.Paused })
-}
-
-// PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.
-func (s *Store) PauseTenant(ctx context.Context, tenant string) error {
-	return s.setPaused(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
-}
-
-// ResumeTenant undoes PauseTenant.
-func (s *Store) ResumeTenant(ctx context.Context, tenant string) error {
-	return s.setPaused(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
-}
-
-// PauseType stops a job type: none of its jobs starts any more. It does so in one partition after
-// the other. After an error the caller can repeat it.
-func (s *Store) PauseType(ctx context.Context, typ string) error {
-	return s.setPaused(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
-}
-
-// ResumeType undoes PauseType, in one partition after the other. After an error the caller can
-// repeat it.
-func (s *Store) ResumeType(ctx context.Context, typ string) error {
-	return s.setPaused(ctx, ledger.Resume, ledger.PauseType, typ, s.space.All()...)
-}
-
-type pauseOrResume func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
-
-func (s *Store) setPaused(
-	ctx context.Context, do pauseOrResume, what ledger.Pausable, id string, parts ...keyspace.Partition,
-) error {
-	for _, p := range parts {
-		if err := retryUnavailable(ctx, func(ctx context.Context) error {
-			return do(ctx, s.conn.Cmd, p, what, id)
-		}); err != nil {
-			return apiError(err)
-		}
-	}
-	return nil
-}
+// tenants shows tenants and changes their settings.
+type tenants struct{ *access }
 
 // SetTenant replaces a tenant's settings and returns the tenant. Pausing is not a setting, and
 // stays. An unknown tenant becomes known, unless all settings are the defaults.
-func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
+func (s *tenants) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	p := s.space.OfTenant(tenant)
 	err := retryUnavailable(ctx, func(ctx context.Context) error {
 		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))
@@ -78,25 +29,25 @@ func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSett
 	if err != nil {
 		return api.Tenant{}, apiError(err)
 	}
-	st, err := s.tenantState(ctx, p, tenant)
-	return s.tenantView(tenant, st), apiError(err)
+	st, err := s.state(ctx, p, tenant)
+	return s.view(tenant, st), apiError(err)
 }
 
 // Tenant returns a tenant that has groups or settings or is paused, and api.ErrNotFound for any
 // other.
-func (s *Store) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
-	st, err := s.tenantState(ctx, s.space.OfTenant(tenant), tenant)
+func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
+	st, err := s.state(ctx, s.space.OfTenant(tenant), tenant)
 	if err != nil {
 		return api.Tenant{}, apiError(err)
 	}
 	if !st.Known && !st.Paused {
 		return api.Tenant{}, fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
 	}
-	return s.tenantView(tenant, st), nil
+	return s.view(tenant, st), nil
 }
 
 // Tenants lists tenants by id. The cursor is the last id of the page before.
-func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
+func (s *tenants) Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	if cursor != "" && !messages.ValidID(cursor) {
 		return list, badCursor()
@@ -125,8 +76,8 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 	reads.SetLimit(maxConcurrentReads)
 	for i, m := range page {
 		reads.Go(func() error {
-			st, err := s.tenantState(ctx, m.p, m.id)
-			list.Tenants[i] = s.tenantView(m.id, st)
+			st, err := s.state(ctx, m.p, m.id)
+			list.Tenants[i] = s.view(m.id, st)
 			return err
 		})
 	}
@@ -136,7 +87,7 @@ func (s *Store) Tenants(ctx context.Context, cursor string, limit int) (api.Tena
 // maxConcurrentReads is how many scripts run at the same time to read one list.
 const maxConcurrentReads = 8
 
-func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {
+func (s *tenants) state(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {
 	st, err := ledger.Tenant(ctx, s.conn.Cmd, p, tenant, s.partitionLimit(p))
 	if err != nil {
 		return st, fmt.Errorf("read tenant %s: %w", tenant, err)
@@ -144,12 +95,7 @@ func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant st
 	return st, nil
 }
 
-// partitionLimit returns the part of the global rate limit that a partition has.
-func (s *Store) partitionLimit(p keyspace.Partition) ledger.Limit {
-	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
-}
-
-func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
+func (s *tenants) view(id string, st ledger.TenantState) api.Tenant {
 	t := api.Tenant{
 		ID:            id,
 		RPS:           st.Settings.RPS,

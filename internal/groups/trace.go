@@ -1,0 +1,70 @@
+package groups
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// traceJobs gives each job its trace context. A job with its own traceparent, or alone in its
+// message, continues the producer's trace. Every other job starts a trace that is linked to the
+// message's.
+func (s *access) traceJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
+	message := o.TraceParent
+	var link trace.SpanContext
+	if !o.Published {
+		message = s.startSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
+	}
+	link = telemetry.ParseTraceParent(message)
+	fresh := make([]ledger.NewJob, len(jobs))
+	for i := range jobs {
+		j := &jobs[i]
+		fresh[i] = ledger.NewJob{Type: j.Type, Payload: j.Payload}
+		if j.RunAt != nil {
+			fresh[i].RunAt = *j.RunAt
+		}
+		attrs := func() []attribute.KeyValue {
+			a := telemetry.MessagingAttributes(telemetry.OpReceive, "ingest", s.space.Ingest())
+			return append(a, telemetry.JobAttributes(tenant, group, -1, 0)...)
+		}
+		switch {
+		case j.TraceParent != "" && !o.Published:
+			fresh[i].Trace = s.tel.ContinueJobTrace(s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1),
+				"ingest",
+				o.At, attrs)
+		case j.TraceParent != "":
+			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
+		case len(jobs) == 1 && message != "":
+			fresh[i].Trace = s.tel.ContinueJobTrace(message, "ingest", o.At, attrs)
+		default:
+			fresh[i].Trace = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
+		}
+	}
+	return fresh
+}
+
+// startSendSpan records the span of sending, for a request over HTTP, whose producer has none. It
+// returns the traceparent that the jobs continue.
+func (s *access) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
+	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
+	}
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest()),
+		telemetry.JobAttributes(tenant, group, -1, 0)...)
+	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer),
+		trace.WithTimestamp(at), trace.WithAttributes(attributes...))
+	if jobs > 1 {
+		span.SetAttributes(telemetry.MessageCount(jobs))
+	}
+	span.End()
+	if next := telemetry.FormatTraceParent(span.SpanContext()); next != "" {
+		return next
+	}
+	return parent
+}
