@@ -54,7 +54,7 @@ var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of paylo
 
 // appendJobs appends the jobs of a body of any length to a group. Memory use does not grow with the
 // body.
-func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
+func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err

@@ -91,7 +91,7 @@ func (b *bodyReader) closeAfterAnswer(h http.Header) {
 // readBody reads a body of at most limit bytes into memory. It reserves memory for a large body, of
 // at most maxBodyMemory for all requests together, until the caller calls release. It waits up to
 // bodyMemoryWait for the memory, then refuses with 429. release may be called after an error too.
-func (s *server) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
+func (s *calls) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	release = func() {}
 	if r.ContentLength > limit {
 		return nil, release, bodyTooLarge(limit)
@@ -133,7 +133,7 @@ func brokenBody(err error) *problemError {
 
 // decodeOptionalBody decodes the JSON body of a command into v. Without a body it leaves v
 // unchanged. It refuses fields that v does not have.
-func (s *server) decodeOptionalBody(r *http.Request, v any) error {
+func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
 	body, release, err := s.readBody(r, smallBody)
 	defer release()
 	if err != nil {

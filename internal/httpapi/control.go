@@ -25,7 +25,7 @@ const (
 
 // pauseTenantOrType serves pause and resume of a tenant or a type. root is the path of its
 // collection; param is the path parameter with its id.
-func (s *server) pauseTenantOrType(
+func (s *calls) pauseTenantOrType(
 	root, param string, paused bool, do func(context.Context, string) error,
 ) handler {
 	return commandOn(s, param, func(ctx context.Context, id string, _ struct{}) (any, error) {
@@ -34,13 +34,13 @@ func (s *server) pauseTenantOrType(
 	})
 }
 
-func (s *server) listTenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
+func (s *calls) listTenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
 	l, err := s.backend.Tenants(ctx, cursor, limit)
 	l.Tenants = orEmpty(l.Tenants)
 	return l, err
 }
 
-func (s *server) setTenant(r *http.Request) (t api.Tenant, err error) {
+func (s *calls) setTenant(r *http.Request) (t api.Tenant, err error) {
 	id, err := pathID(r)
 	if err != nil {
 		return t, err

@@ -20,7 +20,7 @@ const (
 	idProblem    = "must match ^[A-Za-z0-9._-]{1,128}$"
 )
 
-func (s *server) submitGroup(w http.ResponseWriter, r *http.Request) error {
+func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func pathValue(r *http.Request, name string) (string, error) {
 // commandOn serves a command on what the path parameter param names, with an optional JSON body of
 // type B. do runs to its end even if the client disconnects.
 func commandOn[B any](
-	s *server, param string, do func(ctx context.Context, id string, body B) (answer any, err error),
+	s *calls, param string, do func(ctx context.Context, id string, body B) (answer any, err error),
 ) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathValue(r, param)
@@ -118,7 +118,7 @@ func commandOn[B any](
 }
 
 // groupCommand serves a command on a group that takes no arguments.
-func (s *server) groupCommand(do func(context.Context, string) (api.Accepted, error)) handler {
+func (s *calls) groupCommand(do func(context.Context, string) (api.Accepted, error)) handler {
 	return commandOn(s, "id", func(ctx context.Context, id string, _ struct{}) (any, error) {
 		a, err := do(ctx, id)
 		return withLinks(a), err
@@ -129,7 +129,7 @@ type sealBody struct {
 	Total *int64 `json:"total"`
 }
 
-func (s *server) sealGroup(ctx context.Context, id string, body sealBody) (any, error) {
+func (s *calls) sealGroup(ctx context.Context, id string, body sealBody) (any, error) {
 	if t := body.Total; t != nil && (*t < 0 || *t > messages.MaxTotal) {
 		return nil, invalidField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
 	}
@@ -171,12 +171,12 @@ func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T
 	})
 }
 
-func (s *server) getGroup(ctx context.Context, id string) (api.Group, error) {
+func (s *calls) getGroup(ctx context.Context, id string) (api.Group, error) {
 	g, err := s.backend.Group(ctx, id)
 	return withEmptyMaps(g), err
 }
 
-func (s *server) listGroups(r *http.Request) (l api.GroupList, err error) {
+func (s *calls) listGroups(r *http.Request) (l api.GroupList, err error) {
 	q := r.URL.Query()
 	query := ListQuery{Tenant: q.Get("tenant"), Status: api.Status(strings.ToUpper(q.Get("status")))}
 	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
@@ -212,7 +212,7 @@ func pageParams(r *http.Request) (cursor string, limit int, err error) {
 	return cursor, limit, nil
 }
 
-func (s *server) getJob(r *http.Request) (j api.Job, err error) {
+func (s *calls) getJob(r *http.Request) (j api.Job, err error) {
 	id, err := pathID(r)
 	if err != nil {
 		return j, err
@@ -224,13 +224,13 @@ func (s *server) getJob(r *http.Request) (j api.Job, err error) {
 	return s.backend.Job(r.Context(), id, int64(ordinal))
 }
 
-func (s *server) listDeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+func (s *calls) listDeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
 	l, err := s.backend.DeadLetters(ctx, cursor, limit)
 	l.DeadLetters = orEmpty(l.DeadLetters)
 	return l, err
 }
 
-func (s *server) getStats(r *http.Request) (api.Stats, error) {
+func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	st, err := s.backend.Stats(r.Context())
 	st.Types, st.Workers, st.Stages = orEmpty(st.Types), orEmpty(st.Workers), orEmpty(st.Stages)
 	for i := range st.Workers {
@@ -244,7 +244,7 @@ func (s *server) getStats(r *http.Request) (api.Stats, error) {
 }
 
 // getIndex answers with links to the API's collections.
-func (s *server) getIndex(*http.Request) (map[string]any, error) {
+func (s *calls) getIndex(*http.Request) (map[string]any, error) {
 	return map[string]any{
 		"name":    "bulkaction",
 		"version": s.version,

@@ -8,7 +8,7 @@ import (
 //go:embed openapi.yaml
 var openapiDocument []byte
 
-func (s *server) getOpenAPI(w http.ResponseWriter, _ *http.Request) error {
+func getOpenAPI(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, err := w.Write(openapiDocument)
 	return err

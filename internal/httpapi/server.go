@@ -139,25 +139,30 @@ func NewServer(addr string, opt Options) *http.Server {
 	return srv
 }
 
+// server does what all requests have in common.
 type server struct {
-	backend      Backend
 	log          *slog.Logger
-	decoder      messages.Decoder
-	version      string
 	mux          *http.ServeMux
 	csrf         http.CrossOriginProtection
 	loopbackOnly bool
 	closing      <-chan struct{} // closed when the server shuts down; nil in a handler of New
-	bodyMemory   *semaphore.Weighted
 }
 
-func newServer(opt Options) *server {
-	s := &server{
+// calls is the server with the handlers of the API's calls.
+type calls struct {
+	*server
+	backend    Backend
+	decoder    messages.Decoder
+	version    string
+	bodyMemory *semaphore.Weighted
+}
+
+func newServer(opt Options) *calls {
+	s := &calls{
+		server:     &server{log: opt.Log, mux: http.NewServeMux()},
 		backend:    opt.Backend,
-		log:        opt.Log,
 		decoder:    opt.Decoder,
 		version:    opt.Version,
-		mux:        http.NewServeMux(),
 		bodyMemory: semaphore.NewWeighted(maxBodyMemory),
 	}
 	if s.log == nil {
@@ -191,11 +196,11 @@ type route struct {
 	stream       bool // the answer has no known end: no HEAD
 }
 
-func (s *server) routes() []route {
+func (s *calls) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
 	all := []route{
 		{method: get, path: "/{$}", serve: show(s.getIndex)},
-		{method: get, path: "/openapi.yaml", serve: s.getOpenAPI},
+		{method: get, path: "/openapi.yaml", serve: getOpenAPI},
 		{method: post, path: "/v1/groups", serve: s.submitGroup},
 		{method: get, path: "/v1/groups", serve: show(s.listGroups)},
 		{method: get, path: "/v1/groups/{id}", serve: showByID(s.getGroup)},

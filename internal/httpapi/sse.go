@@ -70,7 +70,7 @@ func parsePosition(id string) position {
 // watchGroup streams the states and the progress of a group until it has ended. It polls the group.
 // It takes the states from the group's timestamps, so that it sends each state even if several
 // follow between two polls.
-func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
+func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 
 // readGroupAfter waits and reads the group. While the store is unavailable it sends keep-alives and
 // tries again, without end. It returns errShutdown when the server shuts down.
-func (s *server) readGroupAfter(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
+func (s *calls) readGroupAfter(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
 	for {
 		select {
 		case <-ctx.Done():

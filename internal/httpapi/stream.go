@@ -15,7 +15,7 @@ const (
 	streamDelay  = time.Second // longest time that lines stay in the buffer
 )
 
-func (s *server) streamResults(w http.ResponseWriter, r *http.Request) error {
+func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func (s *server) streamResults(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-func (s *server) streamFailures(w http.ResponseWriter, r *http.Request) error {
+func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err

@@ -25,9 +25,6 @@ const (
 // largeTypes are the types that have more methods than mostMethods, with their bounds. A type that
 // got small must be taken out. No type has too many mutexes.
 var largeTypes = map[string]int{
-	"internal/groups.Store":                56,
-	"internal/groups/why.job":              23,
-	"internal/httpapi.server":              30,
 	"internal/messages.bodyDecoder":        24,
 	"internal/redisx/keyspace.Partition":   50,
 	"internal/stage/watcher.partitionLoop": 30,

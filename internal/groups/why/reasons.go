@@ -54,7 +54,7 @@ func (j *job) scheduled(_ context.Context, w *api.Why) error {
 		return nil
 	}
 	w.Reason = api.WhyScheduled
-	j.setStart(w, start)
+	setStart(w, j.Now, start)
 	w.Detail = "It was submitted to start at " + formatTime(start) + "."
 	return nil
 }
@@ -91,7 +91,7 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	}
 	when, start := "its next attempt is at "+formatTime(j.due), "its reserved start is at "+formatTime(j.due)
 	if j.due.After(j.Now) {
-		j.setStart(w, j.due)
+		setStart(w, j.Now, j.due)
 	} else {
 		late, err := j.overdue(ctx, w)
 		if err != nil {
@@ -183,9 +183,9 @@ func (j *job) describePlace(w *api.Why) string {
 }
 
 // setStart sets a start at a known time.
-func (j *job) setStart(w *api.Why, start time.Time) {
+func setStart(w *api.Why, now, start time.Time) {
 	w.Until = apivalue.TimeIfAfter(start, time.Time{})
-	seconds := apivalue.Round(max(0, start.Sub(j.Now).Seconds()), 10)
+	seconds := apivalue.Round(max(0, start.Sub(now).Seconds()), 10)
 	w.EstimateSeconds = &seconds
 }
 
