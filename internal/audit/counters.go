@@ -16,13 +16,6 @@ import (
 // counters compares the counters of tenants and types with recounts.
 type counters struct{ *scope }
 
-// typeTotals are the numbers of waiting and non-ready jobs by type, as the recounts of all tenants
-// add up.
-type typeTotals struct {
-	waiting, nonReady map[string]int64
-	fingerprints      map[string]uint64 // by tenant, of the recounts that were added
-}
-
 // check compares the counters of all tenants and types with recounts. The counters of types are
 // judged only if nothing has moved between two recounts of all tenants: the types were read between
 // them.
@@ -38,10 +31,19 @@ func (c counters) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sum := typeTotals{waiting: map[string]int64{}, nonReady: map[string]int64{}, fingerprints: map[string]uint64{}}
+	waiting, nonReady := map[string]int64{}, map[string]int64{} // by type
+	fingerprints := map[string]uint64{}                         // of the recounts, by tenant
 	if err := c.recount(ctx, slices.Sorted(maps.Keys(c.tenants)), func(t *countedTenant, r tenantRecount) {
 		c.checkTenant(t.name, r)
-		sum.add(t, r)
+		if len(t.openGroups) > 0 || len(r.nonReady) > 0 {
+			fingerprints[t.name] = r.fingerprint
+		}
+		for typ, n := range r.waiting {
+			waiting[typ] += n
+		}
+		for typ, n := range r.nonReady {
+			nonReady[typ] += n
+		}
 	}); err != nil {
 		return err
 	}
@@ -55,8 +57,8 @@ func (c counters) check(ctx context.Context) error {
 	// If a second recount is the same, the first one was still true when the counters of types were
 	// read.
 	unchanged := true
-	if err := c.recount(ctx, slices.Sorted(maps.Keys(sum.fingerprints)), func(t *countedTenant, r tenantRecount) {
-		unchanged = unchanged && r.fingerprint == sum.fingerprints[t.name]
+	if err := c.recount(ctx, slices.Sorted(maps.Keys(fingerprints)), func(t *countedTenant, r tenantRecount) {
+		unchanged = unchanged && r.fingerprint == fingerprints[t.name]
 	}); err != nil {
 		return err
 	}
@@ -70,25 +72,10 @@ func (c counters) check(ctx context.Context) error {
 	}
 	for i, typ := range types {
 		v := stored[i].Val()
-		c.checkType(typ, "waiting", read.Int(v[0]), sum.waiting[typ])
-		c.checkType(typ, "non_ready", read.Int(v[1]), sum.nonReady[typ])
+		c.checkType(typ, "waiting", read.Int(v[0]), waiting[typ])
+		c.checkType(typ, "non_ready", read.Int(v[1]), nonReady[typ])
 	}
 	return nil
-}
-
-// add adds a tenant's recount to the totals. It leaves out a tenant without open groups and
-// non-ready jobs.
-func (sum *typeTotals) add(t *countedTenant, r tenantRecount) {
-	if len(t.openGroups) == 0 && len(r.nonReady) == 0 {
-		return
-	}
-	sum.fingerprints[t.name] = r.fingerprint
-	for typ, n := range r.waiting {
-		sum.waiting[typ] += n
-	}
-	for typ, n := range r.nonReady {
-		sum.nonReady[typ] += n
-	}
 }
 
 // report reports something that is wrong with a counter. Key tells it apart from other findings.

@@ -112,7 +112,7 @@ const (
 type lawAndGroup struct{ law, group string }
 
 // findings collects what one pass finds: the findings up to the bounds, all missing and misplaced
-// jobs, and whose counters can't be judged. The zero value is ready for use.
+// jobs, and whose counters can't be judged.
 type findings struct {
 	all     map[identity]Finding
 	counts  map[lawAndGroup]int // how many were added, including those over maxPerGroupAndLaw
@@ -125,13 +125,21 @@ type findings struct {
 	uncertainTenants, uncertainTypes map[string]bool
 }
 
+func newFindings() findings {
+	return findings{
+		all: map[identity]Finding{}, counts: map[lawAndGroup]int{}, missing: missingJobs{},
+		misplaced:        map[read.Location]map[read.Job]bool{},
+		uncertainTenants: map[string]bool{}, uncertainTypes: map[string]bool{},
+	}
+}
+
 // add adds a finding. It only counts one that exceeds the bounds, but remembers its job as
 // misplaced. Types are those of the group or job: their counters may become uncertain.
 func (fs *findings) add(f Finding, types ...string) {
 	fs.markUncertain(f.Law, f.Tenant, types...)
 	for _, at := range f.Locations {
 		if fs.misplaced[at] == nil {
-			put(&fs.misplaced, at, map[read.Job]bool{})
+			fs.misplaced[at] = map[read.Job]bool{}
 		}
 		fs.misplaced[at][f.Job()] = true
 	}
@@ -144,17 +152,9 @@ func (fs *findings) add(f Finding, types ...string) {
 		fs.omitted++
 		return
 	case fs.counts[key] < maxPerGroupAndLaw:
-		put(&fs.all, id, f)
+		fs.all[id] = f
 	}
-	put(&fs.counts, key, fs.counts[key]+1)
-}
-
-// put sets an element of a map that may be nil.
-func put[K comparable, V any](m *map[K]V, key K, value V) {
-	if *m == nil {
-		*m = map[K]V{}
-	}
-	(*m)[key] = value
+	fs.counts[key]++
 }
 
 // markUncertain makes this pass not judge the counters of a tenant and of types, after a finding
@@ -163,9 +163,9 @@ func (fs *findings) markUncertain(law, tenant string, types ...string) {
 	if law != LawConservation && law != LawStates && law != LawLocation {
 		return
 	}
-	put(&fs.uncertainTenants, tenant, true)
+	fs.uncertainTenants[tenant] = true
 	for _, typ := range types {
-		put(&fs.uncertainTypes, typ, true)
+		fs.uncertainTypes[typ] = true
 	}
 }
 
@@ -209,14 +209,14 @@ type Missing struct {
 type missingJobs map[string]*Missing
 
 // add adds a job of a group.
-func (mj *missingJobs) add(h read.Header, p problem) {
-	g := (*mj)[h.ID]
+func (mj missingJobs) add(h read.Header, p problem) {
+	g := mj[h.ID]
 	if g == nil {
 		g = &Missing{Group: h.ID, Tenant: h.Tenant}
 		if types := h.TypeList(); len(types) == 1 {
 			g.Type = types[0]
 		}
-		put((*map[string]*Missing)(mj), h.ID, g)
+		mj[h.ID] = g
 	}
 	g.Jobs = append(g.Jobs, ledger.Missed{Ordinal: p.ordinal, State: p.state})
 }

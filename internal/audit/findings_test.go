@@ -36,7 +36,7 @@ func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 
 func TestFindingsAreBounded(t *testing.T) {
 	t.Parallel()
-	var fs findings
+	fs := newFindings()
 	for g := range 200 {
 		for i := range int64(2 * maxPerGroupAndLaw) {
 			fs.add(newFinding(LawLocation, fmt.Sprint(g), "", "x", "detail").of(i))

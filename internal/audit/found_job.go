@@ -16,34 +16,24 @@ import (
 // foundJob is a job as a shared location holds it.
 type foundJob struct {
 	read.Element
-	at read.Location
+	at   read.Location
+	kind locationKind
+	// entry is the id of the job's entry in a stream. It is "" for a member of a sorted set, which
+	// contains the payload and must not be reported.
+	entry  string
+	tenant string // whose location it is; "" if the location is of no tenant
+	fault  string // what is wrong with the job at this location, whatever its state is; "" for nothing
 }
 
-func (j foundJob) kind() locationKind { return kindOf[j.at.Name] }
-
-// entry returns the id of the job's entry in a stream. It is "" for a member of a sorted set, which
-// contains the payload and must not be reported.
-func (j foundJob) entry() string {
-	if j.kind() == atNonReady {
-		return ""
+func newFoundJob(e read.Element, at read.Location) foundJob {
+	j := foundJob{Element: e, at: at, kind: kindOf[at.Name], entry: e.ID}
+	if j.kind == atNonReady {
+		j.entry, j.tenant = "", at.Owner
 	}
-	return j.ID
-}
-
-// tenant returns the tenant at whose location the job is; "" if the location is of no tenant.
-func (j foundJob) tenant() string {
-	if j.kind() == atNonReady {
-		return j.at.Owner
+	if j.kind == atReady && e.Type != at.Owner {
+		j.fault = "of type " + e.Type
 	}
-	return ""
-}
-
-// fault returns what is wrong with the job at this location, whatever its state is; "" for nothing.
-func (j foundJob) fault() string {
-	if j.kind() == atReady && j.Type != j.at.Owner {
-		return "of type " + j.Type
-	}
-	return ""
+	return j
 }
 
 // checkUntracked checks found jobs whose states the pass does not keep: it asks Redis about each of
@@ -100,7 +90,7 @@ func (sl *sharedLocations) queueJob(ctx context.Context, p redis.Pipeliner, j fo
 
 // queuePresence adds the command that says whether a found job is still at its location.
 func (sl *sharedLocations) queuePresence(ctx context.Context, p redis.Pipeliner, j foundJob) func() bool {
-	if j.kind() == atNonReady {
+	if j.kind == atNonReady {
 		score := p.ZScore(ctx, j.at.Key(sl.p), j.ID)
 		return func() bool { return score.Err() == nil }
 	}
@@ -120,11 +110,11 @@ func (j foundJob) faultBy(replies jobReplies) string {
 		return "there is no such group"
 	case len(state) != ledger.StateBytes:
 		return "the group has no such job"
-	case j.fault() != "":
-		return j.fault()
-	case j.tenant() != "" && j.tenant() != tenant:
+	case j.fault != "":
+		return j.fault
+	case j.tenant != "" && j.tenant != tenant:
 		return "its tenant is " + tenant
-	case fits(j.kind(), state, j.Attempt):
+	case fits(j.kind, state, j.Attempt):
 		return ""
 	case status == string(api.StatusCancelled) && j.mayRemain(state.Letter(), sweeping):
 		return ""
@@ -135,16 +125,16 @@ func (j foundJob) faultBy(replies jobReplies) string {
 // mayRemain reports whether a cancelled job may be at this location: in the non-ready set until the
 // group's cancellation is completed, in the ready stream until a worker or the dispatcher reads it.
 func (j foundJob) mayRemain(letter ledger.Letter, sweeping bool) bool {
-	return letter == ledger.Cancelled && (j.kind() == atReady || j.kind() == atNonReady && sweeping)
+	return letter == ledger.Cancelled && (j.kind == atReady || j.kind == atNonReady && sweeping)
 }
 
 // reportMisplaced reports a found job that is wrong at its location.
 func (sl *sharedLocations) reportMisplaced(j foundJob, fault string) {
 	key := j.at.Key(sl.p)
 	where := sl.shortKey(key)
-	if j.entry() != "" {
-		where += " under " + j.entry()
+	if j.entry != "" {
+		where += " under " + j.entry
 	}
-	sl.found.add(newFinding(j.kind().law(), j.Group, j.tenant(), fmt.Sprint("untracked ", key, j.ID, fault),
+	sl.found.add(newFinding(j.kind.law(), j.Group, j.tenant, fmt.Sprint("untracked ", key, j.ID, fault),
 		"something of it lies in %s, but %s", where, fault).of(j.Ordinal).at(j.at), j.Type)
 }

@@ -37,7 +37,7 @@ type pass struct {
 
 // newPass returns a pass that has read and found nothing yet.
 func newPass(s scope) *pass {
-	s.WrongTypes, s.found = map[string]string{}, findings{}
+	s.WrongTypes, s.found = map[string]string{}, newFindings()
 	s.tenants, s.types = map[string]bool{}, map[string]bool{}
 	shared := &sharedLocations{
 		scope: &s, tracked: map[string]*trackedGroup{}, wasRead: map[read.Location]bool{},

@@ -204,6 +204,35 @@ func (p problem) detail() string {
 	return fmt.Sprintf("something of it lies in %s, but the group has no such job", where)
 }
 
+// trackedGroup is a group whose states, or a part of them, are kept until the locations of its jobs
+// have been read.
+type trackedGroup struct {
+	read.Header
+	created string // the field at:created, which identifies this group and round
+	index   locationIndex
+}
+
+// tracked returns the group with a part of its states, which begins with the job first.
+func (g *group) tracked(first int64, states string) trackedGroup {
+	return trackedGroup{g.Header, g.Fields["at:created"], locationIndex{first: first, states: states}}
+}
+
+// reportProblems reports the problems of those jobs of a group that have not moved between two
+// readings of its states; now is the second one. Judged says which kinds of location were read.
+func (s *scope) reportProblems(g *trackedGroup, now reading, judged kindSet) {
+	if now.created != g.created {
+		return // the group was deleted, or created again
+	}
+	for p := range g.index.problems(now.states, judged) {
+		// Cancelling a group deletes its queues at once, and a role that reads a job of a cancelled
+		// group elsewhere removes it.
+		mayBeGone := p.kind == atQueue || p.kind == atNonReady || p.kind == atReady
+		if p.fault != missing || !mayBeGone || !g.index.cancelled && !now.cancelled {
+			s.reportJob(g.Header, p, false)
+		}
+	}
+}
+
 // reportJob reports a problem of a job of a group. A missing job is also added to the missing ones.
 // Any other job is to be quarantined, unless the location is the group's result lines, or the job
 // is unknown and the states may be wrong instead (statesAreWrong).

@@ -16,17 +16,16 @@ import (
 type ownLocations struct {
 	*scope
 	*group
+	whole   trackedGroup // the group with all its states
 	judged  kindSet
-	index   locationIndex
 	unknown []problem // jobs that the states, as first read, don't contain
 }
 
 // newOwnLocations returns the check of a group's own locations. A pass over candidates judges the
 // queues and failures only if their length is wrong.
 func newOwnLocations(s *scope, g *group) *ownLocations {
-	cancelled := g.status() == string(api.StatusCancelled)
-	o := &ownLocations{scope: s, group: g, index: locationIndex{states: g.States, cancelled: cancelled}}
-	full := s.full()
+	o, full := &ownLocations{scope: s, group: g, whole: g.tracked(0, g.States)}, s.full()
+	o.whole.index.cancelled = g.status() == string(api.StatusCancelled)
 	o.judged[atQueue] = full || g.Queued() != g.jobs[ledger.Waiting]
 	o.judged[atFailures] = full || g.Failures != g.jobs[ledger.Failed]
 	o.judged[atGroupResults] = full && g.Fields["results_expired"] == ""
@@ -40,7 +39,7 @@ func (o *ownLocations) check(ctx context.Context) error {
 		return err
 	}
 	suspicious := len(o.unknown) > 0
-	for range o.index.problems(o.States, o.judged) {
+	for range o.whole.index.problems(o.States, o.judged) {
 		suspicious = true
 		break
 	}
@@ -53,19 +52,12 @@ func (o *ownLocations) check(ctx context.Context) error {
 		return err
 	}
 	now := again()
-	if now.created != o.Fields["at:created"] {
-		return nil // the group was deleted, or created again
-	}
 	o.judged[atGroupResults] = o.judged[atGroupResults] && !now.expired
-	cancelled := o.index.cancelled || now.cancelled
-	for p := range o.index.problems(now.states, o.judged) {
-		if p.kind != atQueue || p.fault != missing || !cancelled { // cancelling a group deletes its queues at once
-			o.reportJob(o.Header, p, false)
-		}
-	}
+	o.reportProblems(&o.whole, now, o.judged)
+	bytes := int64(len(now.states))
 	for _, p := range o.unknown {
-		if size := int64(len(now.states) / ledger.StateBytes); p.ordinal >= size {
-			o.reportJob(o.Header, p, int64(len(now.states)) != ledger.StateBytes*o.Int("accepted"))
+		if p.ordinal >= bytes/ledger.StateBytes && now.created == o.whole.created {
+			o.reportJob(o.Header, p, bytes != ledger.StateBytes*o.Int("accepted"))
 		}
 	}
 	return nil
@@ -105,15 +97,15 @@ func (o *ownLocations) read(ctx context.Context, at read.Location, n int64) erro
 				f = f.at(o.locationsOf(kind, o.Header, "")...)
 			}
 			o.found.add(f, o.TypeList()...)
-		case o.index.state(e.Ordinal) == "":
+		case o.whole.index.state(e.Ordinal) == "":
 			if len(o.unknown) < maxPerGroupAndLaw {
 				o.unknown = append(o.unknown, problem{ordinal: e.Ordinal, kind: kind, fault: unknown})
 			}
 		case kind != atFailures:
-			o.index.record(kind, e.Ordinal, e.Attempt)
+			o.whole.index.record(kind, e.Ordinal, e.Attempt)
 		case !seen.has(e.Ordinal):
 			seen.set(e.Ordinal, o.size())
-			o.index.record(kind, e.Ordinal, e.Attempt)
+			o.whole.index.record(kind, e.Ordinal, e.Attempt)
 		}
 		return nil
 	})

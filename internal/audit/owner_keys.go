@@ -20,9 +20,9 @@ import (
 // just being created follows its owner key in much less time.
 const orphanInterval = 500 * time.Millisecond
 
-// OwnerKey is an owner key: Key says that Group belongs to Tenant.
-type OwnerKey struct {
-	Key, Group, Tenant string
+// ownerKey is an owner key: key says that group belongs to tenant.
+type ownerKey struct {
+	key, group, tenant string
 	exists             bool // false for a key that is not there
 }
 
@@ -35,26 +35,18 @@ func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space
 	if err != nil {
 		return fmt.Errorf("look for owner keys without a group: %w", err)
 	}
-	for _, k := range orphans {
-		report.Violations = append(report.Violations, k.Violation(space))
+	for _, f := range orphans {
+		report.Violations = append(report.Violations, f.Violation)
 	}
 	report.finish()
 	return nil
 }
 
-// Violation returns the violation of an owner key whose group does not exist.
-func (k OwnerKey) Violation(space keyspace.Space) Violation {
-	return Violation{
-		Law: LawRegistry, Partition: space.OfGroup(k.Group).Index(), Group: k.Group,
-		Detail: fmt.Sprintf("its owner key says tenant %s, but there is no such group", k.Tenant),
-	}
-}
-
-// FindOwnerKeysWithoutGroup scans the keys of every shard and returns the owner keys whose groups
-// did not exist in several looks, ordered by group.
-func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]OwnerKey, error) {
+// FindOwnerKeysWithoutGroup scans the keys of every shard and returns a finding for each owner key
+// whose group did not exist in several looks, ordered by group. Repair deletes these keys.
+func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]Finding, error) {
 	var mu sync.Mutex
-	var found []OwnerKey
+	var found []ownerKey
 	scan := func(ctx context.Context, shard redis.UniversalClient) error {
 		for cursor := uint64(0); ; {
 			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), read.PageSize).Result()
@@ -78,13 +70,20 @@ func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space key
 		if err = redisx.Sleep(ctx, orphanInterval); err == nil {
 			var keys []string
 			for _, k := range found {
-				keys = append(keys, k.Key)
+				keys = append(keys, k.key)
 			}
 			found, err = withoutGroup(ctx, conn, space, keys)
 		}
 	}
-	slices.SortFunc(found, func(a, b OwnerKey) int { return strings.Compare(a.Group, b.Group) })
-	return slices.Compact(found), err
+	slices.SortFunc(found, func(a, b ownerKey) int { return strings.Compare(a.group, b.group) })
+	var findings []Finding
+	for _, k := range slices.Compact(found) {
+		f := newFinding(LawRegistry, k.group, k.tenant, "",
+			"its owner key says tenant %s, but there is no such group", k.tenant)
+		f.Partition = space.OfGroup(k.group).Index()
+		findings = append(findings, f)
+	}
+	return findings, err
 }
 
 // ownerPattern returns a SCAN pattern that matches the owner keys of all partitions. It may match
@@ -98,17 +97,17 @@ func ownerPattern(space keyspace.Space) string {
 // withoutGroup returns those of these keys that are owner keys and whose groups do not exist.
 func withoutGroup(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
-) ([]OwnerKey, error) {
+) ([]ownerKey, error) {
 	r := read.Reader{Cmd: conn.Cmd}
 	found, err := readOwnerKeys(ctx, r, keys)
 	if err != nil {
 		return nil, err
 	}
-	found = slices.DeleteFunc(found, func(k OwnerKey) bool {
-		return !k.exists || space.OfGroup(k.Group).Owner(k.Group) != k.Key
+	found = slices.DeleteFunc(found, func(k ownerKey) bool {
+		return !k.exists || space.OfGroup(k.group).Owner(k.group) != k.key
 	})
 	statuses, err := readGroupField(ctx, r, space, found, "status")
-	var orphans []OwnerKey
+	var orphans []ownerKey
 	for i, status := range statuses {
 		if errors.Is(status.Err(), redis.Nil) {
 			orphans = append(orphans, found[i])
@@ -118,22 +117,22 @@ func withoutGroup(
 }
 
 // readOwnerKeys reads keys that may be owner keys. The last part of a key is the group.
-func readOwnerKeys(ctx context.Context, r read.Reader, keys []string) ([]OwnerKey, error) {
+func readOwnerKeys(ctx context.Context, r read.Reader, keys []string) ([]ownerKey, error) {
 	tenants, err := read.Ask(ctx, r.Pipeline, read.PageSize, keys,
 		func(p redis.Pipeliner, key string) *redis.StringCmd { return p.Get(ctx, key) })
-	all := make([]OwnerKey, len(tenants))
+	all := make([]ownerKey, len(tenants))
 	for i, tenant := range tenants {
 		group := keys[i][strings.LastIndexByte(keys[i], ':')+1:]
-		all[i] = OwnerKey{Key: keys[i], Group: group, Tenant: tenant.Val(), exists: tenant.Err() == nil}
+		all[i] = ownerKey{key: keys[i], group: group, tenant: tenant.Val(), exists: tenant.Err() == nil}
 	}
 	return all, err
 }
 
 // readGroupField reads a field of the groups that these owner keys name.
 func readGroupField(
-	ctx context.Context, r read.Reader, space keyspace.Space, keys []OwnerKey, field string,
+	ctx context.Context, r read.Reader, space keyspace.Space, keys []ownerKey, field string,
 ) ([]*redis.StringCmd, error) {
-	return read.Ask(ctx, r.Pipeline, read.PageSize, keys, func(p redis.Pipeliner, k OwnerKey) *redis.StringCmd {
-		return p.HGet(ctx, space.OfTenant(k.Tenant).Group(k.Group), field)
+	return read.Ask(ctx, r.Pipeline, read.PageSize, keys, func(p redis.Pipeliner, k ownerKey) *redis.StringCmd {
+		return p.HGet(ctx, space.OfTenant(k.tenant).Group(k.group), field)
 	})
 }

@@ -64,13 +64,13 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 		return fmt.Errorf("check receipts: %w", err)
 	}
 	for i, k := range owners {
-		v := Violation{Law: LawReceipt, Partition: space.OfGroup(k.Group).Index(), Group: k.Group}
-		told, have := all[k.Group], read.Int(held[i].Val())
+		v := Violation{Law: LawReceipt, Partition: space.OfGroup(k.group).Index(), Group: k.group}
+		told, have := all[k.group], read.Int(held[i].Val())
 		switch {
 		case !k.exists:
 			v.Detail = fmt.Sprintf("%d jobs are missing: there is no such group", told)
 		case have < told:
-			v.Partition = space.OfTenant(k.Tenant).Index()
+			v.Partition = space.OfTenant(k.tenant).Index()
 			v.Detail = fmt.Sprintf("%d jobs are missing: it holds %d of the %d that its producer was told",
 				told-have, have, told)
 		default:

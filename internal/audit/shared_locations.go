@@ -21,14 +21,6 @@ type sharedLocations struct {
 	wasRead map[read.Location]bool   // locations that this pass has read at least once
 }
 
-// trackedGroup is a group with jobs in locations that groups share. Its states are kept until these
-// locations have been read.
-type trackedGroup struct {
-	read.Header
-	created string        // the field at:created, which identifies this group and round
-	index   locationIndex // from its first such job to the last
-}
-
 // isShared reports whether the i-th of these states is of a job in a location that groups share.
 func isShared(states string, i int64) bool {
 	l := letters[ledger.StateAt(states, i).Letter()]
@@ -47,9 +39,8 @@ func (sl *sharedLocations) track(ctx context.Context, g *group) error {
 	}
 	if from < to {
 		states := strings.Clone(g.States[ledger.StateBytes*from : ledger.StateBytes*to])
-		sl.tracked[g.ID] = &trackedGroup{
-			Header: g.Header, created: g.Fields["at:created"], index: locationIndex{first: from, states: states},
-		}
+		tracked := g.tracked(from, states)
+		sl.tracked[g.ID] = &tracked
 		sl.bytes += len(states) + 256
 	}
 	if sl.bytes < sl.opts.stateBytes {
@@ -171,13 +162,13 @@ func (sl *sharedLocations) read(ctx context.Context, at read.Location) error {
 	var untracked []foundJob
 	repeated := map[read.Job]map[string]bool{} // jobs that were yielded more than once, and their members
 	err := sl.Elements(ctx, sl.p, at, 0, func(e read.Element) error {
-		j := foundJob{e, at}
+		j := newFoundJob(e, at)
 		if !e.Readable {
 			sl.reportUnreadable(j)
 			return nil
 		}
 		known, duplicate := sl.record(j)
-		if duplicate && j.kind() == atNonReady {
+		if duplicate && j.kind == atNonReady {
 			repeated[e.Job] = map[string]bool{}
 		}
 		if !known {
@@ -215,8 +206,8 @@ func (sl *sharedLocations) read(ctx context.Context, at read.Location) error {
 func (sl *sharedLocations) reportUnreadable(j foundJob) {
 	if sl.full() {
 		key := j.at.Key(sl.p)
-		sl.found.add(newFinding(j.kind().law(), "", "", "unreadable "+key+j.entry(), "%s can't be read",
-			strings.TrimSpace("something in "+sl.shortKey(key)+" "+j.entry())).at(j.at))
+		sl.found.add(newFinding(j.kind.law(), "", "", "unreadable "+key+j.entry, "%s can't be read",
+			strings.TrimSpace("something in "+sl.shortKey(key)+" "+j.entry)).at(j.at))
 	}
 }
 
@@ -234,11 +225,11 @@ func (sl *sharedLocations) record(j foundJob) (known, duplicate bool) {
 		return sl.wasRead[j.at], false
 	}
 	// A cancelled job may stay at some locations for a while, so it needs more than its state.
-	state, ofAnother := g.index.state(j.Ordinal), j.tenant() != "" && j.tenant() != g.Tenant
-	if state == "" || state.Letter() == ledger.Cancelled || j.fault() != "" || ofAnother {
+	state, ofAnother := g.index.state(j.Ordinal), j.tenant != "" && j.tenant != g.Tenant
+	if state == "" || state.Letter() == ledger.Cancelled || j.fault != "" || ofAnother {
 		return false, false
 	}
-	return true, g.index.record(j.kind(), j.Ordinal, j.Attempt)
+	return true, g.index.record(j.kind, j.Ordinal, j.Attempt)
 }
 
 // checkTracked reads the states of the tracked groups again, and reports the problems of those jobs
@@ -259,18 +250,9 @@ func (sl *sharedLocations) checkTracked(ctx context.Context, judged kindSet) err
 			return err
 		}
 		for i, g := range batch {
-			now := readings[i]()
-			if now.created != g.created {
-				continue // the group was deleted, or created again
-			}
 			ofGroup := judged
 			ofGroup[atNonReady] = judged[atNonReady] && sl.readsNonReadyOf(g.Tenant)
-			for p := range g.index.problems(now.states, ofGroup) {
-				// A role that reads a job of a cancelled group removes it, so it may be missing.
-				if p.fault != missing || p.kind == atResultsStream || !now.cancelled {
-					sl.reportJob(g.Header, p, false)
-				}
-			}
+			sl.reportProblems(g, readings[i](), ofGroup)
 		}
 	}
 	return nil

@@ -101,17 +101,19 @@ func (d Detail) Queue(
 	g := &Group{Header: h, Detail: d, Queues: make([]int64, len(h.TypeList()))}
 	var own []redis.Cmder // the replies about its own keys
 	var fill []func()     // fill g from the replies
-	length := func(c *redis.IntCmd, to *int64) {
-		own, fill = append(own, c), append(fill, func() { *to = c.Val() })
-	}
-	hash := func(c *redis.MapStringStringCmd, to *map[string]string) {
-		own, fill = append(own, c), append(fill, func() { *to = c.Val() })
-	}
+	add := func(c redis.Cmder, f func()) { own, fill = append(own, c), append(fill, f) }
+	length := func(c *redis.IntCmd, to *int64) { add(c, func() { *to = c.Val() }) }
+	hash := func(c *redis.MapStringStringCmd, to *map[string]string) { add(c, func() { *to = c.Val() }) }
 	has := func(c *redis.FloatCmd, to *bool) { fill = append(fill, func() { *to = c.Err() == nil }) }
 
 	if names := details[d].fields; names != nil {
 		c := pipe.HMGet(ctx, p.Group(h.ID), names...)
-		own, fill = append(own, c), append(fill, func() { g.Fields = fieldsOf(names, c.Val()) })
+		add(c, func() {
+			g.Fields = make(map[string]string, len(names))
+			for i, name := range names {
+				g.Fields[name] = Text(c.Val()[i])
+			}
+		})
 	}
 	switch d {
 	case Numbers:
@@ -122,7 +124,7 @@ func (d Detail) Queue(
 	case Whole:
 		hash(pipe.HGetAll(ctx, p.Group(h.ID)), &g.Fields)
 		states := pipe.Get(ctx, p.States(h.ID))
-		own, fill = append(own, states), append(fill, func() { g.States = states.Val() })
+		add(states, func() { g.States, g.StateBytes = states.Val(), int64(len(states.Val())) })
 		length(pipe.HLen(ctx, p.Failures(h.ID)), &g.Failures)
 		hash(pipe.HGetAll(ctx, p.Codes(h.ID)), &g.Codes)
 		length(pipe.LLen(ctx, p.Results(h.ID)), &g.ResultChunks)
@@ -132,7 +134,7 @@ func (d Detail) Queue(
 		has(pipe.ZScore(ctx, p.Open(), h.ID), &g.Open)
 		has(pipe.ZScore(ctx, p.Ended(), h.ID), &g.Ended)
 		dirty := pipe.SIsMember(ctx, p.Dirty(), h.ID)
-		fill = append(fill, func() { g.Dirty, g.StateBytes = dirty.Val(), int64(len(g.States)) })
+		fill = append(fill, func() { g.Dirty = dirty.Val() })
 	}
 	for i, typ := range h.TypeList() {
 		length(pipe.LLen(ctx, p.Queue(h.ID, typ)), &g.Queues[i])
@@ -148,15 +150,6 @@ func (d Detail) Queue(
 		}
 		return g
 	}
-}
-
-// fieldsOf returns the fields of a hash from an HMGET's reply.
-func fieldsOf(names []string, values []any) map[string]string {
-	fields := make(map[string]string, len(names))
-	for i, name := range names {
-		fields[name] = Text(values[i])
-	}
-	return fields
 }
 
 // Int returns a field of the group's hash as a number; 0 if it is missing.

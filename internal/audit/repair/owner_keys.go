@@ -2,13 +2,11 @@ package repair
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -24,9 +22,10 @@ func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tel
 	if err != nil {
 		return fmt.Errorf("look for owner keys without a group: %w", err)
 	}
-	for _, k := range orphans {
-		if err := conn.Cmd.Del(ctx, k.Key).Err(); err != nil {
-			return fmt.Errorf("delete the owner key of group %s: %w", k.Group, err)
+	key := func(f audit.Finding) string { return space.OfGroup(f.Group).Owner(f.Group) }
+	for _, f := range orphans {
+		if err := conn.Cmd.Del(ctx, key(f)).Err(); err != nil {
+			return fmt.Errorf("delete the owner key of group %s: %w", f.Group, err)
 		}
 	}
 	// A process that is creating the group may have seen its owner key before it was deleted. Then
@@ -34,32 +33,17 @@ func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tel
 	if len(orphans) > 0 && redisx.Sleep(ctx, creationTime) != nil {
 		return ctx.Err()
 	}
-	for _, k := range orphans {
-		exists, err := groupExists(ctx, conn, space, k)
-		if err == nil && exists {
-			err = conn.Cmd.SetNX(ctx, k.Key, k.Tenant, 0).Err()
+	for _, f := range orphans {
+		tenant, err := ledger.TenantOf(ctx, conn.Cmd, space.OfTenant(f.Tenant), f.Group)
+		if err == nil && tenant != "" {
+			err = conn.Cmd.SetNX(ctx, key(f), f.Tenant, 0).Err()
 		}
 		if err != nil {
-			return fmt.Errorf("delete the owner key of group %s: %w", k.Group, err)
+			return fmt.Errorf("delete the owner key of group %s: %w", f.Group, err)
 		}
-		if v := k.Violation(space); !exists {
-			tell(Result{
-				Law:       v.Law,
-				Partition: v.Partition,
-				Group:     v.Group,
-				Detail:    v.Detail + "; now the key is gone",
-				Done:      true,
-			})
+		if tenant == "" {
+			tell(newResult(f.Violation, "; now the key is gone", true))
 		}
 	}
 	return nil
-}
-
-// groupExists reports whether the group of an owner key exists in its tenant's partition.
-func groupExists(ctx context.Context, conn *redisx.Conn, space keyspace.Space, k audit.OwnerKey) (bool, error) {
-	_, err := conn.Cmd.HGet(ctx, space.OfTenant(k.Tenant).Group(k.Group), "status").Result()
-	if errors.Is(err, redis.Nil) {
-		return false, nil
-	}
-	return err == nil, err
 }

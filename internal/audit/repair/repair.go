@@ -30,6 +30,11 @@ type Result struct {
 	Done      bool   `json:"done"`
 }
 
+// newResult says what was done about a violation, with more after its own detail.
+func newResult(v audit.Violation, more string, done bool) Result {
+	return Result{v.Law, v.Partition, v.Group, v.Ordinal, v.Detail + more, done}
+}
+
 // maxRuns bounds how often everything is audited and repaired: a repair may reveal another
 // violation.
 const maxRuns = 8
@@ -118,14 +123,11 @@ func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 	}
 	repaired := map[string]bool{} // whether a repair succeeded; several findings may have the same one
 	for _, f := range r.found.Findings {
-		result := Result{Law: f.Law, Partition: f.Partition, Group: f.Group, Ordinal: f.Ordinal, Detail: f.Detail}
 		repair, ok := repairs[f.Repair.Kind]
-		switch {
-		case !ok && f.Ordinal != nil && missing[f.Job()]:
-			continue
-		case !ok:
-			result.Detail += "; " + whyNotRepaired(f.Violation)
-			all = append(all, result)
+		if !ok {
+			if !missing[f.Job()] {
+				all = append(all, newResult(f.Violation, "; "+whyNotRepaired(f.Violation), false))
+			}
 			continue
 		}
 		key := fmt.Sprint(f.Group, f.Job(), f.Locations, f.Repair)
@@ -139,12 +141,11 @@ func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 			}
 			repaired[key] = done
 		}
-		if result.Done = done; done {
-			result.Detail += "; now " + repair.result(f)
-		} else {
-			result.Detail += "; " + whyNotRepaired(audit.Violation{})
+		more := "; " + whyNotRepaired(audit.Violation{})
+		if done {
+			more = "; now " + repair.result(f)
 		}
-		all = append(all, result)
+		all = append(all, newResult(f.Violation, more, done))
 	}
 	return all, nil
 }

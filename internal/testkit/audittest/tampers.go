@@ -194,6 +194,16 @@ func ofJob(name string, letter ledger.Letter, n int, law string, do func(w *Worl
 	}}
 }
 
+// ofNonReady returns a tamper of a job of the group "all" that is non-ready for a retry. The
+// violation is about this job. Blob is its member in the tenant's sorted set.
+func ofNonReady(name string, do func(w *World, blob string, ordinal int64)) Tamper {
+	return Tamper{name, func(w *World) []string {
+		blob, ordinal := w.nonReady()
+		do(w, blob, ordinal)
+		return []string{Of(lawLocation, "all", ordinal)}
+	}}
+}
+
 // tampersOfQueues change counts, states and queued jobs.
 var tampersOfQueues = []Tamper{
 	{"negative count", func(w *World) []string {
@@ -205,11 +215,9 @@ var tampersOfQueues = []Tamper{
 		w.OK(w.C.Append(w.Context(), w.All().States("all"), "W!").Err())
 		return []string{"states all", Of(lawLocation, "all", n)}
 	}},
-	{"attempt of a non-ready job", func(w *World) []string {
-		_, n := w.nonReady()
+	ofNonReady("attempt of a non-ready job", func(w *World, blob string, n int64) {
 		w.setState("all", n, 1, attemptMark(40))
-		return []string{Of(lawLocation, "all", n)}
-	}},
+	}),
 	{"queued job gone", func(w *World) []string {
 		blob, err := w.C.LPop(w.Context(), w.All().Queue("all", "T")).Result()
 		w.OK(err)

@@ -22,8 +22,8 @@ var tampersOfLocations = []Tamper{
 		w.OK(w.C.Del(w.Context(), w.Part("limited").Ready("limited")).Err())
 		var want []string
 		for _, g := range []string{"limited", "beside"} {
-			for n := range w.count(g, 'R') {
-				want = append(want, Of(lawLocation, g, w.JobIn(g, 'R', n)))
+			for _, n := range w.jobsIn(g, 'R') {
+				want = append(want, Of(lawLocation, g, n))
 			}
 		}
 		return want
@@ -54,28 +54,20 @@ var tampersOfLocations = []Tamper{
 		w.OK(w.C.XDel(w.Context(), w.All().Ready("T"), e.ID).Err())
 		w.addEntry(w.All().Ready("U"), ledger.BlobField, ledger.MessageBlob(e.Values))
 	}),
-	{"non-ready job gone", func(w *World) []string {
-		blob, n := w.nonReady()
+	ofNonReady("non-ready job gone", func(w *World, blob string, n int64) {
 		w.OK(w.C.ZRem(w.Context(), w.All().NonReadyOf("acme"), blob).Err())
-		return []string{Of(lawLocation, "all", n)}
-	}},
-	{"non-ready job twice", func(w *World) []string {
-		blob, n := w.nonReady()
+	}),
+	ofNonReady("non-ready job twice", func(w *World, blob string, n int64) {
 		w.AddNonReady(w.All(), "acme", blob+" ")
-		return []string{Of(lawLocation, "all", n)}
-	}},
-	{"non-ready under another attempt too", func(w *World) []string {
-		_, n := w.nonReady()
+	}),
+	ofNonReady("non-ready under another attempt too", func(w *World, blob string, n int64) {
 		w.AddNonReady(w.All(), "acme", Moving("all", "T", 7, int(n)))
-		return []string{Of(lawLocation, "all", n)}
-	}},
-	{"non-ready job of another tenant", func(w *World) []string {
-		blob, n := w.nonReady()
+	}),
+	ofNonReady("non-ready job of another tenant", func(w *World, blob string, n int64) {
 		w.OK(w.C.ZRem(w.Context(), w.All().NonReadyOf("acme"), blob).Err())
 		w.AddNonReady(w.All(), "unknown", blob)
 		w.OK(w.C.ZAdd(w.Context(), w.All().NonReady(), redis.Z{Score: 1e15, Member: "unknown"}).Err())
-		return []string{Of(lawLocation, "all", n)}
-	}},
+	}),
 	{"non-ready job of an unknown group", func(w *World) []string {
 		w.AddNonReady(w.All(), "acme", Moving("nosuch", "T", 1, 0))
 		return []string{Of(lawLocation, "nosuch", 0)}

@@ -11,7 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -250,16 +249,17 @@ func (w *World) Reduce(p keyspace.Partition, partial string, most int64) {
 func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessage) {
 	id, lines := m.Values["g"].(string), m.Values["l"].(string)
 	for {
-		have := w.C.HMGet(w.Context(), p.Aggregate(id), "version:"+partial, "partial:"+partial).Val()
+		version, _ := w.C.HGet(w.Context(), p.Aggregate(id), "version:"+partial).Int64() // 0: there is none yet
+		encoded := w.C.HGet(w.Context(), p.Aggregate(id), "partial:"+partial).Val()
 		plan, err := aggregate.Plan(w.Plans, w.C.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.OK(err)
 		state := plan.New()
-		if text(have[1]) != "" {
-			state, err = plan.Decode([]byte(text(have[1])))
+		if encoded != "" {
+			state, err = plan.Decode([]byte(encoded))
 			w.OK(err)
 		}
 		args := ledger.ReduceArgs{
-			Group: id, Partial: partial, Version: number(have[0]), Lines: []byte(lines), Entries: []string{m.ID},
+			Group: id, Partial: partial, Version: version, Lines: []byte(lines), Entries: []string{m.ID},
 		}
 		for line := range strings.SplitSeq(lines, "\n") {
 			n, ok := ordinalOf(line)
@@ -324,31 +324,26 @@ func (w *World) statesOf(group string) string {
 	return w.C.Get(w.Context(), w.Part(group).States(group)).Val()
 }
 
-// JobIn returns the ordinal of a group's n-th job, counted from 0, with a state letter.
-func (w *World) JobIn(group string, letter ledger.Letter, n int) int64 {
+// jobsIn returns the ordinals of a group's jobs with a state letter.
+func (w *World) jobsIn(group string, letter ledger.Letter) (ordinals []int64) {
 	states := w.statesOf(group)
-	for at := 0; at < len(states); at += 2 {
-		if ledger.Letter(states[at]) == letter {
-			if n == 0 {
-				return int64(at / 2)
-			}
-			n--
+	for i := range int64(len(states) / ledger.StateBytes) {
+		if ledger.StateAt(states, i).Letter() == letter {
+			ordinals = append(ordinals, i)
 		}
 	}
-	require.Fail(w, "no such job", "%s has no job %d in %c: %s", group, n, letter, states)
-	return 0
+	return ordinals
+}
+
+// JobIn returns the ordinal of a group's n-th job, counted from 0, with a state letter.
+func (w *World) JobIn(group string, letter ledger.Letter, n int) int64 {
+	jobs := w.jobsIn(group, letter)
+	require.Greater(w, len(jobs), n, "%s has too few jobs in %c: %s", group, letter, w.statesOf(group))
+	return jobs[n]
 }
 
 // count returns the number of a group's jobs with a state letter.
-func (w *World) count(group string, letter ledger.Letter) (n int) {
-	states := w.statesOf(group)
-	for at := 0; at < len(states); at += 2 {
-		if ledger.Letter(states[at]) == letter {
-			n++
-		}
-	}
-	return n
-}
+func (w *World) count(group string, letter ledger.Letter) int { return len(w.jobsIn(group, letter)) }
 
 // ordinalOf returns the ordinal of a result line.
 func ordinalOf(line string) (n int64, ok bool) {
@@ -357,13 +352,4 @@ func ordinalOf(line string) (n int64, ok bool) {
 		return 0, false
 	}
 	return *r.Ordinal, true
-}
-
-// text returns a value of a Redis reply as a string; "" if it is missing.
-func text(v any) string { s, _ := v.(string); return s }
-
-// number returns a value of a Redis reply as a number; 0 if it is missing.
-func number(v any) int64 {
-	n, _ := strconv.ParseInt(text(v), 10, 64)
-	return n
 }
