@@ -78,14 +78,10 @@ func (c counters) recount(ctx context.Context, names []string, yield func(*count
 
 // recountSmall recounts some small tenants in one transaction.
 func (c counters) recountSmall(ctx context.Context, tenants []*countedTenant) ([]tenantRecount, error) {
-	type reply struct {
-		*tenantReply
-		nonReady [2]*redis.StringSliceCmd
-	}
 	replies, err := read.Ask(ctx, c.Transaction, len(tenants), tenants,
-		func(p redis.Pipeliner, t *countedTenant) (r reply) {
-			r.tenantReply = &tenantReply{countedTenant: t}
-			for _, query := range c.queries(ctx, r.tenantReply) {
+		func(p redis.Pipeliner, t *countedTenant) *tenantReply {
+			r := &tenantReply{countedTenant: t}
+			for _, query := range c.queries(ctx, r) {
 				query(p)
 			}
 			for i, at := range read.NonReadyOf(t.name) {
@@ -160,7 +156,8 @@ type tenantReply struct {
 	counters    *redis.SliceCmd
 	inActiveSet *redis.BoolCmd
 	newest      *redis.StringSliceCmd
-	lengths     func() [2]int64 // of its non-ready and suspended sets
+	lengths     func() [2]int64          // of its non-ready and suspended sets
+	nonReady    [2]*redis.StringSliceCmd // the members of these sets, if they are few
 	groups      []func() *read.Group
 }
 

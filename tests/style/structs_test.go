@@ -28,7 +28,6 @@ var largeTypes = map[string]int{
 	"internal/messages.bodyDecoder":        24,
 	"internal/redisx/keyspace.Partition":   50,
 	"internal/stage/watcher.partitionLoop": 30,
-	"internal/testkit/audittest.World":     36,
 	"internal/testkit/stagetest.World":     26,
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -113,5 +114,74 @@ func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 		require.Len(t, slices.Compact(got), 1500)
 		require.Contains(t, got, "new")
 		require.NotContains(t, got, "m1499")
+	})
+}
+
+// Batches holds each batch to both bounds, unless a single item exceeds one.
+func TestBatches(t *testing.T) {
+	t.Parallel()
+	type item struct {
+		commands int
+		bytes    int64
+	}
+	for _, tt := range []struct {
+		name  string
+		items []item
+		want  []int // the sizes of the batches
+	}{
+		{"nothing", nil, nil},
+		{"one", []item{{1, 1}}, []int{1}},
+		{"exactly a page", []item{{read.PageSize - 1, 0}, {1, read.PageBytes}}, []int{2}},
+		{"a command more", []item{{read.PageSize - 1, 0}, {2, 0}, {1, 0}}, []int{1, 2}},
+		{"a byte more", []item{{1, read.PageBytes}, {1, 1}}, []int{1, 1}},
+		{"items that are too large", []item{{read.PageSize + 1, 0}, {1, 2 * read.PageBytes}, {1, 1}, {1, 1}}, []int{1, 1, 2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var sizes []int
+			var all []item
+			for batch := range read.Batches(tt.items, func(i item) (int, int64) { return i.commands, i.bytes }) {
+				sizes = append(sizes, len(batch))
+				all = append(all, batch...)
+			}
+			require.Equal(t, tt.want, sizes)
+			require.Equal(t, tt.items, all)
+		})
+	}
+}
+
+// A group is read as of one instant, with the keys of it that have the wrong Redis type; its
+// fingerprint changes with a count and with the length of a queue.
+func TestGroup(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		c := connect(t, url)
+		space, err := keyspace.New(prefix, 1)
+		require.NoError(t, err)
+		p := space.Partition(0)
+		require.NoError(t, c.HSet(t.Context(), p.Group("g"), "types", "T|U", "tenant", "acme", "accepted", 3, "waiting", 3).Err())
+		require.NoError(t, c.RPush(t.Context(), p.Queue("g", "U"), "a", "b").Err())
+		require.NoError(t, c.Set(t.Context(), p.Failures("g"), "x", 0).Err())
+		reader := read.Reader{Cmd: c}
+		headers, err := reader.Headers(t.Context(), p, []string{"g", "gone"})
+		require.NoError(t, err)
+		require.Equal(t, []read.Header{{ID: "g", Tenant: "acme", Types: "T|U", Accepted: 3}, {ID: "gone"}}, headers)
+		get := func() *read.Group {
+			var group func() *read.Group
+			require.NoError(t, reader.Transaction(t.Context(), func(pipe redis.Pipeliner) {
+				group = read.Numbers.Queue(t.Context(), pipe, p, headers[0])
+			}))
+			return group()
+		}
+		g := get()
+		require.Equal(t, []int64{0, 2}, g.Queues)
+		require.EqualValues(t, 2, g.Queued())
+		require.EqualValues(t, 3, g.Int("waiting"))
+		require.Equal(t, []string{p.Failures("g")}, g.WrongTypes)
+		require.Equal(t, g.Fingerprint(), get().Fingerprint())
+		require.NoError(t, c.HIncrBy(t.Context(), p.Group("g"), "waiting", 1).Err())
+		counted := get().Fingerprint()
+		require.NotEqual(t, g.Fingerprint(), counted)
+		require.NoError(t, c.RPush(t.Context(), p.Queue("g", "T"), "c").Err())
+		require.NotEqual(t, counted, get().Fingerprint())
 	})
 }

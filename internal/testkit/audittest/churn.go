@@ -30,6 +30,16 @@ type Churn struct {
 	*World
 	Tenants, Types []string
 	Moves          atomic.Int64 // how many steps were made
+	groups         atomic.Int64 // how many groups were created
+}
+
+// mover moves jobs of one partition as one process of a role does. Its name is that of a consumer.
+type mover struct {
+	*Churn
+	p    keyspace.Partition
+	name string
+	step func(mover)
+	r    *rand.Rand
 }
 
 // NewChurn returns a churn of a world with these tenants and types.
@@ -43,12 +53,17 @@ func NewChurn(w *World, tenants, types []string) *Churn {
 // that stops them and returns their failures.
 func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
-	var movers []func(*rand.Rand)
+	var movers []mover
 	for _, p := range c.Space.All() {
-		movers = append(movers, c.producer(p), c.fetcher(p), c.dispatcher(p), c.worker(p, "c1"), c.worker(p, "c2"),
-			c.aggregator(p, "1"), c.aggregator(p, "2"), c.watcher(p))
+		movers = append(movers,
+			mover{Churn: c, p: p, step: mover.producer}, mover{Churn: c, p: p, step: mover.fetcher},
+			mover{Churn: c, p: p, step: mover.dispatcher}, mover{Churn: c, p: p, step: mover.watcher},
+			mover{Churn: c, p: p, step: mover.worker, name: "c1"},
+			mover{Churn: c, p: p, step: mover.worker, name: "c2"},
+			mover{Churn: c, p: p, step: mover.aggregator, name: "1"},
+			mover{Churn: c, p: p, step: mover.aggregator, name: "2"})
 	}
-	crews := [][]func(*rand.Rand){movers}
+	crews := [][]mover{movers}
 	if !inTurns {
 		crews = slices.Collect(slices.Chunk(movers, 1))
 	}
@@ -62,8 +77,9 @@ func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 				}
 			}()
 			for r := rand.New(rand.NewPCG(1, uint64(i))); ctx.Err() == nil; {
-				for _, step := range crew {
-					step(r)
+				for _, m := range crew {
+					m.r = r
+					m.step(m)
 					c.Moves.Add(1)
 				}
 			}
@@ -77,168 +93,154 @@ func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 }
 
 // may accepts errors that say that another mover has changed the group in between.
-func (c *Churn) may(err error) {
+func (c *Churn) may(_ any, err error) {
 	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, api.ErrSealed) &&
 		!errors.Is(err, api.ErrConflict) {
 		require.NoError(c, err)
 	}
 }
 
-// some returns a random group that the churn has created in a partition; "" if there is none.
-func (c *Churn) some(p keyspace.Partition, r *rand.Rand) string {
-	ids, err := c.C.ZRange(c.Context(), p.Groups(), 0, -1).Result()
-	c.OK(err)
+// some returns a random group that the churn has created in the partition; "" if there is none.
+func (m mover) some() string {
+	ids, err := m.C.ZRange(m.Context(), m.p.Groups(), 0, -1).Result()
+	m.OK(err)
 	ids = slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, "g") })
 	if len(ids) == 0 {
 		return ""
 	}
-	return ids[r.IntN(len(ids))]
+	return ids[m.r.IntN(len(ids))]
 }
 
-func (c *Churn) producer(p keyspace.Partition) func(*rand.Rand) {
-	n := 0
-	return func(r *rand.Rand) {
-		if open := c.C.ZCard(c.Context(), p.Open()).Val(); open < 8 {
-			n++
-			tenant := c.Tenants[r.IntN(len(c.Tenants))]
-			if c.Space.OfTenant(tenant) != p {
-				return
-			}
-			fields := []string{"aggregate", aggregates, "failure_threshold", "0.3"}
-			if r.IntN(4) == 0 {
-				at := time.Now().Add(20 * time.Millisecond)
-				fields = append(fields, "run_at", strconv.FormatInt(at.UnixMilli(), 10))
-			}
-			c.Create(fmt.Sprintf("g%d-%d", p.Index(), n), tenant, c.Types[r.IntN(len(c.Types))], fields...)
-		}
-		id := c.some(p, r)
-		if id == "" {
+// typ returns a random type.
+func (m mover) typ() string { return m.Types[m.r.IntN(len(m.Types))] }
+
+func (m mover) producer() {
+	if open := m.C.ZCard(m.Context(), m.p.Open()).Val(); open < 8 {
+		tenant := m.Tenants[m.r.IntN(len(m.Tenants))]
+		if m.Space.OfTenant(tenant) != m.p {
 			return
 		}
-		all := Jobs(1+r.IntN(40), func(j *ledger.NewJob) {
-			j.Type = c.Types[r.IntN(len(c.Types))]
-			switch r.IntN(20) {
-			case 0:
-				large(j)
-			case 1:
-				j.RunAt = time.Now().Add(30 * time.Millisecond)
-			}
-		})
-		if waiting, _ := c.C.HGet(c.Context(), p.Load(all[0].Type), "waiting").Int64(); waiting < 400 {
-			_, err := ledger.Append(c.Context(), c.C, p, ledger.AppendArgs{Group: id, Limit: 1e7, Jobs: all})
-			c.may(err)
+		fields := []string{"aggregate", aggregates, "failure_threshold", "0.3"}
+		if m.r.IntN(4) == 0 {
+			at := time.Now().Add(20 * time.Millisecond)
+			fields = append(fields, "run_at", strconv.FormatInt(at.UnixMilli(), 10))
 		}
-		if r.IntN(10) == 0 {
-			_, err := ledger.Seal(c.Context(), c.C, p, id, nil)
-			c.may(err)
+		m.Create(fmt.Sprintf("g%d", m.groups.Add(1)), tenant, m.typ(), fields...)
+	}
+	id := m.some()
+	if id == "" {
+		return
+	}
+	all := Jobs(1+m.r.IntN(40), func(j *ledger.NewJob) {
+		j.Type = m.typ()
+		switch m.r.IntN(20) {
+		case 0:
+			large(j)
+		case 1:
+			j.RunAt = time.Now().Add(30 * time.Millisecond)
+		}
+	})
+	if waiting, _ := m.C.HGet(m.Context(), m.p.Load(all[0].Type), "waiting").Int64(); waiting < 400 {
+		m.may(ledger.Append(m.Context(), m.C, m.p, ledger.AppendArgs{Group: id, Limit: 1e7, Jobs: all}))
+	}
+	if m.r.IntN(10) == 0 {
+		m.may(ledger.Seal(m.Context(), m.C, m.p, id, nil))
+	}
+}
+
+func (m mover) fetcher() {
+	limit := NoLimit
+	if m.r.IntN(2) == 0 {
+		limit = ledger.Limit{Window: 5 * time.Millisecond, Permits: 20}
+	}
+	m.Admit(m.p, m.typ(), 30, limit)
+	_, _, err := ledger.Schedule(m.Context(), m.C, m.p, 10)
+	m.OK(err)
+}
+
+func (m mover) dispatcher() {
+	m.promote(m.p, m.Types...)
+	if m.r.IntN(5) == 0 {
+		typ, lease := m.typ(), time.Duration(m.r.IntN(5))*time.Millisecond
+		m.did(ledger.Reclaim(m.Context(), m.C, m.p, typ, lease, 20, 3))
+	}
+}
+
+func (m mover) worker() {
+	typ := m.typ()
+	read := m.Read(m.p, typ, m.name, 20)
+	if n := m.r.IntN(len(read) + 1); m.r.IntN(3) == 0 {
+		m.back(m.p, typ, ledger.OutcomeUnstarted, 0, read[:n]...)
+		read = read[n:]
+	}
+	started := m.Start(m.p, typ, read)
+	if m.r.IntN(10) == 0 {
+		started = append(started, m.Start(m.p, typ, started)...) // delivered once more
+	}
+	for _, j := range started {
+		switch m.r.IntN(12) {
+		case 0:
+			m.back(m.p, typ, ledger.OutcomeFailed, 0, j)
+		case 1:
+			m.back(m.p, typ, ledger.OutcomeRetry, time.Duration(m.r.IntN(20))*time.Millisecond, j)
+		case 2:
+			m.back(m.p, typ, ledger.OutcomeThrottled, 5*time.Millisecond, j)
+		case 3:
+			m.back(m.p, typ, ledger.OutcomeReleased, 0, j)
+		case 4: // the worker dies
+		default:
+			m.Done(m.p, typ, j)
 		}
 	}
 }
 
-func (c *Churn) fetcher(p keyspace.Partition) func(*rand.Rand) {
-	return func(r *rand.Rand) {
-		limit := NoLimit
-		if r.IntN(2) == 0 {
-			limit = ledger.Limit{Window: 5 * time.Millisecond, Permits: 20}
+func (m mover) aggregator() {
+	m.consumers(m.p.ResultStream(), keyspace.GroupAggregator)
+	for _, e := range m.fresh(m.p.ResultStream(), keyspace.GroupAggregator, m.name, int64(1+m.r.IntN(20))) {
+		id := e.Values["g"].(string)
+		if m.C.Exists(m.Context(), m.p.Group(id)).Val() == 1 {
+			m.reduceEntry(m.p, m.name, e)
+			continue
 		}
-		c.Admit(p, c.Types[r.IntN(len(c.Types))], 30, limit)
-		_, _, err := ledger.Schedule(c.Context(), c.C, p, 10)
-		c.OK(err)
-	}
-}
-
-func (c *Churn) dispatcher(p keyspace.Partition) func(*rand.Rand) {
-	return func(r *rand.Rand) {
-		c.promote(p, c.Types...)
-		if r.IntN(5) == 0 {
-			typ, lease := c.Types[r.IntN(len(c.Types))], time.Duration(r.IntN(5))*time.Millisecond
-			c.did(ledger.Reclaim(c.Context(), c.C, p, typ, lease, 20, 3))
-		}
-	}
-}
-
-func (c *Churn) worker(p keyspace.Partition, name string) func(*rand.Rand) {
-	return func(r *rand.Rand) {
-		typ := c.Types[r.IntN(len(c.Types))]
-		read := c.Read(p, typ, name, 20)
-		if n := r.IntN(len(read) + 1); r.IntN(3) == 0 {
-			c.back(p, typ, ledger.OutcomeUnstarted, 0, read[:n]...)
-			read = read[n:]
-		}
-		started := c.Start(p, typ, read)
-		if r.IntN(10) == 0 {
-			started = append(started, c.Start(p, typ, started)...) // delivered once more
-		}
-		for _, j := range started {
-			switch r.IntN(12) {
-			case 0:
-				c.back(p, typ, ledger.OutcomeFailed, 0, j)
-			case 1:
-				c.back(p, typ, ledger.OutcomeRetry, time.Duration(r.IntN(20))*time.Millisecond, j)
-			case 2:
-				c.back(p, typ, ledger.OutcomeThrottled, 5*time.Millisecond, j)
-			case 3:
-				c.back(p, typ, ledger.OutcomeReleased, 0, j)
-			case 4: // the worker dies
-			default:
-				c.Done(p, typ, j)
-			}
-		}
-	}
-}
-
-func (c *Churn) aggregator(p keyspace.Partition, partial string) func(*rand.Rand) {
-	return func(r *rand.Rand) {
-		c.consumers(p.ResultStream(), keyspace.GroupAggregator)
-		for _, m := range c.fresh(p.ResultStream(), keyspace.GroupAggregator, partial, int64(1+r.IntN(20))) {
-			id := m.Values["g"].(string)
-			if c.C.Exists(c.Context(), p.Group(id)).Val() == 1 {
-				c.reduceEntry(p, partial, m)
-				continue
-			}
-			c.did(ledger.Reduce(c.Context(), c.C, p,
-				ledger.ReduceArgs{Group: id, Partial: partial, Entries: []string{m.ID}}))
-		}
+		m.did(ledger.Reduce(m.Context(), m.C, m.p,
+			ledger.ReduceArgs{Group: id, Partial: m.name, Entries: []string{e.ID}}))
 	}
 }
 
 // watcher also cancels and reopens groups, as operators do, while its scripts work on them.
-func (c *Churn) watcher(p keyspace.Partition) func(*rand.Rand) {
-	return func(r *rand.Rand) {
-		fence, id := c.lead(p), c.some(p, r)
-		if id == "" {
-			return
+func (m mover) watcher() {
+	fence, id := m.lead(m.p), m.some()
+	if id == "" {
+		return
+	}
+	if m.r.IntN(10) == 0 {
+		m.may(nil, ledger.Cancel(m.Context(), m.C, m.p, id))
+		if m.r.IntN(2) == 0 {
+			m.may(ledger.Reopen(m.Context(), m.C, m.p, id, ""))
 		}
-		if r.IntN(10) == 0 {
-			err := ledger.Cancel(c.Context(), c.C, p, id)
-			if r.IntN(2) == 0 {
-				_, err = ledger.Reopen(c.Context(), c.C, p, id, "")
-			}
-			c.may(err)
-		}
-		for _, id := range append(c.C.SMembers(c.Context(), p.Dirty()).Val(), id) {
-			c.complete(ledger.Sweep, p, id)
-			c.complete(ledger.Requeue, p, id)
-			c.did(ledger.Advance(c.Context(), c.C, p, id, fence))
-		}
-		if old := c.C.ZRange(c.Context(), p.Ended(), 0, -20).Val(); len(old) > 0 && c.idle(p, old[0]) {
-			c.OK(ledger.Expire(c.Context(), c.C, p, old[0], fence, r.IntN(2) == 0))
-			if c.C.Exists(c.Context(), p.Group(old[0])).Val() == 0 {
-				c.OK(c.C.Del(c.Context(), c.Space.OfGroup(old[0]).Owner(old[0])).Err())
-			}
+	}
+	for _, id := range append(m.C.SMembers(m.Context(), m.p.Dirty()).Val(), id) {
+		m.complete(ledger.Sweep, m.p, id)
+		m.complete(ledger.Requeue, m.p, id)
+		m.did(ledger.Advance(m.Context(), m.C, m.p, id, fence))
+	}
+	if old := m.C.ZRange(m.Context(), m.p.Ended(), 0, -20).Val(); len(old) > 0 && m.idle(old[0]) {
+		m.OK(ledger.Expire(m.Context(), m.C, m.p, old[0], fence, m.r.IntN(2) == 0))
+		if m.C.Exists(m.Context(), m.p.Group(old[0])).Val() == 0 {
+			m.OK(m.C.Del(m.Context(), m.Space.OfGroup(old[0]).Owner(old[0])).Err())
 		}
 	}
 }
 
 // idle reports whether an ended group has no entry in the streams any more. Only such groups may
 // expire: in production, retention is longer than entries stay in the streams.
-func (c *Churn) idle(p keyspace.Partition, id string) bool {
-	if strings.ContainsAny(c.C.Get(c.Context(), p.States(id)).Val(), "D") {
+func (m mover) idle(id string) bool {
+	if strings.ContainsAny(m.C.Get(m.Context(), m.p.States(id)).Val(), "D") {
 		return false
 	}
-	for _, typ := range c.Types {
-		for _, m := range c.C.XRange(c.Context(), p.Ready(typ), "-", "+").Val() {
-			if strings.HasPrefix(ledger.MessageBlob(m.Values), id+"|") {
+	for _, typ := range m.Types {
+		for _, e := range m.C.XRange(m.Context(), m.p.Ready(typ), "-", "+").Val() {
+			if strings.HasPrefix(ledger.MessageBlob(e.Values), id+"|") {
 				return false
 			}
 		}

@@ -34,50 +34,50 @@ func Summary(violations []api.Violation) []string {
 }
 
 // All returns the partition of the group "all".
-func (w *World) All() keyspace.Partition { return w.Part("all") }
+func (b *base) All() keyspace.Partition { return b.Part("all") }
 
 // Incr adds n to a field of a hash.
-func (w *World) Incr(key, field string, n int64) { w.OK(w.C.HIncrBy(w.Context(), key, field, n).Err()) }
+func (d *data) Incr(key, field string, n int64) { d.OK(d.C.HIncrBy(d.Context(), key, field, n).Err()) }
 
 // setState writes one byte of a job's state: at 0 its letter, at 1 its attempt mark.
-func (w *World) setState(group string, ordinal int64, at int, to byte) {
-	w.OK(w.C.SetRange(w.Context(), w.Part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
+func (d *data) setState(group string, ordinal int64, at int, to byte) {
+	d.OK(d.C.SetRange(d.Context(), d.Part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
 }
 
 // attemptMark returns the second byte of a state.
 func attemptMark(attempt int) byte { return byte(33 + attempt%90) }
 
 // Entry returns the entry of a ready stream that holds a job.
-func (w *World) Entry(typ, group string, ordinal int64) redis.XMessage {
-	for _, m := range w.C.XRange(w.Context(), w.All().Ready(typ), "-", "+").Val() {
-		d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
-		if err == nil && d.Group == group && d.Ordinal == ordinal {
+func (d *data) Entry(typ, group string, ordinal int64) redis.XMessage {
+	for _, m := range d.C.XRange(d.Context(), d.All().Ready(typ), "-", "+").Val() {
+		j, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
+		if err == nil && j.Group == group && j.Ordinal == ordinal {
 			return m
 		}
 	}
-	require.Fail(w, "no such entry")
+	require.Fail(d, "no such entry")
 	return redis.XMessage{}
 }
 
-func (w *World) addEntry(stream string, fields ...any) {
-	w.OK(w.C.XAdd(w.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
+func (d *data) addEntry(stream string, fields ...any) {
+	d.OK(d.C.XAdd(d.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 }
 
 // nonReady returns the member in the tenant's sorted set, and the ordinal, of a job of the group
 // "all" that is non-ready for a retry.
-func (w *World) nonReady() (blob string, ordinal int64) {
-	for _, blob := range w.C.ZRange(w.Context(), w.All().NonReadyOf("acme"), 0, -1).Val() {
-		if d, err := ledger.ParseJob(blob); err == nil && d.Group == "all" && d.Reason == ledger.ReasonError {
-			return blob, d.Ordinal
+func (d *data) nonReady() (blob string, ordinal int64) {
+	for _, blob := range d.C.ZRange(d.Context(), d.All().NonReadyOf("acme"), 0, -1).Val() {
+		if j, err := ledger.ParseJob(blob); err == nil && j.Group == "all" && j.Reason == ledger.ReasonError {
+			return blob, j.Ordinal
 		}
 	}
-	require.Fail(w, "no job is non-ready")
+	require.Fail(d, "no job is non-ready")
 	return "", 0
 }
 
 // AddNonReady adds a member to a tenant's non-ready set.
-func (w *World) AddNonReady(p keyspace.Partition, tenant, blob string) {
-	w.OK(w.C.ZAdd(w.Context(), p.NonReadyOf(tenant), redis.Z{Score: 1e15, Member: blob}).Err())
+func (d *data) AddNonReady(p keyspace.Partition, tenant, blob string) {
+	d.OK(d.C.ZAdd(d.Context(), p.NonReadyOf(tenant), redis.Z{Score: 1e15, Member: blob}).Err())
 }
 
 // Moving returns the moving blob of a job.
@@ -87,10 +87,10 @@ func Moving(group, typ string, attempt, ordinal int) string {
 
 // chunk returns the lines in the first chunk of a group's results, and a function that replaces
 // them.
-func (w *World) chunk(group string) (lines []string, set func([]string)) {
-	key := w.Part(group).Results(group)
-	return strings.Split(w.C.LIndex(w.Context(), key, 0).Val(), "\n"), func(lines []string) {
-		w.OK(w.C.LSet(w.Context(), key, 0, strings.Join(lines, "\n")).Err())
+func (d *data) chunk(group string) (lines []string, set func([]string)) {
+	key := d.Part(group).Results(group)
+	return strings.Split(d.C.LIndex(d.Context(), key, 0).Val(), "\n"), func(lines []string) {
+		d.OK(d.C.LSet(d.Context(), key, 0, strings.Join(lines, "\n")).Err())
 	}
 }
 

@@ -44,9 +44,15 @@ type tb interface {
 	Context() context.Context
 }
 
-// World is the data of an installation in Redis. Its methods are the steps that the roles take; a
-// step that fails fails the test.
-type World struct {
+// World is the data of an installation in Redis. Its own methods are the steps that the roles take;
+// a step that fails fails the test.
+type World struct{ data }
+
+// data reads and damages what is in Redis.
+type data struct{ base }
+
+// base is a connection to the Redis of a test.
+type base struct {
 	tb
 	Conn  *redisx.Conn
 	C     redis.UniversalClient // of Conn
@@ -62,24 +68,24 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
-	w := &World{tb: t, Conn: conn, C: conn.Cmd, Space: space, Plans: reducer.NewRegistry()}
+	w := &World{data{base{tb: t, Conn: conn, C: conn.Cmd, Space: space, Plans: reducer.NewRegistry()}}}
 	w.OK(w.C.Set(w.Context(), space.PartitionCount(), partitions, 0).Err())
 	return w
 }
 
 // OK fails the test on an error.
-func (w *World) OK(err error) { require.NoError(w, err) }
+func (b *base) OK(err error) { require.NoError(b, err) }
 
 // did fails the test if a call that also returns something else returns an error.
-func (w *World) did(_ any, err error) { w.OK(err) }
+func (b *base) did(_ any, err error) { b.OK(err) }
 
 // Part returns the partition of a group.
-func (w *World) Part(group string) keyspace.Partition { return w.Space.OfTenant(w.Tenant(group)) }
+func (b *base) Part(group string) keyspace.Partition { return b.Space.OfTenant(b.Tenant(group)) }
 
 // Tenant returns the tenant that a group's owner key names.
-func (w *World) Tenant(group string) string {
-	tenant, err := w.C.Get(w.Context(), w.Space.OfGroup(group).Owner(group)).Result()
-	w.OK(err)
+func (b *base) Tenant(group string) string {
+	tenant, err := b.C.Get(b.Context(), b.Space.OfGroup(group).Owner(group)).Result()
+	b.OK(err)
 	return tenant
 }
 
@@ -316,17 +322,17 @@ func (w *World) complete(
 	}
 }
 
-func (w *World) status(group string) string {
-	return w.C.HGet(w.Context(), w.Part(group).Group(group), "status").Val()
+func (d *data) status(group string) string {
+	return d.C.HGet(d.Context(), d.Part(group).Group(group), "status").Val()
 }
 
-func (w *World) statesOf(group string) string {
-	return w.C.Get(w.Context(), w.Part(group).States(group)).Val()
+func (d *data) statesOf(group string) string {
+	return d.C.Get(d.Context(), d.Part(group).States(group)).Val()
 }
 
 // jobsIn returns the ordinals of a group's jobs with a state letter.
-func (w *World) jobsIn(group string, letter ledger.Letter) (ordinals []int64) {
-	states := w.statesOf(group)
+func (d *data) jobsIn(group string, letter ledger.Letter) (ordinals []int64) {
+	states := d.statesOf(group)
 	for i := range int64(len(states) / ledger.StateBytes) {
 		if ledger.StateAt(states, i).Letter() == letter {
 			ordinals = append(ordinals, i)
@@ -336,14 +342,14 @@ func (w *World) jobsIn(group string, letter ledger.Letter) (ordinals []int64) {
 }
 
 // JobIn returns the ordinal of a group's n-th job, counted from 0, with a state letter.
-func (w *World) JobIn(group string, letter ledger.Letter, n int) int64 {
-	jobs := w.jobsIn(group, letter)
-	require.Greater(w, len(jobs), n, "%s has too few jobs in %c: %s", group, letter, w.statesOf(group))
+func (d *data) JobIn(group string, letter ledger.Letter, n int) int64 {
+	jobs := d.jobsIn(group, letter)
+	require.Greater(d, len(jobs), n, "%s has too few jobs in %c: %s", group, letter, d.statesOf(group))
 	return jobs[n]
 }
 
 // count returns the number of a group's jobs with a state letter.
-func (w *World) count(group string, letter ledger.Letter) int { return len(w.jobsIn(group, letter)) }
+func (d *data) count(group string, letter ledger.Letter) int { return len(d.jobsIn(group, letter)) }
 
 // ordinalOf returns the ordinal of a result line.
 func ordinalOf(line string) (n int64, ok bool) {
