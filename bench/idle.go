@@ -23,7 +23,7 @@ type Idle struct {
 	IdleCommands float64            `json:"idle_commands_per_second"`
 	IdleByRole   map[string]float64 `json:"idle_commands_per_second_by_role"`
 	// commands a second, by role and by the command's name
-	IdleByName  map[string]map[string]float64 `json:"idle_commands_by_name"`
+	IdleByName  map[string]map[string]float64 `json:"idle_commands_by_name" text:"-"`
 	IdleSeconds float64                       `json:"idle_seconds"` // duration of the measurement
 }
 
