@@ -17,15 +17,23 @@ type Capacity struct {
 	conn  *redisx.Conn
 	space keyspace.Space
 
-	mu         sync.Mutex
-	slots      map[string]int           // slots of live workers, by type, as the maps below
-	startRate  map[string]float64       // jobs started per second
-	runTime    map[string]time.Duration // mean run time of a job
-	unserved   map[string]int           // jobs held by workers that no longer serve the type
-	drainRates map[string]*drainRate    // how fast workers take the jobs that this process admits
+	mu         sync.Mutex // guards the next two fields and all drainRates
+	types      map[string]typeCapacity
+	drainRates map[string]*drainRate // by type: how fast workers take the jobs that this process admits
 
+	// Only Refresh uses these.
 	serving    map[string]bool // by id: the workers that served a type at the last Refresh
 	checkUntil time.Time       // until then, Refresh counts the unserved jobs
+}
+
+// typeCapacity is what the live workers that serve a type have reported.
+type typeCapacity struct {
+	slots     int
+	startRate float64 // jobs started per second
+	// runTime is the sum of the mean run times (ms) of all workers, each with the weight of the
+	// jobs that this worker runs; weight is the sum of these weights.
+	runTime, weight float64
+	unserved        int // jobs held by workers that no longer serve the type
 }
 
 // NewCapacity returns a Capacity that knows no workers until its first Refresh.
@@ -84,75 +92,68 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slots, startRate := map[string]int{}, map[string]float64{}
-	runTime, weight := map[string]time.Duration{}, map[string]float64{}
-	serving := map[string]bool{}
+	types, serving := map[string]typeCapacity{}, map[string]bool{}
 	for _, w := range workers {
-		if len(w.Types) > 0 {
-			serving[w.ID] = true
-		}
 		for _, typ := range w.Types {
-			slots[typ] += w.WorkerStatus.Workers
-			startRate[typ] += w.StartedPerSecond[typ]
-			if ms := w.RunMS[typ]; ms > 0 { // the mean is weighted by the jobs that each process runs
-				n := max(w.StartedPerSecond[typ], 0.01)
-				runTime[typ] += time.Duration(n * ms * float64(time.Millisecond))
-				weight[typ] += n
+			serving[w.ID] = true
+			t := types[typ]
+			t.slots += w.WorkerStatus.Workers
+			t.startRate += w.StartedPerSecond[typ]
+			if ms := w.RunMS[typ]; ms > 0 {
+				weight := max(w.StartedPerSecond[typ], 0.01)
+				t.runTime += weight * ms
+				t.weight += weight
 			}
+			types[typ] = t
 		}
 	}
-	for typ := range runTime {
-		runTime[typ] = time.Duration(float64(runTime[typ]) / weight[typ])
-	}
-	unserved, err := c.countUnserved(ctx, serving, slots)
-	if err != nil {
+	if err := c.countUnserved(ctx, serving, types); err != nil {
 		return err
 	}
 	c.mu.Lock()
-	c.slots, c.startRate, c.runTime, c.unserved = slots, startRate, runTime, unserved
+	c.types = types
 	c.mu.Unlock()
 	return nil
 }
 
-// countUnserved returns, by type, how many jobs are held by workers that no longer serve the type:
-// by dead workers, and by stopping workers that finish their jobs. These jobs are in the ready
-// stream, but need no slot of the serving workers. countUnserved counts only for a limited time
-// after a worker has left, and only with one partition.
+// countUnserved sets, by type, how many jobs are held by workers that no longer serve the type: by
+// dead workers, and by stopping workers that finish their jobs. These jobs are in the ready stream,
+// but need no slot of the serving workers. countUnserved counts only for a limited time after a
+// worker has left, and only with one partition.
 func (c *Capacity) countUnserved(
-	ctx context.Context, serving map[string]bool, slots map[string]int,
-) (map[string]int, error) {
+	ctx context.Context, serving map[string]bool, types map[string]typeCapacity,
+) error {
 	if c.space.Partitions() > 1 {
-		return nil, nil
+		return nil
 	}
+	left := c.serving == nil
 	for id := range c.serving {
-		if !serving[id] {
-			c.checkUntil = time.Now().Add(unservedCheck)
-		}
-	}
-	if c.serving == nil {
-		c.checkUntil = time.Now().Add(unservedCheck)
+		left = left || !serving[id]
 	}
 	c.serving = serving
-	if time.Now().After(c.checkUntil) {
-		return nil, nil
+	if left {
+		c.checkUntil = time.Now().Add(unservedCheck)
 	}
-	unserved := map[string]int{}
-	for typ := range slots {
+	if time.Now().After(c.checkUntil) {
+		return nil
+	}
+	for typ, t := range types {
 		p, err := c.conn.Cmd.XPending(ctx, c.space.Partition(0).Ready(typ), keyspace.GroupWorkers).Result()
 		if call.IsUnavailable(err) {
-			return nil, fmt.Errorf("read what workers hold: %w", err)
+			return fmt.Errorf("read what workers hold: %w", err)
 		}
 		if err != nil {
 			continue // no consumer group: no worker has read the stream yet
 		}
 		for consumer, n := range p.Consumers {
 			if !serving[consumer] {
-				unserved[typ] += int(n)
+				t.unserved += int(n)
 				c.checkUntil = time.Now().Add(unservedCheck)
 			}
 		}
+		types[typ] = t
 	}
-	return unserved, nil
+	return nil
 }
 
 // unservedCheck is how long after the departure of a worker its jobs are counted; longer while
@@ -183,22 +184,22 @@ type ReadyBound struct {
 // that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
-	slots, startRate, runTime, unserved := c.slots[typ], c.startRate[typ], c.runTime[typ], c.unserved[typ]
-	drained := c.drainRates[typ].current()
+	t, drained := c.types[typ], c.drainRates[typ].current()
 	c.mu.Unlock()
-	if slots == 0 {
+	if t.slots == 0 {
 		// No worker has reported yet, but a new worker may already take jobs: use the measured
 		// rate.
 		return ReadyBound{Cap: min(most, max(least, int(drained/10)))}
 	}
 	partitions := c.space.Partitions()
-	bound := max(least, slots, int(max(startRate, drained)/10)/partitions)
-	if runTime > 0 {
-		bound = min(bound, int(float64(slots)*float64(readyWork)/float64(runTime))/partitions)
+	bound := max(least, t.slots, int(max(t.startRate, drained)/10)/partitions)
+	if t.weight > 0 {
+		meanRun := t.runTime / t.weight * float64(time.Millisecond)
+		bound = min(bound, int(float64(t.slots)*float64(readyWork)/meanRun)/partitions)
 	}
 	if partitions > 1 { // slots serve all partitions; how many run jobs of this partition is unknown
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}
-	return ReadyBound{Cap: min(most, max(least, slots, bound)), Slots: slots + unserved, Ahead: min(most, bound)}
+	return ReadyBound{Cap: min(most, max(least, t.slots, bound)), Slots: t.slots + t.unserved, Ahead: min(most, bound)}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,13 +104,8 @@ func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error
 		nowMS, _ = strconv.ParseInt(text(len(fields)-1), 10, 64)
 	}
 	now := time.UnixMilli(nowMS)
-	ids := make([]string, 0, len(all))
-	for id := range all {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
 	var live []T
-	for _, id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(all)) {
 		var s T
 		shown, text, _ := strings.Cut(all[id], " ")
 		ms, _ := strconv.ParseInt(shown, 10, 64)

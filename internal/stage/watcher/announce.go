@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
@@ -22,19 +24,22 @@ const (
 	maxEventBatches = 50
 )
 
+// outbox publishes the events of one partition that scripts have stored in its outbox.
+type outbox struct{ *partition }
+
 // announce publishes the events of the outbox, oldest first, and removes them. It returns whether
 // there were any. If the removal of published events fails, they are published again with the same
 // ids.
-func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
+func (o *outbox) announce(ctx context.Context) (worked bool, err error) {
 	for range maxEventBatches {
-		entries, err := ledger.ReadOutbox(ctx, p.Conn.Cmd, p.p, eventBatch)
+		entries, err := ledger.ReadOutbox(ctx, o.Conn.Cmd, o.Partition, eventBatch)
 		if err != nil {
 			return false, err
 		}
 		if len(entries) == 0 {
 			break
 		}
-		if err := p.announceBatch(ctx, entries); err != nil {
+		if err := o.announceBatch(ctx, entries); err != nil {
 			return false, err
 		}
 		worked = true
@@ -44,32 +49,32 @@ func (p *partitionLoop) announce(ctx context.Context) (worked bool, err error) {
 
 // announceBatch publishes these entries of the outbox in their order and removes them. An entry
 // that can't be turned into an event is quarantined and removed.
-func (p *partitionLoop) announceBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
+func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
 	var msgs []*message.Message
 	var unreadable []any
 	ids := make([]string, len(entries))
 	for i := range entries {
 		e := &entries[i]
 		ids[i] = e.ID
-		msg, err := p.event(e)
+		msg, err := o.event(e)
 		if err == nil {
 			msgs = append(msgs, msg)
 			continue
 		}
-		p.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
+		o.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
 		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, e.Text()))
 	}
 	if len(msgs) > 0 {
-		if err := p.events.Publish(p.Space.Events(), msgs...); err != nil {
-			return fmt.Errorf("publish events from %s on: %w", msgs[0].UUID, err)
+		if err := o.publish(msgs...); err != nil {
+			return err
 		}
 	}
-	_, err := p.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, err := o.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		if len(unreadable) > 0 {
-			pipe.LPush(ctx, p.p.Quarantine(), unreadable...)
-			pipe.LTrim(ctx, p.p.Quarantine(), 0, 999)
+			pipe.LPush(ctx, o.Quarantine(), unreadable...)
+			pipe.LTrim(ctx, o.Quarantine(), 0, 999)
 		}
-		pipe.XDel(ctx, p.p.Outbox(), ids...)
+		pipe.XDel(ctx, o.Outbox(), ids...)
 		return nil
 	})
 	if err != nil {
@@ -78,15 +83,25 @@ func (p *partitionLoop) announceBatch(ctx context.Context, entries []ledger.Outb
 	return nil
 }
 
-// publish publishes an event. The message carries data as JSON: e itself or a document that
-// contains it.
-func (p *partitionLoop) publish(e api.Event, data any) error {
-	msg, err := encode(e, data)
-	if err != nil {
-		return err
+// event makes the message of an outbox entry. It shows the group as it was when it entered the
+// status.
+func (o *outbox) event(e *ledger.OutboxEntry) (*message.Message, error) {
+	if e.Err != nil {
+		return nil, e.Err
 	}
-	if err := p.events.Publish(p.Space.Events(), msg); err != nil {
-		return fmt.Errorf("publish event %s: %w", e.ID, err)
+	view, err := o.store.View(&e.After, e.At)
+	if err != nil {
+		o.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
+	}
+	status := strings.ToLower(string(e.Status))
+	event := api.Event{ID: e.Group + "." + e.Round + "." + status, Type: "group." + status, At: e.At, Group: &view}
+	return encode(event, event)
+}
+
+// publish publishes events, in their order.
+func (p *partition) publish(events ...*message.Message) error {
+	if err := p.events.Publish(p.Space.Events(), events...); err != nil {
+		return fmt.Errorf("publish events from %s on: %w", events[0].UUID, err)
 	}
 	return nil
 }
@@ -102,17 +117,34 @@ func encode(e api.Event, data any) (*message.Message, error) {
 	return msg, nil
 }
 
-// event makes the message of an outbox entry. It shows the group as it was when it entered the
-// status.
-func (p *partitionLoop) event(e *ledger.OutboxEntry) (*message.Message, error) {
-	if e.Err != nil {
-		return nil, e.Err
+// announceViolation publishes a violation and logs it. The event shows the group of the violation,
+// unless the group can't be read: that may be what is wrong with it.
+func (p *partition) announceViolation(ctx context.Context, id string, v api.Violation) error {
+	e := api.AuditEvent{Event: api.Event{ID: id, Type: "audit.violation", At: time.Now().UTC()}, Violation: v}
+	if v.Group != "" {
+		shown, err := p.store.Group(ctx, v.Group)
+		switch {
+		case err == nil:
+			e.Group = &shown
+		case call.IsUnavailable(err) || ctx.Err() != nil:
+			return err
+		default: // the group can't be read, which may be the violation: publish without it
+		}
 	}
-	view, err := p.store.View(&e.After, e.At)
+	msg, err := encode(e.Event, e)
 	if err != nil {
-		p.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
+		return err
 	}
-	status := strings.ToLower(string(e.Status))
-	event := api.Event{ID: e.Group + "." + e.Round + "." + status, Type: "group." + status, At: e.At, Group: &view}
-	return encode(event, event)
+	if err := p.publish(msg); err != nil {
+		return err
+	}
+	log := p.log
+	if v.Group != "" {
+		log = log.With("group", v.Group)
+	}
+	if v.Ordinal != nil {
+		log = log.With("ordinal", *v.Ordinal)
+	}
+	log.Error("the data in redis breaks a law", "law", v.Law, "detail", v.Detail, "event", id)
+	return nil
 }

@@ -35,9 +35,9 @@ const fullAuditRate = 4 << 20
 // everything. A job that stays missing long enough is ended as failed with code LOST.
 //
 // Two goroutines use it: one runs step, the other runs fullAudit. They share only fromFullAudit and
-// what partitionLoop allows.
+// what leadership() and openViolations allow.
 type auditLoop struct {
-	*partitionLoop
+	*partition
 	check *incremental.Check
 	// leadershipBegan is the start of the leadership in which the fields up to mu were filled.
 	leadershipBegan time.Time
@@ -47,7 +47,6 @@ type auditLoop struct {
 	alarmed bool
 	// missingSince holds the missing jobs of the last check, and when each was first found missing.
 	missingSince map[missingJob]time.Time
-	missing      audit.Candidates // the groups and tenants of these jobs
 
 	mu            sync.Mutex       // guards fromFullAudit
 	fromFullAudit audit.Candidates // groups and tenants of jobs that the full audit found missing
@@ -58,27 +57,27 @@ type auditLoop struct {
 // missingJob identifies a job that is missing in a certain state and attempt. If the job moves, it
 // is another missingJob.
 type missingJob struct {
-	group string
+	group, tenant string
 	ledger.Missed
 }
 
 // addAudits adds the loops that audit the partitions to r: one for incremental checks and one for
 // full audits, if the configuration wants them. Each loop goes through the partitions one after the
 // other, which bounds its load.
-func (w *Watcher) addAudits(r *stage.Runner, partitions []*partitionLoop) {
+func (w *Watcher) addAudits(r *stage.Runner, partitions []*partition) {
 	if w.cfg.Audit.Interval <= 0 {
 		return
 	}
 	loops := make([]*auditLoop, len(partitions))
 	for i, p := range partitions {
-		loops[i] = &auditLoop{partitionLoop: p, check: incremental.New(w.Conn, p.p)}
+		loops[i] = &auditLoop{partition: p, check: incremental.New(w.Conn, p.Partition)}
 	}
 	each := func(idle time.Duration, audit func(*auditLoop, context.Context) error) stage.Step {
 		return func(ctx context.Context) (time.Duration, error) {
 			var errs error
 			for _, l := range loops {
 				if err := audit(l, ctx); err != nil {
-					errs = errors.Join(errs, fmt.Errorf("partition %d: %w", l.p.Index(), err))
+					errs = errors.Join(errs, fmt.Errorf("partition %d: %w", l.Index(), err))
 				}
 			}
 			return idle, errs
@@ -96,16 +95,16 @@ func (w *Watcher) addAudits(r *stage.Runner, partitions []*partitionLoop) {
 func (l *auditLoop) step(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads {
-		l.open.removePartition(l.p.Index())
+		l.open.removePartition(l.Index())
 		l.leadershipBegan = time.Time{}
 		return nil
 	}
 	if since != l.leadershipBegan { // these fields are of an earlier leadership
 		l.leadershipBegan, l.nextAt, l.alarmed = since, time.Time{}, false
-		l.missingSince, l.missing = nil, audit.Candidates{}
-		l.check = incremental.New(l.Conn, l.p)
+		l.missingSince = nil
+		l.check = incremental.New(l.Conn, l.Partition)
 	}
-	suspicious, err := ledger.TakeSuspicion(ctx, l.Conn.Cmd, l.p)
+	suspicious, err := ledger.TakeSuspicion(ctx, l.Conn.Cmd, l.Partition)
 	if err != nil {
 		return err
 	}
@@ -138,24 +137,26 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	for _, more := range []audit.Candidates{l.missing, l.fromFullAudit} {
-		candidates.Groups = append(candidates.Groups, more.Groups...)
-		candidates.Tenants = append(candidates.Tenants, more.Tenants...)
+	for job := range l.missingSince {
+		candidates.Groups = append(candidates.Groups, job.group)
+		candidates.Tenants = append(candidates.Tenants, job.tenant)
 	}
+	l.mu.Lock()
+	candidates.Groups = append(candidates.Groups, l.fromFullAudit.Groups...)
+	candidates.Tenants = append(candidates.Tenants, l.fromFullAudit.Tenants...)
 	l.fromFullAudit = audit.Candidates{}
 	l.mu.Unlock()
-	candidates.Groups = unique(append(candidates.Groups, l.open.groups(l.p.Index())...))
+	candidates.Groups = unique(append(candidates.Groups, l.open.groups(l.Index())...))
 	candidates.Tenants = unique(candidates.Tenants)
 	report := audit.Report{}
 	if len(candidates.Groups) > 0 {
-		report, err = audit.RunGroups(ctx, l.Conn, l.Space, l.p, candidates, audit.Options{Rate: 10 * fullAuditRate})
-		if err != nil {
+		options := audit.Options{Rate: 10 * fullAuditRate}
+		if report, err = audit.RunGroups(ctx, l.Conn, l.Space, l.Partition, candidates, options); err != nil {
 			return err
 		}
 	}
 	err = l.endMissing(ctx, report.Missing)
-	return errors.Join(err, l.open.replace(ctx, l.partitionLoop, "incremental", candidates.Groups, report.Violations))
+	return errors.Join(err, l.open.replace(ctx, l.partition, false, candidates.Groups, report.Violations))
 }
 
 // endMissing ends jobs as failed with code LOST when they have been missing for two job leases, and
@@ -163,15 +164,12 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 // report its outcome, although the job's entry in the ready stream is gone.
 func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) error {
 	now, stillMissing := time.Now(), map[missingJob]time.Time{}
-	l.missing = audit.Candidates{}
 	var errs error
 	for _, m := range missing {
-		l.missing.Groups = append(l.missing.Groups, m.Group)
-		l.missing.Tenants = append(l.missing.Tenants, m.Tenant)
 		overdue := m
 		overdue.Jobs = nil
 		for _, j := range m.Jobs {
-			key := missingJob{m.Group, j}
+			key := missingJob{m.Group, m.Tenant, j}
 			first, ok := l.missingSince[key]
 			if !ok {
 				first = now
@@ -184,7 +182,7 @@ func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) err
 		if len(overdue.Jobs) == 0 {
 			continue
 		}
-		lost, err := repair.Lose(ctx, l.Conn, l.p, overdue)
+		lost, err := repair.Lose(ctx, l.Conn, l.Partition, overdue)
 		l.metrics.DeadLettered("LOST", len(lost))
 		if n := len(lost); n > 0 {
 			l.log.Error("jobs vanished from redis and were ended as failed",
@@ -210,7 +208,7 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	report, err := audit.Partition(ctx, l.Conn, l.Space, l.p, audit.Options{Rate: fullAuditRate})
+	report, err := audit.Partition(ctx, l.Conn, l.Space, l.Partition, audit.Options{Rate: fullAuditRate})
 	if err != nil && !call.IsOOM(err) {
 		return err
 	}
@@ -227,5 +225,5 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 		l.fromFullAudit.Tenants = append(l.fromFullAudit.Tenants, m.Tenant)
 	}
 	l.mu.Unlock()
-	return l.open.replace(ctx, l.partitionLoop, "full", nil, report.Violations)
+	return l.open.replace(ctx, l.partition, true, nil, report.Violations)
 }

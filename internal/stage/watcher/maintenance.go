@@ -16,53 +16,64 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
-// maintain runs all maintenance tasks every maintenanceInterval, or every NoProcessorTimeout if
-// that is shorter. If a task has more to do, they run again in the next step; maintain then returns
-// true. The error of a task is logged and doesn't stop the others; but if the leadership or the
-// connection is lost, or ctx has ended, maintain returns at once.
-func (p *partitionLoop) maintain(ctx context.Context) (bool, error) {
+// maintenance is the periodic work on one partition: retention, and jobs of types that no worker
+// serves.
+type maintenance struct {
+	*partition
+	unserved unservedTypes
+	doneAt   time.Time // when the tasks last ran and left nothing to do
+	// resultsExpiredTo is an end time (Unix ms): this process has deleted the results of groups
+	// that ended up to then.
+	resultsExpiredTo float64
+}
+
+// run runs all maintenance tasks every maintenanceInterval, or every NoProcessorTimeout if that is
+// shorter. If a task has more to do, they run again in the next step; run then returns true. The
+// error of a task is logged and doesn't stop the others; but if the leadership or the connection is
+// lost, or ctx has ended, run returns at once.
+func (m *maintenance) run(ctx context.Context) (bool, error) {
 	every := maintenanceInterval
-	if timeout := p.cfg.NoProcessorTimeout; timeout > 0 {
+	if timeout := m.cfg.NoProcessorTimeout; timeout > 0 {
 		every = min(every, timeout)
 	}
-	if time.Since(p.maintainedAt) <= every {
+	if time.Since(m.doneAt) <= every {
 		return false, nil
 	}
 	more := false
 	for _, task := range []func(context.Context) (bool, error){
-		p.expireGroups, p.expireResults, p.trim, p.trimEntryIDs, p.failUnserved, p.recheckSetup,
+		m.expireGroups, m.expireResults, m.trim, m.trimEntryIDs, m.unserved.fail, m.recheckSetup,
 	} {
 		some, err := task(ctx)
 		switch {
 		case err == nil:
 			more = more || some
-		case errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil:
+		case endsStep(ctx, err):
 			return false, err
 		case call.IsOOM(err):
-			p.logOOM(err)
+			m.logOOM(err)
 		default:
-			p.log.Error("maintenance task failed, trying again in the next pass", "error", err)
+			m.log.Error("maintenance task failed, trying again in the next pass", "error", err)
 		}
 	}
 	if !more {
-		p.maintainedAt = time.Now()
+		m.doneAt = time.Now()
 	}
 	return more, nil
 }
 
 // expireGroups deletes groups whose retention is over, at most groupBatch at once. It returns
 // whether there may be more.
-func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
-	keep := p.cfg.Retention.Groups
+func (m *maintenance) expireGroups(ctx context.Context) (bool, error) {
+	keep := m.cfg.Retention.Groups
 	if keep <= 0 {
 		return false, nil
 	}
-	ended, err := p.endedGroups(ctx, "-inf", millisAgo(keep), groupBatch)
+	ended, err := m.endedGroups(ctx, "-inf", millisAgo(keep), groupBatch)
 	if err != nil {
 		return false, err
 	}
 	for _, z := range ended {
-		if err := p.expireGroup(ctx, z.Member.(string)); err != nil {
+		if err := m.expireGroup(ctx, z.Member.(string)); err != nil {
 			return false, err
 		}
 	}
@@ -71,20 +82,20 @@ func (p *partitionLoop) expireGroups(ctx context.Context) (bool, error) {
 
 // expireGroup deletes a group and then its owner key, so that its id can be used again. If the
 // group was created again in between, the owner key stays or is written again.
-func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
-	tenant, err := ledger.TenantOf(ctx, p.Conn.Cmd, p.p, id)
+func (m *maintenance) expireGroup(ctx context.Context, id string) error {
+	tenant, err := ledger.TenantOf(ctx, m.Conn.Cmd, m.Partition, id)
 	if err != nil {
 		return fmt.Errorf("expire group %s: %w", id, err)
 	}
-	if err := ledger.Expire(ctx, p.Conn.Cmd, p.p, id, p.fence, false); err != nil {
+	if err := ledger.Expire(ctx, m.Conn.Cmd, m.Partition, id, m.fence, false); err != nil {
 		return err
 	}
-	left, err := p.Conn.Cmd.Exists(ctx, p.p.Group(id)).Result()
+	left, err := m.Conn.Cmd.Exists(ctx, m.Group(id)).Result()
 	if err == nil && left == 0 {
-		name := p.Space.OfGroup(id).Owner(id)
-		if err = p.Conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
-			if left, err = p.Conn.Cmd.Exists(ctx, p.p.Group(id)).Result(); left > 0 {
-				err = p.Conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
+		name := m.Space.OfGroup(id).Owner(id)
+		if err = m.Conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
+			if left, err = m.Conn.Cmd.Exists(ctx, m.Group(id)).Result(); left > 0 {
+				err = m.Conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
 			}
 		}
 	}
@@ -97,36 +108,36 @@ func (p *partitionLoop) expireGroup(ctx context.Context, id string) error {
 // expireResults deletes the result lines of groups whose results expire before the group does, of
 // about groupBatch groups at once. Each process handles a group once, however often it becomes the
 // leader. It returns whether there may be more.
-func (p *partitionLoop) expireResults(ctx context.Context) (bool, error) {
-	keep := p.cfg.Retention.Results
-	if keep <= 0 || (p.cfg.Retention.Groups > 0 && keep >= p.cfg.Retention.Groups) {
+func (m *maintenance) expireResults(ctx context.Context) (bool, error) {
+	keep := m.cfg.Retention.Results
+	if keep <= 0 || (m.cfg.Retention.Groups > 0 && keep >= m.cfg.Retention.Groups) {
 		return false, nil
 	}
-	ended, err := p.endedGroups(ctx, "("+formatMillis(p.resultsExpiredTo), millisAgo(keep), groupBatch)
+	ended, err := m.endedGroups(ctx, "("+formatMillis(m.resultsExpiredTo), millisAgo(keep), groupBatch)
 	if err != nil || len(ended) == 0 {
 		return false, err
 	}
 	// More groups than the batch holds may have ended in the last one's millisecond: take all of
 	// them, since the next batch begins behind it.
 	last := ended[len(ended)-1].Score
-	same, err := p.endedGroups(ctx, formatMillis(last), last, 0)
+	same, err := m.endedGroups(ctx, formatMillis(last), last, 0)
 	if err != nil {
 		return false, err
 	}
 	for _, z := range append(ended, same...) {
-		if err := ledger.Expire(ctx, p.Conn.Cmd, p.p, z.Member.(string), p.fence, true); err != nil {
+		if err := ledger.Expire(ctx, m.Conn.Cmd, m.Partition, z.Member.(string), m.fence, true); err != nil {
 			return false, err
 		}
 	}
-	p.resultsExpiredTo = last
+	m.resultsExpiredTo = last
 	return len(ended) == groupBatch, nil
 }
 
 // endedGroups returns the groups that ended between two times, with the times as scores, oldest
 // first. From is a score range bound ("(" excludes it) and until a time, both in Unix ms; limit
 // bounds the number of groups (0: all).
-func (p *partitionLoop) endedGroups(ctx context.Context, from string, until float64, limit int64) ([]redis.Z, error) {
-	ended, err := p.Conn.Cmd.ZRangeByScoreWithScores(ctx, p.p.Ended(),
+func (m *maintenance) endedGroups(ctx context.Context, from string, until float64, limit int64) ([]redis.Z, error) {
+	ended, err := m.Conn.Cmd.ZRangeByScoreWithScores(ctx, m.Ended(),
 		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: limit}).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read ended groups: %w", err)
@@ -142,28 +153,23 @@ func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) 
 
 // trim deletes what is older than its retention: ids of applied messages and dead letters of this
 // partition, and, in partition 0 only, events and rejected messages. It never has more to do.
-func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
-	r := p.cfg.Retention
-	_, err := p.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+func (m *maintenance) trim(ctx context.Context) (bool, error) {
+	r := m.cfg.Retention
+	streams := map[string]time.Duration{m.DeadLetters(): r.DeadLetters}
+	if m.Index() == 0 {
+		streams[m.Space.Events()], streams[m.Space.Rejected()] = r.Events, r.DeadLetters
+	}
+	_, err := m.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		if r.MessageIDs > 0 {
-			pipe.ZRemRangeByScore(ctx, p.p.Messages(), "-inf", formatMillis(millisAgo(r.MessageIDs)))
+			pipe.ZRemRangeByScore(ctx, m.Messages(), "-inf", formatMillis(millisAgo(r.MessageIDs)))
 		}
-		if r.DeadLetters > 0 {
-			pipe.XTrimMinID(ctx, p.p.DeadLetters(), formatMillis(millisAgo(r.DeadLetters)))
+		for stream, keep := range streams {
+			if keep > 0 {
+				pipe.XTrimMinID(ctx, stream, formatMillis(millisAgo(keep)))
+			}
 		}
 		return nil
 	})
-	if err == nil && p.p.Index() == 0 {
-		_, err = p.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			if r.Events > 0 {
-				pipe.XTrimMinID(ctx, p.Space.Events(), formatMillis(millisAgo(r.Events)))
-			}
-			if r.DeadLetters > 0 {
-				pipe.XTrimMinID(ctx, p.Space.Rejected(), formatMillis(millisAgo(r.DeadLetters)))
-			}
-			return nil
-		})
-	}
 	if err != nil {
 		return false, fmt.Errorf("trim data that is past its retention: %w", err)
 	}
@@ -173,11 +179,11 @@ func (p *partitionLoop) trim(ctx context.Context) (bool, error) {
 // recheckSetup repeats checks of the process's start, in partition 0 only: that Redis evicts no
 // keys, and that the number of partitions in Redis is the configured one. A lost number is written
 // again, so that no process with another number can start.
-func (p *partitionLoop) recheckSetup(ctx context.Context) (bool, error) {
-	if p.p.Index() > 0 {
+func (m *maintenance) recheckSetup(ctx context.Context) (bool, error) {
+	if m.Index() > 0 {
 		return false, nil
 	}
-	return false, errors.Join(stage.CheckPartitions(ctx, p.Conn, p.Space), p.Conn.CheckEviction(ctx))
+	return false, errors.Join(stage.CheckPartitions(ctx, m.Conn, m.Space), m.Conn.CheckEviction(ctx))
 }
 
 // maxIngestFreeze is how long an ingest process may be frozen and still continue safely with an
@@ -186,8 +192,8 @@ const maxIngestFreeze = 5 * time.Minute
 
 // trimEntryIDs deletes the ids of applied ingest entries that can't be delivered again: those that
 // are older than maxIngestFreeze, than each pending entry and than each undelivered one.
-func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
-	groups, err := p.Conn.Cmd.XInfoGroups(ctx, p.Space.Ingest()).Result()
+func (m *maintenance) trimEntryIDs(ctx context.Context) (bool, error) {
+	groups, err := m.Conn.Cmd.XInfoGroups(ctx, m.Space.Ingest()).Result()
 	if call.IsUnavailable(err) {
 		return false, err
 	}
@@ -196,8 +202,8 @@ func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 			continue
 		}
 		oldest := g.LastDeliveredID
-		pending, err := p.Conn.Cmd.XPendingExt(ctx,
-			&redis.XPendingExtArgs{Stream: p.Space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
+		pending, err := m.Conn.Cmd.XPendingExt(ctx,
+			&redis.XPendingExtArgs{Stream: m.Space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
 		if err != nil {
 			return false, fmt.Errorf("read pending messages: %w", err)
 		}
@@ -209,7 +215,7 @@ func (p *partitionLoop) trimEntryIDs(ctx context.Context) (bool, error) {
 		// An ingest process that was frozen while it held an entry may apply it when it continues,
 		// although another process has applied and acknowledged it: keep younger ids.
 		ms = min(ms, time.Now().Add(-maxIngestFreeze).UnixMilli())
-		if err := p.Conn.Cmd.ZRemRangeByScore(ctx, p.p.Entries(), "-inf",
+		if err := m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf",
 			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {
 			return false, fmt.Errorf("trim entry ids: %w", err)
 		}

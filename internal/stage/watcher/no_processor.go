@@ -25,20 +25,30 @@ const (
 	readBlock = 100 * time.Millisecond
 )
 
-// failUnserved fails ready jobs of each type that has had jobs and no live worker for
-// NoProcessorTimeout. Only the time in which this process was the leader and looked counts: before
-// that, the whole installation may have been down. It returns whether there may be more such jobs.
-func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
-	types, err := p.unserved(ctx)
-	if err != nil || p.cfg.NoProcessorTimeout <= 0 {
+// unservedTypes finds the types of one partition that have jobs and no live worker, and fails these
+// jobs.
+type unservedTypes struct {
+	*partition
+	// since holds the types that have jobs and no live worker, and since when this process has seen
+	// that.
+	since map[string]time.Time
+}
+
+// fail fails ready jobs of each type that has had jobs and no live worker for NoProcessorTimeout.
+// Only the time in which this process was the leader and looked counts: before that, the whole
+// installation may have been down. It returns whether there may be more such jobs.
+func (u *unservedTypes) fail(ctx context.Context) (bool, error) {
+	timeout := u.cfg.NoProcessorTimeout
+	if err := u.find(ctx); err != nil || timeout <= 0 {
 		return false, err
 	}
+	ledSince, _ := u.leadership()
 	more := false
-	for typ, since := range types {
-		if time.Since(since) < p.cfg.NoProcessorTimeout || time.Since(p.ledSince) < p.cfg.NoProcessorTimeout {
+	for typ, since := range u.since {
+		if time.Since(since) < timeout || time.Since(ledSince) < timeout {
 			continue
 		}
-		some, err := p.failReadyJobs(ctx, typ)
+		some, err := u.failReadyJobs(ctx, typ)
 		if err != nil {
 			return false, err
 		}
@@ -47,14 +57,12 @@ func (p *partitionLoop) failUnserved(ctx context.Context) (bool, error) {
 	return more, nil
 }
 
-// unserved returns the types that have jobs and no live worker, and since when this process has
-// seen that; it remembers them for the next call. On the way it records, for each served type, that
-// it is served now, and lets Redis forget types that have neither jobs nor workers for
-// typeRetention.
-func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, error) {
-	workers, err := presence.Workers(ctx, p.Conn, p.Space)
+// find brings since up to date. On the way it records, for each served type, that it is served now,
+// and lets Redis forget types that have neither jobs nor workers for typeRetention.
+func (u *unservedTypes) find(ctx context.Context) error {
+	workers, err := presence.Workers(ctx, u.Conn, u.Space)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	served := map[string]bool{}
 	for _, w := range workers {
@@ -62,73 +70,74 @@ func (p *partitionLoop) unserved(ctx context.Context) (map[string]time.Time, err
 			served[typ] = true
 		}
 	}
-	types, err := ledger.Types(ctx, p.Conn, p.p)
-	if err != nil || len(types) == 0 {
-		return nil, err
-	}
-	haveJobs, err := ledger.HaveJobs(ctx, p.Conn.Cmd, p.p, types)
+	types, err := ledger.Types(ctx, u.Conn, u.Partition)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	if len(types) == 0 {
+		u.since = nil
+		return nil
+	}
+	haveJobs, err := ledger.HaveJobs(ctx, u.Conn.Cmd, u.Partition, types)
+	if err != nil {
+		return err
 	}
 	unserved := map[string]time.Time{}
 	var servedTypes []redis.Z
 	var idle []string
 	for i, typ := range types {
-		if !haveJobs[i] && !served[typ] {
-			idle = append(idle, typ)
-			continue
-		}
-		if served[typ] {
+		switch since, known := u.since[typ]; {
+		case served[typ]:
 			servedTypes = append(servedTypes, redis.Z{Score: float64(time.Now().UnixMilli()), Member: typ})
-			continue
-		}
-		// Don't use the score, which is when the type was last served: the jobs may be much
-		// younger.
-		if unserved[typ] = p.unservedSince[typ]; unserved[typ].IsZero() {
+		case !haveJobs[i]:
+			idle = append(idle, typ)
+		case known:
+			unserved[typ] = since
+		default: // the score, which is when the type was last served, does not count: the jobs may be much younger
 			unserved[typ] = time.Now()
 		}
 	}
 	if len(servedTypes) > 0 {
-		if err := p.Conn.Cmd.ZAddXX(ctx, p.p.Types(), servedTypes...).Err(); err != nil {
-			return nil, fmt.Errorf("record served types: %w", err)
+		if err := u.Conn.Cmd.ZAddXX(ctx, u.Types(), servedTypes...).Err(); err != nil {
+			return fmt.Errorf("record served types: %w", err)
 		}
 	}
-	p.unservedSince = unserved
+	u.since = unserved
 	for _, typ := range idle {
-		if _, err := ledger.Retire(ctx, p.Conn.Cmd, p.p, typ, time.Now().Add(-typeRetention)); err != nil {
-			return nil, err
+		if _, err := ledger.Retire(ctx, u.Conn.Cmd, u.Partition, typ, time.Now().Add(-typeRetention)); err != nil {
+			return err
 		}
 	}
-	return unserved, nil
+	return nil
 }
 
 // failReadyJobs reads a type's ready stream as a worker would and reports its jobs as failed with
 // code NO_PROCESSOR, for about a second. It returns whether there may be more jobs: the fetcher
 // makes the type's waiting jobs ready as the stream empties.
-func (p *partitionLoop) failReadyJobs(ctx context.Context, typ string) (bool, error) {
-	key := p.p.Ready(typ)
-	reader := stream.NewReader(p.Conn, keyspace.GroupWorkers, p.ID)
+func (u *unservedTypes) failReadyJobs(ctx context.Context, typ string) (bool, error) {
+	key := u.Ready(typ)
+	reader := stream.NewReader(u.Conn, keyspace.GroupWorkers, u.ID)
 	defer func() {
-		_, _ = ledger.DropConsumer(ctx, p.Conn.Cmd, key, keyspace.GroupWorkers, p.ID, 0)
+		_, _ = ledger.DropConsumer(ctx, u.Conn.Cmd, key, keyspace.GroupWorkers, u.ID, 0)
 	}()
 	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
 		batches, err := reader.Read(ctx, []string{key}, failBatch, readBlock)
 		if err != nil || len(batches) == 0 {
 			return false, err
 		}
-		failed, err := p.failEntries(ctx, typ, batches[0].Entries)
-		p.metrics.DeadLettered("NO_PROCESSOR", int(failed))
+		failed, err := u.failEntries(ctx, typ, batches[0].Entries)
+		u.metrics.DeadLettered("NO_PROCESSOR", int(failed))
 		if err != nil {
 			return false, err
 		}
-		p.log.Warn("failed jobs of a type that no worker serves", "type", typ, "jobs", failed)
+		u.log.Warn("failed jobs of a type that no worker serves", "type", typ, "jobs", failed)
 	}
 	return true, nil
 }
 
 // failEntries starts the jobs of these entries and reports them as failed; it returns how many
 // failed. It leaves out stale jobs. An entry that is no job stays pending: reclaim quarantines it.
-func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
+func (u *unservedTypes) failEntries(ctx context.Context, typ string, entries []stream.Entry) (int64, error) {
 	type job struct {
 		ledger.Job
 		entry string
@@ -153,14 +162,14 @@ func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []s
 		g := &starts[len(starts)-1]
 		g.Jobs = append(g.Jobs, ledger.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
 	}
-	started, err := ledger.Start(ctx, p.Conn.Cmd, p.p, typ, starts)
+	started, err := ledger.Start(ctx, u.Conn.Cmd, u.Partition, typ, starts)
 	if err != nil {
 		return 0, err
 	}
 	reason := fmt.Sprintf(
 		"no live worker has served the type %s for %s: start a worker that has a processor for it, then "+
 			"retry the group",
-		typ, p.cfg.NoProcessorTimeout,
+		typ, u.cfg.NoProcessorTimeout,
 	)
 	var outcomes []ledger.GroupOutcome
 	for i, j := range jobs {
@@ -176,6 +185,6 @@ func (p *partitionLoop) failEntries(ctx context.Context, typ string, entries []s
 			Waits: j.Waits, Queued: []byte(j.Queued), Code: "NO_PROCESSOR", Text: reason,
 		})
 	}
-	r, err := ledger.Outcome(ctx, p.Conn.Cmd, p.p, typ, ledger.Congestion{}, outcomes)
+	r, err := ledger.Outcome(ctx, u.Conn.Cmd, u.Partition, typ, ledger.Congestion{}, outcomes)
 	return r.Owned, err
 }

@@ -10,11 +10,9 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
-	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -24,22 +22,25 @@ import (
 type openViolations struct {
 	metrics *telemetry.WatcherMetrics
 	mu      sync.Mutex
-	// bySource holds the violations that an audit found last, by audit and partition (see
-	// sourceKey), and then by violation id.
-	bySource   map[string]map[string]api.Violation
+	// bySource holds the violations that an audit found last, by violation id.
+	bySource   map[source]map[string]api.Violation
 	announced  map[string]bool // ids of the open violations that are published
 	durability int             // losses that were found; they are past events and stay counted
 }
 
 func newOpenViolations(metrics *telemetry.WatcherMetrics) *openViolations {
-	v := &openViolations{metrics: metrics, bySource: map[string]map[string]api.Violation{},
-		announced: map[string]bool{}}
+	v := &openViolations{
+		metrics: metrics, bySource: map[source]map[string]api.Violation{}, announced: map[string]bool{},
+	}
 	v.updateMetrics()
 	return v
 }
 
-// sourceKey identifies what one kind of audit ("incremental" or "full") found in a partition.
-func sourceKey(source string, partition int) string { return fmt.Sprint(partition, " ", source) }
+// source is one kind of audit of one partition.
+type source struct {
+	partition int
+	full      bool // a full audit; otherwise an incremental check
+}
 
 // replace replaces the violations that an audit found in a partition and publishes new ones. One
 // that can't be published stays open, and the next audit that finds it publishes it. groups names
@@ -47,15 +48,15 @@ func sourceKey(source string, partition int) string { return fmt.Sprint(partitio
 // found and this audit did not are closed. Publishing happens without the lock, because the
 // goroutine that renews the leader lease takes this lock too.
 func (v *openViolations) replace(
-	ctx context.Context, p *partitionLoop, source string, groups []string, violations []api.Violation,
+	ctx context.Context, p *partition, full bool, groups []string, violations []api.Violation,
 ) error {
 	found := make(map[string]api.Violation, len(violations))
 	for _, one := range violations {
 		found[violationID(one)] = one
 	}
 	v.mu.Lock()
-	v.bySource[sourceKey(source, p.p.Index())] = found
-	maps.DeleteFunc(v.bySource[sourceKey("full", p.p.Index())], func(id string, one api.Violation) bool {
+	v.bySource[source{p.Index(), full}] = found
+	maps.DeleteFunc(v.bySource[source{p.Index(), true}], func(id string, one api.Violation) bool {
 		_, stays := found[id]
 		return !stays && one.Group != "" && slices.Contains(groups, one.Group)
 	})
@@ -95,9 +96,7 @@ func (v *openViolations) dropClosed() {
 func (v *openViolations) removePartition(partition int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, source := range []string{"incremental", "full"} {
-		delete(v.bySource, sourceKey(source, partition))
-	}
+	maps.DeleteFunc(v.bySource, func(s source, _ map[string]api.Violation) bool { return s.partition == partition })
 	v.dropClosed()
 	v.updateMetrics()
 }
@@ -117,9 +116,9 @@ func (v *openViolations) groups(partition int) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var ids []string
-	for _, source := range []string{"incremental", "full"} {
-		for _, one := range v.bySource[sourceKey(source, partition)] {
-			if one.Group != "" {
+	for s, found := range v.bySource {
+		for _, one := range found {
+			if s.partition == partition && one.Group != "" {
 				ids = append(ids, one.Group)
 			}
 		}
@@ -155,32 +154,4 @@ func violationID(v api.Violation) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%s\n%d\n%s", v.Law, v.Partition, v.Group,
 		ordinal, cmp.Or(v.Key, v.Detail)))
 	return "audit." + hex.EncodeToString(sum[:12])
-}
-
-// announceViolation publishes a violation and logs it. The event shows the group of the violation,
-// unless the group can't be read: that may be what is wrong with it.
-func (p *partitionLoop) announceViolation(ctx context.Context, id string, v api.Violation) error {
-	e := api.AuditEvent{Event: api.Event{ID: id, Type: "audit.violation", At: time.Now().UTC()}, Violation: v}
-	if v.Group != "" {
-		shown, err := p.store.Group(ctx, v.Group)
-		switch {
-		case err == nil:
-			e.Group = &shown
-		case call.IsUnavailable(err) || ctx.Err() != nil:
-			return err
-		default: // the group can't be read, which may be the violation: publish without it
-		}
-	}
-	if err := p.publish(e.Event, e); err != nil {
-		return err
-	}
-	log := p.log
-	if v.Group != "" {
-		log = log.With("group", v.Group)
-	}
-	if v.Ordinal != nil {
-		log = log.With("ordinal", *v.Ordinal)
-	}
-	log.Error("the data in redis breaks a law", "law", v.Law, "detail", v.Detail, "event", id)
-	return nil
 }

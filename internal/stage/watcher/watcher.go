@@ -11,7 +11,6 @@ package watcher
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -92,11 +91,17 @@ func New(p stage.Process, cfg Config, store *groups.Store, events message.Publis
 func (w *Watcher) Run(ctx context.Context) error {
 	r := w.Runner()
 	r.Every("queue gauges", measureEvery, w.measure)
-	var partitions []*partitionLoop
+	var partitions []*partition
 	for _, p := range w.Space.All() {
-		pl := &partitionLoop{Watcher: w, p: p, log: w.Tel.Log.With("partition", p.Index())}
-		partitions = append(partitions, pl)
-		r.Loop("watch", p.Wake("watcher"), pl.step)
+		part := &partition{Watcher: w, Partition: p, log: w.Tel.Log.With("partition", p.Index())}
+		partitions = append(partitions, part)
+		loop := &partitionLoop{
+			partition:   part,
+			advancer:    advancer{partition: part},
+			outbox:      outbox{part},
+			maintenance: maintenance{partition: part, unserved: unservedTypes{partition: part}},
+		}
+		r.Loop("watch", p.Wake("watcher"), loop.step)
 	}
 	w.addAudits(r, partitions)
 	r.OnStop(func(ctx context.Context) {
@@ -124,34 +129,45 @@ func (w *Watcher) measure(ctx context.Context) error {
 	return nil
 }
 
-// partitionLoop is the work on one partition and what it remembers between steps. Only its own
-// goroutine uses the fields that change, except for leadSinceNanos, which the audit reads.
-type partitionLoop struct {
+// partition is what the parts of the work on one partition share: this process's claim to lead it.
+// Only the goroutine of the partition's loop uses the fields that change, except for ledSince.
+type partition struct {
 	*Watcher
-	p     keyspace.Partition
-	log   *slog.Logger
-	fence int64 // the fencing number of our leader lease; 0: this process does not lead
-	// ledSince is when the current leadership began.
-	ledSince  time.Time
+	keyspace.Partition
+	log       *slog.Logger
+	fence     int64 // the fencing number of our leader lease; 0: this process does not lead
 	renewedAt time.Time
-	// leadSinceNanos is ledSince in Unix nanoseconds for the audit's goroutines; 0: this process
-	// does not lead. publishLead sets it.
-	leadSinceNanos atomic.Int64
-	// unservedSince holds the types that have jobs and no live worker, and since when this process
-	// has seen that.
-	unservedSince map[string]time.Time
-	// cursor is where the pass over all open groups goes on (a ZSCAN cursor); 0: no pass has begun.
-	cursor       uint64
-	reconciledAt time.Time // when the last page of open groups was advanced
-	maintainedAt time.Time // when the maintenance tasks last ran and left nothing to do
-	// resultsExpiredTo is an end time (Unix ms): this process has deleted the results of groups
-	// that ended up to then.
-	resultsExpiredTo float64
-	oomLoggedAt      time.Time // when the log last said that Redis has no memory left
+	// ledSince is when the current leadership began, in Unix nanoseconds; 0: this process does not
+	// lead.
+	ledSince atomic.Int64
 	// renewals is the last known value of the counter of renewals in Redis; 0: not read yet.
 	renewals int64
 	// unannounced are violations of the law durability whose events are not published yet.
 	unannounced []api.Violation
+	oomLoggedAt time.Time // when the log last said that Redis has no memory left
+}
+
+// logOOM logs that some work waits until Redis has memory again, at most once in ten minutes.
+func (p *partition) logOOM(err error) {
+	if time.Since(p.oomLoggedAt) > 10*time.Minute {
+		p.oomLoggedAt = time.Now()
+		p.log.Warn("redis has no memory left, some work has to wait", "error", err)
+	}
+}
+
+// endsStep reports whether err concerns the whole partition: the leadership or the connection is
+// lost, or ctx has ended. Other work of the step would fail as well.
+func endsStep(ctx context.Context, err error) bool {
+	return errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil
+}
+
+// partitionLoop is the work on one partition while this process leads it. Only its own goroutine
+// uses its parts.
+type partitionLoop struct {
+	*partition
+	advancer    advancer
+	outbox      outbox
+	maintenance maintenance
 }
 
 // step renews or asks for the leadership and, if this process leads, does one piece of each kind of
@@ -168,8 +184,7 @@ func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 	}
 	worked, err := p.work(ctx)
 	if errors.Is(err, ledger.ErrFenced) {
-		p.fence = 0
-		p.publishLead()
+		p.setFence(0)
 		return 0, nil
 	}
 	if call.IsOOM(err) { // some pieces of work have to wait until Redis has memory again
@@ -182,36 +197,6 @@ func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
-// logOOM logs that some work waits until Redis has memory again, at most once in ten minutes.
-func (p *partitionLoop) logOOM(err error) {
-	if time.Since(p.oomLoggedAt) > 10*time.Minute {
-		p.oomLoggedAt = time.Now()
-		p.log.Warn("redis has no memory left, some work has to wait", "error", err)
-	}
-}
-
-// keepLead renews the leader lease, or asks for it if this process does not lead. It sends no
-// command if the last renewal is less than leaderRenew ago. Afterwards p.fence says whether this
-// process leads. Each renewal is also counted in Redis (see countRenewal).
-func (p *partitionLoop) keepLead(ctx context.Context) error {
-	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
-		return nil
-	}
-	fence, err := ledger.Lead(ctx, p.Conn.Cmd, p.p, p.ID, leaderLease)
-	if err != nil {
-		return err
-	}
-	if fence != p.fence {
-		p.ledSince = time.Now()
-	}
-	p.fence, p.renewedAt = fence, time.Now()
-	p.publishLead()
-	if fence == 0 {
-		return nil
-	}
-	return p.countRenewal(ctx)
-}
-
 // work does one piece of each kind of work, so that a large amount of one kind can't delay the
 // others. It returns whether any piece has found work, or has more to do. Errors of single pieces
 // are joined, because a piece that fails while Redis has no memory left must not stop one that
@@ -219,130 +204,14 @@ func (p *partitionLoop) keepLead(ctx context.Context) error {
 // once.
 func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
-	for _, piece := range []func(context.Context) (bool, error){p.advanceDirty, p.announce, p.reconcile, p.maintain} {
+	for _, piece := range []func(context.Context) (bool, error){
+		p.advancer.advanceDirty, p.outbox.announce, p.advancer.reconcile, p.maintenance.run,
+	} {
 		some, err := piece(ctx)
-		if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil {
+		if endsStep(ctx, err) {
 			return false, err
 		}
 		errs, worked = errors.Join(errs, err), worked || some
 	}
 	return worked, errs
-}
-
-// groupBatch is the largest number of groups that one step advances or expires.
-const groupBatch = 100
-
-// advanceDirty advances some dirty groups, chosen by chance. It returns whether there were any.
-func (p *partitionLoop) advanceDirty(ctx context.Context) (bool, error) {
-	ids, err := p.Conn.Cmd.SRandMemberN(ctx, p.p.Dirty(), groupBatch).Result()
-	if err != nil {
-		return false, fmt.Errorf("read dirty groups: %w", err)
-	}
-	return len(ids) > 0, p.advanceAll(ctx, ids)
-}
-
-// advanceAll advances these groups, and first completes their cancellation or reopening if it is
-// unfinished. A group that needs more memory than Redis has stays dirty, and the others advance all
-// the same; the returned error then says that memory was missing.
-func (p *partitionLoop) advanceAll(ctx context.Context, ids []string) error {
-	unsettled, err := ledger.Unsettled(ctx, p.Conn.Cmd, p.p, ids)
-	if err != nil {
-		return err
-	}
-	var oom error
-	advance := func(id string, unsettled bool) error {
-		err := p.advanceGroup(ctx, id, unsettled)
-		if call.IsOOM(err) {
-			oom, err = err, nil
-		}
-		return err
-	}
-	for _, id := range ids {
-		if err := advance(id, unsettled[id]); err != nil {
-			return err
-		}
-	}
-	// A group that was cancelled or reopened since the first reading may no longer be dirty:
-	// complete it now, since nobody else may do it.
-	unsettledNow, err := ledger.Unsettled(ctx, p.Conn.Cmd, p.p, ids)
-	if err != nil {
-		return err
-	}
-	for id := range unsettledNow {
-		if unsettled[id] {
-			continue
-		}
-		if err := advance(id, true); err != nil {
-			return err
-		}
-	}
-	return oom
-}
-
-// advanceGroup moves a group through as many states as its counts allow. If its cancellation or
-// reopening is unfinished, it is completed first. An error that concerns this group alone is logged
-// and not returned, so that the other groups advance.
-func (p *partitionLoop) advanceGroup(ctx context.Context, id string, unsettled bool) error {
-	if unsettled {
-		if err := p.settle(ctx, id); err != nil {
-			return err
-		}
-	}
-	if _, err := ledger.Advance(ctx, p.Conn.Cmd, p.p, id, p.fence); err != nil {
-		return p.skipGroup(ctx, id, err)
-	}
-	return nil
-}
-
-// settle completes a group's cancellation (all its jobs become cancelled) or reopening (its failed
-// jobs wait again) in chunks, and renews the leader lease between chunks.
-func (p *partitionLoop) settle(ctx context.Context, id string) error {
-	for _, chunk := range []func() (bool, error){
-		func() (bool, error) { return ledger.Sweep(ctx, p.Conn.Cmd, p.p, id) },
-		func() (bool, error) { return ledger.Requeue(ctx, p.Conn.Cmd, p.p, id) },
-	} {
-		for more := true; more; {
-			var err error
-			if more, err = chunk(); err != nil {
-				return p.skipGroup(ctx, id, err)
-			}
-			if err := p.keepLead(ctx); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// skipGroup handles an error about one group. An error that concerns the whole partition is
-// returned. Any other error is logged and the group is taken out of the dirty groups, so that it
-// can't keep the watcher busy; the next pass over all open groups tries it again.
-func (p *partitionLoop) skipGroup(ctx context.Context, id string, err error) error {
-	if errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || call.IsOOM(err) || ctx.Err() != nil {
-		return err
-	}
-	p.log.Warn("group can't be advanced, trying again in the next pass over open groups", "group", id, "error", err)
-	return p.Conn.Cmd.SRem(ctx, p.p.Dirty(), id).Err()
-}
-
-// reconcile advances a page of the open groups. A pass over all of them begins Interval after the
-// end of the last one: it finds groups that could advance and are missing in the set of dirty
-// groups. reconcile returns whether more pages of this pass follow.
-func (p *partitionLoop) reconcile(ctx context.Context) (bool, error) {
-	if p.cursor == 0 && time.Since(p.reconciledAt) <= p.cfg.Interval {
-		return false, nil
-	}
-	page, next, err := p.Conn.Cmd.ZScan(ctx, p.p.Open(), p.cursor, "", groupBatch).Result()
-	if err != nil {
-		return false, fmt.Errorf("read open groups: %w", err)
-	}
-	ids := make([]string, 0, len(page)/2)
-	for i := 0; i < len(page); i += 2 {
-		ids = append(ids, page[i])
-	}
-	if err := p.advanceAll(ctx, ids); err != nil {
-		return false, err
-	}
-	p.cursor, p.reconciledAt = next, time.Now()
-	return next != 0, nil
 }

@@ -12,13 +12,50 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
+// keepLead renews the leader lease, or asks for it if this process does not lead. It sends no
+// command if the last renewal is less than leaderRenew ago. Afterwards fence says whether this
+// process leads. Each renewal is also counted in Redis (see countRenewal).
+func (p *partition) keepLead(ctx context.Context) error {
+	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
+		return nil
+	}
+	fence, err := ledger.Lead(ctx, p.Conn.Cmd, p.Partition, p.ID, leaderLease)
+	if err != nil {
+		return err
+	}
+	p.renewedAt = time.Now()
+	p.setFence(fence)
+	if fence == 0 {
+		return nil
+	}
+	return p.countRenewal(ctx)
+}
+
+// setFence records the fencing number of our leader lease; 0: this process does not lead.
+func (p *partition) setFence(fence int64) {
+	switch {
+	case fence == 0:
+		p.ledSince.Store(0)
+	case fence != p.fence:
+		p.ledSince.Store(time.Now().UnixNano())
+	}
+	p.fence = fence
+}
+
+// leadership returns when the current leadership began; ok is false if this process does not lead.
+// Any goroutine may call it.
+func (p *partition) leadership() (since time.Time, ok bool) {
+	at := p.ledSince.Load()
+	return time.Unix(0, at), at != 0
+}
+
 // countRenewal adds one to the counter of renewals in Redis and checks that no earlier renewal was
 // lost. The leader renews its lease about once a second, and the counter outlives a change of
 // leader. If it is smaller than expected, Redis has lost writes that it had confirmed: its
 // append-only file was cut, or a lagging replica became master. Each loss is a violation of the law
 // durability, which is published until that succeeds.
-func (p *partitionLoop) countRenewal(ctx context.Context) error {
-	n, err := ledger.CountRenewal(ctx, p.Conn.Cmd, p.p)
+func (p *partition) countRenewal(ctx context.Context) error {
+	n, err := ledger.CountRenewal(ctx, p.Conn.Cmd, p.Partition)
 	switch {
 	case call.IsOOM(err):
 		return nil // the next renewal is counted when Redis has memory again
@@ -27,7 +64,7 @@ func (p *partitionLoop) countRenewal(ctx context.Context) error {
 	}
 	if lost := p.renewals + 1 - n; p.renewals > 0 && lost > 0 {
 		p.unannounced = append(p.unannounced, api.Violation{
-			Law: audit.LawDurability, Partition: p.p.Index(),
+			Law: audit.LawDurability, Partition: p.Index(),
 			Detail: fmt.Sprintf("redis lost about %s of confirmed writes and is at renewal %d: "+
 				"what was submitted in that time must be submitted again; bulkaction audit --receipts names it",
 				time.Duration(lost)*leaderRenew, n),
@@ -43,20 +80,4 @@ func (p *partitionLoop) countRenewal(ctx context.Context) error {
 		return err == nil
 	})
 	return nil
-}
-
-// publishLead tells the audit's goroutines since when this process leads, or that it doesn't lead.
-func (p *partitionLoop) publishLead() {
-	if p.fence == 0 {
-		p.leadSinceNanos.Store(0)
-	} else {
-		p.leadSinceNanos.Store(p.ledSince.UnixNano())
-	}
-}
-
-// leadership returns when the current leadership began; ok is false if another process leads. Other
-// goroutines may call it.
-func (p *partitionLoop) leadership() (since time.Time, ok bool) {
-	at := p.leadSinceNanos.Load()
-	return time.Unix(0, at), at != 0
 }
