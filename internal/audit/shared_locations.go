@@ -21,10 +21,13 @@ type sharedLocations struct {
 	wasRead map[read.Location]bool   // locations that this pass has read at least once
 }
 
+// sharedKinds are the kinds of the locations that groups share.
+var sharedKinds = kindSet{atNonReady: true, atReady: true, atResultsStream: true}
+
 // isShared reports whether the i-th of these states is of a job in a location that groups share.
 func isShared(states string, i int64) bool {
 	l := letters[ledger.StateAt(states, i).Letter()]
-	return l.placed && (l.home == atNonReady || l.home == atReady || l.home == atResultsStream)
+	return l.placed && sharedKinds[l.home]
 }
 
 // track keeps the states of a group that has jobs in shared locations, from the first such job to
@@ -54,18 +57,17 @@ func (sl *sharedLocations) track(ctx context.Context, g *group) error {
 // non-ready sets only if the candidates name tenants.
 func (sl *sharedLocations) judgedKinds() (judged kindSet) {
 	if sl.full() {
-		return kindSet{atNonReady: true, atReady: true, atResultsStream: true}
+		return sharedKinds
 	}
 	for _, g := range sl.tracked {
 		for i := range g.index.size() {
-			if l := letters[ledger.StateAt(g.index.states, i).Letter()]; l.placed {
-				judged[l.home] = true
+			if isShared(g.index.states, i) {
+				judged[letters[ledger.StateAt(g.index.states, i).Letter()].home] = true
 			}
 		}
 	}
-	return kindSet{
-		atNonReady: len(sl.opts.only.Tenants) > 0, atReady: judged[atReady], atResultsStream: judged[atResultsStream],
-	}
+	judged[atNonReady] = len(sl.opts.only.Tenants) > 0
+	return judged
 }
 
 // readsNonReadyOf reports whether this pass reads the non-ready and suspended jobs of a tenant.

@@ -165,18 +165,16 @@ func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) err
 	var sums [2]nonReadyCounts
 	var lengths [2][2]int64
 	for reading := range sums {
-		for page := range slices.Chunk(t.groups, read.PageSize/10) {
-			groups, err := read.Ask(ctx, r.Transaction, len(page), page,
-				func(p redis.Pipeliner, g *knownGroup) func() *read.Group { return r.queue(ctx, p, g) })
-			if err != nil {
-				return err
-			}
-			for i, group := range groups {
-				if reading == 0 {
-					r.checkGroup(page[i], group(), &sums[0])
-				} else {
-					sums[1].add(group())
-				}
+		groups, err := read.Ask(ctx, r.Transaction, read.PageSize/10, t.groups,
+			func(p redis.Pipeliner, g *knownGroup) func() *read.Group { return r.queue(ctx, p, g) })
+		if err != nil {
+			return err
+		}
+		for i, group := range groups {
+			if reading == 0 {
+				r.checkGroup(t.groups[i], group(), &sums[0])
+			} else {
+				sums[1].add(group())
 			}
 		}
 		var nonReady func() [2]int64
