@@ -36,7 +36,7 @@ type run struct {
 	cleanupPrefix string
 	groups        []group // groups of submit
 
-	// set by finish
+	// set by experiment
 	ended []groupState // of groups, in this order
 	log   journal.Log
 }
